@@ -1,0 +1,55 @@
+# make demo | test | lint | bench      needs Python 3.11-3.14 (PYTHON=...) and nothing else
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PACKAGE = pyproject.toml constraints.txt
+DEMO := demo-out
+
+.PHONY: help demo test lint bench clean
+help:
+	@grep -E '^# make' Makefile | cut -c 3-
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' \
+	  || { echo "foretrace needs Python 3.11 to 3.14; name one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# One stamp per set of dependencies, so that a second run installs nothing.
+$(VENV)/run.stamp: $(PACKAGE) | $(BIN)/python
+	$(INSTALL) --editable '.[torch]'
+	@touch $@
+
+$(VENV)/dev.stamp: $(PACKAGE) | $(BIN)/python
+	$(INSTALL) --editable '.[torch,dev]'
+	@touch $@ $(VENV)/run.stamp
+
+$(VENV)/bench.stamp: $(VENV)/dev.stamp
+	$(INSTALL) --editable '.[torch,dev,bench]'
+	@touch $@
+
+# Record a real training step, replay it, ask what if.
+demo: $(VENV)/run.stamp
+	@rm -rf $(DEMO) && mkdir $(DEMO)
+	$(BIN)/foretrace record --steps 4 --out $(DEMO)/run -- $(BIN)/python examples/train_cnn.py
+	$(BIN)/foretrace show $(DEMO)/run
+	$(BIN)/foretrace simulate $(DEMO)/run
+	$(BIN)/foretrace whatif $(DEMO)/run --do prefetch-data --do fused-optimizer --do "scale name=*conv* by=0.5" \
+	  --html $(DEMO)/report.html --perfetto $(DEMO)/timeline.json.gz
+
+test: $(VENV)/dev.stamp
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+lint: $(VENV)/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# Everything with a time in it, and how close predictions come: docs/performance.md and docs/accuracy.md.
+bench: $(VENV)/bench.stamp
+	$(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/accuracy.py
+
+clean:
+	rm -rf $(VENV) $(DEMO)

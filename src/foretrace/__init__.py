@@ -1,0 +1,64 @@
+"""foretrace: record one deep-learning run, replay it as a task graph, and ask what if.
+
+    import foretrace as ft
+
+    run = ft.read("run.json.gz")
+    print(run.graph().apply(ft.techniques.PrefetchData()).simulate().step_time_s)
+
+Names are loaded when they are first used, so that `import foretrace` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from foretrace import graph, report, simulate, techniques, trace
+    from foretrace.errors import ForetraceError
+    from foretrace.flow import Prediction, Run, Scenario, compare, open, read
+    from foretrace.graph.taskgraph import TaskGraph
+    from foretrace.simulate.timeline import Timeline
+    from foretrace.trace.recorder import record
+    from foretrace.trace.trace import Trace
+
+__all__ = [
+    "ForetraceError",
+    "TaskGraph",
+    "Timeline",
+    "Trace",
+    "compare",
+    "graph",
+    "read",
+    "record",
+    "report",
+    "simulate",
+    "techniques",
+    "trace",
+]
+
+_HOME = {
+    "ForetraceError": "foretrace.errors",
+    "TaskGraph": "foretrace.graph.taskgraph",
+    "Timeline": "foretrace.simulate.timeline",
+    "Trace": "foretrace.trace.trace",
+    "compare": "foretrace.flow",
+    "read": "foretrace.flow",
+    "record": "foretrace.trace.recorder",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("foretrace")
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    if name in __all__:
+        return import_module(f"foretrace.{name}")
+    raise AttributeError(f"module 'foretrace' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})

@@ -1,0 +1,102 @@
+"""All commands in one application, and the one place where errors become exit codes.
+
+Exit codes: 0 answered, 1 our bug (traceback and how to report it), 2 the user's mistake (one line on standard
+error), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from foretrace.errors import ForetraceError
+
+BUG = (
+    "foretrace: this is a bug in foretrace {version}, not a mistake of yours. Please report it with the lines above, "
+    "the command and, if you can share it, the file."
+)
+
+# The error class above every usage error; its module differs between versions of the command-line library.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+
+def application() -> typer.Typer:
+    """The `foretrace` command with its subcommands, in the order a user meets them."""
+    from foretrace.cli import (
+        blame,
+        check,
+        compare,
+        export,
+        record,
+        report,
+        show,
+        simulate,
+        techniques,
+        whatif,
+    )
+
+    app = typer.Typer(
+        name="foretrace",
+        help="Record one deep-learning run, replay it as a task graph, and ask what if.",
+        epilog="Start with: foretrace record -- python train.py",
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    )
+
+    @app.callback(invoke_without_command=True)
+    def root(
+        context: typer.Context,
+        version: bool = typer.Option(False, "--version", help="Print the version and stop."),
+    ) -> None:
+        if version:
+            from foretrace import __version__
+
+            print(f"foretrace {__version__}")
+        elif context.invoked_subcommand is None:
+            print(context.get_help())
+
+    for command in (
+        record.record,
+        show.show,
+        simulate.simulate,
+        blame.blame,
+        whatif.whatif,
+        compare.compare,
+        check.check,
+        report.report,
+        export.export,
+        techniques.techniques,
+    ):
+        app.command(command.__name__)(command)
+    return app
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command and return its exit code; never raises for a mistake of the user."""
+    command = typer.main.get_command(application())
+    try:
+        code = command.main(args=list(arguments), prog_name="foretrace", standalone_mode=False)
+    except ForetraceError as error:
+        return _complain(str(error))
+    except typer.Abort:
+        return _complain("stopped.", code=130)
+    except KeyboardInterrupt:
+        return _complain("stopped.", code=130)
+    except BrokenPipeError:  # the reader of our output has seen enough (`| head`)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if isinstance(error, _UsageError):
+            return _complain(f"{error.format_message()} See foretrace --help.")
+        import traceback
+
+        from foretrace import __version__
+
+        traceback.print_exc()
+        return _complain(BUG.format(version=__version__), code=1, prefix="")
+    return code if isinstance(code, int) else 0

@@ -1,0 +1,112 @@
+"""`foretrace record`: run a training command unchanged and record a few of its steps."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foretrace.trace.autorecord.launch import Outcome, RankRecording, launch
+from foretrace.trace.recorder import RecordOptions
+
+_DEFAULT = RecordOptions()
+
+
+def record(  # noqa: PLR0917
+    context: typer.Context,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the files, one per rank.")] = Path(
+        "run"
+    ),
+    steps: Annotated[int, typer.Option(help="Steps to record.")] = _DEFAULT.active,
+    wait: Annotated[int, typer.Option(help="Unprofiled steps timed on each side.")] = _DEFAULT.wait,
+    warmup: Annotated[int, typer.Option(help="Steps with the profiler prepared.")] = _DEFAULT.warmup,
+    skip_first: Annotated[int, typer.Option(help="First steps to leave alone.")] = _DEFAULT.skip_first,
+    rehearse: Annotated[bool, typer.Option(help="Throw the first profile away.")] = _DEFAULT.rehearse,
+    shapes: Annotated[bool, typer.Option(help="Store input sizes.")] = _DEFAULT.shapes,
+    memory: Annotated[bool, typer.Option(help="Store allocations.")] = _DEFAULT.memory,
+    modules: Annotated[bool, typer.Option(help="Store nn.Module calls.")] = _DEFAULT.modules,
+    stop_after: Annotated[bool, typer.Option("--stop-after", help="End the script when recorded.")] = False,
+    keep_memory: Annotated[
+        bool, typer.Option("--keep-memory", help="Make malloc keep memory: no page faults (CPU runs).")
+    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an older recording.")] = False,
+) -> None:
+    """Record a few steps of a training command, without changing the script.
+
+    Write the command after --: foretrace record --out run -- python train.py, or -- torchrun train.py.
+    """
+    options = RecordOptions(
+        wait=wait,
+        warmup=warmup,
+        active=steps,
+        skip_first=skip_first,
+        rehearse=rehearse,
+        shapes=shapes,
+        memory=memory,
+        modules=modules,
+    )
+    first = options.phases(in_hook=True).index("active") + 2  # counted from 1, after the one that starts it
+    _say(f"recording steps {first} to {first + steps - 1} of `{shlex.join(context.args)}` into {out}")
+    outcome = launch(
+        context.args,
+        out,
+        options,
+        stop_after=stop_after,
+        keep_memory=keep_memory,
+        overwrite=overwrite,
+    )
+    for line in _report(outcome, out):
+        _say(line)
+    raise typer.Exit(outcome.exit_code)
+
+
+def _report(outcome: Outcome, out: Path) -> list[str]:
+    if not outcome.recordings:
+        return [outcome.trouble]
+    ranks, first = len(outcome.recordings), outcome.recordings[0]
+    size = sum(recording.path.stat().st_size for recording in outcome.recordings) / 1e6
+    what = f"{first.path}" if ranks == 1 else f"{ranks} ranks in {out}"
+    return [
+        f"recorded {first.steps} steps: {what} ({size:.1f} MB). {_overhead(first)}",
+        *_memory_state(first),
+        f"next: foretrace show {out}",
+    ]
+
+
+def _overhead(recording: RankRecording) -> str:
+    if "unprofiled" not in recording.overhead:
+        return "Nothing to compare with: no unprofiled step was timed (--wait 0)."
+    recorded = recording.overhead["profiled"]["wall_ns"]
+    beside = recording.overhead["unprofiled"]["wall_ns"]
+    return (
+        f"A recorded step takes {_ms(recorded)}, its unprofiled neighbours {_ms(beside)} "
+        f"({100 * (recorded / beside - 1):+.0f} %)."
+    )
+
+
+def _memory_state(recording: RankRecording) -> list[str]:
+    """A line where profiling has changed how fast the process is when it is not profiled."""
+    before, after = recording.overhead.get("untouched"), recording.overhead.get("unprofiled")
+    if before is None or after is None:
+        return []
+    changed = abs(after["wall_ns"] / before["wall_ns"] - 1) > 0.05
+    if not changed or abs(after["page_faults"] - before["page_faults"]) < 200:
+        return []
+    return [
+        f"before profiling, a step took {_ms(before['wall_ns'])} with {before['page_faults']:,} page faults; "
+        f"after it {_ms(after['wall_ns'])} with {after['page_faults']:,}: malloc now keeps memory. "
+        "--keep-memory makes it do so from the start"
+    ]
+
+
+def _ms(ns: float) -> str:
+    """Three significant digits."""
+    ms = ns / 1e6
+    return f"{ms:.3g} ms" if ms < 100 else f"{ms:,.0f} ms"
+
+
+def _say(line: str) -> None:
+    print(f"foretrace: {line}", file=sys.stderr, flush=True)

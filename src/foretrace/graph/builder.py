@@ -1,0 +1,536 @@
+"""Build a `TaskGraph` from a `Trace`: which tasks there are, and what each one waits for.
+
+Read `build` top to bottom. The rules and why they are needed: each module named here; how they are tested: check.py.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from foretrace.errors import GraphError
+from foretrace.graph.assemble import assemble
+from foretrace.graph.calls import Call
+from foretrace.graph.device import Device, device_tasks
+from foretrace.graph.host import Host, host_spans
+from foretrace.graph.layers import WAYS, Layers
+from foretrace.graph.steps import Steps, find_steps
+from foretrace.graph.taskgraph import (
+    NO_RELEASE,
+    EdgeClass,
+    EdgeKind,
+    GraphInfo,
+    Lane,
+    Phase,
+    TaskGraph,
+    TaskKind,
+)
+from foretrace.graph.threads import HostTasks, host_tasks
+from foretrace.graph.waits import Blocking, Waits
+from foretrace.trace.trace import LaneKind, Trace
+
+Int64 = npt.NDArray[np.int64]
+
+_CONTENTION_NEAR_NS = 4_000  # a kernel held up by another stream starts when that stream's kernel ends, give or take
+_LAST_WAVE_NS, _LAST_WAVE_SHARE = 150_000, 0.25  # or in the last wave of that kernel's blocks
+_JITTER_NS = 5_000  # shorter delays need no reason
+_LONG_CALL_LATENCIES = 3
+_AHEAD_SHARE = 1.05  # the device needs this much longer than the host's steps: the host runs ahead
+
+
+def build(trace: Trace, rank: int | None = None) -> TaskGraph:
+    """Task graph of one rank of a recording; of its lowest rank if none is named.
+
+    Raises GraphError when the rank is not in the recording or nothing in it can become a task.
+    """
+    one, notes = _one_rank(trace, rank)
+    host = host_spans(one)
+    platform = one.ranks[0].platform if one.ranks else "cpu"
+    device = device_tasks(one, host, platform if platform in ("cuda", "rocm") else "cuda")
+    if not len(host.event) and not len(device):
+        raise GraphError(f"{_source(one)} holds no operators, calls or kernels; record with CPU or GPU activities on.")
+    steps = _steps(host, device)
+    waits = Waits(host, device)
+    blocking = waits.blocking()
+    threads = host_tasks(host, device, blocking, steps)
+    draft = _Draft(one, host, device, steps, blocking, threads)
+
+    draft.add_host()
+    draft.add_device()
+    draft.program_order()
+    draft.thread_order()
+    draft.launches()
+    draft.stream_order()
+    events = waits.events()
+    draft.edges(events.src + draft.first_device, events.dst + draft.first_device, EdgeKind.EVENT,
+                np.full(len(events.src), waits.event_latency), inferred=events.inferred)  # fmt: skip
+    draft.returns()
+    draft.step_marks()
+    return draft.finish(events.classes, notes + list(steps.notes))
+
+
+def _one_rank(trace: Trace, rank: int | None) -> tuple[Trace, list[str]]:
+    ranks = [info.rank for info in trace.ranks]
+    if rank is None and len(ranks) <= 1:
+        return trace, []
+    chosen = min(ranks) if rank is None else rank
+    if chosen not in ranks:
+        raise GraphError(f"{_source(trace)} has no rank {chosen}; it holds {', '.join(map(str, ranks))}.")
+    notes = [] if len(ranks) == 1 else [f"rank {chosen} of {len(ranks)} recorded ranks; other ranks are not in this graph."]
+    return trace.of_rank(chosen), notes
+
+
+def _source(trace: Trace) -> str:
+    return trace.ranks[0].source if trace.ranks else "the trace"
+
+
+def _steps(host: Host, device: Device) -> Steps:
+    ends = [array.max() for array in (host.end, device.end) if len(array)]
+    starts = host.start if len(host.start) else device.start
+    return find_steps(host, int(starts.min()), int(max(ends)))
+
+
+@dataclass(eq=False)
+class _Draft:
+    """Tasks and edges while they are collected; rows in any order until `finish`."""
+
+    trace: Trace
+    host: Host
+    device: Device
+    steps: Steps
+    blocking: Blocking
+    threads: HostTasks
+    tasks: dict[str, list[npt.NDArray[Any]]] = field(default_factory=dict)
+    lanes: list[Lane] = field(default_factory=list)
+    n: int = 0
+    _edges: list[dict[str, npt.NDArray[Any]]] = field(default_factory=list)
+    marks: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    first_device: int = 0
+    clock: str = "cpu"
+
+    # -- tasks -------------------------------------------------------------------------------------------------
+
+    def _append(self, **columns: npt.NDArray[Any]) -> Int64:
+        size = len(columns["kind"])
+        for key, column in columns.items():
+            self.tasks.setdefault(key, []).append(np.asarray(column))
+        self.n += size
+        return np.arange(self.n - size, self.n)
+
+    def add_host(self) -> None:
+        """Host tasks with the layer, phase and operator of the span they ran in."""
+        host, threads = self.host, self.threads
+        span = threads.span
+        known = span >= 0
+        at = np.maximum(span, 0)
+        layers = self.layers
+        lane_ids = self._new_lanes(threads.lane, LaneKind.CPU)
+        is_call = np.isin(threads.kind, [TaskKind.CALL, TaskKind.RETURN])
+        operator = np.where(known, host.named_operator[at] if len(host.event) else -1, -1)
+        named = np.where(is_call, at, np.where(operator >= 0, operator, self._annotation_or_none(span)))
+        if len(host.event):
+            named = np.where(threads.kind == TaskKind.DATA, host.data[at], named)
+        name = np.where(named >= 0, host.name[np.maximum(named, 0)] if len(host.event) else -1, self._extra("python"))
+        for kind, label in ((TaskKind.MARK, "step"), (TaskKind.JOIN, "thread")):
+            name = np.where(threads.kind == kind, self._extra(label), name)
+        nbytes = np.full(len(span), -1, dtype=np.int64)
+        flops = np.zeros(len(span))
+        work = np.flatnonzero((threads.kind == TaskKind.OPERATOR) & (operator >= 0))
+        if len(work):
+            # An operator cut into several self times does its work once: on the longest piece.
+            longest = work[np.lexsort((-threads.dur[work], operator[work]))]
+            _, first = np.unique(operator[longest], return_index=True)
+            chosen = longest[first]
+            nbytes[chosen], flops[chosen] = layers.work_of(operator[chosen])
+        layer, phase = np.full(len(span), -1, np.int64), np.full(len(span), Phase.NONE, np.uint8)
+        if len(host.event):
+            layer = np.where(known, layers.of_span[0][at], -1)
+            phase = np.where(known, host.phase[at], Phase.NONE)
+        self._append(
+            kind=threads.kind,
+            phase=phase,
+            lane=lane_ids,
+            name=name,
+            layer=layer,
+            step=self._step_of(threads.start),
+            dur=threads.dur,
+            recorded=threads.start,
+            nbytes=nbytes,
+            flops=flops,
+            op=np.where(operator >= 0, host.name[np.maximum(operator, 0)] if len(host.event) else -1, -1),
+        )
+        self.marks = threads.marks
+
+    def add_device(self) -> None:
+        """Device tasks; layer, phase and operator come from the launch call, the step from its launch time."""
+        host, device, trace = self.host, self.device, self.trace
+        self.first_device = self.n
+        if not len(device):
+            return
+        linked = device.inner_call >= 0
+        at = np.where(linked, device.inner_call, 0)
+        layers = self.layers
+        layer, way = layers.of_span if len(host.event) else (np.full(1, -1), np.full(1, len(WAYS) - 1, np.uint8))
+        way = np.where(linked, way[at], WAYS.index("none"))
+        collective = device.kind == TaskKind.COLLECTIVE
+        way = np.where(collective & ~np.isin(way, [0, 1]), WAYS.index("collective"), way)
+        self.way = way
+        operator = np.where(linked, host.operator[at] if len(host.event) else -1, -1)
+        nbytes = trace.nbytes[device.event].copy()
+        flops = np.zeros(len(device))
+        work = np.flatnonzero((operator >= 0) & (device.kind == TaskKind.KERNEL))
+        if len(work):
+            longest = work[np.lexsort((-device.dur[work], operator[work]))]
+            _, first = np.unique(operator[longest], return_index=True)
+            chosen = longest[first]
+            nbytes[chosen], flops[chosen] = layers.work_of(operator[chosen])
+        phase = np.where(linked, host.phase[at] if len(host.event) else Phase.NONE, Phase.NONE)
+        when = np.where(device.call >= 0, device.launch, np.minimum(device.start, self.steps.bounds[0] - 1))
+        self._append(
+            kind=device.kind,
+            phase=phase,
+            lane=self._new_lanes(device.lane, LaneKind.GPU),
+            name=trace.name[device.event],
+            layer=np.where(linked, layer[at], -1),
+            step=self._step_of(when),
+            dur=device.dur,
+            recorded=device.start,
+            nbytes=nbytes,
+            flops=flops,
+            op=np.where(operator >= 0, host.name[np.maximum(operator, 0)] if len(host.event) else -1, -1),
+        )
+
+    @property
+    def layers(self) -> Layers:
+        if not hasattr(self, "_layers"):
+            self._layers = Layers(self.host, self.steps)
+        return self._layers
+
+    def _annotation_or_none(self, span: Int64) -> Int64:
+        if not len(self.host.event):
+            return np.full(len(span), -1, dtype=np.int64)
+        at = np.maximum(span, 0)
+        return np.where(span >= 0, self.host.annotation[at], -1)
+
+    def _extra(self, name: str) -> int:
+        """Index of a name that the recording does not have."""
+        if not hasattr(self, "extra_names"):
+            self.extra_names: list[str] = []
+        if name not in self.extra_names:
+            self.extra_names.append(name)
+        return len(self.trace.names) + self.extra_names.index(name)
+
+    def _new_lanes(self, lanes: npt.NDArray[np.int32], kind: LaneKind) -> npt.NDArray[np.int32]:
+        used, inverse = np.unique(lanes, return_inverse=True)
+        first = len(self.lanes)
+        for lane in used.tolist():
+            info = self.trace.lanes[lane]
+            if kind == LaneKind.CPU:
+                role = "main" if lane == self.steps.lane else "helper"
+                label = info.label or f"{role} thread {info.stream}"
+            else:
+                label = info.label or f"gpu{info.device} stream {info.stream}"
+            self.lanes.append(
+                Lane(rank=info.rank, kind=kind, device=info.device, stream=info.stream, label=label)
+            )
+        return (inverse + first).astype(np.int32)
+
+    def _step_of(self, times: Int64) -> npt.NDArray[np.int32]:
+        step = np.searchsorted(self.steps.bounds, times, side="right") - 1
+        return np.where((step >= 0) & (step < len(self.steps.bounds) - 1), step, -1).astype(np.int32)
+
+    # -- edges -------------------------------------------------------------------------------------------------
+
+    def edges(
+        self,
+        src: Int64,
+        dst: Int64,
+        kind: EdgeKind,
+        typical: Int64,
+        *,
+        from_start: npt.NDArray[np.bool_] | bool = False,
+        inferred: npt.NDArray[np.bool_] | bool = False,
+    ) -> None:
+        """Add edges of one kind; `typical` lags in ns."""
+        m = len(src)
+        if m:
+            self._edges.append(
+                {
+                    "src": np.asarray(src, dtype=np.int64),
+                    "dst": np.asarray(dst, dtype=np.int64),
+                    "edge_kind": np.full(m, kind, dtype=np.uint8),
+                    "typical": np.broadcast_to(np.asarray(typical, dtype=np.int64), m),
+                    "from_start": np.broadcast_to(np.asarray(from_start, dtype=np.bool_), m),
+                    "inferred": np.broadcast_to(np.asarray(inferred, dtype=np.bool_), m),
+                }
+            )
+
+    def program_order(self) -> None:
+        """Previous -> next on every CPU thread."""
+        lane = self.threads.lane
+        src = np.flatnonzero(lane[1:] == lane[:-1])
+        self.edges(src, src + 1, EdgeKind.PROGRAM, np.zeros(len(src), np.int64))
+
+    def thread_order(self) -> None:
+        """Forks and joins of helper threads."""
+        threads = self.threads
+        self.edges(threads.thread_src, threads.thread_dst, EdgeKind.THREAD, np.zeros(len(threads.thread_src), np.int64),
+                   inferred=True)  # fmt: skip
+
+    def launches(self) -> None:
+        """Call -> device task: from the call's start, or from its end where the call prepares first (R1, R4, R11)."""
+        device = self.device
+        rows = np.flatnonzero(device.call >= 0)
+        if not len(rows):
+            return
+        call_task = np.array([self.threads.task_of_call[c] for c in device.call[rows].tolist()], dtype=np.int64)
+        own = self.threads.dur[call_task]
+        latency = np.array([device.latency.get(lane, 0) for lane in range(len(self.trace.lanes))])[device.lane[rows]]
+        leads = device.leads[rows]
+        start = device.start[rows]
+        staged = np.isin(device.call[rows], self.blocking.staged)
+        # The kernel of a long call starts when the call is nearly over, not one latency after its start.
+        long_call = (own > _LONG_CALL_LATENCIES * latency) & (start >= device.launch[rows] + own - latency) & leads
+        from_end = staged | (long_call & (self.host.call[device.call[rows]] != Call.GRAPH))
+        typical = np.where(staged, latency, np.where(from_end, 1_000, latency))
+        typical = np.where(leads, typical, 0)
+        self.edges(call_task, self.first_device + rows, EdgeKind.LAUNCH, typical, from_start=~from_end)
+
+    def stream_order(self) -> None:
+        """Previous -> next on every stream; neighbours may overlap (programmatic dependent launch, R8)."""
+        device = self.device
+        rows = np.flatnonzero(device.previous >= 0)
+        if not len(rows):
+            return
+        before = device.previous[rows]
+        slack = device.start[rows] - device.end[before]
+        gap = np.array([device.gap.get(lane, 0) for lane in range(len(self.trace.lanes))])[device.lane[rows]]
+        self.edges(before + self.first_device, rows + self.first_device, EdgeKind.STREAM, np.where(slack < 0, slack, gap))
+        over = slack < 0
+        self.edges(
+            before[over] + self.first_device,
+            rows[over] + self.first_device,
+            EdgeKind.STREAM,
+            np.zeros(int(over.sum()), np.int64),
+            from_start=True,
+        )
+
+    def returns(self) -> None:
+        """Device task -> RETURN of the call that waits for it."""
+        blocking = self.blocking
+        table = self.threads.return_of_call
+        rows = [table.get(c, -1) for c in blocking.pair_call.tolist()]
+        dst = np.array(rows, dtype=np.int64)
+        for kind in (EdgeKind.SYNC, EdgeKind.QUEUE):
+            mine = (blocking.pair_kind == kind) & (dst >= 0)
+            self.edges(
+                blocking.pair_task[mine] + self.first_device,
+                dst[mine],
+                kind,
+                blocking.pair_typical[mine],
+                inferred=blocking.pair_inferred[mine],
+            )
+
+    def step_marks(self) -> None:
+        """Steps are measured where they are bounded: on the host, or on the device when the host runs ahead (R9)."""
+        device, bounds = self.device, self.steps.bounds
+        last = (
+            np.array([device.last_launched(lane, bounds) for lane in device.lanes])
+            if len(device)
+            else np.empty((0, len(bounds)), np.int64)
+        )
+        if self.steps.source == "whole trace" and len(device):
+            last[:, -1] = [device.lane_slice(lane).stop - 1 for lane in device.lanes]
+            last[:, 0] = -1
+        done = np.where(last >= 0, device.end[np.maximum(last, 0)], NO_RELEASE) if len(device) else last
+        finished = np.maximum(bounds, done.max(axis=0)) if len(device) else bounds
+        host_window, device_window = int(bounds[-1] - bounds[0]), int(finished[-1] - finished[0])
+        ahead = self.steps.source != "whole trace" and device_window > _AHEAD_SHARE * host_window
+        needs_lane = self.steps.lane < 0 or ahead
+        if not needs_lane and self.steps.source != "whole trace":
+            return
+        if needs_lane:
+            self.clock = "gpu"
+            lane = np.full(len(bounds), len(self.lanes), dtype=np.int32)
+            rank = self.trace.ranks[0].rank if self.trace.ranks else 0
+            self.lanes.append(Lane(rank=rank, kind=LaneKind.MODEL, label="steps on the device"))
+            k = len(bounds)
+            marks = self._append(
+                kind=np.full(k, TaskKind.MARK), phase=np.zeros(k), lane=lane, name=np.full(k, self._extra("step")),
+                layer=np.full(k, -1), step=np.append(np.arange(k - 1), -1), dur=np.zeros(k), recorded=finished,
+                nbytes=np.full(k, -1), flops=np.zeros(k), op=np.full(k, -1),
+            )  # fmt: skip
+            if len(self.marks):
+                self.edges(self.marks, marks, EdgeKind.PROGRAM, np.zeros(k, np.int64))
+            self.edges(marks[:-1], marks[1:], EdgeKind.PROGRAM, np.zeros(k - 1, np.int64))
+            self.marks = marks
+        for row in last:
+            use = np.flatnonzero(row >= 0)
+            self.edges(row[use] + self.first_device, self.marks[use], EdgeKind.SYNC, np.zeros(len(use), np.int64))
+
+    # -- lags and delays ---------------------------------------------------------------------------------------
+
+    def finish(self, classes: tuple[EdgeClass, ...], notes: list[str]) -> TaskGraph:
+        """Set recorded lags, releases and delays, then put everything in topological order."""
+        tasks = {key: np.concatenate(parts) for key, parts in self.tasks.items()}
+        start, dur = tasks["recorded"].astype(np.int64), tasks["dur"].astype(np.int64)
+        end = start + dur
+        edges = self._joined()
+        anchor = np.where(edges["from_start"], start[edges["src"]], end[edges["src"]])
+        slack = start[edges["dst"]] - anchor
+        edges["lag"] = np.minimum(edges["typical"], slack)
+        release = np.full(self.n, NO_RELEASE, dtype=np.int64)
+        has_edge = np.zeros(self.n, dtype=np.bool_)
+        has_edge[edges["dst"]] = True
+        release[~has_edge] = start[~has_edge]
+        base = release.copy()
+        np.maximum.at(base, edges["dst"], anchor + edges["lag"])
+        device, first = self.device, self.first_device
+        if len(device):
+            # Work of earlier steps that the recording does not show holds up the first tasks of a lane (R6).
+            latency = np.array([device.latency.get(lane, 0) for lane in range(len(self.trace.lanes))])[device.lane]
+            late = (device.previous < 0) & (device.start > base[first : first + len(device)] + 3 * latency)
+            release[first + np.flatnonzero(late)] = device.start[late]
+            base = np.maximum(base, release)
+        delay = start - base
+        explained = self._contention(edges, start, end, delay)
+        info = self._info(start, end, delay, explained, classes, notes)
+        names = (*self.trace.names, *getattr(self, "extra_names", ()))
+        return assemble(
+            {**tasks, "delay": delay, "release": release},
+            edges,
+            marks=self.marks,
+            names=names,
+            layers=self.layers.names if len(self.host.event) else (),
+            lanes=tuple(self.lanes),
+            info=info,
+        )
+
+    def _joined(self) -> dict[str, npt.NDArray[Any]]:
+        keys = ("src", "dst", "edge_kind", "typical", "from_start", "inferred")
+        empty: dict[str, npt.NDArray[Any]] = {
+            "src": np.empty(0, np.int64), "dst": np.empty(0, np.int64), "edge_kind": np.empty(0, np.uint8),
+            "typical": np.empty(0, np.int64), "from_start": np.empty(0, np.bool_), "inferred": np.empty(0, np.bool_),
+        }  # fmt: skip
+        return {key: np.concatenate([empty[key], *(e[key] for e in self._edges)]) for key in keys}
+
+    def _contention(
+        self, edges: dict[str, npt.NDArray[Any]], start: Int64, end: Int64, delay: Int64
+    ) -> int:
+        """Kernels without a reason to be late that start when another stream's kernel ends wait for it (R7).
+
+        Adds removable edges, takes their share out of `delay`, and returns the time explained, ns.
+        """
+        device, first = self.device, self.first_device
+        if len(device.lanes) < 2:
+            return 0
+        rows = np.flatnonzero((delay[first : first + len(device)] > _JITTER_NS) & (device.previous >= 0))
+        by_end = np.argsort(device.end, kind="stable")
+        ends = device.end[by_end]
+        src, dst = [], []
+        for row in rows.tolist():
+            late, begin = int(delay[first + row]), int(device.start[row])
+            low = np.searchsorted(ends, begin - min(late, _CONTENTION_NEAR_NS), side="left")
+            high = np.searchsorted(ends, begin + _LAST_WAVE_NS, side="right")
+            near = by_end[low:high]
+            # It ran while this one was held up, and had ended or was in its last wave when this one started.
+            held = (device.lane[near] != device.lane[row]) & (device.start[near] < begin - late // 2)
+            into = device.end[near] - begin
+            held &= into <= np.maximum(_CONTENTION_NEAR_NS * 2, _LAST_WAVE_SHARE * device.dur[near])
+            other = near[held]
+            if len(other):
+                src.append(int(other[np.argmin(np.abs(device.end[other] - begin))]))
+                dst.append(row)
+        if not src:
+            return 0
+        a, b = np.array(src) + first, np.array(dst) + first
+        lag = start[b] - end[a]
+        explained = int(delay[b].sum())
+        delay[b] = 0
+        added = {
+            "src": a, "dst": b, "edge_kind": np.full(len(a), EdgeKind.CONTENTION, np.uint8), "typical": lag,
+            "lag": lag, "from_start": np.zeros(len(a), np.bool_), "inferred": np.ones(len(a), np.bool_),
+        }  # fmt: skip
+        for key, column in added.items():
+            edges[key] = np.concatenate([edges[key], column])
+        return explained
+
+    # -- what is known beside the arrays -----------------------------------------------------------------------
+
+    def _info(
+        self,
+        start: Int64,
+        end: Int64,
+        delay: Int64,
+        explained: int,
+        classes: tuple[EdgeClass, ...],
+        notes: list[str],
+    ) -> GraphInfo:
+        device, first = self.device, self.first_device
+        rank = self.trace.ranks[0] if self.trace.ranks else None
+        window = start[self.marks]
+        share: dict[str, float] = {}
+        linked = 1.0
+        busy = int(device.dur.sum())
+        if busy:
+            time = np.bincount(self.way, weights=device.dur, minlength=len(WAYS)) / busy
+            share = {name: float(value) for name, value in zip(WAYS, time, strict=True) if value > 0}
+            linked = float(device.dur[device.call >= 0].sum() / busy)
+        elif len(self.host.event):
+            _, way = self.layers.of_span
+            span, work = self.threads.span, self.threads.dur
+            known = (span >= 0) & (self.threads.kind == TaskKind.OPERATOR)
+            total = max(int(work[known].sum()), 1)
+            time = np.bincount(way[span[known]], weights=work[known], minlength=len(WAYS)) / total
+            share = {name: float(value) for name, value in zip(WAYS, time, strict=True) if value > 0}
+        late = np.where(device.call >= 0, delay[first : first + len(device)], 0)  # backlog has no launch to explain it
+        span_ns = max(device.span, 1)
+        typical = {}
+        for lane in device.lanes:
+            label = f"gpu{self.trace.lanes[lane].device} stream {self.trace.lanes[lane].stream}"
+            typical[f"launch {label}"] = device.latency[lane]
+            typical[f"gap {label}"] = device.gap[lane]
+        blocked = Counter(self.host.trace.names[n] for n in self.host.name[self.blocking.call[self.blocking.blocked]])
+        if self.clock == "gpu" and self.steps.lane >= 0:
+            notes.append("the host runs ahead of the device: steps are measured where the device finishes them.")
+        if self.threads.parallel:
+            notes.append(f"{self.threads.parallel} bursts of helper threads ran beside the main thread.")
+        if blocked:
+            notes.append("blocking calls: " + ", ".join(f"{n} x {name}" for name, n in blocked.most_common(4)) + ".")
+        return GraphInfo(
+            source=rank.source if rank else "",
+            platform=rank.platform if rank else "cpu",
+            devices=rank.devices if rank else (),
+            world_size=rank.world_size if rank else 1,
+            steps=self.steps.numbers,
+            step_source=self.steps.source,
+            step_clock=self.clock,
+            window_ns=(int(window[0]), int(window[-1])),
+            linked_share=linked,
+            attributed_share=1.0 - share.get("none", 0.0),
+            attribution=share,
+            unexplained_share=float(np.sum(late)) / span_ns if len(device) else 0.0,
+            contention_share=explained / span_ns,
+            overlap_share=_overlap_share(device),
+            typical_ns=typical,
+            edge_classes=classes,
+            recording=dict(rank.recording) if rank else {},
+            notes=tuple(notes),
+        )
+
+
+def _overlap_share(device: Device) -> float:
+    """Share of the time with any stream at work during which two or more are."""
+    if len(device.lanes) < 2:
+        return 0.0
+    times = np.concatenate([device.start, device.end])
+    change = np.concatenate([np.ones(len(device), np.int64), -np.ones(len(device), np.int64)])
+    order = np.lexsort((change, times))
+    depth, gaps = np.cumsum(change[order])[:-1], np.diff(times[order])
+    busy = int(gaps[depth >= 1].sum())
+    return float(gaps[depth >= 2].sum() / busy) if busy else 0.0
+

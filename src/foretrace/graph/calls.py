@@ -1,0 +1,69 @@
+"""Runtime calls by what they do to the task graph. One table for CUDA and HIP, matched on the name."""
+
+from __future__ import annotations
+
+import re
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+
+class Call(IntEnum):
+    """What a runtime call does, as far as dependencies go."""
+
+    CHEAP = 0  # attribute, occupancy and event queries, capture state: stays inside the host work around it
+    LAUNCH = 1
+    GRAPH = 2  # one call, many kernels
+    COPY = 3  # asynchronous unless its memory is pageable
+    COPY_SYNC = 4  # returns after its copy
+    MEMSET = 5
+    SYNC_DEVICE = 6
+    SYNC_STREAM = 7
+    SYNC_EVENT = 8
+    RECORD = 9  # an event is recorded on a stream
+    WAIT = 10  # a stream waits for an event
+    ALLOC = 11  # own cost only; does not wait by itself (task-graph lessons, R10)
+    LOAD = 12  # module load
+
+
+_PATTERNS: tuple[tuple[Call, str], ...] = (
+    (Call.GRAPH, r"(cuda|cu|hip)GraphLaunch"),
+    (Call.LAUNCH, r"(cuda|cu|hip)(Ext)?(Module)?Launch(Cooperative)?(Kernel|HostFunc)"),
+    (Call.COPY, r"(cuda|cu|hip)Memcpy\w*Async"),
+    (Call.COPY_SYNC, r"(cuda|cu|hip)Memcpy"),
+    (Call.MEMSET, r"(cuda|cu|hip)Memset"),
+    (Call.SYNC_DEVICE, r"(cudaDevice|cuCtx|hipDevice|hipCtx|cudaThread)Synchronize"),
+    (Call.SYNC_STREAM, r"(cuda|cu|hip)StreamSynchronize"),
+    (Call.SYNC_EVENT, r"(cuda|cu|hip)EventSynchronize"),
+    (Call.RECORD, r"(cuda|cu|hip)EventRecord"),
+    (Call.WAIT, r"(cuda|cu|hip)StreamWaitEvent"),
+    (Call.ALLOC, r"(cuda|cu|hip)(Malloc|Free|HostAlloc|HostRegister|HostMalloc|MemAlloc|MemFree|MemCreate|MemMap)"),
+    (Call.LOAD, r"(cuModule|cuLibrary|hipModule|cudaLibrary)Load"),
+)
+
+_COLLECTIVE = re.compile(
+    r"nccl(Dev)?Kernel|rccl|ncclSymk|multimem_all_reduce|cross_device_reduce|(one|two)_?[sS]hot_?[aA]ll_?[rR]educe"
+    r"|all_reduce_kernel|allreduce_kernel|all_gather_kernel",
+)
+
+
+def classify_call(name: str) -> Call:
+    """Class of a runtime or driver call by its name; unknown names are CHEAP."""
+    for call, pattern in _PATTERNS:
+        if re.match(pattern, name):
+            return call
+    return Call.CHEAP
+
+
+def call_classes(names: tuple[str, ...], used: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
+    """Class per row of a name table; only the rows in `used` are looked at, the others are CHEAP."""
+    table = np.zeros(len(names), dtype=np.uint8)
+    for index in np.unique(used):
+        table[index] = classify_call(names[index])
+    return table
+
+
+def is_collective(kernel: str) -> bool:
+    """Whether a device kernel is a communication kernel (NCCL, RCCL, custom all-reduce)."""
+    return _COLLECTIVE.search(kernel) is not None

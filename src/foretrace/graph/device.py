@@ -1,0 +1,206 @@
+"""The device side of a recording: kernels, copies and memsets by stream, and the calls that launched them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from foretrace.graph.calls import Call, is_collective
+from foretrace.graph.host import Host
+from foretrace.graph.kernels import farthest, stream_state
+from foretrace.graph.taskgraph import TaskKind
+from foretrace.trace.trace import Category, LaneKind, Trace
+
+Int64 = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+BEFORE = np.iinfo(np.int64).min // 4  # launch time of work that was launched before the recording began
+
+_MIN_SAMPLES = 10
+_DEFAULT_LATENCY = {"cuda": 7_000, "rocm": 20_000}  # idle stream, typical of the traces in the lessons (section 1)
+_DEFAULT_GAP = {"cuda": 1_200, "rocm": 500}
+EVENT_LATENCY = {"cuda": 1_500, "rocm": 15_000}
+
+
+@dataclass(frozen=True, eq=False)
+class Device:
+    """Device tasks ordered by (lane, start); one entry per task unless said otherwise."""
+
+    trace: Trace
+    platform: str
+    event: Int64  # row in the trace
+    lane: npt.NDArray[np.int32]
+    start: Int64
+    end: Int64
+    kind: npt.NDArray[np.uint8]  # TaskKind
+    call: Int64  # row of the outermost kept call in Host, −1 if the launch was not recorded
+    inner_call: Int64  # row of the call with the same correlation, −1 if none
+    launch: Int64  # time at which that call started, BEFORE if not recorded
+    previous: Int64  # predecessor on the lane, −1 for the first
+    latest: Int64  # running maximum of ends on the lane up to and including this task
+    leads: Mask  # first task of its call (the others of a graph launch follow by stream order)
+
+    def __len__(self) -> int:
+        return len(self.event)
+
+    @property
+    def dur(self) -> Int64:
+        return self.end - self.start
+
+    @cached_property
+    def lanes(self) -> list[int]:
+        """Lanes with device tasks."""
+        return [int(lane) for lane in np.unique(self.lane)]
+
+    def lane_slice(self, lane: int) -> slice:
+        """Rows of one lane."""
+        low, high = np.searchsorted(self.lane, [lane, lane + 1])
+        return slice(int(low), int(high))
+
+    @cached_property
+    def _suffix_launch(self) -> dict[int, Int64]:
+        """Per lane the earliest launch of this or any later task: ascending, so it can be searched."""
+        return {
+            lane: np.minimum.accumulate(self.launch[self.lane_slice(lane)][::-1])[::-1] for lane in self.lanes
+        }
+
+    def last_launched(self, lane: int, times: Int64) -> Int64:
+        """Row of the last task of the lane that was launched before each time, −1 if none."""
+        part = self.lane_slice(lane)
+        position = np.searchsorted(self._suffix_launch[lane], times, side="left") - 1
+        return np.where(position >= 0, part.start + position, -1)
+
+    def first_launched(self, lane: int, times: Int64) -> Int64:
+        """Row of the first task of the lane that was launched at or after each time, −1 if none."""
+        part = self.lane_slice(lane)
+        position = np.searchsorted(self._suffix_launch[lane], times, side="left")
+        return np.where(part.start + position < part.stop, part.start + position, -1)
+
+    @cached_property
+    def idle_before(self) -> Mask:
+        """Launched while its stream was idle (everything before it had ended)."""
+        before = np.where(self.previous >= 0, self.latest[self.previous], BEFORE)
+        return (self.call >= 0) & self.leads & (before <= self.launch)
+
+    @cached_property
+    def latency(self) -> dict[int, int]:
+        """Typical time from the start of a launch call to the start of its task on an idle stream, per lane, ns."""
+        kernels = self.idle_before & (self.kind == TaskKind.KERNEL) & (self.previous >= 0)
+        wait = self.start - self.launch
+        device_wide = wait[kernels]
+        fallback = (
+            int(np.median(device_wide)) if len(device_wide) >= _MIN_SAMPLES else _DEFAULT_LATENCY[self.platform]
+        )
+        typical = {}
+        for lane in self.lanes:
+            part = self.lane_slice(lane)
+            sample = wait[part][kernels[part]]
+            typical[lane] = int(np.median(sample)) if len(sample) >= _MIN_SAMPLES else fallback
+        return typical
+
+    @cached_property
+    def gap(self) -> dict[int, int]:
+        """Typical gap between neighbours of which the second was already queued, per lane, ns."""
+        has = self.previous >= 0
+        before = np.where(has, self.latest[self.previous], 0)
+        gap = self.start - before
+        latency = np.array([self.latency.get(lane, 0) for lane in range(len(self.trace.lanes))])[self.lane]
+        # Collectives start when other ranks and streams allow: their gaps say nothing about the stream.
+        queued = has & (self.launch + latency < before) & (gap >= 0) & (self.kind == TaskKind.KERNEL)
+        device_wide = gap[queued]
+        fallback = int(np.median(device_wide)) if len(device_wide) >= _MIN_SAMPLES else _DEFAULT_GAP[self.platform]
+        typical = {}
+        for lane in self.lanes:
+            part = self.lane_slice(lane)
+            sample = gap[part][queued[part]]
+            typical[lane] = int(np.median(sample)) if len(sample) >= _MIN_SAMPLES else fallback
+        return typical
+
+    @cached_property
+    def span(self) -> int:
+        """Time from the first start to the last end over all streams, ns."""
+        return int(self.end.max() - self.start.min()) if len(self) else 0
+
+    @cached_property
+    def waits_for_copy(self) -> Mask:
+        """Pageable or synchronous copies, whose call returns only when the data has left or arrived."""
+        names = [n.lower() for n in self.trace.names]
+        pageable = np.array(["pageable" in n for n in names], dtype=np.bool_)[self.trace.name[self.event]]
+        return (self.kind == TaskKind.COPY) & pageable
+
+    @cached_property
+    def to_device(self) -> Mask:
+        """Copies from host to device."""
+        table = np.array(["HtoD" in n or "Host -> Device" in n for n in self.trace.names], dtype=np.bool_)
+        return (self.kind == TaskKind.COPY) & table[self.trace.name[self.event]]
+
+    @cached_property
+    def to_host(self) -> Mask:
+        """Copies from device to host."""
+        table = np.array(["DtoH" in n or "Device -> Host" in n for n in self.trace.names], dtype=np.bool_)
+        return (self.kind == TaskKind.COPY) & table[self.trace.name[self.event]]
+
+
+_KINDS = {
+    Category.KERNEL: TaskKind.KERNEL,
+    Category.MEMCPY: TaskKind.COPY,
+    Category.MEMSET: TaskKind.MEMSET,
+}
+
+
+def device_tasks(trace: Trace, host: Host, platform: str) -> Device:
+    """Collect the device tasks of one rank and link them to their launch calls through the correlation id."""
+    rows = np.flatnonzero(np.isin(trace.category, list(_KINDS)))
+    lane_is_gpu = trace.lane_kind()[trace.lane[rows]] == LaneKind.GPU
+    rows = rows[lane_is_gpu]
+    rows = rows[np.lexsort((trace.start[rows], trace.lane[rows]))]
+    lane, start = trace.lane[rows], trace.start[rows]
+    end = start + trace.dur[rows]
+    kind = np.zeros(len(rows), dtype=np.uint8)
+    for category, task_kind in _KINDS.items():
+        kind[trace.category[rows] == category] = task_kind
+    communicates = np.zeros(len(trace.names), dtype=np.bool_)
+    for index in np.unique(trace.name[rows]):
+        communicates[index] = is_collective(trace.names[index])
+    kind[communicates[trace.name[rows]] & (kind == TaskKind.KERNEL)] = TaskKind.COLLECTIVE
+
+    runtime = np.flatnonzero(host.category == Category.RUNTIME)
+    correlation = trace.correlation[host.event[runtime]]
+    # A runtime call and the driver call inside it may share the id: the first in (id, start) order encloses.
+    order = np.lexsort((host.start[runtime], correlation))
+    order = order[correlation[order] > 0]
+    ids = correlation[order]
+    wanted = trace.correlation[rows]
+    place = np.searchsorted(ids, wanted)
+    found = (place < len(ids)) & (wanted > 0)
+    found[found] = ids[place[found]] == wanted[found]
+    inner = np.full(len(rows), -1, dtype=np.int64)
+    inner[found] = runtime[order[place[found]]]
+    # Calls nested in another kept call belong to it: the outermost one is the task.
+    launches = np.zeros(len(host.event), dtype=np.bool_)
+    launches[inner[inner >= 0]] = True
+    outer = farthest(host.parent, host.rows(launches | (host.call != Call.CHEAP)))
+    call = np.where(inner >= 0, outer[inner], -1)
+    launch = np.where(call >= 0, host.start[call], BEFORE)
+    previous, latest = stream_state(lane, end, len(trace.lanes))
+    leads = call >= 0
+    follows = previous >= 0
+    leads[follows] &= call[follows] != call[previous[follows]]
+    return Device(
+        trace=trace,
+        platform=platform,
+        event=rows,
+        lane=lane,
+        start=start,
+        end=end,
+        kind=kind,
+        call=call,
+        inner_call=inner,
+        launch=launch,
+        previous=previous,
+        latest=latest,
+        leads=leads,
+    )

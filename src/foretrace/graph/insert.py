@@ -1,0 +1,376 @@
+"""Edits that add tasks or move them: insert, replace, move to another lane. All end in `assemble`.
+
+Rows are renumbered by these edits, so choose tasks again afterwards. Row numbers in the arguments are those
+of the graph that is given.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from foretrace.errors import GraphError
+from foretrace.graph.assemble import EDGE_DEFAULTS, TASK_DEFAULTS, assemble
+from foretrace.graph.edit import Mask, describe, queue_slots, remove, requeue
+from foretrace.graph.taskgraph import (
+    EDGE_COLUMNS,
+    TASK_COLUMNS,
+    Change,
+    EdgeKind,
+    Lane,
+    Phase,
+    TaskGraph,
+    TaskKind,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostTask:
+    """A new task of a CPU thread, placed directly after the task in row `after`.
+
+    Layer, step, phase and operator are those of row `like` (by default `after`) unless given.
+    """
+
+    after: int
+    name: str
+    dur_ns: int
+    kind: TaskKind = TaskKind.CPU
+    like: int | None = None
+    phase: Phase | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceTask:
+    """A new task of a stream, with the call that launches it.
+
+    The task comes directly after the device task in row `after`, its call directly after the host task in row
+    `launched_after`. `call_ns` and `call_name` describe that call; by default they are what the graph's own
+    launches typically show.
+    """
+
+    after: int
+    launched_after: int
+    name: str
+    dur_ns: int
+    kind: TaskKind = TaskKind.KERNEL
+    like: int | None = None
+    phase: Phase | None = None
+    nbytes: int = -1
+    flops: float = 0.0
+    call_ns: int | None = None
+    call_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Typical:
+    """What launching costs in a recording: constants for tasks that it does not contain."""
+
+    call_name: str
+    call_ns: int  # own cost of a kernel launch, median
+    latency_ns: int  # start of the call -> start of the kernel on an idle stream
+    gap_ns: int  # end of a kernel -> start of the next on a busy stream
+
+
+def typical(graph: TaskGraph) -> Typical:
+    """Medians over the kernel launches of a graph. Raises GraphError where there are none."""
+    dst = graph.dst
+    launch = (graph.edge_kind == EdgeKind.LAUNCH) & (graph.kind[dst] == TaskKind.KERNEL) & graph.from_start
+    launch &= ~graph.gone[dst] & (graph.kind[graph.src] == TaskKind.CALL)
+    if not launch.any():
+        raise GraphError("the graph has no kernel launches to take typical launch costs from.")
+    stream = (graph.edge_kind == EdgeKind.STREAM) & (graph.kind[dst] == TaskKind.KERNEL) & ~graph.from_start
+    calls, count = np.unique(graph.src[launch], return_counts=True)
+    calls = calls[count == 1]  # graph launches cost more
+    calls = calls if len(calls) else graph.src[launch]
+    common = np.bincount(graph.name[calls]).argmax()
+    return Typical(
+        call_name=graph.names[common],
+        call_ns=int(np.median(graph.dur[calls])),
+        latency_ns=int(np.median(graph.typical[launch])),
+        gap_ns=int(np.median(graph.typical[stream])) if stream.any() else 0,
+    )
+
+
+def extend(
+    graph: TaskGraph,
+    tasks: Mapping[str, npt.NDArray[Any]],
+    edges: Mapping[str, npt.NDArray[Any]],
+    *,
+    names: Sequence[str] = (),
+    lanes: Sequence[Lane] = (),
+    old_edges: Mapping[str, npt.NDArray[Any]] | None = None,
+    change: Change,
+) -> tuple[TaskGraph, npt.NDArray[np.int64]]:
+    """Append tasks (rows n, n + 1, ...) and edges, then put everything in order again.
+
+    Returns the new graph and, for every old and appended row, its number there. `names` and `lanes` are
+    appended to the tables of the graph; new tasks refer to the tables so extended. Columns that `tasks` or
+    `edges` lack take the defaults of `assemble`. `old_edges` (see `edge_columns`) replaces the edges of the
+    graph. Raises GraphError where the edges form a cycle.
+    """
+    count, more = len(tasks["kind"]), len(edges["src"])
+    columns: dict[str, npt.NDArray[Any]] = {}
+    for key, dtype in TASK_COLUMNS.items():
+        new = tasks[key] if key in tasks else np.full(count, TASK_DEFAULTS.get(key, 0))
+        columns[key] = np.concatenate([getattr(graph, key), np.asarray(new, dtype=dtype)])
+    kept = edge_columns(graph) if old_edges is None else old_edges
+    given = dict(edges)
+    given.setdefault("typical", edges["lag"])
+    joined: dict[str, npt.NDArray[Any]] = {}
+    for key, dtype in {**EDGE_COLUMNS, "dst": np.int32}.items():
+        new = given[key] if key in given else np.full(more, EDGE_DEFAULTS[key])
+        joined[key] = np.concatenate([kept[key], np.asarray(new, dtype=dtype)])
+    own_op, columns["op"] = (
+        columns["op"],
+        np.arange(len(graph) + count),
+    )  # carries the row numbers through the sort
+    result = assemble(
+        columns,
+        joined,
+        marks=graph.marks,
+        names=graph.names + tuple(names),
+        layers=graph.layers,
+        lanes=graph.lanes + tuple(lanes),
+        info=graph.info,
+        changes=(*graph.changes, change),
+        assumptions=graph.assumptions,
+    )
+    rows = np.empty(len(result), dtype=np.int64)
+    rows[result.op] = np.arange(len(result))
+    result = replace(result, op=own_op[result.op])
+    slots = np.full(len(result), -1, dtype=np.int64)
+    slots[rows[: len(graph)]] = queue_slots(graph)
+    return requeue(result, slots), rows
+
+
+def edge_columns(graph: TaskGraph) -> dict[str, npt.NDArray[Any]]:
+    """Copies of the edge columns with `dst` among them, to be changed and given to `extend`."""
+    return {**{key: getattr(graph, key).copy() for key in EDGE_COLUMNS}, "dst": graph.dst}
+
+
+def insert(
+    graph: TaskGraph,
+    new: Sequence[HostTask | DeviceTask],
+    *,
+    usual: Typical | None = None,
+    technique: str = "",
+) -> TaskGraph:
+    """Put new tasks into the order of threads and streams; several after one row keep the order given.
+
+    A synchronising call that waited for the device task before a new one waits for the new one if that is
+    launched first. Events keep the task that they were recorded after. `usual` says what a launch costs, by
+    default `typical(graph)`. Raises GraphError where an anchor is on no thread or no stream.
+    """
+    if not new:
+        return graph
+    if usual is None and any(isinstance(task, DeviceTask) for task in new):
+        usual = typical(graph)
+    return _Insertion(graph).put(new, usual, technique)
+
+
+def replace_tasks(
+    graph: TaskGraph, mask: Mask, new: Sequence[HostTask | DeviceTask], *, technique: str = ""
+) -> TaskGraph:
+    """Remove tasks with their launches and insert others; anchors may be tasks that are removed."""
+    usual = typical(graph) if any(isinstance(task, DeviceTask) for task in new) else None
+    return insert(remove(graph, mask, technique=technique), new, usual=usual, technique=technique)
+
+
+def move_to_lane(
+    graph: TaskGraph,
+    mask: Mask,
+    lane: int | Lane,
+    *,
+    waits_for_previous: bool = True,
+    next_waits: bool = False,
+    technique: str = "",
+) -> TaskGraph:
+    """Run the chosen tasks on another lane, in their recorded order, after what that lane holds earlier.
+
+    On the lane that they leave, the neighbours close up. A moved task still waits for the task that preceded
+    it there (`waits_for_previous`); the task that followed waits for it only if `next_waits`. Edges of other
+    kinds (launch, events, data) stay. Raises GraphError where the new order contradicts them.
+    """
+    lanes = graph.lanes if isinstance(lane, int) else (*graph.lanes, lane)
+    target = lane if isinstance(lane, int) else len(graph.lanes)
+    device = bool(graph.on_device[mask].any())
+    order, cross = (EdgeKind.STREAM, EdgeKind.EVENT) if device else (EdgeKind.PROGRAM, EdgeKind.THREAD)
+    edges = edge_columns(graph)
+    src, dst = edges["src"], edges["dst"]
+    along = (edges["edge_kind"] == order) & (graph.lane[src] == graph.lane[dst])
+    gap = np.zeros(len(graph), dtype=np.int64)
+    gap[dst[along]] = np.maximum(edges["lag"][along], 0)
+    added = _Edges()
+    for source in np.unique(graph.lane[mask]):
+        rows = np.flatnonzero(graph.lane == source)
+        stay = rows[~mask[rows]]
+        for row in rows[mask[rows]].tolist():
+            place = int(np.searchsorted(stay, row))
+            if place > 0 and waits_for_previous:
+                added.add(int(stay[place - 1]), row, cross)
+            if place < len(stay) and next_waits:
+                added.add(row, int(stay[place]), cross)
+        for before, after in zip(stay[:-1].tolist(), stay[1:].tolist(), strict=True):
+            if mask[rows[np.searchsorted(rows, after) - 1]]:  # the neighbours close up
+                added.add(before, after, order, gap[after])
+    there = np.flatnonzero(mask | (graph.lane == target))
+    there = there[np.argsort(graph.recorded[there], kind="stable")]
+    for before, after in zip(there[:-1].tolist(), there[1:].tolist(), strict=True):
+        if mask[before] or mask[after]:
+            added.add(before, after, order)
+    keep = ~(along & (mask[src] | mask[dst]))
+    column = graph.lane.copy()
+    column[mask] = target
+    moved, _ = extend(
+        replace(graph.with_columns(lane=column), lanes=lanes),
+        {"kind": np.empty(0, np.uint8)},
+        added.columns(),
+        old_edges={key: values[keep] for key, values in edges.items()},
+        change=Change(
+            technique=technique,
+            what=f"moved {describe(graph, mask)} to {lanes[target].label or f'lane {target}'}",
+            tasks=int(mask.sum()),
+        ),
+    )
+    return moved
+
+
+class _Edges:
+    """Edges collected one by one."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[int, int, int, int, bool]] = []
+
+    def add(self, src: int, dst: int, kind: EdgeKind, lag: int = 0, *, from_start: bool = False) -> None:
+        self._rows.append((src, dst, int(kind), int(lag), from_start))
+
+    def columns(self) -> dict[str, npt.NDArray[Any]]:
+        src, dst, kind, lag, from_start = zip(*self._rows, strict=True) if self._rows else ((),) * 5
+        return {
+            "src": np.array(src, dtype=np.int32),
+            "dst": np.array(dst, dtype=np.int32),
+            "edge_kind": np.array(kind, dtype=np.uint8),
+            "lag": np.array(lag, dtype=np.int64),
+            "from_start": np.array(from_start, dtype=np.bool_),
+        }
+
+
+class _Insertion:
+    """Works out rows, edges and re-routed edges of new tasks."""
+
+    def __init__(self, graph: TaskGraph) -> None:
+        self.graph = graph
+        self.edges = edge_columns(graph)
+        self.added = _Edges()
+        self.index = {name: i for i, name in reversed(list(enumerate(graph.names)))}
+        self.names: list[str] = []
+        by_src = np.argsort(graph.src, kind="stable")
+        self.out = np.split(by_src, np.cumsum(np.bincount(graph.src, minlength=len(graph)))[:-1])
+        self.tasks: dict[str, list[Any]] = defaultdict(list)
+        self.chains: dict[tuple[EdgeKind, int], list[int]] = defaultdict(list)  # (order, anchor) -> new rows
+        self.waits: dict[int, list[tuple[int, int]]] = defaultdict(list)  # anchor -> (host anchor, new row)
+
+    def put(self, new: Sequence[HostTask | DeviceTask], usual: Typical | None, technique: str) -> TaskGraph:
+        on_device = self.graph.on_device
+        for task in new:
+            host = task.launched_after if isinstance(task, DeviceTask) else task.after
+            if on_device[host] or (isinstance(task, DeviceTask) and not on_device[task.after]):
+                raise GraphError(f"the new task {task.name} is anchored to a task of the wrong kind of lane.")
+            like = task.like if task.like is not None else host
+            if isinstance(task, HostTask):
+                self._chain(EdgeKind.PROGRAM, self._return_of(host), self._task(task, host, like))
+            elif usual is not None:
+                self._kernel(task, like, usual)
+        for (order, anchor), rows in self.chains.items():
+            self._reroute(order, anchor, rows[-1])
+        for anchor, placed in self.waits.items():
+            self._move_waits(anchor, placed)
+        device, host = (sum(isinstance(task, kind) for task in new) for kind in (DeviceTask, HostTask))
+        parts = [f"{device} device tasks with their launches"] * bool(device) + [f"{host} host tasks"] * bool(
+            host
+        )
+        result, _ = extend(
+            self.graph,
+            {key: np.array(values) for key, values in self.tasks.items()},
+            self.added.columns(),
+            names=self.names,
+            old_edges=self.edges,
+            change=Change(
+                technique=technique, what=f"inserted {' and '.join(parts)}", tasks=len(self.tasks["kind"])
+            ),
+        )
+        return result
+
+    def _task(self, task: HostTask | DeviceTask, anchor: int, like: int, **given: Any) -> int:
+        graph = self.graph
+        columns: dict[str, Any] = {
+            "kind": int(task.kind),
+            "lane": graph.lane[anchor],
+            "name": self._name(task.name),
+            "dur": task.dur_ns,
+            "recorded": graph.recorded[anchor] + graph.dur[anchor],
+            "nbytes": -1,
+            "flops": 0.0,
+            "priority": graph.priority[anchor],
+            **{key: getattr(graph, key)[like] for key in ("phase", "layer", "step", "op")},
+        }
+        if task.phase is not None:
+            columns["phase"] = int(task.phase)
+        for key, value in {**columns, **given}.items():
+            self.tasks[key].append(value)
+        return len(graph) + len(self.tasks["kind"]) - 1
+
+    def _kernel(self, task: DeviceTask, like: int, usual: Typical) -> None:
+        call_ns = usual.call_ns if task.call_ns is None else task.call_ns
+        call = self._task(
+            task,
+            task.launched_after,
+            like,
+            kind=int(TaskKind.CALL),
+            name=self._name(task.call_name or usual.call_name),
+            dur=call_ns,
+        )
+        kernel = self._task(task, task.after, like, nbytes=task.nbytes, flops=task.flops)
+        self._chain(EdgeKind.PROGRAM, self._return_of(task.launched_after), call)
+        self._chain(EdgeKind.STREAM, task.after, kernel, usual.gap_ns)
+        self.added.add(call, kernel, EdgeKind.LAUNCH, usual.latency_ns, from_start=True)
+        self.waits[task.after].append((self._return_of(task.launched_after), kernel))
+
+    def _chain(self, order: EdgeKind, anchor: int, row: int, lag: int = 0) -> None:
+        chain = self.chains[order, anchor]
+        self.added.add(chain[-1] if chain else anchor, row, order, lag)
+        chain.append(row)
+
+    def _return_of(self, host: int) -> int:
+        """The RETURN of a blocking call in this row, else the row itself: nothing comes between the two."""
+        for edge in self.out[host].tolist():
+            after = int(self.edges["dst"][edge])
+            if self.graph.edge_kind[edge] == EdgeKind.PROGRAM and self.graph.kind[after] == TaskKind.RETURN:
+                return after
+        return host
+
+    def _reroute(self, order: EdgeKind, anchor: int, last: int) -> None:
+        """What followed the anchor on its lane follows the last new task; it cannot overlap with that one."""
+        edges, out = self.edges, self.out[anchor]
+        follow = out[(self.graph.edge_kind[out] == order) & ~self.graph.from_start[out]]
+        edges["src"][follow] = last
+        edges["lag"][follow] = np.maximum(edges["lag"][follow], 0)
+        edges["typical"][follow] = np.maximum(edges["typical"][follow], 0)
+
+    def _move_waits(self, anchor: int, placed: list[tuple[int, int]]) -> None:
+        """Synchronisation waits for the last task launched before it, in program order."""
+        for edge in self.out[anchor].tolist():
+            earlier = [row for host, row in placed if host < self.edges["dst"][edge]]
+            if self.graph.edge_kind[edge] == EdgeKind.SYNC and earlier:
+                self.edges["src"][edge] = earlier[-1]
+
+    def _name(self, text: str) -> int:
+        if text not in self.index:
+            self.index[text] = len(self.graph.names) + len(self.names)
+            self.names.append(text)
+        return self.index[text]

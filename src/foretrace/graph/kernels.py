@@ -1,0 +1,193 @@
+"""Compiled loops of the graph room. No compiled function calls one of another file (numba's cache would not see edits)."""
+
+from __future__ import annotations
+
+import heapq
+
+import numba as nb
+import numpy as np
+import numpy.typing as npt
+
+
+@nb.njit(cache=True)
+def topological_order(
+    place: npt.NDArray[np.int64], out_ptr: npt.NDArray[np.int64], out_dst: npt.NDArray[np.int32]
+) -> npt.NDArray[np.int64]:
+    """Kahn's algorithm, ready tasks in order of `place` (a permutation of 0..n-1); shorter than n on a cycle."""
+    n = len(place)
+    waiting = np.zeros(n, dtype=np.int64)
+    for e in range(len(out_dst)):
+        waiting[out_dst[e]] += 1
+    row = np.empty(n, dtype=np.int64)
+    for v in range(n):
+        row[place[v]] = v
+    ready = [np.int64(0) for _ in range(0)]
+    for p in range(n):
+        if waiting[row[p]] == 0:
+            ready.append(np.int64(p))  # ascending, so already a heap
+    order = np.empty(n, dtype=np.int64)
+    done = 0
+    while len(ready) > 0:
+        v = row[heapq.heappop(ready)]
+        order[done] = v
+        done += 1
+        for e in range(out_ptr[v], out_ptr[v + 1]):
+            d = out_dst[e]
+            waiting[d] -= 1
+            if waiting[d] == 0:
+                heapq.heappush(ready, place[d])
+    return order[:done]
+
+
+@nb.njit(cache=True)
+def nest(
+    lane: npt.NDArray[np.int32], start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Row of the innermost enclosing span of the same lane, −1 at the top.
+
+    Rows are ordered by (lane, start, longest first). Spans may cross (a step mark that starts inside the
+    optimizer's range): the one that opened last is the parent, and it is left when its own time is over.
+    """
+    n = len(start)
+    parent = np.full(n, -1, dtype=np.int64)
+    stack = np.empty(n, dtype=np.int64)
+    top = 0
+    for i in range(n):
+        if i > 0 and lane[i] != lane[i - 1]:
+            top = 0
+        while top > 0 and end[stack[top - 1]] <= start[i]:
+            top -= 1
+        if top > 0:
+            parent[i] = stack[top - 1]
+        stack[top] = i
+        top += 1
+    return parent
+
+
+@nb.njit(cache=True)
+def nearest(parent: npt.NDArray[np.int64], own: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """`own` where it is not −1, else the value of the nearest ancestor that has one. Parents precede children."""
+    out = own.copy()
+    for i in range(len(out)):
+        if out[i] < 0 and parent[i] >= 0:
+            out[i] = out[parent[i]]
+    return out
+
+
+@nb.njit(cache=True)
+def farthest(parent: npt.NDArray[np.int64], own: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The value of the outermost span, itself included, that has one (not −1)."""
+    out = own.copy()
+    for i in range(len(out)):
+        if parent[i] >= 0 and out[parent[i]] >= 0:
+            out[i] = out[parent[i]]
+    return out
+
+
+@nb.njit(cache=True)
+def innermost_at(
+    start: npt.NDArray[np.int64], end: npt.NDArray[np.int64], times: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Row of the innermost span of one lane that covers each of the ascending `times` (start <= t < end), or −1."""
+    out = np.full(len(times), -1, dtype=np.int64)
+    stack = np.empty(len(start) + 1, dtype=np.int64)
+    top = 0
+    nxt = 0
+    for k in range(len(times)):
+        t = times[k]
+        while nxt < len(start) and start[nxt] <= t:
+            while top > 0 and end[stack[top - 1]] <= start[nxt]:
+                top -= 1
+            stack[top] = nxt
+            top += 1
+            nxt += 1
+        depth = top
+        while depth > 0 and end[stack[depth - 1]] <= t:
+            depth -= 1
+        # Ended spans on top are popped for good: later times are not smaller.
+        top = depth
+        if depth > 0:
+            out[k] = stack[depth - 1]
+    return out
+
+
+@nb.njit(cache=True)
+def stream_state(
+    lane: npt.NDArray[np.int32], end: npt.NDArray[np.int64], n_lanes: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Per device task in order of (lane, start): row of its predecessor on the lane (−1) and running maximum of ends."""
+    n = len(lane)
+    previous = np.full(n, -1, dtype=np.int64)
+    latest = np.empty(n, dtype=np.int64)
+    for i in range(n):
+        latest[i] = end[i]
+        if i > 0 and lane[i] == lane[i - 1]:
+            previous[i] = i - 1
+            if latest[i - 1] > latest[i]:
+                latest[i] = latest[i - 1]
+    return previous, latest
+
+
+@nb.njit(cache=True)
+def longest_common(
+    a: npt.NDArray[np.int64], b: npt.NDArray[np.int64], most_edits: int
+) -> npt.NDArray[np.int64]:
+    """Positions (k x 2) of a longest common subsequence of two integer sequences, ascending.
+
+    Greedy shortest edit script (Myers 1986, "An O(ND) difference algorithm", section 3): time and memory grow with
+    the number of edits D as n * D and D^2. Sequences more than `most_edits` apart are aligned as far as that reaches.
+    """
+    n, m = len(a), len(b)
+    limit = min(n + m, most_edits)
+    offset = limit + 1
+    best = np.zeros(2 * limit + 3, dtype=np.int32)
+    trail = np.zeros((limit + 1) * (limit + 2) // 2, dtype=np.int32)  # row d holds diagonals -d, -d + 2 .. d
+    found = -1
+    end_k = 0
+    reach, reach_d, reach_k = -1, 0, 0
+    for d in range(limit + 1):
+        for k in range(-d, d + 1, 2):
+            if k == -d or (k != d and best[offset + k - 1] < best[offset + k + 1]):
+                x = best[offset + k + 1]
+            else:
+                x = best[offset + k - 1] + 1
+            y = x - k
+            while x < n and y < m and 0 <= y and a[x] == b[y]:
+                x += 1
+                y += 1
+            best[offset + k] = x
+            trail[d * (d + 1) // 2 + (k + d) // 2] = x
+            if x <= n and y <= m and x + y > reach:
+                reach, reach_d, reach_k = x + y, d, k
+            if x >= n and y >= m:
+                found, end_k = d, k
+                break
+        if found >= 0:
+            break
+    if found < 0:
+        found, end_k = reach_d, reach_k
+    pairs = np.empty((min(n, m), 2), dtype=np.int64)
+    count = 0
+    k = end_k
+    for d in range(found, -1, -1):
+        x = trail[d * (d + 1) // 2 + (k + d) // 2]
+        if d == 0:
+            start = 0
+            before = 0
+        else:
+            row = (d - 1) * d // 2
+            down = -1 if k == -d else (trail[row + (k - 1 + d - 1) // 2] if k - 1 >= -(d - 1) else -1)
+            right = trail[row + (k + 1 + d - 1) // 2] if k + 1 <= d - 1 else -1
+            if k == -d or (k != d and down < right):
+                before = k + 1
+                start = right
+            else:
+                before = k - 1
+                start = down + 1
+        while x > start:
+            x -= 1
+            pairs[count, 0] = x
+            pairs[count, 1] = x - k
+            count += 1
+        k = before
+    return pairs[:count][::-1].copy()

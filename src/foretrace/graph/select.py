@@ -1,0 +1,114 @@
+"""Choose tasks of a graph by what they are. Every answer is a mask, to be combined with `&`, `|` and `~`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from foretrace.errors import GraphError
+from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
+
+Mask = npt.NDArray[np.bool_]
+Text = str | Iterable[str]
+
+DEVICE = tuple(kind for kind in TaskKind if kind.on_device)
+HOST = tuple(kind for kind in TaskKind if not kind.on_device)
+_GROUPS: dict[str, tuple[TaskKind, ...]] = {"device": DEVICE, "host": HOST}
+
+
+def select(
+    graph: TaskGraph,
+    *,
+    kind: TaskKind | str | Iterable[TaskKind | str] | None = None,
+    phase: Phase | str | Iterable[Phase | str] | None = None,
+    name: Text | None = None,
+    op: Text | None = None,
+    layer: Text | None = None,
+    lane: int | Text | None = None,
+    step: int | Iterable[int] | None = None,
+    device: int | None = None,
+    ignore_case: bool = True,
+) -> Mask:
+    """Tasks that satisfy every condition given, gone ones left out (n rows, bool).
+
+    `name`, `op`, `layer` and `lane` are glob patterns over the whole text, or several of which one must
+    match: `*` stands for any run of characters, `?` for one, everything else for itself. `lane` matches the
+    label of a lane or is its index. `kind` and `phase` are members or their names; "device" and "host" are
+    groups of kinds. `step` is an index into `info.steps`, `device` a device number. Raises GraphError for an
+    unknown kind or phase.
+    """
+    mask = ~graph.gone
+    if kind is not None:
+        mask = mask & np.isin(graph.kind, kinds(kind))
+    if phase is not None:
+        mask = mask & np.isin(graph.phase, phases(phase))
+    for pattern, column, table in (
+        (name, graph.name, graph.names),
+        (op, graph.op, graph.names),
+        (layer, graph.layer, graph.layers),
+    ):
+        if pattern is not None:
+            mask = mask & matching(column, table, pattern, ignore_case=ignore_case)
+    if lane is not None:
+        if isinstance(lane, int):
+            mask = mask & (graph.lane == lane)
+        else:
+            labels = tuple(each.label for each in graph.lanes)
+            mask = mask & matching(graph.lane, labels, lane, ignore_case=ignore_case)
+    if step is not None:
+        mask = mask & np.isin(graph.step, [step] if isinstance(step, int) else list(step))
+    if device is not None:
+        devices = np.array([each.device for each in graph.lanes], dtype=np.int64)
+        mask = mask & (devices[graph.lane] == device)
+    return np.asarray(mask, dtype=np.bool_)
+
+
+def matching(
+    column: npt.NDArray[np.int32], table: Sequence[str], pattern: Text, *, ignore_case: bool = True
+) -> Mask:
+    """Rows whose entry of `table` fits a glob; −1 fits none. Each entry in use is compared once."""
+    fits = glob(pattern, ignore_case=ignore_case)
+    chosen = np.zeros(len(table) + 1, dtype=np.bool_)  # the last entry stands for −1
+    for index in np.unique(column):
+        chosen[index] = index >= 0 and fits.fullmatch(table[index]) is not None
+    return np.asarray(chosen[column])
+
+
+def glob(pattern: Text, *, ignore_case: bool = True) -> re.Pattern[str]:
+    """One regular expression for one or several globs; only `*` and `?` are special."""
+    patterns = [pattern] if isinstance(pattern, str) else list(pattern)
+    texts = (re.escape(each).replace(r"\*", ".*").replace(r"\?", ".") for each in patterns)
+    return re.compile(
+        "|".join(f"(?:{text})" for text in texts) or r"(?!)", re.I | re.S if ignore_case else re.S
+    )
+
+
+def kinds(given: TaskKind | str | Iterable[TaskKind | str]) -> list[int]:
+    """Task kinds by member, name or group name."""
+    found: list[int] = []
+    for each in [given] if isinstance(given, (str, TaskKind)) else given:
+        if isinstance(each, str) and each.lower() in _GROUPS:
+            found += map(int, _GROUPS[each.lower()])
+        else:
+            found.append(int(_member(TaskKind, each, extra=tuple(_GROUPS))))
+    return found
+
+
+def phases(given: Phase | str | Iterable[Phase | str]) -> list[int]:
+    """Phases by member or name."""
+    return [int(_member(Phase, each)) for each in ([given] if isinstance(given, (str, Phase)) else given)]
+
+
+def _member(
+    enum: type[TaskKind] | type[Phase], given: TaskKind | Phase | str, extra: tuple[str, ...] = ()
+) -> int:
+    if not isinstance(given, str):
+        return int(enum(given))
+    if given.upper() in enum.__members__:
+        return int(enum[given.upper()])
+    known = ", ".join([member.name.lower() for member in enum] + list(extra))
+    what = "kind" if enum is TaskKind else "phase"
+    raise GraphError(f"{what}={given} does not exist; choose from {known}.")

@@ -1,0 +1,106 @@
+"""Where the steps of a recording begin and end, on the host's clock."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from foretrace.graph.host import Host
+
+_PROFILER_STEP = re.compile(r"^ProfilerStep#(\d+)$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """Boundaries of n steps (n + 1 times, ns), their numbers, where they were found and on which host lane."""
+
+    bounds: npt.NDArray[np.int64]
+    numbers: tuple[int, ...]
+    source: str
+    lane: int  # host lane in the trace, −1 for a recording without host events
+    notes: tuple[str, ...] = ()
+
+
+def main_lane(host: Host) -> int:
+    """The thread that drives the step.
+
+    The one with step annotations, else with optimizer or loader annotations, else the one without autograd nodes
+    that spends most time in operators, annotations and calls; −1 for a recording without host events.
+    """
+    if not len(host.event):
+        return -1
+    step = host.is_annotation & host.named(_PROFILER_STEP.search)
+    for marked in (step, host.is_optimizer | host.is_data):
+        if marked.any():
+            return int(np.bincount(host.lane[marked]).argmax())
+    top = host.parent < 0
+    busy = np.bincount(host.lane[top], weights=(host.end - host.start)[top].astype(np.float64))
+    others = busy.copy()
+    others[host.autograd_lanes[host.autograd_lanes < len(others)]] = 0
+    return int(others.argmax() if others.any() else busy.argmax())
+
+
+def find_steps(host: Host, first: int, last: int) -> Steps:
+    """Step boundaries from ProfilerStep annotations, else from the ends of optimizer steps, else the whole recording.
+
+    `first` and `last` (ns) bound the recording and are used where nothing marks a step. A recorder that knows which
+    steps are whole says so in `recording["whole_steps"]`; a trailing ProfilerStep without the optimizer step that
+    all others have was cut off by the profiler's end and is dropped (CPU-recording lessons, rule 7).
+    """
+    lane = main_lane(host)
+    marked = np.flatnonzero(host.is_annotation & host.named(_PROFILER_STEP.search))
+    marked = marked[host.lane[marked] == lane]
+    marked = marked[np.argsort(host.start[marked], kind="stable")]
+    if len(marked):
+        return _profiler_steps(host, marked, lane)
+    optimizer = np.flatnonzero(
+        host.is_annotation & host.named(lambda name: name.startswith("Optimizer.step#"))
+    )
+    if len(optimizer):
+        # Several optimizers (a GAN) make one step: the first that ever stepped counts.
+        optimizer = optimizer[host.name[optimizer] == host.name[optimizer[np.argmin(host.start[optimizer])]]]
+        optimizer = optimizer[np.argsort(host.end[optimizer], kind="stable")]
+    if len(optimizer) >= 2:
+        return Steps(
+            bounds=host.end[optimizer],
+            numbers=tuple(range(1, len(optimizer))),
+            source="Optimizer.step",
+            lane=int(host.lane[optimizer[0]]),
+        )
+    return Steps(bounds=np.array([first, last]), numbers=(0,), source="whole trace", lane=lane)
+
+
+def _profiler_steps(host: Host, marked: npt.NDArray[np.int64], lane: int) -> Steps:
+    numbers = []
+    for row in marked.tolist():
+        match = _PROFILER_STEP.search(host.trace.names[host.name[row]])
+        assert match is not None
+        numbers.append(int(match.group(1)))
+    start, end = host.start[marked], host.end[marked]
+    keep = np.ones(len(marked), dtype=np.bool_)
+    notes: list[str] = []
+    recording = host.trace.ranks[0].recording if host.trace.ranks else {}
+    whole = recording.get("whole_steps")
+    optimizer = np.sort(
+        host.start[host.is_annotation & host.named(lambda name: name.startswith("Optimizer.step#"))]
+    )
+    has_optimizer = np.searchsorted(optimizer, end) > np.searchsorted(optimizer, start)
+    if whole and set(numbers) & set(whole):
+        keep = np.isin(numbers, whole)
+    elif len(marked) > 1 and has_optimizer[:-1].all() and not has_optimizer[-1]:
+        keep[-1] = False
+        notes.append(f"ProfilerStep#{numbers[-1]} has no optimizer step and was left out: it was cut off.")
+    kept = np.flatnonzero(keep)
+    kept = kept[: 1 + int(np.argmax(np.diff(kept) > 1))] if np.any(np.diff(kept) > 1) else kept
+    bounds = np.concatenate([start[kept], end[kept[-1:]]])
+    return Steps(
+        bounds=bounds,
+        numbers=tuple(numbers[i] for i in kept),
+        source="ProfilerStep",
+        lane=lane,
+        notes=tuple(notes),
+    )
+

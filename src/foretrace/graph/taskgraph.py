@@ -1,0 +1,261 @@
+"""`TaskGraph`: what depends on what, as columns of tasks and CSR columns of edges.
+
+Tasks are stored in topological order, so one pass over the rows replays the graph::
+
+    start[v] = max(release[v], max over edges (u, v) of anchor(u) + lag) + delay[v]
+    end[v]   = start[v] + dur[v]            anchor(u) = start[u] if from_start else end[u]
+
+Times are int64 nanoseconds. An edge carries two lags: `lag` is what the recording shows and never exceeds
+`typical`, the constant of its kind; what a task waited beyond its typical lags is not hidden in an edge but kept
+apart in `delay`, so that an edit can drop it and the structural replay (typical lags, no delays) can test the
+edges. A blocking call is two tasks: its own cost (CALL) and a zero-length RETURN that waits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from foretrace.trace.trace import LaneKind
+
+NO_RELEASE = np.iinfo(np.int64).min // 4  # "may start any time": far below every time, yet safe to add lags to
+
+
+class TaskKind(IntEnum):
+    """What a task does."""
+
+    CPU = 0  # host work between calls (GPU recordings)
+    OPERATOR = 1  # self time of a CPU operator (CPU-only recordings)
+    PYTHON = 2  # host work outside operators (CPU-only recordings)
+    CALL = 3  # own cost of a runtime call: launch, copy, synchronise, allocate
+    RETURN = 4  # zero-length: a blocking call returns here, after what it waits for
+    DATA = 5  # the data loader hands over a batch
+    KERNEL = 6
+    COPY = 7
+    MEMSET = 8
+    COLLECTIVE = 9
+    MARK = 10  # zero-length: boundary of a step on its thread
+    JOIN = 11  # zero-length: fork or join of a helper thread's burst
+
+    @property
+    def on_device(self) -> bool:
+        """Whether tasks of this kind run on a device lane of a GPU recording."""
+        return self in (TaskKind.KERNEL, TaskKind.COPY, TaskKind.MEMSET, TaskKind.COLLECTIVE)
+
+
+class EdgeKind(IntEnum):
+    """Why one task waits for another."""
+
+    PROGRAM = 0  # previous -> next on a CPU thread
+    LAUNCH = 1  # call -> device task
+    STREAM = 2  # previous -> next on a stream
+    EVENT = 3  # event recorded on one stream, waited for on another
+    SYNC = 4  # device task -> RETURN of a call that waits for it
+    THREAD = 5  # fork and join between CPU threads
+    QUEUE = 6  # a full launch queue: device task -> RETURN of the launch
+    DATA = 7  # batch ready -> its consumer
+    COLLECTIVE = 8  # arrival of a rank -> end of the collective
+    CONTENTION = 9  # a kernel held up by another stream's kernel; removable
+
+
+class Phase(IntEnum):
+    """Part of the training step that a task belongs to."""
+
+    NONE = 0
+    DATA = 1
+    FORWARD = 2
+    BACKWARD = 3
+    OPTIMIZER = 4
+    RECOMPUTE = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """Runs one task at a time: a thread, a stream, a link.
+
+    `ordered` lanes keep the recorded order through their edges. On an unordered lane the schedule engine ignores
+    edges of kind PROGRAM and STREAM between tasks of that lane and picks by (ready time, priority, row).
+    """
+
+    rank: int
+    kind: LaneKind
+    device: int = -1
+    stream: int = -1
+    label: str = ""
+    ordered: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What an edit did to a graph."""
+
+    technique: str  # "" for a bare primitive
+    what: str  # one sentence, e.g. "removed 161 kernels and their 161 launches"
+    tasks: int  # how many tasks were touched
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumption:
+    """A number that a prediction rests on and the recording does not give.
+
+    `low` and `high` bound what is plausible for `value`; `flag` is the parameter that replaces it, "" if none.
+    """
+
+    technique: str
+    name: str
+    value: float
+    low: float
+    high: float
+    unit: str
+    why: str
+    flag: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeClass:
+    """How well one class of inferred edges agrees with the recording."""
+
+    name: str
+    kind: EdgeKind
+    count: int
+    refuted: int
+    policy: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphInfo:
+    """What the builder knows beside the arrays; JSON-able, stored in the graph's file."""
+
+    source: str = ""
+    platform: str = "cpu"  # "cuda", "rocm" or "cpu"
+    devices: tuple[str, ...] = ()
+    world_size: int = 1
+    steps: tuple[int, ...] = ()  # number of each recorded step, as the recording calls it
+    step_source: str = "whole trace"  # "ProfilerStep", "Optimizer.step", "whole trace"
+    step_clock: str = "cpu"  # lanes on which a step is measured: "cpu" marks, or "gpu" where the host runs ahead
+    window_ns: tuple[int, int] = (0, 0)  # first and last step boundary in recorded time
+    linked_share: float = 1.0  # share of device time whose launch was recorded
+    attributed_share: float = 1.0  # share of device time with a layer, a phase or an operator
+    attribution: dict[str, float] = field(default_factory=dict)  # how, by share of device time
+    unexplained_share: float = 0.0  # delay without a reason, share of the device span (backlog excluded)
+    contention_share: float = 0.0  # delay behind another stream's kernel, share of the device span
+    overlap_share: float = 0.0  # share of busy device time with two or more streams at work
+    typical_ns: dict[str, int] = field(default_factory=dict)  # "launch gpu0:7" -> nanoseconds
+    edge_classes: tuple[EdgeClass, ...] = ()
+    recording: dict[str, Any] = field(default_factory=dict)  # the recorder's metadata of the first rank
+    overhead: dict[str, float] = field(default_factory=dict)  # profiler overhead: measured and removed, see docs
+    notes: tuple[str, ...] = ()
+
+
+TASK_COLUMNS: dict[str, type] = {
+    "kind": np.uint8,  # TaskKind
+    "phase": np.uint8,  # Phase
+    "lane": np.int32,  # -> lanes
+    "name": np.int32,  # -> names
+    "layer": np.int32,  # -> layers, −1 if unknown
+    "step": np.int32,  # index into info.steps, −1 outside
+    "dur": np.int64,  # ns
+    "delay": np.int64,  # ns waited beyond every typical lag; removable
+    "release": np.int64,  # ns; not before this time, NO_RELEASE if free
+    "recorded": np.int64,  # recorded start, ns; the prediction for inserted tasks is unrelated to it
+    "nbytes": np.int64,  # bytes moved, −1 if unknown
+    "flops": np.float64,  # floating-point operations, 0 if unknown
+    "priority": np.int32,  # smaller runs first on unordered lanes
+    "op": np.int32,  # -> names: the operator that a task belongs to, −1 if unknown
+    "gone": np.bool_,  # removed by an edit: takes no time, keeps order (see edit.remove)
+}
+
+EDGE_COLUMNS: dict[str, type] = {
+    "src": np.int32,  # predecessor; the successor is the row that in_ptr assigns
+    "edge_kind": np.uint8,  # EdgeKind
+    "lag": np.int64,  # ns, may be negative
+    "typical": np.int64,  # ns
+    "from_start": np.bool_,  # leaves from the start of src instead of its end
+    "inferred": np.bool_,  # not stated by the recording
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TaskGraph:
+    """Columns of tasks (n rows, topological order) and of edges (m rows, grouped by successor)."""
+
+    kind: npt.NDArray[np.uint8]
+    phase: npt.NDArray[np.uint8]
+    lane: npt.NDArray[np.int32]
+    name: npt.NDArray[np.int32]
+    layer: npt.NDArray[np.int32]
+    step: npt.NDArray[np.int32]
+    dur: npt.NDArray[np.int64]
+    delay: npt.NDArray[np.int64]
+    release: npt.NDArray[np.int64]
+    recorded: npt.NDArray[np.int64]
+    nbytes: npt.NDArray[np.int64]
+    flops: npt.NDArray[np.float64]
+    priority: npt.NDArray[np.int32]
+    op: npt.NDArray[np.int32]
+    gone: npt.NDArray[np.bool_]
+    in_ptr: npt.NDArray[np.int64]  # n + 1: edges into task v are in_ptr[v] : in_ptr[v + 1]
+    src: npt.NDArray[np.int32]
+    edge_kind: npt.NDArray[np.uint8]
+    lag: npt.NDArray[np.int64]
+    typical: npt.NDArray[np.int64]
+    from_start: npt.NDArray[np.bool_]
+    inferred: npt.NDArray[np.bool_]
+    marks: npt.NDArray[np.int32]  # ordinals -> tasks whose *end* bounds the steps: step i is marks[i] .. marks[i + 1]
+    names: tuple[str, ...]
+    layers: tuple[str, ...]
+    lanes: tuple[Lane, ...]
+    info: GraphInfo
+    changes: tuple[Change, ...] = ()
+    assumptions: tuple[Assumption, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    @property
+    def edges(self) -> int:
+        """Number of edges."""
+        return len(self.src)
+
+    @property
+    def n_steps(self) -> int:
+        """Number of steps between the marks."""
+        return max(len(self.marks) - 1, 0)
+
+    @property
+    def dst(self) -> npt.NDArray[np.int32]:
+        """Successor of every edge (m rows)."""
+        return np.repeat(np.arange(len(self), dtype=np.int32), np.diff(self.in_ptr))
+
+    @property
+    def on_device(self) -> npt.NDArray[np.bool_]:
+        """Tasks on GPU lanes (n rows)."""
+        return self.lane_kinds[self.lane] == LaneKind.GPU
+
+    @property
+    def lane_kinds(self) -> npt.NDArray[np.uint8]:
+        """LaneKind per lane."""
+        return np.array([lane.kind for lane in self.lanes], dtype=np.uint8)
+
+    @property
+    def rank(self) -> npt.NDArray[np.int32]:
+        """Rank of every task (n rows)."""
+        return np.array([lane.rank for lane in self.lanes], dtype=np.int32)[self.lane]
+
+    def with_columns(self, **columns: npt.NDArray[Any]) -> TaskGraph:
+        """A graph that shares everything but these columns; shapes and types must agree."""
+        for key, column in columns.items():
+            mine = getattr(self, key)
+            if column.shape != mine.shape or column.dtype != mine.dtype:
+                raise ValueError(f"column {key}: {column.dtype}{column.shape}, want {mine.dtype}{mine.shape}")
+        return replace(self, **columns)
+
+    def noted(self, *changes: Change, assumptions: tuple[Assumption, ...] = ()) -> TaskGraph:
+        """The same graph with these changes and assumptions appended to its record."""
+        return replace(
+            self, changes=self.changes + changes, assumptions=self.assumptions + assumptions
+        )

@@ -1,0 +1,1 @@
+"""What machines can do: the catalog of devices."""

@@ -1,0 +1,33 @@
+"""Write a file whole or not at all."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from pathlib import Path
+
+from foretrace.errors import ForetraceError
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write `data` to a temporary file beside `path` and rename it; a name that ends in .gz is compressed.
+
+    Raises ForetraceError where the folder is missing or may not be written.
+    """
+    if path.suffix == ".gz":
+        data = gzip.compress(data, compresslevel=6, mtime=0)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    except OSError as error:
+        raise ForetraceError(
+            f"cannot write {path} ({error.strerror or error}); choose a folder that exists and that you may write to."
+        ) from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """`write_bytes` of UTF-8 text."""
+    write_bytes(path, text.encode("utf-8", errors="replace"))

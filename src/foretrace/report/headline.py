@@ -1,0 +1,157 @@
+"""The first sentence: what holds the step back, or what a change would do. One sentence, one claim, its numbers."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+
+from foretrace.report.units import between, change, in_unit, of, seconds, share, short_name, speed, unit_for
+from foretrace.report.views import PART_WORDS, BlameRow, Breakdown
+
+WASTE_SHARE = (
+    0.15  # a wait shorter than this share of the step is not what holds it back, unless nothing is longer
+)
+NOISE_SHARE = 0.001  # breakdown parts below this share of the step are not worth a word
+
+# What an operator of a CPU recording does, first match wins.
+OPERATOR_CLASSES = (
+    ("optimizer steps", r"^Optimizer\.|_foreach_|_fused_(?:adam|sgd)|^aten::(?:addcdiv|addcmul|lerp)"),
+    ("convolutions", r"conv"),
+    ("attention", r"scaled_dot_product|attention"),
+    ("recurrent layers", r"lstm|gru|rnn"),
+    (
+        "matrix products",
+        r"(?:^|::)(?:addmm|mm|bmm|baddbmm|matmul|linear|addmv|mv|dot|einsum|mkldnn_linear)\b",
+    ),
+    ("normalisation", r"norm"),
+    ("embeddings", r"embedding|index_select|gather|scatter"),
+    ("softmax and loss", r"softmax|nll_loss|cross_entropy|mse_loss"),
+    ("pooling", r"pool"),
+    ("copies and casts", r"copy_|_to_copy|contiguous|clone|::to$|::cat$|::stack$"),
+    ("random numbers", r"dropout|bernoulli|random|normal_|uniform_|rand"),
+    ("reductions", r"::(?:sum|mean|max|min|argmax|topk|sort)\b"),
+)
+_CLASSES = [(label, re.compile(pattern, re.IGNORECASE)) for label, pattern in OPERATOR_CLASSES]
+
+
+def operator_class(name: str) -> str:
+    """The class of a CPU operator in plain words ("convolutions"), "pointwise operators" for the rest of aten."""
+    for label, pattern in _CLASSES:
+        if pattern.search(name):
+            return label
+    return "pointwise operators" if name.startswith("aten::") else "other operators"
+
+
+def bottleneck(breakdown: Breakdown) -> str:
+    """The part that holds the step back: the longest wait if it matters, else compute."""
+    parts = breakdown.parts()
+    total = sum(parts.values())
+    wait = max((name for name in parts if name != "compute"), key=lambda name: parts[name])
+    if parts[wait] > 0 and (parts[wait] >= WASTE_SHARE * total or parts[wait] > parts["compute"]):
+        return wait
+    return "compute"
+
+
+def show(breakdown: Breakdown, rows: Sequence[BlameRow], *, platform: str, ranks: int, every: bool) -> str:
+    """What holds the step back. `rows` are blame rows by name; `every` is false for a recording of one step."""
+    total = sum(breakdown.parts().values())
+    if total <= 0:
+        return "The recording holds no step that takes time."
+    part = bottleneck(breakdown)
+    spent = of(getattr(breakdown, part), total, every=every)
+    who = "The CPU" if platform == "cpu" else "The GPU"
+    if part == "compute":
+        return _compute(breakdown, rows, platform=platform, every=every)
+    if part == "data_loading":
+        return f"{who} waits for data: {spent} are DataLoader work that nothing overlaps."
+    if part == "launch_bound":
+        if platform == "cpu":
+            return f"Python holds the step back: {spent} pass between operators."
+        return f"The GPU waits for the host: {spent} pass before the next kernel is launched."
+    if part == "exposed_communication":
+        tail = "" if ranks > 1 else "; one rank alone cannot tell waiting for the others from transfer"
+        return f"Communication is not hidden: {spent} are collectives that no compute overlaps{tail}."
+    if part == "exposed_copy":
+        return f"Copies are not hidden: {spent} are memory copies that no compute overlaps."
+    if part == "synchronisation":
+        if platform == "cpu":
+            return f"Threads wait for each other: {spent} are synchronisation."
+        return f"Synchronisation empties the GPU: in {spent} the host waited for it before it launched more."
+    return f"{who} idles: {spent} pass without work, and the recording does not say why."
+
+
+def _compute(breakdown: Breakdown, rows: Sequence[BlameRow], *, platform: str, every: bool) -> str:
+    parts = breakdown.parts()
+    total = sum(parts.values())
+    spent = of(parts["compute"], total, every=every)
+    unit = unit_for(total)
+    if platform == "cpu":
+        classes: dict[str, float] = defaultdict(float)
+        for row in rows:
+            if row.kind == "operator":
+                classes[operator_class(row.name)] += row.time_s
+        ranked = sorted(classes.items(), key=lambda item: (-item[1], item[0]))
+        if not ranked:
+            return f"The CPU computes all the time: {spent} are operators."
+        (first, time), rest = ranked[0], ranked[1:2]
+        tail = "".join(f", {name} {in_unit(t, unit)}" for name, t in rest if t >= 0.05 * total)
+        return f"The CPU is the limit: {first} take {of(time, total, every=every)}{tail}."
+    kernels = [row for row in rows if row.kind == "kernel"]
+    tail = ""
+    if kernels:
+        top = max(kernels, key=lambda row: row.time_s)
+        tail = f"; {short_name(top.name, 40)} alone takes {in_unit(top.time_s, unit)}"
+    wait = max((name for name in parts if name != "compute"), key=lambda name: parts[name])
+    if not tail and parts[wait] >= 0.05 * total:
+        tail = f"; {in_unit(parts[wait], unit)} are {PART_WORDS[wait]}"
+    return (
+        f"The GPU computes nearly all the time: {spent} are kernels{tail}."
+        if parts["compute"] >= 0.9 * total
+        else f"Compute takes most of the step: {spent} are kernels{tail}."
+    )
+
+
+def simulate(step_s: float, measured_s: float, structural_error: float) -> str:
+    """How well the replay stands for the recording."""
+    error = abs(step_s - measured_s) / measured_s if measured_s else 0.0
+    exact = "exactly the" if error < 5e-6 else f"with {share(error)} error the"
+    return (
+        f"The replay gives {exact} recorded {seconds(measured_s)} per step, and with typical instead of recorded "
+        f"waits it is {share(abs(structural_error))} off."
+    )
+
+
+def blame(rows: Sequence[BlameRow], step_s: float, *, every: bool) -> str:
+    """Whose removal would save most."""
+    if not rows or max(row.saved_if_removed_s for row in rows) <= 0:
+        return "Nothing that this recording shows would make the step faster if it were gone."
+    top = max(rows, key=lambda row: row.saved_if_removed_s)
+    return (
+        f"{short_name(top.name)} holds the step back most: without it, "
+        f"{of(top.saved_if_removed_s, step_s, every=every)} would be saved."
+    )
+
+
+def whatif(before_s: float, after_s: float, interval_s: tuple[float, float]) -> str:
+    """As in "1.89× faster: 174 → 92.0 ms per step (84.0 – 101)." """
+    unit = unit_for(before_s)
+    numbers = f"{in_unit(before_s, unit)} → {in_unit(after_s, unit)} {unit.name} per step"
+    answer = speed(before_s, after_s)
+    answer = answer[0].upper() + answer[1:]
+    if answer != "No change" and interval_s[0] <= before_s <= interval_s[1]:
+        answer += ", within the noise"
+    return f"{answer}: {numbers} ({between(*interval_s, unit)})."
+
+
+def compare(before_s: float, after_s: float, parts: Breakdown) -> str:
+    """Which side is faster and which part of the step explains most of it."""
+    unit = unit_for(max(before_s, after_s))
+    numbers = f"{in_unit(before_s, unit)} → {in_unit(after_s, unit)} {unit.name} per step"
+    answer = speed(before_s, after_s)
+    if answer == "no change":
+        return f"Both take the same time: {numbers}."
+    difference = after_s - before_s
+    name, most = max(parts.parts().items(), key=lambda item: item[1] * (1 if difference > 0 else -1))
+    tail = "" if abs(most) < NOISE_SHARE * before_s else f", most of it {PART_WORDS[name]} ({change(most)})"
+    return f"The second is {answer}: {numbers}{tail}."

@@ -1,0 +1,219 @@
+"""One self-contained page: the answer, the timeline, who holds the step back, what-ifs side by side.
+
+Everything is inline (styles, script, data), so the page opens from a file without a network; a content security
+policy in the page holds it to that. All names are escaped: the template escapes text, `_script_json` escapes JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from foretrace.report import wording
+from foretrace.report.files import write_text
+from foretrace.report.tracks import MAX_TASKS, Track, pack
+from foretrace.report.units import (
+    between,
+    change,
+    count,
+    in_unit,
+    seconds,
+    share,
+    short_names,
+    speed,
+    unit_for,
+)
+from foretrace.report.views import PART_WORDS, BlameView, Breakdown, ShowView, WhatIfView
+
+SCRIPTS = ("format.js", "data.js", "timeline.js", "axis.js", "interact.js", "page.js")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """What the page shows; the first track is the recorded run, the others are predictions drawn below it."""
+
+    show: ShowView
+    blames: Sequence[BlameView] = ()
+    whatifs: Sequence[WhatIfView] = ()
+    tracks: Sequence[Track] = ()
+    focus_step: int = 0  # position of the step that the timeline opens on
+
+
+def render(page: Page, *, max_tasks: int = MAX_TASKS) -> str:
+    """The page as one HTML text. Deterministic: the same page gives the same bytes."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("foretrace.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=False,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template("report.html.j2").render(_context(page, max_tasks))
+
+
+def write(page: Page, path: Path, *, max_tasks: int = MAX_TASKS) -> None:
+    """Render into `path`, through a temporary file beside it."""
+    write_text(path, render(page, max_tasks=max_tasks))
+
+
+def _context(page: Page, max_tasks: int) -> dict[str, Any]:
+    import markupsafe
+
+    show = page.show
+    step = show.step_time_s
+    unit = unit_for(step.median)
+    longest = max([step.median, *(max(w.after_s, w.interval_s[1]) for w in page.whatifs)])
+    notes = wording.reading_notes(show)
+    meta, data = {}, ""
+    if page.tracks:
+        packed, data = pack(page.tracks, focus_step=page.focus_step, max_tasks=max_tasks)
+        first = packed["tracks"][0]
+        meta = packed | {"focus": page.focus_step - first["first_step"]}
+        if len(first["steps"]) < first["all_steps"]:
+            notes = [*notes, _partly_drawn(first)]
+    views = {
+        "show": show,
+        "blame": list(page.blames),
+        "whatif": list(page.whatifs),
+    }
+    return {
+        "version": _version(),
+        "css": markupsafe.Markup(_asset("report.css")),
+        "js": markupsafe.Markup("(() => {\n'use strict';\n" + "\n".join(map(_asset, SCRIPTS)) + "\n})();"),
+        "show": show,
+        "facts": wording.facts(show),
+        "whatif_lines": [{"name": w.name, "headline": w.headline} for w in page.whatifs],
+        "step": {
+            "number": in_unit(step.median, unit),
+            "unit": unit.name,
+            "spread": wording.step_spread(show),
+        },
+        "breakdown": _breakdown(show.breakdown_s),
+        "blames": [_blame(blame) for blame in page.blames],
+        "whatifs": [_whatif(w, longest) for w in page.whatifs],
+        "scale": longest,
+        "tasks": count(show.tasks),
+        "notes": notes,
+        "views": _script_json(views),
+        "meta": _script_json(meta),
+        "data": markupsafe.Markup(data),
+    }
+
+
+def _partly_drawn(track: dict[str, Any]) -> str:
+    steps = track["steps"]
+    return (
+        f"The timeline draws steps {steps[0]} to {steps[-1]} ({len(steps)} of {track['all_steps']}) to keep the page "
+        "small; every number is from all steps."
+    )
+
+
+def _breakdown(breakdown: Breakdown) -> dict[str, Any]:
+    parts = breakdown.parts()
+    total = sum(parts.values())
+    unit = unit_for(total)
+    return {
+        "total": total,
+        "parts": [
+            {
+                "key": name,
+                "word": PART_WORDS[name],
+                "share": value / total if total else 0.0,
+                "text": f"{in_unit(value, unit)} {unit.name}" if value else "0",
+                "short": in_unit(value, unit),
+                "percent": share(value / total) if total and value else "",
+            }
+            for name, value in parts.items()
+        ],
+    }
+
+
+def _blame(blame: BlameView) -> dict[str, Any]:
+    most = max((row.saved_if_removed_s for row in blame.rows), default=0.0)
+    shorts = short_names([row.name for row in blame.rows], 64)
+    return {
+        "by": blame.by,
+        "headline": blame.headline,
+        "rows": [
+            {
+                "name": row.name,
+                "short": short,
+                "layer": row.layer,
+                "kind": row.kind,
+                "count": row.count,
+                "count_text": count(row.count),
+                "time_s": row.time_s,
+                "time": seconds(row.time_s),
+                "faster_s": row.saved_if_10pct_faster_s,
+                "faster": change(-row.saved_if_10pct_faster_s),
+                "gone_s": row.saved_if_removed_s,
+                "gone": change(-row.saved_if_removed_s),
+                "gone_share": max(row.saved_if_removed_s, 0.0) / most if most > 0 else 0.0,
+            }
+            for row, short in zip(blame.rows, shorts, strict=True)
+        ],
+    }
+
+
+def _whatif(view: WhatIfView, longest: float) -> dict[str, Any]:
+    unit = unit_for(view.before_s)
+    low, high = view.interval_s
+    return {
+        "name": view.name,
+        "headline": view.headline,
+        "breakdown": _breakdown(view.breakdown_after_s),
+        "low": 100 * low / longest,
+        "high": 100 * high / longest,
+        "interval_text": wording.interval_text(view),
+        "after": seconds(view.after_s),
+        "speed": f"{speed(view.before_s, view.after_s)} ({between(low, high, unit)})",
+        "stages": [
+            {"name": s.name, "after": seconds(s.after_s), "saved": change(-s.saved_s), "why": s.why_not_more}
+            for s in view.stages
+        ],
+        "changes": [wording.change_text(made, len(view.techniques) > 1) for made in view.changes],
+        "assumptions": [
+            {
+                "name": a.name,
+                "value": wording.assumption_value(a),
+                "range": wording.assumption_range(a),
+                "why": a.why.rstrip(".") + ".",
+                "flag": a.flag,
+            }
+            for a in view.assumptions
+        ],
+        "path": " → ".join(view.critical_path_after) + wording.path_moved(view)
+        if view.critical_path_after
+        else "",
+        "why_not_more": "" if view.stages else view.why_not_more,
+        "notes": view.notes,
+    }
+
+
+def _asset(name: str) -> str:
+    return files("foretrace.report").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _script_json(value: Any) -> Any:
+    """JSON that may stand inside a script element: no markup character survives, whatever the names hold."""
+    import markupsafe
+
+    text = msgspec.json.encode(value).decode()
+    for char in "<>&\u2028\u2029":
+        text = text.replace(char, f"\\u{ord(char):04x}")
+    return markupsafe.Markup(text)
+
+
+def _version() -> str:
+    try:
+        return version("foretrace")
+    except PackageNotFoundError:
+        return "(source tree)"

@@ -1,0 +1,49 @@
+"""The JSON contract: a view as it stands, and its JSON Schema.
+
+The schemas are package data (`report/schemas/<command>.json`) so that a script can validate without importing us;
+a test holds the files equal to the structs.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+
+from foretrace.report.views import SCHEMA_VERSION, VIEWS, View
+
+
+def dumps(view: View, *, indent: int = 2) -> str:
+    """JSON text of a view, fields in the documented order, no trailing newline."""
+    return msgspec.json.format(msgspec.json.encode(view), indent=indent).decode()
+
+
+def loads(text: str | bytes, command: str) -> View:
+    """Parse the JSON of one command back into its view; raises msgspec.ValidationError where it breaks the schema."""
+    return msgspec.json.decode(text, type=VIEWS[command])
+
+
+def schema(command: str) -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of one command's answer, as stored in the package."""
+    text = files("foretrace.report").joinpath("schemas", f"{command}.json").read_bytes()
+    decoded: dict[str, Any] = msgspec.json.decode(text)
+    return decoded
+
+
+def generate_schema(command: str) -> dict[str, Any]:
+    """The schema made anew from the struct; every field is required, since every answer carries every field."""
+    components: dict[str, Any]
+    (reference,), components = msgspec.json.schema_components([VIEWS[command]], ref_template="#/$defs/{name}")
+    name = reference["$ref"].rsplit("/", 1)[-1]
+    for part in components.values():
+        part["required"] = list(part["properties"])
+    top = components.pop(name)
+    top["properties"]["schema_version"] = {"const": SCHEMA_VERSION}
+    top["properties"]["command"] = {"const": command}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"foretrace {command} --json",
+        **{key: value for key, value in top.items() if key != "title"},
+        "$defs": components,
+    }

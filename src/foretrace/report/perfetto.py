@@ -1,0 +1,165 @@
+"""Recorded and predicted runs as one Chrome trace, for ui.perfetto.dev and chrome://tracing.
+
+Every run is a process of its own (one per rank), recorded first, all aligned at the first step; lanes are threads.
+Each process begins with a row of steps and a row that is its critical path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from foretrace.graph.taskgraph import EdgeKind, Phase, TaskKind
+from foretrace.report.files import write_bytes
+from foretrace.report.tracks import NO_EDGE, Track, binding_edges, lane_word
+from foretrace.report.units import short_names
+
+Event = dict[str, Any]
+STEPS, CRITICAL, FIRST_LANE = 1, 2, 10
+SPILL = 100_000  # thread ids of the extra rows for tasks that overlap on their lane
+
+
+def export(tracks: Sequence[Track], *, arrows: bool = True) -> bytes:
+    """Chrome trace JSON of these runs; `arrows` draws the critical path as flow arrows between lanes.
+
+    Times are microseconds from the start of the earliest task. Raises ValueError without tracks.
+    """
+    if not tracks:
+        raise ValueError("export needs at least one track")
+    heads = [int(track.end[track.graph.marks[0]]) if len(track.graph.marks) else 0 for track in tracks]
+    before = max(head - int(track.start.min(initial=head)) for track, head in zip(tracks, heads, strict=True))
+    events: list[Event] = []
+    pid = 0
+    for track, head in zip(tracks, heads, strict=True):
+        for rank in sorted({lane.rank for lane in track.graph.lanes}):
+            pid += 1
+            events += _process(track, rank, pid, before - head, arrows)
+    return msgspec.json.encode(
+        {"displayTimeUnit": "ms", "otherData": {"producer": "foretrace"}, "traceEvents": events}
+    )
+
+
+def write(tracks: Sequence[Track], path: Path, *, arrows: bool = True) -> None:
+    """`export` into a file; a name that ends in .gz is compressed, as Perfetto reads it."""
+    write_bytes(path, export(tracks, arrows=arrows))
+
+
+def _process(track: Track, rank: int, pid: int, shift: int, arrows: bool) -> Iterator[Event]:
+    graph = track.graph
+    ranks = len({lane.rank for lane in graph.lanes})
+    yield _meta(pid, 0, "process_name", name=track.name + (f" · rank {rank}" if ranks > 1 else ""))
+    yield _meta(pid, 0, "process_sort_index", sort_index=pid)
+    on_rank = graph.rank == rank
+    marks = graph.marks[on_rank[graph.marks]]
+    if len(marks) > 1:
+        yield from _named(pid, STEPS, "steps")
+        steps = graph.info.steps
+        for i, (a, b) in enumerate(pairwise(marks)):
+            at, until = int(track.end[a]), int(track.end[b])
+            name = f"step {steps[i] if i < len(steps) else i}"
+            yield _slice(pid, STEPS, name, at + shift, until - at)
+    source, why = binding_edges(graph, track.start, track.end)
+    critical = np.zeros(len(graph), dtype=np.bool_)
+    critical[track.critical] = True
+    longs = track.end > track.start
+    labels = short_names(graph.names)
+    if (critical & longs & on_rank).any():
+        yield from _named(pid, CRITICAL, "critical path")
+        for v in track.critical[(longs & on_rank)[track.critical]].tolist():
+            at = int(track.start[v])
+            yield _slice(pid, CRITICAL, labels[graph.name[v]], at + shift, int(track.end[v]) - at)
+    for index, lane in enumerate(graph.lanes):
+        rows = np.flatnonzero((graph.lane == index) & longs)
+        if lane.rank != rank or not len(rows):
+            continue
+        rows = rows[np.argsort(track.start[rows], kind="stable")]
+        tid = FIRST_LANE + index
+        yield from _named(pid, tid, lane_word(lane))
+        spilled = _overlapping(track.start[rows], track.end[rows])
+        if spilled.any():
+            yield from _named(pid, SPILL + tid, lane_word(lane) + " (overlapping)", sort=tid)
+        for v, spill in zip(rows.tolist(), spilled.tolist(), strict=True):
+            event = _slice(
+                pid, SPILL + tid if spill else tid, labels[graph.name[v]],
+                int(track.start[v]) + shift, int(track.end[v] - track.start[v]),
+            )  # fmt: skip
+            event["cat"] = TaskKind(graph.kind[v]).name.lower()
+            event["args"] = _facts(track, v, int(why[v]), bool(critical[v]))
+            yield event
+    if arrows:
+        yield from _arrows(track, pid, shift, source, critical & longs & on_rank)
+
+
+def _facts(track: Track, v: int, why: int, critical: bool) -> Event:
+    graph = track.graph
+    facts: Event = {"name": graph.names[graph.name[v]]}
+    if graph.layer[v] >= 0:
+        facts["layer"] = graph.layers[graph.layer[v]]
+    if graph.op[v] >= 0:
+        facts["operator"] = graph.names[graph.op[v]]
+    if graph.phase[v]:
+        facts["phase"] = Phase(graph.phase[v]).name.lower()
+    if graph.nbytes[v] >= 0:
+        facts["bytes"] = int(graph.nbytes[v])
+    if why != NO_EDGE:
+        facts["waited_for"] = EdgeKind(why).name.lower()
+    facts["critical"] = critical
+    return facts
+
+
+def _arrows(
+    track: Track, pid: int, shift: int, source: npt.NDArray[np.int64], critical: npt.NDArray[np.bool_]
+) -> Iterator[Event]:
+    """Flow arrows from lane to lane along the critical path; zero-length tasks on the way are passed through."""
+    graph = track.graph
+    for v in np.flatnonzero(critical).tolist():
+        u = int(source[v])
+        while u >= 0 and not critical[u] and track.end[u] == track.start[u]:
+            u = int(source[u])
+        if u < 0 or not critical[u] or graph.lane[u] == graph.lane[v]:
+            continue
+        common = {"cat": "critical path", "name": "critical path", "id": f"{pid}.{v}", "pid": pid}
+        # An arrow binds to the slice around its time stamp: one nanosecond before the end is inside.
+        leave = min(int(track.end[u]), int(track.start[v])) - 1
+        leave = max(leave, int(track.start[u]))
+        yield common | {"ph": "s", "tid": FIRST_LANE + int(graph.lane[u]), "ts": (leave + shift) / 1000}
+        yield common | {
+            "ph": "f",
+            "bp": "e",
+            "tid": FIRST_LANE + int(graph.lane[v]),
+            "ts": (int(track.start[v]) + shift) / 1000,
+        }
+
+
+def _overlapping(start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Tasks (by start) that begin before the kept ones before them end: viewers want a row without crossings."""
+    reach = np.maximum.accumulate(end)
+    if not (start[1:] < reach[:-1]).any():
+        return np.zeros(len(start), dtype=np.bool_)
+    spilled = np.zeros(len(start), dtype=np.bool_)
+    busy = int(start[0])
+    for i, (a, b) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
+        if a < busy:
+            spilled[i] = True
+        else:
+            busy = b
+    return spilled
+
+
+def _slice(pid: int, tid: int, name: str, at: int, dur: int) -> Event:
+    return {"ph": "X", "pid": pid, "tid": tid, "name": name, "ts": at / 1000, "dur": dur / 1000}
+
+
+def _named(pid: int, tid: int, name: str, sort: int | None = None) -> Iterator[Event]:
+    yield _meta(pid, tid, "thread_name", name=name)
+    yield _meta(pid, tid, "thread_sort_index", sort_index=tid if sort is None else sort)
+
+
+def _meta(pid: int, tid: int, what: str, **args: Any) -> Event:
+    return {"ph": "M", "pid": pid, "tid": tid, "name": what, "ts": 0, "args": args}

@@ -1,0 +1,253 @@
+"""Timelines packed for the page: columns of tasks per track, delta-coded, byte planes, deflate, base64.
+
+A track is one run of the graph: the recorded one or a predicted one. Lanes that are the same thread, stream or link
+in several tracks share one row number, so that the page can draw predicted below recorded. About 8 bytes per task.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from foretrace.graph.taskgraph import EdgeKind, Lane, Phase, TaskGraph, TaskKind
+from foretrace.report.units import short_names
+from foretrace.simulate.replay import effective
+from foretrace.trace.trace import LaneKind
+
+Int64 = npt.NDArray[np.int64]
+NO_EDGE = 255
+MAX_TASKS = 200_000  # per track; beyond it the page draws whole steps around the median one
+
+COLUMNS: tuple[tuple[str, type], ...] = (
+    ("gap", np.uint32),  # start − previous start of its lane (of the track's first mark for the first), ticks
+    ("dur", np.uint32),  # ticks
+    ("name", np.uint16),
+    ("layer", np.uint16),  # 0 = unknown
+    ("op", np.uint16),  # 0 = none
+    ("kind", np.uint8),
+    ("phase", np.uint8),
+    ("critical", np.uint8),
+    ("why", np.uint8),  # EdgeKind of the dependency that was ready last
+    ("cause", np.int32),  # own position − position of the task waited for; 0 = none
+    ("nbytes", np.float32),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Track:
+    """One run of a graph: start and end per task (ns) and the rows on its critical path."""
+
+    name: str
+    graph: TaskGraph
+    start: Int64
+    end: Int64
+    critical: npt.NDArray[np.int64]
+
+    @property
+    def marks(self) -> Int64:
+        """Boundaries of the steps; the whole run where a graph has none."""
+        if len(self.graph.marks):
+            return self.end[self.graph.marks]
+        return np.array([self.start.min(initial=0), self.end.max(initial=0)], dtype=np.int64)
+
+
+def binding_edges(graph: TaskGraph, start: Int64, end: Int64) -> tuple[Int64, npt.NDArray[np.uint8]]:
+    """For every task the predecessor that was ready last and the kind of that edge; −1 and 255 without one."""
+    n = len(graph)
+    source = np.full(n, -1, dtype=np.int64)
+    kind = np.full(n, NO_EDGE, dtype=np.uint8)
+    if not graph.edges:
+        return source, kind
+    ready = np.where(graph.from_start, start[graph.src], end[graph.src]) + effective(graph).lag
+    dst = graph.dst
+    # Ascending by readiness, so that the last writer of a task is its binding edge; ties go to the later edge row.
+    order = np.lexsort((ready, dst))
+    source[dst[order]] = graph.src[order]
+    kind[dst[order]] = graph.edge_kind[order]
+    return source, kind
+
+
+def pack(
+    tracks: Sequence[Track], *, focus_step: int = 0, max_tasks: int = MAX_TASKS
+) -> tuple[dict[str, Any], str]:
+    """`(meta, data)`: JSON-able description of all tracks and the base64 text of their columns.
+
+    `focus_step` is the step that must be drawn if not all can be. Raises ValueError without tracks.
+    """
+    if not tracks:
+        raise ValueError("pack needs at least one track")
+    names, layers = _Table(), _Table()
+    layers.add("")
+    names.add("")
+    lanes = _lanes(tracks)
+    metas, blobs, size = [], [], 0
+    for track in tracks:
+        meta, columns = _columns(track, lanes, names, layers, _window(track, focus_step, max_tasks))
+        meta["offset"] = size
+        for key, dtype in COLUMNS:
+            plane: npt.NDArray[Any] = np.ascontiguousarray(columns[key], dtype=dtype)
+            blob = plane.view(np.uint8).reshape(len(plane), plane.itemsize).T.tobytes()
+            blobs.append(blob)
+            size += len(blob)
+        metas.append(meta)
+    meta = {
+        "columns": [[key, np.dtype(dtype).name] for key, dtype in COLUMNS],
+        "tracks": metas,
+        "lanes": [lane for _, lane in sorted(lanes.values(), key=lambda pair: pair[0])],
+        "names": names.texts,
+        "shorts": ["", *short_names(names.texts[1:], 56)],
+        "layers": layers.texts,
+        "kinds": [kind.name.lower() for kind in TaskKind],
+        "phases": [phase.name.lower() for phase in Phase],
+        "edges": [kind.name.lower() for kind in EdgeKind],
+    }
+    return meta, base64.b64encode(zlib.compress(b"".join(blobs), 9)).decode("ascii")
+
+
+class _Table:
+    """Texts numbered in the order they are first seen."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self._index: dict[str, int] = {}
+
+    def add(self, text: str) -> int:
+        at = self._index.get(text)
+        if at is None:
+            at = self._index[text] = len(self.texts)
+            self.texts.append(text)
+        return at
+
+    def renumber(self, column: npt.NDArray[np.int32], texts: tuple[str, ...], missing: int) -> Int64:
+        """Rows of a graph's own table (−1 = unknown) as rows of this one."""
+        used, inverse = np.unique(column, return_inverse=True)
+        mapped = [missing if i < 0 else self.add(texts[i]) for i in used.tolist()]
+        return np.asarray(mapped, dtype=np.int64)[inverse]
+
+
+LaneKey = tuple[int, int, int, int, str]
+LaneTable = dict[LaneKey, tuple[int, dict[str, Any]]]
+
+
+def _lanes(tracks: Sequence[Track]) -> LaneTable:
+    """Rows of the page: host threads, then streams, links and modelled lanes, each by busy time, rank by rank."""
+    busy: dict[LaneKey, float] = {}
+    share: dict[LaneKey, float] = {}
+    for track in tracks:
+        graph = track.graph
+        total = np.bincount(graph.lane, weights=track.end - track.start, minlength=len(graph.lanes))
+        span = max(float(track.end.max(initial=0) - track.start.min(initial=0)), 1.0)
+        for lane, time in zip(graph.lanes, total.tolist(), strict=True):
+            key = (lane.rank, int(lane.kind), lane.device, lane.stream, lane.label)
+            busy[key] = max(busy.get(key, 0.0), time)
+            share[key] = max(share.get(key, 0.0), time / span)
+    ranks = {key[0] for key in busy}
+    shown = sorted((key for key in busy if busy[key] > 0), key=lambda key: (key[0], key[1], -busy[key], key))
+    table = {}
+    for at, key in enumerate(shown):
+        rank, kind, device, stream, label = key
+        word = _word(label, LaneKind(kind), stream)
+        prefix = f"rank {rank} · " if len(ranks) > 1 else f"gpu {device} · " if device > 0 else ""
+        table[key] = (
+            at,
+            {"label": prefix + word, "kind": LaneKind(kind).name.lower(), "quiet": share[key] < 0.002},
+        )
+    return table
+
+
+def lane_word(lane: Lane) -> str:
+    """How a lane is called: its label, else "thread 7", "stream 7"."""
+    return _word(lane.label, lane.kind, lane.stream)
+
+
+def _word(label: str, kind: LaneKind, stream: int) -> str:
+    return label or {LaneKind.CPU: "thread", LaneKind.GPU: "stream"}.get(kind, "lane") + f" {stream}"
+
+
+def _columns(
+    track: Track, lanes: LaneTable, names: _Table, layers: _Table, window: tuple[int, int]
+) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
+    graph = track.graph
+    lane_row = np.array(
+        [lanes.get((x.rank, int(x.kind), x.device, x.stream, x.label), (-1, {}))[0] for x in graph.lanes],
+        dtype=np.int64,
+    )
+    marks = track.marks
+    first, last = window
+    drawn = lane_row[graph.lane] >= 0
+    if (first, last) != (0, len(marks) - 1):
+        drawn &= (track.end >= marks[first]) & (track.start <= marks[last])
+    rows = np.flatnonzero(drawn)
+    rows = rows[np.lexsort((rows, track.start[rows], lane_row[graph.lane[rows]]))]
+    lane = lane_row[graph.lane[rows]]
+    origin = int(min(marks[first], track.start[rows].min(initial=marks[first])))
+    head = np.flatnonzero(np.diff(lane, prepend=-1))
+    gap = np.diff(track.start[rows], prepend=0)
+    gap[head] = track.start[rows[head]] - origin
+    dur = track.end[rows] - track.start[rows]
+    tick = 1
+    while max(int(gap.max(initial=0)), int(dur.max(initial=0))) // tick >= 2**32:
+        tick *= 10
+    if tick > 1:  # differences of rounded starts, so that rounding does not add up
+        at = (track.start[rows] - origin) // tick
+        gap = np.diff(at, prepend=0)
+        gap[head] = at[head]
+        dur = dur // tick
+    source, why = binding_edges(graph, track.start, track.end)
+    position = np.full(len(graph) + 1, -1, dtype=np.int64)
+    position[rows] = np.arange(len(rows))
+    cause = position[source[rows]]  # row −1 is the spare last entry
+    critical = np.zeros(len(graph), dtype=np.uint8)
+    critical[track.critical] = 1
+    name = names.renumber(graph.name[rows], graph.names, 0)
+    op = names.renumber(graph.op[rows], graph.names, 0)
+    columns: dict[str, npt.NDArray[Any]] = {
+        "gap": gap,
+        "dur": dur,
+        "name": np.minimum(name, 65535),
+        "layer": np.minimum(layers.renumber(graph.layer[rows], graph.layers, 0), 65535),
+        "op": np.minimum(op, 65535),
+        "kind": graph.kind[rows],
+        "phase": graph.phase[rows],
+        "critical": critical[rows],
+        "why": why[rows],
+        "cause": np.where(cause >= 0, np.arange(len(rows)) - cause, 0),
+        "nbytes": graph.nbytes[rows],
+    }
+    steps = graph.info.steps or tuple(range(len(marks) - 1))
+    meta = {
+        "name": track.name,
+        "n": len(rows),
+        "tick": tick,
+        "lanes": [[int(lane[i]), int(i)] for i in head],
+        "marks": [int(m) - origin for m in marks[first : last + 1]],
+        "steps": [str(steps[i]) if i < len(steps) else str(i) for i in range(first, last)],
+        "first_step": first,
+        "all_steps": len(marks) - 1,
+    }
+    return meta, columns
+
+
+def _window(track: Track, focus_step: int, max_tasks: int) -> tuple[int, int]:
+    """First and last mark to draw: everything, or as many whole steps around `focus_step` as `max_tasks` allows."""
+    steps = len(track.marks) - 1
+    if len(track.graph) <= max_tasks or steps <= 1:
+        return 0, steps
+    inside = np.bincount(track.graph.step[track.graph.step >= 0], minlength=steps)[:steps]
+    first = min(max(focus_step, 0), steps - 1)
+    last = first + 1
+    while first > 0 or last < steps:
+        left_is_nearer = focus_step - first < last - focus_step
+        low, high = (
+            (first - 1, last) if first > 0 and (last == steps or left_is_nearer) else (first, last + 1)
+        )
+        if inside[low:high].sum() > max_tasks:
+            break
+        first, last = low, high
+    return first, last

@@ -1,0 +1,198 @@
+"""Numbers as people read them: three significant digits, the unit that gives 1-999, names cut to their point."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MINUS = "\N{MINUS SIGN}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """A unit of time and its length in seconds."""
+
+    name: str
+    seconds: float
+
+
+UNITS = (
+    Unit(name="ns", seconds=1e-9),
+    Unit(name="µs", seconds=1e-6),
+    Unit(name="ms", seconds=1e-3),
+    Unit(name="s", seconds=1.0),
+)
+
+
+def unit_for(value_s: float) -> Unit:
+    """The unit in which `value_s` reads 1 to 999; seconds above, nanoseconds below, milliseconds for 0."""
+    size = abs(value_s)
+    if not math.isfinite(size) or size == 0:
+        return UNITS[2] if size == 0 else UNITS[3]
+    for unit in UNITS:
+        if float(f"{size / unit.seconds:.3g}") < 1000:  # 999.6 µs is 1.00 ms, not 1000 µs
+            return unit
+    return UNITS[-1]
+
+
+def digits(value: float) -> str:
+    """Three significant digits without exponent, never more than two decimals: 174, 58.1, 9.10, 0.12, 0."""
+    if not math.isfinite(value):
+        return "–"
+    size = abs(value)
+    if size < 0.005:
+        return "0"
+    if size >= 999.5:
+        text = f"{float(f'{size:.3g}'):,.0f}"
+    else:
+        decimals = 0 if size >= 99.95 else 1 if size >= 9.995 else 2
+        text = f"{size:.{decimals}f}"
+    return MINUS + text if value < 0 else text
+
+
+def in_unit(value_s: float, unit: Unit) -> str:
+    """`value_s` in a given unit, without its name."""
+    return digits(value_s / unit.seconds)
+
+
+def seconds(value_s: float) -> str:
+    """A time with its own unit: "58.1 ms"."""
+    if value_s == 0:
+        return "0"
+    unit = unit_for(value_s)
+    return f"{in_unit(value_s, unit)} {unit.name}"
+
+
+def change(value_s: float) -> str:
+    """A difference with its sign: "−5.81 ms" is time saved, "+2.10 ms" time lost."""
+    text = seconds(value_s)
+    return "+" + text if value_s > 0 and text != "0" else text
+
+
+def of(part_s: float, whole_s: float, *, every: bool = True) -> str:
+    """As in "58.1 of every 174 ms": a part and its whole in the unit of the whole."""
+    unit = unit_for(whole_s)
+    return f"{in_unit(part_s, unit)} of {'every ' if every else ''}{in_unit(whole_s, unit)} {unit.name}"
+
+
+def between(low_s: float, high_s: float, unit: Unit) -> str:
+    """As in "84.0 – 101" in a given unit."""
+    return f"{in_unit(low_s, unit)} – {in_unit(high_s, unit)}"
+
+
+def share(value: float) -> str:
+    """As in "33.4 %"; NaN is "–"."""
+    text = digits(100 * value)
+    return text if text == "–" else f"{text} %"
+
+
+def count(value: float) -> str:
+    """A number of things: "1,840"; a mean per step keeps what it needs: "0.17", "12.5"."""
+    return f"{value:,.0f}" if value == round(value) else digits(value)
+
+
+def speed(before_s: float, after_s: float) -> str:
+    """As in "1.89× faster", "1.12× slower"; under 2 % the change of the time ("0.43 % faster"), or "no change"."""
+    if before_s <= 0 or after_s <= 0:
+        return "no change" if before_s == after_s else "–"
+    ratio, word = (before_s / after_s, "faster") if before_s >= after_s else (after_s / before_s, "slower")
+    if ratio < 1.02:
+        part = digits(100 * abs(after_s - before_s) / before_s)
+        return "no change" if part == "0" else f"{part} % {word}"
+    return f"{digits(ratio)}× {word}"
+
+
+_PREFIXES = ("", "k", "M", "G", "T", "P")
+
+
+def amount(value: float, unit: str) -> str:
+    """As in "12.3 MB", "4.10 GFLOP": decimal prefixes."""
+    size, power = abs(value), 0
+    while float(f"{size:.3g}") >= 1000 and power < len(_PREFIXES) - 1:
+        size, power = size / 1000, power + 1
+    text = count(size) if power == 0 else digits(size)
+    return f"{MINUS if value < 0 else ''}{text} {_PREFIXES[power]}{unit}"
+
+
+_GENERIC = {
+    "kernel",
+    "device_kernel",
+    "run",
+    "call",
+    "forward",
+    "backward",
+}  # says nothing without its namespace
+_LOADER = re.compile(r"DataLoader.*\.__next__$")
+_RETURN_TYPE = re.compile(r"^(?:void|static|int|bool)\s+")
+
+
+def short_name(name: str, width: int = 48) -> str:
+    """The part of a kernel's or operator's name that tells it apart.
+
+    C++ kernels lose return type, template and call arguments and namespaces; the functor that an elementwise kernel
+    applies is kept in brackets. Longer than `width` is cut in the middle, so that the ends stay comparable.
+    """
+    text = name.strip() or "(no name)"
+    if _LOADER.search(text):
+        return "DataLoader.__next__"
+    if "<" in text or text.startswith("void ") or ("(" in text and "::" in text):
+        text = _kernel_name(text)
+    if len(text) > width:
+        head = (width - 1) * 2 // 3
+        text = text[:head] + "…" + text[len(text) - (width - 1 - head) :]
+    return text
+
+
+def short_names(names: Sequence[str], width: int = 48) -> list[str]:
+    """`short_name` of each, with the part that differs appended where different names would read the same."""
+    shorts = [short_name(name, width) for name in names]
+    same: dict[str, set[str]] = defaultdict(set)
+    for name, short in zip(names, shorts, strict=True):
+        same[short].add(name)
+    for i, name in enumerate(names):
+        if len(same[shorts[i]]) > 1:
+            shorts[i] = _with_difference(name, shorts[i], same[shorts[i]], width)
+    return shorts
+
+
+def _with_difference(name: str, short: str, group: set[str], width: int) -> str:
+    """As in "wgrad_engine" -> "wgrad_engine …6, 7, 3>": from the first place where the names of the group part."""
+    low, high = min(group), max(group)
+    at = next(
+        (i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), min(len(low), len(high))
+    )
+    while at > 0 and (name[at - 1 : at].isalnum() or name[at - 1 : at] == "_"):
+        at -= 1
+    tail = " …" + name[at:].strip()
+    room = max(width - len(short), 12)
+    return short + (tail if len(tail) <= room else tail[: room - 1] + "…")
+
+
+def _kernel_name(text: str) -> str:
+    bare = _without_brackets(_RETURN_TYPE.sub("", text).replace("(anonymous namespace)", "anonymous"))
+    parts = [part.strip() for part in bare.split("::")]
+    base = parts[-1] or text
+    if base.lower() in _GENERIC and len(parts) > 1:
+        base = "::".join(parts[-2:])
+    for functor in re.findall(r"([A-Za-z_]\w*)(?:<[^<>]*>)?", text[len(base) :]):
+        if functor.endswith(("Functor", "_functor", "functor")) or "Functor_" in functor:
+            plain = functor.removeprefix("CUDA").replace("Functor_", " ").replace("Functor", "").strip(" _")
+            if plain:
+                return f"{base} [{plain}]"
+    return base
+
+
+def _without_brackets(text: str) -> str:
+    """Drop everything inside <> and (), at any depth; unbalanced text keeps what comes before."""
+    depth, kept = 0, []
+    for at, char in enumerate(text):
+        if char in "<(":
+            depth += 1
+        elif char in ">)" and not (char == ">" and at and text[at - 1] == "-"):
+            depth = max(depth - 1, 0)
+        elif depth == 0:
+            kept.append(char)
+    return "".join(kept)

@@ -1,0 +1,108 @@
+"""Sentences and facts that several faces say in the same words."""
+
+from __future__ import annotations
+
+from foretrace.report.units import between, count, digits, share, unit_for
+from foretrace.report.views import AssumptionView, ChangeView, ShowView, WhatIfView
+
+
+def facts(show: ShowView) -> list[str]:
+    """What was recorded, in a few words each: source, device, ranks, steps."""
+    device = show.device or {"cpu": "CPU only"}.get(show.platform, "unknown device")
+    if show.ranks == 1:
+        rank = f"rank {show.rank_numbers[0] if show.rank_numbers else 0} of {show.world_size}"
+    else:
+        rank = f"{show.ranks} of {show.world_size} ranks"
+    if show.step_source == "whole trace":
+        steps = "no steps marked"
+    else:
+        steps = "1 step" if show.steps == 1 else f"{count(show.steps)} steps"
+    return [fact for fact in (show.source, device, rank, steps) if fact]
+
+
+def step_spread(show: ShowView) -> str:
+    """As in "median of 6 steps, p10 164 – p90 179 ms"; one step has no spread and says so."""
+    if show.steps <= 1:
+        return "one step recorded, so no spread is known"
+    step = show.step_time_s
+    unit = unit_for(step.median)
+    low, high = between(step.p10, step.p90, unit).split(" – ")
+    return f"median of {count(show.steps)} steps, p10 {low} – p90 {high} {unit.name}"
+
+
+def interval_text(view: WhatIfView) -> str:
+    """As in "80 % interval 84.0 – 101 ms"."""
+    unit = unit_for(view.before_s)
+    return f"{100 * view.interval_level:.3g} % interval {between(*view.interval_s, unit)} {unit.name}"
+
+
+def reading_notes(show: ShowView) -> list[str]:
+    """What the numbers rest on, most important first; ends with what the recording's builder noted."""
+    notes = [
+        "The parts of a step exclude each other and sum to the median step: a moment counts as compute while any "
+        "kernel runs, and as a wait only when none does."
+        if show.platform != "cpu"
+        else "The parts of a step exclude each other and sum to the median step."
+    ]
+    if show.step_source != "whole trace":
+        notes.append(f"Steps are bounded by {show.step_source} events.")
+    else:
+        notes.append("The recording marks no steps, so the whole recording counts as one.")
+    if show.attributed_gpu_share is not None:
+        notes.append(
+            f"{share(show.attributed_gpu_share)} of the GPU time is attributed to a layer, phase or operator."
+        )
+    if show.unexplained_gpu_share:
+        notes.append(
+            f"{share(show.unexplained_gpu_share)} of the GPU's span are delays that no recorded dependency explains."
+        )
+    if show.ranks < show.world_size:
+        notes.append(
+            f"{show.ranks} of {show.world_size} ranks were recorded here: time inside collectives includes waiting for the others."
+        )
+    return [*notes, *show.notes]
+
+
+def change_text(made: ChangeView, several: bool) -> str:
+    """What one edit did, with the technique's name where several were applied."""
+    return f"{made.technique}: {made.what}" if several and made.technique else made.what
+
+
+def assumption_text(a: AssumptionView) -> str:
+    """As in "tensor-core ratio 2.50× (plausible 2.00 – 3.10×): from the catalog; replace it with ratio="."""
+    tail = f"; replace it with {a.flag}" if a.flag else ""
+    spread = assumption_range(a)
+    return f"{a.name} {assumption_value(a)}{' ' + spread if spread else ''}: {a.why.rstrip('.')}{tail}"
+
+
+def assumption_value(a: AssumptionView) -> str:
+    """The value with its unit."""
+    return digits(a.value) + _suffix(a.unit)
+
+
+def assumption_range(a: AssumptionView) -> str:
+    """As in "(plausible 2.00 – 3.10×)", empty where the value is certain."""
+    return "" if a.low == a.high else f"(plausible {digits(a.low)} – {digits(a.high)}{_suffix(a.unit)})"
+
+
+def _suffix(unit: str) -> str:
+    return unit if unit in ("", "×", "x") else f" {unit}"
+
+
+def path_moved(view: WhatIfView) -> str:
+    """Whether the change moved the critical path, and from where."""
+    if not view.critical_path_moved:
+        return " (as before)"
+    return f" (before: {' → '.join(view.critical_path_before)})" if view.critical_path_before else " (moved)"
+
+
+def interval_source(view: WhatIfView) -> str:
+    """Where the interval of a prediction comes from."""
+    steps = "1 step" if view.steps == 1 else f"{count(view.steps)} steps"
+    return f"{interval_text(view)}, from {steps} and the ranges of what was assumed."
+
+
+def error_text(error: float) -> str:
+    """As in "−0.12 %", "0 %" where it is below the third digit."""
+    text = share(error)
+    return "+" + text if error > 0 and text != "0 %" else text

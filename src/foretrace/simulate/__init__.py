@@ -1,0 +1,1 @@
+"""When everything runs: the two engines, `Timeline`, and what holds the step back."""

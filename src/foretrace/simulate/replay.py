@@ -1,0 +1,170 @@
+"""Replay: start and end of every task by one pass over the rows, for one graph or for many variants of it.
+
+**Removed tasks.** A task with `gone` set takes no time but keeps order, so that what waited for it waits for what
+came before it: its duration and delay count as 0, its incoming LAUNCH and QUEUE edges are ignored, and positive
+lags of its incoming STREAM, EVENT, CONTENTION and SYNC edges count as 0. Its release time and its other edges stay.
+`lags_when_gone` holds this rule for all compiled engines.
+
+**Rounding.** A scaled duration is rounded to the nearest nanosecond, halves to even.
+
+The environment variable FORETRACE_ENGINE chooses who computes: "numba" (default) or "python" (`twins`, some hundred
+times slower, for machines where numba does not work). There is no silent fallback.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from foretrace.errors import ForetraceError, MissingExtraError
+from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, TaskGraph
+from foretrace.simulate import twins
+
+Int64 = npt.NDArray[np.int64]
+Scalar = TypeVar("Scalar", bound=np.generic)
+
+WIDEST_BLOCK = 64  # variants side by side; one register row per 8
+LANES_OF_A_VECTOR = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effective:
+    """Columns of a graph as the engines read them, after the rule for removed tasks."""
+
+    dur: Int64
+    delay: Int64
+    lag: Int64
+
+
+def lags_when_gone(edge_kind: npt.NDArray[np.uint8], lag: Int64) -> Int64:
+    """Lags (m) that edges would have if their successors were gone."""
+    ignored = np.array([kind in twins.IGNORED_WHEN_GONE for kind in EdgeKind])
+    shortened = np.array([kind in twins.SHORTENED_WHEN_GONE for kind in EdgeKind])
+    lags = np.where(shortened[edge_kind], np.minimum(lag, 0), lag)
+    lags[ignored[edge_kind]] = NO_RELEASE
+    return lags
+
+
+def effective(graph: TaskGraph, *, structural: bool = False) -> Effective:
+    """Durations, delays (n) and lags (m) of a replay; structural: typical lags and no delays."""
+    dur, delay = graph.dur, graph.delay
+    lag = graph.typical if structural else graph.lag
+    if structural:
+        delay = np.zeros_like(delay)
+    if graph.gone.any():
+        dur, delay = np.where(graph.gone, 0, dur), np.where(graph.gone, 0, delay)
+        into_gone = np.repeat(graph.gone, np.diff(graph.in_ptr))
+        lag = np.where(into_gone, lags_when_gone(graph.edge_kind, lag), lag)
+    return Effective(dur=dur, delay=delay, lag=lag)
+
+
+def replay(graph: TaskGraph, *, structural: bool = False) -> tuple[Int64, Int64]:
+    """Start and end of every task (n each, ns), lanes in the recorded order.
+
+    `structural` takes typical lags and no delays: the test of the edges, see `TaskGraph`.
+    """
+    engine = compiled()
+    if engine is None:
+        starts, ends = twins.replay(graph, structural=structural)
+        return np.array(starts, dtype=np.int64), np.array(ends, dtype=np.int64)
+    columns = effective(graph, structural=structural)
+    start, end = np.empty(len(graph), dtype=np.int64), np.empty(len(graph), dtype=np.int64)
+    engine.replay(
+        *structure(graph), fixed(columns.lag), fixed(columns.dur), fixed(columns.delay), fixed(graph.release), start, end
+    )
+    return start, end
+
+
+def replay_variants(
+    graph: TaskGraph,
+    group: npt.NDArray[np.int32],
+    scale: npt.NDArray[np.float64],
+    gone: npt.NDArray[np.bool_] | None = None,
+    *,
+    full: bool = False,
+) -> Int64:
+    """Ends (ns) in K variants of a graph: of its marks (marks x K), or of all tasks (n x K) if `full`.
+
+    Variant k multiplies the duration of every task v with `group[v]` = g >= 0 by `scale[g, k]` (G x K, finite, not
+    negative) and removes it where `gone[g, k]`. Equal to K single replays of the edited graphs, bit for bit.
+    """
+    n_groups, n_variants = scale.shape
+    if group.shape != (len(graph),) or (len(group) and group.max() >= n_groups):
+        raise ValueError(f"group: want {len(graph)} labels below {n_groups}")
+    if gone is not None and gone.shape != scale.shape:
+        raise ValueError(f"gone: {gone.shape}, want {scale.shape}")
+    if not np.all(np.isfinite(scale)) or np.any(scale < 0):
+        raise ValueError("scale: want finite factors, 0 or more")
+    rows = np.arange(len(graph), dtype=np.int32) if full else graph.marks
+    if n_variants == 0 or len(rows) == 0:
+        return np.zeros((len(rows), n_variants), dtype=np.int64)
+    engine = compiled()
+    if engine is None:
+        return np.array(twins.replay_variants(graph, group, scale, gone), dtype=np.int64)[rows]
+
+    blocks = -(-n_variants // WIDEST_BLOCK)
+    width = -(-n_variants // (blocks * LANES_OF_A_VECTOR)) * LANES_OF_A_VECTOR
+    factors = np.ones((n_groups + 1, blocks * width))
+    factors[1:, :n_variants] = scale
+    columns = effective(graph)
+    stays = np.full((1, 1, width), -1, dtype=np.int64)
+    any_gone = np.zeros((blocks, n_groups + 1), dtype=np.uint8)
+    lag_gone = columns.lag
+    if gone is not None and gone.any():
+        removed = np.zeros((n_groups + 1, blocks * width), dtype=np.bool_)
+        removed[1:, :n_variants] = gone
+        factors[removed] = 0.0
+        stays = np.ascontiguousarray(by_block(np.where(removed, np.int64(0), np.int64(-1)), blocks))
+        any_gone = np.ascontiguousarray(by_block(removed, blocks).any(axis=2).astype(np.uint8))
+        lag_gone = lags_when_gone(graph.edge_kind, columns.lag)
+    in_ptr, src, from_start = structure(graph)
+    read, slot, used = engine.value_slots(in_ptr, src, from_start)
+    in_order = np.argsort(rows, kind="stable")
+    out = np.empty((len(rows), blocks * width), dtype=np.int64)
+    engine.replay_variants(
+        in_ptr, read, slot, used, fixed(columns.lag), fixed(lag_gone), fixed(columns.dur), fixed(columns.delay),
+        fixed(graph.release), fixed(group), np.ascontiguousarray(by_block(factors, blocks)), stays, any_gone,
+        rows[in_order], out,
+    )  # fmt: skip
+    ends = np.empty((len(rows), n_variants), dtype=np.int64)
+    ends[in_order] = out[:, :n_variants]
+    return ends
+
+
+def by_block(table: npt.NDArray[Any], blocks: int) -> npt.NDArray[Any]:
+    """Groups x (blocks · width) -> blocks x groups x width."""
+    return table.reshape(len(table), blocks, -1).swapaxes(0, 1)
+
+
+def compiled() -> ModuleType | None:
+    """The compiled engine, or None if the user asked for plain Python."""
+    choice = os.environ.get("FORETRACE_ENGINE", "numba")
+    if choice == "python":
+        return None
+    if choice != "numba":
+        raise ForetraceError(f"FORETRACE_ENGINE={choice} does not exist; choose numba or python.")
+    try:
+        from foretrace.simulate import engine
+    except ImportError as error:
+        raise MissingExtraError(
+            f"numba cannot be imported ({error}); reinstall it, or set FORETRACE_ENGINE=python to use the plain "
+            "Python engine, which is some hundred times slower."
+        ) from error
+    return engine
+
+
+def structure(graph: TaskGraph) -> tuple[Int64, npt.NDArray[np.uint32], npt.NDArray[np.uint8]]:
+    """`in_ptr`, `src` and `from_start` as the kernels want them."""
+    return fixed(graph.in_ptr), fixed(graph.src).view(np.uint32), fixed(graph.from_start).view(np.uint8)
+
+
+def fixed(column: npt.NDArray[Scalar]) -> npt.NDArray[Scalar]:
+    """A read-only view: memory-mapped and computed columns then have one type, and one compiled version."""
+    view = np.ascontiguousarray(column).view(np.ndarray)
+    view.flags.writeable = False
+    return view

@@ -1,0 +1,236 @@
+"""The engines in plain Python: the readable definition of each compiled loop, equal to it bit for bit.
+
+They also run in its place when the environment says FORETRACE_ENGINE=python (see `replay`), some hundred times
+slower. Nothing here is shared with the compiled side, so that a test which compares the two means something.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, TaskGraph
+
+Times = tuple[list[int], list[int]]
+IGNORED_WHEN_GONE = (EdgeKind.LAUNCH, EdgeKind.QUEUE)
+SHORTENED_WHEN_GONE = (EdgeKind.STREAM, EdgeKind.EVENT, EdgeKind.CONTENTION, EdgeKind.SYNC)
+LANE_FREE = 2**31  # stands where tasks have their priority, above all of them
+
+
+def replay(graph: TaskGraph, *, structural: bool = False) -> Times:
+    """Start and end of every task, by the equation of `TaskGraph`; see `foretrace.simulate.replay.replay`."""
+    n = len(graph)
+    dur = [0 if gone else int(d) for d, gone in zip(graph.dur, graph.gone, strict=True)]
+    delay = [0 if gone or structural else int(d) for d, gone in zip(graph.delay, graph.gone, strict=True)]
+    start, end = [0] * n, [0] * n
+    for v in range(n):
+        at = int(graph.release[v])
+        for e in _edges_into(graph, v):
+            u = int(graph.src[e])
+            lag = _lag(graph, e, bool(graph.gone[v]), structural)
+            at = max(at, (start[u] if graph.from_start[e] else end[u]) + lag)
+        start[v] = at + delay[v]
+        end[v] = start[v] + dur[v]
+    return start, end
+
+
+def replay_variants(
+    graph: TaskGraph,
+    group: npt.NDArray[np.int32],
+    scale: npt.NDArray[np.float64],
+    gone: npt.NDArray[np.bool_] | None = None,
+) -> list[list[int]]:
+    """Ends of all tasks (n lists of K): one replay per variant of the graph edited for it."""
+    ends = []
+    for k in range(scale.shape[1]):
+        dur, removed = graph.dur.copy(), graph.gone.copy()
+        for v in range(len(graph)):
+            g = int(group[v])
+            if g >= 0:
+                dur[v] = round(int(dur[v]) * float(scale[g, k]))  # ties to even, like rint
+                removed[v] |= gone is not None and gone[g, k]
+        ends.append(replay(graph.with_columns(dur=dur, gone=removed))[1])
+    return [list(row) for row in zip(*ends, strict=True)]
+
+
+def tails(graph: TaskGraph, target: int) -> tuple[list[int | None], list[int | None]]:
+    """Longest path to the end of `target` from the start and from the end of every task, None where there is none."""
+    from_a_start: list[int | None] = [None] * len(graph)
+    from_an_end: list[int | None] = [None] * len(graph)
+    from_an_end[target] = 0
+
+    def longer(known: int | None, path: int) -> int:
+        return path if known is None else max(known, path)
+
+    for v in range(target, -1, -1):
+        gone = bool(graph.gone[v])
+        after = from_an_end[v]
+        if after is not None:
+            from_a_start[v] = longer(from_a_start[v], after + (0 if gone else int(graph.dur[v])))
+        path = from_a_start[v]
+        if path is None:
+            continue
+        arrival = path + (0 if gone else int(graph.delay[v]))
+        for e in _edges_into(graph, v):
+            if gone and graph.edge_kind[e] in IGNORED_WHEN_GONE:
+                continue
+            u, known = int(graph.src[e]), from_a_start if graph.from_start[e] else from_an_end
+            known[u] = longer(known[u], arrival + _lag(graph, e, gone, False))
+    return from_a_start, from_an_end
+
+
+def schedule(graph: TaskGraph, waits: Iterable[tuple[int, int, int]] = ()) -> tuple[list[int], list[int], list[int]]:
+    """Start, end and order of decision; `waits` are (task, lane, lag). See `foretrace.simulate.schedule.schedule`."""
+    return _Schedule(graph, waits).run()
+
+
+class _Schedule:
+    """State of one event-driven run."""
+
+    def __init__(self, graph: TaskGraph, waits: Iterable[tuple[int, int, int]]) -> None:
+        n = len(graph)
+        self.graph = graph
+        self.waits: dict[int, list[tuple[int, int]]] = {}
+        for task, lane, lag in waits:
+            self.waits.setdefault(task, []).append((lane, lag))
+        self.ready = [int(r) for r in graph.release]
+        self.start, self.end, self.order = [0] * n, [0] * n, list[int]()
+        self.decided = [False] * n
+        self.missing = [0] * n
+        self.successors: list[list[tuple[int, int, bool, bool]]] = [[] for _ in range(n)]  # v, lag, start?, launch?
+        self.waiters: list[list[tuple[int, int]]] = [[] for _ in range(n)]
+        self.launches = [0] * n  # launching edges still open
+        self.launch_time = [NO_RELEASE] * n
+        self.begun: list[int] = []  # start and end known, successors not told yet
+        self.events: list[tuple[int, int, int]] = []
+        self.queue: list[list[tuple[int, int, int]]] = [[] for _ in graph.lanes]
+        self.free = [NO_RELEASE] * len(graph.lanes)
+        self.launched: list[list[int]] = [[] for _ in graph.lanes]
+        for v in range(n):
+            self._read_edges(v)
+
+    def _read_edges(self, v: int) -> None:
+        graph, edges = self.graph, list(_edges_into(self.graph, v))
+        by_call = any(graph.edge_kind[e] == EdgeKind.LAUNCH for e in edges)
+        for e in edges:
+            u, kind = int(graph.src[e]), int(graph.edge_kind[e])
+            same_lane = graph.lane[u] == graph.lane[v]
+            ordered = graph.lanes[graph.lane[v]].ordered
+            if same_lane and not ordered and kind in (EdgeKind.PROGRAM, EdgeKind.STREAM):
+                continue  # decided as it runs
+            if v in self.waits and kind == EdgeKind.SYNC:
+                continue  # resolved as it runs
+            launches = kind == EdgeKind.LAUNCH if by_call else not same_lane
+            lag = _lag(graph, e, bool(graph.gone[v]), False)
+            self.successors[u].append((v, lag, bool(graph.from_start[e]), launches))
+            self.missing[v] += 1
+            self.launches[v] += launches
+        if not self.launches[v]:
+            self._launch(v)
+
+    def _launch(self, v: int) -> None:
+        if not self.graph.gone[v]:
+            self.launched[self.graph.lane[v]].append(v)
+
+    def run(self) -> tuple[list[int], list[int], list[int]]:
+        clock = NO_RELEASE
+        for v in [v for v, count in enumerate(self.missing) if count == 0]:
+            self._arrive(v)
+        while self.begun or self.events:
+            if self.begun:
+                self._tell_successors(self.begun.pop())
+                continue
+            now, rank, v = heapq.heappop(self.events)
+            clock = max(clock, now)  # negative lags may bring events from the past
+            if rank == LANE_FREE:
+                lane = v
+                _, ready, v = heapq.heappop(self.queue[lane])
+                self._begin(v, max(self.free[lane], ready))
+                if self.queue[lane]:
+                    heapq.heappush(self.events, (self.free[lane], LANE_FREE, lane))
+            elif v in self.waits:
+                self._resolve(v, clock)
+            else:
+                self._take_lane(v, now)
+        return self.start, self.end, self.order
+
+    def _arrive(self, v: int) -> None:
+        """Nothing is missing any more."""
+        priority = int(self.graph.priority[v])
+        if v in self.waits:
+            heapq.heappush(self.events, (self.ready[v], priority, v))
+            return
+        self.ready[v] += 0 if self.graph.gone[v] else int(self.graph.delay[v])
+        if self.graph.lanes[self.graph.lane[v]].ordered:
+            self._begin(v, self.ready[v])
+        else:
+            heapq.heappush(self.events, (self.ready[v], priority, v))
+
+    def _take_lane(self, v: int, now: int) -> None:
+        """Start `v` if its lane is idle, queue it otherwise."""
+        lane = int(self.graph.lane[v])
+        if not self.queue[lane] and self.free[lane] <= now:
+            self._begin(v, now)
+            return
+        if not self.queue[lane]:
+            heapq.heappush(self.events, (self.free[lane], LANE_FREE, lane))
+        heapq.heappush(self.queue[lane], (int(self.graph.priority[v]), self.ready[v], v))
+
+    def _resolve(self, v: int, now: int) -> None:
+        """Let `v` wait for all tasks launched by `now` on the lanes that it waits for."""
+        for lane, lag in self.waits.pop(v):
+            for u in self.launched[lane]:
+                if u == v or self.launch_time[u] > now:
+                    continue
+                if self.decided[u]:
+                    self.ready[v] = max(self.ready[v], self.end[u] + lag)
+                else:
+                    self.waiters[u].append((v, lag))
+                    self.missing[v] += 1
+        if self.missing[v] == 0:
+            self._arrive(v)
+
+    def _begin(self, u: int, start: int) -> None:
+        """Fix when `u` runs."""
+        self.start[u] = start
+        self.end[u] = start + (0 if self.graph.gone[u] else int(self.graph.dur[u]))
+        if not self.graph.lanes[self.graph.lane[u]].ordered:
+            self.free[self.graph.lane[u]] = self.end[u]
+        self.begun.append(u)
+
+    def _tell_successors(self, u: int) -> None:
+        self.decided[u] = True
+        self.order.append(u)
+        for v, lag, from_start, launches in self.successors[u]:
+            anchor = self.start[u] if from_start else self.end[u]
+            if launches:
+                self.launch_time[v] = max(self.launch_time[v], anchor)
+                self.launches[v] -= 1
+                if not self.launches[v]:
+                    self._launch(v)
+            self._satisfy(v, anchor + lag)
+        for v, lag in self.waiters[u]:
+            self._satisfy(v, self.end[u] + lag)
+
+    def _satisfy(self, v: int, at: int) -> None:
+        self.ready[v] = max(self.ready[v], at)
+        self.missing[v] -= 1
+        if self.missing[v] == 0:
+            self._arrive(v)
+
+
+def _edges_into(graph: TaskGraph, v: int) -> range:
+    return range(int(graph.in_ptr[v]), int(graph.in_ptr[v + 1]))
+
+
+def _lag(graph: TaskGraph, edge: int, gone: bool, structural: bool) -> int:
+    """Lag of an edge into a task that is, or is not, gone."""
+    lag = int((graph.typical if structural else graph.lag)[edge])
+    if gone and graph.edge_kind[edge] in IGNORED_WHEN_GONE:
+        return NO_RELEASE
+    if gone and graph.edge_kind[edge] in SHORTENED_WHEN_GONE:
+        return min(lag, 0)
+    return lag

@@ -1,0 +1,1 @@
+"""Named optimisations: each predicts its effect on a `TaskGraph` and says what it assumes."""

@@ -1,0 +1,130 @@
+"""`Technique`: a named optimisation that turns a task graph into the one it would lead to.
+
+A technique is a frozen dataclass. Its fields are its parameters: `parameter` for what the user decides,
+`prior` for a number that the recording does not give. A prior is `None` until the user replaces it; until
+then the technique works with the central value and `predict` records the plausible range as an `Assumption`.
+"""
+
+from __future__ import annotations
+
+import shlex
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, ClassVar
+
+from foretrace.errors import NotApplicableError
+from foretrace.graph.taskgraph import Assumption, TaskGraph
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prior:
+    """What is plausible for a number before anyone measured it: central value and 80 % range."""
+
+    value: float
+    low: float
+    high: float
+    unit: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One parameter of a technique, for listings and for reading arguments."""
+
+    name: str  # as it is written: `key=value`
+    field: str  # as Python calls it; differs from `name` only where that is taken
+    type: str  # "float", "int", "bool", "str"
+    doc: str
+    unit: str
+    default: Any  # None where there is none or where a prior stands in
+    required: bool
+    choices: tuple[str, ...]
+    prior: Prior | None
+
+
+def parameter(
+    default: Any = MISSING, *, doc: str, unit: str = "", choices: tuple[str, ...] = (), key: str = ""
+) -> Any:
+    """A field that the user sets; required where it has no default. `key` is its name in text, if another."""
+    return field(default=default, metadata={"doc": doc, "unit": unit, "choices": choices, "key": key})
+
+
+def prior(value: float, low: float, high: float, *, doc: str, why: str, unit: str = "×") -> Any:
+    """A field for a number that the recording does not give; `why` says where the range comes from."""
+    stands_in = Prior(value=value, low=low, high=high, unit=unit, why=why)
+    return field(default=None, metadata={"doc": doc, "unit": unit, "choices": (), "prior": stands_in})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Technique(ABC):
+    """Base of all techniques. Subclasses set the three class variables and write `change`."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]  # one line
+    source: ClassVar[str]  # paper and section, or documentation, that the rule comes from
+
+    @abstractmethod
+    def change(self, graph: TaskGraph) -> TaskGraph:
+        """The graph after this technique, changes noted; raises NotApplicableError with a reason."""
+
+    def predict(self, graph: TaskGraph) -> TaskGraph:
+        """The graph after this technique, with its changes and assumptions noted. Never alters `graph`.
+
+        Raises NotApplicableError, with a reason, where the technique does not fit.
+        """
+        return self.change(graph).noted(assumptions=self.uncertain(graph))
+
+    def priors(self, graph: TaskGraph) -> Mapping[str, Prior]:
+        """Priors that matter on this graph, by parameter; subclasses drop or sharpen them from the recording."""
+        return {each.name: each.prior for each in self.parameters() if each.prior is not None}
+
+    def uncertain(self, graph: TaskGraph) -> tuple[Assumption, ...]:
+        """What `predict` assumes on this graph: every prior that the user has not replaced."""
+        return tuple(
+            Assumption(
+                technique=self.name,
+                name=name.replace("_", " "),
+                value=found.value,
+                low=found.low,
+                high=found.high,
+                unit=found.unit,
+                why=found.why,
+                flag=name,
+            )
+            for name, found in self.priors(graph).items()
+            if getattr(self, name) is None
+        )
+
+    def value(self, name: str, graph: TaskGraph) -> float:
+        """The user's value of a prior, else its central one on this graph."""
+        given = getattr(self, name)
+        return float(self.priors(graph)[name].value if given is None else given)
+
+    def refuse(self, reason: str) -> NotApplicableError:
+        """The error that says why this technique does not fit."""
+        return NotApplicableError(f"{self.name}: {reason}")
+
+    def __str__(self) -> str:
+        """The technique as it is written on the command line."""
+        values = ((each.name, getattr(self, each.field), each.default) for each in self.parameters())
+        words = [f"{name}={value}" for name, value, default in values if value != default]
+        return shlex.join([self.name, *words])
+
+    @classmethod
+    def parameters(cls) -> tuple[Parameter, ...]:
+        """All parameters in their order."""
+        return tuple(
+            Parameter(
+                name=each.metadata.get("key") or each.name,
+                field=each.name,
+                type=str(each.type).removesuffix(" | None"),
+                doc=each.metadata.get("doc", ""),
+                unit=each.metadata.get("unit", ""),
+                default=None if each.default is MISSING else each.default,
+                required=each.default is MISSING,
+                choices=each.metadata.get("choices", ()),
+                prior=each.metadata.get("prior"),
+            )
+            for each in fields(cls)
+        )

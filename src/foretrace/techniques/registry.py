@@ -1,0 +1,59 @@
+"""All techniques by name: ours, and those of other packages.
+
+A package adds one by the entry point group `foretrace.techniques`, whose values are subclasses of `Technique`::
+
+    [project.entry-points."foretrace.techniques"]
+    my-technique = "my_package:MyTechnique"
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from importlib.metadata import entry_points
+
+from foretrace.errors import ForetraceError
+from foretrace.techniques.base import Technique
+from foretrace.techniques.cuda_graphs import CudaGraphs
+from foretrace.techniques.faster_device import FasterDevice
+from foretrace.techniques.fused_optimizer import FusedOptimizer
+from foretrace.techniques.mixed_precision import MixedPrecision
+from foretrace.techniques.prefetch_data import PrefetchData
+from foretrace.techniques.selection import Remove, Scale
+
+GROUP = "foretrace.techniques"
+BUILT_IN: tuple[type[Technique], ...] = (
+    PrefetchData,
+    MixedPrecision,
+    FusedOptimizer,
+    CudaGraphs,
+    FasterDevice,
+    Scale,
+    Remove,
+)
+
+
+def techniques() -> dict[str, type[Technique]]:
+    """Every technique by name, ours first. Raises ForetraceError for a broken or clashing entry point."""
+    found = {each.name: each for each in BUILT_IN}
+    for entry in entry_points(group=GROUP):
+        try:
+            loaded = entry.load()
+        except Exception as error:
+            raise ForetraceError(f"the technique {entry.name} ({entry.value}) cannot be loaded: {error}.") from error
+        if not (isinstance(loaded, type) and issubclass(loaded, Technique)) or loaded.name != entry.name:
+            raise ForetraceError(
+                f"the entry point {entry.name} ({entry.value}) is no technique of that name; "
+                "it must be a subclass of foretrace.techniques.base.Technique."
+            )
+        if found.setdefault(entry.name, loaded) is not loaded:
+            raise ForetraceError(f"two packages offer a technique named {entry.name}; uninstall {entry.value}.")
+    return found
+
+
+def technique(name: str) -> type[Technique]:
+    """The technique of this name. Raises ForetraceError naming the nearest ones."""
+    known = techniques()
+    if name not in known:
+        near = get_close_matches(name, known, n=3, cutoff=0.4) or sorted(known)
+        raise ForetraceError(f"there is no technique {name!r}; did you mean {' or '.join(near)}?")
+    return known[name]

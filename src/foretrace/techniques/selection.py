@@ -1,0 +1,88 @@
+"""`scale` and `remove`: the plainest what-ifs, on tasks chosen by name, kind, layer, phase or operator."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+from foretrace.graph import edit
+from foretrace.graph.select import Mask, select
+from foretrace.graph.taskgraph import TaskGraph
+from foretrace.techniques.base import Technique, parameter
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Selection(Technique):
+    """Parameters that choose tasks; every one given must hold."""
+
+    named: str | None = parameter(
+        None, key="name", doc="pattern over the task's name: * and ? are wildcards, | separates alternatives"
+    )
+    op: str | None = parameter(None, doc="pattern over the operator that a task belongs to")
+    layer: str | None = parameter(None, doc="pattern over the layer")
+    lane: str | None = parameter(None, doc="pattern over the label of the thread or stream")
+    kind: str | None = parameter(None, doc="kernel, copy, collective, call, operator, ..., device or host")
+    phase: str | None = parameter(None, doc="data, forward, backward, optimizer or recompute")
+    step: int | None = parameter(None, doc="recorded step, counted from 0")
+
+    def chosen(self, graph: TaskGraph) -> Mask:
+        """The tasks that the parameters choose; refuses where there are none."""
+        if all(getattr(self, each.name) is None for each in fields(_Selection)):
+            raise self.refuse("choose tasks by name=, op=, layer=, lane=, kind=, phase= or step=.")
+        mask = select(
+            graph,
+            name=_alternatives(self.named),
+            op=_alternatives(self.op),
+            layer=_alternatives(self.layer),
+            lane=_alternatives(self.lane),
+            kind=_alternatives(self.kind),
+            phase=_alternatives(self.phase),
+            step=self.step,
+        )
+        if not mask.any():
+            raise self.refuse(f"no task fits {str(self).partition(' ')[2]}; {_common(graph)}.")
+        return mask
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale(_Selection):
+    """Chosen tasks take `by` times as long."""
+
+    name: ClassVar[str] = "scale"
+    summary: ClassVar[str] = "chosen tasks take a given factor of their time"
+    source: ClassVar[str] = "Daydream (ATC 2020), section 4.3: primitives select and scale"
+
+    by: float = parameter(doc="factor on the duration: 0.5 is twice as fast", unit="×")
+
+    def change(self, graph: TaskGraph) -> TaskGraph:
+        if not self.by >= 0:
+            raise self.refuse(f"by={self.by} is below 0; give by=0.5 for half the time.")
+        return edit.scale(graph, self.chosen(graph), self.by, technique=self.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remove(_Selection):
+    """Chosen tasks are gone, kernels together with their launches."""
+
+    name: ClassVar[str] = "remove"
+    summary: ClassVar[str] = "chosen tasks are gone, device tasks together with their launches"
+    source: ClassVar[str] = "Daydream (ATC 2020), section 4.3: primitives select and remove"
+
+    def change(self, graph: TaskGraph) -> TaskGraph:
+        return edit.remove(graph, self.chosen(graph), technique=self.name)
+
+
+def _alternatives(value: str | None) -> list[str] | None:
+    return None if value is None else value.split("|")
+
+
+def _common(graph: TaskGraph) -> str:
+    """What there is to choose, for a selection that found nothing."""
+    time: Counter[int] = Counter()
+    for name, dur in zip(graph.name.tolist(), graph.dur.tolist(), strict=True):
+        time[name] += dur
+    names = [graph.names[index] for index, _ in time.most_common(4)]
+    return "the names with most time are " + ", ".join(
+        name if len(name) < 60 else name[:57] + "..." for name in names
+    )

@@ -1,0 +1,1 @@
+"""What happened: readers, the recorder, and `Trace`, the columns that they fill."""

@@ -1,0 +1,111 @@
+"""Numbers as recordings write them, to int64 columns, exactly.
+
+An epoch time near 1.7e15 microseconds does not survive a double (its neighbours there are 0.25 apart), so times
+are read from their decimal text. The usual text (digits with at most one point) takes a vectorised path; anything
+else (signs, exponents, strings) is read one by one with `decimal`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import ROUND_HALF_EVEN, Decimal, InvalidOperation
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Raw
+
+from foretrace.trace.trace import Int64, Mask
+
+MAX_NS = 4_000_000_000_000_000_000  # about the year 2096: leaves room to add a base and a duration in int64
+_PLAIN = b"0123456789,."
+_COMMA = ord(",")
+_TENS = 10 ** np.arange(19, dtype=np.int64)
+
+
+def nanoseconds(tokens: Sequence[Raw]) -> tuple[Int64, Mask]:
+    """Decimal microseconds to nanoseconds: values, and which tokens are numbers within ±`MAX_NS`.
+
+    More than three decimals are rounded half to even. Values of the other tokens are 0.
+    """
+    text = b",".join(tokens)
+    found = None if text.translate(None, _PLAIN) else _plain(text, len(tokens))
+    if found is None:
+        found = np.array([_one(bytes(t)) for t in tokens], dtype=np.int64).reshape(len(tokens))
+    good: Mask = np.abs(found) <= MAX_NS
+    found[~good] = 0
+    return found, good
+
+
+def _plain(text: bytes, count: int) -> Int64 | None:
+    """Unsigned decimals joined by commas; None if one of them is unusual."""
+    marks: npt.NDArray[np.uint8] = np.frombuffer(text, dtype=np.uint8)
+    at = np.flatnonzero(marks < ord("0"))
+    digits = np.diff(at, prepend=-1, append=len(text)) - 1
+    if not count or digits.min() < 1 or digits.max() > 18:
+        return None
+    numbers = np.fromstring(text.replace(b".", b","), dtype=np.int64, sep=",")
+    fraction = np.zeros(len(numbers), dtype=np.bool_)
+    fraction[1:] = marks[at] != _COMMA
+    whole: Int64 = numbers[~fraction]
+    if len(numbers) != len(at) + 1 or len(whole) != count:
+        return None
+    result = np.where(whole <= MAX_NS // 1000, whole * 1000, np.int64(MAX_NS + 1000))
+    if fraction.any():
+        owner = np.cumsum(~fraction)[fraction] - 1
+        result[owner] += _thousandths(numbers[fraction], digits[fraction])
+    return result
+
+
+def _thousandths(value: Int64, digits: Int64) -> Int64:
+    """Decimals written with so many digits, as thousandths, rounded half to even."""
+    short = value * _TENS[np.maximum(3 - digits, 0)]
+    if digits.max() <= 3:
+        return short
+    unit = _TENS[np.maximum(digits - 3, 0)]
+    quotient, rest = np.divmod(value, unit)
+    up = (2 * rest > unit) | ((2 * rest == unit) & (quotient % 2 == 1))
+    return np.where(digits <= 3, short, quotient + up)
+
+
+def _one(text: bytes) -> int:
+    """One token; a value beyond the range stands for "no number"."""
+    try:
+        value = Decimal(text.decode().strip().strip('"').strip())
+        if not value.is_finite() or value.adjusted() > 16:
+            return MAX_NS + 1
+        return int((value * 1000).to_integral_value(ROUND_HALF_EVEN))
+    except (InvalidOperation, ValueError, OverflowError):
+        return MAX_NS + 1
+
+
+def integers(values: Sequence[object]) -> tuple[Int64, Mask]:
+    """Integers to int64, None as −1: values, and which of them are whole numbers of 64 bits.
+
+    Strings are read as decimal or hexadecimal numbers (ROCm writes some arguments so).
+    """
+    try:
+        found = np.array(values) if values else np.zeros(0, dtype=np.int64)
+    except (ValueError, OverflowError):
+        found = np.zeros(0)
+    if found.dtype == np.int64:
+        return found, np.ones(len(values), dtype=np.bool_)
+    parsed = [_integer(v) for v in values]
+    return (
+        np.array([0 if p is None else p for p in parsed], dtype=np.int64),
+        np.array([p is not None for p in parsed], dtype=np.bool_),
+    )
+
+
+def _integer(value: object) -> int | None:
+    if value is None:
+        return -1
+    try:
+        if isinstance(value, str):
+            number = int(value, 0)
+        elif isinstance(value, int | float) and value == int(value):
+            number = int(value)
+        else:
+            return None
+    except (ValueError, OverflowError):
+        return None
+    return number if -(2**63) <= number < 2**63 else None

@@ -1,0 +1,375 @@
+"""Kineto and Chrome JSON, event by event, without ever holding the whole document.
+
+A recording is `{"schemaVersion": 1, ..., "traceEvents": [{...}, ...], "traceName": ...}` or a bare array of events.
+The array is cut near the end of the unpacked bytes, where one event seems to end and the next to begin. That the
+place is no part of a string or of an argument is proven by decoding: a chunk must be a JSON array of events.
+
+Real files bend JSON: raw control characters, NaN, bytes that are not UTF-8, Windows paths with single backslashes.
+Such a chunk is mended in place (same length, so that byte numbers stay right) and decoded again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct, field
+
+from foretrace.errors import TraceError
+from foretrace.trace.stream import CutError, Source
+
+Number = int | float | str | None
+
+MAX_TEXT = 64 << 20  # bytes of one event, or of everything before or behind the events
+MAX_CUTS = 4  # places to try in a chunk before looking closer
+
+_BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{)")
+_EVENT_BOUNDARY = re.compile(rb'\}\s*,\s*(?=\{\s*(?:"(?:ph|name|cat|pid|tid|ts)"\s*:|\}))')
+_ARRAY_END = re.compile(rb'\}\s*\](?=\s*(?:,\s*"|\}|\Z))')
+_EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
+
+_CONTROL = bytes(max(i, 0x20) for i in range(256))
+_ESCAPE = re.compile(
+    rb'\\(?:["\\/bfnrt]|u(?![dD][89a-fA-F])[0-9a-fA-F]{4}'
+    rb"|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})?"
+)
+_CONSTANT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|-?\b(?:NaN|nan|Infinity|inf)\b')
+_STRAY = re.compile("[\udc80-\udcff]")
+
+
+class Args(Struct, gc=False, frozen=True):
+    """The arguments of an event that become columns."""
+
+    sequence: Number = field(name="Sequence number", default=-1)
+    dims: Raw = field(name="Input Dims", default=Raw(b""))
+    types: Raw = field(name="Input type", default=Raw(b""))
+    concrete: Raw = field(name="Concrete Inputs", default=Raw(b""))
+    correlation: Number = -1
+    device: Number = None
+    stream: Number = None
+    bytes: Number = None
+    size: Number = None  # roctracer's older word for `bytes`
+    wait_stream: Number = field(name="wait_on_stream", default=-1)
+    wait_correlation: Number = field(name="wait_on_cuda_event_record_corr_id", default=-1)
+    collective: Raw = field(name="Collective name", default=Raw(b""))
+    dtype: Raw = Raw(b"")
+    in_elements: Raw = field(name="In msg nelems", default=Raw(b""))
+    out_elements: Raw = field(name="Out msg nelems", default=Raw(b""))
+    group_size: Raw = field(name="Group size", default=Raw(b""))
+    group: Raw = field(name="Process Group Name", default=Raw(b""))
+    group_ranks: Raw = field(name="Process Group Ranks", default=Raw(b""))
+    memory: Number = field(name="Bytes", default=None)
+    device_type: Number = field(name="Device Type", default=None)
+    device_id: Number = field(name="Device Id", default=None)
+    name: Number = None  # of a thread, in a metadata event
+
+
+class Event(Struct, gc=False, frozen=True):
+    """One entry of `traceEvents`; times stay decimal text, because doubles cannot hold them."""
+
+    ph: str = ""
+    cat: str | None = None
+    name: str = ""
+    pid: Number = None
+    tid: Number = None
+    ts: Raw = Raw(b"")
+    dur: Raw = Raw(b"")
+    args: Args | None = None
+
+
+class NotARecordingError(TraceError):
+    """The file may be whole, but it is something else than a recording."""
+
+
+_BAD = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_EVENTS = msgspec.json.Decoder(list[Event])
+_EVENT = msgspec.json.Decoder(Event)
+_FIELDS = msgspec.json.Decoder(dict[str, Raw])
+
+
+class Recording:
+    """One streamed document: iterate `events()` to the end, then use `metadata`.
+
+    With `salvage`, whatever cannot be read is left out and counted in `lost`; without, it is a TraceError.
+
+    Raises:
+        NotARecordingError: at once, if the document has no events.
+    """
+
+    def __init__(self, source: Source, *, salvage: bool) -> None:
+        self.name = source.name
+        self.metadata: dict[str, Raw] = {}
+        self.lost: dict[str, int] = {}
+        self._blocks = source.blocks
+        self._salvage = salvage
+        self._cut = ""  # why the bytes ended early
+        self._ended = False
+        self._count = 0  # events so far, whole or broken
+        self._bare = False  # the document is an array of events
+        self._base = 0  # bytes of the document before `_text`
+        self._text = b""
+        self._open()
+
+    def events(self) -> Iterator[list[Event]]:
+        """Events in file order, chunk by chunk."""
+        size = 1
+        while self._more(size):
+            batch = self._chunk()
+            size = 1 if batch else len(self._text)
+            if batch:
+                self._count += len(batch)
+                yield batch
+            if len(self._text) > MAX_TEXT:
+                self._lose(f"is longer than {MAX_TEXT >> 20} MiB", 0)
+                return
+        yield from self._finish()
+
+    def value(self, key: str) -> Any:
+        """A metadata value, None where it is missing or broken."""
+        try:
+            return msgspec.json.decode(self.metadata[key])
+        except (KeyError, *_BAD):
+            return None
+
+    def _more(self, size: int) -> bool:
+        """Add at least `size` unpacked bytes to the text; False when there are no more."""
+        parts = [self._text]
+        while size > 0 and not self._ended:
+            try:
+                block = next(self._blocks, b"")
+            except CutError as error:
+                self._cut = str(error)
+                block = b""
+            self._ended = not block
+            parts.append(block)
+            size -= len(block)
+        self._text = b"".join(parts)
+        return not self._ended
+
+    def _advance(self, size: int) -> None:
+        self._base += size
+        self._text = self._text[size:]
+
+    def _open(self) -> None:
+        """Read up to the first event, keep the metadata that stands before it."""
+        while True:
+            more = self._more(max(len(self._text), 1))
+            start = len(self._text) - len(self._text.removeprefix(b"\xef\xbb\xbf").lstrip())
+            first = self._text[start : start + 1]
+            if first == b"[":
+                self._bare = True
+                self._advance(start + 1)
+                return
+            if first == b"{":
+                for match in _EVENTS_KEY.finditer(self._text):
+                    fields = _head(self._text[start : match.start()])
+                    if fields is not None:  # else the key stood inside a string or a nested value
+                        self.metadata = fields
+                        self._advance(match.end())
+                        return
+            elif first:
+                raise NotARecordingError(
+                    f"{self.name} is not JSON: a recording is the JSON file that the PyTorch profiler exports."
+                )
+            if not more or len(self._text) > MAX_TEXT:
+                raise self._refusal()
+
+    def _refusal(self) -> TraceError:
+        text = self._text
+        if re.search(rb'"schema"\s*:\s*"', text[:4096]) and re.search(rb'"nodes"\s*:\s*\[', text):
+            return NotARecordingError(
+                f"{self.name} is a PyTorch execution trace (operators without times), not a Kineto recording: "
+                "export the recording with torch.profiler's export_chrome_trace."
+            )
+        if self._cut:
+            return TraceError(f"{self.name} ends before its first event ({self._cut}): copy it again.")
+        if not text.strip():
+            return TraceError(f"{self.name} is empty: copy it again, or record again.")
+        if not self._ended:
+            return NotARecordingError(
+                f"{self.name} has no traceEvents list in its first {MAX_TEXT >> 20} MiB, so it is no recording."
+            )
+        if _fields(text) is None:
+            return TraceError(
+                f"{self.name} is broken JSON (cut at byte {len(text):,}?) without a traceEvents list: "
+                "copy it again, or name the JSON file that the PyTorch profiler exported."
+            )
+        return NotARecordingError(
+            f"{self.name} is JSON but no Kineto recording, because it has no traceEvents list: "
+            "name the file that torch.profiler's export_chrome_trace wrote."
+        )
+
+    def _chunk(self) -> list[Event] | None:
+        """The events that end in the text at hand, which keeps the rest; None if no event ends in it."""
+        for _ in range(2):
+            cuts = _cuts(self._text)
+            for end, start in cuts:
+                events = _decode(self._text[:end])
+                if events is not None:
+                    self._advance(start)
+                    return events
+            if not cuts:
+                return None
+            end = cuts[0][0]
+            self._text = mend(self._text[:end]) + self._text[end:]
+        if self._array_ended():
+            self._more(MAX_TEXT)
+            return None
+        pieces = _pieces(self._text)
+        if len(pieces) == 1:
+            return None
+        events = [e for a, b in pieces[:-1] if (e := self._one(a, b)) is not None]
+        self._advance(pieces[-1][0])
+        return events
+
+    def _array_ended(self) -> bool:
+        ends = itertools.islice(_ARRAY_END.finditer(self._text), 16)
+        return any(_decode(self._text[: m.end() - 1]) is not None for m in ends)
+
+    def _one(self, start: int, end: int) -> Event | None:
+        """One event of a chunk that does not decode as a whole."""
+        try:
+            event = _EVENT.decode(self._text[start:end])
+        except _BAD as error:
+            self._lose(f"is broken: {_why(error)}", start)
+            self._count += 1
+            return None
+        return event
+
+    def _lose(self, what: str, at: int) -> None:
+        """Count one broken event; without salvage it is an error."""
+        number, byte = self._count + 1, self._base + at
+        if not self._salvage:
+            raise TraceError(
+                f"{self.name}: event {number:,} (byte {byte:,}) {what}; copy the file again, "
+                "or read the rest with --salvage."
+            )
+        reason = f"event {what}"
+        self.lost[reason] = self.lost.get(reason, 0) + 1
+
+    def _finish(self) -> Iterator[list[Event]]:
+        """Events and metadata of the last text, which should end with the document."""
+        self._text = self._text.rstrip(b"\0 \t\r\n")
+        for _ in range(2):
+            whole = _document(self._text, self._bare)
+            if whole is not None:
+                events, fields = whole
+                self.metadata |= fields
+                self._count += len(events)
+                yield events
+                if self._cut:
+                    self._end(f"has all its events but is damaged ({self._cut})", "")
+                return
+            self._text = mend(self._text)
+        yield from self._salvaged_end()
+
+    def _salvaged_end(self) -> Iterator[list[Event]]:
+        """Whole events of a last text that is no whole document."""
+        *pieces, (start, end) = _pieces(self._text)
+        events = [e for a, b in pieces if (e := self._one(a, b)) is not None]
+        last = self._text[start:end]
+        fault = ""
+        whole = _document(last, self._bare)
+        if whole is not None:  # the broken event stood further up
+            events += whole[0]
+            self.metadata |= whole[1]
+        else:
+            closed = [m.end() for m in itertools.islice(_ARRAY_END.finditer(last), 16)]
+            found = (_decode(last[: e - 1]) for e in closed)
+            rest = next((f for f in found if f is not None), None)
+            if rest is not None:
+                fault = "is broken behind its last event"
+            else:
+                rest = _decode(last.rstrip(b", \t\r\n"))
+                fault = "ends in the middle of an event" if rest is None else "ends before its closing bracket"
+            events += rest or []
+        self._count += len(events)
+        yield events
+        if fault or self._cut:
+            self._end(fault or "is damaged", f"byte {self._base + len(self._text):,}")
+
+    def _end(self, what: str, where: str) -> None:
+        """Report that the document does not end as it should."""
+        place = "; ".join(filter(None, (where, self._cut)))
+        place = f" ({place})" if where else ""
+        if self._salvage:
+            self.lost[f"file {what}{place}"] = 0
+        elif self._count:
+            raise TraceError(
+                f"{self.name} {what}{place}: copy it again, or read its {self._count:,} whole events with --salvage."
+            )
+        else:
+            raise TraceError(f"{self.name} {what}{place} and holds no whole event: copy it again.")
+
+
+def mend(text: bytes) -> bytes:
+    """Make JSON of what some writers take for JSON; the length stays.
+
+    Control characters become spaces, a backslash that escapes nothing a slash (as newer Kineto writes it), bytes
+    that are not UTF-8 question marks; NaN and infinities become empty strings.
+    """
+    text = text.translate(_CONTROL)
+    text = _ESCAPE.sub(lambda m: m[0] if len(m[0]) > 1 else b"/", text)
+    text = _CONSTANT.sub(lambda m: m[0] if m[0].startswith(b'"') else b'""'.ljust(len(m[0])), text)
+    return _STRAY.sub("?", text.decode(errors="surrogateescape")).encode()
+
+
+def _decode(text: bytes) -> list[Event] | None:
+    """Events of the inside of an array; None if it is not one."""
+    try:
+        return _EVENTS.decode(b"[%b]" % text)
+    except _BAD:
+        return None
+
+
+def _document(text: bytes, bare: bool) -> tuple[list[Event], dict[str, Raw]] | None:
+    """Events and metadata of a document from its first event on; None if it is not whole."""
+    try:
+        if bare:
+            return _EVENTS.decode(b"[" + text), {}
+        fields = _FIELDS.decode(b'{"traceEvents":[' + text)
+        return _EVENTS.decode(fields.pop("traceEvents")), fields
+    except _BAD:
+        return None
+
+
+def _fields(text: bytes) -> dict[str, Raw] | None:
+    try:
+        return _FIELDS.decode(text)
+    except _BAD:
+        pass
+    try:
+        return _FIELDS.decode(mend(text))
+    except _BAD:
+        return None
+
+
+def _head(text: bytes) -> dict[str, Raw] | None:
+    """Metadata before the events: an object cut behind one of its commas."""
+    return _fields(text.rstrip().removesuffix(b",") + b"}")
+
+
+def _cuts(text: bytes) -> list[tuple[int, int]]:
+    """Last places where an event may end and the next begin: (end, begin)."""
+    found: list[tuple[int, int]] = []
+    at = len(text)
+    while len(found) < MAX_CUTS and (at := text.rfind(b"}", 0, at)) >= 0:
+        if match := _BOUNDARY.match(text, at):
+            found.append((at + 1, match.end()))
+    return found
+
+
+def _pieces(text: bytes) -> list[tuple[int, int]]:
+    """Spans that look like one event each; the last one reaches to the end."""
+    matches = list(_EVENT_BOUNDARY.finditer(text))
+    starts = [0, *(m.end() for m in matches)]
+    return list(zip(starts, [*(m.start() + 1 for m in matches), len(text)], strict=True))
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    return str(error).removeprefix("JSON is malformed: ")

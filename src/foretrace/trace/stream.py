@@ -1,0 +1,253 @@
+"""Bytes of recordings: files, folders, `.gz`, `.zip` and `.tar.gz`, unpacked piece by piece.
+
+Nothing here knows what is inside a recording. Every source is an iterator of unpacked blocks of at most about
+1 MiB, so a file larger than memory is as good as a small one.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from foretrace.errors import TraceError
+
+BLOCK = 1 << 20
+SUFFIXES = (".json", ".json.gz")
+# Deflate cannot pack more than 1,030 : 1. Recordings reach 30 : 1, and since no two time stamps are equal they
+# cannot come near 400 : 1; what does, is a bomb.
+MAX_EXPANSION = 400
+EXPANSION_FREE = 256 << 20
+
+
+class CutError(Exception):
+    """The bytes of a source end too early; the message says why. What was yielded before is good."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """One recording: where it comes from and its unpacked bytes; read it before asking for the next one."""
+
+    name: str
+    blocks: Iterator[bytes]
+    alone: bool  # asked for by name, not found in a folder or an archive
+
+
+def sources(
+    path: str | Path | Sequence[str | Path], progress: Callable[[float], None] | None = None
+) -> Iterator[Source]:
+    """All recordings under a file, archive or folder, or in a list of those, in natural order of their names.
+
+    `progress` is told the share of the stored bytes that were read (0 to 1).
+
+    Raises:
+        TraceError: a path does not exist, cannot be read, or holds no file named `*.json` or `*.json.gz`.
+    """
+    given = [Path(path)] if isinstance(path, str | Path) else [Path(p) for p in path]
+    if not given:
+        raise TraceError("no recording was given: name at least one file or folder.")
+    files = [(file, file in given) for p in given for file in _files(p)]
+    total = sum(file.stat().st_size for file, _ in files)
+    meter = _Meter(total=total, report=progress)
+    for file, alone in files:
+        try:
+            yield from _open(file, alone, meter)
+        except OSError as error:
+            raise TraceError(f"{file} cannot be read ({_reason(error)}).") from None
+
+
+class _Meter:
+    """Counts stored bytes for the progress report."""
+
+    def __init__(self, *, total: int, report: Callable[[float], None] | None) -> None:
+        self._total = max(total, 1)
+        self._done = 0
+        self._report = report
+
+    def add(self, count: int) -> None:
+        self._done += count
+        if self._report is not None:
+            self._report(min(self._done / self._total, 1.0))
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or type(error).__name__
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    """Sort key that puts rank 2 before rank 10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", path.name)]
+
+
+def _files(path: Path) -> list[Path]:
+    try:
+        if not path.is_dir():
+            path.stat()
+            return [path]
+        found = [p for p in path.iterdir() if p.name.lower().endswith(SUFFIXES) and p.is_file()]
+    except OSError as error:
+        raise TraceError(f"{path} cannot be read ({_reason(error)}).") from None
+    except ValueError:  # a null character in the path
+        raise TraceError(f"{str(path)!r} is not a path.") from None
+    if not found:
+        raise TraceError(f"{path} holds no recording: no file in it is named *.json or *.json.gz.")
+    return sorted(found, key=_natural)
+
+
+def _open(path: Path, alone: bool, meter: _Meter) -> Iterator[Source]:
+    with ExitStack() as stack:
+        file = stack.enter_context(path.open("rb"))
+        if file.read(4) in (b"PK\x03\x04", b"PK\x05\x06"):
+            yield from _zip(path, meter)
+            return
+        file.seek(0)
+        yield from _peel(str(path), _raw(file, meter), alone, depth=0)
+
+
+def _raw(file: io.BufferedReader, meter: _Meter) -> Iterator[bytes]:
+    # Small packed blocks: 64 KiB of gzip unpack to 1 or 2 MiB of JSON.
+    try:
+        while block := file.read(BLOCK >> 4):
+            meter.add(len(block))
+            yield block
+    except OSError as error:
+        raise CutError(f"it cannot be read further: {_reason(error)}") from None
+
+
+def _peel(name: str, blocks: Iterator[bytes], alone: bool, depth: int) -> Iterator[Source]:
+    """Undo gzip and tar as often as the first bytes ask for it."""
+    head = b""
+    cut: CutError | None = None
+    try:
+        while len(head) < 512 and (block := next(blocks, b"")):
+            head += block
+    except CutError as error:
+        cut = error
+    blocks = _chain(head, blocks, cut)
+    if head[:2] == b"\x1f\x8b" and depth < 3:
+        yield from _peel(name, gunzip(blocks), alone, depth + 1)
+    elif head[257:262] == b"ustar" and depth < 3:
+        yield from _tar(name, blocks, depth)
+    else:
+        yield Source(name=name, blocks=blocks, alone=alone)
+
+
+def _chain(head: bytes, blocks: Iterator[bytes], cut: CutError | None) -> Iterator[bytes]:
+    if head:
+        yield head
+    if cut is not None:
+        raise cut
+    yield from blocks
+
+
+def gunzip(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """Unpack gzip (also of several members) in blocks of at most `BLOCK` bytes.
+
+    Raises:
+        CutError: the stream is cut, damaged, or expands more than `MAX_EXPANSION`-fold.
+    """
+    stored = unpacked = 0
+    unpack = zlib.decompressobj(wbits=31)
+    fresh = True  # nothing of the current member was read yet
+    for block in blocks:
+        stored += len(block)
+        while block:
+            if fresh and not block.strip(b"\0"):
+                break  # padding after the last member
+            try:
+                out = unpack.decompress(block, BLOCK)
+            except zlib.error as error:
+                raise CutError(f"gzip stream damaged: {error}") from None
+            fresh = False
+            unpacked += len(out)
+            if unpacked > EXPANSION_FREE and unpacked > MAX_EXPANSION * stored:
+                raise CutError(f"it unpacks to more than {MAX_EXPANSION} times its size, as no recording does")
+            if out:
+                yield out
+            if unpack.eof:
+                block = unpack.unused_data
+                unpack = zlib.decompressobj(wbits=31)
+                fresh = True
+            else:
+                block = unpack.unconsumed_tail
+    if not fresh:
+        raise CutError("gzip stream cut")
+
+
+class _Pipe:
+    """The `read` that tarfile wants, over an iterator of blocks."""
+
+    def __init__(self, blocks: Iterator[bytes]) -> None:
+        self._blocks = blocks
+        self._rest = b""
+
+    def read(self, size: int) -> bytes:
+        parts = [self._rest]
+        have = len(self._rest)
+        while have < size and (block := next(self._blocks, b"")):
+            parts.append(block)
+            have += len(block)
+        data = b"".join(parts)
+        self._rest = data[size:]
+        return data[:size]
+
+
+def _read_member(member: io.BufferedIOBase | zipfile.ZipExtFile) -> Iterator[bytes]:
+    try:
+        while block := member.read(BLOCK):
+            yield block
+    except (EOFError, zlib.error, zipfile.BadZipFile, tarfile.TarError) as error:
+        raise CutError(f"archive damaged: {error}") from None
+
+
+def _tar(name: str, blocks: Iterator[bytes], depth: int) -> Iterator[Source]:
+    found = False
+    try:
+        with tarfile.open(fileobj=_Pipe(blocks), mode="r|") as archive:  # type: ignore[call-overload]
+            for member in archive:
+                if member.isfile() and member.name.lower().endswith(SUFFIXES):
+                    found = True
+                    content = archive.extractfile(member)
+                    yield from _peel(f"{name}:{member.name}", _read_member(content), False, depth + 1)
+    except (tarfile.TarError, EOFError) as error:
+        raise TraceError(f"{name} is a damaged tar archive ({error}): copy it again.") from None
+    except CutError as error:
+        raise TraceError(f"{name} ends in the middle of its archive ({error}): copy it again.") from None
+    if not found:
+        raise TraceError(f"{name} holds no recording: no file in it is named *.json or *.json.gz.")
+
+
+def _zip(path: Path, meter: _Meter) -> Iterator[Source]:
+    try:
+        archive = zipfile.ZipFile(path)
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError) as error:
+        raise TraceError(f"{path} is a damaged zip archive ({error}): copy it again.") from None
+    with archive:
+        members = [m for m in archive.infolist() if m.filename.lower().endswith(SUFFIXES) and not m.is_dir()]
+        members = [m for m in members if not m.filename.startswith("__MACOSX/")]
+        if not members:
+            raise TraceError(f"{path} holds no recording: no file in it is named *.json or *.json.gz.")
+        for info in sorted(members, key=lambda m: _natural(Path(m.filename))):
+            name = f"{path}:{info.filename}"
+            try:
+                member = archive.open(info)
+            except (RuntimeError, NotImplementedError, zipfile.BadZipFile, EOFError) as error:
+                raise TraceError(f"{name} cannot be unpacked ({error}): unzip it and name the file.") from None
+            with member:
+                yield from _peel(name, _bounded(_read_member(member), info.compress_size), False, depth=0)
+            meter.add(info.compress_size)
+
+
+def _bounded(blocks: Iterator[bytes], stored: int) -> Iterator[bytes]:
+    unpacked = 0
+    for block in blocks:
+        unpacked += len(block)
+        if unpacked > EXPANSION_FREE and unpacked > MAX_EXPANSION * stored:
+            raise CutError(f"it unpacks to more than {MAX_EXPANSION} times its size, as no recording does")
+        yield block

@@ -1,0 +1,38 @@
+"""The floors of the house: imports only go down, and every room is on the plan."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_imports_only_go_down(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from importlinter.application.use_cases import lint_imports
+
+    monkeypatch.chdir(ROOT)
+    kept = lint_imports(cache_dir=None)
+    assert kept, capsys.readouterr().out
+
+
+def test_every_room_is_a_floor_and_on_the_plan() -> None:
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    floors = {name for contract in config["tool"]["importlinter"]["contracts"] for name in contract["layers"]}
+    plan = (ROOT / "docs" / "architecture.md").read_text()
+    for room in (ROOT / "src" / "foretrace").iterdir():
+        if room.stem.startswith("_") or (room.is_file() and room.suffix != ".py"):
+            continue
+        assert f"foretrace.{room.stem}" in floors, f"{room.name} is on no floor of pyproject.toml"
+        assert f"{room.stem}/" in plan or f"{room.stem}.py" in plan, f"{room.name} is not in docs/architecture.md"
+
+
+def test_no_file_holds_two_ideas() -> None:
+    long = {
+        path.relative_to(ROOT): lines
+        for path in (ROOT / "src").rglob("*.py")
+        if (lines := len(path.read_text().splitlines())) > 550
+    }
+    assert not long, f"split these files: {long}"
