@@ -1,4 +1,5 @@
-"""A small training run made by hand: a loader, a host with an autograd thread, a compute and a communication stream.
+"""A small training run made by hand: a loader, a host with an autograd thread, a compute and a communication
+stream.
 
 Its graph has every task kind that a GPU recording has, so that the faces can be tested without a recording.
 """
@@ -9,11 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from foretrace.graph.assemble import assemble
 from foretrace.graph.taskgraph import EdgeKind, GraphInfo, Lane, Phase, TaskGraph, TaskKind
+from foretrace.report.tracks import Track, binding_edges
+from foretrace.simulate.replay import replay
 from foretrace.trace.trace import LaneKind
 
+Int64 = npt.NDArray[np.int64]
 US = 1_000
 NASTY = 'void evil::kernel<"</script><script>document.title=1</script>", float&>(int*)'
 LANES = (
@@ -196,3 +201,24 @@ def _launch(b: Builder, thread: int, layer: str, kernel: str, us: float, phase: 
     )
     b.edge(call, row, EdgeKind.LAUNCH, 7_500, from_start=True)
     return row
+
+
+def make_tracks(**demo: Any) -> list[Track]:
+    """A recorded run and one without its loader's wait."""
+    graph = demo_graph(**demo)
+    shorter = graph.with_columns(dur=np.where(graph.kind == TaskKind.DATA, graph.dur // 20, graph.dur))
+    tracks = []
+    for name, each in (("recorded", graph), ("prefetch-data", shorter)):
+        start, end = replay(each)
+        tracks.append(Track(name=name, graph=each, start=start, end=end, critical=critical_rows(each, start, end)))
+    return tracks
+
+
+def critical_rows(graph: TaskGraph, start: Int64, end: Int64) -> Int64:
+    """Back from the last mark along what was ready last."""
+    source, _ = binding_edges(graph, start, end)
+    rows, v = [], int(graph.marks[-1])
+    while v >= 0:
+        rows.append(v)
+        v = int(source[v])
+    return np.array(rows[::-1], dtype=np.int64)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from foretrace.trace.autorecord.launch import Outcome, RankRecording, launch
+from foretrace.trace.autorecord.launch import Launch, Outcome, RankRecording
 from foretrace.trace.recorder import RecordOptions
 
 _DEFAULT = RecordOptions()
@@ -48,9 +48,7 @@ def record(  # noqa: PLR0917
         memory=memory,
         modules=modules,
     )
-    first = options.phases(in_hook=True).index("active") + 2  # counted from 1, after the one that starts it
-    _say(f"recording steps {first} to {first + steps - 1} of `{shlex.join(context.args)}` into {out}")
-    outcome = launch(
+    launch = Launch(
         context.args,
         out,
         options,
@@ -58,6 +56,9 @@ def record(  # noqa: PLR0917
         keep_memory=keep_memory,
         overwrite=overwrite,
     )
+    first = options.phases(in_hook=True).index("active") + 2  # counted from 1, after the one that starts it
+    _say(f"will record steps {first} to {first + steps - 1} of `{shlex.join(context.args)}` into {out}")
+    outcome = launch.run()
     for line in _report(outcome, out):
         _say(line)
     raise typer.Exit(outcome.exit_code)

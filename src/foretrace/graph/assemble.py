@@ -34,6 +34,7 @@ TASK_DEFAULTS: dict[str, Any] = {
     "flops": 0.0,
     "priority": 0,
     "op": -1,
+    "probes": 0,
     "gone": False,
 }
 EDGE_DEFAULTS: dict[str, Any] = {"from_start": False, "inferred": False}
@@ -59,7 +60,7 @@ def assemble(
     result does not depend on the order of the edges. Raises GraphError naming two tasks where edges form a cycle.
     """
     n, m = len(tasks["kind"]), len(edges["src"])
-    columns = {
+    columns: dict[str, npt.NDArray[Any]] = {
         key: np.ascontiguousarray(tasks[key], dtype=dtype)
         if key in tasks
         else np.full(n, TASK_DEFAULTS[key], dtype=dtype)
@@ -68,7 +69,7 @@ def assemble(
     dst = np.ascontiguousarray(edges["dst"], dtype=np.int32)
     given = dict(edges)
     given.setdefault("typical", edges["lag"])
-    edge_columns = {
+    edge_columns: dict[str, npt.NDArray[Any]] = {
         key: np.ascontiguousarray(given[key], dtype=dtype)
         if key in given
         else np.full(m, EDGE_DEFAULTS[key], dtype=dtype)

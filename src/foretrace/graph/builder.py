@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,13 @@ from foretrace.errors import GraphError
 from foretrace.graph.assemble import assemble
 from foretrace.graph.calls import Call
 from foretrace.graph.device import Device, device_tasks
+from foretrace.graph.events import LATENCY_NS, stream_events
 from foretrace.graph.host import Host, host_spans
 from foretrace.graph.layers import WAYS, Layers
+from foretrace.graph.links import IN_FLIGHT, Links, host_collectives
+from foretrace.graph.settle import Settled, settle
 from foretrace.graph.steps import Steps, find_steps
+from foretrace.graph.streams import Streams
 from foretrace.graph.taskgraph import (
     NO_RELEASE,
     EdgeClass,
@@ -30,14 +35,11 @@ from foretrace.graph.taskgraph import (
     TaskKind,
 )
 from foretrace.graph.threads import HostTasks, host_tasks
-from foretrace.graph.waits import Blocking, Waits
+from foretrace.graph.waits import Blocking, blocking_calls
 from foretrace.trace.trace import LaneKind, Trace
 
 Int64 = npt.NDArray[np.int64]
 
-_CONTENTION_NEAR_NS = 4_000  # a kernel held up by another stream starts when that stream's kernel ends, give or take
-_LAST_WAVE_NS, _LAST_WAVE_SHARE = 150_000, 0.25  # or in the last wave of that kernel's blocks
-_JITTER_NS = 5_000  # shorter delays need no reason
 _LONG_CALL_LATENCIES = 3
 _AHEAD_SHARE = 1.05  # the device needs this much longer than the host's steps: the host runs ahead
 
@@ -54,10 +56,11 @@ def build(trace: Trace, rank: int | None = None) -> TaskGraph:
     if not len(host.event) and not len(device):
         raise GraphError(f"{_source(one)} holds no operators, calls or kernels; record with CPU or GPU activities on.")
     steps = _steps(host, device)
-    waits = Waits(host, device)
-    blocking = waits.blocking()
-    threads = host_tasks(host, device, blocking, steps)
-    draft = _Draft(one, host, device, steps, blocking, threads)
+    streams = Streams(host, device)
+    blocking = blocking_calls(host, device, streams)
+    links = host_collectives(host, steps.lane)
+    threads = host_tasks(host, device, blocking, steps, links)
+    draft = _Draft(one, host, device, steps, blocking, threads, links)
 
     draft.add_host()
     draft.add_device()
@@ -65,10 +68,11 @@ def build(trace: Trace, rank: int | None = None) -> TaskGraph:
     draft.thread_order()
     draft.launches()
     draft.stream_order()
-    events = waits.events()
+    events = stream_events(host, device, streams)
     draft.edges(events.src + draft.first_device, events.dst + draft.first_device, EdgeKind.EVENT,
-                np.full(len(events.src), waits.event_latency), inferred=events.inferred)  # fmt: skip
+                np.full(len(events.src), LATENCY_NS[device.platform]), inferred=events.inferred)  # fmt: skip
     draft.returns()
+    draft.host_collectives()
     draft.step_marks()
     return draft.finish(events.classes, notes + list(steps.notes))
 
@@ -80,7 +84,9 @@ def _one_rank(trace: Trace, rank: int | None) -> tuple[Trace, list[str]]:
     chosen = min(ranks) if rank is None else rank
     if chosen not in ranks:
         raise GraphError(f"{_source(trace)} has no rank {chosen}; it holds {', '.join(map(str, ranks))}.")
-    notes = [] if len(ranks) == 1 else [f"rank {chosen} of {len(ranks)} recorded ranks; other ranks are not in this graph."]
+    notes = (
+        [] if len(ranks) == 1 else [f"rank {chosen} of {len(ranks)} recorded ranks; other ranks are not in this graph."]
+    )
     return trace.of_rank(chosen), notes
 
 
@@ -104,6 +110,7 @@ class _Draft:
     steps: Steps
     blocking: Blocking
     threads: HostTasks
+    links: Links
     tasks: dict[str, list[npt.NDArray[Any]]] = field(default_factory=dict)
     lanes: list[Lane] = field(default_factory=list)
     n: int = 0
@@ -111,6 +118,8 @@ class _Draft:
     marks: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
     first_device: int = 0
     clock: str = "cpu"
+    extra_names: list[str] = field(default_factory=list)  # names that the recording does not have
+    way: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))  # per device task, see WAYS
 
     # -- tasks -------------------------------------------------------------------------------------------------
 
@@ -162,8 +171,25 @@ class _Draft:
             nbytes=nbytes,
             flops=flops,
             op=np.where(operator >= 0, host.name[np.maximum(operator, 0)] if len(host.event) else -1, -1),
+            probes=self._probes(),
         )
         self.marks = threads.marks
+
+    def _probes(self) -> Int64:
+        """Starts and ends of recorded spans inside each host task, its own first and last instant left out."""
+        host, threads = self.host, self.threads
+        begin, end = threads.start, threads.start + threads.dur
+        count = np.zeros(len(begin), dtype=np.int64)
+        for lane in np.unique(threads.lane).tolist():
+            part = host.lane_slice(lane)
+            mine = threads.lane == lane
+            starts, ends = np.sort(host.start[part]), np.sort(host.end[part])
+            inside = np.searchsorted(starts, end[mine], side="right") - np.searchsorted(
+                starts, begin[mine], side="right"
+            )
+            inside += np.searchsorted(ends, end[mine]) - np.searchsorted(ends, begin[mine])
+            count[mine] = inside
+        return count
 
     def add_device(self) -> None:
         """Device tasks; layer, phase and operator come from the launch call, the step from its launch time."""
@@ -202,13 +228,13 @@ class _Draft:
             nbytes=nbytes,
             flops=flops,
             op=np.where(operator >= 0, host.name[np.maximum(operator, 0)] if len(host.event) else -1, -1),
+            probes=np.zeros(len(device), np.int64),
         )
 
-    @property
+    @cached_property
     def layers(self) -> Layers:
-        if not hasattr(self, "_layers"):
-            self._layers = Layers(self.host, self.steps)
-        return self._layers
+        """Layers of the host spans."""
+        return Layers(self.host, self.steps)
 
     def _annotation_or_none(self, span: Int64) -> Int64:
         if not len(self.host.event):
@@ -218,8 +244,6 @@ class _Draft:
 
     def _extra(self, name: str) -> int:
         """Index of a name that the recording does not have."""
-        if not hasattr(self, "extra_names"):
-            self.extra_names: list[str] = []
         if name not in self.extra_names:
             self.extra_names.append(name)
         return len(self.trace.names) + self.extra_names.index(name)
@@ -234,9 +258,7 @@ class _Draft:
                 label = info.label or f"{role} thread {info.stream}"
             else:
                 label = info.label or f"gpu{info.device} stream {info.stream}"
-            self.lanes.append(
-                Lane(rank=info.rank, kind=kind, device=info.device, stream=info.stream, label=label)
-            )
+            self.lanes.append(Lane(rank=info.rank, kind=kind, device=info.device, stream=info.stream, label=label))
         return (inverse + first).astype(np.int32)
 
     def _step_of(self, times: Int64) -> npt.NDArray[np.int32]:
@@ -309,7 +331,12 @@ class _Draft:
         before = device.previous[rows]
         slack = device.start[rows] - device.end[before]
         gap = np.array([device.gap.get(lane, 0) for lane in range(len(self.trace.lanes))])[device.lane[rows]]
-        self.edges(before + self.first_device, rows + self.first_device, EdgeKind.STREAM, np.where(slack < 0, slack, gap))
+        self.edges(
+            before + self.first_device,
+            rows + self.first_device,
+            EdgeKind.STREAM,
+            np.where(slack < 0, slack, gap),
+        )
         over = slack < 0
         self.edges(
             before[over] + self.first_device,
@@ -334,6 +361,48 @@ class _Draft:
                 blocking.pair_typical[mine],
                 inferred=blocking.pair_inferred[mine],
             )
+
+    def host_collectives(self) -> None:
+        """Collectives of a host backend on a lane of their own; the main thread issues them and waits for them."""
+        links, host, threads = self.links, self.host, self.threads
+        k = len(links.span)
+        if not k:
+            return
+        rank = self.trace.ranks[0].rank if self.trace.ranks else 0
+        self.lanes.append(Lane(rank=rank, kind=LaneKind.LINK, label="gloo"))
+        lane = len(self.lanes) - 1
+        flops, empty = np.zeros(k), np.full(k, -1)
+        layer, _ = self.layers.of_span
+        rows = self._append(
+            kind=np.full(k, TaskKind.COLLECTIVE), phase=np.full(k, Phase.NONE), lane=np.full(k, lane),
+            name=host.name[links.span], layer=layer[links.span], step=self._step_of(links.start),
+            dur=links.end - links.start, recorded=links.start, nbytes=empty, flops=flops,
+            op=empty, probes=np.zeros(k, np.int64),
+        )  # fmt: skip
+        # Two at a time, started in the order of issue.
+        self.edges(rows[:-1], rows[1:], EdgeKind.STREAM, np.zeros(k - 1, np.int64), from_start=True)
+        self.edges(rows[:-IN_FLIGHT], rows[IN_FLIGHT:], EdgeKind.STREAM, np.zeros(max(k - IN_FLIGHT, 0), np.int64))
+        main = np.flatnonzero(threads.lane == self.steps.lane)
+        begins = threads.start[main]
+        known = np.flatnonzero(links.issued >= 0)
+        issuer = main[np.searchsorted(begins, links.issued[known], side="right") - 1]
+        latency = links.start[known] - threads.start[issuer]
+        typical = int(np.median(latency)) if len(latency) else 0
+        self.edges(issuer, rows[known], EdgeKind.LAUNCH, np.full(len(known), typical), from_start=True)
+        joins = [threads.joins[int(t)] for t in links.end[links.held]]
+        self.edges(
+            rows[links.held],
+            np.array(joins, dtype=np.int64),
+            EdgeKind.COLLECTIVE,
+            np.zeros(len(joins), np.int64),
+        )
+        # One that was over before anybody waited: at the latest the optimizer needs it.
+        optimizer = main[host.phase[np.maximum(threads.span[main], 0)] == Phase.OPTIMIZER]
+        for i in np.flatnonzero(~links.held).tolist():
+            place = int(np.searchsorted(threads.start[optimizer], links.end[i]))
+            if place < len(optimizer):
+                self.edges(rows[i : i + 1], optimizer[place : place + 1], EdgeKind.COLLECTIVE, np.zeros(1, np.int64),
+                           inferred=True)  # fmt: skip
 
     def step_marks(self) -> None:
         """Steps are measured where they are bounded: on the host, or on the device when the host runs ahead (R9)."""
@@ -362,7 +431,7 @@ class _Draft:
             marks = self._append(
                 kind=np.full(k, TaskKind.MARK), phase=np.zeros(k), lane=lane, name=np.full(k, self._extra("step")),
                 layer=np.full(k, -1), step=np.append(np.arange(k - 1), -1), dur=np.zeros(k), recorded=finished,
-                nbytes=np.full(k, -1), flops=np.zeros(k), op=np.full(k, -1),
+                nbytes=np.full(k, -1), flops=np.zeros(k), op=np.full(k, -1), probes=np.zeros(k),
             )  # fmt: skip
             if len(self.marks):
                 self.edges(self.marks, marks, EdgeKind.PROGRAM, np.zeros(k, np.int64))
@@ -372,42 +441,23 @@ class _Draft:
             use = np.flatnonzero(row >= 0)
             self.edges(row[use] + self.first_device, self.marks[use], EdgeKind.SYNC, np.zeros(len(use), np.int64))
 
-    # -- lags and delays ---------------------------------------------------------------------------------------
+    # -- together ----------------------------------------------------------------------------------------------
 
     def finish(self, classes: tuple[EdgeClass, ...], notes: list[str]) -> TaskGraph:
         """Set recorded lags, releases and delays, then put everything in topological order."""
         tasks = {key: np.concatenate(parts) for key, parts in self.tasks.items()}
-        start, dur = tasks["recorded"].astype(np.int64), tasks["dur"].astype(np.int64)
-        end = start + dur
         edges = self._joined()
-        anchor = np.where(edges["from_start"], start[edges["src"]], end[edges["src"]])
-        slack = start[edges["dst"]] - anchor
-        edges["lag"] = np.minimum(edges["typical"], slack)
-        release = np.full(self.n, NO_RELEASE, dtype=np.int64)
-        has_edge = np.zeros(self.n, dtype=np.bool_)
-        has_edge[edges["dst"]] = True
-        release[~has_edge] = start[~has_edge]
-        base = release.copy()
-        np.maximum.at(base, edges["dst"], anchor + edges["lag"])
-        device, first = self.device, self.first_device
-        if len(device):
-            # Work of earlier steps that the recording does not show holds up the first tasks of a lane (R6).
-            latency = np.array([device.latency.get(lane, 0) for lane in range(len(self.trace.lanes))])[device.lane]
-            late = (device.previous < 0) & (device.start > base[first : first + len(device)] + 3 * latency)
-            release[first + np.flatnonzero(late)] = device.start[late]
-            base = np.maximum(base, release)
-        delay = start - base
-        explained = self._contention(edges, start, end, delay)
-        info = self._info(start, end, delay, explained, classes, notes)
-        names = (*self.trace.names, *getattr(self, "extra_names", ()))
+        settled = settle(
+            tasks["recorded"].astype(np.int64), tasks["dur"].astype(np.int64), edges, self.device, self.first_device
+        )
         return assemble(
-            {**tasks, "delay": delay, "release": release},
-            edges,
+            {**tasks, "delay": settled.delay, "release": settled.release},
+            settled.edges,
             marks=self.marks,
-            names=names,
+            names=(*self.trace.names, *self.extra_names),
             layers=self.layers.names if len(self.host.event) else (),
             lanes=tuple(self.lanes),
-            info=info,
+            info=self._info(tasks["recorded"][self.marks], settled, classes, notes),
         )
 
     def _joined(self) -> dict[str, npt.NDArray[Any]]:
@@ -418,61 +468,11 @@ class _Draft:
         }  # fmt: skip
         return {key: np.concatenate([empty[key], *(e[key] for e in self._edges)]) for key in keys}
 
-    def _contention(
-        self, edges: dict[str, npt.NDArray[Any]], start: Int64, end: Int64, delay: Int64
-    ) -> int:
-        """Kernels without a reason to be late that start when another stream's kernel ends wait for it (R7).
-
-        Adds removable edges, takes their share out of `delay`, and returns the time explained, ns.
-        """
-        device, first = self.device, self.first_device
-        if len(device.lanes) < 2:
-            return 0
-        rows = np.flatnonzero((delay[first : first + len(device)] > _JITTER_NS) & (device.previous >= 0))
-        by_end = np.argsort(device.end, kind="stable")
-        ends = device.end[by_end]
-        src, dst = [], []
-        for row in rows.tolist():
-            late, begin = int(delay[first + row]), int(device.start[row])
-            low = np.searchsorted(ends, begin - min(late, _CONTENTION_NEAR_NS), side="left")
-            high = np.searchsorted(ends, begin + _LAST_WAVE_NS, side="right")
-            near = by_end[low:high]
-            # It ran while this one was held up, and had ended or was in its last wave when this one started.
-            held = (device.lane[near] != device.lane[row]) & (device.start[near] < begin - late // 2)
-            into = device.end[near] - begin
-            held &= into <= np.maximum(_CONTENTION_NEAR_NS * 2, _LAST_WAVE_SHARE * device.dur[near])
-            other = near[held]
-            if len(other):
-                src.append(int(other[np.argmin(np.abs(device.end[other] - begin))]))
-                dst.append(row)
-        if not src:
-            return 0
-        a, b = np.array(src) + first, np.array(dst) + first
-        lag = start[b] - end[a]
-        explained = int(delay[b].sum())
-        delay[b] = 0
-        added = {
-            "src": a, "dst": b, "edge_kind": np.full(len(a), EdgeKind.CONTENTION, np.uint8), "typical": lag,
-            "lag": lag, "from_start": np.zeros(len(a), np.bool_), "inferred": np.ones(len(a), np.bool_),
-        }  # fmt: skip
-        for key, column in added.items():
-            edges[key] = np.concatenate([edges[key], column])
-        return explained
-
     # -- what is known beside the arrays -----------------------------------------------------------------------
 
-    def _info(
-        self,
-        start: Int64,
-        end: Int64,
-        delay: Int64,
-        explained: int,
-        classes: tuple[EdgeClass, ...],
-        notes: list[str],
-    ) -> GraphInfo:
-        device, first = self.device, self.first_device
+    def _info(self, window: Int64, settled: Settled, classes: tuple[EdgeClass, ...], notes: list[str]) -> GraphInfo:
+        device = self.device
         rank = self.trace.ranks[0] if self.trace.ranks else None
-        window = start[self.marks]
         share: dict[str, float] = {}
         linked = 1.0
         busy = int(device.dur.sum())
@@ -487,7 +487,6 @@ class _Draft:
             total = max(int(work[known].sum()), 1)
             time = np.bincount(way[span[known]], weights=work[known], minlength=len(WAYS)) / total
             share = {name: float(value) for name, value in zip(WAYS, time, strict=True) if value > 0}
-        late = np.where(device.call >= 0, delay[first : first + len(device)], 0)  # backlog has no launch to explain it
         span_ns = max(device.span, 1)
         typical = {}
         for lane in device.lanes:
@@ -513,24 +512,11 @@ class _Draft:
             linked_share=linked,
             attributed_share=1.0 - share.get("none", 0.0),
             attribution=share,
-            unexplained_share=float(np.sum(late)) / span_ns if len(device) else 0.0,
-            contention_share=explained / span_ns,
-            overlap_share=_overlap_share(device),
+            unexplained_share=settled.unexplained_ns / span_ns,
+            contention_share=settled.contention_ns / span_ns,
+            overlap_share=device.overlap_share,
             typical_ns=typical,
             edge_classes=classes,
             recording=dict(rank.recording) if rank else {},
             notes=tuple(notes),
         )
-
-
-def _overlap_share(device: Device) -> float:
-    """Share of the time with any stream at work during which two or more are."""
-    if len(device.lanes) < 2:
-        return 0.0
-    times = np.concatenate([device.start, device.end])
-    change = np.concatenate([np.ones(len(device), np.int64), -np.ones(len(device), np.int64)])
-    order = np.lexsort((change, times))
-    depth, gaps = np.cumsum(change[order])[:-1], np.diff(times[order])
-    busy = int(gaps[depth >= 1].sum())
-    return float(gaps[depth >= 2].sum() / busy) if busy else 0.0
-

@@ -38,7 +38,10 @@ _PATTERNS: tuple[tuple[Call, str], ...] = (
     (Call.SYNC_EVENT, r"(cuda|cu|hip)EventSynchronize"),
     (Call.RECORD, r"(cuda|cu|hip)EventRecord"),
     (Call.WAIT, r"(cuda|cu|hip)StreamWaitEvent"),
-    (Call.ALLOC, r"(cuda|cu|hip)(Malloc|Free|HostAlloc|HostRegister|HostMalloc|MemAlloc|MemFree|MemCreate|MemMap)"),
+    (
+        Call.ALLOC,
+        r"(cuda|cu|hip)(Malloc|Free|HostAlloc|HostRegister|HostMalloc|MemAlloc|MemFree|MemCreate|MemMap)",
+    ),
     (Call.LOAD, r"(cuModule|cuLibrary|hipModule|cudaLibrary)Load"),
 )
 

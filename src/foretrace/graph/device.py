@@ -20,9 +20,11 @@ Mask = npt.NDArray[np.bool_]
 BEFORE = np.iinfo(np.int64).min // 4  # launch time of work that was launched before the recording began
 
 _MIN_SAMPLES = 10
-_DEFAULT_LATENCY = {"cuda": 7_000, "rocm": 20_000}  # idle stream, typical of the traces in the lessons (section 1)
+_DEFAULT_LATENCY = {
+    "cuda": 7_000,
+    "rocm": 20_000,
+}  # idle stream, typical of the traces in the lessons (section 1)
 _DEFAULT_GAP = {"cuda": 1_200, "rocm": 500}
-EVENT_LATENCY = {"cuda": 1_500, "rocm": 15_000}
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,9 +65,7 @@ class Device:
     @cached_property
     def _suffix_launch(self) -> dict[int, Int64]:
         """Per lane the earliest launch of this or any later task: ascending, so it can be searched."""
-        return {
-            lane: np.minimum.accumulate(self.launch[self.lane_slice(lane)][::-1])[::-1] for lane in self.lanes
-        }
+        return {lane: np.minimum.accumulate(self.launch[self.lane_slice(lane)][::-1])[::-1] for lane in self.lanes}
 
     def last_launched(self, lane: int, times: Int64) -> Int64:
         """Row of the last task of the lane that was launched before each time, −1 if none."""
@@ -91,9 +91,7 @@ class Device:
         kernels = self.idle_before & (self.kind == TaskKind.KERNEL) & (self.previous >= 0)
         wait = self.start - self.launch
         device_wide = wait[kernels]
-        fallback = (
-            int(np.median(device_wide)) if len(device_wide) >= _MIN_SAMPLES else _DEFAULT_LATENCY[self.platform]
-        )
+        fallback = int(np.median(device_wide)) if len(device_wide) >= _MIN_SAMPLES else _DEFAULT_LATENCY[self.platform]
         typical = {}
         for lane in self.lanes:
             part = self.lane_slice(lane)
@@ -125,23 +123,38 @@ class Device:
         return int(self.end.max() - self.start.min()) if len(self) else 0
 
     @cached_property
+    def overlap_share(self) -> float:
+        """Share of the time with any stream at work during which two or more are."""
+        if len(self.lanes) < 2:
+            return 0.0
+        times = np.concatenate([self.start, self.end])
+        change = np.concatenate([np.ones(len(self), np.int64), -np.ones(len(self), np.int64)])
+        order = np.lexsort((change, times))
+        depth, gaps = np.cumsum(change[order])[:-1], np.diff(times[order])
+        busy = int(gaps[depth >= 1].sum())
+        return float(gaps[depth >= 2].sum() / busy) if busy else 0.0
+
+    @cached_property
     def waits_for_copy(self) -> Mask:
         """Pageable or synchronous copies, whose call returns only when the data has left or arrived."""
         names = [n.lower() for n in self.trace.names]
         pageable = np.array(["pageable" in n for n in names], dtype=np.bool_)[self.trace.name[self.event]]
-        return (self.kind == TaskKind.COPY) & pageable
+        mask: Mask = np.logical_and(self.kind == TaskKind.COPY, pageable)
+        return mask
 
     @cached_property
     def to_device(self) -> Mask:
         """Copies from host to device."""
         table = np.array(["HtoD" in n or "Host -> Device" in n for n in self.trace.names], dtype=np.bool_)
-        return (self.kind == TaskKind.COPY) & table[self.trace.name[self.event]]
+        mask: Mask = np.logical_and(self.kind == TaskKind.COPY, table[self.trace.name[self.event]])
+        return mask
 
     @cached_property
     def to_host(self) -> Mask:
         """Copies from device to host."""
         table = np.array(["DtoH" in n or "Device -> Host" in n for n in self.trace.names], dtype=np.bool_)
-        return (self.kind == TaskKind.COPY) & table[self.trace.name[self.event]]
+        mask: Mask = np.logical_and(self.kind == TaskKind.COPY, table[self.trace.name[self.event]])
+        return mask
 
 
 _KINDS = {

@@ -19,21 +19,13 @@ Mask = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.int64]
 
 
-def scale(
-    graph: TaskGraph, mask: Mask, by: float | npt.NDArray[np.float64], *, technique: str = ""
-) -> TaskGraph:
+def scale(graph: TaskGraph, mask: Mask, by: float | npt.NDArray[np.float64], *, technique: str = "") -> TaskGraph:
     """Multiply the durations of the chosen tasks by one factor or by one each; below 0 is a GraphError."""
     factors = np.asarray(by, dtype=np.float64)
     if not np.all(np.isfinite(factors) & (factors >= 0)):
-        raise GraphError(
-            "a task cannot be scaled by a negative or infinite factor; give by=0.5 for half the time."
-        )
+        raise GraphError("a task cannot be scaled by a negative or infinite factor; give by=0.5 for half the time.")
     kind = np.unique(factors)
-    how = (
-        f"by {kind[0]:.4g}"
-        if len(kind) == 1
-        else f"by {kind.min(initial=1):.3g} to {kind.max(initial=1):.3g}"
-    )
+    how = f"by {kind[0]:.4g}" if len(kind) == 1 else f"by {kind.min(initial=1):.3g} to {kind.max(initial=1):.3g}"
     return retime(graph, mask, graph.dur[mask] * factors, what=f"scaled {{}} {how}", technique=technique)
 
 
@@ -190,9 +182,7 @@ def launched_by_return(graph: TaskGraph) -> Rows:
 def describe(graph: TaskGraph, mask: Mask) -> str:
     """The chosen tasks in words: "161 kernels and 3 copies"."""
     count = np.bincount(graph.kind[mask], minlength=len(TaskKind))
-    parts = [
-        f"{count[kind]} {_noun(TaskKind(int(kind)), int(count[kind]))}" for kind in np.flatnonzero(count)
-    ]
+    parts = [f"{count[kind]} {_noun(TaskKind(int(kind)), int(count[kind]))}" for kind in np.flatnonzero(count)]
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts) or "no tasks"
 
 

@@ -21,10 +21,30 @@ Mask = npt.NDArray[np.bool_]
 # Operators that only make views or allocate: on a CPU they are part of the operator that calls them.
 BOOKKEEPING = frozenset(
     f"aten::{name}"
-    for name in (
-        "empty empty_like empty_strided as_strided view _unsafe_view t transpose permute expand resize_ detach "
-        "resolve_conj resolve_neg _reshape_alias unsqueeze squeeze select slice narrow alias lift_fresh"
-    ).split()
+    for name in [
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "as_strided",
+        "view",
+        "_unsafe_view",
+        "t",
+        "transpose",
+        "permute",
+        "expand",
+        "resize_",
+        "detach",
+        "resolve_conj",
+        "resolve_neg",
+        "_reshape_alias",
+        "unsqueeze",
+        "squeeze",
+        "select",
+        "slice",
+        "narrow",
+        "alias",
+        "lift_fresh",
+    ]
 ) | {"detach"}
 
 _BACKWARD = re.compile(r"autograd::engine|Backward\d*$|^## backward|backward##|Backward>")
@@ -70,11 +90,11 @@ class Host:
 
     @cached_property
     def is_operator(self) -> Mask:
-        return self.category == Category.OPERATOR
+        return np.equal(self.category, Category.OPERATOR)
 
     @cached_property
     def is_annotation(self) -> Mask:
-        return self.category == Category.ANNOTATION
+        return np.equal(self.category, Category.ANNOTATION)
 
     @cached_property
     def is_data(self) -> Mask:
@@ -124,6 +144,11 @@ class Host:
     def communication(self) -> Int64:
         """Outermost communication operator (`record_param_comms`, `c10d::*`) around each span."""
         return farthest(self.parent, self.rows(self.is_communication))
+
+    @cached_property
+    def top_communication(self) -> Mask:
+        """Communication operators that no other communication operator encloses."""
+        return np.equal(self.communication, np.arange(len(self.event)))
 
     @cached_property
     def autograd(self) -> Int64:
@@ -177,9 +202,7 @@ def host_spans(trace: Trace) -> Host:
     rows = np.flatnonzero(wanted)
     # At equal times the wider notion encloses the narrower one.
     depth = np.array([2, 3, 9, 9, 9, 0, 9, 1, 1, 9, 9, 9, 9], dtype=np.uint8)
-    rows = rows[
-        np.lexsort((depth[trace.category[rows]], -trace.dur[rows], trace.start[rows], trace.lane[rows]))
-    ]
+    rows = rows[np.lexsort((depth[trace.category[rows]], -trace.dur[rows], trace.start[rows], trace.lane[rows]))]
     lane, start = trace.lane[rows], trace.start[rows]
     end = start + trace.dur[rows]
     runtime = trace.category[rows] == Category.RUNTIME

@@ -291,18 +291,14 @@ class _Insertion:
         for anchor, placed in self.waits.items():
             self._move_waits(anchor, placed)
         device, host = (sum(isinstance(task, kind) for task in new) for kind in (DeviceTask, HostTask))
-        parts = [f"{device} device tasks with their launches"] * bool(device) + [f"{host} host tasks"] * bool(
-            host
-        )
+        parts = [f"{device} device tasks with their launches"] * bool(device) + [f"{host} host tasks"] * bool(host)
         result, _ = extend(
             self.graph,
             {key: np.array(values) for key, values in self.tasks.items()},
             self.added.columns(),
             names=self.names,
             old_edges=self.edges,
-            change=Change(
-                technique=technique, what=f"inserted {' and '.join(parts)}", tasks=len(self.tasks["kind"])
-            ),
+            change=Change(technique=technique, what=f"inserted {' and '.join(parts)}", tasks=len(self.tasks["kind"])),
         )
         return result
 

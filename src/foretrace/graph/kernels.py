@@ -1,4 +1,7 @@
-"""Compiled loops of the graph room. No compiled function calls one of another file (numba's cache would not see edits)."""
+"""Compiled loops of the graph room.
+
+No compiled function calls one of another file: numba's cache would not see edits there.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +118,7 @@ def innermost_at(
 def stream_state(
     lane: npt.NDArray[np.int32], end: npt.NDArray[np.int64], n_lanes: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Per device task in order of (lane, start): row of its predecessor on the lane (−1) and running maximum of ends."""
+    """Per device task in order of (lane, start): its predecessor on the lane (−1) and the running maximum of ends."""
     n = len(lane)
     previous = np.full(n, -1, dtype=np.int64)
     latest = np.empty(n, dtype=np.int64)
@@ -123,15 +126,12 @@ def stream_state(
         latest[i] = end[i]
         if i > 0 and lane[i] == lane[i - 1]:
             previous[i] = i - 1
-            if latest[i - 1] > latest[i]:
-                latest[i] = latest[i - 1]
+            latest[i] = max(latest[i], latest[i - 1])
     return previous, latest
 
 
 @nb.njit(cache=True)
-def longest_common(
-    a: npt.NDArray[np.int64], b: npt.NDArray[np.int64], most_edits: int
-) -> npt.NDArray[np.int64]:
+def longest_common(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64], most_edits: int) -> npt.NDArray[np.int64]:
     """Positions (k x 2) of a longest common subsequence of two integer sequences, ascending.
 
     Greedy shortest edit script (Myers 1986, "An O(ND) difference algorithm", section 3): time and memory grow with
@@ -152,7 +152,7 @@ def longest_common(
             else:
                 x = best[offset + k - 1] + 1
             y = x - k
-            while x < n and y < m and 0 <= y and a[x] == b[y]:
+            while x < n and y < m and y >= 0 and a[x] == b[y]:
                 x += 1
                 y += 1
             best[offset + k] = x

@@ -59,9 +59,7 @@ class Layers:
     def _forward_labels(self) -> tuple[list[str], Int64]:
         """Labels such as "conv2d[3]" of outermost forward operators: name and count within the step."""
         host = self.host
-        top = np.flatnonzero(
-            (host.top_operator == np.arange(len(host.event))) & (host.phase == Phase.FORWARD)
-        )
+        top = np.flatnonzero((host.top_operator == np.arange(len(host.event))) & (host.phase == Phase.FORWARD))
         step = np.searchsorted(self.steps.bounds, host.start[top], side="right")
         order = np.lexsort((host.start[top], host.name[top], step))
         top, step = top[order], step[order]
@@ -86,9 +84,7 @@ class Layers:
         """Names of annotations and outermost operators used as layers, and per span the index of each."""
         host, names = self.host, self.host.trace.names
         annotation, operator = host.annotation, host.top_operator
-        used = np.unique(
-            np.concatenate([host.name[annotation[annotation >= 0]], host.name[operator[operator >= 0]]])
-        )
+        used = np.unique(np.concatenate([host.name[annotation[annotation >= 0]], host.name[operator[operator >= 0]]]))
         table = np.full(len(names) + 1, -1, dtype=np.int64)
         table[used] = np.arange(len(used))
         by_annotation = np.where(annotation >= 0, table[host.name[np.maximum(annotation, 0)]], -1)
@@ -113,7 +109,9 @@ class Layers:
         hit = (place < len(numbers)) & (wanted >= 0)
         hit[hit] = numbers[place[hit]] == wanted[hit]
         backward = (host.phase == Phase.BACKWARD) | (host.phase == Phase.RECOMPUTE)
-        from_sequence = np.where(hit & backward, best[owners[np.minimum(place, len(owners) - 1)]] if len(owners) else -1, -1)
+        from_sequence = np.where(
+            hit & backward, best[owners[np.minimum(place, len(owners) - 1)]] if len(owners) else -1, -1
+        )
 
         _, by_annotation, by_operator = self._named
         offset = n_modules + n_labels

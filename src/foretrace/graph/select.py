@@ -66,9 +66,7 @@ def select(
     return np.asarray(mask, dtype=np.bool_)
 
 
-def matching(
-    column: npt.NDArray[np.int32], table: Sequence[str], pattern: Text, *, ignore_case: bool = True
-) -> Mask:
+def matching(column: npt.NDArray[np.int32], table: Sequence[str], pattern: Text, *, ignore_case: bool = True) -> Mask:
     """Rows whose entry of `table` fits a glob; −1 fits none. Each entry in use is compared once."""
     fits = glob(pattern, ignore_case=ignore_case)
     chosen = np.zeros(len(table) + 1, dtype=np.bool_)  # the last entry stands for −1
@@ -81,9 +79,7 @@ def glob(pattern: Text, *, ignore_case: bool = True) -> re.Pattern[str]:
     """One regular expression for one or several globs; only `*` and `?` are special."""
     patterns = [pattern] if isinstance(pattern, str) else list(pattern)
     texts = (re.escape(each).replace(r"\*", ".*").replace(r"\?", ".") for each in patterns)
-    return re.compile(
-        "|".join(f"(?:{text})" for text in texts) or r"(?!)", re.I | re.S if ignore_case else re.S
-    )
+    return re.compile("|".join(f"(?:{text})" for text in texts) or r"(?!)", re.I | re.S if ignore_case else re.S)
 
 
 def kinds(given: TaskKind | str | Iterable[TaskKind | str]) -> list[int]:
@@ -102,9 +98,7 @@ def phases(given: Phase | str | Iterable[Phase | str]) -> list[int]:
     return [int(_member(Phase, each)) for each in ([given] if isinstance(given, (str, Phase)) else given)]
 
 
-def _member(
-    enum: type[TaskKind] | type[Phase], given: TaskKind | Phase | str, extra: tuple[str, ...] = ()
-) -> int:
+def _member(enum: type[TaskKind] | type[Phase], given: TaskKind | Phase | str, extra: tuple[str, ...] = ()) -> int:
     if not isinstance(given, str):
         return int(enum(given))
     if given.upper() in enum.__members__:

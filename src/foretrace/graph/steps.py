@@ -56,9 +56,7 @@ def find_steps(host: Host, first: int, last: int) -> Steps:
     marked = marked[np.argsort(host.start[marked], kind="stable")]
     if len(marked):
         return _profiler_steps(host, marked, lane)
-    optimizer = np.flatnonzero(
-        host.is_annotation & host.named(lambda name: name.startswith("Optimizer.step#"))
-    )
+    optimizer = np.flatnonzero(host.is_annotation & host.named(lambda name: name.startswith("Optimizer.step#")))
     if len(optimizer):
         # Several optimizers (a GAN) make one step: the first that ever stepped counts.
         optimizer = optimizer[host.name[optimizer] == host.name[optimizer[np.argmin(host.start[optimizer])]]]
@@ -84,9 +82,7 @@ def _profiler_steps(host: Host, marked: npt.NDArray[np.int64], lane: int) -> Ste
     notes: list[str] = []
     recording = host.trace.ranks[0].recording if host.trace.ranks else {}
     whole = recording.get("whole_steps")
-    optimizer = np.sort(
-        host.start[host.is_annotation & host.named(lambda name: name.startswith("Optimizer.step#"))]
-    )
+    optimizer = np.sort(host.start[host.is_annotation & host.named(lambda name: name.startswith("Optimizer.step#"))])
     has_optimizer = np.searchsorted(optimizer, end) > np.searchsorted(optimizer, start)
     if whole and set(numbers) & set(whole):
         keep = np.isin(numbers, whole)
@@ -103,4 +99,3 @@ def _profiler_steps(host: Host, marked: npt.NDArray[np.int64], lane: int) -> Ste
         lane=lane,
         notes=tuple(notes),
     )
-

@@ -166,6 +166,7 @@ TASK_COLUMNS: dict[str, type] = {
     "flops": np.float64,  # floating-point operations, 0 if unknown
     "priority": np.int32,  # smaller runs first on unordered lanes
     "op": np.int32,  # -> names: the operator that a task belongs to, −1 if unknown
+    "probes": np.int32,  # starts and ends of recorded events inside a host task: where profiling costs time
     "gone": np.bool_,  # removed by an edit: takes no time, keeps order (see edit.remove)
 }
 
@@ -197,6 +198,7 @@ class TaskGraph:
     flops: npt.NDArray[np.float64]
     priority: npt.NDArray[np.int32]
     op: npt.NDArray[np.int32]
+    probes: npt.NDArray[np.int32]
     gone: npt.NDArray[np.bool_]
     in_ptr: npt.NDArray[np.int64]  # n + 1: edges into task v are in_ptr[v] : in_ptr[v + 1]
     src: npt.NDArray[np.int32]
@@ -234,7 +236,7 @@ class TaskGraph:
     @property
     def on_device(self) -> npt.NDArray[np.bool_]:
         """Tasks on GPU lanes (n rows)."""
-        return self.lane_kinds[self.lane] == LaneKind.GPU
+        return np.equal(self.lane_kinds[self.lane], LaneKind.GPU)
 
     @property
     def lane_kinds(self) -> npt.NDArray[np.uint8]:
@@ -252,10 +254,8 @@ class TaskGraph:
             mine = getattr(self, key)
             if column.shape != mine.shape or column.dtype != mine.dtype:
                 raise ValueError(f"column {key}: {column.dtype}{column.shape}, want {mine.dtype}{mine.shape}")
-        return replace(self, **columns)
+        return replace(self, **columns)  # type: ignore[arg-type]  # keys are array columns
 
     def noted(self, *changes: Change, assumptions: tuple[Assumption, ...] = ()) -> TaskGraph:
         """The same graph with these changes and assumptions appended to its record."""
-        return replace(
-            self, changes=self.changes + changes, assumptions=self.assumptions + assumptions
-        )
+        return replace(self, changes=self.changes + changes, assumptions=self.assumptions + assumptions)

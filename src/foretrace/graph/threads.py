@@ -15,6 +15,7 @@ from foretrace.graph.calls import Call
 from foretrace.graph.device import Device
 from foretrace.graph.host import BOOKKEEPING, Host
 from foretrace.graph.kernels import innermost_at
+from foretrace.graph.links import Links
 from foretrace.graph.steps import Steps
 from foretrace.graph.taskgraph import TaskKind
 from foretrace.graph.waits import Blocking
@@ -40,6 +41,7 @@ class HostTasks:
     marks: Int64  # tasks at the step boundaries
     thread_src: Int64  # fork and join edges between threads
     thread_dst: Int64
+    joins: dict[int, int]  # time at which the main thread was let go -> its JOIN task
     parallel: int  # bursts of helper threads that ran beside the main thread
 
 
@@ -70,8 +72,11 @@ def kept_calls(host: Host, device: Device, blocking: Blocking) -> Int64:
     return rows[~nested]
 
 
-def host_tasks(host: Host, device: Device, blocking: Blocking, steps: Steps) -> HostTasks:
-    """Cut every working thread into tasks in program order and find forks and joins (R2)."""
+def host_tasks(host: Host, device: Device, blocking: Blocking, steps: Steps, links: Links) -> HostTasks:
+    """Cut every working thread into tasks in program order and find forks and joins (R2).
+
+    Where the main thread stood still for a host collective it has no work, only a JOIN at the collective's end.
+    """
     calls = kept_calls(host, device, blocking)
     bursts = _bursts(host, steps.lane, calls)
     cpu_only = not len(device)
@@ -89,7 +94,10 @@ def host_tasks(host: Host, device: Device, blocking: Blocking, steps: Steps) -> 
     lanes = [steps.lane, *sorted({b.lane for b in bursts})] if steps.lane >= 0 else []
     for lane in lanes:
         main = lane == steps.lane
-        chain = _chain(host, lane, calls, own, waits, steps, [b for b in bursts if main or b.lane == lane], main, cpu_only)
+        held = [(b.start, b.end) for b in bursts if b.blocks]
+        held += list(zip(links.held_from[links.held].tolist(), links.end[links.held].tolist(), strict=True))
+        mine = [(b.start, b.end) for b in bursts if b.lane == lane]
+        chain = _chain(host, lane, calls, own, waits, steps, sorted(held if main else mine), main, cpu_only)
         kind, start, dur, span = chain
         rows = offset + np.arange(len(kind))
         is_call = kind == TaskKind.CALL
@@ -142,6 +150,7 @@ def host_tasks(host: Host, device: Device, blocking: Blocking, steps: Steps) -> 
         marks=marks,
         thread_src=np.array(src, dtype=np.int64),
         thread_dst=np.array(dst, dtype=np.int64),
+        joins={time: task for (time, is_join), task in fork_join.items() if is_join},
         parallel=parallel,
     )
 
@@ -156,7 +165,10 @@ def _bursts(host: Host, main: int, calls: Int64) -> list[_Burst]:
     top = active & ~around
     working = np.unique(np.concatenate([host.lane[host.is_operator], host.lane[calls]]))
     rows = np.flatnonzero(top & (host.lane == main))
-    main_start, main_end = host.start[rows], np.maximum.accumulate(host.end[rows]) if len(rows) else host.end[rows]
+    main_start, main_end = (
+        host.start[rows],
+        np.maximum.accumulate(host.end[rows]) if len(rows) else host.end[rows],
+    )
     bursts: list[_Burst] = []
     for lane in working.tolist():
         if lane == main:
@@ -172,9 +184,7 @@ def _bursts(host: Host, main: int, calls: Int64) -> list[_Burst]:
         new[1:] = (blocks[1:] != blocks[:-1]) | (blocks[1:] & (gap[1:] != gap[:-1])) | (~blocks[1:] & apart)
         first = np.flatnonzero(new)
         last = np.append(first[1:], len(rows)) - 1
-        bursts += [
-            _Burst(lane, int(start[a]), int(end[b]), bool(blocks[a])) for a, b in zip(first, last, strict=True)
-        ]
+        bursts += [_Burst(lane, int(start[a]), int(end[b]), bool(blocks[a])) for a, b in zip(first, last, strict=True)]
     return _one_join_each(bursts)
 
 
@@ -198,11 +208,14 @@ def _chain(
     own: dict[int, int],
     waits: set[int],
     steps: Steps,
-    bursts: list[_Burst],
+    stretches: list[tuple[int, int]],
     main: bool,
     cpu_only: bool,
 ) -> tuple[npt.NDArray[np.uint8], Int64, Int64, Int64]:
-    """Tasks of one thread in program order: (kind, start, own duration, span in Host)."""
+    """Tasks of one thread in program order: (kind, start, own duration, span in Host).
+
+    `stretches` are when the main thread was held, or when a helper thread worked; ascending and disjoint.
+    """
     part = host.lane_slice(lane)
     mine = calls[(calls >= part.start) & (calls < part.stop)]
     call_start, call_end = host.start[mine], host.end[mine]
@@ -217,19 +230,12 @@ def _chain(
     if main:
         low, high = int(host.start[part].min()), int(host.end[part].max())
         cuts += [np.array([low, high]), np.clip(steps.bounds, low, high)]
-        held = [(b.start, b.end) for b in bursts if b.blocks]
-        cuts += [np.array(held, dtype=np.int64).ravel()]
-    else:
-        cuts += [np.array([[b.start, b.end] for b in bursts], dtype=np.int64).ravel()]
+    starts, ends = np.array(stretches, dtype=np.int64).reshape(-1, 2).T
+    cuts += [starts, ends]
     points = np.unique(np.concatenate(cuts))
     begin, end = points[:-1], points[1:]
     keep = ~_covered(begin, call_start, call_end)
-    if main:
-        starts, ends = np.array(held, dtype=np.int64).reshape(-1, 2).T
-        keep &= ~_covered(begin, starts, ends)
-    else:
-        starts, ends = np.array([[b.start, b.end] for b in bursts], dtype=np.int64).reshape(-1, 2).T
-        keep &= _covered(begin, starts, ends)
+    keep &= _covered(begin, starts, ends) != main
     begin, end = begin[keep], end[keep]
     local = innermost_at(host.start[part], host.end[part], (begin + end) // 2)
     span = np.where(local >= 0, local + part.start, -1)
@@ -250,7 +256,13 @@ def _chain(
     instant = (call_end == call_start)[waiting]
     groups = [
         (work_kind, begin, end - begin, span, np.full(len(begin), 9)),
-        (np.full(len(mine), TaskKind.CALL), call_start, own_cost, mine, np.where(call_end > call_start, 9, 5)),
+        (
+            np.full(len(mine), TaskKind.CALL),
+            call_start,
+            own_cost,
+            mine,
+            np.where(call_end > call_start, 9, 5),
+        ),
         (
             np.full(len(returning), TaskKind.RETURN),
             host.end[returning],
@@ -263,9 +275,9 @@ def _chain(
         bounds = steps.bounds
         zero = np.zeros(len(bounds), np.int64)
         groups.append((np.full(len(bounds), TaskKind.MARK), bounds, zero, zero - 1, zero + 2))
-        for times, tag, rank in ((starts, _FORK, 3), (ends, _JOIN, 1)):
+        for times, tag, place in ((starts, _FORK, 3), (ends, _JOIN, 1)):
             zero = np.zeros(len(times), np.int64)
-            groups.append((np.full(len(times), TaskKind.JOIN), times, zero, zero + tag, zero + rank))
+            groups.append((np.full(len(times), TaskKind.JOIN), times, zero, zero + tag, zero + place))
     kind, start, dur, spans, rank = (np.concatenate(parts) for parts in zip(*groups, strict=True))
     # Calls without duration keep their recorded order among themselves.
     order = np.lexsort((spans, rank, start))

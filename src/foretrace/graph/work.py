@@ -70,7 +70,10 @@ def _matrix_work(base: str, dims: list[list[int]], size: int, shapes: Shapes) ->
             grad, x, w = dims[0], dims[1], dims[2]
             return 2.0 * 2.0 * prod(grad) * prod(w[1:]), (prod(x) + prod(w)) * size
         if base.startswith(("scaled_dot_product", "_scaled_dot_product", "_flash_attention", "_efficient_attention")):
-            q, k = dims[-4:][0] if "backward" not in base else dims[1], dims[1] if "backward" not in base else dims[2]
+            q, k = (
+                dims[-4:][0] if "backward" not in base else dims[1],
+                dims[1] if "backward" not in base else dims[2],
+            )
             work = 4.0 * prod(q) * k[-2]
             return (2.5 * work if "backward" in base else work), prod(q) * size
     except IndexError:

@@ -22,7 +22,7 @@ def write_bytes(path: Path, data: bytes) -> None:
         temporary.replace(path)
     except OSError as error:
         raise ForetraceError(
-            f"cannot write {path} ({error.strerror or error}); choose a folder that exists and that you may write to."
+            f"cannot write {path} ({error.strerror or error}); choose a folder that exists and is yours."
         ) from None
     finally:
         temporary.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The first sentence: what holds the step back, or what a change would do. One sentence, one claim, its numbers."""
+"""The first sentence: what holds the step back, or what a change would do. One claim with its numbers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _CLASSES = [(label, re.compile(pattern, re.IGNORECASE)) for label, pattern in OP
 
 
 def operator_class(name: str) -> str:
-    """The class of a CPU operator in plain words ("convolutions"), "pointwise operators" for the rest of aten."""
+    """The class of a CPU operator in plain words, such as "convolutions"."""
     for label, pattern in _CLASSES:
         if pattern.search(name):
             return label
@@ -54,7 +54,7 @@ def bottleneck(breakdown: Breakdown) -> str:
 
 
 def show(breakdown: Breakdown, rows: Sequence[BlameRow], *, platform: str, ranks: int, every: bool) -> str:
-    """What holds the step back. `rows` are blame rows by name; `every` is false for a recording of one step."""
+    """What holds the step back. `rows` are blame rows by name; `every` is false for a single step."""
     total = sum(breakdown.parts().values())
     if total <= 0:
         return "The recording holds no step that takes time."
@@ -117,8 +117,8 @@ def simulate(step_s: float, measured_s: float, structural_error: float) -> str:
     error = abs(step_s - measured_s) / measured_s if measured_s else 0.0
     exact = "exactly the" if error < 5e-6 else f"with {share(error)} error the"
     return (
-        f"The replay gives {exact} recorded {seconds(measured_s)} per step, and with typical instead of recorded "
-        f"waits it is {share(abs(structural_error))} off."
+        f"The replay gives {exact} recorded {seconds(measured_s)} per step; with typical instead of "
+        f"recorded waits it is {share(abs(structural_error))} off."
     )
 
 
@@ -134,7 +134,7 @@ def blame(rows: Sequence[BlameRow], step_s: float, *, every: bool) -> str:
 
 
 def whatif(before_s: float, after_s: float, interval_s: tuple[float, float]) -> str:
-    """As in "1.89× faster: 174 → 92.0 ms per step (84.0 – 101)." """
+    """As in "1.89× faster: 174 → 92.0 ms per step (84.0 – 101)."; says where that is within the noise."""
     unit = unit_for(before_s)
     numbers = f"{in_unit(before_s, unit)} → {in_unit(after_s, unit)} {unit.name} per step"
     answer = speed(before_s, after_s)

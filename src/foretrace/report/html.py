@@ -1,7 +1,8 @@
 """One self-contained page: the answer, the timeline, who holds the step back, what-ifs side by side.
 
-Everything is inline (styles, script, data), so the page opens from a file without a network; a content security
-policy in the page holds it to that. All names are escaped: the template escapes text, `_script_json` escapes JSON.
+Everything is inline (styles, script, data), so the page opens from a file without a network; a content
+security policy in the page holds it to that. All names are escaped: text by the template, JSON by
+`_script_json`.
 """
 
 from __future__ import annotations
@@ -111,8 +112,8 @@ def _context(page: Page, max_tasks: int) -> dict[str, Any]:
 def _partly_drawn(track: dict[str, Any]) -> str:
     steps = track["steps"]
     return (
-        f"The timeline draws steps {steps[0]} to {steps[-1]} ({len(steps)} of {track['all_steps']}) to keep the page "
-        "small; every number is from all steps."
+        f"The timeline draws steps {steps[0]} to {steps[-1]} ({len(steps)} of {track['all_steps']}) to keep "
+        "the page small; every number is from all steps."
     )
 
 

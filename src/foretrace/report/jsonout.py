@@ -1,16 +1,18 @@
 """The JSON contract: a view as it stands, and its JSON Schema.
 
-The schemas are package data (`report/schemas/<command>.json`) so that a script can validate without importing us;
-a test holds the files equal to the structs.
+The schemas are package data (`report/schemas/<command>.json`), so that a script can validate without
+importing us; a test holds the files equal to the structs.
 """
 
 from __future__ import annotations
 
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from foretrace.report.files import write_bytes
 from foretrace.report.views import SCHEMA_VERSION, VIEWS, View
 
 
@@ -20,7 +22,7 @@ def dumps(view: View, *, indent: int = 2) -> str:
 
 
 def loads(text: str | bytes, command: str) -> View:
-    """Parse the JSON of one command back into its view; raises msgspec.ValidationError where it breaks the schema."""
+    """The view in the JSON of one command; raises msgspec.ValidationError where it breaks the schema."""
     return msgspec.json.decode(text, type=VIEWS[command])
 
 
@@ -32,7 +34,7 @@ def schema(command: str) -> dict[str, Any]:
 
 
 def generate_schema(command: str) -> dict[str, Any]:
-    """The schema made anew from the struct; every field is required, since every answer carries every field."""
+    """The schema made anew from the struct; every answer carries every field, so all are required."""
     components: dict[str, Any]
     (reference,), components = msgspec.json.schema_components([VIEWS[command]], ref_template="#/$defs/{name}")
     name = reference["$ref"].rsplit("/", 1)[-1]
@@ -47,3 +49,15 @@ def generate_schema(command: str) -> dict[str, Any]:
         **{key: value for key, value in top.items() if key != "title"},
         "$defs": components,
     }
+
+
+def main() -> None:
+    """Write the schema files of the package anew: `python -m foretrace.report.jsonout`."""
+    folder = Path(__file__).parent / "schemas"
+    for command in VIEWS:
+        text = msgspec.json.format(msgspec.json.encode(generate_schema(command)), indent=2)
+        write_bytes(folder / f"{command}.json", text + b"\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,7 @@
 """Recorded and predicted runs as one Chrome trace, for ui.perfetto.dev and chrome://tracing.
 
-Every run is a process of its own (one per rank), recorded first, all aligned at the first step; lanes are threads.
-Each process begins with a row of steps and a row that is its critical path.
+Every run is a process of its own (one per rank), recorded first, all aligned at the first step; lanes are
+threads. Each process begins with a row of steps and a row that is its critical path.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _facts(track: Track, v: int, why: int, critical: bool) -> Event:
 def _arrows(
     track: Track, pid: int, shift: int, source: npt.NDArray[np.int64], critical: npt.NDArray[np.bool_]
 ) -> Iterator[Event]:
-    """Flow arrows from lane to lane along the critical path; zero-length tasks on the way are passed through."""
+    """Flow arrows from lane to lane along the critical path, through zero-length tasks on the way."""
     graph = track.graph
     for v in np.flatnonzero(critical).tolist():
         u = int(source[v])
@@ -138,7 +138,7 @@ def _arrows(
 
 
 def _overlapping(start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Tasks (by start) that begin before the kept ones before them end: viewers want a row without crossings."""
+    """Tasks (by start) that begin before the kept ones before them end: slices of one row may not cross."""
     reach = np.maximum.accumulate(end)
     if not (start[1:] < reach[:-1]).any():
         return np.zeros(len(start), dtype=np.bool_)

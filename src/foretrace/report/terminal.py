@@ -1,7 +1,8 @@
 """A view as text for a terminal or a pipe.
 
-In a terminal: a bar of the step, colours by meaning. In a pipe, with TERM=dumb: the same words and tables, plain.
-NO_COLOR keeps the bar (its characters differ by part) and drops the colours. Names are never read as markup.
+In a terminal: a bar of the step, colours by meaning. In a pipe or with TERM=dumb: the same words and tables,
+plain. NO_COLOR keeps the bar (its characters differ by part) and drops the colours. Names are never read as
+markup.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Timelines packed for the page: columns of tasks per track, delta-coded, byte planes, deflate, base64.
 
-A track is one run of the graph: the recorded one or a predicted one. Lanes that are the same thread, stream or link
-in several tracks share one row number, so that the page can draw predicted below recorded. About 8 bytes per task.
+A track is one run of the graph: the recorded one or a predicted one. Lanes that are the same thread, stream
+or link in several tracks share one row number, so that the page can draw predicted below recorded. A task
+takes three to five bytes of the page.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Track:
 
 
 def binding_edges(graph: TaskGraph, start: Int64, end: Int64) -> tuple[Int64, npt.NDArray[np.uint8]]:
-    """For every task the predecessor that was ready last and the kind of that edge; −1 and 255 without one."""
+    """The predecessor of every task (n) that was ready last, −1 if none, and the kind of that edge."""
     n = len(graph)
     source = np.full(n, -1, dtype=np.int64)
     kind = np.full(n, NO_EDGE, dtype=np.uint8)
@@ -66,7 +67,7 @@ def binding_edges(graph: TaskGraph, start: Int64, end: Int64) -> tuple[Int64, np
         return source, kind
     ready = np.where(graph.from_start, start[graph.src], end[graph.src]) + effective(graph).lag
     dst = graph.dst
-    # Ascending by readiness, so that the last writer of a task is its binding edge; ties go to the later edge row.
+    # Ascending by readiness: the last writer of a task is its binding edge; ties go to the later edge row.
     order = np.lexsort((ready, dst))
     source[dst[order]] = graph.src[order]
     kind[dst[order]] = graph.edge_kind[order]
@@ -136,7 +137,7 @@ LaneTable = dict[LaneKey, tuple[int, dict[str, Any]]]
 
 
 def _lanes(tracks: Sequence[Track]) -> LaneTable:
-    """Rows of the page: host threads, then streams, links and modelled lanes, each by busy time, rank by rank."""
+    """Rows of the page, rank by rank: host threads, streams, links, modelled lanes, each by busy time."""
     busy: dict[LaneKey, float] = {}
     share: dict[LaneKey, float] = {}
     for track in tracks:
@@ -148,12 +149,15 @@ def _lanes(tracks: Sequence[Track]) -> LaneTable:
             busy[key] = max(busy.get(key, 0.0), time)
             share[key] = max(share.get(key, 0.0), time / span)
     ranks = {key[0] for key in busy}
+    devices = {key[2] for key in busy if key[1] == LaneKind.GPU}
     shown = sorted((key for key in busy if busy[key] > 0), key=lambda key: (key[0], key[1], -busy[key], key))
     table = {}
     for at, key in enumerate(shown):
         rank, kind, device, stream, label = key
         word = _word(label, LaneKind(kind), stream)
-        prefix = f"rank {rank} · " if len(ranks) > 1 else f"gpu {device} · " if device > 0 else ""
+        prefix = f"rank {rank} · " if len(ranks) > 1 else ""
+        if device >= 0 and len(devices) > 1 and len(ranks) == 1:
+            prefix = f"GPU {device} · "
         table[key] = (
             at,
             {"label": prefix + word, "kind": LaneKind(kind).name.lower(), "quiet": share[key] < 0.002},
@@ -235,7 +239,7 @@ def _columns(
 
 
 def _window(track: Track, focus_step: int, max_tasks: int) -> tuple[int, int]:
-    """First and last mark to draw: everything, or as many whole steps around `focus_step` as `max_tasks` allows."""
+    """First and last mark to draw: as many whole steps around `focus_step` as `max_tasks` allows."""
     steps = len(track.marks) - 1
     if len(track.graph) <= max_tasks or steps <= 1:
         return 0, steps

@@ -1,4 +1,4 @@
-"""Numbers as people read them: three significant digits, the unit that gives 1-999, names cut to their point."""
+"""Numbers as people read them: three significant digits, the unit that gives 1-999, short names."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def count(value: float) -> str:
 
 
 def speed(before_s: float, after_s: float) -> str:
-    """As in "1.89× faster", "1.12× slower"; under 2 % the change of the time ("0.43 % faster"), or "no change"."""
+    """As in "1.89× faster"; below 2 % the change of the time, "0.43 % faster", or "no change"."""
     if before_s <= 0 or after_s <= 0:
         return "no change" if before_s == after_s else "–"
     ratio, word = (before_s / after_s, "faster") if before_s >= after_s else (after_s / before_s, "slower")
@@ -132,8 +132,9 @@ _RETURN_TYPE = re.compile(r"^(?:void|static|int|bool)\s+")
 def short_name(name: str, width: int = 48) -> str:
     """The part of a kernel's or operator's name that tells it apart.
 
-    C++ kernels lose return type, template and call arguments and namespaces; the functor that an elementwise kernel
-    applies is kept in brackets. Longer than `width` is cut in the middle, so that the ends stay comparable.
+    C++ kernels lose return type, namespaces, template and call arguments; the functor that an elementwise
+    kernel applies is kept in brackets. Longer than `width` is cut in the middle, so that the ends stay
+    comparable.
     """
     text = name.strip() or "(no name)"
     if _LOADER.search(text):
@@ -159,7 +160,7 @@ def short_names(names: Sequence[str], width: int = 48) -> list[str]:
 
 
 def _with_difference(name: str, short: str, group: set[str], width: int) -> str:
-    """As in "wgrad_engine" -> "wgrad_engine …6, 7, 3>": from the first place where the names of the group part."""
+    """As in "wgrad_engine …6, 7, 3>": from the first place where the names of the group part."""
     low, high = min(group), max(group)
     at = next(
         (i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), min(len(low), len(high))

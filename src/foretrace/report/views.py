@@ -1,6 +1,6 @@
 """What each command answers, as plain structs: the one source of the terminal, the JSON and the page.
 
-A view encodes to the JSON contract as it stands (docs/json.md): field names, units and order. Times are seconds.
+A view encodes to the JSON contract as it stands (docs/json.md): names, units and order. Times are seconds.
 Fields are only ever added; a field that changes its meaning or goes away raises `SCHEMA_VERSION`.
 """
 
@@ -59,8 +59,8 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
 class BlameRow(msgspec.Struct, frozen=True, kw_only=True):
     """One suspect: how long it takes and what the step would save, per step, seconds.
 
-    `time_s` and `count` are per step; `saved_*` come from replays of the changed graph, so work that something else
-    hides saves less than it takes.
+    `time_s` and `count` are per step; `saved_*` come from replays of the changed graph, so work that
+    something else hides saves less than it takes.
     """
 
     name: str
@@ -132,7 +132,7 @@ class ShowView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimulateView(msgspec.Struct, frozen=True, kw_only=True):
-    """`foretrace simulate`: the plain replay beside the recording, and the structural replay that tests the edges."""
+    """`foretrace simulate`: the plain replay beside the recording, and the structural one (edges alone)."""
 
     schema_version: int = SCHEMA_VERSION
     command: str = "simulate"
@@ -198,8 +198,8 @@ class WhatIfView(msgspec.Struct, frozen=True, kw_only=True):
 class CompareRow(msgspec.Struct, frozen=True, kw_only=True):
     """One layer and phase of both sides in a typical step; 0 on the side that lacks it.
 
-    `before_s` and `after_s` are busy times; `critical_*_s` are what the layer adds to the critical path, waits
-    included, so over all rows they sum to the step.
+    `before_s` and `after_s` are busy times; `critical_*_s` are what the layer adds to the critical path,
+    waits included, so over all rows they sum to the step.
     """
 
     name: str

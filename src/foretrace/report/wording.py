@@ -39,8 +39,8 @@ def interval_text(view: WhatIfView) -> str:
 def reading_notes(show: ShowView) -> list[str]:
     """What the numbers rest on, most important first; ends with what the recording's builder noted."""
     notes = [
-        "The parts of a step exclude each other and sum to the median step: a moment counts as compute while any "
-        "kernel runs, and as a wait only when none does."
+        "The parts of a step exclude each other and sum to the median step: a moment counts as compute while "
+        "any kernel runs, and as a wait only when none does."
         if show.platform != "cpu"
         else "The parts of a step exclude each other and sum to the median step."
     ]
@@ -54,11 +54,13 @@ def reading_notes(show: ShowView) -> list[str]:
         )
     if show.unexplained_gpu_share:
         notes.append(
-            f"{share(show.unexplained_gpu_share)} of the GPU's span are delays that no recorded dependency explains."
+            f"{share(show.unexplained_gpu_share)} of the GPU's span are delays that no recorded dependency "
+            "explains."
         )
     if show.ranks < show.world_size:
         notes.append(
-            f"{show.ranks} of {show.world_size} ranks were recorded here: time inside collectives includes waiting for the others."
+            f"{show.ranks} of {show.world_size} ranks were recorded here: time inside collectives includes "
+            "waiting for the others."
         )
     return [*notes, *show.notes]
 

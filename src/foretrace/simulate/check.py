@@ -102,7 +102,12 @@ def _structure(graph: TaskGraph) -> list[Finding]:
         _finding("acyclic", backward, 0, f"{backward} edges point backwards in topological order"),
         _finding("no dangling edge", dangling, 0, f"{dangling} edges point outside the graph"),
         _finding("durations not negative", negative, 0, f"{negative} tasks have a negative duration or delay"),
-        _finding("lanes ordered", unordered, 0, f"{unordered} tasks have no edge from an earlier task of their lane"),
+        _finding(
+            "lanes ordered",
+            unordered,
+            0,
+            f"{unordered} tasks have no edge from an earlier task of their lane",
+        ),
     ]
 
 
@@ -143,7 +148,8 @@ def structural_error(graph: TaskGraph) -> tuple[float, float]:
 
 def _structural(graph: TaskGraph) -> Finding:
     total, worst = structural_error(graph)
-    limit = _STRUCTURAL_COMPETING if graph.info.overlap_share > _COMPETING else _STRUCTURAL
+    competing = graph.info.overlap_share > _COMPETING or LaneKind.LINK in graph.lane_kinds
+    limit = _STRUCTURAL_COMPETING if competing else _STRUCTURAL
     says = f"with typical lags and no delays the window changes by {total:+.2%}, the worst step by {worst:.2%}"
     if worst > limit:
         says += "; " + worst_tasks(graph)
@@ -153,9 +159,7 @@ def _structural(graph: TaskGraph) -> Finding:
 def worst_tasks(graph: TaskGraph, count: int = 10) -> str:
     """The tasks with the longest delays, as one phrase."""
     rows = np.argsort(-graph.delay, kind="stable")[:count]
-    parts = [
-        f"{graph.names[graph.name[v]][:40]} {graph.delay[v] / 1e3:.0f} us" for v in rows if graph.delay[v] > 0
-    ]
+    parts = [f"{graph.names[graph.name[v]][:40]} {graph.delay[v] / 1e3:.0f} us" for v in rows if graph.delay[v] > 0]
     return "longest delays: " + ", ".join(parts) if parts else "no delays"
 
 
@@ -198,7 +202,7 @@ def _device_zero(graph: TaskGraph) -> Finding:
     window = max(int(end[graph.marks[-1]] - end[graph.marks[0]]), 1)
     off = (with_edges - host) / max(host, 1)
     # Launch latencies and the tails of synchronous copies remain: they are not device time.
-    returns = int(np.sum((graph.kind == TaskKind.RETURN)))
+    returns = int(np.sum(graph.kind == TaskKind.RETURN))
     latency = max([v for k, v in graph.info.typical_ns.items() if k.startswith("launch")], default=0)
     allowed = max(_HOST_ONLY, returns * 2.0 * latency / max(host, 1), 100_000 / window)
     says = f"without device time the window is {with_edges / 1e6:.2f} ms, the host alone needs {host / 1e6:.2f} ms"
@@ -245,7 +249,11 @@ def _linked(graph: TaskGraph) -> Finding:
     share = graph.info.linked_share
     says = f"{share:.1%} of device time has its launch in the recording; the rest is work of earlier steps"
     return Finding(
-        name="linked", verdict=Verdict.OK if share > 0.95 else Verdict.WARN, value=share, limit=0.95, says=says
+        name="linked",
+        verdict=Verdict.OK if share > 0.95 else Verdict.WARN,
+        value=share,
+        limit=0.95,
+        says=says,
     )
 
 

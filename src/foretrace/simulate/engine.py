@@ -6,6 +6,9 @@ compiled whether a graph is in memory or memory-mapped. Indices are unsigned whe
 a test for negative indexing at every access.
 """
 
+# An index of compiled code changes between signed and unsigned, which mypy takes for a change of type.
+# mypy: disable-error-code="assignment,arg-type"
+
 from __future__ import annotations
 
 import numba as nb
@@ -85,14 +88,15 @@ def value_slots(in_ptr: Int64, src: UInt32, from_start: UInt8) -> tuple[UInt32, 
 
 @nb.njit(cache=True, error_model="numpy")
 def replay_variants(
-    in_ptr: Int64, read: UInt32, slot: Int32, used: int, lag: Int64, lag_gone: Int64, dur: Int64, delay: Int64,
-    release: Int64, group: Int32, scale: Float64, stays: Int64, any_gone: UInt8, rows: Int32, out: Int64,
+    in_ptr: Int64, read: UInt32, slot: Int32, used: int, edge_kind: UInt8, lag: Int64, dur: Int64, delay: Int64,
+    release: Int64, group: Int32, scale: Float64, stays: Int64, any_gone: UInt8, ceiling: Int64, rows: Int32,
+    out: Int64,
 ) -> None:  # fmt: skip
     """Replay blocks of variants side by side; `out` (rows x variants) gets the end of each of `rows` (ascending).
 
     `scale` and `stays` are (blocks, groups + 1, width), row 0 for tasks of no group; `stays` is −1 where a task
     stays and 0 where it is gone; `any_gone` (blocks, groups + 1) tells the groups where any variant removes
-    something. The width is a run-time number, a multiple of 8: a constant one would be unrolled before LLVM
+    something; `ceiling` bounds the lags into a removed task, by kind of edge. The width is a run-time number, a multiple of 8: a constant one would be unrolled before LLVM
     looks for vectors.
     """
     width = scale.shape[2]
@@ -124,7 +128,8 @@ def replay_variants(
                 if any_gone[block, g]:
                     keep = stays[block, g]
                     while e < stop:
-                        anchor, here, gone = values[np.uint64(read[e])], lag[e], lag_gone[e]
+                        anchor, here = values[np.uint64(read[e])], lag[e]
+                        gone = min(here, ceiling[edge_kind[e]])
                         for k in range(width):
                             end[k] = max(end[k], anchor[k] + (gone + ((here - gone) & keep[k])))
                         e += ONE
@@ -241,12 +246,14 @@ READY, DUR, DELAY, MISSING, FIRST_OUT, LAST_OUT, LANE, PRIORITY = range(8)  # RE
 def schedule(
     in_ptr: Int64, src: UInt32, edge_kind: UInt8, from_start: UInt8, lag: Int64, dur: Int64, delay: Int64,
     release: Int64, lane: Int32, priority: Int32, gone: UInt8, ordered: UInt8, waited: UInt8, wait_ptr: Int64,
-    wait_lane: Int32, wait_lag: Int64, start: Int64, end: Int64, order: Int32, task: Int64, out: Int64,
-    queue: Int64, events: Int64,
+    wait_lane: Int32, wait_lag: Int64, task: Int64, out: Int64, queue: Int64, events: Int64, start: Int64,
+    end: Int64, order: Int32,
 ) -> int:  # fmt: skip
     """Fill `start`, `end` and `order` (rows as they were decided); return how many tasks could be decided.
 
     `wait_ptr` (n + 1) assigns rows of `wait_lane`, `wait_lag` to tasks; it is empty where nothing waits at run time.
+    Scratch space: `task` (n, 8), `out` (m, 2), heaps `queue` (3 n) and `events` (3 (n + lanes)) with three keys a
+    row; the caller allocates it because numpy asks for huge pages, without which most of the time goes to the TLB.
     """
     n, n_lanes = len(dur), len(ordered)
     waiting = len(wait_ptr) > 0
@@ -283,6 +290,7 @@ def schedule(
         task[v, FIRST_OUT], task[v, LAST_OUT] = out_ptr[v], out_ptr[v + 1]
 
     # Tasks that wait for an unordered lane: one heap (priority, ready, row) per lane, each in a slice of `queue`.
+    # Events: one heap (time, priority or LANE_FREE, row or lane).
     lane_ptr = np.zeros(n_lanes + 1, dtype=np.int64)
     for v in range(n):
         lane_ptr[lane[v] + 1] += 1
@@ -303,7 +311,8 @@ def schedule(
     launch_time = np.full(size, NO_RELEASE, dtype=np.int64)
     running = np.empty(size, dtype=np.int32)
     n_running = np.zeros(n_lanes, dtype=np.int64)
-    last_end = np.full(n_lanes, NO_RELEASE, dtype=np.int64)  # of launched tasks whose end is known
+    n_ended = np.zeros(n_lanes, dtype=np.int64)  # launched tasks whose end is known, and the last of their ends
+    last_end = np.full(n_lanes, NO_RELEASE, dtype=np.int64)
     decided = np.zeros(size, dtype=np.uint8)
     resolved = np.zeros(size, dtype=np.uint8)
     first_waiter = np.full(size, -1, dtype=np.int64)
@@ -404,6 +413,7 @@ def schedule(
                 for p in range(base, base + n_running[i]):
                     u = np.int64(running[p])
                     if decided[u]:
+                        n_ended[i] += 1
                         last_end[i] = max(last_end[i], task[u, READY] + task[u, DUR])
                         continue
                     running[base + kept] = u
@@ -418,7 +428,8 @@ def schedule(
                         n_waiters += 1
                         task[v, MISSING] += 1
                 n_running[i] = kept
-                task[v, READY] = max(task[v, READY], last_end[i] + wait_lag[w])
+                if n_ended[i] > 0:
+                    task[v, READY] = max(task[v, READY], last_end[i] + wait_lag[w])
             if task[v, MISSING] == 0:
                 arrived[n_arrived] = v
                 n_arrived += 1

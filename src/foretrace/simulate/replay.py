@@ -1,9 +1,10 @@
 """Replay: start and end of every task by one pass over the rows, for one graph or for many variants of it.
 
-**Removed tasks.** A task with `gone` set takes no time but keeps order, so that what waited for it waits for what
-came before it: its duration and delay count as 0, its incoming LAUNCH and QUEUE edges are ignored, and positive
-lags of its incoming STREAM, EVENT, CONTENTION and SYNC edges count as 0. Its release time and its other edges stay.
-`lags_when_gone` holds this rule for all compiled engines.
+**Removed tasks.** A task with `gone` set takes no time but keeps its place, so that what waited for it waits for
+what came before it. Its duration and delay count as 0. Its incoming LAUNCH, QUEUE, SYNC, CONTENTION and DATA edges
+are ignored: what is not there is not launched, does not block and is not held up. Positive lags of its incoming
+STREAM, EVENT and COLLECTIVE edges count as 0, and it waits for no other rank. Its release time and its PROGRAM and
+THREAD edges stay as they are. `LAG_CEILING_WHEN_GONE` holds this rule, as an upper bound of the lag by kind of edge.
 
 **Rounding.** A scaled duration is rounded to the nearest nanosecond, halves to even.
 
@@ -28,6 +29,14 @@ from foretrace.simulate import twins
 Int64 = npt.NDArray[np.int64]
 Scalar = TypeVar("Scalar", bound=np.generic)
 
+CROSS_RANK = len(EdgeKind)  # stands for the kind of a COLLECTIVE edge between two ranks
+LAG_CEILING_WHEN_GONE = np.full(len(EdgeKind) + 1, np.iinfo(np.int64).max)
+LAG_CEILING_WHEN_GONE[[EdgeKind.STREAM, EdgeKind.EVENT, EdgeKind.COLLECTIVE]] = 0
+LAG_CEILING_WHEN_GONE[
+    [EdgeKind.LAUNCH, EdgeKind.QUEUE, EdgeKind.SYNC, EdgeKind.CONTENTION, EdgeKind.DATA, CROSS_RANK]
+] = NO_RELEASE  # never binds
+LAG_CEILING_WHEN_GONE.flags.writeable = False
+
 WIDEST_BLOCK = 64  # variants side by side; one register row per 8
 LANES_OF_A_VECTOR = 8
 
@@ -41,15 +50,6 @@ class Effective:
     lag: Int64
 
 
-def lags_when_gone(edge_kind: npt.NDArray[np.uint8], lag: Int64) -> Int64:
-    """Lags (m) that edges would have if their successors were gone."""
-    ignored = np.array([kind in twins.IGNORED_WHEN_GONE for kind in EdgeKind])
-    shortened = np.array([kind in twins.SHORTENED_WHEN_GONE for kind in EdgeKind])
-    lags = np.where(shortened[edge_kind], np.minimum(lag, 0), lag)
-    lags[ignored[edge_kind]] = NO_RELEASE
-    return lags
-
-
 def effective(graph: TaskGraph, *, structural: bool = False) -> Effective:
     """Durations, delays (n) and lags (m) of a replay; structural: typical lags and no delays."""
     dur, delay = graph.dur, graph.delay
@@ -59,8 +59,18 @@ def effective(graph: TaskGraph, *, structural: bool = False) -> Effective:
     if graph.gone.any():
         dur, delay = np.where(graph.gone, 0, dur), np.where(graph.gone, 0, delay)
         into_gone = np.repeat(graph.gone, np.diff(graph.in_ptr))
-        lag = np.where(into_gone, lags_when_gone(graph.edge_kind, lag), lag)
+        lag = np.where(into_gone, np.minimum(lag, LAG_CEILING_WHEN_GONE[edge_classes(graph)]), lag)
     return Effective(dur=dur, delay=delay, lag=lag)
+
+
+def edge_classes(graph: TaskGraph) -> npt.NDArray[np.uint8]:
+    """Kind of every edge (m) as `LAG_CEILING_WHEN_GONE` counts them."""
+    ranks = np.array([lane.rank for lane in graph.lanes])
+    if len(set(ranks.tolist())) < 2:
+        return graph.edge_kind
+    rank = ranks[graph.lane]
+    crossing = (graph.edge_kind == EdgeKind.COLLECTIVE) & (rank[graph.src] != rank[graph.dst])
+    return np.where(crossing, np.uint8(CROSS_RANK), graph.edge_kind)
 
 
 def replay(graph: TaskGraph, *, structural: bool = False) -> tuple[Int64, Int64]:
@@ -114,22 +124,20 @@ def replay_variants(
     columns = effective(graph)
     stays = np.full((1, 1, width), -1, dtype=np.int64)
     any_gone = np.zeros((blocks, n_groups + 1), dtype=np.uint8)
-    lag_gone = columns.lag
     if gone is not None and gone.any():
         removed = np.zeros((n_groups + 1, blocks * width), dtype=np.bool_)
         removed[1:, :n_variants] = gone
         factors[removed] = 0.0
-        stays = np.ascontiguousarray(by_block(np.where(removed, np.int64(0), np.int64(-1)), blocks))
-        any_gone = np.ascontiguousarray(by_block(removed, blocks).any(axis=2).astype(np.uint8))
-        lag_gone = lags_when_gone(graph.edge_kind, columns.lag)
+        stays = by_block(np.where(removed, np.int64(0), np.int64(-1)), blocks)
+        any_gone = by_block(removed, blocks).any(axis=2).astype(np.uint8)
     in_ptr, src, from_start = structure(graph)
     read, slot, used = engine.value_slots(in_ptr, src, from_start)
     in_order = np.argsort(rows, kind="stable")
     out = np.empty((len(rows), blocks * width), dtype=np.int64)
     engine.replay_variants(
-        in_ptr, read, slot, used, fixed(columns.lag), fixed(lag_gone), fixed(columns.dur), fixed(columns.delay),
-        fixed(graph.release), fixed(group), np.ascontiguousarray(by_block(factors, blocks)), stays, any_gone,
-        rows[in_order], out,
+        in_ptr, read, slot, used, fixed(edge_classes(graph)), fixed(columns.lag), fixed(columns.dur),
+        fixed(columns.delay), fixed(graph.release), fixed(group), by_block(factors, blocks), stays, any_gone,
+        LAG_CEILING_WHEN_GONE, rows[in_order], out,
     )  # fmt: skip
     ends = np.empty((len(rows), n_variants), dtype=np.int64)
     ends[in_order] = out[:, :n_variants]
@@ -138,7 +146,7 @@ def replay_variants(
 
 def by_block(table: npt.NDArray[Any], blocks: int) -> npt.NDArray[Any]:
     """Groups x (blocks · width) -> blocks x groups x width."""
-    return table.reshape(len(table), blocks, -1).swapaxes(0, 1)
+    return np.ascontiguousarray(table.reshape(len(table), blocks, -1).swapaxes(0, 1))
 
 
 def compiled() -> ModuleType | None:

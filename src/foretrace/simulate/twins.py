@@ -15,8 +15,8 @@ import numpy.typing as npt
 from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, TaskGraph
 
 Times = tuple[list[int], list[int]]
-IGNORED_WHEN_GONE = (EdgeKind.LAUNCH, EdgeKind.QUEUE)
-SHORTENED_WHEN_GONE = (EdgeKind.STREAM, EdgeKind.EVENT, EdgeKind.CONTENTION, EdgeKind.SYNC)
+IGNORED_WHEN_GONE = (EdgeKind.LAUNCH, EdgeKind.QUEUE, EdgeKind.SYNC, EdgeKind.CONTENTION, EdgeKind.DATA)
+SHORTENED_WHEN_GONE = (EdgeKind.STREAM, EdgeKind.EVENT, EdgeKind.COLLECTIVE)
 LANE_FREE = 2**31  # stands where tasks have their priority, above all of them
 
 
@@ -30,7 +30,7 @@ def replay(graph: TaskGraph, *, structural: bool = False) -> Times:
         at = int(graph.release[v])
         for e in _edges_into(graph, v):
             u = int(graph.src[e])
-            lag = _lag(graph, e, bool(graph.gone[v]), structural)
+            lag = _lag(graph, e, v, structural)
             at = max(at, (start[u] if graph.from_start[e] else end[u]) + lag)
         start[v] = at + delay[v]
         end[v] = start[v] + dur[v]
@@ -66,19 +66,18 @@ def tails(graph: TaskGraph, target: int) -> tuple[list[int | None], list[int | N
         return path if known is None else max(known, path)
 
     for v in range(target, -1, -1):
-        gone = bool(graph.gone[v])
         after = from_an_end[v]
         if after is not None:
-            from_a_start[v] = longer(from_a_start[v], after + (0 if gone else int(graph.dur[v])))
+            from_a_start[v] = longer(from_a_start[v], after + (0 if graph.gone[v] else int(graph.dur[v])))
         path = from_a_start[v]
         if path is None:
             continue
-        arrival = path + (0 if gone else int(graph.delay[v]))
+        arrival = path + (0 if graph.gone[v] else int(graph.delay[v]))
         for e in _edges_into(graph, v):
-            if gone and graph.edge_kind[e] in IGNORED_WHEN_GONE:
-                continue
-            u, known = int(graph.src[e]), from_a_start if graph.from_start[e] else from_an_end
-            known[u] = longer(known[u], arrival + _lag(graph, e, gone, False))
+            u, lag = int(graph.src[e]), _lag(graph, e, v)
+            if lag != NO_RELEASE:
+                known = from_a_start if graph.from_start[e] else from_an_end
+                known[u] = longer(known[u], arrival + lag)
     return from_a_start, from_an_end
 
 
@@ -124,7 +123,7 @@ class _Schedule:
             if v in self.waits and kind == EdgeKind.SYNC:
                 continue  # resolved as it runs
             launches = kind == EdgeKind.LAUNCH if by_call else not same_lane
-            lag = _lag(graph, e, bool(graph.gone[v]), False)
+            lag = _lag(graph, e, v)
             self.successors[u].append((v, lag, bool(graph.from_start[e]), launches))
             self.missing[v] += 1
             self.launches[v] += launches
@@ -226,11 +225,12 @@ def _edges_into(graph: TaskGraph, v: int) -> range:
     return range(int(graph.in_ptr[v]), int(graph.in_ptr[v + 1]))
 
 
-def _lag(graph: TaskGraph, edge: int, gone: bool, structural: bool) -> int:
-    """Lag of an edge into a task that is, or is not, gone."""
-    lag = int((graph.typical if structural else graph.lag)[edge])
-    if gone and graph.edge_kind[edge] in IGNORED_WHEN_GONE:
+def _lag(graph: TaskGraph, edge: int, v: int, structural: bool = False) -> int:
+    """Lag of an edge into task `v`, by the rule for removed tasks in `foretrace.simulate.replay`."""
+    lag, kind = int((graph.typical if structural else graph.lag)[edge]), graph.edge_kind[edge]
+    if not graph.gone[v]:
+        return lag
+    crossing = graph.lanes[graph.lane[graph.src[edge]]].rank != graph.lanes[graph.lane[v]].rank
+    if kind in IGNORED_WHEN_GONE or (kind == EdgeKind.COLLECTIVE and crossing):
         return NO_RELEASE
-    if gone and graph.edge_kind[edge] in SHORTENED_WHEN_GONE:
-        return min(lag, 0)
-    return lag
+    return min(lag, 0) if kind in SHORTENED_WHEN_GONE else lag

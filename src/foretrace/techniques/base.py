@@ -43,9 +43,7 @@ class Parameter:
     prior: Prior | None
 
 
-def parameter(
-    default: Any = MISSING, *, doc: str, unit: str = "", choices: tuple[str, ...] = (), key: str = ""
-) -> Any:
+def parameter(default: Any = MISSING, *, doc: str, unit: str = "", choices: tuple[str, ...] = (), key: str = "") -> Any:
     """A field that the user sets; required where it has no default. `key` is its name in text, if another."""
     return field(default=default, metadata={"doc": doc, "unit": unit, "choices": choices, "key": key})
 
@@ -54,6 +52,11 @@ def prior(value: float, low: float, high: float, *, doc: str, why: str, unit: st
     """A field for a number that the recording does not give; `why` says where the range comes from."""
     stands_in = Prior(value=value, low=low, high=high, unit=unit, why=why)
     return field(default=None, metadata={"doc": doc, "unit": unit, "choices": (), "prior": stands_in})
+
+
+def derived(*, doc: str, unit: str = "×") -> Any:
+    """A field whose prior depends on the recording; `priors` of the technique works it out."""
+    return field(default=None, metadata={"doc": doc, "unit": unit})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +79,7 @@ class Technique(ABC):
         return self.change(graph).noted(assumptions=self.uncertain(graph))
 
     def priors(self, graph: TaskGraph) -> Mapping[str, Prior]:
-        """Priors that matter on this graph, by parameter; subclasses drop or sharpen them from the recording."""
+        """Priors that matter on this graph, by field; subclasses drop or sharpen them from the recording."""
         return {each.name: each.prior for each in self.parameters() if each.prior is not None}
 
     def uncertain(self, graph: TaskGraph) -> tuple[Assumption, ...]:

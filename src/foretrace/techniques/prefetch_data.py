@@ -1,40 +1,26 @@
 """`prefetch-data`: a data loader with worker processes, which prepare batches while the step computes.
 
-The time that the training thread spends in `DataLoader.__next__` becomes the hand-over of a finished batch; the
-preparation moves to workers, one lane each, with PyTorch's rules: batch i is prepared by worker i mod N, and a new
-batch is ordered when one is handed over, `prefetch_factor` · N ahead. The workers run beside the recorded machine's
-own work, which slows both: that part is assumed, with a range, because other processes are in no recording.
+The time that the training thread spends in `DataLoader.__next__` becomes the hand-over of a finished batch;
+the preparation moves to workers, one lane each. They run beside the training process, which slows both: that
+part is assumed, with a range, because other processes are in no recording.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from foretrace.graph import edit
-from foretrace.graph.insert import extend
 from foretrace.graph.select import Mask, select
-from foretrace.graph.taskgraph import (
-    NO_RELEASE,
-    Assumption,
-    Change,
-    EdgeKind,
-    Lane,
-    Phase,
-    TaskGraph,
-    TaskKind,
-)
+from foretrace.graph.taskgraph import Change, EdgeKind, TaskGraph, TaskKind
 from foretrace.simulate.replay import replay
 from foretrace.techniques.base import Prior, Technique, parameter, prior
-from foretrace.trace.trace import LaneKind
+from foretrace.techniques.loading import WORKER, Fetches, add_workers, cores, find_fetches, recorded_loader
 
-Int64 = npt.NDArray[np.int64]
-
-_STAGED_BYTES = 64 * 1024  # smaller pageable copies go through the driver's own buffer
-_SINGLE, _MULTI = "*_SingleProcessDataLoaderIter*", "*_MultiProcessingDataLoaderIter*"
+_STAGED_BYTES = 64 * 1024  # smaller pageable copies go through a buffer of the driver
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +29,9 @@ class PrefetchData(Technique):
 
     name: ClassVar[str] = "prefetch-data"
     summary: ClassVar[str] = "data loader with worker processes: batches are prepared while the step computes"
-    source: ClassVar[str] = "torch.utils.data.DataLoader (num_workers, prefetch_factor); DS-Analyzer (VLDB 2021)"
+    source: ClassVar[str] = (
+        "torch.utils.data.DataLoader (num_workers, prefetch_factor); DS-Analyzer (VLDB 2021)"
+    )
 
     workers: int = parameter(4, doc="number of worker processes")
     prefetch_factor: int = parameter(2, doc="batches ordered ahead per worker")
@@ -53,57 +41,150 @@ class PrefetchData(Technique):
         2.0,
         unit="ms",
         doc="time to take over a finished batch from a worker",
-        why="a queue, unpickling, and mapping a few shared-memory tensors: 0.1 to 1.5 ms in recordings of loaders",
+        why="a queue, unpickling, and mapping a few tensors of shared memory: 0.1 to 1.5 ms where recorded",
     )
     fetch: float | None = prior(
         1.0,
         0.95,
         1.25,
         doc="time to prepare a batch in a worker, relative to the training process",
-        why="a worker has no training loop beside it, but copies the batch to shared memory and shares caches",
+        why="a worker has no training loop in its caches, but copies each batch to shared memory",
     )
     host_contention: float | None = prior(
         1.1,
         1.0,
         1.3,
         doc="slow-down of the training process while a worker runs",
-        why="shared caches, memory bandwidth and turbo clock (up to 1.2 between one and all cores busy)",
+        why="shared caches and memory bandwidth; a lower clock with more cores busy (up to 1.2 by itself)",
     )
     copy_contention: float | None = prior(
         1.5,
         1.0,
         2.0,
         doc="slow-down of copies from pageable memory",
-        why="the processor stages them: it reads pages that another process wrote, out of a shared memory bandwidth",
+        why="the processor stages them, from pages that another process wrote, over shared bandwidth",
     )
 
     def priors(self, graph: TaskGraph) -> dict[str, Prior]:
         found = dict(super().priors(graph))
         if not _pageable_copies(graph).any():
             del found["copy_contention"]
-        if graph.info.platform == "cpu" and _cores(graph) is not None:
+        if graph.info.platform == "cpu" and cores(graph) is not None:
             found["host_contention"] = Prior(
                 value=1.02,
                 low=0.97,
                 high=1.15,
                 unit="×",
-                why="cores are shared by count (see the changes); beyond that caches and memory bandwidth, where "
-                "vectorised operators were seen to slow by 0 to 10 %",
+                why="shared caches and memory bandwidth; the sharing of cores is counted, not assumed",
             )
         return found
 
     def change(self, graph: TaskGraph) -> TaskGraph:
         if self.workers < 1 or self.prefetch_factor < 1:
             raise self.refuse("workers and prefetch_factor must be 1 or more.")
-        loaders = _loaders(graph)
-        if not loaders:
+        lanes = [each.lane for each in find_fetches(graph)]
+        if not lanes:
             raise self.refuse("the recording shows no data loading (no enumerate(DataLoader) ranges).")
-        hand_over = self.value("hand_over_ms", graph) * 1e6
-        result = graph
-        before = edit_time = np.zeros(0)
-        for lane in sorted(loaders):
-            fetches = _loaders(result)[lane]
-            ready = self._batch_ns(result, fetches)
-            result = self._hide(result, fetches, ready * self.value("fetch", graph), hand_over)
-        del before, edit_time
+        for lane in lanes:
+            graph = self._hide(graph, next(each for each in find_fetches(graph) if each.lane == lane))
+        return graph
+
+    def _hide(self, graph: TaskGraph, fetches: Fetches) -> TaskGraph:
+        """Move the preparation of one thread's batches to workers."""
+        hand_over = np.minimum(self.value("hand_over_ms", graph) * 1e6, fetches.ns)
+        batch = (self._preparation(graph, fetches, hand_over) * self.value("fetch", graph)).astype(np.int64)
+        loading = np.zeros(len(graph), dtype=np.bool_)
+        loading[fetches.first] = loading[fetches.rest] = True
+        left = np.zeros(len(graph))
+        left[fetches.first] = hand_over
+        alone = graph.with_columns(dur=np.where(loading, left, graph.dur).astype(np.int64))
+        what = (
+            f"moved {len(batch)} batches of {batch.mean() / 1e6:.3g} ms to {self.workers} "
+            f"worker{'s' * (self.workers > 1)}; taking one over costs {hand_over.mean() / 1e6:.2g} ms"
+        )
+        result = add_workers(
+            alone,
+            fetches,
+            batch,
+            workers=self.workers,
+            ahead=self.workers * self.prefetch_factor,
+            change=Change(technique=self.name, what=what, tasks=int(loading.sum()) + len(batch)),
+        )
+        batches = _inside(graph, fetches)
+        return self._contend(result, _period(alone, batches), float(batch.mean()), batches)
+
+    def _preparation(
+        self, graph: TaskGraph, fetches: Fetches, hand_over: npt.NDArray[np.float64]
+    ) -> npt.NDArray[np.float64]:
+        """Time to prepare each batch in the training process, ns."""
+        if not fetches.processes:
+            return np.maximum(fetches.ns - hand_over, 0)
+        recorded = recorded_loader(graph)
+        has = int(recorded.get("num_workers") or 0)
+        if not has:
+            raise self.refuse(
+                "the loader already has worker processes, and the recording does not say how many."
+            )
+        if has >= self.workers:
+            raise self.refuse(f"the loader already has {has} workers; ask for more than that.")
+        used = recorded.get("workers") or {}
+        busy = used["cpu_ns"] / used["batches"] if used.get("batches") else 0.0
+        waited = float(np.maximum(fetches.ns - hand_over, 0).mean())
+        if waited < 0.02 * _period(graph, len(fetches.first)):
+            raise self.refuse(
+                f"nothing to hide: a step waits {waited / 1e6:.2g} ms for the loader's {has} workers."
+            )
+        # The step waits for its workers, so these never rest: each takes `has` steps for a batch.
+        return np.full(len(fetches.first), max(has * _period(graph, len(fetches.first)), busy))
+
+    def _contend(self, graph: TaskGraph, alone_ns: float, batch_ns: float, batches: int) -> TaskGraph:
+        """Slow the training process, its copies and the workers by what they take from each other.
+
+        `alone_ns` is the step without loading, `batch_ns` what a batch costs a worker. With too few cores the
+        work of all processes cannot be done faster than (step · threads + batch) / cores.
+        """
+        period = _period(graph, batches)
+        shared = cores(graph)
+        crowd = 1.0
+        host = select(graph, kind=("cpu", "operator", "python", "call")) & ~_staging(graph)
+        workers = select(graph, name=WORKER)
+        if shared is not None and period > 0:
+            on_cpu = graph.info.platform == "cpu"
+            threads = graph.info.recording.get("threads", {}).get("intra_op", 1) if on_cpu else 1
+            crowd = max((alone_ns * threads + batch_ns) / shared / period, 1.0)
+        busy = min(batch_ns / period, 1.0) if period > 0 else 0.0
+        slower = 1 + (self.value("host_contention", graph) - 1) * busy
+        result = edit.scale(graph, host, slower * crowd, technique=self.name)
+        if crowd > 1:
+            result = edit.scale(result, workers, crowd, technique=self.name)
+        copies = _pageable_copies(graph)
+        if copies.any():
+            result = edit.scale(
+                result, copies | _staging(graph), self.value("copy_contention", graph), technique=self.name
+            )
         return result
+
+
+def _inside(graph: TaskGraph, fetches: Fetches) -> int:
+    """Batches taken between the first and the last mark."""
+    return int(((fetches.first > graph.marks[0]) & (fetches.first < graph.marks[-1])).sum())
+
+
+def _period(graph: TaskGraph, batches: int) -> float:
+    """Time per batch between the first and the last mark, ns."""
+    _, end = replay(graph)
+    return float(end[graph.marks[-1]] - end[graph.marks[0]]) / max(batches, 1)
+
+
+def _pageable_copies(graph: TaskGraph) -> Mask:
+    """Copies to the device that the processor stages."""
+    copies = select(graph, kind="copy", name=("*HtoD*", "*HostToDevice*")) & ~select(graph, name="*Pinned*")
+    return np.asarray(copies & ((graph.nbytes < 0) | (graph.nbytes > _STAGED_BYTES)))
+
+
+def _staging(graph: TaskGraph) -> Mask:
+    """The calls of these copies."""
+    calls = np.zeros(len(graph), dtype=np.bool_)
+    edges = (graph.edge_kind == EdgeKind.LAUNCH) & _pageable_copies(graph)[graph.dst]
+    calls[graph.src[edges]] = True
+    return np.asarray(calls & (graph.kind == TaskKind.CALL))

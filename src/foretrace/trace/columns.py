@@ -50,14 +50,24 @@ _NONE = 255  # no category at all
 _CODE = {name: int(code) for name, code in _CATEGORY.items()} | {"Trace": _SPAN, None: _NONE}
 # PyTorch 1.8's first profiler wrote no categories but named the process so.
 _LEGACY = {"CPU functions": Category.OPERATOR, "CUDA functions": Category.KERNEL}
-_WORK = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
-_DEVICE = (*_WORK, Category.GPU_ANNOTATION, Category.SYNC)
+
+
+def _set_of(*codes: Category) -> Mask:
+    """Membership in a set of categories, as an array to index with codes."""
+    return np.isin(np.arange(256), codes)
+
+
+_WORK = _set_of(Category.KERNEL, Category.MEMCPY, Category.MEMSET)
+_DEVICE = _WORK | _set_of(Category.GPU_ANNOTATION, Category.SYNC)
+_OPERATORS = _set_of(Category.OPERATOR, Category.ANNOTATION)
+_LINKED = _WORK | _set_of(Category.RUNTIME, Category.SYNC, Category.OTHER)
+_COLLECTIVES = _set_of(Category.OPERATOR, Category.KERNEL)
 
 _MODULE = "nn.Module: "
 _MEMORY = "[memory]"
 _FLOWS = frozenset("stf")
 _PHASES = frozenset("BEbneCPNODTpFRcvIi")
-_DEVICE_TYPES = {0: "cpu", 1: "cuda", 12: "xpu", 13: "mps"}  # c10::DeviceType
+_DEVICE_TYPES = {"0": "cpu", "1": "cuda", "12": "xpu", "13": "mps"}  # c10::DeviceType
 _NO_ARGS = Args()
 _ZERO = Raw(b"0")
 
@@ -81,8 +91,9 @@ class RankColumns:
         self._tables = tables
         self._salvage = salvage
         self._python = Category.PYTHON in categories
-        self._wanted = np.isin(np.arange(256), [int(c) for c in categories])
-        self._parts: dict[str, list[npt.NDArray[Any]]] = {column: [] for column in COLUMNS}
+        self._wanted = _set_of(*categories)
+        self._store: dict[str, _Column] = {column: np.empty(1 << 14, dtype=dtype) for column, dtype in COLUMNS.items()}
+        self._size = 0
         self._memory_names: dict[tuple[Number, Number], int] = {}
         self._events = 0
 
@@ -103,11 +114,19 @@ class RankColumns:
 
     def finish(self) -> dict[str, _Column]:
         """The columns; the object must not be used after that."""
-        done = {}
-        for column, dtype in COLUMNS.items():
-            parts = self._parts.pop(column)
-            done[column] = np.concatenate(parts) if parts else np.zeros(0, dtype=dtype)
-        return done
+        return {column: self._store.pop(column)[: self._size] for column in COLUMNS}
+
+    def _append(self, rows: dict[str, _Column], good: Mask) -> None:
+        # One growing array per column: many small ones would fragment the heap and double the memory held.
+        first, self._size = self._size, self._size + int(np.count_nonzero(good))
+        everything = self._size - first == len(good)
+        for column, values in rows.items():
+            store = self._store[column]
+            if self._size > len(store):
+                grown = np.empty(max(self._size, 3 * len(store) // 2), dtype=store.dtype)
+                grown[:first] = store[:first]
+                self._store[column] = store = grown
+            store[first : self._size] = values if everything else values[good]
 
     def drop(self, reason: str, count: int) -> None:
         """Note rows that are left out."""
@@ -115,7 +134,7 @@ class RankColumns:
             self.dropped[reason] = self.dropped.get(reason, 0) + count
 
     def _note_others(self, events: list[Event], rows: int) -> None:
-        """Use or count the entries that make no row. Flow arrows only repeat what rows say and are skipped."""
+        """Use or count what makes no row. Flow arrows only repeat what rows say and are skipped."""
         others = [e for e in events if e.ph != "X"]
         memory = 0
         for e in others:
@@ -135,24 +154,23 @@ class RankColumns:
         rows, code = self._categories(rows)
         args = [e.args or _NO_ARGS for e in rows]
         names = self._tables.names
-        column: dict[str, _Column] = {c: np.full(len(rows), -1, dtype=t) for c, t in COLUMNS.items()}
+        column: dict[str, _Column] = {c: np.full(len(rows), -1, dtype=t) for c, t in COLUMNS.items() if c != "category"}
+        column["category"] = code
         column["name"] = np.array([names[e.name] for e in rows], dtype=np.int32)
         kind = names.kinds()[column["name"]]
         code[(code == Category.OPERATOR) & (kind == NameKind.ANNOTATION)] = Category.ANNOTATION
         code[(code == Category.PYTHON) & (kind == NameKind.MODULE)] = Category.MODULE
-        column["category"] = code
         calls = code == Category.RUNTIME
-        work = np.isin(code, _WORK)
         self.runtime_names.update(np.unique(column["name"][calls]).tolist())
-        self.device_work += int(np.count_nonzero(work))
+        self.device_work += int(np.count_nonzero(_WORK[code]))
 
         good = self._set_times(rows, column)
         self._set_lanes(rows, args, code, column)
-        self._set_operators(args, (code == Category.OPERATOR) | (code == Category.ANNOTATION), column, good)
-        self._set_calls(args, calls | work | np.isin(code, (Category.SYNC, Category.OTHER)), column, good)
+        self._set_operators(args, _OPERATORS[code], column, good)
+        self._set_calls(args, _LINKED[code], column, good)
         self._set_waits(args, code == Category.SYNC, column, good)
         self._set_memory(args, code == Category.MEMORY, column, good)
-        self._set_collectives(rows, args, (code == Category.KERNEL) & (kind == NameKind.COLLECTIVE), column)
+        self._set_collectives(rows, args, _COLLECTIVES[code], kind == NameKind.COLLECTIVE, column)
 
         self._reject(events, rows, ~good, "has no time, or a number that is none")
         negative = good & (column["dur"] < 0)
@@ -160,9 +178,7 @@ class RankColumns:
         good &= ~negative
         wanted = self._wanted[code]
         self.drop("events of categories that were not asked for", int(np.count_nonzero(good & ~wanted)))
-        good &= wanted
-        for name, values in column.items():
-            self._parts[name].append(values if good.all() else values[good])
+        self._append(column, good & wanted)
 
     def _categories(self, rows: list[Event]) -> tuple[list[Event], UInt8]:
         """Category of each row; the profiler's own span is noted and left out."""
@@ -170,7 +186,7 @@ class RankColumns:
         code = np.frombuffer(bytearray([get(e.cat, other) for e in rows]), dtype=np.uint8)
         for at in np.flatnonzero(code == _NONE):
             e = rows[at]
-            code[at] = Category.MEMORY if e.ph == "i" else _LEGACY.get(e.pid, Category.OTHER)
+            code[at] = Category.MEMORY if e.ph == "i" else _LEGACY.get(str(e.pid), Category.OTHER)
         spans = code == _SPAN
         if not spans.any():
             return rows, code
@@ -188,7 +204,7 @@ class RankColumns:
         return known & timed
 
     def _set_lanes(self, rows: list[Event], args: list[Args], code: UInt8, column: dict[str, _Column]) -> None:
-        device = np.isin(code, _DEVICE)
+        device = _DEVICE[code]
         for at in np.flatnonzero(code == Category.OTHER):  # device work of a kind that is new to us
             device[at] = args[at].device is not None and args[at].stream is not None
         threads, streams = self.lanes.threads, self.lanes.streams
@@ -204,8 +220,7 @@ class RankColumns:
         _set(column["sequence"], mask, [a.sequence for a in part], good)
         shapes = self._tables.shapes
         column["shape"][mask] = [
-            shapes[b"[%b,%b,%b]" % (a.dims, a.types or b"[]", a.concrete or b"[]")] if a.dims else -1
-            for a in part
+            shapes[b"[%b,%b,%b]" % (a.dims, a.types or b"[]", a.concrete or b"[]")] if a.dims else -1 for a in part
         ]
 
     def _set_calls(self, args: list[Args], mask: Mask, column: dict[str, _Column], good: Mask) -> None:
@@ -233,16 +248,18 @@ class RankColumns:
     def _memory_name(self, kind: Number, device: Number) -> int:
         number = self._memory_names.get((kind, device))
         if number is None:
-            text = _DEVICE_TYPES.get(kind, f"device type {kind}")
-            number = self._tables.names[f"[memory] {text}" if kind == 0 else f"[memory] {text}:{device}"]
+            text = _DEVICE_TYPES.get(str(kind), f"device type {kind}")
+            number = self._tables.names[f"[memory] {text}" if text == "cpu" else f"[memory] {text}:{device}"]
             self._memory_names[kind, device] = number
         return number
 
     def _set_collectives(
-        self, rows: list[Event], args: list[Args], named: Mask, column: dict[str, _Column]
+        self, rows: list[Event], args: list[Args], mask: Mask, named: Mask, column: dict[str, _Column]
     ) -> None:
-        described = bytes([bool(a.collective or a.in_elements) for a in args])
-        mask = named | np.frombuffer(described, dtype=np.bool_)
+        """Collectives that their arguments describe or, in older recordings, only their names."""
+        described = np.zeros(len(rows), dtype=np.bool_)
+        described[mask] = [bool(a.collective or a.in_elements) for a in _pick(args, mask)]
+        mask = mask & (named | described)
         if mask.any():
             number = self._tables.collectives.number
             column["collective"][mask] = [
@@ -259,8 +276,7 @@ class RankColumns:
         bad = rows[int(np.argmax(mask))]
         number = self._events + 1 + next(i for i, e in enumerate(events) if e is bad)
         raise TraceError(
-            f"{self.name}: event {number:,} ({bad.name[:60]!r}) {what}; record again, "
-            "or read the rest with --salvage."
+            f"{self.name}: event {number:,} ({bad.name[:60]!r}) {what}; record again, or read the rest with --salvage."
         )
 
 

@@ -1,8 +1,8 @@
 """Numbers as recordings write them, to int64 columns, exactly.
 
-An epoch time near 1.7e15 microseconds does not survive a double (its neighbours there are 0.25 apart), so times
-are read from their decimal text. The usual text (digits with at most one point) takes a vectorised path; anything
-else (signs, exponents, strings) is read one by one with `decimal`.
+An epoch time near 1.7e15 microseconds does not survive a double (its neighbours there are 0.25 apart), so
+times are read from their decimal text. The usual text (digits with at most one point) takes a vectorised path;
+anything else (signs, exponents, strings) is read one by one with `decimal`.
 """
 
 from __future__ import annotations

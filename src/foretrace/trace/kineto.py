@@ -1,25 +1,25 @@
 """Kineto and Chrome JSON, event by event, without ever holding the whole document.
 
-A recording is `{"schemaVersion": 1, ..., "traceEvents": [{...}, ...], "traceName": ...}` or a bare array of events.
-The array is cut near the end of the unpacked bytes, where one event seems to end and the next to begin. That the
-place is no part of a string or of an argument is proven by decoding: a chunk must be a JSON array of events.
+A recording is `{"schemaVersion": 1, ..., "traceEvents": [{...}, ...], "traceName": ...}` or a bare array of
+events. The array is cut near the end of the unpacked bytes, where one event seems to end and the next to begin.
+That the place is no part of a string or of an argument is proven by decoding: a chunk must be an array of events.
 
-Real files bend JSON: raw control characters, NaN, bytes that are not UTF-8, Windows paths with single backslashes.
-Such a chunk is mended in place (same length, so that byte numbers stay right) and decoded again.
+Real files bend JSON: raw control characters, NaN, bytes that are not UTF-8, Windows paths with single
+backslashes. Such a chunk is mended (same length, so that byte numbers stay right) and decoded again.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 from msgspec import Raw, Struct, field
 
 from foretrace.errors import TraceError
-from foretrace.trace.stream import CutError, Source
+from foretrace.trace.stream import BLOCK, CutError, Source
 
 Number = int | float | str | None
 
@@ -36,7 +36,8 @@ _ESCAPE = re.compile(
     rb'\\(?:["\\/bfnrt]|u(?![dD][89a-fA-F])[0-9a-fA-F]{4}'
     rb"|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})?"
 )
-_CONSTANT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|-?\b(?:NaN|nan|Infinity|inf)\b')
+_CONSTANT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+|-?\b(?:NaN|nan|Infinity|inf)\b')
+_BYTE = re.compile(r" \(byte [0-9]+\)|: invalid .* byte$")
 _STRAY = re.compile("[\udc80-\udcff]")
 
 
@@ -91,12 +92,13 @@ _FIELDS = msgspec.json.Decoder(dict[str, Raw])
 
 
 class Recording:
-    """One streamed document: iterate `events()` to the end, then use `metadata`.
+    """One streamed document: iterate `events()` to the end, then all `metadata` is there.
 
     With `salvage`, whatever cannot be read is left out and counted in `lost`; without, it is a TraceError.
 
     Raises:
         NotARecordingError: at once, if the document has no events.
+
     """
 
     def __init__(self, source: Source, *, salvage: bool) -> None:
@@ -106,25 +108,27 @@ class Recording:
         self._blocks = source.blocks
         self._salvage = salvage
         self._cut = ""  # why the bytes ended early
-        self._ended = False
-        self._count = 0  # events so far, whole or broken
+        self._ended = False  # no more bytes
+        self._closed = False  # the array of events has ended
         self._bare = False  # the document is an array of events
+        self._count = 0  # events so far, whole or broken
         self._base = 0  # bytes of the document before `_text`
         self._text = b""
         self._open()
 
     def events(self) -> Iterator[list[Event]]:
         """Events in file order, chunk by chunk."""
-        size = 1
-        while self._more(size):
+        size = BLOCK // 2
+        while not self._closed and self._more(size):
             batch = self._chunk()
-            size = 1 if batch else len(self._text)
+            size = BLOCK // 2 if batch else max(len(self._text), BLOCK)
             if batch:
-                self._count += len(batch)
                 yield batch
-            if len(self._text) > MAX_TEXT:
-                self._lose(f"is longer than {MAX_TEXT >> 20} MiB", 0)
+            elif len(self._text) > MAX_TEXT:
+                self._lose(self._count + 1, f"is longer than {MAX_TEXT >> 20} MiB", 0)
                 return
+        if self._closed:
+            self._more(MAX_TEXT)
         yield from self._finish()
 
     def value(self, key: str) -> Any:
@@ -164,7 +168,7 @@ class Recording:
                 self._advance(start + 1)
                 return
             if first == b"{":
-                for match in _EVENTS_KEY.finditer(self._text):
+                for match in itertools.islice(_EVENTS_KEY.finditer(self._text), 8):
                     fields = _head(self._text[start : match.start()])
                     if fields is not None:  # else the key stood inside a string or a nested value
                         self.metadata = fields
@@ -172,7 +176,7 @@ class Recording:
                         return
             elif first:
                 raise NotARecordingError(
-                    f"{self.name} is not JSON: a recording is the JSON file that the PyTorch profiler exports."
+                    f"{self.name} is not JSON: name the JSON file that the PyTorch profiler exported."
                 )
             if not more or len(self._text) > MAX_TEXT:
                 raise self._refusal()
@@ -181,8 +185,8 @@ class Recording:
         text = self._text
         if re.search(rb'"schema"\s*:\s*"', text[:4096]) and re.search(rb'"nodes"\s*:\s*\[', text):
             return NotARecordingError(
-                f"{self.name} is a PyTorch execution trace (operators without times), not a Kineto recording: "
-                "export the recording with torch.profiler's export_chrome_trace."
+                f"{self.name} is a PyTorch execution trace (operators without times), not a Kineto "
+                "recording: name the file that torch.profiler's export_chrome_trace wrote."
             )
         if self._cut:
             return TraceError(f"{self.name} ends before its first event ({self._cut}): copy it again.")
@@ -190,12 +194,12 @@ class Recording:
             return TraceError(f"{self.name} is empty: copy it again, or record again.")
         if not self._ended:
             return NotARecordingError(
-                f"{self.name} has no traceEvents list in its first {MAX_TEXT >> 20} MiB, so it is no recording."
+                f"{self.name} has no traceEvents list in its first {MAX_TEXT >> 20} MiB: name a recording."
             )
         if _fields(text) is None:
             return TraceError(
-                f"{self.name} is broken JSON (cut at byte {len(text):,}?) without a traceEvents list: "
-                "copy it again, or name the JSON file that the PyTorch profiler exported."
+                f"{self.name} ends in broken JSON (byte {len(text):,}) before any traceEvents list: copy it "
+                "again, or name the JSON file that the PyTorch profiler exported."
             )
         return NotARecordingError(
             f"{self.name} is JSON but no Kineto recording, because it has no traceEvents list: "
@@ -206,45 +210,46 @@ class Recording:
         """The events that end in the text at hand, which keeps the rest; None if no event ends in it."""
         for _ in range(2):
             cuts = _cuts(self._text)
+            if not cuts:
+                return None
             for end, start in cuts:
                 events = _decode(self._text[:end])
                 if events is not None:
+                    self._count += len(events)
                     self._advance(start)
                     return events
-            if not cuts:
-                return None
             end = cuts[0][0]
             self._text = mend(self._text[:end]) + self._text[end:]
-        if self._array_ended():
-            self._more(MAX_TEXT)
-            return None
+        closed = _closed(self._text)
+        if closed is not None:
+            events, end = closed
+            self._closed = True
+            self._count += len(events)
+            self._advance(end)
+            return events
         pieces = _pieces(self._text)
         if len(pieces) == 1:
             return None
-        events = [e for a, b in pieces[:-1] if (e := self._one(a, b)) is not None]
+        events = self._each(pieces[:-1])
         self._advance(pieces[-1][0])
         return events
 
-    def _array_ended(self) -> bool:
-        ends = itertools.islice(_ARRAY_END.finditer(self._text), 16)
-        return any(_decode(self._text[: m.end() - 1]) is not None for m in ends)
-
-    def _one(self, start: int, end: int) -> Event | None:
-        """One event of a chunk that does not decode as a whole."""
-        try:
-            event = _EVENT.decode(self._text[start:end])
-        except _BAD as error:
-            self._lose(f"is broken: {_why(error)}", start)
+    def _each(self, pieces: Sequence[tuple[int, int]]) -> list[Event]:
+        """Events of a text that does not decode as a whole, without the broken ones."""
+        events = []
+        for start, end in pieces:
+            try:
+                events.append(_EVENT.decode(self._text[start:end]))
+            except _BAD as error:
+                self._lose(self._count + 1, f"is broken ({_why(error)})", start)
             self._count += 1
-            return None
-        return event
+        return events
 
-    def _lose(self, what: str, at: int) -> None:
+    def _lose(self, number: int, what: str, at: int) -> None:
         """Count one broken event; without salvage it is an error."""
-        number, byte = self._count + 1, self._base + at
         if not self._salvage:
             raise TraceError(
-                f"{self.name}: event {number:,} (byte {byte:,}) {what}; copy the file again, "
+                f"{self.name}: event {number:,} (byte {self._base + at:,}) {what}: copy the file again, "
                 "or read the rest with --salvage."
             )
         reason = f"event {what}"
@@ -261,55 +266,52 @@ class Recording:
                 self._count += len(events)
                 yield events
                 if self._cut:
-                    self._end(f"has all its events but is damaged ({self._cut})", "")
+                    self._end("is damaged behind its last event")
                 return
             self._text = mend(self._text)
-        yield from self._salvaged_end()
-
-    def _salvaged_end(self) -> Iterator[list[Event]]:
-        """Whole events of a last text that is no whole document."""
-        *pieces, (start, end) = _pieces(self._text)
-        events = [e for a, b in pieces if (e := self._one(a, b)) is not None]
-        last = self._text[start:end]
-        fault = ""
-        whole = _document(last, self._bare)
-        if whole is not None:  # the broken event stood further up
-            events += whole[0]
-            self.metadata |= whole[1]
+        if self._closed:
+            self._end("is broken behind its last event")
         else:
-            closed = [m.end() for m in itertools.islice(_ARRAY_END.finditer(last), 16)]
-            found = (_decode(last[: e - 1]) for e in closed)
-            rest = next((f for f in found if f is not None), None)
-            if rest is not None:
-                fault = "is broken behind its last event"
-            else:
-                rest = _decode(last.rstrip(b", \t\r\n"))
-                fault = "ends in the middle of an event" if rest is None else "ends before its closing bracket"
-            events += rest or []
-        self._count += len(events)
-        yield events
-        if fault or self._cut:
-            self._end(fault or "is damaged", f"byte {self._base + len(self._text):,}")
+            yield from self._finish_broken()
 
-    def _end(self, what: str, where: str) -> None:
+    def _finish_broken(self) -> Iterator[list[Event]]:
+        """Whole events of a last text that does not end with a whole document."""
+        *pieces, (start, end) = _pieces(self._text)
+        events = self._each(pieces)
+        last = self._text[start:end]
+        what = ""
+        if (whole := _document(last, self._bare)) is not None:  # the broken event stood further up
+            rest, fields = whole
+            self.metadata |= fields
+        elif (closed := _closed(last)) is not None:
+            rest, what = closed[0], "is broken behind its last event"
+        elif (found := _decode(last.rstrip(b", \t\r\n"))) is not None:
+            rest, what = found, "ends before its closing bracket"
+        else:
+            rest, what = [], "ends in the middle of an event"
+        self._count += len(rest)
+        yield events + rest
+        if what or self._cut:
+            self._end(what or "is damaged behind its last event")
+
+    def _end(self, what: str) -> None:
         """Report that the document does not end as it should."""
-        place = "; ".join(filter(None, (where, self._cut)))
-        place = f" ({place})" if where else ""
+        place = f"byte {self._base + len(self._text):,}" + (f"; {self._cut}" if self._cut else "")
         if self._salvage:
-            self.lost[f"file {what}{place}"] = 0
+            self.lost[f"file {what} ({place})"] = 1
         elif self._count:
             raise TraceError(
-                f"{self.name} {what}{place}: copy it again, or read its {self._count:,} whole events with --salvage."
+                f"{self.name} {what} ({place}). Copy it again, or read its {self._count:,} whole events with --salvage."
             )
         else:
-            raise TraceError(f"{self.name} {what}{place} and holds no whole event: copy it again.")
+            raise TraceError(f"{self.name} {what} ({place}) and has no whole event: copy it again.")
 
 
 def mend(text: bytes) -> bytes:
     """Make JSON of what some writers take for JSON; the length stays.
 
-    Control characters become spaces, a backslash that escapes nothing a slash (as newer Kineto writes it), bytes
-    that are not UTF-8 question marks; NaN and infinities become empty strings.
+    Control characters become spaces, a backslash that escapes nothing a slash (as newer Kineto writes it),
+    bytes that are not UTF-8 question marks; NaN and infinities become empty strings.
     """
     text = text.translate(_CONTROL)
     text = _ESCAPE.sub(lambda m: m[0] if len(m[0]) > 1 else b"/", text)
@@ -323,6 +325,16 @@ def _decode(text: bytes) -> list[Event] | None:
         return _EVENTS.decode(b"[%b]" % text)
     except _BAD:
         return None
+
+
+def _closed(text: bytes) -> tuple[list[Event], int] | None:
+    """Events up to the end of the array, and the place of its bracket; None if it does not end in this text."""
+    for match in itertools.islice(_ARRAY_END.finditer(text), 16):
+        end = match.end() - 1
+        events = _decode(text[:end])
+        if events is not None:
+            return events, end
+    return None
 
 
 def _document(text: bytes, bare: bool) -> tuple[list[Event], dict[str, Raw]] | None:
@@ -372,4 +384,4 @@ def _pieces(text: bytes) -> list[tuple[int, int]]:
 def _why(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "nested too deeply"
-    return str(error).removeprefix("JSON is malformed: ")
+    return _BYTE.sub("", str(error).removeprefix("JSON is malformed: "))

@@ -11,8 +11,8 @@ Steps are counted from 0 and walk through these phases (the profiler's schedule 
 
     skip       `skip_first` steps: first allocations, first compilations
     untouched  `wait` steps as they are before anything was profiled (only if `rehearse`)
-    rehearse   as many steps as warmup, active and closing: profiled and thrown away, so that the page faults of
-               the profiler's first event buffers are not in the recording (only if `rehearse`)
+    rehearse   as many steps as warmup, active and closing: profiled and thrown away, so that the page faults
+               of the profiler's first event buffers are not in the recording (only if `rehearse`)
     observe    1 step: hooks on gradients and modules; neither profiled nor counted as a neighbour
     before     `wait` steps: unprofiled, timed
     warmup     `warmup` steps: profiler prepared, nothing kept
@@ -191,9 +191,9 @@ class Recorder:
         return self._phases.index("active") + 1
 
     @property
-    def recording(self) -> bool:
-        """Whether the step that has begun is one of those recorded."""
-        return not self.over and self._phases[len(self._steps)] in ("active", "closing")
+    def phase(self) -> str:
+        """Phase of the step that has begun."""
+        return "over" if self.over else self._phases[len(self._steps)]
 
     @property
     def overhead(self) -> dict[str, dict[str, int]]:

@@ -1,7 +1,7 @@
 """Bytes of recordings: files, folders, `.gz`, `.zip` and `.tar.gz`, unpacked piece by piece.
 
-Nothing here knows what is inside a recording. Every source is an iterator of unpacked blocks of at most about
-1 MiB, so a file larger than memory is as good as a small one.
+Nothing here knows what is inside a recording. Every source is an iterator of unpacked blocks of at most
+512 KiB, so a file larger than memory is as good as a small one.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from foretrace.errors import TraceError
 
-BLOCK = 1 << 20
+BLOCK = 1 << 19
 SUFFIXES = (".json", ".json.gz")
-# Deflate cannot pack more than 1,030 : 1. Recordings reach 30 : 1, and since no two time stamps are equal they
-# cannot come near 400 : 1; what does, is a bomb.
+# Deflate cannot pack more than 1,030 : 1. Recordings reach 30 : 1, and since hardly two of their time stamps are
+# equal they cannot come near 400 : 1; what does, is a bomb.
 MAX_EXPANSION = 400
 EXPANSION_FREE = 256 << 20
 
@@ -48,6 +49,7 @@ def sources(
 
     Raises:
         TraceError: a path does not exist, cannot be read, or holds no file named `*.json` or `*.json.gz`.
+
     """
     given = [Path(path)] if isinstance(path, str | Path) else [Path(p) for p in path]
     if not given:
@@ -151,17 +153,19 @@ def gunzip(blocks: Iterator[bytes]) -> Iterator[bytes]:
 
     Raises:
         CutError: the stream is cut, damaged, or expands more than `MAX_EXPANSION`-fold.
+
     """
     stored = unpacked = 0
     unpack = zlib.decompressobj(wbits=31)
     fresh = True  # nothing of the current member was read yet
-    for block in blocks:
-        stored += len(block)
-        while block:
-            if fresh and not block.strip(b"\0"):
+    for packed in blocks:
+        stored += len(packed)
+        rest = packed
+        while rest:
+            if fresh and not rest.strip(b"\0"):
                 break  # padding after the last member
             try:
-                out = unpack.decompress(block, BLOCK)
+                out = unpack.decompress(rest, BLOCK)
             except zlib.error as error:
                 raise CutError(f"gzip stream damaged: {error}") from None
             fresh = False
@@ -171,11 +175,11 @@ def gunzip(blocks: Iterator[bytes]) -> Iterator[bytes]:
             if out:
                 yield out
             if unpack.eof:
-                block = unpack.unused_data
+                rest = unpack.unused_data
                 unpack = zlib.decompressobj(wbits=31)
                 fresh = True
             else:
-                block = unpack.unconsumed_tail
+                rest = unpack.unconsumed_tail
     if not fresh:
         raise CutError("gzip stream cut")
 
@@ -198,7 +202,7 @@ class _Pipe:
         return data[:size]
 
 
-def _read_member(member: io.BufferedIOBase | zipfile.ZipExtFile) -> Iterator[bytes]:
+def _read_member(member: IO[bytes]) -> Iterator[bytes]:
     try:
         while block := member.read(BLOCK):
             yield block

@@ -15,7 +15,7 @@ from foretrace.trace.trace import Collective, LaneKind, TraceLane, UInt8
 
 # Annotations that PyTorch 1.8 to 1.10 wrote among the operators.
 _ANNOTATIONS = ("ProfilerStep", "Optimizer.step#", "Optimizer.zero_grad#", "enumerate(DataLoader)#")
-# ncclKernel_AllReduce_RING_LL_Sum_float(...), ncclDevKernel_SendRecv(...), ncclAllReduceRingLLKernel_sum_f32(...)
+# ncclKernel_AllReduce_RING_LL_Sum_float(), ncclDevKernel_SendRecv(), ncclAllReduceRingLLKernel_sum_f32()
 _NCCL = re.compile(r"nccl(?:Dev)?Kernel_([A-Za-z]+)|nccl([A-Z][A-Za-z]+?)(?:Ring|Tree|CollNet)\w*Kernel")
 _LAST_NUMBER = re.compile(r"[0-9]+(?=[^0-9]*$)")
 _NAMELESS = -1_000_000_000_000  # first number of processes and threads whose id is no number
@@ -85,12 +85,10 @@ class CollectiveTable:
         self._known: dict[tuple[bytes, str], int] = {}
 
     def number(self, a: Args, name: str) -> int:
-        """Number of the collective that an event's arguments describe, or else its kernel's name; −1 if neither."""
+        """Number of the collective that an event's arguments or else its kernel's name tell, −1 if none."""
         if not a.collective and not a.in_elements and not _NCCL.match(name):
             return -1
-        text = b"\n".join(
-            (a.collective, a.dtype, a.in_elements, a.out_elements, a.group_size, a.group, a.group_ranks)
-        )
+        text = b"\n".join((a.collective, a.dtype, a.in_elements, a.out_elements, a.group_size, a.group, a.group_ranks))
         number = self._known.get((text, name))
         if number is None:
             match = _NCCL.match(name)
@@ -157,7 +155,7 @@ class LaneTable:
         return self._found[kind, outer, inner]
 
     def thread(self, process: Number, thread: Number) -> tuple[int, int]:
-        """Numbers of a process and a thread; ids that are no numbers are counted from a far negative number."""
+        """Numbers of a process and a thread; names are counted down from a far negative number."""
         return self._id(process), self._id(thread)
 
     def label(self, process: Number, thread: Number, label: Number) -> None:

@@ -140,7 +140,7 @@ function search(line) {
     }
     let sum = 0;
     for (const i of hits) sum += line.tracks[0].end[i] - line.tracks[0].start[i];
-    found.textContent = wanted ? (hits.length ? `${hits.length.toLocaleString("en-US")}, ${time(sum)}` : "none") : "";
+    found.textContent = wanted ? (hits.length ? `${hits.length.toLocaleString("en-US")} · ${time(sum / Math.max(line.tracks[0].steps.length, 1))}/step` : "none") : "";
     $("prev").disabled = $("next").disabled = !hits.length;
     line.draw();
   };
@@ -231,6 +231,7 @@ async function timeline() {
   search(line);
   controls(line);
   line.listen();
+  line.canvas.timeline = line; // for the curious, in the console
   let width = line.width;
   new ResizeObserver(() => { if ($("stage").clientWidth !== width) { width = $("stage").clientWidth; line.layout(); } }).observe($("stage"));
   addEventListener("themechange", () => { line.theme(); line.draw(); });

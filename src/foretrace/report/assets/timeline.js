@@ -182,7 +182,7 @@ class Timeline {
         flush();
         pixel = -1;
         wide[k].push(x0, width);
-        if (width > 34) labels.push(i, Math.max(x0, left), Math.min(x1, this.width), k);
+        if (width > 45) labels.push(i, Math.max(x0, left), Math.min(x1, this.width), k);
         if (track.critical[i] && !waits) outlined.push(x0, width);
         if (found) lit.push(x0, width);
       } else {
@@ -238,7 +238,7 @@ class Timeline {
 
   label(track, i, x0, x1, y, k) {
     const room = Math.floor((x1 - x0 - 10) / 5.9);
-    if (room < 4) return;
+    if (room < 6) return;
     const name = CLASSES[k];
     let text = name === "wait" ? "waits " + time(track.end[i] - track.from[i]) : this.title(track, i);
     if (text.length > room) text = text.slice(0, room - 1) + "…";

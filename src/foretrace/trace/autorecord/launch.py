@@ -1,4 +1,4 @@
-"""`launch`: start a training command so that its processes record themselves, and gather the result."""
+"""`Launch`: start a training command so that its processes record themselves, and gather the result."""
 
 from __future__ import annotations
 
@@ -46,52 +46,67 @@ class Outcome:
     trouble: str
 
 
-def launch(
-    command: Sequence[str],
-    folder: Path,
-    options: RecordOptions,
-    *,
-    stop_after: bool = False,
-    keep_memory: bool = False,
-    overwrite: bool = False,
-) -> Outcome:
-    """Run `command` unchanged and record its training steps into `folder`, one file per rank.
+class Launch:
+    """A training command, checked and ready to be run with the recorder in it.
 
-    The exit code is the command's own (128 + n for signal n), or 2 where it succeeded but nothing was
-    recorded. `stop_after` ends the script once the recording is complete; `keep_memory` tells glibc's malloc
-    to keep freed memory, which removes page faults; `overwrite` replaces an older recording in `folder`.
+    `stop_after` ends the script once the recording is complete; `keep_memory` tells glibc's malloc to keep
+    freed memory, which removes page faults; `overwrite` replaces an older recording in `folder`.
 
-    Raises ForetraceError if the command cannot be started or recorded, or `folder` holds another recording.
+    Raises ForetraceError if the command cannot be recorded, or `folder` holds another recording.
     """
-    _check_command(command)
-    folder = folder.absolute()
-    old = sorted(folder.glob("rank*.json.gz"))
-    if old and not overwrite:
-        message = f"{folder} already holds a recording ({old[0].name}); give another --out, or --overwrite"
-        raise ForetraceError(message)
-    with tempfile.TemporaryDirectory(prefix="foretrace-") as status:
-        config = {
-            "out": str(folder),
-            "options": asdict(options),
-            "status": status,
-            "stop_after": stop_after,
-            "package": str(Path(__file__).resolve().parents[2]),
-        }
-        code = _run(command, _environment(config, keep_memory=keep_memory))
-        told = [json.loads(file.read_text()) for file in sorted(Path(status).glob("*.json"))]
-    recordings = sorted(
-        (
-            RankRecording(rank=t["rank"], path=Path(t["file"]), steps=t["recorded"], overhead=t["overhead"])
-            for t in told
-            if t["state"] == "recorded"
-        ),
-        key=lambda recording: recording.rank,
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        folder: Path,
+        options: RecordOptions,
+        *,
+        stop_after: bool = False,
+        keep_memory: bool = False,
+        overwrite: bool = False,
+    ) -> None:
+        _check_command(command)
+        self._command = command
+        self._folder = folder.absolute()
+        self._old = sorted(self._folder.glob("rank*.json.gz"))
+        if self._old and not overwrite:
+            found = self._old[0].name
+            raise ForetraceError(f"{folder} already holds {found}; give another --out, or --overwrite")
+        self._options = options
+        self._stop_after = stop_after
+        self._keep_memory = keep_memory
+
+    def run(self) -> Outcome:
+        """Run the command to its end and gather one file per rank.
+
+        The exit code is the command's own (128 + n for signal n), or 2 where it succeeded but nothing was
+        recorded. Raises ForetraceError if the command cannot be started.
+        """
+        with tempfile.TemporaryDirectory(prefix="foretrace-") as status:
+            config = {
+                "out": str(self._folder),
+                "options": asdict(self._options),
+                "status": status,
+                "stop_after": self._stop_after,
+                "package": str(Path(__file__).resolve().parents[2]),
+            }
+            code = _run(self._command, _environment(config, keep_memory=self._keep_memory))
+            told = [json.loads(file.read_text()) for file in sorted(Path(status).glob("*.json"))]
+        recordings = sorted(
+            (_recording(process) for process in told if process["state"] == "recorded"),
+            key=lambda recording: recording.rank,
+        )
+        if not recordings:
+            return Outcome(exit_code=code or _NOTHING_RECORDED, recordings=(), trouble=_trouble(told))
+        for path in set(self._old) - {recording.path for recording in recordings}:
+            path.unlink()  # ranks of the older recording
+        return Outcome(exit_code=code, recordings=tuple(recordings), trouble="")
+
+
+def _recording(told: dict[str, Any]) -> RankRecording:
+    return RankRecording(
+        rank=told["rank"], path=Path(told["file"]), steps=told["recorded"], overhead=told["overhead"]
     )
-    if not recordings:
-        return Outcome(exit_code=code or _NOTHING_RECORDED, recordings=(), trouble=_trouble(told))
-    for path in set(old) - {recording.path for recording in recordings}:
-        path.unlink()  # ranks of the older recording
-    return Outcome(exit_code=code, recordings=tuple(recordings), trouble="")
 
 
 def _environment(config: dict[str, Any], *, keep_memory: bool) -> dict[str, str]:
@@ -141,8 +156,8 @@ def _check_command(command: Sequence[str]) -> None:
         raise ForetraceError(
             "nothing to run; write the command after --: foretrace record -- python train.py"
         )
-    words = _shebang(command[0]) or list(command)
-    if not re.fullmatch(r"python[\d.]*|pypy[\d.]*", Path(words[0]).name):
+    words = list(command) if _is_python(command[0]) else _shebang(command[0])
+    if not words or not _is_python(words[0]):
         return
     for word in words[1:]:
         if not word.startswith("-") or word in ("-", "-c", "-m") or word.startswith("--"):
@@ -153,6 +168,10 @@ def _check_command(command: Sequence[str]) -> None:
                 f"python -{flag} ignores what the recorder needs to enter the script (PYTHONPATH, site); "
                 f"run it without -{flag}, or put `with foretrace.record(...)` into the script"
             )
+
+
+def _is_python(program: str) -> bool:
+    return re.fullmatch(r"(python|pypy)[\d.]*", Path(program).name) is not None
 
 
 def _shebang(program: str) -> list[str]:

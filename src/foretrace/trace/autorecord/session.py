@@ -42,6 +42,12 @@ class Session:
         """To be called after every optimizer step. Ends the script with SystemExit if it was asked to."""
         if self._over or os.getpid() != self._pid:  # a fork inherits the hook
             return
+        if (
+            self._recorder is None
+            and _in_main_thread()
+            and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        ):
+            signal.signal(signal.SIGTERM, self._terminated)
         with self._signals_held():
             try:
                 self._step(optimizer)
@@ -66,9 +72,10 @@ class Session:
         if self._recorder.over:
             self._end()
             if self._rank == 0 and not self._config["stop_after"]:
-                first, last = self._recorder.whole_steps[0], self._recorder.whole_steps[-1]
+                # Step 0 of the recording is the script's second step: the first one started it.
+                first, last = self._recorder.whole_steps[0] + 2, self._recorder.whole_steps[-1] + 2
                 _say(f"recorded steps {first} to {last} in {self._recorder.path}; the script goes on")
-        elif not self._recorder.recording:  # writing a file would lengthen a recorded step
+        elif self._recorder.phase in ("skip", "rehearse", "observe"):  # it would lengthen a step that counts
             self._report("stepping")
 
     def _begin(self, optimizer: Any) -> None:
@@ -87,8 +94,6 @@ class Session:
         self._recorder.note_optimizer(optimizer)
         # The interpreter's end is the only moment common to a normal end, an exception, sys.exit and Ctrl-C.
         atexit.register(self._script_ends)
-        if _in_main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, self._terminated)
         self._report("stepping")
         self._recorder.start()
 

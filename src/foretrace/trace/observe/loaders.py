@@ -6,6 +6,7 @@ processes; what a batch costs them is what decides a what-if on workers.
 
 from __future__ import annotations
 
+import multiprocessing
 import threading
 import time
 from pathlib import Path
@@ -134,7 +135,8 @@ def _iterator_class() -> Any:
 
 
 def _start_method(process: Any) -> str:
-    return type(process).__name__.removesuffix("Process").lower()  # ForkProcess, SpawnProcess, ...
+    name = type(process).__name__.removesuffix("Process").lower()  # ForkProcess, SpawnProcess, ...
+    return name or multiprocessing.get_start_method()
 
 
 def _schedstat(pid: int) -> tuple[int, int] | None:

@@ -149,7 +149,7 @@ class ModelWatch:
 
     def _describe_ddp(self, module: Any) -> None:
         data = module._get_ddp_logging_data()
-        self._ddp.append({key: data[key] for key in _DDP_FACTS if _is_plain(data.get(key))})
+        self._ddp.append({key: data[key] for key in _DDP_FACTS if key in data and _is_plain(data[key])})
 
 
 class _Optimizer:

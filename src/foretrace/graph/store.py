@@ -1,0 +1,173 @@
+"""One file per graph, memory-mapped when loaded.
+
+Layout: 8 bytes magic, 8 bytes length of the header (little-endian), a JSON header (tables, info, and per column its
+name, type, shape and offset), then the columns, each at a multiple of 64 bytes. A format number in the header says
+which version wrote the file.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from foretrace.errors import GraphError
+from foretrace.graph.taskgraph import (
+    EDGE_COLUMNS,
+    TASK_COLUMNS,
+    Assumption,
+    Change,
+    GraphInfo,
+    Lane,
+    TaskGraph,
+)
+
+FORMAT = 1
+MAGIC = b"foretrg\n"
+_ALIGN = 64
+_LONGEST_HEADER = 1 << 30
+
+_COLUMNS: dict[str, type] = {**TASK_COLUMNS, "in_ptr": np.int64, **EDGE_COLUMNS, "marks": np.int32}
+
+
+class _Column(msgspec.Struct, frozen=True):
+    name: str
+    dtype: str
+    length: int
+    offset: int  # from the end of the header, a multiple of 64
+
+
+class _Header(msgspec.Struct, frozen=True):
+    format: int
+    names: tuple[str, ...]
+    layers: tuple[str, ...]
+    lanes: tuple[Lane, ...]
+    info: GraphInfo
+    changes: tuple[Change, ...]
+    assumptions: tuple[Assumption, ...]
+    columns: tuple[_Column, ...]
+
+
+def save(graph: TaskGraph, path: str | Path) -> Path:
+    """Write a graph to one file; an existing file is replaced only when the new one is complete."""
+    target = Path(path)
+    arrays = [np.ascontiguousarray(getattr(graph, name)) for name in _COLUMNS]
+    columns, offset = [], 0
+    for name, array in zip(_COLUMNS, arrays, strict=True):
+        columns.append(_Column(name=name, dtype=array.dtype.str, length=len(array), offset=offset))
+        offset += -(-array.nbytes // _ALIGN) * _ALIGN
+    header = msgspec.json.encode(
+        _Header(
+            format=FORMAT,
+            names=graph.names,
+            layers=graph.layers,
+            lanes=graph.lanes,
+            info=graph.info,
+            changes=graph.changes,
+            assumptions=graph.assumptions,
+            columns=tuple(columns),
+        )
+    )
+    header += b" " * (-(len(MAGIC) + 8 + len(header)) % _ALIGN)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(MAGIC + len(header).to_bytes(8, "little") + header)
+            for array in arrays:
+                file.write(array.tobytes())
+                file.write(b"\0" * (-array.nbytes % _ALIGN))
+        Path(temporary).replace(target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return target
+
+
+def load(path: str | Path) -> TaskGraph:
+    """Open a graph that `save` wrote; its columns are read-only views of the file.
+
+    Raises GraphError when the file is missing, is no graph, was cut, or comes from another format version.
+    """
+    source = Path(path)
+    try:
+        with source.open("rb") as file:
+            start = file.read(len(MAGIC) + 8)
+            size = int.from_bytes(start[len(MAGIC) :], "little")
+            if not start.startswith(MAGIC) or len(start) < len(MAGIC) + 8 or size > _LONGEST_HEADER:
+                raise GraphError(
+                    f"{source} is not a foretrace graph; make one with `foretrace graph TRACE --out FILE`."
+                )
+            text = file.read(size)
+    except OSError as error:
+        raise GraphError(f"{source} cannot be read: {error.strerror}.") from None
+    version = _format_of(text, source)
+    if version != FORMAT:
+        raise GraphError(
+            f"{source} has graph format {version}, this foretrace reads format {FORMAT}; build the graph again."
+        )
+    try:
+        header = msgspec.json.decode(text, type=_Header)
+    except msgspec.DecodeError as error:
+        raise GraphError(f"{source} has a damaged header ({error}); build the graph again.") from None
+    body = len(MAGIC) + 8 + size
+    data: npt.NDArray[np.uint8] = np.memmap(source, dtype=np.uint8, mode="r")
+    arrays: dict[str, Any] = {}
+    for column in header.columns:
+        dtype = np.dtype(_COLUMNS.get(column.name, np.uint8))
+        begin = body + column.offset
+        end = begin + column.length * dtype.itemsize
+        if column.name not in _COLUMNS or column.dtype != dtype.str or column.length < 0 or end > len(data):
+            raise GraphError(f"{source} was cut or damaged at column {column.name}; build the graph again.")
+        arrays[column.name] = data[begin:end].view(dtype)
+    if set(arrays) != set(_COLUMNS):
+        raise GraphError(f"{source} lacks column {min(set(_COLUMNS) - set(arrays))}; build the graph again.")
+    graph = TaskGraph(
+        **arrays,
+        names=header.names,
+        layers=header.layers,
+        lanes=header.lanes,
+        info=header.info,
+        changes=header.changes,
+        assumptions=header.assumptions,
+    )
+    _consistent(graph, source)
+    return graph
+
+
+def _format_of(text: bytes, source: Path) -> Any:
+    """The format number alone, so that a file of another version is named and not called damaged."""
+
+    class OnlyFormat(msgspec.Struct):
+        format: int
+
+    try:
+        return msgspec.json.decode(text, type=OnlyFormat).format
+    except msgspec.DecodeError as error:
+        raise GraphError(f"{source} has a damaged header ({error}); build the graph again.") from None
+
+
+def _consistent(graph: TaskGraph, source: Path) -> None:
+    """Lengths and indices agree, so that compiled loops cannot leave the arrays."""
+    n, m = len(graph.kind), len(graph.src)
+    sizes = all(len(getattr(graph, k)) == n for k in TASK_COLUMNS) and all(
+        len(getattr(graph, k)) == m for k in EDGE_COLUMNS
+    )
+    sound = sizes and len(graph.in_ptr) == n + 1 and int(graph.in_ptr[0]) == 0 and int(graph.in_ptr[-1]) == m
+    sound = sound and bool(np.all(np.diff(graph.in_ptr) >= 0))
+    if sound and n:
+        sound = bool(
+            np.all((graph.src >= 0) & (graph.src < graph.dst))
+            and graph.lane.min() >= 0
+            and graph.lane.max() < len(graph.lanes)
+            and graph.name.min() >= 0
+            and graph.name.max() < len(graph.names)
+            and np.all((graph.marks >= 0) & (graph.marks < n))
+        )
+    if not sound:
+        raise GraphError(f"{source} is damaged: its columns do not fit together; build the graph again.")

@@ -1,0 +1,141 @@
+"""The cost of recording: what a step takes when nobody watches.
+
+A recording made by `foretrace.record` holds the times of unprofiled neighbouring steps of the same process. Profiling
+costs a roughly constant time per recorded event, and that time falls into whatever ran around the event's start and
+end (CPU-recording lessons, section 1, "Correction"). The constant is found so that the replay takes as long as the
+unprofiled steps did; nothing else is assumed about it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from foretrace.graph.taskgraph import Change, TaskGraph, TaskKind
+from foretrace.simulate.replay import replay
+
+Int64 = npt.NDArray[np.int64]
+
+MOST_PER_PROBE_NS = 2_500.0  # a start or an end of an event; five times what was measured on the slowest machine
+DISTURBED = 1.10  # wall over CPU time of a one-thread step beyond which something else used the core
+_QUANTILE = 0.25  # of a task's time over identical steps: preemption only ever adds
+_LEAST_STEPS = 4
+
+
+def unprofiled(graph: TaskGraph) -> TaskGraph:
+    """The graph with the cost of recording removed, so that its step takes as long as unprofiled steps did.
+
+    A recording without unprofiled neighbours is returned as it is. What was measured and removed is kept in
+    `info.overhead` (times in seconds) and as a Change.
+    """
+    target = _target_ns(graph)
+    if target is None or not graph.n_steps or graph.changes:
+        return graph
+    recorded = float(np.median(_steps(graph)))
+    typical = _typical_steps(graph) if not graph.on_device.any() else graph
+    per_probe = _per_probe(typical, target)
+    lighter = _without_probes(typical, per_probe)
+    reached = float(np.median(_steps(lighter)))
+    scale = 1.0
+    if not graph.on_device.any() and reached > 0:
+        # One thread does everything: what is left of the difference is spread over all work.
+        scale = target / reached
+        lighter = _scaled_to(lighter, scale, graph)
+    overhead = {
+        "recorded_s": recorded / 1e9,
+        "unprofiled_s": target / 1e9,
+        "per_event_s": 2 * per_probe / 1e9,
+        "scale": scale,
+        "corrected_s": float(np.median(_steps(lighter))) / 1e9,
+    }
+    what = (
+        f"removed the cost of recording: {2 * per_probe / 1e3:.2f} us per event, "
+        f"step {recorded / 1e6:.3g} -> {overhead['corrected_s'] * 1e3:.3g} ms (unprofiled steps took {target / 1e6:.3g} ms)"
+    )
+    touched = int(np.count_nonzero(lighter.dur != graph.dur))
+    return replace(
+        lighter, info=replace(graph.info, overhead=overhead, notes=graph.info.notes + disturbance(graph))
+    ).noted(Change(technique="", what=what, tasks=touched))
+
+
+def disturbance(graph: TaskGraph) -> tuple[str, ...]:
+    """A sentence when something else used the cores while the steps were recorded."""
+    spent = graph.info.recording.get("overhead") or {}
+    said = []
+    for key, which in (("profiled", "recorded"), ("unprofiled", "unprofiled")):
+        wall, cpu = (spent.get(key) or {}).get("wall_ns"), (spent.get(key) or {}).get("cpu_ns")
+        waits = np.isin(graph.kind, [TaskKind.DATA, TaskKind.COLLECTIVE]).any() or graph.on_device.any()
+        if wall and cpu and not waits and wall > DISTURBED * cpu:
+            said.append(
+                f"the {which} steps took {wall / cpu:.2f} times their CPU time: other work disturbed this recording."
+            )
+    return tuple(said)
+
+
+def _neighbours(graph: TaskGraph, key: str = "wall_ns") -> Int64:
+    """Times of the unprofiled steps before and after the recorded ones, ns, ascending."""
+    steps: list[dict[str, Any]] = graph.info.recording.get("steps") or []
+    times = [s[key] for s in steps if s.get("phase") in ("before", "after") and s.get(key)]
+    return np.sort(np.array(times, dtype=np.int64))
+
+
+def _target_ns(graph: TaskGraph) -> float | None:
+    times = _neighbours(graph)
+    if len(times):
+        return float(np.median(times))
+    spent = (graph.info.recording.get("overhead") or {}).get("unprofiled") or {}
+    return float(spent["wall_ns"]) if spent.get("wall_ns") else None
+
+
+def _steps(graph: TaskGraph) -> npt.NDArray[np.float64]:
+    _, end = replay(graph)
+    return np.diff(end[graph.marks]).astype(np.float64)
+
+
+def _typical_steps(graph: TaskGraph) -> TaskGraph:
+    """Every task takes the lower quartile of its times over all steps, if all steps do the same in the same order."""
+    rows = [np.flatnonzero(graph.step == s) for s in range(graph.n_steps)]
+    alike = len(rows) >= _LEAST_STEPS and len({len(r) for r in rows}) == 1
+    if not alike or any(np.any(graph.name[r] != graph.name[rows[0]]) for r in rows):
+        return graph
+    quartile = np.quantile(np.stack([graph.dur[r] for r in rows]), _QUANTILE, axis=0).astype(np.int64)
+    dur = graph.dur.copy()
+    for r in rows:
+        dur[r] = quartile
+    return graph.with_columns(dur=dur)
+
+
+def _without_probes(graph: TaskGraph, per_probe_ns: float) -> TaskGraph:
+    cost = np.rint(graph.probes * per_probe_ns).astype(np.int64)
+    return graph.with_columns(dur=np.maximum(graph.dur - cost, 0))
+
+
+def _per_probe(graph: TaskGraph, target_ns: float) -> float:
+    """Cost of one probe (ns) with which the median step takes `target_ns`; 0 if it is shorter already."""
+    low, high = 0.0, MOST_PER_PROBE_NS
+    if np.median(_steps(graph)) <= target_ns or not graph.probes.any():
+        return 0.0
+    if np.median(_steps(_without_probes(graph, high))) >= target_ns:
+        return high
+    for _ in range(24):  # to a fraction of a nanosecond per event
+        middle = (low + high) / 2
+        if np.median(_steps(_without_probes(graph, middle))) > target_ns:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+def _scaled_to(graph: TaskGraph, scale: float, recorded: TaskGraph) -> TaskGraph:
+    """Scale all tasks; step i also takes the i-th quantile of the unprofiled steps, so that their spread stays."""
+    times = _neighbours(recorded)
+    factor = np.full(len(graph), scale)
+    if len(times) >= 2:
+        order = np.argsort(np.argsort(_steps(recorded), kind="stable"))
+        quantiles = np.quantile(times, (order + 0.5) / len(order)) / np.median(times)
+        inside = graph.step >= 0
+        factor[inside] *= quantiles[graph.step[inside]]
+    return graph.with_columns(dur=np.rint(graph.dur * factor).astype(np.int64))

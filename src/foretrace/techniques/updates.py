@@ -1,0 +1,141 @@
+"""What a graph shows of its optimizer: which one, how many parameters, which tasks, and at what bandwidth."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from foretrace.graph.edit import Mask
+from foretrace.graph.select import select
+from foretrace.graph.taskgraph import EdgeKind, TaskGraph, TaskKind
+from foretrace.hardware.devices import find
+from foretrace.techniques.base import Prior
+
+Int64 = npt.NDArray[np.int64]
+
+_STEP = re.compile(r"Optimizer\.step#(\w+)\.step")
+_SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+_ADDCDIV = {"aten::addcdiv_": 16, "aten::_foreach_addcdiv_": 16}  # once per parameter; bytes per element
+_IN_PLACE = ("aten::mul_", "aten::add_", "aten::addcmul_", "aten::addcdiv_", "aten::lerp_")
+_LARGE_BYTES = 256 * 1024  # on a processor: larger arrays show a bandwidth, not an overhead
+_LARGE_NS = 20_000  # on a device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """What one optimizer step works on."""
+
+    optimizer: str  # class name
+    fused: bool
+    tensors: int
+    nbytes: int  # of all parameters together, 0 if unknown
+    accesses: int  # arrays of this size that a fused update reads or writes
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Run:
+    """The tasks of one optimizer step: those of its thread, and what they launch on their busiest stream."""
+
+    host: Int64
+    device: Int64
+
+
+def step_tasks(graph: TaskGraph) -> Mask:
+    """Everything inside `Optimizer.step`, on host and device, without `zero_grad` and without step marks."""
+    inside = select(graph, layer="Optimizer.step#*", ignore_case=False)
+    return np.asarray(inside & ~np.isin(graph.kind, (TaskKind.MARK, TaskKind.JOIN)))
+
+
+def find_update(graph: TaskGraph) -> Update | None:
+    """The optimizer that marks the steps, else the one seen most; None if the recording shows none."""
+    mask = step_tasks(graph)
+    if not mask.any():
+        return None
+    layers, count = np.unique(graph.layer[mask], return_counts=True)
+    found = _STEP.match(graph.layers[layers[count.argmax()]])
+    optimizer = found.group(1) if found else ""
+    recorded = [each for each in graph.info.recording.get("optimizers", []) if each.get("class") == optimizer]
+    settings: dict[str, Any] = recorded[0].get("settings", {}) if recorded else {}
+    named = ("*_fused_*", "*Fused*", "*multi_tensor_apply*AdamFunctor*")
+    fused = bool(settings.get("fused")) or bool((select(graph, name=named, ignore_case=False) & mask).any())
+    tensors, nbytes = _parameters(graph, mask, recorded)
+    states = {"Adam": 2, "AdamW": 2, "SGD": int(settings.get("momentum", 1) != 0), "Adagrad": 1}.get(optimizer, 0)
+    return Update(
+        optimizer=optimizer,
+        fused=fused,
+        tensors=tensors,
+        nbytes=nbytes,
+        accesses=3 + 2 * states,  # parameter and gradient read, parameter written; states read and written
+        settings=settings,
+    )
+
+
+def runs(graph: TaskGraph, mask: Mask) -> list[Run]:
+    """The optimizer steps in `mask`: runs of its tasks on a thread, whatever step marks lie in them."""
+    launch = np.flatnonzero((graph.edge_kind == EdgeKind.LAUNCH) & mask[graph.src])
+    launched = graph.dst[launch]
+    found = []
+    for lane in np.unique(graph.lane[mask & ~graph.on_device]).tolist():
+        rows = np.flatnonzero((graph.lane == lane) & ~graph.gone)
+        rows = rows[~np.isin(graph.kind[rows], (TaskKind.MARK, TaskKind.JOIN))]
+        inside = mask[rows]
+        number = np.cumsum(np.diff(inside.astype(np.int8), prepend=0) == 1)
+        for i in range(1, int(number.max(initial=0)) + 1):
+            host = rows[inside & (number == i)]
+            device = np.unique(launched[np.isin(graph.src[launch], host)]).astype(np.int64)
+            if len(device):
+                device = device[graph.lane[device] == np.bincount(graph.lane[device]).argmax()]
+            found.append(Run(host=host, device=device))
+    return found
+
+
+def update_bandwidth(graph: TaskGraph) -> Prior | None:
+    """Bandwidth that one pass over large arrays reaches, GB/s; None where nothing tells."""
+    if graph.info.platform == "cpu":
+        shown = select(graph, kind="operator", name=_IN_PLACE, ignore_case=False) & (graph.nbytes >= _LARGE_BYTES)
+        if not shown.any():
+            return Prior(
+                value=20.0, low=8.0, high=60.0, unit="GB/s", why="one core streams so much from memory or cache"
+            )
+        value = _typical_rate(graph, shown)
+        why = f"{int(shown.sum())} large in-place operators of the recording reach it"
+        return Prior(value=value, low=0.7 * value, high=1.5 * value, unit="GB/s", why=why)
+    device = find(graph.info.devices[0]) if graph.info.devices else None
+    peak = device.memory_gb_s if device else np.inf
+    shown = select(graph, kind="kernel", name=("*elementwise*", "*multi_tensor_apply*"))
+    shown &= (graph.nbytes > 0) & (graph.dur >= _LARGE_NS)
+    if shown.sum() >= 3:
+        value = min(_typical_rate(graph, shown), 0.95 * peak)
+        why = f"{int(shown.sum())} large elementwise kernels of the recording reach it"
+        return Prior(value=value, low=0.8 * value, high=min(1.2 * value, peak), unit="GB/s", why=why)
+    if device is None:
+        return None
+    why = f"60 to 90 % of the peak of {device.name}, as streaming kernels reach"
+    return Prior(value=0.75 * peak, low=0.6 * peak, high=0.9 * peak, unit="GB/s", why=why)
+
+
+def _typical_rate(graph: TaskGraph, mask: Mask) -> float:
+    """Upper quartile of bytes per ns: tasks that something disturbed lie below it."""
+    return float(np.percentile(graph.nbytes[mask] / np.maximum(graph.dur[mask], 1), 75))
+
+
+def _parameters(graph: TaskGraph, mask: Mask, recorded: list[dict[str, Any]]) -> tuple[int, int]:
+    """Number of parameter tensors and their bytes; 0 bytes if unknown."""
+    if recorded:
+        sizes = recorded[0].get("tensors", {})
+        elements = {dtype: each["elements"] for dtype, each in sizes.items()}
+        count = sum(each["count"] for each in sizes.values())
+        return count, sum(_SIZES.get(dtype, 4) * each for dtype, each in elements.items())
+    steps = max(len(runs(graph, mask)), 1)
+    operators = graph.op[mask & np.isin(graph.kind, (TaskKind.OPERATOR, TaskKind.KERNEL))]
+    tensors = int(np.bincount(operators[operators >= 0], minlength=1).max() / steps)
+    for name, per_element in _ADDCDIV.items():
+        shown = select(graph, op=name, ignore_case=False) & mask & (graph.nbytes > 0)
+        if shown.any():
+            return tensors, int(graph.nbytes[shown].sum() / per_element * 4 / steps)
+    return tensors, 0

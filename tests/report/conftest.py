@@ -1,0 +1,44 @@
+"""A hand-made run, a report of it on disk, and a headless browser where there is one."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_demo import make_tracks
+from report_views import make_blame, make_show, make_whatif
+
+from foretrace.report.html import Page, write
+from foretrace.report.tracks import Track
+
+
+@pytest.fixture(scope="session")
+def tracks() -> list[Track]:
+    return make_tracks()
+
+
+@pytest.fixture(scope="session")
+def page_file(tracks: list[Track], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report with every section, on disk."""
+    blames = [make_blame(), make_blame(by="layer"), make_blame(by="kind")]
+    page = Page(show=make_show(), blames=blames, whatifs=[make_whatif()], tracks=tracks, focus_step=2)
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    write(page, path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Headless Chromium; tests that look at the page skip without it."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    with sync_api.sync_playwright() as playwright:
+        try:
+            started = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        except sync_api.Error as error:
+            pytest.skip(f"no Chromium to look at the page with: {str(error).splitlines()[0]}")
+        yield started
+        started.close()

@@ -1,0 +1,187 @@
+"""Views with known numbers, those of the documented examples, and the names that must not break a page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from foretrace.report import headline
+from foretrace.report.views import (
+    AssumptionView,
+    BlameRow,
+    BlameView,
+    Breakdown,
+    ChangeView,
+    CompareRow,
+    CompareView,
+    ShowView,
+    SimulateView,
+    StageView,
+    StepTime,
+    WhatIfView,
+)
+
+LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+PARTS = Breakdown(
+    compute=0.112,
+    exposed_copy=0.002,
+    exposed_communication=0.0,
+    launch_bound=0.002,
+    data_loading=0.058,
+    synchronisation=0.0,
+    idle=0.0,
+)
+FASTER = Breakdown(
+    compute=0.088,
+    exposed_copy=0.003,
+    exposed_communication=0.0,
+    launch_bound=0.001,
+    data_loading=0.0,
+    synchronisation=0.0,
+    idle=0.0,
+)
+ROWS = (
+    BlameRow(
+        name=LOADER, layer="", kind="data", count=1, time_s=0.058,
+        saved_if_removed_s=0.057, saved_if_10pct_faster_s=0.0058,
+    ),
+    BlameRow(
+        name="volta_scudnn_128x64_relu_interior_nn_v1", layer="layer4.2.conv2", kind="kernel", count=3,
+        time_s=0.0091, saved_if_removed_s=0.0088, saved_if_10pct_faster_s=0.0009,
+    ),
+    BlameRow(
+        name="<script>document.title='owned'</script>[bold]", layer="a&b", kind="kernel", count=1 / 6,
+        time_s=0.001, saved_if_removed_s=0.0, saved_if_10pct_faster_s=0.0,
+    ),
+)  # fmt: skip
+STEP = StepTime(median=0.174, p10=0.164, p90=0.179, mean=0.173)
+
+
+def make_show(**changes: Any) -> ShowView:
+    fields: dict[str, Any] = dict(
+        headline=headline.show(PARTS, ROWS, platform="cuda", ranks=1, every=True),
+        bottleneck="data_loading",
+        source="run.json.gz",
+        device="Tesla V100",
+        devices=("Tesla V100",),
+        platform="cuda",
+        ranks=1,
+        rank_numbers=(0,),
+        world_size=1,
+        steps=6,
+        step_numbers=(3, 4, 5, 6, 7, 8),
+        step_source="ProfilerStep",
+        tasks=30_572,
+        step_time_s=STEP,
+        step_times_s=(0.164, 0.17, 0.174, 0.174, 0.176, 0.18),
+        breakdown_s=PARTS,
+        attributed_gpu_share=0.987,
+        unexplained_gpu_share=0.005,
+        holds_back=ROWS,
+        notes=("PyTorch, recorded 2021-06-08",),
+        next="foretrace whatif run.json.gz --do prefetch-data",
+    )
+    return ShowView(**(fields | changes))
+
+
+def make_blame(**changes: Any) -> BlameView:
+    fields: dict[str, Any] = dict(
+        headline=headline.blame(ROWS, 0.174, every=True),
+        source="run.json.gz",
+        steps=6,
+        by="name",
+        step_time_s=0.174,
+        rows=ROWS,
+        next="",
+    )
+    return BlameView(**(fields | changes))
+
+
+def make_whatif(**changes: Any) -> WhatIfView:
+    fields: dict[str, Any] = dict(
+        headline=headline.whatif(0.174, 0.092, (0.084, 0.101)),
+        source="run.json.gz",
+        name="prefetch-data + mixed-precision",
+        techniques=("prefetch-data", "mixed-precision"),
+        steps=6,
+        before_s=0.174,
+        after_s=0.092,
+        saved_s=0.082,
+        speedup=0.174 / 0.092,
+        interval_s=(0.084, 0.101),
+        interval_level=0.8,
+        breakdown_before_s=PARTS,
+        breakdown_after_s=FASTER,
+        critical_path_before=("DataLoader", "layer4"),
+        critical_path_after=("layer4", "optimizer"),
+        critical_path_moved=True,
+        stages=(
+            StageView(
+                name="prefetch-data", before_s=0.174, after_s=0.119, saved_s=0.055,
+                why_not_more="copies slow down while workers run: assumed 1.0–1.6×",
+            ),
+            StageView(
+                name="mixed-precision", before_s=0.119, after_s=0.092, saved_s=0.027,
+                why_not_more="41 of 161 layers are bandwidth-bound",
+            ),
+        ),
+        changes=(ChangeView(technique="prefetch-data", what="hid 6 loader tasks", tasks=6),),
+        assumptions=(
+            AssumptionView(
+                technique="mixed-precision", name="tensor-core ratio", value=2.5, low=2.0, high=3.1, unit="×",
+                why="from the catalog", flag="ratio",
+            ),
+        ),
+        why_not_more="",
+        notes=("Not modelled: loss scaling.",),
+        next="foretrace report run.json.gz --do prefetch-data",
+    )  # fmt: skip
+    return WhatIfView(**(fields | changes))
+
+
+def make_compare(**changes: Any) -> CompareView:
+    moved = Breakdown(**{name: FASTER.parts()[name] - value for name, value in PARTS.parts().items()})
+    row = CompareRow(
+        name="layer4.2.conv2", phase="backward", before_s=0.0091, after_s=0.0046, change_s=-0.0045,
+        critical_before_s=0.0088, critical_after_s=0.0046, matched=3, changed=3, replaced=1, only_before=0, only_after=0,
+    )  # fmt: skip
+    fields: dict[str, Any] = dict(
+        headline=headline.compare(0.174, 0.092, moved),
+        before_source="a.json.gz",
+        after_source="b.json.gz",
+        before_steps=6,
+        after_steps=6,
+        before_s=0.174,
+        after_s=0.092,
+        change_s=-0.082,
+        speedup=0.174 / 0.092,
+        before_time_s=STEP,
+        after_time_s=StepTime(median=0.092, p10=0.09, p90=0.095, mean=0.092),
+        breakdown_before_s=PARTS,
+        breakdown_after_s=FASTER,
+        breakdown_change_s=moved,
+        matched_share=0.97,
+        rows=(row,),
+        notes=(),
+        next="",
+    )
+    return CompareView(**(fields | changes))
+
+
+def make_simulate(**changes: Any) -> SimulateView:
+    fields: dict[str, Any] = dict(
+        headline=headline.simulate(0.174, 0.174, -0.0002),
+        source="run.json.gz",
+        steps=6,
+        tasks=30_572,
+        edges=39_696,
+        step_time_s=0.174,
+        measured_s=0.174,
+        error=0.0,
+        structural_step_time_s=0.17397,
+        structural_error=-0.0002,
+        interval_s=(0.164, 0.179),
+        interval_level=0.8,
+        notes=(),
+        next="",
+    )
+    return SimulateView(**(fields | changes))

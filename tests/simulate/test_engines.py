@@ -1,0 +1,253 @@
+"""The compiled engines against their plain-Python definitions, and the definitions against small known answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace as with_fields
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foretrace.errors import ForetraceError, GraphError
+from foretrace.graph.assemble import assemble
+from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, GraphInfo, Lane, TaskGraph, TaskKind
+from foretrace.simulate import twins
+from foretrace.simulate.replay import replay, replay_variants
+from foretrace.simulate.schedule import Waits, schedule, schedule_in_order
+from foretrace.trace.trace import LaneKind
+from strategies import task_graphs
+
+
+@settings(deadline=None)  # the first example compiles
+@given(task_graphs(), st.booleans())
+def test_replay_equals_its_twin(graph: TaskGraph, structural: bool) -> None:
+    start, end = replay(graph, structural=structural)
+    assert (start.tolist(), end.tolist()) == twins.replay(graph, structural=structural)
+
+
+@settings(deadline=None)  # the first example compiles
+@given(task_graphs(), st.integers(1, 4), st.integers(0, 90), st.integers(0, 2**32 - 1))
+def test_variants_equal_single_replays_of_edited_graphs(
+    graph: TaskGraph, n_groups: int, n_variants: int, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    group = random.integers(-1, n_groups, len(graph)).astype(np.int32)
+    scale = random.choice([0.0, 0.25, 0.5, 1.0, 1.7, random.random()], (n_groups, n_variants))
+    for gone in (None, random.random(scale.shape) < 0.3):
+        ends = replay_variants(graph, group, scale, gone, full=True)
+        assert ends.tolist() == (twins.replay_variants(graph, group, scale, gone) or [[]] * len(graph))
+        assert np.array_equal(replay_variants(graph, group, scale, gone), ends[graph.marks])
+
+
+@settings(deadline=None)  # the first example compiles
+@given(task_graphs(lane_order=True))
+def test_schedule_of_ordered_lanes_is_the_replay(graph: TaskGraph) -> None:
+    for mine, theirs in zip(schedule(graph), replay(graph), strict=True):
+        assert np.array_equal(mine, theirs)
+
+
+@settings(deadline=None)  # the first example compiles
+@given(task_graphs(lane_order=None), st.data())
+def test_schedule_equals_its_twin(graph: TaskGraph, data: st.DataObject) -> None:
+    waits = data.draw(_waits(graph))
+    rows = list(zip(waits.task.tolist(), waits.lane.tolist(), waits.lag.tolist(), strict=True))
+    start, end, order = twins.schedule(graph, rows)
+    if len(order) < len(graph):
+        with pytest.raises(GraphError, match="cycle"):
+            schedule(graph, waits=waits)
+    else:
+        result = schedule_in_order(graph, waits=waits)
+        assert (result.start.tolist(), result.end.tolist()) == (start, end)
+        assert sorted(result.order.tolist()) == list(range(len(graph)))
+
+
+@settings(deadline=None)  # the first example compiles
+@given(task_graphs(lane_order=False))
+def test_an_unordered_lane_runs_one_task_at_a_time(graph: TaskGraph) -> None:
+    start, end = schedule(graph)
+    for lane in range(len(graph.lanes)):
+        rows = np.flatnonzero(graph.lane == lane)
+        rows = rows[np.lexsort((end[rows], start[rows]))]
+        assert np.all(start[rows][1:] >= end[rows][:-1])
+
+
+@settings(deadline=None)  # the first example compiles
+@given(task_graphs(lane_order=None))
+def test_python_engine_gives_the_same(graph: TaskGraph) -> None:
+    group = (graph.name % 3).astype(np.int32)
+    scale = np.array([[0.5, 1.0], [1.0, 0.3], [0.0, 1.0]])
+    fast = (*replay(graph), *schedule(graph), replay_variants(graph, group, scale))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FORETRACE_ENGINE", "python")
+        slow = (*replay(graph), *schedule(graph), replay_variants(graph, group, scale))
+    assert all(np.array_equal(a, b) for a, b in zip(fast, slow, strict=True))
+
+
+def test_unknown_engine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORETRACE_ENGINE", "fortran")
+    with pytest.raises(ForetraceError, match="choose numba or python"):
+        replay(_graph([(0, TaskKind.CPU, 5)], []))
+
+
+def test_wrong_shapes_are_refused() -> None:
+    graph = _graph([(0, TaskKind.CPU, 5)], [])
+    group = np.zeros(1, dtype=np.int32)
+    with pytest.raises(ValueError, match="labels below 0"):
+        replay_variants(graph, group, np.ones((0, 2)))
+    with pytest.raises(ValueError, match="gone"):
+        replay_variants(graph, group, np.ones((1, 2)), np.zeros((1, 1), dtype=np.bool_))
+    with pytest.raises(ValueError, match="finite"):
+        replay_variants(graph, group, np.full((1, 2), np.nan))
+
+
+def test_replay_reads_the_equation() -> None:
+    """start = max(release, anchors + lags) + delay, by hand."""
+    graph = _graph(
+        [(0, TaskKind.CALL, 10), (1, TaskKind.KERNEL, 50), (1, TaskKind.KERNEL, 7), (0, TaskKind.RETURN, 0)],
+        [
+            (0, 1, EdgeKind.LAUNCH, 4, True),  # 4 after the start of the call
+            (1, 2, EdgeKind.STREAM, -5, False),  # overlaps its predecessor
+            (0, 3, EdgeKind.PROGRAM, 0, False),
+            (2, 3, EdgeKind.SYNC, 2, False),
+        ],
+    )
+    graph = graph.with_columns(delay=np.array([0, 3, 0, 0]))
+    start, end = replay(graph)
+    assert start.tolist() == [0, 7, 52, 61]
+    assert end.tolist() == [10, 57, 59, 61]
+    assert replay(graph, structural=True)[0].tolist() == [0, 4, 49, 58]
+
+
+def test_a_removed_task_takes_no_time_but_keeps_order() -> None:
+    """Two kernels, the second gone: its wait still waits for the first; its launch and its gap are ignored."""
+    graph = _graph(
+        [
+            (0, TaskKind.CALL, 5), (1, TaskKind.KERNEL, 50), (0, TaskKind.CALL, 100), (1, TaskKind.KERNEL, 30),
+            (0, TaskKind.RETURN, 0),
+        ],
+        [
+            (0, 1, EdgeKind.LAUNCH, 6, False), (0, 2, EdgeKind.PROGRAM, 0, False),
+            (2, 3, EdgeKind.LAUNCH, 6, False), (1, 3, EdgeKind.STREAM, 2, False),
+            (2, 4, EdgeKind.PROGRAM, 0, False), (3, 4, EdgeKind.SYNC, 9, False),
+        ],
+    )  # fmt: skip
+    assert replay(graph)[1].tolist() == [5, 61, 105, 141, 150]
+    second = graph.with_columns(gone=np.array([False, False, False, True, False]))
+    assert replay(second)[1].tolist() == [5, 61, 105, 61, 105]
+    with_call = graph.with_columns(gone=np.array([False, False, True, True, False]))
+    assert replay(with_call)[1].tolist() == [5, 61, 5, 61, 70]
+
+
+def test_scaled_durations_round_halves_to_even() -> None:
+    graph = _graph([(0, TaskKind.CPU, 5), (1, TaskKind.KERNEL, 7), (2, TaskKind.KERNEL, 10**15 + 1)], [])
+    ends = replay_variants(graph, np.zeros(3, dtype=np.int32), np.array([[0.5, 1.0]]), full=True)
+    assert ends.tolist() == [[2, 5], [4, 7], [(10**15) // 2, 10**15 + 1]]
+
+
+def test_an_unordered_lane_prefers_small_priorities() -> None:
+    """Rows 1-3 are ready when row 0 still runs: the urgent one first, then by ready time, then by row."""
+    graph = _graph(
+        [(0, TaskKind.KERNEL, 10), (0, TaskKind.KERNEL, 10), (0, TaskKind.KERNEL, 10), (0, TaskKind.KERNEL, 10)],
+        [(0, 1, EdgeKind.STREAM, 0, False)],
+        ordered=False,
+    )
+    graph = graph.with_columns(release=np.array([0, 3, 2, 9]), priority=np.array([0, 0, 0, -1], dtype=np.int32))
+    assert schedule(graph)[0].tolist() == [0, 30, 20, 10]
+    assert schedule(graph.with_columns(priority=np.zeros(4, dtype=np.int32)))[0].tolist() == [0, 20, 10, 30]
+
+
+def test_a_lane_becomes_free_after_tasks_become_ready() -> None:
+    """Row 2 is ready at the very moment when the lane becomes free, and more urgent than row 1."""
+    graph = _graph(
+        [(0, TaskKind.KERNEL, 10), (0, TaskKind.KERNEL, 10), (0, TaskKind.KERNEL, 10)], [], ordered=False
+    ).with_columns(release=np.array([0, 1, 10]), priority=np.array([0, 0, -1], dtype=np.int32))
+    assert schedule(graph)[0].tolist() == [0, 20, 10]
+
+
+def test_a_run_time_wait_waits_for_what_was_launched_before_it() -> None:
+    """Recorded: launch A, synchronise, launch B. With B's call moved before the wait, the wait covers B as well."""
+    tasks = [
+        (0, TaskKind.CALL, 5), (1, TaskKind.KERNEL, 50), (0, TaskKind.RETURN, 0), (0, TaskKind.CALL, 5),
+        (1, TaskKind.KERNEL, 30),
+    ]  # fmt: skip
+    launches = [(0, 1, EdgeKind.LAUNCH, 6, True), (1, 4, EdgeKind.STREAM, 1, False), (3, 4, EdgeKind.LAUNCH, 6, True)]
+    waits = Waits(task=np.array([2], dtype=np.int32), lane=np.array([1], dtype=np.int32), lag=np.array([2]))
+    recorded = _graph(
+        tasks, [*launches, (0, 2, EdgeKind.PROGRAM, 0, False), (1, 2, EdgeKind.SYNC, 2, False), (2, 3, EdgeKind.PROGRAM, 0, False)]
+    )
+    moved = _graph(
+        [tasks[i] for i in (0, 1, 3, 4, 2)],
+        [
+            (0, 1, EdgeKind.LAUNCH, 6, True), (1, 3, EdgeKind.STREAM, 1, False), (2, 3, EdgeKind.LAUNCH, 6, True),
+            (0, 2, EdgeKind.PROGRAM, 0, False), (2, 4, EdgeKind.PROGRAM, 0, False), (1, 4, EdgeKind.SYNC, 2, False),
+        ],
+    )  # fmt: skip
+    assert schedule(recorded, waits=waits)[1].tolist() == replay(recorded)[1].tolist() == [5, 56, 58, 63, 94]
+    assert replay(moved)[1].tolist()[4] == 58  # the recorded edge misses B
+    of_moved = with_fields(waits, task=np.array([4], dtype=np.int32))
+    assert schedule(moved, waits=of_moved)[1].tolist() == [5, 56, 10, 87, 89]
+
+
+def test_waits_that_wait_for_each_other_are_an_error() -> None:
+    """The kernel was launched before the wait but needs something that comes after it."""
+    graph = _graph(
+        [(0, TaskKind.CALL, 5), (0, TaskKind.RETURN, 0), (0, TaskKind.CPU, 5), (1, TaskKind.KERNEL, 30)],
+        [
+            (0, 1, EdgeKind.PROGRAM, 0, False), (1, 2, EdgeKind.PROGRAM, 0, False), (0, 3, EdgeKind.LAUNCH, 0, False),
+            (2, 3, EdgeKind.DATA, 0, False),
+        ],
+    )  # fmt: skip
+    waits = Waits(task=np.array([1], dtype=np.int32), lane=np.array([1], dtype=np.int32), lag=np.array([0]))
+    with pytest.raises(GraphError, match=r"task 1 \(cudaStreamSynchronize\) and task 2"):
+        schedule(graph, waits=waits)
+
+
+@st.composite
+def _waits(draw: st.DrawFn, graph: TaskGraph) -> Waits:
+    rows = draw(
+        st.lists(
+            st.tuples(
+                st.integers(0, len(graph) - 1), st.integers(0, len(graph.lanes) - 1), st.integers(-3, 3)
+            ),
+            max_size=4,
+        )
+    )
+    task, lane, lag = np.array(rows, dtype=np.int64).reshape(-1, 3).T
+    return Waits(task=task.astype(np.int32), lane=lane.astype(np.int32), lag=lag.copy())
+
+
+def _graph(
+    tasks: list[tuple[int, int, int]],
+    edges: list[tuple[int, int, EdgeKind, int, bool]],
+    *,
+    ordered: bool = True,
+) -> TaskGraph:
+    """Rows (lane, kind, dur) and (src, dst, kind, lag, from_start); roots are released at 0."""
+    n_lanes = max(lane for lane, _, _ in tasks) + 1
+    targets = {dst for _, dst, _, _, _ in edges}
+    columns = list(zip(*edges, strict=True)) or [()] * 5
+    names = ("cudaLaunchKernel", "kernel", "cudaStreamSynchronize", "other")
+    name = {TaskKind.CALL: 0, TaskKind.KERNEL: 1, TaskKind.RETURN: 2}
+    return assemble(
+        {
+            "lane": np.array([lane for lane, _, _ in tasks]),
+            "kind": np.array([kind for _, kind, _ in tasks]),
+            "dur": np.array([dur for _, _, dur in tasks]),
+            "name": np.array([name.get(TaskKind(kind), 3) for _, kind, _ in tasks]),
+            "release": np.array([NO_RELEASE if row in targets else 0 for row in range(len(tasks))]),
+            "recorded": np.arange(len(tasks)),
+        },
+        {
+            "src": np.array(columns[0], dtype=np.int64),
+            "dst": np.array(columns[1], dtype=np.int64),
+            "edge_kind": np.array(columns[2], dtype=np.int64),
+            "lag": np.array(columns[3], dtype=np.int64),
+            "from_start": np.array(columns[4], dtype=np.bool_),
+        },
+        marks=np.array([0, len(tasks) - 1]),
+        names=names,
+        layers=(),
+        lanes=tuple(Lane(rank=0, kind=LaneKind.GPU if i else LaneKind.CPU, ordered=ordered) for i in range(n_lanes)),
+        info=GraphInfo(),
+    )

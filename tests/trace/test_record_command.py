@@ -1,0 +1,269 @@
+"""Recording scripts that know nothing of it: real processes, real ends, good and bad."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foretrace.errors import ForetraceError
+from foretrace.trace.autorecord.launch import Launch, Outcome
+from foretrace.trace.recorder import RecordOptions
+
+pytest.importorskip("torch")
+
+# 1 optimizer step starts it; then observe, before, 2 active, closing, after: complete after 7 steps.
+SHORT = RecordOptions(wait=1, warmup=0, active=2, skip_first=0, rehearse=False)
+
+SCRIPT = """
+import os, signal, sys, time
+import torch
+from torch import nn
+
+end, workers = sys.argv[1], int(sys.argv[2])
+
+def main():
+    distributed = "RANK" in os.environ
+    if distributed:
+        torch.distributed.init_process_group("gloo")
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    model = nn.parallel.DistributedDataParallel(model) if distributed else model
+    critic = nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    second = torch.optim.SGD(critic.parameters(), lr=0.1)
+    data = torch.utils.data.TensorDataset(torch.randn(160, 8))
+    step = 0
+    for (x,) in torch.utils.data.DataLoader(data, batch_size=4, num_workers=workers):
+        optimizer.zero_grad()
+        critic(model(x)).mean().backward()
+        optimizer.step()
+        second.step()
+        step += 1
+        if end == "hang":
+            print(step, flush=True)
+            time.sleep(0.2)
+        if step == 5:
+            if end == "exception":
+                raise ValueError("the script's own mistake")
+            if end == "interrupt":
+                os.kill(os.getpid(), signal.SIGINT)
+            if end == "terminate":
+                os.kill(os.getpid(), signal.SIGTERM)
+            if end == "os._exit":
+                os._exit(7)
+    if distributed:
+        torch.distributed.destroy_process_group()
+    print("done", step)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("script") / "train.py"
+    path.write_text(SCRIPT)
+    return str(path)
+
+
+def launched(command: Sequence[str], folder: Path, options: RecordOptions = SHORT, **more: bool) -> Outcome:
+    return Launch(command, folder, options, **more).run()
+
+
+def load(path: Path) -> dict[str, Any]:
+    trace: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
+    return trace
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(f.name for f in folder.iterdir()) if folder.exists() else []
+
+
+def test_a_script_with_loader_workers_two_optimizers_and_a_sitecustomize_of_its_own(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(
+        "import sys; print('own sitecustomize', file=sys.stderr)"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    outcome = launched([sys.executable, script, "normal", "2"], tmp_path / "run")
+    printed = capfd.readouterr()
+    assert printed.out == "done 40\n"
+    assert "own sitecustomize" in printed.err
+    assert "recorded steps 4 to 5 in " in printed.err
+    assert (outcome.exit_code, outcome.trouble) == (0, "")
+    (recording,) = outcome.recordings
+    assert names(tmp_path / "run") == ["rank0.json.gz"]
+    assert (recording.rank, recording.steps, recording.path.parent) == (0, 2, tmp_path / "run")
+    trace = load(recording.path)
+    ours = trace["foretrace"]
+    assert ours["complete"]
+    assert ours["started_by"] == "command"
+    assert [s["phase"] for s in ours["steps"]] == [
+        "observe",
+        "before",
+        "active",
+        "active",
+        "closing",
+        "after",
+    ]
+    assert ours["whole_steps"] == [2, 3]
+    steps = [e["name"] for e in trace["traceEvents"] if e["name"].startswith("ProfilerStep")]
+    assert sorted(steps) == ["ProfilerStep#2", "ProfilerStep#3", "ProfilerStep#4"]
+    assert [(o["class"], o["marks_steps"]) for o in ours["optimizers"]] == [("AdamW", True), ("SGD", False)]
+    (loader,) = ours["loaders"]
+    assert (loader["num_workers"], loader["workers"]["processes"]) == (2, 2)
+    assert loader["workers"]["cpu_ns"] > 0
+
+
+def test_torchrun_writes_one_file_per_rank(script: str, tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    outcome = launched([*torchrun, script, "normal", "0"], tmp_path)
+    assert outcome.exit_code == 0
+    assert names(tmp_path) == ["rank0.json.gz", "rank1.json.gz"]
+    for rank, recording in enumerate(outcome.recordings):
+        ours = load(recording.path)["foretrace"]
+        assert (ours["rank"], ours["world_size"], ours["backend"]) == (rank, 2, "gloo")
+        assert ours["ddp"] and ours["missing"] == []
+
+
+def test_an_exception_leaves_the_steps_before_it(
+    script: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    outcome = launched([sys.executable, script, "exception", "0"], tmp_path)
+    assert outcome.exit_code == 1
+    assert "ValueError: the script's own mistake" in capfd.readouterr().err
+    assert load(tmp_path / "rank0.json.gz")["foretrace"]["whole_steps"] == [2, 3]
+
+
+@pytest.mark.parametrize(("end", "number"), [("interrupt", signal.SIGINT), ("terminate", signal.SIGTERM)])
+def test_a_signal_leaves_the_steps_before_it(script: str, tmp_path: Path, end: str, number: int) -> None:
+    outcome = launched([sys.executable, script, end, "0"], tmp_path)
+    assert outcome.exit_code == 128 + number
+    assert names(tmp_path) == ["rank0.json.gz"]
+    assert load(tmp_path / "rank0.json.gz")["foretrace"]["whole_steps"] == [2, 3]
+
+
+def test_os_exit_leaves_nothing_and_its_exit_code(script: str, tmp_path: Path) -> None:
+    outcome = launched([sys.executable, script, "os._exit", "0"], tmp_path / "run")
+    assert outcome.exit_code == 7
+    assert names(tmp_path / "run") == []
+    assert "ended from outside or by os._exit" in outcome.trouble
+
+
+def test_too_few_steps(script: str, tmp_path: Path) -> None:
+    outcome = launched([sys.executable, script, "normal", "0"], tmp_path / "run", RecordOptions(wait=40))
+    assert outcome.exit_code == 2
+    assert "the script made 40 steps and the first recorded one is step" in outcome.trouble
+    assert names(tmp_path / "run") == []
+
+
+def test_stop_after_ends_the_script_and_overwrite_replaces_old_ranks(
+    script: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for rank in (0, 1):
+        (tmp_path / f"rank{rank}.json.gz").write_text("old")
+    with pytest.raises(ForetraceError, match="already holds rank0"):
+        Launch([sys.executable, script, "normal", "0"], tmp_path, SHORT)
+    outcome = launched([sys.executable, script, "normal", "0"], tmp_path, stop_after=True, overwrite=True)
+    assert outcome.exit_code == 0
+    assert "done" not in capfd.readouterr().out
+    assert names(tmp_path) == ["rank0.json.gz"]
+    assert load(tmp_path / "rank0.json.gz")["foretrace"]["complete"]
+
+
+def test_a_signal_to_the_launcher_reaches_the_script(script: str, tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from foretrace.trace.autorecord.launch import Launch;"
+        "from foretrace.trace.recorder import RecordOptions;"
+        "options = RecordOptions(wait=1, warmup=0, active=2, skip_first=0, rehearse=False);"
+        "sys.exit(Launch([sys.executable, *sys.argv[2:]], Path(sys.argv[1]), options).run().exit_code)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "run"), script, "hang", "0"]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line == "5\n":
+            process.send_signal(signal.SIGTERM)
+    process.stdout.close()
+    assert process.wait() == 128 + signal.SIGTERM
+    assert load(tmp_path / "run" / "rank0.json.gz")["foretrace"]["whole_steps"] == [2, 3]
+
+
+def test_a_script_that_profiles_itself_goes_on_undisturbed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\n"
+        "w = torch.zeros(3, requires_grad=True)\n"
+        "optimizer = torch.optim.SGD([w])\n"
+        "with torch.profiler.profile() as p:\n"
+        "    for _ in range(9):\n"
+        "        w.sum().backward(); optimizer.step()\n"
+        "print(len(p.events()) > 0)\n"
+    )
+    outcome = launched([sys.executable, str(script)], tmp_path / "run")
+    assert outcome.exit_code == 2
+    assert "another PyTorch profiler is running" in outcome.trouble
+    printed = capfd.readouterr()
+    assert printed.out == "True\n"
+    assert "gives up recording, the script goes on" in printed.err
+
+
+@pytest.mark.parametrize(
+    ("program", "sentence"),
+    [("import torch", "made 0 optimizer steps"), ("print()", "no Python process of the command imported")],
+)
+def test_a_program_without_steps(tmp_path: Path, program: str, sentence: str) -> None:
+    outcome = launched([sys.executable, "-c", program], tmp_path / "run")
+    assert outcome.exit_code == 2
+    assert sentence in outcome.trouble
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        ([], "nothing to run"),
+        (["python", "-I", "train.py"], "python -I ignores"),
+        (["/usr/bin/python3.11", "-sE", "train.py"], "python -E ignores"),
+        (["python3", "-u", "-S", "-m", "train"], "python -S ignores"),
+    ],
+)
+def test_commands_that_cannot_be_recorded_are_refused(
+    tmp_path: Path, command: list[str], sentence: str
+) -> None:
+    with pytest.raises(ForetraceError, match=sentence):
+        Launch(command, tmp_path, SHORT)
+
+
+def test_flags_of_the_script_are_not_flags_of_python(tmp_path: Path) -> None:
+    for command in (
+        ["python", "train.py", "-I"],
+        ["python", "-m", "train", "-S"],
+        ["python", "-W", "ignore"],
+    ):
+        Launch(command, tmp_path, SHORT)
+
+
+def test_an_isolated_interpreter_line_is_found(tmp_path: Path) -> None:
+    tool = tmp_path / "tool"
+    tool.write_text("#!/usr/bin/env python3 -E\n")
+    tool.chmod(0o755)
+    with pytest.raises(ForetraceError, match="python -E ignores"):
+        Launch([str(tool)], tmp_path, SHORT)
+
+
+def test_a_command_that_cannot_be_started(tmp_path: Path) -> None:
+    with pytest.raises(ForetraceError, match=r"train\.py cannot be started: .*write `python` before it"):
+        launched(["train.py"], tmp_path)
