@@ -74,9 +74,7 @@ class Net(nn.Module):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=40, help="training steps")
     parser.add_argument("--batch", type=int, default=16, help="pictures per step")
     parser.add_argument("--workers", type=int, default=0, help="data-loader processes")
@@ -94,9 +92,7 @@ def main() -> None:
     model = Net(args.width, 8).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=args.fused)
     criterion = nn.CrossEntropyLoss()
-    loader = DataLoader(
-        Pictures(args.batch * args.steps, args.size), batch_size=args.batch, num_workers=args.workers
-    )
+    loader = DataLoader(Pictures(args.batch * args.steps, args.size), batch_size=args.batch, num_workers=args.workers)
     begin = time.perf_counter()
     loss = torch.zeros(())
     for pictures, labels in loader:

@@ -57,9 +57,7 @@ class Recommender(nn.Module):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=40, help="training steps")
     parser.add_argument("--batch", type=int, default=256, help="visits per step")
     parser.add_argument("--workers", type=int, default=0, help="data-loader processes")

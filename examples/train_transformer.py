@@ -81,9 +81,7 @@ def text(batch: int, length: int, vocabulary: int) -> Tensor:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=40, help="training steps")
     parser.add_argument("--batch", type=int, default=4, help="sequences per step")
     parser.add_argument("--length", type=int, default=64, help="tokens per sequence")
@@ -100,9 +98,7 @@ def main() -> None:
         torch.set_num_threads(args.threads)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     vocabulary = 512
-    model: nn.Module = LanguageModel(vocabulary, args.length, args.width, args.layers, args.width // 32).to(
-        device
-    )
+    model: nn.Module = LanguageModel(vocabulary, args.length, args.width, args.layers, args.width // 32).to(device)
     if args.ddp:
         torch.distributed.init_process_group("nccl" if device == "cuda" else "gloo")
         model = nn.parallel.DistributedDataParallel(model)

@@ -24,19 +24,20 @@ def task_graphs(
     lane_order: bool | None = True,
     gone: bool = True,
     gpu: bool = True,
+    ranks: int = 1,
     loose: bool = True,
 ) -> TaskGraph:
     """A graph of one to four lanes and up to `max_tasks` tasks beside the marks.
 
     Lane 0 is a thread that carries two to four marks, the first and the last task of it among them; the others
-    are streams (`gpu`), or threads. Lanes are ordered, unordered or (None) some of each. Times are small so that
+    are streams (`gpu`), or threads, on `ranks` ranks in turn. Lanes are ordered, unordered or (None) some of each. Times are small so that
     ties happen. `loose` lets tasks lack the edge to their predecessor on the lane, and roots lack a release time.
     """
     n_lanes = draw(st.integers(1, 4))
     orders = draw(st.lists(st.booleans(), min_size=n_lanes, max_size=n_lanes)) if lane_order is None else []
     lanes = tuple(
         Lane(
-            rank=0,
+            rank=i % ranks,
             kind=LaneKind.GPU if gpu and i > 0 else LaneKind.CPU,
             device=0 if gpu and i > 0 else -1,
             stream=i,

@@ -74,6 +74,7 @@ class Builder:
                 nbytes=-1,
                 flops=0.0,
                 op=-1,
+            release=0,
             )
             | more
         )

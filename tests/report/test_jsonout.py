@@ -37,7 +37,8 @@ def check(value: Any, rule: dict[str, Any], defs: dict[str, Any], at: str = "$")
     if "const" in rule:
         return [] if value == rule["const"] else [f"{at}: {value!r} is not {rule['const']!r}"]
     kinds: dict[str, Any] = {
-        "object": dict, "array": list, "string": str, "integer": int, "number": (int, float), "null": type(None),
+        "object": dict, "array": list, "string": str, "integer": int, "number": (int, float),
+        "boolean": bool, "null": type(None),
     }  # fmt: skip
     if not isinstance(value, kinds[rule["type"]]) or isinstance(value, bool) != (rule["type"] == "boolean"):
         return [f"{at}: {value!r} is no {rule['type']}"]

@@ -91,9 +91,7 @@ def test_a_script_with_loader_workers_two_optimizers_and_a_sitecustomize_of_its_
     script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "sitecustomize.py").write_text(
-        "import sys; print('own sitecustomize', file=sys.stderr)"
-    )
+    (tmp_path / "site" / "sitecustomize.py").write_text("import sys; print('own sitecustomize', file=sys.stderr)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
     outcome = launched([sys.executable, script, "normal", "2"], tmp_path / "run")
     printed = capfd.readouterr()
@@ -199,9 +197,7 @@ def test_a_signal_to_the_launcher_reaches_the_script(script: str, tmp_path: Path
     assert load(tmp_path / "run" / "rank0.json.gz")["foretrace"]["whole_steps"] == [2, 3]
 
 
-def test_a_script_that_profiles_itself_goes_on_undisturbed(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_script_that_profiles_itself_goes_on_undisturbed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "import torch\n"
@@ -240,9 +236,7 @@ def test_a_program_without_steps(tmp_path: Path, program: str, sentence: str) ->
         (["python3", "-u", "-S", "-m", "train"], "python -S ignores"),
     ],
 )
-def test_commands_that_cannot_be_recorded_are_refused(
-    tmp_path: Path, command: list[str], sentence: str
-) -> None:
+def test_commands_that_cannot_be_recorded_are_refused(tmp_path: Path, command: list[str], sentence: str) -> None:
     with pytest.raises(ForetraceError, match=sentence):
         Launch(command, tmp_path, SHORT)
 

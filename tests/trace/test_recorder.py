@@ -83,7 +83,7 @@ def test_steps_walk_through_the_phases(recording: tuple[dict[str, Any], dict[str
 
 
 def test_the_model_is_described(recording: tuple[dict[str, Any], dict[str, Any]]) -> None:
-    _, ours = recording
+    trace, ours = recording
     modules = ours["modules"]
     assert [(m["name"], m["class"], m["parameters"]) for m in modules[:4]] == [
         ("", "Sequential", 0),
@@ -93,6 +93,12 @@ def test_the_model_is_described(recording: tuple[dict[str, Any], dict[str, Any]]
     ]
     called = [modules[index]["class"] for index in ours["module_calls"]]
     assert called == ["Sequential", "Linear", "ReLU", "Linear", "CrossEntropyLoss"]
+    (first, *_) = sorted(
+        (e for e in trace["traceEvents"] if e["name"].startswith("ProfilerStep")), key=lambda e: float(e["ts"])
+    )
+    inside = [e for e in trace["traceEvents"] if "dur" in e and first["ts"] <= e["ts"] < first["ts"] + first["dur"]]
+    events = sorted((e for e in inside if e["name"].startswith("nn.Module: ")), key=lambda e: float(e["ts"]))
+    assert [e["name"].split()[1].rpartition("_")[0] for e in events] == called  # so names can be given to events
     names = [p["name"] for p in ours["parameters"]]
     assert names == ["first.weight", "first.bias", "last.weight", "last.bias"]
     assert ours["parameters"][0] == {

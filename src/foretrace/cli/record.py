@@ -15,11 +15,9 @@ from foretrace.trace.recorder import RecordOptions
 _DEFAULT = RecordOptions()
 
 
-def record(  # noqa: PLR0917
+def record(
     context: typer.Context,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the files, one per rank.")] = Path(
-        "run"
-    ),
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the files, one per rank.")] = Path("run"),
     steps: Annotated[int, typer.Option(help="Steps to record.")] = _DEFAULT.active,
     wait: Annotated[int, typer.Option(help="Unprofiled steps timed on each side.")] = _DEFAULT.wait,
     warmup: Annotated[int, typer.Option(help="Steps with the profiler prepared.")] = _DEFAULT.warmup,

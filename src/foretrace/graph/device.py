@@ -48,7 +48,7 @@ class Device:
     def __len__(self) -> int:
         return len(self.event)
 
-    @property
+    @cached_property
     def dur(self) -> Int64:
         return self.end - self.start
 

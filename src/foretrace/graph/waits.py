@@ -24,7 +24,8 @@ OWN_COST_CAP_NS = 20_000
 _OWN_COST_DEFAULT_NS = 10_000
 _TAIL_CAP_NS = 50_000
 _QUEUE_SHARE = 0.93  # launches with this share of the queue's depth outstanding wait for a slot
-_QUEUE_MIN_DEPTH = 500
+_QUEUE_MIN_DEPTH = 700  # about 1,022 tasks of one stream; less with events, graphs and several streams
+_QUEUE_SCATTER = 0.02
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,13 +215,16 @@ class _Waits:
             call = device.call[part][mine]
             outstanding = mine - np.searchsorted(ends, host.start[call], side="right")
             duration = host.end[call] - host.start[call]
-            usual = int(np.median(duration)) if len(duration) else 0
-            stuck = (outstanding >= _QUEUE_MIN_DEPTH) & (duration > usual + 200_000)
+            room = duration[outstanding < _QUEUE_MIN_DEPTH]
+            usual = int(np.median(room)) if len(room) else OWN_COST_CAP_NS
+            left = mine - np.searchsorted(ends, host.end[call], side="right")  # in the queue when it returned
+            stuck = (outstanding >= _QUEUE_MIN_DEPTH) & (duration > 3 * usual + BLOCKED_NS) & (left < outstanding)
             if stuck.sum() < 3:
                 continue
-            left = mine - np.searchsorted(ends, host.end[call], side="right")  # in the queue when it returned
             depth = int(np.median(left[stuck]))
-            if depth < _QUEUE_MIN_DEPTH:
+            # A full queue has one depth; launches that are slow for another reason scatter.
+            scatter = np.quantile(left[stuck], 0.75) - np.quantile(left[stuck], 0.25)
+            if depth < _QUEUE_MIN_DEPTH or scatter > _QUEUE_SCATTER * depth:
                 continue
             waits = (outstanding >= depth * _QUEUE_SHARE) & (mine - depth - 1 >= 0)
             calls.append(call[waits])

@@ -71,9 +71,14 @@ def _process(track: Track, rank: int, pid: int, shift: int, arrows: bool) -> Ite
     labels = short_names(graph.names)
     if (critical & longs & on_rank).any():
         yield from _named(pid, CRITICAL, "critical path")
-        for v in track.critical[(longs & on_rank)[track.critical]].tolist():
+        path = track.critical[(longs & on_rank)[track.critical]]
+        ends = np.minimum(track.end[path], np.append(track.start[path[1:]], track.end[path[-1:]]))
+        for v, until in zip(
+            path.tolist(), ends.tolist(), strict=True
+        ):  # a call goes on while its kernel runs
             at = int(track.start[v])
-            yield _slice(pid, CRITICAL, labels[graph.name[v]], at + shift, int(track.end[v]) - at)
+            if until > at:
+                yield _slice(pid, CRITICAL, labels[graph.name[v]], at + shift, until - at)
     for index, lane in enumerate(graph.lanes):
         rows = np.flatnonzero((graph.lane == index) & longs)
         if lane.rank != rank or not len(rows):
@@ -81,12 +86,12 @@ def _process(track: Track, rank: int, pid: int, shift: int, arrows: bool) -> Ite
         rows = rows[np.argsort(track.start[rows], kind="stable")]
         tid = FIRST_LANE + index
         yield from _named(pid, tid, lane_word(lane))
-        spilled = _overlapping(track.start[rows], track.end[rows])
-        if spilled.any():
-            yield from _named(pid, SPILL + tid, lane_word(lane) + " (overlapping)", sort=tid)
-        for v, spill in zip(rows.tolist(), spilled.tolist(), strict=True):
+        rows_of = _rows(track.start[rows], track.end[rows])
+        for extra in range(1, int(rows_of.max()) + 1):
+            yield from _named(pid, extra * SPILL + tid, lane_word(lane) + " (overlapping)", sort=tid)
+        for v, row in zip(rows.tolist(), rows_of.tolist(), strict=True):
             event = _slice(
-                pid, SPILL + tid if spill else tid, labels[graph.name[v]],
+                pid, row * SPILL + tid, labels[graph.name[v]],
                 int(track.start[v]) + shift, int(track.end[v] - track.start[v]),
             )  # fmt: skip
             event["cat"] = TaskKind(graph.kind[v]).name.lower()
@@ -137,19 +142,17 @@ def _arrows(
         }
 
 
-def _overlapping(start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Tasks (by start) that begin before the kept ones before them end: slices of one row may not cross."""
-    reach = np.maximum.accumulate(end)
-    if not (start[1:] < reach[:-1]).any():
-        return np.zeros(len(start), dtype=np.bool_)
-    spilled = np.zeros(len(start), dtype=np.bool_)
-    busy = int(start[0])
+def _rows(start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """First row that is free when each task (by start) begins: slices of one row of a viewer may not cross."""
+    rows = np.zeros(len(start), dtype=np.int64)
+    if not (start[1:] < np.maximum.accumulate(end)[:-1]).any():
+        return rows
+    busy: list[int] = []
     for i, (a, b) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
-        if a < busy:
-            spilled[i] = True
-        else:
-            busy = b
-    return spilled
+        row = next((r for r, until in enumerate(busy) if until <= a), len(busy))
+        busy[row : row + 1] = [b]
+        rows[i] = row
+    return rows
 
 
 def _slice(pid: int, tid: int, name: str, at: int, dur: int) -> Event:

@@ -16,15 +16,16 @@ launched before it in *this* run, which the edges of a recording cannot know onc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from foretrace.errors import GraphError
-from foretrace.graph.taskgraph import TaskGraph
+from foretrace.graph.taskgraph import EDGE_COLUMNS, TASK_COLUMNS, EdgeKind, TaskGraph
 from foretrace.simulate import twins
 from foretrace.simulate.replay import compiled, effective, fixed, structure
+from foretrace.trace.trace import LaneKind
 
 Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
@@ -99,6 +100,49 @@ def schedule_in_order(graph: TaskGraph, *, waits: Waits | None = None) -> Schedu
     if done < n:
         _stuck(graph, order[:done])
     return Schedule(start=start, end=end, order=order)
+
+
+def as_run(graph: TaskGraph, order: Int32) -> TaskGraph:
+    """The graph whose replay is the schedule that took its decisions in this `order`; row i is row order[i] of `graph`.
+
+    All lanes are ordered: edges that were decided as the graph ran are replaced by the order in which the tasks of
+    a lane did run. A delay there comes before the lane is taken, so it moves into lags and release times.
+    """
+    n = len(graph)
+    place = np.empty(n, dtype=np.int32)
+    place[order] = np.arange(n, dtype=np.int32)
+    free = ~np.array([lane.ordered for lane in graph.lanes], dtype=np.bool_)[graph.lane]
+    dst = graph.dst
+    inside = np.isin(graph.edge_kind, (EdgeKind.PROGRAM, EdgeKind.STREAM)) & (graph.lane[graph.src] == graph.lane[dst])
+    kept = np.flatnonzero(~(inside & free[dst]))
+    early = np.where(free & ~graph.gone, graph.delay, 0)
+    by_lane = order[np.argsort(graph.lane[order], kind="stable")]
+    follows = (graph.lane[by_lane[1:]] == graph.lane[by_lane[:-1]]) & free[by_lane[1:]]
+    before, after = by_lane[:-1][follows], by_lane[1:][follows]
+    host = graph.lane_kinds[graph.lane[after]] == LaneKind.CPU
+    zeros, new_dst = np.zeros(len(after), dtype=np.int64), np.concatenate([place[dst[kept]], place[after]])
+    edges = {
+        "src": np.concatenate([place[graph.src[kept]], place[before]]),
+        "edge_kind": np.concatenate([graph.edge_kind[kept], np.where(host, EdgeKind.PROGRAM, EdgeKind.STREAM)]),
+        "lag": np.concatenate([graph.lag[kept] + early[dst[kept]], zeros]),
+        "typical": np.concatenate([graph.typical[kept] + early[dst[kept]], zeros]),
+        "from_start": np.concatenate([graph.from_start[kept], zeros]),
+        "inferred": np.concatenate([graph.inferred[kept], zeros]),
+    }
+    by_dst = np.lexsort((edges["edge_kind"], edges["src"], new_dst))
+    in_ptr = np.zeros(n + 1, dtype=np.int64)
+    np.cumsum(np.bincount(new_dst, minlength=n), out=in_ptr[1:])
+    columns = {key: getattr(graph, key)[order] for key in TASK_COLUMNS}
+    columns["delay"] = (graph.delay - early)[order]
+    columns["release"] = (graph.release + early)[order]
+    return replace(
+        graph,
+        **columns,
+        **{key: edges[key][by_dst].astype(dtype) for key, dtype in EDGE_COLUMNS.items()},
+        in_ptr=in_ptr,
+        marks=place[graph.marks],
+        lanes=tuple(replace(lane, ordered=True) for lane in graph.lanes),
+    )
 
 
 def _stuck(graph: TaskGraph, decided: Int32) -> None:

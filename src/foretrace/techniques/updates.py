@@ -19,7 +19,8 @@ Int64 = npt.NDArray[np.int64]
 
 _STEP = re.compile(r"Optimizer\.step#(\w+)\.step")
 _SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-_ADDCDIV = {"aten::addcdiv_": 16, "aten::_foreach_addcdiv_": 16}  # once per parameter; bytes per element
+# Operators that an update runs once per parameter, and the bytes per element that their shapes show.
+_ONCE = {"aten::addcdiv_": 16, "aten::_foreach_addcdiv_": 12, "aten::mul_": 8, "aten::add_": 12}
 _IN_PLACE = ("aten::mul_", "aten::add_", "aten::addcmul_", "aten::addcdiv_", "aten::lerp_")
 _LARGE_BYTES = 256 * 1024  # on a processor: larger arrays show a bandwidth, not an overhead
 _LARGE_NS = 20_000  # on a device
@@ -31,7 +32,7 @@ class Update:
 
     optimizer: str  # class name
     fused: bool
-    tensors: int
+    tensors: int  # 0 if unknown
     nbytes: int  # of all parameters together, 0 if unknown
     accesses: int  # arrays of this size that a fused update reads or writes
     settings: dict[str, Any]
@@ -64,7 +65,8 @@ def find_update(graph: TaskGraph) -> Update | None:
     named = ("*_fused_*", "*Fused*", "*multi_tensor_apply*AdamFunctor*")
     fused = bool(settings.get("fused")) or bool((select(graph, name=named, ignore_case=False) & mask).any())
     tensors, nbytes = _parameters(graph, mask, recorded)
-    states = {"Adam": 2, "AdamW": 2, "SGD": int(settings.get("momentum", 1) != 0), "Adagrad": 1}.get(optimizer, 0)
+    momentum = settings.get("momentum", (select(graph, op=("aten::mul_", "aten::_foreach_mul_")) & mask).any())
+    states = {"Adam": 2, "AdamW": 2, "SGD": int(bool(momentum)), "Adagrad": 1}.get(optimizer, 0)
     return Update(
         optimizer=optimizer,
         fused=fused,
@@ -102,26 +104,22 @@ def update_bandwidth(graph: TaskGraph) -> Prior | None:
             return Prior(
                 value=20.0, low=8.0, high=60.0, unit="GB/s", why="one core streams so much from memory or cache"
             )
-        value = _typical_rate(graph, shown)
-        why = f"{int(shown.sum())} large in-place operators of the recording reach it"
-        return Prior(value=value, low=0.7 * value, high=1.5 * value, unit="GB/s", why=why)
+        time, moved = (np.bincount(graph.step[shown] + 1, column[shown]) for column in (graph.dur, graph.nbytes))
+        value = float(np.median(moved[time > 0] / time[time > 0]))
+        why = f"{int(shown.sum())} large in-place operators of the recording reach it on average"
+        return Prior(value=value, low=0.6 * value, high=1.6 * value, unit="GB/s", why=why)
     device = find(graph.info.devices[0]) if graph.info.devices else None
     peak = device.memory_gb_s if device else np.inf
     shown = select(graph, kind="kernel", name=("*elementwise*", "*multi_tensor_apply*"))
     shown &= (graph.nbytes > 0) & (graph.dur >= _LARGE_NS)
     if shown.sum() >= 3:
-        value = min(_typical_rate(graph, shown), 0.95 * peak)
+        value = min(float(np.percentile(graph.nbytes[shown] / graph.dur[shown], 75)), 0.95 * peak)
         why = f"{int(shown.sum())} large elementwise kernels of the recording reach it"
         return Prior(value=value, low=0.8 * value, high=min(1.2 * value, peak), unit="GB/s", why=why)
     if device is None:
         return None
     why = f"60 to 90 % of the peak of {device.name}, as streaming kernels reach"
     return Prior(value=0.75 * peak, low=0.6 * peak, high=0.9 * peak, unit="GB/s", why=why)
-
-
-def _typical_rate(graph: TaskGraph, mask: Mask) -> float:
-    """Upper quartile of bytes per ns: tasks that something disturbed lie below it."""
-    return float(np.percentile(graph.nbytes[mask] / np.maximum(graph.dur[mask], 1), 75))
 
 
 def _parameters(graph: TaskGraph, mask: Mask, recorded: list[dict[str, Any]]) -> tuple[int, int]:
@@ -132,10 +130,11 @@ def _parameters(graph: TaskGraph, mask: Mask, recorded: list[dict[str, Any]]) ->
         count = sum(each["count"] for each in sizes.values())
         return count, sum(_SIZES.get(dtype, 4) * each for dtype, each in elements.items())
     steps = max(len(runs(graph, mask)), 1)
-    operators = graph.op[mask & np.isin(graph.kind, (TaskKind.OPERATOR, TaskKind.KERNEL))]
-    tensors = int(np.bincount(operators[operators >= 0], minlength=1).max() / steps)
-    for name, per_element in _ADDCDIV.items():
-        shown = select(graph, op=name, ignore_case=False) & mask & (graph.nbytes > 0)
+    work = mask & np.isin(graph.kind, (TaskKind.OPERATOR, TaskKind.KERNEL))
+    for name, per_element in _ONCE.items():
+        shown = select(graph, op=name, ignore_case=False) & work
         if shown.any():
-            return tensors, int(graph.nbytes[shown].sum() / per_element * 4 / steps)
-    return tensors, 0
+            tensors = 0 if "foreach" in name else round(shown.sum() / steps)
+            known = shown & (graph.nbytes > 0)
+            return tensors, int(graph.nbytes[known].sum() / per_element * 4 / steps)
+    return 0, 0

@@ -67,7 +67,8 @@ _MODULE = "nn.Module: "
 _MEMORY = "[memory]"
 _FLOWS = frozenset("stf")
 _PHASES = frozenset("BEbneCPNODTpFRcvIi")
-_DEVICE_TYPES = {"0": "cpu", "1": "cuda", "12": "xpu", "13": "mps"}  # c10::DeviceType
+# c10::DeviceType; PyTorch calls devices of ROCm (6) cuda as well.
+_DEVICE_TYPES = {"0": "cpu", "1": "cuda", "6": "cuda", "12": "xpu", "13": "mps"}
 _NO_ARGS = Args()
 _ZERO = Raw(b"0")
 

@@ -196,6 +196,12 @@ class Recorder:
         return "over" if self.over else self._phases[len(self._steps)]
 
     @property
+    def step_is_long(self) -> bool:
+        """Whether the next `step` may start or stop the profiler or write the file."""
+        last = len(self._steps) + 1 >= len(self._phases)
+        return last or self.phase in ("rehearse", "warmup", "closing")
+
+    @property
     def overhead(self) -> dict[str, dict[str, int]]:
         """Medians of unprofiled neighbours, whole recorded steps and untouched steps, where there are any."""
         groups = {
@@ -277,6 +283,7 @@ class Recorder:
             write_recording(self._profiler.export_chrome_trace, path, self._metadata(world))
             self.path = path
         self._profiler = None
+        self._marks.clear()
 
     def abandon(self) -> None:
         """Stop and write nothing."""

@@ -13,7 +13,7 @@ Object.assign(Timeline.prototype, {
     canvas.addEventListener("keydown", (e) => this.onKey(e));
     this.fingers = new Map();
     // A page that is being scrolled past the timeline must not start to zoom when the timeline arrives below the pointer.
-    this.scrolled = 0;
+    this.scrolled = -1e9;
     addEventListener("wheel", (e) => { if (e.target !== canvas) this.scrolled = e.timeStamp; }, { passive: true });
   },
 

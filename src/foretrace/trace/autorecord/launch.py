@@ -104,9 +104,7 @@ class Launch:
 
 
 def _recording(told: dict[str, Any]) -> RankRecording:
-    return RankRecording(
-        rank=told["rank"], path=Path(told["file"]), steps=told["recorded"], overhead=told["overhead"]
-    )
+    return RankRecording(rank=told["rank"], path=Path(told["file"]), steps=told["recorded"], overhead=told["overhead"])
 
 
 def _environment(config: dict[str, Any], *, keep_memory: bool) -> dict[str, str]:
@@ -153,9 +151,7 @@ def _signals_passed_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
 def _check_command(command: Sequence[str]) -> None:
     """Raise ForetraceError for a command in which the recorder cannot work."""
     if not command:
-        raise ForetraceError(
-            "nothing to run; write the command after --: foretrace record -- python train.py"
-        )
+        raise ForetraceError("nothing to run; write the command after --: foretrace record -- python train.py")
     words = list(command) if _is_python(command[0]) else _shebang(command[0])
     if not words or not _is_python(words[0]):
         return

@@ -42,13 +42,11 @@ class Session:
         """To be called after every optimizer step. Ends the script with SystemExit if it was asked to."""
         if self._over or os.getpid() != self._pid:  # a fork inherits the hook
             return
-        if (
-            self._recorder is None
-            and _in_main_thread()
-            and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        ):
+        if self._recorder is None and _in_main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self._terminated)
-        with self._signals_held():
+        # Swapping handlers would lengthen every recorded step, so only where an interruption would do harm.
+        held = self._recorder is None or self._recorder.step_is_long
+        with self._signals_held() if held else contextlib.nullcontext():
             try:
                 self._step(optimizer)
             except Exception as error:

@@ -46,6 +46,8 @@ class LoaderWatch:
         if self._original is not None and base.__next__ is self._wrapper:
             base.__next__ = self._original
         self._original = None
+        for loader in self._loaders.values():
+            loader.sampler = None  # it holds the data set
 
     def take_step(self) -> dict[str, int]:
         """Batches that the step's thread took since the last call, with wall and thread CPU time in ns."""
@@ -84,7 +86,7 @@ class _Loader:
     """One `DataLoader`: its settings and what its workers used."""
 
     def __init__(self, iterator: Any, sampler: Any, own_thread: bool) -> None:
-        self.sampler = sampler  # kept alive, so that its id stays its own
+        self.sampler: Any = sampler  # kept alive, so that its id stays its own
         self.batches = 0
         self.sampled = 0
         self.sampled_from = 0

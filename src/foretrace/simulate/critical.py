@@ -1,0 +1,188 @@
+"""Paths through a replay: how far every task is from the last mark, the critical path, slack.
+
+Every function here takes a graph whose lanes are all ordered, with the times of its replay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, TaskGraph
+from foretrace.simulate import twins
+from foretrace.simulate.replay import compiled, effective, fixed, structure
+from foretrace.trace.trace import LaneKind
+
+Int64 = npt.NDArray[np.int64]
+Int32 = npt.NDArray[np.int32]
+
+UNREACHED = NO_RELEASE // 2  # a tail below this leads nowhere
+UNBOUNDED = np.iinfo(np.int64).max  # slack of a task that the last mark does not wait for
+RELEASE = 254  # reasons beside the kinds of edges: the task waited for its release time,
+WINDOW = 255  # or the path reached the beginning of the window
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Tails:
+    """Longest paths (n each, ns) to the end of one task; below UNREACHED where there is none.
+
+    `from_start[v]` leaves the start of v (the delay of v comes before it), `from_end[v]` its end.
+    """
+
+    from_start: Int64
+    from_end: Int64
+
+
+def tails(graph: TaskGraph, target: int) -> Tails:
+    """Longest path from every task to the end of task `target`, in one backward pass."""
+    engine = compiled()
+    if engine is None:
+        first, second = (
+            np.array([NO_RELEASE if path is None else path for path in paths], dtype=np.int64)
+            for paths in twins.tails(graph, target)
+        )
+        return Tails(from_start=first, from_end=second)
+    columns = effective(graph)
+    from_start, from_end = engine.tails(
+        *structure(graph), fixed(columns.lag), fixed(columns.dur), fixed(columns.delay), target
+    )
+    return Tails(from_start=from_start, from_end=from_end)
+
+
+def slack(graph: TaskGraph, end: Int64) -> Int64:
+    """Nanoseconds (n) by which a duration can grow before the last mark moves; UNBOUNDED where it never does."""
+    last = int(graph.marks[-1])
+    from_end = tails(graph, last).from_end
+    reached = from_end > UNREACHED
+    return np.where(reached, end[last] - end - np.where(reached, from_end, 0), UNBOUNDED)
+
+
+class Part(StrEnum):
+    """What the time between two points of the critical path went into."""
+
+    WORK = "work"
+    LAG = "lag"
+    DELAY = "delay"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathRow:
+    """Time of the window that is spent on the critical path in one kind of thing.
+
+    `reason` is "work" for the tasks themselves (with `lane` the kind of their lane and `name` their name), the kind
+    of edge for its lags ("launch", "sync", ...), "delay" for waiting without a reason, and "release" for waiting
+    for work from before the recording.
+    """
+
+    reason: str
+    lane: str
+    name: str
+    count: int
+    time_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CriticalPath:
+    """The chain of tasks that decides when the last mark is reached, in the order in which they run (k segments).
+
+    Segment i waits `lag_ns` after what it depends on (`reason`: EdgeKind, RELEASE or WINDOW), then `delay_ns` without
+    a reason, then task `task[i]` works for `work_ns` (0 where the path leaves from its start). The three sum to
+    the window exactly; lags may be negative where tasks overlap. The first segment is cut at the window's beginning.
+    """
+
+    graph: TaskGraph
+    task: Int32
+    reason: npt.NDArray[np.uint8]
+    lag_ns: Int64
+    delay_ns: Int64
+    work_ns: Int64
+
+    def __len__(self) -> int:
+        return len(self.task)
+
+    @property
+    def total_ns(self) -> int:
+        """Length of the window."""
+        return int(self.lag_ns.sum() + self.delay_ns.sum() + self.work_ns.sum())
+
+    def summary(self) -> tuple[PathRow, ...]:
+        """Time by name of task and by kind of wait, longest first; the rows sum to the window."""
+        graph, rows = self.graph, list[PathRow]()
+        kinds = graph.lane_kinds[graph.lane[self.task]].astype(np.int64)
+        key = kinds * max(len(graph.names), 1) + graph.name[self.task]
+        for value in np.unique(key):
+            here = key == value
+            kind, name = divmod(int(value), max(len(graph.names), 1))
+            worked = here & (self.work_ns != 0)
+            if worked.any():
+                time = int(self.work_ns[here].sum())
+                rows.append(_row(Part.WORK, LaneKind(kind).name.lower(), graph.names[name], int(worked.sum()), time))
+        for reason in np.unique(self.reason):
+            here = (self.reason == reason) & (self.lag_ns != 0)
+            if here.any():
+                rows.append(_row(reason_name(int(reason)), "", "", int(here.sum()), int(self.lag_ns[here].sum())))
+        delayed = self.delay_ns != 0
+        if delayed.any():
+            rows.append(_row(Part.DELAY, "", "", int(delayed.sum()), int(self.delay_ns.sum())))
+        return tuple(sorted(rows, key=lambda row: (-row.time_ns, row.reason, row.lane, row.name)))
+
+
+def _row(reason: str, lane: str, name: str, count: int, time_ns: int) -> PathRow:
+    return PathRow(reason=str(reason), lane=lane, name=name, count=count, time_ns=time_ns)
+
+
+def reason_name(reason: int) -> str:
+    """Word for a reason of the critical path."""
+    return {RELEASE: "release", WINDOW: "window"}.get(reason) or EdgeKind(reason).name.lower()
+
+
+def binding(graph: TaskGraph, start: Int64, end: Int64) -> Int64:
+    """The edge (n) that each task waited for last, −1 where a release time decided.
+
+    Among edges that bind alike: program order first, and so on in the order of EdgeKind; then the latest source.
+    """
+    columns, dst = effective(graph), graph.dst
+    anchor = np.where(graph.from_start, start[graph.src], end[graph.src])
+    tight = np.flatnonzero(anchor + columns.lag + columns.delay[dst] == start[dst])
+    order = np.lexsort((-graph.src[tight], graph.edge_kind[tight], dst[tight]))
+    rows, first = np.unique(dst[tight][order], return_index=True)
+    edge = np.full(len(graph), -1, dtype=np.int64)
+    edge[rows] = tight[order][first]
+    return edge
+
+
+def critical_path(graph: TaskGraph, start: Int64, end: Int64) -> CriticalPath:
+    """Walk back from the last mark to the beginning of the window."""
+    columns, edge = effective(graph), binding(graph, start, end)
+    begin = int(end[graph.marks[0]])
+    v, at_start = int(graph.marks[-1]), False
+    now = int(end[v])
+    rows: list[tuple[int, int, int, int, int]] = []
+    while now > begin:
+        work = 0 if at_start else min(int(columns.dur[v]), now - begin)
+        now -= work
+        delay = min(int(columns.delay[v]), now - begin)
+        now -= delay
+        if now == begin:
+            rows.append((v, WINDOW, 0, delay, work))
+            break
+        e = int(edge[v])
+        if e < 0:
+            rows.append((v, RELEASE, now - begin, delay, work))
+            break
+        lag = min(int(columns.lag[e]), now - begin)
+        now -= lag
+        rows.append((v, int(graph.edge_kind[e]), lag, delay, work))
+        v, at_start = int(graph.src[e]), bool(graph.from_start[e])
+    columns_of = np.array(rows[::-1], dtype=np.int64).reshape(-1, 5).T
+    return CriticalPath(
+        graph=graph,
+        task=columns_of[0].astype(np.int32),
+        reason=columns_of[1].astype(np.uint8),
+        lag_ns=columns_of[2],
+        delay_ns=columns_of[3],
+        work_ns=columns_of[4],
+    )

@@ -1,0 +1,107 @@
+"""How sure a step time is: an interval from the noise between the recorded steps, by class of work.
+
+Computing on a device hardly varies from step to step, hosts and collectives do (task-graph lessons, result 4), so
+that noise is kept per class. A bootstrap over whole steps: in each of 32 variants of the graph every step i draws a
+donor step j, and the durations of class c in step i are scaled by S[j, c] / S[i, c], S being the total duration of a
+class in a step. The variants are replayed side by side; the interval holds the central share of their median steps.
+
+From one or two steps nothing can be learnt about noise: the classes are then scaled by random factors with the
+spread that other recordings showed (`PRIOR_CV`), and the interval says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from foretrace.graph.taskgraph import TaskGraph, TaskKind
+from foretrace.simulate.replay import effective, replay_variants
+
+Float64 = npt.NDArray[np.float64]
+
+VARIANTS = 32
+FEWEST_STEPS = 3
+
+# Coefficient of variation between steps: medians of the lessons' table "Noise by kind", rounded up. Copies are not
+# in the table and are staged by the host; operators are host work.
+PRIOR_CV = {
+    "device compute": 0.005,
+    "device copies": 0.03,
+    "collectives": 0.24,
+    "host": 0.03,
+    "operators": 0.03,
+    "python": 0.03,
+    "data loading": 0.05,
+}
+_CLASSES = tuple(PRIOR_CV)
+_ON_HOST = {TaskKind.CPU, TaskKind.CALL, TaskKind.OPERATOR, TaskKind.PYTHON}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """Where the median step lies with probability `level`, as far as noise decides; `source` says how it is known."""
+
+    low_s: float
+    high_s: float
+    level: float
+    steps: int
+    source: str
+
+
+def noise_classes(graph: TaskGraph) -> npt.NDArray[np.int64]:
+    """Index into PRIOR_CV of every task (n), −1 for tasks without a duration of their own."""
+    has_device = bool(graph.on_device.any())
+    names = {
+        TaskKind.KERNEL: "device compute",
+        TaskKind.MEMSET: "device compute",
+        TaskKind.COPY: "device copies",
+        TaskKind.COLLECTIVE: "collectives",
+        TaskKind.DATA: "data loading",
+    }
+    for kind in _ON_HOST:
+        names[kind] = "host" if has_device else "operators" if kind == TaskKind.OPERATOR else "python"
+    table = np.array([_CLASSES.index(names[kind]) if kind in names else -1 for kind in TaskKind])
+    return table[graph.kind]
+
+
+def interval(graph: TaskGraph, step_time_s: float, *, level: float = 0.8, seed: int = 0) -> Interval:
+    """Interval around `step_time_s`, the median step of this graph's replay; it always contains it."""
+    random = np.random.default_rng(seed)
+    steps, n_classes = graph.n_steps, len(_CLASSES)
+    classes = noise_classes(graph)
+    inside = (graph.step >= 0) & (graph.step < steps) & (classes >= 0)
+    group = np.where(inside, graph.step * n_classes + classes, -1).astype(np.int32)
+    total = np.bincount(group[inside], effective(graph).dur[inside], minlength=steps * n_classes)
+    if steps < FEWEST_STEPS:
+        used = [_CLASSES[c] for c in np.flatnonzero(total.reshape(steps, n_classes).sum(axis=0))]
+        factors = 1.0 + np.array(list(PRIOR_CV.values()))[:, None] * random.standard_normal((n_classes, VARIANTS))
+        scale = np.tile(np.maximum(factors, 0.0), (steps, 1))
+        spreads = ", ".join(f"{name} {100 * PRIOR_CV[name]:g} %" for name in used)
+        source = f"{steps} step{'s' if steps > 1 else ''} recorded: noise of other recordings ({spreads})"
+    else:
+        scale = _bootstrap(total.reshape(steps, n_classes), random)
+        source = f"noise between {steps} steps, by class of work ({VARIANTS} resampled replays)"
+    ends = replay_variants(graph, group, scale)
+    medians = np.median(np.diff(ends, axis=0), axis=0) / 1e9
+    low, high = np.quantile(medians, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(
+        # Few steps resample to few values, on one side of the median at times.
+        low_s=min(float(low), step_time_s),
+        high_s=max(float(high), step_time_s),
+        level=level,
+        steps=steps,
+        source=source,
+    )
+
+
+def _bootstrap(total: Float64, random: np.random.Generator) -> Float64:
+    """Factors (steps · classes x variants) that give every step the class totals of a step drawn at random."""
+    steps, n_classes = total.shape
+    donor = random.integers(0, steps, size=(steps, VARIANTS))
+    factor = np.ones((steps, n_classes, VARIANTS))
+    np.divide(
+        total[donor].transpose(0, 2, 1), total[:, :, None], out=factor, where=np.broadcast_to(total[:, :, None] > 0, factor.shape)
+    )
+    return factor.reshape(steps * n_classes, VARIANTS)

@@ -1,0 +1,114 @@
+"""What kind of work a task does and in which precision, read from the names of kernels and operators."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from foretrace.graph.taskgraph import TaskGraph, TaskKind
+
+
+class Work(IntEnum):
+    """What bounds a task by its nature."""
+
+    OTHER = 0  # not floating-point work, or unknown
+    GEMM = 1  # matrix product
+    CONV = 2
+    ATTENTION = 3  # fused attention
+    MEMORY = 4  # elementwise, normalisation, reduction, pooling, copies: bytes over bandwidth
+
+
+class Precision(IntEnum):
+    """Arithmetic that a task uses."""
+
+    OTHER = 0  # integers, double, or unknown
+    SINGLE = 1
+    TF32 = 2  # float32 data on tensor cores
+    HALF = 3  # 16 bit or less
+
+
+MATRIX = (Work.GEMM, Work.CONV, Work.ATTENTION)
+
+_ATTENTION = re.compile(r"flash|fmha|attn_|attention|efficient_attention|scaled_dot_product", re.IGNORECASE)
+_CONV = re.compile(
+    r"scudnn|hcudnn|cudnn.*conv|fprop|dgrad|wgrad|winograd|convolve|fft2d|igemm_(fwd|bwd|wrw)|conv2d|_conv_",
+    re.IGNORECASE,
+)
+_GEMM = re.compile(r"(?<!fb)gemm|gemv|Cijk_|nvjet|matmul|cutlass::Kernel|xdlops|splitKreduce|^bmm_", re.IGNORECASE)
+_CONV_OP = re.compile(r"^aten::\w*conv(olution|\d|_|$)")
+_GEMM_OP = re.compile(r"^aten::(addmm|mm|bmm|baddbmm|matmul|linear|addbmm|mv|_addmm_activation)$")
+_HELPER = re.compile(r"nchwToNhwc|nhwcToNchw|transpose|SubTensor|im2col|col2im|epilogue|Memset", re.IGNORECASE)
+_TENSILE = re.compile(r"Cijk_[A-Za-z]+_[A-Za-z]+_([A-Z0-9]+)_")
+_NVJET = re.compile(r"nvjet_([a-z]+)_")
+_TF32 = re.compile(r"tf32|tensorop_s1688", re.IGNORECASE)
+_HALF = re.compile(
+    r"bf16|bfloat16|float16|half|fp16|fp8|e4m3|e5m2|mxfp|(?<![bt])f16|h884|h1688|h16816|s884|s16816|s161616|hgemm|hcudnn|"
+    r"int8|i8_|I?DF16",
+    re.IGNORECASE,
+)
+_WHOLE = re.compile(r"(Functor\w*|ReduceOp)<(long|int|bool|unsigned)|<double|RadixSort|DeviceScan|ReduceByKey")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Classes:
+    """`Work` and `Precision` of every task (n rows each)."""
+
+    work: npt.NDArray[np.uint8]
+    precision: npt.NDArray[np.uint8]
+
+
+def classify(graph: TaskGraph) -> Classes:
+    """Classes of kernels and, in CPU-only recordings, of operators; all other tasks are OTHER."""
+    work, precision = np.zeros(len(graph), np.uint8), np.zeros(len(graph), np.uint8)
+    for kind in (TaskKind.KERNEL, TaskKind.OPERATOR):
+        rows = np.flatnonzero(graph.kind == kind)
+        pairs, inverse = np.unique(np.stack([graph.name[rows], graph.op[rows]]), axis=1, return_inverse=True)
+        table = np.zeros((2, pairs.shape[1]), dtype=np.uint8)
+        for i, (index, op) in enumerate(pairs.T.tolist()):
+            name = graph.names[index]
+            of = graph.names[op] if op >= 0 else ""
+            table[:, i] = kernel_class(name, of) if kind == TaskKind.KERNEL else operator_class(name)
+        work[rows], precision[rows] = table[:, inverse.ravel()]
+    return Classes(work=work, precision=precision)
+
+
+def operator_class(name: str) -> tuple[Work, Precision]:
+    """Class of an operator by its name; what is not of ATen (autograd nodes, annotations) is OTHER."""
+    if not name.startswith("aten::"):
+        return Work.OTHER, Precision.OTHER
+    work = Work.MEMORY
+    if _GEMM_OP.match(name):
+        work = Work.GEMM
+    elif _CONV_OP.match(name):
+        work = Work.CONV
+    elif _ATTENTION.search(name):
+        work = Work.ATTENTION
+    return work, Precision.SINGLE
+
+
+def kernel_class(name: str, op: str) -> tuple[Work, Precision]:
+    """Class of a kernel that the operator `op` launched ("" if unknown)."""
+    if _HELPER.search(name):
+        return Work.MEMORY, _precision(name)
+    if _ATTENTION.search(name):  # flash kernels exist for 16 bit only and do not always say so
+        return Work.ATTENTION, Precision.SINGLE if "f32" in name else Precision.HALF
+    if _CONV.search(name) or (_GEMM.search(name) and _CONV_OP.match(op)):
+        return Work.CONV, _precision(name)
+    return Work.GEMM if _GEMM.search(name) else Work.MEMORY, _precision(name)
+
+
+def _precision(name: str) -> Precision:
+    tensile, nvjet = _TENSILE.search(name), _NVJET.search(name)
+    if tensile:
+        return {"S": Precision.SINGLE, "D": Precision.OTHER}.get(tensile.group(1)[0], Precision.HALF)
+    if nvjet:
+        return Precision.TF32 if nvjet.group(1).startswith("s") else Precision.HALF
+    if _HALF.search(name):
+        return Precision.HALF
+    if _TF32.search(name):
+        return Precision.TF32
+    return Precision.OTHER if _WHOLE.search(name) else Precision.SINGLE
