@@ -29,9 +29,10 @@ def task_graphs(
 ) -> TaskGraph:
     """A graph of one to four lanes and up to `max_tasks` tasks beside the marks.
 
-    Lane 0 is a thread that carries two to four marks, the first and the last task of it among them; the others
-    are streams (`gpu`), or threads, on `ranks` ranks in turn. Lanes are ordered, unordered or (None) some of each. Times are small so that
-    ties happen. `loose` lets tasks lack the edge to their predecessor on the lane, and roots lack a release time.
+    Lane 0 is an ordered thread that carries two to four marks, its first and last task among them. The others are
+    streams (`gpu`) or threads, on `ranks` ranks in turn, ordered, unordered or (`lane_order` None) some of each. Times
+    are small so that ties happen. `loose` lets tasks lack the edge to their predecessor on the lane, and roots lack a
+    release time.
     """
     n_lanes = draw(st.integers(1, 4))
     orders = draw(st.lists(st.booleans(), min_size=n_lanes, max_size=n_lanes)) if lane_order is None else []
@@ -42,7 +43,7 @@ def task_graphs(
             device=0 if gpu and i > 0 else -1,
             stream=i,
             label=f"lane {i}",
-            ordered=orders[i] if lane_order is None else lane_order,
+            ordered=i == 0 or (orders[i] if lane_order is None else lane_order),
         )
         for i in range(n_lanes)
     )
@@ -71,8 +72,8 @@ def task_graphs(
     if n > 1:
         for a, b, edge_kind, lag, from_start in draw(st.lists(_edge(n), max_size=2 * n)):
             if a != b:
-                edges[min(a, b), max(a, b), edge_kind] = lag, from_start
-    lag = np.array([value for value, _ in edges.values()], dtype=np.int64)
+                edges.setdefault((min(a, b), max(a, b), edge_kind), (lag, from_start))
+    lags = np.array([value for value, _ in edges.values()], dtype=np.int64)
     return assemble(
         {
             "kind": kind, "phase": phase, "lane": lane, "name": name, "layer": layer, "delay": delay,
@@ -83,8 +84,8 @@ def task_graphs(
             "src": np.array([key[0] for key in edges], dtype=np.int64),
             "dst": np.array([key[1] for key in edges], dtype=np.int64),
             "edge_kind": np.array([key[2] for key in edges], dtype=np.int64),
-            "lag": lag,
-            "typical": lag + np.arange(len(lag)) % 4,
+            "lag": lags,
+            "typical": lags + np.arange(len(lags)) % 4,
             "from_start": np.array([flag for _, flag in edges.values()], dtype=np.bool_),
         },
         marks=marks, names=NAMES, layers=LAYERS, lanes=lanes,

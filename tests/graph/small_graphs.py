@@ -59,9 +59,7 @@ class Recording:
     """Writes a graph the way a recording goes: one thread that works, launches and waits."""
 
     def __init__(self) -> None:
-        self.tasks: dict[str, list[Any]] = {
-            k: [] for k in ("kind", "lane", "name", "dur", "phase", "step", "recorded")
-        }
+        self.tasks: dict[str, list[Any]] = {k: [] for k in ("kind", "lane", "name", "dur", "phase", "step", "recorded")}
         self.edges: dict[str, list[Any]] = {k: [] for k in ("src", "dst", "edge_kind", "lag", "from_start")}
         self.last: dict[int, int] = {}
         self.marks: list[int] = []

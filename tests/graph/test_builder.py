@@ -325,3 +325,15 @@ def test_every_task_that_waits_for_nothing_has_a_release() -> None:
 def test_unknown_rank_is_named() -> None:
     with pytest.raises(GraphError, match="no rank 3"):
         build(gpu_bound().trace(), rank=3)
+
+
+def test_a_step_that_begins_inside_the_optimizers_range_is_not_optimizer_work() -> None:
+    r = Recording(device="")
+    r.note("ProfilerStep#1", 0, 100)
+    r.note("Optimizer.step#SGD.step", 80, 30)  # ends 10 us into the next step
+    r.note("ProfilerStep#2", 100, 100)
+    r.op("aten::mm", 120, 50)
+    r.note("Optimizer.step#SGD.step", 180, 10)
+    graph = build(r.trace())
+    [mm] = tasks(graph, TaskKind.OPERATOR)
+    assert Phase(graph.phase[mm]) == Phase.FORWARD

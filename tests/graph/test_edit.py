@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_graphs import (
+
+from foretrace.errors import GraphError
+from foretrace.graph.edit import cut, drop_contention, drop_delays, remove, retime, scale, set_priority
+from foretrace.graph.select import select
+from foretrace.graph.taskgraph import EdgeKind, TaskGraph, TaskKind
+from tests.graph.small_graphs import (
     CPU,
     STREAM_A,
     STREAM_B,
@@ -18,11 +23,6 @@ from small_graphs import (
     total,
 )
 
-from foretrace.errors import GraphError
-from foretrace.graph.edit import cut, drop_contention, drop_delays, remove, retime, scale, set_priority
-from foretrace.graph.select import select
-from foretrace.graph.taskgraph import EdgeKind, TaskGraph, TaskKind
-
 SEEDS = st.integers(0, 2**31)
 
 
@@ -32,9 +32,7 @@ def some(graph: TaskGraph, seed: int, share: float = 0.3) -> np.ndarray:
 
 
 @given(graph=recordings(), seed=SEEDS, by=st.floats(0, 3))
-def test_every_edit_keeps_the_graph_valid_and_the_original_untouched(
-    graph: TaskGraph, seed: int, by: float
-) -> None:
+def test_every_edit_keeps_the_graph_valid_and_the_original_untouched(graph: TaskGraph, seed: int, by: float) -> None:
     before, mask = columns(graph), some(graph, seed)
     edges = np.random.default_rng(seed).random(graph.edges) < 0.1
     order = np.isin(graph.edge_kind, (EdgeKind.PROGRAM, EdgeKind.STREAM))

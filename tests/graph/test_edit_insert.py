@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_graphs import (
+
+from foretrace.errors import GraphError
+from foretrace.graph.edit import remove
+from foretrace.graph.insert import DeviceTask, HostTask, insert, move_to_lane, replace_tasks, typical
+from foretrace.graph.select import select
+from foretrace.graph.taskgraph import EdgeKind, Lane, Phase, TaskGraph, TaskKind
+from foretrace.trace.trace import LaneKind
+from tests.graph.small_graphs import (
     CPU,
     STREAM_A,
     STREAM_B,
@@ -17,13 +24,6 @@ from small_graphs import (
     start_end,
     total,
 )
-
-from foretrace.errors import GraphError
-from foretrace.graph.edit import remove
-from foretrace.graph.insert import DeviceTask, HostTask, insert, move_to_lane, replace_tasks, typical
-from foretrace.graph.select import select
-from foretrace.graph.taskgraph import EdgeKind, Lane, Phase, TaskGraph, TaskKind
-from foretrace.trace.trace import LaneKind
 
 SEEDS = st.integers(0, 2**31)
 
@@ -47,9 +47,7 @@ def row(graph: TaskGraph, name: str) -> int:
 
 @settings(deadline=None)  # the first example may compile
 @given(graph=recordings(), seed=SEEDS, dur=st.integers(0, 30))
-def test_insertion_keeps_the_graph_valid_and_never_speeds_it_up(
-    graph: TaskGraph, seed: int, dur: int
-) -> None:
+def test_insertion_keeps_the_graph_valid_and_never_speeds_it_up(graph: TaskGraph, seed: int, dur: int) -> None:
     before = columns(graph)
     random = np.random.default_rng(seed)
     host = np.flatnonzero((graph.lane == CPU) & (graph.kind != TaskKind.MARK))
@@ -57,8 +55,7 @@ def test_insertion_keeps_the_graph_valid_and_never_speeds_it_up(
     if not len(host):
         return
     new: list[HostTask | DeviceTask] = [
-        HostTask(after=int(random.choice(host)), name="cast", dur_ns=dur)
-        for _ in range(random.integers(1, 4))
+        HostTask(after=int(random.choice(host)), name="cast", dur_ns=dur) for _ in range(random.integers(1, 4))
     ]
     if len(device):
         for _ in range(random.integers(0, 3)):
@@ -100,12 +97,20 @@ def test_what_is_launched_after_a_synchronisation_is_not_waited_for() -> None:
     assert total(same) == total(edited), "nothing comes between a blocking call and its return"
 
 
+def test_a_blocking_task_holds_its_thread() -> None:
+    graph = one_step(sync=False)
+    gemm, call = row(graph, "gemm"), row(graph, "cudaLaunchKernel")
+    new = DeviceTask(after=gemm, launched_after=call, name="copy", dur_ns=40, kind=TaskKind.COPY, blocking=True)
+    edited = insert(graph, [new])
+    assert_valid(edited)
+    assert total(graph) == 10 + 3 + 7 + 20
+    assert total(edited) == 10 + 5 + 100 + 40 + 7 + 20
+
+
 def test_several_tasks_after_one_row_keep_their_order() -> None:
     graph = one_step()
     call = row(graph, "cudaLaunchKernel")
-    edited = insert(
-        graph, [HostTask(after=call, name=name, dur_ns=1) for name in ("first", "second", "third")]
-    )
+    edited = insert(graph, [HostTask(after=call, name=name, dur_ns=1) for name in ("first", "second", "third")])
     start, _ = start_end(edited)
     times = [start[row(edited, name)] for name in ("first", "second", "third")]
     assert times == sorted(times) and len(set(times)) == 3

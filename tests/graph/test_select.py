@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from small_graphs import STREAM_A, STREAM_B, Recording
 
 from foretrace.errors import GraphError
 from foretrace.graph.edit import remove
 from foretrace.graph.select import glob, select
 from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
+from tests.graph.small_graphs import STREAM_A, STREAM_B, Recording
 
 
 @pytest.fixture

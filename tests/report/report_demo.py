@@ -74,7 +74,7 @@ class Builder:
                 nbytes=-1,
                 flops=0.0,
                 op=-1,
-            release=0,
+                release=0,
             )
             | more
         )
@@ -82,9 +82,7 @@ class Builder:
             self.tasks.setdefault(key, []).append(value)
         if lane in self.last:
             stream = lane >= 2
-            self.edge(
-                self.last[lane], row, EdgeKind.STREAM if stream else EdgeKind.PROGRAM, 1_200 if stream else 0
-            )
+            self.edge(self.last[lane], row, EdgeKind.STREAM if stream else EdgeKind.PROGRAM, 1_200 if stream else 0)
         self.last[lane] = row
         return row
 
@@ -185,9 +183,7 @@ def _step(b: Builder, layers: int, loader_us: float, kernel_us: float, comm_us: 
 
 def _copy(b: Builder) -> None:
     call = b.task(TaskKind.CALL, 0, "cudaMemcpyAsync", 40)
-    copy = b.task(
-        TaskKind.COPY, 2, "Memcpy HtoD (Pageable -> Device)", b.noisy(2_000, 0.1), nbytes=19_267_584
-    )
+    copy = b.task(TaskKind.COPY, 2, "Memcpy HtoD (Pageable -> Device)", b.noisy(2_000, 0.1), nbytes=19_267_584)
     b.edge(call, copy, EdgeKind.LAUNCH, 9_000, from_start=True)
     back = b.task(TaskKind.RETURN, 0, "cudaMemcpyAsync", 0)
     b.edge(copy, back, EdgeKind.SYNC, -35_000)
@@ -197,9 +193,7 @@ def _launch(b: Builder, thread: int, layer: str, kernel: str, us: float, phase: 
     op = b.name("aten::cudnn_convolution" if "conv0" in layer else "aten::add_")
     b.task(TaskKind.CPU, thread, "host work", b.noisy(22, 0.4), layer=layer, phase=phase)
     call = b.task(TaskKind.CALL, thread, "cudaLaunchKernel", b.noisy(6, 0.2), layer=layer, phase=phase)
-    row = b.task(
-        TaskKind.KERNEL, 2, kernel, b.noisy(us, 0.02), layer=layer, phase=phase, op=op, flops=us * 9e6
-    )
+    row = b.task(TaskKind.KERNEL, 2, kernel, b.noisy(us, 0.02), layer=layer, phase=phase, op=op, flops=us * 9e6)
     b.edge(call, row, EdgeKind.LAUNCH, 7_500, from_start=True)
     return row
 

@@ -73,7 +73,9 @@ def test_a_short_wait_is_not_what_holds_the_step_back() -> None:
 
 
 def test_a_wait_longer_than_compute_is_named_however_short() -> None:
-    found = breakdown(compute=0.1, data_loading=0.11, launch_bound=0.11, exposed_copy=0.11, idle=0.12, synchronisation=0.45)
+    found = breakdown(
+        compute=0.1, data_loading=0.11, launch_bound=0.11, exposed_copy=0.11, idle=0.12, synchronisation=0.45
+    )
     assert headline.bottleneck(found) == "synchronisation"
 
 

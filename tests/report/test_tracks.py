@@ -96,7 +96,12 @@ def test_the_binding_edge_explains_the_start(tracks: list[Track]) -> None:
 
 def test_recorded_and_predicted_share_their_lanes(tracks: list[Track]) -> None:
     meta, _ = pack(tracks)
-    assert [lane["label"] for lane in meta["lanes"]] == ["main thread", "autograd thread", "stream 7", "stream 20 (nccl)"]
+    assert [lane["label"] for lane in meta["lanes"]] == [
+        "main thread",
+        "autograd thread",
+        "stream 7",
+        "stream 20 (nccl)",
+    ]
     assert [[lane for lane, _ in track["lanes"]] for track in meta["tracks"]] == [[0, 1, 2, 3]] * 2
     assert not any(lane["quiet"] for lane in meta["lanes"][2:])
 

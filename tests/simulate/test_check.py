@@ -85,9 +85,8 @@ def test_swapped_steps_predict_each_other() -> None:
 def test_unexplained_delay_refuses_device_whatifs() -> None:
     r = steps_of_two_kernels()
     # A second stream whose kernels wait for an event that nothing in the recording shows.
-    for step in range(4):
-        at = 10 + 560.0 * step
-        r.launch("side", at, 5, at + 110, 20, stream=9)
+    for busy_from in (27, 487, 1027, 1647):
+        r.launch("side", busy_from - 10, 5, busy_from + 100, 20, stream=9, tid=150)
     report = check(build(r.trace()))
     assert report.of("unexplained delay").verdict == Verdict.FAIL
     assert not report.gpu_whatifs

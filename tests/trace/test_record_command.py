@@ -83,6 +83,10 @@ def load(path: Path) -> dict[str, Any]:
     return trace
 
 
+def whole_steps(folder: Path) -> int:
+    return len(load(folder / "rank0.json.gz")["foretrace"]["whole_steps"])
+
+
 def names(folder: Path) -> list[str]:
     return sorted(f.name for f in folder.iterdir()) if folder.exists() else []
 
@@ -97,7 +101,7 @@ def test_a_script_with_loader_workers_two_optimizers_and_a_sitecustomize_of_its_
     printed = capfd.readouterr()
     assert printed.out == "done 40\n"
     assert "own sitecustomize" in printed.err
-    assert "recorded steps 4 to 5 in " in printed.err
+    assert "recorded 2 steps in " in printed.err
     assert (outcome.exit_code, outcome.trouble) == (0, "")
     (recording,) = outcome.recordings
     assert names(tmp_path / "run") == ["rank0.json.gz"]
@@ -114,9 +118,9 @@ def test_a_script_with_loader_workers_two_optimizers_and_a_sitecustomize_of_its_
         "closing",
         "after",
     ]
-    assert ours["whole_steps"] == [2, 3]
     steps = [e["name"] for e in trace["traceEvents"] if e["name"].startswith("ProfilerStep")]
-    assert sorted(steps) == ["ProfilerStep#2", "ProfilerStep#3", "ProfilerStep#4"]
+    assert len(steps) == 3
+    assert {f"ProfilerStep#{step}" for step in ours["whole_steps"]} < set(steps)
     assert [(o["class"], o["marks_steps"]) for o in ours["optimizers"]] == [("AdamW", True), ("SGD", False)]
     (loader,) = ours["loaders"]
     assert (loader["num_workers"], loader["workers"]["processes"]) == (2, 2)
@@ -140,7 +144,7 @@ def test_an_exception_leaves_the_steps_before_it(
     outcome = launched([sys.executable, script, "exception", "0"], tmp_path)
     assert outcome.exit_code == 1
     assert "ValueError: the script's own mistake" in capfd.readouterr().err
-    assert load(tmp_path / "rank0.json.gz")["foretrace"]["whole_steps"] == [2, 3]
+    assert whole_steps(tmp_path) == 2
 
 
 @pytest.mark.parametrize(("end", "number"), [("interrupt", signal.SIGINT), ("terminate", signal.SIGTERM)])
@@ -148,7 +152,7 @@ def test_a_signal_leaves_the_steps_before_it(script: str, tmp_path: Path, end: s
     outcome = launched([sys.executable, script, end, "0"], tmp_path)
     assert outcome.exit_code == 128 + number
     assert names(tmp_path) == ["rank0.json.gz"]
-    assert load(tmp_path / "rank0.json.gz")["foretrace"]["whole_steps"] == [2, 3]
+    assert whole_steps(tmp_path) == 2
 
 
 def test_os_exit_leaves_nothing_and_its_exit_code(script: str, tmp_path: Path) -> None:
@@ -194,7 +198,7 @@ def test_a_signal_to_the_launcher_reaches_the_script(script: str, tmp_path: Path
             process.send_signal(signal.SIGTERM)
     process.stdout.close()
     assert process.wait() == 128 + signal.SIGTERM
-    assert load(tmp_path / "run" / "rank0.json.gz")["foretrace"]["whole_steps"] == [2, 3]
+    assert whole_steps(tmp_path / "run") == 2
 
 
 def test_a_script_that_profiles_itself_goes_on_undisturbed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -202,7 +206,7 @@ def test_a_script_that_profiles_itself_goes_on_undisturbed(tmp_path: Path, capfd
     script.write_text(
         "import torch\n"
         "w = torch.zeros(3, requires_grad=True)\n"
-        "optimizer = torch.optim.SGD([w])\n"
+        "optimizer = torch.optim.SGD([w], lr=0.1)\n"
         "with torch.profiler.profile() as p:\n"
         "    for _ in range(9):\n"
         "        w.sum().backward(); optimizer.step()\n"
@@ -261,3 +265,12 @@ def test_an_isolated_interpreter_line_is_found(tmp_path: Path) -> None:
 def test_a_command_that_cannot_be_started(tmp_path: Path) -> None:
     with pytest.raises(ForetraceError, match=r"train\.py cannot be started: .*write `python` before it"):
         launched(["train.py"], tmp_path)
+
+
+def test_only_the_standard_library_enters_the_script() -> None:
+    code = (
+        "import sys, foretrace.trace.autorecord.session;"
+        "print(*{'numpy', 'msgspec', 'torch', 'typer', 'rich', 'numba'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import textwrap
 from pathlib import Path
 from typing import Annotated
 
@@ -55,7 +56,8 @@ def record(
         overwrite=overwrite,
     )
     first = options.phases(in_hook=True).index("active") + 2  # counted from 1, after the one that starts it
-    _say(f"will record steps {first} to {first + steps - 1} of `{shlex.join(context.args)}` into {out}")
+    command = textwrap.shorten(shlex.join(context.args), 80, placeholder=" ...")
+    _say(f"will record steps {first} to {first + steps - 1} of `{command}` into {out}")
     outcome = launch.run()
     for line in _report(outcome, out):
         _say(line)

@@ -64,6 +64,7 @@ class DeviceTask:
     flops: float = 0.0
     call_ns: int | None = None
     call_name: str | None = None
+    blocking: bool = False  # the call returns when the task is done, like a copy to the host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +75,7 @@ class Typical:
     call_ns: int  # own cost of a kernel launch, median
     latency_ns: int  # start of the call -> start of the kernel on an idle stream
     gap_ns: int  # end of a kernel -> start of the next on a busy stream
+    return_ns: int  # end of a device task -> return of the call that waits for it
 
 
 def typical(graph: TaskGraph) -> Typical:
@@ -84,6 +86,7 @@ def typical(graph: TaskGraph) -> Typical:
     if not launch.any():
         raise GraphError("the graph has no kernel launches to take typical launch costs from.")
     stream = (graph.edge_kind == EdgeKind.STREAM) & (graph.kind[dst] == TaskKind.KERNEL) & ~graph.from_start
+    sync = (graph.edge_kind == EdgeKind.SYNC) & (graph.kind[dst] == TaskKind.RETURN) & (graph.typical >= 0)
     calls, count = np.unique(graph.src[launch], return_counts=True)
     calls = calls[count == 1]  # graph launches cost more
     calls = calls if len(calls) else graph.src[launch]
@@ -93,6 +96,7 @@ def typical(graph: TaskGraph) -> Typical:
         call_ns=int(np.median(graph.dur[calls])),
         latency_ns=int(np.median(graph.typical[launch])),
         gap_ns=int(np.median(graph.typical[stream])) if stream.any() else 0,
+        return_ns=int(np.median(graph.typical[sync])) if sync.any() else 0,
     )
 
 
@@ -323,17 +327,22 @@ class _Insertion:
 
     def _kernel(self, task: DeviceTask, like: int, usual: Typical) -> None:
         call_ns = usual.call_ns if task.call_ns is None else task.call_ns
+        call_name = self._name(task.call_name or usual.call_name)
         call = self._task(
             task,
             task.launched_after,
             like,
             kind=int(TaskKind.CALL),
-            name=self._name(task.call_name or usual.call_name),
+            name=call_name,
             dur=call_ns,
         )
         kernel = self._task(task, task.after, like, nbytes=task.nbytes, flops=task.flops)
         self._chain(EdgeKind.PROGRAM, self._return_of(task.launched_after), call)
         self._chain(EdgeKind.STREAM, task.after, kernel, usual.gap_ns)
+        if task.blocking:
+            back = self._task(task, task.launched_after, like, kind=int(TaskKind.RETURN), name=call_name, dur=0)
+            self._chain(EdgeKind.PROGRAM, self._return_of(task.launched_after), back)
+            self.added.add(kernel, back, EdgeKind.SYNC, usual.return_ns)
         self.added.add(call, kernel, EdgeKind.LAUNCH, usual.latency_ns, from_start=True)
         self.waits[task.after].append((self._return_of(task.launched_after), kernel))
 

@@ -48,8 +48,8 @@ def nest(
 ) -> npt.NDArray[np.int64]:
     """Row of the innermost enclosing span of the same lane, −1 at the top.
 
-    Rows are ordered by (lane, start, longest first). Spans may cross (a step mark that starts inside the
-    optimizer's range): the one that opened last is the parent, and it is left when its own time is over.
+    Rows are ordered by (lane, start, longest first). Spans may cross: a step mark that begins inside the optimizer's
+    range is not part of it. A span counts as enclosed if it ends at most 2 us later, which rounding can do.
     """
     n = len(start)
     parent = np.full(n, -1, dtype=np.int64)
@@ -60,8 +60,11 @@ def nest(
             top = 0
         while top > 0 and end[stack[top - 1]] <= start[i]:
             top -= 1
-        if top > 0:
-            parent[i] = stack[top - 1]
+        below = top - 1
+        while below >= 0 and (end[stack[below]] <= start[i] or end[stack[below]] + 2_000 < end[i]):
+            below -= 1
+        if below >= 0:
+            parent[i] = stack[below]
         stack[top] = i
         top += 1
     return parent

@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from foretrace.report.units import between, change, in_unit, of, seconds, share, short_name, speed, unit_for
-from foretrace.report.views import PART_WORDS, BlameRow, Breakdown
+import numpy as np
+import numpy.typing as npt
 
-WASTE_SHARE = (
-    0.15  # a wait shorter than this share of the step is not what holds it back, unless nothing is longer
-)
+from foretrace.report.names import short_name
+from foretrace.report.units import between, change, in_unit, of, seconds, share, speed, unit_for
+from foretrace.report.views import PART_WORDS, PARTS, BlameRow, Breakdown
+
+WASTE_SHARE = 0.15  # a wait shorter than this share of the step is not what holds it back, unless nothing is longer
 NOISE_SHARE = 0.001  # breakdown parts below this share of the step are not worth a word
 
 # What an operator of a CPU recording does, first match wins.
@@ -53,32 +56,79 @@ def bottleneck(breakdown: Breakdown) -> str:
     return "compute"
 
 
-def show(breakdown: Breakdown, rows: Sequence[BlameRow], *, platform: str, ranks: int, every: bool) -> str:
-    """What holds the step back. `rows` are blame rows by name; `every` is false for a single step."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recurring:
+    """A wait that some steps have and the median step has not, such as a loader that stalls every fourth step."""
+
+    part: str
+    steps: int
+    of: int
+
+
+def recurring(steps_ns: npt.NDArray[np.int64]) -> Recurring | None:
+    """The longest wait of the mean step (steps x parts, ns), if the median step hides it; None otherwise.
+
+    Two steps at least must have it: one alone is a disturbance, not what holds a training back.
+    """
+    total = steps_ns.sum(axis=1)
+    if not total.sum():
+        return None
+    middle = np.argsort(total, kind="stable")[(len(total) - 1) // 2 : len(total) // 2 + 1]
+    mean_share = steps_ns.sum(axis=0) / total.sum()
+    median_share = steps_ns[middle].sum(axis=0) / max(int(total[middle].sum()), 1)
+    hit = (steps_ns >= WASTE_SHARE * total[:, None]).sum(axis=0)
+    found = (mean_share >= WASTE_SHARE) & (median_share < WASTE_SHARE) & (hit >= 2)
+    found[PARTS.index("compute")] = False
+    if not found.any():
+        return None
+    part = int(np.argmax(np.where(found, mean_share, 0.0)))
+    return Recurring(part=PARTS[part], steps=int(hit[part]), of=len(total))
+
+
+def show(
+    breakdown: Breakdown,
+    rows: Sequence[BlameRow],
+    *,
+    platform: str,
+    ranks: int,
+    every: bool,
+    recurring: Recurring | None = None,
+    mean: Breakdown | None = None,
+) -> str:
+    """What holds the step back. `rows` are blame rows by name; `every` is false for a single step.
+
+    With a `recurring` wait the sentence is about the `mean` step, and says in how many steps the wait is.
+    """
+    part, when = bottleneck(breakdown), ""
+    if recurring is not None and mean is not None:
+        breakdown, part = mean, recurring.part
+        when = f"in {recurring.steps} of {recurring.of} steps"
     total = sum(breakdown.parts().values())
     if total <= 0:
         return "The recording holds no step that takes time."
-    part = bottleneck(breakdown)
     spent = of(getattr(breakdown, part), total, every=every)
+    if when:
+        spent = f"on average {spent}"
+        when = f" {when}"
     who = "The CPU" if platform == "cpu" else "The GPU"
     if part == "compute":
         return _compute(breakdown, rows, platform=platform, every=every)
     if part == "data_loading":
-        return f"{who} waits for data: {spent} are DataLoader work that nothing overlaps."
+        return f"{who} waits for data{when}: {spent} are DataLoader work that nothing overlaps."
     if part == "launch_bound":
         if platform == "cpu":
-            return f"Python holds the step back: {spent} pass between operators."
-        return f"The GPU waits for the host: {spent} pass before the next kernel is launched."
+            return f"Python holds the step back{when}: {spent} pass between operators."
+        return f"The GPU waits for the host{when}: {spent} pass before the next kernel is launched."
     if part == "exposed_communication":
         tail = "" if ranks > 1 else "; one rank alone cannot tell waiting for the others from transfer"
-        return f"Communication is not hidden: {spent} are collectives that no compute overlaps{tail}."
+        return f"Communication is not hidden{when}: {spent} are collectives that no compute overlaps{tail}."
     if part == "exposed_copy":
-        return f"Copies are not hidden: {spent} are memory copies that no compute overlaps."
+        return f"Copies are not hidden{when}: {spent} are memory copies that no compute overlaps."
     if part == "synchronisation":
         if platform == "cpu":
-            return f"Threads wait for each other: {spent} are synchronisation."
-        return f"Synchronisation empties the GPU: in {spent} the host waited for it before it launched more."
-    return f"{who} idles: {spent} pass without work, and the recording does not say why."
+            return f"Threads wait for each other{when}: {spent} are synchronisation."
+        return f"Synchronisation empties the GPU{when}: in {spent} a blocking call waits while nothing runs."
+    return f"{who} idles{when}: {spent} pass without work, and the recording does not say why."
 
 
 def _compute(breakdown: Breakdown, rows: Sequence[BlameRow], *, platform: str, every: bool) -> str:
@@ -123,13 +173,15 @@ def simulate(step_s: float, measured_s: float, structural_error: float) -> str:
 
 
 def blame(rows: Sequence[BlameRow], step_s: float, *, every: bool) -> str:
-    """Whose removal would save most."""
-    if not rows or max(row.saved_if_removed_s for row in rows) <= 0:
-        return "Nothing that this recording shows would make the step faster if it were gone."
-    top = max(rows, key=lambda row: row.saved_if_removed_s)
+    """The first of the ranking: who saves most if 10 % faster, and what is saved without it."""
+    if not rows or rows[0].saved_if_10pct_faster_s <= 0:
+        return "Nothing in this recording would make the step faster if it were 10 % faster itself."
+    top = rows[0]
+    unit = unit_for(step_s)
     return (
         f"{short_name(top.name)} holds the step back most: without it, "
-        f"{of(top.saved_if_removed_s, step_s, every=every)} would be saved."
+        f"{of(top.saved_if_removed_s, step_s, every=every)} would be saved, "
+        f"{in_unit(top.saved_if_10pct_faster_s, unit)} if it were 10 % faster."
     )
 
 

@@ -18,6 +18,7 @@ import msgspec
 
 from foretrace.report import wording
 from foretrace.report.files import write_text
+from foretrace.report.names import short_names
 from foretrace.report.tracks import MAX_TASKS, Track, pack
 from foretrace.report.units import (
     between,
@@ -26,7 +27,6 @@ from foretrace.report.units import (
     in_unit,
     seconds,
     share,
-    short_names,
     speed,
     unit_for,
 )
@@ -191,9 +191,7 @@ def _whatif(view: WhatIfView, longest: float) -> dict[str, Any]:
             }
             for a in view.assumptions
         ],
-        "path": " → ".join(view.critical_path_after) + wording.path_moved(view)
-        if view.critical_path_after
-        else "",
+        "path": wording.path_change(view) if view.critical_path_after else "",
         "why_not_more": "" if view.stages else view.why_not_more,
         "notes": view.notes,
     }

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from foretrace.graph.taskgraph import EdgeKind, Phase, TaskKind
 from foretrace.report.files import write_bytes
+from foretrace.report.names import short_names
 from foretrace.report.tracks import NO_EDGE, Track, binding_edges, lane_word
-from foretrace.report.units import short_names
 
 Event = dict[str, Any]
 STEPS, CRITICAL, FIRST_LANE = 1, 2, 10
@@ -40,9 +40,7 @@ def export(tracks: Sequence[Track], *, arrows: bool = True) -> bytes:
         for rank in sorted({lane.rank for lane in track.graph.lanes}):
             pid += 1
             events += _process(track, rank, pid, before - head, arrows)
-    return msgspec.json.encode(
-        {"displayTimeUnit": "ms", "otherData": {"producer": "foretrace"}, "traceEvents": events}
-    )
+    return msgspec.json.encode({"displayTimeUnit": "ms", "otherData": {"producer": "foretrace"}, "traceEvents": events})
 
 
 def write(tracks: Sequence[Track], path: Path, *, arrows: bool = True) -> None:
@@ -73,9 +71,7 @@ def _process(track: Track, rank: int, pid: int, shift: int, arrows: bool) -> Ite
         yield from _named(pid, CRITICAL, "critical path")
         path = track.critical[(longs & on_rank)[track.critical]]
         ends = np.minimum(track.end[path], np.append(track.start[path[1:]], track.end[path[-1:]]))
-        for v, until in zip(
-            path.tolist(), ends.tolist(), strict=True
-        ):  # a call goes on while its kernel runs
+        for v, until in zip(path.tolist(), ends.tolist(), strict=True):  # a call goes on while its kernel runs
             at = int(track.start[v])
             if until > at:
                 yield _slice(pid, CRITICAL, labels[graph.name[v]], at + shift, until - at)

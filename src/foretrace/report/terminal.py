@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
 from foretrace.report import wording
+from foretrace.report.names import short_names
 from foretrace.report.units import (
     between,
     change,
@@ -21,7 +22,6 @@ from foretrace.report.units import (
     in_unit,
     seconds,
     share,
-    short_names,
     unit_for,
 )
 from foretrace.report.views import (
@@ -76,9 +76,7 @@ class Terminal:
         """What `stream` can show, given the environment (NO_COLOR, TERM, COLUMNS)."""
         capable = stream.isatty() and environ.get("TERM", "") != "dumb"
         size = shutil.get_terminal_size((80 if capable else PIPE_WIDTH, 24)).columns
-        width = (
-            int(columns) if (columns := environ.get("COLUMNS", "")).isdigit() and int(columns) > 0 else size
-        )
+        width = int(columns) if (columns := environ.get("COLUMNS", "")).isdigit() and int(columns) > 0 else size
         if not stream.isatty() and not environ.get("COLUMNS"):
             width = PIPE_WIDTH
         return cls(width=max(width, 40), bars=capable, colour=capable and not environ.get("NO_COLOR"))
@@ -145,14 +143,10 @@ def _show(view: ShowView, terminal: Terminal, rows: int) -> list[RenderableType]
 
 def _blame(view: BlameView, terminal: Terminal, rows: int) -> list[RenderableType]:
     parts: list[RenderableType] = [_bold(view.headline), ""]
-    parts.append(
-        _ranking(view.rows[:rows], f"by {view.by}, per step of {seconds(view.step_time_s)}", terminal)
-    )
+    parts.append(_ranking(view.rows[:rows], f"by {view.by}, per step of {seconds(view.step_time_s)}", terminal))
     if len(view.rows) > rows:
         more = len(view.rows) - rows
-        parts.append(
-            _note(f"{count(more)} more {'row' if more == 1 else 'rows'}: --top {len(view.rows)} or --json.")
-        )
+        parts.append(_note(f"{count(more)} more {'row' if more == 1 else 'rows'}: --top {len(view.rows)} or --json."))
     return parts
 
 
@@ -163,9 +157,7 @@ def _whatif(view: WhatIfView, terminal: Terminal) -> list[RenderableType]:
         longest = max(view.before_s, view.after_s)
         for word, breakdown in (("before", view.breakdown_before_s), ("after", view.breakdown_after_s)):
             total = sum(breakdown.parts().values())
-            parts += _bar_line(
-                f"{word:<7}{in_unit(total, unit)} {unit.name}", breakdown, terminal, of=longest, at=22
-            )
+            parts += _bar_line(f"{word:<7}{in_unit(total, unit)} {unit.name}", breakdown, terminal, of=longest, at=22)
         parts.append("")
     table = _table()
     for title, justify in (
@@ -176,14 +168,10 @@ def _whatif(view: WhatIfView, terminal: Terminal) -> list[RenderableType]:
     ):
         _column(table, title, right=justify == "right", wide=title == "why not more")
     for stage in view.stages:
-        table.add_row(
-            _plain(stage.name), seconds(stage.after_s), change(-stage.saved_s), _plain(stage.why_not_more)
-        )
+        table.add_row(_plain(stage.name), seconds(stage.after_s), change(-stage.saved_s), _plain(stage.why_not_more))
     parts.append(_indented(table))
     if view.critical_path_after:
-        parts.append(
-            _labelled("critical path", " → ".join(view.critical_path_after) + wording.path_moved(view))
-        )
+        parts.append(_labelled("critical path", wording.path_change(view)))
     for made in view.changes:
         parts.append(_labelled("changed", wording.change_text(made, len(view.techniques) > 1)))
     for assumption in view.assumptions:
@@ -203,9 +191,7 @@ def _compare(view: CompareView, terminal: Terminal, rows: int) -> list[Renderabl
         (view.before_source, view.before_steps, view.before_time_s, view.breakdown_before_s),
         (view.after_source, view.after_steps, view.after_time_s, view.breakdown_after_s),
     ):
-        spread = (
-            f"{count(steps)} steps, p10 – p90 {between(time.p10, time.p90, unit)}" if steps > 1 else "1 step"
-        )
+        spread = f"{count(steps)} steps, p10 – p90 {between(time.p10, time.p90, unit)}" if steps > 1 else "1 step"
         parts.append(_labelled(source, f"{in_unit(time.median, unit)} {unit.name} ({spread})"))
         if terminal.bars:
             parts += _bar_line("", breakdown, terminal, of=max(view.before_s, view.after_s), at=2)
@@ -246,9 +232,7 @@ def _simulate(view: SimulateView) -> list[RenderableType]:
         _column(table, title, right=title != "replay")
     table.add_row("measured", seconds(view.measured_s), "")
     table.add_row("recorded waits", seconds(view.step_time_s), wording.error_text(view.error))
-    table.add_row(
-        "typical waits", seconds(view.structural_step_time_s), wording.error_text(view.structural_error)
-    )
+    table.add_row("typical waits", seconds(view.structural_step_time_s), wording.error_text(view.structural_error))
     low, high = view.interval_s
     parts: list[RenderableType] = [_bold(view.headline), "", _indented(table)]
     parts.append(
@@ -329,9 +313,7 @@ def _bar_line(
     reached = 0.0
     for name, value in breakdown.parts().items():
         reached += value
-        cells = (
-            round(room * reached / total) - drawn
-        )  # rounding the running sum keeps the length of the whole right
+        cells = round(room * reached / total) - drawn  # rounding the running sum keeps the length of the whole right
         drawn += cells
         char, style = PART_STYLES[name]
         line.append(char * cells, style)

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.graph.taskgraph import EdgeKind, Lane, Phase, TaskGraph, TaskKind
-from foretrace.report.units import short_names
-from foretrace.simulate.replay import effective
+from foretrace.report.names import short_names
+from foretrace.simulate.critical import binding
 from foretrace.trace.trace import LaneKind
 
 Int64 = npt.NDArray[np.int64]
@@ -60,23 +60,15 @@ class Track:
 
 def binding_edges(graph: TaskGraph, start: Int64, end: Int64) -> tuple[Int64, npt.NDArray[np.uint8]]:
     """The predecessor of every task (n) that was ready last, −1 if none, and the kind of that edge."""
-    n = len(graph)
-    source = np.full(n, -1, dtype=np.int64)
-    kind = np.full(n, NO_EDGE, dtype=np.uint8)
-    if not graph.edges:
-        return source, kind
-    ready = np.where(graph.from_start, start[graph.src], end[graph.src]) + effective(graph).lag
-    dst = graph.dst
-    # Ascending by readiness: the last writer of a task is its binding edge; ties go to the later edge row.
-    order = np.lexsort((ready, dst))
-    source[dst[order]] = graph.src[order]
-    kind[dst[order]] = graph.edge_kind[order]
+    edge = binding(graph, start, end)
+    bound = edge >= 0
+    source, kind = np.full(len(graph), -1, dtype=np.int64), np.full(len(graph), NO_EDGE, dtype=np.uint8)
+    source[bound] = graph.src[edge[bound]]
+    kind[bound] = graph.edge_kind[edge[bound]]
     return source, kind
 
 
-def pack(
-    tracks: Sequence[Track], *, focus_step: int = 0, max_tasks: int = MAX_TASKS
-) -> tuple[dict[str, Any], str]:
+def pack(tracks: Sequence[Track], *, focus_step: int = 0, max_tasks: int = MAX_TASKS) -> tuple[dict[str, Any], str]:
     """`(meta, data)`: JSON-able description of all tracks and the base64 text of their columns.
 
     `focus_step` is the step that must be drawn if not all can be. Raises ValueError without tracks.
@@ -248,9 +240,7 @@ def _window(track: Track, focus_step: int, max_tasks: int) -> tuple[int, int]:
     last = first + 1
     while first > 0 or last < steps:
         left_is_nearer = focus_step - first < last - focus_step
-        low, high = (
-            (first - 1, last) if first > 0 and (last == steps or left_is_nearer) else (first, last + 1)
-        )
+        low, high = (first - 1, last) if first > 0 and (last == steps or left_is_nearer) else (first, last + 1)
         if inside[low:high].sum() > max_tasks:
             break
         first, last = low, high

@@ -1,11 +1,8 @@
-"""Numbers as people read them: three significant digits, the unit that gives 1-999, short names."""
+"""Numbers as people read them: three significant digits, in the unit that gives 1-999."""
 
 from __future__ import annotations
 
 import math
-import re
-from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 MINUS = "\N{MINUS SIGN}"
@@ -39,7 +36,7 @@ def unit_for(value_s: float) -> Unit:
 
 
 def digits(value: float) -> str:
-    """Three significant digits without exponent, never more than two decimals: 174, 58.1, 9.10, 0.12, 0."""
+    """Three significant digits without exponent, two decimals below 0.1: 174, 58.1, 9.10, 0.619, 0.02, 0."""
     if not math.isfinite(value):
         return "–"
     size = abs(value)
@@ -48,7 +45,7 @@ def digits(value: float) -> str:
     if size >= 999.5:
         text = f"{float(f'{size:.3g}'):,.0f}"
     else:
-        decimals = 0 if size >= 99.95 else 1 if size >= 9.995 else 2
+        decimals = 0 if size >= 99.95 else 1 if size >= 9.995 else 2 if size >= 0.9995 or size < 0.0995 else 3
         text = f"{size:.{decimals}f}"
     return MINUS + text if value < 0 else text
 
@@ -115,85 +112,3 @@ def amount(value: float, unit: str) -> str:
         size, power = size / 1000, power + 1
     text = count(size) if power == 0 else digits(size)
     return f"{MINUS if value < 0 else ''}{text} {_PREFIXES[power]}{unit}"
-
-
-_GENERIC = {
-    "kernel",
-    "device_kernel",
-    "run",
-    "call",
-    "forward",
-    "backward",
-}  # says nothing without its namespace
-_LOADER = re.compile(r"DataLoader.*\.__next__$")
-_RETURN_TYPE = re.compile(r"^(?:void|static|int|bool)\s+")
-
-
-def short_name(name: str, width: int = 48) -> str:
-    """The part of a kernel's or operator's name that tells it apart.
-
-    C++ kernels lose return type, namespaces, template and call arguments; the functor that an elementwise
-    kernel applies is kept in brackets. Longer than `width` is cut in the middle, so that the ends stay
-    comparable.
-    """
-    text = name.strip() or "(no name)"
-    if _LOADER.search(text):
-        return "DataLoader.__next__"
-    if "<" in text or text.startswith("void ") or ("(" in text and "::" in text):
-        text = _kernel_name(text)
-    if len(text) > width:
-        head = (width - 1) * 2 // 3
-        text = text[:head] + "…" + text[len(text) - (width - 1 - head) :]
-    return text
-
-
-def short_names(names: Sequence[str], width: int = 48) -> list[str]:
-    """`short_name` of each, with the part that differs appended where different names would read the same."""
-    shorts = [short_name(name, width) for name in names]
-    same: dict[str, set[str]] = defaultdict(set)
-    for name, short in zip(names, shorts, strict=True):
-        same[short].add(name)
-    for i, name in enumerate(names):
-        if len(same[shorts[i]]) > 1:
-            shorts[i] = _with_difference(name, shorts[i], same[shorts[i]], width)
-    return shorts
-
-
-def _with_difference(name: str, short: str, group: set[str], width: int) -> str:
-    """As in "wgrad_engine …6, 7, 3>": from the first place where the names of the group part."""
-    low, high = min(group), max(group)
-    at = next(
-        (i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), min(len(low), len(high))
-    )
-    while at > 0 and (name[at - 1 : at].isalnum() or name[at - 1 : at] == "_"):
-        at -= 1
-    tail = " …" + name[at:].strip()
-    room = max(width - len(short), 12)
-    return short + (tail if len(tail) <= room else tail[: room - 1] + "…")
-
-
-def _kernel_name(text: str) -> str:
-    bare = _without_brackets(_RETURN_TYPE.sub("", text).replace("(anonymous namespace)", "anonymous"))
-    parts = [part.strip() for part in bare.split("::")]
-    base = parts[-1] or text
-    if base.lower() in _GENERIC and len(parts) > 1:
-        base = "::".join(parts[-2:])
-    for functor in re.findall(r"([A-Za-z_]\w*)(?:<[^<>]*>)?", text[len(base) :]):
-        if functor.endswith(("Functor", "_functor", "functor")) or "Functor_" in functor:
-            plain = functor.removeprefix("CUDA").replace("Functor_", " ").replace("Functor", "").strip(" _")
-            if plain:
-                return f"{base} [{plain}]"
-    return base
-
-
-def _without_brackets(text: str) -> str:
-    """Drop everything inside <> and (), at any depth; unbalanced text keeps what comes before."""
-    depth, kept = 0, []
-    for at, char in enumerate(text):
-        if char in "<(":
-            depth += 1
-        elif char in ">)" and not (char == ">" and at and text[at - 1] == "-"):
-            depth = max(depth - 1, 0)
-        elif depth == 0:
-            kept.append(char)
-    return "".join(kept)

@@ -72,6 +72,13 @@ class BlameRow(msgspec.Struct, frozen=True, kw_only=True):
     saved_if_10pct_faster_s: float
 
 
+class PathPart(msgspec.Struct, frozen=True, kw_only=True):
+    """Time of the critical path in one kind of work, per step, waits for it included, seconds."""
+
+    name: str
+    time_s: float
+
+
 class ChangeView(msgspec.Struct, frozen=True, kw_only=True):
     """What one edit did."""
 
@@ -124,6 +131,7 @@ class ShowView(msgspec.Struct, frozen=True, kw_only=True):
     step_time_s: StepTime
     step_times_s: tuple[float, ...]  # every step, as recorded
     breakdown_s: Breakdown  # sums to step_time_s.median
+    breakdown_mean_s: Breakdown  # sums to step_time_s.mean
     attributed_gpu_share: float | None  # None without a GPU
     unexplained_gpu_share: float | None
     holds_back: tuple[BlameRow, ...]
@@ -148,6 +156,7 @@ class SimulateView(msgspec.Struct, frozen=True, kw_only=True):
     structural_error: float
     interval_s: tuple[float, float]
     interval_level: float
+    interval_source: str
     notes: tuple[str, ...]
     next: str
 
@@ -182,10 +191,11 @@ class WhatIfView(msgspec.Struct, frozen=True, kw_only=True):
     speedup: float
     interval_s: tuple[float, float]
     interval_level: float
+    interval_source: str
     breakdown_before_s: Breakdown
     breakdown_after_s: Breakdown
-    critical_path_before: tuple[str, ...]
-    critical_path_after: tuple[str, ...]
+    critical_path_before: tuple[PathPart, ...]
+    critical_path_after: tuple[PathPart, ...]
     critical_path_moved: bool
     stages: tuple[StageView, ...]
     changes: tuple[ChangeView, ...]

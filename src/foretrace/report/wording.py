@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from foretrace.report.units import between, count, digits, share, unit_for
-from foretrace.report.views import AssumptionView, ChangeView, ShowView, WhatIfView
+from collections.abc import Sequence
+
+from foretrace.report.units import between, count, digits, in_unit, share, unit_for
+from foretrace.report.views import AssumptionView, ChangeView, PathPart, ShowView, WhatIfView
+
+LEAST_SHARE = 0.03  # parts of a critical path below this share of the step are left out of the words
 
 
 def facts(show: ShowView) -> list[str]:
     """What was recorded, in a few words each: source, device, ranks, steps."""
-    device = show.device or {"cpu": "CPU only"}.get(show.platform, "unknown device")
+    device = show.device or {"cpu": "CPU only", "cuda": "NVIDIA GPU", "rocm": "AMD GPU"}.get(show.platform, "")
     if show.ranks == 1:
         rank = f"rank {show.rank_numbers[0] if show.rank_numbers else 0} of {show.world_size}"
     else:
@@ -49,13 +53,10 @@ def reading_notes(show: ShowView) -> list[str]:
     else:
         notes.append("The recording marks no steps, so the whole recording counts as one.")
     if show.attributed_gpu_share is not None:
-        notes.append(
-            f"{share(show.attributed_gpu_share)} of the GPU time is attributed to a layer, phase or operator."
-        )
+        notes.append(f"{share(show.attributed_gpu_share)} of the GPU time is attributed to a layer, phase or operator.")
     if show.unexplained_gpu_share:
         notes.append(
-            f"{share(show.unexplained_gpu_share)} of the GPU's span are delays that no recorded dependency "
-            "explains."
+            f"{share(show.unexplained_gpu_share)} of the GPU's span are delays that no recorded dependency explains."
         )
     if show.ranks < show.world_size:
         notes.append(
@@ -91,17 +92,25 @@ def _suffix(unit: str) -> str:
     return unit if unit in ("", "×", "x") else f" {unit}"
 
 
-def path_moved(view: WhatIfView) -> str:
-    """Whether the change moved the critical path, and from where."""
+def path_text(parts: Sequence[PathPart]) -> str:
+    """As in "data loading 58.0 → backward kernels 61.2 ms", the parts that matter only."""
+    total = sum(part.time_s for part in parts)
+    kept = [part for part in parts if part.time_s >= LEAST_SHARE * total and part.time_s > 0]
+    unit = unit_for(total)
+    return " → ".join(f"{part.name} {in_unit(part.time_s, unit)}" for part in kept) + (f" {unit.name}" if kept else "")
+
+
+def path_change(view: WhatIfView) -> str:
+    """The critical path after the change, and before it if it moved."""
+    after = path_text(view.critical_path_after)
     if not view.critical_path_moved:
-        return " (as before)"
-    return f" (before: {' → '.join(view.critical_path_before)})" if view.critical_path_before else " (moved)"
+        return f"{after} (where it was)"
+    return f"{after} (before: {path_text(view.critical_path_before)})"
 
 
 def interval_source(view: WhatIfView) -> str:
     """Where the interval of a prediction comes from."""
-    steps = "1 step" if view.steps == 1 else f"{count(view.steps)} steps"
-    return f"{interval_text(view)}, from {steps} and the ranges of what was assumed."
+    return f"{interval_text(view)}: {view.interval_source}."
 
 
 def error_text(error: float) -> str:

@@ -157,32 +157,39 @@ def binding(graph: TaskGraph, start: Int64, end: Int64) -> Int64:
 def critical_path(graph: TaskGraph, start: Int64, end: Int64) -> CriticalPath:
     """Walk back from the last mark to the beginning of the window."""
     columns, edge = effective(graph), binding(graph, start, end)
-    begin = int(end[graph.marks[0]])
-    v, at_start = int(graph.marks[-1]), False
-    now = int(end[v])
-    rows: list[tuple[int, int, int, int, int]] = []
-    while now > begin:
-        work = 0 if at_start else min(int(columns.dur[v]), now - begin)
-        now -= work
-        delay = min(int(columns.delay[v]), now - begin)
-        now -= delay
-        if now == begin:
-            rows.append((v, WINDOW, 0, delay, work))
-            break
-        e = int(edge[v])
-        if e < 0:
-            rows.append((v, RELEASE, now - begin, delay, work))
-            break
-        lag = min(int(columns.lag[e]), now - begin)
-        now -= lag
-        rows.append((v, int(graph.edge_kind[e]), lag, delay, work))
-        v, at_start = int(graph.src[e]), bool(graph.from_start[e])
-    columns_of = np.array(rows[::-1], dtype=np.int64).reshape(-1, 5).T
+    before = np.where(edge >= 0, graph.src[edge], -1) if graph.edges else np.full(len(graph), -1)
+    chain, previous = list[int](), before.tolist()
+    v = int(graph.marks[-1])
+    while v >= 0:
+        chain.append(v)
+        v = previous[v]
+    task = np.array(chain, dtype=np.int32)
+    by = edge[task]
+    released = by < 0  # the root of the chain
+    from_start = np.append(False, graph.from_start[by[:-1]])
+    piece = np.empty((len(task), 3), dtype=np.int64)  # walking back: work, delay, lag
+    piece[:, 0] = np.where(from_start, 0, columns.dur[task])
+    piece[:, 1] = columns.delay[task]
+    piece[:, 2] = np.where(released, 0, columns.lag[by]) if graph.edges else 0
+    reason = np.where(released, RELEASE, graph.edge_kind[by] if graph.edges else 0).astype(np.uint8)
+
+    # Cut where the walk reaches the beginning of the window; what is left at the root is its release time.
+    window = int(end[graph.marks[-1]] - end[graph.marks[0]])
+    piece[-1, 2] = max(window - int(piece.sum()), 0)
+    walked = np.cumsum(piece)
+    stop = int(np.argmax(walked >= window)) if window > 0 else 0
+    flat = piece.ravel()
+    flat[stop] -= walked[stop] - window
+    flat[stop + 1 :] = 0
+    length = stop // 3 + 1 if window > 0 else 0
+    if length and stop % 3 < 2:
+        reason[length - 1] = WINDOW
+    work, delay, lag = piece[:length][::-1].T
     return CriticalPath(
         graph=graph,
-        task=columns_of[0].astype(np.int32),
-        reason=columns_of[1].astype(np.uint8),
-        lag_ns=columns_of[2],
-        delay_ns=columns_of[3],
-        work_ns=columns_of[4],
+        task=task[:length][::-1],
+        reason=reason[:length][::-1],
+        lag_ns=lag,
+        delay_ns=delay,
+        work_ns=work,
     )

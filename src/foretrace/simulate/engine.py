@@ -96,8 +96,8 @@ def replay_variants(
 
     `scale` and `stays` are (blocks, groups + 1, width), row 0 for tasks of no group; `stays` is −1 where a task
     stays and 0 where it is gone; `any_gone` (blocks, groups + 1) tells the groups where any variant removes
-    something; `ceiling` bounds the lags into a removed task, by kind of edge. The width is a run-time number, a multiple of 8: a constant one would be unrolled before LLVM
-    looks for vectors.
+    something; `ceiling` bounds the lags into a removed task, by kind of edge. The width is a run-time number, a
+    multiple of 8: a constant one would be unrolled before LLVM looks for vectors.
     """
     width = scale.shape[2]
     values = np.empty((used, width), dtype=np.int64)
@@ -120,7 +120,7 @@ def replay_variants(
                 anchor, here = values[np.uint64(read[e])], lag[e]
                 other, there = values[np.uint64(read[e + ONE])], lag[e + ONE]
                 for k in range(width):
-                    at = max(max(free, anchor[k] + here), other[k] + there) + wait
+                    at = max(free, anchor[k] + here, other[k] + there) + wait
                     end[k] = at + np.int64(np.rint(length * factor[k]))
             else:
                 for k in range(width):
@@ -233,9 +233,7 @@ def _pop(heap: Int64, base: int, size: int) -> tuple[int, int, int]:
 @nb.njit(cache=True, inline="always")
 def _replaced(kind: int, same_lane: bool, ordered: bool, resolves: bool) -> bool:
     """Whether the run itself decides what an edge of the recording says."""
-    return bool(
-        (same_lane and not ordered and (kind == PROGRAM or kind == STREAM)) or (resolves and kind == SYNC)
-    )
+    return bool((same_lane and not ordered and kind in (PROGRAM, STREAM)) or (resolves and kind == SYNC))
 
 
 # Columns of the table of tasks in `schedule`: one cache line per task, as tasks are visited out of order.
@@ -423,7 +421,8 @@ def schedule(
                             grown = np.empty((2 * n_waiters, 3), dtype=np.int64)
                             grown[:n_waiters] = waiter
                             waiter = grown
-                        waiter[n_waiters, 0], waiter[n_waiters, 1], waiter[n_waiters, 2] = v, wait_lag[w], first_waiter[u]
+                        waiter[n_waiters, 0], waiter[n_waiters, 1] = v, wait_lag[w]
+                        waiter[n_waiters, 2] = first_waiter[u]
                         first_waiter[u] = n_waiters
                         n_waiters += 1
                         task[v, MISSING] += 1

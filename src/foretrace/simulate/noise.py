@@ -3,7 +3,8 @@
 Computing on a device hardly varies from step to step, hosts and collectives do (task-graph lessons, result 4), so
 that noise is kept per class. A bootstrap over whole steps: in each of 32 variants of the graph every step i draws a
 donor step j, and the durations of class c in step i are scaled by S[j, c] / S[i, c], S being the total duration of a
-class in a step. The variants are replayed side by side; the interval holds the central share of their median steps.
+class in a step. The variants are replayed side by side; the interval has the spread of their median steps, around the
+step time of the graph itself.
 
 From one or two steps nothing can be learnt about noise: the classes are then scaled by random factors with the
 spread that other recordings showed (`PRIOR_CV`), and the interval says so.
@@ -73,7 +74,8 @@ def interval(graph: TaskGraph, step_time_s: float, *, level: float = 0.8, seed: 
     classes = noise_classes(graph)
     inside = (graph.step >= 0) & (graph.step < steps) & (classes >= 0)
     group = np.where(inside, graph.step * n_classes + classes, -1).astype(np.int32)
-    total = np.bincount(group[inside], effective(graph).dur[inside], minlength=steps * n_classes)
+    total = np.zeros(steps * n_classes)
+    np.add.at(total, group[inside], effective(graph).dur[inside])
     if steps < FEWEST_STEPS:
         used = [_CLASSES[c] for c in np.flatnonzero(total.reshape(steps, n_classes).sum(axis=0))]
         factors = 1.0 + np.array(list(PRIOR_CV.values()))[:, None] * random.standard_normal((n_classes, VARIANTS))
@@ -85,11 +87,11 @@ def interval(graph: TaskGraph, step_time_s: float, *, level: float = 0.8, seed: 
         source = f"noise between {steps} steps, by class of work ({VARIANTS} resampled replays)"
     ends = replay_variants(graph, group, scale)
     medians = np.median(np.diff(ends, axis=0), axis=0) / 1e9
-    low, high = np.quantile(medians, [(1 - level) / 2, (1 + level) / 2])
+    low, middle, high = np.quantile(medians, [(1 - level) / 2, 0.5, (1 + level) / 2])
+    # Scaled steps are longer in the middle than recorded ones: waits that met no longer meet. Only the spread counts.
     return Interval(
-        # Few steps resample to few values, on one side of the median at times.
-        low_s=min(float(low), step_time_s),
-        high_s=max(float(high), step_time_s),
+        low_s=step_time_s + float(low - middle),
+        high_s=step_time_s + float(high - middle),
         level=level,
         steps=steps,
         source=source,
@@ -100,8 +102,7 @@ def _bootstrap(total: Float64, random: np.random.Generator) -> Float64:
     """Factors (steps · classes x variants) that give every step the class totals of a step drawn at random."""
     steps, n_classes = total.shape
     donor = random.integers(0, steps, size=(steps, VARIANTS))
-    factor = np.ones((steps, n_classes, VARIANTS))
-    np.divide(
-        total[donor].transpose(0, 2, 1), total[:, :, None], out=factor, where=np.broadcast_to(total[:, :, None] > 0, factor.shape)
-    )
+    own = np.repeat(total[:, :, None], VARIANTS, axis=2)
+    theirs = total[donor].transpose(0, 2, 1)
+    factor = np.divide(theirs, own, out=np.ones_like(own), where=own > 0)
     return factor.reshape(steps * n_classes, VARIANTS)

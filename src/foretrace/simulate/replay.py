@@ -70,7 +70,7 @@ def edge_classes(graph: TaskGraph) -> npt.NDArray[np.uint8]:
         return graph.edge_kind
     rank = ranks[graph.lane]
     crossing = (graph.edge_kind == EdgeKind.COLLECTIVE) & (rank[graph.src] != rank[graph.dst])
-    return np.where(crossing, np.uint8(CROSS_RANK), graph.edge_kind)
+    return np.where(crossing, CROSS_RANK, graph.edge_kind).astype(np.uint8)
 
 
 def replay(graph: TaskGraph, *, structural: bool = False) -> tuple[Int64, Int64]:
@@ -84,9 +84,8 @@ def replay(graph: TaskGraph, *, structural: bool = False) -> tuple[Int64, Int64]
         return np.array(starts, dtype=np.int64), np.array(ends, dtype=np.int64)
     columns = effective(graph, structural=structural)
     start, end = np.empty(len(graph), dtype=np.int64), np.empty(len(graph), dtype=np.int64)
-    engine.replay(
-        *structure(graph), fixed(columns.lag), fixed(columns.dur), fixed(columns.delay), fixed(graph.release), start, end
-    )
+    times = (columns.lag, columns.dur, columns.delay, graph.release)
+    engine.replay(*structure(graph), *map(fixed, times), start, end)
     return start, end
 
 

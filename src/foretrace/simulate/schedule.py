@@ -17,6 +17,7 @@ launched before it in *this* run, which the edges of a recording cannot know onc
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -78,7 +79,8 @@ def schedule_in_order(graph: TaskGraph, *, waits: Waits | None = None) -> Schedu
             order=np.array(decided, dtype=np.int32),
         )
     waited = np.zeros(n_lanes, dtype=np.uint8)
-    wait_ptr, wait_lane, wait_lag = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64)
+    wait_ptr = wait_lag = np.zeros(0, dtype=np.int64)
+    wait_lane = np.zeros(0, dtype=np.int32)
     if waits is not None and len(waits):
         by_task = np.argsort(waits.task, kind="stable")
         wait_lane, wait_lag = waits.lane[by_task], waits.lag[by_task]
@@ -121,7 +123,7 @@ def as_run(graph: TaskGraph, order: Int32) -> TaskGraph:
     before, after = by_lane[:-1][follows], by_lane[1:][follows]
     host = graph.lane_kinds[graph.lane[after]] == LaneKind.CPU
     zeros, new_dst = np.zeros(len(after), dtype=np.int64), np.concatenate([place[dst[kept]], place[after]])
-    edges = {
+    edges: dict[str, npt.NDArray[Any]] = {
         "src": np.concatenate([place[graph.src[kept]], place[before]]),
         "edge_kind": np.concatenate([graph.edge_kind[kept], np.where(host, EdgeKind.PROGRAM, EdgeKind.STREAM)]),
         "lag": np.concatenate([graph.lag[kept] + early[dst[kept]], zeros]),
@@ -132,13 +134,13 @@ def as_run(graph: TaskGraph, order: Int32) -> TaskGraph:
     by_dst = np.lexsort((edges["edge_kind"], edges["src"], new_dst))
     in_ptr = np.zeros(n + 1, dtype=np.int64)
     np.cumsum(np.bincount(new_dst, minlength=n), out=in_ptr[1:])
-    columns = {key: getattr(graph, key)[order] for key in TASK_COLUMNS}
+    columns: dict[str, Any] = {key: getattr(graph, key)[order] for key in TASK_COLUMNS}
     columns["delay"] = (graph.delay - early)[order]
     columns["release"] = (graph.release + early)[order]
+    columns |= {key: edges[key][by_dst].astype(dtype) for key, dtype in EDGE_COLUMNS.items()}
     return replace(
         graph,
         **columns,
-        **{key: edges[key][by_dst].astype(dtype) for key, dtype in EDGE_COLUMNS.items()},
         in_ptr=in_ptr,
         marks=place[graph.marks],
         lanes=tuple(replace(lane, ordered=True) for lane in graph.lanes),

@@ -14,7 +14,9 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar
 
 from foretrace.errors import NotApplicableError
+from foretrace.graph.clock import host_runs_ahead, measure_on_device
 from foretrace.graph.taskgraph import Assumption, TaskGraph
+from foretrace.simulate.replay import replay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +76,14 @@ class Technique(ABC):
     def predict(self, graph: TaskGraph) -> TaskGraph:
         """The graph after this technique, with its changes and assumptions noted. Never alters `graph`.
 
+        Where the change lets the host run ahead of the device, steps are measured on the device from then on.
         Raises NotApplicableError, with a reason, where the technique does not fit.
         """
-        return self.change(graph).noted(assumptions=self.uncertain(graph))
+        changed = self.change(graph)
+        _, end = replay(changed)
+        if host_runs_ahead(changed, end):
+            changed = measure_on_device(changed)
+        return changed.noted(assumptions=self.uncertain(graph))
 
     def priors(self, graph: TaskGraph) -> Mapping[str, Prior]:
         """Priors that matter on this graph, by field; subclasses drop or sharpen them from the recording."""

@@ -18,8 +18,8 @@ from foretrace.techniques.classes import MATRIX, classify
 class FasterDevice(Technique):
     """Scale device work by ratios, and host work by a factor that is known only roughly.
 
-    Collectives keep their time (it is the network's, and mostly waiting), and so do copies over the bus unless
-    `copy` says otherwise; launch latencies and gaps stay as recorded.
+    Collectives keep their time (it is the network's, and mostly waiting), and so do copies over the bus
+    unless `copy` says otherwise; launch latencies and gaps stay as recorded.
     """
 
     name: ClassVar[str] = "faster-device"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -88,6 +88,7 @@ class NotARecordingError(TraceError):
 _BAD = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _EVENTS = msgspec.json.Decoder(list[Event])
 _EVENT = msgspec.json.Decoder(Event)
+_RAWS = msgspec.json.Decoder(list[Raw])
 _FIELDS = msgspec.json.Decoder(dict[str, Raw])
 
 
@@ -125,7 +126,7 @@ class Recording:
             if batch:
                 yield batch
             elif len(self._text) > MAX_TEXT:
-                self._lose(self._count + 1, f"is longer than {MAX_TEXT >> 20} MiB", 0)
+                self._lose(0, f"is longer than {MAX_TEXT >> 20} MiB", b"")
                 return
         if self._closed:
             self._more(MAX_TEXT)
@@ -208,49 +209,58 @@ class Recording:
 
     def _chunk(self) -> list[Event] | None:
         """The events that end in the text at hand, which keeps the rest; None if no event ends in it."""
-        for _ in range(2):
+        for decode in (_decode, self._decode_each):
             cuts = _cuts(self._text)
             if not cuts:
                 return None
             for end, start in cuts:
-                events = _decode(self._text[:end])
+                events = decode(self._text[:end])
                 if events is not None:
-                    self._count += len(events)
                     self._advance(start)
-                    return events
+                    return self._counted(events)
             end = cuts[0][0]
             self._text = mend(self._text[:end]) + self._text[end:]
         closed = _closed(self._text)
         if closed is not None:
             events, end = closed
             self._closed = True
-            self._count += len(events)
             self._advance(end)
-            return events
+            return self._counted(events)
         pieces = _pieces(self._text)
         if len(pieces) == 1:
             return None
-        events = self._each(pieces[:-1])
+        events = self._pick(self._text[a:b] for a, b in pieces[:-1])
         self._advance(pieces[-1][0])
+        return self._counted(events)
+
+    def _counted(self, events: list[Event]) -> list[Event]:
+        self._count += len(events)
         return events
 
-    def _each(self, pieces: Sequence[tuple[int, int]]) -> list[Event]:
-        """Events of a text that does not decode as a whole, without the broken ones."""
-        events = []
-        for start, end in pieces:
+    def _decode_each(self, text: bytes) -> list[Event] | None:
+        """Events of the inside of an array, broken ones left out; None if it is no array."""
+        events = _decode(text)
+        if events is None and (raws := _raws(b"[%b]" % text)) is not None:
+            events = self._pick(raws)
+        return events
+
+    def _pick(self, texts: Iterable[bytes | Raw]) -> list[Event]:
+        """Events of texts that do not all decode, without the broken ones."""
+        events: list[Event] = []
+        for text in texts:
             try:
-                events.append(_EVENT.decode(self._text[start:end]))
+                events.append(_EVENT.decode(text))
             except _BAD as error:
-                self._lose(self._count + 1, f"is broken ({_why(error)})", start)
-            self._count += 1
+                self._lose(len(events), f"is broken: {_why(error)}", text)
         return events
 
-    def _lose(self, number: int, what: str, at: int) -> None:
-        """Count one broken event; without salvage it is an error."""
+    def _lose(self, before: int, what: str, text: bytes | Raw) -> None:
+        """Count one broken event, the one after `before` others of this chunk; without salvage an error."""
         if not self._salvage:
+            at = self._text.find(bytes(text))
             raise TraceError(
-                f"{self.name}: event {number:,} (byte {self._base + at:,}) {what}: copy the file again, "
-                "or read the rest with --salvage."
+                f"{self.name}: event {self._count + before + 1:,} (byte {self._base + max(at, 0):,}) {what}; "
+                "copy the file again, or read the rest with --salvage."
             )
         reason = f"event {what}"
         self.lost[reason] = self.lost.get(reason, 0) + 1
@@ -258,26 +268,33 @@ class Recording:
     def _finish(self) -> Iterator[list[Event]]:
         """Events and metadata of the last text, which should end with the document."""
         self._text = self._text.rstrip(b"\0 \t\r\n")
-        for _ in range(2):
-            whole = _document(self._text, self._bare)
-            if whole is not None:
-                events, fields = whole
-                self.metadata |= fields
-                self._count += len(events)
-                yield events
-                if self._cut:
-                    self._end("is damaged behind its last event")
-                return
+        whole = _document(self._text, self._bare)
+        if whole is None:
             self._text = mend(self._text)
-        if self._closed:
+            whole = _document(self._text, self._bare) or self._document_each()
+        if whole is not None:
+            events, fields = whole
+            self.metadata |= fields
+            yield self._counted(events)
+            if self._cut:
+                self._end("is damaged behind its last event")
+        elif self._closed:
             self._end("is broken behind its last event")
         else:
             yield from self._finish_broken()
 
+    def _document_each(self) -> tuple[list[Event], dict[str, Raw]] | None:
+        """As `_document`, with broken events left out."""
+        fields: dict[str, Raw] | None = {}
+        raws = _raws(b"[" + self._text) if self._bare else None
+        if not self._bare and (fields := _whole_fields(self._text)) is not None:
+            raws = _raws(fields.pop("traceEvents"))
+        return None if raws is None or fields is None else (self._pick(raws), fields)
+
     def _finish_broken(self) -> Iterator[list[Event]]:
         """Whole events of a last text that does not end with a whole document."""
         *pieces, (start, end) = _pieces(self._text)
-        events = self._each(pieces)
+        events = self._pick(self._text[a:b] for a, b in pieces)
         last = self._text[start:end]
         what = ""
         if (whole := _document(last, self._bare)) is not None:  # the broken event stood further up
@@ -289,8 +306,7 @@ class Recording:
             rest, what = found, "ends before its closing bracket"
         else:
             rest, what = [], "ends in the middle of an event"
-        self._count += len(rest)
-        yield events + rest
+        yield self._counted(events + rest)
         if what or self._cut:
             self._end(what or "is damaged behind its last event")
 
@@ -342,8 +358,22 @@ def _document(text: bytes, bare: bool) -> tuple[list[Event], dict[str, Raw]] | N
     try:
         if bare:
             return _EVENTS.decode(b"[" + text), {}
-        fields = _FIELDS.decode(b'{"traceEvents":[' + text)
-        return _EVENTS.decode(fields.pop("traceEvents")), fields
+        fields = _whole_fields(text)
+        return None if fields is None else (_EVENTS.decode(fields.pop("traceEvents")), fields)
+    except _BAD:
+        return None
+
+
+def _whole_fields(text: bytes) -> dict[str, Raw] | None:
+    try:
+        return _FIELDS.decode(b'{"traceEvents":[' + text)
+    except _BAD:
+        return None
+
+
+def _raws(text: bytes | Raw) -> list[Raw] | None:
+    try:
+        return _RAWS.decode(text)
     except _BAD:
         return None
 

@@ -110,12 +110,14 @@ class _Rank:
 def _read(path: str | Path | Sequence[str | Path], ask: _Ask, progress: Callable[[float], None] | None) -> Trace:
     tables = Tables()
     found: list[_Rank] = []
-    refused: list[NotARecordingError] = []
+    refused: list[TraceError] = []
     for source in sources(path, progress):
         try:
             found.append(_read_file(source, tables, ask))
-        except NotARecordingError as error:
-            if source.alone:
+        except TraceError as error:
+            # A folder may hold other files, and what can be salvaged of a set are its good files.
+            foreign = isinstance(error, NotARecordingError) and not source.alone
+            if not foreign and not ask.salvage:
                 raise
             refused.append(error)
     if not found:
@@ -127,7 +129,7 @@ def _read(path: str | Path | Sequence[str | Path], ask: _Ask, progress: Callable
         raise TraceError(f"{_shown(path)} has no rank {_listed(missing)}: ask for some of {known}.")
     if not kept:
         raise TraceError(f"{_shown(path)}: no rank was asked for: name at least one.")
-    notes = [Dropped(reason=f"file is no recording: {e}", count=0, where=_shown(path)) for e in refused]
+    notes = [Dropped(reason=f"file left out: {e}", count=0, where=_shown(path)) for e in refused]
     return _merge(kept, tables, notes)
 
 

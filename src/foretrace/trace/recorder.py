@@ -176,6 +176,7 @@ class Recorder:
         self._loaders = LoaderWatch()
         self._profiler: Any = None
         self._hook: Any = None
+        self._marker = 0
         self._begin = machine.stamp()
         self._load: dict[str, Any] = {}
         self._sync_events = False
@@ -206,7 +207,7 @@ class Recorder:
         """Medians of unprofiled neighbours, whole recorded steps and untouched steps, where there are any."""
         groups = {
             "unprofiled": [s for s in self._steps if s["phase"] in ("before", "after")],
-            "profiled": [s for s in self._steps if s["step"] in self.whole_steps],
+            "profiled": [s for s in self._steps if s["phase"] == "active"],
             "untouched": [s for s in self._steps if s["phase"] == "untouched"],
         }
         return {name: _medians(steps) for name, steps in groups.items() if steps}
@@ -350,14 +351,15 @@ class Recorder:
         self._loaders.take_step()
 
     def _begin_timing(self) -> None:
+        # PyTorch before 2.4 or so calls the second step 0 as well, so its own name for the step is what counts.
+        self._marker = int(self._profiler.step_rec_fn.name.rpartition("#")[2])
         self._marks.append(_device_mark())
         self._begin = machine.stamp()
 
     def _end_timing(self) -> None:
         begin, end = self._begin, machine.stamp()
         self._marks.append(_device_mark())
-        number = len(self._steps)
-        step = {"step": number, "phase": self._phases[number]}
+        step = {"step": self._marker, "phase": self._phases[len(self._steps)]}
         self._steps.append({**step, **_spent(begin, end), **self._loaders.take_step()})
 
     def _refuse_second_profiler(self) -> None:

@@ -204,7 +204,7 @@ class _Pipe:
 
 def _read_member(member: IO[bytes]) -> Iterator[bytes]:
     try:
-        while block := member.read(BLOCK):
+        while block := member.read(BLOCK >> 3):  # what is before a fault in a piece is lost with it
             yield block
     except (EOFError, zlib.error, zipfile.BadZipFile, tarfile.TarError) as error:
         raise CutError(f"archive damaged: {error}") from None
@@ -212,6 +212,7 @@ def _read_member(member: IO[bytes]) -> Iterator[bytes]:
 
 def _tar(name: str, blocks: Iterator[bytes], depth: int) -> Iterator[Source]:
     found = False
+    damage = ""
     try:
         with tarfile.open(fileobj=_Pipe(blocks), mode="r|") as archive:  # type: ignore[call-overload]
             for member in archive:
@@ -219,12 +220,19 @@ def _tar(name: str, blocks: Iterator[bytes], depth: int) -> Iterator[Source]:
                     found = True
                     content = archive.extractfile(member)
                     yield from _peel(f"{name}:{member.name}", _read_member(content), False, depth + 1)
-    except (tarfile.TarError, EOFError) as error:
-        raise TraceError(f"{name} is a damaged tar archive ({error}): copy it again.") from None
-    except CutError as error:
-        raise TraceError(f"{name} ends in the middle of its archive ({error}): copy it again.") from None
-    if not found:
+        for _ in blocks:  # to the checksum
+            pass
+    except (tarfile.TarError, EOFError, CutError) as error:
+        damage = f"archive damaged: {error}"
+    if damage:
+        yield Source(name=f"{name} (the rest of the archive)", blocks=_cut(damage), alone=True)
+    elif not found:
         raise TraceError(f"{name} holds no recording: no file in it is named *.json or *.json.gz.")
+
+
+def _cut(reason: str) -> Iterator[bytes]:
+    yield from ()
+    raise CutError(reason)
 
 
 def _zip(path: Path, meter: _Meter) -> Iterator[Source]:

@@ -70,9 +70,8 @@ class Session:
         if self._recorder.over:
             self._end()
             if self._rank == 0 and not self._config["stop_after"]:
-                # Step 0 of the recording is the script's second step: the first one started it.
-                first, last = self._recorder.whole_steps[0] + 2, self._recorder.whole_steps[-1] + 2
-                _say(f"recorded steps {first} to {last} in {self._recorder.path}; the script goes on")
+                count = len(self._recorder.whole_steps)
+                _say(f"recorded {count} steps in {self._recorder.path}; the script goes on")
         elif self._recorder.phase in ("skip", "rehearse", "observe"):  # it would lengthen a step that counts
             self._report("stepping")
 

@@ -1,0 +1,193 @@
+"""From timelines to views: the only place that decides which numbers an answer carries."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import numpy as np
+
+from foretrace.graph.taskgraph import TaskGraph
+from foretrace.report import headline
+from foretrace.report.tracks import Track
+from foretrace.report.views import (
+    PARTS,
+    BlameRow,
+    BlameView,
+    Breakdown,
+    ShowView,
+    SimulateView,
+    StepTime,
+)
+from foretrace.simulate.replay import replay
+from foretrace.simulate.schedule import as_run
+from foretrace.simulate.timeline import By, Timeline
+from foretrace.trace.trace import LaneKind
+
+HOLDS_BACK = 6  # rows of the ranking that `show` carries
+
+# What to try first, by what holds the step back; the others are looked into with `blame`.
+FIRST_TRY = {
+    "data_loading": "prefetch-data",
+    "launch_bound": "cuda-graphs",
+    "compute": "mixed-precision",
+}
+
+
+def show(timeline: Timeline, *, path: str = "") -> ShowView:
+    """What is in a recording and what holds its step back. `path` is the file as the user named it."""
+    graph, info = timeline.graph, timeline.graph.info
+    rows = _rows(timeline, "name")
+    median, mean = breakdowns(timeline)
+    often = headline.recurring(timeline.breakdown().steps_ns)
+    bottleneck = often.part if often else headline.bottleneck(median)
+    ranks = sorted({lane.rank for lane in graph.lanes})
+    sentence = headline.show(
+        median,
+        rows,
+        platform=info.platform,
+        ranks=len(ranks),
+        every=graph.n_steps > 1,
+        recurring=often,
+        mean=mean,
+    )
+    return ShowView(
+        headline=sentence,
+        bottleneck=bottleneck,
+        source=_source(path, info.source),
+        device=_device(graph),
+        devices=info.devices,
+        platform=info.platform,
+        ranks=len(ranks),
+        rank_numbers=tuple(ranks),
+        world_size=info.world_size,
+        steps=graph.n_steps,
+        step_numbers=info.steps[: graph.n_steps],
+        step_source=info.step_source,
+        tasks=len(graph),
+        step_time_s=step_time(timeline),
+        step_times_s=tuple((timeline.step_times_ns / 1e9).tolist()),
+        breakdown_s=median,
+        breakdown_mean_s=mean,
+        attributed_gpu_share=None if info.platform == "cpu" else float(info.attributed_share),
+        unexplained_gpu_share=None if info.platform == "cpu" else float(info.unexplained_share),
+        holds_back=rows[:HOLDS_BACK],
+        notes=info.notes,
+        next=_next(bottleneck, info.platform, path),
+    )
+
+
+def blame(timeline: Timeline, by: By = "name", *, path: str = "") -> BlameView:
+    """Suspects ranked by what the step would save if they were 10 % faster."""
+    rows = _rows(timeline, by)
+    return BlameView(
+        headline=headline.blame(rows, timeline.step_time_s, every=timeline.graph.n_steps > 1),
+        source=_source(path, timeline.graph.info.source),
+        steps=timeline.graph.n_steps,
+        by=by,
+        step_time_s=timeline.step_time_s,
+        rows=rows,
+        next=_next(headline.bottleneck(breakdowns(timeline)[0]), timeline.graph.info.platform, path),
+    )
+
+
+def simulate(timeline: Timeline, *, path: str = "", level: float = 0.8) -> SimulateView:
+    """The plain replay beside the recording, and the structural replay: typical waits instead of recorded ones."""
+    graph = timeline.graph
+    start, end = replay(graph, structural=True)
+    structural_s = Timeline(graph=graph, start=start, end=end).step_time_s
+    measured_s = float(np.median(np.diff(graph.recorded[graph.marks] + graph.dur[graph.marks]))) / 1e9
+    interval = timeline.interval_s(level)
+    error = _relative(timeline.step_time_s, measured_s)
+    structural_error = _relative(structural_s, measured_s)
+    return SimulateView(
+        headline=headline.simulate(timeline.step_time_s, measured_s, structural_error),
+        source=_source(path, graph.info.source),
+        steps=graph.n_steps,
+        tasks=len(graph),
+        edges=graph.edges,
+        step_time_s=timeline.step_time_s,
+        measured_s=measured_s,
+        error=error,
+        structural_step_time_s=structural_s,
+        structural_error=structural_error,
+        interval_s=(interval.low_s, interval.high_s),
+        interval_level=interval.level,
+        interval_source=interval.source,
+        notes=graph.info.notes,
+        next=f"foretrace check {shlex.quote(path)}" if path else "",
+    )
+
+
+def step_time(timeline: Timeline) -> StepTime:
+    """Median, p10, p90 and mean of the steps."""
+    steps = timeline.step_times_ns / 1e9
+    low, high = np.quantile(steps, [0.1, 0.9])
+    return StepTime(median=timeline.step_time_s, p10=float(low), p90=float(high), mean=float(steps.mean()))
+
+
+def breakdowns(timeline: Timeline) -> tuple[Breakdown, Breakdown]:
+    """Where the median step goes and where the mean step goes; each sums to its step."""
+    found = timeline.breakdown()
+    median, mean = found.median_s(), found.mean_s()
+    return Breakdown(**{part: median[part] for part in PARTS}), Breakdown(**{part: mean[part] for part in PARTS})
+
+
+def track(name: str, timeline: Timeline) -> Track:
+    """A run as the page and the export draw it, with its lanes in the order in which they ran."""
+    path = timeline.critical_path().task.astype(np.int64)
+    if timeline.order is None:
+        graph, start, end = timeline.graph, timeline.start, timeline.end
+    else:
+        order = timeline.order
+        graph, start, end = as_run(timeline.graph, order), timeline.start[order], timeline.end[order]
+        place = np.empty(len(order), dtype=np.int64)
+        place[order] = np.arange(len(order))
+        path = place[path]
+    return Track(name=name, graph=graph, start=start, end=end, critical=path)
+
+
+def median_step(timeline: Timeline) -> int:
+    """Position of the (lower) median step."""
+    order = np.argsort(timeline.step_times_ns, kind="stable")
+    return int(order[(len(order) - 1) // 2])
+
+
+def _rows(timeline: Timeline, by: By) -> tuple[BlameRow, ...]:
+    return tuple(
+        BlameRow(
+            name=row.name,
+            layer=row.layer,
+            kind=row.kind,
+            count=row.count,
+            time_s=row.time_s,
+            saved_if_removed_s=row.saved_if_removed_s,
+            saved_if_10pct_faster_s=row.saved_if_10pct_faster_s,
+        )
+        for row in timeline.blame(by)
+    )
+
+
+def _device(graph: TaskGraph) -> str:
+    """Name of the device that most of the work ran on, "" if the recording does not say."""
+    names = graph.info.devices
+    used = [lane.device for lane in graph.lanes if lane.kind == LaneKind.GPU]
+    at = max(set(used), key=used.count) if used else 0
+    return names[at] if 0 <= at < len(names) else next(filter(None, names), "")
+
+
+def _source(path: str, recorded: str) -> str:
+    return Path(path or recorded).name
+
+
+def _relative(value: float, reference: float) -> float:
+    return (value - reference) / reference if reference else 0.0
+
+
+def _next(bottleneck: str, platform: str, path: str) -> str:
+    if not path:
+        return ""
+    technique = FIRST_TRY.get(bottleneck)
+    if technique is None or (platform == "cpu" and technique == "cuda-graphs"):
+        return f"foretrace blame {shlex.quote(path)} --by layer"
+    return f"foretrace whatif {shlex.quote(path)} --do {technique}"
