@@ -23,7 +23,9 @@ class Recording:
         self._next = 1
 
     def _add(self, cat: str, name: str, ts: float, dur: float, pid: int, tid: int, args: dict[str, Any]) -> None:
-        self.events.append({"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur, "args": args})
+        self.events.append(
+            {"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur, "args": args}
+        )
 
     def op(self, name: str, ts: float, dur: float, *, tid: int = MAIN, **args: Any) -> None:
         self._add("cpu_op", name, ts, dur, 10, tid, args)
@@ -44,7 +46,9 @@ class Recording:
         fields = {"device": DEVICE, "stream": stream, "correlation": correlation, **args}
         self._add(cat, name, ts, dur, DEVICE, stream, fields)
 
-    def launch(self, name: str, call: float, cost: float, ts: float, dur: float, *, stream: int = 7, tid: int = MAIN) -> None:
+    def launch(
+        self, name: str, call: float, cost: float, ts: float, dur: float, *, stream: int = 7, tid: int = MAIN
+    ) -> None:
         """A kernel and the call that launches it."""
         self.on_device("kernel", name, ts, dur, self.call("cudaLaunchKernel", call, cost, tid=tid), stream)
 

@@ -13,9 +13,7 @@ from tests.kineto_files import AUTOGRAD, Recording
 
 
 def tasks(graph: TaskGraph, kind: TaskKind, name: str = "") -> list[int]:
-    return [
-        int(v) for v in np.flatnonzero(graph.kind == kind) if name in graph.names[graph.name[v]]
-    ]
+    return [int(v) for v in np.flatnonzero(graph.kind == kind) if name in graph.names[graph.name[v]]]
 
 
 def edges(graph: TaskGraph, src: int, dst: int) -> list[EdgeKind]:
@@ -168,7 +166,8 @@ def test_full_launch_queue_lets_a_launch_wait_for_a_slot() -> None:
     """One stream, cheap host, long kernels: a launch returns when the kernel 1,022 places ahead has ended."""
     depth, count, kernel = 1022, 1400, 100
     r = Recording()
-    host, ends = 0.0, []
+    host = 0.0
+    ends: list[float] = []
     for i in range(count):
         begin = host
         start = max(begin + 7, (ends[-1] + 1) if ends else 0)

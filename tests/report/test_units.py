@@ -1,4 +1,4 @@
-"""Figures: three significant digits, the unit that gives 1 to 999, names that stay apart."""
+"""Figures: three significant digits, in the unit that gives 1 to 999."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from foretrace.report.units import (
     of,
     seconds,
     share,
-    short_name,
-    short_names,
     speed,
     unit_for,
 )
@@ -56,7 +54,16 @@ def test_seconds_keeps_three_digits_in_a_unit_from_1_to_999(value: float) -> Non
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(174.4, "174"), (99.96, "100"), (9.996, "10.0"), (0.12, "0.12"), (0.004, "0"), (-2.5, "−2.50"), (1234.0, "1,230")],
+    [
+        (174.4, "174"),
+        (99.96, "100"),
+        (9.996, "10.0"),
+        (0.12, "0.120"),
+        (0.0619, "0.06"),
+        (0.004, "0"),
+        (-2.5, "−2.50"),
+        (1234.0, "1,230"),
+    ],
 )
 def test_digits(value: float, text: str) -> None:
     assert digits(value) == text
@@ -74,7 +81,7 @@ def test_signs_and_shares() -> None:
     assert change(-0.057) == "−57.0 ms"
     assert change(0.0) == change(-0.0) == "0"
     assert share(0.3341) == "33.4 %"
-    assert (count(1840), count(0.17), count(3.0)) == ("1,840", "0.17", "3")
+    assert (count(1840), count(0.17), count(3.0)) == ("1,840", "0.170", "3")
     assert (amount(19_267_584, "B"), amount(512, "B")) == ("19.3 MB", "512 B")
 
 
@@ -92,37 +99,3 @@ def test_signs_and_shares() -> None:
 )
 def test_speed(before: float, after: float, text: str) -> None:
     assert speed(before, after) == text
-
-
-@pytest.mark.parametrize(
-    ("name", "short"),
-    [
-        ("void cudnn::bn_fw_tr_1C11_kernel_NCHW<float, float, 512, true, 1>(cudnnTensorStruct)", "bn_fw_tr_1C11_kernel_NCHW"),
-        (
-            "void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor<float>, at::detail::Array<char*, 3> >(int)",
-            "vectorized_elementwise_kernel [Add]",
-        ),
-        ("void (anonymous namespace)::softmax_warp_forward<float, 10, true>(float*)", "softmax_warp_forward"),
-        ("void evil::kernel<int>(int*)", "evil::kernel"),
-        ("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", "DataLoader.__next__"),
-        ("Memcpy HtoD (Pageable -> Device)", "Memcpy HtoD (Pageable -> Device)"),
-        ("aten::addmm", "aten::addmm"),
-        ("", "(no name)"),
-        ("<><<((", "<><<(("),
-    ],
-)  # fmt: skip
-def test_short_name(name: str, short: str) -> None:
-    assert short_name(name) == short
-
-
-@given(st.text(max_size=200), st.integers(16, 80))
-def test_short_name_always_fits(name: str, width: int) -> None:
-    assert 0 < len(short_name(name, width)) <= width
-
-
-def test_names_that_would_read_the_same_show_their_difference() -> None:
-    names = ["void dnn::wgrad<float, 128, 6, 7>(int)", "void dnn::wgrad<float, 128, 6, 8>(int)", "aten::mm"]
-    first, second, third = short_names(names)
-    assert (first, second) == ("wgrad …7>(int)", "wgrad …8>(int)")
-    assert third == "aten::mm"
-    assert short_names([names[0], names[0]]) == ["wgrad", "wgrad"]

@@ -40,9 +40,7 @@ def without(graph: TaskGraph, kind: EdgeKind) -> TaskGraph:
         in_ptr=count,
         **{k: getattr(graph, k)[keep] for k in ("src", "edge_kind", "lag", "typical", "from_start", "inferred")},
     )
-    anchor = np.where(
-        fewer.from_start, graph.recorded[fewer.src], (graph.recorded + graph.dur)[fewer.src]
-    )
+    anchor = np.where(fewer.from_start, graph.recorded[fewer.src], (graph.recorded + graph.dur)[fewer.src])
     base = fewer.release.copy()
     np.maximum.at(base, fewer.dst, anchor + fewer.lag)
     release = np.where(np.diff(count) == 0, graph.recorded, fewer.release)

@@ -83,6 +83,7 @@ def blame(timeline: Timeline, by: By = "name", *, path: str = "") -> BlameView:
     return BlameView(
         headline=headline.blame(rows, timeline.step_time_s, every=timeline.graph.n_steps > 1),
         source=_source(path, timeline.graph.info.source),
+        platform=timeline.graph.info.platform,
         steps=timeline.graph.n_steps,
         by=by,
         step_time_s=timeline.step_time_s,

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from foretrace.report.names import short_name
 from foretrace.report.units import between, change, in_unit, of, seconds, share, speed, unit_for
-from foretrace.report.views import PART_WORDS, PARTS, BlameRow, Breakdown
+from foretrace.report.views import PARTS, BlameRow, Breakdown, part_word
 
 WASTE_SHARE = 0.15  # a wait shorter than this share of the step is not what holds it back, unless nothing is longer
 NOISE_SHARE = 0.001  # breakdown parts below this share of the step are not worth a word
@@ -154,7 +154,7 @@ def _compute(breakdown: Breakdown, rows: Sequence[BlameRow], *, platform: str, e
         tail = f"; {short_name(top.name, 40)} alone takes {in_unit(top.time_s, unit)}"
     wait = max((name for name in parts if name != "compute"), key=lambda name: parts[name])
     if not tail and parts[wait] >= 0.05 * total:
-        tail = f"; {in_unit(parts[wait], unit)} are {PART_WORDS[wait]}"
+        tail = f"; {in_unit(parts[wait], unit)} are {part_word(wait, platform)}"
     return (
         f"The GPU computes nearly all the time: {spent} are kernels{tail}."
         if parts["compute"] >= 0.9 * total
@@ -174,9 +174,10 @@ def simulate(step_s: float, measured_s: float, structural_error: float) -> str:
 
 def blame(rows: Sequence[BlameRow], step_s: float, *, every: bool) -> str:
     """The first of the ranking: who saves most if 10 % faster, and what is saved without it."""
-    if not rows or rows[0].saved_if_10pct_faster_s <= 0:
+    named = [row for row in rows if row.saved_if_10pct_faster_s > 0 and not row.name.startswith("(no ")]
+    if not named:
         return "Nothing in this recording would make the step faster if it were 10 % faster itself."
-    top = rows[0]
+    top = named[0]
     unit = unit_for(step_s)
     return (
         f"{short_name(top.name)} holds the step back most: without it, "
@@ -196,7 +197,7 @@ def whatif(before_s: float, after_s: float, interval_s: tuple[float, float]) -> 
     return f"{answer}: {numbers} ({between(*interval_s, unit)})."
 
 
-def compare(before_s: float, after_s: float, parts: Breakdown) -> str:
+def compare(before_s: float, after_s: float, parts: Breakdown, *, platform: str) -> str:
     """Which side is faster and which part of the step explains most of it."""
     unit = unit_for(max(before_s, after_s))
     numbers = f"{in_unit(before_s, unit)} → {in_unit(after_s, unit)} {unit.name} per step"
@@ -205,5 +206,5 @@ def compare(before_s: float, after_s: float, parts: Breakdown) -> str:
         return f"Both take the same time: {numbers}."
     difference = after_s - before_s
     name, most = max(parts.parts().items(), key=lambda item: item[1] * (1 if difference > 0 else -1))
-    tail = "" if abs(most) < NOISE_SHARE * before_s else f", most of it {PART_WORDS[name]} ({change(most)})"
+    tail = "" if abs(most) < NOISE_SHARE * before_s else f", most of it {part_word(name, platform)} ({change(most)})"
     return f"The second is {answer}: {numbers}{tail}."

@@ -30,7 +30,7 @@ from foretrace.report.units import (
     speed,
     unit_for,
 )
-from foretrace.report.views import PART_WORDS, BlameView, Breakdown, ShowView, WhatIfView
+from foretrace.report.views import BlameView, Breakdown, ShowView, WhatIfView, part_word
 
 SCRIPTS = ("format.js", "data.js", "timeline.js", "axis.js", "interact.js", "page.js")
 
@@ -97,7 +97,7 @@ def _context(page: Page, max_tasks: int) -> dict[str, Any]:
             "unit": unit.name,
             "spread": wording.step_spread(show),
         },
-        "breakdown": _breakdown(show.breakdown_s),
+        "breakdown": _breakdown(show.breakdown_s, show.platform),
         "blames": [_blame(blame) for blame in page.blames],
         "whatifs": [_whatif(w, longest) for w in page.whatifs],
         "scale": longest,
@@ -117,7 +117,7 @@ def _partly_drawn(track: dict[str, Any]) -> str:
     )
 
 
-def _breakdown(breakdown: Breakdown) -> dict[str, Any]:
+def _breakdown(breakdown: Breakdown, platform: str) -> dict[str, Any]:
     parts = breakdown.parts()
     total = sum(parts.values())
     unit = unit_for(total)
@@ -126,7 +126,7 @@ def _breakdown(breakdown: Breakdown) -> dict[str, Any]:
         "parts": [
             {
                 "key": name,
-                "word": PART_WORDS[name],
+                "word": part_word(name, platform),
                 "share": value / total if total else 0.0,
                 "text": f"{in_unit(value, unit)} {unit.name}" if value else "0",
                 "short": in_unit(value, unit),
@@ -170,7 +170,7 @@ def _whatif(view: WhatIfView, longest: float) -> dict[str, Any]:
     return {
         "name": view.name,
         "headline": view.headline,
-        "breakdown": _breakdown(view.breakdown_after_s),
+        "breakdown": _breakdown(view.breakdown_after_s, view.platform),
         "low": 100 * low / longest,
         "high": 100 * high / longest,
         "interval_text": wording.interval_text(view),

@@ -25,7 +25,6 @@ from foretrace.report.units import (
     unit_for,
 )
 from foretrace.report.views import (
-    PART_WORDS,
     BlameRow,
     BlameView,
     Breakdown,
@@ -34,6 +33,7 @@ from foretrace.report.views import (
     SimulateView,
     View,
     WhatIfView,
+    part_word,
 )
 
 if TYPE_CHECKING:
@@ -132,11 +132,11 @@ def _show(view: ShowView, terminal: Terminal, rows: int) -> list[RenderableType]
         _bold(view.headline),
         "",
         *_bar_line(line, view.breakdown_s, terminal),
-        _breakdown_line(view.breakdown_s, terminal),
+        _breakdown_line(view.breakdown_s, view.platform, terminal),
     ]
     if view.holds_back:
-        parts += ["", _ranking(view.holds_back[:rows], "what holds the step back", terminal)]
-    for note in view.notes:
+        parts += ["", _ranking(view.holds_back[:rows], "what holds the step back", view.platform, terminal)]
+    for note in [*wording.trust(view), *view.notes]:
         parts.append(_note(note))
     return parts
 
@@ -201,7 +201,7 @@ def _compare(view: CompareView, terminal: Terminal, rows: int) -> list[Renderabl
     for name, moved in view.breakdown_change_s.parts().items():
         before, after = getattr(view.breakdown_before_s, name), getattr(view.breakdown_after_s, name)
         if before or after:
-            table.add_row(PART_WORDS[name], seconds(before), seconds(after), change(moved))
+            table.add_row(part_word(name, view.platform), seconds(before), seconds(after), change(moved))
     parts += ["", _indented(table), ""]
     layers = _table()
     for title in ("layer", "phase", "before", "after", "change", "on the critical path"):
@@ -247,28 +247,33 @@ def _simulate(view: SimulateView) -> list[RenderableType]:
     return parts
 
 
-def _ranking(rows: Sequence[BlameRow], title: str, terminal: Terminal) -> RenderableType:
+def _ranking(rows: Sequence[BlameRow], title: str, platform: str, terminal: Terminal) -> RenderableType:
     from rich.text import Text
 
     narrow = terminal.width < NARROW
+    where = platform != "cpu" and not narrow  # host and device work may carry the same name
     table = _table()
     _column(table, title)
+    if where:
+        _column(table, "on")
     for name in ("time", "gone") if narrow else ("count", "time", "10 % faster", "gone"):
         _column(table, name, right=True)
     for row, short in zip(rows, short_names([row.name for row in rows], _room(terminal)), strict=True):
         cells = [seconds(row.time_s), change(-row.saved_if_removed_s)]
         if not narrow:
             cells = [count(row.count), cells[0], change(-row.saved_if_10pct_faster_s), cells[1]]
+        if where:
+            cells = [wording.WHERE.get(row.kind, row.kind), *cells]
         table.add_row(Text(short, style=KIND_STYLES.get(row.kind, "")), *cells)
     return _indented(table)
 
 
 def _room(terminal: Terminal) -> int:
     """Characters left for a name beside the columns of figures."""
-    return max(terminal.width - (28 if terminal.width < NARROW else 50), 16)
+    return max(terminal.width - (28 if terminal.width < NARROW else 60), 16)
 
 
-def _breakdown_line(breakdown: Breakdown, terminal: Terminal) -> RenderableType:
+def _breakdown_line(breakdown: Breakdown, platform: str, terminal: Terminal) -> RenderableType:
     """Every part with its figure, largest wait first; breaks between parts, never inside one."""
     from rich.text import Text
 
@@ -276,7 +281,7 @@ def _breakdown_line(breakdown: Breakdown, terminal: Terminal) -> RenderableType:
     unit = unit_for(sum(parts.values()))
     text, used = Text(), 0
     for name, value in sorted(parts.items(), key=lambda item: (item[0] != "compute", -item[1])):
-        word = f"{PART_WORDS[name]} {in_unit(value, unit)}"
+        word = f"{part_word(name, platform)} {in_unit(value, unit)}"
         if used and used + 3 + len(word) > terminal.width - 2:
             text.append("\n")
             used = 0

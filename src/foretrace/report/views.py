@@ -20,7 +20,8 @@ PARTS = (
     "idle",
 )
 
-PART_WORDS = {
+# What people read; `part_word` knows that without a device nothing is launched.
+_PART_WORDS = {
     "compute": "compute",
     "exposed_copy": "exposed copy",
     "exposed_communication": "exposed communication",
@@ -29,6 +30,11 @@ PART_WORDS = {
     "synchronisation": "sync",
     "idle": "idle",
 }
+
+
+def part_word(part: str, platform: str) -> str:
+    """The word for a part of the step: "launch-bound", or "Python" where there is no device to launch on."""
+    return "Python" if platform == "cpu" and part == "launch_bound" else _PART_WORDS[part]
 
 
 class StepTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,6 +174,7 @@ class BlameView(msgspec.Struct, frozen=True, kw_only=True):
     command: str = "blame"
     headline: str
     source: str
+    platform: str
     steps: int
     by: str
     step_time_s: float
@@ -182,6 +189,7 @@ class WhatIfView(msgspec.Struct, frozen=True, kw_only=True):
     command: str = "whatif"
     headline: str
     source: str
+    platform: str
     name: str  # the techniques, joined: "prefetch-data + mixed-precision"
     techniques: tuple[str, ...]
     steps: int
@@ -235,6 +243,7 @@ class CompareView(msgspec.Struct, frozen=True, kw_only=True):
     schema_version: int = SCHEMA_VERSION
     command: str = "compare"
     headline: str
+    platform: str
     before_source: str
     after_source: str
     before_steps: int

@@ -6,6 +6,20 @@ from collections.abc import Sequence
 
 from foretrace.report.units import between, count, digits, in_unit, share, unit_for
 from foretrace.report.views import AssumptionView, ChangeView, PathPart, ShowView, WhatIfView
+from foretrace.simulate.check import UNEXPLAINED_REFUSE, UNEXPLAINED_WARN
+
+# Where a kind of task runs.
+WHERE = {
+    "cpu": "host",
+    "call": "host",
+    "operator": "host",
+    "python": "host",
+    "data": "loader",
+    "kernel": "GPU",
+    "memset": "GPU",
+    "copy": "copy",
+    "collective": "network",
+}
 
 LEAST_SHARE = 0.03  # parts of a critical path below this share of the step are left out of the words
 
@@ -54,16 +68,24 @@ def reading_notes(show: ShowView) -> list[str]:
         notes.append("The recording marks no steps, so the whole recording counts as one.")
     if show.attributed_gpu_share is not None:
         notes.append(f"{share(show.attributed_gpu_share)} of the GPU time is attributed to a layer, phase or operator.")
-    if show.unexplained_gpu_share:
-        notes.append(
-            f"{share(show.unexplained_gpu_share)} of the GPU's span are delays that no recorded dependency explains."
-        )
+    notes += trust(show)
     if show.ranks < show.world_size:
         notes.append(
             f"{show.ranks} of {show.world_size} ranks were recorded here: time inside collectives includes "
             "waiting for the others."
         )
     return [*notes, *show.notes]
+
+
+def trust(show: ShowView) -> list[str]:
+    """What makes answers about this recording less certain."""
+    delays = show.unexplained_gpu_share or 0.0
+    if delays < UNEXPLAINED_WARN:
+        return []
+    sentence = f"{share(delays)} of the GPU's span are delays that no recorded dependency explains"
+    if delays >= UNEXPLAINED_REFUSE:
+        return [f"{sentence}: too many to say what a change of the GPU's work would do."]
+    return [f"{sentence}: less certain than usual what a change of the GPU's work would do."]
 
 
 def change_text(made: ChangeView, several: bool) -> str:

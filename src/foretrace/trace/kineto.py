@@ -180,7 +180,15 @@ class Recording:
                     f"{self.name} is not JSON: name the JSON file that the PyTorch profiler exported."
                 )
             if not more or len(self._text) > MAX_TEXT:
-                raise self._refusal()
+                break
+        events = _EVENTS_KEY.search(self._text)
+        if events is None:
+            raise self._refusal()
+        what = f"has broken metadata before its events (byte {events.start():,})"
+        if not self._salvage:
+            raise TraceError(f"{self.name} {what}: copy it again, or read its events with --salvage.")
+        self.lost[f"file {what}"] = 0
+        self._advance(events.end())
 
     def _refusal(self) -> TraceError:
         text = self._text

@@ -12,7 +12,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -164,9 +164,11 @@ def gunzip(blocks: Iterator[bytes]) -> Iterator[bytes]:
         while rest:
             if fresh and not rest.strip(b"\0"):
                 break  # padding after the last member
+            before = unpack.copy()
             try:
                 out = unpack.decompress(rest, BLOCK)
             except zlib.error as error:
+                yield from _until_fault(before, rest)
                 raise CutError(f"gzip stream damaged: {error}") from None
             fresh = False
             unpacked += len(out)
@@ -182,6 +184,14 @@ def gunzip(blocks: Iterator[bytes]) -> Iterator[bytes]:
                 rest = unpack.unconsumed_tail
     if not fresh:
         raise CutError("gzip stream cut")
+
+
+def _until_fault(unpack: zlib._Decompress, packed: bytes) -> Iterator[bytes]:
+    """What a damaged piece of a stream unpacks to before its fault."""
+    with suppress(zlib.error):
+        for at in range(0, len(packed), 16):
+            if out := unpack.decompress(packed[at : at + 16]):
+                yield out
 
 
 class _Pipe:

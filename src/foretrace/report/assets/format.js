@@ -6,8 +6,8 @@ function figure(value) {
   const size = Math.abs(value);
   if (!isFinite(size)) return "–";
   if (size < 0.005) return "0";
-  const text = size >= 999.5 ? Number(size.toPrecision(3)).toLocaleString("en-US")
-    : size.toFixed(size >= 99.95 ? 0 : size >= 9.995 ? 1 : 2);
+  const decimals = size >= 99.95 ? 0 : size >= 9.995 ? 1 : size >= 0.9995 || size < 0.0995 ? 2 : 3;
+  const text = size >= 999.5 ? Number(size.toPrecision(3)).toLocaleString("en-US") : size.toFixed(decimals);
   return value < 0 ? "−" + text : text;
 }
 

@@ -121,6 +121,7 @@ class Timeline {
   }
 
   x(t) { return this.left + (t - this.t0) * this.scale; }
+  text(ns) { return time(ns); }
   time(x) { return this.t0 + (x - this.left) / this.scale; }
 
   draw() {

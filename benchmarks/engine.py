@@ -1,0 +1,191 @@
+"""How fast the engines are: replay, variants side by side, schedule, sensitivity.
+
+    python benchmarks/engine.py [--tasks 1000000] [--json]
+
+The graph is random: 64 lanes, two edges into every task (its predecessor on the lane and one other, or two others
+where the lanes take their order as they run). Every figure is the best of several runs after one that compiles, in
+seconds of CPU time of this process, and includes the preparation that the public function does. The ratios are per
+task, against the plain-Python twin and against networkx's longest path on a smaller graph of the same kind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from foretrace.graph.assemble import assemble
+from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, GraphInfo, Lane, TaskGraph, TaskKind
+from foretrace.simulate import twins
+from foretrace.simulate.replay import replay, replay_variants
+from foretrace.simulate.schedule import schedule
+from foretrace.simulate.timeline import simulate
+from foretrace.trace.trace import LaneKind
+
+LANES = 64
+REACH = 200  # rows that an edge looks back at most
+NAMES = 600
+RUNS = 7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One measurement; `target` is the least rate, or the longest time where there is no rate."""
+
+    what: str
+    seconds: float
+    rate: float | None  # per CPU-second
+    unit: str
+    target: float | None
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the target is met, None without one."""
+        if self.target is None:
+            return None
+        return self.seconds <= self.target if self.rate is None else self.rate >= self.target
+
+
+def random_graph(n: int, *, ordered: bool, seed: int = 0) -> TaskGraph:
+    """n tasks on 64 lanes with 2 n edges, marks at both ends and in the middle."""
+    random = np.random.default_rng(seed)
+    rows = np.arange(n)
+    lane = random.integers(0, LANES, n)
+    other = rows - 1 - random.integers(0, REACH, n)
+    if ordered:
+        by_lane = np.argsort(lane, kind="stable")
+        first = np.full(n, -1)
+        follows = lane[by_lane[1:]] == lane[by_lane[:-1]]
+        first[by_lane[1:][follows]] = by_lane[:-1][follows]
+    else:
+        first = rows - 1 - random.integers(0, REACH, n)
+    src, dst = np.concatenate([first, other]), np.concatenate([rows, rows])
+    kind = np.repeat([EdgeKind.STREAM if ordered else EdgeKind.DATA, EdgeKind.EVENT], n)
+    some = src >= 0
+    src, dst, kind = src[some], dst[some], kind[some]
+    cross = kind == EdgeKind.EVENT
+    return assemble(
+        {
+            "kind": np.full(n, TaskKind.KERNEL),
+            "lane": lane,
+            "name": random.integers(0, NAMES, n),
+            "dur": random.integers(0, 20_000, n),
+            "delay": np.where(random.random(n) < 0.05, random.integers(0, 5_000, n), 0),
+            "release": np.where((first < 0) & (other < 0), 0, NO_RELEASE),
+            "recorded": rows,
+            "step": np.where(rows < n // 2, 0, 1),
+        },
+        {
+            "src": src,
+            "dst": dst,
+            "edge_kind": kind,
+            "lag": np.where(cross, random.integers(0, 2_000, len(src)), 0),
+            "from_start": cross & (random.random(len(src)) < 0.3),
+        },
+        marks=np.array([0, n // 2, n - 1]),
+        names=tuple(f"kernel {i}" for i in range(NAMES)),
+        layers=(),
+        lanes=tuple(Lane(rank=0, kind=LaneKind.GPU, stream=i, ordered=ordered) for i in range(LANES)),
+        info=GraphInfo(platform="cuda", steps=(0, 1)),
+    )
+
+
+def measure(n: int = 1_000_000) -> list[Row]:
+    """All measurements; `n` is the number of tasks of the large graphs."""
+    rows: list[Row] = []
+
+    def rate(what: str, work: float, run: Callable[[], Any], unit: str, target: float | None) -> float:
+        seconds = best(run)
+        rows.append(Row(what=what, seconds=seconds, rate=work / seconds, unit=unit, target=target))
+        return seconds / work
+
+    random = np.random.default_rng(1)
+    graph = random_graph(n, ordered=True)
+    compiled = rate(f"replay, {n:,} tasks", n, lambda: replay(graph), "tasks/s", 100e6)
+    group = random.integers(-1, 100, n).astype(np.int32)
+    for k, target in ((8, None), (32, 500e6), (64, None)):
+        scale = random.random((100, k))
+        variants = f"{k} variants, {n:,} tasks"
+        rate(variants, n * k, lambda scale=scale: replay_variants(graph, group, scale), "task-variants/s", target)
+    scale, gone = np.ones((100, 32)), np.arange(100)[:, None] == np.arange(32)
+    removed = f"32 variants with removed tasks, {n:,} tasks"
+    rate(removed, n * 32, lambda: replay_variants(graph, group, scale, gone), "task-variants/s", None)
+    rate(f"schedule, ordered lanes, {n:,} tasks", n, lambda: schedule(graph), "tasks/s", None)
+    free = random_graph(n, ordered=False)
+    run_time = rate(f"schedule, unordered lanes, {n:,} tasks", n, lambda: schedule(free), "tasks/s", 4e6)
+
+    timeline = simulate(random_graph(45_000, ordered=True))
+    for what, answer in (
+        ("sensitivity of every task, 45,000 tasks", timeline.sensitivity),
+        (f"sensitivity of all {NAMES} names, 45,000 tasks", timeline.blame),
+        ("critical path, 45,000 tasks", timeline.critical_path),
+        ("breakdown, 45,000 tasks", timeline.breakdown),
+    ):
+        limit = {"sensitivity": 0.5, "breakdown": 0.05}.get(what.split(maxsplit=1)[0].rstrip(","))
+        rows.append(Row(what=what, seconds=best(answer), rate=None, unit="", target=limit))
+
+    small, small_free = random_graph(20_000, ordered=True), random_graph(20_000, ordered=False)
+    ratio(rows, "replay, Python twin / compiled", best(lambda: twins.replay(small), 2) / len(small), compiled)
+    twin = best(lambda: twins.schedule(small_free), 2) / len(small)
+    ratio(rows, "schedule, Python twin / compiled", twin, run_time)
+    longest = networkx_longest_path(small)
+    if longest is not None:
+        ratio(rows, "longest path, networkx / replay", longest / len(small), compiled)
+    return rows
+
+
+def ratio(rows: list[Row], what: str, theirs: float, ours: float) -> None:
+    """Add how many times longer a task takes elsewhere."""
+    rows.append(Row(what=what, seconds=theirs, rate=theirs / ours, unit="times", target=None))
+
+
+def best(run: Callable[[], Any], runs: int = RUNS) -> float:
+    """CPU seconds of the fastest of several runs; the first one, which compiles, does not count."""
+    run()
+    times = []
+    for _ in range(runs):
+        begin = time.process_time()
+        run()
+        times.append(time.process_time() - begin)
+    return min(times)
+
+
+def networkx_longest_path(graph: TaskGraph) -> float | None:
+    """Seconds of networkx for the longest path of the same graph, None where it is not installed."""
+    try:
+        import networkx as nx
+    except ImportError:
+        return None
+    weight: npt.NDArray[np.int64] = graph.lag + graph.dur[graph.src]
+    other = nx.DiGraph()
+    other.add_nodes_from(range(len(graph)))
+    other.add_weighted_edges_from(zip(graph.src.tolist(), graph.dst.tolist(), weight.tolist(), strict=True))
+    return best(lambda: nx.dag_longest_path_length(other), 2)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", type=int, default=1_000_000, help="tasks of the large graphs")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    arguments = parser.parse_args()
+    rows = measure(arguments.tasks)
+    if arguments.json:
+        json.dump([asdict(row) | {"met": row.met} for row in rows], sys.stdout, indent=1)
+        return
+    print(f"{'':56} {'time':>10} {'rate':>24}  target")
+    for row in rows:
+        rate = f"{row.rate:,.4g} {row.unit}" if row.rate is not None else ""
+        target = "" if row.target is None else f"{row.target:g} {'met' if row.met else 'MISSED'}"
+        print(f"{row.what:56} {row.seconds * 1e3:>7.3g} ms {rate:>24}  {target}")
+
+
+if __name__ == "__main__":
+    main()
