@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,7 @@ class Row:
 
 
 def random_graph(n: int, *, ordered: bool, seed: int = 0) -> TaskGraph:
-    """n tasks on 64 lanes with 2 n edges, marks at both ends and in the middle."""
+    """N tasks on 64 lanes with 2 n edges, marks at both ends and in the middle."""
     random = np.random.default_rng(seed)
     rows = np.arange(n)
     lane = random.integers(0, LANES, n)
@@ -113,7 +114,7 @@ def measure(n: int = 1_000_000) -> list[Row]:
     for k, target in ((8, None), (32, 500e6), (64, None)):
         scale = random.random((100, k))
         variants = f"{k} variants, {n:,} tasks"
-        rate(variants, n * k, lambda scale=scale: replay_variants(graph, group, scale), "task-variants/s", target)
+        rate(variants, n * k, partial(replay_variants, graph, group, scale), "task-variants/s", target)
     scale, gone = np.ones((100, 32)), np.arange(100)[:, None] == np.arange(32)
     removed = f"32 variants with removed tasks, {n:,} tasks"
     rate(removed, n * 32, lambda: replay_variants(graph, group, scale, gone), "task-variants/s", None)

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_demo import make_tracks
-from report_views import make_blame, make_show, make_whatif
 
 from foretrace.report.html import Page, write
 from foretrace.report.tracks import Track
+from tests.report.report_demo import make_tracks
+from tests.report.report_views import make_blame, make_show, make_whatif
 
 
 @pytest.fixture(scope="session")

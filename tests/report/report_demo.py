@@ -10,15 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from foretrace.graph.assemble import assemble
 from foretrace.graph.taskgraph import EdgeKind, GraphInfo, Lane, Phase, TaskGraph, TaskKind
-from foretrace.report.tracks import Track, binding_edges
-from foretrace.simulate.replay import replay
+from foretrace.report.build import track
+from foretrace.report.tracks import Track
+from foretrace.simulate.timeline import Timeline, simulate
 from foretrace.trace.trace import LaneKind
 
-Int64 = npt.NDArray[np.int64]
 US = 1_000
 NASTY = 'void evil::kernel<"</script><script>document.title=1</script>", float&>(int*)'
 LANES = (
@@ -30,7 +29,7 @@ LANES = (
 KERNELS = (
     "volta_scudnn_128x64_relu_interior_nn_v1",
     "void cudnn::bn_fw_tr_1C11_kernel_NCHW<float, float, 512, true, 1>(cudnnTensorStruct, float const*)",
-    "void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor<float>, at::detail::Array<char*, 3> >(int)",
+    "void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor<float>, at::detail::Array<char*, 3> >",
     NASTY,
 )
 
@@ -62,22 +61,12 @@ class Builder:
         **more: Any,
     ) -> int:
         row = len(self.tasks.setdefault("kind", []))
-        values = (
-            dict(
-                kind=kind,
-                lane=lane,
-                name=self.name(text),
-                dur=int(dur * US),
-                phase=phase,
-                step=self.step,
-                layer=self.layers.setdefault(layer, len(self.layers)) if layer else -1,
-                nbytes=-1,
-                flops=0.0,
-                op=-1,
-                release=0,
-            )
-            | more
-        )
+        values = {
+            "kind": kind, "lane": lane, "name": self.name(text), "dur": int(dur * US),
+            "phase": phase, "step": self.step,
+            "layer": self.layers.setdefault(layer, len(self.layers)) if layer else -1,
+            "nbytes": -1, "flops": 0.0, "op": -1, "release": 0,
+        } | more  # fmt: skip
         for key, value in values.items():
             self.tasks.setdefault(key, []).append(value)
         if lane in self.last:
@@ -87,7 +76,8 @@ class Builder:
         return row
 
     def edge(self, src: int, dst: int, kind: EdgeKind, lag: int = 0, *, from_start: bool = False) -> None:
-        for key, value in dict(src=src, dst=dst, edge_kind=kind, lag=lag, from_start=from_start).items():
+        edge = {"src": src, "dst": dst, "edge_kind": kind, "lag": lag, "from_start": from_start}
+        for key, value in edge.items():
             self.edges.setdefault(key, []).append(value)
 
     def noisy(self, us: float, spread: float) -> float:
@@ -118,7 +108,7 @@ def demo_graph(
         attributed_share=0.987,
         notes=("recorded 2021-06-08",),
     )
-    return assemble(
+    graph = assemble(
         {key: np.array(values) for key, values in b.tasks.items()},
         {key: np.array(values) for key, values in b.edges.items()},
         marks=np.array(marks),
@@ -127,14 +117,14 @@ def demo_graph(
         lanes=LANES,
         info=info,
     )
+    return graph.with_columns(recorded=simulate(graph).start)
 
 
 def _step(b: Builder, layers: int, loader_us: float, kernel_us: float, comm_us: float, per_layer: int) -> int:
-    batch = b.task(
+    b.task(
         TaskKind.DATA, 0, "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", b.noisy(loader_us, 0.08),
         phase=Phase.DATA,
     )  # fmt: skip
-    del batch
     _copy(b)
     for i in range(layers):
         for k in range(per_layer):
@@ -169,13 +159,12 @@ def _step(b: Builder, layers: int, loader_us: float, kernel_us: float, comm_us: 
     b.edge(burst, back, EdgeKind.THREAD)
     last_reduce = b.last.get(3)
     first = True
-    for i in range(0, layers, 2):
+    for _ in range(0, layers, 2):
         kernel = _launch(b, 0, "", "multi_tensor_apply_kernel", 60, Phase.OPTIMIZER)
         if first and last_reduce is not None:
             b.edge(last_reduce, kernel, EdgeKind.EVENT, 1_500)
             first = False
-    call = b.task(TaskKind.CALL, 0, "cudaDeviceSynchronize", 4)
-    del call
+    b.task(TaskKind.CALL, 0, "cudaDeviceSynchronize", 4)
     back = b.task(TaskKind.RETURN, 0, "cudaDeviceSynchronize", 0)
     b.edge(b.last[2], back, EdgeKind.SYNC, 3_000)
     return b.task(TaskKind.MARK, 0, "ProfilerStep", 0)
@@ -198,22 +187,12 @@ def _launch(b: Builder, thread: int, layer: str, kernel: str, us: float, phase: 
     return row
 
 
-def make_tracks(**demo: Any) -> list[Track]:
-    """A recorded run and one without its loader's wait."""
+def make_runs(**demo: Any) -> dict[str, Timeline]:
+    """The demo as recorded, and with a loader that is twenty times as fast."""
     graph = demo_graph(**demo)
-    shorter = graph.with_columns(dur=np.where(graph.kind == TaskKind.DATA, graph.dur // 20, graph.dur))
-    tracks = []
-    for name, each in (("recorded", graph), ("prefetch-data", shorter)):
-        start, end = replay(each)
-        tracks.append(Track(name=name, graph=each, start=start, end=end, critical=critical_rows(each, start, end)))
-    return tracks
+    faster = graph.with_columns(dur=np.where(graph.kind == TaskKind.DATA, graph.dur // 20, graph.dur))
+    return {"recorded": simulate(graph), "prefetch-data": simulate(faster)}
 
 
-def critical_rows(graph: TaskGraph, start: Int64, end: Int64) -> Int64:
-    """Back from the last mark along what was ready last."""
-    source, _ = binding_edges(graph, start, end)
-    rows, v = [], int(graph.marks[-1])
-    while v >= 0:
-        rows.append(v)
-        v = int(source[v])
-    return np.array(rows[::-1], dtype=np.int64)
+def make_tracks(**demo: Any) -> list[Track]:
+    return [track(name, timeline) for name, timeline in make_runs(**demo).items()]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import structs
+
 from foretrace.report import headline
 from foretrace.report.views import (
     AssumptionView,
@@ -13,6 +15,7 @@ from foretrace.report.views import (
     ChangeView,
     CompareRow,
     CompareView,
+    PathPart,
     ShowView,
     SimulateView,
     StageView,
@@ -39,6 +42,7 @@ FASTER = Breakdown(
     synchronisation=0.0,
     idle=0.0,
 )
+MEAN = Breakdown(**{name: value * 173 / 174 for name, value in PARTS.parts().items()})
 ROWS = (
     BlameRow(
         name=LOADER, layer="", kind="data", count=1, time_s=0.058,
@@ -57,7 +61,7 @@ STEP = StepTime(median=0.174, p10=0.164, p90=0.179, mean=0.173)
 
 
 def make_show(**changes: Any) -> ShowView:
-    fields: dict[str, Any] = dict(
+    view = ShowView(
         headline=headline.show(PARTS, ROWS, platform="cuda", ranks=1, every=True),
         bottleneck="data_loading",
         source="run.json.gz",
@@ -72,6 +76,7 @@ def make_show(**changes: Any) -> ShowView:
         step_source="ProfilerStep",
         tasks=30_572,
         step_time_s=STEP,
+        breakdown_mean_s=MEAN,
         step_times_s=(0.164, 0.17, 0.174, 0.174, 0.176, 0.18),
         breakdown_s=PARTS,
         attributed_gpu_share=0.987,
@@ -80,26 +85,28 @@ def make_show(**changes: Any) -> ShowView:
         notes=("PyTorch, recorded 2021-06-08",),
         next="foretrace whatif run.json.gz --do prefetch-data",
     )
-    return ShowView(**(fields | changes))
+    return structs.replace(view, **changes)
 
 
 def make_blame(**changes: Any) -> BlameView:
-    fields: dict[str, Any] = dict(
+    view = BlameView(
         headline=headline.blame(ROWS, 0.174, every=True),
         source="run.json.gz",
+        platform="cuda",
         steps=6,
         by="name",
         step_time_s=0.174,
         rows=ROWS,
         next="",
     )
-    return BlameView(**(fields | changes))
+    return structs.replace(view, **changes)
 
 
 def make_whatif(**changes: Any) -> WhatIfView:
-    fields: dict[str, Any] = dict(
+    view = WhatIfView(
         headline=headline.whatif(0.174, 0.092, (0.084, 0.101)),
         source="run.json.gz",
+        platform="cuda",
         name="prefetch-data + mixed-precision",
         techniques=("prefetch-data", "mixed-precision"),
         steps=6,
@@ -109,10 +116,11 @@ def make_whatif(**changes: Any) -> WhatIfView:
         speedup=0.174 / 0.092,
         interval_s=(0.084, 0.101),
         interval_level=0.8,
+        interval_source="noise between 6 steps",
         breakdown_before_s=PARTS,
         breakdown_after_s=FASTER,
-        critical_path_before=("DataLoader", "layer4"),
-        critical_path_after=("layer4", "optimizer"),
+        critical_path_before=(PathPart(name="data loading", time_s=0.058), PathPart(name="kernels", time_s=0.116)),
+        critical_path_after=(PathPart(name="kernels", time_s=0.09), PathPart(name="host work", time_s=0.002)),
         critical_path_moved=True,
         stages=(
             StageView(
@@ -135,17 +143,19 @@ def make_whatif(**changes: Any) -> WhatIfView:
         notes=("Not modelled: loss scaling.",),
         next="foretrace report run.json.gz --do prefetch-data",
     )  # fmt: skip
-    return WhatIfView(**(fields | changes))
+    return structs.replace(view, **changes)
 
 
 def make_compare(**changes: Any) -> CompareView:
     moved = Breakdown(**{name: FASTER.parts()[name] - value for name, value in PARTS.parts().items()})
     row = CompareRow(
         name="layer4.2.conv2", phase="backward", before_s=0.0091, after_s=0.0046, change_s=-0.0045,
-        critical_before_s=0.0088, critical_after_s=0.0046, matched=3, changed=3, replaced=1, only_before=0, only_after=0,
+        critical_before_s=0.0088, critical_after_s=0.0046, matched=3, changed=3, replaced=1,
+        only_before=0, only_after=0,
     )  # fmt: skip
-    fields: dict[str, Any] = dict(
-        headline=headline.compare(0.174, 0.092, moved),
+    view = CompareView(
+        headline=headline.compare(0.174, 0.092, moved, platform="cuda"),
+        platform="cuda",
         before_source="a.json.gz",
         after_source="b.json.gz",
         before_steps=6,
@@ -164,11 +174,11 @@ def make_compare(**changes: Any) -> CompareView:
         notes=(),
         next="",
     )
-    return CompareView(**(fields | changes))
+    return structs.replace(view, **changes)
 
 
 def make_simulate(**changes: Any) -> SimulateView:
-    fields: dict[str, Any] = dict(
+    view = SimulateView(
         headline=headline.simulate(0.174, 0.174, -0.0002),
         source="run.json.gz",
         steps=6,
@@ -181,7 +191,8 @@ def make_simulate(**changes: Any) -> SimulateView:
         structural_error=-0.0002,
         interval_s=(0.164, 0.179),
         interval_level=0.8,
+        interval_source="noise between 6 steps",
         notes=(),
         next="",
     )
-    return SimulateView(**(fields | changes))
+    return structs.replace(view, **changes)

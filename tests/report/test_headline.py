@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from report_views import ROWS
 
 from foretrace.report import headline
 from foretrace.report.views import PARTS, BlameRow, Breakdown
+from tests.report.report_views import ROWS
 
 
 def breakdown(**parts: float) -> Breakdown:
@@ -46,7 +46,7 @@ def row(name: str, kind: str, time_s: float) -> BlameRow:
         (
             {"compute": 0.06, "synchronisation": 0.0175},
             "synchronisation",
-            "Synchronisation empties the GPU: in 17.5 of every 77.5 ms the host waited for it before it launched more.",
+            "Synchronisation empties the GPU: in 17.5 of every 77.5 ms a blocking call waits while nothing runs.",
         ),
         (
             {"compute": 0.06, "idle": 0.0175},
@@ -132,17 +132,22 @@ def test_whatif() -> None:
 
 def test_compare_names_the_part_that_moved() -> None:
     moved = breakdown(data_loading=-0.05, compute=0.006)
-    assert headline.compare(0.174, 0.13, moved) == (
+    assert headline.compare(0.174, 0.13, moved, platform="cuda") == (
         "The second is 1.34× faster: 174 → 130 ms per step, most of it data loading (−50.0 ms)."
     )
-    assert headline.compare(0.13, 0.174, breakdown(compute=0.044)).endswith("most of it compute (+44.0 ms).")
-    assert headline.compare(0.13, 0.13, breakdown()) == "Both take the same time: 130 → 130 ms per step."
+    assert headline.compare(0.13, 0.174, breakdown(compute=0.044), platform="cuda").endswith(
+        "most of it compute (+44.0 ms)."
+    )
+    assert (
+        headline.compare(0.13, 0.13, breakdown(), platform="cuda") == "Both take the same time: 130 → 130 ms per step."
+    )
 
 
 def test_blame_and_simulate() -> None:
     assert headline.blame(ROWS, 0.174, every=True) == (
-        "DataLoader.__next__ holds the step back most: without it, 57.0 of every 174 ms would be saved."
+        "DataLoader.__next__ holds the step back most: without it, 57.0 of every 174 ms would be saved, "
+        "5.80 ms if it were 10 % faster."
     )
     assert headline.blame((), 0.174, every=True).startswith("Nothing")
     assert "exactly the recorded 174 ms" in headline.simulate(0.174, 0.174, 0.0)
-    assert "1.15 % error" in headline.simulate(0.172, 0.174, 0.0)
+    assert "174 ms were recorded (1.15 % less)" in headline.simulate(0.172, 0.174, 0.0)

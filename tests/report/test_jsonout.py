@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
-from report_views import make_blame, make_compare, make_show, make_simulate, make_whatif
 
 from foretrace.report.jsonout import dumps, generate_schema, loads, schema
 from foretrace.report.views import SCHEMA_VERSION, VIEWS, View
+from tests.report.report_views import make_blame, make_compare, make_show, make_simulate, make_whatif
 
 ANSWERS = [make_show(), make_simulate(), make_blame(), make_whatif(), make_compare()]
 BY_COMMAND = pytest.mark.parametrize("view", ANSWERS, ids=lambda view: view.command)
@@ -68,8 +70,7 @@ def test_answers_validate(view: View) -> None:
     answer = json.loads(dumps(view))
     assert not check(answer, rules, rules["$defs"])
     if importlib.util.find_spec("jsonschema"):
-        import jsonschema
-
+        jsonschema = importlib.import_module("jsonschema")
         jsonschema.Draft202012Validator(rules).validate(answer)
 
 
@@ -100,3 +101,13 @@ def test_answers_survive_the_round_trip(view: View) -> None:
 def test_the_documented_sums_hold() -> None:
     answer = json.loads(dumps(make_show()))
     assert math.fsum(answer["breakdown_s"].values()) == pytest.approx(answer["step_time_s"]["median"], abs=1e-12)
+
+
+@BY_COMMAND
+def test_every_field_is_documented(view: View) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "json.md").read_text(encoding="utf-8")
+    general, *sections = text.split("\n## ")
+    mine = next(section for section in sections if section.startswith(f"`foretrace {view.command} "))
+    rules = schema(view.command)
+    missing = [key for key in rules["properties"] if f"`{key}`" not in mine and f"`{key}`" not in general]
+    assert missing == []

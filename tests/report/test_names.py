@@ -12,9 +12,9 @@ from foretrace.report.names import short_name, short_names
 @pytest.mark.parametrize(
     ("name", "short"),
     [
-        ("void cudnn::bn_fw_tr_1C11_kernel_NCHW<float, float, 512, true, 1>(cudnnTensorStruct)", "bn_fw_tr_1C11_kernel_NCHW"),
+        ("void cudnn::bn_fw_tr_1C11_kernel_NCHW<float, 512, true, 1>(cudnnTensorStruct)", "bn_fw_tr_1C11_kernel_NCHW"),
         (
-            "void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor<float>, at::detail::Array<char*, 3> >(int)",
+            "void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor<float>, Array<char*, 3> >(int)",
             "vectorized_elementwise_kernel [Add]",
         ),
         ("void (anonymous namespace)::softmax_warp_forward<float, 10, true>(float*)", "softmax_warp_forward"),

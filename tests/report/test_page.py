@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_demo import NASTY, make_tracks
-from report_views import make_show, make_whatif
 
 from foretrace.report.html import Page, render, write
 from foretrace.report.tracks import Track
+from foretrace.report.units import seconds
+from tests.report.report_demo import NASTY, make_tracks
+from tests.report.report_views import make_show, make_whatif
 
 LINE = "document.getElementById('canvas').timeline"
 
@@ -38,6 +39,11 @@ class Opened:
                 return
             self.page.wait_for_timeout(20)
         raise AssertionError(f"never came true: {condition}")
+
+    def follow(self, scheme: str) -> None:
+        """Let the system prefer light or dark."""
+        self.page.emulate_media(color_scheme=scheme)
+        self.until(f"document.documentElement.dataset.theme === '{scheme}'")
 
     def window(self) -> tuple[float, float]:
         t0, t1 = self.page.evaluate(f"[{LINE}.t0, {LINE}.t1]")
@@ -104,6 +110,11 @@ def test_the_canvas_shows_the_colours_of_their_meaning(opened: Opened) -> None:
         "stream 7": [True, False, False],
         "stream 20 (nccl)": [False, True, False],
     }
+
+
+def test_figures_read_as_in_the_tables(opened: Opened) -> None:
+    for value in (0, 4, 999, 999_600, 15_000, 58_100_000, 619_000_000, 1_210_000_000, 12_345_000_000_000, -5_800_000):
+        assert opened.page.evaluate(f"{LINE}.text({value})") == seconds(value / 1e9)
 
 
 def test_wheel_zooms_where_the_pointer_is(opened: Opened) -> None:
@@ -226,21 +237,22 @@ def test_predicted_runs_below_recorded(opened: Opened) -> None:
     assert page.evaluate(f"{LINE}.rows.filter(r => r.lane === 2).length") == 1
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 768, 1280, 1920])
-def test_no_width_overflows(browser: Any, page_file: Path, width: int, scheme: str) -> None:
-    found = Opened(browser, page_file, viewport={"width": width, "height": 800}, color_scheme=scheme)
-    assert found.page.evaluate("document.documentElement.scrollWidth") <= width
-    assert found.page.evaluate("document.documentElement.dataset.theme") == scheme
-    assert found.complaints == []
-    found.context.close()
+def test_no_width_overflows(opened: Opened) -> None:
+    page = opened.page
+    for scheme in ("light", "dark"):
+        opened.follow(scheme)
+        for width in (320, 390, 768, 1024, 1920):
+            page.set_viewport_size({"width": width, "height": 800})
+            opened.until(f"{LINE}.width === document.getElementById('stage').clientWidth")
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert opened.complaints == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_has_contrast(browser: Any, page_file: Path, scheme: str) -> None:
+def test_text_has_contrast(opened: Opened, scheme: str) -> None:
     """WCAG AA for every colour that text is set in, against the background it stands on."""
-    found = Opened(browser, page_file, color_scheme=scheme)
-    ratios = found.page.evaluate(
+    opened.follow(scheme)
+    ratios = opened.page.evaluate(
         """(() => {
           const css = getComputedStyle(document.documentElement);
           const lum = (name) => {
@@ -258,7 +270,6 @@ def test_text_has_contrast(browser: Any, page_file: Path, scheme: str) -> None:
           });
         })()"""
     )
-    found.context.close()
     limits = {"on-dark on compute": 3.0, "on-dark on data": 3.0}  # bold labels inside bars, said again in the legend
     assert {pair: round(r, 2) for pair, r in ratios if r < limits.get(pair, 4.5)} == {}
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import gzip
 import json
 from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from report_demo import NASTY
 
 from foretrace.errors import ForetraceError
 from foretrace.report.perfetto import export, write
 from foretrace.report.tracks import Track
+from tests.report.report_demo import NASTY
 
 
 def events(tracks: list[Track], **options: Any) -> list[dict[str, Any]]:
@@ -64,13 +65,13 @@ def test_rows_never_cross(tracks: list[Track]) -> None:
                 rows[e["pid"], e["tid"]].append((round(e["ts"] * 1000), round((e["ts"] + e["dur"]) * 1000)))
         for slices in rows.values():
             slices.sort()
-            assert all(a[1] <= b[0] for a, b in zip(slices, slices[1:], strict=False))
+            assert all(a[1] <= b[0] for a, b in pairwise(slices))
     assert any("overlapping" in e["args"].get("name", "") for e in events([crossed]) if e["ph"] == "M")
 
 
 def test_arrows_leave_and_reach_slices(tracks: list[Track]) -> None:
     found = events(tracks)
-    slices = {(e["pid"], e["tid"]): [] for e in found if e["ph"] == "X"}
+    slices: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
     for e in found:
         if e["ph"] == "X":
             slices[e["pid"], e["tid"]].append((e["ts"], e["ts"] + e["dur"]))

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import base64
 import zlib
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
-from report_demo import demo_graph, make_tracks
 
 from foretrace.graph.taskgraph import EdgeKind, TaskKind
-from foretrace.report.tracks import COLUMNS, NO_EDGE, Track, binding_edges, pack
+from foretrace.report.tracks import NO_EDGE, Track, binding_edges, pack
 from foretrace.simulate.replay import replay
+from tests.report.report_demo import demo_graph, make_tracks
 
 
 def unpack(meta: dict[str, Any], data: str) -> list[dict[str, Any]]:
@@ -29,7 +30,7 @@ def unpack(meta: dict[str, Any], data: str) -> list[dict[str, Any]]:
             at += n * width
         start = np.zeros(n, dtype=np.int64)
         heads = [first for _, first in track["lanes"]] + [n]
-        for first, last in zip(heads[:-1], heads[1:], strict=True):
+        for first, last in pairwise(heads):
             start[first:last] = np.cumsum(columns["gap"][first:last].astype(np.int64)) * track["tick"]
         columns["start"] = start
         columns["end"] = start + columns["dur"].astype(np.int64) * track["tick"]
@@ -72,11 +73,11 @@ def test_causes_point_at_the_binding_task(tracks: list[Track]) -> None:
     track, (columns,) = tracks[0], unpack(meta, data)
     source, why = binding_edges(track.graph, track.start, track.end)
     cause = np.arange(len(source)) - columns["cause"]
+    called = [meta["names"][i] for i in columns["name"]]
     named = [
-        (meta["names"][columns["name"][i]], int(columns["start"][i]), meta["names"][columns["name"][cause[i]]], int(columns["why"][i]))
-        for i in range(len(source))
-        if columns["cause"][i]
-    ]  # fmt: skip
+        (called[i], int(columns["start"][i]), called[cause[i]], int(columns["why"][i]))
+        for i in np.flatnonzero(columns["cause"])
+    ]
     names, name = track.graph.names, track.graph.name
     want = [
         (names[name[v]], int(track.start[v]), names[name[source[v]]], int(why[v])) for v in np.flatnonzero(source >= 0)

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
 from dataclasses import replace as with_fields
+from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretrace.errors import ForetraceError, GraphError
-from foretrace.graph.assemble import assemble
-from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, GraphInfo, Lane, TaskGraph, TaskKind
-from foretrace.simulate import twins
+from foretrace.errors import ForetraceError, GraphError, MissingExtraError
+from foretrace.graph.taskgraph import EdgeKind, TaskGraph, TaskKind
+from foretrace.simulate import engine, twins
 from foretrace.simulate.replay import replay, replay_variants
 from foretrace.simulate.schedule import Waits, schedule, schedule_in_order
-from foretrace.trace.trace import LaneKind
+from foretrace.simulate.timeline import simulate
+from tests.simulate.small import small_graph
 from tests.strategies import task_graphs
 
 
@@ -78,21 +80,43 @@ def test_an_unordered_lane_runs_one_task_at_a_time(graph: TaskGraph) -> None:
 def test_python_engine_gives_the_same(graph: TaskGraph) -> None:
     group = (graph.name % 3).astype(np.int32)
     scale = np.array([[0.5, 1.0], [1.0, 0.3], [0.0, 1.0]])
-    fast = (*replay(graph), *schedule(graph), replay_variants(graph, group, scale))
+
+    def answers() -> list[npt.NDArray[np.int64]]:
+        slack = simulate(graph).slack()
+        return [*replay(graph), *schedule(graph), replay_variants(graph, group, scale), slack]
+
+    fast = answers()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FORETRACE_ENGINE", "python")
-        slow = (*replay(graph), *schedule(graph), replay_variants(graph, group, scale))
+        slow = answers()
     assert all(np.array_equal(a, b) for a, b in zip(fast, slow, strict=True))
 
 
 def test_unknown_engine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORETRACE_ENGINE", "fortran")
     with pytest.raises(ForetraceError, match="choose numba or python"):
-        replay(_graph([(0, TaskKind.CPU, 5)], []))
+        replay(small_graph([(0, TaskKind.CPU, 5)], []))
+
+
+def test_a_machine_without_numba_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("foretrace.simulate.engine", raising=False)
+    monkeypatch.setitem(sys.modules, "foretrace.simulate.engine", None)
+    with pytest.raises(MissingExtraError, match="set FORETRACE_ENGINE=python"):
+        replay(small_graph([(0, TaskKind.CPU, 5)], []))
+
+
+def test_memory_mapped_columns_compile_nothing_new(tmp_path: Path) -> None:
+    graph = small_graph([(0, TaskKind.CPU, 5), (0, TaskKind.CPU, 6)], [(0, 1, EdgeKind.PROGRAM, 0, False)])
+    replay(graph)
+    np.save(tmp_path / "dur.npy", graph.dur)
+    mapped = np.load(tmp_path / "dur.npy", mmap_mode="r")
+    versions = len(engine.replay.signatures)
+    assert replay(graph.with_columns(dur=mapped))[1].tolist() == [5, 11]
+    assert len(engine.replay.signatures) == versions
 
 
 def test_wrong_shapes_are_refused() -> None:
-    graph = _graph([(0, TaskKind.CPU, 5)], [])
+    graph = small_graph([(0, TaskKind.CPU, 5)], [])
     group = np.zeros(1, dtype=np.int32)
     with pytest.raises(ValueError, match="labels below 0"):
         replay_variants(graph, group, np.ones((0, 2)))
@@ -104,7 +128,7 @@ def test_wrong_shapes_are_refused() -> None:
 
 def test_replay_reads_the_equation() -> None:
     """The start is max(release, anchors + lags) + delay, by hand."""
-    graph = _graph(
+    graph = small_graph(
         [(0, TaskKind.CALL, 10), (1, TaskKind.KERNEL, 50), (1, TaskKind.KERNEL, 7), (0, TaskKind.RETURN, 0)],
         [
             (0, 1, EdgeKind.LAUNCH, 4, True),  # 4 after the start of the call
@@ -122,7 +146,7 @@ def test_replay_reads_the_equation() -> None:
 
 def test_a_removed_task_takes_no_time_but_keeps_order() -> None:
     """Two kernels, the second gone: its wait still waits for the first; its launch and its gap are ignored."""
-    graph = _graph(
+    graph = small_graph(
         [
             (0, TaskKind.CALL, 5), (1, TaskKind.KERNEL, 50), (0, TaskKind.CALL, 100), (1, TaskKind.KERNEL, 30),
             (0, TaskKind.RETURN, 0),
@@ -141,14 +165,14 @@ def test_a_removed_task_takes_no_time_but_keeps_order() -> None:
 
 
 def test_scaled_durations_round_halves_to_even() -> None:
-    graph = _graph([(0, TaskKind.CPU, 5), (1, TaskKind.KERNEL, 7), (2, TaskKind.KERNEL, 10**15 + 1)], [])
+    graph = small_graph([(0, TaskKind.CPU, 5), (1, TaskKind.KERNEL, 7), (2, TaskKind.KERNEL, 10**15 + 1)], [])
     ends = replay_variants(graph, np.zeros(3, dtype=np.int32), np.array([[0.5, 1.0]]), full=True)
     assert ends.tolist() == [[2, 5], [4, 7], [(10**15) // 2, 10**15 + 1]]
 
 
 def test_an_unordered_lane_prefers_small_priorities() -> None:
     """Rows 1-3 are ready when row 0 still runs: the urgent one first, then by ready time, then by row."""
-    graph = _graph(
+    graph = small_graph(
         [(0, TaskKind.KERNEL, 10), (0, TaskKind.KERNEL, 10), (0, TaskKind.KERNEL, 10), (0, TaskKind.KERNEL, 10)],
         [(0, 1, EdgeKind.STREAM, 0, False)],
         ordered=False,
@@ -160,7 +184,7 @@ def test_an_unordered_lane_prefers_small_priorities() -> None:
 
 def test_a_lane_becomes_free_after_tasks_become_ready() -> None:
     """Row 2 is ready at the very moment when the lane becomes free, and more urgent than row 1."""
-    graph = _graph(
+    graph = small_graph(
         [(0, TaskKind.KERNEL, 10), (0, TaskKind.KERNEL, 10), (0, TaskKind.KERNEL, 10)], [], ordered=False
     ).with_columns(release=np.array([0, 1, 10]), priority=np.array([0, 0, -1], dtype=np.int32))
     assert schedule(graph)[0].tolist() == [0, 20, 10]
@@ -174,14 +198,14 @@ def test_a_run_time_wait_waits_for_what_was_launched_before_it() -> None:
     ]  # fmt: skip
     launches = [(0, 1, EdgeKind.LAUNCH, 6, True), (1, 4, EdgeKind.STREAM, 1, False), (3, 4, EdgeKind.LAUNCH, 6, True)]
     waits = Waits(task=np.array([2], dtype=np.int32), lane=np.array([1], dtype=np.int32), lag=np.array([2]))
-    recorded = _graph(
+    recorded = small_graph(
         tasks,
         [
             *launches, (0, 2, EdgeKind.PROGRAM, 0, False), (1, 2, EdgeKind.SYNC, 2, False),
             (2, 3, EdgeKind.PROGRAM, 0, False),
         ],
     )  # fmt: skip
-    moved = _graph(
+    moved = small_graph(
         [tasks[i] for i in (0, 1, 3, 4, 2)],
         [
             (0, 1, EdgeKind.LAUNCH, 6, True), (1, 3, EdgeKind.STREAM, 1, False), (2, 3, EdgeKind.LAUNCH, 6, True),
@@ -196,7 +220,7 @@ def test_a_run_time_wait_waits_for_what_was_launched_before_it() -> None:
 
 def test_waits_that_wait_for_each_other_are_an_error() -> None:
     """The kernel was launched before the wait but needs something that comes after it."""
-    graph = _graph(
+    graph = small_graph(
         [(0, TaskKind.CALL, 5), (0, TaskKind.RETURN, 0), (0, TaskKind.CPU, 5), (1, TaskKind.KERNEL, 30)],
         [
             (0, 1, EdgeKind.PROGRAM, 0, False), (1, 2, EdgeKind.PROGRAM, 0, False), (0, 3, EdgeKind.LAUNCH, 0, False),
@@ -218,39 +242,3 @@ def _waits(draw: st.DrawFn, graph: TaskGraph) -> Waits:
     )
     task, lane, lag = np.array(rows, dtype=np.int64).reshape(-1, 3).T
     return Waits(task=task.astype(np.int32), lane=lane.astype(np.int32), lag=lag.copy())
-
-
-def _graph(
-    tasks: Sequence[tuple[int, int, int]],
-    edges: list[tuple[int, int, EdgeKind, int, bool]],
-    *,
-    ordered: bool = True,
-) -> TaskGraph:
-    """Rows (lane, kind, dur) and (src, dst, kind, lag, from_start); roots are released at 0."""
-    n_lanes = max(lane for lane, _, _ in tasks) + 1
-    targets = {dst for _, dst, _, _, _ in edges}
-    columns = list(zip(*edges, strict=True)) or [()] * 5
-    names = ("cudaLaunchKernel", "kernel", "cudaStreamSynchronize", "other")
-    name = {TaskKind.CALL: 0, TaskKind.KERNEL: 1, TaskKind.RETURN: 2}
-    return assemble(
-        {
-            "lane": np.array([lane for lane, _, _ in tasks]),
-            "kind": np.array([kind for _, kind, _ in tasks]),
-            "dur": np.array([dur for _, _, dur in tasks]),
-            "name": np.array([name.get(TaskKind(kind), 3) for _, kind, _ in tasks]),
-            "release": np.array([NO_RELEASE if row in targets else 0 for row in range(len(tasks))]),
-            "recorded": np.arange(len(tasks)),
-        },
-        {
-            "src": np.array(columns[0], dtype=np.int64),
-            "dst": np.array(columns[1], dtype=np.int64),
-            "edge_kind": np.array(columns[2], dtype=np.int64),
-            "lag": np.array(columns[3], dtype=np.int64),
-            "from_start": np.array(columns[4], dtype=np.bool_),
-        },
-        marks=np.array([0, len(tasks) - 1]),
-        names=names,
-        layers=(),
-        lanes=tuple(Lane(rank=0, kind=LaneKind.GPU if i else LaneKind.CPU, ordered=ordered) for i in range(n_lanes)),
-        info=GraphInfo(),
-    )

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from foretrace.errors import ForetraceError, GraphError
 from foretrace.graph.taskgraph import EdgeKind, TaskGraph, TaskKind
 from foretrace.simulate import twins
-from foretrace.simulate.critical import UNBOUNDED, UNREACHED, tails
+from foretrace.simulate.critical import UNBOUNDED, UNREACHED, reason_name, tails
 from foretrace.simulate.replay import effective, replay
 from foretrace.simulate.schedule import as_run, schedule_in_order
 from foretrace.simulate.sensitivity import range_maximum, with_calls
 from foretrace.simulate.timeline import simulate
+from tests.simulate.small import small_graph
 from tests.strategies import task_graphs
 
 Mask = npt.NDArray[np.bool_]
@@ -241,3 +242,90 @@ def test_mistakes_are_refused(graph: TaskGraph) -> None:
     for answer in (no_steps.blame, no_steps.slack, no_steps.critical_path, no_steps.breakdown, no_steps.lanes):
         with pytest.raises(GraphError, match="no step boundaries"):
             answer()
+
+
+def _launch_and_wait() -> TaskGraph:
+    """A mark, host work, a launch, a kernel, a blocking call, a mark: 20 host work, 5 launch, then 6 to the kernel."""
+    graph = small_graph(
+        [
+            (0, TaskKind.MARK, 0), (0, TaskKind.CPU, 20), (0, TaskKind.CALL, 5), (1, TaskKind.KERNEL, 100),
+            (0, TaskKind.CALL, 3), (0, TaskKind.RETURN, 0), (0, TaskKind.MARK, 0),
+        ],
+        [
+            (0, 1, EdgeKind.PROGRAM, 0, False), (1, 2, EdgeKind.PROGRAM, 0, False), (2, 3, EdgeKind.LAUNCH, 6, True),
+            (2, 4, EdgeKind.PROGRAM, 0, False), (4, 5, EdgeKind.PROGRAM, 0, False), (3, 5, EdgeKind.SYNC, 2, False),
+            (5, 6, EdgeKind.PROGRAM, 0, False),
+        ],
+    )  # fmt: skip
+    return graph.with_columns(delay=np.array([0, 0, 0, 4, 0, 0, 0]))
+
+
+def test_known_critical_path() -> None:
+    """20 of work, launched 6 after the start of the call, 4 of delay, 100 of kernel, 2 until the call returns."""
+    timeline = simulate(_launch_and_wait())
+    path = timeline.critical_path()
+    assert timeline.step_times_ns.tolist() == [132]
+    assert path.task.tolist() == [1, 2, 3, 5, 6]
+    assert [reason_name(reason) for reason in path.reason] == ["window", "program", "launch", "sync", "program"]
+    assert (path.lag_ns.tolist(), path.delay_ns.tolist(), path.work_ns.tolist()) == (
+        [0, 0, 6, 2, 0],
+        [0, 0, 4, 0, 0],
+        [20, 0, 100, 0, 0],
+    )
+    assert [(row.reason, row.lane, row.name, row.time_ns) for row in path.summary()] == [
+        ("work", "gpu", "kernel", 100),
+        ("work", "cpu", "other", 20),
+        ("launch", "", "", 6),
+        ("delay", "", "", 4),
+        ("sync", "", "", 2),
+    ]
+
+
+def test_known_breakdown() -> None:
+    """The device waits 35 for its kernel: 20 + 5 + 3 of host work and 2 blocked; it is blocked 2 more at the end."""
+    breakdown = simulate(_launch_and_wait()).breakdown()
+    assert breakdown.total_ns() == {
+        "compute": 100,
+        "exposed_copy": 0,
+        "exposed_communication": 0,
+        "launch_bound": 28,
+        "data_loading": 0,
+        "synchronisation": 4,
+        "idle": 0,
+    }
+    host, stream = simulate(_launch_and_wait()).lanes()
+    assert host.busy_ns == {TaskKind.CPU: 20, TaskKind.CALL: 8}
+    assert (stream.busy_ns, stream.idle_ns) == ({TaskKind.KERNEL: 100}, 32)
+
+
+def test_known_slack_and_blame() -> None:
+    timeline = simulate(_launch_and_wait())
+    assert timeline.slack().tolist() == [0, 0, 104, 0, 104, 0, 0]
+    rows = {row.name: row for row in timeline.blame("kind")}
+    assert rows["kernel"].saved_if_10pct_faster_s == pytest.approx(10e-9)
+    # Gone with its launch: what remains is the host's work, and the blocking call that waits for nothing.
+    assert rows["kernel"].saved_if_removed_s == pytest.approx((132 - 23) * 1e-9)
+    assert rows["cpu"].saved_if_removed_s == pytest.approx(20e-9)
+    assert [row.name for row in timeline.blame("kind")] == ["kernel", "cpu", "call"]
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_noise_of_the_device_counts_where_the_step_waits_for_it(blocking: bool) -> None:
+    """Four steps of constant host work; kernels vary, and hide behind it unless the step waits for them."""
+    rows, edges = [(0, TaskKind.MARK, 0)], []
+    for kernel in (110, 120, 115, 112):
+        at = len(rows)
+        rows += [(0, TaskKind.CALL, 1), (1, TaskKind.KERNEL, kernel), (0, TaskKind.CPU, 149), (0, TaskKind.MARK, 0)]
+        edges += [
+            (at - 1, at, EdgeKind.PROGRAM, 0, False), (at, at + 1, EdgeKind.LAUNCH, 1, False),
+            (at, at + 2, EdgeKind.PROGRAM, 0, False), (at + 2, at + 3, EdgeKind.PROGRAM, 0, False),
+            (at + 1, at + 3, EdgeKind.SYNC, 100 if blocking else 0, False),
+        ]  # fmt: skip
+    graph = small_graph(rows, edges)
+    marks = np.flatnonzero(graph.kind == TaskKind.MARK)
+    step = (np.searchsorted(marks, np.arange(len(graph)), side="right") - 1).astype(np.int32)
+    interval = simulate(replace(graph, marks=marks.astype(np.int32), step=step)).interval_s()
+    if blocking:
+        assert interval.low_s < 215.5e-9 < interval.high_s  # 1 + 1 + 113.5 + 100, the median of four
+    else:
+        assert interval.low_s == interval.high_s == pytest.approx(150e-9)

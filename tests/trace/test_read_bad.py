@@ -286,7 +286,8 @@ def test_salvage_of_a_set_keeps_its_good_files(tmp_path: Path) -> None:
 
 def test_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foretrace.trace.stream.EXPANSION_FREE", 1 << 20)
-    monkeypatch.setattr("foretrace.trace.kineto.MAX_TEXT", 4 << 20)
+    monkeypatch.setattr("foretrace.trace.kineto.MAX_METADATA", 4 << 20)
+    monkeypatch.setattr("foretrace.trace.kineto.MAX_EVENT", 4 << 20)
     flood = b'{"traceEvents": [' + b"{}," * 2_000_000 + b"{}]}"
     assert "unpacks to more than 400 times its size" in refusal(write(tmp_path / "a.json", gzip.compress(flood)))
     for text in (b" " * (9 << 20), b'{"a": "' + b"x" * (9 << 20), b"[" * (9 << 20), b"[" + b" " * (9 << 20)):
@@ -295,11 +296,18 @@ def test_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_long_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foretrace.trace.kineto.MAX_TEXT", 1 << 20)
+    monkeypatch.setattr("foretrace.trace.kineto.MAX_EVENT", 1 << 20)
     content = document([*training(2), op("x" * (5 << 20), START, 1), *training(2)])
     path = write(tmp_path / "t.json", content)
     assert "event 14" in refusal(path)
     assert len(read(path, salvage=True)) >= 8
+
+
+def test_too_many_broken_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foretrace.trace.kineto.MAX_BROKEN", 50)
+    path = write(tmp_path / "t.json", b'{"traceEvents": [' + b'{"ph": 1},' * 60 + document(training())[1:])
+    with pytest.raises(TraceError, match="more than 50 broken events"):
+        read(path, salvage=True)
 
 
 def test_memory_error_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -214,6 +214,32 @@ def test_a_second_profiler_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_device_times_come_from_events_around_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Event:  # one tick per event, a quarter of a millisecond each
+        made = 0
+
+        def __init__(self, *, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            Event.made += 1
+            self.tick = Event.made
+
+        def elapsed_time(self, other: Event) -> float:
+            return 0.25 * (other.tick - self.tick)
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    with record(tmp_path, **SHORT) as r:
+        for _ in range(9):
+            r.step()
+    assert r.path is not None
+    _, ours = load(r.path)
+    assert [s["device_ns"] for s in ours["steps"]] == [250_000] * 6
+    assert ours["overhead"]["profiled"]["device_ns"] == 250_000
+
+
 @pytest.mark.parametrize("name", ["wait", "warmup", "active", "skip_first"])
 def test_counts_that_cannot_work_are_refused(name: str) -> None:
     wrong: dict[str, Any] = {name: -1}

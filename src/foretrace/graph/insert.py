@@ -33,7 +33,8 @@ from foretrace.graph.taskgraph import (
 class HostTask:
     """A new task of a CPU thread, placed directly after the task in row `after`.
 
-    Layer, step, phase and operator are those of row `like` (by default `after`) unless given.
+    Layer, step, phase and operator are those of row `like` (by default `after`) unless given; a task named like
+    an ATen operator belongs to that operator.
     """
 
     after: int
@@ -42,6 +43,7 @@ class HostTask:
     kind: TaskKind = TaskKind.CPU
     like: int | None = None
     phase: Phase | None = None
+    op: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,7 @@ class DeviceTask:
     kind: TaskKind = TaskKind.KERNEL
     like: int | None = None
     phase: Phase | None = None
+    op: str = ""
     nbytes: int = -1
     flops: float = 0.0
     call_ns: int | None = None
@@ -321,6 +324,8 @@ class _Insertion:
         }
         if task.phase is not None:
             columns["phase"] = int(task.phase)
+        if task.op or task.name.startswith("aten::"):
+            columns["op"] = self._name(task.op or task.name)
         for key, value in {**columns, **given}.items():
             self.tasks[key].append(value)
         return len(graph) + len(self.tasks["kind"]) - 1

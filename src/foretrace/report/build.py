@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,13 @@ from foretrace.report.views import (
     BlameRow,
     BlameView,
     Breakdown,
+    CompareRow,
+    CompareView,
     ShowView,
     SimulateView,
     StepTime,
 )
+from foretrace.simulate.compare import compare as compare_timelines
 from foretrace.simulate.replay import replay
 from foretrace.simulate.schedule import as_run
 from foretrace.simulate.timeline import By, Timeline
@@ -72,14 +76,15 @@ def show(timeline: Timeline, *, path: str = "") -> ShowView:
         attributed_gpu_share=None if info.platform == "cpu" else float(info.attributed_share),
         unexplained_gpu_share=None if info.platform == "cpu" else float(info.unexplained_share),
         holds_back=rows[:HOLDS_BACK],
-        notes=info.notes,
-        next=_next(bottleneck, info.platform, path),
+        notes=_notes(graph),
+        next=_next(bottleneck, rows, info.platform, path),
     )
 
 
 def blame(timeline: Timeline, by: By = "name", *, path: str = "") -> BlameView:
     """Suspects ranked by what the step would save if they were 10 % faster."""
     rows = _rows(timeline, by)
+    suggestion = _next(headline.bottleneck(breakdowns(timeline)[0]), rows, timeline.graph.info.platform, path)
     return BlameView(
         headline=headline.blame(rows, timeline.step_time_s, every=timeline.graph.n_steps > 1),
         source=_source(path, timeline.graph.info.source),
@@ -88,7 +93,7 @@ def blame(timeline: Timeline, by: By = "name", *, path: str = "") -> BlameView:
         by=by,
         step_time_s=timeline.step_time_s,
         rows=rows,
-        next=_next(headline.bottleneck(breakdowns(timeline)[0]), timeline.graph.info.platform, path),
+        next="" if suggestion == _blame_by_layer(path) else suggestion,
     )
 
 
@@ -115,8 +120,55 @@ def simulate(timeline: Timeline, *, path: str = "", level: float = 0.8) -> Simul
         interval_s=(interval.low_s, interval.high_s),
         interval_level=interval.level,
         interval_source=interval.source,
-        notes=graph.info.notes,
+        notes=_notes(graph),
         next=f"foretrace check {shlex.quote(path)}" if path else "",
+    )
+
+
+def compare(before: Timeline, after: Timeline, *, before_path: str = "", after_path: str = "") -> CompareView:
+    """Two recordings or predictions, and the parts and layers in which their difference lies."""
+    found = compare_timelines(before, after)
+    (parts_before, _), (parts_after, _) = breakdowns(before), breakdowns(after)
+    moved = Breakdown(**{part: parts_after.parts()[part] - parts_before.parts()[part] for part in PARTS})
+    infos = before.graph.info, after.graph.info
+    platform = infos[0].platform if infos[0].platform == infos[1].platform else ""
+    before_s, after_s = before.step_time_s, after.step_time_s
+    return CompareView(
+        headline=headline.compare(before_s, after_s, moved, platform=platform),
+        platform=platform,
+        before_source=_source(before_path, infos[0].source),
+        after_source=_source(after_path, infos[1].source),
+        before_steps=before.graph.n_steps,
+        after_steps=after.graph.n_steps,
+        before_s=before_s,
+        after_s=after_s,
+        change_s=after_s - before_s,
+        speedup=before_s / after_s if after_s else 0.0,
+        before_time_s=step_time(before),
+        after_time_s=step_time(after),
+        breakdown_before_s=parts_before,
+        breakdown_after_s=parts_after,
+        breakdown_change_s=moved,
+        matched_share=found.matched_share,
+        rows=tuple(
+            CompareRow(
+                name=row.layer,
+                phase=row.phase,
+                before_s=row.before_ns / 1e9,
+                after_s=row.after_ns / 1e9,
+                change_s=(row.after_ns - row.before_ns) / 1e9,
+                critical_before_s=row.critical_before_ns / 1e9,
+                critical_after_s=row.critical_after_ns / 1e9,
+                matched=row.matched,
+                changed=row.changed,
+                replaced=row.replaced,
+                only_before=row.only_before,
+                only_after=row.only_after,
+            )
+            for row in found.rows
+        ),
+        notes=_compare_notes(before, after),
+        next="",
     )
 
 
@@ -169,6 +221,19 @@ def _rows(timeline: Timeline, by: By) -> tuple[BlameRow, ...]:
     )
 
 
+def _compare_notes(before: Timeline, after: Timeline) -> tuple[str, ...]:
+    """What makes the two sides less comparable than their numbers look."""
+    notes = []
+    first, second = before.graph, after.graph
+    if _device(first) != _device(second):
+        notes.append(f"The sides ran on different devices: {_device(first) or 'CPU'} and {_device(second) or 'CPU'}.")
+    if first.info.world_size != second.info.world_size:
+        notes.append(f"The sides ran on {first.info.world_size} and {second.info.world_size} ranks.")
+    if first.info.step_source != second.info.step_source:
+        notes.append(f"Their steps are bounded by {first.info.step_source} and {second.info.step_source}.")
+    return tuple(notes)
+
+
 def _device(graph: TaskGraph) -> str:
     """Name of the device that most of the work ran on, "" if the recording does not say."""
     names = graph.info.devices
@@ -185,10 +250,21 @@ def _relative(value: float, reference: float) -> float:
     return (value - reference) / reference if reference else 0.0
 
 
-def _next(bottleneck: str, platform: str, path: str) -> str:
+def _notes(graph: TaskGraph) -> tuple[str, ...]:
+    """What was done to the recording before any question was asked, and what its builder wants known."""
+    return tuple(change.what for change in graph.changes if not change.technique) + graph.info.notes
+
+
+def _next(bottleneck: str, rows: Sequence[BlameRow], platform: str, path: str) -> str:
+    """The command that looks into what holds the step back, "" without a file to name."""
+    technique = FIRST_TRY.get(bottleneck)
+    if platform == "cpu" and technique == "cuda-graphs":
+        loop = any(row.name.startswith("Optimizer.step") for row in rows[:HOLDS_BACK])
+        technique = "fused-optimizer" if loop else None
     if not path:
         return ""
-    technique = FIRST_TRY.get(bottleneck)
-    if technique is None or (platform == "cpu" and technique == "cuda-graphs"):
-        return f"foretrace blame {shlex.quote(path)} --by layer"
-    return f"foretrace whatif {shlex.quote(path)} --do {technique}"
+    return f"foretrace whatif {shlex.quote(path)} --do {technique}" if technique else _blame_by_layer(path)
+
+
+def _blame_by_layer(path: str) -> str:
+    return f"foretrace blame {shlex.quote(path)} --by layer"

@@ -164,11 +164,13 @@ def _compute(breakdown: Breakdown, rows: Sequence[BlameRow], *, platform: str, e
 
 def simulate(step_s: float, measured_s: float, structural_error: float) -> str:
     """How well the replay stands for the recording."""
-    error = abs(step_s - measured_s) / measured_s if measured_s else 0.0
-    exact = "exactly the" if error < 5e-6 else f"with {share(error)} error the"
+    error = (step_s - measured_s) / measured_s if measured_s else 0.0
+    structural = f"with typical instead of recorded waits it is {share(abs(structural_error))} off."
+    if abs(error) < 5e-6:
+        return f"The replay takes exactly the recorded {seconds(measured_s)} per step; {structural}"
     return (
-        f"The replay gives {exact} recorded {seconds(measured_s)} per step; with typical instead of "
-        f"recorded waits it is {share(abs(structural_error))} off."
+        f"The replay takes {seconds(step_s)} per step where {seconds(measured_s)} were recorded "
+        f"({share(abs(error))} {'more' if error > 0 else 'less'}); {structural}"
     )
 
 
@@ -178,11 +180,10 @@ def blame(rows: Sequence[BlameRow], step_s: float, *, every: bool) -> str:
     if not named:
         return "Nothing in this recording would make the step faster if it were 10 % faster itself."
     top = named[0]
-    unit = unit_for(step_s)
     return (
         f"{short_name(top.name)} holds the step back most: without it, "
         f"{of(top.saved_if_removed_s, step_s, every=every)} would be saved, "
-        f"{in_unit(top.saved_if_10pct_faster_s, unit)} if it were 10 % faster."
+        f"{seconds(top.saved_if_10pct_faster_s)} if it were 10 % faster."
     )
 
 

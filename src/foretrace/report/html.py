@@ -133,6 +133,7 @@ def _breakdown(breakdown: Breakdown, platform: str) -> dict[str, Any]:
                 "percent": share(value / total) if total and value else "",
             }
             for name, value in parts.items()
+            if value or platform != "cpu"  # most parts need a device
         ],
     }
 

@@ -143,7 +143,8 @@ def _show(view: ShowView, terminal: Terminal, rows: int) -> list[RenderableType]
 
 def _blame(view: BlameView, terminal: Terminal, rows: int) -> list[RenderableType]:
     parts: list[RenderableType] = [_bold(view.headline), ""]
-    parts.append(_ranking(view.rows[:rows], f"by {view.by}, per step of {seconds(view.step_time_s)}", terminal))
+    title = f"by {view.by}, per step of {seconds(view.step_time_s)}"
+    parts.append(_ranking(view.rows[:rows], title, view.platform, terminal))
     if len(view.rows) > rows:
         more = len(view.rows) - rows
         parts.append(_note(f"{count(more)} more {'row' if more == 1 else 'rows'}: --top {len(view.rows)} or --json."))
@@ -281,6 +282,8 @@ def _breakdown_line(breakdown: Breakdown, platform: str, terminal: Terminal) -> 
     unit = unit_for(sum(parts.values()))
     text, used = Text(), 0
     for name, value in sorted(parts.items(), key=lambda item: (item[0] != "compute", -item[1])):
+        if platform == "cpu" and not value:  # most parts need a device
+            continue
         word = f"{part_word(name, platform)} {in_unit(value, unit)}"
         if used and used + 3 + len(word) > terminal.width - 2:
             text.append("\n")
@@ -310,7 +313,7 @@ def _bar_line(
         line = Text("  ")
     else:
         lines = []
-        line.pad_right(max(at - len(line.plain), 1))
+        line.pad_right(max(at - len(line.plain), 1 if label else 0))
     if total <= 0 or room < 8:
         return [*lines, line]
     room = min(room, 48)

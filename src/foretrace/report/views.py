@@ -217,7 +217,7 @@ class CompareRow(msgspec.Struct, frozen=True, kw_only=True):
     """One layer and phase of both sides in a typical step; 0 on the side that lacks it.
 
     `before_s` and `after_s` are busy times; `critical_*_s` are what the layer adds to the critical path,
-    waits included, so over all rows they sum to the step.
+    waits included, so over all rows they sum to the compared step.
     """
 
     name: str

@@ -9,32 +9,36 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.graph.taskgraph import Phase, TaskGraph
-#from foretrace.simulate.timeline import Timeline
+from foretrace.graph.taskgraph import Phase, TaskKind
+from foretrace.simulate.replay import effective
+from foretrace.simulate.timeline import Timeline
+from foretrace.trace.trace import LaneKind
 
 Int64 = npt.NDArray[np.int64]
 Pair = tuple[int, int]
+Key = tuple[int, ...]
 
 ROUNDS = 12  # refinements of an alignment; what is not aligned by then has no order in common
 SAME = 0.02  # tasks whose durations agree to this share count as unchanged
+_TAKES_NO_TIME = (TaskKind.RETURN, TaskKind.MARK, TaskKind.JOIN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerDifference:
-    """One layer of both runs, in a typical step; times in ns.
+    """One layer (the operator or task where the layer is unknown) of both runs, in a typical step; times in ns.
 
     `before_ns` and `after_ns` are busy times (work on any lane); `critical_*_ns` are what the layer contributes to
     the critical path, waits included, so that over all layers they sum to the step.
     """
 
     layer: str
-    phase: str
+    phase: str  # "" if unknown
     before_ns: int
     after_ns: int
     critical_before_ns: int
@@ -50,10 +54,153 @@ class LayerDifference:
 class Comparison:
     """What `compare` found, rows by the size of their part in the difference of the step."""
 
-    before_ns: int  # the typical step that was compared
+    before_ns: int  # the typical steps that were compared
     after_ns: int
     rows: tuple[LayerDifference, ...]
     matched_share: float  # share of both sides' busy time in matched tasks
+
+
+def compare(before: Timeline, after: Timeline) -> Comparison:
+    """Match the tasks of the median steps of two runs and sum up, layer by layer, what became of them."""
+    vocabulary: dict[str, int] = {}
+    sides = (_Side(before, vocabulary), _Side(after, vocabulary))
+    pairs, replaced = _match(*sides)
+    layers: dict[tuple[str, str], _Sums] = defaultdict(_Sums)
+    for which, side in enumerate(sides):
+        for row, label in enumerate(side.labels):
+            layers[label].busy[which] += int(side.dur[row])
+            layers[label].alone[which] += 1
+        for label, time in side.on_critical_path():
+            layers[label].critical[which] += time
+    left, right = sides
+    for a, b in pairs:
+        one, other = layers[left.labels[a]], layers[right.labels[b]]
+        one.alone[0] -= 1
+        other.alone[1] -= 1
+        one.matched += 1
+        one.changed += abs(int(right.dur[b]) - int(left.dur[a])) > SAME * max(int(left.dur[a]), 1)
+        one.replaced += (a, b) in replaced
+    rows = [
+        LayerDifference(
+            layer=layer,
+            phase=phase,
+            before_ns=sums.busy[0],
+            after_ns=sums.busy[1],
+            critical_before_ns=sums.critical[0],
+            critical_after_ns=sums.critical[1],
+            matched=sums.matched,
+            changed=sums.changed,
+            replaced=sums.replaced,
+            only_before=sums.alone[0],
+            only_after=sums.alone[1],
+        )
+        for (layer, phase), sums in layers.items()
+    ]
+    rows.sort(
+        key=lambda r: (
+            -abs(r.critical_after_ns - r.critical_before_ns),
+            -abs(r.after_ns - r.before_ns),
+            r.layer,
+            r.phase,
+        )
+    )
+    both = sum(int(left.dur[a]) + int(right.dur[b]) for a, b in pairs)
+    return Comparison(
+        before_ns=left.step_ns,
+        after_ns=right.step_ns,
+        rows=tuple(rows),
+        matched_share=both / max(int(left.dur.sum() + right.dur.sum()), 1),
+    )
+
+
+class _Sums:
+    """What is summed up for a layer, before and after."""
+
+    def __init__(self) -> None:
+        self.busy, self.critical, self.alone = [0, 0], [0, 0], [0, 0]
+        self.matched = self.changed = self.replaced = 0
+
+
+class _Side:
+    """The tasks of the median step of a run that take time, lane by lane in the order in which they ran."""
+
+    def __init__(self, timeline: Timeline, vocabulary: dict[str, int]) -> None:
+        self.timeline, graph = timeline, timeline.graph
+        order = np.argsort(timeline.step_times_ns, kind="stable")
+        self.step = int(order[(len(order) - 1) // 2])
+        self.step_ns = int(timeline.step_times_ns[self.step])
+        takes_time = (graph.step == self.step) & ~graph.gone & ~np.isin(graph.kind, _TAKES_NO_TIME)
+        self.rows = np.flatnonzero(takes_time)
+        self.rows = self.rows[np.argsort(timeline.start[self.rows], kind="stable")]
+        self.dur = effective(graph).dur[self.rows]
+        self.labels = [self._label(v) for v in self.rows.tolist()]
+
+        def shared(column: npt.NDArray[np.int32], table: Sequence[str]) -> list[int]:
+            used, inverse = np.unique(column[self.rows], return_inverse=True)
+            known = [-1 if i < 0 else vocabulary.setdefault(table[i], len(vocabulary)) for i in used.tolist()]
+            return np.array([*known, -1], dtype=np.int64)[inverse].tolist()
+
+        phase = graph.phase[self.rows].tolist()
+        name = shared(graph.name, graph.names)
+        self.place: list[Key] = list(
+            zip(phase, shared(graph.layer, graph.layers), shared(graph.op, graph.names), strict=True)
+        )
+        self.key: list[Key] = [(*place, word) for place, word in zip(self.place, name, strict=True)]
+        self.lanes = self._lanes()
+
+    def _label(self, v: int) -> tuple[str, str]:
+        graph = self.timeline.graph
+        phase = Phase(int(graph.phase[v]))
+        if graph.layer[v] >= 0:
+            text = graph.layers[graph.layer[v]]
+        elif graph.kind[v] == TaskKind.DATA:
+            text = "data loading"  # whichever loader hands the batch over
+        else:
+            text = graph.names[graph.op[v] if graph.op[v] >= 0 else graph.name[v]]
+        return text, phase.name.lower() if phase else ""
+
+    def _lanes(self) -> dict[Key, list[int]]:
+        """Positions in `rows` by (rank, kind of lane, number): threads as one lane, streams by busy time."""
+        graph = self.timeline.graph
+        lane_of = graph.lane[self.rows]
+        busy = np.bincount(lane_of, weights=self.dur, minlength=len(graph.lanes))
+        number: dict[int, Key] = {}
+        seen: dict[Key, int] = defaultdict(int)
+        for lane in np.argsort(-busy, kind="stable").tolist():
+            group = (graph.lanes[lane].rank, int(graph.lanes[lane].kind))
+            number[lane] = (*group, seen[group])
+            if graph.lanes[lane].kind == LaneKind.GPU:
+                seen[group] += 1
+        lanes: dict[Key, list[int]] = defaultdict(list)
+        for position, lane in enumerate(lane_of.tolist()):
+            lanes[number[lane]].append(position)
+        return lanes
+
+    def on_critical_path(self) -> Iterator[tuple[tuple[str, str], int]]:
+        """(label, ns) of every piece of the critical path inside the step; the pieces sum to the step."""
+        path, marks = self.timeline.critical_path(), self.timeline.end[self.timeline.graph.marks]
+        reached = marks[0] + np.cumsum(path.lag_ns + path.delay_ns + path.work_ns)
+        inside = np.clip(np.concatenate(([marks[0]], reached)), marks[self.step], marks[self.step + 1])
+        for task, time in zip(path.task.tolist(), np.diff(inside).tolist(), strict=True):
+            if time:
+                yield self._label(task), time
+
+
+def _match(before: _Side, after: _Side) -> tuple[list[Pair], set[Pair]]:
+    """Pairs of positions that are the same task, and those among them that carry another name."""
+    pairs: list[Pair] = []
+    replaced: set[Pair] = set()
+    for lane in before.lanes.keys() & after.lanes.keys():
+        left, right = before.lanes[lane], after.lanes[lane]
+        same = align([before.key[i] for i in left], [after.key[i] for i in right])
+        found = [(left[a], right[b]) for a, b in same]
+        taken = ({a for a, _ in found}, {b for _, b in found})
+        rest = [i for i in left if i not in taken[0]], [i for i in right if i not in taken[1]]
+        other = align([before.place[i] for i in rest[0]], [after.place[i] for i in rest[1]])
+        renamed = [(rest[0][a], rest[1][b]) for a, b in other]
+        replaced.update(renamed)
+        pairs += found + renamed
+    return pairs, replaced
 
 
 def align(before: Sequence[Hashable], after: Sequence[Hashable]) -> list[Pair]:

@@ -241,25 +241,20 @@ READY, DUR, DELAY, MISSING, FIRST_OUT, LAST_OUT, LANE, PRIORITY = range(8)  # RE
 
 
 @nb.njit(cache=True, error_model="numpy")
-def schedule(
+def successors(
     in_ptr: Int64, src: UInt32, edge_kind: UInt8, from_start: UInt8, lag: Int64, dur: Int64, delay: Int64,
-    release: Int64, lane: Int32, priority: Int32, gone: UInt8, ordered: UInt8, waited: UInt8, wait_ptr: Int64,
-    wait_lane: Int32, wait_lag: Int64, task: Int64, out: Int64, queue: Int64, events: Int64, start: Int64,
-    end: Int64, order: Int32,
+    release: Int64, lane: Int32, priority: Int32, ordered: UInt8, wait_ptr: Int64, task: Int64, out: Int64,
 ) -> int:  # fmt: skip
-    """Fill `start`, `end` and `order` (rows as they were decided); return how many tasks could be decided.
+    """Fill the tables of `schedule` and return the number of edges in them.
 
-    `wait_ptr` (n + 1) assigns rows of `wait_lane`, `wait_lag` to tasks; it is empty where nothing waits at run time.
-    Scratch space: `task` (n, 8), `out` (m, 2), heaps `queue` (3 n) and `events` (3 (n + lanes)) with three keys a
-    row; the caller allocates it because numpy asks for huge pages, without which most of the time goes to the TLB.
+    `task` (n, 8) has the columns above; `out` has the edges that hold in every order, grouped by source: (successor
+    · 4 + launches it · 2 + leaves from the start, lag).
     """
-    n, n_lanes = len(dur), len(ordered)
+    n = len(dur)
     waiting = len(wait_ptr) > 0
     for v in range(n):
         task[v, READY], task[v, DUR], task[v, DELAY], task[v, MISSING] = release[v], dur[v], delay[v], 0
-        task[v, FIRST_OUT], task[v, LAST_OUT], task[v, LANE], task[v, PRIORITY] = 0, 0, lane[v], priority[v]
-
-    # Edges by source: (successor · 4 + launches it · 2 + leaves from the start, lag).
+        task[v, LANE], task[v, PRIORITY] = lane[v], priority[v]
     out_ptr = np.zeros(n + 2, dtype=np.int32)
     for v in range(n):
         resolves = waiting and wait_ptr[v + 1] > wait_ptr[v]
@@ -270,7 +265,6 @@ def schedule(
                 task[v, MISSING] += 1
     for v in range(n):
         out_ptr[v + 2] += out_ptr[v + 1]
-    n_out = out_ptr[n + 1]
     for v in range(n):
         resolves = waiting and wait_ptr[v + 1] > wait_ptr[v]
         by_call = False
@@ -286,14 +280,26 @@ def schedule(
                 out_ptr[u + 1] = place + 1
     for v in range(n):
         task[v, FIRST_OUT], task[v, LAST_OUT] = out_ptr[v], out_ptr[v + 1]
+    return int(out_ptr[n])
+
+
+@nb.njit(cache=True, error_model="numpy")
+def schedule(
+    task: Int64, out: Int64, lane_ptr: Int64, ordered: UInt8, gone: UInt8, waited: UInt8, wait_ptr: Int64,
+    wait_lane: Int32, wait_lag: Int64, queue: Int64, events: Int64, start: Int64, end: Int64, order: Int32,
+) -> int:  # fmt: skip
+    """Fill `start`, `end` and `order` (rows as they were decided); return how many tasks could be decided.
+
+    `lane_ptr` (lanes + 1) counts the tasks of the lanes. `wait_ptr` (n + 1) assigns rows of `wait_lane`, `wait_lag`
+    to tasks; it is empty where nothing waits at run time. `queue` (3 n) and `events` (3 (n + lanes)) are scratch space
+    for heaps with three keys a row. The caller allocates the large arrays because numpy asks for huge pages, without
+    which most of the time goes into address translation.
+    """
+    n, n_out, n_lanes = len(task), len(out), len(ordered)
+    waiting = len(wait_ptr) > 0
 
     # Tasks that wait for an unordered lane: one heap (priority, ready, row) per lane, each in a slice of `queue`.
     # Events: one heap (time, priority or LANE_FREE, row or lane).
-    lane_ptr = np.zeros(n_lanes + 1, dtype=np.int64)
-    for v in range(n):
-        lane_ptr[lane[v] + 1] += 1
-    for i in range(n_lanes):
-        lane_ptr[i + 1] += lane_ptr[i]
     queued = np.zeros(n_lanes, dtype=np.int64)
     free = np.full(n_lanes, NO_RELEASE, dtype=np.int64)
     n_events = 0
@@ -321,7 +327,7 @@ def schedule(
             unlaunched[out[p, 0] >> 2] += (out[p, 0] >> 1) & 1
         for v in range(n):
             if unlaunched[v] == 0 and not gone[v]:
-                i = lane[v]
+                i = task[v, LANE]
                 _push(launched, lane_ptr[i], n_launched[i], NO_RELEASE, v, 0)
                 n_launched[i] += 1
 

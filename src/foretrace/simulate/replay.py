@@ -128,7 +128,7 @@ def replay_variants(
         removed[1:, :n_variants] = gone
         factors[removed] = 0.0
         stays = by_block(np.where(removed, np.int64(0), np.int64(-1)), blocks)
-        any_gone = by_block(removed, blocks).any(axis=2).astype(np.uint8)
+        any_gone = np.asarray(by_block(removed, blocks).any(axis=2), dtype=np.uint8)
     in_ptr, src, from_start = structure(graph)
     read, slot, used = engine.value_slots(in_ptr, src, from_start)
     in_order = np.argsort(rows, kind="stable")

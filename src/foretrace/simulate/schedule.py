@@ -92,12 +92,18 @@ def schedule_in_order(graph: TaskGraph, *, waits: Waits | None = None) -> Schedu
     ordered = np.array([lane.ordered for lane in graph.lanes], dtype=np.uint8)
     start, end = np.empty(n, dtype=np.int64), np.empty(n, dtype=np.int64)
     order = np.empty(n, dtype=np.int32)
-    scratch = [np.empty(shape, dtype=np.int64) for shape in ((n, 8), (graph.edges, 2), 3 * n, 3 * (n + n_lanes))]
-    done = engine.schedule(
+    task, out = np.empty((n, 8), dtype=np.int64), np.empty((graph.edges, 2), dtype=np.int64)
+    kept = engine.successors(
         in_ptr, src, fixed(graph.edge_kind), from_start, fixed(columns.lag), fixed(columns.dur),
-        fixed(columns.delay), fixed(graph.release), fixed(graph.lane), fixed(graph.priority),
-        fixed(graph.gone).view(np.uint8), ordered, waited, wait_ptr, fixed(wait_lane), fixed(wait_lag), *scratch,
-        start, end, order,
+        fixed(columns.delay), fixed(graph.release), fixed(graph.lane), fixed(graph.priority), ordered, wait_ptr,
+        task, out,
+    )  # fmt: skip
+    lane_ptr = np.zeros(n_lanes + 1, dtype=np.int64)
+    np.cumsum(np.bincount(graph.lane, minlength=n_lanes), out=lane_ptr[1:])
+    queue, events = np.empty(3 * n, dtype=np.int64), np.empty(3 * (n + n_lanes), dtype=np.int64)
+    done = engine.schedule(
+        task, out[:kept], lane_ptr, ordered, fixed(graph.gone).view(np.uint8), waited, wait_ptr, fixed(wait_lane),
+        fixed(wait_lag), queue, events, start, end, order,
     )  # fmt: skip
     if done < n:
         _stuck(graph, order[:done])

@@ -101,15 +101,10 @@ def add_workers(
             "src": src,
             "dst": dst,
             "edge_kind": np.repeat([int(part[2]) for part in parts], sizes),
-            "lag": np.concatenate(
-                [np.broadcast_to(part[3], size) for part, size in zip(parts, sizes, strict=True)]
-            ),
+            "lag": np.concatenate([np.broadcast_to(part[3], size) for part, size in zip(parts, sizes, strict=True)]),
         },
         names=(WORKER,),
-        lanes=[
-            Lane(rank=lane.rank, kind=LaneKind.MODEL, stream=i, label=f"loader worker {i}")
-            for i in range(workers)
-        ],
+        lanes=[Lane(rank=lane.rank, kind=LaneKind.MODEL, stream=i, label=f"loader worker {i}") for i in range(workers)],
         change=change,
     )
     return result

@@ -29,9 +29,7 @@ class PrefetchData(Technique):
 
     name: ClassVar[str] = "prefetch-data"
     summary: ClassVar[str] = "data loader with worker processes: batches are prepared while the step computes"
-    source: ClassVar[str] = (
-        "torch.utils.data.DataLoader (num_workers, prefetch_factor); DS-Analyzer (VLDB 2021)"
-    )
+    source: ClassVar[str] = "torch.utils.data.DataLoader (num_workers, prefetch_factor); DS-Analyzer (VLDB 2021)"
 
     workers: int = parameter(4, doc="number of worker processes")
     prefetch_factor: int = parameter(2, doc="batches ordered ahead per worker")
@@ -51,11 +49,12 @@ class PrefetchData(Technique):
         why="a worker has no training loop in its caches, but copies each batch to shared memory",
     )
     host_contention: float | None = prior(
-        1.1,
+        1.15,
         1.0,
-        1.3,
+        1.4,
         doc="slow-down of the training process while a worker runs",
-        why="shared caches and memory bandwidth; a lower clock with more cores busy (up to 1.2 by itself)",
+        why="lower clock with more cores busy (1.05 to 1.2), shared caches and memory (up to 1.1); a worker on the "
+        "other thread of the same core takes a third",
     )
     copy_contention: float | None = prior(
         1.5,
@@ -122,18 +121,14 @@ class PrefetchData(Technique):
         recorded = recorded_loader(graph)
         has = int(recorded.get("num_workers") or 0)
         if not has:
-            raise self.refuse(
-                "the loader already has worker processes, and the recording does not say how many."
-            )
+            raise self.refuse("the loader already has worker processes, and the recording does not say how many.")
         if has >= self.workers:
             raise self.refuse(f"the loader already has {has} workers; ask for more than that.")
         used = recorded.get("workers") or {}
         busy = used["cpu_ns"] / used["batches"] if used.get("batches") else 0.0
         waited = float(np.maximum(fetches.ns - hand_over, 0).mean())
         if waited < 0.02 * _period(graph, len(fetches.first)):
-            raise self.refuse(
-                f"nothing to hide: a step waits {waited / 1e6:.2g} ms for the loader's {has} workers."
-            )
+            raise self.refuse(f"nothing to hide: a step waits {waited / 1e6:.2g} ms for the loader's {has} workers.")
         # The step waits for its workers, so these never rest: each takes `has` steps for a batch.
         return np.full(len(fetches.first), max(has * _period(graph, len(fetches.first)), busy))
 

@@ -83,6 +83,4 @@ def _common(graph: TaskGraph) -> str:
     for name, dur in zip(graph.name.tolist(), graph.dur.tolist(), strict=True):
         time[name] += dur
     names = [graph.names[index] for index, _ in time.most_common(4)]
-    return "the names with most time are " + ", ".join(
-        name if len(name) < 60 else name[:57] + "..." for name in names
-    )
+    return "the names with most time are " + ", ".join(name if len(name) < 60 else name[:57] + "..." for name in names)

@@ -23,7 +23,10 @@ from foretrace.trace.stream import BLOCK, CutError, Source
 
 Number = int | float | str | None
 
-MAX_TEXT = 64 << 20  # bytes of one event, or of everything before or behind the events
+MAX_EVENT = 8 << 20  # bytes of one event
+MAX_METADATA = 64 << 20  # bytes of everything before the events, and of everything behind them
+MAX_MENDED = 16 << 20  # bytes of text to mend; mending takes up to 50 times its memory
+MAX_BROKEN = 100_000  # events to leave out of one file before it counts as no recording
 MAX_CUTS = 4  # places to try in a chunk before looking closer
 
 _BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{)")
@@ -125,11 +128,11 @@ class Recording:
             size = BLOCK // 2 if batch else max(len(self._text), BLOCK)
             if batch:
                 yield batch
-            elif len(self._text) > MAX_TEXT:
-                self._lose(0, f"is longer than {MAX_TEXT >> 20} MiB", b"")
+            elif len(self._text) > MAX_EVENT:
+                self._lose(0, f"is longer than {MAX_EVENT >> 20} MiB", b"")
                 return
         if self._closed:
-            self._more(MAX_TEXT)
+            self._more(MAX_METADATA)
         yield from self._finish()
 
     def value(self, key: str) -> Any:
@@ -179,7 +182,7 @@ class Recording:
                 raise NotARecordingError(
                     f"{self.name} is not JSON: name the JSON file that the PyTorch profiler exported."
                 )
-            if not more or len(self._text) > MAX_TEXT:
+            if not more or len(self._text) > MAX_METADATA:
                 break
         events = _EVENTS_KEY.search(self._text)
         if events is None:
@@ -203,7 +206,7 @@ class Recording:
             return TraceError(f"{self.name} is empty: copy it again, or record again.")
         if not self._ended:
             return NotARecordingError(
-                f"{self.name} has no traceEvents list in its first {MAX_TEXT >> 20} MiB: name a recording."
+                f"{self.name} has no traceEvents list in its first {MAX_METADATA >> 20} MiB: name a recording."
             )
         if _fields(text) is None:
             return TraceError(
@@ -272,6 +275,10 @@ class Recording:
             )
         reason = f"event {what}"
         self.lost[reason] = self.lost.get(reason, 0) + 1
+        if sum(self.lost.values()) > MAX_BROKEN:
+            raise TraceError(
+                f"{self.name} has more than {MAX_BROKEN:,} broken events, so it is no recording: copy it again."
+            )
 
     def _finish(self) -> Iterator[list[Event]]:
         """Events and metadata of the last text, which should end with the document."""
@@ -335,8 +342,11 @@ def mend(text: bytes) -> bytes:
     """Make JSON of what some writers take for JSON; the length stays.
 
     Control characters become spaces, a backslash that escapes nothing a slash (as newer Kineto writes it),
-    bytes that are not UTF-8 question marks; NaN and infinities become empty strings.
+    bytes that are not UTF-8 question marks; NaN and infinities become empty strings. Text of more than
+    `MAX_MENDED` bytes is returned as it is.
     """
+    if len(text) > MAX_MENDED:
+        return text
     text = text.translate(_CONTROL)
     text = _ESCAPE.sub(lambda m: m[0] if len(m[0]) > 1 else b"/", text)
     text = _CONSTANT.sub(lambda m: m[0] if m[0].startswith(b'"') else b'""'.ljust(len(m[0])), text)
@@ -406,7 +416,10 @@ def _cuts(text: bytes) -> list[tuple[int, int]]:
     """Last places where an event may end and the next begin: (end, begin)."""
     found: list[tuple[int, int]] = []
     at = len(text)
-    while len(found) < MAX_CUTS and (at := text.rfind(b"}", 0, at)) >= 0:
+    for _ in range(100_000):  # a name of nothing but braces must not cost more
+        at = text.rfind(b"}", 0, at)
+        if at < 0 or len(found) == MAX_CUTS:
+            break
         if match := _BOUNDARY.match(text, at):
             found.append((at + 1, match.end()))
     return found

@@ -351,7 +351,7 @@ class Recorder:
         self._loaders.take_step()
 
     def _begin_timing(self) -> None:
-        # PyTorch before 2.4 or so calls the second step 0 as well, so its own name for the step is what counts.
+        # PyTorch 2.1 calls the second step 0 again, so the number is taken from the profiler's own marker.
         self._marker = int(self._profiler.step_rec_fn.name.rpartition("#")[2])
         self._marks.append(_device_mark())
         self._begin = machine.stamp()

@@ -1,0 +1,38 @@
+"""`foretrace blame`: who holds the step back, ranked by what the step would save."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from foretrace.cli import options
+
+
+class By(StrEnum):
+    """What tasks are summed up by."""
+
+    name = "name"
+    layer = "layer"
+    kind = "kind"
+    phase = "phase"
+
+
+def blame(
+    source: options.Source,
+    by: Annotated[By, typer.Option("--by", help="What to sum up by.")] = By.name,
+    rank: options.Rank = None,
+    steps: options.Steps = "",
+    salvage: options.Salvage = False,
+    top: options.Top = 12,
+    as_json: options.AsJson = False,
+) -> None:
+    """Rank kernels, operators or layers by what the step would save if they were faster or gone.
+
+    Example: foretrace blame run/ --by layer
+    """
+    run = options.scenario(source, rank=rank, steps=steps, salvage=salvage)
+    from foretrace.report import build
+
+    options.answer(build.blame(run.simulate(), by.value, path=str(source)), as_json=as_json, top=top)

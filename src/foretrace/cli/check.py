@@ -1,0 +1,50 @@
+"""`foretrace check`: whether the graph of a recording stands up to being changed."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import typer
+
+from foretrace.cli import options
+
+
+def check(
+    source: options.Source,
+    rank: options.Rank = None,
+    steps: options.Steps = "",
+    salvage: options.Salvage = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Test the task graph of a recording: its invariants, and what it predicts where the answer is known.
+
+    Exit code 1 where a check fails. Example: foretrace check run/
+    """
+    run = options.scenario(source, rank=rank, steps=steps, salvage=salvage, as_recorded=True)
+    report = run.check()
+    failed = [finding for finding in report.findings if finding.verdict == "fail"]
+    headline = (
+        f"{len(failed)} of {len(report.findings)} checks failed: {', '.join(f.name for f in failed)}."
+        if failed
+        else f"All {len(report.findings)} checks of this graph hold."
+    )
+    if not report.gpu_whatifs:
+        headline += " What-ifs on the device are refused."
+    if as_json:
+        import msgspec
+
+        found = {
+            "schema_version": 1,
+            "command": "check",
+            "headline": headline,
+            "ok": report.ok,
+            "gpu_whatifs": report.gpu_whatifs,
+            "findings": [asdict(finding) for finding in report.findings],
+        }
+        print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+    else:
+        print(headline + "\n")
+        width = max(len(finding.name) for finding in report.findings)
+        for finding in report.findings:
+            print(f"  {finding.verdict:<5} {finding.name:<{width}}  {finding.says}")
+    raise typer.Exit(0 if report.ok else 1)

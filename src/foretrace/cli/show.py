@@ -1,0 +1,23 @@
+"""`foretrace show`: what is in a recording, and what holds its step back."""
+
+from __future__ import annotations
+
+from foretrace.cli import options
+
+
+def show(
+    source: options.Source,
+    rank: options.Rank = None,
+    steps: options.Steps = "",
+    salvage: options.Salvage = False,
+    top: options.Top = 6,
+    as_json: options.AsJson = False,
+) -> None:
+    """Say what is in a recording and what holds its step back.
+
+    Example: foretrace show run/
+    """
+    run = options.scenario(source, rank=rank, steps=steps, salvage=salvage)
+    from foretrace.report import build
+
+    options.answer(build.show(run.simulate(), path=str(source)), as_json=as_json, top=top)

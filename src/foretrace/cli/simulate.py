@@ -1,0 +1,22 @@
+"""`foretrace simulate`: the plain replay, beside what was recorded."""
+
+from __future__ import annotations
+
+from foretrace.cli import options
+
+
+def simulate(
+    source: options.Source,
+    rank: options.Rank = None,
+    steps: options.Steps = "",
+    salvage: options.Salvage = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Replay a recording unchanged and compare the replay with what was measured.
+
+    Example: foretrace simulate run/
+    """
+    run = options.scenario(source, rank=rank, steps=steps, salvage=salvage, as_recorded=True)
+    from foretrace.report import build
+
+    options.answer(build.simulate(run.simulate(), path=str(source)), as_json=as_json)

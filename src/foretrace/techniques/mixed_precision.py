@@ -1,0 +1,217 @@
+"""`mixed-precision`: automatic mixed precision (autocast), with a gradient scaler where float16 needs one.
+
+Matrix products, convolutions and attention run on the units for 16-bit numbers, no faster than their bytes
+allow; what moves data moves half of it, unless autocast keeps it in float32; weights and gradients are cast,
+which costs kernels and host time; the optimizer keeps its float32 parameters. Work that is in 16 bit already
+stays as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from foretrace.graph import edit
+from foretrace.graph.insert import insert
+from foretrace.graph.select import select
+from foretrace.graph.taskgraph import Phase, TaskGraph
+from foretrace.hardware.devices import Device, find
+from foretrace.techniques.autocast import stays_single
+from foretrace.techniques.base import Prior, Technique, derived, parameter
+from foretrace.techniques.casts import cast_tasks, scaler_tasks
+from foretrace.techniques.classes import MATRIX, Classes, Precision, Work, classify
+
+Mask = npt.NDArray[np.bool_]
+
+_SHORTEST_NS = 2_000  # kernels do not get shorter than this
+_DISPATCH_NS = 5_000  # operators below this are dispatch, whatever their data
+_STREAMS_AT = 0.85  # share of the peak bandwidth that kernels reach
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixedPrecision(Technique):
+    """Autocast to 16 bit around forward and loss."""
+
+    name: ClassVar[str] = "mixed-precision"
+    summary: ClassVar[str] = "automatic mixed precision: 16-bit matrix units, half the bytes, casts"
+    source: ClassVar[str] = "Daydream (ATC 2020), AMP; Micikevicius et al. (ICLR 2018); autocast's operator lists"
+
+    dtype: str = parameter(
+        "auto", doc="bfloat16, float16, or what suits the device", choices=("auto", "bfloat16", "float16")
+    )
+    gemm: float | None = derived(doc="how many times faster matrix products run")
+    conv: float | None = derived(doc="how many times faster convolutions run")
+    attention: float | None = derived(doc="how many times faster attention runs")
+    elementwise: float | None = derived(doc="time of elementwise and other memory-bound work, relative")
+    norm: float | None = derived(doc="time of batch normalisation, relative")
+    casts: float | None = derived(unit="", doc="casts per matrix operator, forward and backward each")
+    cast_us: float | None = derived(unit="µs", doc="host time of one cast")
+    overhead_us: float | None = derived(unit="µs", doc="time that a 16-bit matrix product adds on a processor")
+
+    def priors(self, graph: TaskGraph) -> dict[str, Prior]:
+        cpu = graph.info.platform == "cpu"
+        found = dict(_ON_CPU if cpu else _ON_DEVICE)
+        device = _device(graph)
+        rate = _rate(device, bfloat16=self._bfloat16(device))
+        if device is not None and rate > device.fp32_tflops and not cpu:
+            peak = rate / device.fp32_tflops
+            for name, powers, measured in _GAINS:
+                low, value, high = (peak**power for power in powers)
+                why = f"peak of {device.name}: {peak:.2g}; {measured}"
+                found[name] = Prior(value=value, low=low, high=high, unit="×", why=why)
+        present = _present(graph, classify(graph))
+        unused = {kind.name.lower() for kind in MATRIX} - {kind.name.lower() for kind in present}
+        unused |= {"overhead_us"} if Work.GEMM not in present else set()
+        return {name: each for name, each in found.items() if name not in unused}
+
+    def change(self, graph: TaskGraph) -> TaskGraph:
+        classes = classify(graph)
+        matrix = _matrix(graph, classes)
+        if not matrix.any():
+            raise self.refuse("the recording shows no matrix products, convolutions or attention in a step.")
+        share = graph.dur[matrix & (classes.precision == Precision.HALF)].sum() / max(graph.dur[matrix].sum(), 1)
+        if share > 0.5:
+            raise self.refuse(f"{100 * share:.0f} % of the matrix work runs in 16 bit already.")
+        if graph.info.platform == "cpu" and _casts_already(graph, matrix):
+            raise self.refuse("the forward pass casts the inputs of its matrix work, as under autocast already.")
+        lacking = [
+            name
+            for name in (kind.name.lower() for kind in _present(graph, classes))
+            if getattr(self, name) is None and name not in self.priors(graph)
+        ]
+        if lacking:
+            device = graph.info.devices[0] if graph.info.devices else "unknown"
+            given = " ".join(f"{name}=3" for name in lacking)
+            raise self.refuse(
+                f"the catalog has no faster 16-bit units for the device {device!r}; say how many times faster such "
+                f"work runs, e.g. {given}."
+            )
+        work = matrix & (classes.precision != Precision.HALF)
+        dur = self._durations(graph, classes, work)
+        faster = edit.retime(graph, work, dur[work], what=f"ran {{}} in {self._name(graph)}", technique=self.name)
+        moving = _moving(graph, classes)
+        faster = edit.retime(faster, moving, dur[moving], what="moved 16-bit data in {}", technique=self.name)
+        new = cast_tasks(faster, work, casts=self.value("casts", graph), cast_us=self.value("cast_us", graph))
+        if graph.info.platform != "cpu" and self._name(graph) == "float16":
+            new += scaler_tasks(faster)
+        return insert(faster, new, technique=self.name)
+
+    def _durations(self, graph: TaskGraph, classes: Classes, work: Mask) -> npt.NDArray[np.float64]:
+        """New durations of matrix work and of memory-bound work, ns."""
+        cpu, device = graph.info.platform == "cpu", _device(graph)
+        dur = graph.dur.astype(np.float64)
+        for kind in _present(graph, classes):
+            gain = self.value(kind.name.lower(), graph)
+            mine, slow = work & (classes.work == kind), classes.precision == Precision.TF32
+            dur[mine & ~slow] /= gain
+            dur[mine & slow] /= _beyond_tf32(gain, device, _rate(device, bfloat16=self._bfloat16(device)))
+        if cpu:
+            products = work & (classes.work == Work.GEMM)
+            known = products & (graph.flops > 0)
+            dur[known if known.any() else products] += 1e3 * self.value("overhead_us", graph)
+        elif device is not None:
+            least = np.minimum(graph.nbytes / 2 / (_STREAMS_AT * device.memory_gb_s), graph.dur)
+            dur[work] = np.maximum(dur, least)[work]
+        moving = _moving(graph, classes)
+        norm = moving & select(graph, op="*batch_norm*")
+        dur[norm] *= self.value("norm", graph)
+        dur[moving & ~norm] *= self.value("elementwise", graph)
+        return dur if cpu else np.maximum(dur, np.minimum(graph.dur, _SHORTEST_NS))
+
+    def _bfloat16(self, device: Device | None) -> bool:
+        if self.dtype == "auto":
+            return device is not None and device.bf16_tflops > 0
+        return self.dtype == "bfloat16"
+
+    def _name(self, graph: TaskGraph) -> str:
+        if graph.info.platform == "cpu":
+            return "bfloat16" if self.dtype == "auto" else self.dtype
+        return "bfloat16" if self._bfloat16(_device(graph)) else "float16"
+
+
+def _device(graph: TaskGraph) -> Device | None:
+    return find(graph.info.devices[0]) if graph.info.devices else None
+
+
+def _rate(device: Device | None, *, bfloat16: bool) -> float:
+    """Peak of 16-bit matrix units, TFLOP/s; 0 if unknown."""
+    return 0.0 if device is None else device.bf16_tflops if bfloat16 else device.fp16_tflops
+
+
+def _beyond_tf32(gain: float, device: Device | None, rate: float) -> float:
+    """What is left of a gain over float32 for work that uses tensor cores in TF32 (half the 16-bit rate)."""
+    if device is None or not device.tf32_tflops or rate <= device.fp32_tflops:
+        return min(gain, 2.0)
+    return float(gain ** (log(rate / device.tf32_tflops) / log(rate / device.fp32_tflops)))
+
+
+def _matrix(graph: TaskGraph, classes: Classes) -> Mask:
+    """Matrix work of forward and backward."""
+    phases = (Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE)
+    return np.asarray(np.isin(classes.work, MATRIX) & np.isin(graph.phase, phases) & ~graph.gone)
+
+
+def _casts_already(graph: TaskGraph, matrix: Mask) -> bool:
+    """Whether a recording without kernels looks like autocast: as many casts as matrix operators, forward."""
+    forward = graph.phase == Phase.FORWARD
+    casts = select(graph, kind="operator", name="aten::_to_copy") & forward
+    operators = matrix & forward
+    counted = operators & (graph.flops > 0)
+    return bool(casts.sum() >= (counted if counted.any() else operators).sum() > 0)
+
+
+def _present(graph: TaskGraph, classes: Classes) -> list[Work]:
+    """Kinds of matrix work that a graph has outside 16 bit."""
+    single = _matrix(graph, classes) & (classes.precision != Precision.HALF)
+    return [kind for kind in MATRIX if (single & (classes.work == kind)).any()]
+
+
+def _moving(graph: TaskGraph, classes: Classes) -> Mask:
+    """Memory-bound work whose data becomes 16 bit wide."""
+    moving = (classes.work == Work.MEMORY) & (classes.precision == Precision.SINGLE) & ~graph.gone
+    if graph.info.platform == "cpu":
+        moving &= graph.dur >= _DISPATCH_NS
+    return np.asarray(moving & ~stays_single(graph))
+
+
+_GAINS = (
+    (
+        "gemm",
+        (0.4, 0.8, 0.97),
+        "DeepBench on V100 and T4 (peak 8): matrix products 1.7 to 10 times faster in 16 bit, those that fill the "
+        "device 7 to 10 times",
+    ),
+    (
+        "conv",
+        (0.35, 0.6, 0.85),
+        "DeepBench on V100 and T4 (peak 8): most convolutions 2 to 6 times faster, median 3 to 4",
+    ),
+    ("attention", (0.4, 0.8, 0.97), "as matrix products"),
+)
+_ON_DEVICE = {
+    "elementwise": Prior(
+        value=0.55, low=0.5, high=0.85, unit="×", why="half the bytes; where float32 joins in, float32 it stays"
+    ),
+    "norm": Prior(value=0.6, low=0.5, high=0.9, unit="×", why="half the bytes, statistics in float32"),
+    "casts": Prior(value=2.0, low=1.0, high=4.0, unit="", why="weight and bias, or an input after float32 work"),
+    "cast_us": Prior(value=12.0, low=6.0, high=25.0, unit="µs", why="two operators through the dispatcher"),
+}
+_MEASURED = "measured with PyTorch 2 on processors with AVX-512 bfloat16"
+_ON_CPU = {
+    "gemm": Prior(value=2.5, low=2.0, high=4.0, unit="×", why=f"{_MEASURED}: 2.1 to 4.2 times faster"),
+    "overhead_us": Prior(
+        value=14.0, low=8.0, high=22.0, unit="µs", why=f"{_MEASURED}: the same at all sizes, so small products lose"
+    ),
+    "conv": Prior(value=1.65, low=1.3, high=2.0, unit="×", why=f"{_MEASURED}: 1.35 to 1.9 times faster"),
+    "attention": Prior(value=0.6, low=0.3, high=1.0, unit="×", why=f"{_MEASURED}: 1.1 to 4 times slower"),
+    "norm": Prior(value=0.5, low=0.25, high=1.0, unit="×", why=f"{_MEASURED}: 0.27 forward, 0.9 backward"),
+    "elementwise": Prior(
+        value=1.2, low=0.9, high=1.9, unit="×", why=f"{_MEASURED}: 0.95 (gelu) to 2 (add) in cache, less in memory"
+    ),
+    "casts": Prior(value=2.0, low=1.5, high=3.0, unit="", why="weight, bias or input forward; gradients backward"),
+    "cast_us": Prior(value=2.5, low=1.5, high=5.0, unit="µs", why=f"{_MEASURED}: 2.3 µs without data"),
+}

@@ -1,0 +1,170 @@
+"""`whatif`: techniques applied one after the other, and how sure the prediction is.
+
+The interval of the predicted step has two sources, taken as independent. *Noise* between the recorded steps moves the
+step around its prediction (`Timeline.interval_s`). *Assumptions*: the whole chain is predicted again with one
+assumption after the other at its low and its high end; how far the step moves down or up is that assumption's
+deviation. On either side, the interval reaches as far as the root of the sum of squares of all deviations there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import hypot
+
+from foretrace.graph.taskgraph import Assumption, Change, TaskGraph
+from foretrace.simulate.noise import Interval
+from foretrace.simulate.timeline import Timeline, simulate
+from foretrace.techniques.base import Technique
+from foretrace.techniques.explain import PathPart, main_parts, path_parts, why_not_more
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Stage:
+    """The step after one more technique."""
+
+    technique: Technique
+    before_s: float
+    timeline: Timeline
+    changes: tuple[Change, ...]
+
+    @property
+    def name(self) -> str:
+        """The technique as it is written."""
+        return str(self.technique)
+
+    @property
+    def after_s(self) -> float:
+        """Predicted step."""
+        return self.timeline.step_time_s
+
+    @property
+    def saved_s(self) -> float:
+        """What this technique takes off the step."""
+        return self.before_s - self.after_s
+
+    @cached_property
+    def why_not_more(self) -> str:
+        """What holds the step now."""
+        return why_not_more(self.timeline)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weighed:
+    """An assumption and the predicted step with it at its low and at its high end."""
+
+    assumption: Assumption
+    at_low_s: float
+    at_high_s: float
+    after_s: float
+
+    @property
+    def faster_s(self) -> float:
+        """How much shorter the step may be on its account."""
+        return max(self.after_s - min(self.at_low_s, self.at_high_s), 0.0)
+
+    @property
+    def slower_s(self) -> float:
+        """How much longer the step may be on its account."""
+        return max(max(self.at_low_s, self.at_high_s) - self.after_s, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WhatIf:
+    """A prediction: the step before and after, how sure, and what it rests on."""
+
+    before: Timeline
+    after: Timeline
+    stages: tuple[Stage, ...]
+    level: float
+    noise: Interval  # of the predicted step, from the recorded steps alone
+    assumptions: tuple[Weighed, ...]  # those that matter most first
+
+    @property
+    def before_s(self) -> float:
+        """Median step of the recording."""
+        return self.before.step_time_s
+
+    @property
+    def after_s(self) -> float:
+        """Median step predicted."""
+        return self.after.step_time_s
+
+    @property
+    def interval_s(self) -> tuple[float, float]:
+        """Where the predicted step lies with probability `level`."""
+        faster = hypot(self.after_s - self.noise.low_s, *(each.faster_s for each in self.assumptions))
+        slower = hypot(self.noise.high_s - self.after_s, *(each.slower_s for each in self.assumptions))
+        return max(self.after_s - faster, 0.0), self.after_s + slower
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """What all techniques did."""
+        return tuple(change for stage in self.stages for change in stage.changes)
+
+    @cached_property
+    def critical_path_before(self) -> tuple[PathPart, ...]:
+        """What decides the recorded step."""
+        return path_parts(self.before)
+
+    @cached_property
+    def critical_path_after(self) -> tuple[PathPart, ...]:
+        """What decides the predicted step."""
+        return path_parts(self.after)
+
+    @property
+    def critical_path_moved(self) -> bool:
+        """Whether other kinds of work decide the step than before."""
+        return set(main_parts(self.critical_path_before)) != set(main_parts(self.critical_path_after))
+
+    @property
+    def why_not_more(self) -> str:
+        """What holds the step in the end."""
+        return why_not_more(self.after)
+
+
+def whatif(graph: TaskGraph, techniques: Sequence[Technique], *, level: float = 0.8) -> WhatIf:
+    """Predict the step after these techniques, each applied to the graph that the former produced.
+
+    Raises NotApplicableError, with a reason, where one of them does not fit.
+    """
+    before = simulate(graph)
+    graphs, stages, latest = [graph], list[Stage](), before
+    for technique in techniques:
+        changed = technique.predict(graphs[-1])
+        timeline = simulate(changed)
+        made = changed.changes[len(graphs[-1].changes) :]
+        stages.append(Stage(technique=technique, before_s=latest.step_time_s, timeline=timeline, changes=made))
+        graphs.append(changed)
+        latest = timeline
+    weighed = [
+        _weigh(graphs[i], techniques[i:], assumption, latest.step_time_s)
+        for i, technique in enumerate(techniques)
+        for assumption in technique.uncertain(graphs[i])
+    ]
+    return WhatIf(
+        before=before,
+        after=latest,
+        stages=tuple(stages),
+        level=level,
+        noise=latest.interval_s(level),
+        assumptions=tuple(sorted(weighed, key=lambda each: -max(each.faster_s, each.slower_s))),
+    )
+
+
+def _weigh(graph: TaskGraph, techniques: Sequence[Technique], assumption: Assumption, after_s: float) -> Weighed:
+    """The end of the chain with one assumption of its first technique at either end."""
+
+    def step_s(value: float) -> float:
+        changed = replace(techniques[0], **{assumption.flag: value}).predict(graph)
+        for technique in techniques[1:]:
+            changed = technique.predict(changed)
+        return simulate(changed).step_time_s
+
+    return Weighed(
+        assumption=assumption,
+        at_low_s=step_s(assumption.low),
+        at_high_s=step_s(assumption.high),
+        after_s=after_s,
+    )

@@ -1,0 +1,87 @@
+"""The cost of recording is found from unprofiled neighbours and removed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from foretrace.graph.builder import build
+from foretrace.graph.taskgraph import TaskGraph
+from foretrace.simulate.check import check
+from foretrace.simulate.overhead import disturbance, unprofiled
+from foretrace.simulate.replay import replay
+from tests.kineto_files import Recording
+
+PER_EVENT_US = 2.0
+
+
+def recorded(steps: int, neighbours: list[float], *, wall_over_cpu: float = 1.0) -> TaskGraph:
+    """Steps of ten operators of 10 us with 5 us of Python between, each event made longer by the profiler."""
+    r = Recording(device="")
+    at = 0.0
+    for step in range(steps):
+        begin = at
+        for _ in range(10):
+            at += 5 + PER_EVENT_US / 2
+            r.op("aten::mm", at, 10)
+            at += 10 + PER_EVENT_US / 2
+        r.note(f"ProfilerStep#{step}", begin, at - begin)
+    profiled = at / steps * 1000
+    stamps: list[dict[str, Any]] = [
+        {"step": i, "phase": "before", "wall_ns": int(t * 1000), "cpu_ns": int(t * 1000)} for i, t in enumerate(neighbours)
+    ]
+    r.extra["foretrace"] = {
+        "format": 1,
+        "steps": stamps,
+        "overhead": {
+            "profiled": {"wall_ns": int(profiled * wall_over_cpu), "cpu_ns": int(profiled)},
+            "unprofiled": {"wall_ns": 150_000, "cpu_ns": 150_000},
+        },
+    }
+    return build(r.trace())
+
+
+def steps_of(graph: TaskGraph) -> list[int]:
+    _, end = replay(graph)
+    return np.diff(end[graph.marks]).tolist()
+
+
+def test_corrected_steps_take_as_long_as_unprofiled_ones() -> None:
+    graph = recorded(5, [148, 149, 150, 151, 152])
+    assert np.median(steps_of(graph)) == 170_000
+    corrected = unprofiled(graph)
+    assert np.median(steps_of(corrected)) == pytest.approx(150_000, rel=0.002)
+    assert corrected.info.overhead["per_event_s"] * 1e6 == pytest.approx(PER_EVENT_US, rel=0.15)
+    assert len(corrected.changes) == 1
+
+
+def test_operators_keep_their_time_and_python_loses_the_probes() -> None:
+    graph = recorded(5, [150] * 5)
+    corrected = unprofiled(graph)
+    work = graph.kind == 1
+    assert corrected.dur[work].sum() == pytest.approx(graph.dur[work].sum(), rel=0.01)
+
+
+def test_spread_of_the_unprofiled_steps_stays() -> None:
+    corrected = unprofiled(recorded(5, [130, 140, 150, 160, 170]))
+    assert max(steps_of(corrected)) - min(steps_of(corrected)) > 20_000
+
+
+def test_recording_without_neighbours_is_left_alone() -> None:
+    r = Recording(device="")
+    r.note("ProfilerStep#1", 0, 100)
+    r.op("aten::mm", 10, 50)
+    graph = build(r.trace())
+    assert unprofiled(graph) is graph
+
+
+def test_disturbed_recording_is_said_to_be() -> None:
+    assert not disturbance(recorded(5, [150] * 5))
+    [said] = disturbance(recorded(5, [150] * 5, wall_over_cpu=1.5))
+    assert "1.50 times their CPU time" in said
+
+
+def test_corrected_graph_still_passes_the_checks() -> None:
+    assert check(unprofiled(recorded(5, [150] * 5))).ok
