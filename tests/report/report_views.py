@@ -136,7 +136,7 @@ def make_whatif(**changes: Any) -> WhatIfView:
         assumptions=(
             AssumptionView(
                 technique="mixed-precision", name="tensor-core ratio", value=2.5, low=2.0, high=3.1, unit="×",
-                why="from the catalog", flag="ratio",
+                why="from the catalog", flag="ratio", step_at_low_s=0.097, step_at_high_s=0.088,
             ),
         ),
         why_not_more="",

@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 
 from foretrace.graph.taskgraph import TaskKind
-from foretrace.report import build, headline
+from foretrace.report import build, headline, html
 from foretrace.report.jsonout import dumps, loads
-from foretrace.report.paths import path_moved, path_parts
+from foretrace.report.terminal import Terminal, render
 from foretrace.report.views import PARTS
 from foretrace.simulate.timeline import Timeline, simulate
+from foretrace.techniques.prefetch_data import PrefetchData
+from foretrace.techniques.selection import Scale
+from foretrace.techniques.whatif import WhatIf, whatif
 from tests.report.report_demo import demo_graph, make_runs
 
 
@@ -96,16 +99,6 @@ def test_simulate_compares_with_the_recording(runs: dict[str, Timeline]) -> None
     assert loads(dumps(view), "simulate") == view
 
 
-def test_the_critical_path_in_words(runs: dict[str, Timeline]) -> None:
-    before, after = path_parts(runs["recorded"]), path_parts(runs["prefetch-data"])
-    assert [part.name for part in before][:1] == ["data loading"]
-    for parts, run in ((before, runs["recorded"]), (after, runs["prefetch-data"])):
-        assert math.fsum(part.time_s for part in parts) == pytest.approx(run.window_ns / 1e9 / run.graph.n_steps)
-    names = [part.name for part in before]
-    assert names.index("forward kernels") < names.index("backward kernels")
-    assert path_moved(before, after) and not path_moved(before, before)
-
-
 def test_a_track_is_the_run(runs: dict[str, Timeline]) -> None:
     track = build.track("recorded", runs["recorded"])
     assert np.array_equal(track.start, runs["recorded"].start)
@@ -137,3 +130,46 @@ def test_compare_explains_the_difference(runs: dict[str, Timeline]) -> None:
     assert loads(dumps(view), "compare") == view
     same = build.compare(runs["recorded"], runs["recorded"])
     assert same.headline.startswith("Both take the same time")
+
+
+@pytest.fixture(scope="module")
+def prediction(runs: dict[str, Timeline]) -> WhatIf:
+    return whatif(runs["recorded"].graph, [PrefetchData(), Scale(named="volta*", by=0.5)])
+
+
+def test_whatif_carries_the_whole_prediction(prediction: WhatIf) -> None:
+    view = build.whatif(prediction, path="demo.json")
+    assert view.techniques == ("prefetch-data", "scale")
+    assert view.headline.startswith(f"{view.speedup:.2f}× faster: ")
+    assert view.interval_s[0] <= view.after_s <= view.interval_s[1]
+    assert [stage.before_s for stage in view.stages] == [view.before_s, view.stages[0].after_s]
+    assert math.fsum(stage.saved_s for stage in view.stages) == pytest.approx(view.saved_s)
+    for breakdown, step in ((view.breakdown_before_s, view.before_s), (view.breakdown_after_s, view.after_s)):
+        assert math.fsum(breakdown.parts().values()) == pytest.approx(step, abs=1e-15)
+    assert view.changes and view.assumptions and view.critical_path_moved
+    moved = [max(abs(a.step_at_low_s - view.after_s), abs(a.step_at_high_s - view.after_s)) for a in view.assumptions]
+    assert moved == sorted(moved, reverse=True)
+    assert view.next.startswith("foretrace whatif demo.json --do prefetch-data --do ")
+    assert loads(dumps(view), "whatif") == view
+
+
+def test_whatif_reads_well(prediction: WhatIf) -> None:
+    text = render(build.whatif(prediction), Terminal(width=110))
+    assert "critical path: " in text and "assumed: " in text and "less than 1 %" in text
+
+
+def test_a_page_holds_everything(runs: dict[str, Timeline], prediction: WhatIf) -> None:
+    page = build.page(runs["recorded"], [prediction], path="demo.json")
+    assert [blame.by for blame in page.blames] == ["name", "layer", "kind", "phase"]
+    assert [track.name for track in page.tracks] == ["recorded", page.whatifs[0].name]
+    text = html.render(page)
+    assert page.show.headline in text and page.whatifs[0].headline in text
+    assert html.render(page) == text
+
+
+def test_a_cpu_recording_speaks_of_python(runs: dict[str, Timeline]) -> None:
+    info = replace(runs["recorded"].graph.info, platform="cpu", devices=())
+    view = build.show(replace(runs["recorded"], graph=replace(runs["recorded"].graph, info=info)))
+    assert view.attributed_gpu_share is None and view.device == ""
+    text = render(view, Terminal(width=110))
+    assert "CPU only" in text and "launch-bound" not in text

@@ -35,8 +35,8 @@ def row(name: str, kind: str, time_s: float) -> BlameRow:
         (
             {"compute": 0.06, "exposed_communication": 0.0175},
             "exposed_communication",
-            "Communication is not hidden: 17.5 of every 77.5 ms are collectives that no compute overlaps; "
-            "one rank alone cannot tell waiting for the others from transfer.",
+            "Communication is not hidden: 17.5 of every 77.5 ms are collectives beside no compute; "
+            "one rank alone cannot tell waiting from transfer.",
         ),
         (
             {"compute": 0.06, "exposed_copy": 0.0175},

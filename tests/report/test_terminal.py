@@ -33,7 +33,7 @@ def test_whatif_says_what_why_and_what_was_assumed() -> None:
     assert text.startswith("1.89× faster: 174 → 92.0 ms per step (84.0 – 101).\n")
     assert re.search(r"prefetch-data +119 ms +−55.0 ms +copies slow down", text)
     assert "critical path: kernels 90.0 ms (before: data loading 58.0 → kernels 116 ms)" in text
-    assert "assumed: tensor-core ratio 2.50× (plausible 2.00 – 3.10×): from the catalog" in text
+    assert "assumed: tensor-core ratio 2.50× (plausible 2.00 – 3.10×: step 97.0 – 88.0 ms): from the catalog" in text
     assert "80 % interval 84.0 – 101 ms: noise between 6 steps." in text
 
 

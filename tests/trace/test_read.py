@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kineto_files import THREAD, call, document, kernel, op, step, training, write
 
 from foretrace.errors import TraceError
 from foretrace.trace.read import read
 from foretrace.trace.trace import Category, LaneKind, Trace
+from kineto_files import THREAD, call, document, kernel, op, step, training, write
 
+RESNET = "kineto/resnet50_num_workers_{}.pt.trace.json.gz"
 NOT_RECORDINGS = ("chakra", "dlrm_eg_", "_et.json")
 
 
@@ -42,8 +43,8 @@ def step_ms(trace: Trace) -> list[float]:
 @pytest.mark.parametrize(
     ("file", "expected"),
     [
-        ("kineto/resnet50_num_workers_0.worker0.1623143089861.pt.trace.json.gz", [176.1, 174.0, 176.9, 181.3, 176.5, 164.3]),
-        ("kineto/resnet50_num_workers_4.worker0.1623212756351.pt.trace.json.gz", [181.6, 123.9, 126.8, 126.3, 163.5, 116.1]),
+        (RESNET.format("0.worker0.1623143089861"), [176.1, 174.0, 176.9, 181.3, 176.5, 164.3]),
+        (RESNET.format("4.worker0.1623212756351"), [181.6, 123.9, 126.8, 126.3, 163.5, 116.1]),
         ("hta/df_index_resolver.json.gz", [345.8, 365.3, 346.1, 344.3, 336.3]),
         ("hta/trace_diff_control.json.gz", [75.5, 76.9, 76.2, 76.7, 78.5, 81.1]),
         ("tracelens/mi300_resnet_act_checkpoint.json.gz", [16.8, 16.0, 15.9]),

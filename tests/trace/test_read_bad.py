@@ -8,15 +8,14 @@ import json
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from kineto_files import Event, call, document, kernel, op, step, training, write
 
 from foretrace.errors import TraceError
 from foretrace.trace.read import read
 from foretrace.trace.trace import Trace
+from kineto_files import Event, call, document, kernel, op, step, training, write
 
 START = 1_700_000_000_000_000
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kineto_files import Event, call, document, kernel, op, thread_name, training, write
 
 from foretrace.trace.kineto import mend
 from foretrace.trace.read import read
 from foretrace.trace.trace import Category, LaneKind, Trace
+from kineto_files import Event, call, document, kernel, op, thread_name, training, write
 
 
 def names_of(trace: Trace) -> list[str]:

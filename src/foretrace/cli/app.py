@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import typer
 
@@ -19,8 +20,8 @@ BUG = (
     "the command and, if you can share it, the file."
 )
 
-# The error class above every usage error; its module differs between versions of the command-line library.
-_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+# The class of every usage error; its module differs between versions of the command-line library.
+_USAGE_ERROR = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 
 def application() -> typer.Typer:
@@ -30,6 +31,7 @@ def application() -> typer.Typer:
         check,
         compare,
         export,
+        graph,
         record,
         report,
         show,
@@ -60,8 +62,10 @@ def application() -> typer.Typer:
         elif context.invoked_subcommand is None:
             print(context.get_help())
 
+    # What is recorded follows --, options and all.
+    words = "Record a few steps of a training command, left unchanged."
+    app.command("record", short_help=words, context_settings={"allow_extra_args": True})(record.record)
     for command in (
-        record.record,
         show.show,
         simulate.simulate,
         blame.blame,
@@ -70,6 +74,7 @@ def application() -> typer.Typer:
         check.check,
         report.report,
         export.export,
+        graph.graph,
         techniques.techniques,
     ):
         app.command(command.__name__)(command)
@@ -83,16 +88,14 @@ def run(arguments: Sequence[str]) -> int:
         code = command.main(args=list(arguments), prog_name="foretrace", standalone_mode=False)
     except ForetraceError as error:
         return _complain(str(error))
-    except typer.Abort:
-        return _complain("stopped.", code=130)
-    except KeyboardInterrupt:
-        return _complain("stopped.", code=130)
+    except (typer.Abort, KeyboardInterrupt):
+        return 130
     except BrokenPipeError:  # the reader of our output has seen enough (`| head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
-        if isinstance(error, _UsageError):
-            return _complain(f"{error.format_message()} See foretrace --help.")
+        if isinstance(error, _USAGE_ERROR):
+            return _complain(_usage(error))
         import traceback
 
         from foretrace import __version__
@@ -100,3 +103,15 @@ def run(arguments: Sequence[str]) -> int:
         traceback.print_exc()
         return _complain(BUG.format(version=__version__), code=1, prefix="")
     return code if isinstance(code, int) else 0
+
+
+def _usage(error: Any) -> str:
+    """What is wrong with the arguments, and where to look."""
+    command = error.ctx.command_path if getattr(error, "ctx", None) else "foretrace"
+    return f"{error.format_message().rstrip('.')}; see {command} --help."
+
+
+def _complain(message: str, *, code: int = 2, prefix: str = "foretrace: ") -> int:
+    """Print one line on standard error and return the exit code."""
+    print(prefix + " ".join(message.split()), file=sys.stderr)
+    return code

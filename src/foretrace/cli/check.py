@@ -16,7 +16,9 @@ def check(
     salvage: options.Salvage = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Test the task graph of a recording: its invariants, and what it predicts where the answer is known.
+    """Test whether the graph of a recording can be trusted.
+
+    Checks its invariants, and what it predicts where the answer is known.
 
     Exit code 1 where a check fails. Example: foretrace check run/
     """

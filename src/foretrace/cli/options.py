@@ -31,6 +31,11 @@ Salvage = Annotated[
     bool, typer.Option("--salvage", help="Use the good part of a damaged file and say what was left out.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON (docs/json.md) instead of text.")]
+Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a self-contained page, too.")]
+Perfetto = Annotated[
+    Path | None,
+    typer.Option("--perfetto", metavar="FILE", help="Write both timelines for Perfetto (.json or .json.gz), too."),
+]
 Top = Annotated[int, typer.Option("--top", metavar="N", min=1, help="Rows of a ranking to print.")]
 
 
@@ -100,6 +105,13 @@ def answer(view: View, *, as_json: bool, top: int = 12) -> None:
     from foretrace.report.terminal import Terminal, render
 
     print(render(view, Terminal.of(sys.stdout, os.environ), rows=top), end="")
+
+
+def wrote(*files: Path | None, quiet: bool = False) -> None:
+    """Name the files that were written, as the last lines of the answer."""
+    for file in files:
+        if file is not None and not quiet:
+            print(f"  wrote {file}")
 
 
 def say(line: str) -> None:

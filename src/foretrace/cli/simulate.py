@@ -12,7 +12,7 @@ def simulate(
     salvage: options.Salvage = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Replay a recording unchanged and compare the replay with what was measured.
+    """Replay a recording unchanged, beside what was measured.
 
     Example: foretrace simulate run/
     """

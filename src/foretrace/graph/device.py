@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from foretrace.graph.calls import Call, is_collective
 from foretrace.graph.host import Host
-from foretrace.graph.kernels import farthest, stream_state
+from foretrace.graph.kernels import farthest
 from foretrace.graph.taskgraph import TaskKind
 from foretrace.trace.trace import Category, LaneKind, Trace
 
@@ -198,7 +198,11 @@ def device_tasks(trace: Trace, host: Host, platform: str) -> Device:
     outer = farthest(host.parent, host.rows(launches | (host.call != Call.CHEAP)))
     call = np.where(inner >= 0, outer[inner], -1)
     launch = np.where(call >= 0, host.start[call], BEFORE)
-    previous, latest = stream_state(lane, end, len(trace.lanes))
+    same = np.zeros(len(rows), dtype=np.bool_)
+    same[1:] = lane[1:] == lane[:-1]
+    previous = np.where(same, np.arange(len(rows)) - 1, -1)
+    above = lane.astype(np.int64) * (int(end.max(initial=0)) + 1)  # lanes one above the other: one accumulation
+    latest = np.maximum.accumulate(above + end) - above
     leads = call >= 0
     follows = previous >= 0
     leads[follows] &= call[follows] != call[previous[follows]]

@@ -276,8 +276,11 @@ class _Insertion:
         self.added = _Edges()
         self.index = {name: i for i, name in reversed(list(enumerate(graph.names)))}
         self.names: list[str] = []
-        by_src = np.argsort(graph.src, kind="stable")
-        self.out = np.split(by_src, np.cumsum(np.bincount(graph.src, minlength=len(graph)))[:-1])
+        self.by_src = np.argsort(graph.src, kind="stable")
+        self.out_ptr = np.append(0, np.cumsum(np.bincount(graph.src, minlength=len(graph))))
+        self.back = np.arange(len(graph))  # the RETURN of a blocking call, else the row itself
+        returns = (graph.edge_kind == EdgeKind.PROGRAM) & (graph.kind[self.edges["dst"]] == TaskKind.RETURN)
+        self.back[graph.src[returns]] = self.edges["dst"][returns]
         self.tasks: dict[str, list[Any]] = defaultdict(list)
         self.chains: dict[tuple[EdgeKind, int], list[int]] = defaultdict(list)  # (order, anchor) -> new rows
         self.waits: dict[int, list[tuple[int, int]]] = defaultdict(list)  # anchor -> (host anchor, new row)
@@ -290,7 +293,7 @@ class _Insertion:
                 raise GraphError(f"the new task {task.name} is anchored to a task of the wrong kind of lane.")
             like = task.like if task.like is not None else host
             if isinstance(task, HostTask):
-                self._chain(EdgeKind.PROGRAM, self._return_of(host), self._task(task, host, like))
+                self._chain(EdgeKind.PROGRAM, int(self.back[host]), self._task(task, host, like))
             elif usual is not None:
                 self._kernel(task, like, usual)
         for (order, anchor), rows in self.chains.items():
@@ -342,31 +345,27 @@ class _Insertion:
             dur=call_ns,
         )
         kernel = self._task(task, task.after, like, nbytes=task.nbytes, flops=task.flops)
-        self._chain(EdgeKind.PROGRAM, self._return_of(task.launched_after), call)
+        self._chain(EdgeKind.PROGRAM, int(self.back[task.launched_after]), call)
         self._chain(EdgeKind.STREAM, task.after, kernel, usual.gap_ns)
         if task.blocking:
             back = self._task(task, task.launched_after, like, kind=int(TaskKind.RETURN), name=call_name, dur=0)
-            self._chain(EdgeKind.PROGRAM, self._return_of(task.launched_after), back)
+            self._chain(EdgeKind.PROGRAM, int(self.back[task.launched_after]), back)
             self.added.add(kernel, back, EdgeKind.SYNC, usual.return_ns)
         self.added.add(call, kernel, EdgeKind.LAUNCH, usual.latency_ns, from_start=True)
-        self.waits[task.after].append((self._return_of(task.launched_after), kernel))
+        self.waits[task.after].append((int(self.back[task.launched_after]), kernel))
 
     def _chain(self, order: EdgeKind, anchor: int, row: int, lag: int = 0) -> None:
         chain = self.chains[order, anchor]
         self.added.add(chain[-1] if chain else anchor, row, order, lag)
         chain.append(row)
 
-    def _return_of(self, host: int) -> int:
-        """The RETURN of a blocking call in this row, else the row itself: nothing comes between the two."""
-        for edge in self.out[host].tolist():
-            after = int(self.edges["dst"][edge])
-            if self.graph.edge_kind[edge] == EdgeKind.PROGRAM and self.graph.kind[after] == TaskKind.RETURN:
-                return after
-        return host
+    def _out(self, row: int) -> npt.NDArray[np.int64]:
+        """Edges that leave a row."""
+        return self.by_src[self.out_ptr[row] : self.out_ptr[row + 1]]
 
     def _reroute(self, order: EdgeKind, anchor: int, last: int) -> None:
         """What followed the anchor on its lane follows the last new task; it cannot overlap with that one."""
-        edges, out = self.edges, self.out[anchor]
+        edges, out = self.edges, self._out(anchor)
         follow = out[(self.graph.edge_kind[out] == order) & ~self.graph.from_start[out]]
         edges["src"][follow] = last
         edges["lag"][follow] = np.maximum(edges["lag"][follow], 0)
@@ -374,7 +373,7 @@ class _Insertion:
 
     def _move_waits(self, anchor: int, placed: list[tuple[int, int]]) -> None:
         """Synchronisation waits for the last task launched before it, in program order."""
-        for edge in self.out[anchor].tolist():
+        for edge in self._out(anchor).tolist():
             earlier = [row for host, row in placed if host < self.edges["dst"][edge]]
             if self.graph.edge_kind[edge] == EdgeKind.SYNC and earlier:
                 self.edges["src"][edge] = earlier[-1]

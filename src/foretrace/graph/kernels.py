@@ -118,22 +118,6 @@ def innermost_at(
 
 
 @nb.njit(cache=True)
-def stream_state(
-    lane: npt.NDArray[np.int32], end: npt.NDArray[np.int64], n_lanes: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Per device task in order of (lane, start): its predecessor on the lane (−1) and the running maximum of ends."""
-    n = len(lane)
-    previous = np.full(n, -1, dtype=np.int64)
-    latest = np.empty(n, dtype=np.int64)
-    for i in range(n):
-        latest[i] = end[i]
-        if i > 0 and lane[i] == lane[i - 1]:
-            previous[i] = i - 1
-            latest[i] = max(latest[i], latest[i - 1])
-    return previous, latest
-
-
-@nb.njit(cache=True)
 def longest_common(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64], most_edits: int) -> npt.NDArray[np.int64]:
     """Positions (k x 2) of a longest common subsequence of two integer sequences, ascending.
 

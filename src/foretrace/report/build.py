@@ -10,25 +10,33 @@ import numpy as np
 
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.report import headline
+from foretrace.report.html import Page
 from foretrace.report.tracks import Track
 from foretrace.report.views import (
     PARTS,
+    AssumptionView,
     BlameRow,
     BlameView,
     Breakdown,
+    ChangeView,
     CompareRow,
     CompareView,
+    PathPart,
     ShowView,
     SimulateView,
+    StageView,
     StepTime,
+    WhatIfView,
 )
 from foretrace.simulate.compare import compare as compare_timelines
 from foretrace.simulate.replay import replay
 from foretrace.simulate.schedule import as_run
 from foretrace.simulate.timeline import By, Timeline
+from foretrace.techniques import explain
+from foretrace.techniques.whatif import WhatIf
 from foretrace.trace.trace import LaneKind
 
-HOLDS_BACK = 6  # rows of the ranking that `show` carries
+HOLDS_BACK = 20  # rows of the ranking that `show` carries
 
 # What to try first, by what holds the step back; the others are looked into with `blame`.
 FIRST_TRY = {
@@ -122,6 +130,82 @@ def simulate(timeline: Timeline, *, path: str = "", level: float = 0.8) -> Simul
         interval_source=interval.source,
         notes=_notes(graph),
         next=f"foretrace check {shlex.quote(path)}" if path else "",
+    )
+
+
+def whatif(result: WhatIf, *, path: str = "") -> WhatIfView:
+    """A prediction: the step before and after, how sure, what was changed and what it rests on."""
+    info = result.before.graph.info
+    names = tuple(stage.technique.name for stage in result.stages)
+    before_s, after_s, interval_s = result.before_s, result.after_s, result.interval_s
+    sources = [result.noise.source]
+    if result.assumptions:
+        count = len(result.assumptions)
+        sources.append("the range of the assumption" if count == 1 else f"the ranges of {count} assumptions")
+    written = [stage.name for stage in result.stages]
+    return WhatIfView(
+        headline=headline.whatif(before_s, after_s, interval_s),
+        source=_source(path, info.source),
+        platform=info.platform,
+        name=" + ".join(written),
+        techniques=names,
+        steps=result.before.graph.n_steps,
+        before_s=before_s,
+        after_s=after_s,
+        saved_s=before_s - after_s,
+        speedup=before_s / after_s if after_s else 0.0,
+        interval_s=interval_s,
+        interval_level=result.level,
+        interval_source=" and ".join(sources),
+        breakdown_before_s=breakdowns(result.before)[0],
+        breakdown_after_s=breakdowns(result.after)[0],
+        critical_path_before=_path(result.critical_path_before),
+        critical_path_after=_path(result.critical_path_after),
+        critical_path_moved=result.critical_path_moved,
+        stages=tuple(
+            StageView(
+                name=stage.name,
+                before_s=stage.before_s,
+                after_s=stage.after_s,
+                saved_s=stage.saved_s,
+                why_not_more=stage.why_not_more,
+            )
+            for stage in result.stages
+        ),
+        changes=tuple(ChangeView(technique=c.technique, what=c.what, tasks=c.tasks) for c in result.changes),
+        assumptions=tuple(
+            AssumptionView(
+                technique=each.assumption.technique,
+                name=each.assumption.name,
+                value=each.assumption.value,
+                low=each.assumption.low,
+                high=each.assumption.high,
+                unit=each.assumption.unit,
+                why=each.assumption.why,
+                flag=each.assumption.flag,
+                step_at_low_s=each.at_low_s,
+                step_at_high_s=each.at_high_s,
+            )
+            for each in result.assumptions
+        ),
+        why_not_more=result.why_not_more,
+        notes=_corrections(result.before.graph),
+        next=shlex.join(["foretrace", "whatif", path, *_do(written), "--html", "report.html"]) if path else "",
+    )
+
+
+def page(recorded: Timeline, whatifs: Sequence[WhatIf] = (), *, path: str = "") -> Page:
+    """Everything that the page shows of a recording and of what-ifs about it."""
+    views = [whatif(each, path=path) for each in whatifs]
+    return Page(
+        show=show(recorded, path=path),
+        blames=[blame(recorded, by, path=path) for by in ("name", "layer", "kind", "phase")],
+        whatifs=views,
+        tracks=[
+            track("recorded", recorded),
+            *(track(view.name, each.after) for view, each in zip(views, whatifs, strict=True)),
+        ],
+        focus_step=median_step(recorded),
     )
 
 
@@ -234,6 +318,14 @@ def _compare_notes(before: Timeline, after: Timeline) -> tuple[str, ...]:
     return tuple(notes)
 
 
+def _path(parts: Sequence[explain.PathPart]) -> tuple[PathPart, ...]:
+    return tuple(PathPart(name=part.name, time_s=part.time_s) for part in parts)
+
+
+def _do(techniques: Sequence[str]) -> list[str]:
+    return [word for technique in techniques for word in ("--do", technique)]
+
+
 def _device(graph: TaskGraph) -> str:
     """Name of the device that most of the work ran on, "" if the recording does not say."""
     names = graph.info.devices
@@ -252,14 +344,18 @@ def _relative(value: float, reference: float) -> float:
 
 def _notes(graph: TaskGraph) -> tuple[str, ...]:
     """What was done to the recording before any question was asked, and what its builder wants known."""
-    return tuple(change.what for change in graph.changes if not change.technique) + graph.info.notes
+    return _corrections(graph) + graph.info.notes
+
+
+def _corrections(graph: TaskGraph) -> tuple[str, ...]:
+    return tuple(change.what for change in graph.changes if not change.technique)
 
 
 def _next(bottleneck: str, rows: Sequence[BlameRow], platform: str, path: str) -> str:
     """The command that looks into what holds the step back, "" without a file to name."""
     technique = FIRST_TRY.get(bottleneck)
     if platform == "cpu" and technique == "cuda-graphs":
-        loop = any(row.name.startswith("Optimizer.step") for row in rows[:HOLDS_BACK])
+        loop = any(row.name.startswith("Optimizer.step") for row in rows[:6])
         technique = "fused-optimizer" if loop else None
     if not path:
         return ""

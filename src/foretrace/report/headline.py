@@ -120,8 +120,8 @@ def show(
             return f"Python holds the step back{when}: {spent} pass between operators."
         return f"The GPU waits for the host{when}: {spent} pass before the next kernel is launched."
     if part == "exposed_communication":
-        tail = "" if ranks > 1 else "; one rank alone cannot tell waiting for the others from transfer"
-        return f"Communication is not hidden{when}: {spent} are collectives that no compute overlaps{tail}."
+        tail = "" if ranks > 1 else "; one rank alone cannot tell waiting from transfer"
+        return f"Communication is not hidden{when}: {spent} are collectives beside no compute{tail}."
     if part == "exposed_copy":
         return f"Copies are not hidden{when}: {spent} are memory copies that no compute overlaps."
     if part == "synchronisation":

@@ -182,13 +182,14 @@ def _whatif(view: WhatIfView, longest: float) -> dict[str, Any]:
             for s in view.stages
         ],
         "changes": [wording.change_text(made, len(view.techniques) > 1) for made in view.changes],
+        "matter": len(wording.assumptions_that_matter(view)),
         "assumptions": [
             {
                 "name": a.name,
                 "value": wording.assumption_value(a),
                 "range": wording.assumption_range(a),
                 "why": a.why.rstrip(".") + ".",
-                "flag": a.flag,
+                "flag": wording.assumption_flag(a) if a.flag else "",
             }
             for a in view.assumptions
         ],

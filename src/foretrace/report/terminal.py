@@ -175,8 +175,11 @@ def _whatif(view: WhatIfView, terminal: Terminal) -> list[RenderableType]:
         parts.append(_labelled("critical path", wording.path_change(view)))
     for made in view.changes:
         parts.append(_labelled("changed", wording.change_text(made, len(view.techniques) > 1)))
-    for assumption in view.assumptions:
+    matter = wording.assumptions_that_matter(view)
+    for assumption in matter:
         parts.append(_labelled("assumed", wording.assumption_text(assumption)))
+    if rest := view.assumptions[len(matter) :]:
+        parts.append(_labelled("assumed", wording.other_assumptions(view, rest)))
     if view.why_not_more and not any(stage.why_not_more for stage in view.stages):
         parts.append(_labelled("why not more", view.why_not_more))
     for note in view.notes:

@@ -137,12 +137,16 @@ def _lanes(tracks: Sequence[Track]) -> LaneTable:
         total = np.bincount(graph.lane, weights=track.end - track.start, minlength=len(graph.lanes))
         span = max(float(track.end.max(initial=0) - track.start.min(initial=0)), 1.0)
         for lane, time in zip(graph.lanes, total.tolist(), strict=True):
-            key = (lane.rank, int(lane.kind), lane.device, lane.stream, lane.label)
+            key = _key(lane)
             busy[key] = max(busy.get(key, 0.0), time)
             share[key] = max(share.get(key, 0.0), time / span)
     ranks = {key[0] for key in busy}
     devices = {key[2] for key in busy if key[1] == LaneKind.GPU}
-    shown = sorted((key for key in busy if busy[key] > 0), key=lambda key: (key[0], key[1], -busy[key], key))
+    first = tracks[0].graph
+    main = {_key(first.lanes[lane]) for lane in first.lane[first.marks]}  # where the steps begin
+    shown = sorted(
+        (key for key in busy if busy[key] > 0), key=lambda key: (key[0], key[1], key not in main, -busy[key], key)
+    )
     table = {}
     for at, key in enumerate(shown):
         rank, kind, device, stream, label = key
@@ -155,6 +159,10 @@ def _lanes(tracks: Sequence[Track]) -> LaneTable:
             {"label": prefix + word, "kind": LaneKind(kind).name.lower(), "quiet": share[key] < 0.002},
         )
     return table
+
+
+def _key(lane: Lane) -> LaneKey:
+    return lane.rank, int(lane.kind), lane.device, lane.stream, lane.label
 
 
 def lane_word(lane: Lane) -> str:
@@ -171,7 +179,7 @@ def _columns(
 ) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
     graph = track.graph
     lane_row = np.array(
-        [lanes.get((x.rank, int(x.kind), x.device, x.stream, x.label), (-1, {}))[0] for x in graph.lanes],
+        [lanes.get(_key(lane), (-1, {}))[0] for lane in graph.lanes],
         dtype=np.int64,
     )
     marks = track.marks

@@ -103,7 +103,9 @@ class AssumptionView(msgspec.Struct, frozen=True, kw_only=True):
     high: float
     unit: str
     why: str
-    flag: str
+    flag: str  # the technique's parameter that replaces it
+    step_at_low_s: float  # the predicted step with `low` instead of `value`
+    step_at_high_s: float
 
 
 class StageView(msgspec.Struct, frozen=True, kw_only=True):

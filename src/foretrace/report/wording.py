@@ -21,6 +21,7 @@ WHERE = {
     "collective": "network",
 }
 
+MATTERS = 0.01  # an assumption whose range moves the predicted step by less is named, not explained
 LEAST_SHARE = 0.03  # parts of a critical path below this share of the step are left out of the words
 
 
@@ -94,10 +95,22 @@ def change_text(made: ChangeView, several: bool) -> str:
 
 
 def assumption_text(a: AssumptionView) -> str:
-    """As in "tensor-core ratio 2.50× (plausible 2.00 – 3.10×): from the catalog; replace it with ratio="."""
-    tail = f"; replace it with {a.flag}" if a.flag else ""
-    spread = assumption_range(a)
-    return f"{a.name} {assumption_value(a)}{' ' + spread if spread else ''}: {a.why.rstrip('.')}{tail}"
+    """As in "ratio 2.50× (plausible 2.00 – 3.10×: step 97.2 – 88.1 ms), from the catalog; replace it with …"."""
+    why = a.why.rstrip(".")
+    return f"{a.name} {assumption_value(a)} {assumption_range(a)}: {why}; replace it with {assumption_flag(a)}"
+
+
+def assumptions_that_matter(view: WhatIfView) -> tuple[AssumptionView, ...]:
+    """The first assumptions: those that move the step by a hundredth or more, and always the first one."""
+    moved = [max(abs(a.step_at_low_s - view.after_s), abs(a.step_at_high_s - view.after_s)) for a in view.assumptions]
+    return tuple(a for i, a in enumerate(view.assumptions) if i == 0 or moved[i] >= MATTERS * view.after_s)
+
+
+def other_assumptions(view: WhatIfView, rest: Sequence[AssumptionView]) -> str:
+    """As in "conv 3.47×, norm 0.600×: each moves the step by less than 1 %"."""
+    several = len({a.technique for a in view.assumptions}) > 1
+    named = ", ".join(f"{a.technique + ' ' if several else ''}{a.name} {assumption_value(a)}" for a in rest)
+    return f"{named}: {'each moves' if len(rest) > 1 else 'moves'} the step by less than {100 * MATTERS:g} %"
 
 
 def assumption_value(a: AssumptionView) -> str:
@@ -106,8 +119,17 @@ def assumption_value(a: AssumptionView) -> str:
 
 
 def assumption_range(a: AssumptionView) -> str:
-    """As in "(plausible 2.00 – 3.10×)", empty where the value is certain."""
-    return "" if a.low == a.high else f"(plausible {digits(a.low)} – {digits(a.high)}{_suffix(a.unit)})"
+    """As in "(plausible 2.00 – 3.10×: step 97.2 – 88.1 ms)"."""
+    unit = unit_for(max(a.step_at_low_s, a.step_at_high_s))
+    steps = between(a.step_at_low_s, a.step_at_high_s, unit)
+    low, high = steps.split(" – ")
+    effect = f"step stays {low}" if low == high else f"step {steps}"
+    return f"(plausible {digits(a.low)} – {digits(a.high)}{_suffix(a.unit)}: {effect} {unit.name})"
+
+
+def assumption_flag(a: AssumptionView) -> str:
+    """What to write on the command line to replace it: "mixed-precision ratio=…"."""
+    return f"{a.technique} {a.flag}=…"
 
 
 def _suffix(unit: str) -> str:

@@ -153,7 +153,7 @@ class _Side:
         phase = Phase(int(graph.phase[v]))
         if graph.layer[v] >= 0:
             text = graph.layers[graph.layer[v]]
-        elif graph.kind[v] == TaskKind.DATA:
+        elif phase == Phase.DATA:
             text = "data loading"  # whichever loader hands the batch over
         else:
             text = graph.names[graph.op[v] if graph.op[v] >= 0 else graph.name[v]]

@@ -14,9 +14,8 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar
 
 from foretrace.errors import NotApplicableError
-from foretrace.graph.clock import host_runs_ahead, measure_on_device
 from foretrace.graph.taskgraph import Assumption, TaskGraph
-from foretrace.simulate.replay import replay
+from foretrace.techniques.settle import settle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,13 +75,10 @@ class Technique(ABC):
     def predict(self, graph: TaskGraph) -> TaskGraph:
         """The graph after this technique, with its changes and assumptions noted. Never alters `graph`.
 
-        Where the change lets the host run ahead of the device, steps are measured on the device from then on.
+        What follows from the change for the run around it is part of it, see `settle`.
         Raises NotApplicableError, with a reason, where the technique does not fit.
         """
-        changed = self.change(graph)
-        _, end = replay(changed)
-        if host_runs_ahead(changed, end):
-            changed = measure_on_device(changed)
+        changed = settle(graph, self.change(graph), self.name)
         return changed.noted(assumptions=self.uncertain(graph))
 
     def priors(self, graph: TaskGraph) -> Mapping[str, Prior]:
@@ -106,10 +102,11 @@ class Technique(ABC):
             if getattr(self, name) is None
         )
 
-    def value(self, name: str, graph: TaskGraph) -> float:
-        """The user's value of a prior, else its central one on this graph."""
-        given = getattr(self, name)
-        return float(self.priors(graph)[name].value if given is None else given)
+    def values(self, graph: TaskGraph) -> dict[str, float]:
+        """What to reckon with on this graph: the user's value of every prior, else its central one."""
+        numbers = {name: found.value for name, found in self.priors(graph).items()}
+        given = {each.field: getattr(self, each.field) for each in self.parameters() if each.type == "float"}
+        return numbers | {name: float(value) for name, value in given.items() if value is not None}
 
     def refuse(self, reason: str) -> NotApplicableError:
         """The error that says why this technique does not fit."""

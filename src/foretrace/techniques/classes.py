@@ -41,6 +41,11 @@ _CONV = re.compile(
 _GEMM = re.compile(r"(?<!fb)gemm|gemv|Cijk_|nvjet|matmul|cutlass::Kernel|xdlops|splitKreduce|^bmm_", re.IGNORECASE)
 _CONV_OP = re.compile(r"^aten::\w*conv(olution|\d|_|$)")
 _GEMM_OP = re.compile(r"^aten::(addmm|mm|bmm|baddbmm|matmul|linear|addbmm|mv|_addmm_activation)$")
+# Operators that hand their work on to others of their kind.
+_WRAPPERS = frozenset(
+    f"aten::{name}"
+    for name in ["conv1d", "conv2d", "conv3d", "convolution", "_convolution", "linear", "matmul", "scaled_dot_product_attention"]
+)
 _HELPER = re.compile(r"nchwToNhwc|nhwcToNchw|transpose|SubTensor|im2col|col2im|epilogue|Memset", re.IGNORECASE)
 _TENSILE = re.compile(r"Cijk_[A-Za-z]+_[A-Za-z]+_([A-Z0-9]+)_")
 _NVJET = re.compile(r"nvjet_([a-z]+)_")
@@ -77,8 +82,8 @@ def classify(graph: TaskGraph) -> Classes:
 
 
 def operator_class(name: str) -> tuple[Work, Precision]:
-    """Class of an operator by its name; what is not of ATen (autograd nodes, annotations) is OTHER."""
-    if not name.startswith("aten::"):
+    """Class of an operator by its name; what hands work on or is not of ATen is OTHER."""
+    if not name.startswith("aten::") or name in _WRAPPERS:
         return Work.OTHER, Precision.OTHER
     work = Work.MEMORY
     if _GEMM_OP.match(name):

@@ -119,8 +119,8 @@ class CudaGraphs(Technique):
 
     def _launch_graphs(self, graph: TaskGraph, regions: list[_Region]) -> TaskGraph:
         """Put one launch in the place of each region's first, take its host work out and tie its tasks to it."""
-        latency, gap = typical(graph).latency_ns, 1e3 * self.value("gap_us", graph)
-        node_ns, launch_ns = 1e3 * self.value("node_us", graph), 1e3 * self.value("launch_us", graph)
+        latency, values = typical(graph).latency_ns, self.values(graph)
+        gap, node_ns, launch_ns = (1e3 * values[name] for name in ("gap_us", "node_us", "launch_us"))
         host = np.zeros(len(graph), dtype=np.bool_)
         host[np.concatenate([region.host for region in regions])] = True
         result = remove(graph, host, technique=self.name)

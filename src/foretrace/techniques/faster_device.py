@@ -60,7 +60,7 @@ class FasterDevice(Technique):
         ):
             if ratio != 1 and mask.any():
                 graph = edit.scale(graph, mask, 1 / ratio, technique=self.name)
-        host = self.value("host", graph)
+        host = self.values(graph)["host"]
         if host != 1:
             mask = select(graph, kind=("cpu", "call", "data"))
             graph = edit.scale(graph, mask, host, technique=self.name)

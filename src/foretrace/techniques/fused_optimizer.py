@@ -85,7 +85,8 @@ class FusedOptimizer(Technique):
         self._check(graph, update)
         usual = typical(graph) if graph.on_device.any() else None
         mask = step_tasks(graph)
-        new = [task for run in runs(graph, mask) for task in self._fused(graph, run, update)]
+        values = self.values(graph)
+        new = [task for run in runs(graph, mask) for task in _fused(graph, run, update, values)]
         return insert(remove(graph, mask, technique=self.name), new, usual=usual, technique=self.name)
 
     def _check(self, graph: TaskGraph, update: Update) -> None:
@@ -97,34 +98,35 @@ class FusedOptimizer(Technique):
         if graph.info.platform == "cpu" and not update.nbytes:
             raise self.refuse("the recording does not tell how many parameters there are; record with shapes.")
 
-    def _fused(self, graph: TaskGraph, run: Run, update: Update) -> list[HostTask | DeviceTask]:
-        """What takes the place of one optimizer step."""
-        anchor = int(run.host[0])
-        if update.tensors:
-            host_ns = 1e3 * (self.value("fixed_us", graph) + self.value("tensor_us", graph) * update.tensors)
-        else:
-            host_ns = float(graph.dur[run.host].sum()) * self.value("host_share", graph)
-        if update.nbytes and (self.bandwidth_gb_s or update_bandwidth(graph) is not None):
-            work_ns = update.nbytes * update.accesses / self.value("bandwidth_gb_s", graph)
-        else:
-            work_ns = float(graph.dur[run.device].sum()) * self.value("kernel_share", graph)
-        name = f"aten::_fused_{update.optimizer.lower()}_"
-        if not len(run.device):
-            python = graph.names[graph.name[anchor]]
-            return [
-                HostTask(after=anchor, name=python, dur_ns=round(host_ns), kind=TaskKind.PYTHON),
-                HostTask(after=anchor, name=name, dur_ns=round(work_ns), kind=TaskKind.OPERATOR),
-            ]
-        launches = max(
-            ceil(update.tensors / _TENSORS_PER_LAUNCH[update.accesses]),
-            ceil(update.nbytes / _BYTES_PER_LAUNCH),
-            1,
-        )
-        kernel = DeviceTask(
-            after=int(run.device[0]),
-            launched_after=anchor,
-            name=f"fused_{update.optimizer.lower()}",
-            dur_ns=round(work_ns / launches),
-            nbytes=update.nbytes * update.accesses // launches if update.nbytes else -1,
-        )
-        return [HostTask(after=anchor, name=name, dur_ns=round(host_ns)), *[kernel] * launches]
+
+def _fused(graph: TaskGraph, run: Run, update: Update, values: dict[str, float]) -> list[HostTask | DeviceTask]:
+    """What takes the place of one optimizer step."""
+    anchor = int(run.host[0])
+    if update.tensors:
+        host_ns = 1e3 * (values["fixed_us"] + values["tensor_us"] * update.tensors)
+    else:
+        host_ns = float(graph.dur[run.host].sum()) * values["host_share"]
+    if update.nbytes and "bandwidth_gb_s" in values:
+        work_ns = update.nbytes * update.accesses / values["bandwidth_gb_s"]
+    else:
+        work_ns = float(graph.dur[run.device].sum()) * values["kernel_share"]
+    name = f"aten::_fused_{update.optimizer.lower()}_"
+    if not len(run.device):
+        python = graph.names[graph.name[anchor]]
+        return [
+            HostTask(after=anchor, name=python, dur_ns=round(host_ns), kind=TaskKind.PYTHON),
+            HostTask(after=anchor, name=name, dur_ns=round(work_ns), kind=TaskKind.OPERATOR),
+        ]
+    launches = max(
+        ceil(update.tensors / _TENSORS_PER_LAUNCH[update.accesses]),
+        ceil(update.nbytes / _BYTES_PER_LAUNCH),
+        1,
+    )
+    kernel = DeviceTask(
+        after=int(run.device[0]),
+        launched_after=anchor,
+        name=f"fused_{update.optimizer.lower()}",
+        dur_ns=round(work_ns / launches),
+        nbytes=update.nbytes * update.accesses // launches if update.nbytes else -1,
+    )
+    return [HostTask(after=anchor, name=name, dur_ns=round(host_ns)), *[kernel] * launches]

@@ -78,11 +78,8 @@ class MixedPrecision(Technique):
             raise self.refuse(f"{100 * share:.0f} % of the matrix work runs in 16 bit already.")
         if graph.info.platform == "cpu" and _casts_already(graph, matrix):
             raise self.refuse("the forward pass casts the inputs of its matrix work, as under autocast already.")
-        lacking = [
-            name
-            for name in (kind.name.lower() for kind in _present(graph, classes))
-            if getattr(self, name) is None and name not in self.priors(graph)
-        ]
+        values = self.values(graph)
+        lacking = [kind.name.lower() for kind in _present(graph, classes) if kind.name.lower() not in values]
         if lacking:
             device = graph.info.devices[0] if graph.info.devices else "unknown"
             given = " ".join(f"{name}=3" for name in lacking)
@@ -91,35 +88,37 @@ class MixedPrecision(Technique):
                 f"work runs, e.g. {given}."
             )
         work = matrix & (classes.precision != Precision.HALF)
-        dur = self._durations(graph, classes, work)
+        dur = self._durations(graph, classes, work, values)
         faster = edit.retime(graph, work, dur[work], what=f"ran {{}} in {self._name(graph)}", technique=self.name)
         moving = _moving(graph, classes)
         faster = edit.retime(faster, moving, dur[moving], what="moved 16-bit data in {}", technique=self.name)
-        new = cast_tasks(faster, work, casts=self.value("casts", graph), cast_us=self.value("cast_us", graph))
+        new = cast_tasks(faster, work, casts=values["casts"], cast_us=values["cast_us"])
         if graph.info.platform != "cpu" and self._name(graph) == "float16":
             new += scaler_tasks(faster)
         return insert(faster, new, technique=self.name)
 
-    def _durations(self, graph: TaskGraph, classes: Classes, work: Mask) -> npt.NDArray[np.float64]:
+    def _durations(
+        self, graph: TaskGraph, classes: Classes, work: Mask, values: dict[str, float]
+    ) -> npt.NDArray[np.float64]:
         """New durations of matrix work and of memory-bound work, ns."""
         cpu, device = graph.info.platform == "cpu", _device(graph)
         dur = graph.dur.astype(np.float64)
         for kind in _present(graph, classes):
-            gain = self.value(kind.name.lower(), graph)
+            gain = values[kind.name.lower()]
             mine, slow = work & (classes.work == kind), classes.precision == Precision.TF32
             dur[mine & ~slow] /= gain
             dur[mine & slow] /= _beyond_tf32(gain, device, _rate(device, bfloat16=self._bfloat16(device)))
         if cpu:
             products = work & (classes.work == Work.GEMM)
             known = products & (graph.flops > 0)
-            dur[known if known.any() else products] += 1e3 * self.value("overhead_us", graph)
+            dur[known if known.any() else products] += 1e3 * values["overhead_us"]
         elif device is not None:
             least = np.minimum(graph.nbytes / 2 / (_STREAMS_AT * device.memory_gb_s), graph.dur)
             dur[work] = np.maximum(dur, least)[work]
         moving = _moving(graph, classes)
         norm = moving & select(graph, op="*batch_norm*")
-        dur[norm] *= self.value("norm", graph)
-        dur[moving & ~norm] *= self.value("elementwise", graph)
+        dur[norm] *= values["norm"]
+        dur[moving & ~norm] *= values["elementwise"]
         return dur if cpu else np.maximum(dur, np.minimum(graph.dur, _SHORTEST_NS))
 
     def _bfloat16(self, device: Device | None) -> bool:
@@ -206,7 +205,7 @@ _ON_CPU = {
     "overhead_us": Prior(
         value=14.0, low=8.0, high=22.0, unit="µs", why=f"{_MEASURED}: the same at all sizes, so small products lose"
     ),
-    "conv": Prior(value=1.65, low=1.3, high=2.0, unit="×", why=f"{_MEASURED}: 1.35 to 1.9 times faster"),
+    "conv": Prior(value=1.7, low=1.3, high=2.1, unit="×", why=f"{_MEASURED}: 1.35 to 2 times faster"),
     "attention": Prior(value=0.6, low=0.3, high=1.0, unit="×", why=f"{_MEASURED}: 1.1 to 4 times slower"),
     "norm": Prior(value=0.5, low=0.25, high=1.0, unit="×", why=f"{_MEASURED}: 0.27 forward, 0.9 backward"),
     "elementwise": Prior(

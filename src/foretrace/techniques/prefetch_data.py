@@ -90,8 +90,8 @@ class PrefetchData(Technique):
 
     def _hide(self, graph: TaskGraph, fetches: Fetches) -> TaskGraph:
         """Move the preparation of one thread's batches to workers."""
-        hand_over = np.minimum(self.value("hand_over_ms", graph) * 1e6, fetches.ns)
-        batch = (self._preparation(graph, fetches, hand_over) * self.value("fetch", graph)).astype(np.int64)
+        hand_over = np.minimum(self.values(graph)["hand_over_ms"] * 1e6, fetches.ns)
+        batch = (self._preparation(graph, fetches, hand_over) * self.values(graph)["fetch"]).astype(np.int64)
         loading = np.zeros(len(graph), dtype=np.bool_)
         loading[fetches.first] = loading[fetches.rest] = True
         left = np.zeros(len(graph))
@@ -148,14 +148,14 @@ class PrefetchData(Technique):
             threads = graph.info.recording.get("threads", {}).get("intra_op", 1) if on_cpu else 1
             crowd = max((alone_ns * threads + batch_ns) / shared / period, 1.0)
         busy = min(batch_ns / period, 1.0) if period > 0 else 0.0
-        slower = 1 + (self.value("host_contention", graph) - 1) * busy
+        slower = 1 + (self.values(graph)["host_contention"] - 1) * busy
         result = edit.scale(graph, host, slower * crowd, technique=self.name)
         if crowd > 1:
             result = edit.scale(result, workers, crowd, technique=self.name)
         copies = _pageable_copies(graph)
         if copies.any():
             result = edit.scale(
-                result, copies | _staging(graph), self.value("copy_contention", graph), technique=self.name
+                result, copies | _staging(graph), self.values(graph)["copy_contention"], technique=self.name
             )
         return result
 

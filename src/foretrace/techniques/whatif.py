@@ -138,10 +138,16 @@ def whatif(graph: TaskGraph, techniques: Sequence[Technique], *, level: float = 
         stages.append(Stage(technique=technique, before_s=latest.step_time_s, timeline=timeline, changes=made))
         graphs.append(changed)
         latest = timeline
+    after_s = latest.step_time_s
     weighed = [
-        _weigh(graphs[i], techniques[i:], assumption, latest.step_time_s)
+        _weigh(graphs[i], techniques[i:], assumption, after_s)
         for i, technique in enumerate(techniques)
         for assumption in technique.uncertain(graphs[i])
+    ]
+    weighed += [
+        Weighed(assumption=each, at_low_s=after_s, at_high_s=after_s, after_s=after_s)
+        for each in graphs[-1].assumptions[len(graph.assumptions) :]
+        if not each.flag
     ]
     return WhatIf(
         before=before,

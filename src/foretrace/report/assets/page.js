@@ -208,7 +208,7 @@ function controls(line) {
   const used = new Set();
   for (const t of line.tracks) for (let i = 0; i < t.n; i++) if (t.end[i] > t.start[i]) used.add(CLASSES[line.classOf[t.kind[i]]]);
   for (const name of ["compute", "comm", "copy", "data", "host", "call", "wait", "critical"]) {
-    if (!used.has(name) && name !== "wait" && name !== "critical") continue;
+    if (name === "critical" ? !line.tracks.some((t) => t.ranges.size > 1) : !used.has(name) && name !== "wait") continue;
     const item = make("li");
     item.append(make("i", "", { class: "sw k-" + SWATCH[name] }), WORDS[name]);
     $("colours").append(item);

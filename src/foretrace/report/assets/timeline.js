@@ -30,7 +30,7 @@ class Timeline {
     this.focused = false; // whether one step is chosen
     this.classOf = Uint8Array.from(meta.kinds.map((k) => CLASSES.indexOf(STYLE[k] ?? "wait")));
     this.waits = new Set(["return", "join"].map((k) => meta.kinds.indexOf(k)));
-    this.mark = meta.kinds.indexOf("mark");
+    for (const track of tracks) if (track.ranges.size === 1) track.critical.fill(0); // one lane: all of it decides
     const recorded = tracks[0];
     this.t0 = 0;
     this.t1 = recorded.marks[recorded.marks.length - 1];
@@ -47,7 +47,7 @@ class Timeline {
     let lo = Infinity, hi = -Infinity;
     for (const track of this.shown) {
       const origin = this.origin(track);
-      lo = Math.min(lo, -origin);
+      lo = Math.min(lo, track.marks[0] - origin);
       hi = Math.max(hi, track.marks[track.marks.length - 1] - origin);
     }
     return [lo, hi];
@@ -89,14 +89,14 @@ class Timeline {
   layout() {
     const width = this.canvas.parentElement.clientWidth;
     this.narrow = width < 640;
-    this.left = this.narrow ? 0 : 148;
+    this.left = this.narrow ? 0 : 164;
     this.width = width;
     this.rows = [];
     this.heads = [];
     const two = this.shown.length > 1;
     this.top = OVERVIEW + AXIS + (two ? SAVING : 0); // where the lanes begin
     const lanes = this.meta.lanes.filter((lane, i) => (this.showQuiet || !lane.quiet) && this.shown.some((t) => t.ranges.has(i)));
-    ROW = lanes.length * this.shown.length > 12 ? 20 : 26;
+    ROW = lanes.length * this.shown.length > 12 ? 22 : 26;
     let y = this.top + 6;
     this.hidden = 0;
     this.meta.lanes.forEach((lane, index) => {
@@ -104,9 +104,9 @@ class Timeline {
       if (!tracks.length) return;
       if (lane.quiet && !this.showQuiet) { this.hidden++; return; }
       if (this.narrow) y += LABEL;
-      this.heads.push({ y, lane, height: this.shown.length * (ROW + TIGHT) });
-      for (const track of this.shown) {
-        if (track.ranges.has(index)) this.rows.push({ y, lane: index, track, label: two ? (track === this.tracks[0] ? "recorded" : "predicted") : "" });
+      this.heads.push({ y, lane, predicted: tracks[0] !== this.tracks[0] }); // a lane that the prediction adds
+      for (const track of tracks) {
+        this.rows.push({ y, lane: index, track, predicted: tracks.length > 1 && track !== this.tracks[0] });
         y += ROW + TIGHT;
       }
       y += LANE;
@@ -320,17 +320,15 @@ class Timeline {
     const { ctx, c } = this;
     ctx.textAlign = "left";
     for (const head of this.heads) {
-      const two = this.shown.length > 1;
       ctx.font = "12px system-ui, sans-serif";
-      ctx.fillStyle = c.ink;
+      ctx.fillStyle = head.predicted ? c.accent : c.ink;
       const y = this.narrow ? head.y - LABEL / 2 : head.y + ROW / 2 + 0.5;
       ctx.fillText(this.fit(head.lane.label, this.narrow ? this.width - 8 : this.left - 14), 0, y);
     }
-    if (this.shown.length > 1 && !this.narrow) {
-      ctx.font = "11px system-ui, sans-serif";
-      ctx.fillStyle = c.accent;
-      for (const row of this.rows) if (row.label === "predicted") ctx.fillText("predicted", 0, row.y + ROW / 2 + 0.5);
-    }
+    if (this.narrow) return;
+    ctx.font = "11px system-ui, sans-serif";
+    ctx.fillStyle = c.accent;
+    for (const row of this.rows) if (row.predicted) ctx.fillText("predicted", 0, row.y + ROW / 2 + 0.5);
   }
 
   fit(text, width) {

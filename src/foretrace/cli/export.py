@@ -1,0 +1,42 @@
+"""`foretrace export`: the timeline for Perfetto and chrome://tracing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foretrace.cli import options
+
+
+def export(
+    source: options.Source,
+    do: Annotated[
+        list[str] | None,
+        typer.Option("--do", metavar='"NAME KEY=VALUE ..."', help="Techniques of a predicted run to draw below."),
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help=".json or .json.gz")] = Path(
+        "timeline.json.gz"
+    ),
+    rank: options.Rank = None,
+    steps: options.Steps = "",
+    salvage: options.Salvage = False,
+) -> None:
+    """Write the timeline for Perfetto, recorded and predicted.
+
+    With --do, the lanes of the predicted run lie below the recorded ones.
+
+    Example: foretrace export run/ --do prefetch-data --out timeline.json.gz, then open it in ui.perfetto.dev
+    """
+    from foretrace.techniques.arguments import parse_all
+
+    techniques = parse_all(do or [])
+    run = options.scenario(source, rank=rank, steps=steps, salvage=salvage)
+    from foretrace.cli import pages
+
+    timelines = {"recorded": run.simulate()}
+    if techniques:
+        timelines[" + ".join(map(str, techniques))] = run.apply(*techniques).simulate()
+    pages.write_timeline(out, timelines)
+    options.wrote(out)

@@ -1,0 +1,33 @@
+"""`foretrace graph`: the task graph of a recording, kept in a file that opens at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foretrace.cli import options
+
+
+def graph(
+    source: options.Source,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The file to write.")],
+    do: Annotated[
+        list[str] | None, typer.Option("--do", metavar='"NAME KEY=VALUE ..."', help="Techniques to apply first.")
+    ] = None,
+    rank: options.Rank = None,
+    steps: options.Steps = "",
+    salvage: options.Salvage = False,
+) -> None:
+    """Build and save a task graph, which opens at once.
+
+    Every other command takes the file in place of a recording.
+
+    Example: foretrace graph run/ --out run.graph
+    """
+    from foretrace.techniques.arguments import parse_all
+
+    techniques = parse_all(do or [])
+    options.scenario(source, rank=rank, steps=steps, salvage=salvage).apply(*techniques).save(out)
+    options.wrote(out)

@@ -1,0 +1,39 @@
+"""`foretrace report`: everything about a run on one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foretrace.cli import options
+
+
+def report(
+    source: options.Source,
+    do: Annotated[
+        list[str] | None,
+        typer.Option("--do", metavar='"NAME KEY=VALUE ..."', help="A what-if to put beside the recorded run."),
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The page to write.")] = Path("report.html"),
+    rank: options.Rank = None,
+    steps: options.Steps = "",
+    salvage: options.Salvage = False,
+) -> None:
+    """Write one self-contained HTML page about a run.
+
+    Timeline, breakdown, ranking, and every --do as a what-if of its own.
+
+    Example: foretrace report run/ --do prefetch-data --do fused-optimizer --out report.html
+    """
+    from foretrace.techniques.arguments import parse_all
+
+    techniques = parse_all(do or [])
+    run = options.scenario(source, rank=rank, steps=steps, salvage=salvage)
+    from foretrace.cli import pages
+
+    with options.progress("weighing the what-ifs"):
+        found = [run.apply(technique).whatif() for technique in techniques]
+        pages.write_report(out, run.simulate(), found, path=str(source))
+    options.wrote(out)

@@ -1,0 +1,108 @@
+"""A mistake of the user is one line on standard error and exit code 2; a bug keeps its traceback."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from foretrace import flow
+from tests.cli.conftest import Cli
+
+MISTAKES = {
+    "no such command": ("shwo",),
+    "no file named": ("show",),
+    "no such file": ("show", "nowhere.json.gz"),
+    "unknown option": ("show", "{cnn}", "--stpes", "3"),
+    "no number": ("show", "{cnn}", "--rank", "first"),
+    "no such rank": ("show", "{cnn}", "--rank", "7"),
+    "no step numbers": ("show", "{cnn}", "--steps", "last"),
+    "steps backwards": ("show", "{cnn}", "--steps", "8-3"),
+    "no such step": ("show", "{cnn}", "--steps", "123456"),
+    "no such grouping": ("blame", "{cnn}", "--by", "colour"),
+    "no rows": ("blame", "{cnn}", "--top", "0"),
+    "no technique": ("whatif", "{cnn}"),
+    "unknown technique": ("whatif", "{cnn}", "--do", "mixed-precison"),
+    "unknown parameter": ("whatif", "{cnn}", "--do", "prefetch-data wokers=4"),
+    "no value": ("whatif", "{cnn}", "--do", "scale by=half phase=forward"),
+    "nothing selected": ("whatif", "{cnn}", "--do", "scale name=*gemm* by=0.5"),
+    "does not fit": ("whatif", "{cnn}", "--do", "cuda-graphs"),
+    "one side only": ("compare", "{cnn}"),
+    "nowhere to write": ("export", "{cnn}", "--out", "no/such/folder/t.json"),
+    "text instead of a recording": ("show", "{text}"),
+    "JSON that is no recording": ("show", "{json}"),
+    "an empty file": ("show", "{empty}"),
+    "a folder without recordings": ("show", "{folder}"),
+    "a cut archive": ("show", "{cut}"),
+    "a cut graph": ("show", "{cut_graph}"),
+    "filters on a graph": ("show", "{graph}", "--steps", "1"),
+    "nothing to record": ("record",),
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("bad")
+    cnn = Path(__file__).resolve().parents[1] / "data" / "cnn.json.gz"
+    made = {name: folder / name for name in ("text", "json", "empty", "cut", "cut_graph", "graph", "folder")}
+    made["text"].write_text("dear reader\n")
+    made["json"].write_text('{"shape": [1, 2]}')
+    made["empty"].write_bytes(b"")
+    made["cut"] = folder / "cut.json.gz"
+    made["cut"].write_bytes(cnn.read_bytes()[:20_000])
+    flow.read(cnn).graph().save(made["graph"])
+    made["cut_graph"].write_bytes(made["graph"].read_bytes()[:50_000])
+    made["folder"].mkdir()
+    return made | {"cnn": cnn}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_one_line_and_exit_code_2(
+    cli: Cli, files: dict[str, Path], mistake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer = cli(*(part.format(**files) for part in MISTAKES[mistake]))
+    assert answer.code == 2, answer
+    assert answer.out == ""
+    assert answer.err.startswith("foretrace: ")
+    assert answer.err.count("\n") == 1
+    assert "Traceback" not in answer.err
+    assert not list(tmp_path.iterdir()), "a refused command leaves nothing behind"
+
+
+def test_salvage_reads_what_is_left_of_a_cut_file(cli: Cli, files: dict[str, Path]) -> None:
+    answer = cli("show", files["cut"], "--salvage", "--json")
+    assert answer.code == 0, answer.err
+    assert "cut.json.gz" in answer.err
+
+
+def test_a_bug_keeps_its_traceback_and_says_how_to_report_it(
+    cli: Cli, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(flow, "read", broken)
+    answer = cli("show", files["cnn"])
+    assert answer.code == 1
+    assert "Traceback" in answer.err
+    assert answer.err.splitlines()[-1].startswith("foretrace: this is a bug")
+
+
+def test_an_interrupted_command_ends_as_the_shell_expects(
+    cli: Cli, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(flow, "read", interrupted)
+    answer = cli("show", files["cnn"])
+    assert answer.code == 130
+    assert "Traceback" not in answer.err
+
+
+def test_a_misspelt_option_is_named_with_the_page_that_helps(cli: Cli, files: dict[str, Path]) -> None:
+    answer = cli("show", files["cnn"], "--stpes", "3")
+    assert "--stpes" in answer.err
+    assert "foretrace show --help" in answer.err
