@@ -31,7 +31,7 @@ $(VENV)/bench.stamp: $(VENV)/dev.stamp
 # Record a real training step, replay it, ask what if.
 demo: $(VENV)/run.stamp
 	@rm -rf $(DEMO) && mkdir $(DEMO)
-	$(BIN)/foretrace record --steps 4 --out $(DEMO)/run -- $(BIN)/python examples/train_cnn.py
+	$(BIN)/foretrace record --out $(DEMO)/run -- $(BIN)/python examples/train_cnn.py --threads 1
 	$(BIN)/foretrace show $(DEMO)/run
 	$(BIN)/foretrace simulate $(DEMO)/run
 	$(BIN)/foretrace whatif $(DEMO)/run --do prefetch-data --do fused-optimizer --do "scale name=*conv* by=0.5" \

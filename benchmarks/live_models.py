@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from torch.utils.data import DataLoader, Dataset
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
-import train_cnn  # noqa: E402  the example's folder must be on the path first
-import train_recommender  # noqa: E402
+import train_cnn
+import train_recommender
 
 Batch = tuple[Tensor, ...]
 
@@ -53,7 +54,7 @@ class DownUp(nn.Module):
         super().__init__()
         sizes = [width * 2**level for level in range(depth + 1)]
         self.first = self.pair(3, sizes[0])
-        self.down = nn.ModuleList(self.pair(a, b) for a, b in zip(sizes, sizes[1:], strict=False))
+        self.down = nn.ModuleList(self.pair(a, b) for a, b in pairwise(sizes))
         turned = list(zip(sizes[::-1], sizes[-2::-1], strict=False))
         self.lift = nn.ModuleList(nn.ConvTranspose2d(a, b, 2, 2) for a, b in turned)
         self.up = nn.ModuleList(self.pair(2 * b, b) for _, b in turned)
@@ -189,7 +190,7 @@ class Training:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, fused=arm.fused, foreach=False)
         self.fixed = job.batch()
 
-    def steps(self, *, loaded: bool) -> Iterator[None]:
+    def steps(self, *, loaded: bool) -> Generator[None]:
         """Train for ever, one step per `next`; `loaded` feeds from a fresh data loader instead of memory."""
         for batch in self._batches(loaded):
             self.optimizer.zero_grad()
@@ -199,11 +200,9 @@ class Training:
             self.optimizer.step()
             yield
 
-    def _batches(self, loaded: bool) -> Iterator[Batch]:
+    def _batches(self, loaded: bool) -> Generator[Batch]:
         if loaded:
             assert self.job.dataset is not None
-            yield from DataLoader(
-                self.job.dataset(), batch_size=self.job.batch_size, num_workers=self.arm.workers
-            )
+            yield from DataLoader(self.job.dataset(), batch_size=self.job.batch_size, num_workers=self.arm.workers)
         while True:
             yield self.fixed

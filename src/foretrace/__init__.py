@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from foretrace import graph, report, simulate, techniques, trace
     from foretrace.errors import ForetraceError
-    from foretrace.flow import Prediction, Run, Scenario, compare, open, read
+    from foretrace.flow import Run, Scenario, compare, load, read
     from foretrace.graph.taskgraph import TaskGraph
     from foretrace.simulate.timeline import Timeline
     from foretrace.trace.recorder import record
@@ -24,11 +24,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ForetraceError",
+    "Run",
+    "Scenario",
     "TaskGraph",
     "Timeline",
     "Trace",
     "compare",
     "graph",
+    "load",
     "read",
     "record",
     "report",
@@ -39,10 +42,13 @@ __all__ = [
 
 _HOME = {
     "ForetraceError": "foretrace.errors",
+    "Run": "foretrace.flow",
+    "Scenario": "foretrace.flow",
     "TaskGraph": "foretrace.graph.taskgraph",
     "Timeline": "foretrace.simulate.timeline",
     "Trace": "foretrace.trace.trace",
     "compare": "foretrace.flow",
+    "load": "foretrace.flow",
     "read": "foretrace.flow",
     "record": "foretrace.trace.recorder",
 }

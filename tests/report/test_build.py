@@ -17,7 +17,7 @@ from foretrace.simulate.timeline import Timeline, simulate
 from foretrace.techniques.prefetch_data import PrefetchData
 from foretrace.techniques.selection import Scale
 from foretrace.techniques.whatif import WhatIf, whatif
-from tests.report.report_demo import demo_graph, make_runs
+from tests.report.report_demo import NASTY, demo_graph, make_runs
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,8 @@ def test_show_tells_what_was_recorded(runs: dict[str, Timeline]) -> None:
 
 
 def test_a_path_is_quoted_for_the_shell(runs: dict[str, Timeline]) -> None:
-    assert "'my run.json'" in build.show(runs["recorded"], path="my run.json").next
+    assert '"my run.json"' in build.show(runs["recorded"], path="my run.json").next
+    assert "'$HOME'" in build.show(runs["recorded"], path="$HOME").next
     assert build.show(runs["recorded"]).next == ""
 
 
@@ -163,7 +164,8 @@ def test_a_page_holds_everything(runs: dict[str, Timeline], prediction: WhatIf) 
     assert [blame.by for blame in page.blames] == ["name", "layer", "kind", "phase"]
     assert [track.name for track in page.tracks] == ["recorded", page.whatifs[0].name]
     text = html.render(page)
-    assert page.show.headline in text and page.whatifs[0].headline in text
+    assert "Demo V100 &lt;&amp;&gt;" in text and NASTY not in text
+    assert page.whatifs[0].headline in text.replace("\N{NO-BREAK SPACE}", " ")
     assert html.render(page) == text
 
 

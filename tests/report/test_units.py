@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from foretrace.report.units import (
     UNITS,
-    amount,
     between,
     change,
     count,
@@ -82,7 +81,6 @@ def test_signs_and_shares() -> None:
     assert change(0.0) == change(-0.0) == "0"
     assert share(0.3341) == "33.4 %"
     assert (count(1840), count(0.17), count(3.0)) == ("1,840", "0.170", "3")
-    assert (amount(19_267_584, "B"), amount(512, "B")) == ("19.3 MB", "512 B")
 
 
 @pytest.mark.parametrize(

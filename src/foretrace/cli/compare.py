@@ -23,9 +23,7 @@ def compare(
 
     Example: foretrace compare before/ after/
     """
-    sides = [
-        options.scenario(source, rank=rank, steps=steps, salvage=salvage).simulate() for source in (before, after)
-    ]
+    sides = [options.scenario(source, rank=rank, steps=steps, salvage=salvage).simulate() for source in (before, after)]
     from foretrace.report import build
 
     view = build.compare(*sides, before_path=str(before), after_path=str(after))

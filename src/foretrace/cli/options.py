@@ -64,7 +64,11 @@ def scenario(
             progress=report,
         )
     for dropped in run.trace.dropped if salvage else ():
-        say(f"{dropped.where}: left out {dropped.count:,} events ({dropped.reason})" if dropped.count else dropped.reason)
+        say(
+            f"{dropped.where}: left out {dropped.count:,} events ({dropped.reason})"
+            if dropped.count
+            else dropped.reason
+        )
     return run.graph(rank=rank, as_recorded=as_recorded)
 
 

@@ -70,7 +70,6 @@ def remove(graph: TaskGraph, mask: Mask, *, technique: str = "") -> TaskGraph:
     gone[dst[into_return]] = True
 
     # Of two gaps around a task that is gone one remains, and an overlap with it is none with its neighbours.
-    # The engines let its launch edge hold up nothing.
     lag, typical = graph.lag.copy(), graph.typical.copy()
     into, out = gone[dst], gone[graph.src]
     stream = graph.edge_kind == EdgeKind.STREAM
@@ -78,7 +77,7 @@ def remove(graph: TaskGraph, mask: Mask, *, technique: str = "") -> TaskGraph:
     lag[free], typical[free] = 0, 0
     rank = graph.rank
     drop = (graph.edge_kind == EdgeKind.CONTENTION) & (into | out)
-    drop |= into & np.isin(graph.edge_kind, (EdgeKind.SYNC, EdgeKind.QUEUE, EdgeKind.DATA))
+    drop |= into & np.isin(graph.edge_kind, (EdgeKind.LAUNCH, EdgeKind.SYNC, EdgeKind.QUEUE, EdgeKind.DATA))
     drop |= into & (graph.edge_kind == EdgeKind.COLLECTIVE) & (rank[graph.src] != rank[dst])
 
     dur, delay = graph.dur.copy(), graph.delay.copy()

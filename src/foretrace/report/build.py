@@ -129,7 +129,7 @@ def simulate(timeline: Timeline, *, path: str = "", level: float = 0.8) -> Simul
         interval_level=interval.level,
         interval_source=interval.source,
         notes=_notes(graph),
-        next=f"foretrace check {shlex.quote(path)}" if path else "",
+        next=f"foretrace check {_quoted(path)}" if path else "",
     )
 
 
@@ -190,7 +190,7 @@ def whatif(result: WhatIf, *, path: str = "") -> WhatIfView:
         ),
         why_not_more=result.why_not_more,
         notes=_corrections(result.before.graph),
-        next=shlex.join(["foretrace", "whatif", path, *_do(written), "--html", "report.html"]) if path else "",
+        next=f"foretrace whatif {_quoted(path)} {_do(written)} --html report.html" if path else "",
     )
 
 
@@ -322,8 +322,14 @@ def _path(parts: Sequence[explain.PathPart]) -> tuple[PathPart, ...]:
     return tuple(PathPart(name=part.name, time_s=part.time_s) for part in parts)
 
 
-def _do(techniques: Sequence[str]) -> list[str]:
-    return [word for technique in techniques for word in ("--do", technique)]
+def _do(techniques: Sequence[str]) -> str:
+    return " ".join(f"--do {_quoted(technique)}" for technique in techniques)
+
+
+def _quoted(text: str) -> str:
+    """One word for a shell, in double quotes where they do: they read better around single ones."""
+    quoted = shlex.quote(text)
+    return quoted if quoted == text or set(text) & set('"$`\\!') else f'"{text}"'
 
 
 def _device(graph: TaskGraph) -> str:
@@ -359,8 +365,8 @@ def _next(bottleneck: str, rows: Sequence[BlameRow], platform: str, path: str) -
         technique = "fused-optimizer" if loop else None
     if not path:
         return ""
-    return f"foretrace whatif {shlex.quote(path)} --do {technique}" if technique else _blame_by_layer(path)
+    return f"foretrace whatif {_quoted(path)} --do {technique}" if technique else _blame_by_layer(path)
 
 
 def _blame_by_layer(path: str) -> str:
-    return f"foretrace blame {shlex.quote(path)} --by layer"
+    return f"foretrace blame {_quoted(path)} --by layer"

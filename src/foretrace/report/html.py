@@ -7,6 +7,7 @@ security policy in the page holds it to that. All names are escaped: text by the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -32,6 +33,7 @@ from foretrace.report.units import (
 )
 from foretrace.report.views import BlameView, Breakdown, ShowView, WhatIfView, part_word
 
+MOST_ROWS = 400  # of a ranking; all of them are in the JSON of `blame`
 SCRIPTS = ("format.js", "data.js", "timeline.js", "axis.js", "interact.js", "page.js")
 
 
@@ -57,6 +59,7 @@ def render(page: Page, *, max_tasks: int = MAX_TASKS) -> str:
         trim_blocks=False,
         keep_trailing_newline=True,
     )
+    environment.filters["whole"] = _whole
     return environment.get_template("report.html.j2").render(_context(page, max_tasks))
 
 
@@ -80,11 +83,7 @@ def _context(page: Page, max_tasks: int) -> dict[str, Any]:
         meta = packed | {"focus": page.focus_step - first["first_step"]}
         if len(first["steps"]) < first["all_steps"]:
             notes = [*notes, _partly_drawn(first)]
-    views = {
-        "show": show,
-        "blame": list(page.blames),
-        "whatif": list(page.whatifs),
-    }
+    views = {"show": show, "whatif": list(page.whatifs)}
     return {
         "version": _version(),
         "css": markupsafe.Markup(_asset("report.css")),
@@ -107,6 +106,11 @@ def _context(page: Page, max_tasks: int) -> dict[str, Any]:
         "meta": _script_json(meta),
         "data": markupsafe.Markup(data),
     }
+
+
+def _whole(text: str) -> str:
+    """A figure is not parted from its unit at the end of a line."""
+    return re.sub(r"(?<=\d) (?=(?:ns|µs|ms|s|%)\b|%)", "\N{NO-BREAK SPACE}", text)
 
 
 def _partly_drawn(track: dict[str, Any]) -> str:
@@ -140,8 +144,10 @@ def _breakdown(breakdown: Breakdown, platform: str) -> dict[str, Any]:
 
 def _blame(blame: BlameView) -> dict[str, Any]:
     most = max((row.saved_if_removed_s for row in blame.rows), default=0.0)
-    shorts = short_names([row.name for row in blame.rows], 64)
+    rows = blame.rows[:MOST_ROWS]
+    shorts = short_names([row.name for row in rows], 64)
     return {
+        "left_out": count(len(blame.rows) - len(rows)) if len(blame.rows) > len(rows) else "",
         "by": blame.by,
         "headline": blame.headline,
         "rows": [
@@ -160,7 +166,7 @@ def _blame(blame: BlameView) -> dict[str, Any]:
                 "gone": change(-row.saved_if_removed_s),
                 "gone_share": max(row.saved_if_removed_s, 0.0) / most if most > 0 else 0.0,
             }
-            for row, short in zip(blame.rows, shorts, strict=True)
+            for row, short in zip(rows, shorts, strict=True)
         ],
     }
 

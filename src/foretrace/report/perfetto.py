@@ -22,6 +22,7 @@ from foretrace.report.tracks import NO_EDGE, Track, binding_edges, lane_word
 
 Event = dict[str, Any]
 STEPS, CRITICAL, FIRST_LANE = 1, 2, 10
+KINDS, PHASES, EDGES = ([each.name.lower() for each in words] for words in (TaskKind, Phase, EdgeKind))
 SPILL = 100_000  # thread ids of the extra rows for tasks that overlap on their lane
 
 
@@ -75,6 +76,7 @@ def _process(track: Track, rank: int, pid: int, shift: int, arrows: bool) -> Ite
             at = int(track.start[v])
             if until > at:
                 yield _slice(pid, CRITICAL, labels[graph.name[v]], at + shift, until - at)
+    facts = _Facts(track, why, critical)
     for index, lane in enumerate(graph.lanes):
         rows = np.flatnonzero((graph.lane == index) & longs)
         if lane.rank != rank or not len(rows):
@@ -85,33 +87,40 @@ def _process(track: Track, rank: int, pid: int, shift: int, arrows: bool) -> Ite
         rows_of = _rows(track.start[rows], track.end[rows])
         for extra in range(1, int(rows_of.max()) + 1):
             yield from _named(pid, extra * SPILL + tid, lane_word(lane) + " (overlapping)", sort=tid)
-        for v, row in zip(rows.tolist(), rows_of.tolist(), strict=True):
-            event = _slice(
-                pid, row * SPILL + tid, labels[graph.name[v]],
-                int(track.start[v]) + shift, int(track.end[v] - track.start[v]),
-            )  # fmt: skip
-            event["cat"] = TaskKind(graph.kind[v]).name.lower()
-            event["args"] = _facts(track, v, int(why[v]), bool(critical[v]))
+        starts, durations = (track.start[rows] + shift).tolist(), (track.end[rows] - track.start[rows]).tolist()
+        for v, row, at, dur in zip(rows.tolist(), rows_of.tolist(), starts, durations, strict=True):
+            event = _slice(pid, row * SPILL + tid, labels[facts.name[v]], at, dur)
+            event["cat"] = KINDS[facts.kind[v]]
+            event["args"] = facts.of(v)
             yield event
     if arrows:
         yield from _arrows(track, pid, shift, source, critical & longs & on_rank)
 
 
-def _facts(track: Track, v: int, why: int, critical: bool) -> Event:
-    graph = track.graph
-    facts: Event = {"name": graph.names[graph.name[v]]}
-    if graph.layer[v] >= 0:
-        facts["layer"] = graph.layers[graph.layer[v]]
-    if graph.op[v] >= 0:
-        facts["operator"] = graph.names[graph.op[v]]
-    if graph.phase[v]:
-        facts["phase"] = Phase(graph.phase[v]).name.lower()
-    if graph.nbytes[v] >= 0:
-        facts["bytes"] = int(graph.nbytes[v])
-    if why != NO_EDGE:
-        facts["waited_for"] = EdgeKind(why).name.lower()
-    facts["critical"] = critical
-    return facts
+class _Facts:
+    """What a viewer shows of a task; columns as lists, because reading single items of arrays is slow."""
+
+    def __init__(self, track: Track, why: npt.NDArray[np.uint8], critical: npt.NDArray[np.bool_]) -> None:
+        graph = track.graph
+        self.graph = graph
+        self.name, self.kind = graph.name.tolist(), graph.kind.tolist()
+        self._layer, self._op, self._phase = graph.layer.tolist(), graph.op.tolist(), graph.phase.tolist()
+        self._nbytes, self._why, self._critical = graph.nbytes.tolist(), why.tolist(), critical.tolist()
+
+    def of(self, v: int) -> Event:
+        graph = self.graph
+        facts: Event = {"name": graph.names[self.name[v]], "critical": self._critical[v]}
+        if self._layer[v] >= 0:
+            facts["layer"] = graph.layers[self._layer[v]]
+        if self._op[v] >= 0:
+            facts["operator"] = graph.names[self._op[v]]
+        if self._phase[v]:
+            facts["phase"] = PHASES[self._phase[v]]
+        if self._nbytes[v] >= 0:
+            facts["bytes"] = self._nbytes[v]
+        if self._why[v] != NO_EDGE:
+            facts["waited_for"] = EDGES[self._why[v]]
+        return facts
 
 
 def _arrows(

@@ -100,15 +100,3 @@ def speed(before_s: float, after_s: float) -> str:
         part = digits(100 * abs(after_s - before_s) / before_s)
         return "no change" if part == "0" else f"{part} % {word}"
     return f"{digits(ratio)}× {word}"
-
-
-_PREFIXES = ("", "k", "M", "G", "T", "P")
-
-
-def amount(value: float, unit: str) -> str:
-    """As in "12.3 MB", "4.10 GFLOP": decimal prefixes."""
-    size, power = abs(value), 0
-    while float(f"{size:.3g}") >= 1000 and power < len(_PREFIXES) - 1:
-        size, power = size / 1000, power + 1
-    text = count(size) if power == 0 else digits(size)
-    return f"{MINUS if value < 0 else ''}{text} {_PREFIXES[power]}{unit}"

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from foretrace.report.units import between, count, digits, in_unit, share, unit_for
 from foretrace.report.views import AssumptionView, ChangeView, PathPart, ShowView, WhatIfView
-from foretrace.simulate.check import UNEXPLAINED_REFUSE, UNEXPLAINED_WARN
 
 # Where a kind of task runs.
 WHERE = {
@@ -80,6 +79,8 @@ def reading_notes(show: ShowView) -> list[str]:
 
 def trust(show: ShowView) -> list[str]:
     """What makes answers about this recording less certain."""
+    from foretrace.simulate.check import UNEXPLAINED_REFUSE, UNEXPLAINED_WARN  # loads compiled code
+
     delays = show.unexplained_gpu_share or 0.0
     if delays < UNEXPLAINED_WARN:
         return []

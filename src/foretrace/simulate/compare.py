@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -218,7 +219,7 @@ def align(before: Sequence[Hashable], after: Sequence[Hashable]) -> list[Pair]:
             pairs += found
             if found:
                 edges = [(a0 - 1, b0 - 1), *found, (a1, b1)]
-                for (a, b), (c, d) in zip(edges, edges[1:], strict=False):
+                for (a, b), (c, d) in pairwise(edges):
                     if c - a > 1 and d - b > 1:
                         next_gaps.append((a + 1, c, b + 1, d))
         if not next_gaps:

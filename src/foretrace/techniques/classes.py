@@ -35,7 +35,7 @@ MATRIX = (Work.GEMM, Work.CONV, Work.ATTENTION)
 
 _ATTENTION = re.compile(r"flash|fmha|attn_|attention|efficient_attention|scaled_dot_product", re.IGNORECASE)
 _CONV = re.compile(
-    r"scudnn|hcudnn|cudnn.*conv|fprop|dgrad|wgrad|winograd|convolve|fft2d|igemm_(fwd|bwd|wrw)|conv2d|_conv_",
+    r"[hs]\d*cudnn|cudnn.*conv|fprop|dgrad|wgrad|winograd|convolve|fft2d|igemm_(fwd|bwd|wrw)|conv2d|_conv_",
     re.IGNORECASE,
 )
 _GEMM = re.compile(r"(?<!fb)gemm|gemv|Cijk_|nvjet|matmul|cutlass::Kernel|xdlops|splitKreduce|^bmm_", re.IGNORECASE)
@@ -44,7 +44,16 @@ _GEMM_OP = re.compile(r"^aten::(addmm|mm|bmm|baddbmm|matmul|linear|addbmm|mv|_ad
 # Operators that hand their work on to others of their kind.
 _WRAPPERS = frozenset(
     f"aten::{name}"
-    for name in ["conv1d", "conv2d", "conv3d", "convolution", "_convolution", "linear", "matmul", "scaled_dot_product_attention"]
+    for name in [
+        "conv1d",
+        "conv2d",
+        "conv3d",
+        "convolution",
+        "_convolution",
+        "linear",
+        "matmul",
+        "scaled_dot_product_attention",
+    ]
 )
 _HELPER = re.compile(r"nchwToNhwc|nhwcToNchw|transpose|SubTensor|im2col|col2im|epilogue|Memset", re.IGNORECASE)
 _TENSILE = re.compile(r"Cijk_[A-Za-z]+_[A-Za-z]+_([A-Z0-9]+)_")

@@ -100,6 +100,8 @@ class CudaGraphs(Technique):
                     "copy it before the step, or capture fewer phases=."
                 )
             calls = calls[calls > inputs[-1]]
+            if not len(calls):
+                return None
         returns = (graph.edge_kind == EdgeKind.SYNC) & (graph.kind[graph.dst] == TaskKind.RETURN)
         waits = np.unique(graph.dst[returns & ~graph.gone[graph.dst]])
         waits = waits[(waits > calls[0]) & (waits < calls[-1])]

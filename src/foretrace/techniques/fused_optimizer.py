@@ -112,7 +112,7 @@ def _fused(graph: TaskGraph, run: Run, update: Update, values: dict[str, float])
         work_ns = float(graph.dur[run.device].sum()) * values["kernel_share"]
     name = f"aten::_fused_{update.optimizer.lower()}_"
     if not len(run.device):
-        python = graph.names[graph.name[anchor]]
+        python = f"Optimizer.step#{update.optimizer}.step"
         return [
             HostTask(after=anchor, name=python, dur_ns=round(host_ns), kind=TaskKind.PYTHON),
             HostTask(after=anchor, name=name, dur_ns=round(work_ns), kind=TaskKind.OPERATOR),
@@ -126,6 +126,7 @@ def _fused(graph: TaskGraph, run: Run, update: Update, values: dict[str, float])
         after=int(run.device[0]),
         launched_after=anchor,
         name=f"fused_{update.optimizer.lower()}",
+        op=name,
         dur_ns=round(work_ns / launches),
         nbytes=update.nbytes * update.accesses // launches if update.nbytes else -1,
     )

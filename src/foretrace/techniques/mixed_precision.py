@@ -84,8 +84,8 @@ class MixedPrecision(Technique):
             device = graph.info.devices[0] if graph.info.devices else "unknown"
             given = " ".join(f"{name}=3" for name in lacking)
             raise self.refuse(
-                f"the catalog has no faster 16-bit units for the device {device!r}; say how many times faster such "
-                f"work runs, e.g. {given}."
+                f"the catalog knows no {self._name(graph)} units of the device {device!r}; say how many times faster "
+                f"such work runs, e.g. {given}."
             )
         work = matrix & (classes.precision != Precision.HALF)
         dur = self._durations(graph, classes, work, values)

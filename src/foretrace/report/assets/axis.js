@@ -83,22 +83,27 @@ Object.assign(Timeline.prototype, {
         ctx.fillText((t / unit[1]).toFixed(decimals).replace("-", "−") + " " + unit[0], x, top + AXIS / 2);
       }
     }
-    const tracks = this.shown;
-    for (const track of tracks) {
+    if (this.shown.length > 1) this.paintSaving(top + AXIS + SAVING / 2);
+  },
+
+  // Where steps begin and end: solid as recorded, dashed as predicted.
+  paintMarks() {
+    const { ctx, c } = this;
+    ctx.lineWidth = 1;
+    for (const track of this.shown) {
       const origin = this.origin(track), predicted = track !== this.tracks[0];
       ctx.strokeStyle = predicted ? c.accent : c.ink;
       ctx.setLineDash(predicted ? [4, 3] : []);
+      ctx.beginPath();
       for (const mark of track.marks) {
         const x = Math.round(this.x(mark - origin)) + 0.5;
         if (x < this.left || x > this.width) continue;
-        ctx.beginPath();
-        ctx.moveTo(x, top + AXIS - 2);
+        ctx.moveTo(x, OVERVIEW + AXIS - 2);
         ctx.lineTo(x, this.height);
-        ctx.stroke();
       }
-      ctx.setLineDash([]);
+      ctx.stroke();
     }
-    if (tracks.length > 1) this.paintSaving(top + AXIS + SAVING / 2);
+    ctx.setLineDash([]);
   },
 
   // The step that both tracks are aligned at: how much earlier the predicted one ends.

@@ -144,6 +144,12 @@ class Timeline {
     for (const row of this.rows) this.paintRow(row);
     this.paintLinks();
     if (this.focused) this.paintVeil();
+    ctx.restore();
+    this.paintMarks();
+    ctx.save();
+    ctx.beginPath();
+    ctx.rect(this.left, this.top, this.width - this.left, this.height);
+    ctx.clip();
     this.paintSelection();
     ctx.restore();
     this.paintLabels();

@@ -1,0 +1,142 @@
+"""`mixed-precision`: which work gets faster, by how much at most, and what is added."""
+
+from __future__ import annotations
+
+import pytest
+
+from foretrace.errors import NotApplicableError
+from foretrace.graph.select import select
+from foretrace.graph.taskgraph import TaskGraph
+from foretrace.simulate.timeline import simulate
+from foretrace.techniques import MixedPrecision
+from foretrace.techniques.classes import Precision, Work, kernel_class, operator_class
+from tests.techniques.workloads import Cpu, Gpu, optimizer_facts
+
+HALF = "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_256x128_64x3_tn_align2>"
+TF32 = "sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nchw_tilesize128x128x16"
+RELU = "*relu<float>*"
+A100 = "NVIDIA A100-SXM4-40GB"
+
+
+@pytest.mark.parametrize(
+    ("name", "op", "work", "precision"),
+    [
+        ("volta_sgemm_128x64_nn", "aten::mm", Work.GEMM, Precision.SINGLE),
+        ("volta_sgemm_64x64_nt", "aten::convolution_backward", Work.CONV, Precision.SINGLE),
+        ("volta_fp16_s884gemm_fp16_128x128_ldg8_f2f_nn", "aten::addmm", Work.GEMM, Precision.HALF),
+        ("ampere_fp16_s16816gemm_fp16_128x64", "aten::mm", Work.GEMM, Precision.HALF),
+        ("void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_128x128_16x4_nt>", "aten::mm", Work.GEMM, Precision.TF32),
+        (HALF, "aten::addmm", Work.GEMM, Precision.HALF),
+        (TF32, "aten::cudnn_convolution", Work.CONV, Precision.TF32),
+        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", "aten::mm", Work.GEMM, Precision.HALF),
+        ("nvjet_tst_64x64_64x16_2x1_2cta_v_bz_bias_TNT", "aten::addmm", Work.GEMM, Precision.HALF),
+        ("nvjet_hsh_128x256_64x4", "aten::addmm", Work.GEMM, Precision.HALF),
+        ("Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_MT128x256x32", "aten::mm", Work.GEMM, Precision.HALF),
+        ("Cijk_Ailk_Bjlk_SB_Bias_AS_SAV_MT64x16x16", "aten::mm", Work.GEMM, Precision.SINGLE),
+        ("Cijk_Alik_Bljk_DB_MT32x32x8", "aten::mm", Work.GEMM, Precision.OTHER),
+        ("igemm_fwd_gtcx3_nhwc_bf16_bx0_ex1_bt128x128x32", "aten::miopen_convolution", Work.CONV, Precision.HALF),
+        ("void cudnn::winograd_nonfused::winogradForwardData4x4<float, float>", "", Work.CONV, Precision.SINGLE),
+        ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64>>", "", Work.ATTENTION, Precision.HALF),
+        ("fmha_cutlassF_f32_aligned_64x64_rf_sm80", "", Work.ATTENTION, Precision.SINGLE),
+        ("void cudnn::ops::nchwToNhwcKernel<float, float>", "aten::cudnn_convolution", Work.MEMORY, Precision.SINGLE),
+        ("void at::native::vectorized_elementwise_kernel<4, FillFunctor<int>>", "", Work.MEMORY, Precision.OTHER),
+        ("void fbgemm_gpu::permute_2D_data_kernel<float>", "fbgemm::permute", Work.MEMORY, Precision.SINGLE),
+        ("void at::native::batch_norm_backward_kernel<c10::BFloat16>", "", Work.MEMORY, Precision.HALF),
+    ],
+)
+def test_kernels_are_classified_by_name(name: str, op: str, work: Work, precision: Precision) -> None:
+    assert kernel_class(name, op) == (work, precision)
+
+
+@pytest.mark.parametrize(
+    ("name", "work"),
+    [
+        ("aten::addmm", Work.GEMM),
+        ("aten::mkldnn_convolution", Work.CONV),
+        ("aten::convolution_backward", Work.CONV),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu_backward", Work.ATTENTION),
+        ("aten::conv2d", Work.OTHER),  # hands on
+        ("aten::native_batch_norm", Work.MEMORY),
+        ("AddmmBackward0", Work.OTHER),
+    ],
+)
+def test_operators_are_classified_by_name(name: str, work: Work) -> None:
+    assert operator_class(name)[0] == work
+
+
+def kernel_ms(graph: TaskGraph, *name: str) -> float:
+    return float(graph.dur[select(graph, name=name, kind="kernel")].mean()) / 1e6
+
+
+def test_matrix_work_gets_faster_and_the_optimizer_stays() -> None:
+    graph = Gpu(nbytes=-1).graph()
+    predicted = MixedPrecision(conv=4, elementwise=0.5).predict(graph)
+    assert kernel_ms(predicted, "volta*") == pytest.approx(0.05)
+    assert kernel_ms(predicted, RELU) == pytest.approx(0.01)
+    assert kernel_ms(predicted, Gpu.update) == kernel_ms(graph, Gpu.update)
+
+
+def test_no_kernel_beats_its_bytes_or_the_shortest_kernel() -> None:
+    bound = Gpu(nbytes=100_000_000).graph()  # half of it at 900 GB/s takes 56 us and more
+    predicted = MixedPrecision(conv=100, elementwise=0.01).predict(bound)
+    assert kernel_ms(predicted, "volta*") == pytest.approx(0.0654, rel=0.01)
+    assert kernel_ms(predicted, RELU) == pytest.approx(0.002)
+
+
+def test_gains_come_from_the_catalog_with_a_range() -> None:
+    assumed = {each.flag: each for each in MixedPrecision().uncertain(Gpu().graph())}
+    peak = 125 / 15.7
+    assert 1 < assumed["conv"].low < assumed["conv"].value < assumed["conv"].high < peak
+    assert "gemm" not in assumed and "attention" not in assumed, "there are none"
+
+
+def test_unknown_devices_need_a_number() -> None:
+    graph = Gpu(device="Wonder GPU").graph()
+    with pytest.raises(NotApplicableError, match=r"'Wonder GPU'.* e\.g\. conv=3"):
+        MixedPrecision().predict(graph)
+    assert kernel_ms(MixedPrecision(conv=2).predict(graph), "volta*") == pytest.approx(0.1)
+
+
+def test_tf32_kernels_gain_less() -> None:
+    single, tf32 = (Gpu(device=A100, kernel=kernel, nbytes=-1).graph() for kernel in ("ampere_scudnn", TF32))
+    times = [kernel_ms(MixedPrecision().predict(graph), "*scudnn*", "*xmma*") for graph in (single, tf32)]
+    assert 0.2 / times[0] > 3 and 1.2 < 0.2 / times[1] < 2
+
+
+@pytest.mark.parametrize("kernel", [HALF, "ampere_fp16_s16816cudnn_fp16_128x128"])
+def test_half_precision_is_left_alone(kernel: str) -> None:
+    with pytest.raises(NotApplicableError, match="100 % of the matrix work runs in 16 bit already"):
+        MixedPrecision().predict(Gpu(kernel=kernel).graph())
+
+
+def test_casts_cost_kernels_and_host_time() -> None:
+    graph = Gpu(device=A100, recording=optimizer_facts(6, 6_000_000, "SGD")).graph()
+    predicted = MixedPrecision(casts=2, cast_us=10).predict(graph)
+    casts = select(predicted, name="cast to 16 bit")
+    assert casts.sum() == 2 * 6 * graph.n_steps
+    host = select(predicted, name="aten::_to_copy", kind="cpu")
+    assert predicted.dur[host].tolist() == [20_000] * int(host.sum())
+    assert predicted.dur[casts].mean() == pytest.approx(6 * 6e6 / 6 / (0.75 * 1555), rel=0.4)
+
+
+def test_float16_brings_a_gradient_scaler_that_waits() -> None:
+    graph = Gpu(device=A100, recording=optimizer_facts(6, 6_000_000, "SGD")).graph()
+    scaled, plain = (MixedPrecision(dtype=dtype).predict(graph) for dtype in ("float16", "bfloat16"))
+    assert select(scaled, name="unscale gradients").sum() == graph.n_steps
+    assert select(scaled, kind="return").sum() == select(plain, kind="return").sum() + graph.n_steps
+    assert simulate(scaled).step_time_s > simulate(plain).step_time_s
+    volta = MixedPrecision().predict(Gpu(recording=graph.info.recording).graph())
+    assert select(volta, name="unscale gradients").any(), "a V100 has no bfloat16 units"
+
+
+def test_on_a_processor_small_products_lose() -> None:
+    large, small = (Cpu(gemm_us=us, relu_us=1, data_us=0, tensors=1, elements=10).graph() for us in (400, 5))
+    for graph, faster in ((large, True), (small, False)):
+        predicted = MixedPrecision().predict(graph)
+        assert (simulate(predicted).step_time_s < simulate(graph).step_time_s) == faster
+        assert not select(predicted, kind="kernel").any()
+
+
+def test_a_processor_that_casts_already_is_refused() -> None:
+    with pytest.raises(NotApplicableError, match="as under autocast already"):
+        MixedPrecision().predict(Cpu(casts=2).graph())

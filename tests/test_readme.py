@@ -1,0 +1,43 @@
+"""Every block of the README runs as it stands, from the first to the last, in one folder."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.slow
+def test_every_block_runs(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="the tour records a training run; install the extra torch")
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    environment = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "NO_COLOR": "1",
+    }
+    blocks = BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert len(blocks) >= 8
+    for language, text in blocks:
+        runner = {"sh": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}[language]
+        done = subprocess.run(
+            [*runner, text], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
+        assert done.stdout.strip(), f"this block prints nothing:\n{text}"
+    assert (tmp_path / "report.html").stat().st_size > 10_000
+    assert (tmp_path / "timeline.json.gz").stat().st_size > 1_000
+
+
+def test_links_lead_somewhere() -> None:
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
+        for target in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name} links to {target}, which does not exist"
