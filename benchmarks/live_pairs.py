@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 # Keep memory instead of giving it back: see docs/accuracy.md. Must be in place before the process starts.
@@ -27,6 +27,8 @@ ENVIRONMENT = {
     "MALLOC_TRIM_THRESHOLD_": "4294967296",
     "MALLOC_TOP_PAD_": "268435456",
 }
+
+ENOUGH_CORES = 1.8  # a training process and its worker, with a little left to others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +92,12 @@ class Outcome:
     same: float  # the first arm against itself, p90 of |ratio − 1| over blocks
     clock: str  # "wall" where steps wait for a loader, else "cpu": the process's own time
     wall_over_cpu: float  # of the first arm; above 1.1 something else used the cores
-    load: float  # 1-minute load average at the start
+    free_cores: float  # what this machine had left for us, the lower of before and after
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether a loader pair lacked a core of its own, so that it says nothing about a machine that has one."""
+        return self.clock == "wall" and self.free_cores < ENOUGH_CORES
 
     @property
     def error(self) -> float:
@@ -103,13 +110,12 @@ class Outcome:
         return self.predicted_low <= self.measured <= self.predicted_high
 
 
-def live_pairs(names: Sequence[str] = ()) -> list[Outcome]:
+def live_pairs(names: Sequence[str] = ()) -> Iterator[Outcome]:
     """Run all pairs, or those whose name contains one of `names`; each in its own process.
 
     Raises RuntimeError with the process's own words where one of them fails.
     """
     chosen = [pair for pair in PAIRS if not names or any(part in pair.name for part in names)]
-    outcomes = []
     for pair in chosen:
         done = subprocess.run(
             [sys.executable, __file__, "--one", pair.name],
@@ -120,8 +126,7 @@ def live_pairs(names: Sequence[str] = ()) -> list[Outcome]:
         )
         if done.returncode:
             raise RuntimeError(f"{pair.name}: {done.stderr.strip()[-2000:]}")
-        outcomes.append(Outcome(**json.loads(done.stdout.splitlines()[-1])))
-    return outcomes
+        yield Outcome(**json.loads(done.stdout.splitlines()[-1]))
 
 
 def run_pair(pair: Pair) -> Outcome:
@@ -133,7 +138,7 @@ def run_pair(pair: Pair) -> Outcome:
     from live_models import JOBS, Arm, Training
 
     torch.set_num_threads(1)
-    load = os.getloadavg()[0]
+    free = [free_cores()]
     job, before, after = JOBS[pair.job], Arm(), Arm(**pair.change)  # type: ignore[arg-type]
 
     with tempfile.TemporaryDirectory() as folder:
@@ -162,6 +167,7 @@ def run_pair(pair: Pair) -> Outcome:
             steps.close()
         order = order[1:] + order[:1]
 
+    free.append(free_cores())
     stretch = statistics.median(w / c for w, c in zip(wall["before"], cpu["before"], strict=True))
     # Steps of one thread that wait for nothing take as long as they compute, whatever else the machine does.
     clock = "wall" if pair.loaded else "cpu"
@@ -182,8 +188,21 @@ def run_pair(pair: Pair) -> Outcome:
         same=same[-1 - len(same) // 10],
         clock=clock,
         wall_over_cpu=stretch,
-        load=load,
+        free_cores=min(free),
     )
+
+
+def free_cores(seconds: float = 0.4) -> float:
+    """How many cores this process and others of ours would get: two spin side by side, their CPU time is counted."""
+    spin = (
+        "import time\n"
+        f"end = time.perf_counter() + {seconds}\n"
+        "while time.perf_counter() < end: pass\n"
+        "print(time.process_time())"
+    )
+    bare = [sys.executable, "-S", "-E", "-c", spin]
+    spinning = [subprocess.Popen(bare, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    return sum(float(each.communicate()[0]) for each in spinning) / seconds
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -196,7 +215,10 @@ def main(arguments: Sequence[str]) -> None:
             f"{outcome.name}: predicted {outcome.predicted:.3f} "
             f"({outcome.predicted_low:.3f} – {outcome.predicted_high:.3f}), measured {outcome.measured:.3f} "
             f"({outcome.measured_p10:.3f} – {outcome.measured_p90:.3f}), error {outcome.error:+.1%}, "
-            f"A/A {outcome.same:.1%}, {outcome.clock} clock, load {outcome.load:.1f}"
+            f"A/A {outcome.same:.1%}, {outcome.clock} clock, "
+            f"wall / CPU {outcome.wall_over_cpu:.2f}, {outcome.free_cores:.1f} cores free"
+            f"{', disturbed' if outcome.disturbed else ''}",
+            flush=True,
         )
 
 

@@ -78,7 +78,7 @@ def test_a_kernel_brings_its_launch_and_its_wait() -> None:
     usual = typical(graph)
     assert (usual.call_name, usual.call_ns, usual.latency_ns) == ("cudaLaunchKernel", 3, 5)
     edited = insert(graph, [DeviceTask(after=gemm, launched_after=call, name="cast", dur_ns=40)])
-    assert edited.changes[-1].what == "inserted 1 device tasks with their launches"
+    assert edited.changes[-1].what == "inserted 1 device task with its launch"
     # the synchronisation waits for the new kernel; gap 0 because the recording shows none
     assert total(edited) == total(graph) + 40
     cast = row(edited, "cast")
@@ -126,7 +126,7 @@ def test_replacing_keeps_the_place() -> None:
     assert total(edited) == total(graph) - 70
     assert [change.what for change in edited.changes] == [
         "removed 1 kernel and 1 launch",
-        "inserted 1 device tasks with their launches",
+        "inserted 1 device task with its launch",
     ]
 
 

@@ -146,6 +146,8 @@ def test_runs_without_a_loader_are_refused() -> None:
         PrefetchData().predict(Gpu(data_us=0).graph())
     with pytest.raises(NotApplicableError, match="must be 1 or more"):
         PrefetchData(workers=0).predict(Gpu(loader=LOADER).graph())
+    with pytest.raises(NotApplicableError, match="by workers already"):
+        PrefetchData().predict(PrefetchData().predict(Gpu().graph()))
 
 
 def test_the_recorded_pair(shared_data: Path) -> None:

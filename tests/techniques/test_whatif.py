@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from math import hypot
 
-import numpy as np
 import pytest
 
 from foretrace.errors import NotApplicableError
-from foretrace.graph.taskgraph import EdgeKind
+from foretrace.graph.taskgraph import EdgeKind, TaskGraph
 from foretrace.techniques.arguments import parse_all
 from foretrace.techniques.explain import main_parts, path_parts, why_not_more
 from foretrace.techniques.selection import Remove, Scale
 from foretrace.techniques.whatif import whatif
+from tests.graph.small_graphs import STREAM_A, STREAM_B, Recording
 from tests.techniques.workloads import Cpu, Gpu
 
 
@@ -93,13 +93,41 @@ def test_device_questions_need_explained_delays() -> None:
     assert whatif(unclear, [Scale(kind="cpu", by=0.5)]).after_s < whatif(unclear, []).after_s
 
 
+def competing() -> TaskGraph:
+    """A kernel on stream B that starts late, beside one of stream A, and is held up by it."""
+    recording = Recording()
+    recording.mark()
+    recording.launch(STREAM_A, "relu", 100)
+    holder = recording.launch(STREAM_A, "gemm", 150)
+    recording.work(200)
+    held = recording.launch(STREAM_B, "relu", 10)
+    recording.edge(holder, held, EdgeKind.CONTENTION)
+    recording.synchronise()
+    recording.mark()
+    return recording.graph()
+
+
 def test_streams_that_no_longer_compete_are_let_go() -> None:
-    graph = Gpu(data_us=0).graph()
-    kernels = np.flatnonzero(graph.on_device & (graph.step == 1))
-    # say that a late kernel held an early one up, as if on another stream: any order, here along the stream
-    edge = int(np.flatnonzero((graph.dst == kernels[5]) & (graph.edge_kind == EdgeKind.STREAM))[0])
-    kind = graph.edge_kind.copy()
-    kind[edge] = EdgeKind.CONTENTION
-    competing = graph.with_columns(edge_kind=kind)
-    prediction = whatif(competing, [Scale(kind="kernel", by=1.0)])
-    assert (prediction.after.graph.edge_kind == EdgeKind.CONTENTION).sum() == 1, "nothing changed, nothing is cut"
+    graph = competing()
+    same = whatif(graph, [Scale(kind="cpu", by=1.0)])
+    assert (same.after.graph.edge_kind == EdgeKind.CONTENTION).sum() == 1, "nothing changed, nothing is cut"
+    early = whatif(graph, [Scale(kind="cpu", by=0.0)])
+    assert (early.after.graph.edge_kind == EdgeKind.CONTENTION).sum() == 0
+    said = [each.assumption for each in early.assumptions if not each.assumption.flag]
+    said = [each for each in said if each.name != "slow-down by other streams"]  # of the kernel that now runs alone
+    assert [each.name for each in said] == ["kernels that no longer compete with another stream"]
+    assert "contention" in early.changes[-1].what
+
+
+def test_a_host_that_runs_ahead_is_measured_on_the_device() -> None:
+    recording = Recording()
+    recording.mark()
+    for _ in range(4):
+        recording.work(200)
+        recording.launch(STREAM_A, "gemm", 100)
+        recording.mark()
+    graph = recording.graph()
+    prediction = whatif(graph, [Scale(kind="cpu", by=0.1)])
+    assert prediction.before_s == pytest.approx(203e-9)
+    assert prediction.after_s == pytest.approx(101e-9), "a kernel and its gap; the host's own step is 23 ns"
+    assert "measured on the device" in prediction.changes[-1].what

@@ -46,7 +46,7 @@ def training(steps: int = 2, at: int = 1_700_000_000_000_000) -> list[Event]:
         t = at + 1000 * i
         events += [
             step(i, t, 1000),
-            op("aten::mm", t + 100, 200, **{"Sequence number": i, "Input Dims": [[2, 3], [3, 4]]}),
+            op("aten::mm", t + 100, 200) | {"args": {"Sequence number": i, "Input Dims": [[2, 3], [3, 4]]}},
             call("cudaLaunchKernel", t + 150, 10, 1 + i),
             kernel("gemm", t + 200, 500, 1 + i),
             {"ph": "s", "id": 1 + i, "pid": 99, "tid": THREAD, "ts": t + 150, "cat": "ac2g", "name": "ac2g"},

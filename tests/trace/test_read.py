@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 
 from foretrace.errors import TraceError
+from foretrace.trace.kineto import Recording
 from foretrace.trace.read import read
+from foretrace.trace.stream import sources
 from foretrace.trace.trace import Category, LaneKind, Trace
-from kineto_files import THREAD, call, document, kernel, op, step, training, write
+from tests.trace.kineto_files import THREAD, call, document, kernel, op, step, training, write
 
 RESNET = "kineto/resnet50_num_workers_{}.pt.trace.json.gz"
 NOT_RECORDINGS = ("chakra", "dlrm_eg_", "_et.json")
@@ -52,6 +54,25 @@ def step_ms(trace: Trace) -> list[float]:
 )  # fmt: skip
 def test_steps_last_what_the_shared_notes_say(shared_data: Path, file: str, expected: list[float]) -> None:
     assert step_ms(read(shared_data / "traces" / file)) == expected
+
+
+@pytest.mark.parametrize(
+    ("file", "events"),
+    [
+        (RESNET.format("0.worker0.1623143089861"), 75_718),
+        (RESNET.format("4.worker0.1623212756351"), 71_424),
+        ("param/resnet_kineto.json.gz", 111_631),
+        ("param/linear_kineto.json.gz", 86_859),
+        ("hta/df_index_resolver.json.gz", 216_092),
+        ("hta/trace_diff_control.json.gz", 109_123),
+        ("tracelens/b200_eager_trace.json.gz", 24_656),
+    ],
+)
+def test_entries_are_as_many_as_the_shared_notes_say(shared_data: Path, file: str, events: int) -> None:
+    counts = [
+        sum(map(len, Recording(source, salvage=False).events())) for source in sources(shared_data / "traces" / file)
+    ]
+    assert counts == [events]
 
 
 def test_every_real_recording_is_read_whole(shared_data: Path) -> None:

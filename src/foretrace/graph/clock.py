@@ -40,7 +40,8 @@ def host_runs_ahead(graph: TaskGraph, end: Int64) -> bool:
     done = np.where(last >= 0, end[np.maximum(last, 0)], np.iinfo(np.int64).min).max(axis=0)
     marks = end[graph.marks]
     finished = np.maximum(marks, done)
-    return bool(finished[-1] - finished[0] > AHEAD * (marks[-1] - marks[0]))
+    first = 1 if len(marks) > 2 else 0  # work from before the first mark is unknown, so it would look early
+    return bool(finished[-1] - finished[first] > AHEAD * (marks[-1] - marks[first]))
 
 
 def measure_on_device(graph: TaskGraph) -> TaskGraph:

@@ -300,8 +300,10 @@ class _Insertion:
             self._reroute(order, anchor, rows[-1])
         for anchor, placed in self.waits.items():
             self._move_waits(anchor, placed)
-        device, host = (sum(isinstance(task, kind) for task in new) for kind in (DeviceTask, HostTask))
-        parts = [f"{device} device tasks with their launches"] * bool(device) + [f"{host} host tasks"] * bool(host)
+        device = sum(isinstance(task, DeviceTask) for task in new)
+        host = len(new) - device
+        parts = [f"{device} device task{'s with their launches' if device > 1 else ' with its launch'}"] * bool(device)
+        parts += [f"{host} host task{'s' * (host > 1)}"] * bool(host)
         result, _ = extend(
             self.graph,
             {key: np.array(values) for key, values in self.tasks.items()},

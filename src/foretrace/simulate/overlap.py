@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.graph.taskgraph import Assumption, TaskGraph
+from foretrace.simulate.timeline import Timeline
 from foretrace.trace.trace import LaneKind
 
 Int64 = npt.NDArray[np.int64]
@@ -72,26 +73,23 @@ def _covered(begin: Int64, finish: Int64, start: Int64, end: Int64) -> Int64:
     return until(end) - until(start)
 
 
-def overlap_change(
-    before: tuple[TaskGraph, Int64, Int64], after: tuple[TaskGraph, Int64, Int64]
-) -> OverlapChange | None:
-    """Compare (graph, start, end) before and after a change; None where rows cannot be compared.
+def overlap_change(before: Timeline, after: Timeline) -> OverlapChange | None:
+    """Compare a run before and after a change; None where rows cannot be compared.
 
     Rows correspond when the change neither inserted nor moved tasks.
     """
-    (old, old_start, old_end), (new, new_start, new_end) = before, after
+    old, new = before.graph, after.graph
     if len(old) != len(new) or not np.array_equal(old.name, new.name):
         return None
-    was, now = shared_time(old, old_start, old_end), shared_time(new, new_start, new_end)
-    old_dur, new_dur = np.maximum(old_end - old_start, 1), np.maximum(new_end - new_start, 1)
-    change = now / new_dur - was / old_dur
+    was, now = (shared_time(t.graph, t.start, t.end) / np.maximum(t.end - t.start, 1) for t in (before, after))
+    change = now - was
     runs = new.on_device & ~new.gone
     alone, shared = runs & (change < -CHANGED), runs & (change > CHANGED)
     return OverlapChange(
         alone_now=alone,
         shared_now=shared,
-        alone_ns=int((new_end - new_start)[alone].sum()),
-        shared_ns=int((new_end - new_start)[shared].sum()),
+        alone_ns=int((after.end - after.start)[alone].sum()),
+        shared_ns=int((after.end - after.start)[shared].sum()),
     )
 
 

@@ -125,7 +125,7 @@ class Technique(ABC):
             Parameter(
                 name=each.metadata.get("key") or each.name,
                 field=each.name,
-                type=str(each.type).removesuffix(" | None"),
+                type=getattr(each.type, "__name__", str(each.type)).removesuffix(" | None"),
                 doc=each.metadata.get("doc", ""),
                 unit=each.metadata.get("unit", ""),
                 default=None if each.default is MISSING else each.default,

@@ -32,7 +32,7 @@ class CudaGraphs(Technique):
 
     name: ClassVar[str] = "cuda-graphs"
     summary: ClassVar[str] = "every step launched as one graph: no launch overhead between its kernels"
-    source: ClassVar[str] = "torch.cuda.graphs; PyGraph (2025) on launch overhead"
+    source: ClassVar[str] = "torch.cuda.graphs"
 
     phases: str = parameter("forward,backward,optimizer", doc="phases to capture, separated by commas")
     gap_us: float | None = derived(unit="µs", doc="time between two kernels of a graph on one stream")

@@ -85,8 +85,11 @@ class FusedOptimizer(Technique):
         self._check(graph, update)
         usual = typical(graph) if graph.on_device.any() else None
         mask = step_tasks(graph)
+        found = runs(graph, mask)
+        if not found:
+            raise self.refuse("the optimizer runs inside a graph launch; put fused-optimizer before cuda-graphs.")
         values = self.values(graph)
-        new = [task for run in runs(graph, mask) for task in _fused(graph, run, update, values)]
+        new = [task for run in found for task in _fused(graph, run, update, values)]
         return insert(remove(graph, mask, technique=self.name), new, usual=usual, technique=self.name)
 
     def _check(self, graph: TaskGraph, update: Update) -> None:

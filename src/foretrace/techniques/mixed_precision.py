@@ -18,7 +18,7 @@ import numpy.typing as npt
 from foretrace.graph import edit
 from foretrace.graph.insert import insert
 from foretrace.graph.select import select
-from foretrace.graph.taskgraph import Phase, TaskGraph
+from foretrace.graph.taskgraph import EdgeKind, Phase, TaskGraph
 from foretrace.hardware.devices import Device, find
 from foretrace.techniques.autocast import stays_single
 from foretrace.techniques.base import Prior, Technique, derived, parameter
@@ -78,6 +78,8 @@ class MixedPrecision(Technique):
             raise self.refuse(f"{100 * share:.0f} % of the matrix work runs in 16 bit already.")
         if graph.info.platform == "cpu" and _casts_already(graph, matrix):
             raise self.refuse("the forward pass casts the inputs of its matrix work, as under autocast already.")
+        if _in_graphs(graph, matrix):
+            raise self.refuse("the matrix work is launched as graphs; put mixed-precision before cuda-graphs.")
         values = self.values(graph)
         lacking = [kind.name.lower() for kind in _present(graph, classes) if kind.name.lower() not in values]
         if lacking:
@@ -152,6 +154,13 @@ def _matrix(graph: TaskGraph, classes: Classes) -> Mask:
     """Matrix work of forward and backward."""
     phases = (Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE)
     return np.asarray(np.isin(classes.work, MATRIX) & np.isin(graph.phase, phases) & ~graph.gone)
+
+
+def _in_graphs(graph: TaskGraph, matrix: Mask) -> bool:
+    """Whether most of the matrix work comes from calls that launch several device tasks."""
+    launch = (graph.edge_kind == EdgeKind.LAUNCH) & ~graph.gone[graph.dst]
+    many = np.bincount(graph.src[launch], minlength=len(graph)) > 1
+    return bool(2 * (launch & matrix[graph.dst] & many[graph.src]).sum() > matrix.sum())
 
 
 def _casts_already(graph: TaskGraph, matrix: Mask) -> bool:

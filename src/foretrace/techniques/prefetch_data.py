@@ -49,12 +49,11 @@ class PrefetchData(Technique):
         why="a worker has no training loop in its caches, but copies each batch to shared memory",
     )
     host_contention: float | None = prior(
-        1.15,
+        1.1,
         1.0,
         1.4,
         doc="slow-down of the training process while a worker runs",
-        why="lower clock with more cores busy (1.05 to 1.2), shared caches and memory (up to 1.1); a worker on the "
-        "other thread of the same core takes a third",
+        why="one-core against all-core clock of server processors (up to 1.33), hardware threads, caches, bandwidth",
     )
     copy_contention: float | None = prior(
         1.5,
@@ -84,14 +83,17 @@ class PrefetchData(Technique):
         lanes = [each.lane for each in find_fetches(graph)]
         if not lanes:
             raise self.refuse("the recording shows no data loading (no enumerate(DataLoader) ranges).")
+        if select(graph, name=WORKER).any():
+            raise self.refuse("batches are prepared by workers already; give one prefetch-data with more workers=.")
         for lane in lanes:
             graph = self._hide(graph, next(each for each in find_fetches(graph) if each.lane == lane))
         return graph
 
     def _hide(self, graph: TaskGraph, fetches: Fetches) -> TaskGraph:
         """Move the preparation of one thread's batches to workers."""
-        hand_over = np.minimum(self.values(graph)["hand_over_ms"] * 1e6, fetches.ns)
-        batch = (self._preparation(graph, fetches, hand_over) * self.values(graph)["fetch"]).astype(np.int64)
+        values = self.values(graph)
+        hand_over = 1e6 * values["hand_over_ms"]
+        batch = (self._preparation(graph, fetches, hand_over) * values["fetch"]).astype(np.int64)
         loading = np.zeros(len(graph), dtype=np.bool_)
         loading[fetches.first] = loading[fetches.rest] = True
         left = np.zeros(len(graph))
@@ -99,7 +101,7 @@ class PrefetchData(Technique):
         alone = graph.with_columns(dur=np.where(loading, left, graph.dur).astype(np.int64))
         what = (
             f"moved {len(batch)} batches of {batch.mean() / 1e6:.3g} ms to {self.workers} "
-            f"worker{'s' * (self.workers > 1)}; taking one over costs {hand_over.mean() / 1e6:.2g} ms"
+            f"worker{'s' * (self.workers > 1)}; taking one over costs {hand_over / 1e6:.2g} ms"
         )
         result = add_workers(
             alone,
@@ -112,12 +114,10 @@ class PrefetchData(Technique):
         batches = _inside(graph, fetches)
         return self._contend(result, _period(alone, batches), float(batch.mean()), batches)
 
-    def _preparation(
-        self, graph: TaskGraph, fetches: Fetches, hand_over: npt.NDArray[np.float64]
-    ) -> npt.NDArray[np.float64]:
+    def _preparation(self, graph: TaskGraph, fetches: Fetches, hand_over: float) -> npt.NDArray[np.float64]:
         """Time to prepare each batch in the training process, ns."""
         if not fetches.processes:
-            return np.maximum(fetches.ns - hand_over, 0)
+            return fetches.ns.astype(np.float64)
         recorded = recorded_loader(graph)
         has = int(recorded.get("num_workers") or 0)
         if not has:

@@ -13,8 +13,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import hypot
 
+import numpy as np
+import numpy.typing as npt
+
 from foretrace.graph.taskgraph import Assumption, Change, TaskGraph
 from foretrace.simulate.noise import Interval
+from foretrace.simulate.overlap import overlap_assumption, overlap_change
 from foretrace.simulate.timeline import Timeline, simulate
 from foretrace.techniques.base import Technique
 from foretrace.techniques.explain import PathPart, main_parts, path_parts, why_not_more
@@ -149,6 +153,7 @@ def whatif(graph: TaskGraph, techniques: Sequence[Technique], *, level: float = 
         for each in graphs[-1].assumptions[len(graph.assumptions) :]
         if not each.flag
     ]
+    weighed += _company(before, latest)
     return WhatIf(
         before=before,
         after=latest,
@@ -174,3 +179,24 @@ def _weigh(graph: TaskGraph, techniques: Sequence[Technique], assumption: Assump
         at_high_s=step_s(assumption.high),
         after_s=after_s,
     )
+
+
+def _company(before: Timeline, after: Timeline) -> list[Weighed]:
+    """Kernels that shared the device and no longer do, or the reverse: what their recorded time may be off by."""
+    change = overlap_change(before, after)
+    assumption = overlap_assumption(change)
+    if change is None or assumption is None:
+        return []
+
+    def step_s(mask: npt.NDArray[np.bool_], by: float) -> float:
+        dur = np.where(mask, np.rint(after.graph.dur * by).astype(np.int64), after.graph.dur)
+        return simulate(after.graph.with_columns(dur=dur)).step_time_s
+
+    return [
+        Weighed(
+            assumption=assumption,
+            at_low_s=step_s(change.alone_now, 1 / assumption.high),
+            at_high_s=step_s(change.shared_now, assumption.high),
+            after_s=after.step_time_s,
+        )
+    ]

@@ -1,26 +1,36 @@
-"""Columns of one rank, grown chunk by chunk from its events.
+"""Columns of one rank, grown chunk by chunk from its entries.
 
-Every chunk of events becomes numpy arrays at once and is forgotten. Names, shapes and collectives go through
-tables that all ranks share; lanes belong to the rank.
+Every chunk becomes numpy arrays at once and is forgotten. Names, shapes and collectives go through tables that all
+ranks share; lanes belong to the rank.
 """
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
-from itertools import compress
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import Raw
 
 from foretrace.errors import TraceError
 from foretrace.trace.decimals import integers, nanoseconds
-from foretrace.trace.kineto import Args, Event, Number
+from foretrace.trace.entries import (
+    UNREAD,
+    Args,
+    Entry,
+    Event,
+    Foreign,
+    Instant,
+    MemoryArgs,
+    Metadata,
+    WholeEvent,
+    WholeInstant,
+)
 from foretrace.trace.tables import NO_STREAM, LaneTable, NameKind, Tables
 from foretrace.trace.trace import COLUMNS, Category, Mask, UInt8
 
-_CATEGORY: dict[str | None, int] = {
+_CODE: dict[object, Category] = {
     "cpu_op": Category.OPERATOR,
     "Operator": Category.OPERATOR,
     "cuda_runtime": Category.RUNTIME,
@@ -42,38 +52,29 @@ _CATEGORY: dict[str | None, int] = {
     "gpu_user_annotation": Category.GPU_ANNOTATION,
     "python_function": Category.PYTHON,
     "cuda_sync": Category.SYNC,
-    "cpu_instant_event": Category.MEMORY,
     "overhead": Category.OVERHEAD,
+    Instant.cat: Category.MEMORY,
 }
-_SPAN = 254  # the profiler's own "Trace" event, which spans the recording
-_NONE = 255  # no category at all
-_CODE = {name: int(code) for name, code in _CATEGORY.items()} | {"Trace": _SPAN, None: _NONE}
 # PyTorch 1.8's first profiler wrote no categories but named the process so.
-_LEGACY = {"CPU functions": Category.OPERATOR, "CUDA functions": Category.KERNEL}
-
-
-def _set_of(*codes: Category) -> Mask:
-    """Membership in a set of categories, as an array to index with codes."""
-    return np.isin(np.arange(256), codes)
-
-
-_WORK = _set_of(Category.KERNEL, Category.MEMCPY, Category.MEMSET)
-_DEVICE = _WORK | _set_of(Category.GPU_ANNOTATION, Category.SYNC)
-_OPERATORS = _set_of(Category.OPERATOR, Category.ANNOTATION)
-_LINKED = _WORK | _set_of(Category.RUNTIME, Category.SYNC, Category.OTHER)
-_COLLECTIVES = _set_of(Category.OPERATOR, Category.KERNEL)
+_LEGACY: dict[object, Category] = {"CPU functions": Category.OPERATOR, "CUDA functions": Category.KERNEL}
+_CODE |= _LEGACY
+_SPAN = "Trace"  # the category of the profiler's own event, which spans the recording
+_WORK = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
+_DEVICE = (*_WORK, Category.GPU_ANNOTATION, Category.SYNC)
+_LINKED = (*_WORK, Category.RUNTIME, Category.SYNC, Category.OTHER)
 
 _MODULE = "nn.Module: "
 _MEMORY = "[memory]"
-_FLOWS = frozenset("stf")
-_PHASES = frozenset("BEbneCPNODTpFRcvIi")
+_MARKS = ("Record Window End", "Iteration Start")
 # c10::DeviceType; PyTorch calls devices of ROCm (6) cuda as well.
 _DEVICE_TYPES = {"0": "cpu", "1": "cuda", "6": "cuda", "12": "xpu", "13": "mps"}
 _NO_ARGS = Args()
-_ZERO = Raw(b"0")
+_NO_MEMORY_ARGS = MemoryArgs()
 
+_Row = Event | Instant
 _Column = npt.NDArray[Any]
-_T = TypeVar("_T")
+_Columns = dict[str, _Column]
+_At = npt.NDArray[np.intp]
 
 
 class RankColumns:
@@ -92,32 +93,40 @@ class RankColumns:
         self._tables = tables
         self._salvage = salvage
         self._python = Category.PYTHON in categories
-        self._wanted = _set_of(*categories)
-        self._store: dict[str, _Column] = {column: np.empty(1 << 14, dtype=dtype) for column, dtype in COLUMNS.items()}
+        self._wanted = np.isin(np.arange(len(Category)), [int(c) for c in categories])
+        self._store: _Columns = {column: np.empty(1 << 14, dtype=dtype) for column, dtype in COLUMNS.items()}
         self._size = 0
-        self._memory_names: dict[tuple[Number, Number], int] = {}
-        self._events = 0
+        self._memory_names: dict[tuple[object, object], int] = {}
+        self._entries = 0
 
-    def add(self, events: list[Event]) -> None:
+    def add(self, entries: Sequence[Entry | Foreign]) -> None:
         """Append the rows of one chunk."""
+        count = Counter(map(type, entries))
+        whole = WholeEvent in count or WholeInstant in count
+        event, instant = (WholeEvent, WholeInstant) if whole else (Event, Instant)
         python = self._python
-        rows = [
+        rows: list[Any] = [
             e
-            for e in events
-            if (e.ph == "X" and (python or e.cat != "python_function" or e.name.startswith(_MODULE)))
-            or (e.ph == "i" and e.name == _MEMORY)
+            for e in entries
+            if (type(e) is event and (python or e.cat != "python_function" or e.name.startswith(_MODULE)))
+            or (type(e) is instant and e.name == _MEMORY)
         ]
-        if len(rows) < len(events):
-            self._note_others(events, len(rows))
+        if len(rows) < len(entries):
+            self._note_others(entries, rows, count)
         if rows:
-            self._add_rows(events, rows)
-        self._events += len(events)
+            self._add_rows(entries, rows)
+        self._entries += len(entries)
 
-    def finish(self) -> dict[str, _Column]:
+    def finish(self) -> _Columns:
         """The columns; the object must not be used after that."""
         return {column: self._store.pop(column)[: self._size] for column in COLUMNS}
 
-    def _append(self, rows: dict[str, _Column], good: Mask) -> None:
+    def drop(self, reason: str, count: int) -> None:
+        """Note rows that are left out."""
+        if count:
+            self.dropped[reason] = self.dropped.get(reason, 0) + count
+
+    def _append(self, rows: _Columns, good: Mask) -> None:
         # One growing array per column: many small ones would fragment the heap and double the memory held.
         first, self._size = self._size, self._size + int(np.count_nonzero(good))
         everything = self._size - first == len(good)
@@ -129,145 +138,127 @@ class RankColumns:
                 self._store[column] = store = grown
             store[first : self._size] = values if everything else values[good]
 
-    def drop(self, reason: str, count: int) -> None:
-        """Note rows that are left out."""
-        if count:
-            self.dropped[reason] = self.dropped.get(reason, 0) + count
-
-    def _note_others(self, events: list[Event], rows: int) -> None:
-        """Use or count what makes no row. Flow arrows only repeat what rows say and are skipped."""
-        others = [e for e in events if e.ph != "X"]
-        memory = 0
-        for e in others:
-            if e.ph in _FLOWS:
-                continue
-            if e.ph == "M":
-                if e.name == "thread_name" and e.args is not None:
-                    self.lanes.label(e.pid, e.tid, e.args.name)
-            elif e.ph == "i" and e.name == _MEMORY:
-                memory += 1
-            elif e.ph != "i" or not e.name.startswith(("Record Window End", "Iteration Start")):
-                phase = e.ph if e.ph in _PHASES else "other"
-                self.drop(f'events of phase "{phase}" are not read', 1)
-        self.drop("python_function events were not asked for", len(events) - len(others) + memory - rows)
-
-    def _add_rows(self, events: list[Event], rows: list[Event]) -> None:
-        rows, code = self._categories(rows)
-        args = [e.args or _NO_ARGS for e in rows]
-        names = self._tables.names
-        column: dict[str, _Column] = {c: np.full(len(rows), -1, dtype=t) for c, t in COLUMNS.items() if c != "category"}
-        column["category"] = code
-        column["name"] = np.array([names[e.name] for e in rows], dtype=np.int32)
-        kind = names.kinds()[column["name"]]
-        code[(code == Category.OPERATOR) & (kind == NameKind.ANNOTATION)] = Category.ANNOTATION
-        code[(code == Category.PYTHON) & (kind == NameKind.MODULE)] = Category.MODULE
-        calls = code == Category.RUNTIME
-        self.runtime_names.update(np.unique(column["name"][calls]).tolist())
-        self.device_work += int(np.count_nonzero(_WORK[code]))
-
-        good = self._set_times(rows, column)
-        self._set_lanes(rows, args, code, column)
-        self._set_operators(args, _OPERATORS[code], column, good)
-        self._set_calls(args, _LINKED[code], column, good)
-        self._set_waits(args, code == Category.SYNC, column, good)
-        self._set_memory(args, code == Category.MEMORY, column, good)
-        self._set_collectives(rows, args, _COLLECTIVES[code], kind == NameKind.COLLECTIVE, column)
-
-        self._reject(events, rows, ~good, "has no time, or a number that is none")
-        negative = good & (column["dur"] < 0)
-        self._reject(events, rows, negative, "has a negative duration")
-        good &= ~negative
-        wanted = self._wanted[code]
-        self.drop("events of categories that were not asked for", int(np.count_nonzero(good & ~wanted)))
-        self._append(column, good & wanted)
-
-    def _categories(self, rows: list[Event]) -> tuple[list[Event], UInt8]:
-        """Category of each row; the profiler's own span is noted and left out."""
-        get, other = _CODE.get, int(Category.OTHER)
-        code = np.frombuffer(bytearray([get(e.cat, other) for e in rows]), dtype=np.uint8)
-        for at in np.flatnonzero(code == _NONE):
-            e = rows[at]
-            code[at] = Category.MEMORY if e.ph == "i" else _LEGACY.get(str(e.pid), Category.OTHER)
-        spans = code == _SPAN
-        if not spans.any():
-            return rows, code
-        marks = _pick(rows, spans)
-        start, known = nanoseconds([e.ts for e in marks])
-        dur, timed = nanoseconds([e.dur for e in marks])
-        for begin, end in zip(start[known & timed].tolist(), (start + dur)[known & timed].tolist(), strict=True):
-            first, last = self.span or (begin, end)
-            self.span = (min(first, begin), max(last, end))
-        return _pick(rows, ~spans), code[~spans]
-
-    def _set_times(self, rows: list[Event], column: dict[str, _Column]) -> Mask:
-        column["start"], known = nanoseconds([e.ts for e in rows])
-        column["dur"], timed = nanoseconds([e.dur if e.ph == "X" else _ZERO for e in rows])
-        return known & timed
-
-    def _set_lanes(self, rows: list[Event], args: list[Args], code: UInt8, column: dict[str, _Column]) -> None:
-        device = _DEVICE[code]
-        for at in np.flatnonzero(code == Category.OTHER):  # device work of a kind that is new to us
-            device[at] = args[at].device is not None and args[at].stream is not None
-        threads, streams = self.lanes.threads, self.lanes.streams
-        lane = column["lane"]
-        lane[~device] = [threads[e.pid, e.tid] for e in _pick(rows, ~device)]
-        lane[device] = [
-            streams[e.pid, e.tid] if a.device is None or a.stream is None else streams[a.device, a.stream]
-            for e, a in zip(_pick(rows, device), _pick(args, device), strict=True)
-        ]
-
-    def _set_operators(self, args: list[Args], mask: Mask, column: dict[str, _Column], good: Mask) -> None:
-        part = _pick(args, mask)
-        _set(column["sequence"], mask, [a.sequence for a in part], good)
-        shapes = self._tables.shapes
-        column["shape"][mask] = [
-            shapes[b"[%b,%b,%b]" % (a.dims, a.types or b"[]", a.concrete or b"[]")] if a.dims else -1 for a in part
-        ]
-
-    def _set_calls(self, args: list[Args], mask: Mask, column: dict[str, _Column], good: Mask) -> None:
-        """Correlation and bytes of calls and device work."""
-        part = _pick(args, mask)
-        _set(column["correlation"], mask, [a.correlation for a in part], good)
-        column["correlation"][column["correlation"] <= 0] = -1
-        sizes = [a.size if a.bytes is None else a.bytes for a in part]
-        _set(column["nbytes"], mask, [-1 if size is None else size for size in sizes], good)
-
-    def _set_waits(self, args: list[Args], mask: Mask, column: dict[str, _Column], good: Mask) -> None:
-        part = _pick(args, mask)
-        _set(column["wait_correlation"], mask, [a.wait_correlation for a in part], good)
-        stream = np.full(len(good), -1, dtype=np.int64)
-        _set(stream, mask, [a.wait_stream for a in part], good)
-        stream[stream == NO_STREAM] = -1
-        good &= np.abs(stream) < 2**31
-        column["wait_stream"][good] = stream[good]
-
-    def _set_memory(self, args: list[Args], mask: Mask, column: dict[str, _Column], good: Mask) -> None:
-        part = _pick(args, mask)
-        _set(column["nbytes"], mask, [a.memory for a in part], good)
-        column["name"][mask] = [self._memory_name(a.device_type, a.device_id) for a in part]
-
-    def _memory_name(self, kind: Number, device: Number) -> int:
-        number = self._memory_names.get((kind, device))
-        if number is None:
-            text = _DEVICE_TYPES.get(str(kind), f"device type {kind}")
-            number = self._tables.names[f"[memory] {text}" if text == "cpu" else f"[memory] {text}:{device}"]
-            self._memory_names[kind, device] = number
-        return number
-
-    def _set_collectives(
-        self, rows: list[Event], args: list[Args], mask: Mask, named: Mask, column: dict[str, _Column]
+    def _note_others(
+        self, entries: Sequence[Entry | Foreign], rows: Sequence[_Row], count: Counter[type[Entry | Foreign]]
     ) -> None:
-        """Collectives that their arguments describe or, in older recordings, only their names."""
-        described = np.zeros(len(rows), dtype=np.bool_)
-        described[mask] = [bool(a.collective or a.in_elements) for a in _pick(args, mask)]
-        mask = mask & (named | described)
-        if mask.any():
-            number = self._tables.collectives.number
-            column["collective"][mask] = [
-                number(a, e.name) for e, a in zip(_pick(rows, mask), _pick(args, mask), strict=True)
-            ]
+        """Use or count what makes no row. Flow arrows only repeat what rows say and are skipped."""
+        instants = count[Instant] + count[WholeInstant]
+        memory = sum(isinstance(e, Instant) for e in rows) if instants else 0
+        self.drop("python_function events were not asked for", count[Event] + count[WholeEvent] + memory - len(rows))
+        if instants > memory:
+            marks = sum(isinstance(e, Instant) and e.name.startswith(_MARKS) for e in entries)
+            self.drop('events of phase "i" are not read', instants - memory - marks)
+        self.drop("events of unknown phases are not read", count[Foreign])
+        for kind in count.keys() & UNREAD.keys():
+            self.drop(f'events of phase "{UNREAD[kind]}" are not read', count[kind])
+        if Metadata in count:
+            for e in entries:
+                if type(e) is Metadata and e.name == "thread_name" and e.args is not None:
+                    self.lanes.label(e.pid, e.tid, e.args.name)
 
-    def _reject(self, events: list[Event], rows: list[Event], mask: Mask, what: str) -> None:
+    def _add_rows(self, entries: Sequence[Entry | Foreign], rows: list[_Row]) -> None:
+        names = self._tables.names
+        column: _Columns = {name: np.full(len(rows), -1, dtype=t) for name, t in COLUMNS.items() if name != "category"}
+        column["category"] = np.full(len(rows), Category.OTHER, dtype=np.uint8)
+        column["name"] = np.array([names[e.name] for e in rows], dtype=np.int32)
+        column["start"], good = nanoseconds([e.ts for e in rows])
+        column["dur"], timed = nanoseconds([e.dur for e in rows])
+        good &= timed
+        kind = names.kinds()[column["name"]]
+        keep = np.ones(len(rows), dtype=np.bool_)
+        for word, places in _groups(rows).items():
+            at = np.array(places, dtype=np.intp)
+            if word == _SPAN:
+                self._note_span(column, at[good[at]])
+                keep[at], good[at] = False, True
+            else:
+                code = _CODE.get(word, Category.OTHER)
+                column["category"][at] = code
+                self._fill(code, [rows[i] for i in places], at, kind[at], column, good)
+        codes = column["category"]
+        codes[(codes == Category.OPERATOR) & (kind == NameKind.ANNOTATION)] = Category.ANNOTATION
+        codes[(codes == Category.PYTHON) & (kind == NameKind.MODULE)] = Category.MODULE
+
+        self._reject(entries, rows, ~good, "has no time, or a number that is none")
+        keep &= good
+        negative = keep & (column["dur"] < 0)
+        self._reject(entries, rows, negative, "has a negative duration")
+        keep &= ~negative
+        wanted = self._wanted[codes]
+        self.drop("events of categories that were not asked for", int(np.count_nonzero(keep & ~wanted)))
+        self._append(column, keep & wanted)
+
+    def _note_span(self, column: _Columns, at: _At) -> None:
+        for begin, dur in zip(column["start"][at].tolist(), column["dur"][at].tolist(), strict=True):
+            first, last = self.span or (begin, begin + dur)
+            self.span = (min(first, begin), max(last, begin + dur))
+
+    def _fill(self, code: Category, rows: list[Any], at: _At, kind: UInt8, column: _Columns, good: Mask) -> None:
+        """What the rows of one category, which stand at places `at` of the columns, have beside name and time."""
+        if code == Category.MEMORY:
+            column["lane"][at] = [self.lanes.threads[e.pid, e.tid] for e in rows]
+            self._fill_memory([e.args or _NO_MEMORY_ARGS for e in rows], at, column, good)
+            return
+        args: list[Args] = [e.args or _NO_ARGS for e in rows]
+        column["lane"][at] = self._lanes_of(code, rows, args)
+        if code in _LINKED:
+            _set(column["correlation"], at, [a.correlation for a in args], good)
+            if code != Category.KERNEL:
+                _set(column["nbytes"], at, [a.size if a.bytes == -1 else a.bytes for a in args], good)
+            column["correlation"][at] = np.where(column["correlation"][at] > 0, column["correlation"][at], -1)
+        if code == Category.RUNTIME:
+            self.runtime_names.update(np.unique(column["name"][at]).tolist())
+        elif code in _WORK:
+            self.device_work += len(rows)
+        elif code == Category.SYNC:
+            self._fill_waits(args, at, column, good)
+        elif code in (Category.OPERATOR, Category.ANNOTATION):
+            _set(column["sequence"], at, [a.sequence for a in args], good)
+            shapes = self._tables.shapes
+            column["shape"][at] = [
+                shapes[b"[%b,%b,%b]" % (a.dims, a.types or b"[]", a.concrete or b"[]")] if a.dims else -1 for a in args
+            ]
+        if code in (Category.OPERATOR, Category.KERNEL):
+            # Older kernels tell only by their names that they are collectives.
+            number = self._tables.collectives.number
+            named = kind == NameKind.COLLECTIVE if code == Category.KERNEL else np.zeros(len(at), dtype=np.bool_)
+            described = np.array([bool(a.collective or a.in_elements) for a in args], dtype=np.bool_)
+            chosen = np.flatnonzero(named | described)
+            column["collective"][at[chosen]] = [number(args[i], rows[i].name) for i in chosen.tolist()]
+
+    def _lanes_of(self, code: Category, rows: list[Event], args: list[Args]) -> list[int]:
+        threads, streams = self.lanes.threads, self.lanes.streams
+        if code in _DEVICE:
+            return [
+                streams[e.pid, e.tid] if a.device is None or a.stream is None else streams[a.device, a.stream]
+                for e, a in zip(rows, args, strict=True)
+            ]
+        if code == Category.OTHER:  # may be device work of a kind that is new to us
+            return [
+                threads[e.pid, e.tid] if a.device is None or a.stream is None else streams[a.device, a.stream]
+                for e, a in zip(rows, args, strict=True)
+            ]
+        return [threads[e.pid, e.tid] for e in rows]
+
+    def _fill_waits(self, args: list[Args], at: _At, column: _Columns, good: Mask) -> None:
+        _set(column["wait_correlation"], at, [a.wait_correlation for a in args], good)
+        stream, whole = integers([a.wait_stream for a in args])
+        stream[stream == NO_STREAM] = -1
+        whole &= np.abs(stream) < 2**31
+        good[at] &= whole
+        column["wait_stream"][at[whole]] = stream[whole]
+
+    def _fill_memory(self, args: list[MemoryArgs], at: _At, column: _Columns, good: Mask) -> None:
+        _set(column["nbytes"], at, [a.size for a in args], good)
+        known = self._memory_names
+        for a in args:
+            if (a.device_type, a.device) not in known:
+                text = _DEVICE_TYPES.get(str(a.device_type), f"device type {a.device_type}")
+                text = text if text == "cpu" else f"{text}:{a.device}"
+                known[a.device_type, a.device] = self._tables.names[f"[memory] {text}"]
+        column["name"][at] = [known[a.device_type, a.device] for a in args]
+
+    def _reject(self, entries: Sequence[Entry | Foreign], rows: list[_Row], mask: Mask, what: str) -> None:
         """Leave out events that cannot be true; without salvage that is an error."""
         if not mask.any():
             return
@@ -275,17 +266,24 @@ class RankColumns:
             self.drop(f"event {what}", int(np.count_nonzero(mask)))
             return
         bad = rows[int(np.argmax(mask))]
-        number = self._events + 1 + next(i for i, e in enumerate(events) if e is bad)
+        number = self._entries + 1 + next(i for i, e in enumerate(entries) if e is bad)
         raise TraceError(
             f"{self.name}: event {number:,} ({bad.name[:60]!r}) {what}; record again, or read the rest with --salvage."
         )
 
 
-def _pick(items: Sequence[_T], mask: Mask) -> list[_T]:
-    return list(compress(items, mask.tolist()))
+def _groups(rows: list[_Row]) -> dict[object, list[int]]:
+    """Places of the rows by the category that the file gives them."""
+    groups: defaultdict[object, list[int]] = defaultdict(list)
+    for i, e in enumerate(rows):
+        groups[e.cat].append(i)
+    for i in groups.pop(None, ()):
+        pid = rows[i].pid
+        groups[pid if pid in _LEGACY else ""].append(i)
+    return groups
 
 
-def _set(column: _Column, mask: Mask, values: Sequence[object], good: Mask) -> None:
-    """Write whole numbers into the rows of a mask; rows of others are no longer good."""
-    column[mask], whole = integers(values)
-    good[mask] &= whole
+def _set(column: _Column, at: _At, values: Sequence[object], good: Mask) -> None:
+    """Write whole numbers at these places; rows of others are no longer good."""
+    column[at], whole = integers(values)
+    good[at] &= whole

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from decimal import ROUND_HALF_EVEN, Decimal, InvalidOperation
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,19 +19,24 @@ from foretrace.trace.trace import Int64, Mask
 
 MAX_NS = 4_000_000_000_000_000_000  # about the year 2096: leaves room to add a base and a duration in int64
 _PLAIN = b"0123456789,."
-_COMMA = ord(",")
+_POINT = ord(".")
 _TENS = 10 ** np.arange(19, dtype=np.int64)
 
 
-def nanoseconds(tokens: Sequence[Raw]) -> tuple[Int64, Mask]:
-    """Decimal microseconds to nanoseconds: values, and which tokens are numbers within ±`MAX_NS`.
+def nanoseconds(tokens: Sequence[Raw] | Sequence[int]) -> tuple[Int64, Mask]:
+    """Microseconds, as decimal text or whole, to nanoseconds: values, and which are numbers within ±`MAX_NS`.
 
     More than three decimals are rounded half to even. Values of the other tokens are 0.
     """
-    text = b",".join(tokens)
+    if tokens and isinstance(tokens[0], int):
+        whole, known = integers(tokens)
+        known &= np.abs(whole) <= MAX_NS // 1000
+        whole[~known] = 0
+        return whole * 1000, known
+    text = b",".join(cast("Sequence[Raw]", tokens))
     found = None if text.translate(None, _PLAIN) else _plain(text, len(tokens))
     if found is None:
-        found = np.array([_one(bytes(t)) for t in tokens], dtype=np.int64).reshape(len(tokens))
+        found = np.array([_one(bytes(cast("Raw", t))) for t in tokens], dtype=np.int64).reshape(len(tokens))
     good: Mask = np.abs(found) <= MAX_NS
     found[~good] = 0
     return found, good
@@ -38,22 +44,31 @@ def nanoseconds(tokens: Sequence[Raw]) -> tuple[Int64, Mask]:
 
 def _plain(text: bytes, count: int) -> Int64 | None:
     """Unsigned decimals joined by commas; None if one of them is unusual."""
+    if not text or text.startswith(b",") or text.endswith(b",") or b",," in text:
+        return None
+    points = text.count(b".")
+    if not points:
+        return _thousand(np.fromstring(text, dtype=np.int64, sep=","))
     marks: npt.NDArray[np.uint8] = np.frombuffer(text, dtype=np.uint8)
     at = np.flatnonzero(marks < ord("0"))
     digits = np.diff(at, prepend=-1, append=len(text)) - 1
-    if not count or digits.min() < 1 or digits.max() > 18:
+    if digits.min() < 1 or digits.max() > 18:
         return None
+    if points == count and (digits[1::2] == 3).all() and (marks[at[::2]] == _POINT).all() and digits.max() <= 16:
+        return np.fromstring(text.replace(b".", b""), dtype=np.int64, sep=",")  # as Kineto writes them today
     numbers = np.fromstring(text.replace(b".", b","), dtype=np.int64, sep=",")
     fraction = np.zeros(len(numbers), dtype=np.bool_)
-    fraction[1:] = marks[at] != _COMMA
-    whole: Int64 = numbers[~fraction]
-    if len(numbers) != len(at) + 1 or len(whole) != count:
+    fraction[1:] = marks[at] == _POINT
+    if np.count_nonzero(~fraction) != count:
         return None
-    result = np.where(whole <= MAX_NS // 1000, whole * 1000, np.int64(MAX_NS + 1000))
-    if fraction.any():
-        owner = np.cumsum(~fraction)[fraction] - 1
-        result[owner] += _thousandths(numbers[fraction], digits[fraction])
+    result = _thousand(numbers[~fraction])
+    owner = np.cumsum(~fraction)[fraction] - 1
+    result[owner] += _thousandths(numbers[fraction], digits[fraction])
     return result
+
+
+def _thousand(whole: Int64) -> Int64:
+    return np.where(whole <= MAX_NS // 1000, whole * 1000, np.int64(MAX_NS + 1000))
 
 
 def _thousandths(value: Int64, digits: Int64) -> Int64:

@@ -16,16 +16,17 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
-from msgspec import Raw, Struct, field
+from msgspec import Raw
 
 from foretrace.errors import TraceError
+from foretrace.trace.entries import MALFORMED, Entry, Foreign, decode_array, decode_entry
 from foretrace.trace.stream import BLOCK, CutError, Source
 
-Number = int | float | str | None
+Entries = list[Entry | Foreign]
 
 MAX_EVENT = 8 << 20  # bytes of one event
 MAX_METADATA = 64 << 20  # bytes of everything before the events, and of everything behind them
-MAX_MENDED = 16 << 20  # bytes of text to mend; mending takes up to 50 times its memory
+MAX_MENDED = 4 << 20  # bytes of text to mend; mending takes up to 50 times its memory
 MAX_BROKEN = 100_000  # events to leave out of one file before it counts as no recording
 MAX_CUTS = 4  # places to try in a chunk before looking closer
 
@@ -44,53 +45,10 @@ _BYTE = re.compile(r" \(byte [0-9]+\)|: invalid .* byte$")
 _STRAY = re.compile("[\udc80-\udcff]")
 
 
-class Args(Struct, gc=False, frozen=True):
-    """The arguments of an event that become columns."""
-
-    sequence: Number = field(name="Sequence number", default=-1)
-    dims: Raw = field(name="Input Dims", default=Raw(b""))
-    types: Raw = field(name="Input type", default=Raw(b""))
-    concrete: Raw = field(name="Concrete Inputs", default=Raw(b""))
-    correlation: Number = -1
-    device: Number = None
-    stream: Number = None
-    bytes: Number = None
-    size: Number = None  # roctracer's older word for `bytes`
-    wait_stream: Number = field(name="wait_on_stream", default=-1)
-    wait_correlation: Number = field(name="wait_on_cuda_event_record_corr_id", default=-1)
-    collective: Raw = field(name="Collective name", default=Raw(b""))
-    dtype: Raw = Raw(b"")
-    in_elements: Raw = field(name="In msg nelems", default=Raw(b""))
-    out_elements: Raw = field(name="Out msg nelems", default=Raw(b""))
-    group_size: Raw = field(name="Group size", default=Raw(b""))
-    group: Raw = field(name="Process Group Name", default=Raw(b""))
-    group_ranks: Raw = field(name="Process Group Ranks", default=Raw(b""))
-    memory: Number = field(name="Bytes", default=None)
-    device_type: Number = field(name="Device Type", default=None)
-    device_id: Number = field(name="Device Id", default=None)
-    name: Number = None  # of a thread, in a metadata event
-
-
-class Event(Struct, gc=False, frozen=True):
-    """One entry of `traceEvents`; times stay decimal text, because doubles cannot hold them."""
-
-    ph: str = ""
-    cat: str | None = None
-    name: str = ""
-    pid: Number = None
-    tid: Number = None
-    ts: Raw = Raw(b"")
-    dur: Raw = Raw(b"")
-    args: Args | None = None
-
-
 class NotARecordingError(TraceError):
     """The file may be whole, but it is something else than a recording."""
 
 
-_BAD = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-_EVENTS = msgspec.json.Decoder(list[Event])
-_EVENT = msgspec.json.Decoder(Event)
 _RAWS = msgspec.json.Decoder(list[Raw])
 _FIELDS = msgspec.json.Decoder(dict[str, Raw])
 
@@ -120,7 +78,7 @@ class Recording:
         self._text = b""
         self._open()
 
-    def events(self) -> Iterator[list[Event]]:
+    def events(self) -> Iterator[Entries]:
         """Events in file order, chunk by chunk."""
         size = BLOCK // 2
         while not self._closed and self._more(size):
@@ -129,7 +87,7 @@ class Recording:
             if batch:
                 yield batch
             elif len(self._text) > MAX_EVENT:
-                self._lose(0, f"is longer than {MAX_EVENT >> 20} MiB", b"")
+                self._lose(0, f"is longer than {MAX_EVENT >> 20} MiB, and what follows it is not read", b"")
                 return
         if self._closed:
             self._more(MAX_METADATA)
@@ -139,7 +97,7 @@ class Recording:
         """A metadata value, None where it is missing or broken."""
         try:
             return msgspec.json.decode(self.metadata[key])
-        except (KeyError, *_BAD):
+        except (KeyError, *MALFORMED):
             return None
 
     def _more(self, size: int) -> bool:
@@ -218,17 +176,17 @@ class Recording:
             "name the file that torch.profiler's export_chrome_trace wrote."
         )
 
-    def _chunk(self) -> list[Event] | None:
+    def _chunk(self) -> Entries | None:
         """The events that end in the text at hand, which keeps the rest; None if no event ends in it."""
         for decode in (_decode, self._decode_each):
             cuts = _cuts(self._text)
-            if not cuts:
-                return None
             for end, start in cuts:
-                events = decode(self._text[:end])
+                events = decode(memoryview(self._text)[:end])
                 if events is not None:
                     self._advance(start)
                     return self._counted(events)
+            if not cuts:
+                break
             end = cuts[0][0]
             self._text = mend(self._text[:end]) + self._text[end:]
         closed = _closed(self._text)
@@ -244,24 +202,24 @@ class Recording:
         self._advance(pieces[-1][0])
         return self._counted(events)
 
-    def _counted(self, events: list[Event]) -> list[Event]:
+    def _counted(self, events: Entries) -> Entries:
         self._count += len(events)
         return events
 
-    def _decode_each(self, text: bytes) -> list[Event] | None:
+    def _decode_each(self, text: bytes | memoryview) -> Entries | None:
         """Events of the inside of an array, broken ones left out; None if it is no array."""
         events = _decode(text)
-        if events is None and (raws := _raws(b"[%b]" % text)) is not None:
+        if events is None and (raws := _raws(b"".join((b"[", text, b"]")))) is not None:
             events = self._pick(raws)
         return events
 
-    def _pick(self, texts: Iterable[bytes | Raw]) -> list[Event]:
+    def _pick(self, texts: Iterable[bytes | Raw]) -> Entries:
         """Events of texts that do not all decode, without the broken ones."""
-        events: list[Event] = []
+        events: Entries = []
         for text in texts:
             try:
-                events.append(_EVENT.decode(text))
-            except _BAD as error:
+                events.append(decode_entry(text))
+            except MALFORMED as error:
                 self._lose(len(events), f"is broken: {_why(error)}", text)
         return events
 
@@ -280,7 +238,7 @@ class Recording:
                 f"{self.name} has more than {MAX_BROKEN:,} broken events, so it is no recording: copy it again."
             )
 
-    def _finish(self) -> Iterator[list[Event]]:
+    def _finish(self) -> Iterator[Entries]:
         """Events and metadata of the last text, which should end with the document."""
         self._text = self._text.rstrip(b"\0 \t\r\n")
         whole = _document(self._text, self._bare)
@@ -298,7 +256,7 @@ class Recording:
         else:
             yield from self._finish_broken()
 
-    def _document_each(self) -> tuple[list[Event], dict[str, Raw]] | None:
+    def _document_each(self) -> tuple[Entries, dict[str, Raw]] | None:
         """As `_document`, with broken events left out."""
         fields: dict[str, Raw] | None = {}
         raws = _raws(b"[" + self._text) if self._bare else None
@@ -306,7 +264,7 @@ class Recording:
             raws = _raws(fields.pop("traceEvents"))
         return None if raws is None or fields is None else (self._pick(raws), fields)
 
-    def _finish_broken(self) -> Iterator[list[Event]]:
+    def _finish_broken(self) -> Iterator[Entries]:
         """Whole events of a last text that does not end with a whole document."""
         *pieces, (start, end) = _pieces(self._text)
         events = self._pick(self._text[a:b] for a, b in pieces)
@@ -321,7 +279,8 @@ class Recording:
             rest, what = found, "ends before its closing bracket"
         else:
             rest, what = [], "ends in the middle of an event"
-        yield self._counted(events + rest)
+        yield self._counted(events)
+        yield self._counted(rest)
         if what or self._cut:
             self._end(what or "is damaged behind its last event")
 
@@ -353,15 +312,15 @@ def mend(text: bytes) -> bytes:
     return _STRAY.sub("?", text.decode(errors="surrogateescape")).encode()
 
 
-def _decode(text: bytes) -> list[Event] | None:
+def _decode(text: bytes | memoryview) -> Entries | None:
     """Events of the inside of an array; None if it is not one."""
     try:
-        return _EVENTS.decode(b"[%b]" % text)
-    except _BAD:
+        return decode_array(b"".join((b"[", text, b"]")))
+    except MALFORMED:
         return None
 
 
-def _closed(text: bytes) -> tuple[list[Event], int] | None:
+def _closed(text: bytes) -> tuple[Entries, int] | None:
     """Events up to the end of the array, and the place of its bracket; None if it does not end in this text."""
     for match in itertools.islice(_ARRAY_END.finditer(text), 16):
         end = match.end() - 1
@@ -371,39 +330,39 @@ def _closed(text: bytes) -> tuple[list[Event], int] | None:
     return None
 
 
-def _document(text: bytes, bare: bool) -> tuple[list[Event], dict[str, Raw]] | None:
+def _document(text: bytes, bare: bool) -> tuple[Entries, dict[str, Raw]] | None:
     """Events and metadata of a document from its first event on; None if it is not whole."""
     try:
         if bare:
-            return _EVENTS.decode(b"[" + text), {}
+            return decode_array(b"[" + text), {}
         fields = _whole_fields(text)
-        return None if fields is None else (_EVENTS.decode(fields.pop("traceEvents")), fields)
-    except _BAD:
+        return None if fields is None else (decode_array(fields.pop("traceEvents")), fields)
+    except MALFORMED:
         return None
 
 
 def _whole_fields(text: bytes) -> dict[str, Raw] | None:
     try:
         return _FIELDS.decode(b'{"traceEvents":[' + text)
-    except _BAD:
+    except MALFORMED:
         return None
 
 
 def _raws(text: bytes | Raw) -> list[Raw] | None:
     try:
         return _RAWS.decode(text)
-    except _BAD:
+    except MALFORMED:
         return None
 
 
 def _fields(text: bytes) -> dict[str, Raw] | None:
     try:
         return _FIELDS.decode(text)
-    except _BAD:
+    except MALFORMED:
         pass
     try:
         return _FIELDS.decode(mend(text))
-    except _BAD:
+    except MALFORMED:
         return None
 
 

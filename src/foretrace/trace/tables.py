@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from msgspec import Raw
 
-from foretrace.trace.kineto import Args, Number
+from foretrace.trace.entries import Args, Number
 from foretrace.trace.trace import Collective, LaneKind, TraceLane, UInt8
 
 # Annotations that PyTorch 1.8 to 1.10 wrote among the operators.

@@ -1,0 +1,241 @@
+"""How far predictions are off, against everything that was really measured; writes docs/accuracy.md.
+
+    python benchmarks/accuracy.py [replay] [kernels] [loader] [gpu] [live]
+
+Without arguments every section is made anew; a named one leaves the others as they are. Recordings of other
+machines are found by FORETRACE_SHARED_DATA; sections that need them are left out where they are absent.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from kernel_swap import swap
+from live_pairs import live_pairs
+from tables import ROOT, load, machine, percent, shared_traces, table, today, update
+
+from foretrace import flow
+from foretrace.graph.taskgraph import TaskGraph
+from foretrace.simulate.check import check, device_zero, host_zero, structural_error, swap_steps
+from foretrace.simulate.timeline import simulate
+from foretrace.techniques.arguments import parse_all
+
+PAGE = ROOT / "docs" / "accuracy.md"
+GPU = ROOT / "benchmarks" / "data" / "gpu"
+HEAD = """
+# How far predictions are off
+
+Written by `python benchmarks/accuracy.py` (`make bench`). Errors are shares of the measured or treated step, in %. A prediction sees
+the recording *before* a change only. Every section says when and where it was made.
+"""
+LOADER = tuple(f"kineto/resnet50_num_workers_{n}.*.json.gz" for n in (0, 4))
+DEVICES = ("Qwen_Qwen1.5-0.5B-Chat", "gaunernst_bert-small-uncased", "google_owlv2-large-patch14-ensemble")
+
+
+def made(where: str) -> str:
+    return f"*{today()}, {where}.*\n\n"
+
+
+# --- replay and counterfactuals: every recording, no truth needed --------------------------------------------
+
+
+def replay_section(traces: Path) -> str:
+    """Self-replay, structural replay, step swap and the two counterfactuals, one row per recording."""
+    rows = []
+    for path in _recordings(traces):
+        run = flow.read(path)
+        for rank in [each.rank for each in run.trace.ranks]:
+            graph = run.graph(rank=rank, as_recorded=True).graph
+            name = f"{path.parent.name}/{path.name.split('.')[0][:44]}"
+            rows.append(_replay_row(name + (f" rank {rank}" if len(run.trace.ranks) > 1 else ""), graph))
+    header = (
+        "recording", "tasks", "steps", "self-replay ns", "structural (worst step)", "step swap mean (max)",
+        "guess", "GPU = 0 ms (host alone)", "CPU = 0 ms (busiest stream)", "unexplained", "attributed", "not usable for",
+    )  # fmt: skip
+    return made("the arithmetic does not depend on the machine") + (
+        "*Self-replay*: largest difference between replayed and recorded starts. *Structural*: the window with typical instead "
+        "of recorded lags and no unexplained delays. *Step swap*: durations of step i on the graph of step j, all pairs; "
+        "*guess* is the error of taking step j for step i. *GPU = 0* must give the time of the host alone and never less, "
+        "*CPU = 0* the busiest stream with its gaps where there is one stream. Shares of GPU time in %.\n\n"
+    ) + table(header, rows)
+
+
+def _recordings(traces: Path) -> list[Path]:
+    found = [path for folder in ("kineto", "hta", "tracelens") for path in sorted((traces / folder).glob("*.json.gz"))]
+    found += sorted((traces / "param").glob("*_kineto.json.gz")) + [traces / "param" / "dlrm_kineto_8rank"]
+    return [*found, *sorted((traces / "triosim").glob("*_kineto.json.gz")), *sorted((ROOT / "tests/data").glob("*.gz"))]
+
+
+def _replay_row(name: str, graph: TaskGraph) -> list[str]:
+    timeline = simulate(graph)
+    self_replay = int(np.abs(timeline.start - graph.recorded).max(initial=0))
+    total, worst = structural_error(graph)
+    swapped = guess = zero = busy = unexplained = attributed = "–"
+    if graph.n_steps > 1:
+        result = swap_steps(graph)
+        swapped, guess = f"{percent(result.mean_error)} ({percent(result.worst_error)})", percent(result.trivial_error)
+    if graph.on_device.any():
+        window, host = device_zero(graph)
+        span, busiest, _ = host_zero(graph)
+        zero, busy = f"{window / 1e6:.2f} ({host / 1e6:.2f})", f"{span / 1e6:.2f} ({busiest / 1e6:.2f})"
+        unexplained, attributed = percent(graph.info.unexplained_share), percent(graph.info.attributed_share)
+    report = check(graph)
+    reasons = [finding.name for finding in report.findings if finding.verdict == "fail"]
+    if not report.gpu_whatifs:
+        reasons = ["what-ifs on the device", *(r for r in reasons if r != "unexplained delay")]
+    return [
+        name, f"{len(graph):,}", str(graph.n_steps), str(self_replay),
+        f"{percent(total, signed=True)} ({percent(worst)})", swapped, guess, zero, busy, unexplained, attributed,
+        ", ".join(reasons) or "–",
+    ]  # fmt: skip
+
+
+# --- kernel times of another GPU ----------------------------------------------------------------------------
+
+
+def kernels_section(traces: Path) -> str:
+    """One GPU's kernel times on the graph that another GPU recorded, in both directions."""
+    rows = []
+    for model in DEVICES:
+        sides = [next((traces / "tracelens").glob(f"{device}_{model}*")) for device in ("h100", "mi300")]
+        graphs = [flow.read(path).graph(as_recorded=True).graph for path in sides]
+        for graph, target, way in ((*graphs, "H100 → MI300X"), (*graphs[::-1], "MI300X → H100")):
+            result = swap(graph, target)
+            rows.append([
+                f"{model.split('_')[-1]}, {way}", f"{1e3 * result.measured_s:.1f}",
+                percent(result.kernels_only, signed=True), percent(result.with_host, signed=True),
+                f"{result.host_factor:.2f}", f"{result.data_factor:.2f}", percent(result.matched),
+            ])  # fmt: skip
+    header = ("model, graph → kernels of", "measured ms", "error, kernels alone", "with host factor", "host", "data", "matched")
+    return made("recordings of the same model and input on both GPUs") + (
+        "Operators matched in order, their kernels take the other GPU's times; *with host factor*: host work scaled by the "
+        "ratio of the two hosts, data loading apart. The factor is taken from the target, so this is the best that is "
+        "knowable, not a prediction from one machine.\n\n"
+    ) + table(header, rows)
+
+
+# --- the one independent before/after pair of the collection --------------------------------------------------
+
+
+def loader_section(traces: Path) -> str:
+    """ResNet-50 with loader workers 0 predicts the run with workers 4."""
+    before, after = (flow.read(next(traces.glob(pattern))).graph() for pattern in LOADER)
+    steps = after.simulate().step_times_ns / 1e6
+    typical = float(np.median(steps[1:]))  # the first step fetches what every later one finds fetched
+    rows = []
+    for words in ("prefetch-data workers=4", "prefetch-data workers=4 host_contention=1 copy_contention=1"):
+        found = before.apply(*parse_all([words])).whatif()
+        low, high = (1e3 * each for each in found.interval_s)
+        rows.append([
+            f"`{words}`", f"{1e3 * found.before_s:.1f}", f"{1e3 * found.after_s:.1f}", f"{low:.1f} – {high:.1f}",
+            f"{typical:.1f}", percent(1e3 * found.after_s / typical - 1, signed=True),
+            "yes" if low <= typical <= high else "no",
+        ])  # fmt: skip
+    header = ("asked", "before ms", "predicted ms", "80 % interval", "measured ms", "error", "covered")
+    shown = ", ".join(f"{step:.1f}" for step in steps)
+    return made("ResNet-50 on one V100, recorded in 2021 by others") + (
+        f"Measured steps with 4 workers: {shown} ms; compared is the median without the first. The second row assumes that "
+        "workers slow nothing down; the first uses the technique's stated ranges, which are not tuned to this pair.\n\n"
+    ) + table(header, rows)
+
+
+# --- pairs recorded on GPUs by the project itself ----------------------------------------------------------------
+
+
+def gpu_section(_: Path | None) -> str:
+    """Pairs of benchmarks/gpu_pairs.py, if a GPU was at hand."""
+    if not (GPU / "pairs.json").exists():
+        return (
+            "None yet: no GPU was at hand. `python benchmarks/gpu_pairs.py --out benchmarks/data/gpu` records them, and this "
+            "command then puts them here. Until then no GPU what-if but the loader pair above was held against a measurement."
+        )
+    content = json.loads((GPU / "pairs.json").read_text())
+    rows, errors = [], []
+    for pair in content["pairs"]:
+        words = pair["technique"]
+        if words == "prefetch-data":
+            words += f" workers={''.join(c for c in pair['after'] if c.isdigit())}"
+        found = flow.read(GPU / pair["before_file"]).graph().apply(*parse_all([words])).whatif()
+        ratio, (low, high) = found.after_s / found.before_s, (each / found.before_s for each in found.interval_s)
+        measured = pair["ratio"]["median"]
+        errors.append(abs(ratio / measured - 1))
+        same = pair["same_job_ratio"]
+        rows.append([
+            f"{pair['workload']}: {pair['before']} → {pair['after']}", f"`{words}`",
+            f"{1e3 * pair['before_block_step_s']['median']:.1f}", f"{ratio:.3f}", f"{low:.3f} – {high:.3f}",
+            f"{measured:.3f}", percent(ratio / measured - 1, signed=True), "yes" if low <= measured <= high else "no",
+            percent(abs(same["median"] - 1)) if same else "–",
+        ])  # fmt: skip
+    header = ("pair", "asked", "before ms", "predicted ratio", "interval", "measured", "error", "covered", "A/A")
+    where = content["machine"].get("device") or content["environment"].get("device", "a GPU")
+    return made(str(where)) + f"Median |error| {percent(statistics.median(errors))} %.\n\n" + table(header, rows)
+
+
+# --- pairs measured now, on this machine ----------------------------------------------------------------------------
+
+
+def live_section(_: Path | None) -> str:
+    """Record, predict, then measure: see live_pairs.py."""
+    outcomes = list(live_pairs())
+    rows = [
+        [
+            each.name, f"`{' '.join(each.do)}`", f"{1e3 * each.before_s:.1f}", f"{each.predicted:.3f}",
+            f"{each.predicted_low:.3f} – {each.predicted_high:.3f}", f"{each.measured:.3f}",
+            f"{each.measured_p10:.3f} – {each.measured_p90:.3f}", percent(each.error, signed=True),
+            "yes" if each.covered else "no", percent(each.same), each.clock, f"{each.wall_over_cpu:.2f}",
+            f"{each.free_cores:.1f}{', disturbed' if each.disturbed else ''}",
+        ]
+        for each in outcomes
+    ]  # fmt: skip
+    header = (
+        "pair", "asked", "before ms", "predicted ratio", "interval", "measured", "p10 – p90", "error", "covered",
+        "A/A p90", "clock", "wall / CPU", "cores free",
+    )  # fmt: skip
+    sound = [each for each in outcomes if not each.disturbed]
+    if not sound:
+        raise RuntimeError("every live pair was disturbed by other work on this machine; run again when it is quiet")
+    errors = [abs(each.error) for each in sound]
+    return made(f"{machine()}; load averages {load()}") + (
+        f"**Median |error| {percent(statistics.median(errors))} %**, worst {percent(max(errors))} %, "
+        f"{sum(each.covered for each in sound)} of {len(sound)} intervals cover the measured median; "
+        f"{len(outcomes) - len(sound)} disturbed pairs are shown but not counted.\n\n"
+        "Ratios are step after / step before. Each pair ran in one process with one thread and an allocator that keeps memory "
+        "(glibc thresholds, otherwise page faults are the largest term): record the first arm, predict, then run the arms in "
+        "turns. *A/A*: the first arm against itself, the floor of what can be told apart. *Clock*: CPU time of the process "
+        "where a step waits for nothing, wall time where it waits for a loader. *Wall / CPU* above 1.1 means that other work "
+        "used the cores; a loader pair with fewer than 1.8 cores free is disturbed, for its worker had no core.\n\n"
+    ) + table(header, rows)
+
+
+SECTIONS: dict[str, tuple[str, Callable[[Path], str] | Callable[[Path | None], str], bool]] = {
+    "replay": ("Replay and counterfactuals", replay_section, True),
+    "kernels": ("Kernel times of another GPU", kernels_section, True),
+    "loader": ("Loader workers 0 → 4 on a GPU", loader_section, True),
+    "gpu": ("GPU pairs", gpu_section, False),
+    "live": ("Live pairs on this machine's CPU", live_section, False),
+}
+
+
+def main(wanted: Sequence[str]) -> int:
+    if unknown := [name for name in wanted if name not in SECTIONS]:
+        print(f"there is no section {' or '.join(unknown)}; choose from {', '.join(SECTIONS)}", file=sys.stderr)
+        return 2
+    traces = shared_traces()
+    for name in wanted or SECTIONS:
+        title, section, needs_traces = SECTIONS[name]
+        if needs_traces and traces is None:
+            print(f"{name}: left out, no recordings of other machines (FORETRACE_SHARED_DATA)", file=sys.stderr)
+            continue
+        print(f"{name} ...", file=sys.stderr)
+        update(PAGE, HEAD, {title: section(traces)}, [each[0] for each in SECTIONS.values()])  # type: ignore[arg-type]
+    print(f"wrote {PAGE.relative_to(ROOT)}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,142 @@
+"""Run every benchmark and write docs/performance.md.
+
+    python benchmarks/run.py [--hta-python PATH] [read] [build] [engines] [startup]
+
+Without names every section is made anew; a named one leaves the others as they are. Peers are measured in the same
+run on the same machine, so the ratios mean more than the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import build
+import engine
+import read
+import startup
+from tables import ROOT, load, machine, shared_traces, table, today, update
+
+PAGE = ROOT / "docs" / "performance.md"
+HEAD = """
+# How fast it is
+
+Written by `python benchmarks/run.py` (`make bench`). CPU time of one process unless a row says otherwise, best of several runs; peers
+run beside it in the same run, so look at the ratios first.
+"""
+
+
+def made() -> str:
+    return f"*{today()}, {machine()}; load averages {load()}.*\n\n"
+
+
+def mark(met: bool | None) -> str:
+    return {True: "met", False: "**missed**", None: ""}[met]
+
+
+def read_section(hta_python: str) -> str:
+    """Reading, against HolisticTraceAnalysis and a plain loop."""
+    traces = shared_traces()
+    own = ROOT / "tests" / "data" / "recommender.json.gz"
+    recording = traces / "hta" / "df_index_resolver.json.gz" if traces else own
+    rows = read.measure([recording], hta_python)
+    figures = read.verdict(rows)
+    out = made() + f"`{recording.name}`, {rows[0].events:,} events in the file.\n\n"
+    out += table(
+        ("reader", "rows kept", "CPU s", "events / CPU-s", "peak memory MB"),
+        [
+            (row.reader, f"{row.rows:,}", f"{row.seconds:.3f}", f"{row.rate:,.0f}", f"{row.peak_bytes / 1e6:,.0f}")
+            for row in rows
+        ],
+    )
+    if "times HolisticTraceAnalysis" not in figures:
+        out += "\n\nHolisticTraceAnalysis was not installed beside this run."
+    verdicts = []
+    for what, value in figures.items():
+        goal = read.TARGETS.get(what)
+        below = what.startswith("peak")
+        met = None if goal is None or traces is None else (value <= goal if below else value >= goal)
+        wanted = "" if goal is None else f"{'<' if below else '≥'} {goal:,}"
+        verdicts.append((what, f"{value:,.0f}" if value >= 1000 else f"{value:.2f}", wanted, mark(met)))
+    return out + "\n\n" + table(("figure", "reached", "target", ""), verdicts)
+
+
+def build_section(_: str) -> str:
+    """From recordings in memory to task graphs."""
+    rows = build.measure(build.recordings())
+    largest = max(rows, key=lambda row: row.tasks)
+    return made() + table(
+        ("recording", "events kept", "tasks", "edges", "CPU ms", "tasks / CPU-s", "target", ""),
+        [
+            (
+                row.recording[:44], f"{row.events:,}", f"{row.tasks:,}", f"{row.edges:,}",
+                f"{1e3 * row.seconds:.0f}", f"{row.rate:,.0f}",
+                f"≥ {build.TARGET:,}" if row is largest and shared_traces() else "",
+                mark(row.rate >= build.TARGET if row is largest and shared_traces() else None),
+            )
+            for row in rows
+        ],
+    )  # fmt: skip
+
+
+def engines_section(_: str) -> str:
+    """Replay, variants, schedule, sensitivity, each beside its plain-Python twin and networkx."""
+    return made() + table(
+        ("what", "CPU ms", "rate", "target", ""),
+        [
+            (
+                row.what, f"{1e3 * row.seconds:.3g}" if row.unit != "times" else "",
+                f"{row.rate:,.3g} {row.unit}" if row.rate is not None and row.rate < 1e4
+                else f"{row.rate:,.0f} {row.unit}" if row.rate is not None else "",
+                "" if row.target is None else f"< {row.target:g} s" if row.rate is None else f"≥ {row.target:,.0f}",
+                mark(row.met),
+            )
+            for row in engine.measure()
+        ],
+    )  # fmt: skip
+
+
+def startup_section(_: str) -> str:
+    """What a user waits for."""
+    return made() + (
+        "*First*: nothing compiled yet, neither by Python nor by numba. *After*: the median of five runs. Wall time; targets for "
+        "*after* are held against CPU time.\n\n"
+    ) + table(
+        ("command", "first s", "target", "after s", "after, CPU s", "target", ""),
+        [
+            (
+                row.what, f"{row.first_s:.2f}", "" if row.first_target is None else f"< {row.first_target:g}",
+                f"{row.wall_s:.3f}", f"{row.cpu_s:.3f}", "" if row.target is None else f"< {row.target:g}",
+                mark(row.met if row.target is not None else None),
+            )
+            for row in startup.measure()
+        ],
+    )  # fmt: skip
+
+
+SECTIONS: dict[str, tuple[str, Callable[[str], str]]] = {
+    "read": ("Reading", read_section),
+    "build": ("Building the graph", build_section),
+    "engines": ("Engines", engines_section),
+    "startup": ("Command line", startup_section),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"some of {', '.join(SECTIONS)}")
+    parser.add_argument("--hta-python", default=sys.executable, help="a Python that has HolisticTraceAnalysis")
+    arguments = parser.parse_args()
+    if unknown := [name for name in arguments.sections if name not in SECTIONS]:
+        parser.error(f"there is no section {' or '.join(unknown)}; choose from {', '.join(SECTIONS)}")
+    for name in arguments.sections or SECTIONS:
+        title, section = SECTIONS[name]
+        print(f"{name} ...", file=sys.stderr)
+        update(PAGE, HEAD, {title: section(arguments.hta_python)}, [each[0] for each in SECTIONS.values()])
+    print(f"wrote {Path(PAGE).relative_to(ROOT)}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
