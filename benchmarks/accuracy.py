@@ -57,12 +57,16 @@ def replay_section(traces: Path) -> str:
         "recording", "tasks", "steps", "self-replay ns", "structural (worst step)", "step swap mean (max)",
         "guess", "GPU = 0 ms (host alone)", "CPU = 0 ms (busiest stream)", "unexplained", "attributed", "not usable for",
     )  # fmt: skip
-    return made("the arithmetic does not depend on the machine") + (
-        "*Self-replay*: largest difference between replayed and recorded starts. *Structural*: the window with typical instead "
-        "of recorded lags and no unexplained delays. *Step swap*: durations of step i on the graph of step j, all pairs; "
-        "*guess* is the error of taking step j for step i. *GPU = 0* must give the time of the host alone and never less, "
-        "*CPU = 0* the busiest stream with its gaps where there is one stream. Shares of GPU time in %.\n\n"
-    ) + table(header, rows)
+    return (
+        made("the arithmetic does not depend on the machine")
+        + (
+            "*Self-replay*: largest difference between replayed and recorded starts. *Structural*: the window with typical instead "
+            "of recorded lags and no unexplained delays. *Step swap*: durations of step i on the graph of step j, all pairs; "
+            "*guess* is the error of taking step j for step i. *GPU = 0* must give the time of the host alone and never less, "
+            "*CPU = 0* the busiest stream with its gaps where there is one stream. Shares of GPU time in %.\n\n"
+        )
+        + table(header, rows)
+    )
 
 
 def _recordings(traces: Path) -> list[Path]:
@@ -111,12 +115,24 @@ def kernels_section(traces: Path) -> str:
                 percent(result.kernels_only, signed=True), percent(result.with_host, signed=True),
                 f"{result.host_factor:.2f}", f"{result.data_factor:.2f}", percent(result.matched),
             ])  # fmt: skip
-    header = ("model, graph → kernels of", "measured ms", "error, kernels alone", "with host factor", "host", "data", "matched")
-    return made("recordings of the same model and input on both GPUs") + (
-        "Operators matched in order, their kernels take the other GPU's times; *with host factor*: host work scaled by the "
-        "ratio of the two hosts, data loading apart. The factor is taken from the target, so this is the best that is "
-        "knowable, not a prediction from one machine.\n\n"
-    ) + table(header, rows)
+    header = (
+        "model, graph → kernels of",
+        "measured ms",
+        "error, kernels alone",
+        "with host factor",
+        "host",
+        "data",
+        "matched",
+    )
+    return (
+        made("recordings of the same model and input on both GPUs")
+        + (
+            "Operators matched in order, their kernels take the other GPU's times; *with host factor*: host work scaled by the "
+            "ratio of the two hosts, data loading apart. The factor is taken from the target, so this is the best that is "
+            "knowable, not a prediction from one machine.\n\n"
+        )
+        + table(header, rows)
+    )
 
 
 # --- the one independent before/after pair of the collection --------------------------------------------------
@@ -138,10 +154,14 @@ def loader_section(traces: Path) -> str:
         ])  # fmt: skip
     header = ("asked", "before ms", "predicted ms", "80 % interval", "measured ms", "error", "covered")
     shown = ", ".join(f"{step:.1f}" for step in steps)
-    return made("ResNet-50 on one V100, recorded in 2021 by others") + (
-        f"Measured steps with 4 workers: {shown} ms; compared is the median without the first. The second row assumes that "
-        "workers slow nothing down; the first uses the technique's stated ranges, which are not tuned to this pair.\n\n"
-    ) + table(header, rows)
+    return (
+        made("ResNet-50 on one V100, recorded in 2021 by others")
+        + (
+            f"Measured steps with 4 workers: {shown} ms; compared is the median without the first. The second row assumes that "
+            "workers slow nothing down; the first uses the technique's stated ranges, which are not tuned to this pair.\n\n"
+        )
+        + table(header, rows)
+    )
 
 
 # --- pairs recorded on GPUs by the project itself ----------------------------------------------------------------
@@ -200,16 +220,20 @@ def live_section(_: Path | None) -> str:
     if not sound:
         raise RuntimeError("every live pair was disturbed by other work on this machine; run again when it is quiet")
     errors = [abs(each.error) for each in sound]
-    return made(f"{machine()}; load averages {load()}") + (
-        f"**Median |error| {percent(statistics.median(errors))} %**, worst {percent(max(errors))} %, "
-        f"{sum(each.covered for each in sound)} of {len(sound)} intervals cover the measured median; "
-        f"{len(outcomes) - len(sound)} disturbed pairs are shown but not counted.\n\n"
-        "Ratios are step after / step before. Each pair ran in one process with one thread and an allocator that keeps memory "
-        "(glibc thresholds, otherwise page faults are the largest term): record the first arm, predict, then run the arms in "
-        "turns. *A/A*: the first arm against itself, the floor of what can be told apart. *Clock*: CPU time of the process "
-        "where a step waits for nothing, wall time where it waits for a loader. *Wall / CPU* above 1.1 means that other work "
-        "used the cores; a loader pair with fewer than 1.8 cores free is disturbed, for its worker had no core.\n\n"
-    ) + table(header, rows)
+    return (
+        made(f"{machine()}; load averages {load()}")
+        + (
+            f"**Median |error| {percent(statistics.median(errors))} %**, worst {percent(max(errors))} %, "
+            f"{sum(each.covered for each in sound)} of {len(sound)} intervals cover the measured median; "
+            f"{len(outcomes) - len(sound)} disturbed pairs are shown but not counted.\n\n"
+            "Ratios are step after / step before. Each pair ran in one process with one thread and an allocator that keeps memory "
+            "(glibc thresholds, otherwise page faults are the largest term): record the first arm, predict, then run the arms in "
+            "turns. *A/A*: the first arm against itself, the floor of what can be told apart. *Clock*: CPU time of the process "
+            "where a step waits for nothing, wall time where it waits for a loader. *Wall / CPU* above 1.1 means that other work "
+            "used the cores; a loader pair with fewer than 1.8 cores free is disturbed, for its worker had no core.\n\n"
+        )
+        + table(header, rows)
+    )
 
 
 SECTIONS: dict[str, tuple[str, Callable[[Path], str] | Callable[[Path | None], str], bool]] = {

@@ -30,7 +30,8 @@ def recorded(steps: int, neighbours: list[float], *, wall_over_cpu: float = 1.0)
         r.note(f"ProfilerStep#{step}", begin, at - begin)
     profiled = at / steps * 1000
     stamps: list[dict[str, Any]] = [
-        {"step": i, "phase": "before", "wall_ns": int(t * 1000), "cpu_ns": int(t * 1000)} for i, t in enumerate(neighbours)
+        {"step": i, "phase": "before", "wall_ns": int(t * 1000), "cpu_ns": int(t * 1000)}
+        for i, t in enumerate(neighbours)
     ]
     r.extra["foretrace"] = {
         "format": 1,
@@ -45,7 +46,7 @@ def recorded(steps: int, neighbours: list[float], *, wall_over_cpu: float = 1.0)
 
 def steps_of(graph: TaskGraph) -> list[int]:
     _, end = replay(graph)
-    return np.diff(end[graph.marks]).tolist()
+    return [int(t) for t in np.diff(end[graph.marks])]
 
 
 def test_corrected_steps_take_as_long_as_unprofiled_ones() -> None:
@@ -79,8 +80,17 @@ def test_recording_without_neighbours_is_left_alone() -> None:
 
 def test_disturbed_recording_is_said_to_be() -> None:
     assert not disturbance(recorded(5, [150] * 5))
-    [said] = disturbance(recorded(5, [150] * 5, wall_over_cpu=1.5))
+    graph = recorded(5, [150] * 5, wall_over_cpu=1.5)
+    [said] = disturbance(graph)
     assert "1.50 times their CPU time" in said
+    assert said in unprofiled(graph).info.notes
+
+
+def test_disturbed_steps_are_set_to_their_cpu_time() -> None:
+    graph = recorded(5, [150] * 5, wall_over_cpu=1.5)
+    for stamp in graph.info.recording["steps"]:
+        stamp["wall_ns"] *= 2
+    assert np.median(steps_of(unprofiled(graph))) == pytest.approx(150_000, rel=0.002)
 
 
 def test_corrected_graph_still_passes_the_checks() -> None:

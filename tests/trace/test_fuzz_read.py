@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from foretrace.errors import TraceError
 from foretrace.trace.read import read
 from foretrace.trace.trace import COLUMNS, Category, Trace
-from tests.trace.kineto_files import document, training, write
+from tests.trace.recordings import document, training, write
 
 TOKENS = [
     b"NaN", b"-Infinity", b"null", b"true", b"-1", b"1e400", b"1e-400", b"0x10", b"9" * 25, b"}", b"{", b"[", b"]",

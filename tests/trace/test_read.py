@@ -19,7 +19,7 @@ from foretrace.trace.kineto import Recording
 from foretrace.trace.read import read
 from foretrace.trace.stream import sources
 from foretrace.trace.trace import Category, LaneKind, Trace
-from tests.trace.kineto_files import THREAD, call, document, kernel, op, step, training, write
+from tests.trace.recordings import THREAD, call, document, kernel, op, step, training, write
 
 RESNET = "kineto/resnet50_num_workers_{}.pt.trace.json.gz"
 NOT_RECORDINGS = ("chakra", "dlrm_eg_", "_et.json")
@@ -249,7 +249,11 @@ def test_order_is_start_then_longest_then_file(tmp_path: Path) -> None:
 
 
 def test_shapes_are_interned_and_decoded(tmp_path: Path) -> None:
-    arguments = {"Input Dims": [[2, 3], []], "Input type": ["float", "Scalar"], "Concrete Inputs": ["", "1"]}
+    arguments: dict[str, Any] = {
+        "Input Dims": [[2, 3], []],
+        "Input type": ["float", "Scalar"],
+        "Concrete Inputs": ["", "1"],
+    }
     trace = read(write(tmp_path / "t.json", [op("a", 0, 1, **arguments), op("b", 1, 1, **arguments), op("c", 2, 1)]))
     assert len(trace.shapes) == 1
     shapes = trace.shapes_of(1)
@@ -261,7 +265,7 @@ def test_shapes_are_interned_and_decoded(tmp_path: Path) -> None:
 
 
 def test_collectives_from_arguments_and_from_names(tmp_path: Path) -> None:
-    told = {
+    told: dict[str, Any] = {
         "Collective name": "allreduce", "dtype": "Float", "In msg nelems": 8, "Out msg nelems": 8, "Group size": 2,
         "Process Group Name": "0", "Process Group Ranks": "[0, 1]",
     }  # fmt: skip

@@ -15,7 +15,7 @@ import pytest
 from foretrace.errors import TraceError
 from foretrace.trace.read import read
 from foretrace.trace.trace import Trace
-from tests.trace.kineto_files import Event, call, document, kernel, op, step, training, write
+from tests.trace.recordings import Event, call, document, kernel, op, step, training, write
 
 START = 1_700_000_000_000_000
 

@@ -11,7 +11,7 @@ import pytest
 from foretrace.trace.kineto import mend
 from foretrace.trace.read import read
 from foretrace.trace.trace import Category, LaneKind, Trace
-from tests.trace.kineto_files import Event, call, document, kernel, op, thread_name, training, write
+from tests.trace.recordings import Event, call, document, kernel, op, thread_name, training, write
 
 
 def names_of(trace: Trace) -> list[str]:
@@ -280,7 +280,7 @@ def test_mending_keeps_the_length() -> None:
 
 @pytest.mark.parametrize("block", [1, 7, 100, 4096])
 def test_any_cut_into_blocks_reads_the_same(tmp_path: Path, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    nested = {"list": [{"ph": "X", "name": "no"}, {"a": 1}, {"b": [{}, {}]}], "text": '}, {"ph": "X"'}
+    nested: dict[str, Any] = {"list": [{"ph": "X", "name": "no"}, {"a": 1}, {"b": [{}, {}]}], "text": '}, {"ph": "X"'}
     events = [*training(40), op("with nested arguments", 1_700_000_000_000_005, 1, **nested)]
     content = document(
         events,

@@ -17,7 +17,7 @@ from foretrace.graph.host import BOOKKEEPING, Host
 from foretrace.graph.kernels import innermost_at
 from foretrace.graph.links import Links
 from foretrace.graph.steps import Steps
-from foretrace.graph.taskgraph import TaskKind
+from foretrace.graph.taskgraph import Phase, TaskKind
 from foretrace.graph.waits import Blocking
 from foretrace.trace.trace import Category
 
@@ -224,8 +224,10 @@ def _chain(
         rows = np.flatnonzero(mask[part]) + part.start
         cuts += [host.start[rows], host.end[rows]]
     if cpu_only:
-        rows = np.flatnonzero(host.is_operator[part] & ~host.named(BOOKKEEPING.__contains__)[part]) + part.start
-        outermost = np.flatnonzero(host.top_operator[part] == np.arange(part.start, part.stop)) + part.start
+        # What a loader does to hand over a batch is one task, whatever operators it uses.
+        working = host.is_operator[part] & (host.phase[part] != Phase.DATA)
+        rows = np.flatnonzero(working & ~host.named(BOOKKEEPING.__contains__)[part]) + part.start
+        outermost = np.flatnonzero(working & (host.top_operator[part] == np.arange(part.start, part.stop))) + part.start
         cuts += [host.start[rows], host.end[rows], host.start[outermost], host.end[outermost]]
     if main:
         low, high = int(host.start[part].min()), int(host.end[part].max())
@@ -239,7 +241,7 @@ def _chain(
     begin, end = begin[keep], end[keep]
     local = innermost_at(host.start[part], host.end[part], (begin + end) // 2)
     span = np.where(local >= 0, local + part.start, -1)
-    data = np.where(span >= 0, host.is_data[span] | (host.phase[span] == 1), False)
+    data = np.where(span >= 0, host.phase[span] == Phase.DATA, False)
     if cpu_only:
         in_operator = (span >= 0) & (host.named_operator[np.maximum(span, 0)] >= 0)
         work_kind = np.where(in_operator, TaskKind.OPERATOR, TaskKind.PYTHON)

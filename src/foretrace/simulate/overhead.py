@@ -29,13 +29,20 @@ def unprofiled(graph: TaskGraph) -> TaskGraph:
     """The graph with the cost of recording removed, so that its step takes as long as unprofiled steps did.
 
     A recording without unprofiled neighbours is returned as it is. What was measured and removed is kept in
-    `info.overhead` (times in seconds) and as a Change.
+    `info.overhead` (times in seconds) and as a Change. Where other work disturbed a step that never waits, the
+    process's CPU time stands for its time: it leaves out what the others took.
     """
-    target = _target_ns(graph)
-    if target is None or not graph.n_steps or graph.changes:
+    said = disturbance(graph)
+    times = _neighbours(graph, "cpu_ns" if said else "wall_ns")
+    if not len(times) or not graph.n_steps or graph.changes:
         return graph
+    target = float(np.median(times))
     recorded = float(np.median(_steps(graph)))
-    typical = _typical_steps(graph) if not graph.on_device.any() else graph
+    typical = graph if graph.on_device.any() else _typical_steps(graph)
+    if said:
+        spent = graph.info.recording["overhead"].get("profiled") or {}
+        own = spent["cpu_ns"] / spent["wall_ns"] if spent.get("wall_ns") and spent.get("cpu_ns") else 1.0
+        typical = typical.with_columns(dur=np.rint(typical.dur * min(own, 1.0)).astype(np.int64))
     per_probe = _per_probe(typical, target)
     lighter = _without_probes(typical, per_probe)
     reached = float(np.median(_steps(lighter)))
@@ -43,51 +50,58 @@ def unprofiled(graph: TaskGraph) -> TaskGraph:
     if not graph.on_device.any() and reached > 0:
         # One thread does everything: what is left of the difference is spread over all work.
         scale = target / reached
-        lighter = _scaled_to(lighter, scale, graph)
+        lighter = _scaled(lighter, scale, graph, times)
+    corrected = float(np.median(_steps(lighter)))
     overhead = {
         "recorded_s": recorded / 1e9,
         "unprofiled_s": target / 1e9,
         "per_event_s": 2 * per_probe / 1e9,
         "scale": scale,
-        "corrected_s": float(np.median(_steps(lighter))) / 1e9,
+        "corrected_s": corrected / 1e9,
     }
-    what = (
-        f"removed the cost of recording: {2 * per_probe / 1e3:.2f} us per event, "
-        f"step {recorded / 1e6:.3g} -> {overhead['corrected_s'] * 1e3:.3g} ms (unprofiled steps took {target / 1e6:.3g} ms)"
-    )
+    clock = "CPU time of unprofiled steps" if said else "unprofiled steps"
+    cost = f"took out the cost of recording, {2 * per_probe / 1e3:.2f} us per event" if per_probe else "set the step"
+    what = f"{cost}: {recorded / 1e6:.3g} -> {corrected / 1e6:.3g} ms per step ({clock}: {target / 1e6:.3g} ms)"
     touched = int(np.count_nonzero(lighter.dur != graph.dur))
-    return replace(
-        lighter, info=replace(graph.info, overhead=overhead, notes=graph.info.notes + disturbance(graph))
-    ).noted(Change(technique="", what=what, tasks=touched))
+    info = replace(graph.info, overhead=overhead, notes=graph.info.notes + said)
+    return replace(lighter, info=info).noted(Change(technique="", what=what, tasks=touched))
 
 
 def disturbance(graph: TaskGraph) -> tuple[str, ...]:
-    """A sentence when something else used the cores while the steps were recorded."""
-    spent = graph.info.recording.get("overhead") or {}
-    said = []
-    for key, which in (("profiled", "recorded"), ("unprofiled", "unprofiled")):
+    """A sentence when something else used the core while a one-thread step that never waits was recorded."""
+    recording = graph.info.recording
+    spent = recording.get("overhead") or {}
+    threads = (recording.get("threads") or {}).get("intra_op", 1)
+    if threads != 1 or _waits(graph):
+        return ()
+    stretched = []
+    for key in ("profiled", "unprofiled"):
         wall, cpu = (spent.get(key) or {}).get("wall_ns"), (spent.get(key) or {}).get("cpu_ns")
-        waits = np.isin(graph.kind, [TaskKind.DATA, TaskKind.COLLECTIVE]).any() or graph.on_device.any()
-        if wall and cpu and not waits and wall > DISTURBED * cpu:
-            said.append(
-                f"the {which} steps took {wall / cpu:.2f} times their CPU time: other work disturbed this recording."
-            )
-    return tuple(said)
+        if wall and cpu:
+            stretched.append(wall / cpu)
+    if max(stretched, default=1.0) <= DISTURBED:
+        return ()
+    return (
+        f"other work disturbed this recording: steps took {max(stretched):.2f} times their CPU time, "
+        "so CPU time is used.",
+    )
 
 
-def _neighbours(graph: TaskGraph, key: str = "wall_ns") -> Int64:
+def _waits(graph: TaskGraph) -> bool:
+    """Whether a step can wait for a device, another process or a network: then CPU time is not its time."""
+    loads = np.unique(graph.name[graph.kind == TaskKind.DATA])
+    workers = any("_MultiProcessing" in graph.names[name] for name in loads.tolist())
+    return workers or bool(graph.on_device.any()) or bool(np.any(graph.kind == TaskKind.COLLECTIVE))
+
+
+def _neighbours(graph: TaskGraph, key: str) -> Int64:
     """Times of the unprofiled steps before and after the recorded ones, ns, ascending."""
     steps: list[dict[str, Any]] = graph.info.recording.get("steps") or []
     times = [s[key] for s in steps if s.get("phase") in ("before", "after") and s.get(key)]
+    if not times:
+        spent = (graph.info.recording.get("overhead") or {}).get("unprofiled") or {}
+        times = [spent[key]] if spent.get(key) else []
     return np.sort(np.array(times, dtype=np.int64))
-
-
-def _target_ns(graph: TaskGraph) -> float | None:
-    times = _neighbours(graph)
-    if len(times):
-        return float(np.median(times))
-    spent = (graph.info.recording.get("overhead") or {}).get("unprofiled") or {}
-    return float(spent["wall_ns"]) if spent.get("wall_ns") else None
 
 
 def _steps(graph: TaskGraph) -> npt.NDArray[np.float64]:
@@ -129,9 +143,8 @@ def _per_probe(graph: TaskGraph, target_ns: float) -> float:
     return (low + high) / 2
 
 
-def _scaled_to(graph: TaskGraph, scale: float, recorded: TaskGraph) -> TaskGraph:
+def _scaled(graph: TaskGraph, scale: float, recorded: TaskGraph, times: Int64) -> TaskGraph:
     """Scale all tasks; step i also takes the i-th quantile of the unprofiled steps, so that their spread stays."""
-    times = _neighbours(recorded)
     factor = np.full(len(graph), scale)
     if len(times) >= 2:
         order = np.argsort(np.argsort(_steps(recorded), kind="stable"))

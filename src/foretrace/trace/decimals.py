@@ -7,6 +7,7 @@ anything else (signs, exponents, strings) is read one by one with `decimal`.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from decimal import ROUND_HALF_EVEN, Decimal, InvalidOperation
 from typing import cast
@@ -88,9 +89,10 @@ def _one(text: bytes) -> int:
         value = Decimal(text.decode().strip().strip('"').strip())
         if not value.is_finite() or value.adjusted() > 16:
             return MAX_NS + 1
-        return int((value * 1000).to_integral_value(ROUND_HALF_EVEN))
+        found = int((value * 1000).to_integral_value(ROUND_HALF_EVEN))
     except (InvalidOperation, ValueError, OverflowError):
         return MAX_NS + 1
+    return max(-MAX_NS - 1, min(found, MAX_NS + 1))
 
 
 def integers(values: Sequence[object]) -> tuple[Int64, Mask]:
@@ -98,17 +100,14 @@ def integers(values: Sequence[object]) -> tuple[Int64, Mask]:
 
     Strings are read as decimal or hexadecimal numbers (ROCm writes some arguments so).
     """
+    good = np.ones(len(values), dtype=np.bool_)
     try:
-        found = np.array(values) if values else np.zeros(0, dtype=np.int64)
-    except (ValueError, OverflowError):
-        found = np.zeros(0)
-    if found.dtype == np.int64:
-        return found, np.ones(len(values), dtype=np.bool_)
-    parsed = [_integer(v) for v in values]
-    return (
-        np.array([0 if p is None else p for p in parsed], dtype=np.int64),
-        np.array([p is not None for p in parsed], dtype=np.bool_),
-    )
+        # Unlike numpy, array() takes nothing but integers: it neither cuts 2.5 to 2 nor makes room for long strings.
+        return np.array(array("q", cast("Sequence[int]", values))), good
+    except (TypeError, OverflowError):
+        parsed = [_integer(v) for v in values]
+    good[[p is None for p in parsed]] = False
+    return np.array([p or 0 for p in parsed], dtype=np.int64), good
 
 
 def _integer(value: object) -> int | None:

@@ -54,7 +54,8 @@ def read(
         progress: is told the share of the stored bytes that were read, 0 to 1.
 
     Time 0 is the start of the earliest event kept; `RankInfo.base_ns` tells when that was. Rows are ordered
-    by (start, longest first), else as in the file.
+    by (start, longest first), else as in the file. Flow arrows and the profiler's own marks (its span, the start
+    and end of its window) make no rows.
 
     Raises:
         TraceError: one sentence that names the file, the place and the mend.
