@@ -15,23 +15,23 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from kernel_swap import swap
-from live_pairs import live_pairs
-from tables import ROOT, load, machine, percent, shared_traces, table, today, update
 
 from foretrace import flow
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.simulate.check import check, device_zero, host_zero, structural_error, swap_steps
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques.arguments import parse_all
+from kernel_swap import swap
+from live_pairs import live_pairs
+from tables import ROOT, load, machine, percent, shared_traces, table, today, update
 
 PAGE = ROOT / "docs" / "accuracy.md"
 GPU = ROOT / "benchmarks" / "data" / "gpu"
 HEAD = """
 # How far predictions are off
 
-Written by `python benchmarks/accuracy.py` (`make bench`). Errors are shares of the measured or treated step, in %. A prediction sees
-the recording *before* a change only. Every section says when and where it was made.
+Written by `python benchmarks/accuracy.py` (`make bench`). Errors are shares of the measured or treated step, in %.
+A prediction sees the recording *before* a change only. Every section says when and where it was made.
 """
 LOADER = tuple(f"kineto/resnet50_num_workers_{n}.*.json.gz" for n in (0, 4))
 DEVICES = ("Qwen_Qwen1.5-0.5B-Chat", "gaunernst_bert-small-uncased", "google_owlv2-large-patch14-ensemble")
@@ -55,14 +55,18 @@ def replay_section(traces: Path) -> str:
             rows.append(_replay_row(name + (f" rank {rank}" if len(run.trace.ranks) > 1 else ""), graph))
     header = (
         "recording", "tasks", "steps", "self-replay ns", "structural (worst step)", "step swap mean (max)",
-        "guess", "GPU = 0 ms (host alone)", "CPU = 0 ms (busiest stream)", "unexplained", "attributed", "not usable for",
+        "guess", "GPU = 0 ms (host alone)", "CPU = 0 ms (busiest stream)", "unexplained", "attributed",
+        "not usable for",
     )  # fmt: skip
     return (
         made("the arithmetic does not depend on the machine")
         + (
-            "*Self-replay*: largest difference between replayed and recorded starts. *Structural*: the window with typical instead "
-            "of recorded lags and no unexplained delays. *Step swap*: durations of step i on the graph of step j, all pairs; "
-            "*guess* is the error of taking step j for step i. *GPU = 0* must give the time of the host alone and never less, "
+            "*Self-replay*: largest difference between replayed and recorded starts. *Structural*: the window "
+            "with typical instead "
+            "of recorded lags and no unexplained delays. *Step swap*: durations of step i on the graph of step "
+            "j, all pairs; "
+            "*guess* is the error of taking step j for step i. *GPU = 0* must give the time of the host alone "
+            "and never less, "
             "*CPU = 0* the busiest stream with its gaps where there is one stream. Shares of GPU time in %.\n\n"
         )
         + table(header, rows)
@@ -71,7 +75,7 @@ def replay_section(traces: Path) -> str:
 
 def _recordings(traces: Path) -> list[Path]:
     found = [path for folder in ("kineto", "hta", "tracelens") for path in sorted((traces / folder).glob("*.json.gz"))]
-    found += sorted((traces / "param").glob("*_kineto.json.gz")) + [traces / "param" / "dlrm_kineto_8rank"]
+    found += [*sorted((traces / "param").glob("*_kineto.json.gz")), traces / "param" / "dlrm_kineto_8rank"]
     return [*found, *sorted((traces / "triosim").glob("*_kineto.json.gz")), *sorted((ROOT / "tests/data").glob("*.gz"))]
 
 
@@ -107,8 +111,8 @@ def kernels_section(traces: Path) -> str:
     rows = []
     for model in DEVICES:
         sides = [next((traces / "tracelens").glob(f"{device}_{model}*")) for device in ("h100", "mi300")]
-        graphs = [flow.read(path).graph(as_recorded=True).graph for path in sides]
-        for graph, target, way in ((*graphs, "H100 → MI300X"), (*graphs[::-1], "MI300X → H100")):
+        h100, mi300 = (flow.read(path).graph(as_recorded=True).graph for path in sides)
+        for graph, target, way in ((h100, mi300, "H100 → MI300X"), (mi300, h100, "MI300X → H100")):
             result = swap(graph, target)
             rows.append([
                 f"{model.split('_')[-1]}, {way}", f"{1e3 * result.measured_s:.1f}",
@@ -127,8 +131,10 @@ def kernels_section(traces: Path) -> str:
     return (
         made("recordings of the same model and input on both GPUs")
         + (
-            "Operators matched in order, their kernels take the other GPU's times; *with host factor*: host work scaled by the "
-            "ratio of the two hosts, data loading apart. The factor is taken from the target, so this is the best that is "
+            "Operators matched in order, their kernels take the other GPU's times; *with host factor*: host work "
+            "scaled by the "
+            "ratio of the two hosts, data loading apart. The factor is taken from the target, so this is the "
+            "best that is "
             "knowable, not a prediction from one machine.\n\n"
         )
         + table(header, rows)
@@ -157,8 +163,10 @@ def loader_section(traces: Path) -> str:
     return (
         made("ResNet-50 on one V100, recorded in 2021 by others")
         + (
-            f"Measured steps with 4 workers: {shown} ms; compared is the median without the first. The second row assumes that "
-            "workers slow nothing down; the first uses the technique's stated ranges, which are not tuned to this pair.\n\n"
+            f"Measured steps with 4 workers: {shown} ms; compared is the median without the first. The second "
+            "row assumes that "
+            "workers slow nothing down; the first uses the technique's stated ranges, which are not tuned to "
+            "this pair.\n\n"
         )
         + table(header, rows)
     )
@@ -171,8 +179,10 @@ def gpu_section(_: Path | None) -> str:
     """Pairs of benchmarks/gpu_pairs.py, if a GPU was at hand."""
     if not (GPU / "pairs.json").exists():
         return (
-            "None yet: no GPU was at hand. `python benchmarks/gpu_pairs.py --out benchmarks/data/gpu` records them, and this "
-            "command then puts them here. Until then no GPU what-if but the loader pair above was held against a measurement."
+            "None yet: no GPU was at hand. `python benchmarks/gpu_pairs.py --out benchmarks/data/gpu` records "
+            "them, and this "
+            "command then puts them here. Until then no GPU what-if but the loader pair above was held against a "
+            "measurement."
         )
     content = json.loads((GPU / "pairs.json").read_text())
     rows, errors = [], []
@@ -226,10 +236,14 @@ def live_section(_: Path | None) -> str:
             f"**Median |error| {percent(statistics.median(errors))} %**, worst {percent(max(errors))} %, "
             f"{sum(each.covered for each in sound)} of {len(sound)} intervals cover the measured median; "
             f"{len(outcomes) - len(sound)} disturbed pairs are shown but not counted.\n\n"
-            "Ratios are step after / step before. Each pair ran in one process with one thread and an allocator that keeps memory "
-            "(glibc thresholds, otherwise page faults are the largest term): record the first arm, predict, then run the arms in "
-            "turns. *A/A*: the first arm against itself, the floor of what can be told apart. *Clock*: CPU time of the process "
-            "where a step waits for nothing, wall time where it waits for a loader. *Wall / CPU* above 1.1 means that other work "
+            "Ratios are step after / step before. Each pair ran in one process with one thread and an allocator "
+            "that keeps memory "
+            "(glibc thresholds, otherwise page faults are the largest term): record the first arm, predict, then "
+            "run the arms in "
+            "turns. *A/A*: the first arm against itself, the floor of what can be told apart. *Clock*: CPU time "
+            "of the process "
+            "where a step waits for nothing, wall time where it waits for a loader. *Wall / CPU* above 1.1 means "
+            "that other work "
             "used the cores; a loader pair with fewer than 1.8 cores free is disturbed, for its worker had no core.\n\n"
         )
         + table(header, rows)

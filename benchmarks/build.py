@@ -14,10 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tables import shared_traces
-
 from foretrace.graph.builder import build
 from foretrace.trace.read import read
+from tables import shared_traces
 
 RECORDINGS = (
     "hta/df_index_resolver.json.gz",

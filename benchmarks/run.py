@@ -23,8 +23,8 @@ PAGE = ROOT / "docs" / "performance.md"
 HEAD = """
 # How fast it is
 
-Written by `python benchmarks/run.py` (`make bench`). CPU time of one process unless a row says otherwise, best of several runs; peers
-run beside it in the same run, so look at the ratios first.
+Written by `python benchmarks/run.py` (`make bench`). CPU time of one process unless a row says otherwise, best of
+several runs; peers run beside it in the same run, so look at the ratios first.
 """
 
 
@@ -101,7 +101,8 @@ def engines_section(_: str) -> str:
 def startup_section(_: str) -> str:
     """What a user waits for."""
     return made() + (
-        "*First*: no compiled loop in numba's cache yet, as after an installation. *After*: the median of five runs. Wall "
+        "*First*: no compiled loop in numba's cache yet, as after an installation. *After*: the median of five "
+        "runs. Wall "
         "time as the user waits; targets are held against CPU time.\n\n"
     ) + table(
         ("command", "first s", "first, CPU s", "target", "after s", "after, CPU s", "target", ""),

@@ -18,7 +18,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from tables import ROOT, shared_traces
 
@@ -93,5 +92,6 @@ def _run(command: Sequence[str], environment: dict[str, str]) -> tuple[float, fl
 if __name__ == "__main__":
     for row in measure():
         print(
-            f"{row.what:32} first {row.first_wall_s:.2f} s ({row.first_cpu_s:.2f} s CPU), after {row.wall_s:.3f} s ({row.cpu_s:.3f} s CPU)"
+            f"{row.what:32} first {row.first_wall_s:.2f} s ({row.first_cpu_s:.2f} s CPU), after {row.wall_s:.3f} "
+            f"s ({row.cpu_s:.3f} s CPU)"
         )

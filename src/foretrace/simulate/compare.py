@@ -139,7 +139,8 @@ class _Side:
         def shared(column: npt.NDArray[np.int32], table: Sequence[str]) -> list[int]:
             used, inverse = np.unique(column[self.rows], return_inverse=True)
             known = [-1 if i < 0 else vocabulary.setdefault(table[i], len(vocabulary)) for i in used.tolist()]
-            return np.array([*known, -1], dtype=np.int64)[inverse].tolist()
+            numbers: list[int] = np.array([*known, -1], dtype=np.int64)[inverse].tolist()
+            return numbers
 
         phase = graph.phase[self.rows].tolist()
         name = shared(graph.name, graph.names)
