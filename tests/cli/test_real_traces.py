@@ -43,7 +43,10 @@ KINETO = (
 )
 PAIRS = (
     (KINETO[9], KINETO[10]),
-    ("tracelens/h100_Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz", "tracelens/mi300_Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz"),
+    (
+        "tracelens/h100_Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz",
+        "tracelens/mi300_Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz",
+    ),
     ("hta/trace_diff_control.json.gz", "param/dlrm_kineto_8rank"),
 )
 # What a what-if on the device may refuse: dependencies are missing where events were sampled.

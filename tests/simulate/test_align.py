@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from difflib import SequenceMatcher
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +17,7 @@ KEYS = st.lists(st.integers(0, 5), max_size=40)
 def test_pairs_are_equal_keys_in_order(before: list[int], after: list[int]) -> None:
     pairs = align(before, after)
     assert all(before[a] == after[b] for a, b in pairs)
-    for (a, b), (c, d) in zip(pairs, pairs[1:], strict=False):
+    for (a, b), (c, d) in pairwise(pairs):
         assert a < c
         assert b < d
 

@@ -7,8 +7,6 @@ which version wrote the file.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.errors import GraphError
+from foretrace.files import write_bytes
 from foretrace.graph.taskgraph import (
     EDGE_COLUMNS,
     TASK_COLUMNS,
@@ -54,7 +53,10 @@ class _Header(msgspec.Struct, frozen=True):
 
 
 def save(graph: TaskGraph, path: str | Path) -> Path:
-    """Write a graph to one file; an existing file is replaced only when the new one is complete."""
+    """Write a graph to one file; an existing file is replaced only when the new one is complete.
+
+    Raises ForetraceError where the folder is missing or may not be written.
+    """
     target = Path(path)
     arrays = [np.ascontiguousarray(getattr(graph, name)) for name in _COLUMNS]
     columns, offset = [], 0
@@ -74,18 +76,8 @@ def save(graph: TaskGraph, path: str | Path) -> Path:
         )
     )
     header += b" " * (-(len(MAGIC) + 8 + len(header)) % _ALIGN)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(MAGIC + len(header).to_bytes(8, "little") + header)
-            for array in arrays:
-                file.write(array.tobytes())
-                file.write(b"\0" * (-array.nbytes % _ALIGN))
-        Path(temporary).replace(target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    body = [part for array in arrays for part in (array.tobytes(), b"\0" * (-array.nbytes % _ALIGN))]
+    write_bytes(target, b"".join([MAGIC, len(header).to_bytes(8, "little"), header, *body]))
     return target
 
 

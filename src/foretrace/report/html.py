@@ -17,8 +17,8 @@ from typing import Any
 
 import msgspec
 
+from foretrace.files import write_text
 from foretrace.report import wording
-from foretrace.report.files import write_text
 from foretrace.report.names import short_names
 from foretrace.report.tracks import MAX_TASKS, Track, pack
 from foretrace.report.units import (

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from foretrace.report.files import write_bytes
+from foretrace.files import write_bytes
 from foretrace.report.views import SCHEMA_VERSION, VIEWS, View
 
 

@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from foretrace.files import write_bytes
 from foretrace.graph.taskgraph import EdgeKind, Phase, TaskKind
-from foretrace.report.files import write_bytes
 from foretrace.report.names import short_names
 from foretrace.report.tracks import NO_EDGE, Track, binding_edges, lane_word
 
@@ -46,7 +46,7 @@ def export(tracks: Sequence[Track], *, arrows: bool = True) -> bytes:
 
 def write(tracks: Sequence[Track], path: Path, *, arrows: bool = True) -> None:
     """`export` into a file; a name that ends in .gz is compressed, as Perfetto reads it."""
-    write_bytes(path, export(tracks, arrows=arrows))
+    write_bytes(path, export(tracks, arrows=arrows), compress=path.suffix == ".gz")
 
 
 def _process(track: Track, rank: int, pid: int, shift: int, arrows: bool) -> Iterator[Event]:

@@ -9,12 +9,12 @@ from pathlib import Path
 from foretrace.errors import ForetraceError
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write `data` to a temporary file beside `path` and rename it; a name that ends in .gz is compressed.
+def write_bytes(path: Path, data: bytes, *, compress: bool = False) -> None:
+    """Write `data`, as gzip if asked, to a temporary file beside `path` and rename it.
 
     Raises ForetraceError where the folder is missing or may not be written.
     """
-    if path.suffix == ".gz":
+    if compress:
         data = gzip.compress(data, compresslevel=6, mtime=0)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
