@@ -68,7 +68,8 @@ class Draft:
         layers = self.layers
         lane_ids = self._new_lanes(threads.lane, LaneKind.CPU)
         is_call = np.isin(threads.kind, [TaskKind.CALL, TaskKind.RETURN])
-        operator = np.where(known, host.named_operator[at] if len(host.event) else -1, -1)
+        loads = threads.kind == TaskKind.DATA  # what the loader runs belongs to no layer of the model
+        operator = np.where(known & ~loads, host.named_operator[at] if len(host.event) else -1, -1)
         named = np.where(is_call, at, np.where(operator >= 0, operator, self._annotation_or_none(span)))
         if len(host.event):
             named = np.where(threads.kind == TaskKind.DATA, host.data[at], named)
@@ -86,7 +87,7 @@ class Draft:
             nbytes[chosen], flops[chosen] = layers.work_of(operator[chosen])
         layer, phase = np.full(len(span), -1, np.int64), np.full(len(span), Phase.NONE, np.uint8)
         if len(host.event):
-            layer = np.where(known, layers.of_span[0][at], -1)
+            layer = np.where(known & ~loads, layers.of_span[0][at], -1)
             phase = np.where(known, host.phase[at], Phase.NONE)
         self._append(
             kind=threads.kind,
@@ -136,6 +137,8 @@ class Draft:
         self.way = way
         operator = np.where(linked, host.operator[at] if len(host.event) else -1, -1)
         nbytes = trace.nbytes[device.event].copy()
+        if len(host.event):  # ROCm states the size of a copy on its call
+            nbytes = np.where((nbytes < 0) & linked, trace.nbytes[host.event[at]], nbytes)
         flops = np.zeros(len(device))
         work = np.flatnonzero((operator >= 0) & (device.kind == TaskKind.KERNEL))
         if len(work):
