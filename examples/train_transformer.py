@@ -116,6 +116,7 @@ def main() -> None:
     seconds = time.perf_counter() - begin
     print(f"{args.steps} steps, {1e3 * seconds / max(args.steps, 1):.1f} ms each, loss {loss.item():.3f}")
     if args.ddp:
+        torch.distributed.barrier()  # a rank that leaves early can abort the others
         torch.distributed.destroy_process_group()
 
 

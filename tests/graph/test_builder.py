@@ -336,3 +336,82 @@ def test_a_step_that_begins_inside_the_optimizers_range_is_not_optimizer_work() 
     graph = build(r.trace())
     [mm] = tasks(graph, TaskKind.OPERATOR)
     assert Phase(graph.phase[mm]) == Phase.FORWARD
+
+
+def ddp_step(r: Recording, at: float) -> None:
+    """Two buckets on a communication stream, waited for at the end of backward, then the optimizer."""
+    nccl = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+    r.note(f"ProfilerStep#{int(at)}", at, 1000)
+    r.launch("forward", at + 10, 5, at + 20, 100)
+    r.op("autograd::engine::evaluate_function: A", at + 40, 300, tid=AUTOGRAD)
+    r.launch("backward 1", at + 50, 5, at + 121, 100, tid=AUTOGRAD)
+    for bucket, begin in ((0, at + 70), (1, at + 170)):
+        r.op("record_param_comms", begin, 40, tid=AUTOGRAD)
+        r.call("cudaEventRecord", begin + 2, 1, tid=AUTOGRAD)
+        r.call("cudaStreamWaitEvent", begin + 5, 1, tid=AUTOGRAD)
+        start = at + (224 if bucket == 0 else 525)
+        r.launch(nccl, begin + 10, 5, start, 300, stream=20, tid=AUTOGRAD)
+        r.call("cudaEventRecord", begin + 20, 1, tid=AUTOGRAD)
+        r.launch(f"backward {bucket + 2}", begin + 60, 5, at + 222 + 101 * bucket, 100, tid=AUTOGRAD)
+    for bucket in (0, 1):
+        r.call("cudaStreamWaitEvent", at + 300 + 10 * bucket, 1, tid=AUTOGRAD)
+    r.note("Optimizer.step#SGD.step", at + 380, 100)
+    r.launch("update", at + 400, 5, at + 827, 50)
+    r.call("cudaDeviceSynchronize", at + 500, 380)
+
+
+def test_events_between_streams_are_inferred_from_the_collective_operators() -> None:
+    r = Recording()
+    for step in range(4):
+        ddp_step(r, 1000.0 * step)
+    graph = build(r.trace())
+    classes = {c.name: c for c in graph.info.edge_classes}
+    assert classes["collective after its stream's work"].count == 8
+    assert all(c.refuted == 0 for c in classes.values())
+    updates = tasks(graph, TaskKind.KERNEL, "update")
+    collectives = tasks(graph, TaskKind.COLLECTIVE)
+    for step, update in enumerate(updates):
+        assert edges(graph, collectives[2 * step + 1], update) == [EdgeKind.EVENT], (
+            "the last bucket holds up the update"
+        )
+    firsts = tasks(graph, TaskKind.KERNEL, "backward 1")
+    for step, first in enumerate(firsts):
+        assert EdgeKind.EVENT in edges(graph, first, collectives[2 * step])
+    assert graph.info.unexplained_share < 0.02
+    slower = graph.with_columns(dur=np.where(graph.kind == TaskKind.COLLECTIVE, graph.dur * 2, graph.dur))
+    assert window(slower) > window(graph) + 4 * 500_000
+
+
+def test_stated_events_win_over_inference() -> None:
+    r = Recording()
+    r.note("ProfilerStep#1", 0, 900)
+    r.launch("producer", 10, 5, 20, 300)
+    record = r.call("cudaEventRecord", 30, 1)
+    r.launch("later", 40, 5, 321, 200)
+    wait = r.call("cudaStreamWaitEvent", 60, 1)
+    r.on_device(
+        "cuda_sync", "Stream Wait Event", 60, 0, wait, 9, wait_on_stream=7, wait_on_cuda_event_record_corr_id=record
+    )
+    r.launch("consumer", 70, 5, 322, 50, stream=9)
+    graph = build(r.trace())
+    [consumer] = tasks(graph, TaskKind.KERNEL, "consumer")
+    assert edges(graph, tasks(graph, TaskKind.KERNEL, "producer")[0], consumer) == [EdgeKind.EVENT]
+    assert not edges(graph, tasks(graph, TaskKind.KERNEL, "later")[0], consumer)
+
+
+def test_gloo_collectives_have_a_lane_and_the_main_thread_waits_for_them() -> None:
+    r = Recording(device="")
+    r.note("ProfilerStep#1", 0, 1000)
+    r.op("autograd::engine::evaluate_function: A", 10, 100)
+    r.op("c10d::allreduce_", 60, 30)
+    r.note("gloo:all_reduce", 100, 500, tid=300)
+    r.op("aten::copy_", 605, 20)
+    r.note("Optimizer.step#SGD.step", 700, 100)
+    r.op("aten::add_", 720, 50)
+    graph = build(r.trace())
+    [collective] = tasks(graph, TaskKind.COLLECTIVE)
+    assert graph.lanes[graph.lane[collective]].label == "gloo"
+    start, _ = replay(graph)
+    np.testing.assert_array_equal(start, graph.recorded)
+    assert window(graph) - window(faster(graph, [collective], 0.5)) == 250_000
+    assert window(faster(graph, [collective], 0.0)) >= 500_000

@@ -59,6 +59,7 @@ def main():
             if end == "os._exit":
                 os._exit(7)
     if distributed:
+        torch.distributed.barrier()  # a rank that leaves early can abort the others
         torch.distributed.destroy_process_group()
     print("done", step)
 
