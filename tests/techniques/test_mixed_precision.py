@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 
 from foretrace.errors import NotApplicableError
+from foretrace.graph.builder import build
 from foretrace.graph.select import select
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques import MixedPrecision
 from foretrace.techniques.classes import Precision, Work, kernel_class, operator_class
+from foretrace.techniques.whatif import whatif
+from tests.kineto_files import Recording
 from tests.techniques.workloads import Cpu, Gpu, optimizer_facts
 
 HALF = "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_256x128_64x3_tn_align2>"
@@ -140,3 +143,13 @@ def test_on_a_processor_small_products_lose() -> None:
 def test_a_processor_that_casts_already_is_refused() -> None:
     with pytest.raises(NotApplicableError, match="as under autocast already"):
         MixedPrecision().predict(Cpu(casts=2).graph())
+
+
+def test_a_cpu_model_of_convolutions_alone_is_predicted() -> None:
+    r = Recording(device="")
+    for step in range(2):
+        r.note(f"ProfilerStep#{step}", 1000 * step, 1000)
+        r.op("aten::mkldnn_convolution", 1000 * step + 100, 800)
+    graph = build(r.trace())
+    answer = whatif(graph, [MixedPrecision()])
+    assert answer.after_s < answer.before_s

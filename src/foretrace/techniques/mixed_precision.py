@@ -113,7 +113,8 @@ class MixedPrecision(Technique):
         if cpu:
             products = work & (classes.work == Work.GEMM)
             known = products & (graph.flops > 0)
-            dur[known if known.any() else products] += 1e3 * values["overhead_us"]
+            if products.any():
+                dur[known if known.any() else products] += 1e3 * values["overhead_us"]
         elif device is not None:
             least = np.minimum(graph.nbytes / 2 / (_STREAMS_AT * device.memory_gb_s), graph.dur)
             dur[work] = np.maximum(dur, least)[work]

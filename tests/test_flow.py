@@ -1,0 +1,79 @@
+"""The flow as a Python user walks through it: read, build, simulate, change, compare."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import foretrace as ft
+from foretrace.simulate.replay import replay
+
+DATA = Path(__file__).resolve().parent / "data"
+
+
+@pytest.fixture(scope="module")
+def run() -> ft.Run:
+    return ft.read(DATA / "recommender.json.gz")
+
+
+def test_the_whole_flow_is_one_line() -> None:
+    timeline = ft.read(DATA / "cnn.json.gz").graph().apply(ft.techniques.PrefetchData(workers=1)).simulate()
+    assert timeline.step_time_s > 0
+
+
+def test_a_graph_as_recorded_reproduces_the_recording(run: ft.Run) -> None:
+    graph = run.graph(as_recorded=True).graph
+    start, _ = replay(graph)
+    assert (start == graph.recorded).all()
+
+
+def test_a_graph_without_the_cost_of_recording_says_what_was_taken_out(run: ft.Run) -> None:
+    recorded, unprofiled = run.graph(as_recorded=True), run.graph()
+    assert unprofiled.simulate().step_time_s < recorded.simulate().step_time_s
+    assert unprofiled.graph.info.overhead["unprofiled_s"] > 0
+    assert unprofiled.graph.changes
+
+
+def test_apply_leaves_the_scenario_as_it_was(run: ft.Run) -> None:
+    scenario = run.graph()
+    before = scenario.simulate().step_time_s
+    faster = scenario.apply(ft.techniques.Scale(by=0.5, phase="optimizer"))
+    assert faster.recorded is scenario.graph
+    assert faster.simulate().step_time_s < before
+    assert scenario.simulate().step_time_s == before
+    assert not scenario.techniques
+
+
+def test_techniques_may_be_applied_one_by_one_or_together(run: ft.Run) -> None:
+    first, second = ft.techniques.FusedOptimizer(), ft.techniques.Scale(by=0.5, phase="forward")
+    together = run.graph().apply(first, second)
+    one_by_one = run.graph().apply(first).apply(second)
+    assert together.simulate().step_time_s == one_by_one.simulate().step_time_s
+    assert one_by_one.techniques == (first, second)
+    assert one_by_one.whatif().before_s == run.graph().simulate().step_time_s
+
+
+def test_whatif_and_simulate_agree(run: ft.Run) -> None:
+    scenario = run.graph().apply(ft.techniques.FusedOptimizer())
+    assert scenario.whatif().after_s == scenario.simulate().step_time_s
+
+
+def test_a_saved_scenario_comes_back(run: ft.Run, tmp_path: Path) -> None:
+    scenario = run.graph().apply(ft.techniques.FusedOptimizer())
+    loaded = ft.load(scenario.save(tmp_path / "fused.graph"))
+    assert loaded.simulate().step_time_s == scenario.simulate().step_time_s
+    assert loaded.graph.assumptions == scenario.graph.assumptions
+
+
+def test_compare_says_where_a_change_is(run: ft.Run) -> None:
+    recorded = run.graph()
+    found = ft.compare(recorded, recorded.apply(ft.techniques.Scale(by=0.5, phase="optimizer")))
+    changed = [row for row in found.rows if row.changed]
+    assert {row.phase for row in changed} == {"optimizer"}
+    assert sum(row.critical_after_ns - row.critical_before_ns for row in found.rows) == found.after_ns - found.before_ns
+
+
+def test_a_missing_rank_is_one_sentence() -> None:
+    with pytest.raises(ft.ForetraceError, match="has no rank 5"):
+        ft.read(DATA / "cnn.json.gz", ranks=[5])
