@@ -138,7 +138,7 @@ def run_pair(pair: Pair) -> Outcome:
     from live_models import JOBS, Arm, Training
 
     torch.set_num_threads(1)
-    free = [free_cores()]
+    free = [_wait_for_cores()]
     job, before, after = JOBS[pair.job], Arm(), Arm(**pair.change)  # type: ignore[arg-type]
 
     with tempfile.TemporaryDirectory() as folder:
@@ -203,6 +203,14 @@ def free_cores(seconds: float = 0.4) -> float:
     bare = [sys.executable, "-S", "-E", "-c", spin]
     spinning = [subprocess.Popen(bare, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     return sum(float(each.communicate()[0]) for each in spinning) / seconds
+
+
+def _wait_for_cores(most_s: float = 60.0) -> float:
+    """Wait until nothing else uses the cores, but not for ever; what is free then."""
+    end = time.monotonic() + most_s
+    while (free := free_cores()) < ENOUGH_CORES and time.monotonic() < end:
+        time.sleep(5.0)
+    return free
 
 
 def main(arguments: Sequence[str]) -> None:

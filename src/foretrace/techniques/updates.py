@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from foretrace.graph.edit import Mask
 from foretrace.graph.select import select
-from foretrace.graph.taskgraph import EdgeKind, TaskGraph, TaskKind
+from foretrace.graph.taskgraph import EdgeKind, Phase, TaskGraph, TaskKind
 from foretrace.hardware.devices import find
 from foretrace.techniques.base import Prior
 
@@ -21,6 +21,9 @@ _STEP = re.compile(r"Optimizer\.step#(\w+)\.step")
 _SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 # Operators that an update runs once per parameter, and the bytes per element that their shapes show.
 _ONCE = {"aten::addcdiv_": 16, "aten::_foreach_addcdiv_": 12, "aten::mul_": 8, "aten::add_": 12}
+# A step's first operator on an array finds it in memory, the ones after it in a cache; a fused update meets all arrays
+# for the first time.
+_FIRST = ("aten::mul_", "aten::lerp_")
 _IN_PLACE = ("aten::mul_", "aten::add_", "aten::addcmul_", "aten::addcdiv_", "aten::lerp_")
 _LARGE_BYTES = 256 * 1024  # on a processor: larger arrays show a bandwidth, not an overhead
 _LARGE_NS = 20_000  # on a device
@@ -99,7 +102,10 @@ def runs(graph: TaskGraph, mask: Mask) -> list[Run]:
 def update_bandwidth(graph: TaskGraph) -> Prior | None:
     """Bandwidth that one pass over large arrays reaches, GB/s; None where nothing tells."""
     if graph.info.platform == "cpu":
-        shown = select(graph, kind="operator", name=_IN_PLACE, ignore_case=False) & (graph.nbytes >= _LARGE_BYTES)
+        large = (graph.nbytes >= _LARGE_BYTES) & (graph.phase == Phase.OPTIMIZER)
+        shown = select(graph, kind="operator", name=_FIRST, ignore_case=False) & large
+        if not shown.any():
+            shown = select(graph, kind="operator", name=_IN_PLACE, ignore_case=False) & large
         if not shown.any():
             return Prior(
                 value=20.0, low=8.0, high=60.0, unit="GB/s", why="one core streams so much from memory or cache"
