@@ -321,9 +321,7 @@ class Results:
         return "\n".join([*lines, *(f"- failed: {line}" for line in self.content["failed"])])
 
 
-def run_workload(
-    workload: Workload, device: torch.device, environment: dict[str, Any], results: Results
-) -> None:
+def run_workload(workload: Workload, device: torch.device, environment: dict[str, Any], results: Results) -> None:
     """Time all arms interleaved, then record them, those that a prediction starts from first."""
     jobs: dict[str, Job] = {}
     for arm in workload.arms:
@@ -362,9 +360,7 @@ def run_workload(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for the recordings and pairs.json")
     parser.add_argument("--device", default="cuda", help="cuda, or cpu for a dry run")
     parser.add_argument("--only", default="", help="comma-separated workload names; default: all")

@@ -209,9 +209,7 @@ def module_events(sizes: Sizes, device: torch.device) -> Callable[[], None]:
     return step
 
 
-def builder_recordings(
-    sizes: Sizes, environment: dict[str, Any], device: torch.device, out: Path
-) -> list[str]:
+def builder_recordings(sizes: Sizes, environment: dict[str, Any], device: torch.device, out: Path) -> list[str]:
     """Record four small jobs that are hard for a graph builder; return one line per job that failed."""
     jobs: tuple[tuple[str, Callable[[Sizes, torch.device], Callable[[], None]], dict[str, Any]], ...] = (
         ("full-queue", full_queue, {"steps": 2, "shapes": False}),

@@ -41,10 +41,11 @@ class Pair:
     do: tuple[str, ...]
     loaded: bool = False  # batches come from a data loader
 
-    @property
-    def block(self) -> tuple[int, int, int]:
-        """Discarded steps, measured steps, blocks: a fresh loader first empties what it fetched ahead."""
-        return (5, 8, 10) if self.loaded else (1, 3, 16)
+    def block(self, step_s: float) -> tuple[int, int, int]:
+        """Discarded steps, measured steps, blocks; a fresh loader first empties what it fetched ahead."""
+        if self.loaded:
+            return 5, 8, 12
+        return 1, max(3, round(0.25 / step_s)), 20
 
 
 PAIRS = (
@@ -152,7 +153,7 @@ def run_pair(pair: Pair) -> Outcome:
     arms = {"before": Training(job, before), "after": Training(job, after), "again": Training(job, before)}
     wall: dict[str, list[float]] = {name: [] for name in arms}
     cpu: dict[str, list[float]] = {name: [] for name in arms}
-    discarded, counted, blocks = pair.block
+    discarded, counted, blocks = pair.block(answer.before_s)
     order = list(arms)
     for _ in range(blocks):
         for name in order:
