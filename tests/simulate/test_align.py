@@ -5,9 +5,11 @@ from __future__ import annotations
 from difflib import SequenceMatcher
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foretrace.simulate import compare
 from foretrace.simulate.compare import align
 
 KEYS = st.lists(st.integers(0, 5), max_size=40)
@@ -48,6 +50,16 @@ def test_nothing_in_common_is_no_pair() -> None:
 
 
 @given(KEYS, KEYS)
-def test_close_to_a_plain_difference(before: list[int], after: list[int]) -> None:
+def test_as_long_as_any_alignment(before: list[int], after: list[int]) -> None:
     blocks = SequenceMatcher(None, before, after, autojunk=False).get_matching_blocks()
-    assert len(align(before, after)) >= 0.5 * sum(block.size for block in blocks)
+    assert len(align(before, after)) >= sum(block.size for block in blocks)
+
+
+@given(KEYS, KEYS)
+def test_sequences_far_apart_are_pinned_and_keep_order(before: list[int], after: list[int]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compare, "MOST_EDITS", 2)
+        pairs = align(before, after)
+    assert all(before[a] == after[b] for a, b in pairs)
+    assert all(a < c and b < d for (a, b), (c, d) in pairwise(pairs))
+    assert bool(pairs) == bool(set(before) & set(after))

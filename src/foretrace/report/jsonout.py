@@ -7,6 +7,7 @@ importing us; a test holds the files equal to the structs.
 from __future__ import annotations
 
 from importlib.resources import files
+from inspect import cleandoc
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,8 @@ def generate_schema(command: str) -> dict[str, Any]:
     name = reference["$ref"].rsplit("/", 1)[-1]
     for part in components.values():
         part["required"] = list(part["properties"])
+        if "description" in part:  # from Python 3.13 on, docstrings come without their indentation
+            part["description"] = cleandoc(part["description"])
     top = components.pop(name)
     top["properties"]["schema_version"] = {"const": SCHEMA_VERSION}
     top["properties"]["command"] = {"const": command}

@@ -16,6 +16,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from foretrace.graph.kernels import longest_common
 from foretrace.graph.taskgraph import Phase, TaskKind
 from foretrace.simulate.replay import effective
 from foretrace.simulate.timeline import Timeline
@@ -25,7 +26,8 @@ Int64 = npt.NDArray[np.int64]
 Pair = tuple[int, int]
 Key = tuple[int, ...]
 
-ROUNDS = 12  # refinements of an alignment; what is not aligned by then has no order in common
+MOST_EDITS = 3_000  # of an exact alignment, whose time grows with them
+ROUNDS = 8  # refinements of an alignment that is not exact
 SAME = 0.02  # tasks whose durations agree to this share count as unchanged
 _TAKES_NO_TIME = (TaskKind.RETURN, TaskKind.MARK, TaskKind.JOIN)
 
@@ -162,14 +164,15 @@ class _Side:
         return text, phase.name.lower() if phase else ""
 
     def _lanes(self) -> dict[Key, list[int]]:
-        """Positions in `rows` by (rank, kind of lane, number): threads as one lane, streams by busy time."""
+        """Positions in `rows` by (which rank, kind of lane, number): threads as one lane, streams by busy time."""
         graph = self.timeline.graph
+        ranks = sorted({lane.rank for lane in graph.lanes})
         lane_of = graph.lane[self.rows]
         busy = np.bincount(lane_of, weights=self.dur, minlength=len(graph.lanes))
         number: dict[int, Key] = {}
         seen: dict[Key, int] = defaultdict(int)
         for lane in np.argsort(-busy, kind="stable").tolist():
-            group = (graph.lanes[lane].rank, int(graph.lanes[lane].kind))
+            group = (ranks.index(graph.lanes[lane].rank), int(graph.lanes[lane].kind))
             number[lane] = (*group, seen[group])
             if graph.lanes[lane].kind == LaneKind.GPU:
                 seen[group] += 1
@@ -208,40 +211,33 @@ def _match(before: _Side, after: _Side) -> tuple[list[Pair], set[Pair]]:
 def align(before: Sequence[Hashable], after: Sequence[Hashable]) -> list[Pair]:
     """Positions of equal keys that appear in the same order in both sequences, ascending.
 
-    The n-th occurrence of a key here is the candidate for its n-th occurrence there; the longest increasing run of
-    candidates is kept and the gaps between its members are aligned again in the same way. O(n log n) per round.
+    A longest common subsequence where that takes at most MOST_EDITS edits. Sequences further apart are first pinned
+    to each other: the n-th occurrence of a key here to its n-th occurrence there, as far as these agree in order;
+    what lies between two pins is aligned again in the same way.
     """
-    pairs: list[Pair] = []
-    gaps = [(0, len(before), 0, len(after))]
-    for _ in range(ROUNDS):
-        next_gaps = []
-        for a0, a1, b0, b1 in gaps:
-            found = _increasing(_candidates(before, after, a0, a1, b0, b1))
-            pairs += found
-            if found:
-                edges = [(a0 - 1, b0 - 1), *found, (a1, b1)]
-                for (a, b), (c, d) in pairwise(edges):
-                    if c - a > 1 and d - b > 1:
-                        next_gaps.append((a + 1, c, b + 1, d))
-        if not next_gaps:
-            break
-        gaps = next_gaps
-    return sorted(pairs)
+    number: dict[Hashable, int] = {}
+    a, b = (np.array([number.setdefault(key, len(number)) for key in side], dtype=np.int64) for side in (before, after))
+    return sorted(_aligned(a, b, 0, 0, ROUNDS))
 
 
-def _candidates(
-    before: Sequence[Hashable], after: Sequence[Hashable], a0: int, a1: int, b0: int, b1: int
-) -> list[Pair]:
-    """The n-th occurrence of every key in both ranges, ascending by the first."""
-    places: dict[Hashable, list[int]] = defaultdict(list)
-    for b in range(b1 - 1, b0 - 1, -1):
+def _aligned(a: Int64, b: Int64, first_a: int, first_b: int, rounds: int) -> Iterator[Pair]:
+    """Pairs of two stretches that begin at these positions."""
+    pairs: list[Pair] = [(int(i), int(j)) for i, j in longest_common(a, b, MOST_EDITS)] if len(a) and len(b) else []
+    exact = len(a) + len(b) - 2 * len(pairs) <= MOST_EDITS
+    if not exact and rounds and (pins := _increasing(_candidates(a.tolist(), b.tolist()))):
+        for (i, j), (k, m) in pairwise([(-1, -1), *pins, (len(a), len(b))]):
+            yield from _aligned(a[i + 1 : k], b[j + 1 : m], first_a + i + 1, first_b + j + 1, rounds - 1)
+        pairs = pins
+    for i, j in pairs:
+        yield first_a + i, first_b + j
+
+
+def _candidates(before: list[int], after: list[int]) -> list[Pair]:
+    """The n-th occurrence of every key in both stretches, ascending by the first."""
+    places: dict[int, list[int]] = defaultdict(list)
+    for b in range(len(after) - 1, -1, -1):
         places[after[b]].append(b)  # reversed, so that pop() gives the first
-    pairs = []
-    for a in range(a0, a1):
-        left = places.get(before[a])
-        if left:
-            pairs.append((a, left.pop()))
-    return pairs
+    return [(a, places[key].pop()) for a, key in enumerate(before) if places.get(key)]
 
 
 def _increasing(pairs: Sequence[Pair]) -> list[Pair]:
