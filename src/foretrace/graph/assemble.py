@@ -34,6 +34,7 @@ TASK_DEFAULTS: dict[str, Any] = {
     "flops": 0.0,
     "priority": 0,
     "op": -1,
+    "shape": -1,
     "probes": 0,
     "gone": False,
 }
@@ -49,6 +50,7 @@ def assemble(
     layers: tuple[str, ...],
     lanes: tuple[Lane, ...],
     info: GraphInfo,
+    shapes: tuple[str, ...] = (),
     changes: tuple[Change, ...] = (),
     assumptions: tuple[Assumption, ...] = (),
 ) -> TaskGraph:
@@ -95,6 +97,7 @@ def assemble(
         layers=layers,
         lanes=lanes,
         info=info,
+        shapes=shapes,
         changes=changes,
         assumptions=assumptions,
     )

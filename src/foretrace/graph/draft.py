@@ -101,6 +101,7 @@ class Draft:
             nbytes=nbytes,
             flops=flops,
             op=np.where(operator >= 0, host.name[np.maximum(operator, 0)] if len(host.event) else -1, -1),
+            shape=self._shape_of(operator),
             probes=self._probes(),
         )
         self.marks = threads.marks
@@ -160,8 +161,15 @@ class Draft:
             nbytes=nbytes,
             flops=flops,
             op=np.where(operator >= 0, host.name[np.maximum(operator, 0)] if len(host.event) else -1, -1),
+            shape=self._shape_of(operator),
             probes=np.zeros(len(device), np.int64),
         )
+
+    def _shape_of(self, operator: Int64) -> Int64:
+        """Inputs of the operators in these host spans, as index into the trace's shapes; −1 where unknown."""
+        if not len(self.host.event):
+            return np.full(len(operator), -1, dtype=np.int64)
+        return np.where(operator >= 0, self.trace.shape[self.host.event[np.maximum(operator, 0)]], -1).astype(np.int64)
 
     @cached_property
     def layers(self) -> Layers:
@@ -309,7 +317,7 @@ class Draft:
             kind=np.full(k, TaskKind.COLLECTIVE), phase=np.full(k, Phase.NONE), lane=np.full(k, lane),
             name=host.name[links.span], layer=layer[links.span], step=self._step_of(links.start),
             dur=links.end - links.start, recorded=links.start, nbytes=empty, flops=flops,
-            op=empty, probes=np.zeros(k, np.int64),
+            op=empty, shape=empty, probes=np.zeros(k, np.int64),
         )  # fmt: skip
         # Two at a time, started in the order of issue.
         self.edges(rows[:-1], rows[1:], EdgeKind.STREAM, np.zeros(k - 1, np.int64), from_start=True)
@@ -363,7 +371,8 @@ class Draft:
             marks = self._append(
                 kind=np.full(k, TaskKind.MARK), phase=np.zeros(k), lane=lane, name=np.full(k, self._extra("step")),
                 layer=np.full(k, -1), step=np.append(np.arange(k - 1), -1), dur=np.zeros(k), recorded=finished,
-                nbytes=np.full(k, -1), flops=np.zeros(k), op=np.full(k, -1), probes=np.zeros(k),
+                nbytes=np.full(k, -1), flops=np.zeros(k), op=np.full(k, -1), shape=np.full(k, -1),
+                probes=np.zeros(k),
             )  # fmt: skip
             if len(self.marks):
                 self.edges(self.marks, marks, EdgeKind.PROGRAM, np.zeros(k, np.int64))
@@ -390,6 +399,7 @@ class Draft:
             layers=self.layers.names if len(self.host.event) else (),
             lanes=tuple(self.lanes),
             info=describe(self, tasks["recorded"][self.marks], settled, classes, notes),
+            shapes=self.trace.shapes,
         )
 
     def _joined(self) -> dict[str, npt.NDArray[Any]]:

@@ -144,6 +144,7 @@ def extend(
         layers=graph.layers,
         lanes=graph.lanes + tuple(lanes),
         info=graph.info,
+        shapes=graph.shapes,
         changes=(*graph.changes, change),
         assumptions=graph.assumptions,
     )

@@ -26,7 +26,7 @@ from foretrace.graph.taskgraph import (
     TaskGraph,
 )
 
-FORMAT = 1
+FORMAT = 2
 MAGIC = b"foretrg\n"
 _ALIGN = 64
 _LONGEST_HEADER = 1 << 30
@@ -47,6 +47,7 @@ class _Header(msgspec.Struct, frozen=True):
     layers: tuple[str, ...]
     lanes: tuple[Lane, ...]
     info: GraphInfo
+    shapes: tuple[str, ...]
     changes: tuple[Change, ...]
     assumptions: tuple[Assumption, ...]
     columns: tuple[_Column, ...]
@@ -70,6 +71,7 @@ def save(graph: TaskGraph, path: str | Path) -> Path:
             layers=graph.layers,
             lanes=graph.lanes,
             info=graph.info,
+            shapes=graph.shapes,
             changes=graph.changes,
             assumptions=graph.assumptions,
             columns=tuple(columns),
@@ -125,6 +127,7 @@ def load(path: str | Path) -> TaskGraph:
         layers=header.layers,
         lanes=header.lanes,
         info=header.info,
+        shapes=header.shapes,
         changes=header.changes,
         assumptions=header.assumptions,
     )
@@ -159,6 +162,7 @@ def _consistent(graph: TaskGraph, source: Path) -> None:
             and graph.lane.max() < len(graph.lanes)
             and graph.name.min() >= 0
             and graph.name.max() < len(graph.names)
+            and graph.shape.max() < len(graph.shapes)
             and np.all((graph.marks >= 0) & (graph.marks < n))
         )
     if not sound:

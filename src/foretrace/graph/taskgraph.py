@@ -148,6 +148,7 @@ class GraphInfo:
     edge_classes: tuple[EdgeClass, ...] = ()
     recording: dict[str, Any] = field(default_factory=dict)  # the recorder's metadata of the first rank
     overhead: dict[str, float] = field(default_factory=dict)  # profiler overhead: measured and removed, see docs
+    calibration: dict[str, Any] = field(default_factory=dict)  # times of operators on this machine, see cost/
     notes: tuple[str, ...] = ()
 
 
@@ -166,6 +167,7 @@ TASK_COLUMNS: dict[str, type] = {
     "flops": np.float64,  # floating-point operations, 0 if unknown
     "priority": np.int32,  # smaller runs first on unordered lanes
     "op": np.int32,  # -> names: the operator that a task belongs to, −1 if unknown
+    "shape": np.int32,  # -> shapes: inputs of that operator, −1 if unknown
     "probes": np.int32,  # starts and ends of recorded events inside a host task: where profiling costs time
     "gone": np.bool_,  # removed by an edit: takes no time, keeps order (see edit.remove)
 }
@@ -198,6 +200,7 @@ class TaskGraph:
     flops: npt.NDArray[np.float64]
     priority: npt.NDArray[np.int32]
     op: npt.NDArray[np.int32]
+    shape: npt.NDArray[np.int32]
     probes: npt.NDArray[np.int32]
     gone: npt.NDArray[np.bool_]
     in_ptr: npt.NDArray[np.int64]  # n + 1: edges into task v are in_ptr[v] : in_ptr[v + 1]
@@ -212,6 +215,7 @@ class TaskGraph:
     layers: tuple[str, ...]
     lanes: tuple[Lane, ...]
     info: GraphInfo
+    shapes: tuple[str, ...] = ()  # JSON text as in `Trace.shapes`
     changes: tuple[Change, ...] = ()
     assumptions: tuple[Assumption, ...] = ()
 

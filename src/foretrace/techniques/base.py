@@ -1,4 +1,5 @@
-"""`Technique`: a named optimisation that turns a task graph into the one it would lead to.
+"""`Technique`: a named optimisation that turns a task graph into the one it would lead to, and a training into the real
+thing.
 
 A technique is a frozen dataclass. Its fields are its parameters: `parameter` for what the user decides,
 `prior` for a number that the recording does not give. A prior is `None` until the user replaces it; until
@@ -10,12 +11,16 @@ from __future__ import annotations
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, ClassVar
+from dataclasses import MISSING, dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from foretrace.cost.operator import Operator
 from foretrace.errors import NotApplicableError
 from foretrace.graph.taskgraph import Assumption, TaskGraph
 from foretrace.techniques.settle import settle
+
+if TYPE_CHECKING:
+    from foretrace.training.training import Training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +67,13 @@ def derived(*, doc: str, unit: str = "×") -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Technique(ABC):
-    """Base of all techniques. Subclasses set the three class variables and write `change`."""
+    """Base of all techniques. Subclasses set the class variables, write `change` and, where it can be had, `realise`."""
 
     name: ClassVar[str]
     summary: ClassVar[str]  # one line
     source: ClassVar[str]  # paper and section, or documentation, that the rule comes from
+    needs: ClassVar[str] = ""  # what the real thing needs beside PyTorch: "a CUDA device", "a C++ compiler"
+    not_applied: ClassVar[str] = ""  # why the real thing cannot be had by software, where it cannot
 
     @abstractmethod
     def change(self, graph: TaskGraph) -> TaskGraph:
@@ -80,6 +87,29 @@ class Technique(ABC):
         """
         changed = settle(graph, self.change(graph), self.name)
         return changed.noted(assumptions=self.uncertain(graph))
+
+    def apply(self, training: Training) -> Training:
+        """The training with this technique for real, made from a copy; never alters `training`.
+
+        Raises NotApplicableError, with a reason, where it does not fit or cannot be done by software.
+        """
+        if not self.can_apply():
+            raise self.refuse(self.not_applied or "it can be predicted but not applied.")
+        changed = self.realise(training.copied())
+        return replace(changed, applied=(*training.applied, str(self)))
+
+    def realise(self, training: Training) -> Training:
+        """`training`, a copy to work on, with this technique; raises NotApplicableError with a reason."""
+        raise self.refuse(self.not_applied or "it can be predicted but not applied.")
+
+    @classmethod
+    def can_apply(cls) -> bool:
+        """Whether there is a real thing: `realise` is written."""
+        return cls.realise is not Technique.realise
+
+    def wants(self, graph: TaskGraph) -> tuple[Operator, ...]:
+        """Operators whose times on the recorded machine would sharpen `predict`; empty where none would."""
+        return ()
 
     def priors(self, graph: TaskGraph) -> Mapping[str, Prior]:
         """Priors that matter on this graph, by field; subclasses drop or sharpen them from the recording."""

@@ -7,15 +7,18 @@ stays.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from foretrace.graph.edit import remove
 from foretrace.graph.insert import DeviceTask, HostTask, insert, typical
 from foretrace.graph.taskgraph import TaskGraph, TaskKind
 from foretrace.techniques.base import Prior, Technique, derived, prior
 from foretrace.techniques.updates import Run, Update, find_update, runs, step_tasks, update_bandwidth
+
+if TYPE_CHECKING:
+    from foretrace.training.training import Training
 
 _ON_CPU, _ON_DEVICE = ("Adam", "AdamW", "SGD", "Adagrad"), ("Adam", "AdamW", "SGD")
 _TENSOR_US = {"Adam": 3.5, "AdamW": 3.5, "Adagrad": 2.0, "SGD": 1.2}
@@ -91,6 +94,13 @@ class FusedOptimizer(Technique):
         values = self.values(graph)
         new = [task for run in found for task in _fused(graph, run, update, values)]
         return insert(remove(graph, mask, technique=self.name), new, usual=usual, technique=self.name)
+
+    def realise(self, training: Training) -> Training:
+        from foretrace.training.optimizers import remade
+
+        return replace(
+            training, optimizers=tuple(remade(each, fused=True, foreach=None) for each in training.optimizers)
+        )
 
     def _check(self, graph: TaskGraph, update: Update) -> None:
         allowed = _ON_CPU if graph.info.platform == "cpu" else _ON_DEVICE

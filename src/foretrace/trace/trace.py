@@ -80,6 +80,7 @@ class Shapes:
     dims: tuple[Any, ...]
     types: tuple[str, ...]
     concrete: tuple[str, ...]
+    layout: str = ""  # "channels_last" where a technique changed it; recordings do not say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,5 +187,7 @@ COLUMNS: dict[str, type] = {
 
 def decode_shapes(text: str) -> Shapes:
     """Parse one entry of `Trace.shapes`."""
-    dims, types, concrete = msgspec.json.decode(text)
-    return Shapes(dims=tuple(dims), types=tuple(map(str, types)), concrete=tuple(map(str, concrete)))
+    dims, types, concrete, *layout = msgspec.json.decode(text)
+    return Shapes(
+        dims=tuple(dims), types=tuple(map(str, types)), concrete=tuple(map(str, concrete)), layout="".join(layout)
+    )

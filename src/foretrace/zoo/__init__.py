@@ -1,0 +1,1 @@
+"""Representative trainable models with synthetic data of the right shapes: what to measure predictions on."""
