@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import argparse
 import time
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
+
+if TYPE_CHECKING:
+    from foretrace import Training
 
 
 class Pictures(Dataset[tuple[Tensor, int]]):
@@ -71,6 +75,20 @@ class Net(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.head(self.blocks(self.stem(x)).mean(dim=(2, 3)))
         return logits
+
+
+def training() -> Training:
+    """The same job in parts, for `foretrace verify TECHNIQUE --model examples/train_cnn.py`."""
+    from foretrace import Training
+
+    model = Net(32, 8)
+    return Training(
+        name="train_cnn",
+        model=model,
+        optimizers=(torch.optim.AdamW(model.parameters(), lr=1e-3),),
+        loader=DataLoader(Pictures(640, 64), batch_size=16),
+        loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]).float(), batch[1]),
+    )
 
 
 def main() -> None:

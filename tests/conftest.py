@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test reads or writes the user's calibrations and ledger; subprocesses inherit this."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FORETRACE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("FORETRACE_LEDGER", str(tmp_path_factory.mktemp("ledger") / "ledger.sqlite"))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from foretrace.simulate.timeline import Timeline
     from foretrace.trace.recorder import record
     from foretrace.trace.trace import Trace
+    from foretrace.training.training import Training
 
 __all__ = [
     "ForetraceError",
@@ -29,6 +30,7 @@ __all__ = [
     "TaskGraph",
     "Timeline",
     "Trace",
+    "Training",
     "compare",
     "graph",
     "load",
@@ -47,6 +49,7 @@ _HOME = {
     "TaskGraph": "foretrace.graph.taskgraph",
     "Timeline": "foretrace.simulate.timeline",
     "Trace": "foretrace.trace.trace",
+    "Training": "foretrace.training.training",
     "compare": "foretrace.flow",
     "load": "foretrace.flow",
     "read": "foretrace.flow",

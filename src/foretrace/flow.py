@@ -85,6 +85,18 @@ class Scenario:
     techniques: tuple[Technique, ...] = ()
     recorded: TaskGraph | None = None  # before the techniques; None where there are none
 
+    # --- 2b. calibrate: what operators take on the recorded machine, where that was measured -----------------
+
+    def calibrated(self) -> Scenario:
+        """With the operator times that `foretrace calibrate` stored for the recorded machine, threads and allocator.
+
+        The same scenario where there are none. Raises ForetraceError where the stored file is damaged.
+        """
+        from foretrace.cost.calibration import Calibration
+
+        found = Calibration.load_for(self.graph)
+        return replace(self, graph=found.on(self.graph)) if found else self
+
     # --- 3. simulate -----------------------------------------------------------------------------------------
 
     def simulate(self) -> Timeline:

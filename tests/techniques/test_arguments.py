@@ -28,7 +28,7 @@ def test_a_technique_is_written_as_it_is_read(technique: PrefetchData) -> None:
     [
         ("", "names no technique"),
         ("prefetch", "no technique 'prefetch'; did you mean prefetch-data"),
-        ("qqq", "did you mean cuda-graphs or faster-device"),
+        ("qqq", "did you mean activation-compression or"),
         ("prefetch-data worker=2", "has no parameter worker; did you mean workers="),
         ("prefetch-data 4", "'4' is no key=value; it takes workers="),
         ("prefetch-data workers=two", "workers=two is not a whole number"),

@@ -12,6 +12,7 @@ from foretrace.graph.select import select
 from foretrace.graph.taskgraph import EdgeKind, TaskGraph
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques import CudaGraphs, FasterDevice
+from foretrace.testing import small_training
 from tests.techniques.workloads import Cpu, Gpu
 
 
@@ -131,3 +132,8 @@ def test_senseless_ratios_are_refused(technique: FasterDevice, said: str) -> Non
         technique.predict(Gpu().graph())
     with pytest.raises(NotApplicableError, match="no device work"):
         technique.predict(Cpu().graph())
+
+
+def test_graphs_on_a_processor_cannot_be_applied() -> None:
+    with pytest.raises(NotApplicableError, match="runs on a processor"):
+        CudaGraphs().apply(small_training())

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
-import pytest
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from foretrace.cost.bench import measure
+from foretrace.cost.calibration import Calibration
+from foretrace.cost.operator import BFLOAT16, Operator
 from foretrace.errors import NotApplicableError
 from foretrace.graph.builder import build
 from foretrace.graph.select import select
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques import MixedPrecision
+from foretrace.techniques.autocast import CPU_LOWER, CPU_SINGLE
+from foretrace.techniques.casting import overhead_operators
 from foretrace.techniques.classes import Precision, Work, kernel_class, operator_class
+from foretrace.techniques.reduced import reduce
 from foretrace.techniques.whatif import whatif
+from foretrace.testing import TechniqueConformance, recorded, small_training
+from foretrace.training.training import Training
 from tests.kineto_files import Recording
 from tests.techniques.workloads import Cpu, Gpu, optimizer_facts
 
@@ -153,3 +170,166 @@ def test_a_cpu_model_of_convolutions_alone_is_predicted() -> None:
     graph = build(r.trace())
     answer = whatif(graph, [MixedPrecision()])
     assert answer.after_s < answer.before_s
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class TestConformance(TechniqueConformance):
+    technique = MixedPrecision()
+
+
+X, SQUARE, PICTURE = torch.rand(4, 4), torch.rand(1, 4, 4), torch.rand(1, 2, 6, 6)
+LOWER: dict[str, Any] = {
+    "linear": lambda: functional.linear(X, X),
+    "matmul": lambda: torch.matmul(X, X),
+    "mm": lambda: torch.mm(X, X),
+    "bmm": lambda: torch.bmm(SQUARE, SQUARE),
+    "addmm": lambda: torch.addmm(X, X, X),
+    "baddbmm": lambda: torch.baddbmm(SQUARE, SQUARE, SQUARE),
+    "conv2d": lambda: functional.conv2d(PICTURE, torch.rand(3, 2, 3, 3)),
+    "conv_transpose2d": lambda: functional.conv_transpose2d(PICTURE, torch.rand(2, 3, 3, 3)),
+    "scaled_dot_product_attention": lambda: functional.scaled_dot_product_attention(SQUARE, SQUARE, SQUARE),
+}
+SINGLE: dict[str, Any] = {
+    "mse_loss": lambda x: functional.mse_loss(x, x),
+    "cross_entropy_loss": lambda x: functional.cross_entropy(x, torch.zeros(4, dtype=torch.long)),
+    "nll_loss": lambda x: functional.nll_loss(x, torch.zeros(4, dtype=torch.long)),
+    "smooth_l1_loss": lambda x: functional.smooth_l1_loss(x, x),
+    "prod": lambda x: x.prod(),
+}
+FOLLOWING: dict[str, Any] = {"relu": torch.relu, "softmax": lambda x: x.softmax(-1), "sum": lambda x: x.sum()}
+
+
+def test_the_lists_are_those_of_pytorch() -> None:
+    half = X.bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert {name for name, call in LOWER.items() if call().dtype == torch.bfloat16} == set(LOWER) <= CPU_LOWER
+        assert {name for name, call in SINGLE.items() if call(half).dtype == torch.float32} == set(SINGLE) <= CPU_SINGLE
+        for name, call in FOLLOWING.items():
+            assert call(half).dtype == torch.bfloat16 and call(X).dtype == torch.float32
+            assert name not in CPU_LOWER | CPU_SINGLE
+
+
+class Residual(nn.Module):
+    """Attention and a perceptron around a residual stream, from an embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.norm, self.out = nn.Embedding(50, 32), nn.LayerNorm(32), nn.Linear(32, 50)
+        self.qkv, self.up, self.down = nn.Linear(32, 96), nn.Linear(32, 128), nn.Linear(128, 32)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        x = self.table(words)
+        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+        x = x + functional.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None])[:, 0]
+        x = x + self.down(functional.gelu(self.up(self.norm(x))))
+        return self.out(self.norm(x))  # type: ignore[no-any-return]
+
+
+class Blocks(nn.Module):
+    """Two residual convolution blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)) for _ in range(2))
+        self.out = nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = functional.relu(block(x) + x)
+        return self.out(x.mean((2, 3)))  # type: ignore[no-any-return]
+
+
+def residual() -> Training:
+    torch.manual_seed(0)
+    words = torch.randint(0, 50, (4, 12))
+    return made(
+        Residual(), words, lambda model, batch: functional.cross_entropy(model(batch).flatten(0, 1), batch.flatten())
+    )
+
+
+def blocks() -> Training:
+    torch.manual_seed(0)
+    return made(
+        Blocks(), torch.randn(4, 3, 12, 12), lambda model, batch: functional.mse_loss(model(batch), torch.ones(4, 5))
+    )
+
+
+def made(model: nn.Module, batch: torch.Tensor, loss: Any) -> Training:
+    return Training(
+        name="small", model=model, optimizers=(torch.optim.SGD(model.parameters()),), loader=[batch], loss=loss
+    )
+
+
+@pytest.mark.parametrize("make", [residual, blocks, small_training])
+def test_inferred_types_are_those_of_a_run_under_autocast(make: Any) -> None:
+    graph = recorded(make(), steps=2)
+    truth = recorded(MixedPrecision().apply(make()), steps=2)
+    inferred, seen = calls(graph, reduce(graph, BFLOAT16).types), calls(truth, {})
+    assert any(BFLOAT16 in types for counted in seen.values() for types in counted)
+    compared = [key for key in inferred if key in seen]
+    assert len(compared) > 10
+    wrong = {key: (inferred[key], seen[key]) for key in compared if set(inferred[key]) - set(seen[key])}
+    assert len(wrong) <= max(1, 0.05 * len(compared)), wrong  # a mean of 16-bit numbers adds up in float32 inside
+
+
+def calls(graph: TaskGraph, types: dict[int, Operator]) -> dict[tuple[Any, ...], Counter[tuple[str, ...]]]:
+    """Types that operators of forward and backward ran on, by phase, name and sizes."""
+    found: dict[tuple[Any, ...], Counter[tuple[str, ...]]] = {}
+    rows = select(graph, phase=("forward", "backward"), name="aten::*") & (graph.shape >= 0) & (graph.flops > 0)
+    for row in np.flatnonzero(rows).tolist():
+        each = types.get(row) or Operator(graph.names[graph.op[row]], graph.shapes[graph.shape[row]])
+        kinds = tuple(kind if kind in ("float", BFLOAT16) else "" for kind in each.types)
+        if each.name in CASTS_AND_WRAPPERS or not any(kinds):
+            continue
+        found.setdefault((int(graph.phase[row]), each.name, str(each.dims)), Counter())[kinds] += 1
+    return found
+
+
+CASTS_AND_WRAPPERS = {
+    "aten::fill_",
+    "aten::zero_",
+    "aten::to",
+    "aten::_to_copy",
+    "aten::copy_",
+    "aten::linear",
+    "aten::conv2d",
+}  # twice under autocast, or without arithmetic
+
+
+def test_measured_operators_decide() -> None:
+    graph = recorded(blocks(), steps=2)
+    wanted = MixedPrecision().wants(graph)
+    seconds = {each.key: 1e-5 if BFLOAT16 in each.types else 3e-5 for each in wanted}
+    known = Calibration(seconds=seconds).on(graph)
+    assert "measured" in {each.flag for each in MixedPrecision().uncertain(known)}
+    convolution = "aten::mkldnn_convolution"
+    predicted = MixedPrecision().predict(known)
+    before, after = (each.dur[select(each, name=convolution)].sum() for each in (graph, predicted))
+    assert after == pytest.approx(before / 3, rel=0.01)
+    assert select(predicted, name="aten::_to_copy").sum() > select(graph, name="aten::_to_copy").sum()
+    assert any(BFLOAT16 in each for each in predicted.shapes)
+
+
+def test_overheads_can_be_timed() -> None:
+    wanted = overhead_operators(BFLOAT16)
+    found = measure(wanted)
+    assert set(found.seconds) == {each.key for each in wanted} and not found.failed
+
+
+def test_autocast_for_real() -> None:
+    seen: list[torch.dtype] = []
+    treated = MixedPrecision().apply(blocks())
+    treated.model.out.register_forward_hook(lambda _, given, made: seen.append(made.dtype))  # type: ignore[union-attr]
+    losses = [float(loss) for loss in treated.steps(2)]
+    assert seen == [torch.bfloat16] * 2 and np.isfinite(losses).all()
+    assert all(each.dtype == torch.float32 for each in treated.model.parameters())
+    assert replace(treated).scaler is None, "bfloat16 has the range of float32"

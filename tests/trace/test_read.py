@@ -134,12 +134,12 @@ def reference(file: Path) -> list[tuple[Any, ...]]:
                 name,
                 code,
                 (int(device), int(outer), inner),
-                args.get("correlation", -1) if code in (1, 2, 3, 4, 9) else -1,
+                args.get("Addr", -1) if memory else args.get("correlation", -1) if code in (1, 2, 3, 4, 9) else -1,
                 args.get("Sequence number", -1) if code in (0, 5) else -1,
                 int(size) if code in (1, 2, 3, 4, 9, 10) else -1,
                 json.dumps(shapes) if code in (0, 5) and shapes[0] else "",
                 args.get("wait_on_stream", -1),
-                args.get("wait_on_cuda_event_record_corr_id", -1),
+                args.get("Total Allocated", -1) if memory else args.get("wait_on_cuda_event_record_corr_id", -1),
             )
         )
     rows.sort(key=lambda row: row[:2])  # stable

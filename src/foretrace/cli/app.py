@@ -28,16 +28,21 @@ def application() -> typer.Typer:
     """The `foretrace` command with its subcommands, in the order a user meets them."""
     from foretrace.cli import (
         blame,
+        calibrate,
         check,
         compare,
         export,
         graph,
+        ledger,
+        profile,
         record,
         report,
         show,
         simulate,
         techniques,
+        verify,
         whatif,
+        zoo,
     )
 
     app = typer.Typer(
@@ -75,9 +80,14 @@ def application() -> typer.Typer:
         report.report,
         export.export,
         graph.graph,
+        profile.profile,
         techniques.techniques,
+        zoo.zoo,
+        verify.verify,
+        ledger.ledger,
     ):
         app.command(command.__name__)(command)
+    app.add_typer(calibrate.calibrate)
     return app
 
 

@@ -15,6 +15,7 @@ from foretrace.errors import ForetraceError
 if TYPE_CHECKING:
     from foretrace.flow import Scenario
     from foretrace.report.views import View
+    from foretrace.trace.trace import Trace
 
 Source = Annotated[
     Path,
@@ -48,13 +49,26 @@ def scenario(
     as_recorded: bool = False,
 ) -> Scenario:
     """The run in `source`: a recording that is read and built, or a graph that was saved."""
+    run, _ = scenario_and_trace(source, rank=rank, steps=steps, salvage=salvage, as_recorded=as_recorded)
+    return run
+
+
+def scenario_and_trace(
+    source: Path,
+    *,
+    rank: int | None = None,
+    steps: str = "",
+    salvage: bool = False,
+    as_recorded: bool = False,
+) -> tuple[Scenario, Trace | None]:
+    """As `scenario`, and the recording that it was built from; None for a saved graph."""
     from foretrace import flow
 
     if _is_graph(source):
         given = {"--rank": rank is not None, "--steps": bool(steps), "--salvage": salvage}
         if unfit := [name for name, used in given.items() if used]:
             raise ForetraceError(f"{source} is a saved graph, which {' and '.join(unfit)} cannot change; leave it out.")
-        return flow.load(source)
+        return flow.load(source), None
     with progress(f"reading {source.name}") as report:
         run = flow.read(
             source,
@@ -69,7 +83,7 @@ def scenario(
             if dropped.count
             else dropped.reason
         )
-    return run.graph(rank=rank, as_recorded=as_recorded)
+    return run.graph(rank=rank, as_recorded=as_recorded), run.trace
 
 
 def _is_graph(source: Path) -> bool:

@@ -1,7 +1,9 @@
-"""`foretrace techniques`: the what-ifs there are, with their parameters."""
+"""`foretrace techniques`: the what-ifs there are, with their parameters and where they were verified."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,31 +16,63 @@ if TYPE_CHECKING:
 
 def techniques(
     name: Annotated[str, typer.Argument(metavar="[NAME]", help="One technique, with all it takes.")] = "",
+    ledger: Annotated[
+        Path | None,
+        typer.Option("--ledger", metavar="FILE", help="Where verified rows are; by default the user's own."),
+    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """List the what-ifs that --do takes, or explain one of them.
+    """List the techniques that --do and verify take, or explain one of them.
 
     Example: foretrace techniques prefetch-data
     """
     from foretrace.techniques import registry
 
     known = {name: registry.technique(name)} if name else registry.techniques()
+    verified = _verified(ledger)
     if as_json:
         import msgspec
 
-        found = {"schema_version": 1, "command": "techniques", "techniques": [_facts(each) for each in known.values()]}
+        found = {
+            "schema_version": 1,
+            "command": "techniques",
+            "techniques": [_facts(each, verified) for each in known.values()],
+        }
         print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
         return
+    if name:
+        _explain(known[name], verified)
+        return
     width = max(map(len, known))
+    print(f"{'':<{width}}  predict  apply  verified on")
     for key, technique in known.items():
-        print(f"{key:<{width}}  {technique.summary}")
-        if not name:
-            continue
-        print(f"{'':<{width}}  rule: {technique.source}\n")
-        for parameter in technique.parameters():
-            print(f"  {parameter.name}=  {parameter.doc}{_value(parameter)}")
-    if not name:
-        print("\nnext: foretrace techniques NAME, or foretrace whatif TRACE --do NAME")
+        models = verified.get(key, ())
+        where = ", ".join(models[:3]) + (f" and {len(models) - 3} more" if len(models) > 3 else "") if models else "–"
+        print(f"{key:<{width}}  yes      {'yes' if technique.can_apply() else 'no':<5}  {where}")
+        print(f"{'':<{width}}  {technique.summary}")
+    print(
+        "\nnext: foretrace techniques NAME, foretrace whatif TRACE --do NAME, or foretrace verify NAME --model resnet50"
+    )
+
+
+def _explain(technique: type[Technique], verified: Mapping[str, tuple[str, ...]]) -> None:
+    print(f"{technique.name}  {technique.summary}")
+    print(f"  rule: {technique.source}")
+    if technique.can_apply():
+        print(f"  apply: yes{f', needs {technique.needs}' if technique.needs else ''}")
+        print(f"  verified on: {', '.join(verified.get(technique.name, ())) or 'no model yet'}")
+    else:
+        print(f"  apply: no, {technique.not_applied}")
+    print()
+    for parameter in technique.parameters():
+        print(f"  {parameter.name}=  {parameter.doc}{_value(parameter)}")
+
+
+def _verified(ledger: Path | None) -> Mapping[str, tuple[str, ...]]:
+    """Models of conclusive rows, by technique; empty where there is no ledger yet."""
+    from foretrace.verify.ledger import verified_on
+
+    return verified_on(ledger)
 
 
 def _value(parameter: Parameter) -> str:
@@ -53,11 +87,15 @@ def _value(parameter: Parameter) -> str:
     return f" ({text})" if text else ""
 
 
-def _facts(technique: type[Technique]) -> dict[str, Any]:
+def _facts(technique: type[Technique], verified: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
     return {
         "name": technique.name,
         "summary": technique.summary,
         "source": technique.source,
+        "apply": technique.can_apply(),
+        "not_applied": technique.not_applied,
+        "needs": technique.needs,
+        "verified_on": list(verified.get(technique.name, ())),
         "parameters": [
             {
                 "name": each.name,

@@ -25,6 +25,13 @@ def whatif(
     save: Annotated[
         Path | None, typer.Option("--save", metavar="FILE", help="Keep the predicted graph, for compare.")
     ] = None,
+    calibration: Annotated[
+        bool,
+        typer.Option(
+            "--calibration/--no-calibration",
+            help="Use operator times that foretrace calibrate stored for the recorded machine.",
+        ),
+    ] = True,
     rank: options.Rank = None,
     steps: options.Steps = "",
     salvage: options.Salvage = False,
@@ -38,6 +45,12 @@ def whatif(
 
     techniques = parse_all(do)
     run = options.scenario(source, rank=rank, steps=steps, salvage=salvage)
+    if calibration:
+        run = run.calibrated()
+        if known := len(run.graph.info.calibration.get("seconds", ())):
+            options.say(
+                f"using {known:,} operator times measured on the recorded machine (--no-calibration ignores them)"
+            )
     predicted = run.apply(*techniques)
     from foretrace.cli import pages
     from foretrace.report import build

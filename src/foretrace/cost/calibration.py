@@ -8,9 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
+from foretrace.cost import store
+from foretrace.cost.machine import differences, fingerprint_of
 from foretrace.cost.operator import Operator
+from foretrace.cost.similar import Similar
 from foretrace.graph.taskgraph import TaskGraph
 
 
@@ -42,6 +47,28 @@ class Calibration:
         stored = {"machine": dict(self.machine), "seconds": dict(self.seconds)}
         return replace(graph, info=replace(graph.info, calibration=stored))
 
+    @classmethod
+    def load_for(cls, graph: TaskGraph) -> Calibration:
+        """What is stored for the machine, threads and allocator of a recording; empty where there is nothing.
+
+        Raises ForetraceError where the stored file is damaged.
+        """
+        machine = fingerprint_of(graph.info.recording)
+        return cls(machine=machine, seconds=store.load(machine) if machine else {})
+
+    def save(self) -> Path:
+        """Add the times to those stored for this machine; returns the file."""
+        return store.save(self.machine, self.seconds)
+
+    def misfits(self, graph: TaskGraph) -> list[str]:
+        """What differs between the calibrated process and the recorded one, in words; empty where it fits."""
+        recorded = fingerprint_of(graph.info.recording)
+        return differences(self.machine, recorded) if recorded else ["what the recording says of its machine: nothing"]
+
+    def fits(self, graph: TaskGraph) -> bool:
+        """Whether it holds for the machine, threads and allocator of a recording."""
+        return not self.misfits(graph)
+
     def __bool__(self) -> bool:
         return bool(self.seconds)
 
@@ -55,7 +82,13 @@ class Calibration:
         if first and second:
             value = second / first
             return Ratio(value=value, low=0.93 * value, high=1.07 * value, how="measured")
-        return None
+        near = self.similar.ratio(before, after)
+        return None if near is None else Ratio(value=near.value, low=near.low, high=near.high, how="similar operators")
+
+    @cached_property
+    def similar(self) -> Similar:
+        """What the measured pairs say about pairs that were not measured."""
+        return Similar(seconds=self.seconds)
 
     def lacking(self, operators: Iterable[Operator]) -> list[Operator]:
         """Those that were not measured, each once, in their order."""

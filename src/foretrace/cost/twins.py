@@ -1,4 +1,4 @@
-"""Operators of a graph beside their changed twins: which to measure, how their times relate, and the graph rewritten."""
+"""Operators of a graph beside their changed twins: which to measure, how their times relate, the graph rewritten."""
 
 from __future__ import annotations
 

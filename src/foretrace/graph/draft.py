@@ -85,6 +85,8 @@ class Draft:
             _, first = np.unique(operator[longest], return_index=True)
             chosen = longest[first]
             nbytes[chosen], flops[chosen] = layers.work_of(operator[chosen])
+            passed = chosen[layers.hands_on[operator[chosen]] & (nbytes[chosen] >= 0)]
+            nbytes[passed], flops[passed] = 0, 0.0
         layer, phase = np.full(len(span), -1, np.int64), np.full(len(span), Phase.NONE, np.uint8)
         if len(host.event):
             layer = np.where(known & ~loads, layers.of_span[0][at], -1)

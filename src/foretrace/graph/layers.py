@@ -17,7 +17,7 @@ from foretrace.graph.host import Host
 from foretrace.graph.kernels import nearest
 from foretrace.graph.steps import Steps
 from foretrace.graph.taskgraph import Phase
-from foretrace.graph.work import operator_work
+from foretrace.graph.work import conv_output, is_product, operator_work
 from foretrace.trace.trace import Category
 
 Int64 = npt.NDArray[np.int64]
@@ -144,5 +144,42 @@ class Layers:
         for i, key in enumerate(keys.tolist()):
             index = key & 0x7FFFFFFF
             if index < len(trace.shapes):
-                nbytes[i], flops[i] = operator_work(trace.names[key >> 31], trace.shapes[index])
+                nbytes[i], flops[i] = operator_work(trace.names[key >> 31], trace.shapes[index], self._conv_outputs)
         return nbytes[inverse], flops[inverse]
+
+    @cached_property
+    def _conv_outputs(self) -> dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, ...]]:
+        """Output sizes of convolutions, as their backward calls tell; older recordings store no strides."""
+        host, trace = self.host, self.host.trace
+        rows = host.event[host.is_operator & host.named(lambda name: "conv" in name and "backward" in name)]
+        rows = rows[trace.shape[rows] >= 0]
+        calls = np.unique(np.stack([trace.name[rows], trace.shape[rows]]), axis=1)
+        found = (conv_output(trace.names[name], trace.shapes[shape]) for name, shape in calls.T.tolist())
+        return {(x, w): out for x, w, out in filter(None, found)}
+
+    @cached_property
+    def hands_on(self) -> npt.NDArray[np.bool_]:
+        """Operators whose work is that of the operators they call (`linear` of `addmm`), so that it counts once.
+
+        Half of an operator's own work must be found below it: `sum` also calls `fill_` on its small result.
+        """
+        host = self.host
+        rows = np.flatnonzero(host.is_operator)
+        own = np.zeros((len(host.event), 2))  # bytes, FLOPs of products
+        nbytes, flops = self.work_of(rows)
+        own[rows, 0] = np.maximum(nbytes, 0)
+        own[rows, 1] = np.where(host.named(is_product)[rows], flops, 0.0)
+        own[host.is_autograd | host.named(lambda name: name.startswith("torch::autograd::"))] = 0.0
+        depth, above = np.zeros(len(host.event), dtype=np.int64), host.parent
+        while (some := above >= 0).any():
+            depth += some
+            above = np.where(some, host.parent[above], -1)
+        below, result = np.zeros_like(own), np.zeros(len(host.event), dtype=np.bool_)
+        for level in range(int(depth.max(initial=0)), -1, -1):
+            at = np.flatnonzero(depth == level)
+            part = np.where(own[at, 1] > 0, 1, 0)
+            result[at] = 2 * below[at, part] >= own[at, part]
+            done = np.where(result[at, None], below[at], own[at])
+            inside = host.parent[at] >= 0
+            np.add.at(below, host.parent[at[inside]], done[inside])
+        return result

@@ -29,8 +29,11 @@ from foretrace.report.views import (
     BlameView,
     Breakdown,
     CompareView,
+    LedgerView,
+    ProfileView,
     ShowView,
     SimulateView,
+    VerifyView,
     View,
     WhatIfView,
     part_word,
@@ -96,6 +99,18 @@ def render(view: View, terminal: Terminal | None = None, *, rows: int = 12) -> s
             parts = _compare(view, terminal, rows)
         case SimulateView():
             parts = _simulate(view)
+        case VerifyView():
+            from foretrace.report import verification
+
+            parts = verification.verify_text(view, terminal)
+        case LedgerView():
+            from foretrace.report import verification
+
+            parts = verification.ledger_text(view, terminal, rows)
+        case ProfileView():
+            from foretrace.report import profile
+
+            parts = profile.text(view, terminal, rows)
     # The next command is never wrapped, so that it can be copied.
     return _text(parts, terminal) + (f"  next: {view.next}\n" if view.next else "")
 

@@ -265,11 +265,221 @@ class CompareView(msgspec.Struct, frozen=True, kw_only=True):
     next: str
 
 
-View = ShowView | SimulateView | BlameView | WhatIfView | CompareView
+class RatioView(msgspec.Struct, frozen=True, kw_only=True):
+    """Treated over baseline step, with its 80 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class ArmView(msgspec.Struct, frozen=True, kw_only=True):
+    """Blocks of one arm of a verification: seconds per step on the clock that decides; `spread` is IQR over median."""
+
+    name: str  # "before", "after", "again" (the baseline's second copy)
+    median_s: float
+    p10_s: float
+    p90_s: float
+    spread: float
+    wall_s: float  # medians on both clocks
+    cpu_s: float
+
+
+class ResidualView(msgspec.Struct, frozen=True, kw_only=True):
+    """One layer of the treated step, as predicted and as recorded: busy seconds per step."""
+
+    name: str
+    phase: str
+    predicted_s: float
+    recorded_s: float
+    difference_s: float  # recorded − predicted
+
+
+class VerifyView(msgspec.Struct, frozen=True, kw_only=True):
+    """`foretrace verify`: the predicted change beside the measured one."""
+
+    schema_version: int = SCHEMA_VERSION
+    command: str = "verify"
+    headline: str
+    name: str  # the techniques, joined
+    techniques: tuple[str, ...]
+    model: str
+    size: str
+    threads: int
+    batches: str
+    device: str
+    verdict: str
+    covered: bool
+    uncertain: str  # why nothing was concluded, if nothing was
+    predicted: RatioView
+    measured: RatioView
+    same: RatioView  # the baseline against itself
+    floor: float  # smallest change that could be seen
+    error: float  # predicted / measured − 1
+    recorded_s: float
+    arms: tuple[ArmView, ...]
+    clock: str
+    rounds: int
+    repeated_rounds: int
+    disturbed_rounds: int
+    steps_per_block: int
+    samples_before: int
+    samples_after: int
+    losses_before: tuple[float | None, ...]
+    losses_after: tuple[float | None, ...]
+    calibrated: int
+    assumptions: tuple[AssumptionView, ...]
+    residual: tuple[ResidualView, ...]
+    treated_recorded_s: float
+    ledger: str  # file that the row went to; "" where none was written
+    row: str  # its id
+    notes: tuple[str, ...]
+    next: str
+
+
+class LedgerRowView(msgspec.Struct, frozen=True, kw_only=True):
+    """One verification as the ledger keeps it."""
+
+    id: str
+    time: str
+    techniques: str
+    model: str
+    size: str
+    threads: int
+    device: str
+    predicted: RatioView
+    measured: RatioView
+    before_s: float
+    after_s: float
+    error: float
+    covered: bool
+    floor: float
+    verdict: str
+
+
+class LedgerSummaryView(msgspec.Struct, frozen=True, kw_only=True):
+    """How well the rows of one technique were predicted; errors and coverage over those that were concluded."""
+
+    name: str
+    rows: int
+    concluded: int
+    median_error: float | None
+    worst_error: float | None
+    coverage: float | None
+
+
+class LedgerView(msgspec.Struct, frozen=True, kw_only=True):
+    """`foretrace ledger`: what was verified so far."""
+
+    schema_version: int = SCHEMA_VERSION
+    command: str = "ledger"
+    headline: str
+    source: str
+    rows: tuple[LedgerRowView, ...]
+    summary: tuple[LedgerSummaryView, ...]
+    notes: tuple[str, ...]
+    next: str
+
+
+class PeaksView(msgspec.Struct, frozen=True, kw_only=True):
+    """What the device can reach, FLOP/s and bytes/s; null where not known. `source`: catalog, measured or given."""
+
+    name: str
+    source: str
+    fp32_flops_per_s: float | None
+    tf32_flops_per_s: float | None
+    fp16_flops_per_s: float | None
+    bf16_flops_per_s: float | None
+    bytes_per_s: float | None
+    ridge: float | None  # FLOP/B above which float32 work is bound by arithmetic
+
+
+class RatesView(msgspec.Struct, frozen=True, kw_only=True):
+    """What a class of work, an operator or a kernel computes and moves, per step.
+
+    Rates are over the part of its time whose FLOPs and bytes are known (`known_share`).
+    """
+
+    name: str
+    count: float
+    time_s: float
+    share: float  # of the time of all work
+    known_share: float
+    flops: float
+    bytes: float
+    flops_per_s: float
+    bytes_per_s: float
+    intensity: float  # FLOP/B
+    of_peak_flops: float | None  # of the peak of each task's precision
+    of_peak_bandwidth: float | None
+    of_roofline: float | None  # shortest time that both peaks allow, over the time taken
+
+
+class CpuUseView(msgspec.Struct, frozen=True, kw_only=True):
+    """CPU time of the process over cores x elapsed time, in unprofiled steps."""
+
+    share: float
+    cores: int
+    busy_cores: float
+    steps: int
+
+
+class MemoryView(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory of one device by category at its peak and over the step that holds the peak."""
+
+    device: str
+    peak_bytes: int
+    at_peak_bytes: dict[str, int]  # sums to peak_bytes
+    peak_phase: str
+    peak_operator: str
+    step: int
+    over_time_bytes: dict[str, tuple[int, ...]]  # the fullest moment of equal pieces of that step
+    allocated_per_step_bytes: float
+    allocations_per_step: float
+    recorded_peak_bytes: int | None  # the allocator's own figure
+    notes: tuple[str, ...]
+
+
+class ProfileView(msgspec.Struct, frozen=True, kw_only=True):
+    """`foretrace profile`: how much of the device a step uses, and what holds its memory."""
+
+    schema_version: int = SCHEMA_VERSION
+    command: str = "profile"
+    headline: str
+    source: str
+    device: str
+    platform: str
+    steps: int
+    step_time_s: StepTime
+    interval_s: tuple[float, float]
+    interval_level: float
+    samples_per_step: float | None
+    samples_per_s: float | None
+    samples_per_s_p10: float | None
+    samples_per_s_p90: float | None
+    busy_share: float
+    peaks: PeaksView | None
+    total: RatesView
+    step_flops_per_s: float  # over the whole step, idle time included
+    compute_bound_share: float | None
+    bandwidth_bound_share: float | None
+    cpu: CpuUseView | None
+    threads_busy: dict[str, float]  # CPU thread -> share of the time with recorded work
+    classes: tuple[RatesView, ...]
+    operators: tuple[RatesView, ...]  # longest first, at most 100
+    memory: MemoryView | None
+    notes: tuple[str, ...]
+    next: str
+
+
+View = ShowView | SimulateView | BlameView | WhatIfView | CompareView | VerifyView | LedgerView | ProfileView
 VIEWS: dict[str, type[View]] = {
     "show": ShowView,
     "simulate": SimulateView,
     "blame": BlameView,
     "whatif": WhatIfView,
     "compare": CompareView,
+    "verify": VerifyView,
+    "ledger": LedgerView,
+    "profile": ProfileView,
 }

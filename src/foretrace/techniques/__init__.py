@@ -9,25 +9,45 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from foretrace.techniques.activation_compression import ActivationCompression
+    from foretrace.techniques.activation_offload import ActivationOffload
+    from foretrace.techniques.activation_recomputation import ActivationRecomputation
     from foretrace.techniques.arguments import parse
     from foretrace.techniques.base import Technique
+    from foretrace.techniques.batch_size import BatchSize
+    from foretrace.techniques.channels_last import ChannelsLast
+    from foretrace.techniques.compiled import Compiled
     from foretrace.techniques.cuda_graphs import CudaGraphs
     from foretrace.techniques.faster_device import FasterDevice
     from foretrace.techniques.fused_optimizer import FusedOptimizer
+    from foretrace.techniques.gradient_accumulation import GradientAccumulation
     from foretrace.techniques.mixed_precision import MixedPrecision
     from foretrace.techniques.prefetch_data import PrefetchData
+    from foretrace.techniques.reconstruct_batchnorm import ReconstructBatchnorm
     from foretrace.techniques.registry import techniques
+    from foretrace.techniques.replace_kernel import ReplaceKernel
     from foretrace.techniques.selection import Remove, Scale
+    from foretrace.techniques.structured_dropout import StructuredDropout
     from foretrace.techniques.whatif import WhatIf
 
 __all__ = [
+    "ActivationCompression",
+    "ActivationOffload",
+    "ActivationRecomputation",
+    "BatchSize",
+    "ChannelsLast",
+    "Compiled",
     "CudaGraphs",
     "FasterDevice",
     "FusedOptimizer",
+    "GradientAccumulation",
     "MixedPrecision",
     "PrefetchData",
+    "ReconstructBatchnorm",
     "Remove",
+    "ReplaceKernel",
     "Scale",
+    "StructuredDropout",
     "Technique",
     "WhatIf",
     "parse",
@@ -35,13 +55,23 @@ __all__ = [
 ]
 
 _HOME = {
+    "ActivationCompression": "activation_compression",
+    "ActivationOffload": "activation_offload",
+    "ActivationRecomputation": "activation_recomputation",
+    "BatchSize": "batch_size",
+    "ChannelsLast": "channels_last",
+    "Compiled": "compiled",
     "CudaGraphs": "cuda_graphs",
     "FasterDevice": "faster_device",
     "FusedOptimizer": "fused_optimizer",
+    "GradientAccumulation": "gradient_accumulation",
     "MixedPrecision": "mixed_precision",
     "PrefetchData": "prefetch_data",
+    "ReconstructBatchnorm": "reconstruct_batchnorm",
     "Remove": "selection",
+    "ReplaceKernel": "replace_kernel",
     "Scale": "selection",
+    "StructuredDropout": "structured_dropout",
     "Technique": "base",
     "WhatIf": "whatif",
     "parse": "arguments",

@@ -78,6 +78,77 @@ _CUDA_BOTH = frozenset(
         "binary_cross_entropy_backward",
     ]
 )
+# On processors: what is given 16-bit inputs, as recorded (the list names `lstm` by what runs inside it).
+CPU_LOWER = frozenset(
+    [
+        "conv1d",
+        "conv2d",
+        "conv3d",
+        "_convolution",
+        "convolution",
+        "conv_tbc",
+        "conv_transpose1d",
+        "conv_transpose2d",
+        "conv_transpose3d",
+        "mm",
+        "bmm",
+        "addmm",
+        "baddbmm",
+        "addbmm",
+        "linear",
+        "matmul",
+        "linalg_vecdot",
+        "scaled_dot_product_attention",
+        "_native_multi_head_attention",
+        "mkldnn_rnn_layer",
+        "prelu",
+    ]
+)
+# On processors: what is given float32 inputs.
+CPU_SINGLE = frozenset(
+    [
+        "cross_entropy_loss",
+        "nll_loss",
+        "nll_loss2d",
+        "nll_loss_nd",
+        "nll_loss_forward",
+        "nll_loss2d_forward",
+        "mse_loss",
+        "l1_loss",
+        "smooth_l1_loss",
+        "huber_loss",
+        "binary_cross_entropy",
+        "binary_cross_entropy_with_logits",
+        "kl_div",
+        "ctc_loss",
+        "cosine_embedding_loss",
+        "hinge_embedding_loss",
+        "margin_ranking_loss",
+        "soft_margin_loss",
+        "triplet_margin_loss",
+        "multi_margin_loss",
+        "multilabel_margin_loss",
+        "poisson_nll_loss",
+        "avg_pool3d",
+        "adaptive_avg_pool3d",
+        "max_unpool2d",
+        "max_unpool3d",
+        "grid_sampler",
+        "prod",
+        "quantile",
+        "nanquantile",
+        "cdist",
+        "trace",
+        "stft",
+        "inverse",
+        "cholesky",
+        "reflection_pad1d",
+        "reflection_pad2d",
+        "replication_pad1d",
+        "replication_pad2d",
+        "replication_pad3d",
+    ]
+)
 _CPU_BOTH = frozenset(
     [
         "nll_loss_forward",

@@ -67,7 +67,10 @@ def derived(*, doc: str, unit: str = "×") -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Technique(ABC):
-    """Base of all techniques. Subclasses set the class variables, write `change` and, where it can be had, `realise`."""
+    """Base of all techniques.
+
+    Subclasses set the class variables and write `change` and, where there is a real thing, `realise`.
+    """
 
     name: ClassVar[str]
     summary: ClassVar[str]  # one line

@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from foretrace.graph.insert import DeviceTask, HostTask, Typical, typical
 from foretrace.graph.taskgraph import EdgeKind, Phase, TaskGraph, TaskKind
+from foretrace.techniques.reducing import previous_on_lane
 from foretrace.techniques.updates import find_update, runs, step_tasks, update_bandwidth
 
 Mask = npt.NDArray[np.bool_]
@@ -25,7 +26,7 @@ def cast_tasks(graph: TaskGraph, matrix: Mask, *, casts: float, cast_us: float) 
     kernel and its launch.
     """
     operators = matrix & (graph.flops > 0) if (graph.flops[matrix] > 0).any() else matrix
-    previous = _previous(graph)
+    previous = previous_on_lane(graph)
     update = find_update(graph)
     device = bool(graph.on_device.any())
     usual = typical(graph) if device else None
@@ -50,7 +51,7 @@ def cast_tasks(graph: TaskGraph, matrix: Mask, *, casts: float, cast_us: float) 
 def scaler_tasks(graph: TaskGraph) -> New:
     """The gradient scaler before every optimizer step: unscale, test for infinities, and wait for the answer."""
     update = find_update(graph)
-    previous = _previous(graph)
+    previous = previous_on_lane(graph)
     copy_call = "hipMemcpyWithStream" if graph.info.platform == "rocm" else "cudaMemcpyAsync"
     new: New = []
     for run in runs(graph, step_tasks(graph)):
@@ -107,15 +108,6 @@ def _on_device(
         call_ns=round(casts * usual.call_ns),
     )
     return [HostTask(after=host, like=call, name="aten::_to_copy", dur_ns=round(casts * cast_us * 1e3)), kernel]
-
-
-def _previous(graph: TaskGraph) -> npt.NDArray[np.int64]:
-    """The task before each on its lane, −1 for the first."""
-    order = np.lexsort((np.arange(len(graph)), graph.lane))
-    previous = np.full(len(graph), -1, dtype=np.int64)
-    same = graph.lane[order[1:]] == graph.lane[order[:-1]]
-    previous[order[1:][same]] = order[:-1][same]
-    return previous
 
 
 def _bandwidth(graph: TaskGraph) -> float:

@@ -9,7 +9,7 @@ start from one call, which hands them over one after the other.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,9 @@ from foretrace.graph.insert import edge_columns, extend, typical
 from foretrace.graph.select import select
 from foretrace.graph.taskgraph import Change, EdgeKind, Phase, TaskGraph, TaskKind
 from foretrace.techniques.base import Prior, Technique, derived, parameter, prior
+
+if TYPE_CHECKING:
+    from foretrace.training.training import Training
 
 Int64 = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -33,6 +36,7 @@ class CudaGraphs(Technique):
     name: ClassVar[str] = "cuda-graphs"
     summary: ClassVar[str] = "every step launched as one graph: no launch overhead between its kernels"
     source: ClassVar[str] = "torch.cuda.graphs"
+    needs: ClassVar[str] = "a CUDA device"
 
     phases: str = parameter("forward,backward,optimizer", doc="phases to capture, separated by commas")
     gap_us: float | None = derived(unit="µs", doc="time between two kernels of a graph on one stream")
@@ -82,6 +86,20 @@ class CudaGraphs(Technique):
         if not regions:
             raise self.refuse("no whole step was recorded.")
         return self._launch_graphs(graph, regions)
+
+    def realise(self, training: Training) -> Training:
+        import torch
+
+        from foretrace.techniques.compiled import compiled
+
+        if torch.device(training.device).type != "cuda":
+            raise self.refuse("the training runs on a processor, which has no launches to put into a graph.")
+        phases = {word.strip() for word in self.phases.split(",") if word.strip()}
+        if "optimizer" not in phases:
+            return compiled(training, "reduce-overhead")
+        raise self.refuse(
+            "PyTorch's graphs hold the model, not the loop of this optimizer; ask for phases=forward,backward."
+        )
 
     def _region(self, graph: TaskGraph, launches: Mask, step: int) -> _Region | None:
         """What a graph of one step holds; refuses where the host must wait or copy in the middle."""

@@ -25,6 +25,7 @@ class FasterDevice(Technique):
     name: ClassVar[str] = "faster-device"
     summary: ClassVar[str] = "another device: kernels faster by a ratio, the host by an uncertain factor"
     source: ClassVar[str] = "Habitat (ATC 2021) on compute and memory scaling; exchange of kernel times between GPUs"
+    not_applied: ClassVar[str] = "software does not exchange the device; run the same job there and compare."
 
     ratio: float | None = parameter(None, doc="how many times faster every kernel runs", unit="×")
     compute: float | None = parameter(None, doc="the same for matrix products, convolutions, attention", unit="×")

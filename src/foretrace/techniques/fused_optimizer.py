@@ -2,20 +2,23 @@
 
 A fused update reads and writes every optimizer array once, so it takes bytes over bandwidth, and a little
 host time per parameter tensor. Everything that the recording shows inside `Optimizer.step` goes; `zero_grad`
-stays.
+stays. On a processor the step of either implementation over parameters of the recorded sizes can be timed alone.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from foretrace.cost.calibration import Calibration, Ratio
+from foretrace.cost.operator import Operator
 from foretrace.graph.edit import remove
 from foretrace.graph.insert import DeviceTask, HostTask, insert, typical
 from foretrace.graph.taskgraph import TaskGraph, TaskKind
-from foretrace.techniques.base import Prior, Technique, derived, prior
+from foretrace.techniques.base import Prior, Technique, derived, parameter, prior
 from foretrace.techniques.updates import Run, Update, find_update, runs, step_tasks, update_bandwidth
+from foretrace.training.optimizers import step_operator
 
 if TYPE_CHECKING:
     from foretrace.training.training import Training
@@ -28,12 +31,20 @@ _BYTES_PER_LAUNCH = 320 * 65_536 * 4  # blocks of one kernel x elements of a blo
 
 @dataclass(frozen=True, kw_only=True)
 class FusedOptimizer(Technique):
-    """Replace the optimizer's operators by its fused implementation (`fused=True`)."""
+    """Replace the optimizer's loop over parameters by its fused (or multi-tensor) implementation."""
 
     name: ClassVar[str] = "fused-optimizer"
     summary: ClassVar[str] = "the optimizer's fused implementation: one pass over all parameters"
-    source: ClassVar[str] = "Daydream (ATC 2020), FusedAdam; torch.optim, argument fused"
+    source: ClassVar[str] = "Daydream (ATC 2020), FusedAdam; torch.optim, arguments fused and foreach"
 
+    implementation: str = parameter("fused", doc="fused, or foreach (multi-tensor)", choices=("fused", "foreach"))
+    measured: float | None = prior(
+        1.0,
+        0.9,
+        1.1,
+        doc="update in a step relative to the update timed alone",
+        why="alone, the arrays come from memory; in a step, some gradients are still in a cache",
+    )
     bandwidth_gb_s: float | None = derived(unit="GB/s", doc="memory bandwidth that the fused update reaches")
     kernel_share: float | None = prior(
         1.0,
@@ -59,9 +70,16 @@ class FusedOptimizer(Technique):
         why="fused against foreach: 0.27 (Adam) to 0.33 (SGD) measured with many small tensors",
     )
 
+    def wants(self, graph: TaskGraph) -> tuple[Operator, ...]:
+        update = find_update(graph)
+        return () if update is None else self._operators(graph, update)
+
     def priors(self, graph: TaskGraph) -> dict[str, Prior]:
         found = dict(super().priors(graph))
         update = find_update(graph)
+        if update is not None and self._ratio(graph, update) is not None:
+            return {"measured": found["measured"]}
+        del found["measured"]
         bandwidth = update_bandwidth(graph) if update and update.nbytes else None
         if bandwidth is not None:
             del found["kernel_share"]
@@ -85,31 +103,62 @@ class FusedOptimizer(Technique):
         update = find_update(graph)
         if update is None:
             raise self.refuse("the recording shows no optimizer step (no Optimizer.step ranges).")
-        self._check(graph, update)
+        ratio = self._ratio(graph, update)
+        self._check(graph, update, ratio)
         usual = typical(graph) if graph.on_device.any() else None
         mask = step_tasks(graph)
         found = runs(graph, mask)
         if not found:
             raise self.refuse("the optimizer runs inside a graph launch; put fused-optimizer before cuda-graphs.")
         values = self.values(graph)
-        new = [task for run in found for task in _fused(graph, run, update, values)]
+        new: list[HostTask | DeviceTask] = []
+        for run in found:
+            if ratio is not None:
+                ns = float(graph.dur[run.host].sum()) * ratio.value * values["measured"]
+                name = f"aten::_{self.implementation}_{update.optimizer.lower()}_"
+                new.append(HostTask(after=int(run.host[0]), name=name, dur_ns=round(ns), kind=TaskKind.OPERATOR))
+            else:
+                new += _fused(graph, run, update, values)
         return insert(remove(graph, mask, technique=self.name), new, usual=usual, technique=self.name)
 
     def realise(self, training: Training) -> Training:
         from foretrace.training.optimizers import remade
 
-        return replace(
-            training, optimizers=tuple(remade(each, fused=True, foreach=None) for each in training.optimizers)
-        )
+        settings = {"fused": self.implementation == "fused", "foreach": self.implementation == "foreach"}
+        optimizers = tuple(remade(each, **settings) for each in training.optimizers)
+        return replace(training, optimizers=optimizers)
 
-    def _check(self, graph: TaskGraph, update: Update) -> None:
+    def _check(self, graph: TaskGraph, update: Update, ratio: Ratio | None) -> None:
         allowed = _ON_CPU if graph.info.platform == "cpu" else _ON_DEVICE
         if update.fused:
             raise self.refuse(f"the optimizer ({update.optimizer}) is fused already.")
+        if self.implementation == "foreach" and ratio is None:
+            raise self.refuse(
+                "what foreach takes is known from measurements only; run foretrace calibrate run on the recording, "
+                "or ask for implementation=fused."
+            )
         if update.optimizer not in allowed:
             raise self.refuse(f"PyTorch has no fused {update.optimizer} here; it has {', '.join(allowed)}.")
         if graph.info.platform == "cpu" and not update.nbytes:
             raise self.refuse("the recording does not tell how many parameters there are; record with shapes.")
+
+    def _operators(self, graph: TaskGraph, update: Update) -> tuple[Operator, ...]:
+        """The recorded update and the one asked for, to be timed alone; empty where that cannot be known."""
+        sizes = [list(each) for each in update.sizes]
+        if graph.info.platform != "cpu" or update.fused or not sizes or update.optimizer not in _ON_CPU:
+            return ()
+        kept: dict[str, Any] = {
+            key: value
+            for key, value in update.settings.items()
+            if key not in ("fused", "foreach", "differentiable", "capturable", "decoupled_weight_decay", "lr")
+        }
+        before = kept | {"foreach": bool(update.settings.get("foreach")), "fused": False}
+        after = kept | {"foreach": self.implementation == "foreach", "fused": self.implementation == "fused"}
+        return step_operator(update.optimizer, sizes, before), step_operator(update.optimizer, sizes, after)
+
+    def _ratio(self, graph: TaskGraph, update: Update) -> Ratio | None:
+        pair = self._operators(graph, update)
+        return Calibration.of(graph).ratio(pair[0], pair[1]) if pair else None
 
 
 def _fused(graph: TaskGraph, run: Run, update: Update, values: dict[str, float]) -> list[HostTask | DeviceTask]:

@@ -8,13 +8,15 @@ stays as it is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from foretrace.cost.calibration import Calibration
+from foretrace.cost.operator import Operator
 from foretrace.graph import edit
 from foretrace.graph.insert import insert
 from foretrace.graph.select import select
@@ -24,6 +26,11 @@ from foretrace.techniques.autocast import stays_single
 from foretrace.techniques.base import Prior, Technique, derived, parameter
 from foretrace.techniques.casts import cast_tasks, scaler_tasks
 from foretrace.techniques.classes import MATRIX, Classes, Precision, Work, classify
+from foretrace.techniques.reduced import Reduced, reduce
+from foretrace.techniques.reducing import HALF, NewTimes, apply_times, insert_casts, wanted
+
+if TYPE_CHECKING:
+    from foretrace.training.training import Training
 
 Mask = npt.NDArray[np.bool_]
 
@@ -43,6 +50,7 @@ class MixedPrecision(Technique):
     dtype: str = parameter(
         "auto", doc="bfloat16, float16, or what suits the device", choices=("auto", "bfloat16", "float16")
     )
+    measured: float | None = derived(doc="operators in a step relative to operators timed alone, both in 16 bit")
     gemm: float | None = derived(doc="how many times faster matrix products run")
     conv: float | None = derived(doc="how many times faster convolutions run")
     attention: float | None = derived(doc="how many times faster attention runs")
@@ -52,7 +60,22 @@ class MixedPrecision(Technique):
     cast_us: float | None = derived(unit="µs", doc="host time of one cast")
     overhead_us: float | None = derived(unit="µs", doc="time that a 16-bit matrix product adds on a processor")
 
+    def wants(self, graph: TaskGraph) -> tuple[Operator, ...]:
+        if graph.info.platform != "cpu" or not _matrix(graph, classify(graph)).any():
+            return ()
+        return tuple(dict.fromkeys(wanted(graph, self._reduced(graph), self._half(graph))))
+
     def priors(self, graph: TaskGraph) -> dict[str, Prior]:
+        times = self._times(graph)
+        if times is None:
+            return self._unmeasured(graph)
+        found = {"measured": _CARRIED_OVER}
+        if np.isnan(times.ratio).any():
+            found |= {name: each for name, each in self._unmeasured(graph).items() if name in _KINDS}
+        return found
+
+    def _unmeasured(self, graph: TaskGraph) -> dict[str, Prior]:
+        """Priors of classes of work."""
         cpu = graph.info.platform == "cpu"
         found = dict(_ON_CPU if cpu else _ON_DEVICE)
         device = _device(graph)
@@ -90,6 +113,9 @@ class MixedPrecision(Technique):
                 f"such work runs, e.g. {given}."
             )
         work = matrix & (classes.precision != Precision.HALF)
+        times = self._times(graph)
+        if times is not None:
+            return self._by_measured(graph, times, classes, work, values)
         dur = self._durations(graph, classes, work, values)
         faster = edit.retime(graph, work, dur[work], what=f"ran {{}} in {self._name(graph)}", technique=self.name)
         moving = _moving(graph, classes)
@@ -98,6 +124,47 @@ class MixedPrecision(Technique):
         if graph.info.platform != "cpu" and self._name(graph) == "float16":
             new += scaler_tasks(faster)
         return insert(faster, new, technique=self.name)
+
+    def realise(self, training: Training) -> Training:
+        import torch
+
+        kind = torch.device(training.device).type
+        name = self.dtype
+        if name == "auto":
+            name = "bfloat16" if kind != "cuda" or torch.cuda.is_bf16_supported() else "float16"
+        dtype = getattr(torch, name)
+
+        def context() -> torch.autocast:
+            return torch.autocast(kind, dtype)
+
+        scaler = torch.amp.GradScaler(kind) if kind == "cuda" and name == "float16" else training.scaler
+        return replace(training, around_forward=(*training.around_forward, context), scaler=scaler)
+
+    def _half(self, graph: TaskGraph) -> str:
+        """The 16-bit type, as recordings write it."""
+        return HALF[self._name(graph)]
+
+    def _reduced(self, graph: TaskGraph) -> Reduced:
+        return reduce(graph, self._half(graph))
+
+    def _times(self, graph: TaskGraph) -> NewTimes | None:
+        """New times from measured operators; None where the graph carries too few of them."""
+        if graph.info.platform != "cpu" or not Calibration.of(graph):
+            return None
+        times = NewTimes.of(graph, self._reduced(graph))
+        return times if len(times.rows) and times.share >= _ENOUGH_MEASURED else None
+
+    def _by_measured(
+        self, graph: TaskGraph, times: NewTimes, classes: Classes, work: Mask, values: dict[str, float]
+    ) -> TaskGraph:
+        reduced, half = self._reduced(graph), self._half(graph)
+        lacks = bool(np.isnan(times.ratio).any())
+        fallback = self._durations(graph, classes, work, values) if lacks else graph.dur.astype(np.float64)
+        faster = apply_times(graph, times, fallback, values["measured"], self.name)
+        faster = reduced.twins.rewritten(faster)
+        return insert_casts(
+            faster, reduced, half, casts=reduced.casts, measured=values["measured"], technique=self.name
+        )
 
     def _durations(
         self, graph: TaskGraph, classes: Classes, work: Mask, values: dict[str, float]
@@ -168,6 +235,9 @@ def _casts_already(graph: TaskGraph, matrix: Mask) -> bool:
     """Whether a recording without kernels looks like autocast: as many casts as matrix operators, forward."""
     forward = graph.phase == Phase.FORWARD
     casts = select(graph, kind="operator", name="aten::_to_copy") & forward
+    for index in np.unique(graph.shape[casts & (graph.shape >= 0)]).tolist():
+        if Operator("aten::_to_copy", graph.shapes[index]).concrete[1:2] not in (["15"], ["5"]):  # to another type
+            casts &= graph.shape != index
     operators = matrix & forward
     counted = operators & (graph.flops > 0)
     return bool(casts.sum() >= (counted if counted.any() else operators).sum() > 0)
@@ -187,6 +257,15 @@ def _moving(graph: TaskGraph, classes: Classes) -> Mask:
     return np.asarray(moving & ~stays_single(graph))
 
 
+_ENOUGH_MEASURED = 0.5  # of the time of operators that change
+_KINDS = ("gemm", "conv", "attention", "norm", "elementwise", "overhead_us")
+_CARRIED_OVER = Prior(
+    value=1.0,
+    low=0.93,
+    high=1.07,
+    unit="×",
+    why="operators timed alone find their inputs in caches and memory otherwise than in a step",
+)
 _GAINS = (
     (
         "gemm",

@@ -7,8 +7,8 @@ part is assumed, with a range, because other processes are in no recording.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,9 @@ from foretrace.graph.taskgraph import Change, EdgeKind, TaskGraph, TaskKind
 from foretrace.simulate.replay import replay
 from foretrace.techniques.base import Prior, Technique, parameter, prior
 from foretrace.techniques.loading import WORKER, Fetches, add_workers, cores, find_fetches, recorded_loader
+
+if TYPE_CHECKING:
+    from foretrace.training.training import Training
 
 _STAGED_BYTES = 64 * 1024  # smaller pageable copies go through a buffer of the driver
 
@@ -88,6 +91,12 @@ class PrefetchData(Technique):
         for lane in lanes:
             graph = self._hide(graph, next(each for each in find_fetches(graph) if each.lane == lane))
         return graph
+
+    def realise(self, training: Training) -> Training:
+        from foretrace.training.batches import rebuilt
+
+        loader = rebuilt(training.loader, num_workers=self.workers, prefetch_factor=self.prefetch_factor)
+        return replace(training, loader=loader)
 
     def _hide(self, graph: TaskGraph, fetches: Fetches) -> TaskGraph:
         """Move the preparation of one thread's batches to workers."""

@@ -12,13 +12,23 @@ from difflib import get_close_matches
 from importlib.metadata import entry_points
 
 from foretrace.errors import ForetraceError
+from foretrace.techniques.activation_compression import ActivationCompression
+from foretrace.techniques.activation_offload import ActivationOffload
+from foretrace.techniques.activation_recomputation import ActivationRecomputation
 from foretrace.techniques.base import Technique
+from foretrace.techniques.batch_size import BatchSize
+from foretrace.techniques.channels_last import ChannelsLast
+from foretrace.techniques.compiled import Compiled
 from foretrace.techniques.cuda_graphs import CudaGraphs
 from foretrace.techniques.faster_device import FasterDevice
 from foretrace.techniques.fused_optimizer import FusedOptimizer
+from foretrace.techniques.gradient_accumulation import GradientAccumulation
 from foretrace.techniques.mixed_precision import MixedPrecision
 from foretrace.techniques.prefetch_data import PrefetchData
+from foretrace.techniques.reconstruct_batchnorm import ReconstructBatchnorm
+from foretrace.techniques.replace_kernel import ReplaceKernel
 from foretrace.techniques.selection import Remove, Scale
+from foretrace.techniques.structured_dropout import StructuredDropout
 
 GROUP = "foretrace.techniques"
 BUILT_IN: tuple[type[Technique], ...] = (
@@ -26,7 +36,17 @@ BUILT_IN: tuple[type[Technique], ...] = (
     MixedPrecision,
     FusedOptimizer,
     CudaGraphs,
+    Compiled,
+    ChannelsLast,
+    BatchSize,
+    GradientAccumulation,
+    ActivationRecomputation,
+    ReconstructBatchnorm,
+    ActivationOffload,
+    ActivationCompression,
+    StructuredDropout,
     FasterDevice,
+    ReplaceKernel,
     Scale,
     Remove,
 )

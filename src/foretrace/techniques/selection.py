@@ -52,6 +52,7 @@ class Scale(_Selection):
     name: ClassVar[str] = "scale"
     summary: ClassVar[str] = "chosen tasks take a given factor of their time"
     source: ClassVar[str] = "Daydream (ATC 2020), section 4.3: primitives select and scale"
+    not_applied: ClassVar[str] = "it supposes a speed and does not say how to reach it."
 
     by: float = parameter(doc="factor on the duration: 0.5 is twice as fast", unit="×")
 
@@ -68,6 +69,7 @@ class Remove(_Selection):
     name: ClassVar[str] = "remove"
     summary: ClassVar[str] = "chosen tasks are gone, device tasks together with their launches"
     source: ClassVar[str] = "Daydream (ATC 2020), section 4.3: primitives select and remove"
+    not_applied: ClassVar[str] = "it supposes that work is gone and does not say what does it instead."
 
     def change(self, graph: TaskGraph) -> TaskGraph:
         return edit.remove(graph, self.chosen(graph), technique=self.name)

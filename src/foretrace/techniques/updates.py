@@ -39,6 +39,7 @@ class Update:
     nbytes: int  # of all parameters together, 0 if unknown
     accesses: int  # arrays of this size that a fused update reads or writes
     settings: dict[str, Any]
+    sizes: tuple[tuple[int, ...], ...] = ()  # of the parameters with a gradient, empty if unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -68,6 +69,7 @@ def find_update(graph: TaskGraph) -> Update | None:
     named = ("*_fused_*", "*Fused*", "*multi_tensor_apply*AdamFunctor*")
     fused = bool(settings.get("fused")) or bool((select(graph, name=named, ignore_case=False) & mask).any())
     tensors, nbytes = _parameters(graph, mask, recorded)
+    sizes = _sizes(graph, optimizer)
     momentum = settings.get("momentum", (select(graph, op=("aten::mul_", "aten::_foreach_mul_")) & mask).any())
     states = {"Adam": 2, "AdamW": 2, "SGD": int(bool(momentum)), "Adagrad": 1}.get(optimizer, 0)
     return Update(
@@ -77,6 +79,7 @@ def find_update(graph: TaskGraph) -> Update | None:
         nbytes=nbytes,
         accesses=3 + 2 * states,  # parameter and gradient read, parameter written; states read and written
         settings=settings,
+        sizes=sizes,
     )
 
 
@@ -126,6 +129,16 @@ def update_bandwidth(graph: TaskGraph) -> Prior | None:
         return None
     why = f"60 to 90 % of the peak of {device.name}, as streaming kernels reach"
     return Prior(value=0.75 * peak, low=0.6 * peak, high=0.9 * peak, unit="GB/s", why=why)
+
+
+def _sizes(graph: TaskGraph, optimizer: str) -> tuple[tuple[int, ...], ...]:
+    """Sizes of the float32 parameters that optimizers of this class update; empty where others are among them."""
+    recording = graph.info.recording
+    mine = {i for i, each in enumerate(recording.get("optimizers", [])) if each.get("class") == optimizer}
+    found = [each for each in recording.get("parameters", []) if each.get("optimizer") in mine and each.get("trained")]
+    if any(each.get("dtype") != "float32" for each in found):
+        return ()
+    return tuple(tuple(int(n) for n in each["shape"]) for each in found)
 
 
 def _parameters(graph: TaskGraph, mask: Mask, recorded: list[dict[str, Any]]) -> tuple[int, int]:

@@ -250,6 +250,8 @@ class RankColumns:
 
     def _fill_memory(self, args: list[MemoryArgs], at: _At, column: _Columns, good: Mask) -> None:
         _set(column["nbytes"], at, [a.size for a in args], good)
+        column["correlation"][at], _ = integers([a.address for a in args])
+        column["wait_correlation"][at], _ = integers([a.total for a in args])
         known = self._memory_names
         for a in args:
             if (a.device_type, a.device) not in known:

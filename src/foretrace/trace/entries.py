@@ -43,6 +43,8 @@ class MemoryArgs(Struct, gc=False, frozen=True):
     """The arguments of a `[memory]` instant."""
 
     size: Number = field(name="Bytes", default=None)
+    address: Number = field(name="Addr", default=-1)
+    total: Number = field(name="Total Allocated", default=-1)
     device_type: Number = field(name="Device Type", default=None)
     device: Number = field(name="Device Id", default=None)
 

@@ -38,7 +38,7 @@ Keys of the "foretrace" object (times in ns; a fact that could not be had is nam
     environment      variables of OpenMP, BLAS, malloc, CUDA and NCCL that change speed
     load             {start, end}: load averages over 1, 5, 15 minutes
     rank, world_size, backend
-    options          {wait, warmup, active, skip_first, rehearse, shapes, memory, modules, sync_events}
+    options          {wait, warmup, active, skip_first, rehearse, shapes, memory, modules, samples, sync_events}
     steps            [{step, phase, wall_ns, cpu_ns, page_faults, preemptions, device_ns?, batches?,
                      loader_wall_ns?, loader_cpu_ns?}]: every step since the start; `step` is the number in
                      "ProfilerStep#<step>"; cpu_ns is of the whole process; device_ns is between CUDA events
@@ -46,10 +46,12 @@ Keys of the "foretrace" object (times in ns; a fact that could not be had is nam
     overhead         {unprofiled: {wall_ns, cpu_ns, page_faults, preemptions, device_ns?}, profiled: {...},
                      untouched: {...}}: medians over neighbours, whole recorded steps, untouched steps
     optimizers       [{class, module, settings, groups, tensors {dtype: {count, elements}}, with_gradient,
-                     steps, marks_steps}]
+                     steps, marks_steps, state_bytes?}]
     modules          [{root, name, class, parameters (own, not of children)}]; name as in `named_modules()`
     module_calls     indices into `modules`, in call order, of one step
     parameters       [{root, name, shape, dtype, numel, device, trained, optimizer, group}]
+    buffer_bytes     of the modules' buffers (running statistics and the like)
+    peaks            what the machine reached in a short probe, see `foretrace.hardware.probe`; `profile` stores it
     gradient_order   [[index into `parameters`, ns since the step began]] as gradients were accumulated
     ddp              bucket sizes and settings of DistributedDataParallel wrappers
     loaders          [{dataset, num_workers, batch_size, prefetch_factor, persistent_workers, pin_memory,
@@ -94,9 +96,10 @@ class RecordOptions:
     shapes: bool = True
     memory: bool = True
     modules: bool = True
+    samples: int = 0  # per step, where no data loader tells; 0 if unknown
 
     def __post_init__(self) -> None:
-        for name, least in (("wait", 0), ("warmup", 0), ("active", 1), ("skip_first", 0)):
+        for name, least in (("wait", 0), ("warmup", 0), ("active", 1), ("skip_first", 0), ("samples", 0)):
             value = getattr(self, name)
             if value < least:
                 raise ForetraceError(f"{name}={value} is too small for a recording; give at least {least}")
@@ -127,13 +130,14 @@ def record(
     shapes: bool = True,
     memory: bool = True,
     modules: bool = True,
+    samples: int = 0,
 ) -> Recorder:
     """A context manager that records `active` training steps into `folder`; call `step()` after each of them.
 
     `wait` unprofiled steps are timed before and after the window, `warmup` steps run with the profiler
     prepared, `skip_first` steps are left alone. `rehearse` runs a throw-away cycle first. `shapes`, `memory`
     and `modules` choose what the profiler stores: input sizes, allocations, and the tree of `nn.Module` calls
-    (Python stacks).
+    (Python stacks). `samples` is the number of samples per step, where no data loader tells it.
 
     Raises MissingExtraError without PyTorch, ForetraceError for counts that cannot work, TraceError if the
     file cannot be written or another profiler is running.
@@ -147,6 +151,7 @@ def record(
         shapes=shapes,
         memory=memory,
         modules=modules,
+        samples=samples,
     )
     return Recorder(Path(folder), options)
 
@@ -180,6 +185,7 @@ class Recorder:
         self._begin = machine.stamp()
         self._load: dict[str, Any] = {}
         self._sync_events = False
+        self.extra: dict[str, Any] = {}  # further keys of the "foretrace" object
 
     @property
     def steps_seen(self) -> int:
@@ -395,6 +401,7 @@ class Recorder:
             "loaders": self._loaders.facts(),
             "memory": {"peak_rss_bytes": machine.peak_rss_bytes(), **machine.device_memory()},
             "missing": self._model.missing,
+            **self.extra,
         }
 
 

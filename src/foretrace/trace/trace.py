@@ -115,13 +115,13 @@ class Trace:
     name: Int32  # -> names
     category: UInt8  # Category
     lane: Int32  # -> lanes
-    correlation: Int64  # launch call <-> device work of one rank, −1 if none
+    correlation: Int64  # launch call <-> device work of one rank; MEMORY: the address; −1 if none
     sequence: Int64  # autograd sequence number, −1 if none
     nbytes: Int64  # copies, memsets and [memory] instants; −1 if unknown
     shape: Int32  # -> shapes, −1 if not recorded
     collective: Int32  # -> collectives, −1 if none
     wait_stream: Int32  # SYNC: the stream waited for, −1 if none
-    wait_correlation: Int64  # SYNC: correlation of the event record waited for, −1 if none
+    wait_correlation: Int64  # SYNC: correlation of the event record waited for; MEMORY: total allocated; −1 if none
     names: tuple[str, ...]
     lanes: tuple[TraceLane, ...]
     shapes: tuple[str, ...]  # JSON text [dims, types, concrete]; see `shapes_of`

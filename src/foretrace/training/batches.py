@@ -1,6 +1,7 @@
 """Batches: what a loader yields, batches that lie ready in memory, and how either is changed.
 
-A batch is a tensor, or tuples, lists and dicts of tensors and plain values. The first dimension of every tensor counts the samples.
+A batch is a tensor, or tuples, lists and dicts of tensors and plain values. The first dimension of every tensor counts
+the samples.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def rebuilt(loader: Batches, **changes: Any) -> DataLoader[Any]:
 
     Raises NotApplicableError where it is no DataLoader, or one with a batch sampler of its own.
     """
-    from torch.utils.data import BatchSampler, DataLoader, RandomSampler
+    from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
     if isinstance(loader, Resident):
         return rebuilt(loader.source, **changes)
@@ -81,6 +82,8 @@ def rebuilt(loader: Batches, **changes: Any) -> DataLoader[Any]:
         "generator": loader.generator,
         "persistent_workers": loader.persistent_workers,
     }
+    if not isinstance(loader.sampler, (RandomSampler, SequentialSampler)):
+        settings |= {"sampler": loader.sampler, "shuffle": None}  # an order of its own
     settings |= changes
     if settings["num_workers"]:
         settings.setdefault("prefetch_factor", loader.prefetch_factor or 2)

@@ -1,14 +1,21 @@
-"""Optimizers made anew with other settings, on the same parameters."""
+"""Optimizers made anew with other settings on the same parameters, and one step of an optimizer to be timed alone."""
 
 from __future__ import annotations
 
 import inspect
+import json
+from collections.abc import Callable
+from math import prod
 from typing import TYPE_CHECKING, Any
 
+from foretrace.cost.operator import Operator
 from foretrace.errors import NotApplicableError
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
+
+_WORKING_SET_BYTES = 64 * 2**20  # steps take turns on so much, so that none finds its arrays in a cache
+_MOST_SETS = 24
 
 
 def remade(optimizer: Optimizer, **settings: Any) -> Optimizer:
@@ -29,3 +36,34 @@ def remade(optimizer: Optimizer, **settings: Any) -> Optimizer:
         return kind(groups, **defaults)
     except (RuntimeError, ValueError) as error:
         raise NotApplicableError(f"{kind.__name__} refuses {settings}: {error}.") from error
+
+
+def step_operator(kind: str, sizes: list[list[int]], settings: dict[str, Any]) -> Operator:
+    """One step of the torch optimizer `kind` over float32 parameters of these sizes, as something to be timed."""
+    concrete = ["", kind, json.dumps(settings, sort_keys=True)]
+    return Operator.of(f"{__name__}:prepared_step", [sizes, [], []], ["TensorList", "", ""], concrete)
+
+
+def prepared_step(operator: Operator) -> Callable[[], object]:
+    """What a `step_operator` stands for: calls take turns on several copies of the parameters, each with its state."""
+    import torch
+
+    sizes, kind, settings = operator.dims[0], operator.concrete[1], json.loads(operator.concrete[2])
+    settings = {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
+    nbytes = 16 * sum(map(prod, sizes))  # parameter, gradient and two states
+    optimizers = []
+    for _ in range(max(1, min(_MOST_SETS, _WORKING_SET_BYTES // max(nbytes, 1)))):
+        parameters = [torch.nn.Parameter(torch.randn(size)) for size in sizes]
+        for parameter in parameters:
+            parameter.grad = torch.randn_like(parameter)
+        made = getattr(torch.optim, kind)(parameters, lr=1e-5, **settings)
+        made.step()  # allocates the state
+        optimizers.append(made)
+    turn = 0
+
+    def call() -> None:
+        nonlocal turn
+        optimizers[turn].step()
+        turn = (turn + 1) % len(optimizers)
+
+    return call

@@ -43,12 +43,13 @@ class Training:
     on_batch: tuple[Callable[[Batch], Batch], ...] = ()  # applied to every batch once it is on the device
     micro_batches: int = 1  # parts of a batch whose gradients are added before one update
     scaler: Any = None  # torch.amp.GradScaler, where 16-bit gradients could underflow
+    clip_norm: float = 0.0  # longest gradient (2-norm over an optimizer's parameters) of an update; 0 is any
     applied: tuple[str, ...] = ()  # techniques, as they are written
 
     def copied(self) -> Training:
         """The same job with a model and optimizers of its own; batches that lie in memory are shared."""
-        model, optimizers = copy.deepcopy((self.model, self.optimizers))
-        return replace(self, model=model, optimizers=optimizers)
+        model, optimizers, around = copy.deepcopy((self.model, self.optimizers, self.around_forward))
+        return replace(self, model=model, optimizers=optimizers, around_forward=around)
 
     def with_batches(self, count: int) -> Training:
         """The same job on `count` batches that were made once and lie ready: steps without data loading."""
@@ -91,7 +92,13 @@ class Training:
         (self.scaler.scale(loss) if self.scaler is not None else loss).backward()
 
     def update(self, optimizer: Optimizer) -> None:
-        """One optimizer step, then gradients cleared."""
+        """Gradients clipped if asked for, one optimizer step, then gradients cleared."""
+        if self.clip_norm:
+            from torch.nn.utils import clip_grad_norm_
+
+            if self.scaler is not None:
+                self.scaler.unscale_(optimizer)
+            clip_grad_norm_([each for group in optimizer.param_groups for each in group["params"]], self.clip_norm)
         if self.scaler is not None:
             self.scaler.step(optimizer)
             self.scaler.update()

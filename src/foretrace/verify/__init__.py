@@ -1,1 +1,1 @@
-"""Run a prediction for real, both arms interleaved, and keep what was predicted beside what was measured."""
+"""Verify: a technique predicted and then run for real, arm against arm, and the ledger that keeps both figures."""

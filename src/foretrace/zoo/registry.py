@@ -3,7 +3,7 @@
     training("resnet50", "tiny")            # a Training, weights and data from the seed
     job("resnet50") / job("train.py")       # a function that makes such a Training anew
 
-`tiny` steps take 20 to 150 ms on one core and fit any machine; `full` is the published configuration.
+`tiny` steps take 20 to 170 ms on one core and fit any machine; `full` is the published configuration.
 """
 
 from __future__ import annotations
@@ -24,17 +24,183 @@ SIZES = ("tiny", "full")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One model of the zoo. `home` is the module with `make(size, seed) -> Training`, loaded when it is used."""
+    """One model of the zoo. `home` is the module with `make(size) -> Training`, loaded when it is used."""
 
     name: str
     task: str  # "image classification"
     summary: str  # one line: architecture and what the two sizes are
     source: str  # paper
     home: str  # "foretrace.zoo.vision:resnet50"
+    parameters: tuple[int, int]  # of tiny and of full
     needs: str = ""  # a package beside torch
 
 
-ENTRIES: tuple[Entry, ...] = ()
+_ZOO = "foretrace.zoo"
+ENTRIES: tuple[Entry, ...] = (
+    Entry(
+        name="resnet50",
+        task="image classification",
+        summary="ResNet-50: 53 convolutions with batch norm; tiny a quarter of the width on 64 x 64 pixels",
+        source="He et al., Deep Residual Learning for Image Recognition, CVPR 2016",
+        home=f"{_ZOO}.vision:resnet50",
+        parameters=(1_532_276, 25_557_032),
+    ),
+    Entry(
+        name="inception-v3",
+        task="image classification",
+        summary="Inception v3: 94 convolutions in parallel branches; tiny a quarter of the width on 107 x 107 pixels",
+        source="Szegedy et al., Rethinking the Inception Architecture for Computer Vision, CVPR 2016",
+        home=f"{_ZOO}.inception:inception_v3",
+        parameters=(1_423_276, 27_161_264),
+    ),
+    Entry(
+        name="mobilenet-v2",
+        task="image classification",
+        summary="MobileNetV2: depthwise convolutions, many small operators; tiny width 0.35 on 64 x 64 pixels",
+        source="Sandler et al., MobileNetV2: Inverted Residuals and Linear Bottlenecks, CVPR 2018",
+        home=f"{_ZOO}.vision:mobilenet_v2",
+        parameters=(346_180, 3_504_872),
+    ),
+    Entry(
+        name="vgg11",
+        task="image classification",
+        summary="VGG-11: convolutions without normalisation, large linear layers; tiny half the width on 32 x 32",
+        source="Simonyan and Zisserman, Very Deep Convolutional Networks, ICLR 2015, configuration A",
+        home=f"{_ZOO}.vision:vgg11",
+        parameters=(3_721_508, 132_863_336),
+    ),
+    Entry(
+        name="bert",
+        task="language model",
+        summary="BERT base, masked words and next sentence; tiny 3 layers of 128, 64 words",
+        source="Devlin et al., BERT: Pre-training of Deep Bidirectional Transformers, NAACL 2019",
+        home=f"{_ZOO}.language:bert",
+        parameters=(901_250, 110_106_428),
+        needs="transformers",
+    ),
+    Entry(
+        name="gpt2",
+        task="language model",
+        summary="GPT-2 of 124 million parameters; tiny 4 layers of 128, 64 words",
+        source="Radford et al., Language Models are Unsupervised Multitask Learners, 2019",
+        home=f"{_ZOO}.language:gpt2",
+        parameters=(1_063_680, 124_439_808),
+        needs="transformers",
+    ),
+    Entry(
+        name="llama",
+        task="language model",
+        summary="Llama decoder with grouped-query attention in the size of TinyLlama; tiny 4 layers of 160, 64 words",
+        source="Touvron et al., LLaMA, 2023; Zhang et al., TinyLlama, 2024",
+        home=f"{_ZOO}.language:llama",
+        parameters=(1_793_440, 1_100_048_384),
+        needs="transformers",
+    ),
+    Entry(
+        name="lstm-lm",
+        task="language model",
+        summary="word language model, 2 LSTM layers of 1500 with dropout; tiny 2 of 256, 20 steps",
+        source="Zaremba et al., Recurrent Neural Network Regularization, 2014",
+        home=f"{_ZOO}.lstm_lm:lstm_lm",
+        parameters=(2_078_672, 66_034_000),
+    ),
+    Entry(
+        name="dropout-lstm",
+        task="language model",
+        summary="word language model with recurrent dropout, 2 LSTM layers of 650; tiny 2 of 512, 20 steps",
+        source="Zaremba et al. 2014, medium; Gal and Ghahramani, NeurIPS 2016; Sarma et al., NeurIPS 2021",
+        home=f"{_ZOO}.dropout_lstm:dropout_lstm",
+        parameters=(6_252_496, 19_780_400),
+    ),
+    Entry(
+        name="dropout-lstm-large",
+        task="language model",
+        summary="word language model with recurrent dropout, 2 LSTM layers of 1500; tiny 1 of 1024, 12 steps",
+        source="Zaremba et al. 2014, large; Gal and Ghahramani, NeurIPS 2016; Sarma et al., NeurIPS 2021",
+        home=f"{_ZOO}.dropout_lstm:dropout_lstm_large",
+        parameters=(10_445_800, 66_034_000),
+    ),
+    Entry(
+        name="acoustic-lstm",
+        task="speech recognition",
+        summary="acoustic model with recurrent dropout, 3 LSTM layers of 1024 on frames; tiny 2 of 512, 24 frames",
+        source="Sak et al., Long Short-Term Memory Architectures for Acoustic Modeling, Interspeech 2014",
+        home=f"{_ZOO}.dropout_lstm:acoustic_lstm",
+        parameters=(3_584_200, 24_356_816),
+    ),
+    Entry(
+        name="seq2seq",
+        task="translation",
+        summary="LSTM encoder and decoder with attention, 4 layers of 1000; tiny 2 of 192, 16 words",
+        source="Luong et al., Effective Approaches to Attention-based Neural Machine Translation, EMNLP 2015",
+        home=f"{_ZOO}.translation:seq2seq",
+        parameters=(2_376_656, 215_114_000),
+    ),
+    Entry(
+        name="transformer",
+        task="translation",
+        summary="Transformer base, 6 + 6 layers of 512; tiny 2 + 2 of 128, 24 words",
+        source="Vaswani et al., Attention Is All You Need, NeurIPS 2017",
+        home=f"{_ZOO}.translation:transformer",
+        parameters=(1_181_696, 63_082_496),
+    ),
+    Entry(
+        name="detector",
+        task="object detection",
+        summary="Faster R-CNN: ResNet-50, feature pyramid, proposals, RoIAlign; tiny a shallow one on 96 x 96 pixels",
+        source="Ren et al., Faster R-CNN, NeurIPS 2015; Lin et al., Feature Pyramid Networks, CVPR 2017",
+        home=f"{_ZOO}.detection:detector",
+        parameters=(293_092, 41_808_406),
+    ),
+    Entry(
+        name="deepspeech2",
+        task="speech recognition",
+        summary="Deep Speech 2: convolutions, 5 bidirectional GRU layers of 800, CTC; tiny 2 layers of 96",
+        source="Amodei et al., Deep Speech 2, ICML 2016",
+        home=f"{_ZOO}.speech:deepspeech2",
+        parameters=(379_397, 41_190_557),
+    ),
+    Entry(
+        name="gan",
+        task="image generation",
+        summary="DCGAN on 64 x 64 pixels: two networks, two optimizers; tiny half the width on 32 x 32 pixels",
+        source="Radford et al., Unsupervised Representation Learning with DCGANs, ICLR 2016",
+        home=f"{_ZOO}.gan:dcgan",
+        parameters=(538_432, 6_342_272),
+    ),
+    Entry(
+        name="actor-critic",
+        task="reinforcement learning",
+        summary="actor-critic on drawn cart-poles, many small operators; tiny 36 x 36 pixels, 16 ticks a step",
+        source="Mnih et al., Asynchronous Methods for Deep Reinforcement Learning, ICML 2016",
+        home=f"{_ZOO}.reinforcement:actor_critic",
+        parameters=(13_595, 676_915),
+    ),
+    Entry(
+        name="dlrm",
+        task="recommendation",
+        summary="DLRM with the tables of Criteo Kaggle, 540 million parameters; tiny at most 80,000 rows a table",
+        source="Naumov et al., Deep Learning Recommendation Model, 2019",
+        home=f"{_ZOO}.recommendation:dlrm",
+        parameters=(11_146_673, 540_677_217),
+    ),
+    Entry(
+        name="ncf",
+        task="recommendation",
+        summary="NeuMF in the size of MovieLens-20M, bound by its optimizer; tiny a quarter of the factors",
+        source="He et al., Neural Collaborative Filtering, WWW 2017",
+        home=f"{_ZOO}.recommendation:ncf",
+        parameters=(4_614_801, 31_832_577),
+    ),
+    Entry(
+        name="gnn",
+        task="graph classification",
+        summary="graph isomorphism network, 5 layers of 64 on graphs of 512 nodes; tiny graphs of 96 nodes",
+        source="Xu et al., How Powerful are Graph Neural Networks?, ICLR 2019",
+        home=f"{_ZOO}.graphs:gnn",
+        parameters=(41_523, 44_835),
+    ),
+)
 
 
 def entries() -> dict[str, Entry]:

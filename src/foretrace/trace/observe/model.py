@@ -39,6 +39,7 @@ class ModelWatch:
         self._parameters: list[dict[str, Any]] = []
         self._gradients: list[list[int]] = []
         self._ddp: list[dict[str, Any]] = []
+        self._buffers = 0
         self._after_step: list[Callable[[], None]] = []
 
     def optimizer_stepped(self, optimizer: Any) -> None:
@@ -69,6 +70,7 @@ class ModelWatch:
             "modules": self._modules,
             "module_calls": self._calls,
             "parameters": self._parameters,
+            "buffer_bytes": self._buffers,
             "gradient_order": self._gradients,
             "ddp": self._ddp,
         }
@@ -88,7 +90,10 @@ class ModelWatch:
             for group, members in enumerate(optimizer.param_groups)
             for parameter in members["params"]
         }
+        for seen in self._optimizers:
+            seen.note_state()
         roots = _roots(owner)
+        self._buffers = sum(buffer.nbytes for model in roots for buffer in model.buffers())
         module_index: dict[int, int] = {}
         parameters: list[Any] = []
         known: set[int] = set()
@@ -174,6 +179,13 @@ class _Optimizer:
             "tensors": {dtype: {"count": n, "elements": e} for dtype, (n, e) in tensors.items()},
             "with_gradient": with_gradient,
         }
+
+    def note_state(self) -> None:
+        """Keep how many bytes the tensors of its state hold."""
+        optimizer = self.ref()
+        if optimizer is not None:
+            state = (value for entry in optimizer.state.values() for value in entry.values())
+            self.facts["state_bytes"] = sum(value.nbytes for value in state if hasattr(value, "nbytes"))
 
 
 def _members(optimizer: Any) -> Iterable[Any]:

@@ -1,0 +1,85 @@
+"""Verify techniques on models of the zoo, on this machine, and keep every row: benchmarks/data/ledger.jsonl.
+
+    python benchmarks/verify_zoo.py [PART ...] [--again]
+
+Every row is one `foretrace verify`: record the model, predict, then run both arms interleaved. Rows that are there for
+this machine and version of PyTorch are kept unless `--again`; PART keeps the plan to rows whose technique or model
+contains it. Nothing else should use the cores meanwhile. `python benchmarks/accuracy.py ledger` writes the table.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from foretrace.verify.ledger import Ledger
+
+DATA = Path(__file__).parent / "data"
+ROWS = DATA / "ledger.jsonl"
+
+# Techniques (several in one entry are applied together) and the models each is verified on.
+PLAN: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
+    (("mixed-precision",), ("resnet50", "bert", "gpt2", "lstm-lm", "mobilenet-v2", "ncf")),
+    (("fused-optimizer",), ("bert", "mobilenet-v2", "dlrm", "gan", "inception-v3")),
+    (("batch-size by=2",), ("resnet50", "gpt2", "lstm-lm", "gnn", "detector")),
+    (("batch-size by=0.5",), ("inception-v3", "llama", "deepspeech2")),
+    (("gradient-accumulation steps=2",), ("resnet50", "bert", "seq2seq", "dlrm")),
+    (("activation-recomputation",), ("bert", "gpt2", "llama", "resnet50")),
+    (("channels-last",), ("resnet50", "mobilenet-v2", "inception-v3", "detector")),
+    (("activation-compression",), ("resnet50", "gpt2", "inception-v3")),
+    (("activation-offload to=disk",), ("resnet50", "bert", "transformer")),
+    (("reconstruct-batchnorm",), ("resnet50", "inception-v3", "mobilenet-v2")),
+    (("structured-dropout",), ("dropout-lstm", "dropout-lstm-wide", "dropout-tagger")),
+    (("prefetch-data workers=1",), ("resnet50", "mobilenet-v2", "deepspeech2")),
+    (("compiled",), ("resnet50", "bert", "ncf")),
+    (("mixed-precision", "fused-optimizer"), ("bert",)),
+    (("activation-recomputation", "mixed-precision"), ("gpt2",)),
+    (("batch-size by=2", "fused-optimizer"), ("mobilenet-v2",)),
+    (("channels-last", "mixed-precision"), ("resnet50",)),
+)
+
+
+def chosen(parts: Sequence[str]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The rows of the plan, or those that any part names."""
+    for techniques, models in PLAN:
+        for model in models:
+            if not parts or any(part in " ".join((*techniques, model)) for part in parts):
+                yield techniques, model
+
+
+def main(arguments: Sequence[str]) -> int:
+    parts = [word for word in arguments if word != "--again"]
+    ledger = Ledger(DATA / "ledger.sqlite")
+    if ROWS.exists():
+        ledger.import_jsonl(ROWS)
+    plan = list(chosen(parts))
+    failed = 0
+    for number, (techniques, model) in enumerate(plan, start=1):
+        text = " + ".join(techniques)
+        if "--again" not in arguments and ledger.has(techniques=techniques, model=model):
+            continue
+        began = time.monotonic()
+        command = [sys.executable, "-m", "foretrace", "verify", *techniques, "--model", model, "--json"]
+        done = subprocess.run([*command, "--ledger", str(ledger.path)], capture_output=True, text=True, check=False)
+        took = time.monotonic() - began
+        if done.returncode:
+            failed += 1
+            print(f"{number}/{len(plan)} {text} on {model}: {done.stderr.strip()[-500:]}", flush=True)
+            continue
+        print(f"{number}/{len(plan)} {text} on {model}: {summary(done.stdout)}, {took:.0f} s", flush=True)
+        ledger.export(ROWS)
+    return int(failed > 0)
+
+
+def summary(text: str) -> str:
+    """One line of a verification's JSON."""
+    found = json.loads(text)
+    return f"{found.get('headline', '')}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

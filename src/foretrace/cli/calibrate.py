@@ -1,0 +1,247 @@
+"""`foretrace calibrate`: what operators cost on this machine, for predictions that are measured instead of assumed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foretrace.cli import options
+from foretrace.errors import ForetraceError
+
+if TYPE_CHECKING:
+    from foretrace.cost.device import Point
+
+_AGAIN = "FORETRACE_CALIBRATES_AGAIN"  # set for the process that runs in the environment of a recording
+
+calibrate = typer.Typer(
+    name="calibrate",
+    help="Time operators on this machine, so that predictions are measured instead of assumed.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+Threads = Annotated[int | None, typer.Option("--threads", metavar="N", min=1, help="Threads of an operator.")]
+Seconds = Annotated[float, typer.Option("--seconds", metavar="S", min=1.0, help="Time to spend at most.")]
+
+
+@calibrate.command("device")
+def device(
+    threads: Threads = None,
+    seconds: Seconds = 30.0,
+    like: Annotated[
+        Path | None,
+        typer.Option("--like", metavar="TRACE", help="With the threads and allocator settings of this recording."),
+    ] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Time the operators that training consists of, in all sizes and precisions, and keep the times.
+
+    Example: foretrace calibrate device --threads 1
+    """
+    if like is not None:
+        recorded = _machine_of(like)
+        if _elsewhere(recorded["allocator"], ["device", "--seconds", str(seconds), "--like", str(like)], as_json):
+            return
+        threads = threads or recorded["threads"]
+    from foretrace.cost import bench, store
+    from foretrace.cost.device import grid
+    from foretrace.cost.machine import fingerprint
+
+    points = grid()
+    with _threads(threads), options.progress("timing operators") as report:
+        machine = fingerprint()
+        operators = [each for point in points for each in point.operators]
+        measured = bench.measure(operators, budget_s=seconds, progress=report)
+    path = store.save(machine, measured.seconds)
+    if as_json:
+        _print({"command": "calibrate device", "machine": machine, "stored": str(path), **_facts(measured)})
+        return
+    print(f"{_headline(points, measured.seconds)}\n")
+    print(f"  {len(measured.seconds)} operators timed on {_where(machine)}\n")
+    print("\n".join(_table(points, measured.seconds)))
+    _say_failed(measured.failed)
+    print(f"\n  stored in {path}\n  next: foretrace whatif TRACE --do mixed-precision")
+
+
+@calibrate.command("run")
+def run(
+    source: options.Source,
+    do: Annotated[
+        list[str],
+        typer.Option("--do", metavar='"NAME KEY=VALUE ..."', help="A technique to be predicted; several in order."),
+    ],
+    seconds: Seconds = 30.0,
+    as_json: options.AsJson = False,
+) -> None:
+    """Time the very operators of a recording, as they are and as techniques would change them.
+
+    It must run on the machine of the recording, and takes over its threads and allocator settings.
+    Example: foretrace calibrate run run/ --do mixed-precision
+    """
+    from foretrace.techniques.arguments import parse_all
+
+    techniques = parse_all(do)
+    recorded = _machine_of(source)
+    words = ["run", str(source), *(word for each in do for word in ("--do", each)), "--seconds", str(seconds)]
+    if _elsewhere(recorded["allocator"], words, as_json):
+        return
+    from foretrace.cost import bench, store
+    from foretrace.cost.calibration import Calibration
+    from foretrace.cost.machine import differences, fingerprint
+    from foretrace.techniques.measuring import calibrated
+
+    with _threads(recorded["threads"]):
+        machine = fingerprint()
+        if other := differences(recorded, machine):
+            raise ForetraceError(f"{source} was recorded elsewhere: {', '.join(other)}; calibrate there.")
+        graph = options.scenario(source).graph
+        graph = Calibration.load_for(graph).on(graph)
+        with options.progress("timing operators") as report:
+            found = calibrated(graph, techniques, lambda each: bench.measure(each, budget_s=seconds, progress=report))
+    path = store.save(machine, found.seconds) if found.seconds else store.path_for(machine)
+    if as_json:
+        _print({"command": "calibrate run", "machine": machine, "stored": str(path), **_facts(found)})
+        return
+    if found.seconds:
+        print(f"Timed {len(found.seconds)} operators of {source.name} on {_where(machine)}.")
+    else:
+        print("Nothing to time: these techniques ask for no operator of this recording, or all they ask for is known.")
+    _say_failed(found.failed)
+    if found.seconds:
+        print(f"  stored in {path}")
+    print("  next: foretrace whatif", source, " ".join(f'--do "{each}"' for each in do))
+
+
+def _machine_of(source: Path) -> dict[str, Any]:
+    """The fingerprint of a recording. Raises ForetraceError where it does not say enough, or says of a GPU."""
+    from foretrace.cost.machine import fingerprint_of
+
+    graph = options.scenario(source).graph
+    found = fingerprint_of(graph.info.recording)
+    if not found:
+        raise ForetraceError(
+            f"{source} does not say on which machine and with how many threads it was recorded, so no time measured "
+            "here would fit; record it with foretrace record."
+        )
+    if found["device"] != "cpu":
+        raise ForetraceError(f"{source} was recorded on {found['device']}; calibrations are for processors so far.")
+    return found
+
+
+def _elsewhere(allocator: Mapping[str, str], words: list[str], as_json: bool) -> bool:
+    """Run this command again with the allocator settings of a recording, which a process only takes at its start.
+
+    True where it did so. Raises ForetraceError where the settings cannot be had.
+    """
+    from foretrace.cost.machine import ALLOCATOR, allocator_settings
+
+    mine = allocator_settings()
+    if mine == dict(allocator):
+        return False
+    if _AGAIN in os.environ or mine.get("LD_PRELOAD") != allocator.get("LD_PRELOAD"):
+        wanted = " ".join(f"{key}={value}" for key, value in sorted(allocator.items())) or "none"
+        raise ForetraceError(f"the recording ran with other allocator settings ({wanted}); set these and run again.")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(ALLOCATOR) or key == "LD_PRELOAD"}
+    command = [sys.executable, "-m", "foretrace", "calibrate", *words, *(["--json"] if as_json else [])]
+    sys.stdout.flush()
+    ended = subprocess.run(command, env={**kept, **allocator_words(allocator), _AGAIN: "1"}, check=False)
+    if ended.returncode:
+        raise typer.Exit(ended.returncode)
+    return True
+
+
+def allocator_words(allocator: Mapping[str, str]) -> dict[str, str]:
+    """The settings that can be given to another process: a preloaded library is known by its name only."""
+    return {key: value for key, value in allocator.items() if key != "LD_PRELOAD"}
+
+
+@contextmanager
+def _threads(number: int | None) -> Iterator[None]:
+    """So many threads per operator meanwhile; as many as PyTorch takes where none is given."""
+    try:
+        import torch
+    except ImportError:
+        from foretrace.errors import MissingExtraError
+
+        raise MissingExtraError("calibrate needs PyTorch; install it in this environment.") from None
+    before = torch.get_num_threads()
+    torch.set_num_threads(number or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _table(points: list[Point], seconds: Mapping[str, float]) -> Iterator[str]:
+    """Per class: time in float32, ratios of its twins, share that does not grow with the batch."""
+    families: dict[str, list[Point]] = {}
+    for point in points:
+        if point.base.key in seconds:
+            families.setdefault(point.family, []).append(point)
+    width = max((len(each) for each in families), default=0)
+    yield f"  {'class':<{width}}  {'float32':>19}  {'bfloat16':>13}  {'channels_last':>13}  {'fixed':>6}"
+    for family, members in families.items():
+        times = sorted(seconds[each.base.key] for each in members)
+        half = _ratios([(each.base, each.bfloat16) for each in members], seconds)
+        last = _ratios([(each.base, each.channels_last) for each in members], seconds)
+        twice = [seconds[each.batch.key] / seconds[each.base.key] for each in members if each.batch.key in seconds]
+        fixed = f"{100 * median(min(max(2.0 - each, 0.0), 1.0) for each in twice):.0f} %" if twice else ""
+        yield f"  {family:<{width}}  {_span(times):>19}  {half:>13}  {last:>13}  {fixed:>6}"
+    yield ""
+    yield "  float32: fastest to slowest of the sizes; ratios: time relative to that, from size to size;"
+    yield "  fixed: share of the time that stays when the batch grows (median over the sizes)"
+
+
+def _say_failed(failed: Mapping[str, str]) -> None:
+    """What was not timed, by reason."""
+    reasons: dict[str, list[str]] = {}
+    for key, reason in failed.items():
+        reasons.setdefault(reason, []).append(key.partition(" ")[0])
+    for reason, names in reasons.items():
+        few = ", ".join(list(dict.fromkeys(names))[:3])
+        print(f"  not timed: {len(names)} calls ({few}{', ...' if len(set(names)) > 3 else ''}): {reason}")
+
+
+def _headline(points: list[Point], seconds: Mapping[str, float]) -> str:
+    """What bfloat16 does to matrix work here, the first thing to know of a processor."""
+    found = []
+    for word, families in (("matrix products", ("mm", "addmm", "bmm")), ("convolutions", ("convolution",))):
+        mine = [(p.base.key, p.bfloat16.key) for p in points if p.family in families and p.bfloat16 is not None]
+        ratios = [seconds[after] / seconds[before] for before, after in mine if {before, after} <= seconds.keys()]
+        if ratios:
+            found.append(f"{median(ratios):.2f}× the time of float32 in {word}")
+    return f"bfloat16 takes {' and '.join(found)} here." if found else "No operator could be timed."
+
+
+def _ratios(pairs: list[tuple[Any, Any]], seconds: Mapping[str, float]) -> str:
+    found = sorted(seconds[b.key] / seconds[a.key] for a, b in pairs if b is not None and b.key in seconds)
+    return f"{found[0]:.2f} – {found[-1]:.2f}×" if found else "–"
+
+
+def _span(times: list[float]) -> str:
+    from foretrace.report.units import seconds
+
+    return f"{seconds(times[0])} – {seconds(times[-1])}"
+
+
+def _where(machine: Mapping[str, Any]) -> str:
+    threads = machine["threads"]
+    return f"{machine['cpu']} with {threads} thread{'' if threads == 1 else 's'}, PyTorch {machine['torch']}"
+
+
+def _facts(measured: Any) -> dict[str, Any]:
+    return {"schema_version": 1, "seconds": measured.seconds, "failed": measured.failed}
+
+
+def _print(facts: dict[str, Any]) -> None:
+    import msgspec
+
+    print(msgspec.json.format(msgspec.json.encode(facts), indent=2).decode())

@@ -1,0 +1,56 @@
+"""`foretrace ledger`: what was verified so far, shown, summed up, exported and imported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foretrace.cli import options
+from foretrace.cli.verify import LedgerFile
+from foretrace.errors import ForetraceError
+
+
+def ledger(
+    model: Annotated[str, typer.Option("--model", metavar="NAME", help="Only rows of this model.")] = "",
+    technique: Annotated[
+        str, typer.Option("--technique", metavar="NAME", help="Only rows that apply this technique.")
+    ] = "",
+    summary: Annotated[bool, typer.Option("--summary", help="Only how well each technique was predicted.")] = False,
+    export: Annotated[
+        Path | None, typer.Option("--export", metavar="FILE", help="Write the rows as .csv, .jsonl or .md.")
+    ] = None,
+    import_: Annotated[
+        Path | None, typer.Option("--import", metavar="FILE", help="Add the rows of an exported .jsonl first.")
+    ] = None,
+    ledger: LedgerFile = None,
+    top: options.Top = 12,
+    as_json: options.AsJson = False,
+) -> None:
+    """Show predictions beside their measurements.
+
+    Example: foretrace ledger --technique mixed-precision --export rows.csv
+    """
+    from foretrace.files import write_text
+    from foretrace.report import verification
+    from foretrace.verify import tables
+    from foretrace.verify.ledger import Ledger
+
+    if export is not None and export.suffix not in (".csv", ".jsonl", ".md"):
+        raise ForetraceError(f"--export {export}: give a name that ends in .csv, .jsonl or .md.")
+    base = Ledger(ledger)
+    if import_ is not None:
+        added = base.import_jsonl(import_)
+        options.say(f"{added} new {'row' if added == 1 else 'rows'} from {import_}")
+    rows = base.rows(model=model, technique=technique)
+    options.answer(verification.ledger(rows, source=str(base.path), summary_only=summary), as_json=as_json, top=top)
+    if export is None:
+        return
+    if export.suffix == ".jsonl":
+        base.export(export, rows)
+    elif export.suffix == ".csv":
+        write_text(export, tables.csv(rows))
+    else:
+        write_text(export, f"{tables.markdown(rows)}\n{tables.markdown_summary(rows)}")
+    options.wrote(export, quiet=as_json)

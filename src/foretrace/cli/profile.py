@@ -1,0 +1,127 @@
+"""`foretrace profile`: how much of the device a training uses, and what holds its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from foretrace.cli import options
+from foretrace.errors import ForetraceError
+
+if TYPE_CHECKING:
+    from foretrace.report.views import ProfileView
+
+_WAIT = 3  # unprofiled steps on each side: enough for the CPU time beside the recorded steps
+
+
+def profile(
+    what: Annotated[
+        str, typer.Argument(metavar="NAME|SCRIPT|TRACE", help="A zoo model, a script with training(), or a recording.")
+    ],
+    size: Annotated[str, typer.Option("--size", metavar="tiny|full", help="Size of a zoo model.")] = "tiny",
+    steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Steps to record.")] = 8,
+    threads: Annotated[int, typer.Option("--threads", metavar="N", min=1, help="Intra-op threads.")] = 1,
+    batch: Annotated[
+        int | None, typer.Option("--batch", metavar="N", min=1, help="Samples per step, where the recording lacks it.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="Keep the recording there.")] = None,
+    peak_gflops: Annotated[
+        float | None, typer.Option("--peak-gflops", metavar="X", min=1e-3, help="Peak of the device, GFLOP/s.")
+    ] = None,
+    peak_gb_s: Annotated[
+        float | None, typer.Option("--peak-gb-s", metavar="X", min=1e-3, help="Peak of its memory, GB/s.")
+    ] = None,
+    rank: options.Rank = None,
+    salvage: options.Salvage = False,
+    top: options.Top = 8,
+    as_json: options.AsJson = False,
+) -> None:
+    """Say how near its peaks the device runs, and what holds its memory.
+
+    Example: foretrace profile resnet50, or foretrace profile run/
+    """
+    limits = peak_gflops, peak_gb_s
+    path = Path(what)
+    if path.exists() and path.suffix != ".py":
+        view = _of_trace(path, limits, rank=rank, salvage=salvage, batch=batch)
+    else:
+        if path.suffix != ".py" and (path.suffix or path.parent != Path()):
+            raise ForetraceError(f"{what} does not exist; give a recording, a script, or a model of foretrace zoo.")
+        with _folder(out) as folder:
+            name = _record(what, size, steps, threads, folder)
+            view = _of_trace(folder, limits, batch=batch, name=name, kept=out is not None)
+    options.answer(view, as_json=as_json, top=top)
+    options.wrote(out, quiet=as_json)
+
+
+def _of_trace(
+    path: Path,
+    limits: tuple[float | None, float | None],
+    *,
+    rank: int | None = None,
+    salvage: bool = False,
+    batch: int | None = None,
+    name: str = "",
+    kept: bool = True,
+) -> ProfileView:
+    """Analyse a recording or, without its memory, a saved graph; `limits` are GFLOP/s and GB/s that the user gave."""
+    from foretrace.report import profile as report
+    from foretrace.simulate.memory import split
+
+    run, trace = options.scenario_and_trace(path, rank=rank, salvage=salvage)
+    memory = None
+    if trace is not None:
+        lowest = min((each.rank for each in trace.ranks), default=None) if rank is None else rank
+        memory = split(trace.of_rank(lowest) if lowest is not None and len(trace.ranks) > 1 else trace)
+    peaks = report.peaks_of(run.graph, gflops=limits[0], gb_s=limits[1])
+    return report.profile(
+        run.simulate(), peaks=peaks, memory=memory, samples=batch, path=str(path) if kept else "", name=name
+    )
+
+
+def _record(what: str, size: str, steps: int, threads: int, folder: Path) -> str:
+    """Run the job in this process and record it; returns what to call it."""
+    from foretrace.hardware.probe import cpu_peaks
+    from foretrace.trace.recorder import RecordOptions, record
+    from foretrace.zoo.registry import job
+
+    training = job(what, size)()
+    name = what if what.endswith(".py") else f"{what} ({size})"
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        total = len(RecordOptions(wait=_WAIT, active=steps).phases(in_hook=False))
+        options.say(f"recording {steps} of {total} steps of {name} with {threads} thread{'s' if threads > 1 else ''}")
+        recorder = record(folder, wait=_WAIT, active=steps, samples=training.batch_size)
+        if training.device == "cpu":
+            recorder.extra["peaks"] = cpu_peaks(threads).as_dict()
+        with recorder, options.progress(f"running {name}") as report:
+            for _ in training.steps():
+                recorder.step()
+                if report is not None:
+                    report(recorder.steps_seen / total)
+                if recorder.over:
+                    break
+    finally:
+        torch.set_num_threads(before)
+    if recorder.path is None:
+        raise ForetraceError(f"{name} ended before a step was recorded; let its loader give batches.")
+    return name
+
+
+@contextmanager
+def _folder(out: Path | None) -> Iterator[Path]:
+    if out is None:
+        with TemporaryDirectory(prefix="foretrace-") as made:
+            yield Path(made)
+        return
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ForetraceError(f"{out} is not an empty folder; give another one for the recording.")
+    yield out

@@ -1,0 +1,92 @@
+"""`foretrace verify`: predict a technique, then make it real and measure it, on this machine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foretrace.cli import options
+from foretrace.errors import ForetraceError
+
+LedgerFile = Annotated[
+    Path | None,
+    typer.Option("--ledger", metavar="FILE", help="The ledger; by default $FORETRACE_LEDGER or your data folder."),
+]
+
+
+def verify(
+    techniques: Annotated[
+        list[str],
+        typer.Argument(
+            metavar='"TECHNIQUE [KEY=VALUE ...]" ...', help="What to verify; several are applied together, in order."
+        ),
+    ],
+    model: Annotated[
+        str, typer.Option("--model", metavar="NAME|SCRIPT", help="A model of the zoo, or a script with training().")
+    ],
+    size: Annotated[str, typer.Option("--size", metavar="tiny|full", help="Size of a zoo model.")] = "tiny",
+    threads: Annotated[int, typer.Option("--threads", metavar="N", min=1, help="Intra-op threads of all arms.")] = 1,
+    seconds: Annotated[
+        float, typer.Option("--seconds", metavar="S", min=0.1, help="Time for running the arms.")
+    ] = 20.0,
+    batches: Annotated[
+        str,
+        typer.Option("--batches", metavar="ready|loader", help="Where steps take batches from; by the technique."),
+    ] = "",
+    ledger: LedgerFile = None,
+    no_ledger: Annotated[bool, typer.Option("--no-ledger", help="Write no row.")] = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Predict a change, make it, measure it against the baseline, and keep both figures.
+
+    Example: foretrace verify mixed-precision fused-optimizer --model bert
+    """
+    from foretrace.techniques.arguments import parse_all
+    from foretrace.verify.job import Job
+    from foretrace.verify.ledger import Ledger, row_of
+    from foretrace.verify.runner import ScriptError, run
+    from foretrace.zoo.registry import job as find_job
+
+    if batches not in ("", "ready", "loader"):
+        raise ForetraceError(f"--batches {batches} does not exist; choose ready or loader.")
+    for technique in parse_all(techniques):
+        if not technique.can_apply():
+            raise technique.refuse(technique.not_applied or "it can be predicted but not applied.")
+    find_job(model, size)
+    job = Job(techniques=tuple(techniques), model=model, size=size, threads=threads, seconds=seconds, batches=batches)
+    kept = None if no_ledger else Ledger(ledger)
+    if kept is not None:
+        kept.check()
+    try:
+        with _progress() as tell:
+            outcome = run(job, tell)
+    except ScriptError as error:
+        print(error.trace, file=sys.stderr, end="")
+        raise
+    row = row_of(outcome)
+    if kept is not None:
+        kept.add([row])
+    from foretrace.report import verification
+
+    view = verification.verify(outcome, ledger=str(kept.path) if kept else "", row=row.id if kept else "")
+    options.answer(view, as_json=as_json)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, float], None] | None]:
+    """A bar on standard error that says what is being done; None where nobody watches."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting", total=1.0)
+        yield lambda what, share: bar.update(task, description=what, completed=share)

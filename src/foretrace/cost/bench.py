@@ -1,0 +1,216 @@
+"""`measure`: operators timed one by one on this machine, with the threads and the allocator of this process.
+
+The time of a call is that of the whole operator as PyTorch's dispatcher runs it, without gradients. In a training
+step data comes from caches that other layers have used meanwhile, so a call rotates over several sets of inputs that
+together exceed a core's own caches, and its results stay alive as long. Calls that belong together (an operator and
+its changed twin follow each other) are timed in turns, so that a disturbance meets both. With one thread CPU time
+counts, which preemption by other processes does not touch. The time kept is a low percentile of many repetitions.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from math import ceil
+
+from foretrace.cost.arguments import Call, UnknownCallError, prepare
+from foretrace.cost.operator import Operator
+
+Prepared = Callable[[], object]
+Progress = Callable[[float], None]
+
+_WORKING_SET_BYTES = 8 << 20  # of one operator; more than a core's own caches
+_MAX_SETS = 16
+TARGET_S = 0.012  # of timed repetitions per operator, less where a budget asks for it
+_LEAST_TARGET_S = 0.002
+_SAMPLE_S = 50e-6  # shorter calls are timed several at once
+_MIN_SAMPLES, _MAX_SAMPLES = 4, 60
+_PERCENTILE = 0.2
+_GROUP = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Seconds per call by `Operator.key`, and why the others could not be timed."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+def measure(
+    operators: Iterable[Operator],
+    *,
+    budget_s: float | None = None,
+    progress: Progress | None = None,
+    device: str = "cpu",
+    target_s: float = TARGET_S,
+) -> Measured:
+    """Time every operator once, in the order given; pairs to be compared should follow each other.
+
+    Args:
+        operators: calls; equal ones are timed once.
+        budget_s: wall time after which the remaining ones are left out, each with that reason. None: no limit.
+        progress: told the share done, 0 to 1.
+        device: where the tensors live. On "cuda" calls are timed between synchronisations.
+        target_s: time to spend on the repetitions of one operator; less where the budget asks for it.
+
+    Returns:
+        The times, and the reasons of the calls without one.
+
+    """
+    import torch
+
+    distinct = list(dict.fromkeys(operators))
+    found = Measured()
+    began, done = time.perf_counter(), 0
+    if budget_s is not None:  # preparing and warming up takes about as long as the repetitions
+        target_s = min(max(0.4 * budget_s / max(len(distinct), 1), _LEAST_TARGET_S), target_s)
+    _settle_allocator()
+    with torch.no_grad():
+        for group in _groups(distinct):
+            if budget_s is not None and time.perf_counter() - began > budget_s:
+                found.failed.update({each.key: f"no time was left ({budget_s:g} s)" for each in group})
+            else:
+                _measure_group(group, found, device, target_s)
+            done += len(group)
+            if progress is not None:
+                progress(done / len(distinct))
+    return found
+
+
+def _settle_allocator() -> None:
+    """Make glibc keep what it freed, as it does in a process that has trained for a while.
+
+    Its thresholds follow the largest block freed so far (up to 32 MiB; not where the environment sets them). In a young
+    process every large result would be mapped and faulted in anew, which is a cost of the process, not of the operator.
+    """
+    import torch
+
+    block = torch.empty((32 << 20) - (64 << 10), dtype=torch.uint8)
+    del block
+
+
+def _groups(operators: list[Operator]) -> Iterator[list[Operator]]:
+    """Neighbours that are timed in turns: calls of the same operator, or at least two."""
+    group: list[Operator] = []
+    for each in operators:
+        if len(group) >= _GROUP or (len(group) >= 2 and each.name != group[-1].name):
+            yield group
+            group = []
+        group.append(each)
+    if group:
+        yield group
+
+
+def _measure_group(group: list[Operator], found: Measured, device: str, target_s: float) -> None:
+    runners: dict[str, _Runner] = {}
+    for each in group:
+        try:
+            runners[each.key] = _Runner(each, device, target_s)
+        except Exception as error:  # an operator may raise anything on inputs that do not suit it
+            found.failed[each.key] = _reason(error)
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        waiting = dict(runners)
+        while waiting:
+            for key, runner in list(waiting.items()):
+                runner.sample()
+                if runner.finished:
+                    del waiting[key]
+    finally:
+        if collecting:
+            gc.enable()
+    found.seconds.update({key: runner.time_s for key, runner in runners.items()})
+
+
+class _Runner:
+    """One operator with its sets of inputs, and the times of its repetitions."""
+
+    def __init__(self, operator: Operator, device: str, target_s: float) -> None:
+        self.target_s = target_s
+        self.clock = _clock(device)
+        self.calls = _input_sets(operator, device)
+        self.kept: list[object] = [None] * len(self.calls)
+        self.next = 0
+        self.samples: list[float] = []
+        self.spent_s = 0.0
+        for _ in range(len(self.calls)):
+            self._run(1)
+        once = self._run(1)
+        self.repeat = max(1, min(ceil(_SAMPLE_S / max(once, 1e-7)), 200))
+        self._run(self.repeat)
+
+    def sample(self) -> None:
+        """Time the call once, or several times if it is short."""
+        taken = self._run(self.repeat)
+        self.samples.append(taken / self.repeat)
+        self.spent_s += taken
+
+    @property
+    def finished(self) -> bool:
+        count = len(self.samples)
+        return count >= _MAX_SAMPLES or (count >= _MIN_SAMPLES and self.spent_s >= self.target_s)
+
+    @property
+    def time_s(self) -> float:
+        ordered = sorted(self.samples)
+        return max(ordered[int(_PERCENTILE * (len(ordered) - 1) + 0.5)], 1e-9)
+
+    def _run(self, repeat: int) -> float:
+        calls, kept, at, count = self.calls, self.kept, self.next, len(self.calls)
+        begin = self.clock()
+        for _ in range(repeat):
+            kept[at] = calls[at]()
+            at = at + 1 if at + 1 < count else 0
+        end = self.clock()
+        self.next = at
+        return end - begin
+
+
+def _input_sets(operator: Operator, device: str) -> list[Prepared]:
+    """The call with as many sets of inputs as exceed a core's own caches."""
+    make = _maker(operator, device)
+    first = make()
+    if not isinstance(first, Call):
+        return [first]
+    sets = min(max(1, round(_WORKING_SET_BYTES / max(first.nbytes, 1))), _MAX_SETS)
+    return [first, *(make() for _ in range(sets - 1))]
+
+
+def _maker(operator: Operator, device: str) -> Callable[[], Prepared]:
+    """How to prepare a call: by name of the operator, or "package.module:function"."""
+    module, colon, function = operator.name.partition(":")
+    if not colon or function.startswith(":"):
+        return lambda: prepare(operator, device)
+    factory: Callable[[Operator], Prepared] = getattr(importlib.import_module(module), function)
+    return lambda: factory(operator)
+
+
+def _clock(device: str) -> Callable[[], float]:
+    """Seconds: CPU time of this thread where it does all the work, else wall time."""
+    import torch
+
+    if device.startswith("cuda"):
+        return _device_clock
+    return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+
+
+def _device_clock() -> float:
+    """Wall time at which everything launched so far has run."""
+    import torch
+
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def _reason(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return (
+        f"{text[0] if text else type(error).__name__}"
+        if isinstance(error, UnknownCallError)
+        else (f"{type(error).__name__}: {text[0][:200] if text else ''}")
+    )

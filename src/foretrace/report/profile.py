@@ -1,0 +1,450 @@
+"""What `foretrace profile` answers: TBD's metrics, the roofline per class and operator, and the split of memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from foretrace.graph.taskgraph import TaskGraph, TaskKind
+from foretrace.graph.work import is_product
+from foretrace.hardware.devices import find
+from foretrace.hardware.probe import Peaks
+from foretrace.report import build, headline
+from foretrace.report.names import short_names
+from foretrace.report.terminal import Terminal, _bold, _column, _indented, _note, _room, _soft, _table
+from foretrace.report.units import MINUS, count, digits, in_unit, seconds, share, unit_for
+from foretrace.report.views import (
+    CpuUseView,
+    MemoryView,
+    PeaksView,
+    ProfileView,
+    RatesView,
+)
+from foretrace.simulate.memory import CATEGORIES, MemorySplit
+from foretrace.simulate.timeline import Timeline
+from foretrace.simulate.utilisation import Limits, Rates, cpu_use, samples_per_step, utilisation
+from foretrace.techniques.classes import MATRIX, Precision, Work, classify
+from foretrace.trace.trace import decode_shapes
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+
+_BARS = " ▁▂▃▄▅▆▇█"
+_SINGULAR = ("communication", "attention", "normalisation", "pooling")
+_NO_ARITHMETIC = ("communication", "copies to and from the device")
+_LITTLE = 0.01  # rows with less than this share of the work are left to --json
+_MATRIX_CLASSES = {Work.GEMM: "matrix products", Work.CONV: "convolutions", Work.ATTENTION: "attention"}
+_DEVICE_KINDS = (TaskKind.KERNEL, TaskKind.COPY, TaskKind.MEMSET, TaskKind.COLLECTIVE)
+
+
+def peaks_of(graph: TaskGraph, *, gflops: float | None = None, gb_s: float | None = None) -> Peaks | None:
+    """Peaks of the device that a recording was made on: given, from the catalog, or measured when it was recorded.
+
+    None where nobody knows: a CPU that was not probed, a device that the catalog lacks.
+    """
+    name = build._device(graph)
+    found: Peaks | None = None
+    device = find(name) if graph.info.platform != "cpu" else None
+    if device is not None:
+        found = Peaks(
+            name=device.name,
+            source="catalog",
+            fp32=device.fp32_tflops * 1e12,
+            tf32=device.tf32_tflops * 1e12,
+            fp16=device.fp16_tflops * 1e12,
+            bf16=device.bf16_tflops * 1e12,
+            bytes_per_s=device.memory_gb_s * 1e9,
+        )
+    elif stored := graph.info.recording.get("peaks"):
+        found = Peaks(**stored)
+    if gflops is None and gb_s is None:
+        return found
+    found = found or Peaks(name=name or "this device", source="given")
+    if gflops is not None:
+        found = replace(found, fp32=gflops * 1e9, tf32=0.0, fp16=0.0, bf16=0.0, source="given")
+    if gb_s is not None:
+        found = replace(found, bytes_per_s=gb_s * 1e9, source="given")
+    return found
+
+
+def profile(
+    timeline: Timeline,
+    *,
+    peaks: Peaks | None,
+    memory: MemorySplit | None,
+    samples: float | None = None,
+    path: str = "",
+    name: str = "",
+) -> ProfileView:
+    """TBD's metrics of one recording. `samples` per step replace what the recorder knows; `name` is what was run."""
+    graph = timeline.graph
+    info = graph.info
+    label, names = _classes(graph)
+    limits = Limits(
+        flops_per_s=_peak_of_tasks(graph, peaks),
+        bytes_per_s=peaks.bytes_per_s if peaks and peaks.bytes_per_s else float("nan"),
+    )
+    found = utilisation(timeline, limits, classes=label, class_names=names)
+    step = build.step_time(timeline)
+    interval = timeline.interval_s()
+    per_step = samples or samples_per_step(info.recording)
+    use = cpu_use(info.recording)
+    total_s = found.total.time_s
+    notes = list(build._corrections(graph))
+    computing = [each for each in found.classes if each.name not in _NO_ARITHMETIC]
+    computing_s = sum(each.time_s for each in computing)
+    covered = sum(each.known_s for each in computing) / computing_s if computing_s else 1.0
+    if covered < 0.98:
+        notes.append(f"FLOPs and bytes are known for {share(covered)} of the work; rates are those of this part.")
+    if peaks is None:
+        notes.append(
+            "The peaks of this device are not known: give --peak-gflops and --peak-gb-s, "
+            "or profile where it runs (foretrace profile NAME or SCRIPT measures a CPU)."
+        )
+    if any(each.of_peak_bandwidth is not None and each.of_peak_bandwidth > 1 for each in found.classes):
+        notes.append("Rates above the peak of the memory: these arrays were found in a cache.")
+    if any(each.of_peak_flops is not None and each.of_peak_flops > 1 for each in found.classes):
+        notes.append(
+            "Arithmetic above its peak: the peak is too low, or the machine was disturbed when it was measured."
+        )
+    if per_step is None:
+        notes.append("The recording does not tell how many samples a step has: give --batch N for the throughput.")
+    if use is None:
+        notes.append("The recording does not tell the process's CPU time; threads show what it recorded.")
+    if memory is None:
+        notes.append("The recording holds no allocations with addresses (profile_memory), so memory is not split.")
+    classes = tuple(_rates(each, total_s) for each in found.classes)
+    platform = info.platform
+    return ProfileView(
+        headline=_headline(platform, found.total, found.busy_share, classes, peaks),
+        source=name or build._source(path, info.source),
+        device=(peaks.name if peaks and peaks.threads else "") or build._device(graph) or _who(platform),
+        platform=platform,
+        steps=graph.n_steps,
+        step_time_s=step,
+        interval_s=(interval.low_s, interval.high_s),
+        interval_level=interval.level,
+        samples_per_step=per_step,
+        samples_per_s=per_step / step.median if per_step and step.median else None,
+        samples_per_s_p10=per_step / step.p90 if per_step and step.p90 else None,
+        samples_per_s_p90=per_step / step.p10 if per_step and step.p10 else None,
+        busy_share=found.busy_share,
+        peaks=None
+        if peaks is None
+        else PeaksView(
+            name=peaks.name,
+            source=peaks.source,
+            fp32_flops_per_s=peaks.fp32 or None,
+            tf32_flops_per_s=peaks.tf32 or None,
+            fp16_flops_per_s=peaks.fp16 or None,
+            bf16_flops_per_s=peaks.bf16 or None,
+            bytes_per_s=peaks.bytes_per_s or None,
+            ridge=peaks.ridge or None,
+        ),
+        total=_rates(found.total, total_s),
+        step_flops_per_s=found.step_flops_per_s,
+        compute_bound_share=found.compute_bound_share,
+        bandwidth_bound_share=found.bandwidth_bound_share,
+        cpu=None
+        if use is None
+        else CpuUseView(share=use.share, cores=use.cores, busy_cores=use.busy_cores, steps=use.steps),
+        threads_busy=found.lane_busy,
+        classes=classes,
+        operators=tuple(_rates(each, total_s) for each in found.operators),
+        memory=None if memory is None else _memory(memory),
+        notes=tuple(notes),
+        next=f"foretrace show {build._quoted(path)}"
+        if path
+        else f"foretrace profile {name.partition(' ')[0]} --out run",
+    )
+
+
+def _memory(found: MemorySplit) -> MemoryView:
+    return MemoryView(
+        device=found.device,
+        peak_bytes=found.peak_bytes,
+        at_peak_bytes=found.at_peak,
+        peak_phase=found.peak_phase,
+        peak_operator=found.peak_operator,
+        step=found.step,
+        over_time_bytes=found.over_time,
+        allocated_per_step_bytes=found.allocated_per_step_bytes,
+        allocations_per_step=found.allocations_per_step,
+        recorded_peak_bytes=found.recorded_peak_bytes,
+        notes=found.notes,
+    )
+
+
+def _rates(found: Rates, total_s: float) -> RatesView:
+    return RatesView(
+        name=found.name,
+        count=found.count,
+        time_s=found.time_s,
+        share=found.time_s / total_s if total_s else 0.0,
+        known_share=found.known_s / found.time_s if found.time_s else 0.0,
+        flops=found.flops,
+        bytes=found.nbytes,
+        flops_per_s=found.flops_per_s,
+        bytes_per_s=found.bytes_per_s,
+        intensity=found.intensity,
+        of_peak_flops=found.of_peak_flops,
+        of_peak_bandwidth=found.of_peak_bandwidth,
+        of_roofline=found.of_roofline,
+    )
+
+
+def _classes(graph: TaskGraph) -> tuple[Int64, tuple[str, ...]]:
+    """Class of every task that is the device's work (−1 for others), and the classes' names."""
+    on_cpu = graph.info.platform == "cpu" and not graph.on_device.any()
+    kinds = (TaskKind.OPERATOR, TaskKind.COLLECTIVE) if on_cpu else _DEVICE_KINDS
+    rows = np.flatnonzero(np.isin(graph.kind, kinds))
+    work = classify(graph).work
+    names: dict[str, int] = {}
+    label = np.full(len(graph), -1, dtype=np.int64)
+    keys = np.stack([graph.kind[rows], graph.name[rows], graph.op[rows], work[rows]])
+    pairs, index = np.unique(keys, axis=1, return_inverse=True)
+    found = np.empty(pairs.shape[1], dtype=np.int64)
+    for i, (kind, name, op, what) in enumerate(pairs.T.tolist()):
+        operator = graph.names[op] if op >= 0 else ""
+        if kind == TaskKind.COLLECTIVE:
+            text = "communication"
+        elif kind == TaskKind.COPY:
+            text = "copies to and from the device"
+        elif kind == TaskKind.OPERATOR:
+            text = headline.operator_class(graph.names[name])
+        elif Work(what) in MATRIX:
+            text = _MATRIX_CLASSES[Work(what)]
+        else:
+            text = headline.operator_class(operator) if operator else "kernels of unknown operators"
+        found[i] = names.setdefault(text, len(names))
+    label[rows] = found[index.ravel()]
+    return label, tuple(names)
+
+
+def _peak_of_tasks(graph: TaskGraph, peaks: Peaks | None) -> Float64:
+    """FLOP/s that the device can reach in each task's precision (n), NaN where unknown.
+
+    Products use the units of their precision, everything else the float32 ones.
+    """
+    unknown = float("nan")
+    result = np.full(len(graph), unknown)
+    if peaks is None or not peaks.fp32:
+        return result
+    result[:] = peaks.fp32
+    if graph.on_device.any():
+        classes = classify(graph)
+        matrix = np.isin(classes.work, MATRIX)
+        half = peaks.fp16 or peaks.bf16 or (peaks.fp32 if peaks.source == "given" else unknown)
+        by_precision = {
+            Precision.OTHER: unknown,
+            Precision.SINGLE: peaks.fp32,
+            Precision.TF32: peaks.tf32 or peaks.fp32,
+            Precision.HALF: half,
+        }
+        for precision, value in by_precision.items():
+            result[matrix & (classes.precision == precision)] = value
+        return result
+    rows = np.flatnonzero((graph.op >= 0) & (graph.shape >= 0))
+    calls, index = np.unique(np.stack([graph.op[rows], graph.shape[rows]]), axis=1, return_inverse=True)
+    by_call = np.full(calls.shape[1], peaks.fp32)
+    given = peaks.fp32 if peaks.source == "given" else unknown
+    for i, (op, shape) in enumerate(calls.T.tolist()):
+        if is_product(graph.names[op]):
+            kind = next((each for each in decode_shapes(graph.shapes[shape]).types if each in _CPU_TYPES), "float")
+            by_call[i] = {
+                "float": peaks.fp32,
+                "double": peaks.fp32 / 2,
+                "c10::BFloat16": peaks.bf16 or given,
+                "c10::Half": peaks.fp16 or given,
+            }[kind]
+    result[rows] = by_call[index.ravel()]
+    return result
+
+
+def _who(platform: str) -> str:
+    return "CPU" if platform == "cpu" else "GPU"
+
+
+_CPU_TYPES = ("float", "double", "c10::BFloat16", "c10::Half")
+
+
+def _headline(platform: str, total: Rates, busy: float, classes: tuple[RatesView, ...], peaks: Peaks | None) -> str:
+    """As in "The CPU computes at 61.0 % of its peak: convolutions hold 74.0 % of its work."."""
+    who = _who(platform)
+    verb = "holds" if classes and classes[0].name in _SINGULAR else "hold"
+    held = f"{classes[0].name} {verb} {share(classes[0].share)} of its work" if classes else "it has no work"
+    computing = [each for each in classes if each.name not in _NO_ARITHMETIC]
+    known = sum(each.known_share * each.time_s for each in computing)
+    if 2 * known < sum(each.time_s for each in computing) or not total.flops:
+        return f"The {who} is busy {share(busy)} of the step; what it computes the recording does not tell: {held}."
+    if total.of_peak_flops is None:
+        reason = "whose peak is not known" if peaks is None else "of a precision whose peak is not known"
+        rate = flop_rate(total.flops_per_s)
+        return f"The {who} computes {rate}, {reason}, and is busy {share(busy)} of the step: {held}."
+    moves = "" if total.of_peak_bandwidth is None else f", moves {share(total.of_peak_bandwidth)} of its bandwidth"
+    reached = f"computes at {share(total.of_peak_flops)} of its peak{moves}"
+    return f"The {who} {reached} and is busy {share(busy)} of the step: {held}."
+
+
+# --- text ------------------------------------------------------------------------------------------------------
+
+
+def text(view: ProfileView, terminal: Terminal, rows: int) -> list[RenderableType]:
+    """The view as parts for a terminal."""
+    unit = unit_for(view.step_time_s.median)
+    facts = [view.source, view.device, f"{count(view.steps)} {'step' if view.steps == 1 else 'steps'}"]
+    parts: list[RenderableType] = [_soft(" · ".join(facts)), "", _bold(view.headline), ""]
+    table = _table()
+    _column(table, "metric")
+    _column(table, "value", right=True)
+    _column(table, "", wide=True)
+    time = view.step_time_s
+    low, high = view.interval_s
+    table.add_row(
+        "step",
+        f"{in_unit(time.median, unit)} {unit.name}",
+        f"p10 {in_unit(time.p10, unit)} – p90 {in_unit(time.p90, unit)}; {100 * view.interval_level:.3g} % interval "
+        f"{in_unit(low, unit)} – {in_unit(high, unit)}",
+    )
+    if view.samples_per_s is not None:
+        assert view.samples_per_s_p10 is not None and view.samples_per_s_p90 is not None
+        table.add_row(
+            "throughput",
+            f"{digits(view.samples_per_s)} samples/s",
+            f"p10 {digits(view.samples_per_s_p10)} – p90 {digits(view.samples_per_s_p90)}; "
+            f"{count(view.samples_per_step or 0)} samples per step",
+        )
+    total, peaks = view.total, view.peaks
+    if total.flops:
+        table.add_row("arithmetic", flop_rate(total.flops_per_s), _of(total.of_peak_flops, _flop_peaks(peaks)))
+    else:
+        table.add_row("arithmetic", "–", "not known: no shapes were recorded (record_shapes)")
+    table.add_row(
+        "memory traffic",
+        byte_rate(total.bytes_per_s),
+        _of(total.of_peak_bandwidth, byte_rate(peaks.bytes_per_s) if peaks and peaks.bytes_per_s else ""),
+    )
+    table.add_row("busy", share(view.busy_share), "of the step with device work" if view.platform != "cpu" else
+                  "of the step inside operators")  # fmt: skip
+    bound = ""
+    if peaks and peaks.ridge and view.compute_bound_share is not None and view.bandwidth_bound_share is not None:
+        bound = (
+            f"ridge {digits(peaks.ridge)}; {share(view.compute_bound_share)} of the time compute-bound, "
+            f"{share(view.bandwidth_bound_share)} bandwidth-bound"
+        )
+    table.add_row("intensity", f"{digits(total.intensity)} FLOP/B", bound)
+    if view.cpu is not None:
+        table.add_row(
+            "CPU",
+            share(view.cpu.share),
+            f"{digits(view.cpu.busy_cores)} of {view.cpu.cores} cores, over {view.cpu.steps} steps beside the recorded",
+        )
+    else:
+        busiest = sorted(view.threads_busy.items(), key=lambda item: -item[1])[:3]
+        table.add_row("CPU", "–", ", ".join(f"{name} {share(value)} at work" for name, value in busiest))
+    parts += [_indented(table), ""]
+    parts.append(_indented(_rates_table("class", [r for r in view.classes if r.share >= _LITTLE], terminal)))
+    parts += ["", _indented(_rates_table("operator" if view.platform == "cpu" else "kernel",
+                                         view.operators[:rows], terminal))]  # fmt: skip
+    if view.memory is not None:
+        parts += ["", *_memory_text(view.memory, terminal)]
+    return [*parts, *(_note(note) for note in view.notes)]
+
+
+def _rates_table(title: str, rows: list[RatesView] | tuple[RatesView, ...], terminal: Terminal) -> RenderableType:
+    from rich.text import Text
+
+    table = _table()
+    _column(table, title)
+    wide = terminal.width >= 100
+    for name in ("time", "share", "FLOP/s", "of peak", *(("B/s", "of peak") if wide else ()), "roofline"):
+        _column(table, name, right=True)
+    for row, short in zip(
+        rows, short_names([r.name for r in rows], max(_room(terminal) - (24 if wide else 8), 16)), strict=True
+    ):
+        memory = (byte_rate(row.bytes_per_s), _percent(row.of_peak_bandwidth)) if wide else ()
+        table.add_row(
+            Text(short),
+            seconds(row.time_s),
+            share(row.share),
+            flop_rate(row.flops_per_s),
+            _percent(row.of_peak_flops),
+            *memory,
+            _percent(row.of_roofline),
+        )
+    return table
+
+
+def _memory_text(memory: MemoryView, terminal: Terminal) -> list[RenderableType]:
+    from rich.text import Text
+
+    table = _table()
+    _column(table, f"memory at the peak ({memory.device})")
+    _column(table, "size", right=True)
+    _column(table, "share", right=True)
+    drawn = terminal.bars and terminal.width >= 90
+    if drawn:
+        _column(table, f"over step {memory.step}")
+    for name in CATEGORIES:
+        size = memory.at_peak_bytes[name]
+        course = memory.over_time_bytes[name]
+        if not size and not any(course):
+            continue
+        heights = (min(max(round(8 * each / max(memory.peak_bytes, 1)), int(each > 0)), 8) for each in course)
+        line = "".join(_BARS[height] for height in heights)
+        cells = (Text(line, style="blue"),) if drawn else ()
+        table.add_row(name, nbytes(size), share(size / memory.peak_bytes if memory.peak_bytes else 0.0), *cells)
+    table.add_row("all", nbytes(memory.peak_bytes), "", *([""] if drawn else []))
+    where = f"peak in {memory.peak_phase or 'no phase'}" + (f", {memory.peak_operator}" if memory.peak_operator else "")
+    line = (
+        f"{where}; {count(round(memory.allocations_per_step))} allocations of "
+        f"{nbytes(memory.allocated_per_step_bytes)} per step."
+    )
+    if memory.recorded_peak_bytes is not None:
+        line += f" The allocator's own peak: {nbytes(memory.recorded_peak_bytes)}."
+    return [_indented(table), _note(line), *(_note(note[:1].upper() + note[1:]) for note in memory.notes)]
+
+
+def _of(part: float | None, whole: str) -> str:
+    return "peak not known" if part is None or not whole else f"{share(part)} of {whole}"
+
+
+def _flop_peaks(peaks: PeaksView | None) -> str:
+    if peaks is None:
+        return ""
+    known = {"fp32": peaks.fp32_flops_per_s, "TF32": peaks.tf32_flops_per_s, "fp16": peaks.fp16_flops_per_s}
+    known["bf16"] = peaks.bf16_flops_per_s if peaks.bf16_flops_per_s != peaks.fp16_flops_per_s else None
+    return ", ".join(f"{flop_rate(v)} {k}" for k, v in known.items() if v) + f" ({peaks.source})"
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else share(value)
+
+
+def flop_rate(value: float) -> str:
+    """As in "4.87 TFLOP/s"."""
+    return f"{_scaled(value, 1000.0)}FLOP/s"
+
+
+def byte_rate(value: float) -> str:
+    """As in "312 GB/s"."""
+    return f"{_scaled(value, 1000.0)}B/s"
+
+
+def nbytes(value: float) -> str:
+    """As in "312 MB", decimal as memory vendors count."""
+    return f"{_scaled(value, 1000.0)}B"
+
+
+def _scaled(value: float, base: float) -> str:
+    size, prefixes = abs(value), ["", "k", "M", "G", "T", "P"]
+    at = 0
+    while size >= 999.5 and at < len(prefixes) - 1:
+        size, at = size / base, at + 1
+    return f"{MINUS if value < 0 else ''}{digits(size)} {prefixes[at]}"

@@ -1,0 +1,27 @@
+"""Record a few steps of a `Training`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foretrace.errors import ForetraceError
+from foretrace.trace.recorder import record
+
+if TYPE_CHECKING:
+    from foretrace.training.training import Training
+
+
+def record_training(training: Training, folder: str | Path, **options: Any) -> Path:
+    """Train as many steps as a recording takes, into `folder`; the file that was written.
+
+    `options` are those of `foretrace.record`. Raises ForetraceError where the loader is empty.
+    """
+    with record(folder, samples=training.batch_size, **options) as recorder:
+        for _ in training.steps():
+            recorder.step()
+            if recorder.over:
+                break
+    if recorder.path is None:
+        raise ForetraceError(f"{training.name} gave no batch to train on; check its loader.")
+    return recorder.path

@@ -1,0 +1,55 @@
+"""The surroundings of a measurement: settings of its process, and how many cores the machine has left."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+# glibc gives large blocks back to the kernel and faults them in again, which costs up to a quarter of a step and
+# depends on the history of the process. 32 MiB is the largest threshold that glibc accepts (a larger one is ignored
+# without a word); it takes the settings only from the environment, before the process starts.
+ALLOCATOR = {
+    "MALLOC_MMAP_THRESHOLD_": "33554432",
+    "MALLOC_TRIM_THRESHOLD_": "4294967296",
+    "MALLOC_TOP_PAD_": "268435456",
+}
+
+
+def environment(threads: int) -> dict[str, str]:
+    """The environment of a process that measures: ours, with its threads and allocator settled."""
+    return os.environ | ALLOCATOR | dict.fromkeys(THREAD_VARIABLES, str(threads))
+
+
+def free_cores(seconds: float = 0.3, most: int = 2) -> float:
+    """How many cores (up to `most`) a job would get now: so many processes spin, their CPU time is counted."""
+    spin = (
+        "import time\n"
+        f"end = time.perf_counter() + {seconds}\n"
+        "while time.perf_counter() < end: pass\n"
+        "print(time.process_time())"
+    )
+    bare = [sys.executable, "-S", "-E", "-c", spin]
+    spinning = [subprocess.Popen(bare, stdout=subprocess.PIPE, text=True) for _ in range(most)]
+    return sum(float(each.communicate()[0]) for each in spinning) / seconds
+
+
+def wait_for_cores(needed: float, most_s: float) -> float:
+    """Wait until so many cores are free, but not for ever; what is free then."""
+    end = time.monotonic() + most_s
+    while (free := free_cores(most=max(1, round(needed)))) < 0.9 * needed and time.monotonic() < end:
+        time.sleep(1.0)
+    return free
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def allocator() -> dict[str, str]:
+    """The settings of the allocator that this process began with."""
+    return {name: os.environ[name] for name in ALLOCATOR if name in os.environ}

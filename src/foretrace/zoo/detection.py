@@ -1,0 +1,199 @@
+"""Object detection by a two-stage network: Faster R-CNN with a feature pyramid.
+
+A batch is (images (batch, 3, side, side) float32, boxes (batch, objects, 4) float32 pixels, labels (batch, objects)
+int64 from 1). Numbers of objects, proposals and samples are fixed, so every step has the same shapes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from foretrace.training.training import Training
+from foretrace.zoo.boxes import aligned, anchors, chosen, moved, offsets, overlap, picked, unsuppressed
+from foretrace.zoo.data import loader
+from foretrace.zoo.vision import ResNet
+
+_STRIDES = (4, 8, 16, 32, 64)
+_OFFSET_SCALE = (10.0, 10.0, 5.0, 5.0)  # of the second stage, so that its offsets have a variance near 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """Coloured rectangles on noise, the colour of each by its class."""
+
+    side: int
+    objects: int
+    classes: int
+
+    def __call__(self, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        image = torch.randn(3, self.side, self.side, generator=generator) * 0.3
+        labels = torch.randint(1, self.classes + 1, (self.objects,), generator=generator)
+        size = (torch.rand(self.objects, 2, generator=generator) * 0.4 + 0.1) * self.side
+        start = torch.rand(self.objects, 2, generator=generator) * (self.side - size)
+        boxes = torch.cat([start, start + size], 1).round()
+        for (left, top, right, bottom), label in zip(boxes.int().tolist(), labels.tolist(), strict=True):
+            image[label % 3, top:bottom, left:right] += 1 + label / self.classes
+        return image, boxes, labels
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """How many boxes go from stage to stage, per image."""
+
+    per_level: int  # candidates of a level of the pyramid, by score
+    proposals: int  # of all levels, after suppression
+    first: int  # anchors whose loss counts
+    second: int  # proposals whose loss counts
+
+
+class Pyramid(nn.Module):
+    """Four stages of a backbone to five levels of `channels` channels, top-down with lateral connections."""
+
+    def __init__(self, inputs: tuple[int, ...], channels: int) -> None:
+        super().__init__()
+        self.lateral = nn.ModuleList(nn.Conv2d(each, channels, 1) for each in inputs)
+        self.output = nn.ModuleList(nn.Conv2d(channels, channels, 3, padding=1) for _ in inputs)
+
+    def forward(self, stages: list[Tensor]) -> list[Tensor]:
+        sides = [lateral(stage) for lateral, stage in zip(self.lateral, stages, strict=True)]
+        for i in range(len(sides) - 2, -1, -1):
+            above = functional.interpolate(sides[i + 1], size=sides[i].shape[2:], mode="nearest")
+            sides[i] = sides[i] + above
+        found = [output(side) for output, side in zip(self.output, sides, strict=True)]
+        return [*found, functional.max_pool2d(found[-1], 1, stride=2)]
+
+
+class Proposer(nn.Module):
+    """Region proposal network: for every anchor a score and four offsets."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
+        self.score = nn.Conv2d(channels, 3, 1)
+        self.offset = nn.Conv2d(channels, 12, 1)
+
+    def forward(self, levels: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Per level scores (batch, anchors) and offsets (batch, anchors, 4)."""
+        scores, deltas = [], []
+        for level in levels:
+            found = functional.relu(self.conv(level))
+            scores.append(self.score(found).permute(0, 2, 3, 1).flatten(1).float())
+            deltas.append(self.offset(found).permute(0, 2, 3, 1).reshape(len(level), -1, 4).float())
+        return scores, deltas
+
+
+class FasterRCNN(nn.Module):
+    """Backbone, pyramid, proposals, RoIAlign and a head of two linear layers. In training it gives the four losses.
+
+    Batch norm of the backbone is trained, not frozen: there are no pretrained statistics.
+    """
+
+    def __init__(
+        self, backbone: ResNet, *, width: int, channels: int, hidden: int, classes: int, side: int, scale: int,
+        counts: Counts,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.side, self.counts, self.classes = side, counts, classes
+        self.backbone = backbone
+        self.pyramid = Pyramid(tuple(4 * (width << i) for i in range(4)), channels)
+        self.proposer = Proposer(channels)
+        self.head = nn.Sequential(
+            nn.Flatten(), nn.Linear(channels * 49, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU()
+        )
+        self.label = nn.Linear(hidden, classes + 1)
+        self.offset = nn.Linear(hidden, 4 * (classes + 1))
+        made = anchors(side, _STRIDES, scale)
+        self.per_level = [len(each) for each in made]
+        self.register_buffer("anchors", torch.cat(made), persistent=False)
+        self.register_buffer("offset_scale", torch.tensor(_OFFSET_SCALE), persistent=False)
+
+    def forward(self, images: Tensor, boxes: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        levels = self.pyramid(self.backbone.features(images))
+        scores, deltas = self.proposer(levels)
+        losses = self._first_losses(torch.cat(scores, 1), torch.cat(deltas, 1), boxes)
+        with torch.no_grad():
+            proposals = torch.cat([self._proposals(scores, deltas), boxes], 1)
+        return losses | self._second_losses(levels[:4], proposals, boxes, labels)
+
+    def _proposals(self, scores: list[Tensor], deltas: list[Tensor]) -> Tensor:
+        """The best boxes (batch, proposals, 4) of all levels, each level thinned out on its own."""
+        assert isinstance(self.anchors, Tensor)  # a registered buffer
+        kept_scores, kept_boxes = [], []
+        for score, delta, anchor in zip(scores, deltas, self.anchors.split(self.per_level), strict=True):
+            best, places = score.topk(min(self.counts.per_level, len(anchor)), 1)
+            found = moved(anchor[places], picked(delta, places), self.side)
+            kept_scores.append(unsuppressed(found, best, 0.7))
+            kept_boxes.append(found)
+        every = torch.cat(kept_scores, 1)
+        _, places = every.topk(min(self.counts.proposals, every.shape[1]), 1)
+        return picked(torch.cat(kept_boxes, 1), places)
+
+    def _first_losses(self, scores: Tensor, deltas: Tensor, boxes: Tensor) -> dict[str, Tensor]:
+        """Object or not, and where, for some anchors of each kind."""
+        assert isinstance(self.anchors, Tensor)  # a registered buffer
+        every = self.anchors.expand(len(boxes), -1, -1)
+        overlaps = overlap(every, boxes)
+        most, which = overlaps.max(2)
+        best = (overlaps == overlaps.amax(1, keepdim=True)) & (overlaps > 0)  # no object without an anchor
+        positive = (most >= 0.7) | best.any(2)
+        negative = (most < 0.3) & ~positive
+        count = self.counts.first
+        there, counts_there = chosen(positive, count // 2)
+        absent, counts_absent = chosen(negative, count - count // 2)
+        places, weight = torch.cat([there, absent], 1), torch.cat([counts_there, counts_absent], 1)
+        truth = torch.cat([torch.ones_like(counts_there), torch.zeros_like(counts_absent)], 1)
+        found = functional.binary_cross_entropy_with_logits(picked(scores, places), truth, weight, reduction="sum")
+        wanted = offsets(picked(every, there), picked(boxes, picked(which, there)))
+        apart = functional.smooth_l1_loss(picked(deltas, there), wanted, beta=1 / 9, reduction="none").sum(2)
+        share = 1 / (len(boxes) * count)
+        return {"objectness": found * share, "proposal": (apart * counts_there).sum() * share}
+
+    def _second_losses(
+        self, levels: list[Tensor], proposals: Tensor, boxes: Tensor, labels: Tensor
+    ) -> dict[str, Tensor]:
+        """Which class, and where, for some proposals: at most a quarter with an object."""
+        assert isinstance(self.offset_scale, Tensor)  # a registered buffer
+        count = self.counts.second
+        with torch.no_grad():
+            most, which = overlap(proposals, boxes).max(2)
+            there, counts_there = chosen(most >= 0.5, count // 4)
+            absent, counts_absent = chosen(most < 0.5, count - count // 4)
+            regions = picked(proposals, torch.cat([there, absent], 1))
+            near = picked(which, there)
+            truth = torch.cat([picked(labels, near), torch.zeros_like(absent)], 1).flatten()
+            weight = torch.cat([counts_there, counts_absent], 1).flatten()
+            wanted = offsets(regions[:, : count // 4], picked(boxes, near)) * self.offset_scale
+        found = self.head(aligned(levels, _STRIDES, regions))
+        told = functional.cross_entropy(self.label(found).float(), truth, reduction="none")
+        deltas = self.offset(found).float().view(len(boxes), count, self.classes + 1, 4)[:, : count // 4]
+        of_class = picked(labels, near)[:, :, None, None].expand(-1, -1, 1, 4)
+        apart = functional.smooth_l1_loss(deltas.gather(2, of_class).squeeze(2), wanted, reduction="none").sum(2)
+        share = 1 / (len(boxes) * count)
+        return {"label": (told * weight).sum() * share, "box": (apart * counts_there).sum() * share}
+
+
+def detection_loss(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    """The sum of the losses of both stages."""
+    found: dict[str, Tensor] = model(*batch)
+    return torch.stack(list(found.values())).sum()
+
+
+def detector(size: str) -> Training:
+    if size == "full":  # ResNet-50 with a pyramid of 256 channels and 90 classes: 42 million parameters
+        model = FasterRCNN(
+            ResNet((3, 4, 6, 3), classes=0), width=64, channels=256, hidden=1024, classes=90, side=800, scale=8,
+            counts=Counts(per_level=1000, proposals=1000, first=256, second=512),
+        )  # fmt: skip
+        batches = loader(Scene(side=800, objects=8, classes=90), batch_size=2)
+    else:
+        model = FasterRCNN(
+            ResNet((1, 1, 1, 1), width=8, classes=0), width=8, channels=24, hidden=96, classes=8, side=96, scale=4,
+            counts=Counts(per_level=48, proposals=64, first=32, second=32),
+        )  # fmt: skip
+        batches = loader(Scene(side=96, objects=4, classes=8), batch_size=8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
+    return Training(name="detector", model=model, optimizers=(optimizer,), loader=batches, loss=detection_loss)

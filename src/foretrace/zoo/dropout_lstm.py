@@ -1,0 +1,102 @@
+"""LSTMs with dropout on their inputs and on their recurrent connections, as `structured-dropout` takes them.
+
+Words and the words that follow are (batch, steps) int64; sound is (batch, frames, features) float32, its states (batch,
+frames) int64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from foretrace.training.structured_lstm import DropoutLSTM
+from foretrace.training.training import Training
+from foretrace.zoo.data import loader
+from foretrace.zoo.lstm_lm import Passage, word_loss
+
+
+class WordModel(nn.Module):
+    """Embedding, LSTM layers with dropout on every connection, the recurrent ones included, and a linear decoder."""
+
+    def __init__(self, *, words: int, hidden: int, layers: int, p: float) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(words, hidden)
+        self.lstm = DropoutLSTM(hidden, hidden, layers, p=p, batch_first=True)
+        self.dropout = nn.Dropout(p)
+        self.decoder = nn.Linear(hidden, words)
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -0.05, 0.05)
+
+    def forward(self, words: Tensor) -> Tensor:
+        """Scores (batch, steps, words) of the next word."""
+        states, _ = self.lstm(self.embedding(words))
+        scores: Tensor = self.decoder(self.dropout(states))
+        return scores
+
+
+class AcousticModel(nn.Module):
+    """LSTM layers in one direction over frames of sound, and a linear layer that names the state of every frame."""
+
+    def __init__(self, *, features: int, hidden: int, layers: int, states: int, p: float) -> None:
+        super().__init__()
+        self.lstm = DropoutLSTM(features, hidden, layers, p=p, batch_first=True)
+        self.states = nn.Linear(hidden, states)
+
+    def forward(self, sound: Tensor) -> Tensor:
+        """Scores (batch, frames, states)."""
+        scores: Tensor = self.states(self.lstm(sound)[0])
+        return scores
+
+
+@dataclass(frozen=True, kw_only=True)
+class Utterance:
+    """Frames of sound that go through a few states, and the state of every frame."""
+
+    frames: int
+    features: int
+    states: int
+
+    def __call__(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        spoken = torch.randint(self.states, (-(-self.frames // 8),), generator=generator)
+        state = spoken.repeat_interleave(8)[: self.frames]
+        tone = (state[:, None] * torch.arange(1, self.features + 1) * 0.7).sin()
+        return tone + torch.randn(self.frames, self.features, generator=generator), state
+
+
+def state_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Mean cross entropy per frame."""
+    sound, state = batch
+    return functional.cross_entropy(model(sound).float().flatten(0, 1), state.flatten())
+
+
+def _word_model(name: str, *, words: int, hidden: int, layers: int, p: float, steps: int, batch: int) -> Training:
+    model = WordModel(words=words, hidden=hidden, layers=layers, p=p)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    batches = loader(Passage(steps=steps, words=words), batch_size=batch)
+    return Training(name=name, model=model, optimizers=(optimizer,), loader=batches, loss=word_loss)
+
+
+def dropout_lstm(size: str) -> Training:
+    name = "dropout-lstm"
+    if size == "full":  # "medium" of Zaremba et al.
+        return _word_model(name, words=10_000, hidden=650, layers=2, p=0.5, steps=35, batch=20)
+    return _word_model(name, words=2_000, hidden=512, layers=2, p=0.5, steps=20, batch=16)
+
+
+def dropout_lstm_large(size: str) -> Training:
+    name = "dropout-lstm-large"
+    if size == "full":  # "large" of Zaremba et al.
+        return _word_model(name, words=10_000, hidden=1500, layers=2, p=0.65, steps=35, batch=20)
+    return _word_model(name, words=1_000, hidden=1024, layers=1, p=0.5, steps=12, batch=12)
+
+
+def acoustic_lstm(size: str) -> Training:
+    features, states = (320, 2_000) if size == "full" else (160, 200)
+    hidden, layers, frames, batch = (1024, 3, 80, 32) if size == "full" else (512, 2, 24, 12)
+    model = AcousticModel(features=features, hidden=hidden, layers=layers, states=states, p=0.5)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    batches = loader(Utterance(frames=frames, features=features, states=states), batch_size=batch)
+    return Training(name="acoustic-lstm", model=model, optimizers=(optimizer,), loader=batches, loss=state_loss)

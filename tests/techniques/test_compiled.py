@@ -1,0 +1,124 @@
+"""`compiled`: chains become one pass, host work goes, matrix work stays; and `torch.compile` for real."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from foretrace.errors import NotApplicableError
+from foretrace.graph.select import select
+from foretrace.graph.taskgraph import TaskGraph
+from foretrace.simulate.timeline import simulate
+from foretrace.techniques import Compiled
+from foretrace.techniques import compiled as module
+from foretrace.testing import recorded, small_training
+from tests.graph.small_graphs import assert_valid
+from tests.techniques.workloads import Cpu, Gpu
+
+EXACT = Compiled(rest=0, longest=1, matrix=1, host=0, call_us=0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def graph() -> TaskGraph:
+    return recorded(small_training(), steps=2)
+
+
+def test_matrix_work_stays_and_host_work_goes() -> None:
+    graph = Cpu().graph()
+    predicted = EXACT.predict(graph)
+    assert_valid(predicted)
+    products = ("aten::addmm", "aten::mm")
+    assert predicted.dur[select(predicted, name=products)].sum() == graph.dur[select(graph, name=products)].sum()
+    body = ("forward", "backward")
+    assert predicted.dur[select(predicted, kind="python", phase=body)].sum() == 0
+    assert graph.dur[select(graph, kind="python", phase=body)].sum() > 0
+    for phase in ("data", "optimizer"):
+        assert predicted.dur[select(predicted, phase=phase)].sum() == graph.dur[select(graph, phase=phase)].sum()
+
+
+def test_a_chain_becomes_its_longest_operator(graph: TaskGraph) -> None:
+    predicted = EXACT.predict(graph)
+    assert_valid(predicted)
+    left = [
+        select(each, name=("aten::native_batch_norm", "aten::clamp_min"), phase="forward")
+        for each in (graph, predicted)
+    ]
+    assert 0 < left[1].sum() < left[0].sum(), "batch norm and relu are one pass"
+    kept = predicted.dur[select(predicted, name="aten::native_batch_norm")]
+    assert kept.max() == graph.dur[select(graph, name="aten::native_batch_norm")].max()
+    half = Compiled(rest=0.5, longest=1, matrix=1, host=0, call_us=0).predict(graph)
+    assert simulate(half).step_time_s > simulate(predicted).step_time_s
+
+
+def test_chains_of_kernels_are_merged_too() -> None:
+    graph = Gpu(host_us=100, kernel_us=10, data_us=0).graph()
+    predicted = Compiled().predict(graph)
+    assert simulate(predicted).step_time_s < simulate(graph).step_time_s
+    graphs = Compiled(mode="reduce-overhead").predict(graph)
+    assert select(graphs, name="cudaGraphLaunch").sum() == graph.n_steps
+    assert simulate(graphs).step_time_s < simulate(predicted).step_time_s
+
+
+def test_the_range_is_wide(graph: TaskGraph) -> None:
+    low, high = (
+        simulate(Compiled(**{each.flag: getattr(each, end) for each in Compiled().uncertain(graph)}).predict(graph))
+        for end in ("low", "high")
+    )
+    assert high.step_time_s > 1.1 * low.step_time_s
+
+
+def test_what_cannot_be_compiled_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = small_training()
+    with pytest.raises(NotApplicableError, match="no device work"):
+        Compiled(mode="reduce-overhead").predict(Cpu().graph())
+    with pytest.raises(NotApplicableError, match="runs on a processor"):
+        Compiled(mode="reduce-overhead").apply(training)
+    with pytest.raises(NotApplicableError, match="step function of its own"):
+        Compiled().apply(replace(training, run=lambda training, batch: training.forward(batch)))
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(NotApplicableError, match=r"C\+\+ compiler"):
+        Compiled().apply(training)
+
+
+def test_the_model_is_compiled_once_and_copies_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    def compile_(model: Any, **options: Any) -> Any:
+        made.append(options)
+        return model
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/c++")
+    treated = Compiled().apply(small_training())
+    assert treated.applied == ("compiled",)
+    list(treated.steps(2))
+    assert made == [{"mode": "default"}]
+    list(treated.copied().steps(2))
+    assert len(made) == 2, "a copied module has lost its compiled call"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's own compiler
+def test_it_trains_for_real() -> None:
+    if module._compiler() is None:
+        pytest.skip("no C++ compiler")
+    plain, treated = small_training().with_batches(2), Compiled().apply(small_training().with_batches(2))
+    torch.manual_seed(1)
+    expected = [float(loss) for loss in plain.steps(3)]
+    torch.manual_seed(1)
+    losses = [float(loss) for loss in treated.steps(3)]
+    assert np.isfinite(losses).all() and losses[0] == pytest.approx(expected[0], rel=0.2)
