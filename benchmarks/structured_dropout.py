@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from live_pairs import ENVIRONMENT
+from foretrace.verify.cores import environment
 
 TIME_STEPS, BATCH, LAYERS = 35, 20, 2
 SIZES, RATES, CONNECTIONS = (256, 512, 1024), (0.5, 0.65), ("input", "both")
@@ -159,8 +159,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--out", type=Path, help="write the tables there, not to the terminal")
     options = parser.parse_args()
-    if any(os.environ.get(name) != value for name, value in ENVIRONMENT.items()):
-        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | ENVIRONMENT)  # set before torch loads
+    if os.environ != (settled := environment(threads=1)):
+        os.execve(sys.executable, [sys.executable, *sys.argv], settled)  # set before torch loads
 
     import torch
 

@@ -33,7 +33,7 @@ PLAN: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("activation-compression",), ("resnet50", "gpt2", "inception-v3")),
     (("activation-offload to=disk",), ("resnet50", "bert", "transformer")),
     (("reconstruct-batchnorm",), ("resnet50", "inception-v3", "mobilenet-v2")),
-    (("structured-dropout",), ("dropout-lstm", "dropout-lstm-wide", "dropout-tagger")),
+    (("structured-dropout p=0.5",), ("dropout-lstm", "dropout-lstm-large", "acoustic-lstm")),
     (("prefetch-data workers=1",), ("resnet50", "mobilenet-v2", "deepspeech2")),
     (("compiled",), ("resnet50", "bert", "ncf")),
     (("mixed-precision", "fused-optimizer"), ("bert",)),

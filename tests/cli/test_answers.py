@@ -146,7 +146,7 @@ def test_help_of_every_command_has_an_example(cli: Cli) -> None:
     top = cli("--help").out
     commands = [line.split()[0] for line in top.split("Commands:")[1].splitlines()[1:] if line.startswith("  ")]
     commands = [name for name in commands if name != "Start"]
-    assert len(commands) == 12 - 1
+    assert {"record", "show", "whatif", "verify", "ledger", "calibrate", "zoo", "profile"} <= set(commands)
     for name in commands:
         shown = cli(name, "--help")
         assert shown.code == 0

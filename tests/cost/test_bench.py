@@ -101,7 +101,9 @@ def test_all_operators_of_a_real_step_can_be_timed(make: Callable[[], Callable[[
     assert len(operators) > 15
     unsaid = {each.key for each in operators if each.name == "aten::einsum"}  # its equation is no recorded argument
     assert set(found.failed) == unsaid
-    assert set(found.seconds) == {each.key for each in operators} - unsaid
+    far = {key for key in found.seconds if not key.startswith("near ")}
+    assert far == {each.key for each in operators} - unsaid
+    assert set(found.seconds) - far <= {each.near_key for each in operators}
     assert all(0 < value < 1.0 for value in found.seconds.values())
 
 

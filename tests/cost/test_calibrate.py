@@ -134,8 +134,8 @@ def test_techniques_are_asked_in_their_order(recording: Path) -> None:
 
     found = calibrated(graph, [FusedOptimizer()], timing)
     assert len(asked) == 1
-    assert set(found.seconds) == {each.key for each in asked[0]}
-    assert Calibration.of(found.graph).ratio(*asked[0]) is not None
+    assert set(found.seconds) >= {each.key for each in asked[0]}
+    assert Calibration.of(found.graph).ratio(asked[0][0], asked[0][1]) is not None
     assert not graph.info.calibration
     again = calibrated(found.graph, [FusedOptimizer()], timing)
     assert len(asked) == 1

@@ -8,8 +8,10 @@ from dataclasses import replace
 from math import log
 from pathlib import Path
 
+import hypothesis.strategies as st
 import pytest
 import torch
+from hypothesis import given
 
 from foretrace import flow
 from foretrace.cost import store
@@ -201,3 +203,19 @@ def test_the_fingerprint_is_of_this_process() -> None:
     assert found["threads"] == torch.get_num_threads() == 1
     assert found["torch"] == str(torch.__version__)
     assert None not in found.values()
+
+
+@given(st.floats(0.0, 3.0))
+def test_the_recorded_time_says_where_the_data_lies(own: float) -> None:
+    before, after = Operator.of("aten::relu", [[8]], ["float"]), Operator.of("aten::relu", [[16]], ["float"])
+    times = {before.near_key: 1.0, before.key: 2.0, after.near_key: 2.0, after.key: 6.0}
+    found = Calibration(seconds=times).times_s(before, after, own)
+    place = min(max(own - 1.0, 0.0), 1.0) if own else 1.0  # unknown: far
+    assert found == pytest.approx((1.0 + place, 2.0 + 4.0 * place))
+
+
+def test_a_call_timed_in_one_place_only_is_there() -> None:
+    before, after = Operator.of("aten::relu", [[8]], ["float"]), Operator.of("aten::relu", [[16]], ["float"])
+    known = Calibration(seconds={before.key: 2.0, after.key: 3.0})
+    assert known.times_s(before, after, 1.0) == (2.0, 3.0)
+    assert known.times_s(before, before.with_dims([[32]])) is None

@@ -40,21 +40,6 @@ def columns(graph: TaskGraph) -> dict[str, bytes]:
     return {key: getattr(graph, key).tobytes() for key in keys}
 
 
-def assert_valid(graph: TaskGraph) -> None:
-    """CSR columns fit together, every edge leads forward, lanes with an order are chains."""
-    assert graph.in_ptr[0] == 0 and graph.in_ptr[-1] == graph.edges and np.all(np.diff(graph.in_ptr) >= 0)
-    assert len(graph.in_ptr) == len(graph) + 1
-    dst = graph.dst
-    assert np.all(graph.src < dst)
-    assert np.all(graph.dur >= 0) and np.all(graph.delay >= 0)
-    assert graph.name.max() < len(graph.names) and graph.lane.max() < len(graph.lanes)
-    for lane in range(len(graph.lanes)):
-        rows = np.flatnonzero(graph.lane == lane)
-        order = np.isin(graph.edge_kind, (EdgeKind.PROGRAM, EdgeKind.STREAM)) & (graph.lane[dst] == lane)
-        before = set(zip(graph.src[order].tolist(), dst[order].tolist(), strict=True))
-        assert all(pair in before for pair in zip(rows[:-1].tolist(), rows[1:].tolist(), strict=True))
-
-
 class Recording:
     """Writes a graph the way a recording goes: one thread that works, launches and waits."""
 

@@ -11,12 +11,12 @@ from foretrace.errors import GraphError
 from foretrace.graph.edit import cut, drop_contention, drop_delays, remove, retime, scale, set_priority
 from foretrace.graph.select import select
 from foretrace.graph.taskgraph import EdgeKind, TaskGraph, TaskKind
+from foretrace.testing.technique import check_valid
 from tests.graph.small_graphs import (
     CPU,
     STREAM_A,
     STREAM_B,
     Recording,
-    assert_valid,
     columns,
     recordings,
     start_end,
@@ -45,7 +45,7 @@ def test_every_edit_keeps_the_graph_valid_and_the_original_untouched(graph: Task
         drop_contention(graph, mask),
         set_priority(graph, mask, -1),
     ):
-        assert_valid(edited)
+        check_valid(edited)
         assert len(edited) == len(graph) and len(edited.changes) == len(graph.changes) + 1
     assert columns(graph) == before and graph.changes == ()
 
@@ -162,7 +162,7 @@ def full_queue(places: int, kernels: int) -> TaskGraph:
 def test_a_full_queue_is_counted_again_after_a_removal() -> None:
     graph, places = full_queue(4, 20), 4
     edited = remove(graph, select(graph, name="relu"))
-    assert_valid(edited)
+    check_valid(edited)
     same = full_queue(places, 10)  # the recording that has no relu kernels
     assert total(edited) == total(same)
     assert total(remove(graph, select(graph, kind="kernel"))) == 0

@@ -6,8 +6,9 @@ from itertools import pairwise
 
 from foretrace.graph.clock import host_runs_ahead, last_launched, measure_on_device
 from foretrace.graph.taskgraph import TaskGraph
+from foretrace.testing.technique import check_valid
 from foretrace.trace.trace import LaneKind
-from tests.graph.small_graphs import STREAM_A, STREAM_B, Recording, assert_valid, start_end
+from tests.graph.small_graphs import STREAM_A, STREAM_B, Recording, start_end
 
 
 def steps(graph: TaskGraph) -> list[int]:
@@ -40,7 +41,7 @@ def test_a_host_that_runs_ahead_is_found_and_measured_on_the_device() -> None:
     assert host_runs_ahead(graph, start_end(graph)[1])
     assert steps(graph) == [13, 13, 13]
     moved = measure_on_device(graph)
-    assert_valid(moved)
+    check_valid(moved)
     assert steps(moved)[1:] == [101, 101], "the busier stream with its gap"
     assert not host_runs_ahead(moved, start_end(moved)[1])
     assert moved.lanes[-1].kind == LaneKind.MODEL

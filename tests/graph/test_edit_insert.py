@@ -12,13 +12,13 @@ from foretrace.graph.edit import remove
 from foretrace.graph.insert import DeviceTask, HostTask, insert, move_to_lane, replace_tasks, typical
 from foretrace.graph.select import select
 from foretrace.graph.taskgraph import EdgeKind, Lane, Phase, TaskGraph, TaskKind
+from foretrace.testing.technique import check_valid
 from foretrace.trace.trace import LaneKind
 from tests.graph.small_graphs import (
     CPU,
     STREAM_A,
     STREAM_B,
     Recording,
-    assert_valid,
     columns,
     recordings,
     start_end,
@@ -63,7 +63,7 @@ def test_insertion_keeps_the_graph_valid_and_never_speeds_it_up(graph: TaskGraph
             call = int(graph.src[(graph.dst == anchor) & (graph.edge_kind == EdgeKind.LAUNCH)][0])
             new.append(DeviceTask(after=anchor, launched_after=call, name="cast_kernel", dur_ns=dur))
     edited = insert(graph, new)
-    assert_valid(edited)
+    check_valid(edited)
     assert columns(graph) == before
     kernels = sum(isinstance(task, DeviceTask) for task in new)
     assert len(edited) == len(graph) + len(new) + kernels
@@ -102,7 +102,7 @@ def test_a_blocking_task_holds_its_thread() -> None:
     gemm, call = row(graph, "gemm"), row(graph, "cudaLaunchKernel")
     new = DeviceTask(after=gemm, launched_after=call, name="copy", dur_ns=40, kind=TaskKind.COPY, blocking=True)
     edited = insert(graph, [new])
-    assert_valid(edited)
+    check_valid(edited)
     assert total(graph) == 10 + 3 + 7 + 20
     assert total(edited) == 10 + 5 + 100 + 40 + 7 + 20
 
@@ -114,7 +114,7 @@ def test_several_tasks_after_one_row_keep_their_order() -> None:
     start, _ = start_end(edited)
     times = [start[row(edited, name)] for name in ("first", "second", "third")]
     assert times == sorted(times) and len(set(times)) == 3
-    assert_valid(edited)
+    check_valid(edited)
 
 
 def test_replacing_keeps_the_place() -> None:
@@ -122,7 +122,7 @@ def test_replacing_keeps_the_place() -> None:
     gemm, call = row(graph, "gemm"), row(graph, "cudaLaunchKernel")
     new = DeviceTask(after=gemm, launched_after=call, name="tensor_core_gemm", dur_ns=30)
     edited = replace_tasks(graph, select(graph, name="gemm"), [new])
-    assert_valid(edited)
+    check_valid(edited)
     assert total(edited) == total(graph) - 70
     assert [change.what for change in edited.changes] == [
         "removed 1 kernel and 1 launch",
@@ -177,7 +177,7 @@ def test_moving_keeps_the_graph_valid(graph: TaskGraph, seed: int, waits: bool) 
         return
     lane = Lane(rank=0, kind=LaneKind.GPU, device=0, stream=99, label="stream 99")
     moved = move_to_lane(graph, mask, lane, waits_for_previous=True, next_waits=waits)
-    assert_valid(moved)
+    check_valid(moved)
     assert (moved.lane == 3).sum() == mask.sum() and moved.lanes[3] == lane
     assert len(moved) == len(graph) and moved.dur.sum() == graph.dur.sum()
 

@@ -18,7 +18,7 @@ from foretrace.graph.select import select
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.techniques import ChannelsLast, MixedPrecision
 from foretrace.testing import TechniqueConformance, recorded, small_training
-from tests.techniques.workloads import Cpu, Gpu
+from foretrace.testing.workloads import Cpu, Gpu
 
 
 @pytest.fixture(autouse=True, scope="module")

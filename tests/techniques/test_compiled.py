@@ -18,8 +18,8 @@ from foretrace.simulate.timeline import simulate
 from foretrace.techniques import Compiled
 from foretrace.techniques import compiled as module
 from foretrace.testing import recorded, small_training
-from tests.graph.small_graphs import assert_valid
-from tests.techniques.workloads import Cpu, Gpu
+from foretrace.testing.technique import check_valid
+from foretrace.testing.workloads import Cpu, Gpu
 
 EXACT = Compiled(rest=0, longest=1, matrix=1, host=0, call_us=0)
 
@@ -40,7 +40,7 @@ def graph() -> TaskGraph:
 def test_matrix_work_stays_and_host_work_goes() -> None:
     graph = Cpu().graph()
     predicted = EXACT.predict(graph)
-    assert_valid(predicted)
+    check_valid(predicted)
     products = ("aten::addmm", "aten::mm")
     assert predicted.dur[select(predicted, name=products)].sum() == graph.dur[select(graph, name=products)].sum()
     body = ("forward", "backward")
@@ -52,7 +52,7 @@ def test_matrix_work_stays_and_host_work_goes() -> None:
 
 def test_a_chain_becomes_its_longest_operator(graph: TaskGraph) -> None:
     predicted = EXACT.predict(graph)
-    assert_valid(predicted)
+    check_valid(predicted)
     left = [
         select(each, name=("aten::native_batch_norm", "aten::clamp_min"), phase="forward")
         for each in (graph, predicted)

@@ -13,7 +13,7 @@ from foretrace.graph.taskgraph import TaskGraph
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques import FusedOptimizer
 from foretrace.techniques.updates import find_update, step_tasks
-from tests.techniques.workloads import Cpu, Gpu, optimizer_facts
+from foretrace.testing.workloads import Cpu, Gpu, optimizer_facts
 
 
 def time_ms(graph: TaskGraph, name: str) -> float:

@@ -13,7 +13,7 @@ from foretrace.graph.taskgraph import EdgeKind, TaskGraph
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques import CudaGraphs, FasterDevice
 from foretrace.testing import small_training
-from tests.techniques.workloads import Cpu, Gpu
+from foretrace.testing.workloads import Cpu, Gpu
 
 
 def busy_ms(graph: TaskGraph) -> float:

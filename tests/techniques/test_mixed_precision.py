@@ -28,9 +28,9 @@ from foretrace.techniques.classes import Precision, Work, kernel_class, operator
 from foretrace.techniques.reduced import reduce
 from foretrace.techniques.whatif import whatif
 from foretrace.testing import TechniqueConformance, recorded, small_training
+from foretrace.testing.workloads import Cpu, Gpu, optimizer_facts
 from foretrace.training.training import Training
 from tests.kineto_files import Recording
-from tests.techniques.workloads import Cpu, Gpu, optimizer_facts
 
 HALF = "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_256x128_64x3_tn_align2>"
 TF32 = "sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nchw_tilesize128x128x16"

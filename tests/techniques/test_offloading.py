@@ -11,8 +11,8 @@ from foretrace.cost.operator import Operator
 from foretrace.graph.taskgraph import Phase, TaskGraph
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques.arguments import parse
-from tests.graph.small_graphs import assert_valid
-from tests.techniques.workloads import Gpu
+from foretrace.testing.technique import check_valid
+from foretrace.testing.workloads import Gpu
 
 SIZE = [32, 64, 56, 56]
 NBYTES = 4 * 32 * 64 * 56 * 56  # 25.7 MB
@@ -33,7 +33,7 @@ def graph() -> TaskGraph:
 def test_copies_hide_behind_the_computation_where_they_are_short() -> None:
     before = simulate(graph()).step_time_s
     after = parse("activation-offload write_gb_s=100 read_gb_s=100 hook_us=0").predict(graph())
-    assert_valid(after)
+    check_valid(after)
     copies = [(lane.label, int((after.lane == i).sum())) for i, lane in enumerate(after.lanes)][2:]
     assert copies == [("activations to the host", SAVED * 4), ("activations from the host", SAVED * 4)]
     assert before < simulate(after).step_time_s < before + 1.2e-3, (
@@ -59,7 +59,7 @@ def test_copies_back_keep_within_what_is_fetched_ahead() -> None:
 
 def test_compression_on_a_device_is_kernels_with_launches() -> None:
     before, after = graph(), parse("activation-compression hook_us=0").predict(graph())
-    assert_valid(after)
+    check_valid(after)
     names = [after.names[i] for i in after.name[after.on_device].tolist()]
     assert names.count("compress a saved tensor") == names.count("decompress a saved tensor") == SAVED * 4
     assert simulate(after).step_time_s > simulate(before).step_time_s

@@ -17,9 +17,9 @@ from foretrace.simulate.timeline import simulate
 from foretrace.techniques import PrefetchData
 from foretrace.techniques.loading import WORKER, find_fetches
 from foretrace.techniques.whatif import whatif
+from foretrace.testing.workloads import LOADER, MULTI, Cpu, Gpu
 from foretrace.trace.read import read
 from foretrace.trace.trace import LaneKind
-from tests.techniques.workloads import LOADER, MULTI, Cpu, Gpu
 
 ALONE: dict[str, Any] = {"host_contention": 1, "copy_contention": 1, "fetch": 1, "hand_over_ms": 0}
 

@@ -121,7 +121,7 @@ def test_the_prediction_follows_the_measurement_even_where_it_loses() -> None:
 
 
 def test_daydreams_rule_on_a_device() -> None:
-    from tests.techniques.workloads import Gpu
+    from foretrace.testing.workloads import Gpu
 
     graph = Gpu().graph()
     names = (
@@ -154,7 +154,7 @@ def test_refusals() -> None:
 
 
 def _without_norms() -> TaskGraph:
-    from tests.techniques.workloads import Cpu
+    from foretrace.testing.workloads import Cpu
 
     return Cpu().graph()
 

@@ -9,7 +9,7 @@ from foretrace.errors import NotApplicableError
 from foretrace.graph.select import select
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques.arguments import parse
-from tests.techniques.workloads import Cpu, Gpu
+from foretrace.testing.workloads import Cpu, Gpu
 
 
 @pytest.mark.parametrize("graph", [Gpu().graph(), Cpu().graph()])

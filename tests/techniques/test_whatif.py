@@ -13,8 +13,8 @@ from foretrace.techniques.arguments import parse_all
 from foretrace.techniques.explain import main_parts, path_parts, why_not_more
 from foretrace.techniques.selection import Remove, Scale
 from foretrace.techniques.whatif import whatif
+from foretrace.testing.workloads import Cpu, Gpu
 from tests.graph.small_graphs import STREAM_A, STREAM_B, Recording
-from tests.techniques.workloads import Cpu, Gpu
 
 
 def test_no_technique_changes_nothing() -> None:

@@ -16,7 +16,9 @@ def test_rows_as_a_table() -> None:
     ]
     lines = markdown(rows).splitlines()
     assert len(lines) == 5
-    assert lines[2] == ("| mixed-precision | bert | 0.700 | 0.660 – 0.750 | 0.720 | −2.8 % | yes | 3.0 % | covered |")
+    assert lines[2] == (
+        "| mixed-precision | bert | 100.0 | 0.700 | 0.660 – 0.750 | 0.720 | −2.8 % | yes | 3.0 % | covered |"
+    )
     assert "gpt2 (full)" in lines[3]
     assert lines[4].startswith("| a + b |")
 

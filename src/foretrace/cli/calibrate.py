@@ -65,7 +65,7 @@ def device(
         _print({"command": "calibrate device", "machine": machine, "stored": str(path), **_facts(measured)})
         return
     print(f"{_headline(points, measured.seconds)}\n")
-    print(f"  {len(measured.seconds)} operators timed on {_where(machine)}\n")
+    print(f"  {sum(not key.startswith('near ') for key in measured.seconds)} operators timed on {_where(machine)}\n")
     print("\n".join(_table(points, measured.seconds)))
     _say_failed(measured.failed)
     print(f"\n  stored in {path}\n  next: foretrace whatif TRACE --do mixed-precision")

@@ -38,6 +38,13 @@ def verify(
         str,
         typer.Option("--batches", metavar="ready|loader", help="Where steps take batches from; by the technique."),
     ] = "",
+    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, ...")] = "cpu",
+    keep: Annotated[
+        Path | None, typer.Option("--keep", metavar="FOLDER", help="Keep both recordings: FOLDER/before, FOLDER/after.")
+    ] = None,
+    steps: Annotated[
+        int, typer.Option("--steps", metavar="N", min=0, help="Steps to record; 0 for the recorder's default.")
+    ] = 0,
     ledger: LedgerFile = None,
     no_ledger: Annotated[bool, typer.Option("--no-ledger", help="Write no row.")] = False,
     as_json: options.AsJson = False,
@@ -58,7 +65,17 @@ def verify(
         if not technique.can_apply():
             raise technique.refuse(technique.not_applied or "it can be predicted but not applied.")
     find_job(model, size)
-    job = Job(techniques=tuple(techniques), model=model, size=size, threads=threads, seconds=seconds, batches=batches)
+    job = Job(
+        techniques=tuple(techniques),
+        model=model,
+        size=size,
+        threads=threads,
+        seconds=seconds,
+        batches=batches,
+        device=device,
+        keep=str(keep or ""),
+        steps=steps,
+    )
     kept = None if no_ledger else Ledger(ledger)
     if kept is not None:
         kept.check()

@@ -57,12 +57,26 @@ class Call:
     def __call__(self) -> object:
         return self.function(*self.args, **self.kwargs)
 
+    def cloned(self) -> Call:
+        """The same call on copies of its tensors."""
+        return Call(
+            function=self.function,
+            args=tuple(_clone(each) for each in self.args),
+            kwargs={key: _clone(each) for key, each in self.kwargs.items()},
+        )
+
     @property
     def nbytes(self) -> int:
         """Bytes of its tensors."""
         values = (*self.args, *self.kwargs.values())
         tensors = [each for value in values for each in (value if isinstance(value, list) else [value])]
         return sum(each.numel() * each.element_size() for each in tensors if hasattr(each, "element_size"))
+
+
+def _clone(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_clone(each) for each in value]
+    return value.clone() if hasattr(value, "element_size") else value  # keeps the memory layout
 
 
 def prepare(operator: Operator, device: str = "cpu") -> Call:

@@ -1,10 +1,11 @@
 """`measure`: operators timed one by one on this machine, with the threads and the allocator of this process.
 
-The time of a call is that of the whole operator as PyTorch's dispatcher runs it, without gradients. In a training
-step data comes from caches that other layers have used meanwhile, so a call rotates over several sets of inputs that
-together exceed a core's own caches, and its results stay alive as long. Calls that belong together (an operator and
-its changed twin follow each other) are timed in turns, so that a disturbance meets both. With one thread CPU time
-counts, which preemption by other processes does not touch. The time kept is a low percentile of many repetitions.
+The time of a call is that of the whole operator as PyTorch's dispatcher runs it, without gradients. What a call takes
+in a training step depends on where its data lies, so it is timed twice: *far*, taking turns on so many sets of inputs
+that none is left in a cache, and *near*, on one set again and again. The recorded time of the operator then tells where
+between the two it stood (`Calibration.times_s`). Calls that belong together (an operator and its changed twin follow
+each other) are timed in turns, so that a disturbance meets both. With one thread CPU time counts, which preemption by
+other processes does not touch. The time kept is a low percentile of many repetitions.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from foretrace.cost.operator import Operator
 Prepared = Callable[[], object]
 Progress = Callable[[float], None]
 
-_WORKING_SET_BYTES = 8 << 20  # of one operator; more than a core's own caches
-_MAX_SETS = 16
-TARGET_S = 0.012  # of timed repetitions per operator, less where a budget asks for it
+_WORKING_SET_BYTES = 64 << 20  # of one operator timed far; more than the caches that a core shares with others
+_MAX_SETS = 64
+_TURN_S = 0.02  # what one turn over all sets may take: where computing bounds a call, it hardly matters where data lies
+_NEAR_BYTES = 32 << 10  # smaller calls find their data near in any case
+TARGET_S = 0.008  # of timed repetitions per operator and place of its data
 _LEAST_TARGET_S = 0.002
 _SAMPLE_S = 50e-6  # shorter calls are timed several at once
 _MIN_SAMPLES, _MAX_SAMPLES = 4, 60
@@ -34,7 +37,7 @@ _GROUP = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Seconds per call by `Operator.key`, and why the others could not be timed."""
+    """Seconds per call and why the others could not be timed, by `Operator.key`; times with near data by `near_key`."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
@@ -55,7 +58,7 @@ def measure(
         budget_s: wall time after which the remaining ones are left out, each with that reason. None: no limit.
         progress: told the share done, 0 to 1.
         device: where the tensors live. On "cuda" calls are timed between synchronisations.
-        target_s: time to spend on the repetitions of one operator; less where the budget asks for it.
+        target_s: time to spend on the repetitions of one operator in one place; less where the budget asks for it.
 
     Returns:
         The times, and the reasons of the calls without one.
@@ -67,7 +70,7 @@ def measure(
     found = Measured()
     began, done = time.perf_counter(), 0
     if budget_s is not None:  # preparing and warming up takes about as long as the repetitions
-        target_s = min(max(0.4 * budget_s / max(len(distinct), 1), _LEAST_TARGET_S), target_s)
+        target_s = min(max(0.2 * budget_s / max(len(distinct), 1), _LEAST_TARGET_S), target_s)
     _settle_allocator()
     with torch.no_grad():
         for group in _groups(distinct):
@@ -106,39 +109,44 @@ def _groups(operators: list[Operator]) -> Iterator[list[Operator]]:
 
 
 def _measure_group(group: list[Operator], found: Measured, device: str, target_s: float) -> None:
-    runners: dict[str, _Runner] = {}
+    far: dict[str, _Runner] = {}
+    near: dict[str, _Runner] = {}
+    clock = _clock(device)
     for each in group:
         try:
-            runners[each.key] = _Runner(each, device, target_s)
+            calls = _input_sets(_maker(each, device), clock)
+            far[each.key] = _Runner(calls, clock, target_s)
+            if len(calls) > 1:
+                near[each.near_key] = _Runner(calls[:1], clock, target_s)
         except Exception as error:  # an operator may raise anything on inputs that do not suit it
             found.failed[each.key] = _reason(error)
     collecting = gc.isenabled()
     gc.disable()
     try:
-        waiting = dict(runners)
-        while waiting:
-            for key, runner in list(waiting.items()):
-                runner.sample()
-                if runner.finished:
-                    del waiting[key]
+        for runners in (far, near):
+            waiting = list(runners.values())
+            while waiting:
+                for runner in waiting:
+                    runner.sample()
+                waiting = [runner for runner in waiting if not runner.finished]
     finally:
         if collecting:
             gc.enable()
-    found.seconds.update({key: runner.time_s for key, runner in runners.items()})
+    found.seconds.update({key: runner.time_s for key, runner in (far | near).items()})
 
 
 class _Runner:
     """One operator with its sets of inputs, and the times of its repetitions."""
 
-    def __init__(self, operator: Operator, device: str, target_s: float) -> None:
+    def __init__(self, calls: list[Prepared], clock: Callable[[], float], target_s: float) -> None:
         self.target_s = target_s
-        self.clock = _clock(device)
-        self.calls = _input_sets(operator, device)
-        self.kept: list[object] = [None] * len(self.calls)
+        self.clock = clock
+        self.calls = calls
+        self.kept: list[object] = [None] * len(calls)
         self.next = 0
         self.samples: list[float] = []
         self.spent_s = 0.0
-        for _ in range(len(self.calls)):
+        for _ in range(len(calls)):
             self._run(1)
         once = self._run(1)
         self.repeat = max(1, min(ceil(_SAMPLE_S / max(once, 1e-7)), 200))
@@ -171,14 +179,17 @@ class _Runner:
         return end - begin
 
 
-def _input_sets(operator: Operator, device: str) -> list[Prepared]:
-    """The call with as many sets of inputs as exceed a core's own caches."""
-    make = _maker(operator, device)
+def _input_sets(make: Callable[[], Prepared], clock: Callable[[], float]) -> list[Prepared]:
+    """The call with as many sets of inputs as no cache holds, or as can be walked through in _TURN_S."""
     first = make()
-    if not isinstance(first, Call):
+    if not isinstance(first, Call) or first.nbytes < _NEAR_BYTES:
         return [first]
-    sets = min(max(1, round(_WORKING_SET_BYTES / max(first.nbytes, 1))), _MAX_SETS)
-    return [first, *(make() for _ in range(sets - 1))]
+    first()
+    begin = clock()
+    first()
+    once = max(clock() - begin, 1e-6)
+    sets = min(ceil(_WORKING_SET_BYTES / first.nbytes), _MAX_SETS, max(ceil(_TURN_S / once), 2))
+    return [first, *(first.cloned() for _ in range(sets - 1))]
 
 
 def _maker(operator: Operator, device: str) -> Callable[[], Prepared]:

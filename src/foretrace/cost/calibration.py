@@ -18,6 +18,8 @@ from foretrace.cost.operator import Operator
 from foretrace.cost.similar import Similar
 from foretrace.graph.taskgraph import TaskGraph
 
+_APART = 0.03  # times that differ by less with data near and far say nothing about where it lies
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
@@ -31,7 +33,7 @@ class Ratio:
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """Seconds per call of operators, by `Operator.key`."""
+    """Seconds per call: by `Operator.key` with data far from the core, by `Operator.near_key` with data near."""
 
     machine: Mapping[str, Any] = field(default_factory=dict)  # what it holds for: see `fingerprint`
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -76,11 +78,32 @@ class Calibration:
         """Measured seconds per call, None if this very call was not measured."""
         return self.seconds.get(operator.key)
 
-    def ratio(self, before: Operator, after: Operator) -> Ratio | None:
-        """Time of `after` relative to `before`; None where neither they nor similar pairs were measured."""
-        first, second = self.time_s(before), self.time_s(after)
-        if first and second:
-            value = second / first
+    def times_s(self, before: Operator, after: Operator, own_s: float = 0.0) -> tuple[float, float] | None:
+        """Measured seconds per call of both, None if either was not measured.
+
+        How far from the core the data of a call lies in a step decides much of its time, and the recorded time tells:
+        where `own_s` (of `before`, as recorded; 0 if unknown) stands between its times with data near and far, `after`
+        is taken to stand, too.
+        """
+        far = self.time_s(before), self.time_s(after)
+        if not far[0] or not far[1]:
+            return None
+        near = [self.seconds.get(each.near_key, time_s) for each, time_s in ((before, far[0]), (after, far[1]))]
+        apart = far[0] - near[0]
+        place = 1.0
+        if own_s > 0 and apart > _APART * far[0]:
+            place = min(max((own_s - near[0]) / apart, 0.0), 1.0)
+        first, second = (low + place * (high - low) for low, high in zip(near, (far[0], far[1]), strict=True))
+        return first, second
+
+    def ratio(self, before: Operator, after: Operator, own_s: float = 0.0) -> Ratio | None:
+        """Time of `after` relative to `before`; None where neither they nor similar pairs were measured.
+
+        `own_s` is the recorded time of `before`, see `times_s`.
+        """
+        found = self.times_s(before, after, own_s)
+        if found is not None:
+            value = found[1] / found[0]
             return Ratio(value=value, low=0.93 * value, high=1.07 * value, how="measured")
         near = self.similar.ratio(before, after)
         return None if near is None else Ratio(value=near.value, low=near.low, high=near.high, how="similar operators")

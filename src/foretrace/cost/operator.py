@@ -76,3 +76,8 @@ class Operator:
     def key(self) -> str:
         """What a calibration stores its time under."""
         return f"{self.name} {self.text}"
+
+    @property
+    def near_key(self) -> str:
+        """The same for a call that finds its data in a cache."""
+        return f"near {self.key}"

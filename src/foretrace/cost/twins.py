@@ -28,6 +28,7 @@ class Twins:
     index: Int64  # per row: position in `before`
     before: tuple[Operator, ...]
     after: tuple[Operator | None, ...]
+    own_s: Float64  # per distinct call: its mean recorded time
 
     @classmethod
     def of(cls, graph: TaskGraph, mask: Mask, twin: Callable[[Operator], Operator | None]) -> Twins:
@@ -36,7 +37,23 @@ class Twins:
         pairs, index = np.unique(np.stack([graph.op[rows], graph.shape[rows]]), axis=1, return_inverse=True)
         before = tuple(Operator(graph.names[op], graph.shapes[shape]) for op, shape in pairs.T.tolist())
         after = tuple(twin(each) for each in before)
-        return cls(rows=rows, index=index.ravel().astype(np.int64), before=before, after=after)
+        index = index.ravel().astype(np.int64)
+        return cls.paired(graph, rows, index, before, after)
+
+    @classmethod
+    def paired(
+        cls,
+        graph: TaskGraph,
+        rows: Int64,
+        index: Int64,
+        before: tuple[Operator, ...],
+        after: tuple[Operator | None, ...],
+    ) -> Twins:
+        """Calls and twins that were worked out elsewhere; `index` says which pair each of the tasks `rows` is."""
+        # Of an operator cut into pieces by what it calls, one carries the work.
+        calls = np.bincount(index, weights=graph.nbytes[rows] >= 0, minlength=len(before))
+        own_s = 1e-9 * np.bincount(index, weights=graph.dur[rows], minlength=len(before)) / np.maximum(calls, 1)
+        return cls(rows=rows, index=index, before=before, after=after, own_s=own_s)
 
     def wanted(self, graph: TaskGraph, share: float = MEASURED_SHARE) -> tuple[Operator, ...]:
         """Both sides of the changed calls, those with most time first, until `share` of their time is covered."""
@@ -52,7 +69,7 @@ class Twins:
         """Per row of `rows`: time after relative to before, and its low and high end; NaN where nothing tells."""
         table = np.full((3, max(len(self.before), 1)), np.nan)
         for i, (before, after) in enumerate(zip(self.before, self.after, strict=True)):
-            found = calibration.ratio(before, after) if after is not None else None
+            found = calibration.ratio(before, after, float(self.own_s[i])) if after is not None else None
             if found is not None:
                 table[:, i] = found.value, found.low, found.high
         value, low, high = table[:, self.index]

@@ -246,13 +246,13 @@ def _measured(graph: TaskGraph, twins: Twins) -> Float64:
 
     Only pairs that were both timed count: what similar calls tell is about a type or a layout, not about a batch.
     """
-    known = Calibration.of(graph).seconds
-    count = len(twins.before)
-    first = np.array([known.get(each.key, np.nan) for each in twins.before])
-    second = np.array([np.nan if each is None else known.get(each.key, np.nan) for each in twins.after])
-    # Of an operator cut into pieces by what it calls, one carries the work.
-    calls = np.bincount(twins.index, weights=graph.nbytes[twins.rows] >= 0, minlength=count)
-    own = 1e-9 * np.bincount(twins.index, weights=graph.dur[twins.rows], minlength=count) / np.maximum(calls, 1)
+    calibration = Calibration.of(graph)
+    first, second = np.full((2, len(twins.before)), np.nan)
+    for i, (before, after, own_s) in enumerate(zip(twins.before, twins.after, twins.own_s.tolist(), strict=True)):
+        found = calibration.times_s(before, after, own_s) if after is not None else None
+        if found is not None:
+            first[i], second[i] = found
+    own = twins.own_s
     # Timed alone, a call comes from Python, which a recording does not count as its time.
     entering = np.clip(first - own, 0, _ENTERING_S)
     ratio = np.maximum(second - entering, 0) / np.maximum(first - entering, 1e-9)

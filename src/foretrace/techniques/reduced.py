@@ -164,11 +164,8 @@ class _Walk:
                 after.append(mine)
             rows.append(row)
             index.append(place)
-        return Twins(
-            rows=np.array(rows, dtype=np.int64),
-            index=np.array(index, dtype=np.int64),
-            before=tuple(before),
-            after=tuple(after),
+        return Twins.paired(
+            self.graph, np.array(rows, dtype=np.int64), np.array(index, dtype=np.int64), tuple(before), tuple(after)
         )
 
     def _operator(self, key: tuple[int, int]) -> Operator:

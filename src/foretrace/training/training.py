@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from foretrace.errors import ForetraceError
 from foretrace.training.batches import Batch, Batches, Resident, move, parts
 
 if TYPE_CHECKING:
@@ -50,6 +51,17 @@ class Training:
         """The same job with a model and optimizers of its own; batches that lie in memory are shared."""
         model, optimizers, around = copy.deepcopy((self.model, self.optimizers, self.around_forward))
         return replace(self, model=model, optimizers=optimizers, around_forward=around)
+
+    def on(self, device: str) -> Training:
+        """The same job on another device; its model is moved. Raises ForetraceError where there is no such device."""
+        import torch
+
+        try:
+            self.model.to(torch.device(device))
+        except (RuntimeError, AssertionError) as error:
+            first = str(error).splitlines()[0]
+            raise ForetraceError(f"{self.name} cannot be moved to the device {device!r}: {first}.") from error
+        return replace(self, device=device)
 
     def with_batches(self, count: int) -> Training:
         """The same job on `count` batches that were made once and lie ready: steps without data loading."""

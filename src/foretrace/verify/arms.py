@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from foretrace.errors import ForetraceError
 from foretrace.training.batches import Resident
 
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from foretrace.training.training import Training
 
 DISTURBED = 1.1  # wall over CPU time of a block that does not wait, beyond which something else used the core
+SLOWED = 1.12  # CPU time of a block relative to the arm's lower quartile, beyond which others took caches or frequency
+MOST_TURNS = 2  # times as long or as many rounds as planned, where rounds are disturbed
 LEAST_ROUNDS, MOST_ROUNDS = 8, 24
 SHORT_STEP_S, ROUNDS_OF_SHORT_STEPS = 0.02, 16
 _STEPS = 3  # of a block
@@ -134,30 +138,41 @@ def take_turns(
 ) -> Rounds:
     """Run blocks of all arms in turns, who begins changing from round to round.
 
-    Rounds in which something else used the core (only steps of one thread that wait for nothing can tell) are run
-    once more, up to half as many as planned; they count only if too few calm rounds are left without them.
+    Arms of one thread that wait for nothing tell which rounds others disturbed (`_calm`): these are run once more, for
+    at most as long again as planned, and count only if too few calm rounds are left without them.
     """
     order, began = list(arms), time.monotonic()
-    calm: list[bool] = []
-    rounds, repeated = plan.rounds, 0
-    while len(calm) < rounds:
+    done = 0
+    while True:
         for name in order:
             arms[name].block(plan)
         order = order[1:] + order[:1]
-        calm.append(not one_thread or all(arm.wall_s[-1] <= DISTURBED * arm.cpu_s[-1] for arm in arms.values()))
+        done += 1
         spent = time.monotonic() - began
-        if len(calm) == rounds and not repeated and spent < plan.seconds:
-            repeated = min(calm.count(False), plan.rounds // 2)
-            rounds += repeated
+        calm = _calm(arms) if one_thread else [True] * done
         if tell is not None:
-            tell(min(len(calm) / rounds, 1.0))
-        if spent > 1.5 * plan.seconds and len(calm) >= LEAST_ROUNDS:
+            tell(min(sum(calm) / plan.rounds, 1.0))
+        if sum(calm) >= plan.rounds or done >= MOST_TURNS * plan.rounds:
             break
-    repeated = max(len(calm) - plan.rounds, 0)
+        if spent > MOST_TURNS * plan.seconds and done >= LEAST_ROUNDS:
+            break
     kept = [i for i, quiet in enumerate(calm) if quiet]
     if len(kept) < LEAST_ROUNDS:
-        kept = list(range(len(calm)))
-    return Rounds(kept=tuple(kept), repeated=repeated, disturbed=sum(not calm[i] for i in kept))
+        kept = list(range(done))
+    return Rounds(kept=tuple(kept), repeated=max(done - plan.rounds, 0), disturbed=sum(not calm[i] for i in kept))
+
+
+def _calm(arms: Mapping[str, Running]) -> list[bool]:
+    """Per round, whether nothing disturbed it: no arm waited for its core or computed much slower than it can.
+
+    What others do on a machine only ever adds time, also to CPU time (shared caches, clock frequency), so an arm's
+    lower quartile is what it takes undisturbed. The same rule holds for every arm and looks at no ratio between them.
+    """
+    calm = np.ones(len(next(iter(arms.values())).cpu_s), dtype=np.bool_)
+    for arm in arms.values():
+        wall, cpu = np.array(arm.wall_s), np.array(arm.cpu_s)
+        calm &= (wall <= DISTURBED * cpu) & (cpu <= SLOWED * np.quantile(cpu, 0.25))
+    return [bool(each) for each in calm]
 
 
 def _next(steps: Iterator[Tensor]) -> Tensor:

@@ -21,6 +21,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 20.0  # for the arms; recording and calibration come on top
     batches: str = ""  # "ready", "loader", or "" for what the techniques are about
     seed: int = 0
+    device: str = "cpu"  # where the training runs: "cpu", "cuda", "cuda:1"
+    keep: str = ""  # a folder for both recordings; "": they are thrown away
+    steps: int = 0  # recorded; 0: as many as the recorder's default
 
     @property
     def loads(self) -> bool:

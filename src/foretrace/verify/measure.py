@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foretrace.cost import bench
@@ -59,14 +60,14 @@ def measure(job: Job, tell: Tell) -> Outcome:
     _need_cores(job.threads)
     torch.set_num_threads(job.threads)
     tell("making the training", 0.0)
-    training = make_job(job.model, job.size, seed=job.seed)()
+    training = make_job(job.model, job.size, seed=job.seed)().on(job.device)
     if not job.loads:
         training = training.with_batches(RESIDENT_BATCHES)
     gc.collect()
     gc.freeze()  # what was imported so far is not walked in the middle of a step
 
     tell("recording the baseline", 0.05)
-    recorded = _record(training.copied())
+    recorded = _record(training.copied(), steps=job.steps, keep=_kept(job, "before"))
     tell("building the graph", 0.2)
     graph = unprofiled(build(recorded, None))
     tell("timing operators alone", 0.25)
@@ -109,7 +110,7 @@ def measure(job: Job, tell: Tell) -> Outcome:
     cpus = {name: Arm.of([arm.cpu_s[i] for i in rounds.kept]) for name, arm in arms.items()}
     used = cpus if clock == "cpu" else walls
     measured = paired_ratio(_baseline(used), used["after"].blocks_s, seed=job.seed)
-    residual, treated_s, notes = _residual(predicted, treated, measured)
+    residual, treated_s, notes = _residual(predicted, treated, measured, keep=_kept(job, "after"))
     tell("done", 1.0)
     return _outcome(
         job,
@@ -145,19 +146,24 @@ def _need_cores(threads: int) -> None:
         )
 
 
-def _record(training: Training, *, brief: bool = False) -> Trace:
-    """A recording of the training, read; a `brief` one is enough to compare layers."""
-    steps = training.steps()
-    next(steps, None)  # first allocations
+def _kept(job: Job, arm: str) -> Path | None:
+    """The folder for the recording of one arm, if recordings are to be kept."""
+    return Path(job.keep) / arm if job.keep else None
+
+
+def _record(training: Training, *, steps: int = 0, brief: bool = False, keep: Path | None = None) -> Trace:
+    """A recording of the training, read; a `brief` one is enough to compare layers. It stays in `keep`, if given."""
+    trained = training.steps()
+    next(trained, None)  # first allocations
     began = time.perf_counter()
-    next(steps, None)
+    next(trained, None)
     step_s = time.perf_counter() - began
-    steps.close()  # type: ignore[attr-defined]
-    options: dict[str, Any] = {}
+    trained.close()  # type: ignore[attr-defined]
+    options: dict[str, Any] = {"active": steps} if steps else {}
     if brief or 36 * step_s > _RECORDING_S:
-        options = {"wait": 3, "active": 4, "skip_first": 1, "rehearse": False}
+        options = {"wait": 3, "active": steps or 4, "skip_first": 1, "rehearse": False}
     with tempfile.TemporaryDirectory(prefix="foretrace-") as folder:
-        return read(record_training(training, folder, **options))
+        return read(record_training(training, keep or folder, **options))
 
 
 def _calibrated(
@@ -190,11 +196,11 @@ def _calibrated(
 
 
 def _residual(
-    predicted: WhatIf, treated: Training, measured: Ratio
+    predicted: WhatIf, treated: Training, measured: Ratio, *, keep: Path | None
 ) -> tuple[tuple[Residual, ...], float, tuple[str, ...]]:
     """Where the recorded treated step differs from the predicted one, largest first; its length; what went wrong."""
     try:
-        recorded: Timeline = simulate(unprofiled(build(_record(treated, brief=True), None)))
+        recorded: Timeline = simulate(unprofiled(build(_record(treated, brief=True, keep=keep), None)))
         rows = compare(predicted.after, recorded).rows
     except ForetraceError as error:
         return (), 0.0, (f"The residual is not attributed: {error}",)

@@ -10,7 +10,10 @@ import numpy as np
 from foretrace.verify.ledger import JSON_COLUMNS, Row
 from foretrace.verify.statistics import Ratio, Verdict, floor
 
-HEADER = ("technique", "model", "predicted", "80 % interval", "measured", "error", "covered", "A/A floor", "verdict")
+HEADER = (
+    "technique", "model", "step, ms", "predicted", "80 % interval", "measured", "error", "covered", "A/A floor",
+    "verdict",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,13 +60,14 @@ def markdown(rows: Sequence[Row]) -> str:
     ordered = sorted(rows, key=lambda row: (len(row.names), row.techniques, row.model, row.time))
     lines = [
         "| " + " | ".join(HEADER) + " |",
-        "|---|---|" + "---:|" * 4 + "---|---:|---|",
+        "|---|---|" + "---:|" * 5 + "---|---:|---|",
     ]
     for row in ordered:
         model = row.model if row.size in ("", "tiny") else f"{row.model} ({row.size})"
         cells = (
             row.techniques,
             model,
+            f"{1e3 * row.before_s:.1f}",
             f"{row.predicted:.3f}",
             f"{row.predicted_low:.3f} – {row.predicted_high:.3f}",
             f"{row.measured:.3f}",
