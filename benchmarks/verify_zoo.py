@@ -2,9 +2,9 @@
 
     python benchmarks/verify_zoo.py [PART ...] [--again]
 
-Every row is one `foretrace verify`: record the model, predict, then run both arms interleaved. Rows that are there for
-this machine and version of PyTorch are kept unless `--again`; PART keeps the plan to rows whose technique or model
-contains it. Nothing else should use the cores meanwhile. `python benchmarks/accuracy.py ledger` writes the table.
+Every row is one `foretrace verify`: record the model, predict, then run both arms interleaved. Conclusive rows that are
+there are kept unless `--again`; PART keeps the plan to rows whose technique or model contains it. Nothing else should
+use the cores meanwhile. `python benchmarks/accuracy.py ledger` writes the table.
 """
 
 from __future__ import annotations

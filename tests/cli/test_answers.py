@@ -10,6 +10,7 @@ import pytest
 
 from foretrace.report import jsonout
 from tests.cli.conftest import Cli
+from tests.report.test_jsonout import check
 
 COMMANDS = {
     "show": (),
@@ -26,6 +27,13 @@ def test_json_keeps_its_contract(cli: Cli, cnn: Path, command: str) -> None:
     view = jsonout.loads(answer.out, command)
     assert answer.json["command"] == command
     assert view.headline in cli(command, cnn, *COMMANDS[command]).out.replace("\n", " ")
+
+
+@pytest.mark.parametrize("words", [("zoo",), ("techniques",), ("techniques", "scale"), ("check", "CNN")], ids=" ".join)
+def test_lists_keep_their_contract(cli: Cli, cnn: Path, words: tuple[str, ...]) -> None:
+    answer = cli(*(cnn if word == "CNN" else word for word in words), "--json").json
+    rules = jsonout.schema(words[0])
+    assert not check(answer, rules, rules["$defs"])
 
 
 def test_show_begins_with_one_sentence_and_sums_to_the_step(cli: Cli, cnn: Path) -> None:

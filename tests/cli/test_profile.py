@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from foretrace.report.jsonout import loads
+from foretrace.report.jsonout import loads, schema
 from foretrace.report.views import ProfileView
 from tests.cli.conftest import Cli
+from tests.report.test_jsonout import check
 
 SCRIPT = """
 import torch
@@ -38,6 +40,8 @@ def torch_threads() -> Iterator[None]:
 
 
 def view(text: str) -> ProfileView:
+    rules = schema("profile")
+    assert not check(json.loads(text), rules, rules["$defs"])
     found = loads(text, "profile")
     assert isinstance(found, ProfileView)
     return found

@@ -254,3 +254,11 @@ def test_calls_know_their_bytes() -> None:
     assert call.nbytes == 2 * 4 * 8 * 4
     with pytest.raises(UnknownCallError, match="no operator"):
         prepare(Operator.of("gloo:all_reduce", [[4]], ["float"]))
+
+
+def test_a_layer_whose_state_does_not_fit_is_never_run() -> None:
+    dims = [[8, 16, 4], [16, 4], [16, 4], [16], [16], [8, 4], [8, 4], *[[]] * 9]
+    types = ["float"] * 7 + ["Scalar", "ScalarList", *["Scalar"] * 7]
+    concrete = ["", "", "", "", "", "", "", "False", "[]", "2", "4", "1", "True", "False", "False", "True"]
+    wrong = Operator.of("aten::mkldnn_rnn_layer", dims, types, concrete)
+    assert "do not fit together" in measure([wrong], target_s=0.0).failed[wrong.key]

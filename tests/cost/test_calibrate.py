@@ -21,8 +21,10 @@ from foretrace.cli.app import run
 from foretrace.cost.bench import Measured, measure
 from foretrace.cost.calibration import Calibration
 from foretrace.cost.operator import Operator
+from foretrace.report.jsonout import schema
 from foretrace.techniques.fused_optimizer import FusedOptimizer
 from foretrace.techniques.measuring import calibrated
+from tests.report.test_jsonout import check
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 
@@ -65,7 +67,9 @@ def test_device_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = command(capsys, "device", "--threads", "1", "--seconds", "1", "--json")
     assert code == 0
     answer = json.loads(out)
-    assert answer["schema_version"] == 1
+    rules = schema("calibrate")
+    assert not check(answer, rules, rules["$defs"])
+    assert answer["of"] == "device"
     assert answer["seconds"]
     assert Path(answer["stored"]).is_file()
 

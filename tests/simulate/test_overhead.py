@@ -65,6 +65,21 @@ def test_operators_keep_their_time_and_python_loses_the_probes() -> None:
     assert corrected.dur[work].sum() == pytest.approx(graph.dur[work].sum(), rel=0.01)
 
 
+def test_the_cost_of_an_event_comes_from_the_shortest_steps() -> None:
+    graph = recorded(5, [150, 260, 270, 280, 290])  # others disturbed most of the plain steps
+    stamps = graph.info.recording["steps"]
+    stamps += [
+        {"step": 10 + i, "phase": "active", "wall_ns": ns, "cpu_ns": ns}
+        for i, ns in enumerate((170_000, 300_000, 310_000))
+    ]
+    corrected = unprofiled(graph)
+    assert corrected.info.overhead["per_event_s"] * 1e6 == pytest.approx(PER_EVENT_US, rel=0.15)
+    assert np.median(steps_of(corrected)) == pytest.approx(270_000, rel=0.002)
+    python = graph.kind != 1
+    share = corrected.dur[python].sum() / corrected.dur.sum()
+    assert share == pytest.approx(1 / 3, rel=0.02), "Python takes 5 of every 15 us, whatever the profiler cost"
+
+
 def test_spread_of_the_unprofiled_steps_stays() -> None:
     corrected = unprofiled(recorded(5, [130, 140, 150, 160, 170]))
     assert max(steps_of(corrected)) - min(steps_of(corrected)) > 20_000

@@ -53,7 +53,6 @@ PARAMETERS = frozenset(
         ("aten::bmm", [[64, 128, 64], [64, 64, 128]], [[128, 128, 64], [128, 64, 128]]),
         # sequence first
         ("aten::copy_", [[35, 16, 256], [35, 16, 256]], [[35, 32, 256], [35, 32, 256]]),
-        ("aten::mkldnn_rnn_layer", [[32, 16, 256], [1024, 256], [16, 256]], [[32, 32, 256], [1024, 256], [32, 256]]),
         # tables, parameters and what is spread over the samples stay
         ("aten::embedding", [[2000, 256], [16, 35]], [[2000, 256], [32, 35]]),
         ("aten::add", [[16, 128, 256], [128, 256]], [[32, 128, 256], [128, 256]]),
@@ -172,3 +171,11 @@ def test_apply_makes_another_loader() -> None:
 
 class _Sized(list):  # type: ignore[type-arg]  # batches in a list that says how many samples each has
     batch_size = 16
+
+
+def test_a_recurrent_layer_counts_samples_in_its_second_dimension() -> None:
+    dims = [[16, 16, 192], [768, 192], [768, 192], [768], [768], [16, 192], [16, 192]]
+    layer = Operator.of("aten::mkldnn_rnn_layer", dims, ["float"] * 7)
+    twin = Resize(before=16, after=8, fixed=frozenset({(768, 192), (768,)})).twin(layer)
+    assert twin is not None
+    assert twin.dims == [[16, 8, 192], *dims[1:5], [8, 192], [8, 192]]

@@ -12,7 +12,7 @@ import pytest
 from foretrace.errors import NotApplicableError
 from foretrace.graph.builder import build
 from foretrace.graph.select import select
-from foretrace.graph.taskgraph import EdgeKind, TaskGraph
+from foretrace.graph.taskgraph import EdgeKind, TaskGraph, TaskKind
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques import PrefetchData
 from foretrace.techniques.loading import WORKER, find_fetches
@@ -163,3 +163,14 @@ def test_the_recorded_pair(shared_data: Path) -> None:
     assert high - low < 0.2 * measured, "an interval that covers everything says nothing"
     assert prediction.critical_path_moved
     assert prediction.assumptions[0].assumption.flag == "host_contention"
+
+
+def test_copies_from_pinned_memory_do_not_block_the_host() -> None:
+    graph = Gpu().graph()
+    pageable, pinned = (PrefetchData(workers=2, pinned=pinned).predict(graph) for pinned in (False, True))
+    assert simulate(pinned).step_time_s < simulate(pageable).step_time_s
+    waits = (pinned.edge_kind == EdgeKind.SYNC) & (pinned.kind[pinned.src] == TaskKind.COPY)
+    assert not waits.any()
+    assert {"pinned_copy"} == {each.flag for each in pinned.assumptions if "copy" in each.flag}
+    with pytest.raises(NotApplicableError, match="pinned memory matters for copies to a device"):
+        PrefetchData(workers=1, pinned=True).predict(Cpu().graph())

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from foretrace.report.jsonout import schema
 from foretrace.zoo import registry
 from tests.cli.conftest import Cli, cli
+from tests.report.test_jsonout import check
 
 __all__ = ["cli"]
 
@@ -22,9 +24,13 @@ def test_list_names_every_model(cli: Cli) -> None:
 def test_one_model_is_trained(cli: Cli) -> None:
     pytest.importorskip("torch")
     answer = cli("zoo", "gnn", "--steps", "3", "--json").json
-    assert answer["steps"] == 3
-    assert len(answer["losses"]) == 5
-    assert answer["samples_per_s"] == pytest.approx(answer["batch_size"] / answer["step_time_s"]["median"])
+    rules = schema("zoo")
+    assert not check(answer, rules, rules["$defs"])
+    run = answer["run"]
+    assert [each["name"] for each in answer["models"]] == ["gnn"]
+    assert run["steps"] == 3
+    assert len(run["losses"]) == 5
+    assert run["samples_per_s"] == pytest.approx(run["batch_size"] / run["step_time_s"]["median"])
     text = cli("zoo", "gnn", "--steps", "2").out
     assert "A step of 32 samples takes" in text
     assert "2 steps)" in text

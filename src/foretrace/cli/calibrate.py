@@ -23,7 +23,7 @@ _AGAIN = "FORETRACE_CALIBRATES_AGAIN"  # set for the process that runs in the en
 
 calibrate = typer.Typer(
     name="calibrate",
-    help="Time operators on this machine, so that predictions are measured instead of assumed.",
+    help="Time operators on this machine, for better predictions.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -62,7 +62,7 @@ def device(
         measured = bench.measure(operators, budget_s=seconds, progress=report)
     path = store.save(machine, measured.seconds)
     if as_json:
-        _print({"command": "calibrate device", "machine": machine, "stored": str(path), **_facts(measured)})
+        _print_json("device", machine, path, measured.seconds, measured.failed)
         return
     print(f"{_headline(points, measured.seconds)}\n")
     print(f"  {sum(not key.startswith('near ') for key in measured.seconds)} operators timed on {_where(machine)}\n")
@@ -108,7 +108,7 @@ def run(
             found = calibrated(graph, techniques, lambda each: bench.measure(each, budget_s=seconds, progress=report))
     path = store.save(machine, found.seconds) if found.seconds else store.path_for(machine)
     if as_json:
-        _print({"command": "calibrate run", "machine": machine, "stored": str(path), **_facts(found)})
+        _print_json("run", machine, path, found.seconds, found.failed)
         return
     if found.seconds:
         print(f"Timed {len(found.seconds)} operators of {source.name} on {_where(machine)}.")
@@ -237,11 +237,11 @@ def _where(machine: Mapping[str, Any]) -> str:
     return f"{machine['cpu']} with {threads} thread{'' if threads == 1 else 's'}, PyTorch {machine['torch']}"
 
 
-def _facts(measured: Any) -> dict[str, Any]:
-    return {"schema_version": 1, "seconds": measured.seconds, "failed": measured.failed}
+def _print_json(
+    of: str, machine: Mapping[str, Any], stored: Path, seconds: Mapping[str, float], failed: Mapping[str, str]
+) -> None:
+    from foretrace.report.jsonout import dumps
+    from foretrace.report.listings import CalibratedMachineView, CalibrateView
 
-
-def _print(facts: dict[str, Any]) -> None:
-    import msgspec
-
-    print(msgspec.json.format(msgspec.json.encode(facts), indent=2).decode())
+    where = CalibratedMachineView(**machine)
+    print(dumps(CalibrateView(of=of, machine=where, stored=str(stored), seconds=dict(seconds), failed=dict(failed))))

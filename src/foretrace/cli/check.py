@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import typer
 
 from foretrace.cli import options
@@ -33,17 +31,14 @@ def check(
     if not report.gpu_whatifs:
         headline += " What-ifs on the device are refused."
     if as_json:
-        import msgspec
+        from foretrace.report.jsonout import dumps
+        from foretrace.report.listings import CheckView, FindingView
 
-        found = {
-            "schema_version": 1,
-            "command": "check",
-            "headline": headline,
-            "ok": report.ok,
-            "gpu_whatifs": report.gpu_whatifs,
-            "findings": [asdict(finding) for finding in report.findings],
-        }
-        print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+        findings = tuple(
+            FindingView(name=f.name, verdict=str(f.verdict), value=f.value, limit=f.limit, says=f.says)
+            for f in report.findings
+        )
+        print(dumps(CheckView(headline=headline, ok=report.ok, gpu_whatifs=report.gpu_whatifs, findings=findings)))
     else:
         print(headline + "\n")
         width = max(len(finding.name) for finding in report.findings)

@@ -41,7 +41,7 @@ def profile(
     top: options.Top = 8,
     as_json: options.AsJson = False,
 ) -> None:
-    """Say how near its peaks the device runs, and what holds its memory.
+    """Say how near its peaks a job runs, and what holds its memory.
 
     Example: foretrace profile resnet50, or foretrace profile run/
     """

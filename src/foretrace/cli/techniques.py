@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from foretrace.cli import options
 
 if TYPE_CHECKING:
+    from foretrace.report.listings import ParameterView, TechniqueView
     from foretrace.techniques.base import Parameter, Technique
 
 
@@ -22,7 +23,7 @@ def techniques(
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """List the techniques that --do and verify take, or explain one of them.
+    """List the techniques that there are, or explain one of them.
 
     Example: foretrace techniques prefetch-data
     """
@@ -31,14 +32,10 @@ def techniques(
     known = {name: registry.technique(name)} if name else registry.techniques()
     verified = _verified(ledger)
     if as_json:
-        import msgspec
+        from foretrace.report.jsonout import dumps
+        from foretrace.report.listings import TechniquesView
 
-        found = {
-            "schema_version": 1,
-            "command": "techniques",
-            "techniques": [_facts(each, verified) for each in known.values()],
-        }
-        print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+        print(dumps(TechniquesView(techniques=tuple(_facts(each, verified) for each in known.values()))))
         return
     if name:
         _explain(known[name], verified)
@@ -87,25 +84,34 @@ def _value(parameter: Parameter) -> str:
     return f" ({text})" if text else ""
 
 
-def _facts(technique: type[Technique], verified: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
-    return {
-        "name": technique.name,
-        "summary": technique.summary,
-        "source": technique.source,
-        "apply": technique.can_apply(),
-        "not_applied": technique.not_applied,
-        "needs": technique.needs,
-        "verified_on": list(verified.get(technique.name, ())),
-        "parameters": [
-            {
-                "name": each.name,
-                "type": each.type,
-                "doc": each.doc,
-                "unit": each.unit,
-                "default": each.default,
-                "required": each.required,
-                "choices": each.choices,
-            }
-            for each in technique.parameters()
-        ],
-    }
+def _facts(technique: type[Technique], verified: Mapping[str, tuple[str, ...]]) -> TechniqueView:
+    from foretrace.report.listings import TechniqueView
+
+    return TechniqueView(
+        name=technique.name,
+        summary=technique.summary,
+        source=technique.source,
+        apply=technique.can_apply(),
+        not_applied=technique.not_applied,
+        needs=technique.needs,
+        verified_on=verified.get(technique.name, ()),
+        parameters=tuple(map(_taken, technique.parameters())),
+    )
+
+
+def _taken(parameter: Parameter) -> ParameterView:
+    from foretrace.report.listings import ParameterView, PriorView
+
+    prior = parameter.prior
+    return ParameterView(
+        name=parameter.name,
+        type=parameter.type,
+        doc=parameter.doc,
+        unit=parameter.unit,
+        default=parameter.default,
+        required=parameter.required,
+        choices=parameter.choices,
+        prior=PriorView(value=prior.value, low=prior.low, high=prior.high, unit=prior.unit, why=prior.why)
+        if prior is not None
+        else None,
+    )

@@ -49,7 +49,7 @@ def verify(
     no_ledger: Annotated[bool, typer.Option("--no-ledger", help="Write no row.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Predict a change, make it, measure it against the baseline, and keep both figures.
+    """Predict a change, make it, measure it, keep both figures.
 
     Example: foretrace verify mixed-precision fused-optimizer --model bert
     """

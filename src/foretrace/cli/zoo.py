@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from foretrace.cli import options
 
 if TYPE_CHECKING:
+    from foretrace.report.listings import ModelView, TrialView
     from foretrace.zoo.registry import Entry
     from foretrace.zoo.trial import Trial
 
@@ -22,7 +23,7 @@ def zoo(
     seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of weights and data.")] = 0,
     as_json: options.AsJson = False,
 ) -> None:
-    """List the models that verify takes, or train one of them for some steps.
+    """List the models to verify on, or train one for some steps.
 
     Example: foretrace zoo resnet50
     """
@@ -35,11 +36,11 @@ def zoo(
         with options.progress(f"training {name} ({size})") as progress:
             run = trial(registry.training(name, size, seed=seed), steps, progress)
         if as_json:
-            _print_json(_facts(found) | {"size": size, "seed": seed} | _measured(run))
+            _print_json((found,), _measured(run, size, seed))
         else:
             _tell(found, size, run)
     elif as_json:
-        _print_json({"models": [_facts(each) for each in registry.ENTRIES]})
+        _print_json(registry.ENTRIES)
     else:
         _list(registry.ENTRIES)
 
@@ -81,33 +82,39 @@ def _count(parameters: int) -> str:
     return f"{millions:.0f} M" if millions >= 99.5 else f"{millions:.1f} M" if millions >= 1 else f"{millions:.2f} M"
 
 
-def _facts(entry: Entry) -> dict[str, Any]:
+def _facts(entry: Entry) -> ModelView:
+    from foretrace.report.listings import ModelView, ParametersView
+
     tiny, full = entry.parameters
-    return {
-        "name": entry.name,
-        "task": entry.task,
-        "summary": entry.summary,
-        "source": entry.source,
-        "needs": entry.needs,
-        "parameters": {"tiny": tiny, "full": full},
-    }
+    return ModelView(
+        name=entry.name,
+        task=entry.task,
+        summary=entry.summary,
+        source=entry.source,
+        needs=entry.needs,
+        parameters=ParametersView(tiny=tiny, full=full),
+    )
 
 
-def _measured(run: Trial) -> dict[str, Any]:
+def _measured(run: Trial, size: str, seed: int) -> TrialView:
+    from foretrace.report.listings import TrialTimeView, TrialView
+
     low, median, high = run.quantiles_s()
-    return {
-        "step_time_s": {"median": median, "p10": low, "p90": high},
-        "steps": len(run.step_s),
-        "loading_s": run.median_loading_s,
-        "batch_size": run.batch_size,
-        "samples_per_s": run.samples_per_s,
-        "threads": run.threads,
-        "losses": list(run.losses),
-    }
+    return TrialView(
+        size=size,
+        seed=seed,
+        step_time_s=TrialTimeView(median=median, p10=low, p90=high),
+        steps=len(run.step_s),
+        loading_s=run.median_loading_s,
+        batch_size=run.batch_size,
+        samples_per_s=run.samples_per_s,
+        threads=run.threads,
+        losses=run.losses,
+    )
 
 
-def _print_json(found: dict[str, Any]) -> None:
-    import msgspec
+def _print_json(entries: tuple[Entry, ...], run: TrialView | None = None) -> None:
+    from foretrace.report.jsonout import dumps
+    from foretrace.report.listings import ZooView
 
-    answer = {"schema_version": 1, "command": "zoo", **found}
-    print(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode())
+    print(dumps(ZooView(models=tuple(map(_facts, entries)), run=run)))

@@ -11,15 +11,32 @@ from collections.abc import Callable
 from typing import Any
 
 
+class InconsistentError(ValueError):
+    """Arguments that contradict each other, in an operator that would not notice and write over memory."""
+
+
 def completed(name: str, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """The positional arguments, those that a forward operator makes replaced by what it makes."""
+    """The positional arguments, those that a forward operator makes replaced by what it makes.
+
+    Raises InconsistentError where an operator that checks nothing would be given arguments that do not fit together.
+    """
     complete = _COMPLETE.get(name)
     return tuple(complete(args, kwargs) if complete else args)
+
+
+def _rnn(args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+    x, w1, w2, _, _, hx, cx = args[:7]
+    fits = x.ndim == 3 and w1.ndim == w2.ndim == hx.ndim == 2 and hx.shape == cx.shape
+    fits = fits and hx.shape[0] == x.shape[1] and x.shape[2] == w1.shape[1] and hx.shape[1] == w2.shape[1]
+    if not fits or w1.shape[0] != w2.shape[0]:
+        raise InconsistentError("input, weights and state of the layer do not fit together")
+    return args
 
 
 def _rnn_backward(args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
     import torch
 
+    _rnn(args, kwargs)
     x, w1, w2, b1, b2, hx, cx = args[:7]
     reverse, mode, hidden, layers, has_biases, _, bidirectional, sizes, batch_first = args[13:22]
     with torch.enable_grad():  # without it the layer leaves no workspace
@@ -100,6 +117,7 @@ def _lengths(like: Any, value: int) -> Any:
 
 
 _COMPLETE: dict[str, Callable[[list[Any], dict[str, Any]], list[Any]]] = {
+    "aten::mkldnn_rnn_layer": _rnn,
     "aten::mkldnn_rnn_layer_backward": _rnn_backward,
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
     "aten::native_layer_norm_backward": _layer_norm_backward,

@@ -1,4 +1,4 @@
-"""The JSON contract: a view as it stands, and its JSON Schema.
+"""The JSON contract: an answer as it stands, and its JSON Schema.
 
 The schemas are package data (`report/schemas/<command>.json`), so that a script can validate without
 importing us; a test holds the files equal to the structs.
@@ -14,11 +14,14 @@ from typing import Any
 import msgspec
 
 from foretrace.files import write_bytes
+from foretrace.report.listings import LISTINGS, Listing
 from foretrace.report.views import SCHEMA_VERSION, VIEWS, View
 
+ANSWERS: dict[str, type[View] | type[Listing]] = {**VIEWS, **LISTINGS}  # by command
 
-def dumps(view: View, *, indent: int = 2) -> str:
-    """JSON text of a view, fields in the documented order, no trailing newline."""
+
+def dumps(view: View | Listing, *, indent: int = 2) -> str:
+    """JSON text of an answer, fields in the documented order, no trailing newline."""
     return msgspec.json.format(msgspec.json.encode(view), indent=indent).decode()
 
 
@@ -37,7 +40,7 @@ def schema(command: str) -> dict[str, Any]:
 def generate_schema(command: str) -> dict[str, Any]:
     """The schema made anew from the struct; every answer carries every field, so all are required."""
     components: dict[str, Any]
-    (reference,), components = msgspec.json.schema_components([VIEWS[command]], ref_template="#/$defs/{name}")
+    (reference,), components = msgspec.json.schema_components([ANSWERS[command]], ref_template="#/$defs/{name}")
     name = reference["$ref"].rsplit("/", 1)[-1]
     for part in components.values():
         part["required"] = list(part["properties"])
@@ -57,7 +60,7 @@ def generate_schema(command: str) -> dict[str, Any]:
 def main() -> None:
     """Write the schema files of the package anew: `python -m foretrace.report.jsonout`."""
     folder = Path(__file__).parent / "schemas"
-    for command in VIEWS:
+    for command in ANSWERS:
         text = msgspec.json.format(msgspec.json.encode(generate_schema(command)), indent=2)
         write_bytes(folder / f"{command}.json", text + b"\n")
 

@@ -2,8 +2,9 @@
 
 A recording made by `foretrace.record` holds the times of unprofiled neighbouring steps of the same process. Profiling
 costs a roughly constant time per recorded event, and that time falls into whatever ran around the event's start and
-end (CPU-recording lessons, section 1, "Correction"). The constant is found so that the replay takes as long as the
-unprofiled steps did; nothing else is assumed about it.
+end (CPU-recording lessons, section 1, "Correction"). Where steps never wait, the constant is what the shortest profiled
+step took more than the shortest plain one; else it is found so that the replay takes as long as the unprofiled steps
+did. What is then left of the difference is spread over all work where one thread does everything.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ MOST_PER_PROBE_NS = 2_500.0  # a start or an end of an event; five times what wa
 DISTURBED = 1.10  # wall over CPU time of a one-thread step beyond which something else used the core
 _QUANTILE = 0.25  # of a task's time over identical steps: preemption only ever adds
 _LEAST_STEPS = 4
+_LEAST_LISTED = 3  # steps of either kind whose shortest says something
 
 
 def unprofiled(graph: TaskGraph) -> TaskGraph:
@@ -43,7 +45,8 @@ def unprofiled(graph: TaskGraph) -> TaskGraph:
         spent = graph.info.recording["overhead"].get("profiled") or {}
         own = spent["cpu_ns"] / spent["wall_ns"] if spent.get("wall_ns") and spent.get("cpu_ns") else 1.0
         typical = typical.with_columns(dur=np.rint(typical.dur * min(own, 1.0)).astype(np.int64))
-    per_probe = _per_probe(typical, target)
+    known = _observed_per_probe(graph)
+    per_probe = _per_probe(typical, target) if known is None else known
     lighter = _without_probes(typical, per_probe)
     reached = float(np.median(_steps(lighter)))
     scale = 1.0
@@ -125,6 +128,26 @@ def _typical_steps(graph: TaskGraph) -> TaskGraph:
 def _without_probes(graph: TaskGraph, per_probe_ns: float) -> TaskGraph:
     cost = np.rint(graph.probes * per_probe_ns).astype(np.int64)
     return graph.with_columns(dur=np.maximum(graph.dur - cost, 0))
+
+
+def _observed_per_probe(graph: TaskGraph) -> float | None:
+    """Cost of one probe (ns) by what the least disturbed profiled step took more than the least disturbed plain one.
+
+    None where the recording does not list its steps, or where steps wait: then a probe may cost nothing. Others only
+    ever add time, so the shortest steps compare best; balancing sums over all steps would book a disturbance of the
+    plain steps, or typical times below the mean, as free probes.
+    """
+    recording = graph.info.recording
+    probes = float(graph.probes[graph.step >= 0].sum()) / max(graph.n_steps, 1)
+    if _waits(graph) or not probes:
+        return None
+    key = "cpu_ns" if (recording.get("threads") or {}).get("intra_op", 1) == 1 else "wall_ns"
+    steps: list[dict[str, Any]] = recording.get("steps") or []
+    profiled = [s[key] for s in steps if s.get("phase") == "active" and s.get(key)]
+    plain = [s[key] for s in steps if s.get("phase") in ("before", "after") and s.get(key)]
+    if len(profiled) < _LEAST_LISTED or len(plain) < _LEAST_LISTED:
+        return None
+    return float(min(max((min(profiled) - min(plain)) / probes, 0.0), MOST_PER_PROBE_NS))
 
 
 def _per_probe(graph: TaskGraph, target_ns: float) -> float:

@@ -53,6 +53,9 @@ _TABLE = {
     "aten::_conv_depthwise2d": 1, "aten::conv_transpose2d": 1, "aten::thnn_conv2d": 1,
 }  # fmt: skip
 _PRODUCTS = {"aten::mm": 0, "aten::addmm": 1, "aten::_addmm_activation": 1, "aten::mv": 0}  # place of the left operand
+# Layers of oneDNN over a whole sequence: input, two weights, two biases, then states and what depends on them.
+_TIME_FIRST = frozenset(("aten::mkldnn_rnn_layer", "aten::mkldnn_rnn_layer_backward"))
+_FIRST_STATE = 5
 # A size that the operator makes is among its arguments.
 _SIZED = frozenset((
     "aten::slice_backward", "aten::select_backward", "aten::diagonal_backward", "aten::unfold_backward",
@@ -131,6 +134,8 @@ class Resize:
         dims = operator.dims
         if operator.name in _PRODUCTS:
             new = self._product(dims, _PRODUCTS[operator.name])
+        elif operator.name in _TIME_FIRST:
+            new = self._time_first(dims)
         else:
             new = self._aligned(dims, _TABLE.get(operator.name, -1))
         concrete = operator.concrete
@@ -139,6 +144,18 @@ class Resize:
         if new == dims and concrete == operator.concrete:
             return None
         return Operator.of(operator.name, new, operator.types, concrete, operator.layout)
+
+    def _time_first(self, dims: list[Any]) -> list[Any]:
+        """Sequences are [time, batch, channels] and states [batch, channels], whatever else has the batch's size."""
+        new = list(dims)
+        for i, each in enumerate(dims):
+            if tuple(each) in self.fixed or each[:1] == [] or not isinstance(each[0], int):
+                continue
+            if len(each) == 3 and each[1] == self.before:
+                new[i] = [each[0], self.after, each[2]]
+            elif len(each) == 2 and each[0] == self.before and i >= _FIRST_STATE:
+                new[i] = [self.after, each[1]]
+        return new
 
     def _product(self, dims: list[Any], left: int) -> list[Any]:
         """Rows grow where the right operand is a weight; the inner dimension where the product is a weight gradient."""
