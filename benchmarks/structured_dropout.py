@@ -154,9 +154,9 @@ def perplexities(seeds: int, epochs: int) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Structured dropout of LSTMs: speed and perplexity.")
-    parser.add_argument("--blocks", type=int, default=7, help="repetitions of every variant; 0: no speed")
+    parser.add_argument("--blocks", type=int, default=4, help="repetitions of every variant; 0: no speed")
     parser.add_argument("--seeds", type=int, default=3, help="0: no perplexity")
-    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--out", type=Path, help="write the tables there, not to the terminal")
     options = parser.parse_args()
     if os.environ != (settled := environment(threads=1)):

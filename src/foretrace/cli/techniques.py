@@ -41,10 +41,11 @@ def techniques(
         _explain(known[name], verified)
         return
     width = max(map(len, known))
+    shipped = _shipped()
     print(f"{'':<{width}}  predict  apply  verified on")
     for key, technique in known.items():
-        models = verified.get(key, ())
-        where = ", ".join(models[:3]) + (f" and {len(models) - 3} more" if len(models) > 3 else "") if models else "–"
+        models, ours = verified.get(key, ()), shipped.get(key, ())
+        where = _listed(models) if models else f"{_listed(ours)} (docs/accuracy.md, not here yet)" if ours else "–"
         print(f"{key:<{width}}  yes      {'yes' if technique.can_apply() else 'no':<5}  {where}")
         print(f"{'':<{width}}  {technique.summary}")
     print(
@@ -52,12 +53,17 @@ def techniques(
     )
 
 
+def _listed(models: tuple[str, ...]) -> str:
+    return ", ".join(models[:3]) + (f" and {len(models) - 3} more" if len(models) > 3 else "")
+
+
 def _explain(technique: type[Technique], verified: Mapping[str, tuple[str, ...]]) -> None:
     print(f"{technique.name}  {technique.summary}")
     print(f"  rule: {technique.source}")
     if technique.can_apply():
         print(f"  apply: yes{f', needs {technique.needs}' if technique.needs else ''}")
-        print(f"  verified on: {', '.join(verified.get(technique.name, ())) or 'no model yet'}")
+        print(f"  verified here on: {', '.join(verified.get(technique.name, ())) or 'no model yet'}")
+        print(f"  verified in docs/accuracy.md on: {', '.join(_shipped().get(technique.name, ())) or 'no model yet'}")
     else:
         print(f"  apply: no, {technique.not_applied}")
     print()
@@ -70,6 +76,13 @@ def _verified(ledger: Path | None) -> Mapping[str, tuple[str, ...]]:
     from foretrace.verify.ledger import verified_on
 
     return verified_on(ledger)
+
+
+def _shipped() -> Mapping[str, tuple[str, ...]]:
+    """The same of the developers' ledger."""
+    from foretrace.verify.ledger import shipped_on
+
+    return shipped_on()
 
 
 def _value(parameter: Parameter) -> str:
@@ -95,6 +108,7 @@ def _facts(technique: type[Technique], verified: Mapping[str, tuple[str, ...]]) 
         not_applied=technique.not_applied,
         needs=technique.needs,
         verified_on=verified.get(technique.name, ()),
+        shipped_on=_shipped().get(technique.name, ()),
         parameters=tuple(map(_taken, technique.parameters())),
     )
 

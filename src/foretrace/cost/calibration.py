@@ -78,6 +78,11 @@ class Calibration:
         """Measured seconds per call, None if this very call was not measured."""
         return self.seconds.get(operator.key)
 
+    def midway_s(self, operator: Operator) -> float | None:
+        """Mean of the seconds per call with data near and far, for calls that find half of their data in a cache."""
+        far = self.time_s(operator)
+        return None if far is None else (far + self.seconds.get(operator.near_key, far)) / 2
+
     def times_s(self, before: Operator, after: Operator, own_s: float = 0.0) -> tuple[float, float] | None:
         """Measured seconds per call of both, None if either was not measured.
 

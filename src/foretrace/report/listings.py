@@ -92,6 +92,7 @@ class TechniqueView(msgspec.Struct, frozen=True, kw_only=True):
     not_applied: str  # why it cannot be, "" where it can
     needs: str
     verified_on: tuple[str, ...]  # models with a conclusive row in the ledger
+    shipped_on: tuple[str, ...]  # the same in the ledger that docs/accuracy.md is made of
     parameters: tuple[ParameterView, ...]
 
 

@@ -266,10 +266,21 @@ def verified_on(path: Path | None = None) -> dict[str, tuple[str, ...]]:
     Rows of several techniques applied together count for none of them. Raises ForetraceError for a damaged ledger.
     """
     ledger = Ledger(path)
-    if not ledger.path.is_file():
-        return {}
+    return models_of(ledger.rows()) if ledger.path.is_file() else {}
+
+
+def shipped_on() -> dict[str, tuple[str, ...]]:
+    """The same for the rows that foretrace's own table of accuracy is made of."""
+    from importlib.resources import files
+
+    text = files("foretrace.verify").joinpath("shipped.json").read_bytes()
+    return msgspec.json.decode(text, type=dict[str, tuple[str, ...]])
+
+
+def models_of(rows: Iterable[Row]) -> dict[str, tuple[str, ...]]:
+    """Models with a conclusive row, by technique, sorted; rows of several techniques together count for none."""
     found: dict[str, set[str]] = {}
-    for row in ledger.rows():
+    for row in rows:
         if len(row.names) == 1 and row.verdict != Verdict.INCONCLUSIVE:
             found.setdefault(row.names[0], set()).add(row.model)
     return {name: tuple(sorted(models)) for name, models in found.items()}
