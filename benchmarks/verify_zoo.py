@@ -21,6 +21,8 @@ from foretrace.verify.ledger import Ledger
 DATA = Path(__file__).parent / "data"
 ROWS = DATA / "ledger.jsonl"
 
+EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "train_cnn.py"
+
 # Techniques (several in one entry are applied together) and the models each is verified on.
 PLAN: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("mixed-precision",), ("resnet50", "bert", "gpt2", "lstm-lm", "mobilenet-v2", "ncf")),
@@ -34,8 +36,8 @@ PLAN: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("activation-offload to=disk",), ("resnet50", "bert", "transformer")),
     (("reconstruct-batchnorm",), ("resnet50", "inception-v3", "mobilenet-v2")),
     (("structured-dropout p=0.5",), ("dropout-lstm", "dropout-lstm-large", "acoustic-lstm")),
-    (("prefetch-data workers=1",), ("resnet50", "mobilenet-v2", "deepspeech2")),
-    (("compiled",), ("resnet50", "bert", "ncf")),
+    (("prefetch-data workers=1",), ("ncf", "dlrm", "gnn", str(EXAMPLE))),
+    (("compiled",), ("resnet50", "bert", "ncf", "vgg11")),
     (("mixed-precision", "fused-optimizer"), ("bert",)),
     (("activation-recomputation", "mixed-precision"), ("gpt2",)),
     (("batch-size by=2", "fused-optimizer"), ("mobilenet-v2",)),
