@@ -1,4 +1,4 @@
-"""Each rule of the builder on the smallest recording that shows it (task-graph lessons, section 2)."""
+"""Each rule of the builder on the smallest recording that shows it."""
 
 from __future__ import annotations
 

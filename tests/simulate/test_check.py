@@ -127,7 +127,7 @@ def test_sampled_recordings_are_refused_with_a_reason(shared_data: Path, name: s
     assert "dependencies are missing" in report.of("unexplained delay").says
 
 
-KNOWN = [  # window without device time, ms; task-graph lessons, section 4
+KNOWN = [  # window without device time, ms
     ("tracelens/h100_google_owlv2-large-patch14-ensemble__1016001.json.gz", 838.4),
     ("tracelens/h100_Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz", 33.1),
     ("hta/trace_diff_control.json.gz", 390.6),

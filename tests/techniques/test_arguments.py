@@ -35,6 +35,8 @@ def test_a_technique_is_written_as_it_is_read(technique: PrefetchData) -> None:
         ("prefetch-data workers=2 workers=3", "given twice"),
         ("scale name=x", "scale needs by="),
         ("scale name=x by=fast", "by=fast is not a number"),
+        ("batch-size by=inf", "by=inf is not a finite number"),
+        ("scale name=x by=nan", "by=nan is not a finite number"),
         ("mixed-precision dtype=int8", "dtype=int8 is not one of auto, bfloat16, float16"),
         ("scale name='x", "close the quote"),
     ],

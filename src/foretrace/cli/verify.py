@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import isfinite
 from pathlib import Path
 from typing import Annotated
 
@@ -59,6 +60,8 @@ def verify(
     from foretrace.verify.runner import ScriptError, run
     from foretrace.zoo.registry import job as find_job
 
+    if not isfinite(seconds):
+        raise ForetraceError(f"--seconds {seconds} never ends; give a number of seconds, e.g. --seconds 20.")
     if batches not in ("", "ready", "loader"):
         raise ForetraceError(f"--batches {batches} does not exist; choose ready or loader.")
     for technique in parse_all(techniques):

@@ -23,7 +23,7 @@ class Call(IntEnum):
     SYNC_EVENT = 8
     RECORD = 9  # an event is recorded on a stream
     WAIT = 10  # a stream waits for an event
-    ALLOC = 11  # own cost only; does not wait by itself (task-graph lessons, R10)
+    ALLOC = 11  # own cost only; does not wait by itself
     LOAD = 12  # module load
 
 

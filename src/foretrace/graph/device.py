@@ -23,7 +23,7 @@ _MIN_SAMPLES = 10
 _DEFAULT_LATENCY = {
     "cuda": 7_000,
     "rocm": 20_000,
-}  # idle stream, typical of the traces in the lessons (section 1)
+}  # idle stream, typical of public traces
 _DEFAULT_GAP = {"cuda": 1_200, "rocm": 500}
 
 

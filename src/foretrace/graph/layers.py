@@ -2,7 +2,7 @@
 
 A device task inherits from its launch call; a call from the spans around it: the module it ran in; for backward work
 the forward operator with the same autograd sequence number; else the optimizer, another annotation, or the operator
-itself (task-graph lessons, section 3).
+itself.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def find_steps(host: Host, first: int, last: int) -> Steps:
 
     `first` and `last` (ns) bound the recording and are used where nothing marks a step. A recorder that knows which
     steps are whole says so in `recording["whole_steps"]`; a trailing ProfilerStep without the optimizer step that
-    all others have was cut off by the profiler's end and is dropped (CPU-recording lessons, rule 7).
+    all others have was cut off by the profiler's end and is dropped.
     """
     lane = main_lane(host)
     marked = np.flatnonzero(host.is_annotation & host.named(_PROFILER_STEP.search))

@@ -1,7 +1,7 @@
 """Host tasks: every CPU thread cut into calls and the work between them, and the edges between threads.
 
 On a GPU recording a thread is a chain of calls and of the work between them. On a CPU-only recording it is a chain of
-operator self times, bookkeeping operators merged into their callers (CPU-recording lessons, section 2).
+operator self times, bookkeeping operators merged into their callers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Who waits for the device: blocking calls and full launch queues.
 
 Everything is resolved in program order (what had been launched before), never by what happened to finish last in the
-recording, so that the edges stay right when kernels are removed, inserted or moved (task-graph lessons, R1-R5).
+recording, so that the edges stay right when kernels are removed, inserted or moved.
 """
 
 from __future__ import annotations

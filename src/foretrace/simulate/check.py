@@ -1,7 +1,7 @@
 """`check`: does this graph stand up to being changed?
 
 An exact self-replay proves nothing, because recorded slack reproduces every recording, wrong edges or not. These tests
-found the builder's errors on real traces (task-graph lessons, sections 0, 4 and 7): structural replay, device time
+found the builder's errors on real traces: structural replay, device time
 zero, host time zero, the durations of one step on the structure of another, and delay that no edge explains.
 """
 
@@ -391,7 +391,7 @@ def _swap(graph: TaskGraph) -> Finding:
     )
     limit = max(0.5 * swap.trivial_error, 0.005)
     if swap.mean_error > limit and abs(swap.window_error) < _STRUCTURAL:
-        # Where the host runs ahead, the distance between the two is a state, not a duration (lessons, R9).
+        # Where the host runs ahead, the distance between the two is a state, not a duration.
         says += f"; single steps depend on how far the host is ahead, the window changes by {swap.window_error:+.2%}"
         return Finding(name="step swap", verdict=Verdict.OK, value=abs(swap.window_error), limit=_STRUCTURAL, says=says)
     return _finding("step swap", swap.mean_error, 1.0, says, limit)

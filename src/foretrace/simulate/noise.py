@@ -1,6 +1,6 @@
 """How sure a step time is: an interval from the noise between the recorded steps, by class of work.
 
-Computing on a device hardly varies from step to step, hosts and collectives do (task-graph lessons, result 4), so
+Computing on a device hardly varies from step to step, hosts and collectives do, so
 that noise is kept per class. A bootstrap over whole steps: in each of 32 variants of the graph every step i draws a
 donor step j, and the durations of class c in step i are scaled by S[j, c] / S[i, c], S being the total duration of a
 class in a step. The variants are replayed side by side; the interval has the spread of their median steps, around the
@@ -25,7 +25,7 @@ Float64 = npt.NDArray[np.float64]
 VARIANTS = 32
 FEWEST_STEPS = 3
 
-# Coefficient of variation between steps: medians of the lessons' table "Noise by kind", rounded up. Copies are not
+# Coefficient of variation between steps: medians over public traces, rounded up. Copies are not
 # in the table and are staged by the host; operators are host work.
 PRIOR_CV = {
     "device compute": 0.005,

@@ -2,7 +2,7 @@
 
 A recording made by `foretrace.record` holds the times of unprofiled neighbouring steps of the same process. Profiling
 costs a roughly constant time per recorded event, and that time falls into whatever ran around the event's start and
-end (CPU-recording lessons, section 1, "Correction"). Where steps never wait, the constant is what the shortest profiled
+end. Where steps never wait, the constant is what the shortest profiled
 step took more than the shortest plain one; else it is found so that the replay takes as long as the unprofiled steps
 did. What is then left of the difference is spread over all work where one thread does everything.
 """

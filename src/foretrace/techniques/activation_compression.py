@@ -68,6 +68,8 @@ class ActivationCompression(Technique):
         return found
 
     def change(self, graph: TaskGraph) -> TaskGraph:
+        if self.min_bytes < 0:
+            raise self.refuse(f"min_bytes={self.min_bytes} is no size; give 0 or more.")
         savings, chosen = self._chosen(graph)
         if not chosen:
             raise self.refuse(

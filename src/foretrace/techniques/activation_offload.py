@@ -70,6 +70,8 @@ class ActivationOffload(Technique):
         return found
 
     def change(self, graph: TaskGraph) -> TaskGraph:
+        if self.min_bytes < 0:
+            raise self.refuse(f"min_bytes={self.min_bytes} is no size; give 0 or more.")
         disk = self._on_disk(graph)
         if self.prefetch < 1:
             raise self.refuse(f"prefetch={self.prefetch} is below 1; the backward pass needs one tensor at a time.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from math import isfinite
 from typing import Any
 
 from foretrace.errors import ForetraceError
@@ -58,6 +59,8 @@ def _convert(name: str, to: Parameter, value: str) -> Any:
         result = readers[to.type](value)
     except ValueError as error:
         raise ForetraceError(f"{name}: {to.name}={value} is not {_article(to.type)}.") from error
+    if to.type == "float" and not isfinite(result):
+        raise ForetraceError(f"{name}: {to.name}={value} is not a finite number.")
     if to.choices and result not in to.choices:
         raise ForetraceError(f"{name}: {to.name}={value} is not one of {', '.join(to.choices)}.")
     return result

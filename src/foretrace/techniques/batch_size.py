@@ -9,6 +9,7 @@ with a fixed share f by class.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import inf
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -130,7 +131,7 @@ class BatchSize(Technique):
     def _check(self) -> None:
         if (self.to is None) == (self.by is None):
             raise self.refuse("give either to= (samples per step) or by= (relative to now).")
-        if (self.to is not None and self.to < 1) or (self.by is not None and not self.by > 0):
+        if (self.to is not None and self.to < 1) or (self.by is not None and not 0 < self.by < inf):
             raise self.refuse("a step needs at least one sample.")
 
 

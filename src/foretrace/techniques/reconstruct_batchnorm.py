@@ -77,6 +77,8 @@ class ReconstructBatchnorm(Technique):
         return found | (_ON_CPU if _on_cpu(graph) else _ON_DEVICE)
 
     def change(self, graph: TaskGraph) -> TaskGraph:
+        if self.min_bytes < 0:
+            raise self.refuse(f"min_bytes={self.min_bytes} is no size; give 0 or more.")
         ahead = _training_norms(graph)
         if not ahead.any():
             raise self.refuse("the recording shows no batch normalisation in its forward pass.")

@@ -20,7 +20,7 @@ Float64 = npt.NDArray[np.float64]
 
 LEVEL = 0.8  # of every interval here, as of the predictions
 RESAMPLES = 2_000
-# Two copies of one training in one process differ by up to this (CPU-recording lessons, section 4), even where one
+# Two copies of one training in one process differ by up to this, even where one
 # pair happens to agree better; smaller effects are not claimed.
 LEAST_FLOOR = 0.02
 QUIET_SPREAD = 0.10  # interquartile range over median of the blocks: conclude on either clock
