@@ -37,9 +37,10 @@ class TaskKind(IntEnum):
     KERNEL = 6
     COPY = 7
     MEMSET = 8
-    COLLECTIVE = 9
+    COLLECTIVE = 9  # in a graph of several ranks: the transfer alone, from the last arrival on
     MARK = 10  # zero-length: boundary of a step on its thread
     JOIN = 11  # zero-length: fork or join of a helper thread's burst
+    ARRIVAL = 12  # zero-length: a rank enters a collective; COLLECTIVE edges lead from it to the transfer on every rank
 
     @property
     def on_device(self) -> bool:
@@ -79,6 +80,9 @@ class Lane:
 
     `ordered` lanes keep the recorded order through their edges. On an unordered lane the schedule engine ignores
     edges of kind PROGRAM and STREAM between tasks of that lane and picks by (ready time, priority, row).
+
+    `slots` is how many tasks an unordered lane runs at a time: gloo keeps two collectives in flight, NCCL one per
+    communicator. A collective holds its slot from its ARRIVAL to the end of its transfer.
     """
 
     rank: int
@@ -87,6 +91,7 @@ class Lane:
     stream: int = -1
     label: str = ""
     ordered: bool = True
+    slots: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

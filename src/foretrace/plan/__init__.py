@@ -1,0 +1,1 @@
+"""Search for the techniques that make a run fastest (dPRO)."""
