@@ -174,8 +174,22 @@ def insert(
     launched first. Events keep the task that they were recorded after. `usual` says what a launch costs, by
     default `typical(graph)`. Raises GraphError where an anchor is on no thread or no stream.
     """
+    return insert_at(graph, new, usual=usual, technique=technique)[0]
+
+
+def insert_at(
+    graph: TaskGraph,
+    new: Sequence[HostTask | DeviceTask],
+    *,
+    usual: Typical | None = None,
+    technique: str = "",
+) -> tuple[TaskGraph, npt.NDArray[np.int64]]:
+    """As `insert`, and the new row number of every old task, then of every new one.
+
+    A `DeviceTask` makes its call first, then the task itself, then a RETURN if it is blocking.
+    """
     if not new:
-        return graph
+        return graph, np.arange(len(graph))
     if usual is None and any(isinstance(task, DeviceTask) for task in new):
         usual = typical(graph)
     return _Insertion(graph).put(new, usual, technique)
@@ -286,7 +300,9 @@ class _Insertion:
         self.chains: dict[tuple[EdgeKind, int], list[int]] = defaultdict(list)  # (order, anchor) -> new rows
         self.waits: dict[int, list[tuple[int, int]]] = defaultdict(list)  # anchor -> (host anchor, new row)
 
-    def put(self, new: Sequence[HostTask | DeviceTask], usual: Typical | None, technique: str) -> TaskGraph:
+    def put(
+        self, new: Sequence[HostTask | DeviceTask], usual: Typical | None, technique: str
+    ) -> tuple[TaskGraph, npt.NDArray[np.int64]]:
         on_device = self.graph.on_device
         for task in new:
             host = task.launched_after if isinstance(task, DeviceTask) else task.after
@@ -305,7 +321,7 @@ class _Insertion:
         host = len(new) - device
         parts = [f"{device} device task{'s with their launches' if device > 1 else ' with its launch'}"] * bool(device)
         parts += [f"{host} host task{'s' * (host > 1)}"] * bool(host)
-        result, _ = extend(
+        return extend(
             self.graph,
             {key: np.array(values) for key, values in self.tasks.items()},
             self.added.columns(),
@@ -313,7 +329,6 @@ class _Insertion:
             old_edges=self.edges,
             change=Change(technique=technique, what=f"inserted {' and '.join(parts)}", tasks=len(self.tasks["kind"])),
         )
-        return result
 
     def _task(self, task: HostTask | DeviceTask, anchor: int, like: int, **given: Any) -> int:
         graph = self.graph

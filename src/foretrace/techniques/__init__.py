@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from foretrace.techniques.channels_last import ChannelsLast
     from foretrace.techniques.compiled import Compiled
     from foretrace.techniques.cuda_graphs import CudaGraphs
+    from foretrace.techniques.data_parallel import DataParallel
     from foretrace.techniques.faster_device import FasterDevice
     from foretrace.techniques.fused_optimizer import FusedOptimizer
     from foretrace.techniques.gradient_accumulation import GradientAccumulation
@@ -38,6 +39,7 @@ __all__ = [
     "ChannelsLast",
     "Compiled",
     "CudaGraphs",
+    "DataParallel",
     "FasterDevice",
     "FusedOptimizer",
     "GradientAccumulation",
@@ -62,6 +64,7 @@ _HOME = {
     "ChannelsLast": "channels_last",
     "Compiled": "compiled",
     "CudaGraphs": "cuda_graphs",
+    "DataParallel": "data_parallel",
     "FasterDevice": "faster_device",
     "FusedOptimizer": "fused_optimizer",
     "GradientAccumulation": "gradient_accumulation",

@@ -20,6 +20,7 @@ from foretrace.techniques.batch_size import BatchSize
 from foretrace.techniques.channels_last import ChannelsLast
 from foretrace.techniques.compiled import Compiled
 from foretrace.techniques.cuda_graphs import CudaGraphs
+from foretrace.techniques.data_parallel import DataParallel
 from foretrace.techniques.faster_device import FasterDevice
 from foretrace.techniques.fused_optimizer import FusedOptimizer
 from foretrace.techniques.gradient_accumulation import GradientAccumulation
@@ -45,6 +46,7 @@ BUILT_IN: tuple[type[Technique], ...] = (
     ActivationOffload,
     ActivationCompression,
     StructuredDropout,
+    DataParallel,
     FasterDevice,
     ReplaceKernel,
     Scale,
