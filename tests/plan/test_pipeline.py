@@ -41,7 +41,8 @@ def test_a_slower_stage_decides(slow: int, micro: int) -> None:
     forward = np.full(4, 100)
     forward[slow] = 300
     graph = one_forward_one_backward(forward, 2 * forward, NOTHING[:4], NOTHING[:4], NOTHING[:4], micro_batches=micro)
-    assert replay(graph)[1].max() >= micro * 900 + 3 * 300
+    assert micro * 900 <= replay(graph)[1].max() <= (micro + 3) * 900
+    assert replay(graph)[1].max() >= 900 + 3 * 300
 
 
 def test_sending_is_paid_in_the_bubble_only() -> None:
