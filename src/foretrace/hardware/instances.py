@@ -1,0 +1,118 @@
+"""Machines that can be rented, with dated list prices; a user's own table takes their place."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from importlib.resources import files
+from math import isfinite
+from pathlib import Path
+
+from foretrace.errors import ForetraceError
+from foretrace.hardware.cluster import Cluster, Link
+from foretrace.hardware.devices import Device, catalog
+
+_INSIDE_EFFICIENCY = 0.75  # of the links between devices of a machine: what NCCL's all-reduce reaches of the data sheet
+_BETWEEN_EFFICIENCY = 0.85  # of the machine's network: headers, and what sockets reach
+_INSIDE_US, _BETWEEN_US = 5.0, 30.0
+_NUMBERS = ("devices", "vcpus", "memory_gb", "network_gbit_s", "price_per_h")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """One type of machine. `bursts`: the network holds its rate for a while only."""
+
+    name: str
+    provider: str
+    region: str
+    device: str  # as the catalog of devices calls it in short
+    devices: int
+    vcpus: int
+    memory_gb: float
+    network_gbit_s: float
+    bursts: bool
+    price_per_h: float  # US dollars
+    date: str
+    source: str
+
+    @property
+    def kind(self) -> Device:
+        """Its device. Raises ForetraceError where the catalog lacks it."""
+        found = [each for each in catalog() if self.device in (each.short, each.name)]
+        if not found:
+            raise ForetraceError(
+                f"instance type {self.name}: the catalog has no device {self.device!r}; "
+                "`foretrace devices` lists what it has."
+            )
+        return found[0]
+
+    def cluster(self, count: int) -> Cluster:
+        """`count` of these machines: their devices inside over NVLink or PCIe, the machines over the network."""
+        device = self.kind
+        inside_gb_s = device.scaleup_gb_s / 2 or device.pcie_gb_s or 16.0
+        return Cluster(
+            name=f"{count} x {self.name}",
+            nodes=count,
+            per_node=self.devices,
+            device=device.name,
+            inside=Link(
+                name="inside",
+                gbit_s=inside_gb_s * 8,
+                latency_us=_INSIDE_US,
+                efficiency=_INSIDE_EFFICIENCY,
+                source=device.source,
+            ),
+            between=Link(
+                name="network",
+                gbit_s=self.network_gbit_s,
+                latency_us=_BETWEEN_US,
+                efficiency=_BETWEEN_EFFICIENCY,
+                source=self.source,
+            ),
+        )
+
+
+def instances(path: Path | None = None) -> tuple[Instance, ...]:
+    """Types of the package, or of a CSV file with the same columns. Raises ForetraceError with file, line and field."""
+    if path is None:
+        text, where = files("foretrace.hardware").joinpath("instances.csv").read_text(encoding="utf-8"), "instances.csv"
+    else:
+        where = str(path)
+        try:
+            text = path.read_text(encoding="utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ForetraceError(f"{path} cannot be read ({error}); give a CSV file of instance types.") from error
+    found = [_instance(row, where, number) for number, row in enumerate(csv.DictReader(text.splitlines()), start=2)]
+    if not found:
+        raise ForetraceError(f"{where} lists no instance types; it needs a header and a line for each.")
+    return tuple(found)
+
+
+def _instance(row: dict[str, str | None], where: str, number: int) -> Instance:
+    given = {key: (value or "").strip() for key, value in row.items() if isinstance(value, str)}
+    for needed in ("name", "device", *_NUMBERS):
+        if not given.get(needed):
+            raise ForetraceError(f"{where}, line {number}: no {needed}; every instance type needs one.")
+    numbers = {}
+    for key in _NUMBERS:
+        try:
+            value = float(given[key])
+        except ValueError:
+            value = float("nan")
+        if not isfinite(value) or value <= 0:
+            raise ForetraceError(f"{where}, line {number}: {key} is {given[key]!r}; give a number above 0.")
+        numbers[key] = value
+    return Instance(
+        name=given["name"],
+        provider=given.get("provider", ""),
+        region=given.get("region", ""),
+        device=given["device"],
+        devices=int(numbers["devices"]),
+        vcpus=int(numbers["vcpus"]),
+        memory_gb=numbers["memory_gb"],
+        network_gbit_s=numbers["network_gbit_s"],
+        bursts=given.get("bursts", "no").lower() in ("yes", "true", "1"),
+        price_per_h=numbers["price_per_h"],
+        date=given.get("date", ""),
+        source=given.get("source", ""),
+    )

@@ -1,0 +1,302 @@
+"""What `foretrace stash` and `foretrace cloud advise` answer: views, sentences, lines for people, the Pareto plot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+from math import log10
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from foretrace.report.units import digits, seconds, share
+from foretrace.report.views import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from foretrace.stash.cloud import Advice, Offer, Wanted
+    from foretrace.stash.runs import Compared
+    from foretrace.stash.stalls import Stall, Stalls
+
+_SHOWN = 12  # offers printed beside those on the front
+
+
+class StallView(msgspec.Struct, frozen=True, kw_only=True):
+    """One stall: seconds per step, 80 % range, share of the step that contains it."""
+
+    name: str
+    seconds: float
+    low_s: float
+    high_s: float
+    share: float
+    why: str
+
+
+class StashView(msgspec.Struct, frozen=True, kw_only=True):
+    """`foretrace stash`: stalls from one recording, and by differential runs where a script was given."""
+
+    schema_version: int = SCHEMA_VERSION
+    command: str = "stash"
+    headline: str
+    source: str
+    workers: int
+    alone_s: float  # step of one worker whose batches lie ready
+    recorded_s: float
+    predicted: tuple[StallView, ...]
+    measured: tuple[StallView, ...]  # empty for a recording
+    runs_s: dict[str, tuple[float, ...]]  # seconds per step by run and round
+    unknown: tuple[str, ...]
+    notes: tuple[str, ...]
+    next: str
+
+
+class OfferView(msgspec.Struct, frozen=True, kw_only=True):
+    """So many machines of one type: step, epochs and money, with 80 % ranges."""
+
+    name: str
+    instance: str
+    count: int
+    device: str
+    workers: int
+    step_s: float
+    step_low_s: float
+    step_high_s: float
+    compute_s: float
+    communication_s: float
+    data_s: float
+    steps_per_epoch: int
+    hours: float
+    hours_low: float
+    hours_high: float
+    dollars: float
+    dollars_low: float
+    dollars_high: float
+    price_per_h: float
+    price_date: str
+    on_front: bool
+
+
+class CloudAdviseView(msgspec.Struct, frozen=True, kw_only=True):
+    """`foretrace cloud advise`: what training would take on rented machines, fastest first."""
+
+    schema_version: int = SCHEMA_VERSION
+    command: str = "cloud advise"
+    headline: str
+    source: str
+    chosen: str  # "" where nothing fits
+    samples: int
+    epochs: int
+    batch: int
+    offers: tuple[OfferView, ...]
+    left_out: tuple[str, ...]
+    assumptions: tuple[str, ...]
+    next: str
+
+
+def stash(found: Stalls | Compared, *, source: str, workers: int) -> StashView:
+    """The view of stalls that were predicted, or predicted and measured."""
+    from foretrace.stash.runs import Compared
+
+    compared = found if isinstance(found, Compared) else None
+    predicted: Stalls = found.predicted if isinstance(found, Compared) else found
+    bars = compared.measured if compared else predicted.bars
+    worst = max(bars, key=lambda bar: bar.share, default=None)
+    how = "measured" if compared else "predicted from the recording"
+    headline = "No stall can be told."
+    if worst is not None and worst.share < 0.01:
+        headline = f"Nothing stalls the step by 1 % or more ({how})."
+    elif worst is not None:
+        headline = (
+            f"{worst.name.capitalize()} takes {share(worst.share)} of the step, {seconds(worst.seconds)} ({how})."
+        )
+    return StashView(
+        headline=headline,
+        source=source,
+        workers=workers,
+        alone_s=predicted.alone_s,
+        recorded_s=predicted.recorded_s,
+        predicted=tuple(map(_stall, predicted.bars)),
+        measured=tuple(map(_stall, compared.measured)) if compared else (),
+        runs_s=compared.runs_s if compared else {},
+        unknown=predicted.unknown,
+        notes=compared.notes if compared else (),
+        next=f"foretrace cloud advise {source} --samples N"
+        if compared is None
+        else f'foretrace rig verify "data-parallel" --model {source} --link 1gbit',
+    )
+
+
+def stash_text(view: StashView) -> str:
+    """Lines for people."""
+    return "\n".join(_stash_lines(view))
+
+
+def _stash_lines(view: StashView) -> Iterator[str]:
+    yield view.headline
+    yield ""
+    yield f"  one worker, batches ready {seconds(view.alone_s)} · as recorded {seconds(view.recorded_s)} per step"
+    yield ""
+    measured = {bar.name: bar for bar in view.measured}
+    yield f"  {'stall':<13}{'predicted':>32}" + (f"{'measured':>34}" if measured else "") + "   how"
+    for bar in view.predicted:
+        other = measured.pop(bar.name, None)
+        text = f"  {bar.name:<13}{_range(bar):>32}"
+        text += f"{_range(other) if other else '–':>34}" if view.measured else ""
+        yield f"{text}   {bar.why}"
+    for bar in measured.values():
+        yield f"  {bar.name:<13}{'–':>32}{_range(bar):>34}   {bar.why}"
+    yield ""
+    for line in view.unknown:
+        yield f"  not known: {line}"
+    for line in view.notes:
+        yield f"  {line}"
+    yield f"  next: {view.next}"
+
+
+def _range(bar: StallView) -> str:
+    return f"{seconds(bar.seconds)} ({seconds(bar.low_s)} – {seconds(bar.high_s)}) {share(bar.share)}"
+
+
+def _stall(bar: Stall) -> StallView:
+    return StallView(
+        name=bar.name, seconds=bar.seconds, low_s=bar.low_s, high_s=bar.high_s, share=bar.share, why=bar.why
+    )
+
+
+def cloud(found: Advice, wanted: Wanted, *, source: str) -> CloudAdviseView:
+    """The view of an advice."""
+    chosen = found.chosen
+    if chosen is None:
+        headline = found.why[0].upper() + found.why[1:] + "."
+    else:
+        epochs = "an epoch" if wanted.epochs == 1 else f"{wanted.epochs} epochs"
+        headline = (
+            f"{chosen.name}: {epochs} in {_hours(chosen.hours)} ({_hours(chosen.hours_low)} – "
+            f"{_hours(chosen.hours_high)}) for {digits(chosen.dollars)} $ ({digits(chosen.dollars_low)} – "
+            f"{digits(chosen.dollars_high)}), {found.why}."
+        )
+    return CloudAdviseView(
+        headline=headline,
+        source=source,
+        chosen=chosen.name if chosen else "",
+        samples=wanted.samples,
+        epochs=wanted.epochs,
+        batch=found.batch,
+        offers=tuple(map(_offer, found.offers)),
+        left_out=found.left_out,
+        assumptions=found.assumed,
+        next=f"foretrace stash {source} --workers N --inside LINK",
+    )
+
+
+def cloud_text(view: CloudAdviseView) -> str:
+    """Lines for people: the offers that nothing beats, and the next fastest."""
+    return "\n".join(_cloud_lines(view))
+
+
+def _cloud_lines(view: CloudAdviseView) -> Iterator[str]:
+    yield view.headline
+    yield ""
+    yield (
+        f"  {'machines':<22}{'device':<24}{'step':>10}{'computing':>11}{'others':>9}{'data':>8}"
+        f"{'time (80 %)':>28}{'price':>10}"
+    )
+    shown = [offer for offer in view.offers if offer.on_front or offer.name == view.chosen]
+    rest = [offer for offer in view.offers if offer not in shown][: max(_SHOWN - len(shown), 0)]
+    for offer in [each for each in view.offers if each in shown or each in rest]:
+        mark = "»" if offer.name == view.chosen else "*" if offer.on_front else " "
+        time = f"{_hours(offer.hours)} ({_hours(offer.hours_low)} – {_hours(offer.hours_high)})"
+        yield (
+            f"{mark} {offer.name:<22}{offer.device:<24}{seconds(offer.step_s):>10}{seconds(offer.compute_s):>11}"
+            f"{seconds(offer.communication_s):>9}{seconds(offer.data_s):>8}{time:>28}{digits(offer.dollars):>8} $"
+        )
+    yield ""
+    yield "  * nothing else is both faster and cheaper; list prices of " + ", ".join(
+        sorted({offer.price_date for offer in view.offers if offer.price_date}) or ["your file"]
+    )
+    for line in view.left_out:
+        yield f"  left out: {line}"
+    for line in view.assumptions:
+        yield f"  assumed: {line}"
+    yield f"  next: {view.next}"
+
+
+def _hours(value: float) -> str:
+    return f"{digits(value)} h" if value >= 1 else f"{digits(60 * value)} min"
+
+
+def _offer(offer: Offer) -> OfferView:
+    return OfferView(
+        name=offer.name,
+        instance=offer.instance.name,
+        count=offer.count,
+        device=offer.instance.kind.name,
+        workers=offer.workers,
+        step_s=offer.step_s,
+        step_low_s=offer.step_low_s,
+        step_high_s=offer.step_high_s,
+        compute_s=offer.compute_s,
+        communication_s=offer.communication_s,
+        data_s=offer.data_s,
+        steps_per_epoch=offer.steps,
+        hours=offer.hours,
+        hours_low=offer.hours_low,
+        hours_high=offer.hours_high,
+        dollars=offer.dollars,
+        dollars_low=offer.dollars_low,
+        dollars_high=offer.dollars_high,
+        price_per_h=offer.instance.price_per_h,
+        price_date=offer.instance.date,
+        on_front=offer.on_front,
+    )
+
+
+def pareto_svg(view: CloudAdviseView) -> str:
+    """Time against money of every offer, both logarithmic; the front is drawn and named."""
+    width, height, left, bottom = 760, 440, 70, 50
+    times = [log10(offer.hours) for offer in view.offers]
+    money = [log10(offer.dollars) for offer in view.offers]
+
+    def x(offer: OfferView) -> float:
+        return left + _place(log10(offer.hours), times) * (width - left - 150)
+
+    def y(offer: OfferView) -> float:
+        return height - bottom - _place(log10(offer.dollars), money) * (height - bottom - 30)
+
+    front = [offer for offer in view.offers if offer.on_front]
+    line = " ".join(f"{x(offer):.1f},{y(offer):.1f}" for offer in front)
+    dots = [
+        f'<circle cx="{x(o):.1f}" cy="{y(o):.1f}" r="{5 if o.on_front else 3}" '
+        f'fill="{"#0b57d0" if o.on_front else "#9aa0a6"}"><title>{escape(_told(o))}</title></circle>'
+        for o in view.offers
+    ]
+    names = [
+        f'<text x="{x(o) + 8:.1f}" y="{y(o) - 6:.1f}" font-weight="{"bold" if o.name == view.chosen else "normal"}">'
+        f"{escape(o.name)}</text>"
+        for o in front
+    ]
+    middle = height / 2
+    across, up = _span([o.hours for o in view.offers], "h"), _span([o.dollars for o in view.offers], "$")
+    axes = (
+        f'<path d="M{left} 20V{height - bottom}H{width - 20}" fill="none" stroke="#5f6368"/>'
+        f'<text x="{width / 2:.0f}" y="{height - 14}" text-anchor="middle">time of all epochs, {across}</text>'
+        f'<text x="14" y="{middle:.0f}" transform="rotate(-90 14 {middle:.0f})" text-anchor="middle">price, {up}</text>'
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
+        f'font-size="12"><rect width="100%" height="100%" fill="#ffffff"/><text x="{left}" y="16">'
+        f"{escape(view.headline)}</text>{axes}"
+        f'<polyline points="{line}" fill="none" stroke="#0b57d0"/>{"".join(dots)}{"".join(names)}</svg>\n'
+    )
+
+
+def _place(value: float, among: Sequence[float]) -> float:
+    low, high = min(among), max(among)
+    return (value - low) / (high - low) if high > low else 0.5
+
+
+def _span(values: Sequence[float], unit: str) -> str:
+    return f"{digits(min(values))} to {digits(max(values))} {unit} (logarithmic)"
+
+
+def _told(offer: OfferView) -> str:
+    return f"{offer.name}: {_hours(offer.hours)}, {digits(offer.dollars)} $"
