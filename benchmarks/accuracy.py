@@ -1,6 +1,6 @@
 """How far predictions are off, against everything that was really measured; writes docs/accuracy.md.
 
-    python benchmarks/accuracy.py [replay] [kernels] [loader] [gpu] [ledger]
+    python benchmarks/accuracy.py [replay] [kernels] [loader] [gpu] [ledger] ... [collectives]
 
 Without arguments every section is made anew; a named one leaves the others as they are. Recordings of other
 machines are found by FORETRACE_SHARED_DATA; sections that need them are left out where they are absent.
@@ -220,6 +220,37 @@ def ledger_section(_: Path | None) -> str:
     )
 
 
+# --- models of collectives against measured tables ---------------------------------------------------------------
+
+
+def collectives_section(traces: Path) -> str:
+    """Rows of benchmarks/collectives.py."""
+    import collectives
+
+    return made("tables measured by others on A100, V100, H200 and B200") + collectives.section(
+        traces.parent / "network"
+    )
+
+
+# --- distributed training measured by others ---------------------------------------------------------------------
+
+
+def iterations_section(traces: Path) -> str:
+    """Rows of benchmarks/vtrain.py; fits the constants anew on every split, which takes some minutes."""
+    import vtrain
+
+    files = sorted((traces.parent / "vtrain").glob("measured_*.csv"))
+    return made("iterations of GPT models on up to 512 A100, measured by the authors of vTrain") + vtrain.section(files)
+
+
+def scaling_section(traces: Path) -> str:
+    """Rows of benchmarks/mlperf.py."""
+    import mlperf
+
+    files = sorted((traces.parent / "mlperf-training").glob("*_runs.csv.gz"))
+    return made("results of MLPerf Training 3.0, 4.0 and 5.0") + mlperf.section(files)
+
+
 def rows_of(path: Path) -> tuple[Row, ...]:
     """The newest row of every technique, model and size."""
     if not path.exists():
@@ -262,6 +293,9 @@ SECTIONS: dict[str, tuple[str, Callable[[Path], str] | Callable[[Path | None], s
     "loader": ("Loader workers 0 → 4 on a GPU", loader_section, True),
     "gpu": ("GPU pairs", gpu_section, False),
     "ledger": ("Techniques verified on a processor", ledger_section, False),
+    "collectives": ("Collectives", collectives_section, True),
+    "iterations": ("Iterations of many GPUs", iterations_section, True),
+    "scaling": ("Strong scaling", scaling_section, True),
 }
 
 

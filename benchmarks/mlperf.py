@@ -189,6 +189,17 @@ def as_table(result: dict[str, object]) -> str:
     return line + table(header, rows)
 
 
+def section(files: Sequence[Path]) -> str:
+    """The part of docs/accuracy.md."""
+    return (
+        "The same benchmark, round, organisation, device and global batch on two numbers of devices: the larger run "
+        "predicted from the smaller one. *Network alone* divides the work by the devices and adds averaging gradients "
+        "between nodes. *With overhead* is the law of `foretrace.plan.strong_scaling`: a step on b samples per device "
+        "takes time in proportion to b + s; s of a benchmark is learned from other organisations' pairs only. Errors "
+        "are predicted / measured time of the larger run − 1, in %.\n\n" + as_table(report(read(files)))
+    )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--labels", type=Path, nargs="+", required=True)
