@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.errors import GraphError
+from foretrace.graph.collectives import with_collectives
 from foretrace.graph.device import Device, device_tasks
 from foretrace.graph.draft import Draft
 from foretrace.graph.events import LATENCY_NS, stream_events
@@ -57,7 +58,7 @@ def build(trace: Trace, rank: int | None = None) -> TaskGraph:
     draft.returns()
     draft.host_collectives()
     draft.step_marks()
-    return draft.finish(events.classes, notes + list(steps.notes))
+    return with_collectives(draft.finish(events.classes, notes + list(steps.notes)), one)
 
 
 def _one_rank(trace: Trace, rank: int | None) -> tuple[Trace, list[str]]:

@@ -154,6 +154,7 @@ class GraphInfo:
     recording: dict[str, Any] = field(default_factory=dict)  # the recorder's metadata of the first rank
     overhead: dict[str, float] = field(default_factory=dict)  # profiler overhead: measured and removed, see docs
     calibration: dict[str, Any] = field(default_factory=dict)  # times of operators on this machine, see cost/
+    collectives: dict[str, Any] = field(default_factory=dict)  # what each one says of itself, see collectives.py
     notes: tuple[str, ...] = ()
 
 

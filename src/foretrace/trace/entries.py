@@ -37,6 +37,9 @@ class Args(Struct, gc=False, frozen=True):
     group_size: Raw = field(name="Group size", default=Raw(b""))
     group: Raw = field(name="Process Group Name", default=Raw(b""))
     group_ranks: Raw = field(name="Process Group Ranks", default=Raw(b""))
+    group_sequence: Raw = field(name="Seq", default=Raw(b""))
+    source: Raw = field(name="Src Rank", default=Raw(b""))
+    destination: Raw = field(name="Dst Rank", default=Raw(b""))
 
 
 class MemoryArgs(Struct, gc=False, frozen=True):

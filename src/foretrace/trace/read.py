@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,48 @@ def read(
     try:
         return _read(path, ask, progress)
     except MemoryError:
-        raise TraceError(f"{_shown(path)} does not fit into memory: keep fewer ranks, steps or categories.") from None
+        raise TraceError(f"{shown(path)} does not fit into memory: keep fewer ranks, steps or categories.") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Apart:
+    """One recording of a run, read without the others; times count from its own earliest event."""
+
+    name: str
+    told: int | None  # rank that the recording or its file name tells; None: only its place among the others can
+    trace: Trace | None  # of rank `told`, else 0; None where that rank was not asked for
+
+
+def read_apart(
+    file: Path,
+    *,
+    alone: bool,
+    ranks: Collection[int] | None = None,
+    steps: Steps | None = None,
+    salvage: bool = False,
+) -> tuple[list[Apart], list[TraceError]]:
+    """What `read` reads, for one stored file of a run (an archive may hold several ranks): parts, and files refused.
+
+    `alone` says that the file was asked for by name: what is no recording is then an error. `rank_numbers` numbers
+    the parts of all files. Raises TraceError as `read` does.
+    """
+    kept = None if ranks is None else frozenset(ranks)
+    ask = _Ask(categories=DEFAULT_CATEGORIES, ranks=kept, steps=steps, salvage=salvage)
+    parts: list[Apart] = []
+    refused: list[TraceError] = []
+    try:
+        for source in sources(file):
+            tables = Tables()
+            found, broken = _read_sources([replace(source, alone=source.alone and alone)], tables, ask)
+            refused += broken
+            for r in found:
+                told = r.rank
+                r.rank = 0 if told is None else told
+                wanted = ask.ranks is None or told is None or told in ask.ranks
+                parts.append(Apart(name=r.name, told=told, trace=_merge([r], tables, []) if wanted else None))
+    except MemoryError:
+        raise TraceError(f"{file} does not fit into memory: keep fewer ranks, steps or categories.") from None
+    return parts, refused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,9 +151,25 @@ class _Rank:
 
 def _read(path: str | Path | Sequence[str | Path], ask: _Ask, progress: Callable[[float], None] | None) -> Trace:
     tables = Tables()
+    found, refused = _read_sources(sources(path, progress), tables, ask)
+    if not found:
+        raise refused[0]
+    _number(found)
+    kept = [r for r in found if ask.ranks is None or r.rank in ask.ranks]
+    if ask.ranks is not None and (missing := sorted(ask.ranks - {r.number for r in kept})):
+        known = listed(sorted(r.number for r in found))
+        raise TraceError(f"{shown(path)} has no rank {listed(missing)}: ask for some of {known}.")
+    if not kept:
+        raise TraceError(f"{shown(path)}: no rank was asked for: name at least one.")
+    notes = [Dropped(reason=f"file left out: {e}", count=0, where=shown(path)) for e in refused]
+    return _merge(kept, tables, notes)
+
+
+def _read_sources(given: Iterable[Source], tables: Tables, ask: _Ask) -> tuple[list[_Rank], list[TraceError]]:
+    """What each source holds, and why some could not be read."""
     found: list[_Rank] = []
     refused: list[TraceError] = []
-    for source in sources(path, progress):
+    for source in given:
         try:
             found.append(_read_file(source, tables, ask))
         except TraceError as error:
@@ -121,17 +178,7 @@ def _read(path: str | Path | Sequence[str | Path], ask: _Ask, progress: Callable
             if not foreign and not ask.salvage:
                 raise
             refused.append(error)
-    if not found:
-        raise refused[0]
-    _number(found)
-    kept = [r for r in found if ask.ranks is None or r.rank in ask.ranks]
-    if ask.ranks is not None and (missing := sorted(ask.ranks - {r.number for r in kept})):
-        known = _listed(sorted(r.number for r in found))
-        raise TraceError(f"{_shown(path)} has no rank {_listed(missing)}: ask for some of {known}.")
-    if not kept:
-        raise TraceError(f"{_shown(path)}: no rank was asked for: name at least one.")
-    notes = [Dropped(reason=f"file left out: {e}", count=0, where=_shown(path)) for e in refused]
-    return _merge(kept, tables, notes)
+    return found, refused
 
 
 def _read_file(source: Source, tables: Tables, ask: _Ask) -> _Rank:
@@ -219,9 +266,9 @@ def _in_steps(name: str, columns: _Columns, names: Sequence[str], steps: Steps) 
         raise TraceError(f"{name} has no ProfilerStep marks to select steps by: read it without --steps.")
     chosen = known[steps] if isinstance(steps, slice) else np.array(sorted(set(steps)), dtype=np.int64)
     if missing := np.setdiff1d(chosen, known).tolist():
-        raise TraceError(f"{name} has no step {_listed(missing)}: ask for some of {_listed(known.tolist())}.")
+        raise TraceError(f"{name} has no step {listed(missing)}: ask for some of {listed(known.tolist())}.")
     if not len(chosen):
-        raise TraceError(f"{name}: no step was selected: ask for some of {_listed(known.tolist())}.")
+        raise TraceError(f"{name}: no step was selected: ask for some of {listed(known.tolist())}.")
     marks = marks[np.isin(numbers, chosen)]
     begin = columns["start"][marks]
     end = np.maximum.accumulate(begin + columns["dur"][marks])
@@ -252,22 +299,30 @@ def _rank_of(recording: Recording) -> int | None:
 
 
 def _number(found: list[_Rank]) -> None:
-    """Give every file a rank of its own; two files that claim one rank are not one run."""
-    claimed: dict[int, str] = {}
-    for r in found:
+    """Give every file a rank of its own."""
+    for r, number in zip(found, rank_numbers([(r.name, r.rank) for r in found]), strict=True):
         if r.rank is None:
-            continue
-        if r.rank in claimed:
-            raise TraceError(
-                f"{claimed[r.rank]} and {r.name} are both rank {r.rank}: name the files of one recording, one per rank."
-            )
-        claimed[r.rank] = r.name
-    free = (rank for rank in range(2 * len(found)) if rank not in claimed)
-    for r in found:
-        if r.rank is None:
-            r.rank = next(free)
+            r.rank = number
             if len(found) > 1:
-                r.dropped[f"file tells no rank: taken as rank {r.rank} by its place"] = 0
+                r.dropped[f"file tells no rank: taken as rank {number} by its place"] = 0
+
+
+def rank_numbers(files: Sequence[tuple[str, int | None]]) -> list[int]:
+    """Rank of every (file, rank that it tells): what it tells, else the lowest free one in the order of the files.
+
+    Raises TraceError where two files tell the same rank: they are not one run.
+    """
+    claimed: dict[int, str] = {}
+    for name, rank in files:
+        if rank is None:
+            continue
+        if rank in claimed:
+            raise TraceError(
+                f"{claimed[rank]} and {name} are both rank {rank}: name the files of one recording, one per rank."
+            )
+        claimed[rank] = name
+    free = (rank for rank in range(2 * len(files)) if rank not in claimed)
+    return [next(free) if rank is None else rank for _, rank in files]
 
 
 def _platform(recording: Recording, builder: RankColumns, tables: Tables) -> str:
@@ -324,11 +379,11 @@ def _info(r: _Rank, zero: int, ranks: int) -> RankInfo:
     )
 
 
-def _listed(numbers: Sequence[int]) -> str:
+def listed(numbers: Sequence[int]) -> str:
     """Numbers for a sentence: at most eight of them."""
     shown = ", ".join(str(n) for n in numbers[:8])
     return f"{shown}, ... ({len(numbers)} in all)" if len(numbers) > 8 else shown
 
 
-def _shown(path: str | Path | Sequence[str | Path]) -> str:
+def shown(path: str | Path | Sequence[str | Path]) -> str:
     return str(path) if isinstance(path, str | Path) else ", ".join(str(p) for p in path)

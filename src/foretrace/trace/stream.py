@@ -51,10 +51,7 @@ def sources(
         TraceError: a path does not exist, cannot be read, or holds no file named `*.json` or `*.json.gz`.
 
     """
-    given = [Path(path)] if isinstance(path, str | Path) else [Path(p) for p in path]
-    if not given:
-        raise TraceError("no recording was given: name at least one file or folder.")
-    files = [(file, file in given) for p in given for file in _files(p)]
+    files = stored_files(path)
     total = sum(file.stat().st_size for file, _ in files)
     meter = _Meter(total=total, report=progress)
     for file, alone in files:
@@ -62,6 +59,14 @@ def sources(
             yield from _open(file, alone, meter)
         except OSError as error:
             raise TraceError(f"{file} cannot be read ({_reason(error)}).") from None
+
+
+def stored_files(path: str | Path | Sequence[str | Path]) -> list[tuple[Path, bool]]:
+    """Files and archives under a path or a list of paths, and whether each was asked for by name; see `sources`."""
+    given = [Path(path)] if isinstance(path, str | Path) else [Path(p) for p in path]
+    if not given:
+        raise TraceError("no recording was given: name at least one file or folder.")
+    return [(file, file in given) for p in given for file in _files(p)]
 
 
 class _Meter:

@@ -88,7 +88,8 @@ class CollectiveTable:
         """Number of the collective that an event's arguments or else its kernel's name tell, −1 if none."""
         if not a.collective and not a.in_elements and not _NCCL.match(name):
             return -1
-        text = b"\n".join((a.collective, a.dtype, a.in_elements, a.out_elements, a.group_size, a.group, a.group_ranks))
+        of_group = (a.group_size, a.group, a.group_ranks, a.group_sequence, a.source, a.destination)
+        text = b"\n".join((a.collective, a.dtype, a.in_elements, a.out_elements, *of_group))
         number = self._known.get((text, name))
         if number is None:
             match = _NCCL.match(name)
@@ -101,6 +102,9 @@ class CollectiveTable:
                 group_size=_count(a.group_size),
                 group=_text(a.group),
                 group_ranks=_ranks(a.group_ranks),
+                sequence=_count(a.group_sequence),
+                source=_count(a.source),
+                destination=_count(a.destination),
             )
             self._known[text, name] = number = self.found[found]
         return number

@@ -71,6 +71,9 @@ class Collective:
     group_size: int = -1
     group: str = ""
     group_ranks: tuple[int, ...] = ()
+    sequence: int = -1  # of this call within its group
+    source: int = -1  # of a point-to-point transfer, as global rank
+    destination: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ them is in the trace; a prediction made from a recording needs them to know what
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import re
@@ -63,7 +64,7 @@ def stamp() -> Stamp:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores, affinity, quota and memory of this machine; never its name."""
+    """Processor, cores, affinity, quota and memory of this machine, and what tells its clock; never its name."""
     affinity = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
     libc = " ".join(part for part in platform.libc_ver() if part)
     return {
@@ -76,6 +77,7 @@ def machine() -> dict[str, Any]:
         "cpu_quota": _cpu_quota(),
         "memory_bytes": _memory("MemTotal"),
         "memory_available_bytes": _memory("MemAvailable"),
+        "clock": _clock(),
     }
 
 
@@ -188,6 +190,15 @@ def _cpu_quota() -> float | None:
         if quota.isdecimal() and period.strip().isdecimal():
             return int(quota) / int(period)
     return None
+
+
+def _clock() -> str | None:
+    """Equal for processes that read the same clock: made of the random id of this boot, which Linux tells."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+    except OSError:
+        return None
+    return hashlib.sha256(boot.strip().encode()).hexdigest()[:16]
 
 
 def _memory(field: str) -> int | None:

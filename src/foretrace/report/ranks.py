@@ -1,0 +1,181 @@
+"""The ranks' part of an answer: who waits for whom, whose network takes how long, and how far clocks are apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from foretrace.graph.alignment import Clock
+from foretrace.graph.edit import scale
+from foretrace.graph.matching import Matching
+from foretrace.graph.taskgraph import TaskGraph, TaskKind
+from foretrace.report.names import short_name
+from foretrace.report.ranks_views import ClockView, CollectiveRow, CollectivesView, RankRow, StragglerView
+from foretrace.report.units import count, seconds
+from foretrace.simulate import ranks
+from foretrace.simulate.breakdown import Breakdown, over_ranks
+from foretrace.simulate.timeline import Timeline, simulate
+
+BALANCED = 0.02  # waiting below this share of the step is not what holds it back
+
+
+def numbers(graph: TaskGraph) -> tuple[int, ...]:
+    """Ranks of a graph."""
+    return tuple(sorted({lane.rank for lane in graph.lanes if lane.rank >= 0}))
+
+
+def collectives(timeline: Timeline) -> CollectivesView | None:
+    """What ties the ranks of a graph together; None for the graph of one rank that nobody compared with others."""
+    graph = timeline.graph
+    said = graph.info.collectives
+    if len(numbers(graph)) < 2 and "matched" not in said:
+        return None
+    found = ranks.parts(timeline)
+    rows = ranks.shares(timeline, found)
+    late = ranks.straggler(timeline, found)
+    transfers = graph.kind == TaskKind.COLLECTIVE
+    free = simulate(scale(graph, transfers, 0.0)) if transfers.any() else timeline
+    together = simulate(ranks.entering_together(graph))
+    return CollectivesView(
+        matched=int(said.get("matched", found.count)),
+        unmatched=tuple(said.get("unmatched", ())),
+        missing=tuple(said.get("missing", ())),
+        wait_s_mean=float(np.mean([row.wait_s for row in rows])),
+        transfer_s_mean=float(np.mean([row.transfer_s for row in rows])),
+        last_arriver=tuple(found.rank[found.last_arriver].tolist()),
+        straggler=_straggler(*late) if late else None,
+        saved_if_free_s=timeline.step_time_s - free.step_time_s,
+        saved_if_together_s=float(timeline.step_times_ns[0] - together.step_times_ns[0]) / 1e9,
+        by_rank=tuple(
+            RankRow(
+                rank=row.rank,
+                wait_s=row.wait_s,
+                transfer_s=row.transfer_s,
+                last=row.last,
+                caused_s=row.caused_s,
+            )
+            for row in rows
+        ),
+        each=_each(graph, found, said.get("what", ())),
+    )
+
+
+def _straggler(row: ranks.RankShare, why: ranks.Lateness) -> StragglerView:
+    return StragglerView(
+        rank=row.rank,
+        last=row.last,
+        caused_s=row.caused_s,
+        collective=why.collective,
+        than=why.than,
+        by_s=why.by_s,
+        cause=str(why.cause),
+        more_s=why.more_s,
+        name=why.name,
+        reason=why.sentence(seconds(why.more_s), seconds(why.name_more_s), short_name(why.name, 40)),
+    )
+
+
+def _each(graph: TaskGraph, found: ranks.Parts, what: Sequence[Sequence[Any]]) -> tuple[CollectiveRow, ...]:
+    rows = []
+    told = len(what) == found.count
+    for i in range(found.count):
+        part = slice(int(found.first[i]), int(found.first[i + 1]))
+        task = int(found.transfer[part][0])
+        kind, group = what[i][:2] if told else (short_name(graph.names[graph.name[task]]), "")
+        nbytes = int(graph.nbytes[found.transfer[part]].max())
+        rows.append(
+            CollectiveRow(
+                kind=kind,
+                group=group,
+                bytes=nbytes if nbytes >= 0 else None,
+                ranks=part.stop - part.start,
+                wait_s_mean=float(found.wait_ns[part].mean()) / 1e9,
+                transfer_s_mean=float(found.transfer_ns[part].mean()) / 1e9,
+                last_arriver=int(found.rank[found.last_arriver[i]]),
+                spread_s=float(np.ptp(found.arrived[part])) / 1e9,
+            )
+        )
+    return tuple(rows)
+
+
+def clock(graph: TaskGraph) -> ClockView | None:
+    """The clocks of the ranks that a graph was joined of; None for the graph of one rank."""
+    said = graph.info.collectives
+    if "offset_ns" not in said:
+        return None
+    return _clock(said["ranks"], said["offset_ns"], said["drift"], said["uncertainty_ns"])
+
+
+def clock_of(found: Clock) -> ClockView:
+    """Clocks as `foretrace align` tells them."""
+    offsets = [o if known else None for o, known in zip(found.offset_ns.tolist(), found.known.tolist(), strict=True)]
+    return _clock(found.ranks, offsets, found.drift.tolist(), found.worst_ns)
+
+
+def _clock(
+    numbers: Sequence[int], offsets: Sequence[float | None], drift: Sequence[float], worst: float | None
+) -> ClockView:
+    return ClockView(
+        offsets_s={
+            str(rank): None if offset is None else round(offset, 1) / 1e9
+            for rank, offset in zip(numbers, offsets, strict=True)
+        },
+        uncertainty_s=None if worst is None else worst / 1e9,
+        drift={str(rank): each for rank, each in zip(numbers, drift, strict=True) if each},
+    )
+
+
+def breakdown(timeline: Timeline) -> Breakdown:
+    """Where the steps go, mean over the ranks; of the only rank where there is one."""
+    return over_ranks(timeline.graph, timeline.start, timeline.end)
+
+
+def next_command(view: CollectivesView, step_s: float, path: str) -> str:
+    """The command that looks into the straggler; "" where nobody holds the others up."""
+    late = view.straggler
+    if not path or late is None or view.wait_s_mean < BALANCED * step_s:
+        return ""
+    return f"foretrace blame {path} --rank {late.rank}"
+
+
+def headline(view: CollectivesView, step_s: float, *, every: bool, all_there: bool) -> str:
+    """Who waits for whom: the first sentence about several ranks. `all_there`: every rank of the job was recorded."""
+    waits, net, step = seconds(view.wait_s_mean), seconds(view.transfer_s_mean), seconds(step_s)
+    per = f"per step of {step}" if every else f"in the step of {step}"
+    lacking = "" if all_there else "; ranks are missing, and waiting for them counts as transfer"
+    late = view.straggler
+    if late is None or view.wait_s_mean < BALANCED * step_s:
+        return f"The ranks keep pace: {waits} of waiting for each other and {net} of transfer {per}{lacking}."
+    times = f"at {count(late.last)} of {count(len(view.last_arriver))} collectives"
+    first = (
+        f"The ranks wait for each other: {waits} in collectives {per}, and {net} of transfer"
+        if view.wait_s_mean > view.transfer_s_mean
+        else f"The ranks communicate: {net} of transfer and {waits} of waiting for each other {per}"
+    )
+    return f"{first}; rank {late.rank} arrives last {times}: {late.reason}{lacking}."
+
+
+def align_lines(found: Matching, aligned: Clock) -> list[str]:
+    """`foretrace align` for people."""
+    view = clock_of(aligned)
+    ranks = len(view.offsets_s)
+    known = {rank: offset for rank, offset in view.offsets_s.items() if offset is not None}
+    unsure = "" if view.uncertainty_s is None else f", known to ±{seconds(view.uncertainty_s)} (one standard error)"
+    first = next(iter(view.offsets_s))
+    if len(known) < 2:
+        sentence = f"No collective ties the {ranks} ranks together, so their clocks cannot be compared."
+    else:
+        apart = seconds(max(known.values()) - min(known.values()))
+        sentence = (
+            f"The clocks of {count(len(known))} of {count(ranks)} ranks lie within {apart}{unsure}, by "
+            f"{count(len(found.matches))} collectives."
+        )
+    lines = [sentence, "", f"  {'rank':>6}  ahead of rank {first}"]
+    for rank, offset in view.offsets_s.items():
+        told = "not known: no collective ties it to the others" if offset is None else seconds(offset)
+        drift = f", drifting {view.drift[rank] * 1e6:.3g} µs per second" if rank in view.drift else ""
+        lines.append(f"  {rank:>6}  {told}{drift}")
+    lines += [f"  note: {note}" for note in (*found.missing, *found.unmatched(), *aligned.notes)]
+    return lines
