@@ -1,11 +1,12 @@
-"""How fast the engines are: replay, variants side by side, schedule, sensitivity.
+"""How fast the engines are: replay, variants side by side, schedule, flows, sensitivity.
 
     python benchmarks/engine.py [--tasks 1000000] [--json]
 
 The graph is random: 64 lanes, two edges into every task (its predecessor on the lane and one other, or two others
 where the lanes take their order as they run). Every figure is the best of several runs after one that compiles, in
 seconds of CPU time of this process, and includes the preparation that the public function does. The ratios are per
-task, against the plain-Python twin and against networkx's longest path on a smaller graph of the same kind.
+task, against the plain-Python twin and against networkx's longest path on a smaller graph of the same kind. Flows are
+chains of random transfers, each over 4 of the links; an event is a flow that joins or ends.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import numpy.typing as npt
 from foretrace.graph.assemble import assemble
 from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, GraphInfo, Lane, TaskGraph, TaskKind
 from foretrace.simulate import twins
+from foretrace.simulate.flows import Flows, Interference, Transfer, simulate_flows
 from foretrace.simulate.replay import replay, replay_variants
 from foretrace.simulate.schedule import schedule
 from foretrace.simulate.timeline import simulate
@@ -98,6 +100,79 @@ def random_graph(n: int, *, ordered: bool, seed: int = 0) -> TaskGraph:
     )
 
 
+def group_graph(n: int, *, ranks: int = 8) -> TaskGraph:
+    """About `n` tasks: ranks that compute, enter a collective every fourth task and go on without waiting for it."""
+    rounds = n // (5 * ranks)
+    random = np.random.default_rng(2)
+    number, rank = (each.ravel() for each in np.mgrid[:rounds, :ranks])
+    first = 5 * (number * ranks + rank)  # rows of a rank in a round: three kernels, arrival, transfer
+    kernel, arrival, transfer = first + 2, first + 3, first + 4
+    follows = number > 0
+    edges = [(first[follows], kernel[follows] - 5 * ranks, EdgeKind.STREAM), (first + 1, first, EdgeKind.STREAM)]
+    edges += [(kernel, first + 1, EdgeKind.STREAM), (arrival, kernel, EdgeKind.EVENT)]
+    members = first.reshape(rounds, ranks)
+    edges.append((np.repeat(transfer, ranks), np.repeat(members + 3, ranks, axis=0).ravel(), EdgeKind.COLLECTIVE))
+    total = 5 * ranks * rounds
+    lane, kind, dur = (
+        np.zeros(total, dtype=np.int64),
+        np.full(total, TaskKind.KERNEL),
+        random.integers(1, 20_000, total),
+    )
+    for row in (first, first + 1, kernel):
+        lane[row] = 2 * rank
+    lane[arrival] = lane[transfer] = 2 * rank + 1
+    kind[arrival], kind[transfer], dur[arrival] = TaskKind.ARRIVAL, TaskKind.COLLECTIVE, 0
+    return assemble(
+        {
+            "kind": kind, "lane": lane, "name": np.zeros(total), "dur": dur,
+            "release": np.where(np.isin(np.arange(total), first[:ranks]), 0, NO_RELEASE),
+            "recorded": np.arange(total) // (5 * ranks) * 2 + (kind == TaskKind.COLLECTIVE),
+        },
+        {
+            "src": np.concatenate([src for _, src, _ in edges]),
+            "dst": np.concatenate([dst for dst, _, _ in edges]),
+            "edge_kind": np.concatenate([np.full(len(dst), edge_kind) for dst, _, edge_kind in edges]),
+            "lag": np.zeros(sum(len(dst) for dst, _, _ in edges)),
+        },
+        marks=np.array([0, total - 1]),
+        names=("task",),
+        layers=(),
+        lanes=tuple(
+            Lane(rank=i // 2, kind=LaneKind.LINK if i % 2 else LaneKind.GPU, ordered=i % 2 == 0, slots=2)
+            for i in range(2 * ranks)
+        ),
+        info=GraphInfo(platform="cuda", steps=(0,), world_size=ranks),
+    )  # fmt: skip
+
+
+def flow_chains(chains: int, length: int, links: int) -> tuple[TaskGraph, Flows, npt.NDArray[np.float64]]:
+    """A graph of chains of transfers, all of them as flows, and the capacities of the links."""
+    random = np.random.default_rng(3)
+    n = chains * length
+    rows = np.arange(n)
+    graph = assemble(
+        {
+            "kind": np.full(n, TaskKind.COPY), "lane": rows % chains, "name": np.zeros(n), "dur": np.ones(n),
+            "release": np.where(rows < chains, 0, NO_RELEASE), "recorded": rows,
+        },
+        {
+            "src": rows[:-chains], "dst": rows[chains:], "edge_kind": np.full(n - chains, EdgeKind.STREAM),
+            "lag": random.integers(0, 20_000, n - chains),
+        },
+        marks=np.array([0, n - 1]),
+        names=("transfer",),
+        layers=(),
+        lanes=tuple(Lane(rank=0, kind=LaneKind.LINK, stream=i) for i in range(chains)),
+        info=GraphInfo(platform="cuda", steps=(0,)),
+    )  # fmt: skip
+    nbytes = random.uniform(1e4, 1e6, n).tolist()
+    moves = [
+        ([row], Transfer(nbytes=nbytes[row], route=dict.fromkeys(random.choice(links, 4, replace=False).tolist(), 1)))
+        for row in range(n)
+    ]
+    return graph, Flows.of(moves), random.uniform(5e9, 50e9, links)
+
+
 def measure(n: int = 1_000_000) -> list[Row]:
     """All measurements; `n` is the number of tasks of the large graphs."""
     rows: list[Row] = []
@@ -121,6 +196,15 @@ def measure(n: int = 1_000_000) -> list[Row]:
     rate(f"schedule, ordered lanes, {n:,} tasks", n, lambda: schedule(graph), "tasks/s", None)
     free = random_graph(n, ordered=False)
     run_time = rate(f"schedule, unordered lanes, {n:,} tasks", n, lambda: schedule(free), "tasks/s", 4e6)
+
+    groups = group_graph(n)
+    what = f"schedule, collectives of 8 ranks, {len(groups):,} tasks"
+    rate(what, len(groups), lambda: schedule(groups), "tasks/s", None)
+    unshared = partial(simulate_flows, graph, Flows.of([]), np.ones(1), interference=Interference(factor=1.2))
+    rate(f"flows, none of {n:,} tasks, kernels may be slowed", n, unshared, "tasks/s", None)
+    for chains, length, links in ((64, 100, 100), (2_000, 5, 300)):
+        job = partial(simulate_flows, *flow_chains(chains, length, links))
+        rate(f"flows, {chains:,} at a time over {links} links", 2 * chains * length, job, "events/s", None)
 
     timeline = simulate(random_graph(45_000, ordered=True))
     for what, answer in (

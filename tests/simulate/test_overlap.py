@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrace.graph.builder import build
-from foretrace.simulate.overlap import _covered, overlap_assumption, overlap_change, shared_time
+from foretrace.simulate.overlap import covered, overlap_assumption, overlap_change, shared_time
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques.arguments import parse
 from foretrace.techniques.whatif import whatif
@@ -27,7 +27,7 @@ def test_covered_time_is_counted_by_the_nanosecond(cover: list[tuple[int, int]],
         sum(any(b <= t < f for b, f in zip(begin, finish, strict=True)) for t in range(s, e))
         for s, e in zip(start, end, strict=True)
     ]
-    assert _covered(begin, finish, start, end).tolist() == expected
+    assert covered(begin, finish, start, end).tolist() == expected
 
 
 def test_a_kernel_that_loses_its_company_is_marked() -> None:

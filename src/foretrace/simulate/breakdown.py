@@ -3,7 +3,7 @@
 One sweep over the step window of one rank. At every moment the first of these that holds names the part:
 
 1. `compute`: a kernel runs on the device (recordings without a device: an operator runs);
-2. `exposed_communication`: a collective runs;
+2. `exposed_communication`: a collective runs, or waits for other ranks to arrive;
 3. `exposed_copy`: a copy or memset runs;
 4. `data_loading`: a host thread is in the data loader;
 5. `launch_bound`: a host thread works, and the device has nothing to do (without a device: host work between the
@@ -43,9 +43,9 @@ _NEVER = len(_SWEEP)  # tasks that take no part in the sweep
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Breakdown:
-    """Nanoseconds by step and part (steps x 7, columns as in PARTS) of one rank; every row sums to its step."""
+    """Nanoseconds by step and part (steps x 7, columns as in PARTS); every row sums to its step."""
 
-    rank: int
+    rank: int  # −1: the mean over all ranks of the graph
     steps_ns: Int64
 
     def total_ns(self) -> dict[str, int]:
@@ -103,6 +103,20 @@ def breakdown(graph: TaskGraph, start: Int64, end: Int64, *, rank: int | None = 
     return Breakdown(rank=rank, steps_ns=sums)
 
 
+def over_ranks(graph: TaskGraph, start: Int64, end: Int64) -> Breakdown:
+    """The mean over the ranks of their breakdowns, that of the only rank where there is one."""
+    ranks = sorted({lane.rank for lane in graph.lanes if lane.rank >= 0})
+    found = [breakdown(graph, start, end, rank=rank).steps_ns for rank in ranks]
+    if len(found) == 1:
+        return Breakdown(rank=ranks[0], steps_ns=found[0])
+    mean = np.mean(found, axis=0)
+    whole = np.floor(mean).astype(np.int64)
+    # Every row still sums to its step: what rounding takes goes to the part that loses most.
+    left = found[0].sum(axis=1) - whole.sum(axis=1)
+    whole[np.arange(len(whole)), np.argmax(mean - whole, axis=1)] += left
+    return Breakdown(rank=-1, steps_ns=whole)
+
+
 def _intervals(graph: TaskGraph, start: Int64, end: Int64, rank: int) -> tuple[Int64, Int64, Int64]:
     """(from, to, class of the sweep) of all tasks of a rank, and of its blocked calls."""
     lane_kind = graph.lane_kinds[graph.lane]
@@ -120,10 +134,13 @@ def _intervals(graph: TaskGraph, start: Int64, end: Int64, rank: int) -> tuple[I
     rows = np.flatnonzero(mine & (what < _NEVER))
     dst = graph.dst
     blocked = (graph.edge_kind == EdgeKind.PROGRAM) & (graph.kind[dst] == TaskKind.RETURN) & mine[dst]
+    # A rank that has arrived is in the collective, though the transfer waits for others.
+    inside = (graph.edge_kind == EdgeKind.COLLECTIVE) & (graph.kind[graph.src] == TaskKind.ARRIVAL) & mine[dst]
+    inside &= graph.lane[graph.src] == graph.lane[dst]
     return (
-        np.concatenate([start[rows], end[graph.src[blocked]]]),
-        np.concatenate([end[rows], start[dst[blocked]]]),
-        np.concatenate([what[rows], np.full(int(blocked.sum()), 5)]),
+        np.concatenate([start[rows], end[graph.src[blocked]], start[graph.src[inside]]]),
+        np.concatenate([end[rows], start[dst[blocked]], start[dst[inside]]]),
+        np.concatenate([what[rows], np.full(int(blocked.sum()), 5), np.full(int(inside.sum()), 1)]),
     )
 
 

@@ -74,8 +74,11 @@ class CheckReport:
 def check(graph: TaskGraph) -> CheckReport:
     """Run every check; a failed one says which what-ifs not to trust."""
     findings = [*_structure(graph), _self_replay(graph), _structural(graph)]
+    several = len({lane.rank for lane in graph.lanes if lane.rank >= 0}) > 1
     if graph.on_device.any():
-        findings += [_unexplained(graph), _device_zero(graph), _host_zero(graph), _linked(graph)]
+        findings += [_unexplained(graph)]
+        findings += _alone() if several else [_device_zero(graph), _host_zero(graph)]
+        findings += [_linked(graph)]
         findings += [_inferred(graph), _own_costs(graph)]
     if graph.n_steps >= 2:
         findings.append(_swap(graph))
@@ -194,6 +197,14 @@ def device_zero(graph: TaskGraph) -> tuple[int, int]:
         _, end = run(variant)
         windows.append(int(end[graph.marks[-1]] - end[graph.marks[0]]))
     return windows[0], windows[1]
+
+
+def _alone() -> list[Finding]:
+    """Of several ranks that wait for each other, neither answer is known."""
+    says = "known for one rank only; look at one with --rank"
+    return [
+        Finding(name=name, verdict=Verdict.SKIP, value=0, limit=0, says=says) for name in ("device = 0", "host = 0")
+    ]
 
 
 def _device_zero(graph: TaskGraph) -> Finding:

@@ -166,7 +166,7 @@ class _Side:
     def _lanes(self) -> dict[Key, list[int]]:
         """Positions in `rows` by (which rank, kind of lane, number): threads as one lane, streams by busy time."""
         graph = self.timeline.graph
-        ranks = sorted({lane.rank for lane in graph.lanes})
+        ranks = sorted({lane.rank for lane in graph.lanes}, key=lambda rank: (rank < 0, rank))  # −1: no rank's own
         lane_of = graph.lane[self.rows]
         busy = np.bincount(lane_of, weights=self.dur, minlength=len(graph.lanes))
         number: dict[int, Key] = {}

@@ -70,21 +70,17 @@ def noise_classes(graph: TaskGraph) -> npt.NDArray[np.int64]:
 def interval(graph: TaskGraph, step_time_s: float, *, level: float = 0.8, seed: int = 0) -> Interval:
     """Interval around `step_time_s`, the median step of this graph's replay; it always contains it."""
     random = np.random.default_rng(seed)
-    steps, n_classes = graph.n_steps, len(_CLASSES)
+    ranks = sorted({lane.rank for lane in graph.lanes if lane.rank >= 0})
+    steps, n_classes = graph.n_steps, len(_CLASSES) * max(len(ranks), 1)
     classes = noise_classes(graph)
+    # Every rank has noise of its own; a step that is drawn is drawn for all of them.
+    place = np.searchsorted(ranks, np.maximum(graph.rank, 0)) if len(ranks) > 1 else np.zeros(len(graph), np.int64)
+    classes = np.where(classes >= 0, place * len(_CLASSES) + classes, -1)
     inside = (graph.step >= 0) & (graph.step < steps) & (classes >= 0)
     group = np.where(inside, graph.step * n_classes + classes, -1).astype(np.int32)
     total = np.zeros(steps * n_classes)
     np.add.at(total, group[inside], effective(graph).dur[inside])
-    if steps < FEWEST_STEPS:
-        used = [_CLASSES[c] for c in np.flatnonzero(total.reshape(steps, n_classes).sum(axis=0))]
-        factors = 1.0 + np.array(list(PRIOR_CV.values()))[:, None] * random.standard_normal((n_classes, VARIANTS))
-        scale = np.tile(np.maximum(factors, 0.0), (steps, 1))
-        spreads = ", ".join(f"{name} {100 * PRIOR_CV[name]:g} %" for name in used)
-        source = f"{steps} step{'s' if steps > 1 else ''} recorded: noise of other recordings ({spreads})"
-    else:
-        scale = _bootstrap(total.reshape(steps, n_classes), random)
-        source = f"noise between {steps} steps, by class of work ({VARIANTS} resampled replays)"
+    scale, source = factors(total.reshape(steps, n_classes), random, VARIANTS)
     ends = replay_variants(graph, group, scale)
     medians = np.median(np.diff(ends, axis=0), axis=0) / 1e9
     low, middle, high = np.quantile(medians, [(1 - level) / 2, 0.5, (1 + level) / 2])
@@ -98,11 +94,30 @@ def interval(graph: TaskGraph, step_time_s: float, *, level: float = 0.8, seed: 
     )
 
 
-def _bootstrap(total: Float64, random: np.random.Generator) -> Float64:
-    """Factors (steps · classes x variants) that give every step the class totals of a step drawn at random."""
+def factors(total: Float64, random: np.random.Generator, variants: int) -> tuple[Float64, str]:
+    """Factors of the durations by (step, class) (steps · classes x variants), and how they are known.
+
+    `total` (steps x classes, of one rank or of several after each other) is how much time the classes take in the
+    recorded steps.
+    """
     steps, n_classes = total.shape
-    donor = random.integers(0, steps, size=(steps, VARIANTS))
-    own = np.repeat(total[:, :, None], VARIANTS, axis=2)
+    if steps >= FEWEST_STEPS:
+        how = f"noise between {steps} steps, by class of work ({variants} resampled replays)"
+        return _bootstrap(total, random, variants), how
+    ranks = n_classes // len(_CLASSES)
+    used = [_CLASSES[c] for c in np.flatnonzero(total.sum(axis=0).reshape(ranks, -1).sum(axis=0))]
+    spread = np.tile(list(PRIOR_CV.values()), ranks)[:, None]
+    drawn = 1.0 + spread * random.standard_normal((n_classes, variants))
+    spreads = ", ".join(f"{name} {100 * PRIOR_CV[name]:g} %" for name in used)
+    how = f"{steps} step{'s' if steps > 1 else ''} recorded: noise of other recordings ({spreads})"
+    return np.tile(np.maximum(drawn, 0.0), (steps, 1)), how
+
+
+def _bootstrap(total: Float64, random: np.random.Generator, variants: int) -> Float64:
+    """Factors that give every step the class totals of a step drawn at random."""
+    steps, n_classes = total.shape
+    donor = random.integers(0, steps, size=(steps, variants))
+    own = np.repeat(total[:, :, None], variants, axis=2)
     theirs = total[donor].transpose(0, 2, 1)
     factor = np.divide(theirs, own, out=np.ones_like(own), where=own > 0)
-    return factor.reshape(steps * n_classes, VARIANTS)
+    return factor.reshape(steps * n_classes, variants)

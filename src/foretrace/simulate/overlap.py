@@ -38,22 +38,25 @@ class OverlapChange:
 
 
 def shared_time(graph: TaskGraph, start: Int64, end: Int64) -> Int64:
-    """Time (ns) that each device task (n) runs while another stream of its device does; 0 for all other tasks."""
+    """Time (ns) that each device task (n) runs while another stream of its device does; 0 for other tasks."""
     shared = np.zeros(len(graph), dtype=np.int64)
     on_device = graph.on_device & ~graph.gone
-    for device in {lane.device for lane in graph.lanes if lane.kind == LaneKind.GPU}:
-        lanes = [i for i, lane in enumerate(graph.lanes) if lane.kind == LaneKind.GPU and lane.device == device]
+    by_device: dict[tuple[int, int], list[int]] = {}  # ranks number their devices for themselves
+    for i, lane in enumerate(graph.lanes):
+        if lane.kind == LaneKind.GPU:
+            by_device.setdefault((lane.rank, lane.device), []).append(i)
+    for lanes in by_device.values():
         if len(lanes) < 2:
             continue
         for lane in lanes:
             mine = np.flatnonzero(on_device & (graph.lane == lane))
             others = np.flatnonzero(on_device & np.isin(graph.lane, lanes) & (graph.lane != lane))
             if len(mine) and len(others):
-                shared[mine] = _covered(start[others], end[others], start[mine], end[mine])
+                shared[mine] = covered(start[others], end[others], start[mine], end[mine])
     return shared
 
 
-def _covered(begin: Int64, finish: Int64, start: Int64, end: Int64) -> Int64:
+def covered(begin: Int64, finish: Int64, start: Int64, end: Int64) -> Int64:
     """How much of each interval [start, end) the union of the intervals [begin, finish) covers."""
     order = np.argsort(begin, kind="stable")
     begin, finish = begin[order], np.maximum.accumulate(finish[order])

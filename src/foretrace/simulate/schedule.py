@@ -4,8 +4,16 @@
 - On an ordered lane it starts when it is ready; its edges keep the order. If all lanes are ordered (and nothing
   waits at run time) the result equals `replay`.
 - On an unordered lane (`Lane.ordered` False) PROGRAM and STREAM edges between tasks of that lane are ignored and
-  the lane runs one task at a time. An idle lane starts the next task that becomes ready; a lane that becomes free at
-  time t starts, among the tasks ready at t or before, the one with the smallest (priority, ready time, row).
+  the lane runs as many tasks at a time as it has `slots`. A lane with a free slot starts the next task that becomes
+  ready; a slot that becomes free at time t starts, among the tasks ready at t or before, the one with the smallest
+  (priority, ready time, row).
+- A collective of several ranks is a *group*: an ARRIVAL on an unordered lane takes a slot and holds it until its own
+  COLLECTIVE has ended. That is the first row of this kind on the same lane to which a COLLECTIVE edge leads from the
+  ARRIVAL, directly or through one JOIN. It needs no slot of its own and starts when it is ready: when every rank has
+  arrived. If either of the two is removed they are no group; each is then a task like any other. A COLLECTIVE
+  without an ARRIVAL of its own is a task like any other, too.
+- Two ranks that enter two collectives in opposite orders wait for each other for ever if the slots do not suffice
+  for both, here as with NCCL. That is a GraphError.
 - Decisions are taken in the order of (time, priority, row); at equal times tasks become ready before lanes become
   free. A task that turns out to have been ready in the past (negative lags) competes from then on.
 - Removed tasks follow the rule of `replay`.
@@ -17,14 +25,15 @@ launched before it in *this* run, which the edges of a recording cannot know onc
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from foretrace.errors import GraphError
-from foretrace.graph.taskgraph import EDGE_COLUMNS, TASK_COLUMNS, EdgeKind, TaskGraph
+from foretrace.graph.taskgraph import EDGE_COLUMNS, NO_RELEASE, TASK_COLUMNS, EdgeKind, TaskGraph
 from foretrace.simulate import twins
+from foretrace.simulate.groups import deadlock, groups
 from foretrace.simulate.replay import compiled, effective, fixed, structure
 from foretrace.trace.trace import LaneKind
 
@@ -59,7 +68,10 @@ class Schedule:
 
 
 def schedule(graph: TaskGraph, *, waits: Waits | None = None) -> tuple[Int64, Int64]:
-    """Start and end of every task (n each, ns). Raises GraphError if run-time waits wait for each other."""
+    """Start and end of every task (n each, ns).
+
+    Raises GraphError if collectives or run-time waits wait for each other, or a lane has no slot.
+    """
     result = schedule_in_order(graph, waits=waits)
     return result.start, result.end
 
@@ -67,17 +79,19 @@ def schedule(graph: TaskGraph, *, waits: Waits | None = None) -> tuple[Int64, In
 def schedule_in_order(graph: TaskGraph, *, waits: Waits | None = None) -> Schedule:
     """`schedule`, with the order of decisions: a topological order of the graph with the lane order of this run."""
     n, n_lanes = len(graph), len(graph.lanes)
-    engine = compiled()
-    if engine is None:
+    need_slots(graph)
+    if compiled() is None:
         rows = () if waits is None else zip(*(c.tolist() for c in (waits.task, waits.lane, waits.lag)), strict=True)
         starts, ends, decided = twins.schedule(graph, rows)
         if len(decided) < n:
-            _stuck(graph, np.array(decided, dtype=np.int32))
+            stuck(graph, np.array(decided, dtype=np.int32))
         return Schedule(
             start=np.array(starts, dtype=np.int64),
             end=np.array(ends, dtype=np.int64),
             order=np.array(decided, dtype=np.int32),
         )
+    from foretrace.simulate import schedule_engine
+
     waited = np.zeros(n_lanes, dtype=np.uint8)
     wait_ptr = wait_lag = np.zeros(0, dtype=np.int64)
     wait_lane = np.zeros(0, dtype=np.int32)
@@ -89,44 +103,44 @@ def schedule_in_order(graph: TaskGraph, *, waits: Waits | None = None) -> Schedu
         waited[wait_lane] = 1
     columns = effective(graph)
     in_ptr, src, from_start = structure(graph)
-    ordered = np.array([lane.ordered for lane in graph.lanes], dtype=np.uint8)
+    lanes, group = lane_table(graph), groups(graph)
     start, end = np.empty(n, dtype=np.int64), np.empty(n, dtype=np.int64)
     order = np.empty(n, dtype=np.int32)
     task, out = np.empty((n, 8), dtype=np.int64), np.empty((graph.edges, 2), dtype=np.int64)
-    kept = engine.successors(
+    kept = schedule_engine.successors(
         in_ptr, src, fixed(graph.edge_kind), from_start, fixed(columns.lag), fixed(columns.dur),
-        fixed(columns.delay), fixed(graph.release), fixed(graph.lane), fixed(graph.priority), ordered, wait_ptr,
+        fixed(columns.delay), fixed(graph.release), fixed(graph.lane), fixed(graph.priority), lanes.ordered, wait_ptr,
         task, out,
     )  # fmt: skip
-    lane_ptr = np.zeros(n_lanes + 1, dtype=np.int64)
-    np.cumsum(np.bincount(graph.lane, minlength=n_lanes), out=lane_ptr[1:])
-    queue, events = np.empty(3 * n, dtype=np.int64), np.empty(3 * (n + n_lanes), dtype=np.int64)
-    done = engine.schedule(
-        task, out[:kept], lane_ptr, ordered, fixed(graph.gone).view(np.uint8), waited, wait_ptr, fixed(wait_lane),
-        fixed(wait_lag), queue, events, start, end, order,
+    spare = np.full(6 * n, NO_RELEASE) if lanes.slots.max(initial=0) > 1 else None
+    queue, events = np.empty(3 * n, dtype=np.int64), np.empty(3 * (n + group.collectives + n_lanes), dtype=np.int64)
+    done = schedule_engine.schedule(
+        task, out[:kept], lanes.ptr, lanes.ordered, lanes.slots, spare, group.holds, group.arrivals,
+        fixed(graph.gone).view(np.uint8), waited, wait_ptr, fixed(wait_lane), fixed(wait_lag), queue, events, start,
+        end, order,
     )  # fmt: skip
     if done < n:
-        _stuck(graph, order[:done])
+        stuck(graph, order[:done])
     return Schedule(start=start, end=end, order=order)
 
 
 def as_run(graph: TaskGraph, order: Int32) -> TaskGraph:
     """The graph whose replay is the schedule that took its decisions in this `order`; row i is row order[i] of `graph`.
 
-    All lanes are ordered: edges that were decided as the graph ran are replaced by the order in which the tasks of
-    a lane did run. A delay there comes before the lane is taken, so it moves into lags and release times.
+    All lanes are ordered: edges that were decided as the graph ran are replaced by edges from the task that gave its
+    slot to the one that took it (the end of a COLLECTIVE gives the slot that its ARRIVAL took). A delay there comes
+    before the lane is taken, so it moves into lags and release times.
     """
     n = len(graph)
     place = np.empty(n, dtype=np.int32)
     place[order] = np.arange(n, dtype=np.int32)
     free = ~np.array([lane.ordered for lane in graph.lanes], dtype=np.bool_)[graph.lane]
     dst = graph.dst
-    inside = np.isin(graph.edge_kind, (EdgeKind.PROGRAM, EdgeKind.STREAM)) & (graph.lane[graph.src] == graph.lane[dst])
-    kept = np.flatnonzero(~(inside & free[dst]))
+    kept = np.flatnonzero(edges_that_hold(graph))
     early = np.where(free & ~graph.gone, graph.delay, 0)
-    by_lane = order[np.argsort(graph.lane[order], kind="stable")]
-    follows = (graph.lane[by_lane[1:]] == graph.lane[by_lane[:-1]]) & free[by_lane[1:]]
-    before, after = by_lane[:-1][follows], by_lane[1:][follows]
+    giver = _slot_givers(graph, order)
+    after = np.flatnonzero(giver >= 0)
+    before = giver[after]
     host = graph.lane_kinds[graph.lane[after]] == LaneKind.CPU
     zeros, new_dst = np.zeros(len(after), dtype=np.int64), np.concatenate([place[dst[kept]], place[after]])
     edges: dict[str, npt.NDArray[Any]] = {
@@ -153,9 +167,65 @@ def as_run(graph: TaskGraph, order: Int32) -> TaskGraph:
     )
 
 
-def _stuck(graph: TaskGraph, decided: Int32) -> None:
+def edges_that_hold(graph: TaskGraph) -> npt.NDArray[np.bool_]:
+    """Edges (m) that a run respects: all but those that it decides itself."""
+    dst = graph.dst
+    unordered = ~np.array([lane.ordered for lane in graph.lanes], dtype=np.bool_)[graph.lane[dst]]
+    inside = np.isin(graph.edge_kind, (EdgeKind.PROGRAM, EdgeKind.STREAM)) & (graph.lane[graph.src] == graph.lane[dst])
+    holds: npt.NDArray[np.bool_] = ~(inside & unordered)
+    return holds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LaneTable:
+    """Lanes as the loops read them: which have an order, how many slots each can use, where its tasks begin."""
+
+    ordered: npt.NDArray[np.uint8]
+    slots: Int64
+    ptr: Int64
+
+
+def lane_table(graph: TaskGraph) -> LaneTable:
+    """The lanes of a graph as the loops read them; `slots` counts at most the tasks of a lane."""
+    count = np.bincount(graph.lane, minlength=len(graph.lanes))
+    slots = [0 if lane.ordered else min(lane.slots, int(c)) for lane, c in zip(graph.lanes, count, strict=True)]
+    ptr = np.zeros(len(graph.lanes) + 1, dtype=np.int64)
+    np.cumsum(count, out=ptr[1:])
+    ordered = np.array([lane.ordered for lane in graph.lanes], dtype=np.uint8)
+    return LaneTable(ordered=ordered, slots=np.array(slots, dtype=np.int64), ptr=ptr)
+
+
+def _slot_givers(graph: TaskGraph, order: Int32) -> Int32:
+    """Row whose end gave each task (n) its slot in the run that was decided in this order, −1 for none."""
+    if compiled() is None:
+        return np.array(twins.slot_givers(graph, order.tolist()), dtype=np.int32)
+    from foretrace.simulate import schedule_engine
+
+    columns, lanes, group = effective(graph), lane_table(graph), groups(graph)
+    in_ptr, src, from_start = structure(graph)
+    giver: Int32 = schedule_engine.slot_givers(
+        in_ptr, src, fixed(graph.edge_kind), from_start, fixed(columns.lag), fixed(columns.dur), fixed(columns.delay),
+        fixed(graph.release), fixed(graph.lane), lanes.ordered, lanes.slots, lanes.ptr, group.holds,
+        group.arrivals, fixed(order),
+    )  # fmt: skip
+    return giver
+
+
+def need_slots(graph: TaskGraph) -> None:
+    """Refuse a graph with a lane that can run nothing."""
+    for lane in graph.lanes:
+        if not lane.ordered and lane.slots < 1:
+            raise GraphError(
+                f"lane {lane.label or lane.stream} of rank {lane.rank} has {lane.slots} slots and can run nothing; "
+                "give it 1 or more."
+            )
+
+
+def stuck(graph: TaskGraph, decided: Int32, what: str = "run-time waits") -> NoReturn:
+    """Say why a run got no further than these rows."""
+    deadlocked = deadlock(graph, edges_that_hold(graph), decided)
+    if deadlocked:
+        raise GraphError(deadlocked)
     left = np.setdiff1d(np.arange(len(graph)), decided)[:2]
     tasks = " and ".join(f"task {row} ({graph.names[graph.name[row]]})" for row in left)
-    raise GraphError(
-        f"the run-time waits form a cycle through {tasks}: a call waits for work that itself waits for the call."
-    )
+    raise GraphError(f"the {what} form a cycle through {tasks}: a call waits for work that itself waits for the call.")

@@ -20,7 +20,7 @@ Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
 
 By = Literal["name", "layer", "kind", "phase"]
-_TAKES_NO_TIME = (TaskKind.RETURN, TaskKind.MARK, TaskKind.JOIN)
+_TAKES_NO_TIME = (TaskKind.RETURN, TaskKind.MARK, TaskKind.JOIN, TaskKind.ARRIVAL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,16 +7,18 @@ slower. Nothing here is shared with the compiled side, so that a test which comp
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, TaskGraph
+from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, TaskGraph, TaskKind
 
 Times = tuple[list[int], list[int]]
 IGNORED_WHEN_GONE = (EdgeKind.LAUNCH, EdgeKind.QUEUE, EdgeKind.SYNC, EdgeKind.CONTENTION, EdgeKind.DATA)
 SHORTENED_WHEN_GONE = (EdgeKind.STREAM, EdgeKind.EVENT, EdgeKind.COLLECTIVE)
+DECIDED_AS_IT_RUNS = (EdgeKind.PROGRAM, EdgeKind.STREAM)  # edges inside an unordered lane
 LANE_FREE = 2**31  # stands where tasks have their priority, above all of them
 
 
@@ -56,6 +58,29 @@ def replay_variants(
     return [list(row) for row in zip(*ends, strict=True)]
 
 
+def replay_copies(
+    graph: TaskGraph,
+    meets: npt.NDArray[np.bool_],
+    group: npt.NDArray[np.int32],
+    scale: npt.NDArray[np.float64],
+) -> list[list[int]]:
+    """Ends of all tasks (n lists of K) in one run of K copies; see `foretrace.simulate.copies.replay_copies`."""
+    n, copies = len(graph), range(scale.shape[1])
+    start, end = [[0 for _ in copies] for _ in range(n)], [[0 for _ in copies] for _ in range(n)]
+    for v in range(n):
+        for k in copies:
+            at = int(graph.release[v])
+            for e in _edges_into(graph, v):
+                u, lag = int(graph.src[e]), _lag(graph, e, v, structural=False)
+                anchors = start[u] if graph.from_start[e] else end[u]
+                at = max(at, (max(anchors) if meets[e] and not graph.gone[v] else anchors[k]) + lag)
+            factor = float(scale[group[v], k]) if group[v] >= 0 else 1.0
+            dur, delay = (0, 0) if graph.gone[v] else (int(graph.dur[v]), int(graph.delay[v]))
+            start[v][k] = at + delay
+            end[v][k] = start[v][k] + round(dur * factor)
+    return end
+
+
 def tails(graph: TaskGraph, target: int) -> tuple[list[int | None], list[int | None]]:
     """Longest path to the end of `target` from the start and from the end of every task, None where there is none."""
     from_a_start: list[int | None] = [None] * len(graph)
@@ -83,10 +108,63 @@ def tails(graph: TaskGraph, target: int) -> tuple[list[int | None], list[int | N
 
 def schedule(graph: TaskGraph, waits: Iterable[tuple[int, int, int]] = ()) -> tuple[list[int], list[int], list[int]]:
     """Start, end and order of decision; `waits` are (task, lane, lag). See `foretrace.simulate.schedule.schedule`."""
-    return _Schedule(graph, waits).run()
+    return ScheduleRun(graph, waits).run()
 
 
-class _Schedule:
+def slot_givers(graph: TaskGraph, order: Iterable[int]) -> list[int]:
+    """Row whose end gave each task (n) its slot on an unordered lane, −1 for none; see `as_run` in `schedule`."""
+    n = len(graph)
+    collective = own_collective(graph)
+    arrivals = Counter(v for v in collective if v >= 0)
+    start, end, giver = [0] * n, [0] * n, [-1] * n
+    slots = [[(NO_RELEASE, -1)] * count for count in _slots(graph)]
+    for v in order:
+        lane, unordered = int(graph.lane[v]), not graph.lanes[graph.lane[v]].ordered
+        at = int(graph.release[v])
+        for e in _edges_into(graph, v):
+            u = int(graph.src[e])
+            if not (unordered and graph.lane[u] == lane and graph.edge_kind[e] in DECIDED_AS_IT_RUNS):
+                at = max(at, (start[u] if graph.from_start[e] else end[u]) + _lag(graph, e, v))
+        at += 0 if graph.gone[v] else int(graph.delay[v])
+        if unordered and not arrivals[v]:
+            free, giver[v] = heapq.heappop(slots[lane])
+            at = max(at, free)
+        start[v] = at
+        end[v] = at + (0 if graph.gone[v] else int(graph.dur[v]))
+        if unordered and collective[v] < 0:
+            for _ in range(arrivals[v] or 1):
+                heapq.heappush(slots[lane], (end[v], v))
+    return giver
+
+
+def own_collective(graph: TaskGraph) -> list[int]:
+    """Row of the COLLECTIVE up to whose end each ARRIVAL holds its slot (n), −1 for all other tasks."""
+    own = [-1] * len(graph)
+    leads = [
+        (int(graph.src[e]), v)
+        for v in range(len(graph))
+        for e in _edges_into(graph, v)
+        if graph.edge_kind[e] == EdgeKind.COLLECTIVE
+    ]
+    behind: dict[int, list[int]] = {}
+    for u, v in leads:
+        behind.setdefault(u, []).append(v)
+    for u, after in behind.items():
+        if graph.kind[u] != TaskKind.ARRIVAL or graph.gone[u] or graph.lanes[graph.lane[u]].ordered:
+            continue
+        through = [w for v in after if graph.kind[v] == TaskKind.JOIN for w in behind.get(v, [])]
+        own[u] = min(
+            (
+                v
+                for v in after + through
+                if graph.kind[v] == TaskKind.COLLECTIVE and graph.lane[v] == graph.lane[u] and not graph.gone[v]
+            ),
+            default=-1,
+        )
+    return own
+
+
+class ScheduleRun:
     """State of one event-driven run."""
 
     def __init__(self, graph: TaskGraph, waits: Iterable[tuple[int, int, int]]) -> None:
@@ -106,7 +184,11 @@ class _Schedule:
         self.begun: list[int] = []  # start and end known, successors not told yet
         self.events: list[tuple[int, int, int]] = []
         self.queue: list[list[tuple[int, int, int]]] = [[] for _ in graph.lanes]
-        self.free = [NO_RELEASE] * len(graph.lanes)
+        self.free = [
+            [NO_RELEASE] * count for count in _slots(graph)
+        ]  # heaps: when the slots that nobody holds are free
+        self.collective = own_collective(graph)
+        self.arrivals = Counter(v for v in self.collective if v >= 0)
         self.launched: list[list[int]] = [[] for _ in graph.lanes]
         for v in range(n):
             self._read_edges(v)
@@ -118,7 +200,7 @@ class _Schedule:
             u, kind = int(graph.src[e]), int(graph.edge_kind[e])
             same_lane = graph.lane[u] == graph.lane[v]
             ordered = graph.lanes[graph.lane[v]].ordered
-            if same_lane and not ordered and kind in (EdgeKind.PROGRAM, EdgeKind.STREAM):
+            if same_lane and not ordered and kind in DECIDED_AS_IT_RUNS:
                 continue  # decided as it runs
             if v in self.waits and kind == EdgeKind.SYNC:
                 continue  # resolved as it runs
@@ -145,11 +227,7 @@ class _Schedule:
             now, rank, v = heapq.heappop(self.events)
             clock = max(clock, now)  # negative lags may bring events from the past
             if rank == LANE_FREE:
-                lane = v
-                _, ready, v = heapq.heappop(self.queue[lane])
-                self._begin(v, max(self.free[lane], ready))
-                if self.queue[lane]:
-                    heapq.heappush(self.events, (self.free[lane], LANE_FREE, lane))
+                self._serve(v, now)
             elif v in self.waits:
                 self._resolve(v, clock)
             else:
@@ -163,20 +241,39 @@ class _Schedule:
             heapq.heappush(self.events, (self.ready[v], priority, v))
             return
         self.ready[v] += 0 if self.graph.gone[v] else int(self.graph.delay[v])
-        if self.graph.lanes[self.graph.lane[v]].ordered:
+        if self.graph.lanes[self.graph.lane[v]].ordered or self.arrivals[v]:
             self._begin(v, self.ready[v])
         else:
             heapq.heappush(self.events, (self.ready[v], priority, v))
 
     def _take_lane(self, v: int, now: int) -> None:
-        """Start `v` if its lane is idle, queue it otherwise."""
+        """Start `v` if its lane has a free slot, queue it otherwise."""
         lane = int(self.graph.lane[v])
-        if not self.queue[lane] and self.free[lane] <= now:
-            self._begin(v, now)
+        if not self.queue[lane] and self.free[lane] and self.free[lane][0] <= now:
+            self._take_slot(v, now)
             return
         if not self.queue[lane]:
-            heapq.heappush(self.events, (self.free[lane], LANE_FREE, lane))
+            self._call_when_free(lane)
         heapq.heappush(self.queue[lane], (int(self.graph.priority[v]), self.ready[v], v))
+
+    def _serve(self, lane: int, now: int) -> None:
+        """Start the best task of the lane's queue, if a slot is free by now: it may have been served meanwhile."""
+        if self.queue[lane] and self.free[lane] and self.free[lane][0] <= now:
+            _, ready, v = heapq.heappop(self.queue[lane])
+            self._take_slot(v, ready)
+            if self.queue[lane]:
+                self._call_when_free(lane)
+
+    def _call_when_free(self, lane: int) -> None:
+        if self.free[lane]:
+            heapq.heappush(self.events, (self.free[lane][0], LANE_FREE, lane))
+
+    def _take_slot(self, v: int, at: int) -> None:
+        """Begin `v` in the slot that has been free for longest."""
+        lane = self.graph.lane[v]
+        self._begin(v, max(heapq.heappop(self.free[lane]), at))
+        if self.collective[v] < 0:
+            heapq.heappush(self.free[lane], self.end[v])
 
     def _resolve(self, v: int, now: int) -> None:
         """Let `v` wait for all tasks launched by `now` on the lanes that it waits for."""
@@ -196,13 +293,16 @@ class _Schedule:
         """Fix when `u` runs."""
         self.start[u] = start
         self.end[u] = start + (0 if self.graph.gone[u] else int(self.graph.dur[u]))
-        if not self.graph.lanes[self.graph.lane[u]].ordered:
-            self.free[self.graph.lane[u]] = self.end[u]
         self.begun.append(u)
 
     def _tell_successors(self, u: int) -> None:
         self.decided[u] = True
         self.order.append(u)
+        lane = int(self.graph.lane[u])
+        for _ in range(self.arrivals[u]):
+            heapq.heappush(self.free[lane], self.end[u])
+        if self.arrivals[u] and self.queue[lane]:
+            self._call_when_free(lane)
         for v, lag, from_start, launches in self.successors[u]:
             anchor = self.start[u] if from_start else self.end[u]
             if launches:
@@ -219,6 +319,12 @@ class _Schedule:
         self.missing[v] -= 1
         if self.missing[v] == 0:
             self._arrive(v)
+
+
+def _slots(graph: TaskGraph) -> list[int]:
+    """How many slots every lane can use; 0 where edges keep the order."""
+    used = Counter(graph.lane.tolist())
+    return [0 if lane.ordered else min(lane.slots, used[i]) for i, lane in enumerate(graph.lanes)]
 
 
 def _edges_into(graph: TaskGraph, v: int) -> range:

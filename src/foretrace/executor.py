@@ -1,0 +1,208 @@
+"""Where independent work runs: in this process, on its cores, or on a Ray cluster.
+
+The same function on the same items gives the same list everywhere, in the order of the items. A mistake that a
+worker finds (ForetraceError) is raised here as if there were no worker; a worker that dies is an error, too.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, redirect_stdout
+from multiprocessing import get_all_start_methods, get_context
+from pathlib import Path
+from typing import Any, TypeVar
+
+from foretrace.errors import ForetraceError, MissingExtraError
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Progress = Callable[[float], None] | None
+
+PLACES = ("here", "ray")
+_ANSWER_S = 5.0  # a cluster answers sooner
+
+
+def check_place(on: str) -> None:
+    """Raise ForetraceError unless `on` is one of PLACES."""
+    if on not in PLACES:
+        raise ForetraceError(f"--on {on} does not exist; choose {' or '.join(PLACES)}.")
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def map(  # called as executor.map
+    function: Callable[[Item], Result],
+    items: Sequence[Item],
+    *,
+    on: str = "here",
+    pool: bool = True,
+    progress: Progress = None,
+) -> list[Result]:
+    """`function` of every item, in their order; `progress` is told the share of the items that are done.
+
+    Args:
+        function: of a module (workers import it); what it returns is pickled.
+        items: independent of each other.
+        on: "here" uses a process per core, "ray" the Ray cluster that this process is connected to, else the one
+            that RAY_ADDRESS names or that runs on this machine, else one that is started for this call.
+        pool: False where the work is too little to start processes for; "here" is then a plain loop.
+        progress: see above.
+
+    Raises:
+        ForetraceError: the first one that a worker raised; a worker was killed; or Ray cannot be reached.
+        MissingExtraError: "ray" where Ray is not installed.
+
+    """
+    check_place(on)
+    if on == "ray":
+        return _on_ray(function, items, progress)
+    workers = min(cores(), len(items))
+    if pool and workers > 1:
+        return _in_pool(function, items, workers, progress)
+    results = []
+    for item in items:
+        results.append(function(item))
+        _tell(progress, len(results), len(items))
+    return results
+
+
+def _tell(progress: Progress, done: int, total: int) -> None:
+    if progress is not None:
+        progress(done / total)
+
+
+def _died(done: int, total: int, what: str) -> ForetraceError:
+    return ForetraceError(
+        f"a worker process died after {done} of {total} parts ({what}); if memory ran out, keep fewer ranks or steps, "
+        "else run it again."
+    )
+
+
+# --- processes of this machine -------------------------------------------------------------------------------
+
+
+def _in_pool(
+    function: Callable[[Item], Result], items: Sequence[Item], workers: int, progress: Progress
+) -> list[Result]:
+    # A fork server forks from a process without threads; a plain fork may copy a lock that nobody will release.
+    method = "forkserver" if "forkserver" in get_all_start_methods() else "spawn"
+    context = get_context(method)
+    if method == "forkserver":
+        context.set_forkserver_preload([function.__module__])
+    results: dict[int, Result] = {}
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        try:
+            place = {pool.submit(function, item): i for i, item in enumerate(items)}
+            for future in as_completed(place):
+                results[place[future]] = future.result()
+                _tell(progress, len(results), len(items))
+        except BrokenProcessPool:
+            raise _died(len(results), len(items), "killed, or unable to start") from None
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+    return [results[i] for i in range(len(items))]
+
+
+# --- Ray -----------------------------------------------------------------------------------------------------
+
+
+def _on_ray(function: Callable[[Item], Result], items: Sequence[Item], progress: Progress) -> list[Result]:
+    with _cluster() as ray:
+        # A worker that died is told to the user, not tried again: it would most likely die again.
+        call = ray.remote(max_retries=0)(_call)
+        place = {call.remote(function, item): i for i, item in enumerate(items)}
+        results: dict[int, Result] = {}
+        waiting = list(place)
+        try:
+            while waiting:
+                (done,), waiting = ray.wait(waiting, num_returns=1)
+                # Ray's objects lie in memory shared with the cluster, read-only, and go when it goes.
+                results[place[done]] = copy.deepcopy(ray.get(done))
+                del place[done]
+                _tell(progress, len(results), len(items))
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, ForetraceError):
+                raise error.cause from None
+            raise
+        except (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError) as error:
+            raise _died(len(results), len(items), type(error).__name__) from None
+        except ray.exceptions.RayError as error:
+            raise ForetraceError(
+                f"the Ray cluster failed after {len(results)} of {len(items)} parts "
+                f"({str(error).splitlines()[0] or type(error).__name__}); look at its logs, or use --on here."
+            ) from None
+        finally:
+            for left in waiting:
+                ray.cancel(left, force=True)
+    return [results[i] for i in range(len(items))]
+
+
+def _call(function: Callable[[Item], Result], item: Item) -> Result:
+    return function(item)
+
+
+@contextmanager
+def _cluster() -> Iterator[Any]:
+    """Ray, connected; a connection that was made here is closed again."""
+    # A private cluster tells nobody of itself, and leaves the accelerators of its tasks as they are.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        ray: Any = importlib.import_module("ray")
+    except ImportError:
+        raise MissingExtraError("--on ray needs Ray; install it with pip install 'foretrace[ray]'.") from None
+    if ray.is_initialized():
+        yield ray
+        return
+    with redirect_stdout(sys.stderr):  # Ray tells there of workers that died; standard output is for answers
+        yield from _started(ray)
+
+
+def _started(ray: Any) -> Iterator[Any]:
+    try:
+        ray.init(address=_address(), include_dashboard=False, log_to_driver=False, configure_logging=False)
+    except (ConnectionError, OSError, RuntimeError, TimeoutError, ValueError) as error:
+        raise ForetraceError(
+            f"Ray cannot be started ({str(error).splitlines()[0] or type(error).__name__}); use --on here."
+        ) from None
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _address() -> str:
+    """Where the cluster runs: as RAY_ADDRESS says, else as `ray start` left it on this machine, else "local".
+
+    Ray itself tries for minutes to reach a cluster that is not there.
+    """
+    given = os.environ.get("RAY_ADDRESS", "")
+    if given:
+        if not _reachable(given):
+            raise ForetraceError(f"no Ray cluster answers at RAY_ADDRESS={given}; correct it, or use --on here.")
+        return given
+    left = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
+    started = left.read_text(encoding="utf-8").strip() if left.is_file() else ""
+    return started if started and _reachable(started) else "local"
+
+
+def _reachable(address: str) -> bool:
+    """Whether something listens at host:port; what is no such address ("auto") is left for Ray to resolve."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdecimal():
+        return True
+    try:
+        with socket.create_connection((host, int(port)), timeout=_ANSWER_S):
+            return True
+    except (OSError, OverflowError):
+        return False

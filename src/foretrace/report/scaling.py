@@ -1,0 +1,219 @@
+"""What `foretrace scale` answers: its view, its sentences and its lines for people."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from foretrace.report import wording
+from foretrace.report.units import MINUS, between, change, count, digits, in_unit, seconds, share, unit_for
+from foretrace.report.views import SCHEMA_VERSION, AssumptionView
+
+if TYPE_CHECKING:
+    from foretrace.simulate.folding import Scaling
+
+SHOWN_ASSUMPTIONS = 4
+
+
+class PerStepView(msgspec.Struct, frozen=True, kw_only=True):
+    """Mean over the ranks of what one of them spends per step, seconds."""
+
+    recorded: float
+    predicted: float
+
+
+class ClassView(msgspec.Struct, frozen=True, kw_only=True):
+    """The ranks that are copies of one recorded rank: means per rank and step, seconds."""
+
+    recorded_rank: int
+    copies: int
+    step_s: float | None  # null where the rank's own steps are not known
+    wait_s: float
+    transfer_s: float
+    last_share: float  # of the collectives of all ranks: how many wait for one of these
+
+
+class PerRankView(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry per predicted rank; seconds per step."""
+
+    recorded_rank: tuple[int, ...]
+    step_s: tuple[float | None, ...]
+    wait_s: tuple[float, ...]
+    transfer_s: tuple[float, ...]
+    last_share: tuple[float, ...]
+
+
+class ScaleView(msgspec.Struct, frozen=True, kw_only=True):
+    """`foretrace scale`: a run of many ranks predicted from a few recorded ones."""
+
+    schema_version: int = SCHEMA_VERSION
+    command: str = "scale"
+    headline: str
+    source: str
+    ranks: int
+    recorded_ranks: tuple[int, ...]
+    world_size: int  # of the recorded job
+    steps: int  # recorded by all ranks
+    recorded_step_s: float
+    folded_step_s: float  # with the transfers of so many ranks, none of which varies
+    predicted_step_s: float
+    interval_s: tuple[float, float]
+    interval_level: float
+    noise: str
+    samples: int
+    wait_s: PerStepView
+    transfer_s: PerStepView
+    growing: int  # collectives among all ranks
+    kept: int  # collectives among some of them
+    network: str  # as given; "" without
+    transfer_ratio: float | None  # recorded over expected transfer time; null where it cannot be known
+    transfers_from: str  # "recording": scaled by the network; "network": its own times
+    classes: tuple[ClassView, ...]
+    per_rank: PerRankView
+    assumptions: tuple[AssumptionView, ...]
+    notes: tuple[str, ...]
+    next: str
+
+
+def scale(found: Scaling, *, path: str, network: str = "") -> ScaleView:
+    """The answer to a prediction of many ranks."""
+    folded = found.folded
+    graph, transfers = folded.graph, folded.transfers
+    recorded_rank = folded.recorded_rank
+    notes = list(graph.info.notes)
+    if graph.info.recording.get("overhead"):
+        notes.append("the cost of recording is in these times.")
+    return ScaleView(
+        headline=headline(found),
+        source=path,
+        ranks=folded.ranks,
+        recorded_ranks=folded.recorded_ranks,
+        world_size=graph.info.world_size,
+        steps=found.steps,
+        recorded_step_s=found.recorded_s,
+        folded_step_s=found.folded_s,
+        predicted_step_s=found.predicted_s,
+        interval_s=(found.low_s, found.high_s),
+        interval_level=found.level,
+        noise=found.noise,
+        samples=found.samples,
+        wait_s=PerStepView(recorded=found.recorded_wait_s, predicted=float(found.wait_s.mean())),
+        transfer_s=PerStepView(recorded=found.recorded_transfer_s, predicted=float(found.transfer_s.mean())),
+        growing=int(folded.grows.sum()),
+        kept=int((~folded.grows).sum()),
+        network=network,
+        transfer_ratio=transfers.ratio,
+        transfers_from="network" if transfers.absolute else "recording",
+        classes=tuple(_class(found, rank) for rank in folded.recorded_ranks),
+        per_rank=PerRankView(
+            recorded_rank=tuple(recorded_rank.tolist()),
+            step_s=tuple(_known(value) for value in found.step_s.tolist()),
+            wait_s=tuple(found.wait_s.tolist()),
+            transfer_s=tuple(found.transfer_s.tolist()),
+            last_share=tuple(found.last_share.tolist()),
+        ),
+        assumptions=tuple(
+            AssumptionView(
+                technique=each.technique,
+                name=each.name,
+                value=each.value,
+                low=each.low,
+                high=each.high,
+                unit=each.unit,
+                why=each.why,
+                flag=each.flag,
+                step_at_low_s=low,
+                step_at_high_s=high,
+            )
+            for each, low, high in found.assumptions
+        ),
+        notes=tuple(notes),
+        next=f"foretrace show {shlex.quote(path)}",
+    )
+
+
+def headline(found: Scaling) -> str:
+    """As in "On 1,024 ranks a step takes 21.7 ms (20.8 – 21.9), 4.30 % more than on the 8 recorded: each waits …"."""
+    unit = unit_for(found.predicted_s)
+    more = found.predicted_s / found.recorded_s - 1
+    than = f"as on the {len(found.folded.recorded_ranks)} recorded"
+    if more > 1:
+        than = f"{digits(1 + more)}× the {seconds(found.recorded_s)} of the {len(found.folded.recorded_ranks)} recorded"
+    elif abs(more) >= 5e-4:
+        word = "more" if more > 0 else "less"
+        than = f"{share(abs(more))} {word} than on the {len(found.folded.recorded_ranks)} recorded"
+    wait = found.wait_s.mean() - found.recorded_wait_s
+    waits = f"each waits {seconds(float(found.wait_s.mean()))} of it for others ({_change(float(wait))})"
+    sends = f"transfers take {seconds(float(found.transfer_s.mean()))}"
+    sends += f" ({_change(float(found.transfer_s.mean()) - found.recorded_transfer_s)})"
+    return (
+        f"On {count(found.folded.ranks)} ranks a step takes {in_unit(found.predicted_s, unit)} {unit.name} "
+        f"({between(found.low_s, found.high_s, unit)}), {than}: {waits}, and {sends}."
+    )
+
+
+def _change(value: float) -> str:
+    text = change(value)
+    return "as recorded" if text in ("0", MINUS + "0") else text
+
+
+def _known(value: float) -> float | None:
+    return None if np.isnan(value) else value
+
+
+def _class(found: Scaling, rank: int) -> ClassView:
+    mine = found.folded.recorded_rank == rank
+    return ClassView(
+        recorded_rank=rank,
+        copies=int(mine.sum()),
+        step_s=_known(float(found.step_s[mine].mean())),
+        wait_s=float(found.wait_s[mine].mean()),
+        transfer_s=float(found.transfer_s[mine].mean()),
+        last_share=float(found.last_share[mine].sum()),
+    )
+
+
+def lines(view: ScaleView, *, rows: int) -> Iterator[str]:
+    """The answer for people; at most `rows` recorded ranks, those that others wait for most first."""
+    unit = unit_for(view.predicted_step_s)
+    yield f"{view.source} · {len(view.recorded_ranks)} of {count(view.world_size)} ranks · {_steps(view.steps)}"
+    yield ""
+    yield view.headline
+    yield ""
+    yield f"  {'step':34}{'':>4}{unit.name:>10}"
+    yield f"  {'recorded, from entry to last end':34}{in_unit(view.recorded_step_s, unit):>14}"
+    yield f"  {f'transfers among {count(view.ranks)} ranks':34}{in_unit(view.folded_step_s, unit):>14}"
+    if view.samples:
+        yield f"  {'the last of more ranks that vary':34}{in_unit(view.predicted_step_s, unit):>14}"
+    low, high = view.interval_s
+    yield f"  {share(view.interval_level) + ' interval':34}{between(low, high, unit):>14}"
+    yield ""
+    yield f"  {'copies of':12}{'ranks':>8}{'step':>12}{'waits':>12}{'transfers':>12}{'last to arrive':>18}"
+    shown = sorted(view.classes, key=lambda each: (-each.last_share, each.recorded_rank))[:rows]
+    for each in shown:
+        step = "–" if each.step_s is None else seconds(each.step_s)
+        yield (
+            f"  {f'rank {each.recorded_rank}':12}{count(each.copies):>8}{step:>12}{seconds(each.wait_s):>12}"
+            f"{seconds(each.transfer_s):>12}{share(each.last_share):>18}"
+        )
+    if len(shown) < len(view.classes):
+        yield f"  {len(view.classes) - len(shown)} more: --top {len(view.classes)} or --json."
+    yield ""
+    if view.samples:
+        yield f"  noise: {view.noise}; {count(view.samples)} runs of {count(view.ranks)} ranks sampled"
+    for a in view.assumptions[:SHOWN_ASSUMPTIONS]:
+        flag = f"; replace it with {a.flag}" if a.flag else ""
+        effect = f" {wording.assumption_range(a)}" if a.step_at_low_s != a.step_at_high_s else ""
+        value = count(a.value) if a.unit in ("ranks", "collectives") else digits(a.value)
+        yield f"  assumed: {a.name} {value} {a.unit}{effect}: {a.why}{flag}"
+    for note in view.notes:
+        yield f"  {note}"
+    yield f"  next: {view.next}"
+
+
+def _steps(number: int) -> str:
+    return f"{count(number)} step{'' if number == 1 else 's'}"

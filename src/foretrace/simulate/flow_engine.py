@@ -1,0 +1,314 @@
+"""Compiled loops of `flows`; `flow_twins` says in plain Python what each of them computes.
+
+They stand apart from `engine` because that file is long, and call nothing of it: numba's cache does not see edits
+across files.
+"""
+
+# An index of compiled code changes between signed and unsigned, which mypy takes for a change of type.
+# mypy: disable-error-code="assignment,arg-type,misc,type-var"
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import Any
+
+import numba as nb
+import numpy as np
+import numpy.typing as npt
+
+from foretrace.graph.taskgraph import NO_RELEASE
+
+Int64 = npt.NDArray[np.int64]
+Int32 = npt.NDArray[np.int32]
+UInt8 = npt.NDArray[np.uint8]
+Float64 = npt.NDArray[np.float64]
+Heap = list[tuple[Any, Any, Any]]
+
+NEVER = -NO_RELEASE
+ONE = np.uint64(1)
+WORK_ENDS, FLOW_JOINS, LANE_FREE = -(2**31) - 2, -(2**31) - 1, 2**31  # beside the priorities of tasks
+
+
+@nb.njit(cache=True, error_model="numpy")
+def fair_rates(
+    active: Int32, n_active: int, route_ptr: Int64, route_link: Int32, route_times: Int64, capacity: Float64,
+    rate: Float64, load: Int64, given: Int64, left: Float64, share: Float64, used: Int32, full: Int32, first: Int64,
+    filled: Int64, crossing: Int32,
+) -> None:  # fmt: skip
+    """Fill `rate` for the flows `active[:n_active]` by progressive filling; the rest is scratch space.
+
+    `load` and `given` (links) must be 0 and are 0 afterwards.
+    """
+    n_used = 0
+    for k in range(n_active):
+        f = np.uint64(active[k])
+        rate[f] = -1.0
+        for p in range(route_ptr[f], route_ptr[f + ONE]):
+            m = np.uint64(route_link[p])
+            if load[m] == 0:
+                used[n_used], left[m], filled[m] = m, capacity[m], 0
+                n_used += 1
+            load[m] += route_times[p]
+            filled[m] += 1
+    place = 0
+    for k in range(n_used):
+        m = np.uint64(used[k])
+        first[m] = place
+        place += filled[m]
+        filled[m] = 0
+    for k in range(n_active):
+        f = np.uint64(active[k])
+        for p in range(route_ptr[f], route_ptr[f + ONE]):
+            m = np.uint64(route_link[p])
+            crossing[first[m] + filled[m]] = f
+            filled[m] += 1
+    level, n_full, first_round = 0.0, 0, True
+    while n_used > 0:
+        for j in range(n_full):
+            m = np.uint64(full[j])
+            for p in range(first[m], first[m] + filled[m]):
+                f = np.uint64(crossing[p])
+                if rate[f] < 0:
+                    rate[f] = level
+                    for q in range(route_ptr[f], route_ptr[f + ONE]):
+                        other = np.uint64(route_link[q])
+                        load[other] -= route_times[q]
+                        given[other] += route_times[q]
+        # One pass over the links that still have open flows: what they have left, and which are full next.
+        following, n_full, kept = np.inf, 0, 0
+        for k in range(n_used):
+            m = np.uint64(used[k])
+            if given[m] > 0 or first_round:
+                left[m] -= level * given[m]
+                given[m] = 0
+                if load[m] == 0:
+                    continue
+                share[m] = left[m] / load[m]
+            used[kept] = m
+            kept += 1
+            if share[m] < following:
+                following, n_full = share[m], 0
+            if share[m] == following:
+                full[n_full] = m
+                n_full += 1
+        level, n_used, first_round = following, kept, False
+
+
+@nb.njit(cache=True, error_model="numpy")
+def _empty() -> Heap:
+    heap = [(np.int64(0), np.int64(0), np.int64(0))]
+    heap.pop()
+    return heap
+
+
+@nb.njit(cache=True, error_model="numpy")
+def _filled(count: int, value: int) -> list[int]:
+    return [np.int64(value) for _ in range(count)]
+
+
+@nb.njit(cache=True, error_model="numpy")
+def run(
+    ready: Int64, dur: Int64, delay: Int64, missing: Int64, lane: Int32, rank: Int32, priority: Int32,
+    out_ptr: Int64, out_task: Int32, out_lag: Int64, out_from_start: UInt8, ordered: UInt8, slots: Int64,
+    holds: UInt8, arrivals: Int32, flow: Int32, slowed: UInt8, slows: UInt8, factor: float, member_ptr: Int64,
+    member: Int32, nbytes: Float64, latency: Int64, route_ptr: Int64, route_link: Int32, route_times: Int64,
+    capacity: Float64, start: Int64, end: Int64, decided: UInt8,
+) -> None:  # fmt: skip
+    """Fill `start`, `end` and `decided` (n each).
+
+    `ready` (n, release times) and `missing` (n, edges into every task) are used up. `out_ptr` (n + 1) gives the edges
+    that hold in every order by source. `rank` counts from 0 without gaps. `flow` (n) is −1 for tasks that are no
+    flow, `member_ptr` (flows + 1) gives the tasks of every flow. `capacity` (links) is in bytes per ns.
+    """
+    n, n_lanes, n_flows, n_links = len(dur), len(ordered), len(nbytes), len(capacity)
+    clock, changed, next_finish = NO_RELEASE, False, NEVER
+    events = _empty()  # (time, priority or what happens, row, lane or flow)
+    queue = [_empty() for _ in range(n_lanes)]  # (priority, ready, row) of the tasks that wait for a slot
+    free = [_filled(slots[i], NO_RELEASE) for i in range(n_lanes)]  # when the slots that nobody holds are free
+    arrived = _filled(0, 0)  # nothing is missing any more
+    begun = _filled(0, 0)  # 2 row: its start is known and its successors are to be told, 2 row + 1: its end
+    touched = _filled(0, 0)  # ranks where a transfer began or ended
+
+    active = np.empty(n_flows, dtype=np.int32)
+    n_active = 0
+    absent = member_ptr[1:] - member_ptr[:-1]  # members that have not begun
+    began = np.full(n_flows, NO_RELEASE, dtype=np.int64)
+    rate, old_rate, remaining = np.zeros(n_flows), np.zeros(n_flows), nbytes.copy()
+    settled, finish = np.zeros(n_flows, dtype=np.int64), np.zeros(n_flows, dtype=np.int64)
+    load, given, left = np.zeros(n_links, dtype=np.int64), np.zeros(n_links, dtype=np.int64), np.zeros(n_links)
+    share, used, full = np.zeros(n_links), np.empty(n_links, dtype=np.int32), np.empty(n_links, dtype=np.int32)
+    first = np.empty(n_links, dtype=np.int64)
+    filled, crossing = np.empty(n_links, dtype=np.int64), np.empty(len(route_link), dtype=np.int32)
+
+    n_ranks = rank.max() + 1 if n > 0 else 0
+    transfers = np.zeros(n_ranks, dtype=np.int64)  # of the rank, under way
+    stretched = np.zeros(n_ranks, dtype=np.uint8)
+    work, since, until = np.zeros(n), np.zeros(n, dtype=np.int64), np.full(n, NEVER, dtype=np.int64)
+    head = np.full(n_ranks, -1, dtype=np.int64)  # slowed tasks that run, as a linked list per rank
+    after, before = np.full(n, -1, dtype=np.int64), np.full(n, -1, dtype=np.int64)
+
+    for v in range(n):
+        if missing[v] == 0:
+            arrived.append(v)
+    while True:
+        while len(arrived) > 0:
+            v = arrived.pop()
+            ready[v] += delay[v]
+            timed = flow[v] >= 0 or slowed[v] or slows[v]
+            if timed or not (ordered[lane[v]] or arrivals[v] > 0):
+                heappush(events, (ready[v], np.int64(priority[v]), v))
+            else:
+                start[v], end[v] = ready[v], ready[v] + dur[v]
+                begun.append(2 * v)
+                begun.append(2 * v + 1)
+        if len(begun) > 0:
+            code = begun.pop()
+            u, ends = code >> 1, code & 1
+            anchor = end[u] if ends else start[u]
+            for p in range(out_ptr[u], out_ptr[u + 1]):
+                if out_from_start[p] != ends:
+                    v = np.int64(out_task[p])
+                    ready[v] = max(ready[v], anchor + out_lag[p])
+                    missing[v] -= 1
+                    if missing[v] == 0:
+                        arrived.append(v)
+            if ends:
+                decided[u] = 1
+                i = np.int64(lane[u])
+                gives = np.int64(arrivals[u])
+                timed = flow[u] >= 0 or slowed[u] or slows[u]
+                if gives == 0 and timed and not ordered[i]:
+                    gives = 1
+                for _ in range(gives):
+                    heappush(free[i], anchor)
+                if gives > 0 and len(queue[i]) > 0:
+                    heappush(events, (free[i][0], LANE_FREE, i))
+            continue
+        while len(touched) > 0:
+            r = touched.pop()
+            if stretched[r] != (transfers[r] > 0):
+                was, now_is = (factor, 1.0) if stretched[r] else (1.0, factor)
+                stretched[r] = 1 - stretched[r]
+                v = head[r]
+                while v >= 0:
+                    work[v] = max(0.0, work[v] - (clock - since[v]) / was)
+                    since[v] = clock
+                    until[v] = clock + np.int64(np.rint(work[v] * now_is))
+                    heappush(events, (until[v], WORK_ENDS, v))
+                    v = after[v]
+        top = events[0][0] if len(events) > 0 else NEVER
+        if changed and top > clock:  # time is about to pass
+            for k in range(n_active):
+                old_rate[active[k]] = rate[active[k]]
+            fair_rates(
+                active, n_active, route_ptr, route_link, route_times, capacity, rate, load, given, left, share, used,
+                full, first, filled, crossing,
+            )  # fmt: skip
+            next_finish = NEVER
+            for k in range(n_active):
+                f = active[k]
+                if rate[f] != old_rate[f]:
+                    remaining[f] = max(0.0, remaining[f] - old_rate[f] * (clock - settled[f]))
+                    settled[f] = clock
+                    finish[f] = clock + np.int64(np.rint(remaining[f] / rate[f]))
+                next_finish = min(next_finish, finish[f])
+            changed = False
+        if next_finish <= top and next_finish < NEVER:
+            clock = next_finish
+            still = 0
+            for k in range(n_active):
+                f = active[k]
+                if finish[f] > clock:
+                    active[still] = f
+                    still += 1
+                    continue
+                for p in range(member_ptr[f], member_ptr[f + 1]):
+                    u = np.int64(member[p])
+                    end[u] = clock
+                    begun.append(2 * u + 1)
+                    transfers[rank[u]] -= 1
+                    touched.append(np.int64(rank[u]))
+            n_active, changed, next_finish = still, True, NEVER
+            continue
+        if len(events) == 0:
+            break
+
+        now, what, v = heappop(events)
+        clock = max(clock, now)  # negative lags may bring events from the past
+        begins = NEVER
+        if what == WORK_ENDS:
+            if until[v] != now:  # it was slowed or sped up meanwhile
+                continue
+            until[v], end[v] = NEVER, now
+            begun.append(2 * v + 1)
+            if slowed[v]:
+                if before[v] >= 0:
+                    after[before[v]] = after[v]
+                else:
+                    head[rank[v]] = after[v]
+                if after[v] >= 0:
+                    before[after[v]] = before[v]
+            else:
+                transfers[rank[v]] -= 1
+                touched.append(np.int64(rank[v]))
+        elif what == FLOW_JOINS:
+            if nbytes[v] > 0 and route_ptr[v + 1] > route_ptr[v]:
+                active[n_active], settled[v], changed = v, clock, True
+                n_active += 1
+                continue
+            for p in range(member_ptr[v], member_ptr[v + 1]):
+                u = np.int64(member[p])
+                end[u] = now
+                begun.append(2 * u + 1)
+                transfers[rank[u]] -= 1
+                touched.append(np.int64(rank[u]))
+        elif what == LANE_FREE:
+            i = v
+            if len(queue[i]) > 0 and len(free[i]) > 0 and free[i][0] <= now:
+                _, _, v = heappop(queue[i])
+                begins = max(heappop(free[i]), ready[v])
+        elif ordered[lane[v]] or arrivals[v] > 0:
+            i, begins = np.int64(lane[v]), now
+        else:
+            i = np.int64(lane[v])
+            if len(queue[i]) == 0 and len(free[i]) > 0 and free[i][0] <= now:
+                heappop(free[i])
+                begins = now
+            else:
+                if len(queue[i]) == 0 and len(free[i]) > 0:
+                    heappush(events, (free[i][0], LANE_FREE, i))
+                heappush(queue[i], (np.int64(priority[v]), ready[v], v))
+        if begins == NEVER:
+            continue
+
+        start[v] = begins
+        begun.append(2 * v)
+        f, r = np.int64(flow[v]), np.int64(rank[v])
+        if f >= 0:
+            began[f] = max(began[f], begins)
+            absent[f] -= 1
+            if absent[f] == 0:
+                heappush(events, (began[f] + latency[f], FLOW_JOINS, f))
+                for p in range(member_ptr[f], member_ptr[f + 1]):
+                    transfers[rank[member[p]]] += 1
+                    touched.append(np.int64(rank[member[p]]))
+        elif slowed[v]:
+            work[v], since[v] = dur[v], begins
+            until[v] = begins + np.int64(np.rint(work[v] * (factor if stretched[r] else 1.0)))
+            heappush(events, (until[v], WORK_ENDS, v))
+            before[v], after[v] = -1, head[r]
+            if head[r] >= 0:
+                before[head[r]] = v
+            head[r] = v
+        elif slows[v]:
+            until[v] = begins + dur[v]
+            heappush(events, (until[v], WORK_ENDS, v))
+            transfers[r] += 1
+            touched.append(r)
+        else:
+            end[v] = begins + dur[v]
+            begun.append(2 * v + 1)
+            if not holds[v]:
+                heappush(free[i], end[v])
+        if what == LANE_FREE and len(queue[i]) > 0 and len(free[i]) > 0:
+            heappush(events, (free[i][0], LANE_FREE, i))

@@ -1,0 +1,167 @@
+"""Transfers among more ranks than were recorded: every collective that grows takes what a network says of its size."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import log2
+
+import numpy as np
+import numpy.typing as npt
+
+from foretrace.graph.taskgraph import Assumption, TaskGraph
+from foretrace.simulate.meetings import Meetings
+
+Int64 = npt.NDArray[np.int64]
+Float64 = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+# Seconds with their low and high end of one collective: kind in PyTorch's words, bytes, workers. None: it cannot say.
+Price = Callable[[str, float, int], tuple[float, float, float] | None]
+
+_FAR = 3.0  # a network that is off by more from what was recorded is another one than that of the recording
+_LEAST_BYTES, _MOST_BYTES = 1.0, 1e13
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Transfers:
+    """Durations of all tasks (n each, ns) with transfers among more ranks, and with those at either end of their range.
+
+    `ratio` is recorded over expected transfer time among the recorded ranks, None where no size is known;
+    `absolute` tells that the network's own times were taken because of it.
+    """
+
+    dur: Int64
+    low: Int64
+    high: Int64
+    ratio: float | None
+    absolute: bool
+    assumptions: tuple[Assumption, ...]
+
+
+def ring_share(kind: str, nbytes: float, workers: int) -> tuple[float, float, float]:
+    """Relative times where no network is given: the share of a buffer that a ring sends over one link.
+
+    The low end does not grow with the workers, the high end as the depth of a tree does, as latencies would.
+    """
+    share = (workers - 1) / workers
+    unit = 1e-12 * max(nbytes, 1.0)
+    return unit * share, unit * 0.5, unit * max(log2(workers), 0.5)
+
+
+def grown_transfers(graph: TaskGraph, found: Meetings, grows: Mask, ranks: int, price: Price | None) -> Transfers:
+    """Durations of a graph whose collectives with `grows` (one per meeting) take place among `ranks`.
+
+    A transfer of known size takes its recorded time x expected time among `ranks` / expected time among the recorded
+    group. Where the size was not recorded, it is the one whose expected time is the recorded one. Where the network
+    is plainly not that of the recording (times differ more than threefold), its own times are taken as they are.
+    """
+    ask = price or ring_share
+    recorded = _recorded_s(graph, found)
+    rows = np.flatnonzero(grows)
+    base, target = np.zeros(len(grows)), np.zeros((len(grows), 3))
+    known = np.array([each.nbytes >= 0 for each in found.meetings], dtype=np.bool_)
+    kept: Counter[str] = Counter()
+    asked: dict[tuple[str, float, int], tuple[float, tuple[float, float, float]] | None] = {}
+    for i in rows.tolist():
+        meeting = found.meetings[i]
+        nbytes = float(meeting.nbytes) if known[i] else _size(ask, meeting.kind, meeting.size, float(recorded[i]))
+        key = (meeting.kind, nbytes, meeting.size)
+        if key not in asked:
+            before, after = ask(meeting.kind, nbytes, meeting.size), ask(meeting.kind, nbytes, ranks)
+            asked[key] = None if before is None or after is None else (before[0], after)
+        answer = asked[key]
+        if answer is None:
+            kept[meeting.kind] += 1
+        else:
+            base[i], target[i] = answer
+    told = known & (base > 0)
+    ratio = float(recorded[told].sum() / base[told].sum()) if price is not None and told.any() else None
+    absolute = ratio is not None and not 1 / _FAR <= ratio <= _FAR
+    priced = grows & (base > 0)
+    dur = np.tile(graph.dur, (3, 1))
+    for end in range(3):
+        seconds = target[found.which, end]
+        factor = np.divide(seconds, base[found.which], out=np.ones(len(seconds)), where=priced[found.which])
+        new = seconds * 1e9 if absolute else graph.dur[found.transfer] * factor
+        dur[end, found.transfer] = np.where(priced[found.which], np.rint(new), graph.dur[found.transfer])
+    return Transfers(
+        dur=dur[0],
+        low=dur[1],
+        high=dur[2],
+        ratio=ratio,
+        absolute=absolute,
+        assumptions=(
+            *_assumptions(found, grows, known, kept, ranks, price is not None, ratio, absolute),
+            *(_spread(dur[:, found.transfer].sum(axis=1)) if price is not None else ()),
+        ),
+    )
+
+
+def _spread(total_ns: Int64) -> list[Assumption]:
+    """The range that the network gives its own times, as shares of the likely ones."""
+    likely, low, high = total_ns.tolist()
+    if not likely or low == high:
+        return []
+    return [
+        Assumption(
+            technique="scale", name="times of the network", value=1.0, low=low / likely, high=high / likely, unit="x",
+            why="the range that the network itself gives", flag="--network",
+        )
+    ]  # fmt: skip
+
+
+def _recorded_s(graph: TaskGraph, found: Meetings) -> Float64:
+    """Mean transfer of every collective over its parts, seconds."""
+    count = len(found.meetings)
+    parts = np.maximum(np.bincount(found.which, minlength=count), 1)
+    return np.asarray(np.bincount(found.which, weights=graph.dur[found.transfer], minlength=count) / parts / 1e9)
+
+
+def _size(price: Price, kind: str, workers: int, seconds: float) -> float:
+    """Bytes that are expected to take these seconds; the least where even one byte takes longer."""
+    low, high = _LEAST_BYTES, _MOST_BYTES
+    for _ in range(50):
+        middle = (low * high) ** 0.5
+        answer = price(kind, middle, workers)
+        if answer is None:
+            return low
+        low, high = (middle, high) if answer[0] < seconds else (low, middle)
+    return low
+
+
+def _assumptions(
+    found: Meetings, grows: Mask, known: Mask, kept: Counter[str], ranks: int, given: bool, ratio: float | None,
+    absolute: bool,
+) -> list[Assumption]:  # fmt: skip
+    def assumed(name: str, value: float, low: float, high: float, unit: str, why: str, flag: str = "") -> Assumption:
+        return Assumption(technique="scale", name=name, value=value, low=low, high=high, unit=unit, why=why, flag=flag)
+
+    rows = np.flatnonzero(grows)
+    says = []
+    if not given:
+        base = max((found.meetings[i].size for i in rows.tolist()), default=2)
+        value = (1 - 1 / ranks) / (1 - 1 / base)
+        says.append(
+            assumed("growth of transfers", value, 1.0, max(log2(ranks) / log2(base), value), "x",
+                    f"no network given: links among {ranks:,} ranks as fast as those among the recorded ones, latency "
+                    "not counted; the range goes from no growth to that of a tree's depth", "--network")
+        )  # fmt: skip
+    elif ratio is not None:
+        says.append(
+            assumed("recorded over expected transfer", ratio, ratio, ratio, "x",
+                    "too far from 1 for one network: the times of the given network are taken as they are" if absolute
+                    else "what the network expects among more ranks is scaled by it")
+        )  # fmt: skip
+    if unknown := int((grows & ~known).sum()):
+        why = "the recording does not tell it: the size that takes the recorded time" + (
+            " on this network" if given else ""
+        )
+        says.append(assumed("collectives of unknown size", unknown, unknown, unknown, "collectives", why))
+    for kind, count in sorted(kept.items()):
+        says.append(
+            assumed(f"transfers kept: {kind}", count, count, count, "collectives",
+                    "the network says nothing of this kind: as recorded")
+        )  # fmt: skip
+    return says

@@ -1,0 +1,36 @@
+"""Copies side by side are the run of one large graph, and equal their definition in plain Python."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foretrace.graph.taskgraph import EdgeKind, TaskGraph
+from foretrace.simulate import twins
+from foretrace.simulate.copies import replay_copies, unfolded
+from foretrace.simulate.replay import replay
+from tests.strategies import task_graphs
+
+
+@settings(deadline=None)  # the first example compiles
+@given(task_graphs(ranks=2), st.integers(1, 4), st.integers(1, 3), st.integers(0, 2**32 - 1))
+def test_copies_equal_their_twin_and_the_unfolded_graph(
+    graph: TaskGraph, copies: int, n_groups: int, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    # What meets goes from a row to later rows only, or copies would wait for each other in a circle.
+    meets = (graph.edge_kind == EdgeKind.COLLECTIVE) & (random.random(graph.edges) < 0.7)
+    group = random.integers(-1, n_groups, len(graph)).astype(np.int32)
+    scale = random.choice([0.0, 0.25, 1.0, 1.7, random.random()], (n_groups, copies))
+    rows = random.permutation(len(graph)).astype(np.int32)
+    ends = replay_copies(graph, meets, group, scale, rows)
+    assert ends.tolist() == np.array(twins.replay_copies(graph, meets, group, scale))[rows].tolist()
+
+    whole, row = unfolded(graph, meets, copies)
+    factor = np.where(group[:, None] >= 0, scale[group], 1.0)
+    dur = np.empty(len(whole), dtype=np.int64)
+    dur[row] = np.rint(graph.dur[:, None] * factor)
+    _, end = replay(whole.with_columns(dur=dur))
+    assert np.array_equal(end[row[rows]], ends)
+    assert len(whole) == copies * len(graph)

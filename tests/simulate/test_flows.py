@@ -1,0 +1,377 @@
+"""Flows over shared links: the compiled run against its twin, what max-min fairness promises, and known answers."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foretrace.errors import GraphError
+from foretrace.graph.taskgraph import EdgeKind, TaskGraph, TaskKind
+from foretrace.simulate.flows import Flows, Interference, Transfer, fair_rates, simulate_flows
+from foretrace.simulate.replay import replay
+from foretrace.simulate.schedule import schedule
+from foretrace.simulate.timeline import simulate
+from tests.simulate.small import small_graph
+from tests.simulate.test_groups import LINK, Ranks, group_graphs
+from tests.strategies import task_graphs
+
+Float64 = npt.NDArray[np.float64]
+GB = 1e9  # bytes per second: one byte per nanosecond
+NO_FLOWS = Flows.of([])
+ZERO_LENGTH = (TaskKind.RETURN, TaskKind.MARK, TaskKind.JOIN, TaskKind.ARRIVAL)
+
+
+@st.composite
+def transfers(draw: st.DrawFn, n_links: int, *, empty: bool = True) -> Transfer:
+    """Something to move over some of the links."""
+    links = draw(st.lists(st.integers(0, n_links - 1), min_size=0 if empty else 1, max_size=3, unique=True))
+    size = st.sampled_from((0, 1, 3, 7, 10, 16.5, 40)) if empty else st.sampled_from((1, 3, 7, 10, 16.5, 40))
+    return Transfer(
+        nbytes=draw(size),
+        route={link: draw(st.sampled_from((1, 1, 1, 2, 3))) for link in links},
+        latency_ns=draw(st.integers(0, 5)) if empty else 0,
+    )
+
+
+capacities = st.lists(st.sampled_from((GB, GB, 3 * GB, GB / 3, 0.7 * GB)), min_size=1, max_size=4)
+
+
+@st.composite
+def flows_of(draw: st.DrawFn, graph: TaskGraph, n_links: int) -> Flows:
+    """Some tasks of a graph as flows of one or two tasks."""
+    rows = np.flatnonzero(~np.isin(graph.kind, ZERO_LENGTH)).tolist()
+    chosen = draw(st.lists(st.sampled_from(rows), max_size=8, unique=True)) if rows else []
+    pairs: list[tuple[list[int], Transfer]] = []
+    while chosen:
+        size = 1 if draw(st.integers(0, 3)) else 2
+        pairs.append((chosen[:size], draw(transfers(n_links))))
+        chosen = chosen[size:]
+    return Flows.of(pairs)
+
+
+@st.composite
+def bundles(draw: st.DrawFn) -> tuple[Flows, Float64]:
+    """Flows without a graph, and the links."""
+    capacity = np.array(draw(capacities))
+    moves = draw(st.lists(transfers(len(capacity), empty=False), min_size=1, max_size=8))
+    return Flows.of([([], move) for move in moves]), capacity
+
+
+@settings(deadline=None)  # the first example compiles
+@given(st.one_of(group_graphs(), task_graphs(lane_order=None, ranks=2), task_graphs(ranks=2)), st.data())
+def test_a_run_with_flows_equals_its_twin(graph: TaskGraph, data: st.DataObject) -> None:
+    capacity = np.array(data.draw(capacities))
+    flows = data.draw(flows_of(graph, len(capacity)))
+    factor = data.draw(st.sampled_from((None, 1.0, 1.5, 3.0)))
+    interference = None if factor is None else Interference(factor=factor)
+    fast, why = _run(graph, flows, capacity, interference)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FORETRACE_ENGINE", "python")
+        slow, why_slow = _run(graph, flows, capacity, interference)
+    assert (fast, why) == (slow, why_slow)
+
+
+def _run(
+    graph: TaskGraph, flows: Flows, capacity: Float64, interference: Interference | None
+) -> tuple[list[list[int]], str]:
+    try:
+        return [column.tolist() for column in simulate_flows(graph, flows, capacity, interference=interference)], ""
+    except GraphError as error:
+        return [], str(error)
+
+
+@settings(deadline=None)
+@given(task_graphs(ranks=2), st.booleans())
+def test_without_flows_it_is_the_replay(graph: TaskGraph, interfere: bool) -> None:
+    interference = Interference(factor=1.0) if interfere else None
+    for mine, theirs in zip(
+        simulate_flows(graph, NO_FLOWS, np.array([GB]), interference=interference), replay(graph), strict=True
+    ):
+        assert np.array_equal(mine, theirs)
+
+
+@settings(deadline=None)
+@given(task_graphs(lane_order=None, ranks=2))
+def test_without_flows_it_is_the_schedule(graph: TaskGraph) -> None:
+    for mine, theirs in zip(simulate_flows(graph, NO_FLOWS, np.array([GB])), schedule(graph), strict=True):
+        assert np.array_equal(mine, theirs)
+
+
+@settings(deadline=None)
+@given(group_graphs(), st.booleans())
+def test_without_flows_groups_run_as_in_the_schedule(graph: TaskGraph, interfere: bool) -> None:
+    """Also where ends of kernels become known only as time goes on."""
+    try:
+        expected = schedule(graph)
+    except GraphError:
+        return
+    interference = Interference(factor=1.0) if interfere else None
+    for mine, theirs in zip(
+        simulate_flows(graph, NO_FLOWS, np.array([GB]), interference=interference), expected, strict=True
+    ):
+        assert np.array_equal(mine, theirs)
+
+
+@settings(deadline=None)
+@given(group_graphs())
+def test_a_flow_with_links_of_its_own_is_a_task_of_that_length(graph: TaskGraph) -> None:
+    """At a byte per nanosecond and alone on its link, a flow of as many bytes takes as long as the task did.
+
+    Nothing is removed, as what follows a removed task may turn out to have been ready in the past.
+    """
+    graph = graph.with_columns(gone=np.zeros(len(graph), dtype=np.bool_))
+    try:
+        expected = schedule(graph)
+    except GraphError:
+        return
+    rows = np.flatnonzero(np.isin(graph.kind, (TaskKind.COLLECTIVE, TaskKind.COPY, TaskKind.KERNEL))).tolist()
+    flows = Flows.of([([row], Transfer(nbytes=float(graph.dur[row]), route={i: 1})) for i, row in enumerate(rows)])
+    for mine, theirs in zip(simulate_flows(graph, flows, np.full(len(rows), GB)), expected, strict=True):
+        assert np.array_equal(mine, theirs)
+
+
+@settings(deadline=None)
+@given(task_graphs(ranks=2), st.data())
+def test_the_durations_of_a_run_replay_to_it(graph: TaskGraph, data: st.DataObject) -> None:
+    capacity = np.array(data.draw(capacities))
+    flows = data.draw(flows_of(graph, len(capacity)))
+    try:
+        start, end = simulate_flows(graph, flows, capacity, interference=Interference(factor=2.0))
+    except GraphError:
+        return
+    assert np.array_equal(replay(graph.with_columns(dur=end - start))[0], start)
+
+
+@settings(deadline=None)
+@given(bundles())
+def test_rates_fit_the_links_and_every_flow_has_a_bottleneck(bundle: tuple[Flows, Float64]) -> None:
+    """The max-min certificate: a full link on which no flow is faster."""
+    flows, capacity = bundle
+    rate = fair_rates(flows, capacity)
+    of = np.repeat(np.arange(len(flows)), np.diff(flows.route_ptr))
+    load = np.bincount(flows.route_link, weights=flows.route_times * rate[of], minlength=len(capacity))
+    assert np.all(rate > 0)
+    assert np.all(load <= capacity * (1 + 1e-12))
+    full = load >= capacity * (1 - 1e-12)
+    fastest = np.zeros(len(capacity))
+    np.maximum.at(fastest, flows.route_link, rate[of])
+    for f in range(len(flows)):
+        links = flows.route_link[of == f]
+        assert np.any(full[links] & (rate[f] >= fastest[links] * (1 - 1e-12)))
+
+
+@settings(deadline=None)
+@given(bundles(), st.randoms(use_true_random=False))
+def test_numbers_of_flows_and_links_do_not_matter(bundle: tuple[Flows, Float64], random: object) -> None:
+    flows, capacity = bundle
+    order = np.array(random.sample(range(len(flows)), len(flows)))  # type: ignore[attr-defined]
+    links = np.array(random.sample(range(len(capacity)), len(capacity)))  # type: ignore[attr-defined]
+    moves = _transfers(flows)
+    renamed = [
+        Transfer(nbytes=moves[f].nbytes, route={int(links[m]): k for m, k in moves[f].route.items()}) for f in order
+    ]
+    other = np.empty_like(capacity)
+    other[links] = capacity
+    assert np.array_equal(
+        fair_rates(Flows.of([([], move) for move in renamed]), other), fair_rates(flows, capacity)[order]
+    )
+    _, ends = _alone(moves, capacity)
+    _, renamed_ends = _alone(renamed, other)
+    assert np.array_equal(renamed_ends, ends[order])
+
+
+@settings(deadline=None)
+@given(bundles())
+def test_bytes_are_conserved(bundle: tuple[Flows, Float64]) -> None:
+    """What fair rates carry between the ends of flows adds up to what was to be moved, but for the rounding of ends."""
+    flows, capacity = bundle
+    moves = [Transfer(nbytes=move.nbytes * 1000, route=move.route) for move in _transfers(flows)]
+    _, end = _alone(moves, capacity)
+    moved = np.zeros(len(moves))
+    for begin, finish in zip(*(np.unique([0, *end])[part] for part in (slice(0, -1), slice(1, None))), strict=True):
+        active = np.flatnonzero(end > begin)
+        moved[active] += fair_rates(Flows.of([([], moves[f]) for f in active]), capacity) / 1e9 * (finish - begin)
+    fastest = capacity.max() / 1e9  # bytes per ns; every end is rounded by up to half a nanosecond
+    assert moved == pytest.approx([move.nbytes for move in moves], abs=fastest * len(moves))
+
+
+@settings(deadline=None)
+@given(bundles(), st.sampled_from((2.0, 3.0, 10.0)))
+def test_faster_links_scale_the_times(bundle: tuple[Flows, Float64], times: float) -> None:
+    flows, capacity = bundle
+    moves = [Transfer(nbytes=move.nbytes * 1e6, route=move.route) for move in _transfers(flows)]
+    _, end = _alone(moves, capacity)
+    _, sooner = _alone(moves, capacity * times)
+    assert sooner * times == pytest.approx(end, abs=2 * times * len(moves))
+
+
+def _transfers(flows: Flows) -> list[Transfer]:
+    ptr = flows.route_ptr
+    return [
+        Transfer(
+            nbytes=float(flows.nbytes[f]),
+            route=dict(
+                zip(
+                    flows.route_link[ptr[f] : ptr[f + 1]].tolist(),
+                    flows.route_times[ptr[f] : ptr[f + 1]].tolist(),
+                    strict=True,
+                )
+            ),
+            latency_ns=int(flows.latency_ns[f]),
+        )
+        for f in range(len(flows))
+    ]
+
+
+def _alone(
+    moves: list[Transfer], capacity: Float64 | list[float]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """A graph of these transfers alone, all of them ready at 0."""
+    graph = small_graph([(i + 1, TaskKind.COPY, 5) for i in range(len(moves))], [])
+    return simulate_flows(graph, Flows.of([([i], move) for i, move in enumerate(moves)]), np.array(capacity))
+
+
+def test_one_flow_takes_its_latency_and_its_bytes_over_the_slowest_link() -> None:
+    start, end = _alone([Transfer(nbytes=1000, route={0: 1, 1: 1}, latency_ns=50)], [4 * GB, 2 * GB])
+    assert (start.tolist(), end.tolist()) == ([0], [550])
+    assert _alone([Transfer(nbytes=1000, route={0: 3, 1: 1})], [GB, GB])[1].tolist() == [3000]  # three share a link
+    assert _alone([Transfer(nbytes=0, route={0: 1}, latency_ns=7)], [GB])[1].tolist() == [7]
+    assert _alone([Transfer(nbytes=1000, route={}, latency_ns=7)], [GB])[1].tolist() == [7]
+
+
+def test_two_equal_flows_on_one_link_take_twice_as_long() -> None:
+    move = Transfer(nbytes=1000, route={0: 1})
+    assert _alone([move, move], [GB])[1].tolist() == [2000, 2000]
+
+
+def test_three_flows_on_two_links() -> None:
+    """The textbook's example: a long flow and two short ones; the link of capacity 2 gives its rest to the short one.
+
+    Rates 1/2, 1/2 and 3/2. The third ends at 667, from then on nothing changes for the other two.
+    """
+    moves = [
+        Transfer(nbytes=1000, route={0: 1, 1: 1}), Transfer(nbytes=1000, route={0: 1}),
+        Transfer(nbytes=1000, route={1: 1}),
+    ]  # fmt: skip
+    flows = Flows.of([([], move) for move in moves])
+    assert fair_rates(flows, np.array([GB, 2 * GB])).tolist() == [GB / 2, GB / 2, 1.5 * GB]
+    assert _alone(moves, [GB, 2 * GB])[1].tolist() == [2000, 2000, 667]
+
+
+def test_a_flow_that_joins_slows_the_other_and_its_end_speeds_it_up() -> None:
+    """Alone until 400, halves until the short one has its 200 bytes at 800, then alone again: 1000 bytes by 1200."""
+    graph = small_graph([(1, TaskKind.COPY, 1), (2, TaskKind.KERNEL, 400), (2, TaskKind.COPY, 1)], [
+        (1, 2, EdgeKind.STREAM, 0, False)
+    ])  # fmt: skip
+    flows = Flows.of([([0], Transfer(nbytes=1000, route={0: 1})), ([2], Transfer(nbytes=200, route={0: 1}))])
+    start, end = simulate_flows(graph, flows, np.array([GB]))
+    assert (start.tolist(), end.tolist()) == ([0, 0, 400], [1200, 400, 800])
+    timeline = simulate(graph.with_columns(dur=end - start))
+    assert timeline.end.tolist() == end.tolist()
+
+
+def test_a_collective_transfers_once_all_have_arrived_and_ends_on_all_ranks_together() -> None:
+    build = Ranks(2, slots=[1])
+    begin = {rank: [build.task(2 * rank, TaskKind.KERNEL, 10 + 90 * rank)] for rank in (0, 1)}
+    arrive, transfer = build.collective(begin, 1)
+    after = [build.task(2 * rank, TaskKind.KERNEL, 5, [transfer[rank]]) for rank in (0, 1)]
+    graph = build.graph()
+    rows = {graph.names[graph.name[v]]: v for v in range(len(graph))}
+    members = [rows[build.names[transfer[rank]]] for rank in (0, 1)]
+    flows = Flows.of([(members, Transfer(nbytes=300, route={0: 1, 1: 1}, latency_ns=20))])
+    start, end = simulate_flows(graph, flows, np.array([GB, 3 * GB]))
+    assert start[[rows[build.names[arrive[rank]]] for rank in (0, 1)]].tolist() == [10, 100]
+    assert start[members].tolist() == [100, 100] and end[members].tolist() == [420, 420]
+    assert start[[rows[build.names[row]] for row in after]].tolist() == [420, 420]
+
+
+def test_slots_bound_the_flows_in_flight() -> None:
+    """Three transfers of 100 on one link: with two slots two share it, the third follows alone."""
+    for slots, ends in ((1, [100, 200, 300]), (2, [200, 200, 300]), (3, [300, 300, 300])):
+        build = Ranks(1, slots=[slots])
+        rows = [build.task(LINK, TaskKind.COLLECTIVE, 7, release=0) for _ in range(3)]
+        flows = Flows.of([([row], Transfer(nbytes=100, route={0: 1})) for row in rows])
+        assert simulate_flows(build.graph(), flows, np.array([GB]))[1].tolist() == ends
+
+
+def test_removed_flows_move_nothing() -> None:
+    graph = small_graph([(1, TaskKind.COPY, 5), (2, TaskKind.COPY, 5)], [])
+    graph = graph.with_columns(gone=np.array([True, False]))
+    flows = Flows.of([([row], Transfer(nbytes=100, route={0: 1})) for row in (0, 1)])
+    assert simulate_flows(graph, flows, np.array([GB]))[1].tolist() == [0, 100]
+
+
+def test_communication_slows_the_kernels_of_its_rank() -> None:
+    """Of 100 ns, 20 run alone, 20 beside the flow that lasts until 60, 60 alone again. The other rank is not slowed."""
+    build = Ranks(2, slots=[1])
+    kernels = [build.task(2 * rank, TaskKind.KERNEL, 100) for rank in (0, 1)]
+    copy = build.task(LINK, TaskKind.COPY, 1, release=20)
+    fixed = build.task(LINK, TaskKind.COLLECTIVE, 10, release=70)
+    graph = build.graph()
+    flows = Flows.of([([copy], Transfer(nbytes=30, route={0: 1}, latency_ns=10))])
+    links = np.array([GB])
+    plain = simulate_flows(graph, flows, links)[1]
+    assert plain[[*kernels, copy, fixed]].tolist() == [100, 100, 60, 80]
+    end = simulate_flows(graph, flows, links, interference=Interference(factor=2.0))[1]
+    assert end[[*kernels, copy, fixed]].tolist() == [125, 100, 60, 80]  # the fixed collective costs another 5
+    nothing = np.zeros(len(graph), dtype=np.bool_)
+    spared = simulate_flows(graph, flows, links, interference=Interference(factor=2.0, tasks=nothing))[1]
+    assert np.array_equal(spared, plain)
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, np.nan, np.inf])
+def test_impossible_capacities_are_refused(rate: float) -> None:
+    with pytest.raises(GraphError, match=r"link 1 has a capacity of .* bytes/s; a link carries more than 0"):
+        _alone([Transfer(nbytes=1, route={0: 1})], [GB, rate])
+
+
+@pytest.mark.parametrize(
+    ("move", "says"),
+    [
+        (Transfer(nbytes=1, route={3: 1}), "flow 0 goes over link 3, but there are 2 links"),
+        (Transfer(nbytes=1, route={-1: 1}), "flow 0 goes over link -1"),
+        (Transfer(nbytes=1, route={0: 0}), "crosses link 0 0 times"),
+        (Transfer(nbytes=-1, route={0: 1}), "moves -1 bytes"),
+        (Transfer(nbytes=np.nan, route={0: 1}), "moves nan bytes"),
+        (Transfer(nbytes=np.inf, route={0: 1}), "moves inf bytes"),
+        (Transfer(nbytes=1, route={0: 1}, latency_ns=-1), "latency of -1 ns"),
+        (Transfer(nbytes=1e30, route={0: 1}), "check the units"),
+    ],
+)
+def test_impossible_flows_are_refused(move: Transfer, says: str) -> None:
+    with pytest.raises(GraphError, match=says):
+        _alone([move], [GB, GB])
+
+
+def test_tasks_that_cannot_be_flows_are_refused() -> None:
+    graph = small_graph([(0, TaskKind.RETURN, 0), (1, TaskKind.COPY, 5)], [])
+    move = Transfer(nbytes=1, route={0: 1})
+    for pairs, says in (
+        ([([2], move)], "carries task 2; the graph has 2 tasks"),
+        ([([1], move), ([1], move)], "task 1 is part of two flows"),
+        ([([0], move)], "task 0 is of kind RETURN and takes no time"),
+        ([([], move)], "flow 0 carries no task"),
+    ):
+        with pytest.raises(GraphError, match=says):
+            simulate_flows(graph, Flows.of(pairs), np.array([GB]))
+
+
+@pytest.mark.parametrize("factor", [0.5, -1.0, np.nan, np.inf])
+def test_impossible_slow_downs_are_refused(factor: float) -> None:
+    graph = small_graph([(1, TaskKind.COPY, 5)], [])
+    with pytest.raises(GraphError, match=r"slow-down of .* cannot be"):
+        simulate_flows(graph, NO_FLOWS, np.array([GB]), interference=Interference(factor=factor))
+    short = Interference(factor=2.0, tasks=np.zeros(3, dtype=np.bool_))
+    with pytest.raises(GraphError, match="mark each of the 1 tasks"):
+        simulate_flows(graph, NO_FLOWS, np.array([GB]), interference=short)
+
+
+def test_a_flow_that_waits_for_itself_is_an_error() -> None:
+    """The second task of the flow follows the first one, which ends when both have."""
+    graph = small_graph([(1, TaskKind.COPY, 5), (1, TaskKind.COPY, 5)], [(0, 1, EdgeKind.STREAM, 0, False)])
+    flows = Flows.of([([0, 1], Transfer(nbytes=1, route={0: 1}))])
+    with pytest.raises(GraphError, match=r"the flows form a cycle through task 0 \(other\) and task 1 \(other\)"):
+        simulate_flows(graph, flows, np.array([GB]))
