@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from foretrace.hardware.devices import catalog, find
+from foretrace.errors import ForetraceError
+from foretrace.hardware.devices import Device, catalog, find, named
 
 
 @pytest.mark.parametrize(
@@ -38,8 +39,32 @@ def test_others_are_not_guessed(name: str) -> None:
 
 
 def test_figures_are_plausible_and_sourced() -> None:
-    assert len({device.name for device in catalog()}) == len(catalog()) >= 25
+    assert len({device.name for device in catalog()}) == len({device.short for device in catalog()}) == 34
     for device in catalog():
-        assert device.source and device.patterns and device.sms > 0
+        assert device.source and device.sms > 0
+        assert set(device.confirmed) <= {field for field in Device.__dataclass_fields__ if getattr(device, field)}
+        if device.vendor == "Google":  # no recording names one
+            assert not device.patterns
+            continue
+        assert device.patterns
         assert 1 < device.fp32_tflops < 200 and 100 < device.memory_gb_s < 10_000
         assert not device.tf32_tflops or device.fp32_tflops < device.tf32_tflops < device.bf16_tflops
+
+
+@pytest.mark.parametrize(
+    ("given", "short"), [("h200", "H200-SXM-141GB"), ("A100-SXM4-80GB", "A100-SXM4-80GB"), ("tpu-v4", "TPU-v4")]
+)
+def test_a_user_may_shorten_a_name(given: str, short: str) -> None:
+    assert named(given).short == short
+
+
+@pytest.mark.parametrize("given", ["A100", "", "H300", "-"])
+def test_a_name_that_is_none_or_several_is_refused_with_choices(given: str) -> None:
+    with pytest.raises(ForetraceError, match=r"choose|foretrace devices"):
+        named(given)
+
+
+def test_links_of_known_devices() -> None:
+    assert named("A100-SXM4-80GB").scaleup_gb_s == 600.0 and named("A100-SXM4-80GB").pcie_gb_s == 32.0
+    assert "aiconfigurator" in named("A100-SXM4-80GB").confirmed["scaleup_gb_s"]
+    assert not named("T4").scaleup_link

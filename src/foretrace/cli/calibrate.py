@@ -120,6 +120,70 @@ def run(
     print("  next: foretrace whatif", source, " ".join(f'--do "{each}"' for each in do))
 
 
+@calibrate.command("network")
+def network(
+    workers: Annotated[
+        int, typer.Option("--workers", metavar="N", min=0, help="Processes; by default the GPUs, or 2 without any.")
+    ] = 0,
+    backend: Annotated[
+        str, typer.Option("--backend", metavar="gloo|nccl", help="By default nccl where there are GPUs.")
+    ] = "",
+    kinds: Annotated[
+        str, typer.Option("--kinds", metavar="KIND,...", help="all-reduce, all-gather, reduce-scatter, ...")
+    ] = "all-reduce",
+    least: Annotated[int, typer.Option("--from", metavar="BYTES", min=4, help="Smallest size.")] = 4096,
+    most: Annotated[int, typer.Option("--to", metavar="BYTES", min=4, help="Largest size.")] = 16 << 20,
+    count: Annotated[int, typer.Option("--sizes", metavar="N", min=1, max=256, help="Sizes between them.")] = 13,
+    repetitions: Annotated[int, typer.Option("--repetitions", metavar="N", min=15, help="Per size, at least 15.")] = 15,
+    accept_noise: Annotated[
+        bool, typer.Option("--accept-noise", help="Keep times that vary by over 10 %; intervals get wider.")
+    ] = False,
+    limit: Annotated[float, typer.Option("--limit", metavar="S", min=1.0, help="Stop after so many seconds.")] = 600.0,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Where to keep the table (.json).")] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Time real collectives between processes of this machine, and keep them as a table for predictions.
+
+    Example: foretrace calibrate network --workers 2 --to 4194304 --out gloo.json --accept-noise
+    """
+    from math import isfinite
+
+    if not isfinite(limit):
+        raise ForetraceError(f"--limit {limit} never ends; give a number of seconds, e.g. --limit 600.")
+    with _threads(None):  # says so where there is no PyTorch
+        import torch
+
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    from foretrace.cost import network_bench
+
+    chosen = backend or ("nccl" if gpus > 1 else "gloo")
+    with options.progress("timing collectives") as report:
+        table = network_bench.calibrate(
+            workers=workers or max(gpus, 2),
+            sizes=network_bench.sizes_between(least, most, count),
+            kinds=[each.strip() for each in kinds.split(",")],
+            repetitions=repetitions,
+            backend=chosen,
+            limit_s=limit,
+            progress=report,
+        )
+    if not accept_noise:
+        network_bench.refuse_noise(table)
+    path = out or network_bench.default_path(table)
+    if out is None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    table.save(path)
+    from foretrace.report import network as report_network
+
+    view = report_network.calibrated(table, path)
+    if as_json:
+        from foretrace.report.jsonout import dumps
+
+        print(dumps(view))
+    else:
+        print("\n".join(report_network.calibrated_lines(view)))
+
+
 def _machine_of(source: Path) -> dict[str, Any]:
     """The fingerprint of a recording. Raises ForetraceError where it does not say enough, or says of a GPU."""
     from foretrace.cost.machine import fingerprint_of

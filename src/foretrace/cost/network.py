@@ -10,8 +10,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import StrEnum
+from math import isfinite
 
-from foretrace.hardware.cluster import Cluster, Link, parse_link
+from foretrace.errors import ForetraceError
+from foretrace.hardware.cluster import Cluster
 
 
 class CollectiveKind(StrEnum):
@@ -48,49 +50,77 @@ class Network(ABC):
         """Time of one collective of `nbytes` among `workers` (all by default)."""
 
 
+def bus_share(kind: CollectiveKind, workers: int) -> float:
+    """Bus bandwidth over algorithm bandwidth (size / time), as NCCL's benchmarks define it."""
+    if workers < 2:
+        return 0.0
+    part = (workers - 1) / workers
+    if kind == CollectiveKind.ALL_REDUCE:
+        return 2 * part
+    if kind in (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_GATHER, CollectiveKind.ALL_TO_ALL):
+        return part
+    return 1.0
+
+
+NOTHING = Cost(seconds=0.0, low_s=0.0, high_s=0.0, why="one worker, nothing to send")
+
+
 @dataclass(frozen=True, kw_only=True)
 class LinkNetwork(Network):
-    """Ring algorithms over the slowest link that the workers need, alpha-beta (Thakur et al., 2005)."""
+    """Algorithms over the links that the workers need, alpha-beta: a ring, or the quickest of those there are."""
 
     cluster: Cluster
     name: str = ""
     in_flight: int = 1
     spread: float = 0.15  # 80 % range of a time, relative
+    latency_factors: tuple[float, float] | None = None  # 80 % range of latency where it is assumed; None: `spread`
+    algorithm: str = "ring"  # or "quickest"
+    members: int = 0  # the first so many take part; 0: all workers of the cluster
 
     @property
     def workers(self) -> int:  # type: ignore[override]  # worked out, not stored
-        return self.cluster.workers
+        return self.members or self.cluster.workers
 
     def cost(self, kind: CollectiveKind, nbytes: float, *, workers: int | None = None) -> Cost:
-        p = self.workers if workers is None else workers
-        link = self.cluster.inside if p <= self.cluster.per_node else self.cluster.between
-        steps, share = _ring(kind, p)
-        seconds = steps * link.latency_s + share * nbytes / link.bytes_per_s
-        why = f"{kind} of a ring of {p} over {link.name}, {link.gbit_s:g} Gbit/s"
-        return Cost(seconds=seconds, low_s=seconds * (1 - self.spread), high_s=seconds * (1 + self.spread), why=why)
+        from foretrace.cost.collectives import ways
+
+        p = asked(self, nbytes, workers)
+        if p < 2 or not nbytes:
+            return NOTHING
+        found = ways(kind, nbytes, self.cluster, p)
+        way = next((each for each in found if each.algorithm == self.algorithm), found[0])
+        seconds = way.seconds
+        why = f"{kind} of {p} workers, {way.algorithm} over {way.link.name}, {way.link.gbit_s:.4g} Gbit/s"
+        low, high = self.latency_factors or (1 - self.spread, 1 + self.spread)
+        return Cost(
+            seconds=seconds,
+            low_s=way.latency_s * low + way.transfer_s * (1 - self.spread),
+            high_s=way.latency_s * high + way.transfer_s * (1 + self.spread),
+            why=why,
+        )
 
 
-def _ring(kind: CollectiveKind, p: int) -> tuple[int, float]:
-    """Messages one after the other, and the share of the buffer that crosses the slowest link."""
-    if p < 2:
-        return 0, 0.0
-    part = (p - 1) / p
-    return {
-        CollectiveKind.ALL_REDUCE: (2 * (p - 1), 2 * part),
-        CollectiveKind.REDUCE_SCATTER: (p - 1, part),
-        CollectiveKind.ALL_GATHER: (p - 1, part),
-        CollectiveKind.ALL_TO_ALL: (p - 1, part),
-        CollectiveKind.BROADCAST: (p - 1, 1.0),
-        CollectiveKind.REDUCE: (p - 1, 1.0),
-        CollectiveKind.SEND: (1, 1.0),
-    }[kind]
+def asked(network: Network, nbytes: float, workers: int | None) -> int:
+    """How many workers are meant. Raises ForetraceError where size or number cannot be."""
+    if not (isfinite(nbytes) and nbytes >= 0):
+        raise ForetraceError(f"a transfer of {nbytes} bytes cannot be; sizes are finite and not below 0.")
+    found = network.workers if workers is None else workers
+    if found < 1:
+        raise ForetraceError(f"{found} workers cannot communicate; one is the least.")
+    return found
 
 
 def network(text: str, workers: int, *, in_flight: int = 1) -> Network:
-    """A network from what a user writes: a link between all workers ("1gbit", "25gbit/10us").
+    """A network from what a user writes, for so many workers.
+
+    - a link between all workers: "1gbit", "25gbit/10us";
+    - a cluster: the path of a YAML file (`Cluster.load`);
+    - measured collectives: the path of a table (JSON of `foretrace calibrate network`, CSV, output of nccl-tests), with
+      options behind commas: "table.csv,per-node=4", "table.csv,model=pieces";
+    - NCCL's own model: "nccl:H100-SXM5-80GB", with options: "nccl:h200,nodes=4,nics=8,nic=400gbit".
 
     Raises ForetraceError with the sentence that says what is wrong.
     """
-    link: Link = parse_link(text)
-    cluster = Cluster(name=text, nodes=workers, per_node=1, inside=link, between=link)
-    return LinkNetwork(cluster=cluster, name=text, in_flight=in_flight)
+    from foretrace.cost import networks
+
+    return networks.parse(text, workers, in_flight=in_flight)

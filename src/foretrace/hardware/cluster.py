@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from foretrace.errors import ForetraceError
+from foretrace.hardware.fabric import Fabric
+from foretrace.hardware.wiring import Wiring
 
 _RATE = re.compile(r"(?P<value>\d+(\.\d*)?|\.\d+)\s*(?P<unit>[kmgt]?bit(/s)?|[kmg]bps)", re.IGNORECASE)
 _TIME = re.compile(r"(?P<value>\d+(\.\d*)?|\.\d+)\s*(?P<unit>ns|us|µs|ms|s)", re.IGNORECASE)
@@ -35,10 +38,25 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """One machine of a cluster whose machines differ."""
+
+    name: str
+    per_node: int
+    inside: Link
+    device: str = ""
+    wiring: Wiring | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
     """`nodes` machines of `per_node` workers each: `inside` joins workers of one machine, `between` the machines.
 
-    `oversubscription` is how many times the machines' links together exceed what the switch above them carries.
+    `between` is what one machine has to the others, all its network cards together. `oversubscription` is how many
+    times the machines' links together exceed what the switch above them carries; the `per_switch` machines below one
+    switch do not meet it among themselves (0: every transfer between machines does). With `wiring`, `inside` is one
+    cable between two devices. `machines` and `fabric` are filled where a file lists them one by one; workers count
+    through the machines in the order of the file, and `per_node` is then that of the largest machine.
     """
 
     name: str
@@ -48,11 +66,71 @@ class Cluster:
     between: Link
     device: str = ""
     oversubscription: float = 1.0
+    per_switch: int = 0
+    nics: int = 1  # network cards of a machine, over which `between` is split
+    wiring: Wiring | None = None
+    machines: tuple[Machine, ...] = ()
+    fabric: Fabric | None = None
 
     @property
     def workers(self) -> int:
         """Devices of all machines."""
-        return self.nodes * self.per_node
+        return sum(each.per_node for each in self.machines) or self.nodes * self.per_node
+
+    @classmethod
+    def load(cls, path: Path | str) -> Cluster:
+        """The cluster that a YAML file describes (docs/network.md). Raises ForetraceError with key and mend."""
+        from foretrace.hardware.cluster_file import load
+
+        return load(Path(path))
+
+    def spread_over(self, workers: int) -> tuple[int, int]:
+        """Machines that so many workers take, the first ones filled first, and most workers of one of them."""
+        if not self.machines:
+            return -(-workers // self.per_node), min(workers, self.per_node)
+        left, most = workers, 0
+        for number, machine in enumerate(self.machines, 1):
+            most = max(most, min(left, machine.per_node))
+            left -= machine.per_node
+            if left <= 0:
+                return number, most
+        return len(self.machines) + -(-left // self.per_node), most  # more than there are: as if it went on so
+
+    def inside_for(self, workers: int) -> Link:
+        """What a ring through `workers` devices of one machine gets: the cables of a wiring together, else the link."""
+        links = [each.inside for each in self.machines[: self.spread_over(workers)[0]]] or [self.inside]
+        slowest = min(links, key=lambda link: link.bytes_per_s)
+        wiring = self.wiring
+        if wiring is None or workers < 2:
+            return slowest
+        rings = wiring.rings(min(workers, wiring.devices))
+        if not rings:
+            raise ForetraceError(
+                f"{self.name}: no cable of {wiring.name} joins the first {workers} devices in a ring; give inside: "
+                "and no wiring:, or list the cables."
+            )
+        return replace(slowest, name=f"{rings} × {slowest.name}", gbit_s=slowest.gbit_s * rings)
+
+    def between_for(self, nodes: int, *, everyone: bool = False) -> Link:
+        """What each of the first `nodes` machines gets while all of them send at once.
+
+        In a ring each sends to the next; with `everyone`, to all others evenly.
+        """
+        if self.fabric is not None and nodes <= len(self.machines):
+            names = [each.name for each in self.machines[:nodes]]
+            rate, latency_us, where = self.fabric.exchange(names) if everyone else self.fabric.ring(names)
+            return replace(self.between, name=where, gbit_s=rate, latency_us=latency_us)
+        if self.oversubscription <= 1.0 or nodes <= max(self.per_switch, 1):
+            return self.between
+        if not self.per_switch:
+            share = 1 / self.oversubscription
+        else:
+            # A switch of s machines has s links' worth divided by the oversubscription upwards. A ring leaves it by
+            # one flow; evenly spread traffic by the share of machines that are elsewhere.
+            up = self.per_switch / self.oversubscription
+            leaving = self.per_switch * (nodes - self.per_switch) / (nodes - 1) if everyone else 1.0
+            share = min(1.0, up / leaving)
+        return replace(self.between, gbit_s=self.between.gbit_s * share) if share < 1 else self.between
 
 
 def parse_link(text: str, *, name: str = "link") -> Link:

@@ -1,22 +1,31 @@
-"""The catalog of devices: peak rates and bandwidths of common GPUs, found by the name that a recording gives.
+"""The catalog of devices: peak rates and bandwidths of common accelerators, found by the name that a recording gives.
 
-The figures are dense vendor peaks, not what a kernel reaches; `devices.csv` says for each where it is from.
+The figures are dense vendor peaks, not what a kernel reaches. `devices.csv` names for each figure the public device
+tables that give the same; what none of them gives is from the vendor's documents alone, and counts as unconfirmed.
 """
 
 from __future__ import annotations
 
 import csv
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
+
+from foretrace.errors import ForetraceError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """One GPU. Rates are dense TFLOP/s (0 where the device has no such units), bandwidth is GB/s."""
+    """One accelerator. Rates are dense TFLOP/s, bandwidth is GB/s; 0 where it has no such units or none is known.
+
+    `scaleup_gb_s` counts both directions of all links to other devices of the machine together, `pcie_gb_s` one.
+    """
 
     name: str
+    short: str  # as a cluster file names it
     patterns: tuple[str, ...]  # globs over the device name in a recording
     vendor: str
     arch: str
@@ -28,6 +37,20 @@ class Device:
     memory_gb: float
     sms: int
     source: str
+    launch_year: int = 0
+    fp8_tflops: float = 0.0
+    int8_tops: float = 0.0
+    l2_mb: float = 0.0
+    boost_mhz: float = 0.0
+    scaleup_link: str = ""  # "NVLink3", ...; "" where there is none
+    scaleup_gb_s: float = 0.0
+    pcie: str = ""  # generation and lanes
+    pcie_gb_s: float = 0.0
+    tdp_w: float = 0.0
+    node_devices: int = 0  # of a usual machine
+    network_gb_s: float = 0.0  # one direction, that such a machine has to others for each device
+    confirmed: Mapping[str, str] = field(default_factory=dict)  # figure -> device tables that give the same
+    note: str = ""
 
     def matches(self, name: str) -> bool:
         """Whether a recording that names its device so was made on this one."""
@@ -46,13 +69,39 @@ def find(name: str) -> Device | None:
     return next((device for device in catalog() if device.matches(name)), None)
 
 
+def named(name: str) -> Device:
+    """The device that a user calls so: its short or full name, or a unique part of it, e.g. "h200", "A100-SXM4-80GB".
+
+    Raises ForetraceError with names that come near.
+    """
+    wanted = _plain(name)
+    for device in catalog():
+        if wanted in (_plain(device.short), _plain(device.name)):
+            return device
+    part = [device for device in catalog() if wanted and wanted in _plain(device.short)]
+    begin = [device for device in part if _plain(device.short).startswith(wanted)]
+    if 1 in (len(part), len(begin)):
+        return (begin if len(begin) == 1 else part)[0]
+    near = [device.short for device in part] or get_close_matches(name, [device.short for device in catalog()], 4, 0.3)
+    which = "is several devices" if part else "is in no catalog"
+    raise ForetraceError(
+        f"device {name!r} {which}; choose {' or '.join(near)}."
+        if near
+        else f"device {name!r} {which}; foretrace devices lists them."
+    )
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
 def _device(row: dict[str, str]) -> Device:
     return Device(
         name=row["name"],
-        patterns=tuple(row["patterns"].split("|")),
+        patterns=tuple(filter(None, row["patterns"].split("|"))),
         vendor=row["vendor"],
         arch=row["arch"],
-        fp32_tflops=float(row["fp32_tflops"]),
+        fp32_tflops=float(row["fp32_tflops"] or 0),
         tf32_tflops=float(row["tf32_tflops"] or 0),
         fp16_tflops=float(row["fp16_tflops"] or 0),
         bf16_tflops=float(row["bf16_tflops"] or 0),
@@ -60,6 +109,21 @@ def _device(row: dict[str, str]) -> Device:
         memory_gb=float(row["memory_gb"]),
         sms=int(row["sms"]),
         source=row["source"],
+        short=row["short"],
+        launch_year=int(row["launch_year"]),
+        fp8_tflops=float(row["fp8_tflops"] or 0),
+        int8_tops=float(row["int8_tops"] or 0),
+        l2_mb=float(row["l2_mb"] or 0),
+        boost_mhz=float(row["boost_mhz"] or 0),
+        scaleup_link=row["scaleup_link"],
+        scaleup_gb_s=float(row["scaleup_gb_s"] or 0),
+        pcie=row["pcie"],
+        pcie_gb_s=float(row["pcie_gb_s"] or 0),
+        tdp_w=float(row["tdp_w"] or 0),
+        node_devices=int(row["node_devices"] or 0),
+        network_gb_s=float(row["network_gb_s"] or 0),
+        confirmed=dict(pair.split("=") for pair in row["confirmed"].split(";") if pair),
+        note=row["note"],
     )
 
 
