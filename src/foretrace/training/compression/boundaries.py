@@ -1,0 +1,329 @@
+"""Compressed activations between workers that share a model: real modules for tensor- and pipeline-parallel boundaries.
+
+Source: Bian et al., Does Compressing Activations Help Model Parallel Training? (arXiv 2301.02654): a linear
+auto-encoder trained with the model, top-k, random-k with a common seed, quantisation to 2, 4 or 8 bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import ceil
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from foretrace.training.compression.codecs import (
+    Levels,
+    dequantise,
+    quantise,
+    random_indices,
+    scattered,
+    top_k,
+)
+from foretrace.training.compression.settings import Boundary, kept
+
+
+class Codec(nn.Module):
+    """Encoder and decoder of activations [..., hidden]."""
+
+    def __init__(self, boundary: Boundary, hidden: int) -> None:
+        super().__init__()
+        self.boundary, self.hidden = boundary, hidden
+        self.passes = 0  # of the random choice; counts forward passes, the same on all workers
+        if boundary.method == "autoencoder":
+            code = kept(hidden, boundary.share)
+            basis = torch.linalg.qr(torch.randn(hidden, hidden, generator=torch.Generator().manual_seed(0)))[0]
+            self.encoder = nn.Parameter(basis[:, :code].clone())  # starts as a projection: W_d W_e keeps its subspace
+            self.decoder = nn.Parameter(basis[:, :code].T.clone())
+
+    def extra_repr(self) -> str:
+        """As torch prints modules."""
+        return f"{self.boundary.method}, hidden={self.hidden}"
+
+
+class AllReduced(Codec):
+    """Sum over tensor-parallel workers of compressed partial results; gradients go to every worker's own part."""
+
+    def __init__(self, boundary: Boundary, hidden: int, group: Any = None) -> None:
+        super().__init__(boundary, hidden)
+        self.group = group
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., hidden], this worker's part -> [..., hidden], the sum of all."""
+        self.passes += 1
+        match self.boundary.method:
+            case "autoencoder":
+                summed: Tensor = _Summed.apply(x @ self.encoder, self.group)  # type: ignore[no-untyped-call]
+                return summed @ self.decoder
+            case "none":
+                plain: Tensor = _Summed.apply(x, self.group)  # type: ignore[no-untyped-call]
+                return plain
+        lossy: Tensor = _Lossy.apply(x, self.boundary, self.passes, self.group)  # type: ignore[no-untyped-call]
+        return lossy
+
+
+class _Summed(torch.autograd.Function):
+    """All-reduce forward, identity backward (Megatron's g)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+        out = x.detach().clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(out, group=group)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return grads[0], None
+
+
+class Copied(torch.autograd.Function):
+    """Identity forward, all-reduce backward (Megatron's f)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        grad = grads[0].clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(grad, group=ctx.group)
+        return grad, None
+
+
+class _Lossy(torch.autograd.Function):
+    """Sum of everyone's chosen or rounded elements; gradients reach what was sent (rounding: straight through)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, boundary: Boundary, step: int, group: Any) -> Tensor:
+        workers = dist.get_world_size(group)
+        flat = x.detach().reshape(-1)
+        ctx.shape, ctx.chosen = x.shape, None
+        if boundary.method == "quantise":
+            levels = quantise(flat, boundary.bits)
+            head = torch.stack([levels.low, levels.step])
+            heads, codes = _gather(head, workers, group), _gather(levels.packed, workers, group)
+            out = torch.zeros_like(flat)
+            for each, packed in zip(heads, codes, strict=True):
+                out += dequantise(Levels(packed=packed, low=each[0], step=each[1], bits=levels.bits, shape=flat.shape))
+            return out.view(x.shape)
+        count = kept(flat.numel(), boundary.share)
+        if boundary.method == "randomk":
+            indices = random_indices(flat.numel(), count, step=step, bucket=0, device=flat.device)
+            values = flat[indices]
+            dist.all_reduce(values, group=group)
+            ctx.chosen = indices
+            return scattered(values, indices, flat.numel()).view(x.shape)
+        values, chosen = top_k(flat, count)
+        ctx.chosen = chosen
+        everyones = torch.cat(_gather(values, workers, group)), torch.cat(_gather(chosen, workers, group))
+        return scattered(*everyones, flat.numel()).view(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        if ctx.chosen is None:
+            return grads[0], None, None, None
+        flat = grads[0].reshape(-1)
+        grad = torch.zeros_like(flat)
+        grad[ctx.chosen] = flat[ctx.chosen]
+        return grad.view(ctx.shape), None, None, None
+
+
+def _gather(x: Tensor, workers: int, group: Any) -> list[Tensor]:
+    everyones = [torch.empty_like(x) for _ in range(workers)]
+    dist.all_gather(everyones, x, group=group)
+    return everyones
+
+
+class Sender(Codec):
+    """End of a pipeline stage: sends the compressed activation on, and takes its gradient back.
+
+    The result is a zero to call `backward` on: its gradient is what the next stage sends back.
+    """
+
+    def __init__(self, boundary: Boundary, hidden: int, to: int) -> None:
+        super().__init__(boundary, hidden)
+        self.stage = to
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., hidden] -> []."""
+        self.passes += 1
+        code = x @ self.encoder if self.boundary.method == "autoencoder" else x
+        end: Tensor = _Sent.apply(code, self.boundary, self.passes, self.stage)  # type: ignore[no-untyped-call]
+        return end
+
+
+class _Sent(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, code: Tensor, boundary: Boundary, step: int, to: int) -> Tensor:
+        ctx.shape, ctx.stage, ctx.boundary, ctx.indices = code.shape, to, boundary, None
+        parts = _encoded(code.detach(), boundary, step)
+        for part in parts:
+            dist.send(part, to)
+        if boundary.method in ("topk", "randomk"):
+            flat = code.numel()
+            ctx.indices = (
+                parts[1].long()
+                if boundary.method == "topk"
+                else random_indices(flat, kept(flat, boundary.share), step=step, bucket=0)
+            )
+        return code.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        grad = torch.zeros(ctx.shape)
+        if ctx.indices is not None:
+            values = torch.empty(ctx.indices.numel())
+            dist.recv(values, ctx.stage)
+            grad.view(-1)[ctx.indices] = values
+        elif ctx.boundary.method == "quantise":
+            grad = _received(ctx.shape, ctx.boundary, 0, ctx.stage)[0]
+        else:
+            dist.recv(grad, ctx.stage)
+        return grad, None, None, None
+
+
+class Receiver(Codec):
+    """Start of the next pipeline stage."""
+
+    def __init__(self, boundary: Boundary, hidden: int, sender: int) -> None:
+        super().__init__(boundary, hidden)
+        self.sender = sender
+        self.handle = nn.Parameter(torch.zeros(()))  # so that the activation has a gradient to send back
+
+    def forward(self, shape: torch.Size) -> Tensor:
+        """The activation of this shape that the stage before sends."""
+        self.passes += 1
+        if self.boundary.method == "autoencoder":
+            shape = torch.Size((*shape[:-1], self.decoder.shape[0]))
+        code: Tensor = _Received.apply(self.handle, shape, self.boundary, self.passes, self.sender)  # type: ignore[no-untyped-call]
+        return code @ self.decoder if self.boundary.method == "autoencoder" else code
+
+
+class _Received(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, handle: Tensor, shape: torch.Size, boundary: Boundary, step: int, sender: int) -> Tensor:
+        out, ctx.indices = _received(shape, boundary, step, sender)
+        ctx.sender, ctx.boundary = sender, boundary
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        grad = grads[0].contiguous()
+        if ctx.indices is not None:
+            dist.send(grad.view(-1)[ctx.indices], ctx.sender)
+        else:
+            for part in _encoded(grad, ctx.boundary, 0):
+                dist.send(part, ctx.sender)
+        return torch.zeros(()), None, None, None, None
+
+
+def _encoded(x: Tensor, boundary: Boundary, step: int) -> tuple[Tensor, ...]:
+    """What is sent of an activation or code."""
+    flat = x.reshape(-1).contiguous()
+    match boundary.method:
+        case "quantise":
+            levels = quantise(flat, boundary.bits)
+            return torch.stack([levels.low, levels.step]), levels.packed
+        case "topk":
+            return top_k(flat, kept(flat.numel(), boundary.share))
+        case "randomk":
+            return (flat[random_indices(flat.numel(), kept(flat.numel(), boundary.share), step=step, bucket=0)],)
+    return (x.contiguous(),)
+
+
+def _received(shape: torch.Size, boundary: Boundary, step: int, sender: int) -> tuple[Tensor, Tensor | None]:
+    """What `_encoded` was made of, and which elements were sent."""
+    elements = shape.numel()
+    if boundary.method == "quantise":
+        head, packed = torch.empty(2), torch.empty(ceil(elements * boundary.bits / 8), dtype=torch.uint8)
+        dist.recv(head, sender)
+        dist.recv(packed, sender)
+        return dequantise(Levels(packed=packed, low=head[0], step=head[1], bits=boundary.bits, shape=shape)), None
+    if boundary.method in ("topk", "randomk"):
+        count = kept(elements, boundary.share)
+        values = torch.empty(count)
+        dist.recv(values, sender)
+        if boundary.method == "topk":
+            indices = torch.empty(count, dtype=torch.int32)
+            dist.recv(indices, sender)
+        else:
+            indices = random_indices(elements, count, step=step, bucket=0)
+        return scattered(values, indices, elements).view(shape), indices.long()
+    out = torch.empty(shape)
+    dist.recv(out, sender)
+    return out, None
+
+
+class _Copy(nn.Module):
+    def __init__(self, group: Any) -> None:
+        super().__init__()
+        self.group = group
+
+    def forward(self, x: Tensor) -> Tensor:
+        copied: Tensor = Copied.apply(x, self.group)  # type: ignore[no-untyped-call]
+        return copied
+
+
+class Rows(nn.Linear):
+    """Output features of one worker of a linear layer, whose input all workers hold."""
+
+    def __init__(self, whole: nn.Linear, rank: int, workers: int) -> None:
+        weight = whole.weight.detach().chunk(workers)[rank].clone()
+        super().__init__(weight.shape[1], weight.shape[0], bias=whole.bias is not None)
+        self.weight = nn.Parameter(weight)
+        if whole.bias is not None:
+            self.bias = nn.Parameter(whole.bias.detach().chunk(workers)[rank].clone())
+        self.copied = _Copy(None)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[..., in] -> [..., out / workers]."""
+        return super().forward(self.copied(input))
+
+
+class Columns(nn.Linear):
+    """Input features of one worker of a linear layer; results are added up over the workers, then comes the bias."""
+
+    def __init__(self, whole: nn.Linear, rank: int, workers: int, boundary: Boundary) -> None:
+        weight = whole.weight.detach().chunk(workers, dim=1)[rank].clone()
+        super().__init__(weight.shape[1], weight.shape[0], bias=whole.bias is not None)
+        self.weight = nn.Parameter(weight)
+        if whole.bias is not None:
+            self.bias = nn.Parameter(whole.bias.detach().clone())
+        self.sum = AllReduced(boundary, weight.shape[0])
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[..., in / workers] -> [..., out]."""
+        out: Tensor = self.sum(input @ self.weight.T)
+        return out if self.bias is None else out + self.bias
+
+
+def coding(boundary: Boundary, rows: int, hidden: int, answers: int, *, encode: bool) -> Callable[[], object]:
+    """Encoding of an activation [rows, hidden], or decoding and adding up of so many, to be timed alone."""
+    torch.manual_seed(0)
+    x = torch.randn(rows, hidden)
+    codec = Codec(boundary, hidden)
+    if boundary.method == "autoencoder":
+        code = x @ codec.encoder
+        return (lambda: x @ codec.encoder) if encode else (lambda: code @ codec.decoder)
+    if encode:
+        return lambda: _encoded(x, boundary, 1)
+    parts = _encoded(x, boundary, 1)
+
+    def decode() -> Tensor:
+        flat = torch.zeros(x.numel())
+        for _ in range(answers):
+            if boundary.method == "quantise":
+                head, packed = parts
+                flat += dequantise(
+                    Levels(packed=packed, low=head[0], step=head[1], bits=boundary.bits, shape=flat.shape)
+                )
+            elif boundary.method == "topk":
+                flat.index_add_(0, parts[1], parts[0])
+            else:
+                flat[random_indices(flat.numel(), parts[0].numel(), step=1, bucket=0)] += parts[0]
+        return flat
+
+    return decode
