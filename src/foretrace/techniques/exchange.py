@@ -6,6 +6,7 @@ with others in flight, and the worker waits for it where it needs the result.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -16,14 +17,25 @@ import numpy.typing as npt
 
 from foretrace.cost.network import Cost
 from foretrace.graph.edit import remove
-from foretrace.graph.insert import HostTask, extend, insert_at
-from foretrace.graph.taskgraph import Change, EdgeKind, Lane, Phase, TaskGraph, TaskKind
+from foretrace.graph.insert import DeviceTask, HostTask, extend, insert_at
+from foretrace.graph.taskgraph import (
+    EDGE_COLUMNS,
+    TASK_COLUMNS,
+    Change,
+    EdgeKind,
+    Lane,
+    Phase,
+    TaskGraph,
+    TaskKind,
+)
 from foretrace.trace.trace import LaneKind
 
 Int64 = npt.NDArray[np.int64]
 
 WAIT = "wait for other workers"
-LINK = "exchange"  # label of the lane of messages that a technique put into a graph
+LAUNCH = "launch of a collective"
+COPIES = "gradients out of buckets"
+LINK = "exchange"  # label of the lane of messages that a technique put into a graph, or its first word
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -39,18 +51,27 @@ class Message:
     dur_ns: int
     wire_ns: int
     after: Int64
-    waits: Int64  # the worker waits for this message behind this host row
+    waits: Int64 | None  # the worker waits for it behind this host row; None: only messages that follow it do
     device: Int64 | None = None
     lag_ns: int = 0  # from its worker's arrival to that of the last one, and handing over
+    host_ns: int = 0  # what starting it takes on the host
+    link: str = LINK  # messages of one link queue behind each other
+    follows: tuple[int, ...] = ()  # numbers of messages of the same step that come before it
+    next_step: bool = False  # waited for in the step after it
+    priority: int = 0  # smaller goes first, where the link has no order
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Stop:
-    """Where the worker waits for messages, and what it does afterwards (copies results out of buffers)."""
+    """Where the worker waits for messages, and what it does afterwards (copies results out of buffers).
+
+    With `device` rows, what it does is a task on the device behind these rows and not work of the host.
+    """
 
     waits: Int64  # host row per step
     then_ns: int = 0
-    name: str = "gradients out of buckets"
+    name: str = COPIES
+    device: Int64 | None = None
 
 
 def timed(cost: Cost, *, scale: float = 1.0) -> int:
@@ -59,32 +80,53 @@ def timed(cost: Cost, *, scale: float = 1.0) -> int:
 
 
 def exchange(
-    graph: TaskGraph, messages: Sequence[Message], stops: Sequence[Stop], *, in_flight: int, technique: str
+    graph: TaskGraph,
+    messages: Sequence[Message],
+    stops: Sequence[Stop],
+    *,
+    in_flight: int,
+    technique: str,
+    ordered: bool = True,
 ) -> TaskGraph:
-    """The graph with these messages, in their order, at most `in_flight` at a time.
+    """The graph with these messages, in their order on every link, at most `in_flight` at a time.
 
-    Every message must wait at one of the `stops` (the same rows). On a device the first device task behind the stop
-    waits as well. Raises GraphError where a wait would come before its message.
+    Every message must wait at one of the `stops` (the same rows). In a recording of a device it is the first device
+    task behind the stop that waits, not the host. Links that are not `ordered` take the message that is there, by
+    priority. Raises GraphError where a wait would come before its message.
     """
-    steps = graph.n_steps
-    tasks, place = list[HostTask](), dict[tuple[int, int], int]()
+    steps, count = graph.n_steps, len(messages)
+    tasks, joins, starts = list[HostTask | DeviceTask](), dict[tuple[int, int], int](), dict[tuple[int, int], int]()
+    size = 0  # tasks so far; a device task comes with its call
+    for j, message in enumerate(messages):
+        for step in range(steps if message.host_ns else 0):
+            starts[j, step] = size
+            tasks.append(HostTask(after=int(message.after[step]), name=LAUNCH, dur_ns=message.host_ns))
+            size += 1
     for i, stop in enumerate(stops):
         for step in range(steps):
             row = int(stop.waits[step])
-            place[i, step] = len(tasks)
+            joins[i, step] = size
             tasks.append(HostTask(after=row, name=WAIT, dur_ns=0, kind=TaskKind.JOIN))
-            if stop.then_ns:
+            size += 1
+            if not stop.then_ns:
+                continue
+            if stop.device is not None and stop.device[step] >= 0:
+                behind = int(stop.device[step])
+                tasks.append(DeviceTask(after=behind, launched_after=row, name=stop.name, dur_ns=stop.then_ns))
+                size += 2
+            else:
                 tasks.append(HostTask(after=row, name=stop.name, dur_ns=stop.then_ns, phase=Phase.BACKWARD))
+                size += 1
     waiting, new = insert_at(graph, tasks, technique=technique)
-    old = len(graph)
+    old, n = len(graph), len(waiting)
     stop_of = {tuple(stop.waits.tolist()): i for i, stop in enumerate(stops)}
-    lane = len(waiting.lanes)
+    labels = tuple(dict.fromkeys(message.link for message in messages))
     rank = graph.lanes[graph.lane[graph.marks[0]]].rank
-    count = len(messages)
-    n = len(waiting)
     at = np.arange(count * steps).reshape(steps, count) + n  # message j of step i
-    names = {message.name: len(waiting.names) + i for i, message in enumerate(messages)}
+    names = {message.name: len(waiting.names) + i for i, message in enumerate({m.name: m for m in messages}.values())}
     src, dst, kind, lag, from_start = list[int](), list[int](), list[int](), list[int](), list[bool]()
+    behind_join: dict[int, int] = {}
+    launched = _Launched(waiting) if graph.on_device.any() else None
 
     def edge(u: int, v: int, why: EdgeKind, wait: int = 0, *, start: bool = False) -> None:
         src.append(u)
@@ -93,34 +135,44 @@ def exchange(
         lag.append(wait)
         from_start.append(start)
 
+    def waits(here: int, join: int) -> None:
+        if join not in behind_join:
+            behind_join[join] = launched.next_behind(join) if launched else -1
+        edge(here, behind_join[join] if behind_join[join] >= 0 else join, EdgeKind.COLLECTIVE)
+
     recorded = np.zeros((steps, count), dtype=np.int64)
     for step in range(steps):
         for j, message in enumerate(messages):
-            here, host = int(at[step, j]), int(new[message.after[step]])
-            edge(host, here, EdgeKind.LAUNCH, message.lag_ns)
+            here = int(at[step, j])
+            host = int(new[old + starts[j, step]] if message.host_ns else new[message.after[step]])
+            edge(host, here, EdgeKind.COLLECTIVE, message.lag_ns)
             recorded[step, j] = waiting.recorded[host] + waiting.dur[host]
             if message.device is not None and message.device[step] >= 0:
                 edge(int(new[message.device[step]]), here, EdgeKind.EVENT, message.lag_ns)
-            join = int(new[old + place[stop_of[tuple(message.waits.tolist())], step]])
-            edge(here, join, EdgeKind.COLLECTIVE)
-            if message.device is not None and (behind := _next_on_device(waiting, join)) >= 0:
-                edge(here, behind, EdgeKind.COLLECTIVE)
-    order = at.ravel().tolist()
-    wire = [message.wire_ns for message in messages] * steps
-    for (u, v), taken in zip(pairwise(order), wire, strict=False):
-        edge(u, v, EdgeKind.STREAM, taken, start=True)
-    for u, v in zip(order, order[in_flight:], strict=False):
-        edge(u, v, EdgeKind.STREAM)
-    size = count * steps
+            for former in message.follows:
+                edge(int(at[step, former]), here, EdgeKind.COLLECTIVE)
+            until = step + message.next_step
+            if message.waits is not None and until < steps:
+                waits(here, int(new[old + joins[stop_of[tuple(message.waits.tolist())], until]]))
+    by_link: dict[str, list[tuple[int, int]]] = defaultdict(list)  # (row, time that the link is taken)
+    for step in range(steps):
+        for j, message in enumerate(messages):
+            by_link[message.link].append((int(at[step, j]), message.wire_ns))
+    for queue in by_link.values() if ordered else ():
+        for (u, taken), (v, _) in pairwise(queue):
+            edge(u, v, EdgeKind.STREAM, taken, start=True)
+        for (u, _), (v, _) in zip(queue, queue[in_flight:], strict=False):
+            edge(u, v, EdgeKind.STREAM)
+    lane = {label: len(waiting.lanes) + i for i, label in enumerate(labels)}
     columns: dict[str, npt.NDArray[Any]] = {
-        "kind": np.full(size, TaskKind.COLLECTIVE, dtype=np.uint8),
-        "phase": np.full(size, Phase.BACKWARD, dtype=np.uint8),
-        "lane": np.full(size, lane, dtype=np.int32),
+        "kind": np.full(count * steps, TaskKind.COLLECTIVE, dtype=np.uint8),
+        "lane": np.tile([lane[message.link] for message in messages], steps),
         "name": np.tile([names[message.name] for message in messages], steps),
         "step": np.repeat(np.arange(steps), count),
         "dur": np.tile([message.dur_ns for message in messages], steps),
         "recorded": np.maximum.accumulate(recorded.ravel()),
         "nbytes": np.tile([message.nbytes for message in messages], steps),
+        "priority": np.tile([message.priority for message in messages], steps),
     }
     total = sum(message.nbytes for message in messages)
     what = f"put {count} message{'s' * (count != 1)} of {total / 1e6:.4g} MB in all into every step"
@@ -131,26 +183,58 @@ def exchange(
         "lag": np.array(lag),
         "from_start": np.array(from_start),
     }
-    added = Lane(rank=rank, kind=LaneKind.LINK, label=LINK)
-    change = Change(technique=technique, what=what, tasks=size)
-    return extend(waiting, columns, edges, names=tuple(names), lanes=(added,), change=change)[0]
+    slots = 1 if ordered else in_flight
+    lanes = [Lane(rank=rank, kind=LaneKind.LINK, label=label, ordered=ordered, slots=slots) for label in labels]
+    change = Change(technique=technique, what=what, tasks=count * steps)
+    return extend(waiting, columns, edges, names=tuple(names), lanes=lanes, change=change)[0]
 
 
 def without_exchange(graph: TaskGraph, technique: str) -> TaskGraph:
     """The graph without the messages and waits that `exchange` put into it; as it is where there are none."""
-    lanes = [i for i, lane in enumerate(graph.lanes) if lane.kind == LaneKind.LINK and lane.label == LINK]
-    added = {WAIT, Stop.__dataclass_fields__["name"].default}
-    named = np.array([name in added for name in graph.names], dtype=np.bool_)[graph.name]
-    mask = (np.isin(graph.lane, lanes) | named) & ~graph.gone
-    if not mask.any():
+    lanes = [i for i, lane in enumerate(graph.lanes) if lane.kind == LaneKind.LINK and lane.label.split()[:1] == [LINK]]
+    message = np.isin(graph.lane, lanes)
+    if not message.any():
         return graph
-    gone = remove(graph, mask, technique=technique)
-    freed = tuple(replace(lane, label="") if i in lanes else lane for i, lane in enumerate(gone.lanes))
-    return replace(gone, lanes=freed)
+    kept = _without(graph, message, set(lanes))
+    count = int(message.sum())
+    kept = kept.noted(Change(technique=technique, what=f"took {count} messages out", tasks=count))
+    named = np.array([name in (WAIT, LAUNCH, COPIES) for name in kept.names], dtype=np.bool_)[kept.name]
+    return remove(kept, named & ~kept.gone, technique=technique)
 
 
-def _next_on_device(graph: TaskGraph, row: int) -> int:
-    """The first device task launched behind a host row on its thread; −1 if there is none."""
-    edges = np.flatnonzero((graph.edge_kind == EdgeKind.LAUNCH) & (graph.lane[graph.src] == graph.lane[row]))
-    later = edges[graph.src[edges] > row]
-    return int(graph.dst[later[np.argmin(graph.src[later])]]) if len(later) else -1
+def _without(graph: TaskGraph, mask: npt.NDArray[np.bool_], lanes: set[int]) -> TaskGraph:
+    """The graph without these rows, all their edges and these lanes, which hold nothing else."""
+    place = np.cumsum(~mask) - 1
+    number = np.cumsum([i not in lanes for i in range(len(graph.lanes))]) - 1
+    dst = graph.dst
+    edges = ~(mask[graph.src] | mask[dst])
+    columns: dict[str, Any] = {key: getattr(graph, key)[~mask] for key in TASK_COLUMNS}
+    columns["lane"] = number[columns["lane"]].astype(np.int32)
+    columns |= {key: getattr(graph, key)[edges] for key in EDGE_COLUMNS}
+    columns["src"] = place[columns["src"]].astype(np.int32)
+    in_ptr = np.zeros(len(columns["kind"]) + 1, dtype=np.int64)
+    np.cumsum(np.bincount(place[dst[edges]], minlength=len(in_ptr) - 1), out=in_ptr[1:])
+    return replace(
+        graph,
+        **columns,
+        in_ptr=in_ptr,
+        marks=place[graph.marks].astype(np.int32),
+        lanes=tuple(lane for i, lane in enumerate(graph.lanes) if i not in lanes),
+    )
+
+
+class _Launched:
+    """What threads launch on the device, in their order."""
+
+    def __init__(self, graph: TaskGraph) -> None:
+        edges = np.flatnonzero((graph.edge_kind == EdgeKind.LAUNCH) & ~graph.gone[graph.dst])
+        edges = edges[np.lexsort((graph.src[edges], graph.lane[graph.src[edges]]))]
+        self._lane, self._src, self._dst = graph.lane, graph.src[edges], graph.dst[edges]
+        self._lane_of = graph.lane[self._src]
+
+    def next_behind(self, row: int) -> int:
+        """The first device task launched behind a host row on its thread; −1 if there is none."""
+        lane = self._lane[row]
+        first, last = np.searchsorted(self._lane_of, [lane, lane + 1])
+        place = first + np.searchsorted(self._src[first:last], row, side="right")
+        return int(self._dst[place]) if place < last else -1

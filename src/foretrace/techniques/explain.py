@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from foretrace.graph.taskgraph import EdgeKind, Phase, TaskGraph, TaskKind
+from foretrace.simulate.breakdown import over_ranks
 from foretrace.simulate.timeline import Timeline
+from foretrace.trace.trace import LaneKind
 
 _SHOWN = 0.1  # parts below this share of the step are left out
 _WAITS = {
@@ -40,7 +42,7 @@ def path_parts(timeline: Timeline) -> tuple[PathPart, ...]:
         waited = int(path.lag_ns[i] + path.delay_ns[i])
         name = label
         if path.reason[i] < len(EdgeKind) and waited > 0:
-            name = _WAITS.get(EdgeKind(int(path.reason[i])), label)
+            name = _wait(graph, int(path.task[i]), EdgeKind(int(path.reason[i])), label)
         for part, spent in ((name, waited), (label, int(path.work_ns[i]))):
             time[part] = time.get(part, 0) + spent
             if spent > 0 and timeline.start[path.task[i]] >= middle:
@@ -67,17 +69,24 @@ def why_not_more(timeline: Timeline) -> str:
     graph = timeline.graph
     if not graph.on_device.any():
         return said
-    waits = timeline.breakdown().mean_s()["launch_bound"]
+    waits = over_ranks(graph, timeline.start, timeline.end).mean_s()["launch_bound"]
     if waits >= _SHOWN * total:
         said += f"; the device waits {_milli(waits)} per step for launches"
     return said
+
+
+def _wait(graph: TaskGraph, row: int, why: EdgeKind, label: str) -> str:
+    """What a task waited for, beyond the end of its predecessor."""
+    if graph.lanes[graph.lane[row]].kind == LaneKind.LINK:  # a message: for the link, or for those it is sent to
+        return "communication" if why == EdgeKind.STREAM else "waiting for other workers"
+    return _WAITS.get(why, label)
 
 
 def _label(graph: TaskGraph, row: int) -> str:
     kind, phase = TaskKind(int(graph.kind[row])), Phase(int(graph.phase[row]))
     if kind == TaskKind.DATA or phase == Phase.DATA:
         return "data loading"
-    if kind == TaskKind.COLLECTIVE:
+    if kind == TaskKind.COLLECTIVE or graph.lanes[graph.lane[row]].kind == LaneKind.LINK:
         return "communication"
     if kind in (TaskKind.COPY, TaskKind.MEMSET):
         return "copies"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -10,8 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.cost.operator import Operator
-from foretrace.graph.taskgraph import EdgeKind, Phase, TaskGraph
+from foretrace.graph.taskgraph import EdgeKind, Phase, TaskGraph, TaskKind
+from foretrace.simulate.replay import replay
 from foretrace.techniques.batching import micro_batches
+from foretrace.techniques.blocks import layer_prefixes, recorded_modules
 
 Int64 = npt.NDArray[np.int64]
 
@@ -82,7 +85,7 @@ def _accumulated(graph: TaskGraph) -> tuple[Gradient, ...]:
             return ()
         operator = Operator(_ACCUMULATE, graph.shapes[graph.shape[row]])
         shapes.append(tuple(int(n) for n in operator.dims[0]))
-        sizes.append(BYTES.get(operator.types[0], 4))
+        sizes.append(BYTES.get(operator.types[0].lower(), 4))
     known = _order(graph, shapes)
     parameters = graph.info.recording.get("parameters", [])
     return tuple(
@@ -118,23 +121,10 @@ def _observed(graph: TaskGraph) -> tuple[Gradient, ...]:
     observed = list({int(index): (int(index), float(time)) for index, time in observed}.values())
     times = np.array([time for _, time in observed])
     share = (times - times.min()) / max(float(np.ptp(times)), 1.0)
-    ready, device = (np.full((len(observed), graph.n_steps), -1, dtype=np.int64) for _ in range(2))
-    host_rows = (graph.phase == Phase.BACKWARD) & ~graph.on_device & ~graph.gone
-    launch = np.flatnonzero((graph.edge_kind == EdgeKind.LAUNCH) & (graph.phase[graph.dst] == Phase.BACKWARD))
-    for step in range(graph.n_steps):
-        host = np.flatnonzero(host_rows & (graph.step == step))
-        if not len(host):
-            return ()
-        begin, end = graph.recorded[host], graph.recorded[host] + graph.dur[host]
-        at = begin.min() + share * (end.max() - begin.min())
-        order = np.argsort(end, kind="stable")
-        ready[:, step] = host[order[np.clip(np.searchsorted(end[order], at), 0, len(host) - 1)]]
-        mine = launch[np.isin(graph.src[launch], host)]
-        if len(mine):
-            called = graph.recorded[graph.src[mine]]
-            by_call = np.argsort(called, kind="stable")
-            place = np.clip(np.searchsorted(called[by_call], at, side="right") - 1, 0, None)
-            device[:, step] = graph.dst[mine[by_call]][place]
+    places = _places(graph, Phase.BACKWARD, share)
+    if places is None:
+        return ()
+    ready, device = places
     found = [
         Gradient(
             name=str(parameters[index]["name"]),
@@ -147,3 +137,111 @@ def _observed(graph: TaskGraph) -> tuple[Gradient, ...]:
         for i, (index, _) in enumerate(observed)
     ]
     return tuple(found[i] for i in np.argsort(times, kind="stable"))
+
+
+PIECES = 64  # of the gradients of a recording that does not show them
+
+
+def spread_gradients(graph: TaskGraph, nbytes: float, *, skew: float = 1.0) -> tuple[Gradient, ...]:
+    """Gradients of `nbytes` in all for a recording that does not show them; empty where it has no backward pass.
+
+    They come in 64 equal pieces of float32; a share x of them is ready after the share x ** skew of the pass.
+    """
+    share = (np.arange(1, PIECES + 1) / PIECES) ** skew
+    places = _places(graph, Phase.BACKWARD, share)
+    if places is None:
+        return ()
+    ready, device = places
+    elements = max(round(nbytes / 4 / PIECES), 1)
+    return tuple(
+        Gradient(name="", parameter=-1, shape=(elements,), itemsize=4, ready=ready[i], device=device[i])
+        for i in range(PIECES)
+    )
+
+
+def first_uses(graph: TaskGraph, gradients: Sequence[Gradient]) -> Int64:
+    """Per gradient (rows) and step (columns) the host row that first uses its parameter in the forward pass.
+
+    Where the recording names the layers of modules, those tell; else the forward pass is taken to use parameters in
+    the order opposite to that of the gradients, at mirrored times. −1 where a step shows no forward pass.
+    """
+    steps = graph.n_steps
+    found = np.full((len(gradients), steps), -1, dtype=np.int64)
+    forward = (graph.phase == Phase.FORWARD) & ~graph.on_device & ~graph.gone
+    layers = _layer_of_parameters(graph, gradients)
+    for i, mine in enumerate(layers):
+        rows = np.flatnonzero(forward & np.isin(graph.layer, mine)) if mine else ()
+        for row in reversed(list(rows)):
+            if graph.step[row] >= 0:
+                found[i, graph.step[row]] = row
+    start, end = replay(graph)
+    backward = (graph.phase == Phase.BACKWARD) & ~graph.on_device & ~graph.gone
+    for step in range(steps):
+        host = np.flatnonzero(forward & (graph.step == step))
+        back = np.flatnonzero(backward & (graph.step == step))
+        missing = np.flatnonzero(found[:, step] < 0)
+        if not len(host) or not len(back) or not len(missing):
+            continue
+        ready = np.array([end[gradients[i].ready[step]] for i in missing.tolist()])
+        late = (ready - start[back].min()) / max(int(end[back].max() - start[back].min()), 1)
+        at = start[host].min() + (1 - np.clip(late, 0, 1)) * (end[host].max() - start[host].min())
+        found[missing, step] = host[np.clip(np.searchsorted(start[host], at, side="right") - 1, 0, len(host) - 1)]
+    return found
+
+
+def _layer_of_parameters(graph: TaskGraph, gradients: Sequence[Gradient]) -> list[list[int]]:
+    """Per gradient the indices of the layers of the module that holds its parameter; empty where unknown."""
+    facts = graph.info.recording
+    modules = {(each.root, each.path): each for each in recorded_modules(facts.get("modules", []))}
+    paths = [each.name.rpartition(".")[0] for each in gradients]
+    held = {path: modules[0, path] for path in set(paths) if (0, path) in modules}
+    chosen = list(held.values())
+    layers = dict(zip(held, layer_prefixes(chosen, facts, graph.layers), strict=True)) if chosen else {}
+    return [layers.get(path, []) if each.name else [] for path, each in zip(paths, gradients, strict=True)]
+
+
+def row_before(graph: TaskGraph, rows: Int64) -> Int64:
+    """The task ahead of each of these on its lane, that it starts behind; −1 for the first one."""
+    found = np.full(rows.shape, -1, dtype=np.int64)
+    for index in np.ndindex(rows.shape):
+        row = int(rows[index])
+        if row >= 0:
+            lane = np.flatnonzero(graph.lane[:row] == graph.lane[row])
+            found[index] = lane[-1] if len(lane) else -1
+    return found
+
+
+def last_backward(graph: TaskGraph) -> Int64 | None:
+    """The last host row of the backward pass of every step; None where a step has none."""
+    host = (graph.phase == Phase.BACKWARD) & ~graph.on_device & ~graph.gone & (graph.kind != TaskKind.JOIN)
+    rows = [np.flatnonzero(host & (graph.step == step)) for step in range(graph.n_steps)]
+    return np.array([each[-1] for each in rows]) if all(len(each) for each in rows) else None
+
+
+def _places(graph: TaskGraph, phase: Phase, share: npt.NDArray[np.float64]) -> tuple[Int64, Int64] | None:
+    """Host and device rows (shares x steps) at whose end these shares of a phase are over; None where it is missing.
+
+    With micro-batches it is the last run of that phase in a step.
+    """
+    start, end = replay(graph)
+    ready, device = (np.full((len(share), graph.n_steps), -1, dtype=np.int64) for _ in range(2))
+    host_rows = ~graph.on_device & ~graph.gone & ~np.isin(graph.kind, (TaskKind.MARK, TaskKind.JOIN))
+    launch = np.flatnonzero((graph.edge_kind == EdgeKind.LAUNCH) & (graph.phase[graph.dst] == phase))
+    launch = launch[~graph.gone[graph.dst[launch]]]
+    micro = micro_batches(graph)
+    for step in range(graph.n_steps):
+        host = np.flatnonzero(host_rows & (graph.phase == phase) & (graph.step == step))
+        host = host[len(host) - len(host) // micro :]
+        if not len(host):
+            return None
+        at = start[host].min() + share * (end[host].max() - start[host].min())
+        order = np.argsort(end[host], kind="stable")
+        place = np.searchsorted(end[host][order], at.astype(np.int64))
+        ready[:, step] = host[order[np.clip(place, 0, len(host) - 1)]]
+        mine = launch[np.isin(graph.src[launch], host)]
+        if len(mine):
+            called = start[graph.src[mine]]
+            by_call = np.argsort(called, kind="stable")
+            place = np.clip(np.searchsorted(called[by_call], at, side="right") - 1, 0, None)
+            device[:, step] = graph.dst[mine[by_call]][place]
+    return ready, device

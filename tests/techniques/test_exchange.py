@@ -1,0 +1,112 @@
+"""Messages on links: order, in flight, chains, and where they are waited for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from foretrace.errors import GraphError
+from foretrace.graph.taskgraph import Phase, TaskGraph
+from foretrace.simulate.timeline import simulate
+from foretrace.techniques.exchange import Message, Stop, exchange, without_exchange
+from foretrace.techniques.gradients import find_gradients
+from foretrace.testing.technique import check_valid
+from tests.techniques.backward import Backward
+from tests.techniques.test_data_parallel import messages
+
+MS = 1_000_000
+
+
+def graph_of(count: int) -> TaskGraph:
+    """Forward `count` ms, a gradient every 2 ms, update 1 ms."""
+    return Backward(elements=[1000] * count).graph()
+
+
+def plain(graph: TaskGraph, dur_ms: float, wire_ms: float) -> tuple[list[Message], Stop]:
+    """One message per gradient, all waited for at the end of the backward pass."""
+    gradients = find_gradients(graph)
+    last = gradients[-1].ready
+    made = [
+        Message(
+            name=f"message {i}",
+            nbytes=8,
+            dur_ns=round(dur_ms * MS),
+            wire_ns=round(wire_ms * MS),
+            after=each.ready,
+            waits=last,
+        )
+        for i, each in enumerate(gradients)
+    ]
+    return made, Stop(waits=last)
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "wire_ms", "ends"),
+    [
+        (1, 5, [10, 15, 20]),  # ready at 5, 7 and 9; each waits for the one before
+        (2, 5, [10, 15, 20]),  # the link is taken all the time: two in flight gain nothing
+        (2, 1, [10, 12, 15]),  # 4 of 5 ms leave the link free: the second starts at once, the third when the first ends
+        (3, 1, [10, 12, 14]),
+    ],
+)
+def test_links_are_shared_as_said(in_flight: int, wire_ms: float, ends: list[int]) -> None:
+    graph = graph_of(3)
+    made, stop = plain(graph, 5, wire_ms)
+    after = exchange(graph, made, [stop], in_flight=in_flight, technique="test")
+    check_valid(after)
+    assert [end for _, _, end in messages(simulate(after))] == ends
+
+
+def test_links_do_not_wait_for_each_other_but_chains_do() -> None:
+    graph = graph_of(2)
+    made, stop = plain(graph, 3, 3)
+    first = replace(made[0], link="exchange near", waits=None)
+    second = replace(made[0], name="second part", link="exchange far", follows=(0,))
+    other = replace(made[1], link="exchange near")
+    after = exchange(graph, [first, second, other], [stop], in_flight=1, technique="test")
+    check_valid(after)
+    # Forward 2 ms, gradients at 4 and 6.
+    assert sorted(messages(simulate(after))) == [("message 0", 4, 7), ("message 1", 7, 10), ("second part", 7, 10)]
+    assert simulate(after).step_times_ns.tolist() == [11 * MS] * 4
+    bare = without_exchange(after, "test")
+    assert bare.lanes == graph.lanes and simulate(bare).step_times_ns.tolist() == [7 * MS] * 4
+
+
+def test_without_an_order_the_smallest_number_goes_first() -> None:
+    graph = graph_of(3)
+    made, stop = plain(graph, 6, 6)
+    urgent = [replace(each, priority=-i) for i, each in enumerate(made)]
+    after = exchange(graph, urgent, [stop], in_flight=1, technique="test", ordered=False)
+    check_valid(after)
+    assert [name for name, _, _ in messages(simulate(after))] == ["message 0", "message 2", "message 1"]
+
+
+def test_the_next_step_can_wait() -> None:
+    graph = graph_of(1)
+    made, _ = plain(graph, 10, 10)
+    forward = np.flatnonzero(graph.phase == Phase.FORWARD)
+    stop = Stop(waits=forward.astype(np.int64))
+    later = replace(made[0], waits=stop.waits, next_step=True)
+    result = simulate(exchange(graph, [later], [stop], in_flight=1, technique="test"))
+    # Forward 1, backward 2, update 1; the message begins at 3 and its result is needed 1 ms into the next step.
+    assert result.step_times_ns.tolist() == [4 * MS, 12 * MS, 12 * MS, 12 * MS]
+
+
+def test_host_time_lag_and_what_follows_a_wait() -> None:
+    graph = graph_of(1)
+    made, stop = plain(graph, 2, 2)
+    dear = replace(made[0], host_ns=1 * MS, lag_ns=3 * MS)
+    after = exchange(graph, [dear], [replace(stop, then_ns=4 * MS)], in_flight=1, technique="test")
+    assert messages(simulate(after)) == [("message 0", 7, 9)]
+    assert simulate(after).step_times_ns.tolist() == [(9 + 4 + 1) * MS] * 4
+
+
+def test_a_wait_before_its_message_is_a_cycle() -> None:
+    graph = graph_of(2)
+    made, stop = plain(graph, 1, 1)
+    early = find_gradients(graph)[0].ready
+    late = replace(made[1], waits=early)
+    with pytest.raises(GraphError, match="cycle"):
+        exchange(graph, [late], [replace(stop, waits=early)], in_flight=1, technique="test")
