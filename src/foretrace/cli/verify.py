@@ -83,7 +83,7 @@ def verify(
     if kept is not None:
         kept.check()
     try:
-        with _progress() as tell:
+        with progress() as tell:
             outcome = run(job, tell)
     except ScriptError as error:
         print(error.trace, file=sys.stderr, end="")
@@ -98,7 +98,7 @@ def verify(
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[str, float], None] | None]:
+def progress() -> Iterator[Callable[[str, float], None] | None]:
     """A bar on standard error that says what is being done; None where nobody watches."""
     if not sys.stderr.isatty():
         yield None

@@ -70,7 +70,7 @@ def measure(job: Job, tell: Tell) -> Outcome:
     gc.freeze()  # what was imported so far is not walked in the middle of a step
 
     tell("recording the baseline", 0.05)
-    recorded, attempts = _recorded_calmly(training, job, tell)
+    recorded, attempts = recorded_calmly(training, job, tell)
     tell("building the graph", 0.2)
     graph = unprofiled(build(recorded, None))
     tell("timing operators alone", 0.25)
@@ -155,7 +155,7 @@ def _kept(job: Job, arm: str) -> Path | None:
     return Path(job.keep) / arm if job.keep else None
 
 
-def _recorded_calmly(training: Training, job: Job, tell: Tell) -> tuple[Trace, int]:
+def recorded_calmly(training: Training, job: Job, tell: Tell) -> tuple[Trace, int]:
     """The baseline's recording that others disturbed least, of at most _RECORDINGS, and how many were made.
 
     A prediction is as good as the recording that it starts from; what others take of caches and frequency lengthens
@@ -163,7 +163,7 @@ def _recorded_calmly(training: Training, job: Job, tell: Tell) -> tuple[Trace, i
     """
     found: list[tuple[float, Trace]] = []
     for number in range(_RECORDINGS):
-        trace = _record(training.copied(), steps=job.steps, keep=_kept(job, "before"))
+        trace = recording_of(training.copied(), steps=job.steps, keep=_kept(job, "before"))
         found.append((_unrest(trace), trace))
         if found[-1][0] <= _CALM or job.threads > 1 or waits(training) or job.keep:
             break
@@ -182,7 +182,7 @@ def _unrest(trace: Trace) -> float:
     return max(spread)
 
 
-def _record(training: Training, *, steps: int = 0, brief: bool = False, keep: Path | None = None) -> Trace:
+def recording_of(training: Training, *, steps: int = 0, brief: bool = False, keep: Path | None = None) -> Trace:
     """A recording of the training, read; a `brief` one is enough to compare layers. It stays in `keep`, if given."""
     trained = training.steps()
     next(trained, None)  # first allocations
@@ -231,7 +231,7 @@ def _residual(
 ) -> tuple[tuple[Residual, ...], float, tuple[str, ...]]:
     """Where the recorded treated step differs from the predicted one, largest first; its length; what went wrong."""
     try:
-        recorded: Timeline = simulate(unprofiled(build(_record(treated, brief=True, keep=keep), None)))
+        recorded: Timeline = simulate(unprofiled(build(recording_of(treated, brief=True, keep=keep), None)))
         rows = compare(predicted.after, recorded).rows
     except ForetraceError as error:
         return (), 0.0, (f"The residual is not attributed: {error}",)
@@ -283,29 +283,14 @@ def _outcome(
     uncertain = statistics.too_uncertain(list(used.values()), measured, clock)
     if clock == "wall" and free < 0.9 * needed:
         uncertain = f"the arms need {needed} cores and the machine had {free:.1f} left"
-    versions = {"python": platform.python_version(), "torch": _torch_version(), "foretrace": _version()}
     info = predicted.before.graph.info
     return Outcome(
         job=job,
         techniques=tuple(str(each) for each in techniques),
-        parameters={each.name: _parameters(each) for each in techniques},
+        parameters={each.name: parameters_of(each) for each in techniques},
         recorded_s=predicted.before_s,
         predicted=foretold,
-        assumptions=tuple(
-            Assumed(
-                technique=each.assumption.technique,
-                name=each.assumption.name,
-                value=each.assumption.value,
-                low=each.assumption.low,
-                high=each.assumption.high,
-                unit=each.assumption.unit,
-                why=each.assumption.why,
-                flag=each.assumption.flag,
-                step_at_low_s=each.at_low_s,
-                step_at_high_s=each.at_high_s,
-            )
-            for each in predicted.assumptions
-        ),
+        assumptions=assumed(predicted),
         measured=measured,
         same=same,
         before=used["before"],
@@ -332,10 +317,29 @@ def _outcome(
         free_cores=free,
         machine=dict(info.recording.get("machine") or {}),
         device=str((info.recording.get("device") or {}).get("name") or training.device),
-        versions=versions,
+        versions=versions(),
         allocator=cores.allocator(),
         notes=(*notes, *info.notes),
         took_s=took_s,
+    )
+
+
+def assumed(predicted: WhatIf) -> tuple[Assumed, ...]:
+    """What a prediction rests on, those that matter most first."""
+    return tuple(
+        Assumed(
+            technique=each.assumption.technique,
+            name=each.assumption.name,
+            value=each.assumption.value,
+            low=each.assumption.low,
+            high=each.assumption.high,
+            unit=each.assumption.unit,
+            why=each.assumption.why,
+            flag=each.assumption.flag,
+            step_at_low_s=each.at_low_s,
+            step_at_high_s=each.at_high_s,
+        )
+        for each in predicted.assumptions
     )
 
 
@@ -348,19 +352,20 @@ def _finite(losses: Sequence[float]) -> tuple[float | None, ...]:
     return tuple(loss if math.isfinite(loss) else None for loss in losses)
 
 
-def _parameters(technique: Technique) -> dict[str, Any]:
+def parameters_of(technique: Technique) -> dict[str, Any]:
     """What the user decided, and what was left at its default; priors only where they were replaced."""
     values = {each.name: (getattr(technique, each.field), each.default) for each in technique.parameters()}
     return {name: value for name, (value, default) in values.items() if value is not None or default is not None}
 
 
-def _torch_version() -> str:
-    import torch
-
-    return str(torch.__version__)
-
-
-def _version() -> str:
+def versions() -> dict[str, str]:
+    """Of Python, PyTorch and foretrace."""
     from importlib.metadata import version
 
-    return version("foretrace")
+    import torch
+
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "foretrace": version("foretrace"),
+    }

@@ -26,7 +26,7 @@ USERS_STAGES = ("making the training", "recording the baseline")
 
 def main() -> int:
     """Read one job, run it and say how it ended; 0 if a message says so, whatever it is."""
-    inbox, out = _streams()
+    inbox, out = streams()
     line = inbox.readline()
     if not line:
         return 1
@@ -75,7 +75,7 @@ def _is_the_users(error: Exception, job: Job, during: str) -> bool:
     return during in USERS_STAGES or any(Path(frame.filename).resolve() == script for frame in frames)
 
 
-def _streams() -> tuple[FileIO, BufferedWriter]:
+def streams() -> tuple[FileIO, BufferedWriter]:
     """Our ends of the two pipes; what the job itself prints goes to standard error, and it has nothing to read."""
     inbox, out = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)

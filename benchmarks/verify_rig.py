@@ -1,0 +1,146 @@
+"""Verify predictions for several workers on real processes and shaped links, and keep every row: data/ledger.jsonl.
+
+    python benchmarks/verify_rig.py [--only PART ...] [--again] [--list]
+
+A session of the plan is one rig: its link is calibrated, one worker is recorded alone, all arms are predicted and then
+run interleaved. Rows are added after each session, so that an interruption (Ctrl-C, a kill) loses one session at most;
+conclusive rows that are there are kept unless `--again`. PART keeps the plan to sessions whose name contains it. It
+needs root (`foretrace rig check`), takes a quarter of an hour in all, and nothing else should use the cores meanwhile.
+`python benchmarks/accuracy.py ledger` writes the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from foretrace.errors import ForetraceError
+from foretrace.rig import netns
+from foretrace.rig.job import Job, Outcome
+from foretrace.rig.judge import rows_of, setting
+from foretrace.rig.measure import completed, verify
+from foretrace.rig.processes import RigError
+from foretrace.techniques.arguments import parse_all
+from foretrace.verify.ledger import Ledger, Row
+from foretrace.verify.statistics import Verdict
+
+DATA = Path(__file__).parent / "data"
+ROWS = DATA / "ledger.jsonl"
+
+CAPS = tuple((f"data-parallel bucket_mb={cap}",) for cap in ("0.5", "1", "2", "4", "8", "25"))
+LARGE_CAPS = CAPS[3:]  # smaller buckets among more than two workers wait for the scheduler of two cores
+PLAIN = ("data-parallel bucket_mb=4",)
+
+
+def compressed(method: str) -> tuple[str, ...]:
+    """Data-parallel with a communication hook."""
+    return (*PLAIN, f"gradient-compression method={method}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """One rig of the plan."""
+
+    name: str
+    job: Job
+
+
+def session(name: str, work: str, link: str, arms: Sequence[tuple[str, ...]], *, workers: int = 2) -> Session:
+    """A session with as few rounds as a verdict needs."""
+    job = Job(work=work, link=link, workers=workers, arms=tuple(arms), seconds=20.0)
+    return Session(name=f"{name} {work} {link} x{workers}", job=job)
+
+
+HOOKS = (PLAIN, compressed("fp16"), compressed("powersgd"))
+PLAN: tuple[Session, ...] = (
+    *(session("caps", "24x0.5mb/10ms", link, CAPS) for link in ("1gbit", "300mbit", "100mbit")),
+    session("default-buckets", "12x1mb/20ms", "300mbit", [("data-parallel",)]),
+    *(session("hooks", "12x1mb/20ms", link, HOOKS) for link in ("200mbit", "500mbit")),
+    *(session("partial-backprop", "12x1mb/20ms/5ms", link, [("partial-backprop",)]) for link in ("300mbit", "1gbit")),
+    session("more-workers", "12x1mb/20ms", "300mbit", LARGE_CAPS, workers=4),
+    *(session("real-compute", model, "300mbit", [("data-parallel",)]) for model in ("resnet50", "bert", "vgg11")),
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", nargs="+", default=[], metavar="PART", help="sessions whose name contains a part")
+    parser.add_argument("--again", action="store_true", help="run what has conclusive rows, too")
+    parser.add_argument("--list", action="store_true", help="name the sessions and what is left of them, and stop")
+    chosen = parser.parse_args(arguments)
+    plan = [each for each in PLAN if not chosen.only or any(part in each.name for part in chosen.only)]
+    if not plan:
+        parser.error(f"no session contains {' or '.join(chosen.only)}; see --list.")
+    ledger = Ledger(DATA / "ledger.sqlite")
+    if ROWS.exists():
+        ledger.import_jsonl(ROWS)
+    rows = ledger.rows() if ledger.path.is_file() else ()
+    todo = [each if chosen.again else replace(each, job=left(each.job, rows)) for each in plan]
+    if chosen.list:
+        for each in todo:
+            print(f"{each.name}: {len(each.job.arms)} arms left")
+        return 0
+    netns.require()
+    failed = 0
+    for number, each in enumerate(todo, start=1):
+        if not each.job.arms:
+            continue
+        began = time.monotonic()
+        print(f"{number}/{len(todo)} {each.name}", flush=True)
+        try:
+            outcome = verify(each.job)
+        except (ForetraceError, RigError) as error:
+            failed += 1
+            print(f"  failed: {error}", flush=True)
+            continue
+        ledger.add(rows_of(outcome))
+        ledger.export(ROWS)
+        print(summary(outcome), f"  {time.monotonic() - began:.0f} s", sep="\n", flush=True)
+    return int(failed > 0)
+
+
+def left(job: Job, rows: Sequence[Row]) -> Job:
+    """The job without the arms that have a conclusive row."""
+    done = {
+        row.techniques
+        for row in rows
+        if row.model == job.work and row.size == setting(job) and row.verdict != Verdict.INCONCLUSIVE
+    }
+    return replace_arms(job, [arm for arm in job.arms if written(arm, job) not in done])
+
+
+def written(arm: Sequence[str], job: Job) -> str:
+    """Techniques as a row has them; as they stand where this foretrace does not know one."""
+    try:
+        return " + ".join(str(each) for each in parse_all(completed(arm, job.workers, job.link)))
+    except ForetraceError:
+        return " + ".join(arm)
+
+
+def replace_arms(job: Job, arms: Sequence[tuple[str, ...]]) -> Job:
+    from msgspec.structs import replace as with_fields
+
+    return with_fields(job, arms=tuple(arms))
+
+
+def summary(outcome: Outcome) -> str:
+    """A line per arm."""
+    lines = [
+        f"  link {outcome.link.mbit_s:.1f} Mbit/s within {100 * outcome.link.spread:.1f} %, alone "
+        f"{1e3 * outcome.before.median_s:.1f} ms (recorded {1e3 * outcome.recorded_s:.1f})"
+    ]
+    lines += [
+        f"  {' + '.join(arm.techniques)}: predicted {1e3 * arm.predicted_s:.1f}, measured "
+        f"{1e3 * arm.measured.median_s:.1f} ms, {100 * arm.step_error:+.2f} % (over the baseline "
+        f"{100 * arm.error:+.2f} %), {arm.verdict}"
+        for arm in outcome.arms
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,161 @@
+"""`foretrace rig`: real workers on links of a stated bandwidth, to check predictions for many workers."""
+
+from __future__ import annotations
+
+from math import isfinite
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foretrace.cli import options
+from foretrace.cli.verify import LedgerFile, progress
+from foretrace.errors import ForetraceError
+
+rig = typer.Typer(
+    name="rig",
+    help="Check predictions on real workers and shaped links.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+LinkRate = Annotated[str, typer.Option("--link", metavar="RATE", help="Of every worker's link, as in 300mbit.")]
+Workers = Annotated[int, typer.Option("--workers", metavar="N", help="Processes, each in a network of its own.")]
+
+
+@rig.command("check")
+def check(as_json: options.AsJson = False) -> None:
+    """Say whether this machine can have a rig, and what it lacks.
+
+    Exit code 1 where it cannot. Example: foretrace rig check
+    """
+    from foretrace.report import rig as report
+    from foretrace.rig import netns
+    from foretrace.verify.cores import cores
+
+    able = netns.probe()
+    view = report.check(able, cores=cores(), leftovers=() if able.missing else netns.leftovers())
+    _answer(view, report.check_text(view), as_json)
+    raise typer.Exit(0 if view.ok else 1)
+
+
+@rig.command("calibrate")
+def calibrate(
+    link: LinkRate,
+    workers: Workers = 2,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Keep the table, for network=FILE of techniques.")
+    ] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Measure what collectives take on a shaped link.
+
+    Refuses where times vary by more than 10 %. Example: foretrace rig calibrate --link 300mbit --workers 2
+    """
+    import tempfile
+
+    from foretrace.hardware.cluster import parse_link
+    from foretrace.report import rig as report
+    from foretrace.rig.calibrate import alone
+
+    with tempfile.TemporaryDirectory(prefix="foretrace-rig-") as folder:
+        found = alone(workers, link, out or Path(folder) / "network.json")
+    view = report.calibrate(
+        found, link=link, workers=workers, stated_mbit_s=1e3 * parse_link(link).gbit_s, stored=str(out or "")
+    )
+    _answer(view, report.calibrate_text(view), as_json)
+
+
+@rig.command("verify")
+def verify(
+    techniques: Annotated[
+        list[str],
+        typer.Argument(
+            metavar='"TECHNIQUE [KEY=VALUE ...]" ...', help="What to verify; several are applied together, in order."
+        ),
+    ],
+    link: LinkRate,
+    workers: Workers = 2,
+    emulate: Annotated[
+        str,
+        typer.Option(
+            "--emulate",
+            metavar="LAYERSxGRADIENT/BACKWARD",
+            help="Layers that sleep, with real gradients: 12x1mb/20ms, or 12x1mb/20ms/5ms with a forward pass.",
+        ),
+    ] = "",
+    model: Annotated[
+        str, typer.Option("--model", metavar="NAME|SCRIPT", help="Real compute: of the zoo, or a script.")
+    ] = "",
+    size: Annotated[str, typer.Option("--size", metavar="tiny|full", help="Size of a zoo model.")] = "tiny",
+    against: Annotated[
+        list[str] | None,
+        typer.Option("--against", metavar='"TECHNIQUE ..."', help="Techniques of the baseline; else one worker alone."),
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option("--seconds", metavar="S", min=0.1, help="Time for running the arms.")
+    ] = 30.0,
+    keep: Annotated[
+        Path | None, typer.Option("--keep", metavar="FOLDER", help="Keep the graph of one worker and the link's table.")
+    ] = None,
+    ledger: LedgerFile = None,
+    no_ledger: Annotated[bool, typer.Option("--no-ledger", help="Write no row.")] = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Predict a distributed step from one worker's recording, then run it for real.
+
+    Example: foretrace rig verify "data-parallel bucket_mb=4" --workers 2 --link 300mbit --emulate 12x1mb/20ms
+    """
+    from foretrace.report import rig as report
+    from foretrace.rig.job import Job
+    from foretrace.rig.judge import rows_of
+    from foretrace.rig.measure import check as check_job
+    from foretrace.rig.measure import verify as run
+    from foretrace.verify.ledger import Ledger
+
+    if bool(emulate) == bool(model):
+        raise ForetraceError("give one of --emulate 12x1mb/20ms and --model NAME.")
+    if not isfinite(seconds):
+        raise ForetraceError(f"--seconds {seconds} never ends; give a number of seconds, e.g. --seconds 30.")
+    job = Job(
+        work=emulate or model,
+        link=link,
+        workers=workers,
+        arms=(tuple(techniques),),
+        against=tuple(against or ()),
+        size=size,
+        seconds=seconds,
+        keep=str(keep or ""),
+    )
+    check_job(job)
+    kept = None if no_ledger else Ledger(ledger)
+    if kept is not None:
+        kept.check()
+    with progress() as tell:
+        outcome = run(job, tell)
+    (row,) = rows_of(outcome)
+    if kept is not None:
+        kept.add([row])
+    view = report.verify(outcome, outcome.arms[0], ledger=str(kept.path) if kept else "", row=row.id if kept else "")
+    _answer(view, report.verify_text(view), as_json)
+
+
+@rig.command("clean")
+def clean(as_json: options.AsJson = False) -> None:
+    """Remove what killed rigs left behind: their network namespaces and the processes in them.
+
+    Rigs that still run are left alone. Example: foretrace rig clean
+    """
+    from foretrace.report import rig as report
+    from foretrace.rig import netns
+
+    netns.require()
+    view = report.clean(netns.clean())
+    lines = [view.headline, *(f"  {name}" for name in view.removed)]
+    _answer(view, "\n".join(lines), as_json)
+
+
+def _answer(view: object, text: str, as_json: bool) -> None:
+    from foretrace.report.jsonout import dumps
+
+    print(dumps(view) if as_json else text)  # type: ignore[arg-type]

@@ -1,0 +1,321 @@
+"""What `foretrace rig` answers: its views, its sentences and its lines for people."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from foretrace.report.units import MINUS, count, digits, seconds, share, speed
+from foretrace.report.views import SCHEMA_VERSION, AssumptionView, RatioView
+
+if TYPE_CHECKING:
+    from foretrace.cost.collective_table import CollectiveTable
+    from foretrace.rig.calibrate import Calibrated
+    from foretrace.rig.job import ArmOutcome, Job, Outcome
+    from foretrace.rig.netns import Capability
+    from foretrace.verify.statistics import Ratio
+
+SHOWN_ASSUMPTIONS = 3
+
+
+class RigCheckView(msgspec.Struct, frozen=True, kw_only=True):
+    """`foretrace rig check`: whether this machine can have a rig."""
+
+    schema_version: int = SCHEMA_VERSION
+    command: str = "rig check"
+    headline: str
+    ok: bool
+    missing: tuple[str, ...]
+    delay: bool  # whether links can have a latency
+    cores: int
+    leftovers: tuple[str, ...]  # namespaces of rigs that were killed
+
+
+class RigCleanView(msgspec.Struct, frozen=True, kw_only=True):
+    """`foretrace rig clean`: what killed rigs had left."""
+
+    schema_version: int = SCHEMA_VERSION
+    command: str = "rig clean"
+    headline: str
+    removed: tuple[str, ...]
+
+
+class RigPointView(msgspec.Struct, frozen=True, kw_only=True):
+    """One size of one collective."""
+
+    kind: str
+    nbytes: float
+    seconds: float
+    spread: float  # quartile distance of the repetitions over their median
+
+
+class RigCalibrateView(msgspec.Struct, frozen=True, kw_only=True):
+    """`foretrace rig calibrate`: what collectives take on a shaped link."""
+
+    schema_version: int = SCHEMA_VERSION
+    command: str = "rig calibrate"
+    headline: str
+    link: str
+    workers: int
+    stated_mbit_s: float
+    mbit_s: float  # payload of the largest all-reduce, as bus bandwidth
+    repetitions: int
+    spread: float  # largest of the sizes that matter
+    points: tuple[RigPointView, ...]
+    stored: str  # file; "" where none was asked for
+    next: str
+
+
+class RigArmView(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps of one arm, wall clock."""
+
+    name: str  # "before", "after", "again" (the baseline's second copy)
+    median_s: float
+    p10_s: float
+    p90_s: float
+    spread: float
+
+
+class RigVerifyView(msgspec.Struct, frozen=True, kw_only=True):
+    """`foretrace rig verify`: the predicted step of a distributed training beside the measured one."""
+
+    schema_version: int = SCHEMA_VERSION
+    command: str = "rig verify"
+    headline: str
+    techniques: tuple[str, ...]
+    against: tuple[str, ...]  # techniques of the baseline; empty: every worker by itself
+    work: str
+    size: str
+    workers: int
+    link: str
+    link_mbit_s: float
+    link_spread: float
+    verdict: str
+    covered: bool
+    uncertain: str
+    recorded_s: float  # step of one worker alone
+    predicted_step_s: float
+    predicted_step_low_s: float
+    predicted_step_high_s: float
+    measured_step_s: float
+    step_error: float  # predicted / measured step − 1
+    predicted: RatioView  # over the baseline's step
+    measured: RatioView
+    same: RatioView
+    error: float  # predicted / measured ratio − 1
+    predicted_buckets: tuple[int, ...]
+    buckets: tuple[int, ...]
+    arms: tuple[RigArmView, ...]
+    rounds: int
+    steps_per_block: int
+    losses: tuple[float | None, ...]
+    assumptions: tuple[AssumptionView, ...]
+    ledger: str
+    row: str
+    notes: tuple[str, ...]
+    next: str
+
+
+def check(able: Capability, *, cores: int, leftovers: Sequence[str]) -> RigCheckView:
+    """What this machine can do."""
+    if able.missing:
+        headline = f"No rig here: {'; '.join(able.missing)}."
+    else:
+        latency = "bandwidth and latency" if able.delay else "bandwidth; for latency the kernel lacks netem"
+        headline = f"A rig can be made here: links of a stated {latency}."
+    return RigCheckView(
+        headline=headline,
+        ok=not able.missing,
+        missing=able.missing,
+        delay=able.delay,
+        cores=cores,
+        leftovers=tuple(leftovers),
+    )
+
+
+def check_text(view: RigCheckView) -> str:
+    """`RigCheckView` for people."""
+    lines = [view.headline, ""]
+    lines.append(f"  {view.cores} cores: real computation with up to {view.cores} workers, emulated with any number")
+    if view.leftovers:
+        lines.append(f"  left by killed rigs: {', '.join(view.leftovers)}; foretrace rig clean removes them")
+    if view.ok:
+        lines.append("  next: foretrace rig calibrate --link 300mbit --workers 2")
+    return "\n".join(lines)
+
+
+def clean(removed: Sequence[str]) -> RigCleanView:
+    """What was removed."""
+    number = len(removed)
+    headline = f"Removed {number} {'namespace' if number == 1 else 'namespaces'}." if number else "Nothing was left."
+    return RigCleanView(headline=headline, removed=tuple(removed))
+
+
+def calibrate(found: Calibrated, *, link: str, workers: int, stated_mbit_s: float, stored: str) -> RigCalibrateView:
+    """A measured link."""
+    headline = (
+        f"The link carries {digits(found.mbit_s)} of {digits(stated_mbit_s)} Mbit/s as payload of an all-reduce "
+        f"among {workers} workers; times repeat within {share(found.spread)}."
+    )
+    words = f'foretrace rig verify "data-parallel bucket_mb=4" --workers {workers} --link {link} --emulate 12x1mb/20ms'
+    return RigCalibrateView(
+        headline=headline,
+        link=link,
+        workers=workers,
+        stated_mbit_s=stated_mbit_s,
+        mbit_s=found.mbit_s,
+        repetitions=found.table.repetitions,
+        spread=found.spread,
+        points=tuple(_points(found.table)),
+        stored=stored,
+        next=words,
+    )
+
+
+def calibrate_text(view: RigCalibrateView) -> str:
+    """`RigCalibrateView` for people."""
+    lines = [view.headline, "", f"  {'collective':<16}{'size':>10}{'time':>12}{'spread':>9}"]
+    for each in view.points:
+        lines.append(f"  {each.kind:<16}{_size(each.nbytes):>10}{seconds(each.seconds):>12}{share(each.spread):>9}")
+    lines.append(f"  {view.repetitions} repetitions of each, sizes in turns; spread is quartile distance over median")
+    if view.stored:
+        lines.append(f"  stored in {view.stored}")
+    return "\n".join([*lines, f"  next: {view.next}"])
+
+
+def verify(outcome: Outcome, arm: ArmOutcome, *, ledger: str = "", row: str = "") -> RigVerifyView:
+    """One arm of a session."""
+    job = outcome.job
+    return RigVerifyView(
+        headline=headline(arm),
+        techniques=arm.techniques,
+        against=job.against,
+        work=job.work,
+        size=job.size,
+        workers=job.workers,
+        link=job.link,
+        link_mbit_s=outcome.link.mbit_s,
+        link_spread=outcome.link.spread,
+        verdict=arm.verdict,
+        covered=arm.covered,
+        uncertain=arm.uncertain,
+        recorded_s=outcome.recorded_s,
+        predicted_step_s=arm.predicted_s,
+        predicted_step_low_s=arm.predicted_low_s,
+        predicted_step_high_s=arm.predicted_high_s,
+        measured_step_s=arm.measured.median_s,
+        step_error=arm.step_error,
+        predicted=_ratio(arm.predicted_ratio),
+        measured=_ratio(arm.measured_ratio),
+        same=_ratio(outcome.same),
+        error=arm.error,
+        predicted_buckets=arm.predicted_buckets,
+        buckets=arm.buckets,
+        arms=tuple(
+            RigArmView(name=name, median_s=each.median_s, p10_s=each.p10_s, p90_s=each.p90_s, spread=each.spread)
+            for name, each in (("before", outcome.before), ("after", arm.measured), ("again", outcome.again))
+        ),
+        rounds=outcome.rounds,
+        steps_per_block=outcome.steps_per_block,
+        losses=arm.losses,
+        assumptions=tuple(
+            AssumptionView(
+                technique=each.technique,
+                name=each.name,
+                value=each.value,
+                low=each.low,
+                high=each.high,
+                unit=each.unit,
+                why=each.why,
+                flag=each.flag,
+                step_at_low_s=each.step_at_low_s,
+                step_at_high_s=each.step_at_high_s,
+            )
+            for each in arm.assumptions
+        ),
+        ledger=ledger,
+        row=row,
+        notes=outcome.notes,
+        next=_next(job, ledger),
+    )
+
+
+def headline(arm: ArmOutcome) -> str:
+    """As in "Predicted a step of 443 ms (431 ms – 455 ms), measured 440 ms (438 ms – 447 ms): covered, off by …"."""
+    interval = f"{seconds(arm.predicted_low_s)} – {seconds(arm.predicted_high_s)}"
+    predicted = f"Predicted a step of {seconds(arm.predicted_s)} ({interval})"
+    if arm.uncertain:
+        return f"{predicted}; nothing can be concluded: {arm.uncertain}."
+    found = arm.measured
+    measured = f"measured {seconds(found.median_s)} ({seconds(found.p10_s)} – {seconds(found.p90_s)})"
+    return f"{predicted}, {measured}: {arm.verdict}, off by {_signed(arm.step_error)}."
+
+
+def verify_text(view: RigVerifyView) -> str:
+    """`RigVerifyView` for people."""
+    against = " + ".join(view.against) or "each worker by itself"
+    names = {"before": against, "after": " + ".join(view.techniques), "again": f"{against}, second copy"}
+    width = max(len(each) for each in names.values())
+    lines = [view.headline, "", f"  {'arm':<{width}}  {'step':>8}  {'p10 – p90':>19}  {'spread':>6}"]
+    for arm in view.arms:
+        between = f"{seconds(arm.p10_s)} – {seconds(arm.p90_s)}"
+        lines.append(f"  {names[arm.name]:<{width}}  {seconds(arm.median_s):>8}  {between:>19}  {share(arm.spread):>6}")
+    lines += [
+        "",
+        f"  link        {digits(view.link_mbit_s)} Mbit/s of payload measured on {view.link}, {view.workers} workers, "
+        f"within {share(view.link_spread)}",
+        f"  recorded    one worker alone: {seconds(view.recorded_s)} per step",
+        f"  over it     predicted {_numbers(view.predicted)}, measured {_numbers(view.measured)} "
+        f"({speed(1.0, view.measured.value)}), off by {_signed(view.error)}",
+        f"  same        the baseline against itself came to {_numbers(view.same)}",
+        f"  measured    wall, {count(view.rounds)} rounds of {count(view.steps_per_block)} steps per arm in turns",
+    ]
+    if view.buckets or view.predicted_buckets:
+        lines.append(f"  buckets     {_buckets(view)}")
+    for each in view.assumptions[:SHOWN_ASSUMPTIONS]:
+        steps = f"{seconds(each.step_at_low_s)} – {seconds(each.step_at_high_s)}"
+        span = f"{digits(each.low)} – {digits(each.high)} {each.unit}"
+        lines.append(f"  assumed     {each.name} {digits(each.value)} ({span}: {steps}); {each.why}")
+    lines += [f"  {note}" for note in view.notes]
+    lines.append(f"  row {view.row[:8]} added to {view.ledger}" if view.ledger else "  no row was written")
+    if view.next:
+        lines.append(f"  next: {view.next}")
+    return "\n".join(lines)
+
+
+def _buckets(view: RigVerifyView) -> str:
+    real = ", ".join(_size(each) for each in view.buckets[:6]) + (", ..." if len(view.buckets) > 6 else "")
+    if view.buckets == view.predicted_buckets:
+        return f"{len(view.buckets)} as predicted: {real}"
+    return f"{len(view.buckets)} ({real}), and {len(view.predicted_buckets)} were predicted"
+
+
+def _next(job: Job, ledger: str) -> str:
+    return f"foretrace ledger --model {shlex.quote(job.work)}" if ledger and not job.work.endswith(".py") else ""
+
+
+def _points(table: CollectiveTable) -> Iterator[RigPointView]:
+    for each in table.series:
+        spreads = each.spread or (0.0,) * len(each.nbytes)
+        for nbytes, time_s, spread in zip(each.nbytes, each.seconds, spreads, strict=True):
+            yield RigPointView(kind=str(each.kind), nbytes=nbytes, seconds=time_s, spread=spread)
+
+
+def _size(nbytes: float) -> str:
+    return f"{nbytes / 2**20:.3g} MiB" if nbytes >= 2**19 else f"{nbytes / 2**10:.3g} KiB"
+
+
+def _ratio(ratio: Ratio) -> RatioView:
+    return RatioView(value=ratio.value, low=ratio.low, high=ratio.high)
+
+
+def _numbers(ratio: RatioView) -> str:
+    return f"{digits(ratio.value)} ({digits(ratio.low)} – {digits(ratio.high)})"
+
+
+def _signed(error: float) -> str:
+    text = share(error)
+    return text if text.startswith(MINUS) else f"+{text}"
