@@ -1,0 +1,166 @@
+"""The configuration that a search ends with, as data and as Python that applies it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from foretrace.plan.buckets import MIB, by_caps
+from foretrace.plan.evaluate import Evaluator
+from foretrace.plan.result import Answer
+from foretrace.simulate.timeline import simulate
+from foretrace.techniques.activation_recomputation import ActivationRecomputation
+from foretrace.techniques.compiled import Compiled
+from foretrace.techniques.fused_optimizer import FusedOptimizer
+from foretrace.techniques.gradient_accumulation import GradientAccumulation
+from foretrace.techniques.mixed_precision import MixedPrecision
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucket:
+    """Gradients that travel together."""
+
+    first: str  # the one that is ready first
+    last: str
+    gradients: int
+    nbytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Configuration:
+    """What to set; None and empty where a part of it is not in the answer."""
+
+    buckets: tuple[Bucket, ...]  # in the order in which they are sent
+    bucket_cap_mb_list: tuple[float, ...]  # MiB; of DistributedDataParallel, one size per bucket
+    bucket_cap_mb: float | None  # MiB; the best single size, for PyTorch without the list
+    bucket_cap_step_s: float | None  # step with that size, by the whole graph
+    gradient_as_bucket_view: bool
+    autocast: str  # "bfloat16", "float16", or "" for none
+    compile_mode: str  # "" for none
+    regions: tuple[tuple[str, str], ...]  # of a compiled model: first and last parameter, in backward order
+    fused_optimizer: bool
+    accumulation_steps: int
+    recompute: str  # blocks to checkpoint, "" for none
+
+
+def configuration(answer: Answer) -> Configuration:
+    """What the best candidate sets."""
+    chosen = {type(each): each for each in answer.best.techniques}
+    buckets: tuple[Bucket, ...] = ()
+    caps: tuple[float, ...] = ()
+    single, single_s = None, None
+    if answer.problem is not None and answer.best.found is not None:
+        problem, plan = answer.problem, answer.best.found.plan
+        sizes = np.add.reduceat(problem.nbytes, plan.begins).tolist()
+        count = problem.members or (1,) * len(problem)
+        buckets = tuple(
+            Bucket(
+                first=problem.tensors[begin].split("+")[0],
+                last=problem.tensors[end].split("+")[-1],
+                gradients=sum(count[begin : end + 1]),
+                nbytes=size,
+            )
+            for begin, end, size in zip(plan.begins, plan.ends, sizes, strict=True)
+        )
+        caps = tuple(size / MIB for size in sizes)
+        evaluator = Evaluator.of(problem)
+        cap = by_caps(evaluator, single=True)[2]
+        single, single_s = cap / MIB, _with_cap_s(answer, cap / MIB)
+    mixed, compiled = chosen.get(MixedPrecision), chosen.get(Compiled)
+    accumulated, recomputed = chosen.get(GradientAccumulation), chosen.get(ActivationRecomputation)
+    regions = tuple((bucket.first, bucket.last) for bucket in buckets) if compiled is not None else ()
+    return Configuration(
+        buckets=buckets,
+        bucket_cap_mb_list=caps,
+        bucket_cap_mb=single,
+        bucket_cap_step_s=single_s,
+        gradient_as_bucket_view=bool(buckets),
+        autocast=mixed.type_name(answer.graph) if isinstance(mixed, MixedPrecision) else "",
+        compile_mode=compiled.mode if isinstance(compiled, Compiled) else "",
+        regions=regions,
+        fused_optimizer=FusedOptimizer in chosen,
+        accumulation_steps=accumulated.steps if isinstance(accumulated, GradientAccumulation) else 1,
+        recompute=recomputed.blocks if isinstance(recomputed, ActivationRecomputation) else "",
+    )
+
+
+def _with_cap_s(answer: Answer, cap_mb: float) -> float | None:
+    """The step with one size for all buckets."""
+    if answer.best.parallel is None:
+        return None
+    graph = answer.graph
+    for technique in answer.best.techniques:
+        graph = technique.predict(graph)
+    alike = replace(answer.best.parallel, buckets_mb="", bucket_mb=cap_mb, parts="", ahead=False)
+    return simulate(alike.predict(graph)).step_time_s
+
+
+def snippet(found: Configuration) -> str:
+    """Python with a function for each thing that is to be set; needs PyTorch alone."""
+    lines = ['"""Written by `foretrace optimise`: call these where your script makes its model and optimizer."""', ""]
+    lines += ["import torch"]
+    if found.buckets:
+        lines += ["from torch.nn.parallel import DistributedDataParallel"]
+    lines += ["", ""]
+    lines += [
+        "def prepare(model, **ddp):",
+        '    """The model as it is to be called: behind init_process_group and .to(device)."""',
+    ]
+    body = []
+    if found.buckets:
+        sizes = json.dumps(list(found.bucket_cap_mb_list))
+        body += [
+            '    ddp.setdefault("gradient_as_bucket_view", True)',
+            "    try:  # one size (MiB) per bucket, in the order in which gradients become ready",
+            f"        model = DistributedDataParallel(model, bucket_cap_mb_list={sizes}, **ddp)",
+            "    except TypeError:  # PyTorch without the list: the best single size",
+            f"        model = DistributedDataParallel(model, bucket_cap_mb={found.bucket_cap_mb!r}, **ddp)",
+        ]
+    if found.compile_mode:
+        body += [f'    model = torch.compile(model, mode="{found.compile_mode}")  # a region per bucket: optimize_ddp']
+    lines += [*body, "    return model", ""]
+    if found.autocast:
+        lines += [
+            "",
+            "def precision(device_type):",
+            '    """Use as: with precision(device.type): loss = loss_of(model(batch))."""',
+            f"    return torch.autocast(device_type, dtype=torch.{found.autocast})",
+            "",
+        ]
+        if found.autocast == "float16":
+            lines += ["", "scaler = torch.amp.GradScaler()  # scale the loss before backward, step through it", ""]
+    if found.fused_optimizer:
+        lines += ["", 'OPTIMIZER = {"fused": True}  # for torch.optim.Adam, AdamW, SGD, Adagrad', ""]
+    if found.accumulation_steps > 1:
+        lines += [
+            "",
+            f"MICRO_BATCHES = {found.accumulation_steps}  # divide the loss by it; model.no_sync() until the last",
+            "",
+        ]
+    if found.recompute:
+        blocks = "the repeated blocks" if found.recompute == "auto" else found.recompute
+        lines += ["", f"# Wrap {blocks} in torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False).", ""]
+    return "\n".join(lines)
+
+
+def as_json(found: Configuration) -> dict[str, Any]:
+    """The configuration for a file or for `DistributedDataParallel(**...)`."""
+    return {
+        "distributed_data_parallel": {
+            "bucket_cap_mb_list": list(found.bucket_cap_mb_list),
+            "gradient_as_bucket_view": found.gradient_as_bucket_view,
+        }
+        if found.buckets
+        else None,
+        "bucket_cap_mb": found.bucket_cap_mb,
+        "autocast": found.autocast or None,
+        "compile": {"mode": found.compile_mode, "regions": [list(each) for each in found.regions]}
+        if found.compile_mode
+        else None,
+        "fused_optimizer": found.fused_optimizer,
+        "accumulation_steps": found.accumulation_steps,
+        "recompute": found.recompute or None,
+    }

@@ -1,0 +1,419 @@
+"""The whole search: which techniques, which buckets, and what every one of them gives (dPRO, MLSys 2022, section 5).
+
+Compute first: sets of techniques are predicted on the recorded graph, the smallest sets first, and each graph is
+coarsened to a problem whose best buckets are found with proof. A set is left out where even an exchange without any
+compute before it would last longer than the best step known (no technique off the critical path can help). What is
+found is simulated again on the whole graph, and the difference is reported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from foretrace.errors import ForetraceError, NotApplicableError
+from foretrace.files import write_text
+from foretrace.graph.taskgraph import TaskGraph
+from foretrace.plan.buckets import Buckets, best_buckets, by_caps, default, least_step
+from foretrace.plan.evaluate import Evaluator
+from foretrace.plan.memory import Peak
+from foretrace.plan.problem import Costs, Problem
+from foretrace.plan.recorded import Planned, alone
+from foretrace.plan.result import Answer, Candidate, Gain, LeftOut, Overtaking, Wanted
+from foretrace.plan.search import Search, State, plan_of_json, plan_to_json
+from foretrace.simulate.timeline import simulate
+from foretrace.techniques.activation_recomputation import ActivationRecomputation
+from foretrace.techniques.base import Technique
+from foretrace.techniques.compiled import Compiled
+from foretrace.techniques.fused_optimizer import FusedOptimizer
+from foretrace.techniques.gradient_accumulation import GradientAccumulation
+from foretrace.techniques.mixed_precision import MixedPrecision
+from foretrace.techniques.whatif import whatif
+
+FASTER: tuple[Technique, ...] = (MixedPrecision(), Compiled(), FusedOptimizer())
+FUSION = "tensor fusion"
+EXCHANGED = "The recording exchanged messages itself; they were taken out, also those that are no gradients."
+PARTS = (2, 4, 8)  # micro-batches that are tried
+_WORTH = 1e-3  # a technique that gains less of the step is left out
+_ROUNDS = 3  # a problem is read again with the plan found in it, as messages slow compute down
+
+Tell = Callable[[str, float, float], None]  # what is done, share of the work, best step so far in s
+
+
+@dataclass(kw_only=True)
+class Optimiser:
+    """A search that can be stopped at any moment and goes on where it stood."""
+
+    recorded: TaskGraph
+    wanted: Wanted
+    peak: Peak | None = None
+    state: Path | None = None
+    tell: Tell | None = None
+    done: dict[str, dict[str, Any]] = field(default_factory=dict)  # sets of techniques by name
+    overtaking: State | None = None
+    overtakes: str = ""  # the set of techniques that this state belongs to
+    left_out: dict[str, str] = field(default_factory=dict)
+    states: int = 0
+    stopped: bool = False  # by the user: the best so far is the answer
+    exchange_s: float = 0.0  # least time of all messages of a step
+    _print: str = ""
+
+    def run(self, seconds: float = float("inf")) -> Answer:
+        """Search until all is looked at or so many seconds have passed. Raises ForetraceError."""
+        started = time.monotonic()
+        until = started + seconds
+        self.wanted.checked()
+        graph = alone(self.recorded) if self.wanted.workers > 1 else self.recorded
+        self._load(graph)
+        if self.wanted.memory_limit is not None and self.peak is None:
+            raise ForetraceError(
+                "--memory-limit needs a recording that shows memory; record with `foretrace record` or profile_memory."
+            )
+        recorded_s = simulate(graph).step_time_s
+        try:
+            default_s = self._default_s(graph)
+        except NotApplicableError as error:
+            raise ForetraceError(str(error).replace("gradient_mb=", "--gradient-mb ")) from None
+        best, finished = self._sets(graph, until, default_s)
+        gains = self._gains(graph, best, default_s)
+        kept = {gain.name for gain in gains}
+        best = self._without(graph, best, [t for t in best.techniques if str(t) not in kept and not _saves(t)])
+        overtaking, problem = None, None
+        if best.parallel is not None:
+            changed = _predicted(graph, best.techniques)
+            best, problem = self._checked(changed, best)
+            if self.wanted.ahead and not self.stopped:
+                overtaking, whole = self._overtake(changed, problem, best, until)
+                finished = finished and whole
+        spent = time.monotonic() - started
+        found = whatif(graph, best.chain)
+        return Answer(
+            graph=graph,
+            wanted=self.wanted,
+            recorded_s=recorded_s,
+            default_s=default_s,
+            best=best,
+            whatif=found,
+            gains=gains,
+            notes=(EXCHANGED,) if graph is not self.recorded else (),
+            left_out=tuple(LeftOut(name=name, why=why) for name, why in self.left_out.items()),
+            problem=problem,
+            overtaking=overtaking,
+            bound_s=best.found.bound_ns / 1e9 if best.found else found.after_s,
+            seconds=spent,
+            states=self.states,
+            sets=len(self.done),
+            finished=finished,
+            memory_recorded=None if self.peak is None else self.peak.recorded,
+        )
+
+    # --- sets of techniques --------------------------------------------------------------------------------------
+
+    def _sets(self, graph: TaskGraph, until: float, default_s: float) -> tuple[Candidate, bool]:
+        """The best set of techniques within the memory limit; whether all were looked at."""
+        options = self._options(graph)
+        best: Candidate | None = None
+        smallest: Candidate | None = None
+        for i, chosen in enumerate(options):
+            if time.monotonic() > until and best is not None:
+                return best, False
+            name = _name(chosen)
+            if best is not None and self._cannot_help(best, chosen):
+                continue
+            try:
+                found = self._candidate(graph, chosen)
+            except KeyboardInterrupt:
+                if best is None:
+                    raise
+                self.stopped = True
+                return best, False
+            if found is None:
+                continue
+            self._say(f"trying {name or 'buckets alone'}", i / len(options), best.step_s if best else default_s)
+            if found.memory is not None and (smallest is None or found.memory < (smallest.memory or 0)):
+                smallest = found
+            limit = self.wanted.memory_limit
+            if limit is not None and (found.memory or 0) > limit:
+                continue
+            if best is None or found.step_s < best.step_s * (1 - _WORTH):
+                best = found
+        if best is None:
+            least = "" if smallest is None or smallest.memory is None else (
+                f"; the least that was found is {smallest.memory / 1e9:.3g} GB with "
+                f"{_name(smallest.techniques) or 'no technique'}"
+            )  # fmt: skip
+            raise ForetraceError(
+                f"no step fits into {(self.wanted.memory_limit or 0) / 1e9:.3g} GB{least}. Raise --memory-limit or "
+                "take a smaller model or batch."
+            )
+        return best, True
+
+    def _options(self, graph: TaskGraph) -> list[tuple[Technique, ...]]:
+        """Sets to look at, small ones first; those that save memory only where there is a limit."""
+        fits = [each for each in FASTER if self._fits(graph, each)]
+        faster = [chosen for size in range(len(fits) + 1) for chosen in combinations(fits, size)]
+        if self.wanted.memory_limit is None:
+            return faster
+        saving: list[tuple[Technique, ...]] = [()]
+        recompute = ActivationRecomputation()
+        parts = [GradientAccumulation(steps=count) for count in PARTS]
+        saving += [(each,) for each in (recompute, *parts) if self._fits(graph, each)]
+        saving += [(recompute, each) for each in parts if (recompute,) in saving and (each,) in saving]
+        return [(*less, *chosen) for less in saving for chosen in faster]
+
+    def _fits(self, graph: TaskGraph, technique: Technique) -> bool:
+        try:
+            technique.predict(graph)
+        except NotApplicableError as error:
+            self.left_out[str(technique)] = str(error).split(": ", 1)[-1]
+            return False
+        return True
+
+    def _cannot_help(self, best: Candidate, chosen: Sequence[Technique]) -> bool:
+        """Whether the exchange alone, with no compute before it, lasts as long as the best step known."""
+        if best.found is None or any(_saves(each) for each in chosen) or self.wanted.memory_limit is not None:
+            return False
+        return best.step_s <= self.exchange_s * (1 + _WORTH)
+
+    def _candidate(self, graph: TaskGraph, chosen: tuple[Technique, ...]) -> Candidate | None:
+        name = _name(chosen)
+        held = self.done.get(name)
+        if held is not None and "refused" in held:
+            self.left_out.setdefault(name, held["refused"])
+            return None
+        try:
+            changed = _predicted(graph, chosen)
+            memory = None if self.peak is None else self.peak.after(changed, since=len(graph.changes))
+            if self.wanted.workers == 1:
+                step_s = simulate(changed).step_time_s if held is None else float(held["step_s"])
+                found, parallel = None, None
+            elif held is None:
+                parallel, found = self._best(changed, self._parallel())
+                step_s = found.step_ns / 1e9
+            else:
+                found = Buckets(
+                    plan=plan_of_json(held["plan"]), step_ns=held["step_ns"], bound_ns=held["bound_ns"], states=0
+                )
+                parallel, step_s = replace(self._parallel(), **held["parallel"]), float(held["step_s"])
+        except NotApplicableError as error:
+            if not chosen:
+                raise
+            self.done[name] = {"refused": str(error).split(": ", 1)[-1]}
+            self.left_out.setdefault(name, self.done[name]["refused"])
+            self._save()
+            return None
+        if held is None:
+            entry: dict[str, Any] = {"step_s": step_s}
+            if found is not None and parallel is not None:
+                entry |= {
+                    "plan": plan_to_json(found.plan),
+                    "step_ns": found.step_ns,
+                    "bound_ns": found.bound_ns,
+                    "parallel": {"buckets_mb": parallel.buckets_mb, "views": parallel.views},
+                    "exchange_s": self.exchange_s,
+                }
+            self.done[name] = entry
+            self._save()
+        else:
+            self.exchange_s = float(held.get("exchange_s", 0.0))
+        return Candidate(techniques=chosen, step_s=step_s, memory=memory, found=found, parallel=parallel)
+
+    def _best(self, graph: TaskGraph, parallel: Planned) -> tuple[Planned, Buckets]:
+        """The best buckets, read again with themselves until they stay: messages slow compute down."""
+        from foretrace.plan import engine
+
+        best: tuple[Planned, Buckets] | None = None
+        for _ in range(_ROUNDS):
+            problem = parallel.problem(graph)
+            evaluator = Evaluator(problem=problem, costs=Costs.of(problem, chunks=(1,)))  # DDP sends buckets whole
+            found = best_buckets(evaluator)
+            self.states += found.states
+            costs = evaluator.costs
+            self.exchange_s = int(engine.least_work(costs.table, costs.chunks, costs.latency_ns)[0]) / 1e9
+            former = parallel.buckets_mb
+            parallel = parallel.with_plan(problem, found.plan)
+            if best is None or found.step_ns != best[1].step_ns:
+                best = parallel, found
+            if parallel.buckets_mb == former:
+                break
+        assert best is not None
+        return best
+
+    def _checked(self, changed: TaskGraph, best: Candidate) -> tuple[Candidate, Problem]:
+        """The candidate with the best of a few plans by the whole graph, and the problem that it was found in."""
+        assert best.parallel is not None and best.found is not None
+        problem = best.parallel.problem(changed)
+        evaluator = Evaluator(problem=problem, costs=Costs.of(problem, chunks=(1,)))
+        plans = dict.fromkeys((best.found.plan, by_caps(evaluator)[0], default(problem)))
+        options = {plan: best.parallel.with_plan(problem, plan) for plan in plans}
+        times = {plan: simulate(each.predict(changed)).step_time_s for plan, each in options.items()}
+        plan = min(times, key=lambda each: times[each])
+        if plan == best.found.plan or times[plan] > times[best.found.plan] * (1 - _WORTH):
+            return best, problem
+        step_ns = evaluator.step_ns(plan)
+        found = replace(best.found, plan=plan, step_ns=step_ns, bound_ns=min(best.found.bound_ns, step_ns))
+        return replace(best, found=found, parallel=options[plan], step_s=step_ns / 1e9), problem
+
+    def _parallel(self) -> Planned:
+        """`data-parallel` with gradients as views of the buckets: no copies back, and no second place for them."""
+        wanted = self.wanted
+        return Planned(
+            workers=wanted.workers,
+            network=wanted.network,
+            backend=wanted.backend,
+            gradient_mb=wanted.gradient_mb,
+            views=True,
+        )
+
+    def _default_s(self, graph: TaskGraph) -> float:
+        if self.wanted.workers == 1:
+            return simulate(graph).step_time_s
+        return simulate(replace(self._parallel(), views=False).predict(graph)).step_time_s
+
+    def _gains(self, graph: TaskGraph, best: Candidate, default_s: float) -> tuple[Gain, ...]:
+        """What each part of the answer takes off the step, one after the other, by the whole graph."""
+        gains, now = list[Gain](), default_s
+        if best.parallel is not None:
+            plain = replace(self._parallel(), bucket_mb=None)
+            after = simulate(plain.predict(graph)).step_time_s
+            if now - after > _WORTH * now:
+                gains.append(Gain(name="gradients as views", what="no copies back", before_s=now, after_s=after))
+            now = after
+            first = self._candidate(graph, ())
+            if first is not None and first.parallel is not None and first.found is not None:
+                after = simulate(first.parallel.predict(graph)).step_time_s
+                what = f"{len(first.found.plan.ends)} buckets instead of {self._default_buckets(graph)}"
+                if now - after > _WORTH * now:
+                    gains.append(Gain(name=FUSION, what=what, before_s=now, after_s=after))
+                    now = after
+                elif not best.techniques:
+                    self.left_out.setdefault(FUSION, "the default buckets are as good as any")
+        for i, technique in enumerate(best.techniques):
+            chosen = best.techniques[: i + 1]
+            found = self._candidate(graph, chosen)
+            if found is None:
+                continue
+            after = simulate(_predicted(graph, found.chain)).step_time_s
+            what = technique.summary
+            if now - after > _WORTH * now or _saves(technique):
+                gains.append(Gain(name=str(technique), what=what, before_s=now, after_s=after))
+                now = after
+        return tuple(gains)
+
+    def _default_buckets(self, graph: TaskGraph) -> int:
+        return len(default(self._parallel().problem(graph)).ends)
+
+    def _without(self, graph: TaskGraph, best: Candidate, useless: Sequence[Technique]) -> Candidate:
+        """The candidate without techniques that turned out not to gain anything on the whole graph."""
+        if not useless:
+            return best
+        for each in useless:
+            self.left_out.setdefault(str(each), "it gains less than 0.1 % of the step beside the others")
+        kept = tuple(each for each in best.techniques if each not in useless)
+        return self._candidate(graph, kept) or best
+
+    # --- messages that overtake ----------------------------------------------------------------------------------
+
+    def _overtake(self, changed: TaskGraph, problem: Problem, best: Candidate, until: float) -> tuple[Overtaking, bool]:
+        evaluator = Evaluator.of(problem)
+        name = _name(best.techniques)
+        if self.overtaking is None or self.overtakes != name:
+            search = Search.begin(evaluator, seed=self.wanted.seed)
+        else:
+            search = Search.resume(evaluator, self.overtaking)
+        self.overtakes = name
+
+        def heard(search: Search) -> None:
+            self.overtaking = search.state
+            self._save()
+            self._say("messages that overtake", 1.0, min(best.step_s, search.state.best_ns / 1e9))
+
+        try:
+            search.run(until=until, rounds=self.wanted.rounds, tell=heard)
+        except KeyboardInterrupt:
+            self.stopped = True
+        state = search.state
+        self.overtaking = state
+        self._save()
+        plan, step_ns = search.best
+        assert best.parallel is not None
+        checked = None
+        try:
+            ahead = best.parallel.with_plan(problem, plan)
+            checked = simulate(ahead.predict(changed)).step_time_s
+        except NotApplicableError:
+            pass  # fewer than three recorded steps: what one step sends cannot be followed into the next
+        found = Overtaking(
+            plan=plan,
+            step_s=step_ns / 1e9,
+            checked_s=checked,
+            bound_s=least_step(evaluator) / 1e9,
+            proven=search.proven,
+            rounds=state.rounds,
+            evaluations=state.evaluations,
+        )
+        limit = self.wanted.rounds
+        return found, search.done or (limit is not None and state.rounds >= limit)
+
+    # --- the file that keeps where a search stands ------------------------------------------------------------------
+
+    def _load(self, graph: TaskGraph) -> None:
+        self._print = _fingerprint(graph, self.wanted)
+        if self.state is None or not self.state.exists():
+            return
+        try:
+            held = json.loads(self.state.read_text())
+            same = held["of"] == self._print
+            sets, overtaking, self.overtakes = dict(held["sets"]), held["overtaking"], str(held["overtakes"])
+            self.overtaking = None if overtaking is None else State.of_json(overtaking)
+        except (OSError, ValueError, KeyError, TypeError):
+            raise ForetraceError(
+                f"{self.state} is no state of a search; give the file that `foretrace optimise --resume` wrote, "
+                " or a name that does not exist yet."
+            ) from None
+        if not same:
+            raise ForetraceError(
+                f"{self.state} belongs to another recording or other options; repeat those, or name another file."
+            )
+        self.done = sets
+
+    def _save(self) -> None:
+        if self.state is None:
+            return
+        overtaking = None if self.overtaking is None else self.overtaking.to_json()
+        held = {"version": 1, "of": self._print, "sets": self.done, "overtakes": self.overtakes}
+        write_text(self.state, json.dumps({**held, "overtaking": overtaking}))
+
+    def _say(self, what: str, share: float, best_s: float) -> None:
+        if self.tell is not None:
+            self.tell(what, share, best_s)
+
+
+def _saves(technique: Technique) -> bool:
+    """Whether a technique is there for memory and not for time."""
+    return isinstance(technique, (ActivationRecomputation, GradientAccumulation))
+
+
+def _name(techniques: Sequence[Technique]) -> str:
+    return " + ".join(map(str, techniques))
+
+
+def _predicted(graph: TaskGraph, techniques: Sequence[Technique]) -> TaskGraph:
+    for technique in techniques:
+        graph = technique.predict(graph)
+    return graph
+
+
+def _fingerprint(graph: TaskGraph, wanted: Wanted) -> str:
+    """Of everything that a search depends on."""
+    found = hashlib.sha256(repr(replace(wanted, rounds=None)).encode())
+    for column in (graph.dur, graph.delay, graph.lag, graph.src, graph.in_ptr, graph.kind, graph.name):
+        found.update(column.tobytes())
+    found.update(repr(sorted(graph.info.calibration.get("seconds", {}).items())).encode())
+    return found.hexdigest()

@@ -1,0 +1,355 @@
+"""What `foretrace optimise` answers: its view, its sentences and its text for people."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from foretrace.report import wording
+from foretrace.report.terminal import (
+    Terminal,
+    _bold,
+    _column,
+    _indented,
+    _labelled,
+    _note,
+    _plain,
+    _table,
+    _text,
+)
+from foretrace.report.units import between, change, count, digits, seconds, share, speed, unit_for
+from foretrace.report.views import SCHEMA_VERSION, AssumptionView
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from foretrace.plan.answer import Configuration
+    from foretrace.plan.result import Answer
+
+SHOWN_BUCKETS = 8
+SHOWN_ASSUMPTIONS = 4
+_CLOSE = 0.05  # the coarsened view proves little about a graph that it is off by more
+
+
+class GainView(msgspec.Struct, frozen=True, kw_only=True):
+    """One technique of the answer, behind those before it."""
+
+    name: str
+    what: str
+    before_s: float
+    after_s: float
+    saved_s: float
+
+
+class LeftOutView(msgspec.Struct, frozen=True, kw_only=True):
+    """A technique that is not in the answer, and why."""
+
+    name: str
+    why: str
+
+
+class BucketView(msgspec.Struct, frozen=True, kw_only=True):
+    """Gradients that travel together."""
+
+    first: str
+    last: str
+    gradients: int
+    bytes: int
+
+
+class RegionView(msgspec.Struct, frozen=True, kw_only=True):
+    """A region of a compiled model: the parameters whose gradients are ready first and last in it."""
+
+    first: str
+    last: str
+
+
+class ConfigurationView(msgspec.Struct, frozen=True, kw_only=True):
+    """What to set; null where it is not in the answer."""
+
+    buckets: tuple[BucketView, ...]  # in the order in which they are sent
+    bucket_cap_mb_list: tuple[float, ...]  # MiB, for DistributedDataParallel
+    bucket_cap_mb: float | None  # MiB, the best single size
+    bucket_cap_step_s: float | None  # step with the single size
+    gradient_as_bucket_view: bool
+    autocast: str | None
+    compile_mode: str | None
+    regions: tuple[RegionView, ...]
+    fused_optimizer: bool
+    accumulation_steps: int
+    recompute: str | None
+
+
+class OvertakingView(msgspec.Struct, frozen=True, kw_only=True):
+    """Messages that overtake each other, which DistributedDataParallel cannot do."""
+
+    step_s: float  # by the coarsened view
+    checked_s: float | None  # by the whole graph; null where too few steps were recorded
+    bound_s: float  # no plan of any kind is faster with the same compute
+    proven: bool  # whether the step meets the bound
+    buckets: int
+    parts: int  # messages per step
+    rounds: int
+    evaluations: int
+
+
+class SearchView(msgspec.Struct, frozen=True, kw_only=True):
+    """What the search did."""
+
+    seconds: float
+    sets: int  # of techniques, predicted on the graph
+    plans: int  # states of the dynamic programming and plans that were evaluated
+    tensors: int  # of the coarsened view
+    tasks: int  # of the recorded graph
+    finished: bool  # false where time ran out
+    difference: float  # of the coarsened view from the whole graph, relative
+
+
+class OptimiseView(msgspec.Struct, frozen=True, kw_only=True):
+    """`foretrace optimise`: the fastest configuration found."""
+
+    schema_version: int = SCHEMA_VERSION
+    command: str = "optimise"
+    headline: str
+    source: str
+    workers: int
+    network: str
+    recorded_s: float  # one worker, as recorded
+    default_s: float  # without this search
+    step_s: float
+    interval_s: tuple[float, float]
+    interval_level: float
+    bound_s: float  # no buckets are faster with these techniques
+    proven: bool  # whether the buckets meet that bound
+    techniques: tuple[str, ...]  # for foretrace whatif --do
+    gains: tuple[GainView, ...]
+    left_out: tuple[LeftOutView, ...]
+    configuration: ConfigurationView
+    snippet: str  # Python that applies it
+    overtaking: OvertakingView | None
+    memory_recorded_bytes: int | None
+    memory_bytes: int | None  # at the peak, predicted
+    memory_limit_bytes: int | None
+    assumptions: tuple[AssumptionView, ...]
+    search: SearchView
+    notes: tuple[str, ...]
+    next: str
+
+
+def optimise(answer: Answer, found: Configuration, python: str, *, source: str) -> OptimiseView:
+    """The answer of a search as its view."""
+    wanted, best, over = answer.wanted, answer.best, answer.overtaking
+    techniques = tuple(_without_search(str(each)) if each is best.parallel else str(each) for each in best.chain)
+    return OptimiseView(
+        headline=headline(answer, found),
+        source=source,
+        workers=wanted.workers,
+        network=wanted.network,
+        recorded_s=answer.recorded_s,
+        default_s=answer.default_s,
+        step_s=answer.step_s,
+        interval_s=answer.whatif.interval_s,
+        interval_level=answer.whatif.level,
+        bound_s=answer.bound_s,
+        proven=best.found is None or best.found.proven,
+        techniques=techniques,
+        gains=tuple(
+            GainView(name=g.name, what=g.what, before_s=g.before_s, after_s=g.after_s, saved_s=g.saved_s)
+            for g in answer.gains
+        ),
+        left_out=tuple(LeftOutView(name=each.name, why=each.why) for each in answer.left_out),
+        configuration=ConfigurationView(
+            buckets=tuple(
+                BucketView(first=each.first, last=each.last, gradients=each.gradients, bytes=each.nbytes)
+                for each in found.buckets
+            ),
+            bucket_cap_mb_list=found.bucket_cap_mb_list,
+            bucket_cap_mb=found.bucket_cap_mb,
+            bucket_cap_step_s=found.bucket_cap_step_s,
+            gradient_as_bucket_view=found.gradient_as_bucket_view,
+            autocast=found.autocast or None,
+            compile_mode=found.compile_mode or None,
+            regions=tuple(RegionView(first=first, last=last) for first, last in found.regions),
+            fused_optimizer=found.fused_optimizer,
+            accumulation_steps=found.accumulation_steps,
+            recompute=found.recompute or None,
+        ),
+        snippet=python,
+        overtaking=None
+        if over is None
+        else OvertakingView(
+            step_s=over.step_s,
+            checked_s=over.checked_s,
+            bound_s=over.bound_s,
+            proven=over.proven,
+            buckets=len(over.plan.ends),
+            parts=sum(over.plan.chunks),
+            rounds=over.rounds,
+            evaluations=over.evaluations,
+        ),
+        memory_recorded_bytes=answer.memory_recorded,
+        memory_bytes=best.memory,
+        memory_limit_bytes=wanted.memory_limit,
+        assumptions=tuple(
+            AssumptionView(
+                technique=each.assumption.technique,
+                name=each.assumption.name,
+                value=each.assumption.value,
+                low=each.assumption.low,
+                high=each.assumption.high,
+                unit=each.assumption.unit,
+                why=each.assumption.why,
+                flag=each.assumption.flag,
+                step_at_low_s=each.at_low_s,
+                step_at_high_s=each.at_high_s,
+            )
+            for each in answer.whatif.assumptions
+        ),
+        search=SearchView(
+            seconds=answer.seconds,
+            sets=answer.sets,
+            plans=answer.states + (over.evaluations if over else 0),
+            tensors=0 if answer.problem is None else len(answer.problem),
+            tasks=len(answer.graph),
+            finished=answer.finished,
+            difference=answer.difference,
+        ),
+        notes=_notes(answer),
+        next=_next(answer, source, techniques),
+    )
+
+
+def headline(answer: Answer, found: Configuration) -> str:
+    """As in "1.43× faster on 4 workers: 4.77 → 3.33 ms per step (2.93 – 4.15) with 2 buckets, mixed precision …."."""
+    wanted = answer.wanted
+    where = f" on {wanted.workers} workers" if wanted.workers > 1 else ""
+    unit = unit_for(max(answer.default_s, answer.step_s))
+    low, high = answer.whatif.interval_s
+    numbers = (
+        f"{seconds(answer.default_s)} → {seconds(answer.step_s)} per step ({between(low, high, unit)} {unit.name})"
+    )
+    names = [each.split()[0] for each in map(str, answer.best.techniques)]
+    if found.buckets and any(gain.name == "tensor fusion" for gain in answer.gains):
+        names.insert(0, f"{len(found.buckets)} bucket{'s' * (len(found.buckets) != 1)}")
+    if answer.step_s >= answer.default_s * (1 - 1e-3) and not names:
+        return f"Nothing that was tried is faster{where}: {seconds(answer.default_s)} per step as it is."
+    return f"{speed(answer.default_s, answer.step_s)}{where}: {numbers} with {_and(names) or 'gradients as views'}."
+
+
+def text(view: OptimiseView, terminal: Terminal) -> str:
+    """`OptimiseView` for people."""
+    parts: list[RenderableType] = [_bold(view.headline), ""]
+    table = _table()
+    for title in ("change", "step", "saved", "what"):
+        _column(table, title, right=title in ("step", "saved"), wide=title == "what")
+    label = "data-parallel by default" if view.workers > 1 else "as recorded"
+    table.add_row(label, seconds(view.default_s), "", "")
+    for gain in view.gains:
+        table.add_row(_plain(gain.name), seconds(gain.after_s), change(-gain.saved_s), _plain(gain.what))
+    parts += [_indented(table), ""]
+    parts += _buckets(view)
+    parts.append(_labelled("sure", _sure(view)))
+    if view.memory_bytes is not None and view.memory_recorded_bytes is not None:
+        limit = "" if view.memory_limit_bytes is None else f", limit {_size(view.memory_limit_bytes)}"
+        parts.append(
+            _labelled("memory", f"{_size(view.memory_recorded_bytes)} recorded, {_size(view.memory_bytes)} now{limit}")
+        )
+    if view.overtaking is not None and view.overtaking.step_s < view.step_s * (1 - 1e-3):
+        over = view.overtaking
+        checked = "" if over.checked_s is None else f", {seconds(over.checked_s)} by the whole graph"
+        parts.append(
+            _labelled(
+                "beyond DDP",
+                f"messages that overtake each other (P3): {seconds(over.step_s)}{checked}; nothing is faster than "
+                f"{seconds(over.bound_s)} with this compute",
+            )
+        )
+    for left in view.left_out:
+        parts.append(_labelled("left out", f"{left.name}: {left.why}"))
+    for assumption in view.assumptions[:SHOWN_ASSUMPTIONS]:
+        parts.append(_labelled("assumed", wording.assumption_text(assumption)))
+    if len(view.assumptions) > SHOWN_ASSUMPTIONS:
+        parts.append(_note(f"{count(len(view.assumptions) - SHOWN_ASSUMPTIONS)} more assumptions: --json."))
+    for note in view.notes:
+        parts.append(_note(note))
+    search = view.search
+    parts.append(
+        _note(
+            f"{count(search.sets)} sets of techniques and {count(search.plans)} plans in {seconds(search.seconds)}; "
+            f"the coarsened view ({count(search.tensors)} gradients of {count(search.tasks)} tasks) is off the whole "
+            f"graph by {share(abs(search.difference))}."
+            if view.workers > 1
+            else f"{count(search.sets)} sets of techniques in {seconds(search.seconds)}."
+        )
+    )
+    return _text(parts, terminal) + (f"  next: {view.next}\n" if view.next else "")
+
+
+def _buckets(view: OptimiseView) -> list[RenderableType]:
+    found = view.configuration
+    if not found.buckets:
+        return []
+    table = _table()
+    for title in ("bucket", "size", "gradients", "from", "to"):
+        _column(table, title, right=title in ("bucket", "size", "gradients"))
+    for i, each in enumerate(found.buckets[:SHOWN_BUCKETS]):
+        table.add_row(str(i), _size(each.bytes), count(each.gradients), _plain(each.first), _plain(each.last))
+    parts: list[RenderableType] = [_indented(table)]
+    if len(found.buckets) > SHOWN_BUCKETS:
+        parts.append(_note(f"{count(len(found.buckets) - SHOWN_BUCKETS)} more buckets: --json or --write FILE."))
+    if found.bucket_cap_mb is not None and found.bucket_cap_step_s is not None:
+        parts.append(
+            _labelled(
+                "single size",
+                f"bucket_cap_mb={digits(found.bucket_cap_mb)} comes to {seconds(found.bucket_cap_step_s)}, where "
+                "PyTorch lacks bucket_cap_mb_list",
+            )
+        )
+    return [*parts, ""]
+
+
+def _sure(view: OptimiseView) -> str:
+    unit = unit_for(view.step_s)
+    interval = f"{100 * view.interval_level:.3g} % interval {between(*view.interval_s, unit)} {unit.name}"
+    if view.workers == 1:
+        return interval
+    if view.proven and abs(view.search.difference) < _CLOSE:
+        return f"{interval}; no other buckets are faster with these techniques (proven in the model)"
+    return f"{interval}; other buckets reach {seconds(view.bound_s)} at best, by the coarsened view"
+
+
+def _notes(answer: Answer) -> tuple[str, ...]:
+    notes = list(answer.notes)
+    if not answer.finished:
+        notes.append("Time ran out before all was looked at; --resume FILE keeps the state and goes on.")
+    if answer.wanted.memory_limit is not None:
+        notes.append("The memory estimate counts activations that need not be kept; it does not count 16-bit ones.")
+    if answer.graph.n_steps < 3 and answer.overtaking is not None:
+        notes.append("Messages that overtake are not checked by the whole graph: that needs three recorded steps.")
+    return tuple(notes)
+
+
+def _next(answer: Answer, source: str, techniques: tuple[str, ...]) -> str:
+    if not techniques:
+        return ""
+    words = " ".join(f"--do {shlex.quote(each)}" for each in techniques)
+    return f"foretrace whatif {shlex.quote(source)} {words}"
+
+
+def _without_search(text: str) -> str:
+    """A technique of the search as the registered one is written."""
+    words = [word for word in shlex.split(text) if not word.startswith(("parts=", "ahead=", "region_us="))]
+    return shlex.join(words)
+
+
+def _size(nbytes: float) -> str:
+    for name, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= size:
+            return f"{digits(nbytes / size)} {name}"
+    return f"{nbytes:.0f} B"
+
+
+def _and(names: list[str]) -> str:
+    return ", ".join(names[:-1]) + (" and " if len(names) > 1 else "") + names[-1] if names else ""
