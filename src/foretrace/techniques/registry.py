@@ -17,19 +17,30 @@ from foretrace.techniques.activation_offload import ActivationOffload
 from foretrace.techniques.activation_recomputation import ActivationRecomputation
 from foretrace.techniques.base import Technique
 from foretrace.techniques.batch_size import BatchSize
+from foretrace.techniques.bucket_fusion import BucketFusion
 from foretrace.techniques.channels_last import ChannelsLast
 from foretrace.techniques.compiled import Compiled
+from foretrace.techniques.contention import Contention
 from foretrace.techniques.cuda_graphs import CudaGraphs
 from foretrace.techniques.data_parallel import DataParallel
 from foretrace.techniques.faster_device import FasterDevice
+from foretrace.techniques.fully_sharded import FullySharded
 from foretrace.techniques.fused_optimizer import FusedOptimizer
 from foretrace.techniques.gradient_accumulation import GradientAccumulation
+from foretrace.techniques.gradient_compression import GradientCompression
+from foretrace.techniques.hierarchical_allreduce import HierarchicalAllreduce
+from foretrace.techniques.local_steps import LocalSteps
 from foretrace.techniques.mixed_precision import MixedPrecision
+from foretrace.techniques.model_parallel_compression import ModelParallelCompression
+from foretrace.techniques.parameter_server import ParameterServer
+from foretrace.techniques.partial_backprop import PartialBackprop
 from foretrace.techniques.prefetch_data import PrefetchData
+from foretrace.techniques.priority import Priority
 from foretrace.techniques.reconstruct_batchnorm import ReconstructBatchnorm
 from foretrace.techniques.replace_kernel import ReplaceKernel
 from foretrace.techniques.selection import Remove, Scale
 from foretrace.techniques.structured_dropout import StructuredDropout
+from foretrace.techniques.tensor_partition import TensorPartition
 
 GROUP = "foretrace.techniques"
 BUILT_IN: tuple[type[Technique], ...] = (
@@ -47,6 +58,17 @@ BUILT_IN: tuple[type[Technique], ...] = (
     ActivationCompression,
     StructuredDropout,
     DataParallel,
+    FullySharded,
+    BucketFusion,
+    TensorPartition,
+    Priority,
+    HierarchicalAllreduce,
+    ParameterServer,
+    LocalSteps,
+    GradientCompression,
+    ModelParallelCompression,
+    PartialBackprop,
+    Contention,
     FasterDevice,
     ReplaceKernel,
     Scale,
