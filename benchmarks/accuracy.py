@@ -194,10 +194,11 @@ def gpu_section(_: Path | None) -> str:
 
 def ledger_section(_: Path | None) -> str:
     """Rows of benchmarks/verify_zoo.py: the newest of every technique and model."""
-    rows = rows_of(DATA / "ledger.jsonl")
+    everything = rows_of(DATA / "ledger.jsonl")
+    rows = tuple(row for row in everything if "rig" not in row.arms)
     if not rows:
         raise RuntimeError("there are no rows; run python benchmarks/verify_zoo.py first")
-    shipped = msgspec.json.encode(models_of(rows), order="sorted")
+    shipped = msgspec.json.encode(models_of(everything), order="sorted")
     write_bytes(ROOT / "src" / "foretrace" / "verify" / "shipped.json", msgspec.json.format(shipped) + b"\n")
     single, several = ([row for row in rows if (len(row.names) > 1) is many] for many in (False, True))
     return (
@@ -218,6 +219,53 @@ def ledger_section(_: Path | None) -> str:
         f"### Two techniques predicted together, and applied together\n\n{markdown(several)}\n"
         f"### Where predictions miss\n\n{misses(rows)}"
     )
+
+
+# --- several workers on real links -------------------------------------------------------------------------------
+
+
+def rig_section(_: Path | None) -> str:
+    """Rows of benchmarks/verify_rig.py."""
+    rows = [row for row in rows_of(DATA / "ledger.jsonl") if "rig" in row.arms]
+    if not rows:
+        raise RuntimeError("there are no rows; run python benchmarks/verify_rig.py first, as root")
+    kinds = {
+        "two workers, layers that sleep": [r for r in rows if r.arms["rig"]["workers"] == 2 and r.model[:1].isdigit()],
+        "more workers, layers that sleep": [r for r in rows if r.arms["rig"]["workers"] > 2 and r.model[:1].isdigit()],
+        "two workers that compute": [r for r in rows if not r.model[:1].isdigit()],
+    }
+    summary = []
+    for kind, some in kinds.items():
+        off = np.abs([row.arms["rig"]["step_error"] for row in some])
+        if len(off):
+            held = sum(row.covered for row in some)
+            numbers = [percent(float(np.median(off))), percent(float(off.max())), f"{held} of {len(some)}"]
+            summary.append([kind, str(len(some)), *numbers])
+    lines = [
+        [
+            f"{row.model}, {row.size}", row.techniques.replace(f" network={row.arms['rig']['link']}", ""),
+            f"{row.arms['rig']['link_mbit_s']:.0f}", f"{1e3 * row.arms['rig']['predicted_step_s']:.1f}",
+            f"{1e3 * row.after_s:.1f}", percent(row.arms["rig"]["step_error"], signed=True),
+            "yes" if row.covered else "no", str(row.verdict),
+        ]
+        for row in rows
+    ]  # fmt: skip
+    return (
+        f"*{when(rows)}.*\n\n"
+        "Real gloo processes, each in a network namespace of its own behind a token bucket (`python "
+        "benchmarks/verify_rig.py`, [rig.md](rig.md)). The link is measured first, one worker is recorded alone, the "
+        "step of all workers is predicted, and only then it is run, interleaved with the worker alone. *Layers that "
+        "sleep* exchange real gradients through PyTorch's own data parallelism but compute nothing, so that two cores "
+        "do not decide. *Error* is predicted / measured step − 1 in %; *covered*: whether the 80 % interval of the "
+        "predicted ratio to one worker alone holds the measured one. Rows are the newest of every setting.\n\n"
+        + table(("", "rows", "median error", "worst", "covered"), summary)
+        + "\n\n"
+        + table(
+            ("work, workers, link", "techniques", "payload Mbit/s", "predicted ms", "measured ms", "error", "covered",
+             "verdict"),
+            lines,
+        )
+    )  # fmt: skip
 
 
 # --- models of collectives against measured tables ---------------------------------------------------------------
@@ -293,6 +341,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Path], str] | Callable[[Path | None], s
     "loader": ("Loader workers 0 → 4 on a GPU", loader_section, True),
     "gpu": ("GPU pairs", gpu_section, False),
     "ledger": ("Techniques verified on a processor", ledger_section, False),
+    "rig": ("Several workers on real links", rig_section, False),
     "collectives": ("Collectives", collectives_section, True),
     "iterations": ("Iterations of many GPUs", iterations_section, True),
     "scaling": ("Strong scaling", scaling_section, True),

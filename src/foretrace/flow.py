@@ -18,9 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from foretrace.graph.alignment import Clock
+    from foretrace.graph.matching import Matching
     from foretrace.graph.taskgraph import TaskGraph
     from foretrace.simulate.check import CheckReport
     from foretrace.simulate.compare import Comparison
+    from foretrace.simulate.folding import Scaling
     from foretrace.simulate.timeline import Timeline
     from foretrace.techniques.base import Technique
     from foretrace.techniques.whatif import WhatIf
@@ -68,6 +71,96 @@ class Run:
 
         graph = build(self.trace, rank)
         return Scenario(graph=graph if as_recorded else unprofiled(graph))
+
+    def global_graph(self, *, alone: bool = False) -> Scenario:
+        """What depends on what on all ranks of the recording, tied together by their collectives, on one clock.
+
+        The cost of having been recorded stays in. With `alone`, the lowest rank alone where no collective ties two
+        ranks together; its notes say so. Raises GraphError where the ranks cannot be of one job.
+        """
+        return joined(self._rank_graphs(), alone=alone)
+
+    def alignment(self) -> tuple[Matching, Clock]:
+        """Which collectives of the ranks are one, and how far the rank's clocks are apart. Raises GraphError."""
+        return alignment(self._rank_graphs())
+
+    def _rank_graphs(self) -> list[TaskGraph]:
+        from foretrace.graph.builder import build
+
+        return [build(self.trace, info.rank) for info in self.trace.ranks]
+
+
+# --- 1b. ranks apart: each rank of a run read and built by itself, on all cores or on a cluster ---------------
+
+
+def rank_graphs(
+    path: str | Path | Sequence[str | Path],
+    *,
+    ranks: Collection[int] | None = None,
+    steps: Collection[int] | slice | None = None,
+    salvage: bool = False,
+    on: str = "here",
+    progress: Callable[[float], None] | None = None,
+) -> tuple[TaskGraph, ...]:
+    """The graph of every rank of a run, as recorded, on one clock; see `foretrace.graph.ranks`.
+
+    `on` is "here" or "ray". Raises TraceError and GraphError as `read` and `Run.graph` do, and ForetraceError where
+    a worker dies or Ray cannot be had.
+    """
+    from foretrace.graph.ranks import rank_graphs as read_graphs
+
+    return read_graphs(path, ranks=ranks, steps=steps, salvage=salvage, on=on, progress=progress)
+
+
+def joined(graphs: Sequence[TaskGraph], *, alone: bool = False) -> Scenario:
+    """The graphs of several ranks as one, see `Run.global_graph`; the only one, without the cost of its recording."""
+    from foretrace.graph.join import join
+    from foretrace.simulate.overhead import unprofiled
+
+    if len(graphs) == 1:
+        return Scenario(graph=unprofiled(graphs[0]))
+    graph = join(graphs)
+    if not alone or graph.info.collectives["what"]:
+        return Scenario(graph=graph)
+    one, ranks = unprofiled(graphs[0]), len(graphs)
+    left = f"rank {one.lanes[0].rank} of {ranks} recorded ranks; other ranks are not in this graph."
+    notes = (f"no collective ties the {ranks} ranks together.", left, *(n for n in one.info.notes if n != left))
+    return Scenario(graph=replace(one, info=replace(one.info, notes=notes, collectives=graph.info.collectives)))
+
+
+def alignment(graphs: Sequence[TaskGraph]) -> tuple[Matching, Clock]:
+    """See `Run.alignment`."""
+    from foretrace.graph.alignment import match_and_align
+    from foretrace.graph.collectives import collective_calls
+
+    return match_and_align([collective_calls(graph) for graph in graphs])
+
+
+def scale(
+    graphs: Sequence[TaskGraph],
+    ranks: int,
+    *,
+    network: str = "",
+    samples: int | None = None,
+    seed: int = 0,
+    progress: Callable[[float], None] | None = None,
+) -> Scaling:
+    """Predict a run of so many ranks from the graphs of a few recorded ones; see `foretrace.simulate.folding`.
+
+    `network` is as `foretrace.cost.network.network` reads it; without it links are as fast as recorded, and latency
+    is not counted. Raises NotApplicableError where the recorded ranks cannot stand for more, ForetraceError where the
+    network cannot be.
+    """
+    from foretrace.simulate import folding
+
+    price = None
+    if network:
+        from foretrace.cost.network import network as parse_network
+        from foretrace.cost.pricing import price as price_of
+
+        price = price_of(parse_network(network, max(ranks, 1)))
+    count = folding.SAMPLES if samples is None else samples
+    return folding.scale(graphs, ranks, price=price, samples=count, seed=seed, progress=progress)
 
 
 def load(path: str | Path) -> Scenario:

@@ -93,6 +93,7 @@ def make_blame(**changes: Any) -> BlameView:
         headline=headline.blame(ROWS, 0.174, every=True),
         source="run.json.gz",
         platform="cuda",
+        rank_numbers=(0,),
         steps=6,
         by="name",
         step_time_s=0.174,
@@ -109,6 +110,7 @@ def make_whatif(**changes: Any) -> WhatIfView:
         platform="cuda",
         name="prefetch-data + mixed-precision",
         techniques=("prefetch-data", "mixed-precision"),
+        rank_numbers=(0,),
         steps=6,
         before_s=0.174,
         after_s=0.092,
@@ -181,6 +183,7 @@ def make_simulate(**changes: Any) -> SimulateView:
     view = SimulateView(
         headline=headline.simulate(0.174, 0.174, -0.0002),
         source="run.json.gz",
+        rank_numbers=(0,),
         steps=6,
         tasks=30_572,
         edges=39_696,

@@ -27,18 +27,27 @@ _USAGE_ERROR = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__
 def application() -> typer.Typer:
     """The `foretrace` command with its subcommands, in the order a user meets them."""
     from foretrace.cli import (
+        align,
         blame,
         calibrate,
         check,
+        cloud,
         compare,
+        compression,
+        devices,
         export,
         graph,
         ledger,
+        network,
+        optimise,
         profile,
         record,
         report,
+        rig,
+        scale,
         show,
         simulate,
+        stash,
         techniques,
         verify,
         whatif,
@@ -72,9 +81,12 @@ def application() -> typer.Typer:
     app.command("record", short_help=words, context_settings={"allow_extra_args": True})(record.record)
     for command in (
         show.show,
+        align.align,
+        scale.scale,
         simulate.simulate,
         blame.blame,
         whatif.whatif,
+        optimise.optimise,
         compare.compare,
         check.check,
         report.report,
@@ -83,11 +95,17 @@ def application() -> typer.Typer:
         profile.profile,
         techniques.techniques,
         zoo.zoo,
+        devices.devices,
         verify.verify,
+        stash.stash,
         ledger.ledger,
     ):
         app.command(command.__name__)(command)
     app.add_typer(calibrate.calibrate)
+    app.add_typer(cloud.cloud)
+    app.add_typer(network.network)
+    app.add_typer(compression.compression)
+    app.add_typer(rig.rig)
     return app
 
 

@@ -23,6 +23,7 @@ def blame(
     source: options.Source,
     by: Annotated[By, typer.Option("--by", help="What to sum up by.")] = By.name,
     rank: options.Rank = None,
+    all_ranks: options.AllRanks = False,
     steps: options.Steps = "",
     salvage: options.Salvage = False,
     top: options.Top = 12,
@@ -34,7 +35,7 @@ def blame(
 
     Example: foretrace blame run/ --by layer
     """
-    run = options.scenario(source, rank=rank, steps=steps, salvage=salvage)
+    run = options.scenario(source, rank=rank, steps=steps, salvage=salvage, together=all_ranks)
     from foretrace.report import build
 
     options.answer(build.blame(run.simulate(), by.value, path=str(source)), as_json=as_json, top=top)

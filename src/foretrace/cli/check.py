@@ -10,6 +10,7 @@ from foretrace.cli import options
 def check(
     source: options.Source,
     rank: options.Rank = None,
+    all_ranks: options.AllRanks = False,
     steps: options.Steps = "",
     salvage: options.Salvage = False,
     as_json: options.AsJson = False,
@@ -20,7 +21,7 @@ def check(
 
     Exit code 1 where a check fails. Example: foretrace check run/
     """
-    run = options.scenario(source, rank=rank, steps=steps, salvage=salvage, as_recorded=True)
+    run = options.scenario(source, rank=rank, steps=steps, salvage=salvage, as_recorded=True, together=all_ranks)
     report = run.check()
     failed = [finding for finding in report.findings if finding.verdict == "fail"]
     headline = (

@@ -14,6 +14,7 @@ def compare(
     before: Annotated[Path, typer.Argument(metavar="BEFORE", help="A recording or a saved graph.")],
     after: Annotated[Path, typer.Argument(metavar="AFTER", help="Another recording or saved graph.")],
     rank: options.Rank = None,
+    all_ranks: options.AllRanks = False,
     steps: options.Steps = "",
     salvage: options.Salvage = False,
     top: options.Top = 12,
@@ -23,7 +24,10 @@ def compare(
 
     Example: foretrace compare before/ after/
     """
-    sides = [options.scenario(source, rank=rank, steps=steps, salvage=salvage).simulate() for source in (before, after)]
+    sides = [
+        options.scenario(source, rank=rank, steps=steps, salvage=salvage, together=all_ranks).simulate()
+        for source in (before, after)
+    ]
     from foretrace.report import build
 
     view = build.compare(*sides, before_path=str(before), after_path=str(after))

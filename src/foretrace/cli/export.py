@@ -20,6 +20,7 @@ def export(
         "timeline.json.gz"
     ),
     rank: options.Rank = None,
+    all_ranks: options.AllRanks = False,
     steps: options.Steps = "",
     salvage: options.Salvage = False,
 ) -> None:
@@ -32,7 +33,7 @@ def export(
     from foretrace.techniques.arguments import parse_all
 
     techniques = parse_all(do or [])
-    run = options.scenario(source, rank=rank, steps=steps, salvage=salvage)
+    run = options.scenario(source, rank=rank, steps=steps, salvage=salvage, together=all_ranks)
     from foretrace.cli import pages
 
     timelines = {"recorded": run.simulate()}

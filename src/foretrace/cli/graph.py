@@ -17,6 +17,7 @@ def graph(
         list[str] | None, typer.Option("--do", metavar='"NAME KEY=VALUE ..."', help="Techniques to apply first.")
     ] = None,
     rank: options.Rank = None,
+    all_ranks: options.AllRanks = False,
     steps: options.Steps = "",
     salvage: options.Salvage = False,
 ) -> None:
@@ -29,5 +30,5 @@ def graph(
     from foretrace.techniques.arguments import parse_all
 
     techniques = parse_all(do or [])
-    options.scenario(source, rank=rank, steps=steps, salvage=salvage).apply(*techniques).save(out)
+    options.scenario(source, rank=rank, steps=steps, salvage=salvage, together=all_ranks).apply(*techniques).save(out)
     options.wrote(out)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 network = typer.Typer(
     name="network",
-    help="What collectives should cost on a machine, and whether they do.",
+    help="What collectives should cost, and whether yours do.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

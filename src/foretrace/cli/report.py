@@ -18,6 +18,7 @@ def report(
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The page to write.")] = Path("report.html"),
     rank: options.Rank = None,
+    all_ranks: options.AllRanks = False,
     steps: options.Steps = "",
     salvage: options.Salvage = False,
 ) -> None:
@@ -30,7 +31,7 @@ def report(
     from foretrace.techniques.arguments import parse_all
 
     techniques = parse_all(do or [])
-    run = options.scenario(source, rank=rank, steps=steps, salvage=salvage)
+    run = options.scenario(source, rank=rank, steps=steps, salvage=salvage, together=all_ranks)
     from foretrace.cli import pages
 
     with options.progress("weighing the what-ifs"):

@@ -8,6 +8,7 @@ from foretrace.cli import options
 def simulate(
     source: options.Source,
     rank: options.Rank = None,
+    all_ranks: options.AllRanks = False,
     steps: options.Steps = "",
     salvage: options.Salvage = False,
     as_json: options.AsJson = False,
@@ -16,7 +17,7 @@ def simulate(
 
     Example: foretrace simulate run/
     """
-    run = options.scenario(source, rank=rank, steps=steps, salvage=salvage, as_recorded=True)
+    run = options.scenario(source, rank=rank, steps=steps, salvage=salvage, as_recorded=True, together=all_ranks)
     from foretrace.report import build
 
     options.answer(build.simulate(run.simulate(), path=str(source)), as_json=as_json)

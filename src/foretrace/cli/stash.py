@@ -37,7 +37,7 @@ def stash(
     rank: options.Rank = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Say what a step stalls for: other workers, the network, preparing batches, fetching data.
+    """Say what a step stalls for: workers, network, loading data.
 
     A recording is answered at once; a script or model is also run for real, four ways in turns, and both are compared.
     Example: foretrace stash resnet50 --workers 2

@@ -33,6 +33,7 @@ def whatif(
         ),
     ] = True,
     rank: options.Rank = None,
+    all_ranks: options.AllRanks = False,
     steps: options.Steps = "",
     salvage: options.Salvage = False,
     as_json: options.AsJson = False,
@@ -44,7 +45,7 @@ def whatif(
     from foretrace.techniques.arguments import parse_all
 
     techniques = parse_all(do)
-    run = options.scenario(source, rank=rank, steps=steps, salvage=salvage)
+    run = options.scenario(source, rank=rank, steps=steps, salvage=salvage, together=all_ranks)
     if calibration:
         run = run.calibrated()
         if known := len(run.graph.info.calibration.get("seconds", ())):

@@ -14,17 +14,62 @@ Int64 = npt.NDArray[np.int64]
 AHEAD = 1.05  # the device needs this much longer than the host's steps: the host runs ahead
 
 
+def joint_rows(graph: TaskGraph) -> npt.NDArray[np.bool_]:
+    """Tasks (n rows) that belong to no rank alone: marks of all ranks, and tasks in which large groups meet."""
+    if len({lane.rank for lane in graph.lanes}) < 2:
+        return np.zeros(len(graph), dtype=np.bool_)
+    marks = (graph.kind == TaskKind.MARK) & (graph.lane_kinds[graph.lane] == LaneKind.MODEL)
+    return np.asarray((graph.rank < 0) | marks)
+
+
+def own_marks(graph: TaskGraph, rank: int) -> Int64:
+    """A rank's own step marks, which those of a joined graph wait for; none where it has no steps.
+
+    The first one is where this rank enters the first step, whichever rank enters it first.
+    """
+    joint = joint_rows(graph)
+    mine = (graph.rank == rank) & ~joint & (graph.kind == TaskKind.MARK)
+    first = np.flatnonzero(mine & (graph.step == 0))
+    if not len(first) or not graph.n_steps:
+        return np.empty(0, dtype=np.int64)
+    found = [int(first[0])]
+    for mark in graph.marks[1:].tolist():
+        row = int(mark)
+        while joint[row]:  # steps that are measured on the device wait for the marks of all ranks, these for the ranks'
+            into = slice(int(graph.in_ptr[row]), int(graph.in_ptr[row + 1]))
+            before = graph.src[into][graph.edge_kind[into] == EdgeKind.THREAD]
+            own = before[mine[before]]
+            if not len(own) and not joint[before].any():
+                return np.empty(0, dtype=np.int64)
+            row = int(own[0]) if len(own) else int(before[joint[before]][0])
+        found.append(row)
+    return np.array(found, dtype=np.int64)
+
+
 def last_launched(graph: TaskGraph) -> Int64:
-    """Per stream (rows) and mark (columns) the last device task launched before the mark; −1 where none is."""
+    """Per stream (rows) and mark (columns) the last device task launched before the mark; −1 where none is.
+
+    Of several ranks, before the rank's own mark. Their first step begins when the first rank enters it: the others'
+    streams have nothing before it.
+    """
     call = np.full(len(graph), -1, dtype=np.int64)
     launch = graph.edge_kind == EdgeKind.LAUNCH
     call[graph.dst[launch]] = graph.src[launch]
     found = []
+    joint = bool(joint_rows(graph).any())
+    begins = int(graph.lanes[graph.lane[graph.marks[0]]].rank) if len(graph.marks) else 0
+    marks = {0: graph.marks.astype(np.int64)} if not joint else {}
     for lane in np.unique(graph.lane[graph.on_device]):
         rows = np.flatnonzero((graph.lane == lane) & ~graph.gone)
-        if len(rows):
-            place = np.searchsorted(np.maximum.accumulate(call[rows]), graph.marks, side="left") - 1
-            found.append(np.where(place >= 0, rows[np.maximum(place, 0)], -1))
+        rank = graph.lanes[lane].rank if joint else 0
+        if rank not in marks:
+            marks[rank] = own_marks(graph, rank)
+        if len(rows) and len(marks[rank]):
+            place = np.searchsorted(np.maximum.accumulate(call[rows]), marks[rank], side="left") - 1
+            last = np.where(place >= 0, rows[np.maximum(place, 0)], -1)
+            if joint and rank != begins:
+                last[0] = -1
+            found.append(last)
     return np.array(found, dtype=np.int64).reshape(-1, len(graph.marks))
 
 

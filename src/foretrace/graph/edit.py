@@ -50,9 +50,10 @@ def remove(graph: TaskGraph, mask: Mask, *, technique: str = "") -> TaskGraph:
     A launch call goes with the last of the device tasks that it launched, and the return of a blocking call
     with its call. A synchronising call waits for what is left of the work launched before it; a launch that
     waited for a slot in a full queue waits for the task that now holds this slot. Host tasks keep their
-    position as zero-length tasks, so that events and forks bound to them stay in place.
+    position as zero-length tasks, so that events and forks bound to them stay in place. Of a collective between
+    ranks, the arrival goes with the transfer.
     """
-    gone = graph.gone | mask
+    gone = graph.gone | mask | _arrivals(graph, mask)
     new_gone = gone & ~graph.gone
     dst = graph.dst
     launch = graph.edge_kind == EdgeKind.LAUNCH
@@ -89,6 +90,16 @@ def remove(graph: TaskGraph, mask: Mask, *, technique: str = "") -> TaskGraph:
     if extra:
         what += f" and {extra} launch{'es' if extra > 1 else ''}"
     return result.noted(_change(technique, what, gone & ~graph.gone))
+
+
+def _arrivals(graph: TaskGraph, mask: Mask) -> Mask:
+    """The arrivals of the chosen transfers, on their own ranks."""
+    dst = graph.dst
+    own = (graph.edge_kind == EdgeKind.COLLECTIVE) & (graph.kind[graph.src] == TaskKind.ARRIVAL)
+    own &= (graph.lane[graph.src] == graph.lane[dst]) & (graph.kind[dst] == TaskKind.COLLECTIVE) & mask[dst]
+    found = np.zeros(len(graph), dtype=np.bool_)
+    found[graph.src[own]] = True
+    return found
 
 
 def cut(graph: TaskGraph, edges: Mask, *, technique: str = "") -> TaskGraph:

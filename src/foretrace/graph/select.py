@@ -30,6 +30,7 @@ def select(
     lane: int | Text | None = None,
     step: int | Iterable[int] | None = None,
     device: int | None = None,
+    rank: int | Iterable[int] | None = None,
     ignore_case: bool = True,
 ) -> Mask:
     """Tasks that satisfy every condition given, gone ones left out (n rows, bool).
@@ -37,8 +38,8 @@ def select(
     `name`, `op`, `layer` and `lane` are glob patterns over the whole text, or several of which one must
     match: `*` stands for any run of characters, `?` for one, everything else for itself. `lane` matches the
     label of a lane or is its index. `kind` and `phase` are members or their names; "device" and "host" are
-    groups of kinds. `step` is an index into `info.steps`, `device` a device number. Raises GraphError for an
-    unknown kind or phase.
+    groups of kinds. `step` is an index into `info.steps`, `device` a device number, `rank` one
+    or several ranks. Raises GraphError for an unknown kind or phase.
     """
     mask = ~graph.gone
     if kind is not None:
@@ -63,6 +64,8 @@ def select(
     if device is not None:
         devices = np.array([each.device for each in graph.lanes], dtype=np.int64)
         mask = mask & (devices[graph.lane] == device)
+    if rank is not None:
+        mask = mask & np.isin(graph.rank, [rank] if isinstance(rank, int) else list(rank))
     return np.asarray(mask, dtype=np.bool_)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from foretrace.graph.taskgraph import TaskGraph
-from foretrace.report import headline
+from foretrace.report import headline, ranks
 from foretrace.report.html import Page
 from foretrace.report.tracks import Track
 from foretrace.report.views import (
@@ -51,18 +51,29 @@ def show(timeline: Timeline, *, path: str = "") -> ShowView:
     graph, info = timeline.graph, timeline.graph.info
     rows = _rows(timeline, "name")
     median, mean = breakdowns(timeline)
-    often = headline.recurring(timeline.breakdown().steps_ns)
+    often = headline.recurring(ranks.breakdown(timeline).steps_ns)
     bottleneck = often.part if often else headline.bottleneck(median)
-    ranks = sorted({lane.rank for lane in graph.lanes})
+    numbers = ranks.numbers(graph)
+    together = ranks.collectives(timeline)
     sentence = headline.show(
         median,
         rows,
         platform=info.platform,
-        ranks=len(ranks),
+        ranks=len(numbers),
         every=graph.n_steps > 1,
         recurring=often,
         mean=mean,
     )
+    suggestion = _next(bottleneck, rows, graph, path)
+    if together is not None and together.each:
+        suggestion = ranks.next_command(together, timeline.step_time_s, _quoted(path)) or suggestion
+        first = ranks.headline(
+            together,
+            timeline.step_time_s,
+            every=graph.n_steps > 1,
+            all_there=len(numbers) >= info.world_size,
+        )
+        sentence = first if bottleneck == "exposed_communication" else f"{first} {sentence}"
     return ShowView(
         headline=sentence,
         bottleneck=bottleneck,
@@ -70,8 +81,8 @@ def show(timeline: Timeline, *, path: str = "") -> ShowView:
         device=_device(graph),
         devices=info.devices,
         platform=info.platform,
-        ranks=len(ranks),
-        rank_numbers=tuple(ranks),
+        ranks=len(numbers),
+        rank_numbers=numbers,
         world_size=info.world_size,
         steps=graph.n_steps,
         step_numbers=info.steps[: graph.n_steps],
@@ -84,24 +95,27 @@ def show(timeline: Timeline, *, path: str = "") -> ShowView:
         attributed_gpu_share=None if info.platform == "cpu" else float(info.attributed_share),
         unexplained_gpu_share=None if info.platform == "cpu" else float(info.unexplained_share),
         holds_back=rows[:HOLDS_BACK],
+        collectives=together,
+        clock=ranks.clock(graph),
         notes=_notes(graph),
-        next=_next(bottleneck, rows, info.platform, path),
+        next=suggestion,
     )
 
 
 def blame(timeline: Timeline, by: By = "name", *, path: str = "") -> BlameView:
     """Suspects ranked by what the step would save if they were 10 % faster."""
     rows = _rows(timeline, by)
-    suggestion = _next(headline.bottleneck(breakdowns(timeline)[0]), rows, timeline.graph.info.platform, path)
+    suggestion = _next(headline.bottleneck(breakdowns(timeline)[0]), rows, timeline.graph, path)
     return BlameView(
         headline=headline.blame(rows, timeline.step_time_s, every=timeline.graph.n_steps > 1),
         source=_source(path, timeline.graph.info.source),
         platform=timeline.graph.info.platform,
+        rank_numbers=ranks.numbers(timeline.graph),
         steps=timeline.graph.n_steps,
         by=by,
         step_time_s=timeline.step_time_s,
         rows=rows,
-        next="" if suggestion == _blame_by_layer(path) else suggestion,
+        next="" if suggestion == _blame_by_layer(timeline.graph, path) else suggestion,
     )
 
 
@@ -117,6 +131,7 @@ def simulate(timeline: Timeline, *, path: str = "", level: float = 0.8) -> Simul
     return SimulateView(
         headline=headline.simulate(timeline.step_time_s, measured_s, structural_error),
         source=_source(path, graph.info.source),
+        rank_numbers=ranks.numbers(graph),
         steps=graph.n_steps,
         tasks=len(graph),
         edges=graph.edges,
@@ -129,7 +144,7 @@ def simulate(timeline: Timeline, *, path: str = "", level: float = 0.8) -> Simul
         interval_level=interval.level,
         interval_source=interval.source,
         notes=_notes(graph),
-        next=f"foretrace check {_quoted(path)}" if path else "",
+        next=f"foretrace check {_again(graph, path)}" if path else "",
     )
 
 
@@ -149,6 +164,7 @@ def whatif(result: WhatIf, *, path: str = "") -> WhatIfView:
         platform=info.platform,
         name=" + ".join(written),
         techniques=names,
+        rank_numbers=ranks.numbers(result.before.graph),
         steps=result.before.graph.n_steps,
         before_s=before_s,
         after_s=after_s,
@@ -190,7 +206,7 @@ def whatif(result: WhatIf, *, path: str = "") -> WhatIfView:
         ),
         why_not_more=result.why_not_more,
         notes=_corrections(result.before.graph),
-        next=f"foretrace whatif {_quoted(path)} {_do(written)} --html report.html" if path else "",
+        next=f"foretrace whatif {_again(result.before.graph, path)} {_do(written)} --html report.html" if path else "",
     )
 
 
@@ -265,7 +281,7 @@ def step_time(timeline: Timeline) -> StepTime:
 
 def breakdowns(timeline: Timeline) -> tuple[Breakdown, Breakdown]:
     """Where the median step goes and where the mean step goes; each sums to its step."""
-    found = timeline.breakdown()
+    found = ranks.breakdown(timeline)
     median, mean = found.median_s(), found.mean_s()
     return Breakdown(**{part: median[part] for part in PARTS}), Breakdown(**{part: mean[part] for part in PARTS})
 
@@ -357,16 +373,21 @@ def _corrections(graph: TaskGraph) -> tuple[str, ...]:
     return tuple(change.what for change in graph.changes if not change.technique)
 
 
-def _next(bottleneck: str, rows: Sequence[BlameRow], platform: str, path: str) -> str:
+def _next(bottleneck: str, rows: Sequence[BlameRow], graph: TaskGraph, path: str) -> str:
     """The command that looks into what holds the step back, "" without a file to name."""
     technique = FIRST_TRY.get(bottleneck)
-    if platform == "cpu" and technique == "cuda-graphs":
+    if graph.info.platform == "cpu" and technique == "cuda-graphs":
         loop = any(row.name.startswith("Optimizer.step") for row in rows[:6])
         technique = "fused-optimizer" if loop else None
     if not path:
         return ""
-    return f"foretrace whatif {_quoted(path)} --do {technique}" if technique else _blame_by_layer(path)
+    return f"foretrace whatif {_again(graph, path)} --do {technique}" if technique else _blame_by_layer(graph, path)
 
 
-def _blame_by_layer(path: str) -> str:
-    return f"foretrace blame {_quoted(path)} --by layer"
+def _blame_by_layer(graph: TaskGraph, path: str) -> str:
+    return f"foretrace blame {_again(graph, path)} --by layer"
+
+
+def _again(graph: TaskGraph, path: str) -> str:
+    """The words that name the same graph in another command."""
+    return _quoted(path) + (" --all-ranks" if len(ranks.numbers(graph)) > 1 else "")

@@ -32,7 +32,7 @@ def loads(text: str | bytes, command: str) -> View:
 
 def schema(command: str) -> dict[str, Any]:
     """JSON Schema (draft 2020-12) of one command's answer, as stored in the package."""
-    text = files("foretrace.report").joinpath("schemas", f"{command}.json").read_bytes()
+    text = files("foretrace.report").joinpath("schemas", _file(command)).read_bytes()
     decoded: dict[str, Any] = msgspec.json.decode(text)
     return decoded
 
@@ -57,12 +57,17 @@ def generate_schema(command: str) -> dict[str, Any]:
     }
 
 
+def _file(command: str) -> str:
+    """The schema's file: "rig-check.json" for `rig check`."""
+    return f"{command.replace(' ', '-')}.json"
+
+
 def main() -> None:
     """Write the schema files of the package anew: `python -m foretrace.report.jsonout`."""
     folder = Path(__file__).parent / "schemas"
     for command in ANSWERS:
         text = msgspec.json.format(msgspec.json.encode(generate_schema(command)), indent=2)
-        write_bytes(folder / f"{command}.json", text + b"\n")
+        write_bytes(folder / _file(command), text + b"\n")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,12 @@ from __future__ import annotations
 
 import msgspec
 
+from foretrace.report.compression import CompressionAdviseView
+from foretrace.report.network_views import CalibrateNetworkView, DevicesView, NetworkCheckView
+from foretrace.report.optimise import OptimiseView
+from foretrace.report.rig import RigCalibrateView, RigCheckView, RigCleanView, RigVerifyView
+from foretrace.report.scaling import ScaleView
+from foretrace.report.stash import CloudAdviseView, StashView
 from foretrace.report.views import SCHEMA_VERSION
 
 
@@ -150,10 +156,43 @@ class CheckView(msgspec.Struct, frozen=True, kw_only=True):
     findings: tuple[FindingView, ...]
 
 
-Listing = ZooView | TechniquesView | CalibrateView | CheckView
+Stash = StashView | CloudAdviseView
+Net = NetworkCheckView | CalibrateNetworkView | DevicesView | CompressionAdviseView
+Rig = RigCheckView | RigCalibrateView | RigVerifyView | RigCleanView
+
+
+class AlignView(msgspec.Struct, frozen=True, kw_only=True):
+    """`foretrace align`: how far the clock of every rank is ahead of that of the first one."""
+
+    schema_version: int = SCHEMA_VERSION
+    command: str = "align"
+    offsets_s: dict[str, float | None]  # by rank; null where no collective ties it to the first
+    uncertainty_s: float | None  # the largest standard error
+    drift: dict[str, float]  # seconds per second, only ranks whose clock drifts
+    matched: int  # collectives that all recorded ranks of their group share
+    unmatched: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+Listing = (
+    ZooView | TechniquesView | CalibrateView | CheckView | OptimiseView | AlignView | ScaleView | Rig | Net | Stash
+)
 LISTINGS: dict[str, type[Listing]] = {
     "zoo": ZooView,
     "techniques": TechniquesView,
     "calibrate": CalibrateView,
     "check": CheckView,
+    "align": AlignView,
+    "scale": ScaleView,
+    "optimise": OptimiseView,
+    "compression advise": CompressionAdviseView,
+    "network check": NetworkCheckView,
+    "calibrate network": CalibrateNetworkView,
+    "devices": DevicesView,
+    "stash": StashView,
+    "cloud advise": CloudAdviseView,
+    "rig check": RigCheckView,
+    "rig calibrate": RigCalibrateView,
+    "rig verify": RigVerifyView,
+    "rig clean": RigCleanView,
 }

@@ -1,7 +1,10 @@
 """Recorded and predicted runs as one Chrome trace, for ui.perfetto.dev and chrome://tracing.
 
-Every run is a process of its own (one per rank), recorded first, all aligned at the first step; lanes are
-threads. Each process begins with a row of steps and a row that is its critical path.
+Every run is a process of its own, recorded first, all aligned at the first step; lanes are threads. Each process
+begins with a row of steps and a row that is its critical path.
+
+Of several ranks, every rank is a process; the steps, which all share, are one of their own. A row shows what a rank
+waits for the others in each collective, and arrows lead from the last rank to arrive to the transfers of all others.
 """
 
 from __future__ import annotations
@@ -19,9 +22,11 @@ from foretrace.files import write_bytes
 from foretrace.graph.taskgraph import EdgeKind, Phase, TaskKind
 from foretrace.report.names import short_names
 from foretrace.report.tracks import NO_EDGE, Track, binding_edges, lane_word
+from foretrace.simulate.ranks import Parts, parts
+from foretrace.simulate.timeline import Timeline
 
 Event = dict[str, Any]
-STEPS, CRITICAL, FIRST_LANE = 1, 2, 10
+STEPS, CRITICAL, WAITS, FIRST_LANE = 1, 2, 3, 10
 KINDS, PHASES, EDGES = ([each.name.lower() for each in words] for words in (TaskKind, Phase, EdgeKind))
 SPILL = 100_000  # thread ids of the extra rows for tasks that overlap on their lane
 
@@ -38,9 +43,20 @@ def export(tracks: Sequence[Track], *, arrows: bool = True) -> bytes:
     events: list[Event] = []
     pid = 0
     for track, head in zip(tracks, heads, strict=True):
-        for rank in sorted({lane.rank for lane in track.graph.lanes}):
+        ranks = sorted({lane.rank for lane in track.graph.lanes if lane.rank >= 0})
+        shift = before - head
+        if len(ranks) > 1:
             pid += 1
-            events += _process(track, rank, pid, before - head, arrows)
+            events += _named_process(pid, f"{track.name} · all ranks")
+            events += _steps(track, pid, shift)
+        pids = {rank: pid + 1 + i for i, rank in enumerate(ranks)}
+        pid += len(ranks)
+        for rank in ranks:
+            events += _process(track, rank, pids, shift, arrows)
+        if len(ranks) > 1:
+            found = parts(Timeline(graph=track.graph, start=track.start, end=track.end))
+            events += _waits(found, pids, shift)
+            events += _meetings(track, found, pids, shift) if arrows else ()
     return msgspec.json.encode({"displayTimeUnit": "ms", "otherData": {"producer": "foretrace"}, "traceEvents": events})
 
 
@@ -49,20 +65,26 @@ def write(tracks: Sequence[Track], path: Path, *, arrows: bool = True) -> None:
     write_bytes(path, export(tracks, arrows=arrows), compress=path.suffix == ".gz")
 
 
-def _process(track: Track, rank: int, pid: int, shift: int, arrows: bool) -> Iterator[Event]:
-    graph = track.graph
-    ranks = len({lane.rank for lane in graph.lanes})
-    yield _meta(pid, 0, "process_name", name=track.name + (f" · rank {rank}" if ranks > 1 else ""))
+def _named_process(pid: int, name: str) -> Iterator[Event]:
+    yield _meta(pid, 0, "process_name", name=name)
     yield _meta(pid, 0, "process_sort_index", sort_index=pid)
-    on_rank = graph.rank == rank
-    marks = graph.marks[on_rank[graph.marks]]
+
+
+def _steps(track: Track, pid: int, shift: int) -> Iterator[Event]:
+    marks, steps = track.graph.marks, track.graph.info.steps
     if len(marks) > 1:
         yield from _named(pid, STEPS, "steps")
-        steps = graph.info.steps
         for i, (a, b) in enumerate(pairwise(marks)):
             at, until = int(track.end[a]), int(track.end[b])
-            name = f"step {steps[i] if i < len(steps) else i}"
-            yield _slice(pid, STEPS, name, at + shift, until - at)
+            yield _slice(pid, STEPS, f"step {steps[i] if i < len(steps) else i}", at + shift, until - at)
+
+
+def _process(track: Track, rank: int, pids: dict[int, int], shift: int, arrows: bool) -> Iterator[Event]:
+    graph, pid = track.graph, pids[rank]
+    yield from _named_process(pid, track.name + (f" · rank {rank}" if len(pids) > 1 else ""))
+    if len(pids) == 1:
+        yield from _steps(track, pid, shift)
+    on_rank = graph.rank == rank
     source, why = binding_edges(graph, track.start, track.end)
     critical = np.zeros(len(graph), dtype=np.bool_)
     critical[track.critical] = True
@@ -94,7 +116,45 @@ def _process(track: Track, rank: int, pid: int, shift: int, arrows: bool) -> Ite
             event["args"] = facts.of(v)
             yield event
     if arrows:
-        yield from _arrows(track, pid, shift, source, critical & longs & on_rank)
+        yield from _arrows(track, rank, pids, shift, source, critical & longs)
+
+
+def _waits(found: Parts, pids: dict[int, int], shift: int) -> Iterator[Event]:
+    """What every rank waits for others in collectives, on rows of its own."""
+    last = found.rank[found.last_arriver]
+    for rank, pid in pids.items():
+        mine = np.flatnonzero((found.rank == rank) & (found.wait_ns > 0))
+        if not len(mine):
+            continue
+        mine = mine[np.argsort(found.arrived[mine], kind="stable")]
+        rows = _rows(found.arrived[mine], found.began[mine])
+        for row in range(int(rows.max()) + 1):
+            yield from _named(pid, row * SPILL + WAITS, "waits for other ranks", sort=WAITS)
+        for part, row in zip(mine.tolist(), rows.tolist(), strict=True):
+            name = f"waits for rank {last[found.collective[part]]}"
+            event = _slice(pid, row * SPILL + WAITS, name, int(found.arrived[part]) + shift, int(found.wait_ns[part]))
+            event["cat"] = "wait"
+            yield event
+
+
+def _meetings(track: Track, found: Parts, pids: dict[int, int], shift: int) -> Iterator[Event]:
+    """Flow arrows of every collective, from the transfer of the last rank to arrive to those of all others."""
+    lane = track.graph.lane
+    shown = found.ended > found.began
+    for part in np.flatnonzero(shown).tolist():
+        first = int(found.last_arriver[found.collective[part]])
+        if first == part or not shown[first]:
+            continue
+        to = int(found.transfer[part])
+        common = {"cat": "collective", "name": "collective", "id": f"c{pids[int(found.rank[part])]}.{to}"}
+        for phase, at in (("s", first), ("f", part)):
+            event = common | {
+                "ph": phase,
+                "pid": pids[int(found.rank[at])],
+                "ts": (int(found.began[at]) + shift) / 1000,
+            }
+            event["tid"] = FIRST_LANE + int(lane[found.transfer[at]])
+            yield event | {"bp": "e"} if phase == "f" else event
 
 
 class _Facts:
@@ -124,23 +184,30 @@ class _Facts:
 
 
 def _arrows(
-    track: Track, pid: int, shift: int, source: npt.NDArray[np.int64], critical: npt.NDArray[np.bool_]
+    track: Track,
+    rank: int,
+    pids: dict[int, int],
+    shift: int,
+    source: npt.NDArray[np.int64],
+    critical: npt.NDArray[np.bool_],
 ) -> Iterator[Event]:
-    """Flow arrows from lane to lane along the critical path, through zero-length tasks on the way."""
-    graph = track.graph
-    for v in np.flatnonzero(critical).tolist():
+    """Flow arrows from lane to lane along the critical path into a rank, through zero-length tasks on the way."""
+    graph, pid = track.graph, pids[rank]
+    for v in np.flatnonzero(critical & (graph.rank == rank)).tolist():
         u = int(source[v])
         while u >= 0 and not critical[u] and track.end[u] == track.start[u]:
             u = int(source[u])
         if u < 0 or not critical[u] or graph.lane[u] == graph.lane[v]:
             continue
-        common = {"cat": "critical path", "name": "critical path", "id": f"{pid}.{v}", "pid": pid}
+        common = {"cat": "critical path", "name": "critical path", "id": f"{pid}.{v}"}
+        leaves = {"pid": pids[graph.lanes[graph.lane[u]].rank]}
         # An arrow binds to the slice around its time stamp: one nanosecond before the end is inside.
         leave = min(int(track.end[u]), int(track.start[v])) - 1
         leave = max(leave, int(track.start[u]))
-        yield common | {"ph": "s", "tid": FIRST_LANE + int(graph.lane[u]), "ts": (leave + shift) / 1000}
+        yield common | leaves | {"ph": "s", "tid": FIRST_LANE + int(graph.lane[u]), "ts": (leave + shift) / 1000}
         yield common | {
             "ph": "f",
+            "pid": pid,
             "bp": "e",
             "tid": FIRST_LANE + int(graph.lane[v]),
             "ts": (int(track.start[v]) + shift) / 1000,

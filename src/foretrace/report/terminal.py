@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
+    from foretrace.report.ranks_views import ClockView, CollectivesView
+
 PIPE_WIDTH = 120
 NARROW = 72
 
@@ -149,16 +151,40 @@ def _show(view: ShowView, terminal: Terminal, rows: int) -> list[RenderableType]
         *_bar_line(line, view.breakdown_s, terminal),
         _breakdown_line(view.breakdown_s, view.platform, terminal),
     ]
+    if view.collectives is not None and view.collectives.each:
+        parts += ["", _ranks(view.collectives, view.clock, rows, terminal)]
+        for line in wording.collectives(view.collectives, one_step=view.steps <= 1):
+            parts.append(_note(line))
     if view.holds_back:
-        parts += ["", _ranking(view.holds_back[:rows], "what holds the step back", view.platform, terminal)]
+        title = "what holds the step back" + (" (sum of the ranks)" if view.ranks > 1 else "")
+        parts += ["", _ranking(view.holds_back[:rows], title, view.platform, terminal)]
     for note in [*wording.trust(view), *view.notes]:
         parts.append(_note(note))
     return parts
 
 
+def _ranks(view: CollectivesView, clock: ClockView | None, rows: int, terminal: Terminal) -> RenderableType:
+    """The ranks for which others wait longest."""
+    table = _table()
+    narrow = terminal.width < NARROW
+    titles = ["rank", "waits", "transfers", "last to arrive", "others wait for it", "clock"]
+    for title in titles[:4] if narrow else titles:
+        _column(table, title, right=True)
+    total = count(len(view.last_arriver))
+    for row in sorted(view.by_rank, key=lambda each: (-each.caused_s, each.rank))[:rows]:
+        ahead = clock.offsets_s.get(str(row.rank)) if clock is not None else None
+        cells = [
+            str(row.rank), seconds(row.wait_s), seconds(row.transfer_s), f"{count(row.last)} of {total}",
+            seconds(row.caused_s), "not known" if ahead is None else change(ahead),
+        ]  # fmt: skip
+        table.add_row(*(cells[:4] if narrow else cells))
+    return _indented(table)
+
+
 def _blame(view: BlameView, terminal: Terminal, rows: int) -> list[RenderableType]:
     parts: list[RenderableType] = [_bold(view.headline), ""]
     title = f"by {view.by}, per step of {seconds(view.step_time_s)}"
+    title += " (sum of the ranks)" if len(view.rank_numbers) > 1 else ""
     parts.append(_ranking(view.rows[:rows], title, view.platform, terminal))
     if len(view.rows) > rows:
         more = len(view.rows) - rows

@@ -151,7 +151,8 @@ def _lanes(tracks: Sequence[Track]) -> LaneTable:
     for at, key in enumerate(shown):
         rank, kind, device, stream, label = key
         word = _word(label, LaneKind(kind), stream)
-        prefix = f"rank {rank} · " if len(ranks) > 1 else ""
+        prefix = f"rank {rank} · " if len(ranks) > 1 and rank >= 0 else ""
+        word = word.removeprefix(f"rank {rank} ")  # as lanes of a joined graph are called
         if device >= 0 and len(devices) > 1 and len(ranks) == 1:
             prefix = f"GPU {device} · "
         table[key] = (

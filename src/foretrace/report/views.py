@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from foretrace.report.ranks_views import ClockView, CollectivesView
+
 SCHEMA_VERSION = 1
 
 PARTS = (
@@ -143,6 +145,8 @@ class ShowView(msgspec.Struct, frozen=True, kw_only=True):
     attributed_gpu_share: float | None  # None without a GPU
     unexplained_gpu_share: float | None
     holds_back: tuple[BlameRow, ...]
+    collectives: CollectivesView | None = None  # None for one rank
+    clock: ClockView | None = None
     notes: tuple[str, ...]
     next: str  # the command to try next
 
@@ -154,6 +158,7 @@ class SimulateView(msgspec.Struct, frozen=True, kw_only=True):
     command: str = "simulate"
     headline: str
     source: str
+    rank_numbers: tuple[int, ...]  # ranks that the answer is about
     steps: int
     tasks: int
     edges: int
@@ -177,6 +182,7 @@ class BlameView(msgspec.Struct, frozen=True, kw_only=True):
     headline: str
     source: str
     platform: str
+    rank_numbers: tuple[int, ...]  # ranks that the answer is about
     steps: int
     by: str
     step_time_s: float
@@ -194,6 +200,7 @@ class WhatIfView(msgspec.Struct, frozen=True, kw_only=True):
     platform: str
     name: str  # the techniques, joined: "prefetch-data + mixed-precision"
     techniques: tuple[str, ...]
+    rank_numbers: tuple[int, ...]  # ranks that the answer is about
     steps: int
     before_s: float
     after_s: float

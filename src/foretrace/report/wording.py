@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from foretrace.report.units import between, count, digits, in_unit, share, unit_for
+from foretrace.report.ranks_views import CollectivesView
+from foretrace.report.units import between, count, digits, in_unit, seconds, share, unit_for
 from foretrace.report.views import AssumptionView, ChangeView, PathPart, ShowView, WhatIfView
 
 # Where a kind of task runs.
@@ -20,6 +21,7 @@ WHERE = {
     "collective": "network",
 }
 
+MOST_MISMATCHES = 6  # sentences about calls that do not match
 MATTERS = 0.01  # an assumption whose range moves the predicted step by less is named, not explained
 LEAST_SHARE = 0.03  # parts of a critical path below this share of the step are left out of the words
 
@@ -77,6 +79,20 @@ def reading_notes(show: ShowView) -> list[str]:
     return [*notes, *show.notes]
 
 
+def collectives(view: CollectivesView, *, one_step: bool) -> list[str]:
+    """What waiting and transfers cost, and what the set of recordings lacks."""
+    lines = [f"Transfers that take no time would save {seconds(max(view.saved_if_free_s, 0.0))} per step."]
+    if view.saved_if_together_s > 0:
+        step = "the step" if one_step else "the first step"
+        lines.append(
+            f"Ranks that enter the recording together would save {seconds(view.saved_if_together_s)} of {step}."
+        )
+    shown = [*view.missing, *view.unmatched]
+    if len(shown) > MOST_MISMATCHES:
+        shown = [*shown[:MOST_MISMATCHES], f"{count(len(shown) - MOST_MISMATCHES)} more mismatches: --json."]
+    return lines + shown
+
+
 def trust(show: ShowView) -> list[str]:
     """What makes answers about this recording less certain."""
     from foretrace.simulate.check import UNEXPLAINED_REFUSE, UNEXPLAINED_WARN  # loads compiled code
@@ -98,7 +114,8 @@ def change_text(made: ChangeView, several: bool) -> str:
 def assumption_text(a: AssumptionView) -> str:
     """As in "ratio 2.50× (plausible 2.00 – 3.10×: step 97.2 – 88.1 ms), from the catalog; replace it with …"."""
     why = a.why.rstrip(".")
-    return f"{a.name} {assumption_value(a)} {assumption_range(a)}: {why}; replace it with {assumption_flag(a)}"
+    replaced = f"; replace it with {assumption_flag(a)}" if a.flag else ""
+    return f"{a.name} {assumption_value(a)} {assumption_range(a)}: {why}{replaced}"
 
 
 def assumptions_that_matter(view: WhatIfView) -> tuple[AssumptionView, ...]:

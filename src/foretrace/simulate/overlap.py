@@ -38,13 +38,13 @@ class OverlapChange:
 
 
 def shared_time(graph: TaskGraph, start: Int64, end: Int64) -> Int64:
-    """Time (ns) that each device task (n) runs while another stream of its device does; 0 for other tasks."""
+    """Time (ns) that each device task (n) runs while another stream of its device does; 0 for all other tasks."""
     shared = np.zeros(len(graph), dtype=np.int64)
     on_device = graph.on_device & ~graph.gone
     by_device: dict[tuple[int, int], list[int]] = {}  # ranks number their devices for themselves
-    for i, lane in enumerate(graph.lanes):
-        if lane.kind == LaneKind.GPU:
-            by_device.setdefault((lane.rank, lane.device), []).append(i)
+    for i, each in enumerate(graph.lanes):
+        if each.kind == LaneKind.GPU:
+            by_device.setdefault((each.rank, each.device), []).append(i)
     for lanes in by_device.values():
         if len(lanes) < 2:
             continue

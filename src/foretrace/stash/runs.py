@@ -188,7 +188,7 @@ def _run(
                 _evict(files)
             # A new arm begins its epoch anew, so that every block reads the same batches.
             workers.ask(Make(name=name, setup=setups[name]), f"making the run {name}", Done)
-            request = Steps(name=name, discarded=2, steps=wanted.steps)
+            request = Steps(name=name, discarded=2, steps=wanted.steps, together=name != "alone")
             ask = workers.ask_first if name == "alone" else workers.ask
             blocks = ask(request, f"running {name}", Block, seconds=600.0)
             if number:

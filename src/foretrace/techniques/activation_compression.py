@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from foretrace.cost.operator import Operator
 from foretrace.graph.taskgraph import TaskGraph
-from foretrace.techniques.base import Prior, Technique, derived, parameter, prior
+from foretrace.techniques.base import Across, Prior, Technique, derived, parameter, prior
 from foretrace.techniques.keeping import (
     Names,
     cast_bandwidth,
@@ -37,6 +37,7 @@ class ActivationCompression(Technique):
     """Saved float32 activations as bfloat16 or float16 between forward and backward."""
 
     name: ClassVar[str] = "activation-compression"
+    across: ClassVar[Across] = "each"
     summary: ClassVar[str] = "activations wait for the backward pass in 16 bit: half their memory, two casts each"
     source: ClassVar[str] = "Gist (ISCA 2018), section 3.3: delayed precision reduction; torch saved-tensor hooks"
 

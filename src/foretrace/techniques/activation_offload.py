@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from foretrace.cost.operator import Operator
 from foretrace.graph.taskgraph import TaskGraph
-from foretrace.techniques.base import Prior, Technique, derived, parameter, prior
+from foretrace.techniques.base import Across, Prior, Technique, derived, parameter, prior
 from foretrace.techniques.keeping import (
     Names,
     hook_time_s,
@@ -34,6 +34,7 @@ class ActivationOffload(Technique):
     """Saved activations in host memory (of a device) or in a file (of a processor) between forward and backward."""
 
     name: ClassVar[str] = "activation-offload"
+    across: ClassVar[Across] = "each"
     summary: ClassVar[str] = "activations wait for the backward pass in host memory, or in a file"
     source: ClassVar[str] = "vDNN (MICRO 2016), section III; torch saved-tensor hooks"
 

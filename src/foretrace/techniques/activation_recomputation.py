@@ -18,7 +18,7 @@ from foretrace.cost.operator import Operator
 from foretrace.graph.edit import scale
 from foretrace.graph.insert import HostTask, insert
 from foretrace.graph.taskgraph import Change, EdgeKind, Phase, TaskGraph, TaskKind
-from foretrace.techniques.base import Prior, Technique, derived, parameter, prior
+from foretrace.techniques.base import Across, Prior, Technique, derived, parameter, prior
 from foretrace.techniques.blocks import AUTO, choose, layer_prefixes, modules_of, recorded_modules
 from foretrace.techniques.repeat import Copy, repeat
 from foretrace.techniques.saved import find_saved
@@ -38,6 +38,7 @@ class ActivationRecomputation(Technique):
     """Checkpoint blocks of the model: less activation memory for more time."""
 
     name: ClassVar[str] = "activation-recomputation"
+    across: ClassVar[Across] = "each"
     summary: ClassVar[str] = "blocks run forward once more in backward instead of keeping their activations"
     source: ClassVar[str] = "Chen et al., Training Deep Nets with Sublinear Memory Cost (2016); torch.utils.checkpoint"
 

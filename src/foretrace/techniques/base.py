@@ -12,15 +12,19 @@ import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from foretrace.cost.operator import Operator
 from foretrace.errors import NotApplicableError
 from foretrace.graph.taskgraph import Assumption, TaskGraph
+from foretrace.techniques.each_rank import first_rank, on_each_rank, ranks_of
 from foretrace.techniques.settle import settle
 
 if TYPE_CHECKING:
     from foretrace.training.training import Training
+
+
+Across = Literal["", "each", "all"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +81,8 @@ class Technique(ABC):
     source: ClassVar[str]  # paper and section, or documentation, that the rule comes from
     needs: ClassVar[str] = ""  # what the real thing needs beside PyTorch: "a CUDA device", "a C++ compiler"
     not_applied: ClassVar[str] = ""  # why the real thing cannot be had by software, where it cannot
+    # On the graph of several ranks: "all" is right on the whole, "each" on every rank alone, "" on one rank only.
+    across: ClassVar[Across] = ""
 
     @abstractmethod
     def change(self, graph: TaskGraph) -> TaskGraph:
@@ -88,8 +94,11 @@ class Technique(ABC):
         What follows from the change for the run around it is part of it, see `settle`.
         Raises NotApplicableError, with a reason, where the technique does not fit.
         """
-        changed = settle(graph, self.change(graph), self.name)
-        return changed.noted(assumptions=self.uncertain(graph))
+        several = len(ranks_of(graph)) > 1
+        if several and not self.across:
+            raise self.refuse("it reckons with one rank, not with a graph of several; name one with --rank.")
+        changed = on_each_rank(graph, self.change) if several and self.across == "each" else self.change(graph)
+        return settle(graph, changed, self.name).noted(assumptions=self.uncertain(graph))
 
     def apply(self, training: Training) -> Training:
         """The training with this technique for real, made from a copy; never alters `training`.
@@ -119,7 +128,12 @@ class Technique(ABC):
         return {each.name: each.prior for each in self.parameters() if each.prior is not None}
 
     def uncertain(self, graph: TaskGraph) -> tuple[Assumption, ...]:
-        """What `predict` assumes on this graph: every prior that the user has not replaced."""
+        """What `predict` assumes on this graph: every prior that the user has not replaced.
+
+        On the graph of several ranks that are changed one by one, what it assumes on the lowest.
+        """
+        if self.across == "each" and len(ranks_of(graph)) > 1:
+            graph = first_rank(graph)
         return tuple(
             Assumption(
                 technique=self.name,

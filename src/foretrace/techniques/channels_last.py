@@ -21,7 +21,7 @@ from foretrace.graph.edit import remove, retime
 from foretrace.graph.insert import HostTask, insert
 from foretrace.graph.select import select
 from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
-from foretrace.techniques.base import Prior, Technique, derived
+from foretrace.techniques.base import Across, Prior, Technique, derived
 from foretrace.techniques.classes import Work, classify
 from foretrace.techniques.reducing import previous_on_lane
 
@@ -39,6 +39,7 @@ class ChannelsLast(Technique):
     """Weights and batches in `torch.channels_last`."""
 
     name: ClassVar[str] = "channels-last"
+    across: ClassVar[Across] = "each"
     summary: ClassVar[str] = "channels innermost in memory: convolutions without layout conversions"
     source: ClassVar[str] = "PyTorch, channels last memory format; operators timed in both layouts"
 

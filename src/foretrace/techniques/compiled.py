@@ -20,7 +20,7 @@ from foretrace.graph.edit import remove, retime
 from foretrace.graph.insert import HostTask, insert
 from foretrace.graph.select import select
 from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
-from foretrace.techniques.base import Prior, Technique, derived, parameter, prior
+from foretrace.techniques.base import Across, Prior, Technique, derived, parameter, prior
 from foretrace.techniques.classes import Work, classify
 from foretrace.techniques.reducing import previous_on_lane
 
@@ -48,6 +48,7 @@ class Compiled(Technique):
     """Trace the model and compile it; the loss function and the optimizer stay as they are."""
 
     name: ClassVar[str] = "compiled"
+    across: ClassVar[Across] = "each"
     summary: ClassVar[str] = "torch.compile: no interpreter between operators, elementwise chains in one pass"
     source: ClassVar[str] = "Ansel et al., PyTorch 2 (ASPLOS 2024); torch.compile"
     needs: ClassVar[str] = "a C++ compiler, or a CUDA device"

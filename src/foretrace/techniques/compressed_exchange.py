@@ -15,7 +15,7 @@ from foretrace.graph.taskgraph import Phase, TaskGraph
 from foretrace.techniques.base import Technique
 from foretrace.techniques.batching import with_facts
 from foretrace.techniques.exchange import Message, Stop, exchange, without_exchange
-from foretrace.techniques.messages import Plan, _buffers, plan_of
+from foretrace.techniques.messages import Plan, buffer_messages, plan_of
 
 Parts = Sequence[tuple[CollectiveKind, float]]
 
@@ -113,7 +113,7 @@ def compressed(
     waits = behind(last, final, of_device=False)
     messages: list[Message] = []
     # Sizes of the messages ahead of the forward pass are those of the plan; their rows are of the graph as it is now.
-    ahead, stops = _buffers(encoded, plan)
+    ahead, stops = buffer_messages(encoded, plan)
     messages += ahead
     for i, bucket in enumerate(buckets):
         seconds = [net.cost(kind, nbytes).seconds * plan.transfer for kind, nbytes in bucket.parts]

@@ -18,7 +18,7 @@ from foretrace.graph.edit import remove
 from foretrace.graph.insert import edge_columns, extend, typical
 from foretrace.graph.select import select
 from foretrace.graph.taskgraph import Change, EdgeKind, Phase, TaskGraph, TaskKind
-from foretrace.techniques.base import Prior, Technique, derived, parameter, prior
+from foretrace.techniques.base import Across, Prior, Technique, derived, parameter, prior
 
 if TYPE_CHECKING:
     from foretrace.training.training import Training
@@ -34,6 +34,7 @@ class CudaGraphs(Technique):
     """Launch the chosen phases of every step as one CUDA (HIP) graph."""
 
     name: ClassVar[str] = "cuda-graphs"
+    across: ClassVar[Across] = "each"
     summary: ClassVar[str] = "every step launched as one graph: no launch overhead between its kernels"
     source: ClassVar[str] = "torch.cuda.graphs"
     needs: ClassVar[str] = "a CUDA device"

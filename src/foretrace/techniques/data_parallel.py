@@ -83,8 +83,8 @@ class DataParallel(Technique):
 
     def change(self, graph: TaskGraph) -> TaskGraph:
         gradients = self._gradients(graph)
-        plan = self._plan(graph, gradients)
-        return lay_out(self._slowed(graph, gradients, plan), plan, self)
+        plan = self.plan(graph, gradients)
+        return lay_out(self.slowed(graph, gradients, plan), plan, self)
 
     def buckets(self, nbytes: Sequence[int], types: Sequence[object] | None = None) -> list[list[int]]:
         """Gradients (in the order in which they become ready) that are sent together."""
@@ -106,7 +106,7 @@ class DataParallel(Technique):
             raise self.refuse(f"bucket_mb={self.bucket_mb} is no size; give MiB above 0.")
         return (self.bucket_mb,)
 
-    def _plan(self, graph: TaskGraph, gradients: Sequence[Gradient]) -> Plan:
+    def plan(self, graph: TaskGraph, gradients: Sequence[Gradient]) -> Plan:
         values = self.values(graph)
         sizes = [each.nbytes for each in gradients]
         total, recording = sum(sizes), graph.info.recording
@@ -187,7 +187,7 @@ class DataParallel(Technique):
     def _waiting(self, graph: TaskGraph) -> Prior:
         return waiting_prior(graph, self.workers)
 
-    def _slowed(self, graph: TaskGraph, gradients: Sequence[Gradient], plan: Plan) -> TaskGraph:
+    def slowed(self, graph: TaskGraph, gradients: Sequence[Gradient], plan: Plan) -> TaskGraph:
         """Computing beside messages, and what the reducer adds to every gradient."""
         values = self.values(graph)
         first = np.min([each.ready for each in gradients], axis=0)

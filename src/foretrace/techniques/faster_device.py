@@ -10,7 +10,7 @@ import numpy as np
 from foretrace.graph import edit
 from foretrace.graph.select import select
 from foretrace.graph.taskgraph import Change, TaskGraph
-from foretrace.techniques.base import Technique, parameter, prior
+from foretrace.techniques.base import Across, Technique, parameter, prior
 from foretrace.techniques.classes import MATRIX, classify
 
 
@@ -23,6 +23,7 @@ class FasterDevice(Technique):
     """
 
     name: ClassVar[str] = "faster-device"
+    across: ClassVar[Across] = "each"
     summary: ClassVar[str] = "another device: kernels faster by a ratio, the host by an uncertain factor"
     source: ClassVar[str] = "Habitat (ATC 2021) on compute and memory scaling; exchange of kernel times between GPUs"
     not_applied: ClassVar[str] = "software does not exchange the device; run the same job there and compare."

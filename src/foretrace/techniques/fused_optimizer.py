@@ -16,7 +16,7 @@ from foretrace.cost.operator import Operator
 from foretrace.graph.edit import remove
 from foretrace.graph.insert import DeviceTask, HostTask, insert, typical
 from foretrace.graph.taskgraph import TaskGraph, TaskKind
-from foretrace.techniques.base import Prior, Technique, derived, parameter, prior
+from foretrace.techniques.base import Across, Prior, Technique, derived, parameter, prior
 from foretrace.techniques.updates import Run, Update, find_update, runs, step_tasks, update_bandwidth
 from foretrace.training.optimizers import step_operator
 
@@ -34,6 +34,7 @@ class FusedOptimizer(Technique):
     """Replace the optimizer's loop over parameters by its fused (or multi-tensor) implementation."""
 
     name: ClassVar[str] = "fused-optimizer"
+    across: ClassVar[Across] = "each"
     summary: ClassVar[str] = "the optimizer's fused implementation: one pass over all parameters"
     source: ClassVar[str] = "Daydream (ATC 2020), FusedAdam; torch.optim, arguments fused and foreach"
 

@@ -75,6 +75,8 @@ class GradientAccumulation(Technique):
         return found
 
     def change(self, graph: TaskGraph) -> TaskGraph:
+        if graph.info.recording.get("distributed"):
+            raise self.refuse("put gradient-accumulation before what makes the workers exchange messages.")
         plan = self._plan(graph)
         if not (plan.samples & (graph.kind != TaskKind.COPY)).any():
             raise self.refuse("the recording shows no forward or backward work on samples.")

@@ -136,7 +136,7 @@ def lay_out(graph: TaskGraph, plan: Plan, technique: Technique) -> TaskGraph:
     on_device = bool(graph.on_device.any())
     device = np.max([each.device for each in gradients], axis=0) if on_device else None
     wait_ns, host_ns = round(plan.waiting_ms * 1e6), round(plan.launch_us * 1e3)
-    messages, stops = _buffers(graph, plan)
+    messages, stops = buffer_messages(graph, plan)
     uses = np.zeros((0, 0), dtype=np.int64)
     if plan.prioritised:
         uses = row_before(graph, first_uses(graph, gradients))
@@ -185,7 +185,7 @@ def lay_out(graph: TaskGraph, plan: Plan, technique: Technique) -> TaskGraph:
     return with_facts(changed, distributed=plan.facts)
 
 
-def _buffers(graph: TaskGraph, plan: Plan) -> tuple[list[Message], list[Stop]]:
+def buffer_messages(graph: TaskGraph, plan: Plan) -> tuple[list[Message], list[Stop]]:
     """Buffers (running statistics) that are sent before the forward pass and waited for at once."""
     if not plan.buffer_bytes:
         return [], []

@@ -23,7 +23,7 @@ from foretrace.graph.select import select
 from foretrace.graph.taskgraph import EdgeKind, Phase, TaskGraph
 from foretrace.hardware.devices import Device, find
 from foretrace.techniques.autocast import stays_single
-from foretrace.techniques.base import Prior, Technique, derived, parameter
+from foretrace.techniques.base import Across, Prior, Technique, derived, parameter
 from foretrace.techniques.casts import cast_tasks, scaler_tasks
 from foretrace.techniques.classes import MATRIX, Classes, Precision, Work, classify
 from foretrace.techniques.reduced import Reduced, reduce
@@ -44,6 +44,7 @@ class MixedPrecision(Technique):
     """Autocast to 16 bit around forward and loss."""
 
     name: ClassVar[str] = "mixed-precision"
+    across: ClassVar[Across] = "each"
     summary: ClassVar[str] = "automatic mixed precision: 16-bit matrix units, half the bytes, casts"
     source: ClassVar[str] = "Daydream (ATC 2020), AMP; Micikevicius et al. (ICLR 2018); autocast's operator lists"
 
@@ -109,19 +110,19 @@ class MixedPrecision(Technique):
             device = graph.info.devices[0] if graph.info.devices else "unknown"
             given = " ".join(f"{name}=3" for name in lacking)
             raise self.refuse(
-                f"the catalog knows no {self._name(graph)} units of the device {device!r}; say how many times faster "
-                f"such work runs, e.g. {given}."
+                f"the catalog knows no {self.type_name(graph)} units of the device {device!r}; say how many times "
+                f"faster such work runs, e.g. {given}."
             )
         work = matrix & (classes.precision != Precision.HALF)
         times = self._times(graph)
         if times is not None:
             return self._by_measured(graph, times, classes, work, values)
         dur = self._durations(graph, classes, work, values)
-        faster = edit.retime(graph, work, dur[work], what=f"ran {{}} in {self._name(graph)}", technique=self.name)
+        faster = edit.retime(graph, work, dur[work], what=f"ran {{}} in {self.type_name(graph)}", technique=self.name)
         moving = _moving(graph, classes)
         faster = edit.retime(faster, moving, dur[moving], what="moved 16-bit data in {}", technique=self.name)
         new = cast_tasks(faster, work, casts=values["casts"], cast_us=values["cast_us"])
-        if graph.info.platform != "cpu" and self._name(graph) == "float16":
+        if graph.info.platform != "cpu" and self.type_name(graph) == "float16":
             new += scaler_tasks(faster)
         return insert(faster, new, technique=self.name)
 
@@ -142,7 +143,7 @@ class MixedPrecision(Technique):
 
     def _half(self, graph: TaskGraph) -> str:
         """The 16-bit type, as recordings write it."""
-        return HALF[self._name(graph)]
+        return HALF[self.type_name(graph)]
 
     def _reduced(self, graph: TaskGraph) -> Reduced:
         return reduce(graph, self._half(graph))
@@ -196,7 +197,8 @@ class MixedPrecision(Technique):
             return device is not None and device.bf16_tflops > 0
         return self.dtype == "bfloat16"
 
-    def _name(self, graph: TaskGraph) -> str:
+    def type_name(self, graph: TaskGraph) -> str:
+        """The type that autocast takes on the recorded device."""
         if graph.info.platform == "cpu":
             return "bfloat16" if self.dtype == "auto" else self.dtype
         return "bfloat16" if self._bfloat16(_device(graph)) else "float16"

@@ -17,7 +17,7 @@ from foretrace.graph import edit
 from foretrace.graph.select import Mask, select
 from foretrace.graph.taskgraph import Change, EdgeKind, TaskGraph, TaskKind
 from foretrace.simulate.replay import replay
-from foretrace.techniques.base import Prior, Technique, parameter, prior
+from foretrace.techniques.base import Across, Prior, Technique, parameter, prior
 from foretrace.techniques.loading import WORKER, Fetches, add_workers, cores, find_fetches, recorded_loader
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class PrefetchData(Technique):
     """Hide data loading behind computing by `workers` processes."""
 
     name: ClassVar[str] = "prefetch-data"
+    across: ClassVar[Across] = "each"
     summary: ClassVar[str] = "data loader with worker processes: batches are prepared while the step computes"
     source: ClassVar[str] = "torch.utils.data.DataLoader (num_workers, prefetch_factor); DS-Analyzer (VLDB 2021)"
 

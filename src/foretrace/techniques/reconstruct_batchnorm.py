@@ -18,7 +18,7 @@ from foretrace.cost.operator import Operator
 from foretrace.graph import edit
 from foretrace.graph.select import select
 from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
-from foretrace.techniques.base import Prior, Technique, derived, parameter, prior
+from foretrace.techniques.base import Across, Prior, Technique, derived, parameter, prior
 
 if TYPE_CHECKING:
     from foretrace.training.training import Training
@@ -37,6 +37,7 @@ class ReconstructBatchnorm(Technique):
     """Restructured batch normalisation, with the ReLU behind it."""
 
     name: ClassVar[str] = "reconstruct-batchnorm"
+    across: ClassVar[Across] = "each"
     summary: ClassVar[str] = "batch norm in fewer passes over the data, together with its ReLU"
     source: ClassVar[str] = "Jung et al. (MLSys 2019), section 3; Daydream (ATC 2020), section 5.1"
     needs: ClassVar[str] = "a processor, BatchNorm2d in float32"

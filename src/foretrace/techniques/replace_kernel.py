@@ -15,7 +15,7 @@ from foretrace.techniques.selection import _Selection
 
 @dataclass(frozen=True, kw_only=True)
 class ReplaceKernel(_Selection):
-    """Every chosen task takes `time_us`; with `count`, only so many of each step are left, the others are gone."""
+    """Every chosen task takes `time_us`; with `count`, only so many of each rank's step are left."""
 
     name: ClassVar[str] = "replace-kernel"
     summary: ClassVar[str] = "your own time for chosen kernels or operators"
@@ -35,7 +35,7 @@ class ReplaceKernel(_Selection):
             raise self.refuse("the chosen tasks take no time as it is.")
         if self.count is not None:
             rows = np.flatnonzero(mask)
-            step = graph.step[rows]
+            step = graph.rank[rows].astype(np.int64) * (graph.n_steps + 1) + graph.step[rows]
             place = np.arange(len(rows)) - np.searchsorted(np.sort(step), np.sort(step))
             rank = np.empty(len(rows), dtype=np.int64)
             rank[np.argsort(step, kind="stable")] = place

@@ -9,12 +9,15 @@ from typing import ClassVar
 from foretrace.graph import edit
 from foretrace.graph.select import Mask, select
 from foretrace.graph.taskgraph import TaskGraph
-from foretrace.techniques.base import Technique, parameter
+from foretrace.techniques.base import Across, Technique, parameter
+from foretrace.techniques.each_rank import ranks_of
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Selection(Technique):
     """Parameters that choose tasks; every one given must hold."""
+
+    across: ClassVar[Across] = "all"
 
     named: str | None = parameter(
         None, key="name", doc="pattern over the task's name: * and ? are wildcards, | separates alternatives"
@@ -25,11 +28,14 @@ class _Selection(Technique):
     kind: str | None = parameter(None, doc="kernel, copy, collective, call, operator, ..., device or host")
     phase: str | None = parameter(None, doc="data, forward, backward, optimizer or recompute")
     step: int | None = parameter(None, doc="recorded step, counted from 0")
+    on_rank: int | None = parameter(None, key="rank", doc="rank, where the graph holds several")
 
     def chosen(self, graph: TaskGraph) -> Mask:
         """The tasks that the parameters choose; refuses where there are none."""
         if all(getattr(self, each.name) is None for each in fields(_Selection)):
-            raise self.refuse("choose tasks by name=, op=, layer=, lane=, kind=, phase= or step=.")
+            raise self.refuse("choose tasks by name=, op=, layer=, lane=, kind=, phase=, step= or rank=.")
+        if self.on_rank is not None and self.on_rank not in (there := ranks_of(graph)):
+            raise self.refuse(f"rank={self.on_rank} is not in this graph, which holds {_numbers(there)}.")
         mask = select(
             graph,
             name=_alternatives(self.named),
@@ -39,6 +45,7 @@ class _Selection(Technique):
             kind=_alternatives(self.kind),
             phase=_alternatives(self.phase),
             step=self.step,
+            rank=self.on_rank,
         )
         if not mask.any():
             raise self.refuse(f"no task fits {str(self).partition(' ')[2]}; {_common(graph)}.")
@@ -77,6 +84,11 @@ class Remove(_Selection):
 
 def _alternatives(value: str | None) -> list[str] | None:
     return None if value is None else value.split("|")
+
+
+def _numbers(ranks: tuple[int, ...]) -> str:
+    """Ranks in words."""
+    return f"rank {ranks[0]} alone" if len(ranks) == 1 else f"{len(ranks)} ranks, {ranks[0]} to {ranks[-1]}"
 
 
 def _common(graph: TaskGraph) -> str:

@@ -22,7 +22,7 @@ from foretrace.cost.operator import Operator
 from foretrace.errors import NotApplicableError
 from foretrace.graph.edit import scale
 from foretrace.graph.taskgraph import TaskGraph
-from foretrace.techniques.base import Prior, Technique, parameter, prior
+from foretrace.techniques.base import Across, Prior, Technique, parameter, prior
 from foretrace.techniques.lstm_calls import Place, places
 from foretrace.training.structured_parts import DRAW, INPUT, Part
 
@@ -39,6 +39,7 @@ class StructuredDropout(Technique):
     """Replace ordinary dropout of LSTMs by one whose products are compacted to the kept units."""
 
     name: ClassVar[str] = "structured-dropout"
+    across: ClassVar[Across] = "each"
     summary: ClassVar[str] = "LSTM dropout of the same units for a whole batch: products shrink to the kept units"
     source: ClassVar[str] = "Sarma et al., Structured in Space, Randomized in Time, NeurIPS 2021, sections 3 and 4"
 
