@@ -20,7 +20,7 @@ from foretrace.hardware.cluster import Cluster
 from foretrace.hardware.devices import Device, find
 from foretrace.hardware.instances import Instance
 from foretrace.simulate.timeline import simulate
-from foretrace.stash.stalls import loader_s
+from foretrace.stash.stalls import loader_s, need_one_rank
 from foretrace.techniques.batching import recorded_size
 from foretrace.techniques.data_parallel import DataParallel
 from foretrace.techniques.faster_device import FasterDevice
@@ -93,6 +93,7 @@ def advise(
 
     Raises ForetraceError where the recording does not say how many samples a step has, or nothing can be predicted.
     """
+    need_one_rank(graph)
     batch = recorded_size(graph)
     if not batch:
         raise ForetraceError("the recording does not show how many samples a step has; record with shapes.")

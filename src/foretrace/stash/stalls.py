@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from foretrace.errors import GraphError
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques.data_parallel import DataParallel
@@ -48,8 +49,10 @@ def stalls(
 ) -> Stalls:
     """Stalls of `workers` joined by the links `inside` a machine, and by `between` where machines are apart.
 
-    Links and files are written as for `data-parallel`. Raises NotApplicableError where gradients are not known.
+    Links and files are written as for `data-parallel`. Raises NotApplicableError where gradients are not known,
+    GraphError for a graph of several ranks.
     """
+    need_one_rank(graph)
     timeline = simulate(graph)
     recorded = timeline.step_time_s
     loading = timeline.breakdown().median_s()["data_loading"]
@@ -86,6 +89,12 @@ def stalls(
     if fetch is not None:
         bars.append(_measured("fetch", min(fetch, loading), spread, recorded, "time in the loader off the processor"))
     return Stalls(alone_s=alone, recorded_s=recorded, bars=tuple(bars), unknown=tuple(unknown))
+
+
+def need_one_rank(graph: TaskGraph) -> None:
+    """Raise GraphError for a graph of several ranks: what one worker would take alone is not in it."""
+    if len({lane.rank for lane in graph.lanes if lane.rank >= 0}) > 1:
+        raise GraphError(f"{graph.info.source or 'this graph'} holds several ranks; give a recording of one worker.")
 
 
 def loader_s(graph: TaskGraph) -> float | None:
