@@ -10,11 +10,11 @@ import numpy as np
 
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.report import headline, ranks
+from foretrace.report.assumptions import assumption
 from foretrace.report.html import Page
 from foretrace.report.tracks import Track
 from foretrace.report.views import (
     PARTS,
-    AssumptionView,
     BlameRow,
     BlameView,
     Breakdown,
@@ -189,21 +189,7 @@ def whatif(result: WhatIf, *, path: str = "") -> WhatIfView:
             for stage in result.stages
         ),
         changes=tuple(ChangeView(technique=c.technique, what=c.what, tasks=c.tasks) for c in result.changes),
-        assumptions=tuple(
-            AssumptionView(
-                technique=each.assumption.technique,
-                name=each.assumption.name,
-                value=each.assumption.value,
-                low=each.assumption.low,
-                high=each.assumption.high,
-                unit=each.assumption.unit,
-                why=each.assumption.why,
-                flag=each.assumption.flag,
-                step_at_low_s=each.at_low_s,
-                step_at_high_s=each.at_high_s,
-            )
-            for each in result.assumptions
-        ),
+        assumptions=tuple(assumption(each.assumption, each.at_low_s, each.at_high_s) for each in result.assumptions),
         why_not_more=result.why_not_more,
         notes=_corrections(result.before.graph),
         next=f"foretrace whatif {_again(result.before.graph, path)} {_do(written)} --html report.html" if path else "",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from foretrace.report import wording
+from foretrace.report.assumptions import assumption
 from foretrace.report.terminal import (
     Terminal,
     _bold,
@@ -193,19 +194,7 @@ def optimise(answer: Answer, found: Configuration, python: str, *, source: str) 
         memory_bytes=best.memory,
         memory_limit_bytes=wanted.memory_limit,
         assumptions=tuple(
-            AssumptionView(
-                technique=each.assumption.technique,
-                name=each.assumption.name,
-                value=each.assumption.value,
-                low=each.assumption.low,
-                high=each.assumption.high,
-                unit=each.assumption.unit,
-                why=each.assumption.why,
-                flag=each.assumption.flag,
-                step_at_low_s=each.at_low_s,
-                step_at_high_s=each.at_high_s,
-            )
-            for each in answer.whatif.assumptions
+            assumption(each.assumption, each.at_low_s, each.at_high_s) for each in answer.whatif.assumptions
         ),
         search=SearchView(
             seconds=answer.seconds,
@@ -268,8 +257,8 @@ def text(view: OptimiseView, terminal: Terminal) -> str:
         )
     for left in view.left_out:
         parts.append(_labelled("left out", f"{left.name}: {left.why}"))
-    for assumption in view.assumptions[:SHOWN_ASSUMPTIONS]:
-        parts.append(_labelled("assumed", wording.assumption_text(assumption)))
+    for each in view.assumptions[:SHOWN_ASSUMPTIONS]:
+        parts.append(_labelled("assumed", wording.assumption_text(each)))
     if len(view.assumptions) > SHOWN_ASSUMPTIONS:
         parts.append(_note(f"{count(len(view.assumptions) - SHOWN_ASSUMPTIONS)} more assumptions: --json."))
     for note in view.notes:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from foretrace.report.assumptions import assumption
 from foretrace.report.units import MINUS, count, digits, seconds, share, speed
 from foretrace.report.views import SCHEMA_VERSION, AssumptionView, RatioView
 
@@ -221,21 +222,7 @@ def verify(outcome: Outcome, arm: ArmOutcome, *, ledger: str = "", row: str = ""
         rounds=outcome.rounds,
         steps_per_block=outcome.steps_per_block,
         losses=arm.losses,
-        assumptions=tuple(
-            AssumptionView(
-                technique=each.technique,
-                name=each.name,
-                value=each.value,
-                low=each.low,
-                high=each.high,
-                unit=each.unit,
-                why=each.why,
-                flag=each.flag,
-                step_at_low_s=each.step_at_low_s,
-                step_at_high_s=each.step_at_high_s,
-            )
-            for each in arm.assumptions
-        ),
+        assumptions=tuple(assumption(each, each.step_at_low_s, each.step_at_high_s) for each in arm.assumptions),
         ledger=ledger,
         row=row,
         notes=outcome.notes,

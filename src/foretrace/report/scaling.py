@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from foretrace.report import wording
+from foretrace.report.assumptions import assumption
 from foretrace.report.units import MINUS, between, change, count, digits, in_unit, seconds, share, unit_for
 from foretrace.report.views import SCHEMA_VERSION, AssumptionView
 
@@ -116,21 +117,7 @@ def scale(found: Scaling, *, path: str, network: str = "") -> ScaleView:
             transfer_s=tuple(found.transfer_s.tolist()),
             last_share=tuple(found.last_share.tolist()),
         ),
-        assumptions=tuple(
-            AssumptionView(
-                technique=each.technique,
-                name=each.name,
-                value=each.value,
-                low=each.low,
-                high=each.high,
-                unit=each.unit,
-                why=each.why,
-                flag=each.flag,
-                step_at_low_s=low,
-                step_at_high_s=high,
-            )
-            for each, low, high in found.assumptions
-        ),
+        assumptions=tuple(assumption(each, low, high) for each, low, high in found.assumptions),
         notes=tuple(notes),
         next=f"foretrace show {shlex.quote(path)}",
     )

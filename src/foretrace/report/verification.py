@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from foretrace.report import wording
+from foretrace.report.assumptions import assumption
 from foretrace.report.names import short_names
 from foretrace.report.terminal import (
     Terminal,
@@ -87,21 +88,7 @@ def verify(outcome: Outcome, *, ledger: str = "", row: str = "") -> VerifyView:
         losses_before=outcome.losses_before,
         losses_after=outcome.losses_after,
         calibrated=outcome.calibrated,
-        assumptions=tuple(
-            AssumptionView(
-                technique=each.technique,
-                name=each.name,
-                value=each.value,
-                low=each.low,
-                high=each.high,
-                unit=each.unit,
-                why=each.why,
-                flag=each.flag,
-                step_at_low_s=each.step_at_low_s,
-                step_at_high_s=each.step_at_high_s,
-            )
-            for each in outcome.assumptions
-        ),
+        assumptions=tuple(assumption(each, each.step_at_low_s, each.step_at_high_s) for each in outcome.assumptions),
         residual=tuple(
             ResidualView(
                 name=each.layer,
@@ -183,8 +170,8 @@ def verify_text(view: VerifyView, terminal: Terminal) -> list[RenderableType]:
         parts.append(_labelled("samples per step", f"{count(view.samples_before)} → {count(view.samples_after)}"))
     if view.losses_before:
         parts.append(_labelled("first losses", f"{_losses(view.losses_before)}; with it {_losses(view.losses_after)}"))
-    for assumption in view.assumptions[:3]:
-        parts.append(_labelled("assumed", _assumed(assumption)))
+    for each in view.assumptions[:3]:
+        parts.append(_labelled("assumed", _assumed(each)))
     if view.residual:
         parts += ["", _indented(_residual(view, terminal))]
         parts.append(
