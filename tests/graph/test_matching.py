@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from foretrace.errors import GraphError
@@ -247,6 +247,8 @@ def test_a_transfer_whose_peer_did_not_record_it_is_named() -> None:
 def test_any_lost_calls_leave_only_true_matches(
     tmp_path_factory: pytest.TempPathFactory, lost: set[tuple[int, int]], numbered: bool
 ) -> None:
+    # Without numbers a match rests on time: what is lost must leave clocks something to go by.
+    assume(numbered or len(lost) <= 3)
     calls = list(_whole(tmp_path_factory, numbered))
     place = [np.setdiff1d(np.arange(10), [c for r, c in lost if r == rank]) for rank in range(3)]
     calls = [_without(each, [c for r, c in lost if r == each.rank]) for each in calls]

@@ -93,6 +93,7 @@ def test_names_stay_text(opened: Opened) -> None:
 
 
 def test_the_canvas_shows_the_colours_of_their_meaning(opened: Opened) -> None:
+    opened.until(f"{LINE}.ctx.getImageData(0, 0, {LINE}.canvas.width, {LINE}.canvas.height).data.some((v) => v > 0)")
     found = opened.page.evaluate(
         f"""(() => {{
           const line = {LINE}, ratio = devicePixelRatio, seen = {{}};
