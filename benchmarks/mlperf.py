@@ -195,7 +195,8 @@ def section(files: Sequence[Path]) -> str:
         "The same benchmark, round, organisation, device and global batch on two numbers of devices: the larger run "
         "predicted from the smaller one. *Network alone* divides the work by the devices and adds averaging gradients "
         "between nodes. *With overhead* is the law of `foretrace.plan.strong_scaling`: a step on b samples per device "
-        "takes time in proportion to b + s; s of a benchmark is learned from other organisations' pairs only; that there is such a law "
+        "takes time in proportion to b + s; s of a benchmark is learned from other organisations' pairs only; that "
+        "there is such a law "
         "was seen on all of these pairs. Errors "
         "are predicted / measured time of the larger run − 1, in %.\n\n" + as_table(report(read(files)))
     )
