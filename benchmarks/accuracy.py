@@ -258,7 +258,7 @@ def rig_section(_: Path | None) -> str:
         "sleep* exchange real gradients through PyTorch's own data parallelism but compute nothing, so that two cores "
         "do not decide. *Error* is predicted / measured step − 1 in %; *covered*: whether the 80 % interval of the "
         "predicted ratio to one worker alone holds the measured one. Rows are the newest of every setting; "
-        "the session with buckets at 1 Gbit/s was run twice, because other work ran on the cores beside the first.\n\n"
+        "buckets at 1 Gbit/s were run twice, because other work ran on the cores beside the first.\n\n"
         + table(("", "rows", "median error", "worst", "covered"), summary)
         + "\n\n"
         + table(

@@ -70,7 +70,9 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", nargs="+", default=[], metavar="PART", help="sessions whose name contains a part")
     parser.add_argument("--again", action="store_true", help="run what has conclusive rows, too")
-    parser.add_argument("--list", action="store_true", help="name the sessions and what is left of them, and stop")
+    parser.add_argument(
+        "--list", action="store_true", help="name the rigs of the plan and what is left of them, and stop"
+    )
     chosen = parser.parse_args(arguments)
     plan = [each for each in PLAN if not chosen.only or any(part in each.name for part in chosen.only)]
     if not plan:

@@ -130,8 +130,8 @@ def joined(graphs: Sequence[TaskGraph], *, alone: bool = False) -> Scenario:
 
 def alignment(graphs: Sequence[TaskGraph]) -> tuple[Matching, Clock]:
     """See `Run.alignment`."""
-    from foretrace.graph.alignment import match_and_align
     from foretrace.graph.collectives import collective_calls
+    from foretrace.graph.one_run import match_and_align
 
     return match_and_align([collective_calls(graph) for graph in graphs])
 

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretrace.graph.alignment import align, match_and_align
+from foretrace.graph.alignment import align
 from foretrace.graph.builder import build
 from foretrace.graph.collectives import Calls, What, collective_calls
 from foretrace.graph.matching import Matching
+from foretrace.graph.one_run import match_and_align
 from foretrace.trace.read import read
 from tests.graph.rank_sets import Collective, Job, shifted, work
 

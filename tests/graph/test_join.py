@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from foretrace.errors import GraphError
 from foretrace.graph import join as joining
-from foretrace.graph.alignment import match_and_align
 from foretrace.graph.builder import build
 from foretrace.graph.collectives import collective_calls
 from foretrace.graph.edit import remove, scale
 from foretrace.graph.join import NO_RANK, join
+from foretrace.graph.one_run import match_and_align
 from foretrace.graph.store import load, save
 from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, TaskGraph, TaskKind
 from foretrace.simulate.ranks import entering_together

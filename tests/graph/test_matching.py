@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from foretrace.errors import GraphError
-from foretrace.graph.alignment import match_and_align
 from foretrace.graph.builder import build
 from foretrace.graph.collectives import Calls, What, collective_calls, kind_of
 from foretrace.graph.matching import listed, match
+from foretrace.graph.one_run import match_and_align
 from foretrace.trace.read import read
 from tests.graph.rank_sets import Collective, Job, work
 from tests.kineto_files import Recording

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace.errors import ForetraceError, NotApplicableError
-from foretrace.graph.alignment import match_and_align
 from foretrace.graph.collectives import collective_calls
 from foretrace.graph.join import join
+from foretrace.graph.one_run import match_and_align
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.simulate.copies import unfolded
 from foretrace.simulate.folding import _Draws, fold, scale

@@ -22,10 +22,11 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.errors import GraphError
-from foretrace.graph.alignment import Clock, match_and_align, rooted
+from foretrace.graph.alignment import Clock, rooted
 from foretrace.graph.assemble import TASK_DEFAULTS, assemble
 from foretrace.graph.collectives import collective_calls
 from foretrace.graph.matching import Matching, listed
+from foretrace.graph.one_run import match_and_align
 from foretrace.graph.taskgraph import (
     EDGE_COLUMNS,
     NO_RELEASE,

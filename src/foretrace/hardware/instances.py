@@ -47,9 +47,17 @@ class Instance:
         return found[0]
 
     def cluster(self, count: int) -> Cluster:
-        """`count` of these machines: their devices inside over NVLink or PCIe, the machines over the network."""
+        """`count` of these machines: their devices inside over NVLink or PCIe, the machines over the network.
+
+        Raises ForetraceError where the catalog lacks the device or its link.
+        """
         device = self.kind
-        inside_gb_s = device.scaleup_gb_s / 2 or device.pcie_gb_s or 16.0
+        inside_gb_s = device.scaleup_gb_s / 2 or device.pcie_gb_s
+        if not inside_gb_s:
+            raise ForetraceError(
+                f"instance type {self.name}: the catalog knows no link between devices of a machine of {device.name}; "
+                "choose types with another device."
+            )
         return Cluster(
             name=f"{count} x {self.name}",
             nodes=count,

@@ -22,9 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.errors import NotApplicableError
-from foretrace.graph.alignment import match_and_align
 from foretrace.graph.collectives import collective_calls
 from foretrace.graph.join import join
+from foretrace.graph.one_run import match_and_align
 from foretrace.graph.taskgraph import Assumption, EdgeKind, TaskGraph, TaskKind
 from foretrace.simulate import noise
 from foretrace.simulate.copies import replay_copies
