@@ -122,8 +122,8 @@ def advise(
         batch=batch,
         assumed=(
             "the batch of a worker stays as recorded, so the global batch grows with the workers",
-            "links inside a machine carry 75 % of their rate, the network 85 %; where its rate is a burst, a quarter of it "
-            "at the slow end",
+            "links inside a machine carry 75 % of their rate, the network 85 %; where its rate is a burst, a "
+            "quarter of it at the slow end",
             "an epoch is paid to the second, without starting machines, storage or traffic",
             "batches are read fast enough; preparing them takes the recorded processor time on all but one core "
             "of a device's share",
