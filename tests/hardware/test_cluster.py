@@ -123,7 +123,7 @@ def test_a_mesh_of_switches_is_taken_where_it_is_declared() -> None:
         ("nodes: 2\nbetween: 1gbit\noversubscription: .inf", "no number"),
         ("nodes: 2\nnodes: 3\nbetween: 1gbit", "comes twice"),
         ("device: X9\nper_node: 2\ninside: nvlink", "in no catalog"),
-        ("device: A100\nper_node: 2\ninside: nvlink", "several devices"),
+        ("device: A100-PCIe\nper_node: 2\ninside: nvlink", "several devices"),
         ("device: T4\nper_node: 2\ninside: nvlink", "has no nvlink rate"),
         ("per_node: 2\ninside: nvlink", "needs device"),
         ("per_node: 9\ninside: 1gbit\nwiring: hybrid-cube-mesh", "joins 8 devices"),

@@ -369,3 +369,31 @@ def _numbers(text: Any) -> Dims:
         return [int(part) for part in text.strip("[]").split(",") if part.strip()]
     except ValueError:
         return []
+
+
+def tensors(shapes: Shapes) -> Iterator[Tensor]:
+    """(sizes, bytes per element) of every tensor input of known type; lists of tensors are walked into."""
+    return _tensors(shapes)
+
+
+def adds(base: str) -> bool:
+    """Whether the first input of a product (without "aten::") is added to it, as in addmm."""
+    return base in _ADDED
+
+
+def kind_of(base: str) -> str | None:
+    """The family that the tables of this page give an operator (without "aten::" and "_" behind), None if none does."""
+    one = base.removesuffix("_backward")
+    if base in _VIEWS:
+        return "NONE"
+    if base in _PRODUCTS:
+        return "GEMM"
+    if one in _CONVOLUTIONS or one in _TRANSPOSED or base in _BACKWARDS:
+        return "CONV"
+    if base in _INPUT_GRADIENTS or base in _WEIGHT_GRADIENTS:
+        return "CONV"
+    if base.startswith(_ATTENTION):
+        return "ATTENTION"
+    if one in _RECURRENT:
+        return "RECURRENT"
+    return "REDUCTION" if base in _REDUCTIONS and not base.startswith("_foreach") else None

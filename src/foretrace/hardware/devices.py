@@ -69,12 +69,17 @@ def find(name: str) -> Device | None:
     return next((device for device in catalog() if device.matches(name)), None)
 
 
+# What people mean by a family's name where it has several members: the one that most machines have.
+_USUAL = {"h100": "H100-SXM5-80GB", "a100": "A100-SXM4-80GB", "v100": "V100-SXM2", "p100": "P100-SXM2-16GB"}
+
+
 def named(name: str) -> Device:
     """The device that a user calls so: its short or full name, or a unique part of it, e.g. "h200", "A100-SXM4-80GB".
 
-    Raises ForetraceError with names that come near.
+    Of several members of a family its name alone is the usual one: "h100" is an H100-SXM5-80GB. Raises ForetraceError
+    with names that come near.
     """
-    wanted = _plain(name)
+    wanted = _plain(_USUAL.get(name.strip().lower(), name))
     for device in catalog():
         if wanted in (_plain(device.short), _plain(device.name)):
             return device
