@@ -174,12 +174,15 @@ _SOFTMAX = ("softmax", "log_softmax", "masked_softmax")
 _NORMS = ("batch_norm", "layer_norm", "group_norm", "rms_norm", "instance_norm")
 _POOLS = ("max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool")
 _LOOKUPS = ("embedding", "index_select", "gather", "scatter", "index_put", "index_add", "index.", "take")
-_MOVES = ("copy", "cat", "stack", "clone", "fill", "zero", "contiguous", "repeat", "roll", "flip", "constant_pad",
+_MOVES = ("copy", "to_copy", "cat", "stack", "clone", "fill", "zero", "contiguous", "repeat", "roll", "flip",
+          "constant_pad",
           "zeros", "ones", "full", "arange", "new_zeros", "new_ones", "pad", "tril", "triu")  # fmt: skip
 
 
 def family_of(op: str) -> Family:
-    """The family of an operator by its name; what is not of ATen is OTHER."""
+    """The family of an operator by its name; what is not of ATen is OTHER, but for what `model.fusion` made."""
+    if op == "fused::pointwise":
+        return Family.ELEMENTWISE
     if not op.startswith("aten::"):
         return Family.OTHER
     base = op.removeprefix("aten::").rstrip("_")

@@ -1,12 +1,17 @@
-"""`Roofline`: the larger of FLOPs over peak and bytes over bandwidth, with what kernels usually reach of both.
+"""`Roofline`: the larger of FLOPs over peak and bytes over bandwidth, over the share of that which kernels reach.
 
-Williams, Waterman and Patterson, Roofline, CACM 2009. The shares of the peaks that kernels reach, and their spread, are
-those of the public tables of measured kernels that `benchmarks/roofline.py` reads; it prints them.
+Williams, Waterman and Patterson, Roofline, CACM 2009. The shares and their 80 % ranges are those of public tables of
+measured kernels by family and precision (`roofline.json`, written by `benchmarks/roofline.py`); families that no table
+has take those of a related one, with a wider range (`_RELATED`).
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import NamedTuple
 
 import numpy as np
 
@@ -43,28 +48,55 @@ def floor_s(calls: Calls, device: Device) -> Float64:
     return np.maximum(compute, calls.nbytes / (device.memory_gb_s * 1e9))
 
 
+class Share(NamedTuple):
+    """Of the roofline: 10th, 50th and 90th percentile over kernels."""
+
+    low: float
+    middle: float
+    high: float
+
+
+# What no table has: as this family, its low and high ends moved further out by the factor.
+_RELATED = {
+    Family.ATTENTION: (Family.GEMM, 1.5), Family.RECURRENT: (Family.GEMM, 3.0), Family.REDUCTION: (Family.NORM, 1.5),
+    Family.POOL: (Family.NORM, 1.5), Family.LOOKUP: (Family.NORM, 2.0), Family.MOVE: (Family.ELEMENTWISE, 1.3),
+    Family.OPTIMIZER: (Family.ELEMENTWISE, 1.3), Family.OTHER: (Family.NORM, 3.0),
+}  # fmt: skip
+
+
+@cache
+def share_of(family: Family, precision: Precision) -> Share:
+    """The share of the roofline that kernels of a family reach; 16-bit rows are those of all narrow precisions."""
+    table = _table()
+    of, wider = _RELATED.get(family, (family, 1.0))
+    half = precision in (Precision.FP16, Precision.BF16, Precision.FP8, Precision.INT8, Precision.TF32)
+    row = table.get(f"{of.name.lower()} {'half' if half else 'fp32'}") or table[f"{of.name.lower()} fp32"]
+    return Share(row["low"] / wider, row["middle"], row["high"] * wider)
+
+
+@cache
+def _table() -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = json.loads(
+        files("foretrace.cost").joinpath("roofline.json").read_text(encoding="utf-8")
+    )
+    return found
+
+
 @dataclass(frozen=True, kw_only=True)
 class Roofline(CostModel):
-    """Time at a usual share of the peaks. Speaks of every call; wide ranges, no tiles, no waves."""
+    """Time at the usual share of the roofline. Speaks of every call; wide ranges, no tiles, no waves."""
 
     name: str = "roofline"
-    compute_share: float = 0.6  # of peak FLOP/s that large products reach
-    memory_share: float = 0.75  # of bandwidth that large elementwise kernels reach
     start_s: float = 2e-6  # of a kernel, however small
-    low: float = 0.7
-    high: float = 1.8
 
     def predict(self, calls: Calls, device: Device) -> Prediction:
-        compute = np.zeros(len(calls))
-        matrix = np.isin(calls.family, MATRIX)
-        for precision in np.unique(calls.precision).tolist():
-            rows = matrix & (calls.precision == precision)
-            compute[rows] = calls.flops[rows] / (peak_flops(device, Precision(precision)) * self.compute_share)
-        compute[~matrix] = calls.flops[~matrix] / (device.fp32_tflops * 1e12 * self.compute_share)
-        memory = calls.nbytes / (device.memory_gb_s * 1e9 * self.memory_share)
-        seconds = self.start_s + np.maximum(compute, memory)
-        n = len(calls)
-        why = (
-            f"{self.compute_share:.0%} of the peak FLOP/s or {self.memory_share:.0%} of the bandwidth of {device.short}"
-        )
-        return self._answer(seconds, np.full(n, self.low), np.full(n, self.high), why)
+        shares = np.ones((len(calls), 3))
+        kinds = calls.family.astype(np.int64) * 256 + calls.precision
+        for kind in np.unique(kinds).tolist():
+            if kind // 256 != Family.NONE:
+                shares[kinds == kind] = share_of(Family(kind // 256), Precision(kind % 256))
+        floor = floor_s(calls, device)
+        seconds = self.start_s + floor / shares[:, 1]
+        low, high = (self.start_s / 2 + floor / shares[:, 2]), (self.start_s * 2 + floor / shares[:, 0])
+        why = f"peak FLOP/s and bandwidth of {device.short}, at the share of them that measured kernels reach"
+        return self._answer(seconds, low / seconds, high / seconds, why)

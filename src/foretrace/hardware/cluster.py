@@ -96,6 +96,22 @@ class Cluster:
                 return number, most
         return len(self.machines) + -(-left // self.per_node), most  # more than there are: as if it went on so
 
+    def machine_of(self, worker: int) -> int:
+        """Which machine a worker is on; workers count through the machines."""
+        if not self.machines:
+            return worker // self.per_node
+        for number, machine in enumerate(self.machines):
+            worker -= machine.per_node
+            if worker < 0:
+                return number
+        raise IndexError(f"the cluster has {self.workers} workers")
+
+    def link_of(self, first: int, second: int) -> Link:
+        """The link that a transfer from one worker to another goes over."""
+        if self.machine_of(first) != self.machine_of(second):
+            return self.between_for(2)
+        return self.machines[self.machine_of(first)].inside if self.machines else self.inside
+
     def inside_for(self, workers: int) -> Link:
         """What a ring through `workers` devices of one machine gets: the cables of a wiring together, else the link."""
         links = [each.inside for each in self.machines[: self.spread_over(workers)[0]]] or [self.inside]

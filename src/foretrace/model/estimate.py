@@ -1,0 +1,137 @@
+"""What a step of a model takes on a device that nobody has at hand: time with its range, memory, and who said so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from foretrace.cost.calls import Family
+from foretrace.cost.model import CostModel
+from foretrace.cost.roofline import MATRIX, peak_flops
+from foretrace.graph.taskgraph import TaskGraph, TaskKind
+from foretrace.hardware.cluster import Cluster
+from foretrace.hardware.devices import Device
+from foretrace.model.lower import HostCosts, Lowered, lower
+from foretrace.model.operator_graph import OperatorGraph
+from foretrace.model.strategy import Strategy
+from foretrace.simulate.timeline import simulate
+
+_HOST = (TaskKind.CPU, TaskKind.CALL)
+_MUCH = 0.01  # a share of the time that is worth a warning
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepEstimate:
+    """The time of a step. `interval_s` is meant to hold it 4 times out of 5."""
+
+    lowered: Lowered
+    step_time_s: float
+    interval_s: tuple[float, float]
+    device_busy_s: float  # sum of the kernels, on the busiest device
+    host_busy_s: float  # sum of what the host does
+    launch_bound: bool  # whether a host twice as fast would save more than kernels twice as fast
+    cost_sources: Mapping[str, float]  # share of kernel time by model
+    whys: Mapping[str, str]  # per model: where its numbers come from
+    utilisation: float  # achieved over peak FLOP/s, of products at the precision they run in
+    unknown_share: float  # of kernel time: operators that nothing is known of but their bytes
+    warnings: tuple[str, ...]
+
+
+def estimate_step(
+    operators: OperatorGraph,
+    *,
+    device: Device,
+    costs: CostModel,
+    strategy: Strategy | None = None,
+    cluster: Cluster | None = None,
+    host: HostCosts | None = None,
+    own_processor: bool = False,
+) -> StepEstimate:
+    """Simulate one step of `operators`; the range from simulating the ends of what each model and the host may take.
+
+    What one model says is taken to be wrong in the same direction for all its calls (errors of a model on a device it
+    has not seen are), and models and host independently of each other. Raises ForetraceError as `lower` does.
+    """
+    host = host or HostCosts()
+    lowered = lower(
+        operators,
+        device=device,
+        costs=costs,
+        strategy=strategy,
+        cluster=cluster,
+        host=host,
+        own_processor=own_processor,
+    )
+    graph, found = lowered.graph, lowered.costs
+    step_s = _step_s(graph)
+    changes = [_replaced(lowered, found.low_s, found.high_s, found.source == i) for i in range(len(found.sources))]
+    on_host = np.isin(graph.kind, _HOST)
+    if not own_processor:
+        changes.append((_scaled(graph, on_host, host.low), _scaled(graph, on_host, host.high)))
+    away = np.array([[_step_s(each) - step_s for each in pair] for pair in changes]).reshape(-1, 2)
+    low, high = np.sqrt((np.minimum(away, 0) ** 2).sum()), np.sqrt((np.maximum(away, 0) ** 2).sum())
+    work = np.isin(graph.kind, (TaskKind.KERNEL, TaskKind.OPERATOR))
+    busy = np.bincount(graph.lane[work], weights=graph.dur[work]) if work.any() else np.zeros(1)
+    unknown = operators.calls.family == Family.OTHER
+    share = float(found.seconds[unknown].sum() / max(found.seconds.sum(), 1e-30))
+    faster = [_step_s(_scaled(graph, rows, 0.5)) for rows in (on_host, work)]
+    return StepEstimate(
+        lowered=lowered,
+        step_time_s=step_s,
+        interval_s=(max(step_s - float(low), 0.0), step_s + float(high)),
+        device_busy_s=float(busy.max()) / 1e9,
+        host_busy_s=0.0 if own_processor else float(graph.dur[on_host].sum()) / 1e9,
+        launch_bound=not own_processor and faster[0] < faster[1],
+        cost_sources=found.shares(),
+        whys=dict(zip(found.sources, found.whys, strict=True)),
+        utilisation=_peak_s(operators, device) / max(step_s, 1e-30),
+        unknown_share=share,
+        warnings=tuple(_warnings(operators, share)),
+    )
+
+
+def _step_s(graph: TaskGraph) -> float:
+    return simulate(graph).step_time_s
+
+
+def _scaled(graph: TaskGraph, rows: npt.NDArray[np.bool_], factor: float) -> TaskGraph:
+    return graph.with_columns(dur=np.where(rows, np.rint(graph.dur * factor), graph.dur).astype(np.int64))
+
+
+def _replaced(
+    lowered: Lowered, low_s: npt.NDArray[np.float64], high_s: npt.NDArray[np.float64], nodes: npt.NDArray[np.bool_]
+) -> tuple[TaskGraph, TaskGraph]:
+    """The graph with the low and with the high ends of the costs of some nodes."""
+    nodes = nodes & (lowered.task >= 0)
+    ends = []
+    for seconds in (low_s, high_s):
+        dur = lowered.graph.dur.copy()
+        dur[lowered.task[nodes]] = np.rint(seconds[nodes] * 1e9).astype(np.int64)
+        ends.append(lowered.graph.with_columns(dur=dur))
+    return ends[0], ends[1]
+
+
+def _peak_s(operators: OperatorGraph, device: Device) -> float:
+    """Seconds that all products would take at the device's peak."""
+    from foretrace.cost.calls import Precision
+
+    calls = operators.calls
+    matrix = np.isin(calls.family, MATRIX)
+    return sum(
+        float(calls.flops[matrix & (calls.precision == each)].sum()) / peak_flops(device, Precision(each))
+        for each in np.unique(calls.precision[matrix]).tolist()
+    )
+
+
+def _warnings(operators: OperatorGraph, share: float) -> list[str]:
+    found = list(operators.notes)
+    unknown = operators.unknown()
+    if unknown:
+        names = sorted(unknown, key=lambda name: -unknown[name])
+        shown = ", ".join(f"{name} ({unknown[name]}x)" for name in names[:3]) + (", ..." if len(names) > 3 else "")
+        what = f"{sum(unknown.values())} calls of operators that nothing is known of but their bytes: {shown}"
+        found.append(f"{what}; they make {share:.1%} of the kernel time.")
+    return found

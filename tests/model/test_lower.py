@@ -1,0 +1,157 @@
+"""Lowering: what depends on what, on one device, on several, on a processor; and the estimate of a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foretrace.cost.calls import Calls
+from foretrace.cost.model import Chain, CostModel, Prediction
+from foretrace.cost.roofline import Roofline
+from foretrace.errors import ForetraceError
+from foretrace.graph.taskgraph import EdgeKind, TaskKind
+from foretrace.hardware.cluster import Cluster, parse_link
+from foretrace.hardware.devices import Device, named
+from foretrace.model.estimate import estimate_step
+from foretrace.model.lower import HostCosts, lower
+from foretrace.model.strategy import Strategy
+from foretrace.simulate.timeline import simulate
+from tests.model.graphs import chain
+
+H100 = named("h100")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fixed(CostModel):
+    """Every call takes as long; the range is what is given."""
+
+    seconds: float
+    name: str = "fixed"
+    low: float = 0.9
+    high: float = 1.2
+
+    def predict(self, calls: Calls, device: Device) -> Prediction:
+        n = len(calls)
+        return self._answer(np.full(n, self.seconds), np.full(n, self.low), np.full(n, self.high), "by definition")
+
+
+def cluster_of(workers: int, link: str) -> Cluster:
+    """Machines of one device, two of them: what leaves a machine is ten times slower."""
+    return Cluster(
+        name="test", nodes=2, per_node=(workers + 1) // 2, inside=parse_link(link), between=parse_link("1gbit/9us")
+    )
+
+
+def costs(seconds: float) -> Chain:
+    return Chain(members=(Fixed(seconds=seconds),))
+
+
+def test_large_kernels_hide_their_launches() -> None:
+    host = HostCosts()
+    step = simulate(lower(chain(10), device=H100, costs=costs(1e-3)).graph).step_time_s
+    first = host.forward_ns + host.latency_ns
+    assert step == pytest.approx(10 * 1e-3 + (first + 9 * host.gap_ns + host.return_ns) / 1e9, abs=1e-9)
+
+
+def test_small_kernels_take_as_long_as_their_launches() -> None:
+    host = HostCosts()
+    found = estimate_step(chain(10, views=True), device=H100, costs=costs(1e-6))
+    launches = 10 * (host.forward_ns + host.call_ns) + 9 * host.view_ns
+    tail = host.latency_ns - host.call_ns + 1000 + host.return_ns
+    assert found.step_time_s == pytest.approx((launches + tail) / 1e9, abs=1e-9)
+    assert found.launch_bound
+
+
+def test_a_view_has_no_kernel_and_no_cost() -> None:
+    operators = chain(3, views=True)
+    found = lower(operators, device=H100, costs=costs(1e-5))
+    assert (found.graph.kind == TaskKind.KERNEL).sum() == 3
+    assert found.task.tolist().count(-1) == 3
+    kernels = found.task[found.task >= 0]
+    assert (found.graph.dur[kernels] == 10_000).all()
+    assert [found.graph.layers[i] for i in found.graph.layer[kernels]] == ["layers.0", "layers.1", "layers.2"]
+
+
+def test_devices_wait_for_what_is_sent_to_them_once() -> None:
+    operators = chain(4, views=True)
+    cluster = cluster_of(4, "10gbit/0us")
+    strategy = Strategy.by_layer(
+        operators, [("layers.0", 0), ("layers.1", 1), ("layers.2", 1), ("", 0), ("layers.3", 2)]
+    )
+    found = lower(operators, device=H100, costs=costs(1e-3), strategy=strategy, cluster=cluster)
+    copies = np.flatnonzero(found.graph.kind == TaskKind.COPY)
+    assert len(copies) == 2  # 0 -> 1 and 1 -> 2
+    nbits = 4 * 64 * 128 * 8
+    assert found.graph.dur[copies].tolist() == [round(nbits / 10), round(nbits / 1 + 9000)]  # inside, between machines
+    times = simulate(found.graph)
+    kernel = found.task[[0, 2, 4, 6]]
+    for before, copy, after in ((kernel[0], copies[0], kernel[1]), (kernel[2], copies[1], kernel[3])):
+        assert times.end[before] <= times.start[copy] < times.end[copy] <= times.start[after]
+
+
+def test_a_processor_runs_one_operator_after_another() -> None:
+    found = lower(chain(5), device=H100, costs=costs(1e-3), own_processor=True)
+    assert simulate(found.graph).step_time_s == pytest.approx(5e-3)
+    assert set(found.graph.edge_kind.tolist()) == {int(EdgeKind.PROGRAM)}
+
+
+def test_the_range_comes_from_models_and_host() -> None:
+    found = estimate_step(chain(10), device=H100, costs=costs(1e-3))
+    assert found.interval_s[0] == pytest.approx(found.step_time_s - 1e-3, rel=0.02)  # 10 % of ten kernels of 1 ms
+    assert found.interval_s[1] == pytest.approx(found.step_time_s + 2e-3, rel=0.02)
+    assert not found.launch_bound
+    assert found.cost_sources == {"fixed": 1.0}
+
+
+def test_unknown_operators_are_costed_by_bytes_and_counted() -> None:
+    found = estimate_step(chain(3, unknown=True), device=H100, costs=Chain(members=(Roofline(),)))
+    assert found.unknown_share == pytest.approx(1.0)
+    assert found.warnings == (
+        "3 calls of operators that nothing is known of but their bytes: mylib::product (3x); they make 100.0% of the "
+        "kernel time.",
+    )
+    assert found.utilisation == 0.0
+
+
+def test_what_cannot_be_placed_or_costed() -> None:
+    class Silent(Fixed):
+        def predict(self, calls: Calls, device: Device) -> Prediction:
+            return self._answer(np.full(len(calls), np.nan), np.ones(len(calls)), np.ones(len(calls)), "")
+
+    with pytest.raises(ForetraceError, match=r"aten::addmm in layers\.0 takes; add roofline"):
+        lower(chain(1), device=H100, costs=Chain(members=(Silent(seconds=0.0),)))
+    with pytest.raises(ForetraceError, match="no cluster was given"):
+        lower(chain(2), device=H100, costs=costs(1e-3), strategy=Strategy(placement=(0, 1)))
+    with pytest.raises(ForetraceError, match="2 devices for the 3 operators of chain"):
+        lower(chain(3), device=H100, costs=costs(1e-3), strategy=Strategy(placement=(0, 1)))
+    with pytest.raises(ForetraceError, match="counted from 0"):
+        lower(chain(1), device=H100, costs=costs(1e-3), strategy=Strategy(placement=(-1,)))
+    with pytest.raises(ForetraceError, match=r"no device was given for the layer 'layers\.1'"):
+        Strategy.by_layer(chain(2), [("layers.0", 0)])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 12),
+    st.floats(1e-7, 1e-3),
+    st.booleans(),
+    st.lists(st.integers(0, 2), min_size=24, max_size=24),
+)
+def test_a_step_is_never_shorter_than_what_bounds_it(
+    layers: int, kernel_s: float, views: bool, places: list[int]
+) -> None:
+    operators = chain(layers, views=views)
+    strategy = Strategy(placement=tuple(places[: len(operators)]))
+    cluster = cluster_of(3, "100gbit/2us")
+    found = lower(operators, device=H100, costs=costs(kernel_s), strategy=strategy, cluster=cluster)
+    times = simulate(found.graph)
+    kernels = found.task[found.task >= 0]
+    assert times.step_times_ns.sum() >= found.graph.dur[kernels].sum()  # each product needs the one before it
+    host = np.isin(found.graph.kind, (TaskKind.CPU, TaskKind.CALL))
+    assert times.step_times_ns.sum() >= found.graph.dur[host].sum()
+    alone = lower(operators, device=H100, costs=costs(kernel_s))
+    assert simulate(alone.graph).step_time_s <= times.step_time_s + 1e-9 + 2e-9 * layers + 1.2e-6 * layers
