@@ -24,13 +24,15 @@ MATRIX = (Family.GEMM, Family.CONV, Family.ATTENTION, Family.RECURRENT)
 
 def peak_flops(device: Device, precision: Precision) -> float:
     """FLOP/s of products in this precision; the next wider one where the device has no units for it."""
-    fp32, half = device.fp32_tflops, max(device.fp16_tflops, device.bf16_tflops)
+    fp32 = device.fp32_tflops
+    half = max(device.fp16_tflops, fp32)  # where 16-bit units are slower than float32, libraries compute in float32
+    brain = max(device.bf16_tflops, fp32)
     rates = {
-        Precision.TF32: device.tf32_tflops or fp32,
-        Precision.FP16: device.fp16_tflops or fp32,
-        Precision.BF16: device.bf16_tflops or half or fp32,
-        Precision.FP8: device.fp8_tflops or half or fp32,
-        Precision.INT8: device.int8_tops or half or fp32,
+        Precision.TF32: max(device.tf32_tflops, fp32),
+        Precision.FP16: half,
+        Precision.BF16: brain,
+        Precision.FP8: device.fp8_tflops or brain,
+        Precision.INT8: device.int8_tops or brain,
         Precision.FP64: fp32 / 2,
     }
     return rates.get(precision, fp32) * 1e12

@@ -8,14 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.cost.calls import Family
+from foretrace.cost.calls import Family, Precision
 from foretrace.cost.model import CostModel
 from foretrace.cost.roofline import MATRIX, peak_flops
-from foretrace.graph.taskgraph import TaskGraph, TaskKind
+from foretrace.errors import ForetraceError
+from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
 from foretrace.hardware.cluster import Cluster
 from foretrace.hardware.devices import Device
 from foretrace.model.lower import HostCosts, Lowered, lower
+from foretrace.model.memory import Fit, Memory, Sharding, peak
 from foretrace.model.operator_graph import OperatorGraph
+from foretrace.model.repeat import again
 from foretrace.model.strategy import Strategy
 from foretrace.simulate.timeline import simulate
 
@@ -116,8 +119,6 @@ def _replaced(
 
 def _peak_s(operators: OperatorGraph, device: Device) -> float:
     """Seconds that all products would take at the device's peak."""
-    from foretrace.cost.calls import Precision
-
     calls = operators.calls
     matrix = np.isin(calls.family, MATRIX)
     return sum(
@@ -135,3 +136,64 @@ def _warnings(operators: OperatorGraph, share: float) -> list[str]:
         what = f"{sum(unknown.values())} calls of operators that nothing is known of but their bytes: {shown}"
         found.append(f"{what}; they make {share:.1%} of the kernel time.")
     return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A model on a device: the time of a step, its memory, and whether that is there."""
+
+    operators: OperatorGraph
+    device: Device
+    training: bool
+    step: StepEstimate
+    memory: Memory
+    fit: Fit
+    room_bytes: float  # memory of the device
+    techniques: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def estimate(
+    operators: OperatorGraph,
+    *,
+    device: Device,
+    costs: CostModel,
+    sharding: Sharding | None = None,
+    recompute: bool = False,
+    accumulate: int = 1,
+    own_processor: bool = False,
+    techniques: tuple[str, ...] = (),
+) -> Estimate:
+    """Time and memory of a step. `operators` is one micro-batch where `accumulate` is above 1.
+
+    Raises ForetraceError as `lower` and `memory.peak` do.
+    """
+    training = any(node.phase in (Phase.BACKWARD, Phase.OPTIMIZER) for node in operators.nodes)
+    if not training and (recompute or accumulate > 1 or sharding is not None):
+        raise ForetraceError(
+            f"{operators.name} has no backward pass, which recomputation, accumulation and ZeRO need; leave them out."
+        )
+    repeated = again(operators, recompute=recompute, accumulate=accumulate)
+    step = estimate_step(repeated, device=device, costs=costs, own_processor=own_processor)
+    memory = peak(
+        operators,
+        recompute=recompute,
+        sharding=sharding,
+        accumulate=accumulate,
+        allocator="none" if own_processor else "cuda",
+    )
+    room = device.memory_gb * 1e9
+    warnings = list(memory.notes)
+    if sharding is not None and sharding.workers > 1:
+        warnings.append(f"what {sharding.workers} workers send each other is not in the step time.")
+    return Estimate(
+        operators=repeated,
+        device=device,
+        training=training,
+        step=step,
+        memory=memory,
+        fit=memory.fits(room),
+        room_bytes=room,
+        techniques=techniques,
+        warnings=tuple(warnings),
+    )

@@ -8,11 +8,14 @@ from __future__ import annotations
 import msgspec
 
 from foretrace.report.compression import CompressionAdviseView
+from foretrace.report.estimate import EstimateView
 from foretrace.report.network_views import CalibrateNetworkView, DevicesView, NetworkCheckView
+from foretrace.report.operators import OperatorsView
 from foretrace.report.optimise import OptimiseView
 from foretrace.report.rig import RigCalibrateView, RigCheckView, RigCleanView, RigVerifyView
 from foretrace.report.scaling import ScaleView
 from foretrace.report.stash import CloudAdviseView, StashView
+from foretrace.report.utilisation import UtilisationView
 from foretrace.report.views import SCHEMA_VERSION
 
 
@@ -157,6 +160,7 @@ class CheckView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Stash = StashView | CloudAdviseView
+Modelled = EstimateView | OperatorsView | UtilisationView
 Net = NetworkCheckView | CalibrateNetworkView | DevicesView | CompressionAdviseView
 Rig = RigCheckView | RigCalibrateView | RigVerifyView | RigCleanView
 
@@ -174,9 +178,8 @@ class AlignView(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]
 
 
-Listing = (
-    ZooView | TechniquesView | CalibrateView | CheckView | OptimiseView | AlignView | ScaleView | Rig | Net | Stash
-)
+Looked = ZooView | TechniquesView | CalibrateView | CheckView
+Listing = Looked | OptimiseView | AlignView | ScaleView | Rig | Net | Stash | Modelled
 LISTINGS: dict[str, type[Listing]] = {
     "zoo": ZooView,
     "techniques": TechniquesView,
@@ -189,6 +192,9 @@ LISTINGS: dict[str, type[Listing]] = {
     "network check": NetworkCheckView,
     "calibrate network": CalibrateNetworkView,
     "devices": DevicesView,
+    "estimate": EstimateView,
+    "operators": OperatorsView,
+    "utilisation": UtilisationView,
     "stash": StashView,
     "cloud advise": CloudAdviseView,
     "rig check": RigCheckView,

@@ -1,0 +1,110 @@
+"""`foretrace estimate`: time and memory of a step on a device that is not at hand, from the model alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foretrace.cli import options
+from foretrace.errors import ForetraceError
+
+
+def estimate(
+    source: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="A zoo model, a script with training(), or a file: ONNX, Chakra, JSON."),
+    ],
+    device: Annotated[
+        str, typer.Option("--device", metavar="NAME", help="As foretrace devices lists them; here: this processor.")
+    ],
+    batch: Annotated[int | None, typer.Option("--batch", metavar="N", min=1, help="Samples per step.")] = None,
+    precision: Annotated[
+        str,
+        typer.Option("--precision", metavar="NAME", help="fp32, bf16, fp16 (autocast), bf16-weights, fp16-weights."),
+    ] = "fp32",
+    inference: Annotated[bool, typer.Option("--inference", help="The forward pass alone, without gradients.")] = False,
+    size: Annotated[str, typer.Option("--size", metavar="tiny|full", help="Size of a zoo model.")] = "full",
+    do: Annotated[
+        list[str] | None,
+        typer.Option("--do", metavar='"NAME KEY=VALUE ..."', help="A technique the training has; several in order."),
+    ] = None,
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="Every block's forward pass again before its backward pass.")
+    ] = False,
+    accumulate: Annotated[
+        int, typer.Option("--accumulate", metavar="N", min=1, help="Micro-batches of --batch samples per update.")
+    ] = 1,
+    zero: Annotated[
+        int, typer.Option("--zero", metavar="STAGE", min=0, max=3, help="What ZeRO shares out; 3 is FSDP.")
+    ] = 0,
+    workers: Annotated[
+        int, typer.Option("--workers", metavar="N", min=1, help="Among how many, for memory; each has --batch.")
+    ] = 1,
+    dim: Annotated[
+        list[str] | None, typer.Option("--dim", metavar="NAME=N", help="Size of an open dimension of an ONNX model.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the task graph there, for whatif.")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option("--threads", metavar="N", min=1, help="Threads of an operator, with --device here.")
+    ] = None,
+    top: options.Top = 14,
+    as_json: options.AsJson = False,
+) -> None:
+    """Predict a step's time and memory from the model alone.
+
+    Example: foretrace estimate resnet50 --device h100 --batch 32 --precision bf16
+    """
+    from foretrace.cli.operators import sizes
+    from foretrace.cost.target import HERE, target
+    from foretrace.model.estimate import estimate as predict
+    from foretrace.model.memory import Sharding
+    from foretrace.report import estimate as report
+    from foretrace.techniques.arguments import parse_all
+    from foretrace.zoo.operators import operators_of
+
+    if zero and workers == 1:
+        raise ForetraceError(f"--zero {zero} shares among several workers; say how many with --workers.")
+    if threads is not None and device != HERE:
+        raise ForetraceError(f"--threads is for --device here, not for {device}; leave it out.")
+    techniques = parse_all(do or [])
+    on = target(device, threads=threads)
+    with options.progress(f"capturing {source}") as tell:
+        graph = operators_of(
+            source,
+            size=size,
+            batch=batch,
+            precision=precision,
+            training=not inference,
+            like="cpu" if on.own_processor else "gpu",
+            techniques=techniques,
+            dims=sizes(dim or []),
+            progress=tell,
+        )
+    found = predict(
+        graph,
+        device=on.device,
+        costs=on.costs,
+        own_processor=on.own_processor,
+        sharding=Sharding(workers=workers, stage=zero) if workers > 1 else None,
+        recompute=recompute,
+        accumulate=accumulate,
+        techniques=tuple(map(str, techniques)),
+    )
+    if out is not None:
+        from foretrace.graph.store import save
+
+        save(found.step.lowered.graph, out)
+    further = f"foretrace estimate {source} --device {device} --out step.graph"
+    following = further if out is None else f"foretrace whatif {out} --do cuda-graphs"
+    view = report.estimate(found, model=source, precision=precision, again=following)
+    if as_json:
+        from foretrace.report.jsonout import dumps
+
+        print(dumps(view))
+        return
+    print("\n".join(report.lines(view, rows=top)))
+    options.wrote(out)

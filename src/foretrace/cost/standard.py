@@ -1,0 +1,13 @@
+"""The chain of cost models that commands use where the user names none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from foretrace.cost.model import Chain, CostModel
+from foretrace.cost.roofline import Roofline
+
+
+def standard(first: Sequence[CostModel] = ()) -> Chain:
+    """`first`, e.g. measured ones, then the learned ones, then the roofline, which knows every call."""
+    return Chain(members=(*first, Roofline()))

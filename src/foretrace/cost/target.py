@@ -1,0 +1,69 @@
+"""`Target`: a device to predict for, and the cost models that speak of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from foretrace.cost.model import CostModel
+from foretrace.cost.standard import standard
+from foretrace.hardware.devices import Device, named
+
+HERE = "here"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """`own_processor`: the machine that this runs on, whose operators run on the thread that calls them."""
+
+    device: Device
+    costs: CostModel
+    own_processor: bool = False
+
+
+def target(name: str, *, threads: int | None = None) -> Target:
+    """What a user calls a device: a name of the catalog, or "here" for this machine's processor with so many threads.
+
+    Raises ForetraceError for an unknown name, with those that come near.
+    """
+    if name != HERE:
+        return Target(device=named(name), costs=standard())
+    import torch
+
+    from foretrace.cost import store
+    from foretrace.cost.local import Local
+    from foretrace.cost.machine import fingerprint
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        machine = fingerprint()
+        local = Local.of(store.load(machine))
+        return Target(device=_processor(machine["cpu"] or "processor"), costs=standard([local]), own_processor=True)
+    finally:
+        torch.set_num_threads(before)
+
+
+def _processor(name: str) -> Device:
+    """This machine's processor as a device: rates from a short probe of it, memory as the system has it."""
+    import os
+
+    import torch
+
+    from foretrace.hardware.probe import cpu_peaks
+
+    peaks = cpu_peaks(torch.get_num_threads())
+    return Device(
+        name=name,
+        short=HERE,
+        patterns=(),
+        vendor="",
+        arch="processor",
+        fp32_tflops=peaks.fp32 / 1e12,
+        tf32_tflops=0.0,
+        fp16_tflops=0.0,
+        bf16_tflops=peaks.bf16 / 1e12,
+        memory_gb_s=peaks.bytes_per_s / 1e9,
+        memory_gb=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9,
+        sms=peaks.threads,
+        source="measured in a short probe",
+    )

@@ -1,0 +1,213 @@
+"""What `foretrace estimate` answers: its view, its sentences and its text for people."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from foretrace.cost.calls import Family
+from foretrace.report.units import between, count, digits, in_unit, seconds, share, unit_for
+from foretrace.report.views import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from foretrace.model.estimate import Estimate
+
+LEVEL = 0.8  # how often the ranges are meant to hold
+_UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+_COUNTS = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6))
+
+
+class SourceView(msgspec.Struct, frozen=True, kw_only=True):
+    """A cost model that spoke: its share of the kernel time, and where its numbers come from."""
+
+    model: str
+    share: float
+    why: str
+
+
+class FamilyView(msgspec.Struct, frozen=True, kw_only=True):
+    """Operators of one family together."""
+
+    family: str
+    calls: int
+    flops: float
+    bytes: float
+    time_s: float  # sum of their kernels
+
+
+class EstimateView(msgspec.Struct, frozen=True, kw_only=True):
+    """`foretrace estimate`: a step of a model on a device, from the model alone."""
+
+    schema_version: int = SCHEMA_VERSION
+    command: str = "estimate"
+    headline: str
+    model: str
+    device: str
+    batch: int  # samples per step; 0 if unknown
+    precision: str
+    training: bool  # forward, backward and update; else the forward pass alone
+    step_time_s: float
+    interval_s: tuple[float, float]
+    interval_level: float
+    device_busy_s: float  # sum of the kernels
+    host_busy_s: float
+    launch_bound: bool
+    utilisation: float  # achieved over peak FLOP/s
+    peak_memory_bytes: int
+    memory_bytes: dict[str, int]  # at the peak, by category
+    reserved_memory_bytes: int  # what the caching allocator holds at most; 0 on a processor
+    device_memory_bytes: int
+    fits: str  # "fits", "tight" or "does not fit"
+    needed_memory_bytes: tuple[int, int]  # with what is assumed of the process, least and most
+    memory_assumptions: tuple[str, ...]
+    parameters: int
+    flops: float  # per step
+    operators: int
+    repeated_blocks: int
+    cost_sources: dict[str, float]  # share of kernel time by model
+    sources: tuple[SourceView, ...]
+    families: tuple[FamilyView, ...]
+    techniques: tuple[str, ...]  # that were applied to the step
+    warnings: tuple[str, ...]
+    next: str
+
+
+def estimate(found: Estimate, *, model: str, precision: str, again: str) -> EstimateView:
+    """The view of an estimate. `again` is the command with which the user can go on."""
+    step, graph, memory = found.step, found.operators, found.memory
+    return EstimateView(
+        headline=headline(found),
+        model=model,
+        device=found.device.name,
+        batch=graph.batch,
+        precision=precision,
+        training=found.training,
+        step_time_s=step.step_time_s,
+        interval_s=step.interval_s,
+        interval_level=LEVEL,
+        device_busy_s=step.device_busy_s,
+        host_busy_s=step.host_busy_s,
+        launch_bound=step.launch_bound,
+        utilisation=step.utilisation,
+        peak_memory_bytes=memory.peak_bytes,
+        memory_bytes={name: nbytes for name, nbytes in memory.by_category.items() if nbytes},
+        reserved_memory_bytes=memory.reserved_bytes,
+        device_memory_bytes=round(found.room_bytes),
+        fits=found.fit.verdict,
+        needed_memory_bytes=(round(found.fit.needed_bytes[0]), round(found.fit.needed_bytes[1])),
+        memory_assumptions=found.fit.assumptions,
+        parameters=graph.parameters,
+        flops=graph.flops,
+        operators=len(graph),
+        repeated_blocks=sum(block.times for block in graph.blocks),
+        cost_sources=dict(step.cost_sources),
+        sources=tuple(
+            SourceView(model=name, share=part, why=step.whys[name]) for name, part in step.cost_sources.items()
+        ),
+        families=_families(found),
+        techniques=found.techniques,
+        warnings=(*step.warnings, *found.warnings),
+        next=again,
+    )
+
+
+def headline(found: Estimate) -> str:
+    """As in "A step of resnet50 takes 58.1 ms (51.0 – 66.2) on H100-SXM5-80GB; 9.10 GB at the peak fits in 80 GB"."""
+    step = found.step
+    unit = unit_for(step.step_time_s)
+    low, high = step.interval_s
+    bound = "; the host launches more slowly than the device computes" if step.launch_bound else ""
+    what = "A step" if found.training else "A forward pass"
+    does = {"tight": "may not fit"}.get(found.fit.verdict, found.fit.verdict)
+    room = f"{nbytes(found.memory.peak_bytes)} of tensors at the peak {does} in {nbytes(found.room_bytes)}"
+    return (
+        f"{what} of {found.operators.name} takes {in_unit(step.step_time_s, unit)} {unit.name} "
+        f"({between(low, high, unit)}) on {found.device.short}; {room}{bound}."
+    )
+
+
+def _families(found: Estimate) -> tuple[FamilyView, ...]:
+    calls, time = found.operators.calls, found.step.lowered.costs.seconds
+    rows = []
+    for family in Family:
+        mine = calls.family == family
+        if family != Family.NONE and mine.any():
+            rows.append(
+                FamilyView(
+                    family=family.name.lower(),
+                    calls=int(mine.sum()),
+                    flops=float(calls.flops[mine].sum()),
+                    bytes=float(calls.nbytes[mine].sum()),
+                    time_s=float(np.nansum(time[mine])),
+                )
+            )
+    return tuple(sorted(rows, key=lambda row: -row.time_s))
+
+
+def nbytes(value: float) -> str:
+    """As in "9.10 GB"; decimal units, as devices are sold."""
+    for unit, size in _UNITS:
+        if abs(value) >= size:
+            return f"{digits(value / size)} {unit}"
+    return f"{value:.0f} B"
+
+
+def _many(value: float) -> str:
+    for unit, size in _COUNTS:
+        if abs(value) >= size:
+            return f"{digits(value / size)} {unit}"
+    return count(round(value))
+
+
+def lines(view: EstimateView, *, rows: int) -> Iterator[str]:
+    """The answer for people; at most `rows` families of operators."""
+    kind = "training" if view.training else "inference"
+    batch = f"batch {count(view.batch)} · " if view.batch else ""
+    yield f"{view.model} · {kind} · {batch}{view.precision} · {view.device}"
+    yield ""
+    yield view.headline
+    yield ""
+    blocks = f", {count(view.repeated_blocks)} of them repeated blocks" if view.repeated_blocks else ""
+    yield (
+        f"  {count(view.operators)} operators{blocks}, {_many(view.parameters)} parameters, {_many(view.flops)}FLOP: "
+        f"{share(view.utilisation)} of the device's peak"
+    )
+    yield f"  kernels {seconds(view.device_busy_s)}, host {seconds(view.host_busy_s)}"
+    yield ""
+    unit = unit_for(view.device_busy_s)
+    yield f"  {'operators':16}{'calls':>9}{'FLOP':>11}{'moved':>11}{unit.name:>10}{'share':>10}"
+    total = sum(each.time_s for each in view.families) or 1.0
+    for each in view.families[:rows]:
+        yield (
+            f"  {each.family:16}{count(each.calls):>9}{_many(each.flops):>11}{nbytes(each.bytes):>11}"
+            f"{in_unit(each.time_s, unit):>10}{share(each.time_s / total):>10}"
+        )
+    if len(view.families) > rows:
+        yield f"  {len(view.families) - rows} more: --top {len(view.families)} or --json."
+    yield ""
+    yield f"  {'memory at the peak':16}"
+    for name, size in sorted(view.memory_bytes.items(), key=lambda each: -each[1]):
+        yield f"    {name:22}{nbytes(size):>12}"
+    yield f"    {'together':22}{nbytes(view.peak_memory_bytes):>12}"
+    low, high = view.needed_memory_bytes
+    room = nbytes(view.device_memory_bytes)
+    yield f"    with what the process needs beside them {nbytes(low)} to {nbytes(high)} of {room}: {view.fits}"
+    for assumed in view.memory_assumptions:
+        yield f"    assumed: {assumed}"
+    yield ""
+    for source in view.sources:
+        yield f"  {share(source.share)} of the kernel time by {source.model}: {source.why}"
+    for technique in view.techniques:
+        yield f"  with {technique}"
+    for warning in view.warnings:
+        yield f"  note: {warning}"
+    yield f"  next: {view.next}"
+
+
+def again(words: list[str]) -> str:
+    """A command, quoted for a shell."""
+    return " ".join(shlex.quote(word) for word in words)

@@ -1,0 +1,148 @@
+"""`foretrace estimate`: a model, no trace, a device that is not here; mistakes are one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from foretrace.report.jsonout import schema
+from tests.cli.conftest import Cli
+from tests.report.test_jsonout import check
+
+SCRIPT = """
+import torch
+from torch import nn
+import foretrace
+from foretrace.training.batches import Resident
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
+    def forward(self, x):
+        {body}
+
+def training():
+    net = Net()
+    rows = torch.utils.data.TensorDataset(torch.randn(64, 64), torch.randn(64, 64))
+    loader = torch.utils.data.DataLoader(rows, batch_size=16)
+    def loss(model, batch):
+        x, y = batch
+        return nn.functional.mse_loss(model(x), y)
+    return foretrace.Training(name="net", model=net, optimizers=(torch.optim.Adam(net.parameters()),),
+                              loader=loader, loss=loss)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "net.py"
+    path.write_text(SCRIPT.replace("{body}", "return self.layers(x)"))
+    return path
+
+
+def test_the_answer_as_json(cli: Cli, script: Path, tmp_path: Path) -> None:
+    graph = tmp_path / "step.graph"
+    answer = cli("estimate", script, "--device", "h100", "--batch", "32", "--out", graph, "--json")
+    assert answer.code == 0, answer.err
+    found = answer.json
+    rules = schema("estimate")
+    assert not check(found, rules, rules["$defs"])
+    low, high = found["interval_s"]
+    assert 0 < low < found["step_time_s"] < high
+    assert sum(found["memory_bytes"].values()) == found["peak_memory_bytes"]
+    weights = 64 * 256 + 256 + 256 * 64 + 64
+    assert found["parameters"] == weights
+    assert found["memory_bytes"]["weights"] >= 4 * weights
+    assert found["memory_bytes"]["optimizer"] >= 8 * weights
+    assert sum(found["cost_sources"].values()) == pytest.approx(1)
+    # Two products forward; backward two for the second layer and one for the first, whose input wants no gradient.
+    gemm = next(each for each in found["families"] if each["family"] == "gemm")
+    assert gemm["flops"] == 5 * 2 * 32 * 64 * 256
+    assert found["launch_bound"] and found["batch"] == 32
+    # The task graph goes on where a recording would.
+    further = cli("whatif", graph, "--do", "scale name=* by=0.5", "--json")
+    assert further.code == 0, further.err
+
+
+def test_the_answer_for_people(cli: Cli, script: Path) -> None:
+    answer = cli("estimate", script, "--device", "a100", "--batch", "32", "--top", "2")
+    assert answer.code == 0, answer.err
+    assert answer.out.startswith(f"{script} · training · batch 32 · fp32 · NVIDIA A100 SXM4 80 GB")
+    assert "A step of net takes" in answer.out and "fits in 80.0 GB" in answer.out
+    assert "the host launches more slowly than the device computes" in answer.out
+    assert "more: --top" in answer.out and "of the kernel time by" in answer.out
+
+
+def test_inference_needs_less(cli: Cli, script: Path) -> None:
+    train = cli("estimate", script, "--device", "h100", "--json").json
+    infer = cli("estimate", script, "--device", "h100", "--inference", "--json").json
+    assert infer["flops"] < train["flops"] / 2
+    assert infer["peak_memory_bytes"] < train["peak_memory_bytes"]
+    assert not infer["training"] and "optimizer" not in infer["memory_bytes"]
+
+
+def test_accumulation_and_zero(cli: Cli, script: Path) -> None:
+    one = cli("estimate", script, "--device", "h100", "--json").json
+    four = cli("estimate", script, "--device", "h100", "--accumulate", "4", "--json").json
+    assert four["batch"] == 4 * one["batch"]
+    assert 3 * one["flops"] < four["flops"] < 4 * one["flops"]
+    assert four["peak_memory_bytes"] < 2 * one["peak_memory_bytes"]
+    shared = cli("estimate", script, "--device", "h100", "--zero", "3", "--workers", "8", "--json").json
+    assert shared["memory_bytes"]["optimizer"] < one["memory_bytes"]["optimizer"] / 7
+    assert any("not in the step time" in each for each in shared["warnings"])
+
+
+def test_this_processor(cli: Cli, script: Path) -> None:
+    found = cli("estimate", script, "--device", "here", "--threads", "1", "--json").json
+    assert 0 < found["step_time_s"] < 1
+    assert found["reserved_memory_bytes"] == 0 and not found["launch_bound"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("nonsense", "--device", "h100"), "nonsense is no model of the zoo"),
+        (("resnet5", "--device", "h100"), "did you mean resnet50"),
+        (("bert", "--device", "h1000"), "device 'h1000' is in no catalog"),
+        (("bert", "--device", "h100", "--batch", "0"), "--batch"),
+        (("bert", "--device", "h100", "--precision", "int3", "--size", "tiny"), "no precision 'int3'"),
+        (("bert", "--device", "h100", "--zero", "2"), "say how many with --workers"),
+        (("bert", "--device", "h100", "--threads", "2"), "--threads is for --device here"),
+        (("bert", "--device", "h100", "--size", "huge"), "no size 'huge'"),
+        (("missing.py", "--device", "h100"), "missing.py does not exist"),
+        (("missing.onnx", "--device", "h100"), "missing.onnx is no model"),
+        (("bert", "--device", "h100", "--dim", "batch=2"), "--dim means nothing"),
+    ],
+)
+def test_mistakes(cli: Cli, arguments: tuple[str, ...], says: str) -> None:
+    answer = cli("estimate", *arguments)
+    assert answer.code == 2 and not answer.out
+    assert says in answer.err and len(answer.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("return self.layers(x) if x.sum() > 0 else x", "sum"),
+        ("return self.layers(x[x[:, 0] > 0])", "index"),
+    ],
+)
+def test_control_flow_that_depends_on_values(cli: Cli, tmp_path: Path, body: str, says: str) -> None:
+    path = tmp_path / "dynamic.py"
+    path.write_text(SCRIPT.replace("{body}", body))
+    answer = cli("estimate", path, "--device", "h100")
+    assert answer.code == 2 and len(answer.err.splitlines()) == 1, answer.err
+    assert "aten::" in answer.err, answer.err
+
+
+def test_a_file_of_operators(cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "model.json"
+    call = {"op": "aten::mm", "dims": [[1024, 1024], [1024, 1024]]}
+    path.write_text(json.dumps({"format": "foretrace operators", "version": 1, "name": "two", "calls": [call, call]}))
+    answer = cli("estimate", path, "--device", "h100", "--json")
+    assert answer.code == 0, answer.err
+    assert answer.json["flops"] == 2 * 2 * 1024**3
+    assert cli("estimate", path, "--device", "h100", "--zero", "1", "--workers", "4").code == 2

@@ -1,0 +1,175 @@
+"""Calls: families, dimensions and bytes of operators; the chain of models; the roofline."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foretrace.cost.calls import Call, Calls, Family, Precision, describe, family_of
+from foretrace.cost.model import Chain, CostModel, Prediction
+from foretrace.cost.roofline import Roofline, floor_s, peak_flops, share_of
+from foretrace.hardware.devices import Device, catalog, named
+
+
+def text(*dims: list[int], kind: str = "float", concrete: list[str] | None = None) -> str:
+    return json.dumps([list(dims), [kind] * len(dims), concrete or [""] * len(dims)])
+
+
+@pytest.mark.parametrize(
+    ("op", "family"),
+    [
+        ("aten::addmm", Family.GEMM),
+        ("aten::bmm", Family.GEMM),
+        ("aten::convolution_backward", Family.CONV),
+        ("aten::_scaled_dot_product_flash_attention", Family.ATTENTION),
+        ("aten::_scaled_dot_product_flash_attention_backward", Family.ATTENTION),
+        ("aten::_softmax", Family.SOFTMAX),
+        ("aten::_log_softmax_backward_data", Family.SOFTMAX),
+        ("aten::native_layer_norm", Family.NORM),
+        ("aten::native_batch_norm_backward", Family.NORM),
+        ("aten::cudnn_batch_norm", Family.NORM),
+        ("aten::max_pool2d_with_indices_backward", Family.POOL),
+        ("aten::embedding_dense_backward", Family.LOOKUP),
+        ("aten::index_select", Family.LOOKUP),
+        ("aten::_to_copy", Family.MOVE),
+        ("aten::cat", Family.MOVE),
+        ("aten::_foreach_addcdiv_", Family.OPTIMIZER),
+        ("aten::_fused_adamw_", Family.OPTIMIZER),
+        ("aten::sum", Family.REDUCTION),
+        ("aten::mkldnn_rnn_layer", Family.RECURRENT),
+        ("aten::gelu_backward", Family.ELEMENTWISE),
+        ("aten::threshold_backward", Family.ELEMENTWISE),
+        ("aten::view", Family.NONE),
+        ("aten::t", Family.NONE),
+        ("flash_attn::_flash_attn_forward", Family.OTHER),
+    ],
+)
+def test_families(op: str, family: Family) -> None:
+    assert family_of(op) == family
+
+
+def test_products() -> None:
+    found = describe("aten::addmm", text([512], [8, 16, 256][1:], [256, 512]))
+    assert (found.b, found.m, found.n, found.k) == (1, 16, 512, 256)
+    assert found.flops == 2 * 16 * 512 * 256
+    batched = describe("aten::bmm", text([12, 64, 32], [12, 32, 48], kind="c10::BFloat16"), [[12, 64, 48]])
+    assert (batched.b, batched.m, batched.n, batched.k) == (12, 64, 48, 32)
+    assert batched.precision == Precision.BF16
+    assert batched.written_bytes == 12 * 64 * 48 * 2
+    assert batched.read_bytes == 2 * 12 * (64 * 32 + 32 * 48)
+    linear = describe("aten::linear", text([4, 10, 256], [512, 256], [512]))
+    assert (linear.m, linear.n, linear.k) == (40, 512, 256)
+
+
+def test_convolutions_are_implicit_products() -> None:
+    sizes = text([8, 64, 56, 56], [128, 64, 3, 3], [], concrete=["", "", ""])
+    found = describe("aten::convolution", sizes, [[8, 128, 28, 28]])
+    assert (found.b, found.m, found.n, found.k) == (1, 8 * 28 * 28, 128, 64 * 9)
+    depthwise = describe("aten::convolution", text([2, 32, 8, 8], [32, 1, 3, 3]), [[2, 32, 8, 8]])
+    assert (depthwise.b, depthwise.n, depthwise.k) == (32, 1, 9)
+    backward = describe("aten::convolution_backward", text([8, 128, 28, 28], [8, 64, 56, 56], [128, 64, 3, 3]))
+    assert (backward.m, backward.n, backward.k) == (8 * 28 * 28, 128, 64 * 9)
+
+
+def test_rows() -> None:
+    norm = describe("aten::native_layer_norm", text([4, 8, 256]))
+    assert (norm.m, norm.n) == (32, 256)
+    softmax = describe("aten::_softmax", text([2, 12, 64, 64]))
+    assert (softmax.m, softmax.n) == (2 * 12 * 64, 64)
+    attention = describe(
+        "aten::_scaled_dot_product_efficient_attention", text([2, 8, 128, 64], [2, 8, 96, 64], [2, 8, 96, 64])
+    )
+    assert (attention.b, attention.m, attention.n, attention.k) == (16, 128, 96, 64)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.sampled_from(
+        ["aten::addmm", "aten::mm", "aten::convolution", "aten::_softmax", "aten::cat", "x::y", "aten::sum"]
+    ),
+    st.text(max_size=60) | st.just('[[[2,3],[3,4]],["float","float"],["",""]]') | st.just('[[[]],[""],[""]]'),
+)
+def test_nonsense_is_described_without_failing(op: str, sizes: str) -> None:
+    found = describe(op, sizes)
+    assert found.flops >= 0 and found.read_bytes >= 0 and found.written_bytes >= 0
+    assert len(Calls.from_rows([found])) == 1
+
+
+def test_rows_are_taken_in_order() -> None:
+    calls = Calls.of([("aten::mm", text([2, 3], [3, 4])), ("aten::relu", text([5, 5])), ("aten::view", text([2, 2]))])
+    taken = calls.take(np.array([2, 0]))
+    assert taken.op == ("aten::view", "aten::mm")
+    assert calls.take(calls.family == Family.ELEMENTWISE).op == ("aten::relu",)
+
+
+# --- models ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Only(CostModel):
+    """Speaks of one family."""
+
+    family: Family
+    name: str = "only"
+
+    def predict(self, calls: Calls, device: Device) -> Prediction:
+        seconds = np.where(calls.family == self.family, 1.0, np.nan)
+        return self._answer(seconds, np.full(len(calls), 0.5), np.full(len(calls), 2.0), "it says so")
+
+
+def test_a_chain_asks_in_order_and_says_who_answered() -> None:
+    calls = Calls.of(
+        [("aten::mm", text([64, 64], [64, 64])), ("aten::relu", text([64, 64])), ("aten::t", text([2, 2]))]
+    )
+    found = Chain(members=(Only(family=Family.GEMM), Roofline())).predict(calls, named("h100"))
+    assert found.sources == ("only", "roofline")
+    assert found.source.tolist() == [0, 1, -1]
+    assert found.seconds[0] == 1 and found.low_s[0] == 0.5 and found.high_s[0] == 2
+    assert found.seconds[2] == 0  # a view costs nothing, whoever is asked
+    assert sum(found.shares().values()) == pytest.approx(1)
+    weighted = found.shares(np.array([0.0, 1.0, 1.0]))
+    assert weighted == {"roofline": 1.0}
+
+
+def test_what_nobody_knows_stays_unknown() -> None:
+    calls = Calls.of([("aten::relu", text([64, 64]))])
+    found = Chain(members=(Only(family=Family.GEMM),)).predict(calls, named("h100"))
+    assert np.isnan(found.seconds).all() and found.source.tolist() == [-1] and found.shares() == {}
+
+
+def test_the_roofline_is_never_faster_than_the_device() -> None:
+    calls = Calls.of([("aten::mm", text([4096, 4096], [4096, 4096])), ("aten::relu", text([1 << 26]))])
+    for device in catalog():
+        if device.vendor == "NVIDIA":
+            found = Roofline().predict(calls, device)
+            floor = floor_s(calls, device)
+            assert (found.low_s >= 0.9 * floor).all() and (found.low_s <= found.seconds).all()
+            assert (found.seconds <= found.high_s).all()
+    h100 = named("h100")
+    assert floor_s(calls, h100)[0] == pytest.approx(2 * 4096**3 / (h100.fp32_tflops * 1e12))
+    assert floor_s(calls, h100)[1] == pytest.approx(2 * 4 * (1 << 26) / (h100.memory_gb_s * 1e9))
+
+
+def test_a_device_without_units_of_a_precision_takes_the_next_wider_ones() -> None:
+    p4, h100 = named("p4"), named("h100")
+    assert peak_flops(p4, Precision.BF16) == pytest.approx(p4.fp32_tflops * 1e12)  # its 16-bit units are slower
+    assert peak_flops(h100, Precision.FP8) > peak_flops(h100, Precision.BF16) > peak_flops(h100, Precision.FP32)
+    t4 = named("t4")
+    assert peak_flops(t4, Precision.TF32) == t4.fp32_tflops * 1e12
+
+
+def test_every_family_has_a_share() -> None:
+    for family in Family:
+        for precision in (Precision.FP32, Precision.BF16) if family != Family.NONE else ():
+            low, middle, high = share_of(family, precision)
+            assert 0 < low < middle < high < 3, (family, precision)
+
+
+def test_a_call_without_inputs_is_costed_as_nothing() -> None:
+    calls = Calls.from_rows([Call(family=Family.OTHER, op="x::y")])
+    assert Roofline().predict(calls, named("a100")).seconds[0] == pytest.approx(2e-6)
