@@ -10,7 +10,6 @@ What an operator of one device reads from another is sent once, as a copy on the
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -100,71 +99,63 @@ def lower(
 
 def _on_processor(operators: OperatorGraph, found: Prediction) -> Lowered:
     n = len(operators)
-    table = _Table(operators)
-    table.lanes = [Lane(rank=0, kind=LaneKind.CPU, label="main thread")]
-    begin = table.task(kind=TaskKind.MARK, lane=0, name="step", release=0)
-    rows = np.array(
-        [
-            table.task(kind=TaskKind.OPERATOR, lane=0, name=node.op, dur=_ns(found.seconds[i]), node=i)
-            for i, node in enumerate(operators.nodes)
-        ],
-        dtype=np.int64,
-    )
-    end = table.task(kind=TaskKind.MARK, lane=0, name="step")
-    table.chain([begin, *rows.tolist(), end], EdgeKind.PROGRAM)
-    graph, order = table.graph((begin, end), platform="cpu", devices=())
-    return Lowered(graph=graph, costs=found, task=order[rows] if n else rows)
+    draft = _Draft(operators, [Lane(rank=0, kind=LaneKind.CPU, label="main thread")])
+    begin = draft.tasks("step", 1, kind=TaskKind.MARK, lane=0, release=0)
+    rows = draft.tasks("", n, kind=TaskKind.OPERATOR, lane=0, dur=_ns(found.seconds), node=np.arange(n), work=True)
+    end = draft.tasks("step", 1, kind=TaskKind.MARK, lane=0)
+    thread = np.concatenate([begin, rows, end])
+    draft.edges(thread[:-1], thread[1:], EdgeKind.PROGRAM)
+    graph, order = draft.graph((begin[0], end[0]), platform="cpu", devices=())
+    return Lowered(graph=graph, costs=found, task=order[rows])
 
 
 def _on_devices(
     operators: OperatorGraph, found: Prediction, device: Device, place: Int64, cluster: Cluster | None, host: HostCosts
 ) -> Lowered:
-    used = sorted(set(place.tolist())) or [0]
-    table = _Table(operators)
-    table.lanes = [Lane(rank=0, kind=LaneKind.CPU, label="main thread")]
-    stream = {}
-    for each in used:
-        stream[each] = len(table.lanes)
-        table.lanes.append(Lane(rank=0, kind=LaneKind.GPU, device=each, stream=7, label=f"device {each}"))
-    calls = {Phase.BACKWARD: host.backward_ns, Phase.OPTIMIZER: host.optimizer_ns}
-    begin = table.task(kind=TaskKind.MARK, lane=0, name="step", release=0)
-    last_host, last_kernel = begin, dict.fromkeys(used, -1)
-    rows = np.full(len(operators), -1, dtype=np.int64)
-    idle = operators.calls.family == Family.NONE
-    for i, node in enumerate(operators.nodes):
-        own = host.view_ns if idle[i] else calls.get(node.phase, host.forward_ns)
-        task = table.task(kind=TaskKind.CPU, lane=0, name=node.op, dur=own, node=i)
-        table.edge(last_host, task, EdgeKind.PROGRAM)
-        last_host = task
-        if idle[i]:
-            continue
-        call = table.task(kind=TaskKind.CALL, lane=0, name="cudaLaunchKernel", dur=host.call_ns, node=i)
-        table.edge(last_host, call, EdgeKind.PROGRAM)
-        at = int(place[i])
-        kernel = table.task(kind=TaskKind.KERNEL, lane=stream[at], name=node.op, dur=_ns(found.seconds[i]), node=i)
-        table.edge(call, kernel, EdgeKind.LAUNCH, host.latency_ns, from_start=True)
-        if last_kernel[at] >= 0:
-            table.edge(last_kernel[at], kernel, EdgeKind.STREAM, host.gap_ns)
-        last_host, last_kernel[at], rows[i] = call, kernel, kernel
+    n = len(operators)
+    used, stream = np.unique(place, return_inverse=True) if n else (np.zeros(1, np.int64), place)
+    lanes = [Lane(rank=0, kind=LaneKind.CPU, label="main thread")]
+    lanes += [Lane(rank=0, kind=LaneKind.GPU, device=each, stream=7, label=f"device {each}") for each in used.tolist()]
+    draft = _Draft(operators, lanes)
+    phase = np.array([node.phase for node in operators.nodes], dtype=np.int64)
+    works = operators.calls.family != Family.NONE
+    own = np.where(phase == Phase.BACKWARD, host.backward_ns, host.forward_ns)
+    own = np.where(phase == Phase.OPTIMIZER, host.optimizer_ns, own)
+    own = np.where(works, own, host.view_ns)
+    at = np.flatnonzero(works)
+    begin = draft.tasks("step", 1, kind=TaskKind.MARK, lane=0, release=0)
+    hosts = draft.tasks("", n, kind=TaskKind.CPU, lane=0, dur=own, node=np.arange(n))
+    calls = draft.tasks("cudaLaunchKernel", len(at), kind=TaskKind.CALL, lane=0, dur=host.call_ns, node=at)
+    kernels = draft.tasks(
+        "", len(at), kind=TaskKind.KERNEL, lane=1 + stream[at], dur=_ns(found.seconds[at]), node=at, work=True
+    )
+    back = draft.tasks("cudaDeviceSynchronize", 1, kind=TaskKind.RETURN, lane=0)
+    end = draft.tasks("step", 1, kind=TaskKind.MARK, lane=0)
+    # The thread: each operator's own time, then its launch.
+    last = hosts.copy()
+    last[at] = calls
+    draft.edges(np.concatenate([begin, last]), np.concatenate([hosts, back]), EdgeKind.PROGRAM)
+    draft.edges(hosts[at], calls, EdgeKind.PROGRAM)
+    draft.edges(calls, kernels, EdgeKind.LAUNCH, host.latency_ns, from_start=True)
+    for each in range(len(used)):
+        mine = kernels[stream[at] == each]
+        draft.edges(mine[:-1], mine[1:], EdgeKind.STREAM, host.gap_ns)
+        draft.edges(mine[-1:], back[: len(mine[-1:])], EdgeKind.SYNC, host.return_ns)
+    draft.edges(back, end, EdgeKind.PROGRAM)
+    rows = np.full(n, -1, dtype=np.int64)
+    rows[at] = kernels
     if cluster is not None:
-        _send(table, operators, rows, place, cluster)
-    back = table.task(kind=TaskKind.RETURN, lane=0, name="cudaDeviceSynchronize")
-    table.edge(last_host, back, EdgeKind.PROGRAM)
-    for kernel in last_kernel.values():
-        if kernel >= 0:
-            table.edge(kernel, back, EdgeKind.SYNC, host.return_ns)
-    end = table.task(kind=TaskKind.MARK, lane=0, name="step")
-    table.edge(back, end, EdgeKind.PROGRAM)
+        _send(draft, operators, rows, place, cluster)
     platform = "rocm" if device.vendor == "AMD" else "cuda"
-    graph, order = table.graph((begin, end), platform=platform, devices=(device.name,))
+    graph, order = draft.graph((begin[0], end[0]), platform=platform, devices=(device.name,))
     return Lowered(graph=graph, costs=found, task=np.where(rows >= 0, order[rows], -1))
 
 
-def _send(table: _Table, operators: OperatorGraph, rows: Int64, place: Int64, cluster: Cluster) -> None:
+def _send(draft: _Draft, operators: OperatorGraph, rows: Int64, place: Int64, cluster: Cluster) -> None:
     """Copies of what one device makes and another reads: each value once per device that reads it."""
     maker = _work_behind(operators, rows)
     links: dict[tuple[int, int], int] = {}
-    sent: dict[tuple[int, int], int] = {}
+    sent: dict[tuple[int, int], Int64] = {}
     for source, target, value in zip(*(column.tolist() for column in operators.edges), strict=True):
         made = maker[source]
         if made < 0 or rows[target] < 0 or place[made] == place[target]:
@@ -172,18 +163,17 @@ def _send(table: _Table, operators: OperatorGraph, rows: Int64, place: Int64, cl
         way = (int(place[made]), int(place[target]))
         if (value, way[1]) not in sent:
             if way not in links:
-                links[way] = len(table.lanes)
+                links[way] = len(draft.lanes)
                 label = f"device {way[0]} to {way[1]}"
-                table.lanes.append(Lane(rank=0, kind=LaneKind.GPU, device=way[0], label=label, ordered=False))
-            nbytes = operators.tensors[value].nbytes
-            link = cluster.link_of(*way)
-            seconds = link.latency_s + nbytes / link.bytes_per_s
-            copy = table.task(
-                kind=TaskKind.COPY, lane=links[way], name="send", dur=_ns(seconds), node=target, nbytes=nbytes
+                draft.lanes.append(Lane(rank=0, kind=LaneKind.GPU, device=way[0], label=label, ordered=False))
+            nbytes, link = operators.tensors[value].nbytes, cluster.link_of(*way)
+            seconds = np.array([link.latency_s + nbytes / link.bytes_per_s])
+            copy = draft.tasks(
+                "send", 1, kind=TaskKind.COPY, lane=links[way], dur=_ns(seconds), node=np.array([target]), nbytes=nbytes
             )
-            table.edge(int(rows[made]), copy, EdgeKind.DATA)
+            draft.edges(rows[made : made + 1], copy, EdgeKind.DATA)
             sent[value, way[1]] = copy
-        table.edge(sent[value, way[1]], int(rows[target]), EdgeKind.DATA)
+        draft.edges(sent[value, way[1]], rows[target : target + 1], EdgeKind.DATA)
 
 
 def _work_behind(operators: OperatorGraph, rows: Int64) -> Int64:
@@ -196,68 +186,80 @@ def _work_behind(operators: OperatorGraph, rows: Int64) -> Int64:
     return found
 
 
-class _Table:
-    """Tasks and edges, added one by one."""
+class _Draft:
+    """Tasks and edges, many of a kind at a time."""
 
-    def __init__(self, operators: OperatorGraph) -> None:
-        self.operators = operators
-        self.lanes: list[Lane] = []
-        self.columns: dict[str, list[float]] = {
-            key: [] for key in ("kind", "lane", "name", "dur", "phase", "layer", "op", "shape", "flops", "nbytes",
-                                "release")
-        }  # fmt: skip
-        self.edges: list[tuple[int, int, int, int, bool]] = []
+    def __init__(self, operators: OperatorGraph, lanes: list[Lane]) -> None:
+        self.lanes = lanes
         self.names, self.layers, self.shapes = _Interned(), _Interned(), _Interned()
+        nodes = operators.nodes
+        self._name = operators.name
+        self._of: dict[str, npt.NDArray[np.float64]] = {
+            "phase": np.array([node.phase for node in nodes], dtype=np.float64),
+            "layer": np.array(
+                [self.layers.index(node.layer) if node.layer else -1 for node in nodes], dtype=np.float64
+            ),
+            "op": np.array([self.names.index(node.op) for node in nodes], dtype=np.float64),
+            "shape": np.array([self.shapes.index(node.text) if node.text else -1 for node in nodes], dtype=np.float64),
+            "flops": np.array([node.flops for node in nodes], dtype=np.float64),
+            "nbytes": np.array([node.read_bytes + node.written_bytes for node in nodes], dtype=np.float64),
+        }
+        self._columns: dict[str, list[npt.NDArray[np.float64]]] = {}
+        self._edges: list[tuple[Int64, Int64, EdgeKind, int, bool]] = []
+        self._count = 0
 
-    def task(
+    def tasks(
         self,
+        name: str,
+        count: int,
         *,
         kind: TaskKind,
-        lane: int,
-        name: str,
-        dur: int = 0,
-        node: int = -1,
+        lane: int | Int64,
+        dur: int | Int64 = 0,
+        node: Int64 | None = None,
+        work: bool = False,
         nbytes: int = -1,
         release: int = NO_RELEASE,
-    ) -> int:
-        columns = self.columns
-        of = self.operators.nodes[node] if node >= 0 else None
-        work = of is not None and kind in (TaskKind.KERNEL, TaskKind.OPERATOR)
-        columns["kind"].append(kind)
-        columns["lane"].append(lane)
-        columns["name"].append(self.names.index(name))
-        columns["dur"].append(dur)
-        columns["phase"].append(of.phase if of is not None else Phase.NONE)
-        columns["layer"].append(self.layers.index(of.layer) if of is not None and of.layer else -1)
-        columns["op"].append(self.names.index(of.op) if of is not None else -1)
-        columns["shape"].append(self.shapes.index(of.text) if of is not None and of.text else -1)
-        columns["flops"].append(of.flops if of is not None and work else 0.0)
-        columns["nbytes"].append(round(of.read_bytes + of.written_bytes) if of is not None and work else nbytes)
-        columns["release"].append(release)
-        return len(columns["kind"]) - 1
+    ) -> Int64:
+        """`count` tasks and their rows; those of nodes have their layer and phase, and if they `work` their FLOPs.
 
-    def edge(self, src: int, dst: int, kind: EdgeKind, lag: int = 0, *, from_start: bool = False) -> None:
-        self.edges.append((src, dst, kind, lag, from_start))
+        Without a name, each is called as the operator of its node.
+        """
+        of = {key: column[node] for key, column in self._of.items()} if node is not None else {}
+        if not work:
+            of.pop("flops", None)
+            of.pop("nbytes", None)
+        given = {"kind": kind, "lane": lane, "dur": dur, "release": release, "nbytes": nbytes, "flops": 0.0,
+                 "phase": Phase.NONE, "layer": -1, "op": -1, "shape": -1,
+                 "name": self.names.index(name) if name else of.get("op", -1)} | of  # fmt: skip
+        for key, value in given.items():
+            self._columns.setdefault(key, []).append(np.broadcast_to(np.asarray(value), (count,)))
+        rows = np.arange(self._count, self._count + count)
+        self._count += count
+        return rows
 
-    def chain(self, rows: list[int], kind: EdgeKind) -> None:
-        for before, after in pairwise(rows):
-            self.edge(before, after, kind)
+    def edges(self, src: Int64, dst: Int64, kind: EdgeKind, lag: int = 0, *, from_start: bool = False) -> None:
+        """Edges of a kind, one per pair."""
+        self._edges.append((src, dst, kind, lag, from_start))
 
     def graph(self, marks: tuple[int, int], *, platform: str, devices: tuple[str, ...]) -> tuple[TaskGraph, Int64]:
         """The graph, and the row in it of every task that was added."""
-        src, dst, kind, lag, from_start = (np.array(column) for column in zip(*self.edges, strict=True))
-        n = len(self.columns["kind"])
-        tasks = {key: np.array(values) for key, values in self.columns.items()}
+        counts = [len(src) for src, *_ in self._edges]
+        src, dst = (np.concatenate([each[i] for each in self._edges]) for i in (0, 1))
+        kind, lag, from_start = (np.repeat([each[i] for each in self._edges], counts) for i in (2, 3, 4))
+        n = self._count
         made = assemble(
-            {**tasks, "step": np.zeros(n, dtype=np.int64), "recorded": np.arange(n)},
+            {
+                **{key: np.concatenate(parts) for key, parts in self._columns.items()},
+                "step": np.zeros(n, dtype=np.int64),
+                "recorded": np.arange(n),
+            },
             {"src": src, "dst": dst, "edge_kind": kind, "lag": lag, "from_start": from_start},
             marks=np.array(marks),
             names=self.names.table(),
             layers=self.layers.table(),
             lanes=tuple(self.lanes),
-            info=GraphInfo(
-                source=self.operators.name, platform=platform, devices=devices, steps=(0,), step_source="operators"
-            ),
+            info=GraphInfo(source=self._name, platform=platform, devices=devices, steps=(0,), step_source="operators"),
             shapes=self.shapes.table(),
         )
         order = np.empty(n, dtype=np.int64)
@@ -278,5 +280,5 @@ class _Interned:
         return tuple(self._found)
 
 
-def _ns(seconds: float) -> int:
-    return round(float(seconds) * 1e9)
+def _ns(seconds: npt.NDArray[np.float64]) -> Int64:
+    return np.rint(seconds * 1e9).astype(np.int64)
