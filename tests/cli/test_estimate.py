@@ -63,8 +63,9 @@ def test_the_answer_as_json(cli: Cli, script: Path, tmp_path: Path) -> None:
     assert gemm["flops"] == 5 * 2 * 32 * 64 * 256
     assert found["launch_bound"] and found["batch"] == 32
     # The task graph goes on where a recording would.
-    further = cli("whatif", graph, "--do", "scale name=* by=0.5", "--json")
-    assert further.code == 0, further.err
+    for technique in ("cuda-graphs", "data-parallel workers=8 network=1gbit", "mixed-precision"):
+        further = cli("whatif", graph, "--do", technique, "--json")
+        assert further.code == 0, further.err
 
 
 def test_the_answer_for_people(cli: Cli, script: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -13,13 +13,16 @@ from foretrace.cost.calls import Calls
 from foretrace.cost.model import Chain, CostModel, Prediction
 from foretrace.cost.roofline import Roofline
 from foretrace.errors import ForetraceError
-from foretrace.graph.taskgraph import EdgeKind, TaskKind
+from foretrace.graph.taskgraph import EdgeKind, Phase, TaskKind
 from foretrace.hardware.cluster import Cluster, parse_link
 from foretrace.hardware.devices import Device, named
 from foretrace.model.estimate import estimate_step
 from foretrace.model.lower import HostCosts, lower
+from foretrace.model.operator_graph import Role, Storage
 from foretrace.model.strategy import Strategy
 from foretrace.simulate.timeline import simulate
+from foretrace.techniques.classes import Precision, Work, classify
+from foretrace.techniques.gradients import find_gradients
 from tests.model.graphs import chain
 
 H100 = named("h100")
@@ -155,3 +158,31 @@ def test_a_step_is_never_shorter_than_what_bounds_it(
     assert times.step_times_ns.sum() >= found.graph.dur[host].sum()
     alone = lower(operators, device=H100, costs=costs(kernel_s))
     assert simulate(alone.graph).step_time_s <= times.step_time_s + 1e-9 + 2e-9 * layers + 1.2e-6 * layers
+
+
+def test_a_lowered_graph_says_what_its_kernels_are() -> None:
+    found = lower(chain(2, views=True), device=H100, costs=costs(1e-3)).graph
+    classes = classify(found)
+    kernels = found.kind == TaskKind.KERNEL
+    assert set(classes.work[kernels].tolist()) == {Work.GEMM}
+    assert set(classes.precision[kernels].tolist()) == {Precision.SINGLE}
+
+
+def test_gradients_are_known_where_every_weight_has_one() -> None:
+    operators = chain(2)
+    assert not find_gradients(lower(operators, device=H100, costs=costs(1e-3)).graph)
+    last = len(operators)
+    backward = [
+        replace(node, phase=Phase.BACKWARD, inputs=(), outputs=(), layer="") for node in reversed(operators.nodes)
+    ]
+    made = [
+        Storage(nbytes=4 * 128 * 128, role=Role.GRADIENT, born=last + i, dies=last + 2, name=f"layers.{1 - i}.weight")
+        for i in range(2)
+    ]
+    trained = replace(operators, nodes=(*operators.nodes, *backward), storages=(*operators.storages, *made))
+    graph = lower(trained, device=H100, costs=costs(1e-3)).graph
+    found = find_gradients(graph)
+    assert [each.name for each in found] == ["layers.1.weight", "layers.0.weight"]
+    assert [each.shape for each in found] == [(128, 128)] * 2
+    assert found[0].ready[0] < found[1].ready[0]
+    assert (graph.kind[[int(each.device[0]) for each in found]] == TaskKind.KERNEL).all()

@@ -10,6 +10,7 @@ What an operator of one device reads from another is sent once, as a copy on the
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,7 @@ from foretrace.graph.assemble import assemble
 from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, GraphInfo, Lane, Phase, TaskGraph, TaskKind
 from foretrace.hardware.cluster import Cluster
 from foretrace.hardware.devices import Device
-from foretrace.model.operator_graph import OperatorGraph
+from foretrace.model.operator_graph import OperatorGraph, Role
 from foretrace.model.strategy import Strategy
 from foretrace.simulate.timeline import simulate
 from foretrace.trace.trace import LaneKind
@@ -148,7 +149,31 @@ def _on_devices(
         _send(draft, operators, rows, place, cluster)
     platform = "rocm" if device.vendor == "AMD" else "cuda"
     graph, order = draft.graph((begin[0], end[0]), platform=platform, devices=(device.name,))
+    facts = _facts(operators, graph.recorded[order[hosts]])
+    graph = replace(graph, info=replace(graph.info, recording=facts))
     return Lowered(graph=graph, costs=found, task=np.where(rows >= 0, order[rows], -1))
+
+
+def _facts(operators: OperatorGraph, called: Int64) -> dict[str, Any]:
+    """What a recorder says of parameters and of when each gradient is ready, so that techniques that ask can be asked.
+
+    `called` (n nodes) is when the host calls each operator, ns.
+    """
+    weights: dict[str, tuple[int, dict[str, Any]]] = {}
+    for tensor in operators.tensors:
+        storage = operators.storages[tensor.storage]
+        if storage.role == Role.WEIGHT and storage.name and tensor.nbytes == storage.nbytes:
+            fact = {"name": storage.name, "shape": list(tensor.dims), "dtype": tensor.dtype, "trained": True}
+            weights.setdefault(storage.name, (len(weights), fact))
+    made = [
+        (weights[each.name][0], float(called[each.born]))
+        for each in operators.storages
+        if each.role == Role.GRADIENT and each.name in weights and each.born >= 0
+    ]
+    # Every gradient or none: a technique that sends some of them only would promise too much.
+    if {index for index, _ in made} != set(range(len(weights))):
+        return {}
+    return {"parameters": [fact for _, fact in weights.values()], "gradient_order": made}
 
 
 def _send(draft: _Draft, operators: OperatorGraph, rows: Int64, place: Int64, cluster: Cluster) -> None:

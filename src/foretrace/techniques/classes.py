@@ -9,6 +9,8 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from foretrace.cost.calls import Family, describe
+from foretrace.cost.calls import Precision as Arithmetic
 from foretrace.graph.taskgraph import TaskGraph, TaskKind
 
 
@@ -33,6 +35,10 @@ class Precision(IntEnum):
 
 MATRIX = (Work.GEMM, Work.CONV, Work.ATTENTION)
 
+_OF_FAMILY = {
+    Family.GEMM: Work.GEMM, Family.RECURRENT: Work.GEMM, Family.CONV: Work.CONV, Family.ATTENTION: Work.ATTENTION,
+    Family.OTHER: Work.OTHER,
+}  # fmt: skip
 _ATTENTION = re.compile(r"flash|fmha|attn_|attention|efficient_attention|scaled_dot_product", re.IGNORECASE)
 _CONV = re.compile(
     r"[hs]\d*cudnn|cudnn.*conv|fprop|dgrad|wgrad|winograd|convolve|fft2d|igemm_(fwd|bwd|wrw)|conv2d|_conv_",
@@ -78,8 +84,10 @@ class Classes:
 def classify(graph: TaskGraph) -> Classes:
     """Classes of kernels and, in CPU-only recordings, of operators; all other tasks are OTHER."""
     work, precision = np.zeros(len(graph), np.uint8), np.zeros(len(graph), np.uint8)
+    lowered = (graph.kind == TaskKind.KERNEL) & (graph.name == graph.op) & (graph.shape >= 0)
+    _classify_lowered(graph, np.flatnonzero(lowered), work, precision)
     for kind in (TaskKind.KERNEL, TaskKind.OPERATOR):
-        rows = np.flatnonzero(graph.kind == kind)
+        rows = np.flatnonzero((graph.kind == kind) & ~lowered)
         pairs, inverse = np.unique(np.stack([graph.name[rows], graph.op[rows]]), axis=1, return_inverse=True)
         table = np.zeros((2, pairs.shape[1]), dtype=np.uint8)
         for i, (index, op) in enumerate(pairs.T.tolist()):
@@ -88,6 +96,22 @@ def classify(graph: TaskGraph) -> Classes:
             table[:, i] = kernel_class(name, of) if kind == TaskKind.KERNEL else operator_class(name)
         work[rows], precision[rows] = table[:, inverse.ravel()]
     return Classes(work=work, precision=precision)
+
+
+def _classify_lowered(
+    graph: TaskGraph, rows: npt.NDArray[np.int64], work: npt.NDArray[np.uint8], precision: npt.NDArray[np.uint8]
+) -> None:
+    """Kernels of a graph that was lowered from operators are called as these; their inputs say the rest."""
+    known: dict[tuple[int, int], tuple[int, int]] = {}
+    for row in rows.tolist():
+        key = (int(graph.op[row]), int(graph.shape[row]))
+        if key not in known:
+            call = describe(graph.names[key[0]], graph.shapes[key[1]])
+            kind = _OF_FAMILY.get(call.family, Work.MEMORY)
+            narrow = call.precision in (Arithmetic.FP16, Arithmetic.BF16, Arithmetic.FP8, Arithmetic.INT8)
+            single = Precision.SINGLE if call.precision == Arithmetic.FP32 else Precision.OTHER
+            known[key] = (kind, Precision.HALF if narrow else single)
+        work[row], precision[row] = known[key]
 
 
 def operator_class(name: str) -> tuple[Work, Precision]:
