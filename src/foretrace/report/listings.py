@@ -12,6 +12,7 @@ from foretrace.report.estimate import EstimateView
 from foretrace.report.network_views import CalibrateNetworkView, DevicesView, NetworkCheckView
 from foretrace.report.operators import OperatorsView
 from foretrace.report.optimise import OptimiseView
+from foretrace.report.rewriting import RewriteView
 from foretrace.report.rig import RigCalibrateView, RigCheckView, RigCleanView, RigVerifyView
 from foretrace.report.scaling import ScaleView
 from foretrace.report.stash import CloudAdviseView, StashView
@@ -160,7 +161,7 @@ class CheckView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Stash = StashView | CloudAdviseView
-Modelled = EstimateView | OperatorsView | UtilisationView
+Modelled = EstimateView | OperatorsView | UtilisationView | RewriteView
 Net = NetworkCheckView | CalibrateNetworkView | DevicesView | CompressionAdviseView
 Rig = RigCheckView | RigCalibrateView | RigVerifyView | RigCleanView
 
@@ -188,6 +189,7 @@ LISTINGS: dict[str, type[Listing]] = {
     "align": AlignView,
     "scale": ScaleView,
     "optimise": OptimiseView,
+    "rewrite": RewriteView,
     "compression advise": CompressionAdviseView,
     "network check": NetworkCheckView,
     "calibrate network": CalibrateNetworkView,

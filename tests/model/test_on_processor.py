@@ -1,0 +1,143 @@
+"""Steps on this machine's processor: what calls cost beyond operators, which operators are timed, and a real one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from foretrace.cost.calls import Calls, Family
+from foretrace.cost.local import Local
+from foretrace.errors import ForetraceError
+from foretrace.graph.taskgraph import Phase
+from foretrace.hardware.devices import named
+from foretrace.model import on_processor
+from foretrace.model.capture import capture
+from foretrace.model.host_chains import KINDS, PARTS, STRIDED, chains, kinds_of, network, time_key
+from foretrace.model.lower import lower
+from foretrace.model.on_processor import LEAST, Host, Processor, calibrated, operators
+from foretrace.simulate.timeline import simulate
+from foretrace.training.training import Training
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def made_up(beyond_s: tuple[float, float, float], view_s: float) -> dict[str, float]:
+    """Times of the networks on a processor where calls take so much longer in a step than alone."""
+    local = Local.of({})
+    times: dict[str, float] = {}
+    for kind in KINDS:
+        graph = capture(network(kind), like="cpu")
+        own = np.exp(local.logarithms(graph.calls)[0])
+        views = graph.calls.family == Family.NONE
+        taken = []
+        for phase, extra in zip((Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER), beyond_s, strict=True):
+            at = np.array([node.phase == phase for node in graph.nodes])
+            taken.append(float((own + np.where(views, view_s, extra))[at].sum()))
+        seconds = (taken[0], taken[0] + taken[1], taken[2])
+        times |= {time_key(kind, part): value for part, value in zip(PARTS, seconds, strict=True)}
+    return times
+
+
+def test_what_calls_cost_beyond_their_operators_is_recovered() -> None:
+    beyond = (8e-6, 6e-6, 7e-6)
+    found = Host.of(made_up(beyond, -1e-6), Local.of({}))
+    assert found.networks == 2
+    assert found.call_s == pytest.approx(beyond, rel=0.3)
+    assert found.view_s[:2] == pytest.approx((-1e-6, -1e-6), abs=1.5e-6)
+
+
+def test_without_networks_it_is_assumed() -> None:
+    found = Host.of({}, Local.of({}))
+    assert found.networks == 0
+    assert all(each == pytest.approx(1.5 * found.alone_s) for each in found.call_s)
+
+
+def test_operators_are_distinct_and_so_many() -> None:
+    for k in (LEAST, 12, 50):
+        found = operators(k)
+        assert len(set(found)) == k
+        assert found[-len(chains(kinds_of(k))) :] == chains(kinds_of(k))
+    assert STRIDED in operators(LEAST)
+    with pytest.raises(ForetraceError, match="4 operators say too little"):
+        operators(4)
+
+
+def small() -> Training:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8))
+
+    class Loader:
+        batch_size = 32
+
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            return iter([torch.randn(32, 64)])
+
+    return Training(
+        name="small",
+        model=model,
+        optimizers=(torch.optim.SGD(model.parameters(), lr=0.1),),
+        loader=Loader(),
+        loss=lambda model, batch: model(batch).square().mean(),
+    )
+
+
+def test_a_step_is_its_operators_and_what_calls_them() -> None:
+    local = Local.of({})
+    host = Host(call_s=(1e-3, 2e-3, 4e-3), view_s=(0.0, 0.0, 0.0), alone_s=1e-6, networks=2)
+    graph = capture(small(), like="cpu")
+    found = Processor(local=local, host=host).step(graph)
+    work = graph.calls.family != Family.NONE
+    phases = np.array([node.phase for node in graph.nodes])
+    counted = [int((work & (phases == each)).sum()) for each in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)]
+    assert found.host_s == pytest.approx(1e-3 * counted[0] + 2e-3 * counted[1] + 4e-3 * counted[2], rel=1e-3)
+    assert found.seconds == pytest.approx(found.operators_s + found.host_s)
+    assert found.low_s < found.seconds < found.high_s
+    assert found.unknown == 0
+
+
+def test_lowered_on_the_processor_it_takes_as_long() -> None:
+    graph = capture(small(), like="cpu")
+    processor = Processor(local=Local.of({}), host=Host.of({}, Local.of({})))
+    lowered = lower(graph, device=named("h100"), costs=processor.costs(graph), own_processor=True)
+    assert simulate(lowered.graph).step_time_s == pytest.approx(processor.step(graph).seconds, rel=1e-3)
+    with pytest.raises(ForetraceError, match="give all of its calls"):
+        processor.costs(graph).predict(graph.calls.take(np.arange(2)), named("h100"))
+
+
+def test_copies_of_transposed_tensors_take_longer() -> None:
+    graph = capture(network("attention"), like="cpu")
+    copied = on_processor._copies_of_transposed(graph)
+    assert copied
+    assert {graph.nodes[i].op for i in copied} <= {"aten::clone", "aten::copy_"}
+    assert not on_processor._copies_of_transposed(capture(small(), like="cpu"))
+
+
+def test_nothing_measured_is_refused() -> None:
+    with pytest.raises(ForetraceError, match="calibrate device --operators 50"):
+        Processor.of({"near something": 1.0})
+
+
+def test_a_real_calibration_says_something_of_a_real_step() -> None:
+    """Only that it is no nonsense: times are those of a shared machine."""
+    timed = calibrated(10, turns=1, target_s=0.0005)
+    assert not timed.measured.failed
+    assert timed.probe_s > 0
+    processor = Processor.of(timed.measured.seconds)
+    assert processor.local.measured == 10 - len(chains(kinds_of(10)))
+    step = processor.step(capture(small(), like="cpu"))
+    assert 1e-5 < step.seconds < 1e-1
+    rates = processor.rates()
+    assert rates.product_gflop_s > 0.1
+    assert rates.near_gb_s > 0.1
+    assert "GFLOP/s" in rates.headline
+    assert Calls.of([]).op == ()
