@@ -300,6 +300,51 @@ def scaling_section(traces: Path) -> str:
     return made("results of MLPerf Training 3.0, 4.0 and 5.0") + mlperf.section(files)
 
 
+# --- networks on GPUs never seen -----------------------------------------------------------------------------------
+
+
+def predictor_section(traces: Path) -> str:
+    """Tables of benchmarks/accuracy_p1.py."""
+    import p1_section
+
+    return made("networks and kernels measured by the authors of NeuSight") + p1_section.section(traces.parent)
+
+
+def gemm_section(traces: Path) -> str:
+    """Tables of benchmarks/accuracy_p2.py."""
+    import accuracy_p2
+
+    return accuracy_p2.section(traces.parent)
+
+
+def devices_section(traces: Path) -> str:
+    """Tables of benchmarks/device_pairs.py and benchmarks/scaling.py."""
+    import device_pairs
+
+    return made("recordings of the same model on two GPUs; public tables of kernels") + device_pairs.section(traces)
+
+
+def programs_section(_: Path | None) -> str:
+    """Tables of benchmarks/programs.py on the recorded programs."""
+    import programs_score
+
+    return programs_score.page(programs_score.score(lambda text: print(text, file=sys.stderr), ablate=True))
+
+
+def local_section(_: Path | None) -> str:
+    """Table of benchmarks/local.py, as it was kept."""
+    import local
+
+    return local.kept()
+
+
+def memory_section(_: Path | None) -> str:
+    """Table of benchmarks/memory.py, as it was kept."""
+    import memory
+
+    return memory.section()
+
+
 def rows_of(path: Path) -> tuple[Row, ...]:
     """The newest row of every technique, model and size."""
     if not path.exists():
@@ -346,6 +391,12 @@ SECTIONS: dict[str, tuple[str, Callable[[Path], str] | Callable[[Path | None], s
     "collectives": ("Collectives", collectives_section, True),
     "iterations": ("Iterations of many GPUs", iterations_section, True),
     "scaling": ("Strong scaling", scaling_section, True),
+    "local": ("Steps on this processor, without a recording", local_section, False),
+    "memory": ("Memory of a step, without running it", memory_section, False),
+    "predictor": ("Networks on GPUs never seen", predictor_section, True),
+    "gemm": ("16-bit products on GPUs, measured and never seen", gemm_section, True),
+    "devices": ("Another device", devices_section, True),
+    "programs": ("Latency of tensor programs", programs_section, False),
 }
 
 

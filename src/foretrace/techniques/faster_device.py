@@ -1,22 +1,29 @@
-"""`faster-device`: the same run on a device that computes and moves data by given factors faster."""
+"""`faster-device`: the same run on another device: a named one, or one that is faster by given factors."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
+from foretrace.cost.model import CostModel
+from foretrace.cost.scaled import STEP_RANGES
+from foretrace.cost.standard import standard
+from foretrace.errors import ForetraceError
 from foretrace.graph import edit
 from foretrace.graph.select import select
 from foretrace.graph.taskgraph import Change, TaskGraph
-from foretrace.techniques.base import Across, Technique, parameter, prior
+from foretrace.hardware.devices import Device, named
+from foretrace.techniques.base import Across, Prior, Technique, derived, parameter, prior
 from foretrace.techniques.classes import MATRIX, classify
+from foretrace.techniques.other_device import Elsewhere, as_recorded, elsewhere, recorded_on
 
 
 @dataclass(frozen=True, kw_only=True)
 class FasterDevice(Technique):
-    """Scale device work by ratios, and host work by a factor that is known only roughly.
+    """Kernels take the time of another device, and host work a factor that is known only roughly.
 
     Collectives keep their time (it is the network's, and mostly waiting), and so do copies over the bus
     unless `copy` says otherwise; launch latencies and gaps stay as recorded.
@@ -24,14 +31,18 @@ class FasterDevice(Technique):
 
     name: ClassVar[str] = "faster-device"
     across: ClassVar[Across] = "each"
-    summary: ClassVar[str] = "another device: kernels faster by a ratio, the host by an uncertain factor"
+    summary: ClassVar[str] = "another device: by name, or kernels faster by a ratio; the host by an uncertain factor"
     source: ClassVar[str] = "Habitat (ATC 2021) on compute and memory scaling; exchange of kernel times between GPUs"
     not_applied: ClassVar[str] = "software does not exchange the device; run the same job there and compare."
 
+    device: str = parameter("", doc="the device to predict, e.g. device=h100; foretrace devices lists them")
+    recorded: str = parameter("", doc="the device of the recording, where it names none that the catalog has")
     ratio: float | None = parameter(None, doc="how many times faster every kernel runs", unit="×")
     compute: float | None = parameter(None, doc="the same for matrix products, convolutions, attention", unit="×")
     memory: float | None = parameter(None, doc="the same for all other kernels (memory bandwidth)", unit="×")
     copy: float = parameter(1.0, doc="the same for copies over the bus", unit="×")
+    products: float | None = derived(doc="with device=, time of products relative to the predicted one")
+    kernels: float | None = derived(doc="with device=, time of all other kernels relative to the predicted one")
     host: float | None = prior(
         1.0,
         0.85,
@@ -44,18 +55,43 @@ class FasterDevice(Technique):
     def change(self, graph: TaskGraph) -> TaskGraph:
         if not graph.on_device.any():
             raise self.refuse("the recording has no device work; use scale on its operators.")
+        if min(*(1.0 if each is None else each for each in (self.ratio, self.compute, self.memory)), self.copy) <= 0:
+            raise self.refuse("ratios must be above 0.")
+        changed = self._on_device(graph) if self.device else self._by_ratio(graph)
+        changed = _shrink_backlog(graph, changed)
+        host = self.values(graph)["host"]
+        if host != 1:
+            mask = select(changed, kind=("cpu", "call", "data"))
+            changed = edit.scale(changed, mask, host, technique=self.name)
+        return changed
+
+    def priors(self, graph: TaskGraph) -> Mapping[str, Prior]:
+        """Beside the host's, how far predicted kernel times may be off; only where a device is named."""
+        found = dict(super().priors(graph))
+        if not self.device:
+            return found
+        source, target = self._devices(graph)
+        if source == target:
+            return found
+        for field, kind, stated in (("products", "products", self.compute), ("kernels", "memory", self.memory)):
+            if stated is None and self.ratio is None:
+                low, high = STEP_RANGES[kind]
+                found[field] = Prior(value=1.0, low=low, high=high, unit="×", why=_WHY)
+        return found
+
+    def _by_ratio(self, graph: TaskGraph) -> TaskGraph:
         compute = self.compute if self.compute is not None else self.ratio
         memory = self.memory if self.memory is not None else self.ratio
         if compute is None and memory is None and self.copy == 1:
-            raise self.refuse("give ratio=, or compute= and memory=, e.g. ratio=2 for a device twice as fast.")
+            raise self.refuse(
+                "name the device, e.g. device=h100, or give ratio=, or compute= and memory=, e.g. ratio=2 for a device "
+                "twice as fast."
+            )
         compute, memory = 1.0 if compute is None else compute, 1.0 if memory is None else memory
-        if min(compute, memory, self.copy) <= 0:
-            raise self.refuse("ratios must be above 0.")
         matrix = np.isin(classify(graph).work, MATRIX)
         kernels = select(graph, kind=("kernel", "memset"))
         copies = select(graph, kind="copy")
         inside = copies & select(graph, name=("*DtoD*", "*DeviceToDevice*"))
-        before = graph
         for mask, ratio in (
             (kernels & matrix, compute),
             ((kernels & ~matrix) | inside, memory),
@@ -63,12 +99,75 @@ class FasterDevice(Technique):
         ):
             if ratio != 1 and mask.any():
                 graph = edit.scale(graph, mask, 1 / ratio, technique=self.name)
-        graph = _shrink_backlog(before, graph)
-        host = self.values(graph)["host"]
-        if host != 1:
-            mask = select(graph, kind=("cpu", "call", "data"))
-            graph = edit.scale(graph, mask, host, technique=self.name)
         return graph
+
+    def _on_device(self, graph: TaskGraph) -> TaskGraph:
+        source, target = self._devices(graph)
+        try:
+            found = elsewhere(graph, source, target, _models())
+        except ForetraceError as error:
+            raise self.refuse(str(error)) from None
+        values = self.values(graph)
+        recorded = graph.dur[found.rows] / 1e9
+        seconds = found.seconds.copy()
+        for field, rows, stated in (
+            ("products", found.product, self.compute if self.compute is not None else self.ratio),
+            ("kernels", ~found.product, self.memory if self.memory is not None else self.ratio),
+        ):
+            if stated is not None:
+                seconds[rows] = recorded[rows] / stated
+            else:
+                seconds[rows] *= values.get(field, 1.0)
+        what = f"gave {{}} the times of {target.short} instead of {source.short}"
+        changed = edit.retime(graph, found.rows, seconds * 1e9, what=what, technique=self.name)
+        changed = replace(changed, info=replace(changed.info, devices=(as_recorded(target),)))
+        changed = changed.noted(
+            *(Change(technique=self.name, what=text, tasks=0) for text in _sources(found, source, target))
+        )
+        copies = select(graph, kind="copy") & ~found.rows
+        if self.copy != 1 and copies.any():
+            changed = edit.scale(changed, copies, 1 / self.copy, technique=self.name)
+        return changed
+
+    def _devices(self, graph: TaskGraph) -> tuple[Device, Device]:
+        """(recorded, asked for)."""
+        target = named(self.device)
+        if self.recorded:
+            return named(self.recorded), target
+        source = recorded_on(graph)
+        if source is None:
+            names = ", ".join(dict.fromkeys(name for name in graph.info.devices if name))
+            said = (
+                f"the recording names its device {names!r}, which the catalog lacks"
+                if names
+                else ("the recording does not name its device")
+            )
+            raise self.refuse(f"{said}; say which one it was, e.g. recorded=a100.")
+        return source, target
+
+
+_WHY = "median of measured over scaled times from one GPU to another, over every two GPUs of public tables"
+
+
+def _models() -> tuple[CostModel, ...]:
+    """Models that are asked before `scaled`: all that commands use but the roofline, which `scaled` is built on."""
+    return tuple(model for model in standard().members if model.name != "roofline")
+
+
+def _sources(found: Elsewhere, source: Device, target: Device) -> list[str]:
+    """Sentences on where the times come from."""
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in found.shares.items())
+    lines = [f"kernel times by share of the recorded time: {shares}"]
+    if found.guessed > 0.005:
+        lines.append(
+            f"products with {found.guessed:.0%} of the kernel time have no recorded sizes: scaled by peak rates alone"
+        )
+    if found.unaligned > 0.05 and source.vendor != target.vendor:
+        lines.append(
+            f"products with {found.unaligned:.0%} of the kernel time have rows that are no multiple of 16 bytes: what "
+            "they lose on NVIDIA is known from one recording, so this may be off by more than its interval"
+        )
+    return lines
 
 
 def _shrink_backlog(before: TaskGraph, after: TaskGraph) -> TaskGraph:

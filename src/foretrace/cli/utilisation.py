@@ -1,0 +1,93 @@
+"""`foretrace utilisation`: how much of a device a model would use, and what that metric is good for in a search."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from foretrace.cli import options
+from foretrace.errors import ForetraceError
+
+if TYPE_CHECKING:
+    from foretrace.cost.model import CostModel
+
+
+def utilisation(
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="MODEL", help="A zoo model, a script with training(), or a file: ONNX, Chakra, JSON."),
+    ] = None,
+    device: Annotated[str, typer.Option("--device", metavar="NAME", help="As foretrace devices lists them.")] = "h100",
+    batch: Annotated[int | None, typer.Option("--batch", metavar="N", min=1, help="Samples per step.")] = None,
+    precision: Annotated[
+        str,
+        typer.Option("--precision", metavar="NAME", help="fp32, bf16, fp16 (autocast), bf16-weights, fp16-weights."),
+    ] = "fp32",
+    inference: Annotated[bool, typer.Option("--inference", help="The forward pass alone, without gradients.")] = False,
+    size: Annotated[str, typer.Option("--size", metavar="tiny|full", help="Size of a zoo model.")] = "full",
+    measured: Annotated[
+        list[Path] | None,
+        typer.Option("--measured", metavar="FILE", help="Times before all predictors: a recording, or CSV; several."),
+    ] = None,
+    space: Annotated[
+        str, typer.Option("--space", metavar="NAME", help="A space of networks instead: nas-bench-201.")
+    ] = "",
+    latencies: Annotated[
+        Path | None, typer.Option("--latencies", metavar="FILE", help="Its latencies by device and batch, CSV, ms.")
+    ] = None,
+    archs: Annotated[Path | None, typer.Option("--archs", metavar="FILE", help="Its networks, CSV.")] = None,
+    measure: Annotated[
+        int, typer.Option("--measure", metavar="N", min=20, help="Networks that a search in the space may measure.")
+    ] = 100,
+    as_json: options.AsJson = False,
+) -> None:
+    """Say how much of a device a model would use.
+
+    Example: foretrace utilisation resnet50 --device h100 --batch 32 --precision bf16
+    """
+    from foretrace.report import utilisation as report
+    from foretrace.report.jsonout import dumps
+
+    if (model is None) == (not space):
+        raise ForetraceError("name a model, or a space of networks with --space nas-bench-201; one of the two.")
+    if model is not None:
+        from foretrace.cost.standard import standard
+        from foretrace.hardware.devices import named
+        from foretrace.model.usage import model_usage
+        from foretrace.zoo.operators import operators_of
+
+        target = named(device)
+        with options.progress(f"capturing {model}") as tell:
+            graph = operators_of(
+                model, size=size, batch=batch, precision=precision, training=not inference, progress=tell
+            )
+        known = [member for path in measured or () for member in _times(path)]
+        used = model_usage(graph, device=target, costs=standard(known))
+        again = f"foretrace estimate {model} --device {device}"
+        unheard = known and not {each.name for each in known} & set(used.step.cost_sources)
+        notes = ["no call of the model is among the measured ones: operator and inputs must be the same."]
+        view = report.of_model(used, model=model, training=not inference, again=again, notes=notes if unheard else ())
+    else:
+        from foretrace.cost.utilisation import study
+        from foretrace.model.nas_tables import SPACE, read_networks
+
+        if space != SPACE:
+            raise ForetraceError(f"there is no space {space!r}; choose {SPACE}.")
+        networks = read_networks(archs, latencies)
+        with options.progress("searching") as tell:
+            found = study(networks, measured=measure, progress=tell)
+        view = report.of_space(found, space=space)
+    print(dumps(view) if as_json else "\n".join(report.lines(view)))
+
+
+def _times(path: Path) -> list[CostModel]:
+    """What was measured: a table, or the calls of a recording, on its own device and scaled to others."""
+    from foretrace.cost.measured import Measured
+    from foretrace.cost.scaled import Scaled
+
+    if path.name.endswith((".csv", ".csv.gz")):
+        return [Measured.from_table(path)]
+    graph = options.scenario(path).graph
+    return [Measured.from_graph(graph), Scaled.from_graph(graph)]
