@@ -1,0 +1,255 @@
+"""What `foretrace rewrite` answers: the view, its sentences, lines for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from foretrace.report.units import digits, seconds, speed
+from foretrace.report.views import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from foretrace.rewrite.session import Rewritten, Wanted
+
+
+class RuleUseView(msgspec.Struct, frozen=True, kw_only=True):
+    """A rule on the way to the rewritten graph."""
+
+    name: str
+    uses: int  # at single places
+    sweeps: int  # at all places of a part at once
+    what: str
+
+
+class RulesView(msgspec.Struct, frozen=True, kw_only=True):
+    """Rules of which the search could choose."""
+
+    verified: int  # hold in float64 on random examples, and are used
+    unusable: dict[str, str]  # rule -> why it is left out
+    idle: tuple[str, ...]  # imported ones that hold but find nothing in graphs in normal form
+
+
+class RewriteTimesView(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds per run of one model."""
+
+    median_s: float
+    p10_s: float
+    p90_s: float
+
+
+class RewriteGainView(msgspec.Struct, frozen=True, kw_only=True):
+    """Time of the original over that of another model, with its 80 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class RewriteMeasuredView(msgspec.Struct, frozen=True, kw_only=True):
+    """Models that ran in turns: the original, its operators without its Python code, the rewritten one."""
+
+    clock: str  # "cpu" or "wall"
+    threads: int
+    rounds: int
+    times: dict[str, RewriteTimesView]  # original, captured, rewritten
+    gains: dict[str, RewriteGainView]  # captured, rewritten
+
+
+class RewriteCheckView(msgspec.Struct, frozen=True, kw_only=True):
+    """Differences from the original on random inputs, as shares of how far its output moves between two of them."""
+
+    equal: bool
+    float64: float
+    float64_tolerance: float
+    float32: float
+    float32_tolerance: float
+    float32_original: float  # of the original in float32: what rounding alone does
+    response: float  # how far the output moves, as a share of its largest value
+    inputs: int
+
+
+class RewriteView(msgspec.Struct, frozen=True, kw_only=True):
+    """`foretrace rewrite`: a model rewritten into an equal, faster one."""
+
+    schema_version: int = SCHEMA_VERSION
+    command: str = "rewrite"
+    headline: str
+    source: str
+    size: str
+    batch: int
+    alpha: float
+    budget: int
+    costs: str  # "measured" or the model and device
+    before_s: float  # sum of operators, original
+    after_s: float
+    predicted: float  # before over after
+    measured: RewriteMeasuredView | None
+    check: RewriteCheckView
+    operators_before: int
+    operators_after: int
+    used: tuple[RuleUseView, ...]
+    rules: RulesView
+    parts: int
+    alike: int  # parts that equal one searched before
+    steps: int  # graphs expanded
+    graphs: int  # graphs priced
+    operators_priced: int
+    complete: bool  # no search ended early
+    search_s: float
+    notes: tuple[str, ...]
+    wrote: str  # "" where nothing was
+
+
+def rewriting(found: Rewritten, wanted: Wanted, *, source: str, size: str, batch: int, wrote: str = "") -> RewriteView:
+    """The view of a rewriting."""
+    from foretrace.rewrite.measure import FLOAT32_TOLERANCE, FLOAT64_TOLERANCE
+
+    done, check = found.rewriting, found.check
+    measured = None
+    if found.gain is not None:
+        measured = RewriteMeasuredView(
+            clock=found.gain.clock,
+            threads=found.gain.threads,
+            rounds=len(next(iter(found.gain.arms.values())).blocks_s),
+            times={
+                name: RewriteTimesView(median_s=arm.median_s, p10_s=arm.p10_s, p90_s=arm.p90_s)
+                for name, arm in found.gain.arms.items()
+            },
+            gains={
+                name: RewriteGainView(value=each.value, low=each.low, high=each.high)
+                for name, each in found.gain.gains.items()
+            },
+        )
+    return RewriteView(
+        headline=_headline(found, measured),
+        source=source,
+        size=size,
+        batch=batch,
+        alpha=wanted.alpha,
+        budget=wanted.budget,
+        costs=found.costs,
+        before_s=done.before_s,
+        after_s=done.after_s,
+        predicted=found.predicted,
+        measured=measured,
+        check=RewriteCheckView(
+            equal=check.equal, float64=check.float64, float64_tolerance=FLOAT64_TOLERANCE, float32=check.float32,
+            float32_tolerance=FLOAT32_TOLERANCE, float32_original=check.float32_original, response=check.response,
+            inputs=check.inputs,
+        ),
+        operators_before=len(done.before.order()),
+        operators_after=len(done.after.order()),
+        used=_used(found),
+        rules=RulesView(
+            verified=sum(each.holds for each in found.verdicts),
+            unusable={each.name: each.why for each in found.verdicts if not each.holds},
+            idle=found.idle,
+        ),
+        parts=done.parts,
+        alike=done.alike,
+        steps=done.steps,
+        graphs=done.seen,
+        operators_priced=found.priced,
+        complete=done.complete,
+        search_s=found.search_s,
+        notes=_notes(found),
+        wrote=wrote,
+    )  # fmt: skip
+
+
+def _used(found: Rewritten) -> tuple[RuleUseView, ...]:
+    from foretrace.rewrite.catalog import RULES
+
+    what = {each.name: each.what for each in RULES}
+    counts: dict[str, list[int]] = {}
+    for each in found.rewriting.rules:
+        counts.setdefault(each.removesuffix(" (all)"), [0, 0])[each.endswith(" (all)")] += 1
+    rows = sorted(counts.items(), key=lambda row: (-sum(row[1]), row[0]))
+    return tuple(
+        RuleUseView(name=name, uses=one, sweeps=every, what=what.get(name, "imported")) for name, (one, every) in rows
+    )
+
+
+def _headline(found: Rewritten, measured: RewriteMeasuredView | None) -> str:
+    if not found.check.equal:
+        return "The rewritten model is not equal to the original within the tolerances; do not use it."
+    if not found.rewriting.rules:
+        return "No rule makes this model faster here."
+    done = found.rewriting
+    if measured is None:
+        return f"{_sentence(speed(done.before_s, done.after_s))} as its operators add up ({found.costs}); not measured."
+    gain = measured.gains["rewritten"]
+    before, after = measured.times["original"].median_s, measured.times["rewritten"].median_s
+    interval = f"{digits(gain.low)} – {digits(gain.high)}×"
+    if gain.low <= 1.0 <= gain.high:
+        return f"No measurable change: {seconds(before)} before, {seconds(after)} after ({interval})."
+    return f"{_sentence(speed(gain.value, 1.0))}: {seconds(before)} → {seconds(after)} per run ({interval}, measured)."
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _notes(found: Rewritten) -> tuple[str, ...]:
+    notes = []
+    if found.untimed:
+        names = ", ".join(f"{op} ({why})" for op, why in sorted(found.untimed.items())[:4])
+        notes.append(f"without a cost, left out before and after: {names}")
+    if found.near is not None:
+        notes.append(
+            f"operators find {100 * found.near:.0f} % of their data near the core, from one run of the original"
+        )
+    if not found.rewriting.complete:
+        notes.append("the search ended by its budget or time; --budget more graphs may find more")
+    if found.check.response < 1e-6:
+        notes.append("the output hardly depends on the input, so the check of equality says little")
+    if found.costs != "measured":
+        notes.append("costs are those of another device than the one that the models ran on")
+    return tuple(notes)
+
+
+def text(view: RewriteView) -> str:
+    """Lines for people, ending with a newline."""
+    return "\n".join(_lines(view)) + "\n"
+
+
+def _lines(view: RewriteView) -> Iterator[str]:
+    yield f"{view.source} · {view.size + ' · ' if view.size else ''}batch {view.batch} · alpha {view.alpha:g}"
+    yield ""
+    yield view.headline
+    yield ""
+    yield f"  operators   {view.operators_before} → {view.operators_after}"
+    yield (
+        f"  predicted   {speed(view.before_s, view.after_s)}: {seconds(view.before_s)} → {seconds(view.after_s)} "
+        f"(sum of operators, {view.costs})"
+    )
+    if view.measured is not None:
+        measured = view.measured
+        runs = f"{measured.rounds} rounds in turns, {measured.threads} thread{'s' * (measured.threads != 1)}"
+        yield f"  measured    {runs}, {'CPU' if measured.clock == 'cpu' else 'wall'} clock, 80 % intervals"
+        for name, times in measured.times.items():
+            gain = measured.gains.get(name)
+            ratio = f"{digits(gain.value)}×  ({digits(gain.low)} – {digits(gain.high)})" if gain else ""
+            yield f"    {name:<10} {seconds(times.median_s):>10}   {ratio}".rstrip()
+    check = view.check
+    yield (
+        f"  equal       {'yes' if check.equal else 'NO'}: float64 within {check.float64:.1g} (tolerance "
+        f"{check.float64_tolerance:.0e}), float32 within {check.float32:.1g} (tolerance {check.float32_tolerance:.0e}; "
+        f"the original's own rounding {check.float32_original:.1g})"
+    )
+    yield ""
+    if view.used:
+        yield "  rule                          places  sweeps"
+        for rule in view.used:
+            yield f"  {rule.name:<28} {rule.uses:>7} {rule.sweeps:>7}   {rule.what}"
+        yield ""
+    yield (
+        f"  searched {view.graphs:,} graphs in {view.parts} parts ({view.alike} alike) with {view.rules.verified} "
+        f"verified rules; {view.operators_priced:,} distinct operators priced; {seconds(view.search_s)}"
+    )
+    if view.rules.unusable:
+        yield f"  left out: {len(view.rules.unusable)} rules that do not hold; --json says why"
+    for note in view.notes:
+        yield f"  note: {note}"
