@@ -40,17 +40,27 @@ def device(
         Path | None,
         typer.Option("--like", metavar="TRACE", help="With the threads and allocator settings of this recording."),
     ] = None,
+    operators: Annotated[
+        int | None,
+        typer.Option("--operators", metavar="K", help="Only the K that say most of this processor, e.g. 50."),
+    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Time the operators that training consists of, in all sizes and precisions, and keep the times.
 
-    Example: foretrace calibrate device --threads 1
+    With --operators a few are timed, and the prices that foretrace comes with are adapted to them: enough to predict
+    steps on this processor that were never run.
+    Example: foretrace calibrate device --operators 50 --threads 1
     """
     if like is not None:
         recorded = _machine_of(like)
-        if _elsewhere(recorded["allocator"], ["device", "--seconds", str(seconds), "--like", str(like)], as_json):
+        few = [] if operators is None else ["--operators", str(operators)]
+        if _elsewhere(recorded["allocator"], ["device", "--seconds", str(seconds), "--like", str(like), *few], as_json):
             return
         threads = threads or recorded["threads"]
+    if operators is not None:
+        _few(operators, threads, seconds, as_json)
+        return
     from foretrace.cost import bench, store
     from foretrace.cost.device import grid
     from foretrace.cost.machine import fingerprint
@@ -58,8 +68,8 @@ def device(
     points = grid()
     with _threads(threads), options.progress("timing operators") as report:
         machine = fingerprint()
-        operators = [each for point in points for each in point.operators]
-        measured = bench.measure(operators, budget_s=seconds, progress=report)
+        asked = [each for point in points for each in point.operators]
+        measured = bench.measure(asked, budget_s=seconds, progress=report)
     path = store.save(machine, measured.seconds)
     if as_json:
         _print_json("device", machine, path, measured.seconds, measured.failed)
@@ -69,6 +79,32 @@ def device(
     print("\n".join(_table(points, measured.seconds)))
     _say_failed(measured.failed)
     print(f"\n  stored in {path}\n  next: foretrace whatif TRACE --do mixed-precision")
+
+
+def _few(operators: int, threads: int | None, seconds: float, as_json: bool) -> None:
+    """The most informative operators, timed in several turns and kept."""
+    with _threads(threads):
+        from foretrace.cost import store
+        from foretrace.cost.machine import fingerprint
+        from foretrace.model import on_processor
+
+        on_processor.operators(operators)  # says so where they are too few
+        with options.progress("timing operators") as report:
+            machine = fingerprint()
+            measured = on_processor.calibrated(operators, budget_s=seconds, progress=report).measured
+        if not any(key.startswith("aten::") for key in measured.seconds):
+            raise ForetraceError(f"no operator could be timed within {seconds:g} s; give --seconds more.")
+        path = store.save(machine, measured.seconds)
+        if as_json:
+            _print_json("device", machine, path, measured.seconds, measured.failed)
+            return
+        rates = on_processor.Processor.of(measured.seconds).rates()
+    print(f"{rates.headline}\n")
+    timed = sum(not key.startswith("near ") for key in measured.seconds)
+    print(f"  {timed} operators timed on {_where(machine)}\n")
+    print("\n".join(f"  {line}" for line in rates.lines))
+    _say_failed(measured.failed)
+    print(f"\n  stored in {path}\n  next: foretrace calibrate device")
 
 
 @calibrate.command("run")

@@ -75,7 +75,7 @@ def _half(operator: Operator) -> Operator:
     return operator.with_types(types)
 
 
-def _call(name: str, *arguments: list[int] | list[list[int]] | str | tuple[str, list[int]] | None) -> Operator:
+def call(name: str, *arguments: list[int] | list[list[int]] | str | tuple[str, list[int]] | None) -> Operator:
     """An operator from float tensors (sizes), other tensors (type, sizes), values (text) and absent ones (None)."""
     dims: list[Any] = []
     types: list[str] = []
@@ -100,13 +100,13 @@ def _products() -> Iterator[Point]:
     for m, k, n in ((32, 64, 64), (32, 256, 256), (64, 512, 512), (128, 128, 512), (256, 256, 256), (256, 512, 1024),
                     (512, 128, 128), (512, 768, 768), (1024, 256, 256), (256, 1024, 1024)):  # fmt: skip
         size = f"{m} x {k} x {n}"
-        yield _point("mm", size, _call("mm", [m, k], [k, n]), _call("mm", [2 * m, k], [k, n]))
+        yield _point("mm", size, call("mm", [m, k], [k, n]), call("mm", [2 * m, k], [k, n]))
         if m <= 256:
             args = ([k, n], "1", "1")
-            yield _point("addmm", size, _call("addmm", [n], [m, k], *args), _call("addmm", [n], [2 * m, k], *args))
+            yield _point("addmm", size, call("addmm", [n], [m, k], *args), call("addmm", [n], [2 * m, k], *args))
     for b, m, k, n in ((16, 64, 32, 64), (16, 64, 64, 32), (32, 128, 64, 128), (32, 128, 128, 64), (8, 256, 64, 256)):
         size = f"{b} x {m} x {k} x {n}"
-        yield _point("bmm", size, _call("bmm", [b, m, k], [b, k, n]), _call("bmm", [2 * b, m, k], [2 * b, k, n]))
+        yield _point("bmm", size, call("bmm", [b, m, k], [b, k, n]), call("bmm", [2 * b, m, k], [2 * b, k, n]))
 
 
 def _convolutions() -> Iterator[Point]:
@@ -130,10 +130,10 @@ def _convolutions() -> Iterator[Point]:
         for batch in (8, 16):
             x, y = [batch, c, side, side], [batch, o, out, out]
             calls["mkldnn_convolution"].append(
-                _call("mkldnn_convolution", x, weight, None, pad, steps, "[1, 1]", str(groups))
+                call("mkldnn_convolution", x, weight, None, pad, steps, "[1, 1]", str(groups))
             )
             calls["convolution_backward"].append(
-                _call("convolution_backward", y, x, weight, None, steps, pad, "[1, 1]", "False", "[0, 0]", str(groups),
+                call("convolution_backward", y, x, weight, None, steps, pad, "[1, 1]", "False", "[0, 0]", str(groups),
                       "[True, True, False]")
             )  # fmt: skip
         size = f"{c} to {o}, {kernel} x {kernel}{', depthwise' if groups > 1 else ''}, {side} x {side}"
@@ -147,15 +147,13 @@ def _norms() -> Iterator[Point]:
         for batch in (8, 16):
             x, half = [batch, c, side, side], [batch, c, side // 2, side // 2]
             window = ("[2, 2]", "[2, 2]", "[0, 0]", "[1, 1]", "False")
-            forward.append(_call("native_batch_norm", x, [c], [c], [c], [c], "True", "0.1", "1e-05"))
+            forward.append(call("native_batch_norm", x, [c], [c], [c], [c], "True", "0.1", "1e-05"))
             backward.append(
-                _call(
-                    "native_batch_norm_backward", x, x, [c], [c], [c], [c], [c], "True", "1e-05", "[True, True, True]"
-                )
+                call("native_batch_norm_backward", x, x, [c], [c], [c], [c], [c], "True", "1e-05", "[True, True, True]")
             )
-            pool.append(_call("max_pool2d_with_indices", x, *window))
-            pooled.append(_call("max_pool2d_with_indices_backward", half, x, *window, ("long int", half)))
-            upon.append(_call("mean", x, "[-1, -2]", "True", None))
+            pool.append(call("max_pool2d_with_indices", x, *window))
+            pooled.append(call("max_pool2d_with_indices_backward", half, x, *window, ("long int", half)))
+            upon.append(call("mean", x, "[-1, -2]", "True", None))
         size = f"8 x {c} x {side} x {side}"
         yield _point("batch norm", size, *forward, layouts=True)
         yield _point("batch norm backward", size, *backward, layouts=True)
@@ -167,8 +165,8 @@ def _norms() -> Iterator[Point]:
         forward, backward = [], []
         for m in (rows, 2 * rows):
             shape = f"[{width}]"
-            forward.append(_call("native_layer_norm", [m, width], shape, [width], [width], "1e-05"))
-            backward.append(_call("native_layer_norm_backward", [m, width], [m, width], shape, [m, 1], [m, 1], [width],
+            forward.append(call("native_layer_norm", [m, width], shape, [width], [width], "1e-05"))
+            backward.append(call("native_layer_norm_backward", [m, width], [m, width], shape, [m, 1], [m, 1], [width],
                                   [width], "[True, True, True]"))  # fmt: skip
         yield _point("layer norm", f"{rows} x {width}", *forward)
         yield _point("layer norm backward", f"{rows} x {width}", *backward)
@@ -181,10 +179,10 @@ def _recurrent() -> Iterator[Point]:
             x, w, b, h = [steps, batch, hidden], [4 * hidden, hidden], [4 * hidden], [batch, hidden]
             rest = ("2", str(hidden), "2", "True")
             forward.append(
-                _call("mkldnn_rnn_layer", x, w, w, b, b, h, h, "False", "[]", *rest, "False", "False", "True")
+                call("mkldnn_rnn_layer", x, w, w, b, b, h, h, "False", "[]", *rest, "False", "False", "True")
             )
             backward.append(
-                _call("mkldnn_rnn_layer_backward", x, w, w, b, b, h, h, x, h, h, x, None, None, "False", *rest, "True",
+                call("mkldnn_rnn_layer_backward", x, w, w, b, b, h, h, x, h, h, x, None, None, "False", *rest, "True",
                       "False", "[]", "False", ("unsigned char", [16]))
             )  # fmt: skip
         yield _point("LSTM layer", f"{steps} x 8 x {hidden}", *forward)
@@ -196,9 +194,9 @@ def _attention() -> Iterator[Point]:
         forward, backward = [], []
         for b in (batch, 2 * batch):
             q, sums = [b, heads, length, width], [b, length, heads]
-            forward.append(_call("_scaled_dot_product_flash_attention_for_cpu", q, q, q, "0.", "False"))
+            forward.append(call("_scaled_dot_product_flash_attention_for_cpu", q, q, q, "0.", "False"))
             backward.append(
-                _call("_scaled_dot_product_flash_attention_for_cpu_backward", q, q, q, q, q, sums, "0.", "False")
+                call("_scaled_dot_product_flash_attention_for_cpu_backward", q, q, q, q, q, sums, "0.", "False")
             )
         size = f"{batch} x {heads} x {length} x {width}"
         yield _point("attention", size, *forward)
@@ -207,9 +205,9 @@ def _attention() -> Iterator[Point]:
         for name, arguments in (("_softmax", ("-1", "False")), ("_log_softmax", ("-1", "False"))):
             if (width < 1000) == (name == "_softmax"):
                 size = f"{rows} x {width}"
-                calls = [_call(name, [m, width], *arguments) for m in (rows, 2 * rows)]
+                calls = [call(name, [m, width], *arguments) for m in (rows, 2 * rows)]
                 yield _point(name.strip("_"), size, *calls)
-                calls = [_call(f"{name}_backward_data", [m, width], [m, width], "-1", "6") for m in (rows, 2 * rows)]
+                calls = [call(f"{name}_backward_data", [m, width], [m, width], "-1", "6") for m in (rows, 2 * rows)]
                 yield _point(f"{name.strip('_')} backward", size, *calls)
 
 
@@ -219,24 +217,24 @@ def _pointwise() -> Iterator[Point]:
         calls: dict[str, list[Operator]] = {}
         for m in (rows, 2 * rows):
             x = [m, width]
-            for call in (
-                _call("add", x, x, "1"),
-                _call("add_", x, x, "1"),
-                _call("mul", x, x),
-                _call("relu", x),
-                _call("clamp_min_", x, "0"),
-                _call("threshold_backward", x, x, "0"),
-                _call("gelu", x, None),
-                _call("gelu_backward", x, x, None),
-                _call("tanh", x),
-                _call("sigmoid", x),
-                _call("sigmoid_backward", x, x),
-                _call("bernoulli_", x, "0.9", None),
-                _call("native_dropout", x, "0.1", "True"),
-                _call("sum", x, "[0]", "True", None),
-                _call("fill_", x, "0"),
+            for each in (
+                call("add", x, x, "1"),
+                call("add_", x, x, "1"),
+                call("mul", x, x),
+                call("relu", x),
+                call("clamp_min_", x, "0"),
+                call("threshold_backward", x, x, "0"),
+                call("gelu", x, None),
+                call("gelu_backward", x, x, None),
+                call("tanh", x),
+                call("sigmoid", x),
+                call("sigmoid_backward", x, x),
+                call("bernoulli_", x, "0.9", None),
+                call("native_dropout", x, "0.1", "True"),
+                call("sum", x, "[0]", "True", None),
+                call("fill_", x, "0"),
             ):
-                calls.setdefault(call.name.removeprefix("aten::"), []).append(call)
+                calls.setdefault(each.name.removeprefix("aten::"), []).append(each)
         for name, (small, large) in calls.items():
             yield _point(name, size, small, large)
 
@@ -246,16 +244,16 @@ def _moving() -> Iterator[Point]:
         size = f"{rows} x {width}"
         for kind, code, word in (("float", "15", "to bfloat16"), (BFLOAT16, "6", "to float32")):
             casts = [
-                _call("_to_copy", (kind, [m, width]), code, None, None, None, "False", None) for m in (rows, 2 * rows)
+                call("_to_copy", (kind, [m, width]), code, None, None, None, "False", None) for m in (rows, 2 * rows)
             ]
             yield _point(f"cast {word}", size, *casts, half=False)
-        yield _point("copy", size, *(_call("copy_", [m, width], [m, width], "False") for m in (rows, 2 * rows)))
-        yield _point("cat", size, *(_call("cat", [[m, width], [m, width]], "1") for m in (rows, 2 * rows)))
+        yield _point("copy", size, *(call("copy_", [m, width], [m, width], "False") for m in (rows, 2 * rows)))
+        yield _point("cat", size, *(call("cat", [[m, width], [m, width]], "1") for m in (rows, 2 * rows)))
     for words, width in ((1000, 128), (10_000, 512)):
         size = f"{words} x {width}, 512 words"
-        forward = [_call("embedding", [words, width], ("long int", [m]), "-1", "False", "False") for m in (512, 1024)]
+        forward = [call("embedding", [words, width], ("long int", [m]), "-1", "False", "False") for m in (512, 1024)]
         backward = [
-            _call("embedding_dense_backward", [m, width], ("long int", [m]), str(words), "-1", "False")
+            call("embedding_dense_backward", [m, width], ("long int", [m]), str(words), "-1", "False")
             for m in (512, 1024)
         ]
         yield _point("embedding", size, *forward)

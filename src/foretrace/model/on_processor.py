@@ -1,0 +1,409 @@
+"""A training step on this machine's processor, from its operators alone: what they take, and what calls them.
+
+    timed = calibrated(50)                                    # some ten seconds of work
+    step = Processor.of(timed.measured.seconds).step(capture(training, like="cpu"))
+    step.seconds, step.low_s, step.high_s
+
+On a processor one thread does everything, so a step is the sum of its operators and of what stands between them:
+Python and autograd in the forward pass, the engine in the backward pass, the loop over parameters in an update. That is
+a number of nanoseconds per call and phase, taken from the small networks of `host_chains`; views cost less inside a
+backward pass, which calls them from C++, than they do alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+
+from foretrace.cost.bench import Measured
+from foretrace.cost.calls import Calls, Family
+from foretrace.cost.local import Local, choose_designed, rows_of, shipped
+from foretrace.cost.model import CostModel, Prediction
+from foretrace.cost.operator import Operator
+from foretrace.errors import ForetraceError
+from foretrace.graph.taskgraph import Phase
+from foretrace.hardware.devices import Device
+from foretrace.model.host_chains import STRIDED, chains, kinds_of, network, time_key
+from foretrace.model.operator_graph import OperatorGraph
+from foretrace.model.reuse import far_shares
+
+Float64 = npt.NDArray[np.float64]
+
+LEAST = 5  # operators: the parts of one network, a copy, and a call
+PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+_PARTS = ("forward", "backward", "update")
+# What is believed of a call beforehand, in times of a view that is called alone: a value and its deviation.
+_CALL = (1.5, 1.5)
+_VIEW = (-0.4, 0.4)  # less than it takes alone
+_CHAIN_ERROR = 0.08  # of the time of a network, most of it what its own operators are mispredicted by
+_LEAST_VIEW = 0.1  # of a view called alone
+_STEP_ERROR = 0.13  # standard deviation of the step's logarithm that no call explains; of six models not in the zoo
+_TENTH = 1.2816
+_POOL, _POOL_SEED = 600, 1  # candidates: other calls than those that the shipped prices were fitted to
+TURNS = 7  # of the whole calibration
+ALIKE = 0.15  # logarithm: two probes that differ by less met the machine in the same state
+_PROBES, _CHUNK, _CALM = 300, 3, 0.2
+
+
+def operators(k: int) -> list[Operator]:
+    """The k operators that say most about this machine: networks of small calls, then calls by design.
+
+    Raises ForetraceError if k is below LEAST.
+    """
+    if k < LEAST:
+        raise ForetraceError(f"{k} operators say too little of a machine; measure {LEAST} or more, 50 do well.")
+    first = chains(kinds_of(k))
+    return [*_designed(k - len(first)), *first]
+
+
+@cache
+def _designed(k: int) -> tuple[Operator, ...]:
+    from foretrace.cost.device import grid
+    from foretrace.cost.pool import random_pool
+
+    known = dict.fromkeys([*(point.base for point in grid()), *random_pool(_POOL, _POOL_SEED)])
+    pool = list(known)
+    calls = Calls.of([(each.name, each.text) for each in pool])
+    rows, said = rows_of(calls, shipped(), 0.5)
+    at = np.flatnonzero(said)
+    return tuple(pool[at[i]] for i in choose_designed(rows.take(at), k))
+
+
+def probe() -> float:
+    """Seconds per view of a small tensor just now: how fast the machine is, in under a millisecond."""
+    import torch
+
+    small = torch.ones(64, 64)
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    begin = clock()
+    for _ in range(_PROBES):
+        small.t()
+    return (clock() - begin) / _PROBES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timed:
+    """Seconds by key, why the others have none, and the probe of the calm machine."""
+
+    measured: Measured
+    probe_s: float
+    alike: float  # share of the times that met the machine calm
+
+
+def calibrated(
+    k: int,
+    *,
+    turns: int = TURNS,
+    target_s: float = 0.004,
+    budget_s: float | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> Timed:
+    """Time the k operators, several times over.
+
+    A machine that others use is fast in some seconds and slow in others (twice as slow, where two of its processors
+    are one core). So the machine is probed before and after every few operators, and of a call's times the median of
+    those counts that met the machine calm: as fast as it was in its fastest fifth. Operators that never met it so are
+    timed again, up to `turns` more times. Turns that would not end within `budget_s` are left out, but for the first.
+    """
+    from foretrace.cost.bench import measure
+
+    wanted = operators(k)
+    chunks = [wanted[at : at + _CHUNK] for at in range(0, len(wanted), _CHUNK)]
+    times: dict[str, list[tuple[float, float]]] = {}
+    failed: dict[str, str] = {}
+    states: list[float] = []
+    began = time.perf_counter()
+    for turn in range(2 * turns):
+        spent = time.perf_counter() - began
+        if budget_s is not None and turn and spent * (turn + 1) / turn > budget_s:
+            break
+        left = chunks if turn < turns else [each for each in chunks if not _met(each, times, states)]
+        for i, chunk in enumerate(left):
+            if budget_s is not None and time.perf_counter() - began > budget_s:
+                failed |= {each.key: f"no time was left ({budget_s:g} s)" for each in chunk}
+                continue
+            before = probe()
+            found = measure(chunk, target_s=target_s)
+            after = probe()
+            states += [before, after]
+            state = (before * after) ** 0.5 if abs(np.log(before / after)) < ALIKE else np.nan
+            for key, value in found.seconds.items():
+                times.setdefault(key, []).append((value, state))
+            failed |= found.failed
+            if progress is not None and turn < turns:
+                progress((turn + (i + 1) / len(left)) / turns)
+    calm = _calm(states)
+    seconds = {}
+    met = 0
+    for key, values in times.items():
+        alike = [value for value, state in values if abs(np.log(state / calm)) < ALIKE]
+        met += bool(alike)
+        seconds[key] = float(np.median(alike or [value for value, _ in values]))
+    failed = {key: why for key, why in failed.items() if key not in seconds}
+    return Timed(measured=Measured(seconds=seconds, failed=failed), probe_s=calm, alike=met / max(len(seconds), 1))
+
+
+def _calm(states: Sequence[float]) -> float:
+    """The probe of a machine that nobody else uses, as far as these show it."""
+    return float(np.quantile(states, _CALM)) if states else np.nan
+
+
+def _met(chunk: Sequence[Operator], times: Mapping[str, list[tuple[float, float]]], states: Sequence[float]) -> bool:
+    """Whether each of these was timed on the calm machine (or cannot be timed)."""
+    calm = _calm(states)
+    return all(
+        any(abs(np.log(state / calm)) < ALIKE for _, state in times.get(each.key, [(0.0, calm)])) for each in chunk
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """Seconds that a call takes in a step beyond those that it takes alone, by phase; fewer for a view."""
+
+    call_s: tuple[float, float, float]
+    view_s: tuple[float, float, float]
+    alone_s: float  # of a view called alone
+    networks: int  # that this comes from; 0: assumed
+    strided: float = 1.0  # times that a copy takes longer where its tensor was transposed
+
+    @classmethod
+    def of(cls, seconds: Mapping[str, float], local: Local) -> Host:
+        """From the times of the networks, as `calibrated` gives them."""
+        alone = float(np.exp(local.logarithms(_VIEW_CALL)[0][0]))
+        rows: list[list[tuple[float, float, float, float]]] = [[], [], []]
+        found = 0
+        for kind in kinds_of(None):
+            if any(time_key(kind, part) not in seconds for part in _PARTS):
+                continue
+            found += 1
+            both = [seconds[time_key(kind, part)] for part in _PARTS]
+            taken = (both[0], both[1] - both[0], both[2])
+            for at, (calls, views, own) in enumerate(_counted(kind, local)):
+                rows[at].append((calls, views, taken[at] - own, max(taken[at], 1e-9)))
+        solved = [_solved(each, alone) for each in rows]
+        return cls(
+            call_s=tuple(a for a, _ in solved),  # type: ignore[arg-type]
+            view_s=tuple(b for _, b in solved),  # type: ignore[arg-type]
+            alone_s=alone,
+            networks=found,
+            strided=_strided(seconds, local),
+        )
+
+
+def _strided(seconds: Mapping[str, float], local: Local) -> float:
+    if STRIDED.key not in seconds:
+        return 1.0
+    plain = Calls.of([("aten::clone", Operator.of("aten::clone", [*STRIDED.dims, []], ["float", ""]).text)])
+    alone = float(np.exp(replace(local, place=0.0).logarithms(plain)[0][0]))
+    return max(seconds[STRIDED.key] / alone, 1.0)
+
+
+_VIEW_CALL = Calls.of([("aten::view", '[[[8,8],[]],["float","ScalarList"],["","[64]"]]')])
+
+
+def _counted(kind: str, local: Local) -> list[tuple[float, float, float]]:
+    """Per phase of a network: calls, views, and what all of them take alone."""
+    graph = _captured(kind)
+    own = np.exp(local.logarithms(graph.calls)[0])
+    views = graph.calls.family == Family.NONE
+    phases = np.array([node.phase for node in graph.nodes])
+    return [
+        (float((~views & at).sum()), float((views & at).sum()), float(np.nansum(own[at])))
+        for at in (phases == each for each in PHASES)
+    ]
+
+
+@cache
+def _captured(kind: str) -> OperatorGraph:
+    from foretrace.model.capture import capture
+
+    return capture(network(kind), like="cpu")
+
+
+def _solved(rows: Sequence[tuple[float, float, float, float]], alone: float) -> tuple[float, float]:
+    """Seconds per call and per view that explain what is left, near to what is believed beforehand."""
+    believed = np.array([_CALL[0], _VIEW[0]]) * alone
+    precision = np.diag((np.array([_CALL[1], _VIEW[1]]) * alone) ** -2.0)
+    right = precision @ believed
+    for calls, views, left, taken in rows:
+        amount = np.array([calls, views])
+        weight = (_CHAIN_ERROR * taken) ** -2.0
+        precision = precision + weight * np.outer(amount, amount)
+        right = right + weight * left * amount
+    found = np.linalg.solve(precision, right)
+    return float(max(found[0], 0.0)), float(found[1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Seconds of a step with their 80 % range, and what they are made of."""
+
+    seconds: float
+    low_s: float
+    high_s: float
+    operators_s: float  # what its calls take alone
+    host_s: float  # what calls them
+    unknown: int  # calls that nothing is known of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """What a calibration says of a processor, in figures that can be compared."""
+
+    product_gflop_s: float  # 512 x 512 x 512
+    convolution_gflop_s: float  # 64 channels, 3 x 3, 32 images of 16 x 16
+    near_gb_s: float  # adding 2 x 256 KiB
+    far_gb_s: float  # adding 2 x 8 MiB
+    call_s: tuple[
+        float, float, float
+    ]  # of the smallest product, in the forward and backward pass; in an update, of a sum
+    low: float  # 80 % range of the product's rate, as factors
+    high: float
+
+    @property
+    def headline(self) -> str:
+        """One sentence."""
+        low, high = self.product_gflop_s * self.low, self.product_gflop_s * self.high
+        return f"Products run at {self.product_gflop_s:.0f} GFLOP/s here ({low:.0f} – {high:.0f})."
+
+    @property
+    def lines(self) -> list[str]:
+        """A table."""
+        micro = [f"{1e6 * each:.1f}" for each in self.call_s]
+        return [
+            f"convolutions       {self.convolution_gflop_s:>8.0f} GFLOP/s  (64 channels, 3 × 3)",
+            f"sums, in a cache   {self.near_gb_s:>8.1f} GB/s     (0.75 MiB)",
+            f"sums, from memory  {self.far_gb_s:>8.1f} GB/s     (24 MiB)",
+            f"the smallest call  {micro[0]:>8} µs       forward, {micro[1]} backward, {micro[2]} in an update",
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Processor:
+    """The processor of this machine, as some measured operators show it."""
+
+    local: Local
+    host: Host
+
+    @classmethod
+    def of(cls, seconds: Mapping[str, float]) -> Processor:
+        """From stored times. Raises ForetraceError where none of them is of an operator."""
+        local = Local.of(seconds)
+        if not local.measured:
+            raise ForetraceError(
+                "no operator was timed on this machine yet; run foretrace calibrate device --operators 50."
+            )
+        return cls(local=local, host=Host.of(seconds, local))
+
+    def rates(self) -> Rates:
+        """Predicted times of some telling calls, as rates."""
+        calls = Calls.of([(each.name, each.text) for each in _telling()])
+        found = self.local.predict(calls)
+        away = replace(self.local, place=1.0).predict(calls).seconds
+        alone = found.seconds
+        return Rates(
+            product_gflop_s=float(calls.flops[0] / alone[0] / 1e9),
+            convolution_gflop_s=float(calls.flops[1] / alone[1] / 1e9),
+            near_gb_s=float(calls.nbytes[2] / replace(self.local, place=0.0).predict(calls).seconds[2] / 1e9),
+            far_gb_s=float(calls.nbytes[3] / away[3] / 1e9),
+            call_s=tuple(float(alone[at]) + self.host.call_s[i] for i, at in enumerate((4, 4, 5))),  # type: ignore[arg-type]
+            low=float(alone[0] / found.high_s[0]),
+            high=float(alone[0] / found.low_s[0]),
+        )
+
+    def costs(self, graph: OperatorGraph) -> CostModel:
+        """Seconds of the calls of this graph in a step, in their order: for `lower(..., own_processor=True)`."""
+        return _InStep(processor=self, graph=graph)
+
+    def seconds(self, graph: OperatorGraph) -> Float64:
+        """Of every node in a step; NaN where nothing is known."""
+        alone = np.exp(self.local.logarithms(graph.calls, far_shares(graph))[0])
+        return np.asarray(alone + self._beyond(graph, alone))
+
+    def step(self, graph: OperatorGraph) -> StepTime:
+        """A step of these operators, one after another."""
+        calls, place = graph.calls, far_shares(graph)
+        alone = np.exp(self.local.logarithms(calls, place)[0])
+        own, stray = self.local.total(calls, place)
+        beyond = float(np.nansum(self._beyond(graph, alone)))
+        total = own + beyond
+        if not total > 0:
+            raise ForetraceError(f"{graph.name} has no operator whose time is known; capture it in float32.")
+        host_stray = 0.2 if self.host.networks else 0.5
+        deviation = np.hypot((own * stray + abs(beyond) * host_stray) / total, _STEP_ERROR)
+        factor = float(np.exp(_TENTH * deviation))
+        return StepTime(
+            seconds=total, low_s=total / factor, high_s=total * factor, operators_s=own, host_s=beyond,
+            unknown=int(np.isnan(alone).sum()),
+        )  # fmt: skip
+
+    def _beyond(self, graph: OperatorGraph, alone: Float64) -> Float64:
+        views = graph.calls.family == Family.NONE
+        at = np.array([_ROW.get(node.phase, 0) for node in graph.nodes], dtype=np.int64)
+        per_call, per_view = np.array(self.host.call_s)[at], np.array(self.host.view_s)[at]
+        least = _LEAST_VIEW * self.host.alone_s - alone
+        found = np.where(views, np.maximum(per_view, least), per_call)
+        if self.host.strided > 1.0:
+            copied = _copies_of_transposed(graph)
+            found[copied] += (self.host.strided - 1.0) * np.maximum(alone[copied] - self.host.alone_s, 0.0)
+        return np.asarray(found)
+
+
+_TRANSPOSING = frozenset(f"aten::{each}" for each in ("t", "transpose", "permute", "movedim", "swapaxes"))
+_COPIES = frozenset(f"aten::{each}" for each in ("clone", "copy_", "_to_copy", "contiguous"))
+
+
+def _copies_of_transposed(graph: OperatorGraph) -> list[int]:
+    """Nodes that copy what views have transposed."""
+    found = []
+    views = graph.calls.family == Family.NONE
+    for i, node in enumerate(graph.nodes):
+        if node.op not in _COPIES:
+            continue
+        for tensor in node.inputs:
+            at = int(graph.producer[tensor])
+            while at >= 0 and views[at] and graph.nodes[at].op not in _TRANSPOSING and graph.nodes[at].inputs:
+                at = int(graph.producer[graph.nodes[at].inputs[0]])
+            if at >= 0 and graph.nodes[at].op in _TRANSPOSING:
+                found.append(i)
+                break
+    return found
+
+
+@cache
+def _telling() -> tuple[Operator, ...]:
+    from foretrace.cost.device import call
+
+    rest = ("[1, 1]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1")
+    return (
+        call("mm", [512, 512], [512, 512]),
+        call("convolution", [32, 64, 16, 16], [64, 64, 3, 3], None, *rest),
+        call("add", [256, 256], [256, 256], "1"),
+        call("add", [2048, 1024], [2048, 1024], "1"),
+        call("mm", [4, 8], [8, 8]),
+        call("add_", [8, 8], [8, 8], "1"),
+    )
+
+
+_ROW = {phase: i for i, phase in enumerate(PHASES)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _InStep(CostModel):
+    processor: Processor
+    graph: OperatorGraph
+    name: str = "local"
+
+    def predict(self, calls: Calls, device: Device | None = None) -> Prediction:
+        if len(calls) != len(self.graph):
+            raise ForetraceError(
+                f"these are {len(calls)} calls, but {self.graph.name} has {len(self.graph)}; give all of its calls."
+            )
+        seconds = self.processor.seconds(self.graph)
+        stray = np.exp(_TENTH * self.processor.local.logarithms(self.graph.calls, far_shares(self.graph))[1])
+        return self._answer(seconds, 1 / stray, stray, self.processor.local.why)
