@@ -1,0 +1,102 @@
+"""Values that a model's code makes from nothing but sizes: positions, masks, lengths, counters of steps.
+
+Code may look at them (`if mask.all():`), in a capture as in a real run. So what is made without data and is small is
+really computed beside the sizes, and forgotten as soon as something unknown is written into it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+_MOST = 2**17  # elements that are computed; positions of 32 sequences of 4096
+_VALUE, _SPOILED = "_foretrace_value", "_foretrace_spoiled"
+
+
+def values_of(tensor: Any) -> Any:
+    """The values of a tensor as numbers in lists, None if they are not known."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    value = _real(tensor)
+    if value is None:
+        return None
+    with _disable_current_modes():
+        return value.tolist()
+
+
+def _real(tensor: Any) -> Any:
+    value = getattr(tensor, _VALUE, None)
+    if value is None or getattr(tensor.untyped_storage(), _SPOILED, False):
+        return None
+    return value
+
+
+def follow(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
+    """Compute the values of what a call made, if those of its inputs are known."""
+    import torch
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    made = [each for each in (out if isinstance(out, list | tuple) else [out]) if isinstance(each, torch.Tensor)]
+    if not made and not func._schema.is_mutable:
+        return
+    real, most = True, 0
+
+    def look(value: Any) -> Any:
+        nonlocal real, most
+        if isinstance(value, torch.Tensor):
+            known = value if type(value) is torch.Tensor and value.device.type == "cpu" else _real(value)
+            real, most = real and known is not None, max(most, value.numel())
+            return known
+        if isinstance(value, list | tuple):
+            return [look(each) for each in value]
+        return value
+
+    given = [look(each) for each in args]
+    named = {key: look(value) for key, value in kwargs.items()}
+    if "device" in named:
+        named["device"] = None
+    small = max([most, *(each.numel() for each in made)]) <= _MOST and func.namespace == "aten"
+    if not real or not small or torch.Tag.nondeterministic_seeded in func.tags or "empty" in func._schema.name:
+        if func._schema.is_mutable:
+            _spoil(func, args, kwargs)
+        return
+    try:
+        with _disable_current_modes(), torch.no_grad():
+            found = func(*given, **named)
+    except (RuntimeError, TypeError, NotImplementedError):
+        return
+    values = found if isinstance(found, list | tuple) else [found]
+    for tensor, value in zip(made, values, strict=False):
+        if type(tensor) is not torch.Tensor and isinstance(value, torch.Tensor):
+            setattr(tensor, _VALUE, value)
+
+
+def _spoil(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """What a call wrote from something unknown is unknown, too, however it is looked at."""
+    import torch
+
+    for i, each in enumerate(func._schema.arguments):
+        if each.alias_info is None or not each.alias_info.is_write:
+            continue
+        value = args[i] if i < len(args) else kwargs.get(each.name)
+        for tensor in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
+                setattr(tensor.untyped_storage(), _SPOILED, True)
+
+
+@contextmanager
+def as_if_real() -> Iterator[None]:
+    """Libraries that treat fake tensors in another way than real ones treat them as real."""
+    import sys
+
+    home = sys.modules.get("transformers.utils.import_utils")
+    before = getattr(home, "is_fake_tensor", None)
+    if before is None:
+        yield
+        return
+    home.is_fake_tensor = lambda _: False  # type: ignore[union-attr]
+    try:
+        yield
+    finally:
+        home.is_fake_tensor = before  # type: ignore[union-attr]

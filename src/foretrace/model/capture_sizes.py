@@ -1,0 +1,94 @@
+"""Tensors without data, of two kinds.
+
+Meta tensors are quick: a call costs PyTorch microseconds to work out sizes. Fake tensors cost it a millisecond, yet
+they stand for tensors of a processor, so that PyTorch chooses the operators of one, and know sparse tensors and tensors
+of several devices.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from foretrace.training.training import Training
+
+
+class Sizes(ABC):
+    """One kind of tensors without data."""
+
+    device: str
+
+    @abstractmethod
+    def of(self, tensor: Any) -> Any:
+        """The tensor without its data."""
+
+    @abstractmethod
+    def entered(self) -> Any:
+        """A context in which whatever is made has no data."""
+
+    def made(self, source: Callable[[], Training]) -> Training:
+        """The training, its model without data; with data where its code looks at values."""
+        from torch._subclasses import fake_tensor
+
+        try:
+            with self.entered():
+                return source()
+        except (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException, RuntimeError):
+            return source()
+
+
+class Fake(Sizes):
+    """Fake tensors of a processor."""
+
+    device = "cpu"
+
+    def __init__(self) -> None:
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        self._mode: Any = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def of(self, tensor: Any) -> Any:
+        from torch._subclasses.fake_tensor import FakeTensor
+
+        if isinstance(tensor, FakeTensor) and tensor.fake_mode is self._mode:
+            return tensor
+        if tensor.device.type != "meta":
+            return self._mode.from_tensor(tensor)
+        import torch
+
+        with self._mode:
+            made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+        if isinstance(tensor, torch.nn.Parameter):
+            return torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
+        return made.requires_grad_(tensor.requires_grad)
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        with self._mode:
+            yield
+
+
+class Meta(Sizes):
+    """Meta tensors."""
+
+    device = "meta"
+
+    def of(self, tensor: Any) -> Any:
+        import torch
+
+        if tensor.device.type == "meta" and type(tensor) in (torch.Tensor, torch.nn.Parameter):
+            return tensor
+        with torch.no_grad():
+            made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+        if isinstance(tensor, torch.nn.Parameter):
+            return torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
+        return made.requires_grad_(tensor.requires_grad)
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        import torch
+
+        with torch.device("meta"):
+            yield

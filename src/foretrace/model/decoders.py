@@ -1,0 +1,169 @@
+"""Decoders by name: published configurations as plain modules, captured with four layers and unrolled.
+
+    graph = decoder("llama-2-70b", batch=1, length=4096)
+    graph = decoder("path/to/config.json")
+
+A batch is (batch, length) int64 words; the loss is the next word's. The modules compute what the models of these names
+compute: root-mean-square or layer normalisation before attention and feed-forward part, rotary or learned positions,
+grouped-query attention, a gated or a plain feed-forward part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from foretrace.errors import ForetraceError
+from foretrace.model.operator_graph import OperatorGraph
+
+if TYPE_CHECKING:
+    from foretrace.training.training import Training
+
+_GPT3 = "Brown et al., Language Models are Few-Shot Learners, NeurIPS 2020, table 2.1"
+_LLAMA = "Touvron et al., LLaMA, 2023, table 2"
+_LLAMA2 = "Touvron et al., Llama 2, 2023, section 2.2 and appendix A.2.1; configuration files of the release"
+_LLAMA3 = "Grattafiori et al., The Llama 3 Herd of Models, 2024, table 3"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The sizes of a decoder."""
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    inner: int  # width of the feed-forward part
+    words: int  # vocabulary
+    length: int  # words of a sequence, unless another number is asked for
+    gated: bool = True  # SiLU-gated feed-forward part, RMS norm, rotary positions, no biases; else GPT's
+    tied: bool = False  # embedding and output share their weight
+    source: str = ""
+
+    @property
+    def parameters(self) -> int:
+        """Trained numbers."""
+        h, width = self.hidden, self.hidden // self.heads
+        attention = 2 * h * h + 2 * h * self.kv_heads * width
+        table = self.words * h
+        if self.gated:
+            return self.layers * (attention + 3 * h * self.inner + 2 * h) + h + table * (1 if self.tied else 2)
+        biases = 2 * h + 2 * self.kv_heads * width + self.inner + h
+        layer = attention + 2 * h * self.inner + biases + 4 * h
+        return self.layers * layer + 2 * h + table * (1 if self.tied else 2) + self.length * h
+
+
+def _llama(name: str, source: str, layers: int, hidden: int, heads: int, kv: int, inner: int, words: int,
+           length: int) -> Shape:  # fmt: skip
+    return Shape(name=name, layers=layers, hidden=hidden, heads=heads, kv_heads=kv, inner=inner, words=words,
+                 length=length, source=source)  # fmt: skip
+
+
+def _gpt(name: str, layers: int, hidden: int, heads: int) -> Shape:
+    return Shape(name=name, layers=layers, hidden=hidden, heads=heads, kv_heads=heads, inner=4 * hidden, words=50_257,
+                 length=2048, gated=False, tied=True, source=_GPT3)  # fmt: skip
+
+
+SHAPES: dict[str, Shape] = {
+    each.name: each
+    for each in (
+        _llama("llama-7b", _LLAMA, 32, 4096, 32, 32, 11_008, 32_000, 2048),
+        _llama("llama-13b", _LLAMA, 40, 5120, 40, 40, 13_824, 32_000, 2048),
+        _llama("llama-30b", _LLAMA, 60, 6656, 52, 52, 17_920, 32_000, 2048),
+        _llama("llama-65b", _LLAMA, 80, 8192, 64, 64, 22_016, 32_000, 2048),
+        _llama("llama-2-7b", _LLAMA2, 32, 4096, 32, 32, 11_008, 32_000, 4096),
+        _llama("llama-2-13b", _LLAMA2, 40, 5120, 40, 40, 13_824, 32_000, 4096),
+        _llama("llama-2-70b", _LLAMA2, 80, 8192, 64, 8, 28_672, 32_000, 4096),
+        _llama("llama-3-8b", _LLAMA3, 32, 4096, 32, 8, 14_336, 128_256, 8192),
+        _llama("llama-3-70b", _LLAMA3, 80, 8192, 64, 8, 28_672, 128_256, 8192),
+        _llama("llama-3-405b", _LLAMA3, 126, 16_384, 128, 8, 53_248, 128_256, 8192),
+        _gpt("gpt3-1.3b", 24, 2048, 16),
+        _gpt("gpt3-6.7b", 32, 4096, 32),
+        _gpt("gpt3-13b", 40, 5120, 40),
+        _gpt("gpt3-175b", 96, 12_288, 96),
+    )
+}
+
+
+def shape(name: str) -> Shape:
+    """The decoder of this name, or of a local `config.json` of transformers. Raises ForetraceError."""
+    if name in SHAPES:
+        return SHAPES[name]
+    path = Path(name)
+    if path.suffix == ".json" or path.is_dir():
+        return _from_config(path / "config.json" if path.is_dir() else path)
+    near = get_close_matches(name, SHAPES, n=3, cutoff=0.4) or sorted(SHAPES)
+    raise ForetraceError(f"there is no decoder {name!r}; did you mean {' or '.join(near)}?")
+
+
+def _from_config(path: Path) -> Shape:
+    try:
+        found = msgspec.json.decode(path.read_bytes())
+    except (OSError, msgspec.DecodeError) as error:
+        raise ForetraceError(f"{path} is no configuration that can be read: {error}.") from error
+    kind = found.get("model_type") if isinstance(found, dict) else None
+    if kind not in ("llama", "mistral"):
+        raise ForetraceError(
+            f"{path} is a configuration of model_type {kind!r}; llama and mistral can be taken, or capture the model "
+            "from a script."
+        )
+    try:
+        layers, hidden, heads = (found[key] for key in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
+        made = _llama(
+            path.parent.name or kind, str(path), layers, hidden, heads, found.get("num_key_value_heads") or heads,
+            found["intermediate_size"], found["vocab_size"], min(found.get("max_position_embeddings", 4096), 4096),
+        )  # fmt: skip
+    except KeyError as error:
+        raise ForetraceError(f"{path} has no {error}; give a whole configuration of transformers.") from error
+    width = found.get("head_dim") or hidden // heads
+    if width * heads != hidden or found.get("attention_bias") or found.get("mlp_bias"):
+        raise ForetraceError(f"{path}: heads of another width or biases are not known here; capture it from a script.")
+    return replace(made, tied=bool(found.get("tie_word_embeddings", False)))
+
+
+def training_of(found: Shape, *, batch: int = 1, length: int | None = None) -> Callable[[], Training]:
+    """A function that makes the decoder as a training with AdamW; called on meta tensors it needs no memory."""
+
+    def make() -> Training:
+        import torch
+        from torch.nn import functional
+
+        from foretrace.model.decoder_modules import Decoder
+        from foretrace.training.training import Training
+
+        steps = length or found.length
+        model = Decoder(found, steps)
+
+        def loss(module: Any, words: Any) -> Any:
+            scores = module(words)
+            return functional.cross_entropy(scores[:, :-1].float().flatten(0, 1), words[:, 1:].flatten())
+
+        return Training(
+            name=found.name,
+            model=model,
+            optimizers=(torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1),),
+            loader=[torch.empty(batch, steps, dtype=torch.int64, device="meta")],
+            loss=loss,
+        )
+
+    return make
+
+
+def decoder(name: str, *, batch: int = 1, length: int | None = None, precision: str = "bf16-weights") -> OperatorGraph:
+    """The training step of a decoder: a few layers captured, the others unrolled.
+
+    Raises ForetraceError for an unknown name.
+    """
+    from foretrace.model.capture import capture
+    from foretrace.model.unroll import CAPTURED, unrolled
+
+    found = shape(name)
+    few = min(found.layers, CAPTURED)
+    graph = capture(training_of(replace(found, layers=few), batch=batch, length=length), precision=precision)
+    return unrolled(graph, "layers", found.layers) if few < found.layers else graph
