@@ -96,7 +96,11 @@ def test_accumulation_and_zero(cli: Cli, script: Path) -> None:
     assert any("not in the step time" in each for each in shared["warnings"])
 
 
-def test_this_processor(cli: Cli, script: Path) -> None:
+def test_this_processor(cli: Cli, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORETRACE_CACHE", str(tmp_path))
+    answer = cli("estimate", script, "--device", "here", "--threads", "1")
+    assert answer.code == 2 and "foretrace calibrate device --operators 50" in answer.err
+    assert cli("calibrate", "device", "--operators", "8", "--threads", "1", "--seconds", "20").code == 0
     found = cli("estimate", script, "--device", "here", "--threads", "1", "--json").json
     assert 0 < found["step_time_s"] < 1
     assert found["reserved_memory_bytes"] == 0 and not found["launch_bound"]
@@ -115,7 +119,7 @@ def test_this_processor(cli: Cli, script: Path) -> None:
         (("bert", "--device", "h100", "--size", "huge"), "no size 'huge'"),
         (("missing.py", "--device", "h100"), "missing.py does not exist"),
         (("missing.onnx", "--device", "h100"), "missing.onnx is no model"),
-        (("bert", "--device", "h100", "--dim", "batch=2"), "--dim means nothing"),
+        (("bert", "--device", "h100", "--dim", "batch=2"), "--dim cannot be asked for"),
     ],
 )
 def test_mistakes(cli: Cli, arguments: tuple[str, ...], says: str) -> None:
@@ -137,6 +141,22 @@ def test_control_flow_that_depends_on_values(cli: Cli, tmp_path: Path, body: str
     answer = cli("estimate", path, "--device", "h100")
     assert answer.code == 2 and len(answer.err.splitlines()) == 1, answer.err
     assert "aten::" in answer.err, answer.err
+
+
+def test_a_decoder_larger_than_any_device(cli: Cli) -> None:
+    found = cli("estimate", "llama-2-70b", "--device", "h100", "--json").json
+    assert found["parameters"] == 68_976_648_192
+    # 6 FLOPs per parameter and word, the embedding aside, and attention's: 2 products forward, 5 backward.
+    words, layers, hidden = 4096, 80, 8192
+    products = 6 * (found["parameters"] - 32_000 * hidden) * words
+    attention = 7 * 2 * layers * words * words * hidden
+    assert found["flops"] == pytest.approx(products + attention, rel=0.02)
+    assert found["fits"] == "does not fit" and found["precision"] == "bf16"
+    shared = cli(
+        "estimate", "llama-2-70b", "--device", "h100", "--zero", "3", "--workers", "64", "--recompute", "--json"
+    )
+    assert shared.json["peak_memory_bytes"] < found["peak_memory_bytes"] / 8
+    assert shared.json["flops"] > 1.25 * found["flops"]
 
 
 def test_a_file_of_operators(cli: Cli, tmp_path: Path) -> None:

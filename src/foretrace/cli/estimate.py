@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,9 @@ from foretrace.errors import ForetraceError
 def estimate(
     source: Annotated[
         str,
-        typer.Argument(metavar="MODEL", help="A zoo model, a script with training(), or a file: ONNX, Chakra, JSON."),
+        typer.Argument(
+            metavar="MODEL", help="A zoo model, a decoder (llama-2-70b), a script with training(), ONNX, Chakra, JSON."
+        ),
     ],
     device: Annotated[
         str, typer.Option("--device", metavar="NAME", help="As foretrace devices lists them; here: this processor.")
@@ -22,8 +25,12 @@ def estimate(
     batch: Annotated[int | None, typer.Option("--batch", metavar="N", min=1, help="Samples per step.")] = None,
     precision: Annotated[
         str,
-        typer.Option("--precision", metavar="NAME", help="fp32, bf16, fp16 (autocast), bf16-weights, fp16-weights."),
-    ] = "fp32",
+        typer.Option(
+            "--precision",
+            metavar="NAME",
+            help="fp32, bf16, fp16 (autocast), bf16-weights, fp16-weights. Default: fp32; of a decoder bf16-weights.",
+        ),
+    ] = "",
     inference: Annotated[bool, typer.Option("--inference", help="The forward pass alone, without gradients.")] = False,
     size: Annotated[str, typer.Option("--size", metavar="tiny|full", help="Size of a zoo model.")] = "full",
     do: Annotated[
@@ -42,6 +49,9 @@ def estimate(
     workers: Annotated[
         int, typer.Option("--workers", metavar="N", min=1, help="Among how many, for memory; each has --batch.")
     ] = 1,
+    length: Annotated[
+        int | None, typer.Option("--length", metavar="N", min=2, help="Words of a sequence, for a decoder.")
+    ] = None,
     dim: Annotated[
         list[str] | None, typer.Option("--dim", metavar="NAME=N", help="Size of an open dimension of an ONNX model.")
     ] = None,
@@ -59,9 +69,9 @@ def estimate(
     Example: foretrace estimate resnet50 --device h100 --batch 32 --precision bf16
     """
     from foretrace.cli.operators import sizes
-    from foretrace.cost.target import HERE, target
     from foretrace.model.estimate import estimate as predict
     from foretrace.model.memory import Sharding
+    from foretrace.model.target import HERE, target
     from foretrace.report import estimate as report
     from foretrace.techniques.arguments import parse_all
     from foretrace.zoo.operators import operators_of
@@ -79,16 +89,18 @@ def estimate(
             batch=batch,
             precision=precision,
             training=not inference,
-            like="cpu" if on.own_processor else "gpu",
+            like="gpu" if on.processor is None else "cpu",
             techniques=techniques,
             dims=sizes(dim or []),
+            length=length,
             progress=tell,
         )
+    gc.freeze()  # these objects live as long as the program; the collector need not go through them
     found = predict(
         graph,
         device=on.device,
         costs=on.costs,
-        own_processor=on.own_processor,
+        own_processor=on.processor is not None,
         sharding=Sharding(workers=workers, stage=zero) if workers > 1 else None,
         recompute=recompute,
         accumulate=accumulate,
@@ -100,7 +112,7 @@ def estimate(
         save(found.step.lowered.graph, out)
     further = f"foretrace estimate {source} --device {device} --out step.graph"
     following = further if out is None else f"foretrace whatif {out} --do cuda-graphs"
-    view = report.estimate(found, model=source, precision=precision, again=following)
+    view = report.estimate(found, model=source, again=following)
     if as_json:
         from foretrace.report.jsonout import dumps
 

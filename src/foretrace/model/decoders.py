@@ -10,7 +10,9 @@ grouped-query attention, a gated or a plain feed-forward part.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -161,9 +163,23 @@ def decoder(name: str, *, batch: int = 1, length: int | None = None, precision: 
     Raises ForetraceError for an unknown name.
     """
     from foretrace.model.capture import capture
+    from foretrace.model.capture_light import without_compiler
     from foretrace.model.unroll import CAPTURED, unrolled
 
     found = shape(name)
     few = min(found.layers, CAPTURED)
-    graph = capture(training_of(replace(found, layers=few), batch=batch, length=length), precision=precision)
-    return unrolled(graph, "layers", found.layers) if few < found.layers else graph
+    with without_compiler(), _no_collection():
+        graph = capture(training_of(replace(found, layers=few), batch=batch, length=length), precision=precision)
+        return unrolled(graph, "layers", found.layers) if few < found.layers else graph
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without the collector, which would go through all new nodes again and again."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()

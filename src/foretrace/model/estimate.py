@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -157,14 +157,15 @@ def estimate(
     operators: OperatorGraph,
     *,
     device: Device,
-    costs: CostModel,
+    costs: Callable[[OperatorGraph], CostModel],
     sharding: Sharding | None = None,
     recompute: bool = False,
     accumulate: int = 1,
     own_processor: bool = False,
     techniques: tuple[str, ...] = (),
 ) -> Estimate:
-    """Time and memory of a step. `operators` is one micro-batch where `accumulate` is above 1.
+    """Time and memory of a step. `operators` is one micro-batch where `accumulate` is above 1; `costs` says what to ask
+    for the costs of the operators that run.
 
     Raises ForetraceError as `lower` and `memory.peak` do.
     """
@@ -174,7 +175,7 @@ def estimate(
             f"{operators.name} has no backward pass, which recomputation, accumulation and ZeRO need; leave them out."
         )
     repeated = again(operators, recompute=recompute, accumulate=accumulate)
-    step = estimate_step(repeated, device=device, costs=costs, own_processor=own_processor)
+    step = estimate_step(repeated, device=device, costs=costs(repeated), own_processor=own_processor)
     memory = peak(
         operators,
         recompute=recompute,

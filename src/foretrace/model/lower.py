@@ -211,6 +211,9 @@ def _work_behind(operators: OperatorGraph, rows: Int64) -> Int64:
     return found
 
 
+_PLACE = {TaskKind.CALL: 1, TaskKind.COPY: 2, TaskKind.KERNEL: 3, TaskKind.RETURN: 1, TaskKind.MARK: 2}
+
+
 class _Draft:
     """Tasks and edges, many of a kind at a time."""
 
@@ -257,6 +260,11 @@ class _Draft:
         given = {"kind": kind, "lane": lane, "dur": dur, "release": release, "nbytes": nbytes, "flops": 0.0,
                  "phase": Phase.NONE, "layer": -1, "op": -1, "shape": -1,
                  "name": self.names.index(name) if name else of.get("op", -1)} | of  # fmt: skip
+        # In the order of the program, so that it need not be found: own time, launch, what is waited for, the kernel.
+        place = _PLACE.get(kind, 0)
+        given["recorded"] = (
+            4 * node + place if node is not None else 4 * len(self._of["op"]) + place if self._count else -1
+        )
         for key, value in given.items():
             self._columns.setdefault(key, []).append(np.broadcast_to(np.asarray(value), (count,)))
         rows = np.arange(self._count, self._count + count)
@@ -277,7 +285,7 @@ class _Draft:
             {
                 **{key: np.concatenate(parts) for key, parts in self._columns.items()},
                 "step": np.zeros(n, dtype=np.int64),
-                "recorded": np.arange(n),
+                "priority": np.arange(n),  # carries the row numbers through the sort
             },
             {"src": src, "dst": dst, "edge_kind": kind, "lag": lag, "from_start": from_start},
             marks=np.array(marks),
@@ -288,7 +296,8 @@ class _Draft:
             shapes=self.shapes.table(),
         )
         order = np.empty(n, dtype=np.int64)
-        order[made.recorded] = np.arange(n)
+        order[made.priority] = np.arange(n)
+        made = made.with_columns(priority=np.zeros(n, dtype=np.int32))
         return made.with_columns(recorded=simulate(made).start), order  # edits go by recorded time
 
 

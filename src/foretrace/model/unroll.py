@@ -66,6 +66,7 @@ class _Unrolling:
         self.more = times - CAPTURED
         self.last = _B + self.more  # number that block 2 has in the end
         self.pattern = re.compile(rf"^({re.escape(prefix)}\.)(\d+)(?=\.|$)")
+        self.names: dict[tuple[str, int], str] = {}
         self.block = [self._block(node.layer) for node in graph.nodes]
         self.storage_block = [self._block(each.name) for each in graph.storages]
         self.tensor_block = [self.storage_block[each.storage] for each in graph.tensors]
@@ -84,7 +85,10 @@ class _Unrolling:
         return int(found.group(2)) if found else -1
 
     def _renamed(self, name: str, block: int) -> str:
-        return self.pattern.sub(rf"\g<1>{block}", name)
+        key = name, block
+        if key not in self.names:
+            self.names[key] = self.pattern.sub(rf"\g<1>{block}", name)
+        return self.names[key]
 
     def _number(self, block: int) -> int:
         """A captured block's number among all."""
@@ -296,7 +300,8 @@ class _Unrolling:
         if (two, copy) not in self.tensor_copy:
             self.tensor_copy[two, copy] = len(self.tensors)
             tensor = self.graph.tensors[two]
-            self.tensors.append(replace(tensor, storage=self._storage(tensor.storage, copy)))
+            storage = self._storage(tensor.storage, copy)
+            self.tensors.append(Tensor(dims=tensor.dims, dtype=tensor.dtype, storage=storage))
         return self.tensor_copy[two, copy]
 
     def _storage(self, two: int, copy: int) -> int:
@@ -307,8 +312,9 @@ class _Unrolling:
             self.storage_copy[two, copy] = len(self.storages)
             storage, like = self.graph.storages[two], self.graph.storages[one]
             self.storages.append(
-                replace(
-                    storage,
+                Storage(
+                    nbytes=storage.nbytes,
+                    role=storage.role,
                     born=self._event(storage.born, like.born, copy),
                     dies=self._event(storage.dies, like.dies, copy),
                     name=self._renamed(storage.name, copy),
@@ -347,11 +353,16 @@ class _Unrolling:
                 inputs.append(two if copy == self.last else self._tensor(one, copy + 1))
             else:
                 raise _Unlike(f"{node.op} of {node.layer} reads what no other block makes")
-        return replace(
-            node,
+        return Node(  # `replace` would take most of the time of unrolling
+            op=node.op,
             inputs=tuple(inputs),
-            outputs=tuple(self._tensor(t, copy) for t in node.outputs),
+            outputs=tuple([self._tensor(t, copy) for t in node.outputs]),
+            text=node.text,
+            phase=node.phase,
             layer=self._renamed(node.layer, copy),
+            flops=node.flops,
+            read_bytes=node.read_bytes,
+            written_bytes=node.written_bytes,
         )
 
     def _widened(self, i: int, node: Node) -> Node:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from foretrace.cost.calls import Family
+from foretrace.cost.calls import Family, Precision
+from foretrace.cost.roofline import MATRIX
 from foretrace.report.units import between, count, digits, in_unit, seconds, share, unit_for
 from foretrace.report.views import SCHEMA_VERSION
 
@@ -76,7 +77,7 @@ class EstimateView(msgspec.Struct, frozen=True, kw_only=True):
     next: str
 
 
-def estimate(found: Estimate, *, model: str, precision: str, again: str) -> EstimateView:
+def estimate(found: Estimate, *, model: str, again: str) -> EstimateView:
     """The view of an estimate. `again` is the command with which the user can go on."""
     step, graph, memory = found.step, found.operators, found.memory
     return EstimateView(
@@ -84,7 +85,7 @@ def estimate(found: Estimate, *, model: str, precision: str, again: str) -> Esti
         model=model,
         device=found.device.name,
         batch=graph.batch,
-        precision=precision,
+        precision=_precision(found),
         training=found.training,
         step_time_s=step.step_time_s,
         interval_s=step.interval_s,
@@ -113,6 +114,17 @@ def estimate(found: Estimate, *, model: str, precision: str, again: str) -> Esti
         warnings=(*step.warnings, *found.warnings),
         next=again,
     )
+
+
+def _precision(found: Estimate) -> str:
+    """Those that products run in, the most work first: "bf16, fp32"."""
+    calls = found.operators.calls
+    work: dict[str, float] = {}
+    for each in np.unique(calls.precision).tolist():
+        mine = (calls.precision == each) & np.isin(calls.family, MATRIX)
+        if calls.flops[mine].sum():
+            work[Precision(each).name.lower()] = float(calls.flops[mine].sum())
+    return ", ".join(sorted(work, key=lambda name: -work[name])) or "no products"
 
 
 def headline(found: Estimate) -> str:

@@ -7,44 +7,51 @@ from dataclasses import dataclass
 from foretrace.cost.model import CostModel
 from foretrace.cost.standard import standard
 from foretrace.hardware.devices import Device, named
+from foretrace.model.on_processor import Processor
+from foretrace.model.operator_graph import OperatorGraph
 
 HERE = "here"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """`own_processor`: the machine that this runs on, whose operators run on the thread that calls them."""
+    """A device, or the processor that this runs on, whose operators run on the thread that calls them."""
 
     device: Device
-    costs: CostModel
-    own_processor: bool = False
+    processor: Processor | None = None
+
+    def costs(self, graph: OperatorGraph) -> CostModel:
+        """What to ask for the costs of these operators."""
+        if self.processor is not None:
+            return self.processor.costs(graph)
+        return standard()
 
 
 def target(name: str, *, threads: int | None = None) -> Target:
     """What a user calls a device: a name of the catalog, or "here" for this machine's processor with so many threads.
 
-    Raises ForetraceError for an unknown name, with those that come near.
+    Raises ForetraceError for an unknown name, with those that come near, and for a processor that no operator was
+    timed on.
     """
     if name != HERE:
-        return Target(device=named(name), costs=standard())
+        return Target(device=named(name))
     import torch
 
     from foretrace.cost import store
-    from foretrace.cost.local import Local
     from foretrace.cost.machine import fingerprint
 
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
     try:
         machine = fingerprint()
-        local = Local.of(store.load(machine))
-        return Target(device=_processor(machine["cpu"] or "processor"), costs=standard([local]), own_processor=True)
+        processor = Processor.of(store.load(machine))
+        return Target(device=_processor(machine["cpu"] or "processor"), processor=processor)
     finally:
         torch.set_num_threads(before)
 
 
 def _processor(name: str) -> Device:
-    """This machine's processor as a device: rates from a short probe of it, memory as the system has it."""
+    """The processor of this machine as a device: rates from a short probe, memory as the system has it."""
     import os
 
     import torch

@@ -1,0 +1,69 @@
+"""Keeps PyTorch's compiler unloaded while sizes are worked out: loading it takes longer than most captures.
+
+PyTorch marks its reference functions as "not to be compiled", and loads the compiler to say so when one of them is
+called. Nothing is compiled here, so the mark is put off: what was called in the meantime is marked by the compiler itself
+when it is called again after it was loaded.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+_COMPILER = "torch._dynamo"
+_MARK = "__dynamo_disable"  # where PyTorch keeps the marked function
+
+
+class _StandIn(ModuleType):
+    """In the compiler's place: what PyTorch asks of it outside of compiled code. Whatever else is asked loads it."""
+
+    def __init__(self) -> None:
+        super().__init__(_COMPILER)
+        self.unmarked: list[Any] = []
+
+    def disable(self, function: Any = None, recursive: bool = True, **_: Any) -> Any:
+        """The function as it is."""
+        self.unmarked.append(function)
+        return function
+
+    def graph_break(self, *_: Any, **__: Any) -> None:
+        """Nothing: there is no compiled graph to break."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self.leave()
+        return getattr(importlib.import_module(_COMPILER), name)
+
+    def leave(self) -> None:
+        """Leave no trace."""
+        import torch
+
+        if sys.modules.get(_COMPILER) is self:
+            del sys.modules[_COMPILER]
+        if vars(torch).get("_dynamo") is self:
+            del torch._dynamo
+        for function in self.unmarked:
+            if hasattr(function, _MARK):
+                delattr(function, _MARK)
+        self.unmarked.clear()
+
+
+@contextmanager
+def without_compiler() -> Iterator[None]:
+    """Run without loading `torch._dynamo`; nothing where it is loaded already, or where this is nested."""
+    import torch
+
+    if _COMPILER in sys.modules or "_dynamo" in vars(torch):  # `hasattr` would load it
+        yield
+        return
+    stand_in = _StandIn()
+    sys.modules[_COMPILER] = torch._dynamo = stand_in
+    try:
+        yield
+    finally:
+        stand_in.leave()
