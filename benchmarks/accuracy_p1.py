@@ -17,6 +17,7 @@ import csv
 import gzip
 import hashlib
 import json
+import math
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -94,6 +95,13 @@ def read_sheet(path: Path) -> Sheet:
     rows = read_rows(path)
     if not rows or not {"Device", "name"} & set(rows[0]):
         raise ForetraceError(f"{path} has neither a column Device nor name; give a sheet as data/kernels/devices.csv.")
+    try:
+        return _sheet(rows)
+    except ValueError as error:
+        raise ForetraceError(f"{path}: {error}; mend that figure of the device sheet.") from None
+
+
+def _sheet(rows: Sequence[dict[str, str]]) -> Sheet:
     devices: dict[str, Device] = {}
     notes: list[str] = []
     for row in rows:
@@ -162,6 +170,7 @@ def predict_rows(
     for number, label in enumerate(labels, 2):
         if missing := [name for name in NEEDED if not label.get(name)]:
             raise ForetraceError(f"line {number} of the labels has no {', '.join(missing)}; is it a label file?")
+        _check(label, number)
         reason, device = _cannot(label, sheet)
         on = fp32.board(device) if device is not None else None
         if not reason and on is None:
@@ -178,6 +187,18 @@ def predict_rows(
             continue
         rows.append(_row(label, graphs[key], model, on, (low, high), host))
     return rows, [f"{count} rows left out: {reason}" for reason, count in skipped.items()]
+
+
+def _check(label: dict[str, str], number: int) -> None:
+    """Raises ForetraceError for a figure that is none; a time, a length or a batch is finite and above 0."""
+    stored = [name for name in (f"{who}_{LABEL}" for who in ("neusight", "roofline")) if label.get(name)]
+    for name in ("seqlen", "batch", f"label_{LABEL}", *stored, *(["num_layer"] if label.get("num_layer") else [])):
+        try:
+            value = float(label[name])
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and (value > 0 or (name == "num_layer" and value == 0))):
+            raise ForetraceError(f"line {number} of the labels: {name} is {label[name]!r}; drop the line or mend it.")
 
 
 def _cannot(label: dict[str, str], sheet: Sheet) -> tuple[str, Device | None]:
@@ -275,9 +296,14 @@ def evaluate(arguments: argparse.Namespace) -> dict[str, Any]:
     model = fp32.shipped()
     sheet = read_sheet(arguments.devices)
     labels = read_rows(arguments.labels)
+    if not labels:
+        raise ForetraceError(f"{arguments.labels} has no rows; give a file with the columns of e2e_summary.csv.")
+    if not arguments.opgraphs.is_dir():
+        raise ForetraceError(f"{arguments.opgraphs} is no folder; give that of the operator graphs with --opgraphs.")
     rows, skipped = predict_rows(labels, arguments.opgraphs, sheet, model)
     if not rows:
-        raise ForetraceError(f"{arguments.labels} has no row that can be scored: {'; '.join(skipped)}.")
+        why = f"{skipped[0].rstrip('.')}{' (and other reasons)' if len(skipped) > 1 else ''}"
+        raise ForetraceError(f"{arguments.labels} has no row that can be scored: {why}.")
     result: dict[str, Any] = {
         "published": PUBLISHED, "networks": summary(rows), "host": asdict(Host()),
         "weights": {key: model.facts[key] for key in ("data", "split", "date", "setting")},
@@ -339,6 +365,8 @@ def arguments_of(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--record", default="", help="what was chosen how, for the list of looks")
     found = parser.parse_args(given)
     table = Path(found.kernels)
+    if found.kernels not in ("none", parser.get_default("kernels")) and not table.exists():
+        raise ForetraceError(f"{table} does not exist; give a table of kernels, or --kernels none.")
     return argparse.Namespace(
         **vars(found) | {"kernels": table if found.kernels != "none" and table.exists() else None}
     )

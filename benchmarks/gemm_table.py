@@ -64,9 +64,13 @@ def read(path: Path, devices: Path | None) -> tuple[dict[str, System], list[str]
     GPU. Rows that are no finite time above 0 of sizes of at least 1 are left out.
     """
     columns = _parquet(path)
-    sizes = np.stack([columns[c].astype(np.int64) for c in "mnk"], axis=1)
-    times = columns["latency_ms"].astype(np.float64) / 1e3
+    try:
+        sizes = np.stack([columns[c].astype(np.float64) for c in "mnk"], axis=1)  # missing ones are NaN
+        times = columns["latency_ms"].astype(np.float64) / 1e3
+    except ValueError as error:
+        raise ForetraceError(f"{path}: m, n, k and latency_ms must be numbers ({error}); mend the table.") from None
     good = np.isfinite(times) & (times > 0) & (sizes >= 1).all(axis=1)
+    sizes = np.where(np.isfinite(sizes), sizes, 0).astype(np.int64)
     notes = [f"{int((~good).sum())} rows without a usable time or size were left out."] if not good.all() else []
     triples, member = np.unique(sizes, axis=0, return_inverse=True)
     chosen = np.random.RandomState(0).rand(len(triples)) < HELD_OUT
@@ -105,24 +109,32 @@ def _plain(name: str) -> str:
 
 def _sheet(path: Path) -> dict[str, Device]:
     """Devices of a sheet: what the catalog knows of them, with the sheet's figures."""
-    found = {}
-    with path.open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            figures = {
-                "fp16_tflops": row["fp16_tflops"], "bf16_tflops": row["bf16_tflops"], "memory_gb_s": row["mem_bw_gbs"],
-                "l2_mb": row["l2_mb"], "boost_mhz": row["boost_mhz"], "fp32_tflops": row["fp32_tflops"],
-            }  # fmt: skip
-            values: dict[str, Any] = {key: float(value or 0) for key, value in figures.items()}
-            try:
-                known = named(row["name"])
-                found[row["name"]] = replace(known, sms=int(float(row["sms"] or 0)), **values)
-            except ForetraceError:
-                found[row["name"]] = Device(
-                    name=row["name"], short=row["name"], patterns=(), vendor=row["vendor"], arch=row["arch"],
-                    tf32_tflops=0.0, memory_gb=float(row["mem_gb"] or 0), sms=int(float(row["sms"] or 0)),
-                    source=str(path), **values,
-                )  # fmt: skip
-    return found
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file)
+            return {row["name"]: _device(row, path) for row in reader}
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ForetraceError(f"{path} cannot be read as a device sheet ({error}); name one with --devices.") from None
+    except KeyError as error:
+        raise ForetraceError(f"{path} has no column {error}; give a sheet as data/hardware/hardware.csv.") from None
+    except (TypeError, ValueError) as error:
+        raise ForetraceError(f"{path} line {reader.line_num}: {error}; mend that line.") from None
+
+
+def _device(row: dict[str, str], path: Path) -> Device:
+    figures = {
+        "fp16_tflops": row["fp16_tflops"], "bf16_tflops": row["bf16_tflops"], "memory_gb_s": row["mem_bw_gbs"],
+        "l2_mb": row["l2_mb"], "boost_mhz": row["boost_mhz"], "fp32_tflops": row["fp32_tflops"],
+    }  # fmt: skip
+    values: dict[str, Any] = {key: float(value or 0) for key, value in figures.items()}
+    try:
+        known = named(row["name"])
+    except ForetraceError:
+        return Device(
+            name=row["name"], short=row["name"], patterns=(), vendor=row["vendor"], arch=row["arch"], tf32_tflops=0.0,
+            memory_gb=float(row["mem_gb"] or 0), sms=int(float(row["sms"] or 0)), source=str(path), **values,
+        )  # fmt: skip
+    return replace(known, sms=int(float(row["sms"] or 0)), **values)
 
 
 def _parquet(path: Path) -> dict[str, npt.NDArray[np.generic]]:
@@ -134,7 +146,10 @@ def _parquet(path: Path) -> dict[str, npt.NDArray[np.generic]]:
         ) from None
     if not path.is_file():
         raise ForetraceError(f"{path} is no file; name the table of measured products with --gemm.")
-    table = parquet.read_table(path)
+    try:
+        table = parquet.read_table(path)
+    except (OSError, ValueError) as error:  # pyarrow's errors are both
+        raise ForetraceError(f"{path} cannot be read as a parquet table ({error}); copy it again.") from None
     missing = [name for name in COLUMNS if name not in table.column_names]
     if missing:
         raise ForetraceError(f"{path} has no column {missing[0]!r}; it needs {', '.join(COLUMNS)}.")

@@ -1,6 +1,6 @@
 """Run every benchmark and write docs/performance.md.
 
-    python benchmarks/run.py [--hta-python PATH] [read] [build] [engines] [ranks] [startup]
+    python benchmarks/run.py [--hta-python PATH] [read] [build] [engines] [ranks] [estimate] [predictors] [startup]
 
 Without names every section is made anew; a named one leaves the others as they are. Peers are measured in the same
 run on the same machine, so the ratios mean more than the figures.
@@ -15,6 +15,8 @@ from pathlib import Path
 
 import build
 import engine
+import estimate
+import predictors
 import ranks
 import read
 import startup
@@ -165,11 +167,48 @@ def startup_section(_: str) -> str:
     )  # fmt: skip
 
 
+def estimate_section(_: str) -> str:
+    """A model alone: the whole command, from the shell."""
+    return made() + (
+        "`foretrace estimate`, from the shell to the answer, caches warm: the median of five runs, each a process of "
+        f"its own. The largest is held against {estimate.TARGET_S:g} s and {estimate.TARGET_BYTES / 1e9:g} GB.\n\n"
+    ) + table(
+        ("command", "operators", "parameters", "wall s", "CPU s", "peak GB", ""),
+        [
+            (
+                row.command, f"{row.operators:,}", f"{row.parameters / 1e6:,.0f} M", f"{row.wall_s:.2f}",
+                f"{row.cpu_s:.2f}", f"{row.peak_bytes / 1e9:.2f}", mark(row.met),
+            )
+            for row in estimate.measure()
+        ],
+    )  # fmt: skip
+
+
+def predictors_section(_: str) -> str:
+    """Learned cost models, one core."""
+    found = predictors.measure(1_000_000)
+    names = {
+        "products": "float32 products: features, nets and laws", "vector": "float32 row operators: the same",
+        "products_nets_only": "nets of products alone", "products_nets_torch": "the same nets in PyTorch",
+    }  # fmt: skip
+    return (
+        f"*{today()}, {found['machine']}.*\n\n"
+        + (
+            "Predictions per second of the thread's CPU time, batches of a million, numpy alone but for the last row; "
+            f"target 1,000,000. The nets are {found['nets_against_torch']} times as fast as in PyTorch, in turns. "
+            "16-bit products are in accuracy.md.\n\n"
+        )
+        + table(("what", "predictions / s"), [(text, f"{found[key]:,}") for key, text in names.items()])
+    )
+
+
 SECTIONS: dict[str, tuple[str, Callable[[str], str]]] = {
     "read": ("Reading", read_section),
     "build": ("Building the graph", build_section),
     "engines": ("Engines", engines_section),
     "ranks": ("Many ranks", ranks_section),
+    "estimate": ("A model alone", estimate_section),
+    "predictors": ("Predictors", predictors_section),
     "startup": ("Command line", startup_section),
 }
 

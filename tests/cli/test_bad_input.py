@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,23 @@ MISTAKES = {
     "a cut graph": ("show", "{cut_graph}"),
     "filters on a graph": ("show", "{graph}", "--steps", "1"),
     "nothing to record": ("record",),
+    "operators to a file that is no JSON": ("operators", "gan", "--out", "operators.txt"),
+    "samples that a recording does not have": ("operators", "{cnn}", "--batch", "8"),
+    "the size of a recording": ("operators", "{cnn}", "--size", "tiny"),
+    "a measured table cut short": ("utilisation", "gan", "--size", "tiny", "--measured", "{cut_table}"),
+    "networks cut short": (
+        "utilisation",
+        "--space",
+        "nas-bench-201",
+        "--archs",
+        "{cut_table}",
+        "--latencies",
+        "{text}",
+    ),
+    "options of a space for a model": ("utilisation", "gan", "--measure", "50"),
+    "options of a model for a space": ("utilisation", "--space", "nas-bench-201", "--measured", "{text}"),
+    "a rewritten model to nowhere": ("rewrite", "actor-critic", "--out", "no/such/model.pt2"),
+    "a file to rewrite": ("rewrite", "model.onnx"),
 }
 
 
@@ -53,6 +71,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     flow.read(cnn).graph().save(made["graph"])
     made["cut_graph"].write_bytes(made["graph"].read_bytes()[:50_000])
     made["folder"].mkdir()
+    made["cut_table"] = folder / "table.csv.gz"
+    rows = "arch_idx,arch,device,ms,op,text\n" + '0,x,h100,1,aten::mm,"[[[2, 2]], [], []]"\n' * 5000
+    made["cut_table"].write_bytes(gzip.compress(rows.encode())[:-30])
     return made | {"cnn": cnn}
 
 
@@ -99,6 +120,16 @@ def test_an_interrupted_command_ends_as_the_shell_expects(
     answer = cli("show", files["cnn"])
     assert answer.code == 130
     assert "Traceback" not in answer.err
+
+
+def test_the_end_of_a_file_is_no_interrupt(cli: Cli, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise EOFError("cut")
+
+    monkeypatch.setattr(flow, "read", broken)
+    answer = cli("show", files["cnn"])
+    assert answer.code == 1
+    assert answer.err.splitlines()[-1].startswith("foretrace: this is a bug")
 
 
 def test_a_misspelt_option_is_named_with_the_page_that_helps(cli: Cli, files: dict[str, Path]) -> None:

@@ -118,7 +118,7 @@ def test_this_processor(cli: Cli, script: Path, tmp_path: Path, monkeypatch: pyt
         (("bert", "--device", "h100", "--threads", "2"), "--threads is for --device here"),
         (("bert", "--device", "h100", "--size", "huge"), "no size 'huge'"),
         (("missing.py", "--device", "h100"), "missing.py does not exist"),
-        (("missing.onnx", "--device", "h100"), "missing.onnx is no model"),
+        (("missing.onnx", "--device", "h100"), "missing.onnx does not exist"),
         (("bert", "--device", "h100", "--dim", "batch=2"), "--dim cannot be asked for"),
     ],
 )
@@ -167,3 +167,80 @@ def test_a_file_of_operators(cli: Cli, tmp_path: Path) -> None:
     assert answer.code == 0, answer.err
     assert answer.json["flops"] == 2 * 2 * 1024**3
     assert cli("estimate", path, "--device", "h100", "--zero", "1", "--workers", "4").code == 2
+
+
+WRONG = {
+    "does not parse": ("def training(:\n", "line 1 raises SyntaxError"),
+    "raises": ("\nraise ValueError('boom')\n", "line 2 raises ValueError: boom"),
+    "ends itself": ("import sys\nsys.exit(3)\n", "ends itself in line 2"),
+    "asks for arguments": ("def training(size):\n    return size\n", "asks for arguments"),
+    "lacks a module": ("import no_such_module_\n", "line 1 raises ModuleNotFoundError"),
+    "fails in its step": (SCRIPT.replace("{body}", "return self.no_such(x)"), "line 12 raises AttributeError"),
+}
+
+
+@pytest.mark.parametrize("command", [("estimate", "--device", "h100"), ("operators",), ("rewrite", "--no-measure")])
+@pytest.mark.parametrize("mistake", WRONG)
+def test_a_script_that_is_wrong_is_named_with_its_line(
+    cli: Cli, tmp_path: Path, mistake: str, command: tuple[str, ...]
+) -> None:
+    text, says = WRONG[mistake]
+    path = tmp_path / "wrong.py"
+    path.write_text(text)
+    answer = cli(command[0], path, *command[1:])
+    assert answer.code == 2 and answer.out == ""
+    assert str(path.name) in answer.err and answer.err.count("\n") == 1
+    assert says in answer.err or (command[0] == "rewrite" and "AttributeError" in answer.err)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--do", "prefetch-data"), "changes only how data are loaded"),
+        (("--do", "cuda-graphs"), "ask foretrace whatif"),
+        (("--batch", "9" * 20), "is beyond any device"),
+    ],
+)
+def test_what_a_model_alone_cannot_tell(cli: Cli, script: Path, arguments: tuple[str, ...], says: str) -> None:
+    answer = cli("estimate", script, "--device", "h100", *arguments)
+    assert answer.code == 2 and says in answer.err and answer.err.count("\n") == 1
+
+
+def test_a_technique_in_the_training(cli: Cli) -> None:
+    """Autocast around a model with batch norm; sizes of operators are then those of 16-bit products."""
+    found = cli("estimate", "resnet50", "--size", "tiny", "--device", "h100", "--do", "mixed-precision", "--json")
+    assert found.code == 0, found.err
+    assert found.json["techniques"] == ["mixed-precision"]
+    plain = cli("estimate", "resnet50", "--size", "tiny", "--device", "h100", "--json").json
+    assert found.json["operators"] > plain["operators"]
+
+
+def test_the_next_command_is_about_the_same_step(cli: Cli, script: Path, tmp_path: Path) -> None:
+    found = cli("estimate", script, "--device", "h100", "--batch", "8", "--precision", "bf16", "--json").json
+    assert found["next"].endswith("--device h100 --batch 8 --precision bf16 --out step.graph")
+    out = tmp_path / "step.graph"
+    words = cli("estimate", script, "--device", "h100", "--out", out, "--json").json["next"].split()
+    assert words[:3] == ["foretrace", "whatif", str(out)]
+    assert cli(*words[1:]).code == 0
+
+
+def test_a_precision_that_the_device_lacks_is_said(cli: Cli, script: Path) -> None:
+    notes = cli("estimate", script, "--device", "v100", "--precision", "bf16", "--json").json["warnings"]
+    assert any("has no units for BF16" in each for each in notes)
+    notes = cli("estimate", script, "--device", "a100", "--precision", "bf16", "--json").json["warnings"]
+    assert not any("has no units" in each for each in notes)
+
+
+def test_an_operator_that_nothing_is_known_of_is_counted(cli: Cli, script: Path) -> None:
+    twist = (
+        '\n@torch.library.custom_op("foretrace_test::twist", mutates_args=())\n'
+        "def twist(x: torch.Tensor) -> torch.Tensor:\n    return x.flip(0)\n\n"
+        "@twist.register_fake\ndef _(x):\n    return torch.empty_like(x)\n\n"
+        "twist.register_autograd(lambda ctx, g: twist(g))\n\nclass Net"
+    )
+    text = SCRIPT.replace("{body}", "return twist(self.layers(x))").replace("\nclass Net", twist)
+    script.write_text(text)
+    answer = cli("estimate", script, "--device", "h100", "--json")
+    assert answer.code == 0, answer.err
+    (note,) = [each for each in answer.json["warnings"] if "foretrace_test::twist (2x)" in each]
+    assert "% of the kernel time" in note

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 from dataclasses import replace
 from pathlib import Path
@@ -274,3 +275,29 @@ def test_shipped_weights_reach_what_they_did(shared_data: Path) -> None:
     off = [np.abs(x.seconds(named(H100), m, n, k) / (times / 1e3) - 1).mean() for x in (model, model.unmeasured())]
     assert off[0] < 0.06
     assert off[1] < 0.18
+
+
+def test_tables_that_cannot_be_read_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet")
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+    table = importlib.import_module("gemm_table")
+    text = tmp_path / "text.parquet"
+    text.write_text("no table")
+    with pytest.raises(ForetraceError, match=r"text\.parquet cannot be read as a parquet table"):
+        table.read(text, None)
+    columns = {"system": ["l40s", "l40s"], "m": [64, None], "n": [64, 64], "k": [64, 64], "latency_ms": [0.1, 0.2]}
+    good = tmp_path / "good.parquet"
+    arrow.parquet.write_table(arrow.table(columns), good)
+    systems, notes = table.read(good, None)
+    assert len(systems["l40s"]) == 1 and notes[0].startswith("1 rows")
+    arrow.parquet.write_table(arrow.table(columns | {"m": ["x", "y"]}), good)
+    with pytest.raises(ForetraceError, match="must be numbers"):
+        table.read(good, None)
+    arrow.parquet.write_table(arrow.table(columns), good)
+    sheet = tmp_path / "sheet.csv"
+    sheet.write_text("name\nNVIDIA L4\n")
+    with pytest.raises(ForetraceError, match="has no column 'fp16_tflops'"):
+        table.read(good, sheet)
+    with pytest.raises(ForetraceError, match="cannot be read as a device sheet"):
+        table.read(good, tmp_path / "nowhere.csv")

@@ -246,6 +246,40 @@ def test_bad_labels_exit_with_a_sentence(
     assert "line 2 of the labels has no seqlen" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("label_all_e2e_latency", "nan"), ("label_all_e2e_latency", "0"), ("seqlen", "x"), ("batch", "1e400")],
+)
+def test_a_label_that_is_no_figure_is_named(
+    modules: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], column: str, value: str
+) -> None:
+    row = {"model_name": "gpt9", "seqlen": "64", "batch": "1", "device": "NVIDIA_L4", "mode": "inf"}
+    path = labels(tmp_path / "labels.csv", [row | {"label_all_e2e_latency": "5.0"} | {column: value}])
+    sheet = write(tmp_path / "devices.csv", [["NVIDIA L4", "58"]], ["Device", "Num_Sm"])
+    given = ["--opgraphs", str(tmp_path), "--labels", str(path), "--devices", str(sheet), "--kernels", "none"]
+    assert modules["accuracy_p1"].main(given) == 2
+    said = capsys.readouterr().err
+    assert f"line 2 of the labels: {column} is '{value}'" in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("missing", ["--opgraphs", "--kernels"])
+def test_files_that_are_not_there_are_named(
+    modules: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], missing: str
+) -> None:
+    path = labels(tmp_path / "labels.csv", [{"model_name": "gpt9"}])
+    sheet = write(tmp_path / "devices.csv", [["NVIDIA L4", "58"]], ["Device", "Num_Sm"])
+    given = {"--opgraphs": tmp_path, "--labels": path, "--devices": sheet, "--kernels": "none"}
+    given[missing] = tmp_path / "nowhere"
+    assert modules["accuracy_p1"].main([str(each) for pair in given.items() for each in pair]) == 2
+    assert "nowhere" in capsys.readouterr().err
+
+
+def test_a_figure_of_a_sheet_that_is_none_is_named(modules: dict[str, Any], tmp_path: Path) -> None:
+    sheet = write(tmp_path / "devices.csv", [["NVIDIA L4", "many"]], ["Device", "Num_Sm"])
+    with pytest.raises(ForetraceError, match="many"):
+        modules["accuracy_p1"].read_sheet(sheet)
+
+
 def test_rule_finds_linear_rows_of_another_condition(modules: dict[str, Any]) -> None:
     table = modules["kernel_table"]
     n = 400

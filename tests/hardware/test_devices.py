@@ -52,13 +52,20 @@ def test_figures_are_plausible_and_sourced() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "short"), [("h200", "H200-SXM-141GB"), ("A100-SXM4-80GB", "A100-SXM4-80GB"), ("tpu-v4", "TPU-v4")]
+    ("given", "short"),
+    [
+        ("h200", "H200-SXM-141GB"),
+        ("h100", "H100-SXM5-80GB"),
+        ("A100", "A100-SXM4-80GB"),
+        ("A100-SXM4-80GB", "A100-SXM4-80GB"),
+        ("tpu-v4", "TPU-v4"),
+    ],
 )
 def test_a_user_may_shorten_a_name(given: str, short: str) -> None:
     assert named(given).short == short
 
 
-@pytest.mark.parametrize("given", ["A100", "", "H300", "-"])
+@pytest.mark.parametrize("given", ["A100-SXM", "", "H300", "-"])
 def test_a_name_that_is_none_or_several_is_refused_with_choices(given: str) -> None:
     with pytest.raises(ForetraceError, match=r"choose|foretrace devices"):
         named(given)

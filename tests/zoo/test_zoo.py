@@ -232,7 +232,7 @@ def test_a_script_is_a_job_like_any_other(tmp_path: Path) -> None:
     with pytest.raises(ForetraceError, match=r"has no function training\(\)"):
         registry.job(str(script))()
     script.write_text("def training(): return 1")
-    with pytest.raises(ForetraceError, match="returned a int"):
+    with pytest.raises(ForetraceError, match="returned int"):
         registry.job(str(script))()
     with pytest.raises(ForetraceError, match="does not exist"):
         registry.job(str(tmp_path / "none.py"))

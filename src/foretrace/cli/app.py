@@ -124,21 +124,27 @@ def run(arguments: Sequence[str]) -> int:
         code = command.main(args=list(arguments), prog_name="foretrace", standalone_mode=False)
     except ForetraceError as error:
         return _complain(str(error))
-    except (typer.Abort, KeyboardInterrupt):
+    except typer.Abort as error:
+        # The command-line library takes the end of a file for an interrupt.
+        return _bug() if isinstance(error.__cause__, EOFError) else 130
+    except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader of our output has seen enough (`| head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
-        if isinstance(error, _USAGE_ERROR):
-            return _complain(_usage(error))
-        import traceback
-
-        from foretrace import __version__
-
-        traceback.print_exc()
-        return _complain(BUG.format(version=__version__), code=1, prefix="")
+        return _complain(_usage(error)) if isinstance(error, _USAGE_ERROR) else _bug()
     return code if isinstance(code, int) else 0
+
+
+def _bug() -> int:
+    """The traceback of what is being handled, and how to report it."""
+    import traceback
+
+    from foretrace import __version__
+
+    traceback.print_exc()
+    return _complain(BUG.format(version=__version__), code=1, prefix="")
 
 
 def _usage(error: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -110,8 +111,13 @@ def estimate(
         from foretrace.graph.store import save
 
         save(found.step.lowered.graph, out)
-    further = f"foretrace estimate {source} --device {device} --out step.graph"
-    following = further if out is None else f"foretrace whatif {out} --do cuda-graphs"
+    asked = {
+        "--device": device, "--batch": batch, "--precision": precision, "--inference": inference,
+        "--size": "" if size == "full" else size, "--do": do, "--recompute": recompute,
+        "--accumulate": accumulate if accumulate > 1 else None, "--zero": zero or None,
+        "--workers": workers if workers > 1 else None, "--length": length, "--dim": dim, "--threads": threads,
+    }  # fmt: skip
+    following = report.again(_further(source, asked, out, launches=on.processor is None))
     view = report.estimate(found, model=source, again=following)
     if as_json:
         from foretrace.report.jsonout import dumps
@@ -120,3 +126,14 @@ def estimate(
         return
     print("\n".join(report.lines(view, rows=top)))
     options.wrote(out)
+
+
+def _further(source: str, asked: Mapping[str, object], out: Path | None, *, launches: bool) -> list[str]:
+    """What to ask next: this very step as a task graph, or a change of that graph."""
+    if out is not None:
+        return ["foretrace", *(["whatif", str(out), "--do", "cuda-graphs"] if launches else ["blame", str(out)])]
+    words = ["foretrace", "estimate", source]
+    for flag, given in asked.items():
+        for each in given if isinstance(given, list) else [given]:
+            words += [flag] if each is True else [flag, str(each)] if each else []
+    return [*words, "--out", "step.graph"]

@@ -24,7 +24,9 @@ def operators(
             help="A zoo model, a script with training(), a recording, an execution trace, ONNX or JSON.",
         ),
     ],
-    size: Annotated[str, typer.Option("--size", metavar="tiny|full", help="Size of a zoo model.")] = "full",
+    size: Annotated[
+        str, typer.Option("--size", metavar="tiny|full", help="Size of a zoo model, full by default.")
+    ] = "",
     batch: Annotated[
         int | None, typer.Option("--batch", metavar="N", min=1, help="Samples per step; where a file lacks it.")
     ] = None,
@@ -53,9 +55,13 @@ def operators(
 
     if by not in _BY:
         raise ForetraceError(f"--by {by}: a row is a {', '.join(_BY[:-1])} or {_BY[-1]}.")
+    if out is not None and not out.name.endswith((".json", ".json.gz")):
+        raise ForetraceError(f"--out {out}: operators are written as JSON; name a file that ends in .json or .json.gz.")
     given_sizes = sizes(dim or [])
     path = Path(source)
     if path.exists() and path.suffix != ".py":
+        if size:
+            raise ForetraceError(f"{source} is a file, so --size means nothing; leave it out.")
         from foretrace.model.sources import load_operators
 
         with options.progress(f"reading {path.name}") as tell:
@@ -71,7 +77,7 @@ def operators(
         }
         if wrong := [flag for flag, is_given in given.items() if is_given]:
             raise ForetraceError(f"{source} is no file, so {wrong[0]} means nothing; leave it out.")
-        graph = _captured(source, size, batch)
+        graph = _captured(source, size or "full", batch)
     if fuse:
         from foretrace.model.fusion import fuse as fused
 
@@ -94,17 +100,11 @@ def operators(
 
 
 def _captured(source: str, size: str, batch: int | None) -> OperatorGraph:
-    """The operators of a zoo model or a script, captured without running it."""
-    from dataclasses import replace
+    """The operators of a zoo model, a decoder or a script, captured without running it."""
+    from foretrace.zoo.operators import operators_of
 
-    from foretrace.model.capture import capture
-    from foretrace.zoo.registry import job
-
-    if Path(source).suffix not in ("", ".py"):
-        raise ForetraceError(f"{source} does not exist; give a file, a script, or a model of foretrace zoo.")
-    with options.progress(f"capturing {source}"):
-        graph = capture(job(source, size), batch=batch)
-    return replace(graph, name=graph.name or source)
+    with options.progress(f"capturing {source}") as tell:
+        return operators_of(source, size=size, batch=batch, progress=tell)
 
 
 def sizes(given: list[str]) -> dict[str, int]:

@@ -97,10 +97,11 @@ def _model(source: str, size: str, batch: int | None) -> tuple[nn.Module, tuple[
     """(model, arguments, keyword arguments, samples). Untrained models get the statistics of their own batch."""
     from foretrace.rewrite.capture import of_training, settled
     from foretrace.training.batches import size as samples
-    from foretrace.zoo.registry import job
+    from foretrace.zoo.registry import job, script_mistakes
 
-    training = job(source, size)()
-    model, args, kwargs = of_training(training, batch)
+    with script_mistakes(source):
+        training = job(source, size)()
+        model, args, kwargs = of_training(training, batch)
     if not source.endswith(".py"):
         settled(model, args, kwargs)
     return model, args, kwargs, samples(args) or samples(kwargs)

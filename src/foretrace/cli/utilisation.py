@@ -23,8 +23,12 @@ def utilisation(
     batch: Annotated[int | None, typer.Option("--batch", metavar="N", min=1, help="Samples per step.")] = None,
     precision: Annotated[
         str,
-        typer.Option("--precision", metavar="NAME", help="fp32, bf16, fp16 (autocast), bf16-weights, fp16-weights."),
-    ] = "fp32",
+        typer.Option(
+            "--precision",
+            metavar="NAME",
+            help="fp32, bf16, fp16 (autocast), bf16-weights, fp16-weights. Default: fp32; of a decoder bf16-weights.",
+        ),
+    ] = "",
     inference: Annotated[bool, typer.Option("--inference", help="The forward pass alone, without gradients.")] = False,
     size: Annotated[str, typer.Option("--size", metavar="tiny|full", help="Size of a zoo model.")] = "full",
     measured: Annotated[
@@ -39,8 +43,9 @@ def utilisation(
     ] = None,
     archs: Annotated[Path | None, typer.Option("--archs", metavar="FILE", help="Its networks, CSV.")] = None,
     measure: Annotated[
-        int, typer.Option("--measure", metavar="N", min=20, help="Networks that a search in the space may measure.")
-    ] = 100,
+        int | None,
+        typer.Option("--measure", metavar="N", min=20, help="Networks that a search may measure, 100 by default."),
+    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Say how much of a device a model would use.
@@ -52,6 +57,11 @@ def utilisation(
 
     if (model is None) == (not space):
         raise ForetraceError("name a model, or a space of networks with --space nas-bench-201; one of the two.")
+    of_space = {"--latencies": latencies, "--archs": archs, "--measure": measure}
+    other = of_space if model is not None else {"--measured": measured}
+    if wrong := [flag for flag, given in other.items() if given]:
+        what = f"{model} is no space of networks" if model is not None else f"{space} is no model"
+        raise ForetraceError(f"{what}, so {wrong[0]} means nothing; leave it out.")
     if model is not None:
         from foretrace.cost.standard import standard
         from foretrace.hardware.devices import named
@@ -77,7 +87,7 @@ def utilisation(
             raise ForetraceError(f"there is no space {space!r}; choose {SPACE}.")
         networks = read_networks(archs, latencies)
         with options.progress("searching") as tell:
-            found = study(networks, measured=measure, progress=tell)
+            found = study(networks, measured=measure or 100, progress=tell)
         view = report.of_space(found, space=space)
     print(dumps(view) if as_json else "\n".join(report.lines(view)))
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -128,8 +129,8 @@ class Measured(CostModel):
                     else:
                         by_size[device][_sizes(row, where)].append(seconds)
                     lines += 1
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise ForetraceError(f"{source} cannot be read as a table of times ({error}).") from None
+        except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
+            raise ForetraceError(f"{source} cannot be read as a table of times ({error}); copy it again.") from None
         if not lines:
             raise ForetraceError(f"{source} has a header and no times; give it at least one line.")
         return cls(

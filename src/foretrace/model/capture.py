@@ -19,7 +19,7 @@ import copy
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from foretrace.errors import ForetraceError
@@ -63,6 +63,19 @@ def capture(
         return _logged(fake, data, samples, mode, like)
 
     return _on_sizes(on, like)
+
+
+def forward_only(training: Training) -> Training:
+    """The training with a step that only predicts: `eval()`, no gradients, no update."""
+
+    def run(job: Training, batch: Any) -> Any:
+        import torch
+
+        job.model.eval()
+        with torch.no_grad():
+            return job.forward(batch)
+
+    return replace(training, run=run, optimizers=())
 
 
 def _check(like: str, precision: str) -> None:

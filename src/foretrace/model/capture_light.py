@@ -1,8 +1,8 @@
 """Keeps PyTorch's compiler unloaded while sizes are worked out: loading it takes longer than most captures.
 
 PyTorch marks its reference functions as "not to be compiled", and loads the compiler to say so when one of them is
-called. Nothing is compiled here, so the mark is put off: what was called in the meantime is marked by the compiler itself
-when it is called again after it was loaded.
+called. Nothing is compiled here, so the mark is put off: what was called in the meantime is marked by the compiler
+itself when it is called again after that was loaded.
 """
 
 from __future__ import annotations

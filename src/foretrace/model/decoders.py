@@ -157,19 +157,27 @@ def training_of(found: Shape, *, batch: int = 1, length: int | None = None) -> C
     return make
 
 
-def decoder(name: str, *, batch: int = 1, length: int | None = None, precision: str = "bf16-weights") -> OperatorGraph:
-    """The training step of a decoder: a few layers captured, the others unrolled.
+def decoder(
+    name: str,
+    *,
+    batch: int = 1,
+    length: int | None = None,
+    precision: str = "bf16-weights",
+    training: bool = True,
+) -> OperatorGraph:
+    """A step of a decoder, or a forward pass alone: a few layers captured, the others unrolled.
 
     Raises ForetraceError for an unknown name.
     """
-    from foretrace.model.capture import capture
+    from foretrace.model.capture import capture, forward_only
     from foretrace.model.capture_light import without_compiler
     from foretrace.model.unroll import CAPTURED, unrolled
 
     found = shape(name)
     few = min(found.layers, CAPTURED)
+    make = training_of(replace(found, layers=few), batch=batch, length=length)
     with without_compiler(), _no_collection():
-        graph = capture(training_of(replace(found, layers=few), batch=batch, length=length), precision=precision)
+        graph = capture(make if training else lambda: forward_only(make()), precision=precision)
         return unrolled(graph, "layers", found.layers) if few < found.layers else graph
 
 

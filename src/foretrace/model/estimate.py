@@ -92,7 +92,7 @@ def estimate_step(
         whys=dict(zip(found.sources, found.whys, strict=True)),
         utilisation=_peak_s(operators, device) / max(step_s, 1e-30),
         unknown_share=share,
-        warnings=tuple(_warnings(operators, share)),
+        warnings=tuple(_warnings(operators, device, share)),
     )
 
 
@@ -127,8 +127,13 @@ def _peak_s(operators: OperatorGraph, device: Device) -> float:
     )
 
 
-def _warnings(operators: OperatorGraph, share: float) -> list[str]:
+def _warnings(operators: OperatorGraph, device: Device, share: float) -> list[str]:
     found = list(operators.notes)
+    half = {Precision.FP16: device.fp16_tflops, Precision.BF16: device.bf16_tflops}
+    used = set(operators.calls.precision[np.isin(operators.calls.family, MATRIX)].tolist())
+    missing = [each.name for each, peak in half.items() if each in used and not peak]
+    if missing and device.vendor == "NVIDIA":
+        found.append(f"{device.name} has no units for {' and '.join(missing)}: its products are costed at fp32's peak.")
     unknown = operators.unknown()
     if unknown:
         names = sorted(unknown, key=lambda name: -unknown[name])

@@ -95,7 +95,9 @@ def _give_sizes(model: Any, dims: dict[str, int], where: str) -> None:
         if entry.name in initial:
             continue
         for axis, each in enumerate(entry.type.tensor_type.shape.dim):
-            key = each.dim_param or f"{entry.name}.{axis}"
+            # protobuf hands out text that is no UTF-8 as bytes
+            name = each.dim_param if isinstance(each.dim_param, str) else each.dim_param.decode(errors="replace")
+            key = name or f"{entry.name}.{axis}"
             if each.HasField("dim_value") and each.dim_value > 0 and f"{entry.name}.{axis}" not in dims:
                 continue
             named.append(key)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -55,8 +56,8 @@ def _rows(path: Path, needed: str) -> tuple[list[str], list[dict[str, str]]]:
             rows = list(reader)
     except FileNotFoundError:
         raise ForetraceError(f"{path} does not exist; {WHERE}.") from None
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ForetraceError(f"{path} cannot be read as a table ({error}).") from None
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
+        raise ForetraceError(f"{path} cannot be read as a table ({error}); copy it again.") from None
     for name in filter(None, ("arch_idx", needed)):
         if name not in header:
             raise ForetraceError(f"{path} has no column {name}; its first line names {', '.join(header) or 'nothing'}.")

@@ -45,8 +45,8 @@ def load_operators(
     """The operators in a file or folder.
 
     `dims` are sizes of open dimensions (ONNX), `step` the training step and `rank` the rank (recordings and execution
-    traces); `batch` replaces the samples per step that the file tells. Raises ForetraceError (TraceError, GraphError,
-    MissingExtraError) for what cannot be read, and for arguments that do not go with the kind of file.
+    traces); `batch` is the samples per step, where the file does not tell them. Raises ForetraceError (TraceError,
+    GraphError, MissingExtraError) for what cannot be read, and for arguments that do not go with the kind of file.
     """
     from foretrace.model.from_chakra import from_chakra
     from foretrace.model.from_onnx import from_onnx
@@ -60,7 +60,7 @@ def load_operators(
         raise ForetraceError(f"{path} has one step only; leave out the step.")
     called = name or _name(path)
     if kind in (Kind.RECORDING, Kind.GRAPH):
-        found = _recorded(path, kind, called, step=step, rank=rank, salvage=salvage, batch=batch, progress=progress)
+        found = _recorded(path, kind, called, step=step, rank=rank, salvage=salvage, progress=progress)
     elif rank is not None:
         raise ForetraceError(f"{path} is of one rank; leave out the rank.")
     else:
@@ -68,10 +68,13 @@ def load_operators(
         if kind == Kind.JSON:
             found = loads(data, str(path))
         elif kind == Kind.CHAKRA:
-            found = from_chakra(data, called, where=str(path), step=step, batch=batch)
+            found = from_chakra(data, called, where=str(path), step=step)
         else:
             found = from_onnx(data, called, where=str(path), dims=dims)
-    if batch and found.batch != batch:
+    if batch and found.batch and found.batch != batch:
+        how = "export it with an open dimension for --dim" if kind == Kind.ONNX else "leave out the batch"
+        raise ForetraceError(f"{path} has {found.batch} samples per step, not {batch}, and stays so; {how}.")
+    if batch:
         found = replace(found, batch=batch)
     return replace(found, name=called) if name or not found.name else found
 
@@ -155,7 +158,6 @@ def _recorded(
     step: int | None,
     rank: int | None,
     salvage: bool,
-    batch: int,
     progress: Callable[[float], None] | None,
 ) -> OperatorGraph:
     from foretrace.model.from_recording import from_recording
@@ -170,4 +172,4 @@ def _recorded(
 
         ranks = None if rank is None else [rank]
         graph = build(read(path, ranks=ranks, salvage=salvage, progress=progress), rank)
-    return from_recording(graph, name, step=step, batch=batch)
+    return from_recording(graph, name, step=step)

@@ -213,6 +213,11 @@ class Reader:
         kept = stored(args)
         named = tuple((key, stored(each)) for key, each in sorted(kwargs.items()))
         value = node.meta["val"]
+        if not hasattr(value, "shape"):
+            raise ForetraceError(
+                f"{self.name} has an operator whose sizes depend on the data ({target}); make them fixed (masks, topk, "
+                "torch.where)."
+            )
         attributes = {"target": target, "args": kept, "kwargs": named, "out": out}
         name = target._schema.name.replace("::", ".")
         return self.terms.opaque(name, inputs, attributes, tuple(value.shape), tuple(value.stride()), dtype_name(value))

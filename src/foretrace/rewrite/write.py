@@ -40,6 +40,8 @@ def checked(path: Path) -> Path:
         raise ForetraceError(f"--out {path}: name a file that ends in .pt2, or a folder.")
     if path.suffix == "" and path.exists() and (not path.is_dir() or _strange(path)):
         raise ForetraceError(f"--out {path} exists and is no folder of a rewritten model; name another one.")
+    if not path.parent.is_dir():
+        raise ForetraceError(f"--out {path}: there is no folder {path.parent}; make it, or choose one that exists.")
     return path
 
 

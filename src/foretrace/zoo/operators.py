@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
@@ -11,15 +12,15 @@ from typing import TYPE_CHECKING
 from foretrace.errors import ForetraceError, NotApplicableError
 from foretrace.model.decoders import SHAPES
 from foretrace.model.operator_graph import OperatorGraph
-from foretrace.zoo.registry import entries, job
+from foretrace.zoo.registry import entries, job, script_mistakes
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from foretrace.model.capture import Like
     from foretrace.techniques.base import Technique
-    from foretrace.training.batches import Batch
     from foretrace.training.training import Training
+
+_FILES = (".json", ".gz", ".onnx", ".et", ".graph", ".zip", ".tgz")
+_MOST_SAMPLES = 10**9  # sizes of more would not fit into 64 bits
 
 
 def operators_of(
@@ -43,25 +44,32 @@ def operators_of(
     gradients. Raises ForetraceError for what cannot be found, read or captured, naming file, operator or layer.
     """
     path = Path(source)
+    if batch is not None and batch > _MOST_SAMPLES:
+        raise ForetraceError(f"a batch of {batch:,} samples is beyond any device; give at most {_MOST_SAMPLES:,}.")
     if source in entries() or path.suffix == ".py":
         from foretrace.model.capture import capture
 
         _none({"--dim": dims, "--length": length}, f"{source} is a training")
         make = job(source, size)
         wanted = precision or "fp32"
-        found = capture(_changed(make, techniques, training), batch=batch, precision=wanted, like=like)
+        with script_mistakes(source), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"torch\.")  # of tensors without data and of workers never started
+            found = capture(_changed(make, techniques, training), batch=batch, precision=wanted, like=like)
         return replace(found, name=found.name or source)
     if source in SHAPES:
         from foretrace.model.decoders import decoder
 
-        _none({"--do": techniques, "--dim": dims, "--inference": not training}, f"{source} is a decoder, to be trained")
-        return decoder(source, batch=batch or 1, length=length, precision=precision or "bf16-weights")
+        _none({"--do": techniques, "--dim": dims}, f"{source} is a decoder by name")
+        words = precision or "bf16-weights"
+        return decoder(source, batch=batch or 1, length=length, precision=words, training=training)
     if path.exists():
         from foretrace.model.sources import load_operators
 
         asked = {"--do": techniques, "--inference": not training, "--precision": precision, "--length": length}
         _none(asked, f"{source} is a file")
         return load_operators(path, dims=dims, batch=batch or 0, progress=progress)
+    if path.suffix in _FILES or len(path.parts) > 1:
+        raise ForetraceError(f"{source} does not exist; give a file, a script, or a model of foretrace zoo.")
     near = get_close_matches(source, [*entries(), *SHAPES], 3, 0.4) or ["resnet50", "llama-2-70b"]
     raise ForetraceError(f"{source} is no model of the zoo, no decoder and no file; did you mean {' or '.join(near)}?")
 
@@ -76,22 +84,32 @@ def _changed(make: Callable[[], Training], techniques: Sequence[Technique], trai
     if training and not techniques:
         return make
 
+    from foretrace.model.capture import forward_only
+
     def changed() -> Training:
         made = make()
         for technique in techniques:
+            before = made
             try:
-                made = technique.apply(made)
+                # Without the copy that `apply` makes first: the training was just made, and PyTorch 2.13 crashes on
+                # autocast over deep copies of tensors without data.
+                made = replace(technique.realise(made), applied=(*made.applied, str(technique)))
             except NotApplicableError as error:
-                raise ForetraceError(f"{error} It cannot be applied before the model is captured.") from error
-        return made if training else replace(made, run=_forward, optimizers=())
+                raise ForetraceError(
+                    f"{str(error).rstrip('.')}; leave {technique.name} out here, and ask foretrace whatif for it with "
+                    "the task graph that --out writes."
+                ) from error
+            if made.loader is not before.loader and _same_step(made, before):
+                raise ForetraceError(
+                    f"{technique.name} changes only how data are loaded, which a model alone does not tell; leave it "
+                    "out, or record a run and ask foretrace whatif."
+                )
+        return made if training else forward_only(made)
 
     return changed
 
 
-def _forward(training: Training, batch: Batch) -> Tensor:
-    """A step that only predicts."""
-    import torch
-
-    training.model.eval()
-    with torch.no_grad():
-        return training.forward(batch)
+def _same_step(one: Training, other: Training) -> bool:
+    """Whether two trainings differ in their data alone."""
+    kept = ("model", "run", "around_forward", "on_batch", "micro_batches", "scaler", "clip_norm", "batch_size")
+    return all(getattr(one, name) == getattr(other, name) for name in kept)

@@ -11,15 +11,19 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
+from inspect import Parameter, signature
 from pathlib import Path
 
 from foretrace.errors import ForetraceError, MissingExtraError
 from foretrace.training.training import Training
 
 SIZES = ("tiny", "full")
+_ASKED = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +216,8 @@ def entry(name: str) -> Entry:
     """The model of this name. Raises ForetraceError naming the nearest ones."""
     known = entries()
     if name not in known:
+        if Path(name).suffix or len(Path(name).parts) > 1:
+            raise ForetraceError(f"{name} is neither a Python script nor a model of foretrace zoo; give one of them.")
         near = get_close_matches(name, known, n=3, cutoff=0.4) or sorted(known)
         raise ForetraceError(f"the zoo has no model {name!r}; did you mean {' or '.join(near)}?")
     return known[name]
@@ -252,6 +258,40 @@ def job(model: str, size: str = "tiny", *, seed: int = 0) -> Callable[[], Traini
     return lambda: _from_script(path, seed)
 
 
+@contextmanager
+def script_mistakes(source: str | Path) -> Iterator[None]:
+    """What the code of a script raises becomes a ForetraceError that names its line; what is raised elsewhere stays."""
+    try:
+        yield
+    except ForetraceError:
+        raise
+    except Exception as error:
+        mistake = _mistake(Path(source), error)
+        if mistake is None:
+            raise
+        raise mistake from error
+
+
+def _mistake(path: Path, error: BaseException) -> ForetraceError | None:
+    """The last line of the script that led to the error; None where the script is not to blame."""
+    lines = [each.lineno for each in traceback.extract_tb(error.__traceback__) if _same(each.filename, path)]
+    if isinstance(error, SyntaxError) and _same(error.filename or "", path):
+        lines.append(error.lineno)
+    if not lines:
+        return None
+    if isinstance(error, SystemExit):
+        return ForetraceError(f"{path} ends itself in line {lines[-1]}; keep that under if __name__ == '__main__'.")
+    said = (getattr(error, "msg", None) or str(error)).strip().splitlines()
+    what = f"{type(error).__name__}{': ' if said else ''}{said[0].rstrip('.') if said else ''}"
+    return ForetraceError(
+        f"{path} line {lines[-1]} raises {what}; see that training() and a step of it run by themselves."
+    )
+
+
+def _same(name: str, path: Path) -> bool:
+    return name.endswith(path.suffix) and Path(name).resolve() == path.resolve()
+
+
 def _from_script(path: Path, seed: int) -> Training:
     import torch
 
@@ -265,9 +305,17 @@ def _from_script(path: Path, seed: int) -> Training:
         make = getattr(module, "training", None)
         if not callable(make):
             raise ForetraceError(f"{path} has no function training(); let it return a foretrace.Training.")
+        if any(each.default is each.empty and each.kind in _ASKED for each in signature(make).parameters.values()):
+            raise ForetraceError(f"training() of {path} asks for arguments; give each a default value.")
         made = make()
+    except RuntimeError:  # of tensors without data, too; whoever made them knows another way
+        raise
+    except (Exception, SystemExit) as error:
+        raise (_mistake(path, error) or error) from error
     finally:
         sys.path.remove(str(path.parent))
     if not isinstance(made, Training):
-        raise ForetraceError(f"training() of {path} returned a {type(made).__name__}; let it return a Training.")
+        raise ForetraceError(
+            f"training() of {path} returned {type(made).__name__}; let it return a foretrace.Training."
+        )
     return made
