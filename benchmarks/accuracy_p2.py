@@ -135,8 +135,17 @@ def unseen(model: Gemm16, systems: Mapping[str, System], system: System) -> dict
 
 def deepbench(model: Gemm16, path: Path) -> dict[str, Any]:
     """16-bit products of DeepBench, on GPUs older than any that the law was fitted to."""
-    with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
-        lines = [row for row in csv.DictReader(file) if row["precision"] == "fp16_in_mixed" and row["gpu"] in DEEPBENCH]
+    try:
+        with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+            lines = [
+                row for row in csv.DictReader(file) if row["precision"] == "fp16_in_mixed" and row["gpu"] in DEEPBENCH
+            ]
+        times_ms = [float(row[c]) for row in lines for c in ("m", "n", "k", "time_ms")]
+    except (OSError, EOFError, KeyError, ValueError, TypeError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise ForetraceError(f"{path} is no gzipped table with gpu, precision, m, n, k, time_ms ({what}).") from error
+    if not all(value > 0 for value in times_ms):
+        raise ForetraceError(f"{path} has sizes or times that are not above 0; leave these rows out.")
     found = {}
     for gpu, short in DEEPBENCH.items():
         rows = [row for row in lines if row["gpu"] == gpu]
@@ -172,6 +181,12 @@ def speed(model: Gemm16) -> dict[str, float]:
 def run(gemm: Path, devices: Path | None, deep: Path | None, weights: Path | None) -> dict[str, Any]:
     """Everything as plain data."""
     systems, notes = read(gemm, devices)
+    if not systems:
+        raise ForetraceError(f"{gemm} has no row of a GPU that is known: {' '.join(notes) or 'it is empty'}.")
+    if weights is not None and not weights.is_file():
+        raise ForetraceError(f"{weights} does not exist; train_gemm16.py writes it.")
+    if deep is not None and not deep.is_file():
+        notes.append(f"{deep} does not exist, so DeepBench is left out.")
     model = Gemm16.load(weights)
     report = (weights or WEIGHTS).with_suffix(".json")
     trained = json.loads(report.read_text(encoding="utf-8")) if report.is_file() else {}

@@ -301,9 +301,9 @@ def main() -> None:
             for part in ("fp32", "bf16") for each in found.get(part, []) for row in each["by_pair"]
         ]  # fmt: skip
         print("\n" + table(header, lines))
-    header = ("device", "kernels", "share of the peak", "rows")
+    columns = ("device", "kernels", "share of the peak", "rows")
     print(
-        "\n" + table(header, [[r["device"], r["kind"], f"{r['share']:.2f}", str(r["rows"])] for r in found["shares"]])
+        "\n" + table(columns, [[r["device"], r["kind"], f"{r['share']:.2f}", str(r["rows"])] for r in found["shares"]])
     )
 
 

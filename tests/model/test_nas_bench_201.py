@@ -56,10 +56,11 @@ def real_network(arch: str):  # type: ignore[no-untyped-def]  # PyTorch is optio
         def __init__(self, kind: str, c: int) -> None:
             super().__init__()
             self.kind = kind
-            self.inner = {
-                "nor_conv_1x1": lambda: block(c, c, 1), "nor_conv_3x3": lambda: block(c, c, 3),
-                "avg_pool_3x3": lambda: nn.AvgPool2d(3, 1, 1),
-            }.get(kind, nn.Identity)()  # fmt: skip
+            self.inner: nn.Module = nn.Identity()
+            if kind.startswith("nor_conv"):
+                self.inner = block(c, c, int(kind[-1]))
+            elif kind == "avg_pool_3x3":
+                self.inner = nn.AvgPool2d(3, 1, 1)
 
         def forward(self, x):  # type: ignore[no-untyped-def]
             return x * 0 if self.kind == "none" else self.inner(x)
@@ -72,7 +73,7 @@ def real_network(arch: str):  # type: ignore[no-untyped-def]  # PyTorch is optio
         def forward(self, x):  # type: ignore[no-untyped-def]
             nodes = [x]
             for node in self.edges:
-                nodes.append(sum(edge(value) for edge, value in zip(node, nodes, strict=True)))
+                nodes.append(sum(edge(value) for edge, value in zip(node.children(), nodes, strict=True)))
             return nodes[-1]
 
     class Reduction(nn.Module):

@@ -90,7 +90,7 @@ def _on_sizes(capture_on: Callable[[Sizes], OperatorGraph], like: Like) -> Opera
     if like == "gpu":
         try:
             return capture_on(Meta())
-        except (RuntimeError, NotImplementedError, ForetraceError):
+        except (RuntimeError, NotImplementedError, TypeError, ForetraceError):
             pass  # fake tensors know more; what they cannot do either, they say
     try:
         return capture_on(Fake())

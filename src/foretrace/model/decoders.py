@@ -32,6 +32,9 @@ _LLAMA2 = "Touvron et al., Llama 2, 2023, section 2.2 and appendix A.2.1; config
 _LLAMA3 = "Grattafiori et al., The Llama 3 Herd of Models, 2024, table 3"
 
 
+_MOST_WORDS = 1 << 24
+
+
 @dataclass(frozen=True, kw_only=True)
 class Shape:
     """The sizes of a decoder."""
@@ -174,6 +177,10 @@ def decoder(
     from foretrace.model.unroll import CAPTURED, unrolled
 
     found = shape(name)
+    if (length is not None and not 2 <= length <= _MOST_WORDS) or not 1 <= batch <= _MOST_WORDS:
+        raise ForetraceError(
+            f"{name}: a batch of {batch} sequences of {length} words is not possible; give fewer words."
+        )
     few = min(found.layers, CAPTURED)
     make = training_of(replace(found, layers=few), batch=batch, length=length)
     with without_compiler(), _no_collection():
