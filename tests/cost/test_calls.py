@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace.cost.calls import Call, Calls, Family, Precision, describe, family_of
+from foretrace.cost.defaults import AsRun, as_run
 from foretrace.cost.model import Chain, CostModel, Prediction
 from foretrace.cost.roofline import Roofline, floor_s, peak_flops, share_of
 from foretrace.hardware.devices import Device, catalog, named
@@ -173,3 +174,14 @@ def test_every_family_has_a_share() -> None:
 def test_a_call_without_inputs_is_costed_as_nothing() -> None:
     calls = Calls.from_rows([Call(family=Family.OTHER, op="x::y")])
     assert Roofline().predict(calls, named("a100")).seconds[0] == pytest.approx(2e-6)
+
+
+def test_convolutions_run_in_tf32_by_default() -> None:
+    arguments = ["", "", "", "[1, 1]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1"]
+    sizes: list[list[int]] = [[64, 256, 56, 56], [256, 256, 3, 3], *([] for _ in range(7))]
+    conv = ("aten::convolution", text(*sizes, concrete=arguments))
+    calls = Calls.of([conv, ("aten::mm", text([64, 64], [64, 64]))])
+    assert as_run(calls, named("a100")).precision.tolist() == [Precision.TF32, Precision.FP32]
+    assert as_run(calls, named("v100")).precision.tolist() == [Precision.FP32, Precision.FP32]
+    plain, run = (model.predict(calls, named("a100")).seconds for model in (Roofline(), AsRun(costs=Roofline())))
+    assert run[1] == plain[1] and run[0] <= plain[0]

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.cost.calls import Family, Precision
+from foretrace.cost.defaults import as_run
 from foretrace.cost.model import CostModel
 from foretrace.cost.roofline import MATRIX, peak_flops
 from foretrace.errors import ForetraceError
@@ -119,12 +120,22 @@ def _replaced(
 
 def _peak_s(operators: OperatorGraph, device: Device) -> float:
     """Seconds that all products would take at the device's peak."""
-    calls = operators.calls
+    calls = as_run(operators.calls, device)
     matrix = np.isin(calls.family, MATRIX)
     return sum(
         float(calls.flops[matrix & (calls.precision == each)].sum()) / peak_flops(device, Precision(each))
         for each in np.unique(calls.precision[matrix]).tolist()
     )
+
+
+def _defaults(operators: OperatorGraph, device: Device) -> list[str]:
+    """What PyTorch's default settings are taken to do."""
+    changed = as_run(operators.calls, device).precision != operators.calls.precision
+    if not changed.any():
+        return []
+    return [
+        f"{int(changed.sum())} float32 convolutions and recurrent layers run in TF32, as PyTorch has it by default."
+    ]
 
 
 def _warnings(operators: OperatorGraph, device: Device, share: float) -> list[str]:

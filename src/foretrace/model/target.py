@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from foretrace.cost.defaults import AsRun
 from foretrace.cost.model import CostModel
 from foretrace.cost.standard import standard
 from foretrace.hardware.devices import Device, named
@@ -24,7 +25,7 @@ class Target:
         """What to ask for the costs of these operators."""
         if self.processor is not None:
             return self.processor.costs(graph)
-        return standard()
+        return AsRun(costs=standard())
 
 
 def target(name: str, *, threads: int | None = None) -> Target:

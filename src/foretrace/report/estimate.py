@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from foretrace.cost.calls import Family, Precision
+from foretrace.cost.defaults import as_run
 from foretrace.cost.roofline import MATRIX
 from foretrace.report.units import between, count, digits, in_unit, seconds, share, unit_for
 from foretrace.report.views import SCHEMA_VERSION
@@ -118,7 +119,7 @@ def estimate(found: Estimate, *, model: str, again: str) -> EstimateView:
 
 def _precision(found: Estimate) -> str:
     """Those that products run in, the most work first: "bf16, fp32"."""
-    calls = found.operators.calls
+    calls = as_run(found.operators.calls, found.device)
     work: dict[str, float] = {}
     for each in np.unique(calls.precision).tolist():
         mine = (calls.precision == each) & np.isin(calls.family, MATRIX)
