@@ -87,9 +87,12 @@ def _check(like: str, precision: str) -> None:
 
 def _on_sizes(capture_on: Callable[[Sizes], OperatorGraph], like: Like) -> OperatorGraph:
     """Capture on meta tensors; on fake ones, which are several times slower, where meta tensors do not go through."""
+    from foretrace.model.capture_light import no_collection, without_compiler
+
     if like == "gpu":
         try:
-            return capture_on(Meta())
+            with without_compiler(), no_collection():
+                return capture_on(Meta())
         except (RuntimeError, NotImplementedError, TypeError, ForetraceError):
             pass  # fake tensors know more; what they cannot do either, they say
     try:

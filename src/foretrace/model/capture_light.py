@@ -7,6 +7,7 @@ itself when it is called again after that was loaded.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 from collections.abc import Iterator
@@ -67,3 +68,15 @@ def without_compiler() -> Iterator[None]:
         yield
     finally:
         stand_in.leave()
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Without the collector, which would go through all new nodes again and again."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()

@@ -10,9 +10,7 @@ grouped-query attention, a gated or a plain feed-forward part.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -173,7 +171,7 @@ def decoder(
     Raises ForetraceError for an unknown name.
     """
     from foretrace.model.capture import capture, forward_only
-    from foretrace.model.capture_light import without_compiler
+    from foretrace.model.capture_light import no_collection, without_compiler
     from foretrace.model.unroll import CAPTURED, unrolled
 
     found = shape(name)
@@ -183,18 +181,6 @@ def decoder(
         )
     few = min(found.layers, CAPTURED)
     make = training_of(replace(found, layers=few), batch=batch, length=length)
-    with without_compiler(), _no_collection():
+    with without_compiler(), no_collection():
         graph = capture(make if training else lambda: forward_only(make()), precision=precision)
         return unrolled(graph, "layers", found.layers) if few < found.layers else graph
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Without the collector, which would go through all new nodes again and again."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()

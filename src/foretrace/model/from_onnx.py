@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from foretrace.errors import ForetraceError, MissingExtraError
@@ -41,6 +41,11 @@ def from_onnx(
         raise ForetraceError(f"{where} is no ONNX model: {_line(error)}; export it again.") from None
     if not model.graph.node:
         raise ForetraceError(f"{where} is no ONNX model, or one without nodes; export it again.")
+    if bad := next((text for text in _texts(model.graph) if isinstance(text, bytes)), None):
+        # protobuf hands out text that is no UTF-8 as bytes, which nothing behind it expects
+        raise ForetraceError(
+            f"{where} holds a name that is no text, {bad[:40]!r}; the file is damaged, export it again."
+        )
     opset = max((each.version for each in model.opset_import if each.domain in _OWN), default=0)
     if model.functions:
         import onnx.inliner
@@ -50,6 +55,17 @@ def from_onnx(
     _give_sizes(model, dict(dims or {}), where)
     reader = _Reader(*_inferred(model, where), where)
     return reader.graph(name, f"onnx opset {opset}", int((dims or {}).get("batch", 0)))
+
+
+def _texts(graph: Any) -> Iterator[object]:
+    """Names in a graph: of nodes, their operators, values and open dimensions."""
+    for node in graph.node:
+        yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
+        yield from (each.name for each in node.attribute)
+    for entry in (*graph.input, *graph.output, *graph.value_info):
+        yield entry.name
+        yield from (each.dim_param for each in entry.type.tensor_type.shape.dim)
+    yield from (each.name for each in graph.initializer)
 
 
 def _line(error: Exception) -> str:
@@ -95,9 +111,7 @@ def _give_sizes(model: Any, dims: dict[str, int], where: str) -> None:
         if entry.name in initial:
             continue
         for axis, each in enumerate(entry.type.tensor_type.shape.dim):
-            # protobuf hands out text that is no UTF-8 as bytes
-            name = each.dim_param if isinstance(each.dim_param, str) else each.dim_param.decode(errors="replace")
-            key = name or f"{entry.name}.{axis}"
+            key = each.dim_param or f"{entry.name}.{axis}"
             if each.HasField("dim_value") and each.dim_value > 0 and f"{entry.name}.{axis}" not in dims:
                 continue
             named.append(key)
