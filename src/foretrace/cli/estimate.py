@@ -5,12 +5,15 @@ from __future__ import annotations
 import gc
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from foretrace.cli import options
 from foretrace.errors import ForetraceError
+
+if TYPE_CHECKING:
+    from foretrace.techniques.base import Technique
 
 
 def estimate(
@@ -74,14 +77,17 @@ def estimate(
     from foretrace.model.memory import Sharding
     from foretrace.model.target import HERE, target
     from foretrace.report import estimate as report
-    from foretrace.techniques.arguments import parse_all
     from foretrace.zoo.operators import operators_of
 
     if zero and workers == 1:
         raise ForetraceError(f"--zero {zero} shares among several workers; say how many with --workers.")
     if threads is not None and device != HERE:
         raise ForetraceError(f"--threads is for --device here, not for {device}; leave it out.")
-    techniques = parse_all(do or [])
+    techniques: tuple[Technique, ...] = ()
+    if do:  # loading all techniques takes a while
+        from foretrace.techniques.arguments import parse_all
+
+        techniques = parse_all(do)
     on = target(device, threads=threads)
     with options.progress(f"capturing {source}") as tell:
         graph = operators_of(

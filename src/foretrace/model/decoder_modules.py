@@ -100,8 +100,12 @@ class Decoder(nn.Module):
 
     def __init__(self, shape: Shape, length: int) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(shape.words, shape.hidden)
-        self.places = None if shape.gated else nn.Embedding(max(length, shape.length), shape.hidden)
+        # Weights are given, so that nothing is drawn for them: of tensors without data that only takes time.
+        self.embedding = nn.Embedding(shape.words, shape.hidden, _weight=torch.empty(shape.words, shape.hidden))
+        places = max(length, shape.length)
+        self.places = (
+            None if shape.gated else nn.Embedding(places, shape.hidden, _weight=torch.empty(places, shape.hidden))
+        )
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
         self.norm = RMSNorm(shape.hidden) if shape.gated else nn.LayerNorm(shape.hidden)
         self.scores = nn.Linear(shape.hidden, shape.words, bias=False)
