@@ -369,3 +369,9 @@ def test_model_and_inputs_may_be_on_the_meta_device(like: Any) -> None:
     with torch.device("meta"):
         model, example = network(), torch.zeros(3, 8)
     assert products(capture_module(model, (example,), like=like)) == 2 * 3 * (8 * 16 + 16 * 4)
+
+
+def test_operators_of_a_processor_in_place_of_a_gpus_are_said() -> None:
+    assert not capture(job("vgg11", "tiny")).notes
+    (note,) = capture(job("deepspeech2", "tiny")).notes
+    assert note.startswith("captured on tensors of a processor") and "_ctc_loss_backward" in note

@@ -26,17 +26,10 @@ def estimate(
     device: Annotated[
         str, typer.Option("--device", metavar="NAME", help="As foretrace devices lists them; here: this processor.")
     ],
-    batch: Annotated[int | None, typer.Option("--batch", metavar="N", min=1, help="Samples per step.")] = None,
-    precision: Annotated[
-        str,
-        typer.Option(
-            "--precision",
-            metavar="NAME",
-            help="fp32, bf16, fp16 (autocast), bf16-weights, fp16-weights. Default: fp32; of a decoder bf16-weights.",
-        ),
-    ] = "",
-    inference: Annotated[bool, typer.Option("--inference", help="The forward pass alone, without gradients.")] = False,
-    size: Annotated[str, typer.Option("--size", metavar="tiny|full", help="Size of a zoo model.")] = "full",
+    batch: options.Batch = None,
+    precision: options.Precision = "",
+    inference: options.Inference = False,
+    size: options.Size = "full",
     do: Annotated[
         list[str] | None,
         typer.Option("--do", metavar='"NAME KEY=VALUE ..."', help="A technique the training has; several in order."),

@@ -45,6 +45,17 @@ On = Annotated[
     str,
     typer.Option("--on", metavar="here|ray", help="Where ranks are read: on this machine's cores, or a Ray cluster."),
 ]
+Batch = Annotated[int | None, typer.Option("--batch", metavar="N", min=1, help="Samples per step.")]
+Precision = Annotated[
+    str,
+    typer.Option(
+        "--precision",
+        metavar="NAME",
+        help="fp32, bf16, fp16 (autocast), bf16-weights, fp16-weights. Default: fp32; of a decoder bf16-weights.",
+    ),
+]
+Inference = Annotated[bool, typer.Option("--inference", help="The forward pass alone, without gradients.")]
+Size = Annotated[str, typer.Option("--size", metavar="tiny|full", help="Size of a zoo model.")]
 Top = Annotated[int, typer.Option("--top", metavar="N", min=1, help="Rows of a ranking to print.")]
 
 

@@ -23,7 +23,7 @@ def profile(
     what: Annotated[
         str, typer.Argument(metavar="NAME|SCRIPT|TRACE", help="A zoo model, a script with training(), or a recording.")
     ],
-    size: Annotated[str, typer.Option("--size", metavar="tiny|full", help="Size of a zoo model.")] = "tiny",
+    size: options.Size = "tiny",
     steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Steps to record.")] = 8,
     threads: Annotated[int, typer.Option("--threads", metavar="N", min=1, help="Intra-op threads.")] = 1,
     batch: Annotated[

@@ -87,7 +87,7 @@ def verify(
     model: Annotated[
         str, typer.Option("--model", metavar="NAME|SCRIPT", help="Real compute: of the zoo, or a script.")
     ] = "",
-    size: Annotated[str, typer.Option("--size", metavar="tiny|full", help="Size of a zoo model.")] = "tiny",
+    size: options.Size = "tiny",
     against: Annotated[
         list[str] | None,
         typer.Option("--against", metavar='"TECHNIQUE ..."', help="Techniques of the baseline; else one worker alone."),

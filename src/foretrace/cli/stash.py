@@ -32,7 +32,7 @@ def stash(
         list[str] | None,
         typer.Option("--data", metavar="PATH", help="Files of the data set, to be taken out of the page cache."),
     ] = None,
-    size: Annotated[str, typer.Option("--size", metavar="tiny|full", help="Size of a zoo model.")] = "tiny",
+    size: options.Size = "tiny",
     steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Steps of every run and round.")] = 8,
     rank: options.Rank = None,
     as_json: options.AsJson = False,

@@ -20,17 +20,10 @@ def utilisation(
         typer.Argument(metavar="MODEL", help="A zoo model, a script with training(), or a file: ONNX, Chakra, JSON."),
     ] = None,
     device: Annotated[str, typer.Option("--device", metavar="NAME", help="As foretrace devices lists them.")] = "h100",
-    batch: Annotated[int | None, typer.Option("--batch", metavar="N", min=1, help="Samples per step.")] = None,
-    precision: Annotated[
-        str,
-        typer.Option(
-            "--precision",
-            metavar="NAME",
-            help="fp32, bf16, fp16 (autocast), bf16-weights, fp16-weights. Default: fp32; of a decoder bf16-weights.",
-        ),
-    ] = "",
-    inference: Annotated[bool, typer.Option("--inference", help="The forward pass alone, without gradients.")] = False,
-    size: Annotated[str, typer.Option("--size", metavar="tiny|full", help="Size of a zoo model.")] = "full",
+    batch: options.Batch = None,
+    precision: options.Precision = "",
+    inference: options.Inference = False,
+    size: options.Size = "full",
     measured: Annotated[
         list[Path] | None,
         typer.Option("--measured", metavar="FILE", help="Times before all predictors: a recording, or CSV; several."),

@@ -30,7 +30,7 @@ def verify(
     model: Annotated[
         str, typer.Option("--model", metavar="NAME|SCRIPT", help="A model of the zoo, or a script with training().")
     ],
-    size: Annotated[str, typer.Option("--size", metavar="tiny|full", help="Size of a zoo model.")] = "tiny",
+    size: options.Size = "tiny",
     threads: Annotated[int, typer.Option("--threads", metavar="N", min=1, help="Intra-op threads of all arms.")] = 1,
     seconds: Annotated[
         float, typer.Option("--seconds", metavar="S", min=0.1, help="Time for running the arms.")

@@ -89,14 +89,18 @@ def _on_sizes(capture_on: Callable[[Sizes], OperatorGraph], like: Like) -> Opera
     """Capture on meta tensors; on fake ones, which are several times slower, where meta tensors do not go through."""
     from foretrace.model.capture_light import no_collection, without_compiler
 
+    notes: tuple[str, ...] = ()
     if like == "gpu":
         try:
             with without_compiler(), no_collection():
                 return capture_on(Meta())
-        except (RuntimeError, NotImplementedError, TypeError, ForetraceError):
-            pass  # fake tensors know more; what they cannot do either, they say
+        except (RuntimeError, NotImplementedError, TypeError, ForetraceError) as error:
+            # Fake tensors know more; what they cannot do either, they say.
+            why = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+            notes = (f"captured on tensors of a processor, whose operators may differ from a GPU's: {why[:160]}.",)
     try:
-        return capture_on(Fake())
+        found = capture_on(Fake())
+        return replace(found, notes=(*found.notes, *notes))
     except RuntimeError as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ForetraceError(
