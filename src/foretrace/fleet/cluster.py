@@ -1,0 +1,242 @@
+"""`ClusterTree`: GPUs as the leaves of a tree of any depth, in ranges: every unit of every level is a run of GPUs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from foretrace.errors import ForetraceError
+from foretrace.fleet.workload import Int64
+
+_DEFAULT_LEVELS = {1: ("node",), 2: ("rack", "node"), 3: ("region", "rack", "node"), 4: ("region", "rack", "node", "nvlink")}
+_SPEC = re.compile(r"\s*(?:(?P<name>[a-z][a-z0-9_-]*)\s*=\s*)?(?P<count>\d+)\s*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ClusterTree:
+    """L levels of units above the GPUs, innermost first, the last being the whole cluster (one unit).
+
+    levels: names, e.g. ("node", "rack", "cluster"). starts: per level the first GPU of each unit and, at the end, the
+    number of GPUs: (units + 1,) int64. Units of a level lie wholly inside units of the next. gpu_type: (GPUs,) codes
+    into `types`; all GPUs of an innermost unit are of one kind. names: per level what the units are called.
+    gbit_s: per level the bandwidth that one GPU has towards the others inside a unit of this level, 0 unknown.
+    """
+
+    name: str
+    levels: tuple[str, ...]
+    starts: tuple[Int64, ...]
+    gpu_type: Int64
+    types: tuple[str, ...]
+    names: tuple[tuple[str, ...], ...] = ()
+    gbit_s: tuple[float, ...] = ()
+    quotas: Mapping[str, int] | None = None  # GPUs that a tenant may hold at once; who is not named has no limit
+
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs."""
+        return len(self.gpu_type)
+
+    def units(self, level: int) -> int:
+        """How many units of this level (0 the innermost)."""
+        return len(self.starts[level]) - 1
+
+    def unit_of(self, level: int, gpu: int) -> int:
+        """The unit of this level that holds a GPU."""
+        return int(np.searchsorted(self.starts[level], gpu, side="right")) - 1
+
+    def level(self, name: str) -> int:
+        """Position of a level by name; raises ForetraceError where the cluster has none of that name."""
+        if name not in self.levels:
+            raise ForetraceError(f"cluster {self.name!r} has no level {name!r}; it has {', '.join(self.levels)}.")
+        return self.levels.index(name)
+
+    def unit_name(self, level: int, unit: int) -> str:
+        """What a unit is called: by the source, or level and number."""
+        if self.names and self.names[level]:
+            return self.names[level][unit]
+        return f"{self.levels[level]}{unit}"
+
+    @property
+    def per_node(self) -> int:
+        """GPUs of the largest innermost unit."""
+        return int(np.diff(self.starts[0]).max())
+
+    @classmethod
+    def of(
+        cls,
+        counts: Sequence[int],
+        *,
+        levels: Sequence[str] | None = None,
+        gpu_type: str = "",
+        name: str = "",
+        gbit_s: Sequence[float] = (),
+    ) -> ClusterTree:
+        """Units alike everywhere: `counts` outermost first, GPUs per innermost unit last; (2, 4, 8) is 64 GPUs."""
+        if any(count < 1 for count in counts):
+            raise ForetraceError(f"a cluster needs at least one of everything, not {'x'.join(map(str, counts))}.")
+        depth = len(counts) - 1
+        named = tuple(levels or _DEFAULT_LEVELS.get(depth, ()))
+        if depth and len(named) != depth:
+            raise ForetraceError(f"name the {depth} levels of a cluster of that depth, e.g. pod=2,rack=4,node=8,gpu=8.")
+        total = int(np.prod(counts))
+        starts, size = [], 1
+        for count in reversed(counts):
+            size *= count
+            starts.append(np.arange(0, total + 1, size, dtype=np.int64))
+        return cls(
+            name=name or "x".join(map(str, counts)),
+            levels=(*reversed(named), "cluster"),
+            starts=tuple(starts),
+            gpu_type=np.zeros(total, np.int64),
+            types=(gpu_type,),
+            gbit_s=tuple(gbit_s),
+        )
+
+    @classmethod
+    def nodes(cls, sizes: Sequence[int], types: Sequence[str], *, name: str = "", names: Sequence[str] = ()) -> ClusterTree:
+        """Nodes one by one below one cluster, each with its number and kind of GPUs."""
+        kept = [(n, t, names[i] if names else f"node{i}") for i, (n, t) in enumerate(zip(sizes, types, strict=True)) if n]
+        if not kept:
+            raise ForetraceError("a cluster needs at least one node with a GPU.")
+        kinds = tuple(dict.fromkeys(t for _, t, _ in kept))
+        counts = np.array([n for n, _, _ in kept], np.int64)
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        return cls(
+            name=name or f"{len(kept)} nodes",
+            levels=("node", "cluster"),
+            starts=(starts, np.array([0, int(starts[-1])], np.int64)),
+            gpu_type=np.repeat(np.array([kinds.index(t) for _, t, _ in kept], np.int64), counts),
+            types=kinds,
+            names=(tuple(n for _, _, n in kept), ()),
+        )
+
+    def bigger(self, more: int) -> ClusterTree:
+        """With `more` further outermost units like the last one (racks where the outermost level is racks)."""
+        if more < 1:
+            raise ForetraceError(f"a cluster grows by one unit or more, not by {more}.")
+        top = len(self.levels) - 2
+        if top < 0:
+            raise ForetraceError(f"cluster {self.name!r} has no units that could be added; describe it as 1x{self.gpus}.")
+        first = int(self.starts[top][-2])
+        span = self.gpus - first
+        starts = []
+        for level in range(top + 1):
+            inside = self.starts[level][self.starts[level] > first] - first
+            added = [inside + self.gpus + i * span for i in range(more)]
+            starts.append(np.concatenate([self.starts[level], *added]))
+        starts.append(np.array([0, self.gpus + more * span], np.int64))
+        kinds = np.concatenate([self.gpu_type, *[self.gpu_type[first:]] * more])
+        return replace(
+            self, name=f"{self.name} + {more} {self.levels[top]}", starts=tuple(starts), gpu_type=kinds, names=()
+        )
+
+
+def parse_cluster(text: str) -> ClusterTree:
+    """A cluster from what a user writes.
+
+    `2x4x8` (racks x nodes x GPUs; `4x8` nodes x GPUs; `64` one unit), `rack=2,node=4,gpu=8`, either with `@v100`, kinds
+    side by side as `4x8@v100+2x4@k80`, or the path of a YAML file (`load_cluster`). Raises ForetraceError.
+    """
+    path = Path(text)
+    if path.suffix in (".yaml", ".yml"):
+        return load_cluster(path)
+    parts = [_part(each, text) for each in text.split("+")]
+    return parts[0] if len(parts) == 1 else side_by_side(parts, name=text)
+
+
+def _part(text: str, whole: str) -> ClusterTree:
+    body, _, kind = text.partition("@")
+    pieces = [_SPEC.fullmatch(each) for each in re.split(r"[x×,]", body)]
+    if not body or any(piece is None for piece in pieces):
+        raise ForetraceError(
+            f"cannot read the cluster {whole!r}; write racks x nodes x GPUs such as 2x4x8, or rack=2,node=4,gpu=8, "
+            "each with @v100 for the kind, or name a .yaml file."
+        )
+    found = [piece for piece in pieces if piece is not None]
+    names = [piece["name"] for piece in found]
+    levels = None
+    if any(names):
+        if not all(names) or names[-1] not in ("gpu", "gpus"):
+            raise ForetraceError(f"cluster {whole!r}: name every level and end with gpu=, e.g. rack=2,node=4,gpu=8.")
+        levels = names[:-1]
+        if len(set(levels)) < len(levels):
+            raise ForetraceError(f"cluster {whole!r} names a level twice; give each its own name.")
+    return ClusterTree.of([int(piece["count"]) for piece in found], levels=levels, gpu_type=kind.strip(), name=text.strip())
+
+
+def side_by_side(parts: Sequence[ClusterTree], *, name: str) -> ClusterTree:
+    """One cluster of several, which must have the same levels; raises ForetraceError where they do not."""
+    first = parts[0]
+    if any(part.levels != first.levels for part in parts):
+        raise ForetraceError(f"cluster {name!r}: its parts have different levels; write each with the same depth.")
+    kinds = tuple(dict.fromkeys(kind for part in parts for kind in part.types))
+    shift = np.concatenate([[0], np.cumsum([part.gpus for part in parts])])
+    starts = []
+    for level in range(len(first.levels) - 1):
+        runs = [part.starts[level][:-1] + shift[i] for i, part in enumerate(parts)]
+        starts.append(np.concatenate([*runs, [shift[-1]]]).astype(np.int64))
+    codes = [np.array([kinds.index(kind) for kind in part.types], np.int64)[part.gpu_type] for part in parts]
+    return ClusterTree(
+        name=name,
+        levels=first.levels,
+        starts=(*starts, np.array([0, int(shift[-1])], np.int64)),
+        gpu_type=np.concatenate(codes),
+        types=kinds,
+        gbit_s=first.gbit_s,
+    )
+
+
+def load_cluster(path: Path) -> ClusterTree:
+    """From YAML: `levels` (outermost first), `units` (a list of parts, each `count` per level, `gpus`, `type`),
+    `gbit_s` by level name, `quotas` by tenant. Raises ForetraceError naming the key that cannot be read."""
+    import yaml
+
+    try:
+        said: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ForetraceError(f"cannot read {path} ({error.strerror or error}); name a file that exists.") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ForetraceError(f"{path} is not YAML ({str(error).splitlines()[0]}); mend it.") from None
+    help_ = "write levels: [rack, node], units: [{count: [2, 4], gpus: 8, type: v100}]"
+    if not isinstance(said, dict) or not isinstance(said.get("units"), list) or not said["units"]:
+        raise ForetraceError(f"{path} describes no cluster; {help_}.")
+    unknown = set(said) - {"name", "levels", "units", "gbit_s", "quotas"}
+    if unknown:
+        raise ForetraceError(f"{path}: unknown key {sorted(map(str, unknown))[0]!r}; {help_}.")
+    levels = said.get("levels", ["node"])
+    if not isinstance(levels, list) or not all(isinstance(each, str) for each in levels) or not levels:
+        raise ForetraceError(f"{path}: levels must be names, outermost first; {help_}.")
+    bandwidth = said.get("gbit_s", {})
+    quotas = said.get("quotas", {})
+    if not isinstance(bandwidth, dict) or not all(_positive(each) for each in bandwidth.values()):
+        raise ForetraceError(f"{path}: gbit_s must give a number above zero by level, e.g. {{node: 2400, rack: 400}}.")
+    if set(bandwidth) - {*levels, "cluster"}:
+        raise ForetraceError(f"{path}: gbit_s names a level that is not among {', '.join(levels)}, cluster.")
+    if not isinstance(quotas, dict) or not all(isinstance(each, int) and each >= 0 for each in quotas.values()):
+        raise ForetraceError(f"{path}: quotas must give whole GPUs by tenant, e.g. {{research: 64}}.")
+    parts = []
+    for at, unit in enumerate(said["units"]):
+        count = unit.get("count") if isinstance(unit, dict) else None
+        count = [count] if isinstance(count, int) else count
+        gpus = unit.get("gpus") if isinstance(unit, dict) else None
+        whole = isinstance(count, list) and len(count) == len(levels) and all(_counts(each) for each in count)
+        if not whole or not _counts(gpus):
+            raise ForetraceError(f"{path}: units[{at}] needs count (one whole number per level) and gpus; {help_}.")
+        parts.append(ClusterTree.of([*count, gpus], levels=levels, gpu_type=str(unit.get("type", ""))))
+    name = str(said.get("name", path.stem))
+    made = replace(parts[0], name=name) if len(parts) == 1 else side_by_side(parts, name=name)
+    rates = tuple(float(bandwidth.get(level, 0.0)) for level in made.levels) if bandwidth else ()
+    return replace(made, gbit_s=rates, quotas={str(k): int(v) for k, v in quotas.items()} or None)
+
+
+def _positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
+
+
+def _counts(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0

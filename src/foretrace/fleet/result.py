@@ -1,0 +1,158 @@
+"""`FleetResult`: what every simulator of this room returns, per job and over time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from foretrace.fleet.workload import Float64, Int64, Workload
+
+
+class Cause(IntEnum):
+    """Why a job waits: the constraint that binds, as the last decision about it found."""
+
+    UNDECIDED = 0  # the policy has not looked at it since it was submitted (others stood before it)
+    BEHIND = 1  # a job that is served first does not fit, and the policy lets nobody pass
+    FULL = 2  # fewer GPUs are free than it asks for
+    SCATTERED = 3  # enough are free, but no unit that its consolidation asks for has them together
+    TIMER = 4  # as SCATTERED, and a delay timer is running after which it may spread wider
+    QUOTA = 5  # its tenant holds all that it may
+    TYPE = 6  # the kind of GPU that it is bound to is not free
+    RESERVED = 7  # it would delay a job that holds a reservation (backfill)
+    OUTRANKED = 8  # its turn ended or others have a better claim, and they hold the GPUs
+    ROUND = 9  # it fits, but the policy decides at the next round only
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Segments:
+    """Stretches during which a job held the same GPUs, in order of their start.
+
+    job: (k,) int64 position; start_ns, end_ns: (k,) int64, with restart; gpus: (k,) int64; level: (k,) int64, the
+    level of the smallest unit that contains them (0: one GPU); offset: (k + 1,) int64 into `devices`, which lists the
+    GPUs (empty where a simulator places counts only). dead_ns: (k,) int64 at its start without progress.
+    """
+
+    job: Int64
+    start_ns: Int64
+    end_ns: Int64
+    gpus: Int64
+    level: Int64
+    dead_ns: Int64
+    offset: Int64
+    devices: Int64
+
+    def __len__(self) -> int:
+        return len(self.job)
+
+    def devices_of(self, segment: int) -> Int64:
+        """GPUs of one stretch."""
+        return self.devices[self.offset[segment] : self.offset[segment + 1]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """One thing a policy decided: when, about which job, what, and why in words."""
+
+    time_s: float
+    job: str
+    what: str  # start, wait, preempt, resume, migrate, finish, fail, refuse
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FleetResult:
+    """How a workload went on a cluster under a policy; columns are (n,) in the order of `workload`.
+
+    start_ns: first start, −1 never; end_ns: completion, −1 not finished; held_ns: time holding GPUs; dead_ns: of it
+    without progress (restarts, repeated work); comm_ns: of it beyond what the same progress takes without any
+    communication (0 where the speed model does not say); starts: int64 times it began to run;
+    preempted: times it lost its GPUs before its end; failed: times a failure stopped it.
+    gpu_ns: (n,) devices × held time. waited_ns: (n, number of causes) waiting by `Cause`; may have no column.
+    never: (n,) True where the cluster can never hold the job; such jobs are named, not silently dropped.
+    """
+
+    workload: Workload
+    policy: str
+    cluster: str
+    gpus: int
+    start_ns: Int64
+    end_ns: Int64
+    held_ns: Int64
+    gpu_ns: Float64
+    dead_ns: Int64
+    comm_ns: Float64
+    starts: Int64
+    preempted: Int64
+    failed: Int64
+    waited_ns: Int64
+    never: npt.NDArray[np.bool_]
+    segments: Segments | None = None
+    decisions: tuple[Decision, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)  # what only this simulator knows, by name
+    stopped_ns: int | None = None  # the simulation was asked to stop here
+    events: int = 0
+
+    @classmethod
+    def simple(
+        cls,
+        workload: Workload,
+        *,
+        policy: str,
+        cluster: str,
+        gpus: int,
+        start_ns: Int64,
+        end_ns: Int64,
+        **known: Any,
+    ) -> FleetResult:
+        """From starts and ends alone: held from start to end, nothing else known unless given."""
+        n = len(workload)
+        held = known.pop("held_ns", np.where(end_ns >= 0, end_ns - start_ns, 0))
+        zero = np.zeros(n, np.int64)
+        columns: dict[str, Any] = {
+            "held_ns": held,
+            "gpu_ns": held.astype(np.float64) * workload.gpus,
+            "dead_ns": zero,
+            "comm_ns": np.zeros(n),
+            "starts": (start_ns >= 0).astype(np.int64),
+            "preempted": zero,
+            "failed": zero,
+            "waited_ns": np.zeros((n, 0), np.int64),
+            "never": np.zeros(n, bool),
+        }
+        return cls(
+            workload=workload, policy=policy, cluster=cluster, gpus=gpus, start_ns=start_ns, end_ns=end_ns,
+            **(columns | known),
+        )  # fmt: skip
+
+    @property
+    def finished(self) -> npt.NDArray[np.bool_]:
+        """(n,) jobs that ended."""
+        return self.end_ns >= 0
+
+    @property
+    def jct_s(self) -> Float64:
+        """(n,) completion minus submission in seconds, nan where a job did not finish."""
+        return np.where(self.finished, (self.end_ns - self.workload.submit_ns) * 1e-9, np.nan)
+
+    @property
+    def queue_s(self) -> Float64:
+        """(n,) seconds between submission and completion without GPUs, nan where a job did not finish."""
+        return np.where(self.finished, (self.end_ns - self.workload.submit_ns - self.held_ns) * 1e-9, np.nan)
+
+    @property
+    def makespan_s(self) -> float:
+        """Last completion minus first submission in seconds (nan where nothing finished)."""
+        if not self.finished.any():
+            return float("nan")
+        return float(self.end_ns.max() - self.workload.submit_ns.min()) * 1e-9
+
+    @property
+    def utilisation(self) -> float:
+        """GPU time held over GPU time there was, from the first submission to the last completion."""
+        span = self.makespan_s
+        return float(self.gpu_ns.sum() * 1e-9 / (span * self.gpus)) if span > 0 else float("nan")

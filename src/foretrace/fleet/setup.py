@@ -1,0 +1,182 @@
+"""What both engines need to know before they start: who can be held where, costs of a restart, failures by seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from foretrace.errors import ForetraceError
+from foretrace.fleet.cluster import ClusterTree
+from foretrace.fleet.policy import Policy, estimates
+from foretrace.fleet.workload import SECOND, Float64, Int64, Workload, nanoseconds
+
+NEVER = 2**62
+Bool = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """What interruptions cost. A job that loses its GPUs has saved its state; one that a failure stops has not.
+
+    restart_s + restart_s_per_gpu × GPUs: time on new GPUs without progress; at the first start only with
+    `first_start`. restart_s_by_model overrides both (from the size of a checkpoint, `checkpoint_cost`).
+    checkpoint_s: how often a running job saves by itself (0: a failure loses the whole stretch).
+    mtbf_h, mttr_h: mean hours between failures of one innermost unit and to its repair, exponential (0: no failures).
+    """
+
+    restart_s: float = 0.0
+    restart_s_per_gpu: float = 0.0
+    restart_s_by_model: tuple[tuple[str, float], ...] = ()
+    first_start: bool = False
+    checkpoint_s: float = 0.0
+    mtbf_h: float = 0.0
+    mttr_h: float = 1.0
+
+    def validate(self) -> None:
+        """Raise ForetraceError where a cost is negative or not a number."""
+        for name in ("restart_s", "restart_s_per_gpu", "checkpoint_s", "mtbf_h"):
+            value = getattr(self, name)
+            if not (np.isfinite(value) and value >= 0):
+                raise ForetraceError(f"{name.replace('_', '-')} is a number from 0 up, not {value:g}.")
+        if self.mtbf_h > 0 and not (np.isfinite(self.mttr_h) and self.mttr_h > 0):
+            raise ForetraceError(f"mttr-h, the mean time to repair, is above 0 h, not {self.mttr_h:g}.")
+        for model, value in self.restart_s_by_model:
+            if not (np.isfinite(value) and value >= 0):
+                raise ForetraceError(f"the restart of {model!r} takes a number of seconds from 0 up, not {value:g}.")
+
+    def restart_ns(self, workload: Workload) -> Int64:
+        """(n,) restart of each job."""
+        costs = self.restart_s + self.restart_s_per_gpu * workload.gpus
+        for model, value in self.restart_s_by_model:
+            costs = np.where(workload.model == model, value, costs)
+        return nanoseconds(costs)
+
+
+def checkpoint_cost(nbytes: float, *, write_gb_s: float, read_gb_s: float, start_s: float = 0.0) -> float:
+    """Seconds that moving a job costs, from the bytes of its checkpoint: written, read again, process started."""
+    if nbytes < 0 or write_gb_s <= 0 or read_gb_s <= 0:
+        raise ForetraceError("a checkpoint has 0 bytes or more, and storage a bandwidth above 0 GB/s.")
+    return nbytes / (write_gb_s * 1e9) + nbytes / (read_gb_s * 1e9) + start_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Facts:
+    """Workload and cluster put into numbers.
+
+    allowed: (n, kinds) kinds of GPU a job may use; demand: (n,) class of jobs that fit alike; demands: one job of each
+    class; capacity: (classes, levels) GPUs of the largest unit of a level for such a job; never: (n,) True where no
+    unit can ever hold it or its tenant may never have so many; tenant: (n,) codes; quota: (tenants,).
+    """
+
+    allowed: Bool
+    demand: Int64
+    demands: Int64
+    capacity: Int64
+    never: Bool
+    tenant: Int64
+    quota: Int64
+    estimate_ns: Float64
+    restart_ns: Int64
+    work_ns: Float64
+
+
+def prepare(workload: Workload, cluster: ClusterTree, policy: Policy, costs: Costs) -> Facts:
+    """Check that the parts fit together; raises ForetraceError with what to mend."""
+    policy.validate()
+    costs.validate()
+    if not len(workload):
+        raise ForetraceError(f"{workload.origin.path or workload.name or 'the workload'} has no jobs; nothing to play.")
+    if np.isnan(workload.work_s).any():
+        where = workload.origin.path or workload.name or "the workload"
+        raise ForetraceError(
+            f"{where} says how much its jobs compute but not how long they run; give a table of speeds with "
+            "--speeds table=FILE, or play it with the simulator it was made for (--semantics)."
+        )
+    n, kinds = len(workload), len(cluster.types)
+    types, code = np.unique(workload.gpu_type.astype(str), return_inverse=True)
+    rows = np.zeros((len(types), kinds), bool)
+    for at, text in enumerate(types):
+        wanted = {each.strip().lower() for each in text.split("|") if each.strip()}
+        rows[at] = [not wanted or kind.lower() in wanted for kind in cluster.types]
+    allowed = rows[code]
+    _, first, demand = np.unique(code * (int(workload.gpus.max()) + 1) + workload.gpus, return_index=True, return_inverse=True)
+    levels = len(cluster.levels)
+    sizes = np.zeros((kinds, levels), np.int64)
+    for kind in range(kinds):
+        before = np.concatenate([[0], np.cumsum(cluster.gpu_type == kind)])
+        for level, starts in enumerate(cluster.starts):
+            sizes[kind, level] = (before[starts[1:]] - before[starts[:-1]]).max()
+    capacity = np.array([sizes[allowed[job]].max(axis=0, initial=0) for job in first], np.int64)
+    tenants, tenant = np.unique(workload.tenant.astype(str), return_inverse=True)
+    quotas = cluster.quotas or {}
+    unknown = set(quotas) - set(tenants.tolist())
+    if unknown and not set(quotas) & set(tenants.tolist()):
+        raise ForetraceError(f"no job belongs to {sorted(unknown)[0]!r}, which has a quota; tenants are {_some(tenants)}.")
+    quota = np.array([quotas.get(str(each), NEVER) for each in tenants], np.int64)
+    never = (workload.gpus > capacity[demand, -1]) | (workload.gpus > quota[tenant])
+    restart = costs.restart_ns(workload)
+    if policy.preempt_rule == "lease" and (nanoseconds(policy.lease_s) <= restart).any():
+        worst = int(np.argmax(restart))
+        raise ForetraceError(
+            f"policy {policy.name!r}: a lease of {policy.lease_s:g} s is no longer than the restart of job "
+            f"{workload.job[worst]!r} ({restart[worst] / SECOND:g} s), which could go on for ever; lengthen the lease."
+        )
+    return Facts(
+        allowed=allowed,
+        demand=demand.astype(np.int64),
+        demands=first.astype(np.int64),
+        capacity=capacity,
+        never=never,
+        tenant=tenant.astype(np.int64),
+        quota=quota,
+        estimate_ns=estimates(workload) * SECOND,
+        restart_ns=restart,
+        work_ns=np.rint(workload.work_s * SECOND),
+    )
+
+
+def _some(names: npt.NDArray[np.str_]) -> str:
+    shown = ", ".join(repr(str(each)) for each in names[:3])
+    return shown + (", ..." if len(names) > 3 else "")
+
+
+def waits_ns(policy: Policy, cluster: ClusterTree) -> tuple[Int64, int]:
+    """(levels,) wait before spreading over a unit of each level, and the widest level that needs none."""
+    machine = cluster.level(policy.machine) if policy.machine in cluster.levels else 0
+    waits = np.zeros(len(cluster.levels), np.int64)
+    for level in range(machine + 1, len(cluster.levels)):
+        if policy.place_rule == "strict":
+            waits[level] = NEVER
+        elif policy.place_rule == "delay":
+            wait = policy.waits_s[min(level - machine, len(policy.waits_s)) - 1]
+            waits[level] = NEVER if np.isinf(wait) else int(nanoseconds(wait))
+    return waits, machine
+
+
+def failures(cluster: ClusterTree, costs: Costs, *, until_ns: int, seed: int) -> tuple[Int64, Int64, Int64]:
+    """When innermost units break and are repaired, by seed: times (ns, ascending), units, 1 for a repair.
+
+    Times between failures and to repair are exponential; a broken unit does not break again before its repair.
+    """
+    if costs.mtbf_h <= 0:
+        empty = np.zeros(0, np.int64)
+        return empty, empty, empty
+    random = np.random.default_rng(seed)
+    horizon = until_ns / SECOND
+    rows = []
+    for unit in range(cluster.units(0)):
+        at = 0.0
+        while True:
+            at += random.exponential(costs.mtbf_h * 3600)
+            if at > horizon:
+                break
+            back = at + max(random.exponential(costs.mttr_h * 3600), 1e-9)
+            rows += [(at, unit, 0), (back, unit, 1)]
+            at = back
+    times = nanoseconds([row[0] for row in rows])
+    units = np.array([row[1] for row in rows], np.int64)
+    ups = np.array([row[2] for row in rows], np.int64)
+    order = np.lexsort((units, ups, times))
+    return times[order], units[order], ups[order]

@@ -1,0 +1,390 @@
+"""Play a workload on a cluster under a policy: `simulate` for the whole, `Simulation` to stop anywhere and look."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from foretrace.errors import ForetraceError
+from foretrace.fleet import setup
+from foretrace.fleet.cluster import ClusterTree
+from foretrace.fleet.policy import Policy
+from foretrace.fleet.reasons import decisions_of
+from foretrace.fleet.result import FleetResult, Segments
+from foretrace.fleet.setup import NEVER, Costs
+from foretrace.fleet.speed_models import ConstantSpeeds
+from foretrace.fleet.speeds import Shape, Speeds
+from foretrace.fleet.workload import Workload, nanoseconds
+
+_ORDERS = ("key", "remaining", "service", "queues", "network", "last", "fairness")
+_ADMITS = ("block", "skip", "backfill")
+_PREEMPTS = ("keep", "lease", "always")
+_UNWATCHED = -2  # no decision is written down
+_HORIZON = 10  # failures are drawn for so many times the span that the work alone would take
+
+
+def simulate(
+    workload: Workload,
+    cluster: ClusterTree,
+    policy: Policy,
+    *,
+    speeds: Speeds | None = None,
+    costs: Costs | None = None,
+    seed: int = 0,
+    record: str = "nothing",
+    explain: str | None = None,
+    until_s: float | None = None,
+    max_events: int | None = None,
+) -> FleetResult:
+    """Play the workload to its end (or to `until_s`, or until so many events); the same input gives the same result.
+
+    speeds: how fast a job runs where it was placed (None: always as `work_s` says). record: "nothing", "segments"
+    (who ran when and how wide) or "devices" (and on which GPUs). explain: a job's name or "all": decisions about it are
+    in `decisions`. Policies that override a decision are played step by step in Python (`stepping`).
+    Raises ForetraceError where workload, cluster and policy do not fit together.
+    """
+    if not policy.compiled or (workload.share < 1).any() or (workload.min_gpus < workload.max_gpus).any():
+        from foretrace.fleet.stepping import Stepping
+
+        steps = Stepping(workload, cluster, policy, speeds=speeds, costs=costs, seed=seed, record=record, explain=explain)
+        return steps.run(until_s=until_s, max_events=max_events).result()
+    played = Simulation(workload, cluster, policy, speeds=speeds, costs=costs, seed=seed, record=record, explain=explain)
+    return played.run(until_s=until_s, max_events=max_events).result()
+
+
+class Simulation:
+    """The compiled engine at one moment. `run(until_s=...)` goes on from there; everything can be looked at between."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        cluster: ClusterTree,
+        policy: Policy,
+        *,
+        speeds: Speeds | None = None,
+        costs: Costs | None = None,
+        seed: int = 0,
+        record: str = "nothing",
+        explain: str | None = None,
+    ) -> None:
+        if not policy.compiled:
+            raise ForetraceError(f"policy {policy.name!r} decides in Python; play it with simulate().")
+        self.workload, self.cluster, self.policy = workload, cluster, policy
+        self.speeds = speeds or ConstantSpeeds()
+        self.costs = costs or Costs()
+        self.facts = setup.prepare(workload, cluster, policy, self.costs)
+        self.stopped = False
+        self.state = _state(self, seed, record, explain)
+
+    @property
+    def now_s(self) -> float:
+        """Time of the last event in seconds after the workload's zero."""
+        return float(self.state.s[0]) * 1e-9
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to happen."""
+        from foretrace.fleet import engine
+
+        s = self.state.s
+        return bool(s[engine.HEAP] == 0 and s[engine.NEXT] == len(self.workload))
+
+    def run(self, *, until_s: float | None = None, max_events: int | None = None) -> Simulation:
+        """Play on until this time (inclusive), so many events, or the end."""
+        from foretrace.fleet import engine
+
+        until = int(nanoseconds(until_s)) if until_s is not None else NEVER - 1
+        limit = NEVER if max_events is None else max_events
+        self.state.s[engine.LIMIT] = limit
+        while True:
+            why = engine.run(self.state, until)
+            if why == engine.NEED_SPEED:
+                self._learn()
+            elif why == engine.NEED_ROOM:
+                self._make_room()
+            else:
+                self.stopped = why == engine.STOPPED
+                return self
+
+    def _learn(self) -> None:
+        """Ask the model for the speed that the engine has not met, and put it into its table."""
+        from foretrace.fleet import engine
+
+        state, levels = self.state, len(self.cluster.levels)
+        ask = state.ask
+        job = int(ask[4 + levels])
+        shape = Shape(
+            gpus=int(ask[1]),
+            units=tuple(int(each) for each in ask[4 : 4 + levels]),
+            even=bool(ask[2]),
+            gpu_type=self.cluster.types[int(ask[3])],
+        )
+        speed = self.speeds.speed(self.workload, job, shape)
+        if not (np.isfinite(speed.progress) and speed.progress > 0):
+            raise ForetraceError(
+                f"speed model {self.speeds.name!r} says that job {self.workload.job[job]!r} makes no progress on "
+                f"{shape.gpus} GPUs ({shape}); a speed is above 0."
+            )
+        at = int(ask[5 + levels])
+        state.rows[at] = ask[: 4 + levels]
+        state.table[at] = (1, speed.progress, speed.communication)
+        state.s[engine.FILLED] += 1
+        if state.s[engine.FILLED] * 2 > len(state.table):
+            self.state = _rehashed(state)
+
+    def _make_room(self) -> None:
+        state = self.state
+        grown = {
+            name: np.concatenate([getattr(state, name), np.zeros_like(getattr(state, name))])
+            for name in ("seg", "devices", "log", "samples")
+        }
+        self.state = state._replace(**grown)
+
+    def check(self) -> None:
+        """Every GPU is free, broken or in exactly one running job's set, and all counts agree (raises AssertionError)."""
+        from foretrace.fleet import engine
+
+        state = self.state
+        held: dict[int, int] = {}
+        for job in np.flatnonzero(state.jobs["status"] == engine.RUNNING):
+            gpus = self.devices_of(int(job))
+            assert len(gpus) == self.workload.gpus[job], f"job {job} holds {len(gpus)} GPUs"
+            for gpu in gpus:
+                assert gpu not in held, f"GPU {gpu} is held by jobs {held[gpu]} and {job}"
+                held[gpu] = int(job)
+        owners = {gpu: int(owner) for gpu, owner in enumerate(state.devs["owner"]) if owner >= 0}
+        assert owners == held, "owners and holders differ"
+        for unit in range(len(state.units) - 1):
+            inside = slice(state.units["lo"][unit], state.units["hi"][unit])
+            for kind in range(len(self.cluster.types)):
+                free = int(((state.devs["owner"][inside] == -1) & (state.devs["kind"][inside] == kind)).sum())
+                assert free == state.free[kind, unit], f"unit {unit} counts {state.free[kind, unit]} free of {free}"
+        assert state.s[engine.FREE] == (state.devs["owner"] == -1).sum()
+
+    def devices_of(self, job: int) -> list[int]:
+        """GPUs that a job holds now, in ascending order."""
+        from foretrace.fleet import engine
+
+        found: list[int] = []
+        if self.state.jobs["status"][job] == engine.RUNNING:
+            gpu = int(self.state.jobs["head"][job])
+            while gpu >= 0:
+                found.append(gpu)
+                gpu = int(self.state.devs["nxt"][gpu])
+        return sorted(found)
+
+    def result(self) -> FleetResult:
+        """What happened so far."""
+        from foretrace.fleet import engine
+
+        state = self.state
+        waiting = state.jobs["status"] == engine.WAITING
+        waited = state.waited.copy()
+        waited[np.flatnonzero(waiting), state.jobs["cause"][waiting]] += state.s[engine.NOW] - state.jobs["cause_since"][waiting]
+        held, dead, talk, gpu_ns = state.jobs["held"].copy(), state.jobs["dead"].copy(), state.jobs["talk"].copy(), state.jobs["gpu_ns"].copy()
+        running = np.flatnonzero(state.jobs["status"] == engine.RUNNING)
+        since = state.s[engine.NOW] - state.jobs["mark"][running]
+        begun = np.clip(state.s[engine.NOW] - np.maximum(state.jobs["mark"][running], state.jobs["ready"][running]), 0, None)
+        held[running] += since
+        dead[running] += since - begun
+        talk[running] += begun * state.jobs["talking"][running]
+        gpu_ns[running] += since * self.workload.gpus[running]
+        return FleetResult(
+            workload=self.workload,
+            policy=self.policy.name,
+            cluster=self.cluster.name,
+            gpus=self.cluster.gpus,
+            start_ns=state.jobs["first"].copy(),
+            end_ns=np.where(self.facts.never, -1, state.jobs["ended"]),
+            held_ns=held,
+            gpu_ns=gpu_ns,
+            dead_ns=dead,
+            comm_ns=talk,
+            starts=state.jobs["starts"].copy(),
+            preempted=state.jobs["preempted"].copy(),
+            failed=state.jobs["failed"].copy(),
+            waited_ns=waited,
+            never=self.facts.never,
+            segments=_segments(self, int(state.s[engine.SEGMENTS])),
+            decisions=decisions_of(self),
+            facts={"engine": "compiled", "speeds": self.speeds.name, "distinct_speeds": int(state.s[engine.FILLED])},
+            stopped_ns=int(state.s[engine.NOW]) if self.stopped else None,
+            events=int(state.s[engine.EVENTS]),
+        )
+
+
+def _segments(played: Simulation, count: int) -> Segments | None:
+    from foretrace.fleet import engine
+
+    state = played.state
+    if not state.s[engine.KEEP_SEGMENTS]:
+        return None
+    rows = state.seg[:count]
+    open_ = np.flatnonzero(state.jobs["status"] == engine.RUNNING)
+    now = int(state.s[engine.NOW])
+    held = [played.devices_of(int(job)) for job in open_] if state.s[engine.KEEP_SEGMENTS] > 1 else []
+    more = np.zeros((len(open_), 7), np.int64)
+    more[:, 0] = open_
+    more[:, 1] = state.jobs["stretch"][open_]
+    more[:, 2] = now
+    more[:, 3] = played.workload.gpus[open_]
+    more[:, 4] = state.jobs["level"][open_]
+    more[:, 5] = np.minimum(state.jobs["stretch_dead"][open_], now - state.jobs["stretch"][open_])
+    sizes = np.concatenate([rows[:, 3], more[:, 3]]) if held or len(rows) else rows[:, 3]
+    devices = np.concatenate([state.devices[: state.s[engine.DEVICES]], *(np.array(each, np.int64) for each in held)])
+    rows = np.concatenate([rows, more])
+    sizes = rows[:, 3] if state.s[engine.KEEP_SEGMENTS] > 1 else np.zeros(len(rows), np.int64)
+    offset = np.concatenate([[0], np.cumsum(sizes)])
+    order = np.lexsort((rows[:, 0], rows[:, 1]))
+    if len(devices):
+        devices = np.concatenate([np.sort(devices[offset[i] : offset[i + 1]]) for i in order])
+    return Segments(
+        job=rows[order, 0],
+        start_ns=rows[order, 1],
+        end_ns=rows[order, 2],
+        gpus=rows[order, 3],
+        level=_levels(rows[order, 4], rows[order, 3]),
+        dead_ns=rows[order, 5],
+        offset=np.concatenate([[0], np.cumsum(sizes[order])]),
+        devices=devices,
+    )
+
+
+def _levels(tight: Any, gpus: Any) -> Any:
+    """The engine counts units from 0; a stretch says 0 for a single GPU and 1 for the innermost units."""
+    return np.where(gpus == 1, 0, tight + 1)
+
+
+def _rehashed(state: Any) -> Any:
+    """The speed table twice as large, with the same rows."""
+    size = 2 * len(state.table)
+    rows = np.zeros((size, state.rows.shape[1]), np.int64)
+    table = np.zeros(size, state.table.dtype)
+    for at in np.flatnonzero(state.table["filled"]):
+        slot = _slot(state.rows[at], size - 1)
+        while table["filled"][slot]:
+            slot = (slot + 1) & (size - 1)
+        rows[slot], table[slot] = state.rows[at], state.table[at]
+    return state._replace(rows=rows, table=table)
+
+
+def _slot(row: Any, mask: int) -> int:
+    """As the compiled loop hashes: FNV-1a over the row in 64 bits with sign."""
+    code = 1469598103934665603
+    for each in row.tolist():
+        code = ((code ^ each) * 1099511628211) & (2**64 - 1)
+    signed = code - 2**64 if code >= 2**63 else code
+    return (signed ^ (signed >> 29)) & mask
+
+
+def _state(played: Simulation, seed: int, record: str, explain: str | None) -> Any:
+    from foretrace.fleet import engine
+
+    workload, cluster, policy, facts = played.workload, played.cluster, played.policy, played.facts
+    if record not in ("nothing", "segments", "devices"):
+        raise ValueError(f"record is nothing, segments or devices, not {record!r}")
+    n, levels, kinds = len(workload), len(cluster.levels), len(cluster.types)
+    level_at = np.concatenate([[0], np.cumsum([cluster.units(level) for level in range(levels)])]).astype(np.int64)
+    units = int(level_at[-1])
+    lo = np.concatenate([starts[:-1] for starts in cluster.starts]).astype(np.int64)
+    hi = np.concatenate([starts[1:] for starts in cluster.starts]).astype(np.int64)
+    parent = np.full(units, -1, np.int64)
+    child = np.zeros(units + 1, np.int64)
+    for level in range(levels - 1):
+        inner = slice(level_at[level], level_at[level + 1])
+        above = np.searchsorted(cluster.starts[level + 1], lo[inner], side="right") - 1
+        parent[inner] = level_at[level + 1] + above
+        outer = np.arange(cluster.units(level + 1))
+        child[level_at[level + 1] + outer] = level_at[level] + np.searchsorted(above, outer)
+    # the children of the last unit of a level end where that level begins; the next one's begin there, too
+    child[units] = level_at[levels - 1] if levels > 1 else 0
+    unit0 = (np.searchsorted(cluster.starts[0], np.arange(cluster.gpus), side="right") - 1).astype(np.int64)
+    free = np.zeros((kinds, units), np.int64)
+    for kind in range(kinds):
+        before = np.concatenate([[0], np.cumsum(cluster.gpu_type == kind)])
+        free[kind] = before[hi] - before[lo]
+    sizes, size = np.unique(workload.gpus, return_inverse=True)
+    waits, machine = setup.waits_ns(policy, cluster)
+    floors = np.zeros(levels)
+    caps = np.full(levels, float(policy.history_leases))
+    for level in range(machine + 1, levels):
+        floors[level] = policy.floors_leases[min(level - machine, len(policy.floors_leases)) - 1]
+        if level == machine + 1:
+            caps[level] = np.ceil(0.8 * policy.history_leases)
+    windows = len(sizes) * levels
+    span = int(workload.submit_ns[-1]) + int(facts.work_ns.sum() / max(cluster.gpus, 1)) + int(facts.work_ns.max())
+    fail_at, fail_unit, fail_up = setup.failures(cluster, played.costs, until_ns=_HORIZON * span, seed=seed)
+    s = np.zeros(engine.NUMBERS, np.int64)
+    s[engine.FREE] = cluster.gpus
+    s[engine.ORDER] = _ORDERS.index(policy.order_rule)
+    s[engine.ADMIT] = _ADMITS.index(policy.admit_rule)
+    s[engine.PREEMPT] = _PREEMPTS.index(policy.preempt_rule)
+    s[engine.LEASE_NS] = nanoseconds(policy.lease_s) if policy.preempt_rule == "lease" else 0
+    s[engine.MACHINE] = machine
+    s[engine.AUTO] = policy.place_rule == "auto"
+    s[engine.HISTORY] = policy.history_leases
+    s[engine.MIGRATE] = policy.migrate
+    s[engine.SHARE] = round(policy.share * 1e6)
+    s[engine.KEEP_SEGMENTS] = ("nothing", "segments", "devices").index(record)
+    s[engine.CHECKPOINT_NS] = nanoseconds(played.costs.checkpoint_s)
+    s[engine.FIRST_COST] = played.costs.first_start
+    s[engine.TRACK] = _UNWATCHED if explain is None else -1 if explain == "all" else workload.position(explain)
+    keep, track = int(s[engine.KEEP_SEGMENTS]), int(s[engine.TRACK])
+    index = policy.index or {}
+    jobs = np.zeros(n, engine.JOB)
+    jobs["submit"], jobs["gpus"], jobs["work"], jobs["remaining"] = workload.submit_ns, workload.gpus, facts.work_ns, facts.work_ns
+    jobs["kind"] = played.speeds.kinds(workload)
+    jobs["demand"], jobs["size"], jobs["tenant"] = facts.demand, size, facts.tenant
+    jobs["restart"], jobs["estimate"] = facts.restart_ns, facts.estimate_ns
+    jobs["key"] = policy.key(workload)
+    jobs["eager"] = np.isin(workload.model.astype(str), sorted(policy.eager_models))
+    jobs["status"] = np.where(facts.never, engine.DONE, engine.FUTURE)
+    for name in ("first", "ended", "head", "pos"):
+        jobs[name] = -1
+    devs = np.zeros(cluster.gpus, engine.DEVICE)
+    devs["owner"], devs["nxt"], devs["haunted"], devs["kind"], devs["unit"] = -1, -1, -1, cluster.gpu_type, unit0
+    table = np.zeros(units + 1, engine.UNIT)
+    table["lo"][:-1], table["hi"][:-1], table["parent"][:-1], table["child"] = lo, hi, parent, child
+    steps = np.zeros(levels + 1, engine.LEVEL)
+    steps["at"], steps["wait"][:-1], steps["floor"][:-1], steps["cap"][:-1] = level_at, waits, floors, caps
+    tenants = np.zeros(len(facts.quota), engine.TENANT)
+    tenants["quota"] = facts.quota
+    tuned = np.zeros(windows, engine.WINDOW)
+    for name in ("head", "tail", "said"):
+        tuned[name] = -1
+    ranks = np.zeros(len(index.get("value", ())), engine.INDEX)
+    if len(ranks):
+        ranks["service"], ranks["value"] = np.asarray(index["service_gpu_s"], np.float64) * 1e9, index["value"]
+    fails = np.zeros(len(fail_at), engine.FAILURE)
+    fails["at"], fails["unit"], fails["up"] = fail_at, fail_unit, fail_up
+    timers = 100_000 if keep and policy.place_rule == "auto" else 0
+    return engine.State(
+        s=s,
+        jobs=jobs,
+        waited=np.zeros((n, engine.CAUSES), np.int64),
+        heap=np.zeros(n, np.int64),
+        queue=np.zeros(n, np.int64),
+        order=np.zeros(n, np.int64),
+        newly=np.zeros(2 * n, np.int64),
+        devs=devs,
+        units=table,
+        free=free,
+        levels=steps,
+        capacity=facts.capacity,
+        allowed=facts.allowed[facts.demands],
+        memo=np.full(len(facts.demands), -1, np.int64),
+        thresholds=np.asarray(policy.thresholds_gpu_s, np.float64) * 1e9,
+        index=ranks,
+        tenants=tenants,
+        windows=tuned,
+        samples=np.zeros(1024, engine.SAMPLE),
+        timer_log=np.zeros((timers, 4), np.int64),
+        rows=np.zeros((1024, 4 + levels), np.int64),
+        table=np.zeros(1024, engine.RATE),
+        ask=np.zeros(6 + levels, np.int64),
+        fails=fails,
+        seg=np.zeros((1024 if keep else 0, 7), np.int64),
+        devices=np.zeros(4 * cluster.gpus if keep > 1 else 0, np.int64),
+        log=np.zeros((1024 if track > _UNWATCHED else 0, 6), np.int64),
+    )

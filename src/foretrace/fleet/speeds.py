@@ -1,0 +1,61 @@
+"""How fast a job runs where it was placed: the protocol, and the models that need nothing but numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from foretrace.fleet.workload import Int64, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What of a placement decides speed: placements with equal shapes are equally fast for the same job.
+
+    units: how many units of each level the GPUs lie in, innermost level first, the whole cluster last (always 1):
+    8 GPUs on two nodes of one rack of a (rack, node) cluster are (2, 1, 1). even: every used unit of a level holds
+    equally many of the GPUs. gpu_type: the kind of all of them ("" where the cluster names none). sharers: the
+    largest number of other jobs on one of the GPUs.
+    """
+
+    gpus: int
+    units: tuple[int, ...]
+    even: bool = True
+    gpu_type: str = ""
+    sharers: int = 0
+
+    @property
+    def level(self) -> int:
+        """Level of the smallest unit that holds all: 0 one GPU, 1 the innermost units (nodes), ..."""
+        if self.gpus == 1:
+            return 0
+        return 1 + next(i for i, count in enumerate(self.units) if count == 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Progress per second of a job in units of its `work_s` (1: as fast as the workload says), and the part of the
+    running time that is communication not hidden behind compute (0 where the model does not know)."""
+
+    progress: float
+    communication: float = 0.0
+
+
+class Speeds(Protocol):
+    """A model of speed by placement. It must be a function of (kind of job, shape): the engine asks once for each."""
+
+    @property
+    def name(self) -> str:
+        """What the model is called in answers."""
+        ...
+
+    def kinds(self, workload: Workload) -> Int64:
+        """(n,) small whole numbers: jobs with the same kind are equally fast in the same shape."""
+        ...
+
+    def speed(self, workload: Workload, job: int, shape: Shape) -> Speed:
+        """Speed of the job at this position in `workload`, in a placement of this shape.
+
+        Raises ForetraceError where the model does not know the job or the shape; it never guesses in silence.
+        """
+        ...

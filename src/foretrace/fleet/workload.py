@@ -1,0 +1,211 @@
+"""`Workload`: jobs as columns, whatever log or generator they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from foretrace.errors import ForetraceError
+
+Int64 = npt.NDArray[np.int64]
+Float64 = npt.NDArray[np.float64]
+Object = npt.NDArray[np.object_]
+SECOND = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """One row of an input that is not a job: where it stands and what is wrong with it."""
+
+    where: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a workload was read from, and what of it was refused. `rows` counts all rows, the refused ones too."""
+
+    path: str = ""
+    format: str = ""
+    rows: int = 0
+    refused: tuple[Refused, ...] = ()
+    notes: tuple[str, ...] = ()  # what the reader took differently from what is written, one sentence each
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Workload:
+    """n jobs in order of submission; ties keep the order of the source.
+
+    job: (n,) text, what the source calls the job; no two are alike.
+    submit_ns: (n,) int64, submission after `epoch_s`; the first is 0 unless the source counts from its own zero.
+    gpus: (n,) int64 ≥ 1, devices the job asks for, all or nothing.
+    work_s: (n,) float64 > 0, seconds the job runs on `gpus` devices of the reference kind, consolidated, undisturbed;
+    nan where the source says how much is to be done but not how long it takes (`details` then says how much).
+    model: (n,) text, what speed tables know the job by ("" unknown); tenant: virtual cluster, partition or queue;
+    user; gpu_type: the only kind of device it may use, several joined by "|" ("" any).
+    min_gpus, max_gpus: (n,) int64, the range of an elastic job; equal to `gpus` for a rigid one.
+    estimate_s: (n,) float64, run time as the user states it, nan where unknown (time limits of a log).
+    priority: (n,) float64, larger is more important; share: (n,) float64 in (0, 1], part of one device it needs.
+    iterations: (n,) float64, steps of training, nan where unknown; batch: (n,) float64, samples per step, nan unknown.
+    logged_start_ns, logged_end_ns: (n,) int64 on the clock of `submit_ns`, −1 unknown: what really happened.
+    details: more columns of the source by name, each (n,), that particular policies know how to use.
+    """
+
+    name: str
+    job: Object
+    submit_ns: Int64
+    gpus: Int64
+    work_s: Float64
+    model: Object
+    tenant: Object
+    user: Object
+    gpu_type: Object
+    min_gpus: Int64
+    max_gpus: Int64
+    estimate_s: Float64
+    priority: Float64
+    share: Float64
+    iterations: Float64
+    batch: Float64
+    logged_start_ns: Int64
+    logged_end_ns: Int64
+    details: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    epoch_s: float = 0.0  # Unix time of submit_ns = 0; 0 where the source has no dates
+    origin: Origin = field(default_factory=Origin)
+
+    def __len__(self) -> int:
+        return len(self.submit_ns)
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        submit_s: Iterable[float],
+        gpus: Iterable[int],
+        work_s: Iterable[float],
+        job: Sequence[str] | None = None,
+        name: str = "",
+        origin: Origin | None = None,
+        epoch_s: float = 0.0,
+        details: Mapping[str, Any] | None = None,
+        **columns: Any,
+    ) -> Workload:
+        """From seconds and whatever columns are known; sorted by submission, unknown columns filled in.
+
+        `logged_start_s` and `logged_end_s` may be given in seconds (nan unknown). Raises ForetraceError where a job
+        asks for no device, has no work, or two are called the same.
+        """
+        submit = np.asarray(list(submit_s) if not isinstance(submit_s, np.ndarray) else submit_s, np.float64)
+        n = len(submit)
+        wanted = np.asarray(list(gpus) if not isinstance(gpus, np.ndarray) else gpus, np.int64)
+        work = np.asarray(list(work_s) if not isinstance(work_s, np.ndarray) else work_s, np.float64)
+        names = np.array([str(i) for i in range(n)] if job is None else [str(each) for each in job], object)
+        if not len(wanted) == len(work) == len(names) == n:
+            raise ValueError("columns of a workload must be equally long")
+        submit_ns = nanoseconds(submit)
+        order = np.argsort(submit_ns, kind="stable")
+
+        def column(key: str, default: Any, kind: Any) -> npt.NDArray[Any]:
+            given = columns.pop(key, None)
+            values = np.full(n, default, kind) if given is None else np.asarray(given)
+            if kind is object:
+                values = np.array([str(each) for each in values], object) if given is not None else values
+            return values.astype(kind)[order]
+
+        texts = {key: column(key, "", object) for key in ("model", "tenant", "user", "gpu_type")}
+        floats = {
+            key: column(key, default, np.float64)
+            for key, default in (("estimate_s", np.nan), ("priority", 0.0), ("share", 1.0), ("iterations", np.nan), ("batch", np.nan))
+        }  # fmt: skip
+        elastic = {key: columns.pop(key, None) for key in ("min_gpus", "max_gpus")}
+        logged = {key: columns.pop(key, None) for key in ("logged_start_s", "logged_end_s")}
+        if columns:
+            raise TypeError(f"a workload has no column {sorted(columns)[0]!r}; put it into details")
+        made = cls(
+            name=name,
+            job=names[order],
+            submit_ns=submit_ns[order],
+            gpus=wanted[order],
+            work_s=work[order],
+            **texts,
+            **{k: wanted[order] if v is None else np.asarray(v, np.int64)[order] for k, v in elastic.items()},
+            **floats,
+            **{
+                f"{k[:-2]}_ns": np.full(n, -1, np.int64) if v is None else known_nanoseconds(np.asarray(v))[order]
+                for k, v in logged.items()
+            },
+            details={key: np.asarray(value)[order] for key, value in (details or {}).items()},
+            epoch_s=epoch_s,
+            origin=origin or Origin(),
+        )
+        made.validate()
+        return made
+
+    def validate(self) -> None:
+        """Raise ForetraceError naming the first job that cannot be."""
+        where = self.origin.path or self.name or "workload"
+
+        def refuse(bad: npt.NDArray[np.bool_], what: str) -> None:
+            if bad.any():
+                at = int(np.flatnonzero(bad)[0])
+                raise ForetraceError(f"{where}: job {self.job[at]!r} {what}; mend that row or read with --salvage.")
+
+        refuse(self.gpus < 1, "asks for no GPU")
+        refuse(~(np.isnan(self.work_s) | (np.isfinite(self.work_s) & (self.work_s > 0))), "has no run time above zero")
+        refuse((self.min_gpus < 1) | (self.min_gpus > self.max_gpus), "has an empty range of GPUs")
+        refuse(~((self.share > 0) & (self.share <= 1)), "needs a share of a GPU outside (0, 1]")
+        if len(set(self.job.tolist())) < len(self):
+            names, counts = np.unique(self.job.astype(str), return_counts=True)
+            twice = str(names[counts > 1][0])
+            raise ForetraceError(f"{where}: two jobs are called {twice!r}; give each job a name of its own.")
+
+    def take(self, which: npt.NDArray[Any], *, name: str | None = None) -> Workload:
+        """The jobs at these positions, or where a mask holds; they keep their times."""
+        at = np.flatnonzero(which) if which.dtype == bool else np.sort(np.asarray(which, np.int64))
+        columns = {key: getattr(self, key)[at] for key in _COLUMNS}
+        details = {key: value[at] for key, value in self.details.items()}
+        return replace(self, **columns, details=details, name=self.name if name is None else name)
+
+    def with_columns(self, **columns: npt.NDArray[Any]) -> Workload:
+        """A copy with columns replaced; jobs are put in order again if submissions changed."""
+        made = replace(self, **columns)  # type: ignore[arg-type]  # columns by name
+        order = np.argsort(made.submit_ns, kind="stable")
+        if (order == np.arange(len(made))).all():
+            return made
+        moved = {key: getattr(made, key)[order] for key in _COLUMNS}
+        return replace(made, **moved, details={key: value[order] for key, value in made.details.items()})
+
+    def position(self, job: str) -> int:
+        """Where the job of this name stands; raises ForetraceError where there is none."""
+        found = np.flatnonzero(self.job == job)
+        if not len(found):
+            some = ", ".join(map(str, self.job[:3]))
+            raise ForetraceError(f"there is no job {job!r} among the {len(self):,} jobs; they are called {some}, ...")
+        return int(found[0])
+
+    @property
+    def gpu_seconds(self) -> Float64:
+        """(n,) devices × seconds each job needs at reference speed."""
+        return self.gpus * self.work_s
+
+
+_COLUMNS = (
+    "job", "submit_ns", "gpus", "work_s", "model", "tenant", "user", "gpu_type", "min_gpus", "max_gpus",
+    "estimate_s", "priority", "share", "iterations", "batch", "logged_start_ns", "logged_end_ns",
+)  # fmt: skip
+
+
+def nanoseconds(seconds: npt.ArrayLike) -> Int64:
+    """Seconds as whole nanoseconds, rounded half to even."""
+    whole: Int64 = np.rint(np.asarray(seconds, np.float64) * SECOND).astype(np.int64)
+    return whole
+
+
+def known_nanoseconds(seconds: npt.NDArray[Any]) -> Int64:
+    """The same with −1 where a second is not a number."""
+    given = np.asarray(seconds, np.float64)
+    return np.where(np.isnan(given), -1, nanoseconds(np.nan_to_num(given)))
