@@ -239,11 +239,12 @@ def _enqueue(st, j, now):  # type: ignore[no-untyped-def]
 
 
 @_inner
-def _because(st, j, cause, now):  # type: ignore[no-untyped-def]
-    if st.jobs[j].cause != cause:
-        st.waited[j, st.jobs[j].cause] += now - st.jobs[j].cause_since
-        st.jobs[j].cause_since = now
-        st.jobs[j].cause = cause
+def _because(jobs, waited, j, cause, now):  # type: ignore[no-untyped-def]
+    """The job waits for this reason from now on; whether that is news."""
+    if jobs[j].cause != cause:
+        waited[j, jobs[j].cause] += now - jobs[j].cause_since
+        jobs[j].cause_since = now
+        jobs[j].cause = cause
         return True
     return False
 
@@ -623,7 +624,7 @@ def _widest(st, j, now):  # type: ignore[no-untyped-def]
 # ---------------------------------------------------------------- one decision
 @_inner
 def _refuse(st, j, cause, a, b, now):  # type: ignore[no-untyped-def]
-    if _because(st, j, cause, now):
+    if _because(st.jobs, st.waited, j, cause, now):
         _note(st, j, L_WAIT, cause * 1_000_000 + a, b)
 
 
@@ -726,24 +727,30 @@ def _outrank(st, now):  # type: ignore[no-untyped-def]
                 worst = j
     if n == 0 or not _ahead(st.jobs, st.queue[head], worst):
         return
-    running = n
-    for i in range(head, tail):
-        st.order[n] = st.queue[i]
-        n += 1
     members = np.sort(st.order[:n])
     by_second = members[np.argsort(_column(st.jobs, members, 1), kind="mergesort")]
     members = by_second[np.argsort(_column(st.jobs, by_second, 0), kind="mergesort")]
     budget = st.s[FREE]
-    for i in range(running):
-        budget += st.jobs[st.order[i]].gpus
-    for i in range(n):
-        j = members[i]
+    for j in members:
+        budget += st.jobs[j].gpus
+    # walk the waiting line and the running together in order; who stands after the GPUs are dealt out has none
+    waiting = head
+    losers = np.int64(0)
+    for j in members:
+        while waiting < tail and budget > 0 and _ahead(st.jobs, st.queue[waiting], j):
+            wanted = st.jobs[st.queue[waiting]].gpus
+            if wanted <= budget:
+                budget -= wanted
+            elif st.s[ADMIT] == BLOCK:
+                budget = 0
+            waiting += 1
         if st.jobs[j].gpus <= budget:
             budget -= st.jobs[j].gpus
-        elif st.jobs[j].status == RUNNING:
-            _haunt(st, j, now)
-        elif st.s[ADMIT] == BLOCK:
-            budget = 0
+        else:
+            st.order[losers] = j
+            losers += 1
+    for j in st.order[:losers].copy():
+        _haunt(st, j, now)
 
 
 @_inner
@@ -808,9 +815,13 @@ def _pass(st, now):  # type: ignore[no-untyped-def]
             break
         j = st.queue[at]
         placed = 0
-        if blocked:
+        if st.jobs[j].gpus > st.s[FREE]:
+            if _because(st.jobs, st.waited, j, C_FULL, now) and st.s[TRACK] >= -1:
+                _note(st, j, L_WAIT, C_FULL * 1_000_000, st.s[FREE])
+        elif blocked:
             if not (now + st.jobs[j].estimate <= shadow or st.jobs[j].gpus <= spare):
-                _refuse(st, j, C_RESERVED, 0, 0, now)
+                if _because(st.jobs, st.waited, j, C_RESERVED, now) and st.s[TRACK] >= -1:
+                    _note(st, j, L_WAIT, C_RESERVED * 1_000_000, 0)
             else:
                 placed = _try(st, j, now)
                 if placed == 1 and now + st.jobs[j].estimate > shadow:

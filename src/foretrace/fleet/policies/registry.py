@@ -1,0 +1,136 @@
+"""All policies by name: ours, and those of other packages.
+
+A policy is made by a function with keyword parameters that returns a `Policy`. A package adds one by the entry point
+group `foretrace.policies`, whose values are such functions::
+
+    [project.entry-points."foretrace.policies"]
+    my-policy = "my_package:my_policy"
+"""
+
+from __future__ import annotations
+
+import inspect
+import shlex
+from collections.abc import Callable
+from difflib import get_close_matches
+from importlib import import_module
+from importlib.metadata import entry_points
+from math import isnan
+from typing import Any
+
+from foretrace.errors import ForetraceError
+from foretrace.fleet.policy import Policy
+
+GROUP = "foretrace.policies"
+Factory = Callable[..., Policy]
+
+# name -> module of this package and function in it; loaded when asked for, since some need solvers
+BUILT_IN: dict[str, tuple[str, str]] = {
+    "fifo": ("fifo", "fifo"),
+    "fifo-skip": ("fifo", "fifo_skip"),
+    "backfill": ("backfill", "backfill"),
+    "priority": ("priority", "priority"),
+    "sjf": ("sjf", "sjf"),
+    "srtf": ("sjf", "srtf"),
+    "las": ("las", "las"),
+    "tiresias": ("tiresias", "tiresias"),
+    "gittins": ("tiresias", "gittins"),
+    "gandiva": ("gandiva", "gandiva"),
+    "gandiva-like": ("gandiva", "gandiva_like"),
+    "themis": ("themis", "themis"),
+    "qssf": ("qssf", "qssf"),
+    "dally": ("dally", "dally"),
+    "dally-manual": ("dally", "dally_manual"),
+    "dally-las": ("dally", "dally_las"),
+    "dally-rr": ("dally", "dally_rr"),
+}
+
+
+def factories() -> dict[str, Callable[[], Factory]]:
+    """Loader of every policy by name, ours first. Raises ForetraceError for a clashing entry point."""
+    found: dict[str, Callable[[], Factory]] = {
+        name: (lambda module=module, function=function: getattr(import_module(f"{__package__}.{module}"), function))
+        for name, (module, function) in BUILT_IN.items()
+    }
+    for entry in entry_points(group=GROUP):
+        if entry.name in found:
+            raise ForetraceError(f"two packages offer a policy named {entry.name}; uninstall {entry.value}.")
+        found[entry.name] = entry.load
+    return found
+
+
+def names() -> tuple[str, ...]:
+    """Names of all policies."""
+    return tuple(factories())
+
+
+def factory(name: str) -> Factory:
+    """The function that makes this policy. Raises ForetraceError naming the nearest ones."""
+    known = factories()
+    if name not in known:
+        near = get_close_matches(name, known, n=3, cutoff=0.4) or sorted(known)
+        raise ForetraceError(f"there is no policy {name!r}; did you mean {' or '.join(near)}?")
+    try:
+        return known[name]()
+    except ForetraceError:
+        raise
+    except Exception as error:
+        raise ForetraceError(f"the policy {name} cannot be loaded: {error}.") from error
+
+
+def make(name: str, **parameters: Any) -> Policy:
+    """A policy by name with parameters as keywords, checked."""
+    made = factory(name)(**parameters)
+    if not isinstance(made, Policy):
+        raise ForetraceError(f"the policy {name} is no foretrace.fleet.policy.Policy but {type(made).__name__}.")
+    made.validate()
+    return made
+
+
+def parse(text: str) -> Policy:
+    """A policy from its name and `key=value` words: `dally lease-s=600`.
+
+    Lists are numbers with commas. Raises ForetraceError for an unknown name or key, or a value of the wrong type.
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ForetraceError(f"--policy {text!r}: {error}; close the quote.") from error
+    if not words:
+        raise ForetraceError('--policy "" names no policy; write for example --policy "dally lease-s=600".')
+    made = factory(words[0])
+    known = inspect.signature(made, eval_str=True).parameters
+    given: dict[str, Any] = {}
+    for word in words[1:]:
+        key, equals, value = word.partition("=")
+        field = key.replace("-", "_")
+        listed = ", ".join(f"{each.replace('_', '-')}=" for each in known) or "no parameters"
+        if not equals:
+            raise ForetraceError(f"policy {words[0]}: {word!r} is no key=value; it takes {listed}.")
+        if field not in known:
+            near = get_close_matches(field, known, n=1)
+            hint = f"did you mean {near[0].replace('_', '-')}=?" if near else f"it takes {listed}."
+            raise ForetraceError(f"policy {words[0]} has no parameter {key}; {hint}")
+        if field in given:
+            raise ForetraceError(f"policy {words[0]}: {key} is given twice; keep one.")
+        given[field] = _convert(words[0], key, known[field].annotation, value)
+    return make(words[0], **given)
+
+
+def _convert(policy: str, key: str, kind: Any, value: str) -> Any:
+    try:
+        if kind is bool:
+            return {"yes": True, "true": True, "no": False, "false": False}[value.lower()]
+        if kind in (int, float):
+            number = kind(value)
+            if isnan(number):
+                raise ValueError(value)
+            return number
+        if kind == tuple[float, ...]:
+            return tuple(float(each) for each in value.split(","))
+        if kind == tuple[str, ...]:
+            return tuple(each for each in value.split(",") if each)
+    except (ValueError, KeyError):
+        wanted = {bool: "yes or no", int: "a whole number", float: "a number"}.get(kind, "numbers with commas")
+        raise ForetraceError(f"policy {policy}: {key}={value} is not {wanted}.") from None
+    return value
