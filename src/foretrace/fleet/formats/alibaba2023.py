@@ -1,0 +1,95 @@
+"""Pods of Alibaba's GPU cluster of 2023 (`openb_pod_list_*.csv`; Weng et al., USENIX ATC 2023).
+
+name, cpu_milli, memory_mib, num_gpu, gpu_milli (thousandths of one GPU), gpu_spec (kinds it may use, apart by "|"),
+qos, pod_phase, creation_time, deletion_time, scheduled_time (seconds of the trace's own clock).
+"""
+
+from __future__ import annotations
+
+import math
+
+from foretrace.fleet.formats.jobs import (
+    Aside,
+    Bad,
+    Row,
+    collect,
+    cut,
+    gpus_of,
+    name_of,
+    not_below_zero,
+    placed,
+    table_notes,
+    whole,
+    with_columns,
+)  # fmt: skip
+from foretrace.fleet.formats.source import Source, table
+from foretrace.fleet.workload import Workload
+
+COLUMNS = ("creation_time", "scheduled_time", "deletion_time", "name", "num_gpu", "gpu_milli", "gpu_spec")
+ALSO = ("qos", "pod_phase", "cpu_milli", "memory_mib")
+
+
+def matches(source: Source) -> bool:
+    """Its header names pods and their share of a GPU (also where it lacks the times, which `read` then says)."""
+    return {"name", "num_gpu", "gpu_milli"} <= set(source.header)
+
+
+def read(source: Source, *, salvage: bool = False, ties: str = "file", pending: bool = False) -> Workload:
+    """`qos`, `phase`, `cpu_milli` and `memory_mib` are kept in details; run time is deletion minus scheduling.
+
+    pending: keep pods that were deleted before they were scheduled, with unknown run time; else they are set aside.
+    """
+    taken = table(source)
+    at = with_columns(source, taken, COLUMNS, ALSO)
+    width = len(taken.header)
+
+    def job(cells: list[str] | None) -> Row:
+        cells = cut(cells, width)
+        share = _share(cells[at["gpu_milli"]])
+        if whole(cells[at["num_gpu"]], "num_gpu") == 0:
+            raise Aside("pods without GPUs")
+        if share == 0:
+            raise Bad("it asks for a GPU but gpu_milli is 0")
+        gpus = gpus_of(cells[at["num_gpu"]], "num_gpu")
+        if gpus > 1 and share < 1:
+            raise Bad(f"gpu_milli is {cells[at['gpu_milli']]!r} for several GPUs, where only whole ones go together")
+        created = not_below_zero(cells[at["creation_time"]], "creation_time")
+        deleted = not_below_zero(cells[at["deletion_time"]], "deletion_time")
+        row: Row = {
+            "job": name_of(cells[at["name"]], "name"),
+            "submit": created,
+            "start": None,
+            "end": deleted,
+            "gpus": gpus,
+            "share": share,
+            "gpu_type": cells[at["gpu_spec"]].strip(),
+            "work_s": math.nan,
+        }
+        for key, name in (("qos", "qos"), ("phase", "pod_phase")):
+            row[key] = cells[at[name]] if name in at else ""
+        for name in ("cpu_milli", "memory_mib"):
+            row[name] = not_below_zero(cells[at[name]], name) if name in at else math.nan
+        if not cells[at["scheduled_time"]].strip():
+            if not pending:
+                raise Aside("pods deleted before they were scheduled")
+            return row
+        row["start"] = not_below_zero(cells[at["scheduled_time"]], "scheduled_time")
+        row["work_s"] = deleted - row["start"]
+        if row["work_s"] == 0:
+            raise Aside("pods deleted in the second in which they were scheduled")
+        if row["work_s"] < 0:
+            raise Bad("it was deleted before it was scheduled")
+        return row
+
+    return collect(
+        source, "alibaba2023", placed(taken.rows), job, salvage=salvage, ties=ties,
+        details={"qos": "", "phase": "", "cpu_milli": math.nan, "memory_mib": math.nan},
+        notes=lambda: table_notes(taken, (*COLUMNS, *ALSO)),
+    )  # fmt: skip
+
+
+def _share(text: str) -> float:
+    milli = whole(text, "gpu_milli")
+    if not 0 <= milli <= 1000:
+        raise Bad(f"gpu_milli is {text[:40]!r}, not from 0 to 1000")
+    return milli / 1000

@@ -1,0 +1,214 @@
+"""Slurm accounting: `sacct -a -X -P --format=JobID,User,Partition,State,Submit,Eligible,Start,End,ElapsedRaw,...`.
+
+Columns are found by name, in any order and case. Needed: JobID or JobIDRaw, Submit, Start, End, State, and ReqTRES or
+AllocTRES (`gres/gpu=8`, `gres/gpu:h100=8`). Taken where they are there: Eligible, ElapsedRaw, TimelimitRaw (minutes) or
+Timelimit, User, Partition, Account, QOS, Priority, NNodes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from foretrace.errors import ForetraceError
+from foretrace.fleet.formats.jobs import (
+    Aside,
+    Bad,
+    Clock,
+    Ledger,
+    Row,
+    collect,
+    cut,
+    gpus_of,
+    name_of,
+    not_below_zero,
+    optional,
+    placed,
+    table_notes,
+    with_columns,
+)  # fmt: skip
+from foretrace.fleet.formats.source import Source, table
+from foretrace.fleet.workload import SECOND, Workload
+
+UNKNOWN = {"", "Unknown", "None", "N/A", "NULL"}
+NO_LIMIT = {"", "UNLIMITED", "PARTITION_LIMIT", "NONE", "UNKNOWN", "INVALID"}
+RUNNING = {"RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "RESIZING", "STOPPED", "SIGNALING", "STAGE_OUT"}
+WAITING = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "REVOKED", "RESV_DEL_HOLD"}
+ENDED = {
+    "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE",
+    "LAUNCH_FAILED", "RECONFIG_FAIL",
+}  # fmt: skip
+_TAKEN = {
+    "jobid", "jobidraw", "submit", "start", "end", "state", "reqtres", "alloctres", "eligible", "elapsedraw",
+    "timelimitraw", "timelimit", "user", "partition", "account", "qos", "priority", "nnodes",
+}  # fmt: skip
+_TRES = re.compile(r"gres/gpu(?::([^=,]+))?=(\d{1,9})")
+_LIMIT = re.compile(r"(?:(\d{1,6})-)?(\d{1,6}):(\d{2})(?::(\d{2}))?")
+
+
+def matches(source: Source) -> bool:
+    """Columns apart by bars, among them a job and its submission."""
+    names = {name.strip().lower() for name in source.first.split("|")}
+    return bool({"jobid", "jobidraw"} & names) and "submit" in names
+
+
+def read(
+    source: Source,
+    *,
+    salvage: bool = False,
+    ties: str = "file",
+    timezone: str | None = None,
+    since: str = "submit",
+    gpus: str = "requested",
+    unfinished: bool = False,
+) -> Workload:
+    """`state`, `account`, `qos` and `nodes` are kept in details.
+
+    timezone: where the cluster stands (sacct prints local times without a zone), else UTC. since: `submit`, or
+    `eligible` for waiting that counts from when dependencies and holds were over. gpus: `requested` (what was
+    allocated only where a row requests none) or `allocated`. unfinished: take jobs that still run with what they
+    have run so far. Steps, jobs without GPUs and jobs that never ran are set aside; of a job that ran several times
+    (sacct -D) the last run counts.
+    """
+    if since not in ("submit", "eligible") or gpus not in ("requested", "allocated"):
+        raise ForetraceError(
+            f"{source.path}: since is submit or eligible, gpus is requested or allocated; say one of these."
+        )
+    taken = table(source, "|")
+    names = tuple(name.lower() for name in taken.header)
+    ends_with_bar = names[-1:] == ("",)  # sacct -p instead of -P
+    if len(names) < 2:
+        raise source.fail("has no header with columns apart by bars; print it with sacct -P, without -n.")
+    lower = type(taken)(names, taken.rows, taken.blank)
+    at = with_columns(source, lower, ("submit", "start", "end", "state"), tuple(_TAKEN))
+    key = "jobid" if "jobid" in at else "jobidraw"
+    if key not in at:
+        raise source.fail("has no column JobID; add it to --format.")
+    if not {"reqtres", "alloctres"} & set(at):
+        raise source.fail("has no column ReqTRES or AllocTRES, which tell the GPUs; add one to --format.")
+    width, clock = len(names), Clock.of(timezone)
+    met = {"mixed": 0, "components": 0, "held": 0}
+
+    def cell(cells: list[str], name: str) -> str:
+        return cells[at[name]].strip() if name in at else ""
+
+    def job(cells: list[str] | None) -> Row:
+        cells = cut(cells, width)
+        if ends_with_bar and cells[-1]:
+            raise Bad("it has more columns than the header")
+        name = name_of(cell(cells, key), key)
+        state = _state(cell(cells, "state"))
+        if "." in name:
+            raise Aside("steps, which run on what their job holds")
+        if not state:
+            raise Bad(f"State is {cell(cells, 'state')[:40]!r}, which sacct does not print")
+        count, kinds = _devices(cells, at, gpus)
+        if count == 0:
+            raise Aside("jobs without GPUs")
+        submit = clock.read(cell(cells, "submit"), "Submit")
+        if since == "eligible" and cell(cells, "eligible") not in UNKNOWN:
+            submit = max(submit, clock.read(cell(cells, "eligible"), "Eligible"))
+            met["held"] += 1
+        if state in WAITING or cell(cells, "start") in UNKNOWN:
+            raise Aside("jobs that never ran")
+        if state in RUNNING and not unfinished:
+            raise Aside("jobs that still run")
+        start = clock.read(cell(cells, "start"), "Start", after=submit)
+        end = None if cell(cells, "end") in UNKNOWN else clock.read(cell(cells, "end"), "End", after=start)
+        ran = optional(cell(cells, "elapsedraw"), "ElapsedRaw")
+        if math.isnan(ran):
+            if end is None:
+                raise Bad("it has neither End nor ElapsedRaw")
+            ran = (end - start) / SECOND
+        if ran < 0:
+            raise Bad("it ended before it started")
+        if ran == 0:
+            raise Aside("jobs that ran for less than a second")
+        met["mixed"] += "|" in kinds
+        met["components"] += "+" in name
+        return {
+            "job": name,
+            "submit": submit,
+            "start": start,
+            "end": end,
+            "gpus": gpus_of(str(count), "gres/gpu"),
+            "gpu_type": kinds,
+            "work_s": ran,
+            "estimate_s": _limit(cell(cells, "timelimitraw"), cell(cells, "timelimit")),
+            "user": cell(cells, "user"),
+            "tenant": cell(cells, "partition"),
+            "priority": optional(cell(cells, "priority") or "0", "Priority"),
+            "state": state,
+            "account": cell(cells, "account"),
+            "qos": cell(cells, "qos"),
+            "nodes": optional(cell(cells, "nnodes"), "NNodes"),
+        }
+
+    def last_runs(ledger: Ledger, rows: list[tuple[str, Row]]) -> list[tuple[str, Row]]:
+        last: dict[str, int] = {}
+        for position, (_, row) in enumerate(rows):
+            before = last.get(row["job"])
+            if before is None or row["start"] >= rows[before][1]["start"]:
+                last[row["job"]] = position
+        if len(last) < len(rows):
+            ledger.aside["earlier runs of jobs that were put back into the queue"] = len(rows) - len(last)
+        return [rows[position] for position in sorted(last.values())]
+
+    def notes() -> list[str]:
+        told = table_notes(type(taken)(tuple(name for name in names if name), taken.rows, taken.blank), _TAKEN)
+        if met["mixed"]:
+            told.append(
+                f"{met['mixed']} jobs ask for several kinds of GPUs at once and are taken to run on any of these"
+            )
+        if met["components"]:
+            told.append(f"{met['components']} components of heterogeneous jobs are taken for jobs of their own")
+        if since == "eligible":
+            told.append(f"{met['held']} jobs count from when they became eligible")
+        return [*told, *clock.note]
+
+    return collect(
+        source, "slurm", placed(lower.rows), job, salvage=salvage, dated=True, ties=ties, finish=last_runs,
+        details={"state": "", "account": "", "qos": "", "nodes": math.nan}, notes=notes,
+    )  # fmt: skip
+
+
+def _devices(cells: list[str], at: dict[str, int], which: str) -> tuple[int, str]:
+    """GPUs and their kinds joined by bars. The kind that was allocated is no wish and is not taken for one."""
+    order = ("reqtres", "alloctres") if which == "requested" else ("alloctres", "reqtres")
+    kinds = (
+        ""
+        if "reqtres" not in at
+        else "|".join(sorted({k for k, n in _TRES.findall(cells[at["reqtres"]]) if k and int(n)}))
+    )
+    for name in order:
+        if name in at:
+            found = _TRES.findall(cells[at[name]])
+            plain = sum(int(count) for kind, count in found if not kind)
+            typed = sum(int(count) for kind, count in found if kind)
+            if plain or typed:  # Slurm counts typed ones in the plain count as well
+                return max(plain, typed), kinds
+    return 0, ""
+
+
+def _state(text: str) -> str:
+    """State without what follows it (`CANCELLED by 1000`), whole where sacct cut it short (`OUT_OF_ME+`), else ""."""
+    word = text.partition(" ")[0].upper()
+    known = RUNNING | WAITING | ENDED
+    if word.endswith("+") and len(word) > 4:
+        return next((state for state in sorted(known) if state.startswith(word[:-1])), "")
+    return word if word in known else ""
+
+
+def _limit(raw: str, written: str) -> float:
+    """Time limit in seconds, nan where there is none; raises Bad."""
+    if raw.upper() not in NO_LIMIT:
+        return not_below_zero(raw, "TimelimitRaw") * 60 or math.nan
+    if written.upper() in NO_LIMIT:
+        return math.nan
+    found = _LIMIT.fullmatch(written)
+    if not found:
+        raise Bad(f"Timelimit is {written[:40]!r}, not [days-]hours:minutes:seconds")
+    days, first, second, third = (int(part or 0) for part in found.groups())
+    if found[4] is None:  # minutes:seconds
+        return float(days * 86400 + first * 60 + second)
+    return float(days * 86400 + first * 3600 + second * 60 + third)

@@ -1,0 +1,206 @@
+"""What Slurm tells of a cluster: topology.conf, topology.yaml, and `scontrol show node` (with or without -o).
+
+Topologies name nodes and switches but no GPUs; these come from `scontrol show node`, or are said by the user to be
+alike everywhere. See topology.conf(5), topology.yaml(5) and scontrol(1).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from foretrace.errors import ForetraceError
+from foretrace.fleet.cluster import ClusterTree
+from foretrace.fleet.formats.hostlist import expand
+from foretrace.fleet.formats.source import Source
+from foretrace.fleet.formats.trees import Node, tree
+
+_PAIR = re.compile(r"([A-Za-z_]+)=(\S*)")
+_GRES = re.compile(r"(?:^|,)gpu(?::([^:,()=]+?))?:(\d{1,9})(?:\([^)]*\))?(?=,|$)")
+_TRES = re.compile(r"gres/gpu(?::([^=,]+))?=(\d{1,9})")
+_RECORD = re.compile(r"^\s*NodeName=", re.MULTILINE)
+DEEPEST = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """GPUs of a node."""
+
+    count: int
+    kind: str
+
+
+@dataclass
+class Switches:
+    """A topology before its nodes have GPUs: per switch its children and nodes, in the order of the file."""
+
+    children: dict[str, list[str]]
+    nodes: dict[str, list[str]]
+    word: str = "switch"
+
+
+def is_topology_conf(source: Source) -> bool:
+    """Its first line that says something names a switch or a block."""
+    return bool(re.match(r"(SwitchName|BlockName|BlockSizes)\s*=", _first(source), re.IGNORECASE))
+
+
+def is_nodes(source: Source) -> bool:
+    """It begins with a node as scontrol shows it."""
+    return bool(re.match(r"NodeName=", _first(source)))
+
+
+def _first(source: Source) -> str:
+    lines = (line.split("#", 1)[0].strip() for line in source.lines)
+    return next((line for line in lines if line), "")
+
+
+def topology_conf(source: Source) -> Switches:
+    """Switches (or blocks) of a topology.conf; raises ForetraceError with the line that cannot be read."""
+    found = Switches({}, {})
+    for at, line in enumerate(source.lines, 1):
+        said = {key.lower(): value for key, value in _PAIR.findall(line.split("#", 1)[0])}
+        if not said:
+            if line.split("#", 1)[0].strip():
+                raise source.fail(f"line {at} says nothing of the form Key=Value; mend it.")
+            continue
+        if "blocksizes" in said and len(said) == 1:
+            continue  # how many nodes a block plans with; the blocks themselves are what matters here
+        name = said.get("switchname") or said.get("blockname")
+        if not name:
+            raise source.fail(f"line {at} names no switch and no block; write SwitchName= or BlockName=.")
+        if "blockname" in said:
+            found.word = "block"
+        _add(source, found, name, said.get("switches", ""), said.get("nodes", ""), f"line {at}")
+    return found
+
+
+def _add(source: Source, found: Switches, name: str, children: str, nodes: str, where: str) -> None:
+    for each in expand(name):
+        if each in found.children:
+            raise source.fail(f"{where} names the switch {each!r} once more; name every switch once.")
+        found.children[each], found.nodes[each] = expand(children), expand(nodes)
+
+
+def topology_yaml(source: Source, said: Any, wanted: str | None) -> Switches | None:
+    """The topology of that name, else the default one, else the first; None where it is flat. Raises ForetraceError."""
+    if (
+        not isinstance(said, list)
+        or not said
+        or not all(isinstance(each, dict) and "topology" in each for each in said)
+    ):
+        raise source.fail("is no list of topologies; write - topology: NAME with tree, block or flat.")
+    by_name = {str(each["topology"]): each for each in said}
+    if wanted is not None and wanted not in by_name:
+        raise source.fail(f"has no topology {wanted!r}; it has {', '.join(by_name)[:200]}.")
+    default = next((each for each in said if each.get("cluster_default") is True), said[0])
+    chosen = default if wanted is None else by_name[wanted]
+    if "tree" in chosen:
+        kind, key, word = "tree", "switches", "switch"
+    elif "block" in chosen:
+        kind, key, word = "block", "blocks", "block"
+    elif chosen.get("flat") is True:
+        return None
+    else:
+        raise source.fail(f"topology {str(chosen['topology'])!r} is neither tree, block nor flat; name one that is.")
+    entries = chosen[kind].get(key) if isinstance(chosen[kind], dict) else None
+    if not isinstance(entries, list) or not entries:
+        raise source.fail(f"topology {str(chosen['topology'])!r} has no {key}; write them below {kind}.")
+    found = Switches({}, {}, word)
+    for at, entry in enumerate(entries):
+        where = f"{kind}.{key}[{at}]"
+        if not isinstance(entry, dict) or not isinstance(entry.get(word), str):
+            raise source.fail(f"{where} has no {word}; give it a name.")
+        texts = [entry.get(name, "") or "" for name in ("children", "nodes")]
+        if not all(isinstance(text, str) for text in texts):
+            raise source.fail(f"{where}: children and nodes are written as tux[0-3,7]; mend them.")
+        _add(source, found, entry[word], texts[0], texts[1], where)
+    return found
+
+
+def shown_nodes(source: Source) -> dict[str, Device]:
+    """GPUs by node as scontrol shows them; raises ForetraceError where a node has two kinds, or none stands there."""
+    text = source.text
+    begins = [found.start() for found in _RECORD.finditer(text)]
+    if not begins:
+        raise source.fail("shows no node; print it with scontrol show node -o.")
+    devices: dict[str, Device] = {}
+    for begin, end in zip(begins, [*begins[1:], len(text)], strict=True):
+        said: dict[str, str] = {}
+        for key, value in _PAIR.findall(text[begin:end]):
+            said.setdefault(key, value)
+        name = said.get("NodeName", "")
+        gres = [(kind, int(count)) for kind, count in _GRES.findall(said.get("Gres", "")) if int(count)]
+        if not gres:  # sites that hide Gres still configure it as a trackable resource
+            tres = [(kind, int(count)) for kind, count in _TRES.findall(said.get("CfgTRES", "")) if int(count)]
+            gres = [each for each in tres if each[0]] or tres
+        if len({kind for kind, _ in gres}) > 1:
+            kinds = " and ".join(sorted({kind or "no kind" for kind, _ in gres}))
+            raise source.fail(f"node {name!r} has GPUs of {kinds}; describe it as two nodes, one for each kind.")
+        if name in devices:
+            raise source.fail(f"node {name!r} stands twice; print every node once.")
+        devices[name] = Device(sum(count for _, count in gres), gres[0][0] if gres else "")
+    return devices
+
+
+def grow(
+    source: Source, found: Switches, devices: Mapping[str, Device] | None, alike: Device | None, *, name: str
+) -> ClusterTree:
+    """Switches with GPUs as a tree. A single switch above all is the cluster and no level of its own.
+
+    Raises ForetraceError where switches form no tree, a node lies below two leaf switches, or GPUs are not known.
+    """
+    parent: dict[str, str] = {}
+    for switch, children in found.children.items():
+        for child in children:
+            if child not in found.children:
+                raise source.fail(f"{found.word} {switch!r} leads to {child!r}, which is not described; add its line.")
+            if child in parent or child == switch:
+                raise source.fail(f"{found.word} {child!r} lies below two others, which is no tree; leave one out.")
+            parent[child] = switch
+    chains: dict[str, tuple[str, ...]] = {}
+    for switch, hosts in found.nodes.items():
+        if not hosts:
+            continue
+        chain = [switch]
+        while chain[-1] in parent:
+            chain.append(parent[chain[-1]])
+            if len(chain) > DEEPEST:
+                raise source.fail(f"{found.word} {switch!r} lies in a ring or deeper than {DEEPEST} levels; mend it.")
+        chains[switch] = tuple(reversed(chain))
+    if not chains:
+        raise source.fail("names no nodes; add Nodes= to its leaf switches.")
+    if len({chain[0] for chain in chains.values()}) == 1 and all(len(chain) > 1 for chain in chains.values()):
+        chains = {switch: chain[1:] for switch, chain in chains.items()}
+    elif len(chains) == 1:
+        chains = dict.fromkeys(chains, ())
+    depth = max(map(len, chains.values()))
+    # a leaf that hangs higher than others is a unit of its own on the levels that it lacks
+    chains = {
+        switch: (*chain[:-1], *[chain[-1]] * (depth - len(chain) + 1)) if chain else ()
+        for switch, chain in chains.items()
+    }
+    nodes = []
+    for switch, above in chains.items():
+        for host in found.nodes[switch]:
+            device = alike if devices is None else devices.get(host)
+            if device is None:
+                raise source.fail(f"how many GPUs {host!r} has is not known; add it to the nodes or say gpus_per_node.")
+            nodes.append(Node(host, device.count, device.kind, above))
+    words = [found.word if level == 1 else f"{found.word}{level}" for level in range(depth, 0, -1)]
+    return tree(source.path, nodes, words, name=name)
+
+
+def flat(where: str, devices: Mapping[str, Device], *, name: str) -> ClusterTree:
+    """Nodes without switches."""
+    return tree(where, [Node(host, device.count, device.kind) for host, device in devices.items()], (), name=name)
+
+
+def alike(count: int | None, kind: str) -> Device | None:
+    """GPUs that every node has, None where the user does not say."""
+    if count is None:
+        return None
+    if count < 1:
+        raise ForetraceError(f"a node has one GPU or more, not {count}; say another gpus_per_node.")
+    return Device(count, kind)
