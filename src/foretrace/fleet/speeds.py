@@ -35,7 +35,8 @@ class Shape:
 @dataclass(frozen=True, slots=True)
 class Speed:
     """Progress per second of a job in units of its `work_s` (1: as fast as the workload says), and the part of the
-    running time that is communication not hidden behind compute (0 where the model does not know)."""
+    running time that is communication not hidden behind compute (0 where the model does not know).
+    """
 
     progress: float
     communication: float = 0.0
