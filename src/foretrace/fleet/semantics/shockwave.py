@@ -1,0 +1,189 @@
+"""The round scheduler of the Shockwave study (NSDI 2023) as it ran on 32 real GPUs, to be held against those runs.
+
+Sources: uw-mad-dash/shockwave 8a44f4a, scheduler/scheduler.py and scheduler/policies (MIT); fleet-lessons.md 5.1, 5.3.
+Every constant is the published one; none is fitted. Time is whole rounds of `round_s` on fixed boundaries.
+
+A round: jobs submitted so far take part. If jobs came, left or changed their batch size since shares were computed,
+the policy computes them again, and accounts are reset if that was `reset_s` ago: a job's deficit grows by share x time
+since the last reset less what it received, and every job is credited half a round. Jobs are taken by (share over the
+fraction of all time received, deficit, share), descending, ties by submission, as long as they fit, those of no share
+too. A job that was not in the round before, or that stopped at a change of batch size, pays `restart_s` first. At a
+change it stops until the next round (`wait` = change); the published simulator lets it go on (`wait` = none). Whoever
+ends inside a round leaves its GPUs idle to the boundary. Only numbers of GPUs count (92 of the 120 jobs use one).
+
+`decide` = ahead goes by the clock of the published program on a real cluster instead: a round is decided half a round
+before it begins; processes of newcomers start where GPUs of their nodes are free, from then on; a job that other jobs
+push to other GPUs restarts; a process that ends is credited all it received, also from before the last reset.
+
+Left out of both: the limit of 1.5 times the expected run time, after which the study removes a job; seconds that real
+rounds last too long; arrivals that are looked for every 10 s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from foretrace.errors import ForetraceError
+from foretrace.fleet.cluster import parse_cluster
+from foretrace.fleet.result import FleetResult, Segments
+from foretrace.fleet.semantics.shockwave_market import Market, Settings
+from foretrace.fleet.semantics.shockwave_policies import ALIASES, make
+from foretrace.fleet.semantics.shockwave_profile import RECORDED, profiles, read_results, rows_of
+from foretrace.fleet.semantics.shockwave_rounds import FOREVER, Chooser, Fleet, Rules, Runs, Shares, simulate
+from foretrace.fleet.workload import Float64, Int64, Workload, nanoseconds
+
+OPTIONS = (
+    "profiles", "profile", "leave_out", "round_s", "restart_s", "reset_s", "wait", "alpha", "leftover", "decide",
+    *(f"market_{key}" for key in Settings.names()),
+)  # fmt: skip
+CHOICES = {"wait": ("change", "none"), "leftover": ("centre", "raise"), "decide": ("boundary", "ahead")}
+
+
+class Shockwave:
+    """The study's scheduler.
+
+    Options: profiles (file of recorded results), profile (recorded, steps, duration), leave_out (the policy whose
+    recorded results are not used for run times; by default the one that runs), round_s, restart_s, reset_s,
+    wait (change, none), decide (boundary, ahead), leftover (centre, raise: see `settled`), alpha (of allox), market_*
+    (of shockwave, see `Settings`).
+    """
+
+    name = "shockwave"
+    policies: tuple[str, ...] = (
+        "allox", "finish_time_fairness", "max_min_fairness", "gandiva_fair", "min_total_duration",
+        "max_sum_throughput_perf", "shockwave", "isolated", "isolated_plus", *ALIASES,
+    )  # fmt: skip
+    default_cluster = "8x4"
+
+    def run(
+        self, workload: Workload, *, policy: str, cluster: str, seed: int, options: Mapping[str, str]
+    ) -> FleetResult:
+        """Simulate; `seed` is not used, nothing here is drawn. facts: where run times come from, rounds, settings.
+
+        Run times are by default those of recorded results beside the log, of other policies than this one; else the
+        log's own. Raises ForetraceError for an unknown policy, cluster or option, and for results that cannot be read.
+        """
+        known = policy.lower()
+        known = ALIASES.get(known, known)
+        if known not in self.policies:
+            raise ForetraceError(f"shockwave has no policy {policy!r}; choose one of {', '.join(self.policies)}.")
+        for key in options:
+            if key not in OPTIONS:
+                raise ForetraceError(f"shockwave has no option {key!r}; there are {', '.join(OPTIONS)}.")
+        for key, among in CHOICES.items():
+            if options.get(key, among[0]) not in among:
+                raise ForetraceError(
+                    f"shockwave: option {key}={options[key]} is unknown; write one of {', '.join(among)}."
+                )
+        tree = parse_cluster(cluster)
+        rules = Rules(
+            round_s=_number(options, "round_s", 120.0, 1.0), restart_s=_number(options, "restart_s", 20.0, 0.0),
+            reset_s=_number(options, "reset_s", 1000.0, 0.0), stops=options.get("wait", "change") == "change",
+            gpus=tree.gpus, per_node=tree.per_node, ahead=options.get("decide", "boundary") == "ahead",
+            strict=known == "isolated_plus",
+        )  # fmt: skip
+        if rules.restart_s >= rules.round_s:
+            raise ForetraceError(
+                f"shockwave: a restart of {rules.restart_s:g} s in rounds of {rules.round_s:g} s leaves jobs no time to"
+                " progress; make round_s longer."
+            )
+        jobs, facts = profiles(
+            workload, kind=options.get("profile", ""), path=options.get("profiles", ""), without=options.get("leave_out", known)
+        )
+        never = workload.gpus > rules.gpus
+        if known == "shockwave":
+            settings = Settings.of(rules.gpus, {k[7:]: v for k, v in options.items() if k.startswith("market_")})
+            chooser: Chooser = Market(settings, rules.gpus, rules.round_s)
+            facts["market"] = settings
+        else:
+            chooser = Shares(
+                make(known, _number(options, "alpha", 0.2, 0.0), options.get("leftover", "centre")),
+                rules,
+                len(workload),
+            )
+        submit = (workload.submit_ns - (workload.submit_ns[0] if len(workload) else 0)) * 1e-9
+        n = len(workload)
+        fleet = Fleet(jobs, workload.gpus, submit, epoch=[0.0] * n, phase=[0] * n)
+        runs = simulate(fleet, chooser, rules, np.flatnonzero(~never).tolist())
+        return _result(workload, runs, rules, never, facts | {"rules": rules}, policy, cluster)
+
+
+def _number(options: Mapping[str, str], key: str, default: float, least: float) -> float:
+    try:
+        value = float(options.get(key, default))
+    except ValueError:
+        value = float("nan")
+    if not least <= value < FOREVER:
+        raise ForetraceError(f"shockwave: option {key}={options[key]} must be a number from {least:g} on.")
+    return value
+
+
+def _result(
+    workload: Workload, runs: Runs, rules: Rules, never: Any, facts: dict[str, Any], policy: str, cluster: str
+) -> FleetResult:
+    n = len(workload)
+    first = float(workload.submit_ns[0]) * 1e-9 if n else 0.0
+
+    def clock(seconds: Float64) -> Int64:
+        return np.where(seconds < 0, -1, nanoseconds(np.maximum(seconds, 0.0) + first))
+
+    table = np.array(sorted(runs.rows, key=lambda row: row[1])).reshape(-1, 3)
+    which = table[:, 0].astype(np.int64)
+    took = table[:, 2] - table[:, 1]
+    dead = np.minimum(took, rules.restart_s)
+    start = np.full(n, -1.0)
+    start[which[::-1]] = table[::-1, 1]
+    held = np.bincount(which, took, n)
+    segments = Segments(
+        job=which, start_ns=clock(table[:, 1]), end_ns=clock(table[:, 2]), gpus=workload.gpus[which],
+        level=np.zeros(len(which), np.int64), dead_ns=nanoseconds(dead),
+        offset=np.zeros(len(which) + 1, np.int64), devices=np.zeros(0, np.int64),
+    )  # fmt: skip
+    return FleetResult.simple(
+        workload, policy=policy, cluster=cluster, gpus=rules.gpus, start_ns=clock(start), end_ns=clock(runs.end),
+        held_ns=nanoseconds(held), gpu_ns=held * 1e9 * workload.gpus,
+        dead_ns=nanoseconds(np.bincount(which, dead, n)), starts=np.bincount(which, minlength=n).astype(np.int64),
+        preempted=runs.preempted, never=np.asarray(never), segments=segments,
+        facts=facts | {"rounds": runs.rounds, "moved": runs.moved, "segments": "numbers of GPUs only"},
+        events=runs.rounds,
+    )  # fmt: skip
+
+
+def compare(result: FleetResult, recorded: Mapping[str, Any]) -> dict[str, float]:
+    """How far a result is from a recorded run of the same jobs; errors are simulated / recorded − 1.
+
+    recorded: `makespan` s, `jct_list` (n,) s. jct: of the mean; makespan: against last (arrival + JCT) less first
+    arrival of the recorded jobs; makespan_field: against the recorded number; discrepancy: recorded number /
+    recomputed − 1 (fleet-lessons.md 5.3); per_job: median |error| of JCT. In the study the number of
+    finish_time_fairness is an hour short: the clocks went back during that run, and the study's own comparison adds
+    3,600 s (scheduler/reproduce/analyze_fidelity.py). Raises ForetraceError where the jobs are not as many.
+    """
+    took = np.asarray(recorded["jct_list"], float)
+    if len(took) != len(result.workload):
+        raise ForetraceError(
+            f"the recorded run has {len(took):,} jobs and the result {len(result.workload):,}; compare the same jobs."
+        )
+    took = took[rows_of(result.workload)]
+    submit = result.workload.submit_ns * 1e-9
+    makespan = float((submit + took).max() - submit.min())
+    ours = result.jct_s
+    return {
+        "jct": float(ours.mean() / took.mean() - 1),
+        "makespan": result.makespan_s / makespan - 1,
+        "makespan_field": result.makespan_s / float(recorded["makespan"]) - 1,
+        "discrepancy": float(recorded["makespan"]) / makespan - 1,
+        "per_job": float(np.median(np.abs(ours / took - 1))),
+    }
+
+
+def recorded_runs(path: str | Path) -> dict[str, Any]:
+    """Recorded results by `run|policy|kind` of a file or of the folder it lies in; raises ForetraceError without them."""
+    file = Path(path)
+    found = read_results(file / RECORDED if file.is_dir() else file)
+    if isinstance(found, str):
+        raise ForetraceError(f"shockwave: {found}; name the recorded results of the study.")
+    return found
