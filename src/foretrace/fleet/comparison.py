@@ -1,0 +1,316 @@
+"""Policies compared on the same jobs: repeated on jittered or partial workloads, paired, with bootstrap intervals.
+
+One run says nothing about noise: moving every submission by up to a minute moves the makespan of 500 jobs by several
+per cent. So each policy runs on the same repetitions of a workload, and what is judged is the ratio of their means,
+resampled over repetitions in pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import atan, cos, pi, sin, sqrt
+from statistics import NormalDist
+
+import numpy as np
+import numpy.typing as npt
+
+from foretrace.errors import ForetraceError
+from foretrace.fleet import metrics
+from foretrace.fleet.overtime import Only, chosen
+from foretrace.fleet.result import FleetResult
+from foretrace.fleet.workload import SECOND, Float64, Workload
+
+Run = Callable[[Workload], FleetResult]
+LEVEL = 0.95
+RESAMPLES = 4000
+FEW = 8  # below so many repetitions resampling them cannot reach the tails, and a t interval stands in
+MORE_IS_BETTER = frozenset({"utilisation"})
+FIGURES = (
+    "mean_jct_s", "p50_jct_s", "p90_jct_s", "p99_jct_s", "mean_queue_s", "makespan_s", "utilisation", "comm_s",
+    "mean_rho", "lost_gpu_h", "unfinished",
+)  # fmt: skip
+
+
+def figures(result: FleetResult, only: Only = None) -> dict[str, float]:
+    """The figures that policies are compared by, of one run; nan where one is not known."""
+    jct, queue = metrics.spread(result.jct_s[chosen(result, only)]), metrics.queueing(result, only)
+    cover = metrics.coverage(result, only)
+    return {
+        "mean_jct_s": jct.mean,
+        "p50_jct_s": jct.p50,
+        "p90_jct_s": jct.p90,
+        "p99_jct_s": jct.p99,
+        "mean_queue_s": queue.of_finished.mean,
+        "makespan_s": metrics.makespan_s(result, only),
+        "utilisation": metrics.utilisation(result, only),
+        "comm_s": metrics.communication(result, only).total_s,
+        "mean_rho": metrics.spread(metrics.fairness(result)[chosen(result, only)]).mean,
+        "lost_gpu_h": metrics.lost(result, only).gpu_h,
+        "unfinished": float(cover.jobs - cover.finished),
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A mean over repetitions with its bootstrap interval; low = high = None where one repetition says nothing."""
+
+    mean: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contrast:
+    """Mean of a policy over mean of the one it is compared with, on the same repetitions.
+
+    verdict: "better", "worse", "within noise" (1 lies in the interval), "same" (equal in every repetition) or
+    "unknown" (one repetition, or a figure that is not known or zero). Levels hold for one ratio each: of many
+    ratios at 95 %, one in twenty leaves its interval by chance.
+    """
+
+    ratio: float
+    low: float | None
+    high: float | None
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One figure of all policies. `best`: the policy with the best mean; `tied`: those that noise may put before it."""
+
+    name: str
+    estimates: Mapping[str, Estimate]
+    against_baseline: Mapping[str, Contrast]
+    best: str
+    tied: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Policies on the same repetitions. samples: by policy and figure, (repetitions,); seeded, so repeatable."""
+
+    policies: tuple[str, ...]
+    baseline: str
+    repetitions: int
+    how: str  # what the repetitions are, for people
+    level: float
+    figures: Mapping[str, Figure]
+    samples: Mapping[str, Mapping[str, Float64]]
+
+
+def jitter(workload: Workload, seed: int, seconds: float = 60.0) -> Workload:
+    """Every submission later by 0 to `seconds`, uniform and independent; what was logged moves along.
+
+    Deterministic for a seed. Raises ForetraceError for a negative time.
+    """
+    if not 0 <= seconds < float("inf"):
+        raise ForetraceError(f"submissions cannot be moved by {seconds:g} s; give seconds of 0 or more.")
+    by = np.random.default_rng([seed, 0x666C74]).integers(0, int(seconds * SECOND) + 1, len(workload))
+    logged = {
+        key: np.where(getattr(workload, key) < 0, -1, getattr(workload, key) + by)
+        for key in ("logged_start_ns", "logged_end_ns")
+    }
+    return workload.with_columns(submit_ns=workload.submit_ns + by, **logged)
+
+
+def subtraces(workload: Workload, count: int) -> tuple[Workload, ...]:
+    """So many consecutive parts with equally many jobs (one more in the first ones), each from time zero.
+
+    A part begins on an empty cluster, so its queues are shorter at first than in the whole. Raises ForetraceError
+    where there are fewer jobs than parts.
+    """
+    if not 1 <= count <= len(workload):
+        raise ForetraceError(f"{len(workload):,} jobs cannot be cut into {count} parts; ask for 1 to {len(workload)}.")
+    found = []
+    for i, at in enumerate(np.array_split(np.arange(len(workload)), count)):
+        part = workload.take(at, name=f"{workload.name} part {i + 1} of {count}".strip())
+        first = int(part.submit_ns[0])
+        moved = {
+            key: np.where(getattr(part, key) < 0, -1, getattr(part, key) - first)
+            for key in ("logged_start_ns", "logged_end_ns")
+        }
+        moved = {key: np.maximum(value, -1) for key, value in moved.items()}
+        found.append(
+            replace(part.with_columns(submit_ns=part.submit_ns - first, **moved), epoch_s=part.epoch_s + first / SECOND)
+        )
+    return tuple(found)
+
+
+def jittered(workload: Workload, seeds: int, seconds: float = 60.0, *, seed: int = 0) -> tuple[Workload, ...]:
+    """The workload under so many seeds, counted from `seed`; the workload itself where one is asked for."""
+    if seeds < 1:
+        raise ForetraceError(f"a comparison needs at least one run of each policy, not {seeds}; give --seeds 20.")
+    return (workload,) if seeds == 1 else tuple(jitter(workload, seed + i, seconds) for i in range(seeds))
+
+
+def compare(
+    policies: Mapping[str, Run],
+    workloads: Sequence[Workload],
+    *,
+    how: str = "",
+    baseline: str | None = None,
+    only: Collection[str] | None = None,
+    level: float = LEVEL,
+    seed: int = 0,
+    seen: Callable[[str, int, FleetResult], None] | None = None,
+) -> Comparison:
+    """Run every policy on every workload and judge the differences.
+
+    policies: by name, what simulates a workload. workloads: repetitions, as of `jittered` or `subtraces`. baseline:
+    the first policy where None. only: names of the jobs that are measured
+    (positions change when submissions move). seen: is shown every result
+    with its policy and repetition. To run elsewhere, take `figures` there and `judge` them here.
+    """
+    if not policies or not workloads:
+        raise ForetraceError("a comparison needs at least one policy and one workload; name a policy.")
+
+    samples: dict[str, dict[str, list[float]]] = {}
+    only = None if only is None else frozenset(only)
+    for policy, run in policies.items():
+        for i, workload in enumerate(workloads):
+            result = run(workload)
+            if seen is not None:
+                seen(policy, i, result)
+            measured = None
+            if only is not None:
+                measured = np.fromiter((job in only for job in result.workload.job.tolist()), bool, len(workload))
+            for name, value in figures(result, measured).items():
+                samples.setdefault(policy, {}).setdefault(name, []).append(value)
+    return judge(samples, how=how, baseline=baseline, level=level, seed=seed)
+
+
+def judge(
+    samples: Mapping[str, Mapping[str, npt.ArrayLike]],
+    *,
+    how: str = "",
+    baseline: str | None = None,
+    level: float = LEVEL,
+    seed: int = 0,
+    resamples: int = RESAMPLES,
+) -> Comparison:
+    """From figures per policy and repetition, the same repetitions in the same order for every policy.
+
+    Raises ForetraceError where the baseline is not among them or the repetitions differ in number.
+    """
+    taken = {
+        policy: {name: np.asarray(values, np.float64) for name, values in rows.items()}
+        for policy, rows in samples.items()
+    }
+    names = list(taken)
+    base = names[0] if baseline is None else baseline
+    if base not in taken:
+        raise ForetraceError(f"there is no policy {base!r} to compare with; there are {', '.join(names)}.")
+    lengths = {len(values) for rows in taken.values() for values in rows.values()}
+    if len(lengths) != 1:
+        raise ForetraceError("every policy must run on the same repetitions; some have more runs than others.")
+    n = lengths.pop()
+    draws = np.random.default_rng([seed, n]).integers(0, n, (resamples, n))  # one for all: paired by repetition
+    tails = Tails.of(n, level)
+    made = {}
+    for name in taken[base]:
+        columns = {policy: rows[name] for policy, rows in taken.items()}
+        more = name in MORE_IS_BETTER
+        known = {policy: float(values.mean()) for policy, values in columns.items() if not np.isnan(values).any()}
+        best = (max if more else min)(known, key=lambda policy: known[policy]) if known else base
+        tied = [
+            policy
+            for policy in names
+            if policy != best and policy in known
+            and contrast(columns[policy], columns[best], draws, tails, more=more).verdict not in ("worse", "better")
+        ]  # fmt: skip
+        made[name] = Figure(
+            name=name,
+            estimates={policy: estimate(values, draws, tails) for policy, values in columns.items()},
+            against_baseline={
+                policy: contrast(values, columns[base], draws, tails, more=more)
+                for policy, values in columns.items()
+                if policy != base
+            },
+            best=best,
+            tied=tuple(tied),
+        )
+    return Comparison(
+        policies=tuple(names), baseline=base, repetitions=n, how=how, level=level, figures=made, samples=taken
+    )
+
+
+def estimate(values: Float64, draws: npt.NDArray[np.int64], tails: Tails) -> Estimate:
+    """Mean of the repetitions; no interval from one of them or where one is not known."""
+    if len(values) < 2 or np.isnan(values).any():
+        return Estimate(mean=float(values.mean()), low=None, high=None)
+    mean = float(values.mean())
+    if len(values) < FEW:
+        half = tails.t * float(values.std(ddof=1)) / sqrt(len(values))
+        return Estimate(mean=mean, low=mean - half, high=mean + half)
+    low, high = np.quantile(values[draws].mean(axis=1), (tails.low, 1 - tails.low)).tolist()
+    return Estimate(mean=mean, low=low, high=high)
+
+
+def contrast(
+    values: Float64, base: Float64, draws: npt.NDArray[np.int64], tails: Tails, *, more: bool = False
+) -> Contrast:
+    """Ratio of means with the interval over paired resamples; more: larger is better."""
+    if np.array_equal(values, base):
+        return Contrast(ratio=1.0, low=1.0, high=1.0, verdict="same")
+    if np.isnan(values).any() or np.isnan(base).any() or base.mean() == 0:
+        return Contrast(ratio=float("nan"), low=None, high=None, verdict="unknown")
+    ratio = float(values.mean() / base.mean())
+    if len(values) < 2:
+        return Contrast(ratio=ratio, low=None, high=None, verdict="unknown")
+    if len(values) < FEW:  # the ratio of means, linearised
+        spread = float((values - ratio * base).std(ddof=1)) / abs(float(base.mean()))
+        half = tails.t * spread / sqrt(len(values))
+        low, high = ratio - half, ratio + half
+    else:
+        below = base[draws].mean(axis=1)
+        if not (below > 0).all():
+            return Contrast(ratio=ratio, low=None, high=None, verdict="unknown")
+        low, high = np.quantile(values[draws].mean(axis=1) / below, (tails.low, 1 - tails.low)).tolist()
+    verdict = "within noise" if low <= 1 <= high else "better" if (ratio > 1) == more else "worse"
+    return Contrast(ratio=ratio, low=low, high=high, verdict=verdict)
+
+
+@dataclass(frozen=True, slots=True)
+class Tails:
+    """t: quantile of Student's t for an interval of the level. low: quantile of the resampled means where it begins.
+
+    The plain percentile interval is too narrow for few repetitions: by √((n−1)/n), and for using a normal in place of
+    a t distribution. Both are made good in the quantile (Hesterberg 2015, "expanded percentile interval").
+    """
+
+    t: float
+    low: float
+
+    @classmethod
+    def of(cls, n: int, level: float) -> Tails:
+        """For n repetitions."""
+        if n < 2:
+            return cls(float("inf"), 0.0)
+        t = _t_quantile(0.5 + level / 2, n - 1)
+        return cls(t, NormalDist().cdf(-sqrt(n / (n - 1)) * t))
+
+
+def _t_quantile(p: float, freedom: int) -> float:
+    """Quantile p > ½ of Student's t, by bisection of its distribution (finite sums for whole degrees of freedom)."""
+
+    def upto(t: float) -> float:
+        angle = atan(t / sqrt(freedom))
+        cosine = cos(angle)
+        if freedom % 2:  # Abramowitz & Stegun 26.7.3
+            total, term = 0.0, cosine
+            for k in range(1, freedom - 1, 2):
+                total += term
+                term *= cosine**2 * (k + 1) / (k + 2)
+            return 0.5 + (angle + sin(angle) * total) / pi
+        total, term = 0.0, 1.0  # 26.7.4
+        for k in range(0, freedom, 2):
+            total += term
+            term *= cosine**2 * (k + 1) / (k + 2)
+        return 0.5 + sin(angle) * total / 2
+
+    low, high = 0.0, 1e4
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if upto(middle) < p else (low, middle)
+    return (low + high) / 2

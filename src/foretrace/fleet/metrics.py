@@ -1,0 +1,328 @@
+"""What is said of a simulated fleet, job by job: completion, queueing, fairness, communication, cost, energy, losses.
+
+A job that did not finish, or never can, is counted and named (`Coverage`); every mean says how many jobs it covers.
+`only` restricts a figure to some jobs, as positions or as a mask. All of it is O(n log n) on columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from foretrace.fleet.cluster import ClusterTree
+from foretrace.fleet.overtime import Only, chosen, codes, horizon_ns, lives, span_ns
+from foretrace.fleet.rates import HOUR_NS, Bill, Power, bills
+from foretrace.fleet.result import Cause, FleetResult
+from foretrace.fleet.workload import Float64
+
+NAMED = 5  # jobs of a kind that are called by name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """How the jobs ended. `names`: the first few of those that no mean of completed jobs covers, by state."""
+
+    jobs: int
+    finished: int
+    running: int  # at the end of the simulation
+    waiting: int
+    never: int  # the cluster can never hold them
+    names: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """A figure over jobs; nan where `covers` is 0. Percentiles interpolate linearly between jobs."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    longest: float
+    covers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queueing:
+    """Time without GPUs between submission and completion, or the end of the simulation.
+
+    of_finished: seconds per finished job. total_s: of all jobs but those that can never run. by_cause: the same by
+    `Cause`, empty where the simulator does not say; unexplained_s: what remains of the total.
+    """
+
+    of_finished: Spread
+    total_s: float
+    by_cause: Mapping[Cause, float]
+    unexplained_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Communication:
+    """Time beyond what the same progress takes without communication, summed over jobs, in three ways.
+
+    total_s, and share of the running time (held without dead time). above_s: in stretches that lie in several
+    machines, None without segments. A job that ran both ways is split by running time, which understates the wide
+    part: `above_range_s` has none and all of such jobs. gpu_h: total_s times the GPUs held.
+    """
+
+    total_s: float
+    share: float
+    gpu_h: float
+    above_s: float | None
+    above_range_s: tuple[float, float] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """GPU-hours held without progress (`dead_ns`): all; of jobs that a failure stopped; of those only preempted."""
+
+    gpu_h: float
+    of_failed_gpu_h: float
+    of_preempted_gpu_h: float
+    preemptions: int
+    failures: int
+    restarts: int  # starts beyond the first of each job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenant:
+    """Figures of one tenant; times in seconds over its finished jobs, nan where there is none."""
+
+    name: str
+    jobs: int
+    finished: int
+    never: int
+    mean_jct_s: float
+    p50_jct_s: float
+    p90_jct_s: float
+    p99_jct_s: float
+    mean_queue_s: float
+    gpu_h: float
+    gpu_share: float  # of the GPU time of all tenants
+    mean_rho: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metrics:
+    """Everything `measure` says. rho: finish-time fairness over finished jobs, see `fairness`."""
+
+    coverage: Coverage
+    jct_s: Spread
+    mean_jct_at_least_s: float  # over all jobs that can run, those unfinished counted up to the end of the simulation
+    makespan_s: float
+    queueing: Queueing
+    utilisation: float
+    useful_utilisation: float  # without time that made no progress
+    rho: Spread
+    communication: Communication
+    lost: Lost
+    tenants: tuple[Tenant, ...]
+    bills: tuple[Bill, ...]
+
+    def total(self, what: str) -> float | None:
+        """Sum over kinds of GPUs of `usd`, `usd_all` or `kwh`; None where one of them is not stated."""
+        parts = [getattr(bill, what) for bill in self.bills]
+        return None if not parts or any(part is None for part in parts) else float(sum(parts))
+
+
+def spread(values: Float64) -> Spread:
+    """Of the values that are not nan."""
+    known = values[~np.isnan(values)]
+    if not len(known):
+        return Spread(mean=np.nan, p50=np.nan, p90=np.nan, p99=np.nan, longest=np.nan, covers=0)
+    p50, p90, p99 = np.percentile(known, (50, 90, 99)).tolist()
+    return Spread(mean=float(known.mean()), p50=p50, p90=p90, p99=p99, longest=float(known.max()), covers=len(known))
+
+
+def coverage(result: FleetResult, only: Only = None) -> Coverage:
+    """How many jobs finished, and which did not."""
+    at = chosen(result, only)
+    finished, never = result.finished[at], result.never[at]
+    waiting = ~finished & ~never & (result.start_ns[at] < 0)
+    states = {"running": ~finished & ~never & ~waiting, "waiting": waiting, "never": never}
+    return Coverage(
+        jobs=len(at),
+        finished=int(finished.sum()),
+        names={word: tuple(map(str, result.workload.job[at[mask][:NAMED]])) for word, mask in states.items()},
+        **{word: int(mask.sum()) for word, mask in states.items()},
+    )
+
+
+def cdf(values: Float64, points: int = 200) -> tuple[Float64, Float64]:
+    """(value, share of the known values up to it): every value where they are few, else `points` of them.
+
+    The largest percent keeps a quarter of the points, so that a heavy tail stays visible.
+    """
+    known = np.sort(values[~np.isnan(values)])
+    n = len(known)
+    if n <= points:
+        return known, np.arange(1, n + 1) / max(n, 1)
+    body = np.linspace(0, 0.99, points - points // 4, endpoint=False)
+    rank = np.unique(np.ceil(np.concatenate([body, np.linspace(0.99, 1, points // 4)]) * n).astype(np.int64).clip(1))
+    return known[rank - 1], rank / n
+
+
+def queueing(result: FleetResult, only: Only = None) -> Queueing:
+    """How long jobs wait, and for what."""
+    at = chosen(result, only)
+    at = at[~result.never[at]]
+    until = np.where(result.finished[at], result.end_ns[at], max(horizon_ns(result), 0))
+    total_ns = float((until - result.workload.submit_ns[at] - result.held_ns[at]).clip(0).sum(dtype=np.float64))
+    sums = result.waited_ns[at].sum(axis=0, dtype=np.float64)
+    return Queueing(
+        of_finished=spread(result.queue_s[at]),
+        total_s=total_ns * 1e-9,
+        by_cause={Cause(cause): value * 1e-9 for cause, value in enumerate(sums.tolist()) if value},
+        unexplained_s=max(total_ns - float(sums.sum()), 0.0) * 1e-9,
+    )
+
+
+def fairness(result: FleetResult, *, demand: str = "gpus") -> Float64:
+    """(n,) finish-time fairness ρ = JCT / (exclusive × max(1, mean active demand / GPUs)), nan where unknown.
+
+    exclusive is `work_s`; active demand, averaged over the job's own life, is the number of GPUs ("gpus") or of jobs
+    ("jobs") that submitted, unfinished jobs ask for, itself included. ρ ≤ 1: at least as fast as with an equal share.
+    After Themis (NSDI'20) as evaluated for Shockwave (NSDI'23), where demand is in jobs.
+    """
+    load = result.workload
+    begin, end = lives(result)
+    can = ~result.never
+    weight = load.gpus.astype(np.float64) if demand == "gpus" else np.ones(len(load))
+    # The integral of the active demand at every submission and end: one pass over sorted events.
+    time = np.concatenate([begin[can], end[can]])
+    order = np.argsort(time, kind="stable")
+    delta = np.concatenate([weight[can], -weight[can]])[order]
+    time = time[order].astype(np.float64)
+    integral = np.concatenate([[0.0], np.cumsum(np.cumsum(delta)[:-1] * np.diff(time))]) if len(time) else np.zeros(0)
+    rho = np.full(len(load), np.nan)
+    at = np.flatnonzero(result.finished & (end > begin) & np.isfinite(load.work_s))
+    if len(at):
+        life = (end[at] - begin[at]).astype(np.float64)
+        mean = (np.interp(end[at], time, integral) - np.interp(begin[at], time, integral)) / life
+        rho[at] = life * 1e-9 / (load.work_s[at] * np.maximum(1.0, mean / result.gpus))
+    return rho
+
+
+def communication(result: FleetResult, only: Only = None, *, machine_level: int = 1) -> Communication:
+    """Communication in three ways; `machine_level`: the level of segments that lie within one machine."""
+    at = chosen(result, only)
+    comm = result.comm_ns[at]
+    running = (result.held_ns[at] - result.dead_ns[at]).clip(0).sum(dtype=np.float64)
+    per_job = np.divide(result.gpu_ns, result.held_ns, out=np.zeros(len(result.gpu_ns)), where=result.held_ns > 0)
+    above: float | None = None
+    between: tuple[float, float] | None = None
+    if result.segments is not None:
+        each = result.segments
+        length = (each.end_ns - each.start_ns - each.dead_ns).clip(0).astype(np.float64)
+        n = len(result.workload)
+        wide = np.bincount(each.job, length * (each.level > machine_level), minlength=n)[at]
+        near = np.bincount(each.job, length * ((each.level > 0) & (each.level <= machine_level)), minlength=n)[at]
+        part = np.divide(wide, wide + near, out=np.zeros(len(at)), where=wide + near > 0)
+        above = float((comm * part).sum()) * 1e-9
+        between = (float(comm[part == 1].sum()) * 1e-9, float(comm[part > 0].sum()) * 1e-9)
+    total = float(comm.sum())
+    return Communication(
+        total_s=total * 1e-9,
+        share=total / float(running) if running > 0 else 0.0,
+        gpu_h=float((comm * per_job[at]).sum()) / HOUR_NS,
+        above_s=above,
+        above_range_s=between,
+    )
+
+
+def lost(result: FleetResult, only: Only = None) -> Lost:
+    """What restarts, repeated work and failures cost."""
+    at = chosen(result, only)
+    held = result.held_ns[at].astype(np.float64)
+    wide = np.divide(result.gpu_ns[at], held, out=result.workload.gpus[at].astype(np.float64), where=held > 0)
+    dead = result.dead_ns[at] * wide / HOUR_NS
+    failed, preempted = result.failed[at] > 0, result.preempted[at] > 0
+    return Lost(
+        gpu_h=float(dead.sum()),
+        of_failed_gpu_h=float(dead[failed].sum()),
+        of_preempted_gpu_h=float(dead[preempted & ~failed].sum()),
+        preemptions=int(result.preempted[at].sum()),
+        failures=int(result.failed[at].sum()),
+        restarts=int((result.starts[at] - 1).clip(0).sum()),
+    )
+
+
+def tenants(result: FleetResult, only: Only = None, *, rho: Float64 | None = None) -> tuple[Tenant, ...]:
+    """Figures by tenant, those with most GPU time first."""
+    at = chosen(result, only)
+    who, names = codes(result.workload.tenant[at])
+    rho = (fairness(result) if rho is None else rho)[at]
+    jct, queue, used = result.jct_s[at], result.queue_s[at], result.gpu_ns[at] * result.workload.share[at]
+    order = np.lexsort((jct, who))  # nan, unfinished, come last within a tenant
+    bounds = np.searchsorted(who[order], np.arange(len(names) + 1))
+    everything = float(used.sum()) or 1.0
+    found = []
+    for i, name in enumerate(names):
+        rows = order[bounds[i] : bounds[i + 1]]
+        took, waits, fair = spread(jct[rows]), spread(queue[rows]), spread(rho[rows])
+        mine = float(used[rows].sum())
+        found.append(
+            Tenant(
+                name=name, jobs=len(rows), finished=took.covers, never=int(result.never[at[rows]].sum()),
+                mean_jct_s=took.mean, p50_jct_s=took.p50, p90_jct_s=took.p90, p99_jct_s=took.p99,
+                mean_queue_s=waits.mean, gpu_h=mine / HOUR_NS, gpu_share=mine / everything, mean_rho=fair.mean,
+            )
+        )  # fmt: skip
+    return tuple(sorted(found, key=lambda each: (-each.gpu_h, each.name)))
+
+
+def utilisation(result: FleetResult, only: Only = None, *, useful: bool = False) -> float:
+    """GPU time held (by these jobs) over GPU time there was; nan where no time passed.
+
+    A job that shares a GPU counts with its share. useful: without time that made no progress.
+    """
+    at = chosen(result, only)
+    span = span_ns(result)
+    if span <= 0:
+        return float("nan")
+    held = result.gpu_ns[at]
+    if useful:
+        dead = np.divide(result.dead_ns[at], result.held_ns[at], out=np.zeros(len(at)), where=result.held_ns[at] > 0)
+        held = held * (1 - dead)
+    return float((held * result.workload.share[at]).sum() / (span * result.gpus))
+
+
+def makespan_s(result: FleetResult, only: Only = None) -> float:
+    """Last completion minus first submission of these jobs, seconds; nan where none finished."""
+    at = chosen(result, only)
+    if not result.finished[at].any():
+        return float("nan")
+    return float(result.end_ns[at].max() - result.workload.submit_ns[at].min()) * 1e-9
+
+
+def measure(
+    result: FleetResult,
+    cluster: ClusterTree | None = None,
+    only: Only = None,
+    *,
+    prices: Mapping[str, float] | None = None,
+    power: Mapping[str, Power] | None = None,
+) -> Metrics:
+    """All figures over jobs; utilisation is of the whole cluster and span, by these jobs."""
+    at = chosen(result, only)
+    can = at[~result.never[at]]
+    until = np.where(result.finished[can], result.end_ns[can], horizon_ns(result))
+    so_far = (until - result.workload.submit_ns[can]) * 1e-9
+    machine = 1 if cluster is None or "node" not in cluster.levels else 1 + cluster.levels.index("node")
+    rho = fairness(result)
+    return Metrics(
+        coverage=coverage(result, at),
+        jct_s=spread(result.jct_s[at]),
+        mean_jct_at_least_s=float(so_far.mean()) if len(can) else float("nan"),
+        makespan_s=makespan_s(result, at),
+        queueing=queueing(result, at),
+        utilisation=utilisation(result, at),
+        useful_utilisation=utilisation(result, at, useful=True),
+        rho=spread(rho[at]),
+        communication=communication(result, at, machine_level=machine),
+        lost=lost(result, at),
+        tenants=tenants(result, at, rho=rho),
+        bills=bills(result, cluster, at, prices=prices, power=power),
+    )

@@ -1,0 +1,149 @@
+"""What the GPUs of a simulated fleet cost and how much energy they take, by kind of GPU.
+
+Prices and watts that the user does not state come from the catalogs; a kind that is in none has no figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from foretrace.errors import ForetraceError
+from foretrace.fleet.cluster import ClusterTree
+from foretrace.fleet.overtime import Only, chosen, codes, span_ns
+from foretrace.fleet.result import FleetResult
+from foretrace.fleet.workload import Float64
+from foretrace.hardware.devices import Device, named
+from foretrace.hardware.instances import instances
+
+HOUR_NS = 3600e9
+IDLE_SHARE = 0.15  # of the board power: between a V100's 25-45 W of 300 and an A100's 50-60 W of 400; no catalog has it
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """US dollars for one GPU and hour, and where that comes from."""
+
+    usd_per_h: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Power:
+    """Watts of one GPU that a job holds, and of one that nobody holds; without host, network and cooling."""
+
+    busy_w: float
+    idle_w: float
+    source: str = "given"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bill:
+    """One kind of GPU: how many, hours held, hours there were; `price` and `power` None where nobody states them."""
+
+    kind: str
+    gpus: int
+    used_gpu_h: float
+    all_gpu_h: float
+    price: Price | None
+    power: Power | None
+
+    @property
+    def usd(self) -> float | None:
+        """For the hours that jobs held."""
+        return None if self.price is None else self.used_gpu_h * self.price.usd_per_h
+
+    @property
+    def usd_all(self) -> float | None:
+        """For the whole span, busy or idle."""
+        return None if self.price is None else self.all_gpu_h * self.price.usd_per_h
+
+    @property
+    def kwh(self) -> float | None:
+        """Busy and idle together."""
+        if self.power is None:
+            return None
+        idle_h = max(self.all_gpu_h - self.used_gpu_h, 0.0)
+        return (self.used_gpu_h * self.power.busy_w + idle_h * self.power.idle_w) / 1000
+
+
+@cache
+def _device(kind: str) -> Device | None:
+    # A kind that a trace names without a model ("T4", "G2") may be in no catalog, or several devices.
+    try:
+        return named(kind) if kind else None
+    except ForetraceError:
+        return None
+
+
+@cache
+def default_price(kind: str) -> Price | None:
+    """The cheapest on-demand list price per GPU of a rented machine with this kind; None where the list has none."""
+    device = _device(kind)
+    offers = [each for each in instances() if device is not None and each.device == device.short]
+    if not offers:
+        return None
+    best = min(offers, key=lambda each: (each.price_per_h / each.devices, each.name))
+    return Price(best.price_per_h / best.devices, f"{best.name}, {best.provider} {best.region}, list price {best.date}")
+
+
+@cache
+def default_power(kind: str) -> Power | None:
+    """Board power of the catalog while held, an upper bound, and IDLE_SHARE of it else; None where it has none."""
+    device = _device(kind)
+    if device is None or not device.tdp_w:
+        return None
+    says = f"{device.short}: board power {device.tdp_w:g} W while held, {IDLE_SHARE:.0%} of it assumed when idle"
+    return Power(device.tdp_w, IDLE_SHARE * device.tdp_w, says)
+
+
+def bills(
+    result: FleetResult,
+    cluster: ClusterTree | None = None,
+    only: Only = None,
+    *,
+    prices: Mapping[str, float] | None = None,
+    power: Mapping[str, Power] | None = None,
+) -> tuple[Bill, ...]:
+    """Hours, cost and energy by kind of GPU.
+
+    prices: US dollars per GPU and hour by kind, power: watts by kind; where they do not name a kind, `rates` has a
+    default or says nothing. Which kind a job used is known from its devices, or where the cluster has one kind.
+    """
+    at = chosen(result, only)
+    kinds = [""] if cluster is None else list(cluster.types)
+    gpus = np.array([result.gpus]) if cluster is None else np.bincount(cluster.gpu_type, minlength=len(kinds))
+    share = result.workload.share
+    used: Float64 = np.zeros(len(kinds))
+    each = result.segments
+    if len(kinds) == 1:
+        used[0] = float((result.gpu_ns[at] * share[at]).sum())
+    elif cluster is not None and each is not None and len(each.devices):
+        asked = np.zeros(len(result.workload))
+        asked[at] = share[at]
+        length = (each.end_ns - each.start_ns) * asked[each.job]
+        used[:] = np.bincount(
+            cluster.gpu_type[each.devices], np.repeat(length, np.diff(each.offset)), minlength=len(kinds)
+        )
+    else:  # only what jobs are bound to tells the kind; the rest stands under a kind without a name
+        which, names = codes(result.workload.gpu_type[at])
+        hours = np.bincount(which, result.gpu_ns[at] * share[at], minlength=len(names))
+        for name, value in zip(names, hours.tolist(), strict=True):
+            if name not in kinds:
+                kinds, gpus, used = [*kinds, name], np.append(gpus, 0), np.append(used, 0.0)
+            used[kinds.index(name)] += value
+    span_h = span_ns(result) / HOUR_NS
+    return tuple(
+        Bill(
+            kind=kind,
+            gpus=int(gpus[i]),
+            used_gpu_h=float(used[i]) / HOUR_NS,
+            all_gpu_h=float(gpus[i]) * span_h,
+            price=Price(prices[kind], "given") if prices and kind in prices else default_price(kind),
+            power=power[kind] if power and kind in power else default_power(kind),
+        )
+        for i, kind in enumerate(kinds)
+    )

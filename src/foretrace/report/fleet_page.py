@@ -1,0 +1,357 @@
+"""One self-contained page about a simulated fleet: the answer, who ran where, use and queue over time, policies.
+
+Everything is inline as in the report of a run (`html`). However many jobs there are, the page stays small: few jobs
+are drawn one by one, many as shares per row and stretch of time, and curves have a few hundred points.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from foretrace.files import write_text
+from foretrace.fleet import metrics, overtime
+from foretrace.fleet.cluster import ClusterTree
+from foretrace.fleet.result import FleetResult
+from foretrace.fleet.workload import SECOND, Int64
+from foretrace.report import fleet_text
+from foretrace.report.fleet import energy, level_text, long_range, long_time, short
+from foretrace.report.fleet_views import FleetCompareView, FleetRunView
+from foretrace.report.html import _asset, _script_json, _version, _whole
+from foretrace.report.units import count, digits, share
+
+MOST_ROWS = 48  # of the picture of who ran where
+MOST_PIECES = 4000  # drawn one by one; beyond it shares per bin
+MOST_GROUPS = 8  # models or tenants with a colour of their own
+BINS = 480
+MOST_TENANTS = 200
+SCRIPTS = ("format.js", "data.js", "fleet.js")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetPage:
+    """What the page shows: one run in full, and further policies on the same workload beside it."""
+
+    view: FleetRunView
+    result: FleetResult
+    cluster: ClusterTree
+    others: Mapping[str, FleetResult] = field(default_factory=dict)
+    comparison: FleetCompareView | None = None
+    colour_by: str = ""  # "model", "tenant" or "gpus"; the first that tells jobs apart where empty
+
+
+def render(page: FleetPage) -> str:
+    """The page as one HTML text. Deterministic: the same page gives the same bytes."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("foretrace.report"), autoescape=True, undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+    )  # fmt: skip
+    environment.filters["whole"] = _whole
+    return environment.get_template("fleet.html.j2").render(_context(page))
+
+
+def write(page: FleetPage, path: Path) -> None:
+    """Render into `path`, through a temporary file beside it."""
+    write_text(path, render(page))
+
+
+def _context(page: FleetPage) -> dict[str, Any]:
+    import markupsafe
+
+    view = page.view
+    gantt, packed = _gantt(page)
+    data = {
+        "gantt": gantt,
+        "time": _time(view),
+        "cdfs": _cdfs(page),
+        "slots": [
+            {"name": f"{each.slot_gpus} GPUs inside a {each.level}", "free": each.free, "together": each.together}
+            for each in view.slots
+        ],
+    }
+    return {
+        "version": _version(),
+        "css": markupsafe.Markup(_asset("report.css") + _asset("fleet.css")),
+        "js": markupsafe.Markup("(() => {\n'use strict';\n" + "\n".join(map(_asset, SCRIPTS)) + "\n})();"),
+        "view": view,
+        "facts": fleet_text.facts(view),
+        "big": _split(long_time(view.mean_jct_s)),
+        "under": _under(view),
+        "parts": _parts(page),
+        "gantt": gantt,
+        "causes": [
+            {"why": each.why, "key": each.cause, "wait": long_time(each.wait_s), "share": share(each.share)}
+            for each in view.causes
+        ],
+        "policies": _policies(page),
+        "columns": [title for title, _, _ in fleet_text.COLUMNS],
+        "baseline": page.comparison.baseline if page.comparison else "",
+        "repeated": _repeated(page),
+        "claim": page.comparison.headline if page.comparison else "",
+        "tenants": [_tenant(each) for each in view.tenants[:MOST_TENANTS]],
+        "more_tenants": max(len(view.tenants) - MOST_TENANTS, 0),
+        "slots": [
+            {
+                "name": f"{each.slot_gpus} GPUs inside a {each.level}", "now": count(each.free_now),
+                "mean": digits(each.mean_free), "together": digits(each.mean_together),
+                "lost": share(each.scattered), "capacity": count(each.capacity),
+            }
+            for each in view.slots
+        ],
+        "figures": _figures(view),
+        "notes": view.notes,
+        "views": _script_json({"run": _brief(view), "compare": page.comparison}),
+        "data": _script_json(data),
+        "packed": markupsafe.Markup(packed),
+    }  # fmt: skip
+
+
+def _brief(view: FleetRunView) -> dict[str, Any]:
+    """The answer without its long series, which the page holds once already."""
+    import msgspec
+
+    whole: dict[str, Any] = msgspec.to_builtins(view)
+    for key in ("over_time", "jct_cdf", "slots", "tenants"):
+        del whole[key]
+    return whole
+
+
+def _split(text: str) -> dict[str, str]:
+    number, _, unit = text.partition(" ")
+    return {"number": number, "unit": unit}
+
+
+def _under(view: FleetRunView) -> str:
+    found = view.intervals.get("mean_jct_s")
+    if found and found.low is not None and found.high is not None:
+        between = f"{long_range(found.low, found.high)} ({level_text(view.interval_level)} interval)"
+        return f"mean completion of {count(view.finished)} jobs; {count(view.repetitions)} repeated runs: {between}"
+    return f"mean completion of {count(view.finished)} jobs; one run, so no interval is known"
+
+
+def _parts(page: FleetPage) -> list[dict[str, Any]]:
+    """Where the time of the finished jobs goes: waiting, computing, communicating, lost."""
+    result = page.result
+    done = result.finished
+    held, dead = float(result.held_ns[done].sum()), float(result.dead_ns[done].sum())
+    comm = min(float(result.comm_ns[done].sum()), held - dead)
+    waits = max(float((result.end_ns - result.workload.submit_ns)[done].sum()) - held, 0.0)
+    jobs = max(int(done.sum()), 1)
+    parts = {
+        "waits": ("waiting for GPUs", waits),
+        "compute": ("running", held - dead - comm),
+        "comm": ("of it communication", comm),
+        "dead": ("without progress", dead),
+    }
+    total = sum(value for _, value in parts.values()) or 1.0
+    return [
+        {
+            "key": key, "word": word, "share": value / total, "percent": share(value / total),
+            "text": long_time(value / jobs / SECOND),
+        }
+        for key, (word, value) in parts.items()
+        if value or key in ("waits", "compute")
+    ]  # fmt: skip
+
+
+def _figures(view: FleetRunView) -> list[tuple[str, str, str]]:
+    """Name, value and a remark of what stands in the answer beside the completion time."""
+    rows = [
+        ("median", long_time(view.p50_jct_s), "of completion"),
+        ("p90", long_time(view.p90_jct_s), "of completion"),
+        ("p99", long_time(view.p99_jct_s), "of completion"),
+        ("mean wait", long_time(view.mean_queue_s), ""),
+        ("makespan", long_time(view.makespan_s), ""),
+        ("GPUs in use", fleet_text.figure_text(view.utilisation, "share"), ""),
+    ]
+    if view.mean_rho is not None:
+        rows.append(("fairness ρ", digits(view.mean_rho), f"p99 {digits(view.p99_rho or 0)}; ≤ 1 is a fair share"))
+    if view.lost.gpu_h:
+        rows.append(("lost", f"{digits(view.lost.gpu_h)} GPU-h", f"{count(view.lost.preemptions)} preemptions"))
+    if view.usd_all is not None:
+        rows.append(("cost", f"${view.usd_all:,.0f}", f"${view.usd_used or 0:,.0f} of it while held"))
+    if view.kwh is not None:
+        rows.append(("energy", energy(view.kwh), "GPUs alone"))
+    return rows
+
+
+def _time(view: FleetRunView) -> dict[str, Any]:
+    series = view.over_time
+    why = {each.cause: each.why for each in view.causes}
+    by_cause = [
+        {"key": key, "why": why.get(key, key), "values": values} for key, values in series.waiting_by_cause.items()
+    ]
+    order = {each.cause: i for i, each in enumerate(view.causes)}
+    return {
+        "edges": series.edges_s,
+        "used": series.utilisation,
+        "waiting": series.waiting_jobs,
+        "waiting_gpus": series.waiting_gpus,
+        "causes": sorted(by_cause, key=lambda each: order.get(str(each["key"]), len(order))),
+    }
+
+
+def _cdfs(page: FleetPage) -> list[dict[str, Any]]:
+    found = []
+    for name, result in ((page.result.policy, page.result), *page.others.items()):
+        seconds, part = metrics.cdf(result.jct_s)
+        if len(seconds):
+            found.append({"name": name, "x": short(seconds), "y": short(part)})
+    return found
+
+
+def _policies(page: FleetPage) -> list[dict[str, Any]]:
+    """Rows of the table: from the comparison, else from the runs that the page was given."""
+    if page.comparison is None:
+        return []
+    rows = []
+    for row in page.comparison.policies:
+        cells = []
+        for _, name, kind in fleet_text.COLUMNS:
+            each = row.figures[name]
+            between = ""
+            if each.low is not None and each.high is not None and each.low != each.high:
+                between = long_range(each.low, each.high)
+                if kind == "share":
+                    between = f"{digits(100 * each.low)} – {share(each.high)}"
+            cells.append(
+                {"text": fleet_text.figure_text(each.mean, kind), "between": between, "value": each.mean or 0.0,
+                 "verdict": each.verdict}
+            )  # fmt: skip
+        first = row.figures["mean_jct_s"]
+        rows.append(
+            {"name": row.policy, "cells": cells, "against": fleet_text.against(first), "ratio": first.ratio or 0.0,
+             "verdict": first.verdict}
+        )  # fmt: skip
+    return rows
+
+
+def _repeated(page: FleetPage) -> str:
+    found = page.comparison
+    if found is None:
+        return ""
+    if found.repetitions == 1:
+        return "One run of each policy, so nothing tells a difference from noise."
+    level = level_text(found.interval_level)
+    return f"Means and {level} intervals of {count(found.repetitions)} runs of each policy: {found.repeated_how}."
+
+
+def _tenant(each: Any) -> dict[str, Any]:
+    return {
+        "name": each.tenant or "(none)", "jobs": each.jobs, "jobs_text": count(each.jobs), "part": each.gpu_share,
+        "part_text": share(each.gpu_share), "jct": each.mean_jct_s or 0, "jct_text": long_time(each.mean_jct_s),
+        "p99": each.p99_jct_s or 0, "p99_text": long_time(each.p99_jct_s), "queue": each.mean_queue_s or 0,
+        "queue_text": long_time(each.mean_queue_s), "rho": each.mean_rho or 0,
+        "rho_text": "–" if each.mean_rho is None else digits(each.mean_rho),
+    }  # fmt: skip
+
+
+# --- who ran where --------------------------------------------------------------------------------------------------
+
+
+def _rows(cluster: ClusterTree) -> tuple[str, list[str], Int64]:
+    """Word, names and first GPUs (rows + 1) of the rows: units of the innermost level that has few enough."""
+    for level, word in enumerate(cluster.levels):
+        if cluster.units(level) <= MOST_ROWS and (level + 1 < len(cluster.levels) or cluster.units(0) <= MOST_ROWS):
+            names = [cluster.unit_name(level, unit) for unit in range(cluster.units(level))]
+            return word, names, cluster.starts[level]
+    level = max(len(cluster.levels) - 2, 0)  # many units below the whole cluster: several of them to a row
+    cut = np.unique(np.linspace(0, cluster.units(level), MOST_ROWS + 1).astype(np.int64))
+    ends = [(cluster.unit_name(level, a), cluster.unit_name(level, b - 1)) for a, b in pairwise(cut.tolist())]
+    names = [f"{a} – {b}" if a != b else a for a, b in ends]
+    return f"group of {cluster.levels[level]}s", names, cluster.starts[level][cut]
+
+
+def _groups(page: FleetPage) -> tuple[str, list[str], Int64]:
+    """By what jobs are coloured, the names of the groups (the last for all others), and each job's group."""
+    load = page.result.workload
+    choices = {"model": load.model, "tenant": load.tenant, "gpus": load.gpus.astype(str).astype(object)}
+    by = page.colour_by or next((key for key in ("model", "tenant") if len(set(choices[key].tolist())) > 1), "gpus")
+    code, names = overtime.codes(choices[by])
+    weight = np.bincount(code, page.result.gpu_ns, minlength=len(names))
+    top = np.argsort(-weight, kind="stable")[:MOST_GROUPS]
+    if by == "gpus":
+        top = np.array(sorted(top.tolist(), key=lambda at: int(names[at])), np.int64)
+    place = np.full(len(names), len(top), np.int64)
+    place[top] = np.arange(len(top))
+    words = [names[at] or "(none)" for at in top.tolist()]
+    if by == "gpus":
+        words = [f"{word} GPU{'s' if word != '1' else ''}" for word in words]
+    return by, words + (["others"] if len(names) > len(top) else []), place[code]
+
+
+def _gantt(page: FleetPage) -> tuple[dict[str, Any], str]:
+    """What is drawn of who ran where, and the packed shares where there are too many stretches to draw."""
+    result, cluster = page.result, page.cluster
+    by, groups, group = _groups(page)
+    edges = overtime.bins(result, BINS)
+    said = {"by": by, "groups": groups, "edges": [float(edges[0]) / SECOND, float(edges[-1]) / SECOND], "bins": BINS}
+    each = result.segments
+    if each is None or not len(each.devices):
+        job, start, end, held, _ = overtime.holding(result)
+        said |= {"word": "cluster", "rows": [{"name": "all GPUs", "gpus": result.gpus}], "exact": False}
+        return said, _packed(
+            group[job], np.zeros(len(job), np.int64), start, end, held, [result.gpus], len(groups), edges
+        )
+    word, names, first = _rows(cluster)
+    segment, row, lane, width = _pieces(each.devices, each.offset, first)
+    said |= {
+        "word": word,
+        "rows": [{"name": name, "gpus": int(size)} for name, size in zip(names, np.diff(first), strict=True)],
+        "exact": len(segment) <= MOST_PIECES,
+    }
+    start, end, job = each.start_ns[segment], each.end_ns[segment], each.job[segment]
+    if not said["exact"]:
+        held = width * result.workload.share[job]
+        return said, _packed(group[job], row, start, end, held, np.diff(first).tolist(), len(groups), edges)
+    columns = (row, lane, width, (start / SECOND).round(3), (end / SECOND).round(3), group[job], job)
+    said["pieces"] = [column.tolist() for column in columns]
+    load, queue = result.workload, result.queue_s
+    said["jobs"] = {
+        int(at): [
+            str(load.job[at]), " · ".join(filter(None, (str(load.model[at]), str(load.tenant[at])))),
+            int(load.gpus[at]), None if np.isnan(queue[at]) else round(float(queue[at]), 1),
+        ]
+        for at in np.unique(job).tolist()
+    }  # fmt: skip
+    return said, ""
+
+
+def _pieces(devices: Int64, offset: Int64, first: Int64) -> tuple[Int64, Int64, Int64, Int64]:
+    """Runs of neighbouring GPUs of one stretch inside one row: stretch, row, first lane in the row, how many."""
+    segment = np.repeat(np.arange(len(offset) - 1), np.diff(offset))
+    order = np.lexsort((devices, segment))
+    devices, segment = devices[order], segment[order]
+    row = np.searchsorted(first, devices, side="right") - 1
+    new = np.ones(len(devices), bool)
+    new[1:] = (np.diff(segment) != 0) | (np.diff(row) != 0) | (np.diff(devices) != 1)
+    at = np.flatnonzero(new)
+    return segment[at], row[at], devices[at] - first[row[at]], np.diff(np.append(at, len(devices)))
+
+
+def _packed(
+    group: Int64, row: Int64, start: Int64, end: Int64, held: Any, sizes: list[int], groups: int, edges: Any
+) -> str:
+    """Share of each row's GPUs by group and bin as bytes (group, row, bin), 255 for all, compressed, base64."""
+    planes = np.zeros((groups, len(sizes), BINS), np.uint8)
+    key = group * len(sizes) + row
+    order = np.argsort(key, kind="stable")
+    bounds = np.searchsorted(key[order], np.arange(groups * len(sizes) + 1))
+    for at in range(groups * len(sizes)):
+        mine = order[bounds[at] : bounds[at + 1]]
+        if len(mine):
+            weight = np.asarray(held, np.float64)[mine]
+            mean = overtime.mean_of_steps(
+                np.concatenate([start[mine], end[mine]]), np.concatenate([weight, -weight]), edges
+            )
+            planes[at // len(sizes), at % len(sizes)] = np.rint(255 * mean / sizes[at % len(sizes)]).clip(0, 255)
+    return base64.b64encode(zlib.compress(planes.tobytes(), 9)).decode("ascii")

@@ -1,0 +1,396 @@
+"""What `foretrace fleet why`, `whatif`, `sweep` and `policies` answer: views, sentences, lines for people."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from foretrace.fleet.ask import Why
+from foretrace.fleet.comparison import figures
+from foretrace.fleet.policies import registry
+from foretrace.fleet.result import FleetResult
+from foretrace.fleet.sweep import Swept
+from foretrace.report.fleet import known, long_time
+from foretrace.report.units import count
+from foretrace.report.views import SCHEMA_VERSION
+
+
+class RoomView(msgspec.Struct, frozen=True, kw_only=True):
+    """Free GPUs, of kinds that the job may use, in the units of a level."""
+
+    level: str
+    units: int
+    free: int
+    most: int  # in one unit
+    fits: int  # units that could hold the job
+
+
+class HolderView(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that holds GPUs at that moment."""
+
+    job: str
+    gpus: int
+    until_s: float  # from that moment
+
+
+class FleetDecisionView(msgspec.Struct, frozen=True, kw_only=True):
+    """One decision about the job."""
+
+    time_s: float
+    what: str
+    why: str
+
+
+class RemedyView(msgspec.Struct, frozen=True, kw_only=True):
+    """A change that was tried, and what becomes of this job and of all."""
+
+    change: str
+    queue_s: float | None
+    mean_jct_s: float | None
+    helps: bool
+
+
+class FleetWhyView(msgspec.Struct, frozen=True, kw_only=True):
+    """`foretrace fleet why`: one job at one moment."""
+
+    schema_version: int = SCHEMA_VERSION
+    command: str = "fleet why"
+    headline: str
+    source: str
+    policy: str
+    cluster: str
+    job: str
+    tenant: str
+    gpus: int
+    at_s: float
+    status: str
+    reason: str
+    queue_s: float | None
+    start_s: float | None
+    end_s: float | None
+    causes_s: dict[str, float]
+    room: tuple[RoomView, ...]
+    holders: tuple[HolderView, ...]
+    decisions: tuple[FleetDecisionView, ...]
+    remedies: tuple[RemedyView, ...]
+    next: str
+
+
+class ChangedFigureView(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure before and after; `ratio` is after over before (None where before is 0 or unknown)."""
+
+    name: str
+    before: float | None
+    after: float | None
+    ratio: float | None
+
+
+class FleetWhatifView(msgspec.Struct, frozen=True, kw_only=True):
+    """`foretrace fleet whatif`: the same jobs on a changed cluster, network or policy."""
+
+    schema_version: int = SCHEMA_VERSION
+    command: str = "fleet whatif"
+    headline: str
+    source: str
+    before: str
+    after: str
+    changes: tuple[str, ...]
+    jobs: int
+    figures: tuple[ChangedFigureView, ...]
+    sooner: int  # jobs that end sooner
+    later: int
+    notes: tuple[str, ...]
+    next: str
+
+
+class FleetSweepView(msgspec.Struct, frozen=True, kw_only=True):
+    """`foretrace fleet sweep`: one row per cell; `columns` names the values, cells' own first."""
+
+    schema_version: int = SCHEMA_VERSION
+    command: str = "fleet sweep"
+    headline: str
+    source: str
+    folder: str
+    cells: int
+    reused: int
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str | float | int | None, ...], ...]
+    next: str
+
+
+class PolicyParameterView(msgspec.Struct, frozen=True, kw_only=True):
+    """A parameter of a policy."""
+
+    name: str
+    default: str
+
+
+class PolicyView(msgspec.Struct, frozen=True, kw_only=True):
+    """A scheduling policy."""
+
+    name: str
+    about: str
+    parameters: tuple[PolicyParameterView, ...]
+    semantics: tuple[str, ...]  # re-created simulators that have a policy of this name
+
+
+class FleetPoliciesView(msgspec.Struct, frozen=True, kw_only=True):
+    """`foretrace fleet policies`: what --policy takes."""
+
+    schema_version: int = SCHEMA_VERSION
+    command: str = "fleet policies"
+    policies: tuple[PolicyView, ...]
+    semantics: dict[str, tuple[str, ...]]
+
+
+def why(found: Why, *, source: str, policy: str, cluster: str) -> FleetWhyView:
+    """The answer to why a job waits."""
+    if found.status == "never":
+        headline = f"Job {found.job} can never run here: {found.reason}."
+    elif found.status == "waiting":
+        headline = f"At {long_time(found.at_s)}, job {found.job} ({_gpus(found.gpus)}) waits: {found.reason}."
+    else:
+        headline = (
+            f"At {long_time(found.at_s)}, job {found.job} ({_gpus(found.gpus)}) is {found.status}: {found.reason}."
+        )
+    if found.queue_s is not None:
+        headline += f" In all it waits {long_time(found.queue_s)}."
+    best = min((each for each in found.remedies if each.helps), key=lambda each: each.queue_s or 0.0, default=None)
+    if best is not None and best.queue_s is not None:
+        headline += f" With {best.change} it would wait {long_time(best.queue_s)}."
+    return FleetWhyView(
+        headline=headline,
+        source=source,
+        policy=policy,
+        cluster=cluster,
+        job=found.job,
+        tenant=found.tenant,
+        gpus=found.gpus,
+        at_s=found.at_s,
+        status=found.status,
+        reason=found.reason,
+        queue_s=found.queue_s,
+        start_s=found.start_s,
+        end_s=found.end_s,
+        causes_s=dict(found.causes),
+        room=tuple(
+            RoomView(level=each.level, units=each.units, free=each.free, most=each.most, fits=each.fits)
+            for each in found.room
+        ),
+        holders=tuple(HolderView(job=job, gpus=gpus, until_s=until) for job, gpus, until in found.holders),
+        decisions=tuple(FleetDecisionView(time_s=d.time_s, what=d.what, why=d.why) for d in found.decisions),
+        remedies=tuple(
+            RemedyView(change=each.change, queue_s=each.queue_s, mean_jct_s=known(each.mean_jct_s), helps=each.helps)
+            for each in found.remedies
+        ),
+        next=f"foretrace fleet whatif {source} --cluster {cluster} --now {policy!r} --add-rack 1",
+    )
+
+
+def why_text(view: FleetWhyView) -> str:
+    """For people."""
+    return "\n".join(_why_lines(view))
+
+
+def _why_lines(view: FleetWhyView) -> Iterator[str]:
+    yield view.headline
+    if view.causes_s:
+        yield ""
+        yield "  waited because"
+        for name, seconds in sorted(view.causes_s.items(), key=lambda each: -each[1]):
+            yield f"    {name:12} {long_time(seconds):>10}"
+    if view.room:
+        yield ""
+        yield f"  free at {long_time(view.at_s)}   GPUs   most in one   could hold it"
+        for room in view.room:
+            yield f"    {room.level:12} {room.free:9,} {room.most:13,} {room.fits:10,} of {room.units:,}"
+    if view.holders:
+        yield ""
+        yield "  holds GPUs then      GPUs   for another"
+        for holder in view.holders:
+            yield f"    {holder.job[:16]:16} {holder.gpus:7,}   {long_time(holder.until_s):>10}"
+    if view.decisions:
+        yield ""
+        yield "  decisions"
+        shown = view.decisions if len(view.decisions) <= 24 else (*view.decisions[:12], None, *view.decisions[-12:])
+        for each in shown:
+            if each is None:
+                yield f"    ... {len(view.decisions) - 24:,} more (--json has all)"
+            else:
+                yield f"    {long_time(each.time_s):>10}  {each.what:8} {each.why}"
+    if view.remedies:
+        yield ""
+        yield "  would it help?                      it waits   mean JCT of all"
+        for remedy in view.remedies:
+            waits = long_time(remedy.queue_s) if remedy.queue_s is not None else "for ever"
+            mean = long_time(remedy.mean_jct_s) if remedy.mean_jct_s is not None else "–"
+            yield f"    {remedy.change:30} {waits:>12} {mean:>14}   {'yes' if remedy.helps else 'no'}"
+    yield ""
+    yield f"  next: {view.next}"
+
+
+def _gpus(number: int) -> str:
+    return f"{number:,} GPU{'s' if number != 1 else ''}"
+
+
+def whatif(
+    before: FleetResult, after: FleetResult, *, source: str, words: tuple[str, str], changes: Sequence[str], next_: str
+) -> FleetWhatifView:
+    """Two runs of the same jobs side by side."""
+    old, new = figures(before), figures(after)
+    rows = []
+    for name, value in old.items():
+        then = new[name]
+        fine = math.isfinite(value) and math.isfinite(then) and value != 0
+        rows.append(
+            ChangedFigureView(name=name, before=known(value), after=known(then), ratio=then / value if fine else None)
+        )
+    both = before.finished & after.finished
+    moved = np.where(both, after.end_ns - before.end_ns, 0)
+    mean = (old["mean_jct_s"], new["mean_jct_s"])
+    if min(mean) > 0 and all(map(math.isfinite, mean)):
+        factor = mean[0] / mean[1] if mean[1] < mean[0] else mean[1] / mean[0]
+        word = "shorter" if mean[1] < mean[0] else "longer"
+        headline = (
+            f"Jobs take {factor:.2f}× {word}: {long_time(mean[0])} → {long_time(mean[1])} on average, "
+            f"with {' and '.join(changes)}."
+        )
+        if abs(mean[1] - mean[0]) < 1e-9 * mean[0]:
+            headline = f"Nothing changes for the mean job ({long_time(mean[0])}) with {' and '.join(changes)}."
+    else:
+        headline = f"With {' and '.join(changes)}, too few jobs finish to compare means."
+    return FleetWhatifView(
+        headline=headline,
+        source=source,
+        before=words[0],
+        after=words[1],
+        changes=tuple(changes),
+        jobs=len(before.workload),
+        figures=tuple(rows),
+        sooner=int((moved < 0).sum()),
+        later=int((moved > 0).sum()),
+        notes=(
+            "one run each: differences below 10 % of the makespan on some hundred jobs are noise "
+            "(foretrace fleet compare repeats runs)",
+        ),
+        next=next_,
+    )
+
+
+def whatif_text(view: FleetWhatifView) -> str:
+    """For people."""
+    lines = [view.headline, "", f"  {'figure':22} {'before':>12} {'after':>12}   ratio"]
+    for each in view.figures:
+        seconds = each.name.endswith("_s")
+        pair = [_figure(value, seconds) for value in (each.before, each.after)]
+        ratio = f"{each.ratio:.3f}" if each.ratio is not None else "–"
+        lines.append(f"  {each.name:22} {pair[0]:>12} {pair[1]:>12}   {ratio}")
+    lines += ["", f"  {count(view.sooner)} jobs end sooner, {count(view.later)} later."]
+    lines += [f"  note: {each}" for each in view.notes]
+    lines += ["", f"  next: {view.next}"]
+    return "\n".join(lines)
+
+
+def _figure(value: float | None, seconds: bool) -> str:
+    if value is None:
+        return "–"
+    return long_time(value) if seconds else f"{value:.4g}"
+
+
+def sweep(found: Swept, *, source: str, by: Mapping[str, Sequence[Any]]) -> FleetSweepView:
+    """All cells of a sweep."""
+    columns = list(found.rows[0]) if found.rows else []
+    means = [(row.get("mean_jct_s"), row) for row in found.rows if isinstance(row.get("mean_jct_s"), float)]
+    headline = f"{count(len(found.rows))} cells, {count(found.reused)} of them done before."
+    if means:
+        best = min(means, key=lambda each: float(each[0] or math.inf))[1]
+        words = ", ".join(f"{key} {best[key]}" for key in by if len(by[key]) > 1)
+        headline += f" The shortest mean JCT, {long_time(best['mean_jct_s'])}, has {words or 'the only cell'}."
+    return FleetSweepView(
+        headline=headline,
+        source=source,
+        folder=found.folder,
+        cells=len(found.rows),
+        reused=found.reused,
+        columns=tuple(columns),
+        rows=tuple(tuple(row.get(name) for name in columns) for row in found.rows),
+        next=f"foretrace fleet compare {source} --seeds 20",
+    )
+
+
+def sweep_text(view: FleetSweepView, *, top: int = 40) -> str:
+    """For people: the cells by mean JCT, shortest first."""
+    shown = [
+        name
+        for name in view.columns
+        if name not in ("jobs", "finished", "p50_jct_s", "p90_jct_s", "mean_rho", "p99_rho")
+    ]
+    at = [view.columns.index(name) for name in shown]
+    jct = view.columns.index("mean_jct_s") if "mean_jct_s" in view.columns else 0
+    rows = sorted(
+        view.rows, key=lambda row: (not isinstance(row[jct], float), row[jct] if isinstance(row[jct], float) else 0)
+    )
+    cells = [[_cell(name, row[i]) for name, i in zip(shown, at, strict=True)] for row in rows[:top]]
+    widths = [max(len(name), *(len(row[i]) for row in cells)) if cells else len(name) for i, name in enumerate(shown)]
+    lines = [view.headline, ""]
+    lines.append("  " + "  ".join(f"{name:>{width}}" for name, width in zip(shown, widths, strict=True)))
+    lines += ["  " + "  ".join(f"{text:>{width}}" for text, width in zip(row, widths, strict=True)) for row in cells]
+    if len(rows) > top:
+        lines.append(f"  ... {len(rows) - top:,} more (--json has all)")
+    return "\n".join([*lines, "", f"  cells are kept in {view.folder}", f"  next: {view.next}"])
+
+
+def _cell(name: str, value: str | float | int | None) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return long_time(value) if name.endswith("_s") and name != "jitter_s" else f"{value:.4g}"
+    return str(value)
+
+
+def policies(semantics: Mapping[str, Sequence[str]]) -> FleetPoliciesView:
+    """What there is."""
+    found = []
+    for name in registry.names():
+        made = registry.factory(name)
+        parameters = inspect.signature(made).parameters.values()
+        found.append(
+            PolicyView(
+                name=name,
+                about=" ".join((inspect.getdoc(made) or "").split("\n\n")[0].split()),
+                parameters=tuple(
+                    PolicyParameterView(
+                        name=each.name.replace("_", "-"),
+                        default="required" if each.default is inspect.Parameter.empty else _default(each.default),
+                    )
+                    for each in parameters
+                ),
+                semantics=tuple(each for each, known_ in semantics.items() if name in known_),
+            )
+        )
+    return FleetPoliciesView(policies=tuple(found), semantics={k: tuple(v) for k, v in semantics.items()})
+
+
+def _default(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def policies_text(view: FleetPoliciesView) -> str:
+    """For people."""
+    lines = []
+    for each in view.policies:
+        lines.append(f"{each.name}")
+        lines.append(f"    {each.about}")
+        if each.parameters:
+            lines.append("    " + "  ".join(f"{one.name}={one.default}" for one in each.parameters))
+    lines.append("")
+    lines.append("with --semantics, the policies of the program that is re-created:")
+    lines += [f"    {name:10} {', '.join(known_)}" for name, known_ in view.semantics.items()]
+    return "\n".join(lines)

@@ -1,0 +1,254 @@
+"""Figures of a simulated fleet against the same figures counted the slow way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from foretrace.errors import ForetraceError
+from foretrace.fleet import metrics, overtime, rates
+from foretrace.fleet.cluster import ClusterTree, parse_cluster
+from foretrace.fleet.result import Cause, FleetResult
+from foretrace.fleet.workload import SECOND, Workload
+from tests.fleet.fleet_demo import packed, segments
+
+S = SECOND
+
+
+@pytest.fixture(scope="module")
+def cluster() -> ClusterTree:
+    return parse_cluster("2x2x8@v100")
+
+
+@pytest.fixture(scope="module")
+def run(cluster: ClusterTree) -> FleetResult:
+    return packed(3, 120, cluster)
+
+
+def at_seconds(result: FleetResult, cluster: ClusterTree) -> npt.NDArray[np.bool_]:
+    """(seconds, GPUs) True where a GPU is held during that second."""
+    assert result.segments is not None
+    last = int(result.segments.end_ns.max() // S)
+    held = np.zeros((last, cluster.gpus), bool)
+    for k in range(len(result.segments)):
+        a, b = result.segments.start_ns[k] // S, result.segments.end_ns[k] // S
+        devices = result.segments.devices_of(k)
+        assert not held[a:b, devices].any()
+        held[a:b, devices] = True
+    return held
+
+
+def test_utilisation_and_queue_over_time_are_exact_means(run: FleetResult, cluster: ClusterTree) -> None:
+    held = at_seconds(run, cluster)
+    first = int(run.workload.submit_ns[0] // S)
+    edges = np.array([first, first + 7, first + 8, first + 60, len(held)], np.float64) * S
+    cut = [slice(int(a), int(b)) for a, b in zip(edges[:-1] // S, edges[1:] // S, strict=True)]
+    series = overtime.utilisation_over_time(run, edges)
+    assert series.exact and series.values == pytest.approx([held[c].mean() for c in cut])
+    assert series.mean == pytest.approx(run.utilisation) == metrics.utilisation(run)
+    seconds = np.arange(len(held))[:, None] * S
+    waits = (run.workload.submit_ns <= seconds) & (run.start_ns > seconds)
+    assert overtime.waiting_over_time(run, edges).values == pytest.approx([waits[c].sum(1).mean() for c in cut])
+    asked = (waits * run.workload.gpus).sum(1)
+    got = overtime.waiting_over_time(run, edges, gpus=True).values
+    assert got == pytest.approx([asked[c].mean() for c in cut])
+    counts = replace(run, segments=None)
+    assert overtime.utilisation_over_time(counts, edges).values == pytest.approx(series.values)
+    assert overtime.waiting_over_time(counts, edges).values == pytest.approx([waits[c].sum(1).mean() for c in cut])
+
+
+def test_waiting_splits_by_cause(run: FleetResult) -> None:
+    n = len(run.workload)
+    half = (run.queue_s * S / 2).astype(np.int64)
+    zero = np.zeros(n, np.int64)
+    split = replace(run, waited_ns=np.stack([zero, half, zero, half], 1))
+    parts = overtime.waiting_by_cause(split)
+    assert set(parts) == {Cause.BEHIND, Cause.SCATTERED}
+    total = sum(each.values for each in parts.values())
+    assert total == pytest.approx(overtime.waiting_over_time(split).values)
+    queue = metrics.queueing(split)
+    assert sum(queue.by_cause.values()) + queue.unexplained_s == pytest.approx(queue.total_s)
+    assert queue.total_s == pytest.approx(np.nansum(run.queue_s))
+    assert overtime.waiting_by_cause(replace(run, waited_ns=np.zeros((n, 0), np.int64))) == {}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_slots_are_those_of_every_second(seed: int) -> None:
+    cluster = ClusterTree.of([2, 3, 8]) if seed % 2 else side()
+    result = packed(seed, 60, cluster)
+    held = at_seconds(result, cluster)
+    edges = np.linspace(0, len(held), 7).round() * S
+    seen = 0
+    for found in overtime.slots(result, cluster, [1, 3, 8, 24], cluster.levels, edges=edges, at_ns=50 * S):
+        level = cluster.level(found.level)
+        inside = np.add.reduceat(~held, cluster.starts[level][:-1], axis=1)
+        fit = (inside // found.size).sum(1)
+        together = np.minimum((~held).sum(1) // found.size, (np.diff(cluster.starts[level]) // found.size).sum())
+        cut = [slice(int(a), int(b)) for a, b in zip(edges[:-1] // S, edges[1:] // S, strict=True)]
+        assert found.free == pytest.approx([fit[c].mean() for c in cut])
+        assert found.together == pytest.approx([together[c].mean() for c in cut])
+        assert (found.now, found.now_together) == (fit[50], together[50])
+        assert overtime.slots_free(cluster, ~held[50], found.size, found.level) == (fit[50], together[50])
+        assert found.scattered == pytest.approx(1 - fit.sum() / together.sum())
+        assert (found.free <= found.together + 1e-9).all()
+        seen += 1
+    assert seen == (11 if seed % 2 else 7)
+
+
+def side() -> ClusterTree:
+    return ClusterTree.nodes([8, 4, 2, 8, 4], ["a", "a", "b", "b", "b"])
+
+
+def test_shared_gpus_are_taken_once(cluster: ClusterTree) -> None:
+    load = Workload.of(submit_s=[0, 0, 0], gpus=[1, 1, 1], work_s=[10, 10, 10], share=[0.5, 0.5, 0.5])
+    rows = segments([(0, 0, 10, [0], 0), (1, 5, 15, [0], 0), (2, 0, 20, [1], 0)])
+    result = FleetResult.simple(
+        load, policy="p", cluster="c", gpus=8, start_ns=np.array([0, 5, 0]) * S, end_ns=np.array([10, 15, 20]) * S,
+        segments=rows,
+    )  # fmt: skip
+    one = ClusterTree.of([8])
+    edges = np.array([0.0, 15, 20]) * S
+    assert overtime.slots(result, one, [1], edges=edges)[0].free == pytest.approx([6, 7])
+    assert overtime.utilisation_over_time(result, edges).values == pytest.approx([17.5 / 15 / 8, 0.5 / 8])
+
+
+def test_slots_need_places(run: FleetResult, cluster: ClusterTree) -> None:
+    with pytest.raises(ForetraceError, match="by counts of GPUs"):
+        overtime.slots(replace(run, segments=None), cluster)
+    with pytest.raises(ForetraceError, match="a slot of 64 GPUs does not exist on 32"):
+        overtime.slots(run, cluster, [64])
+    with pytest.raises(ForetraceError, match="names GPU"):
+        overtime.slots(run, ClusterTree.of([1, 8]))
+
+
+def test_fairness_is_its_definition(run: FleetResult) -> None:
+    load = run.workload
+    begin, end = load.submit_ns / S, run.end_ns / S
+    for demand, weight in (("gpus", load.gpus), ("jobs", np.ones(len(load)))):
+        rho = metrics.fairness(run, demand=demand)
+        for job in (0, 17, 63, 119):
+            overlap = np.minimum(end, end[job]) - np.maximum(begin, begin[job])
+            mean = (weight * overlap.clip(0)).sum() / (end[job] - begin[job])
+            assert rho[job] == pytest.approx(run.jct_s[job] / (load.work_s[job] * max(1, mean / run.gpus)))
+
+
+def test_jobs_that_do_not_finish_are_counted_and_named() -> None:
+    load = Workload.of(submit_s=[0, 0, 10, 20], gpus=[1, 99, 1, 1], work_s=[5, 5, 500, 5], job=["a", "big", "c", "d"])
+    result = FleetResult.simple(
+        load, policy="p", cluster="c", gpus=4, start_ns=np.array([0, -1, 10, -1]) * S,
+        end_ns=np.array([5 * S, -1, -1, -1]), held_ns=np.array([5, 0, 90, 0]) * S, stopped_ns=100 * S,
+        never=np.array([False, True, False, False]),
+    )  # fmt: skip
+    found = metrics.measure(result)
+    assert found.coverage == metrics.Coverage(
+        jobs=4, finished=1, running=1, waiting=1, never=1,
+        names={"running": ("c",), "waiting": ("d",), "never": ("big",)},
+    )  # fmt: skip
+    assert (found.jct_s.mean, found.jct_s.covers) == (5, 1)
+    assert found.mean_jct_at_least_s == pytest.approx((5 + 90 + 80) / 3)
+    assert found.queueing.total_s == pytest.approx(80)
+    assert found.utilisation == pytest.approx(95 / 400)
+    assert np.isnan(metrics.measure(result, only=np.array([1])).jct_s.mean)
+    assert overtime.waiting_over_time(result, np.array([0.0, 20, 100]) * S).values == pytest.approx([0, 1])
+
+
+def test_a_subset_is_measured_alone(run: FleetResult) -> None:
+    some = np.arange(0, 120, 3)
+    mask = np.zeros(120, bool)
+    mask[some] = True
+    a, b = metrics.measure(run, only=some), metrics.measure(run, only=mask)
+    assert a == b and a.coverage.jobs == 40 == a.jct_s.covers
+    assert a.jct_s.mean == pytest.approx(run.jct_s[some].mean())
+    rest = metrics.utilisation(run, ~mask)
+    assert a.utilisation + rest == pytest.approx(run.utilisation)
+    assert [each.name for each in a.tenants] == ["t0"] and a.tenants[0].gpu_share == 1
+    by = overtime.utilisation_over_time(run, only=some).mean + overtime.utilisation_over_time(run, only=~mask).mean
+    assert by == pytest.approx(run.utilisation)
+
+
+def test_tenants_share_everything(run: FleetResult) -> None:
+    found = metrics.measure(run)
+    assert {each.name for each in found.tenants} == {"t0", "t1", "t2"}
+    assert sum(each.gpu_share for each in found.tenants) == pytest.approx(1)
+    for each in found.tenants:
+        mine = run.workload.tenant == each.name
+        assert each.p90_jct_s == pytest.approx(np.percentile(run.jct_s[mine], 90))
+        assert each.mean_queue_s == pytest.approx(run.queue_s[mine].mean())
+
+
+def test_communication_in_three_ways() -> None:
+    load = Workload.of(submit_s=[0, 0, 0], gpus=[2, 2, 2], work_s=[80, 80, 80])
+    rows = segments([(0, 0, 100, [0, 1], 1), (1, 0, 100, [7, 8], 2), (2, 0, 25, [2, 3], 1), (2, 25, 100, [4, 9], 2)])
+    result = FleetResult.simple(
+        load, policy="p", cluster="c", gpus=16, start_ns=np.zeros(3, np.int64), end_ns=np.full(3, 100 * S),
+        comm_ns=np.array([10.0, 20, 40]) * S, segments=rows,
+    )  # fmt: skip
+    found = metrics.communication(result)
+    assert (found.total_s, found.share) == pytest.approx((70, 70 / 300))
+    assert found.gpu_h == pytest.approx(140 / 3600)
+    assert found.above_s == pytest.approx(20 + 40 * 0.75)
+    assert found.above_range_s == pytest.approx((20, 60))
+    assert metrics.communication(replace(result, segments=None)).above_s is None
+    assert metrics.communication(result, machine_level=2).above_s == 0
+
+
+def test_lost_hours_know_their_reason() -> None:
+    load = Workload.of(submit_s=[0, 0, 0], gpus=[2, 4, 1], work_s=[80, 80, 80])
+    result = FleetResult.simple(
+        load, policy="p", cluster="c", gpus=8, start_ns=np.zeros(3, np.int64), end_ns=np.full(3, 3600 * S),
+        dead_ns=np.array([1800, 900, 0]) * S, failed=np.array([1, 0, 0]), preempted=np.array([1, 3, 0]),
+        starts=np.array([3, 4, 1]),
+    )  # fmt: skip
+    found = metrics.lost(result)
+    assert (found.gpu_h, found.of_failed_gpu_h, found.of_preempted_gpu_h) == pytest.approx((2, 1, 1))
+    assert (found.preemptions, found.failures, found.restarts) == (4, 1, 5)
+    assert metrics.utilisation(result, useful=True) == pytest.approx((7 - 2) / 8)
+
+
+def test_bills_by_kind() -> None:
+    cluster = parse_cluster("1x8@v100+1x8@k80")
+    load = Workload.of(submit_s=[0, 0], gpus=[4, 2], work_s=[80, 80])
+    result = FleetResult.simple(
+        load, policy="p", cluster="c", gpus=16, start_ns=np.zeros(2, np.int64), end_ns=np.array([7200, 3600]) * S,
+        segments=segments([(0, 0, 7200, [0, 1, 2, 3], 1), (1, 0, 3600, [7, 8], 2)]),
+    )  # fmt: skip
+    v100, k80 = rates.bills(result, cluster, prices={"k80": 0.5}, power={"v100": rates.Power(200, 50)})
+    assert (v100.used_gpu_h, k80.used_gpu_h, v100.all_gpu_h) == pytest.approx((9, 1, 16))
+    assert (k80.usd, k80.usd_all) == pytest.approx((0.5, 8))
+    assert v100.price is not None and "list price" in v100.price.source
+    assert v100.kwh == pytest.approx((9 * 200 + 7 * 50) / 1000)
+    assert k80.power is not None and "assumed when idle" in k80.power.source
+    found = metrics.measure(result, cluster, prices={"v100": 3, "k80": 0.5})
+    assert found.total("usd") == pytest.approx(27.5)
+    unknown = metrics.measure(result)
+    assert [bill.kind for bill in unknown.bills] == [""] and unknown.total("usd") is None
+    bound = replace(result, segments=None, workload=load.with_columns(gpu_type=np.array(["k80", "tpu"], object)))
+    assert [(bill.kind, bill.used_gpu_h) for bill in rates.bills(bound, cluster)] == [
+        ("v100", 0),
+        ("k80", 8),
+        ("tpu", 2),
+    ]
+
+
+def test_a_cdf_keeps_its_tail() -> None:
+    values = np.concatenate([np.random.default_rng(0).lognormal(6, 2, 50_000), [np.nan] * 7])
+    seconds, share = metrics.cdf(values)
+    assert len(seconds) <= 200 and share[-1] == 1 and seconds[-1] == np.nanmax(values)
+    known = np.sort(values[:-7])
+    assert (np.searchsorted(known, seconds, side="right") / 50_000 == pytest.approx(share)) and (
+        share > 0.99
+    ).sum() > 40
+    few, parts = metrics.cdf(np.array([3.0, 1.0]))
+    assert few.tolist() == [1, 3] and parts.tolist() == [0.5, 1]
+
+
+def test_nothing_is_not_an_error() -> None:
+    load = Workload.of(submit_s=[], gpus=[], work_s=[])
+    empty = np.zeros(0, np.int64)
+    result = FleetResult.simple(load, policy="p", cluster="c", gpus=8, start_ns=empty, end_ns=empty)
+    found = metrics.measure(result, ClusterTree.of([8]))
+    assert found.coverage.jobs == 0 and np.isnan(found.jct_s.mean) and np.isnan(found.utilisation)
+    assert overtime.utilisation_over_time(result).values.sum() == 0
