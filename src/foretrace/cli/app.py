@@ -37,6 +37,7 @@ def application() -> typer.Typer:
         devices,
         estimate,
         export,
+        fleet,
         graph,
         ledger,
         network,
@@ -111,6 +112,7 @@ def application() -> typer.Typer:
         app.command(command.__name__)(command)
     app.add_typer(calibrate.calibrate)
     app.add_typer(cloud.cloud)
+    app.add_typer(fleet.fleet)
     app.add_typer(network.network)
     app.add_typer(compression.compression)
     app.add_typer(rig.rig)

@@ -13,7 +13,12 @@ import numpy as np
 from foretrace.errors import ForetraceError
 from foretrace.fleet.workload import Int64
 
-_DEFAULT_LEVELS = {1: ("node",), 2: ("rack", "node"), 3: ("region", "rack", "node"), 4: ("region", "rack", "node", "nvlink")}
+_DEFAULT_LEVELS = {
+    1: ("node",),
+    2: ("rack", "node"),
+    3: ("region", "rack", "node"),
+    4: ("region", "rack", "node", "nvlink"),
+}
 _SPEC = re.compile(r"\s*(?:(?P<name>[a-z][a-z0-9_-]*)\s*=\s*)?(?P<count>\d+)\s*")
 
 
@@ -98,9 +103,13 @@ class ClusterTree:
         )
 
     @classmethod
-    def nodes(cls, sizes: Sequence[int], types: Sequence[str], *, name: str = "", names: Sequence[str] = ()) -> ClusterTree:
+    def nodes(
+        cls, sizes: Sequence[int], types: Sequence[str], *, name: str = "", names: Sequence[str] = ()
+    ) -> ClusterTree:
         """Nodes one by one below one cluster, each with its number and kind of GPUs."""
-        kept = [(n, t, names[i] if names else f"node{i}") for i, (n, t) in enumerate(zip(sizes, types, strict=True)) if n]
+        kept = [
+            (n, t, names[i] if names else f"node{i}") for i, (n, t) in enumerate(zip(sizes, types, strict=True)) if n
+        ]
         if not kept:
             raise ForetraceError("a cluster needs at least one node with a GPU.")
         kinds = tuple(dict.fromkeys(t for _, t, _ in kept))
@@ -121,7 +130,9 @@ class ClusterTree:
             raise ForetraceError(f"a cluster grows by one unit or more, not by {more}.")
         top = len(self.levels) - 2
         if top < 0:
-            raise ForetraceError(f"cluster {self.name!r} has no units that could be added; describe it as 1x{self.gpus}.")
+            raise ForetraceError(
+                f"cluster {self.name!r} has no units that could be added; describe it as 1x{self.gpus}."
+            )
         first = int(self.starts[top][-2])
         span = self.gpus - first
         starts = []
@@ -166,7 +177,9 @@ def _part(text: str, whole: str) -> ClusterTree:
         levels = names[:-1]
         if len(set(levels)) < len(levels):
             raise ForetraceError(f"cluster {whole!r} names a level twice; give each its own name.")
-    return ClusterTree.of([int(piece["count"]) for piece in found], levels=levels, gpu_type=kind.strip(), name=text.strip())
+    return ClusterTree.of(
+        [int(piece["count"]) for piece in found], levels=levels, gpu_type=kind.strip(), name=text.strip()
+    )
 
 
 def side_by_side(parts: Sequence[ClusterTree], *, name: str) -> ClusterTree:

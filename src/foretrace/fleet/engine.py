@@ -28,15 +28,25 @@ BLOCK, SKIP, BACKFILL = 0, 1, 2
 # preemption rules
 KEEP, LEASE, ALWAYS = 0, 1, 2
 # causes of waiting, as result.Cause
-C_UNDECIDED, C_BEHIND, C_FULL, C_SCATTERED, C_TIMER, C_QUOTA, C_TYPE, C_RESERVED, C_OUTRANKED = 0, 1, 2, 3, 4, 5, 6, 7, 8
+C_UNDECIDED, C_BEHIND, C_FULL, C_SCATTERED, C_TIMER, C_QUOTA, C_TYPE, C_RESERVED, C_OUTRANKED = (
+    0,
+    1,
+    2,
+    3,
+    4,
+    5,
+    6,
+    7,
+    8,
+)
 CAUSES = 10
 # what happened, in the log of decisions
 L_START, L_WAIT, L_PREEMPT, L_MIGRATE, L_FINISH, L_FAIL, L_RENEW = 0, 1, 2, 3, 4, 5, 6
 # places of numbers in State.s
 (NOW, NEXT, HEAP, HEAD, TAIL, PENDING, FREE, SEGMENTS, DEVICES, LOG, EVENTS, NEXT_FAILURE, GHOSTS, RUN, DONE_JOBS, ORDER,
  ADMIT, PREEMPT, LEASE_NS, MACHINE, AUTO, HISTORY, SAMPLES, TIMERS, MIGRATE, TRACK, KEEP_SEGMENTS, CHECKPOINT_NS, SHARE,
- FILLED, FRESH, FIRST_COST, LIMIT, WANTED) = range(34)  # fmt: skip
-NUMBERS = 34
+ FILLED, FRESH, FIRST_COST, LIMIT, WANTED, AT, KEPT, BLOCKED, SHADOW, SPARE, STALE, RESUME) = range(41)  # fmt: skip
+NUMBERS = 41
 
 
 def _record(integers: str, floats: str = "") -> np.dtype[Any]:
@@ -313,6 +323,13 @@ def _close(st, j, now):  # type: ignore[no-untyped-def]
 def _lose(st, j, now):  # type: ignore[no-untyped-def]
     """A ghost cannot have its GPUs back: its stretch is over."""
     _close(st, j, now)
+    gpu = st.jobs[j].head
+    while gpu >= 0:
+        if st.devs[gpu].haunted == j:
+            st.devs[gpu].haunted = -1  # else it would lose its next GPUs when somebody takes these
+        gpu = st.devs[gpu].nxt
+    if st.s[PREEMPT] == ALWAYS:
+        st.s[STALE] = 1  # it stands in line as of when it held them
     st.jobs[j].ghost = 0
     st.jobs[j].preempted += 1
     st.jobs[j].last = now
@@ -509,7 +526,9 @@ def _go(st, j, row, same, now):  # type: ignore[no-untyped-def]
         st.jobs[j].talking = st.table[row].communication
         if st.jobs[j].first < 0:
             st.jobs[j].first = now
-    st.jobs[j].finish_at = st.jobs[j].ready + max(np.int64(np.ceil(st.jobs[j].remaining / st.jobs[j].rate)), np.int64(0))
+    st.jobs[j].finish_at = st.jobs[j].ready + max(
+        np.int64(np.ceil(st.jobs[j].remaining / st.jobs[j].rate)), np.int64(0)
+    )
     _review(st, j)
 
 
@@ -787,29 +806,40 @@ def _shadow(st, wanted, now):  # type: ignore[no-untyped-def]
     for i in np.argsort(ends, kind="mergesort"):
         free += st.jobs[members[i]].gpus
         if free >= wanted:
-            return ends[i], free - wanted
-    return np.inf, np.int64(0)
+            return np.int64(np.ceil(ends[i])), free - wanted
+    return NEVER, np.int64(0)
+
+
+@_inner
+def _resort(st, now):  # type: ignore[no-untyped-def]
+    """The whole line by what its jobs are served by now."""
+    head, tail = st.s[HEAD], st.s[TAIL]
+    for i in range(head, tail):
+        _keys(st, st.queue[i], now)
+    members = np.sort(st.queue[head:tail])
+    members = members[np.argsort(_column(st.jobs, members, 1), kind="mergesort")]
+    st.queue[head:tail] = members[np.argsort(_column(st.jobs, members, 0), kind="mergesort")]
+
+
+@_inner
+def _line_up(st):  # type: ignore[no-untyped-def]
+    """Before the first job is looked at."""
+    head, tail = st.s[HEAD], st.s[TAIL]
+    if st.s[ORDER] == BY_FAIRNESS:
+        # the worst treated part first, tightest placements among them first by size; then all others
+        front = np.int64(np.ceil(st.s[SHARE] * (tail - head) / 1e6))
+        if front > 1:
+            first = st.queue[head : head + front].copy()
+            st.queue[head : head + front] = first[np.argsort(_column(st.jobs, first, 2), kind="mergesort")]
+    st.memo[:] = -1
+    st.s[AT], st.s[KEPT], st.s[SHADOW], st.s[SPARE], st.s[BLOCKED] = head, 0, NEVER, 0, 0
 
 
 @_inner
 def _pass(st, now):  # type: ignore[no-untyped-def]
-    """Offer what is free to the waiting in their order; False where a speed is missing."""
-    st.memo[:] = -1
-    if st.s[ORDER] == BY_FAIRNESS:
-        head, tail = st.s[HEAD], st.s[TAIL]
-        for i in range(head, tail):
-            _keys(st, st.queue[i], now)
-        members = np.sort(st.queue[head:tail])
-        members = members[np.argsort(_column(st.jobs, members, 0), kind="mergesort")]
-        # the worst treated part first, tightest placements among them first by size; then all others
-        front = np.int64(np.ceil(st.s[SHARE] * len(members) / 1e6))
-        st.queue[head:tail] = members
-        if front > 1:
-            first = members[:front]
-            st.queue[head : head + front] = first[np.argsort(_column(st.jobs, first, 2), kind="mergesort")]
-    at, tail, kept = st.s[HEAD], st.s[TAIL], np.int64(0)
-    shadow, spare, blocked = np.inf, np.int64(0), False
-    known = True
+    """Offer what is free to the waiting in their order; False where a speed is missing, and it goes on from there."""
+    at, tail, kept = st.s[AT], st.s[TAIL], st.s[KEPT]
+    shadow, spare, blocked = st.s[SHADOW], st.s[SPARE], st.s[BLOCKED] == 1
     while at < tail:
         if st.s[FREE] == 0:
             break
@@ -829,8 +859,8 @@ def _pass(st, now):  # type: ignore[no-untyped-def]
         else:
             placed = _try(st, j, now)
         if placed < 0:
-            known = False
-            break
+            st.s[AT], st.s[KEPT], st.s[SHADOW], st.s[SPARE], st.s[BLOCKED] = at, kept, shadow, spare, blocked
+            return False
         at += 1
         if placed == 0:
             st.order[kept] = j
@@ -845,7 +875,7 @@ def _pass(st, now):  # type: ignore[no-untyped-def]
     for i in range(kept):
         st.queue[at - kept + i] = st.order[i]
     st.s[HEAD] = at - kept
-    return known
+    return True
 
 
 @_inner
@@ -854,11 +884,18 @@ def _tighten(st, now):  # type: ignore[no-untyped-def]
     n = np.int64(0)
     for i in range(st.s[HEAP]):
         j = st.heap[i]
-        if st.jobs[j].status == RUNNING and st.jobs[j].level > 0 and st.jobs[j].gpus <= st.capacity[st.jobs[j].demand, st.jobs[j].level - 1]:
+        if (
+            st.jobs[j].status == RUNNING
+            and st.jobs[j].level > 0
+            and st.jobs[j].gpus <= st.capacity[st.jobs[j].demand, st.jobs[j].level - 1]
+        ):
             st.order[n] = j
             n += 1
     members = np.sort(st.order[:n])
     for j in members:
+        if j < st.s[RESUME]:
+            continue  # looked at before a speed was missing
+        st.s[RESUME] = j
         for level in range(st.jobs[j].level):
             if st.capacity[st.jobs[j].demand, level] < st.jobs[j].gpus:
                 continue
@@ -900,15 +937,26 @@ def _tighten(st, now):  # type: ignore[no-untyped-def]
 @_inner
 def _decide(st):  # type: ignore[no-untyped-def]
     now = st.s[NOW]
-    if st.s[TAIL] > st.s[HEAD]:
-        if st.s[PENDING] == 1:
+    if st.s[PENDING] == 1:
+        st.s[RESUME] = -1
+        if st.s[TAIL] > st.s[HEAD]:
+            if st.s[ORDER] == BY_FAIRNESS or (
+                st.s[STALE] == 1 and (st.s[ORDER] == BY_LAST or st.s[ORDER] == BY_NETWORK)
+            ):
+                _resort(st, now)
+            st.s[STALE] = 0
             if st.s[PREEMPT] == ALWAYS:
                 _outrank(st, now)
+            _line_up(st)
             st.s[PENDING] = 2
+        else:
+            st.s[PENDING] = 3
+    if st.s[PENDING] == 2:
         if not _pass(st, now):
             return False
         if st.s[FRESH] > 0:
             _name_causes(st, now)
+        st.s[PENDING] = 3
     st.s[FRESH] = 0
     if st.s[MIGRATE] == 1 and not _tighten(st, now):
         return False

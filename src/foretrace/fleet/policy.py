@@ -55,7 +55,9 @@ class Policy:
     place_rule: PlaceRule = "strict"
     preempt_rule: PreemptRule = "keep"
     thresholds_gpu_s: tuple[float, ...] = ()
-    index: Mapping[str, Sequence[float]] | None = None  # "service_gpu_s" ascending from 0, "value" larger is served first
+    index: Mapping[str, Sequence[float]] | None = (
+        None  # "service_gpu_s" ascending from 0, "value" larger is served first
+    )
     share: float = 1.0
     machine: str = "node"  # the widest level that is taken without waiting
     waits_s: tuple[float, ...] = ()  # per level above `machine`, outwards; the last one counts for all further ones
@@ -115,7 +117,9 @@ class Policy:
         if self.order_rule == "queues" and not self.thresholds_gpu_s:
             raise ForetraceError(f"{who}: bands of service need thresholds, e.g. thresholds=3600,57600.")
         if not 0 < self.share <= 1:
-            raise ForetraceError(f"{who}: the part of jobs that fairness serves first is in (0, 1], not {self.share:g}.")
+            raise ForetraceError(
+                f"{who}: the part of jobs that fairness serves first is in (0, 1], not {self.share:g}."
+            )
 
 
 def estimates(workload: Workload) -> Float64:

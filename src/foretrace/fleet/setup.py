@@ -101,7 +101,9 @@ def prepare(workload: Workload, cluster: ClusterTree, policy: Policy, costs: Cos
         wanted = {each.strip().lower() for each in text.split("|") if each.strip()}
         rows[at] = [not wanted or kind.lower() in wanted for kind in cluster.types]
     allowed = rows[code]
-    _, first, demand = np.unique(code * (int(workload.gpus.max()) + 1) + workload.gpus, return_index=True, return_inverse=True)
+    _, first, demand = np.unique(
+        code * (int(workload.gpus.max()) + 1) + workload.gpus, return_index=True, return_inverse=True
+    )
     levels = len(cluster.levels)
     sizes = np.zeros((kinds, levels), np.int64)
     for kind in range(kinds):
@@ -113,7 +115,9 @@ def prepare(workload: Workload, cluster: ClusterTree, policy: Policy, costs: Cos
     quotas = cluster.quotas or {}
     unknown = set(quotas) - set(tenants.tolist())
     if unknown and not set(quotas) & set(tenants.tolist()):
-        raise ForetraceError(f"no job belongs to {sorted(unknown)[0]!r}, which has a quota; tenants are {_some(tenants)}.")
+        raise ForetraceError(
+            f"no job belongs to {sorted(unknown)[0]!r}, which has a quota; tenants are {_some(tenants)}."
+        )
     quota = np.array([quotas.get(str(each), NEVER) for each in tenants], np.int64)
     never = (workload.gpus > capacity[demand, -1]) | (workload.gpus > quota[tenant])
     restart = costs.restart_ns(workload)

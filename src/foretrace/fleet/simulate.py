@@ -21,7 +21,7 @@ _ORDERS = ("key", "remaining", "service", "queues", "network", "last", "fairness
 _ADMITS = ("block", "skip", "backfill")
 _PREEMPTS = ("keep", "lease", "always")
 _UNWATCHED = -2  # no decision is written down
-_HORIZON = 10  # failures are drawn for so many times the span that the work alone would take
+HORIZON = 10  # failures are drawn for so many times the span that the work alone would take
 
 
 def simulate(
@@ -47,9 +47,13 @@ def simulate(
     if not policy.compiled or (workload.share < 1).any() or (workload.min_gpus < workload.max_gpus).any():
         from foretrace.fleet.stepping import Stepping
 
-        steps = Stepping(workload, cluster, policy, speeds=speeds, costs=costs, seed=seed, record=record, explain=explain)
+        steps = Stepping(
+            workload, cluster, policy, speeds=speeds, costs=costs, seed=seed, record=record, explain=explain
+        )
         return steps.run(until_s=until_s, max_events=max_events).result()
-    played = Simulation(workload, cluster, policy, speeds=speeds, costs=costs, seed=seed, record=record, explain=explain)
+    played = Simulation(
+        workload, cluster, policy, speeds=speeds, costs=costs, seed=seed, record=record, explain=explain
+    )
     return played.run(until_s=until_s, max_events=max_events).result()
 
 
@@ -181,11 +185,20 @@ class Simulation:
         state = self.state
         waiting = state.jobs["status"] == engine.WAITING
         waited = state.waited.copy()
-        waited[np.flatnonzero(waiting), state.jobs["cause"][waiting]] += state.s[engine.NOW] - state.jobs["cause_since"][waiting]
-        held, dead, talk, gpu_ns = state.jobs["held"].copy(), state.jobs["dead"].copy(), state.jobs["talk"].copy(), state.jobs["gpu_ns"].copy()
+        waited[np.flatnonzero(waiting), state.jobs["cause"][waiting]] += (
+            state.s[engine.NOW] - state.jobs["cause_since"][waiting]
+        )
+        held, dead, talk, gpu_ns = (
+            state.jobs["held"].copy(),
+            state.jobs["dead"].copy(),
+            state.jobs["talk"].copy(),
+            state.jobs["gpu_ns"].copy(),
+        )
         running = np.flatnonzero(state.jobs["status"] == engine.RUNNING)
         since = state.s[engine.NOW] - state.jobs["mark"][running]
-        begun = np.clip(state.s[engine.NOW] - np.maximum(state.jobs["mark"][running], state.jobs["ready"][running]), 0, None)
+        begun = np.clip(
+            state.s[engine.NOW] - np.maximum(state.jobs["mark"][running], state.jobs["ready"][running]), 0, None
+        )
         held[running] += since
         dead[running] += since - begun
         talk[running] += begun * state.jobs["talking"][running]
@@ -314,7 +327,7 @@ def _state(played: Simulation, seed: int, record: str, explain: str | None) -> A
             caps[level] = np.ceil(0.8 * policy.history_leases)
     windows = len(sizes) * levels
     span = int(workload.submit_ns[-1]) + int(facts.work_ns.sum() / max(cluster.gpus, 1)) + int(facts.work_ns.max())
-    fail_at, fail_unit, fail_up = setup.failures(cluster, played.costs, until_ns=_HORIZON * span, seed=seed)
+    fail_at, fail_unit, fail_up = setup.failures(cluster, played.costs, until_ns=HORIZON * span, seed=seed)
     s = np.zeros(engine.NUMBERS, np.int64)
     s[engine.FREE] = cluster.gpus
     s[engine.ORDER] = _ORDERS.index(policy.order_rule)
@@ -333,7 +346,12 @@ def _state(played: Simulation, seed: int, record: str, explain: str | None) -> A
     keep, track = int(s[engine.KEEP_SEGMENTS]), int(s[engine.TRACK])
     index = policy.index or {}
     jobs = np.zeros(n, engine.JOB)
-    jobs["submit"], jobs["gpus"], jobs["work"], jobs["remaining"] = workload.submit_ns, workload.gpus, facts.work_ns, facts.work_ns
+    jobs["submit"], jobs["gpus"], jobs["work"], jobs["remaining"] = (
+        workload.submit_ns,
+        workload.gpus,
+        facts.work_ns,
+        facts.work_ns,
+    )
     jobs["kind"] = played.speeds.kinds(workload)
     jobs["demand"], jobs["size"], jobs["tenant"] = facts.demand, size, facts.tenant
     jobs["restart"], jobs["estimate"] = facts.restart_ns, facts.estimate_ns

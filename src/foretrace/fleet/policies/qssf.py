@@ -52,7 +52,9 @@ def predicted_gpu_seconds(workload: Workload, *, memory: float = 0.8) -> Float64
             done = int(by_end[known])
             for key in (exact[done], who[done], None):
                 old = means.get(key)
-                means[key] = workload.work_s[done] if old is None else memory * old + (1 - memory) * workload.work_s[done]
+                means[key] = (
+                    workload.work_s[done] if old is None else memory * old + (1 - memory) * workload.work_s[done]
+                )
                 counts[key] += 1
             known += 1
         for key in (exact[job], who[job], None):

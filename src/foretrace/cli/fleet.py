@@ -1,0 +1,200 @@
+"""`foretrace fleet`: many jobs on one cluster."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from foretrace.cli import fleet_files, fleet_questions, fleet_sweep, options
+from foretrace.cli import fleet_options as shared
+from foretrace.errors import ForetraceError
+
+if TYPE_CHECKING:
+    from foretrace.fleet.result import FleetResult
+    from foretrace.fleet.workload import Int64
+
+fleet = typer.Typer(
+    name="fleet",
+    help="Many jobs, one cluster: play logs of jobs under scheduling policies, ask why and what if.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+Semantics = Annotated[
+    str,
+    typer.Option(
+        "--semantics",
+        metavar="NAME",
+        help="Play by the rules of a published simulator instead: tiresias, pollux, gavel, shockwave.",
+    ),
+]
+Measure = Annotated[str, typer.Option("--measure", metavar="A-B", help="Means over these jobs only, by number.")]
+Options = Annotated[
+    list[str] | None,
+    typer.Option("--option", metavar="KEY=VALUE", help="For --semantics: profiles=FILE, round_s=120 and so on."),
+]
+
+
+@fleet.command("run")
+def run(
+    trace: shared.Trace,
+    format: shared.Format = "auto",
+    policy: shared.Policy = "fifo",
+    cluster: shared.Cluster = "",
+    speeds: shared.Speeds = "constant",
+    semantics: Semantics = "",
+    option: Options = None,
+    salvage: shared.Salvage = False,
+    jobs: shared.Jobs = 0,
+    load: shared.Load = 1.0,
+    measure: Measure = "",
+    seed: shared.Seed = 0,
+    restart_s: shared.RestartS = 0.0,
+    restart_s_per_gpu: shared.RestartPerGpu = 0.0,
+    checkpoint_s: shared.CheckpointS = 0.0,
+    mtbf_h: shared.MtbfH = 0.0,
+    mttr_h: shared.MttrH = 1.0,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE.csv", help="Write a row per job, too.")] = None,
+    html: options.Html = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Play a log of jobs on a cluster under a policy: completion times, waiting and its reasons, utilisation.
+
+    Example: foretrace fleet run jobs.csv --cluster 4x4x8 --policy "dally lease-s=600" --out per-job.csv
+    """
+    from foretrace.files import write_text
+    from foretrace.fleet import scene as scenes
+    from foretrace.report import fleet as report
+    from foretrace.report import fleet_page
+    from foretrace.report.fleet_text import run_lines
+    from foretrace.report.jsonout import dumps
+
+    if semantics:
+        given = (speeds != "constant", load != 1, html, restart_s or restart_s_per_gpu or checkpoint_s or mtbf_h)
+        if any(given):
+            raise ForetraceError(
+                "--semantics plays by the rules of a published simulator, which has no --speeds, --load, --html or "
+                "costs of ours; leave them out, or leave out --semantics."
+            )
+        result = _by_others(semantics, trace, format, salvage, jobs, policy, cluster, seed, _pairs(option or []))
+        tree = scenes.cluster_of(str(result.gpus))
+    else:
+        if option:
+            raise ForetraceError("--option belongs to --semantics; name one, or leave it out.")
+        spec = scenes.Spec(
+            trace=str(trace), format=format, salvage=salvage, jobs=jobs, cluster=cluster or scenes.DEFAULT_CLUSTER,
+            policy=policy, speeds=speeds, restart_s=restart_s, restart_s_per_gpu=restart_s_per_gpu,
+            checkpoint_s=checkpoint_s, mtbf_h=mtbf_h, mttr_h=mttr_h, load=load, seed=seed,
+        )  # fmt: skip
+        made = scenes.scene(spec)
+        tree = made.cluster
+        result = made.play(record="devices" if html or len(made.workload) <= scenes.RECORD_UP_TO else "nothing")
+    tell_origin(result)
+    only = scenes.measured(measure, result.workload)
+    view = report.run(result, tree, path=str(trace), only=only)
+    if out is not None:
+        write_text(out, per_job(result, only))
+    if html is not None:
+        fleet_page.write(fleet_page.FleetPage(view=view, result=result, cluster=tree), html)
+    print(dumps(view) if as_json else "\n".join(run_lines(view)))
+
+
+def _by_others(
+    name: str,
+    trace: Path,
+    format: str,
+    salvage: bool,
+    jobs: int,
+    policy: str,
+    cluster: str,
+    seed: int,
+    given: Mapping[str, str],
+) -> FleetResult:
+    import numpy as np
+
+    from foretrace.fleet.scene import workload_of
+    from foretrace.fleet.semantics import semantics
+
+    played = semantics(name)
+    workload = workload_of(str(trace), name if format == "auto" else format, salvage=salvage)
+    if 0 < jobs < len(workload):
+        workload = workload.take(np.arange(jobs))
+    return played.run(workload, policy=policy, cluster=cluster or played.default_cluster, seed=seed, options=given)
+
+
+def _pairs(texts: list[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key or key in found:
+            raise ForetraceError(f"--option {text}: write each key=value once, as in profiles=throughputs.json.")
+        found[key] = value
+    return found
+
+
+def tell_origin(result: FleetResult) -> None:
+    """Rows that were refused, and what was read differently from what is written, on standard error."""
+    origin = result.workload.origin
+    if origin.refused:
+        first = origin.refused[0]
+        print(
+            f"foretrace: {len(origin.refused):,} of {origin.rows:,} rows were left out, the first at {first.where}: {first.why}",
+            file=sys.stderr,
+        )
+
+
+def per_job(result: FleetResult, only: Int64 | None = None) -> str:
+    """CSV text with a row per job: times in seconds after the log's zero, empty where there is none."""
+    workload = result.workload
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(
+        ("job", "gpus", "submit_s", "start_s", "end_s", "jct_s", "queue_s", "held_s", "dead_s", "starts", "preempted", "failed", "status")
+    )  # fmt: skip
+    chosen = range(len(workload)) if only is None else only.tolist()
+    jct, queue = result.jct_s, result.queue_s
+
+    def seconds(ns: int) -> str:
+        return repr(ns / 1e9) if ns >= 0 else ""
+
+    for at in chosen:
+        done = result.end_ns[at] >= 0
+        status = (
+            "never" if result.never[at] else "done" if done else "running" if result.start_ns[at] >= 0 else "waiting"
+        )
+        writer.writerow(
+            (
+                workload.job[at],
+                int(workload.gpus[at]),
+                seconds(int(workload.submit_ns[at])),
+                seconds(int(result.start_ns[at])),
+                seconds(int(result.end_ns[at])),
+                repr(float(jct[at])) if done else "",
+                repr(float(queue[at])) if done else "",
+                seconds(int(result.held_ns[at])),
+                seconds(int(result.dead_ns[at])),
+                int(result.starts[at]),
+                int(result.preempted[at]),
+                int(result.failed[at]),
+                status,
+            )
+        )
+    return out.getvalue()
+
+
+fleet.command("compare")(fleet_sweep.compare)
+fleet.command("why")(fleet_questions.why)
+fleet.command("whatif")(fleet_questions.whatif)
+fleet.command("slots")(fleet_questions.slots)
+fleet.command("sweep")(fleet_sweep.sweep)
+fleet.command("study")(fleet_sweep.study)
+fleet.command("fit")(fleet_files.fit)
+fleet.command("generate")(fleet_files.generate)
+fleet.command("export")(fleet_files.export)
+fleet.command("policies")(fleet_files.policies)

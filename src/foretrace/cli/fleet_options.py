@@ -1,0 +1,49 @@
+"""Options that the commands of `foretrace fleet` share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Trace = Annotated[Path, typer.Argument(metavar="TRACE", help="A log of jobs (docs/fleet-formats.md).")]
+Format = Annotated[str, typer.Option("--format", metavar="NAME", help="Its format; by default told by its content.")]
+Salvage = Annotated[bool, typer.Option("--salvage", help="Leave out rows that cannot be read, and say how many.")]
+Cluster = Annotated[
+    str,
+    typer.Option(
+        "--cluster",
+        metavar="SHAPE|FILE",
+        help="2x4x8 (racks x nodes x GPUs), 4x8@v100+2x4@k80, or a file: YAML, topology.conf, nodes.",
+    ),
+]
+Policy = Annotated[str, typer.Option("--policy", metavar="NAME [KEY=VALUE ...]", help="See foretrace fleet policies.")]
+Policies = Annotated[
+    list[str],
+    typer.Option("--policy", metavar="NAME [KEY=VALUE ...]", help="A policy; repeat it. The first is the baseline."),
+]
+Speeds = Annotated[
+    str,
+    typer.Option(
+        "--speeds",
+        metavar="MODEL",
+        help="How placement makes jobs fast or slow: constant, closed-form gb-s=300,50,25, table=FILE, "
+        "throughputs=FILE, goodput=FOLDER, graphs NAME=RECORDING (docs/fleet-speeds.md).",
+    ),
+]
+Jobs = Annotated[int, typer.Option("--jobs", metavar="N", help="Only the first N jobs. 0: all.")]
+Load = Annotated[float, typer.Option("--load", metavar="FACTOR", help="Let jobs come so many times as densely.")]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="For everything that is drawn.")]
+RestartS = Annotated[
+    float, typer.Option("--restart-s", metavar="S", help="Time that a move to other GPUs costs a job.")
+]
+RestartPerGpu = Annotated[
+    float, typer.Option("--restart-s-per-gpu", metavar="S", help="The same, times the job's GPUs.")
+]
+CheckpointS = Annotated[
+    float,
+    typer.Option("--checkpoint-s", metavar="S", help="How often jobs save. 0: a failure loses all since their start."),
+]
+MtbfH = Annotated[float, typer.Option("--mtbf-h", metavar="H", help="Mean hours between failures of a node. 0: none.")]
+MttrH = Annotated[float, typer.Option("--mttr-h", metavar="H", help="Mean hours to a node's repair.")]

@@ -1,0 +1,237 @@
+"""`foretrace fleet compare`, `sweep`, `study`: many runs of the same question."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foretrace.cli import fleet_options as shared
+from foretrace.cli import options
+from foretrace.errors import ForetraceError
+
+if TYPE_CHECKING:
+    from foretrace.fleet.scene import Spec
+
+DEFAULT = "4x4x8"
+
+
+def compare(
+    trace: shared.Trace,
+    policy: shared.Policies,
+    format: shared.Format = "auto",
+    cluster: shared.Cluster = DEFAULT,
+    speeds: shared.Speeds = "constant",
+    seeds: Annotated[int, typer.Option("--seeds", metavar="N", min=1, help="Runs with shifted submissions.")] = 20,
+    jitter_s: Annotated[float, typer.Option("--jitter-s", metavar="S", help="How far submissions are shifted.")] = 60.0,
+    subtraces: Annotated[
+        int, typer.Option("--subtraces", metavar="N", min=0, help="Instead of seeds: N parts of the log, one by one.")
+    ] = 0,
+    salvage: shared.Salvage = False,
+    jobs: shared.Jobs = 0,
+    load: shared.Load = 1.0,
+    restart_s: shared.RestartS = 0.0,
+    restart_s_per_gpu: shared.RestartPerGpu = 0.0,
+    html: options.Html = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Compare policies on one log, with bootstrap intervals over repeated runs; says what is within noise.
+
+    Example: foretrace fleet compare jobs.csv --cluster 4x4x8 --policy fifo --policy las --policy dally --seeds 20
+    """
+    from foretrace.fleet import comparison, scene
+    from foretrace.fleet.policies import parse
+    from foretrace.report import fleet as report
+    from foretrace.report import fleet_answers, fleet_page
+    from foretrace.report.fleet_text import compare_lines
+    from foretrace.report.jsonout import dumps
+
+    spec = scene.Spec(
+        trace=str(trace), format=format, salvage=salvage, jobs=jobs, cluster=cluster, speeds=speeds, load=load,
+        policy=policy[0], restart_s=restart_s, restart_s_per_gpu=restart_s_per_gpu,
+    )  # fmt: skip
+    if len(set(policy)) < len(policy):
+        raise ForetraceError("--policy names the same policy twice; compare different ones.")
+    made = scene.scene(spec)
+    runs = {text: replace(made, policy=parse(text)) for text in policy}
+    if subtraces:
+        parts = comparison.subtraces(made.workload, subtraces)
+        how = f"{subtraces} parts of the log"
+    else:
+        parts = comparison.jittered(made.workload, seeds, jitter_s)
+        how = f"submissions shifted by up to {jitter_s:g} s" if seeds > 1 else ""
+    with options.progress("playing policies") as tell:
+        done = itertools.count(1)
+
+        def seen(*_: object) -> None:
+            if tell is not None:
+                tell(next(done) / (len(runs) * len(parts)))
+
+        found = comparison.compare(
+            {text: (lambda workload, one=one: replace(one, workload=workload).play()) for text, one in runs.items()},
+            parts,
+            how=how,
+            seen=seen,
+        )
+    view = fleet_answers.compare(
+        found, path=str(trace), cluster=made.cluster.name, gpus=made.cluster.gpus, jobs=len(made.workload),
+        next_=f"foretrace fleet sweep {trace} --cluster {cluster} "
+        + " ".join(f"--policy {each!r}" for each in policy) + " --set load=0.5,1,2 --out sweep",
+    )  # fmt: skip
+    if html is not None:
+        whole = {text: one.play(record="devices") for text, one in runs.items()}
+        first = whole.pop(policy[0])
+        page = fleet_page.FleetPage(
+            view=report.run(first, made.cluster, path=str(trace), repeated=found if len(parts) > 1 else None),
+            result=first, cluster=made.cluster, others=whole, comparison=view,
+        )  # fmt: skip
+        fleet_page.write(page, html)
+    print(dumps(view) if as_json else "\n".join(compare_lines(view)))
+
+
+def sweep(
+    trace: shared.Trace,
+    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where cells are kept; a second call goes on.")],
+    policy: shared.Policies,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="NAME=V,V", help="Values to try, of load, restart-s, mtbf-h, add, speeds ...; repeat it."
+        ),
+    ] = None,
+    cluster: Annotated[
+        list[str] | None, typer.Option("--cluster", metavar="SHAPE|FILE", help="A cluster; repeat it. Default: 4x4x8.")
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", metavar="N", min=1, help="Runs per cell.")] = 1,
+    jitter_s: Annotated[
+        float, typer.Option("--jitter-s", metavar="S", help="How far a seed shifts submissions.")
+    ] = 60.0,
+    format: shared.Format = "auto",
+    speeds: shared.Speeds = "constant",
+    salvage: shared.Salvage = False,
+    jobs: shared.Jobs = 0,
+    on: Annotated[
+        str, typer.Option("--on", metavar="here|ray", help="This machine's cores, or a Ray cluster that sees --out.")
+    ] = "here",
+    as_json: options.AsJson = False,
+) -> None:
+    """Play every combination of policies, clusters, values and seeds; a call that was killed goes on where it was.
+
+    Example: foretrace fleet sweep jobs.csv --policy fifo --policy las --set load=0.5,1,2 --seeds 5 --out sweep
+    """
+    from foretrace.fleet import scene
+    from foretrace.fleet import sweep as sweeping
+    from foretrace.report import fleet_questions as report
+    from foretrace.report.jsonout import dumps
+
+    base = scene.Spec(trace=str(trace), format=format, salvage=salvage, jobs=jobs, speeds=speeds)
+    by: dict[str, Sequence[Any]] = {"policy": policy, "cluster": cluster or [DEFAULT]}
+    for text in set_ or []:
+        name, values = _values(text, base)
+        if name in by:
+            raise ForetraceError(f"--set {text}: {name} is given twice; write all its values in one list.")
+        by[name] = values
+    by["seed"] = list(range(seeds))
+    cells = []
+    for values in itertools.product(*by.values()):
+        cell = dict(zip(by, values, strict=True))
+        if seeds > 1:
+            cell["jitter_s"] = jitter_s
+        cells.append(cell)
+    for cell in cells:  # what is wrong is said before hours of work
+        _check(replace(base, **cell))
+    same = asdict(base) | {"changed_ns": trace.stat().st_mtime_ns}
+    with options.progress("playing cells") as tell:
+        found = sweeping.sweep(
+            play_cell, [asdict(replace(base, **each)) for each in cells], folder=out, of=same, on=on, progress=tell
+        )
+    named = {key: values for key, values in by.items() if len(values) > 1 or key == "policy"}
+    fixed = {each.name for each in fields(base)} - set(named)
+    rows = tuple({key: value for key, value in row.items() if key not in fixed} for row in found.rows)
+    view = report.sweep(replace(found, rows=rows), source=str(trace), by=by)
+    print(dumps(view) if as_json else report.sweep_text(view))
+
+
+def play_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
+    """Figures of one cell; nan becomes None."""
+    from foretrace.fleet.comparison import figures
+    from foretrace.fleet.scene import Spec, scene
+
+    result = scene(Spec(**cell)).play()
+    found = {name: None if value != value else float(value) for name, value in figures(result).items()}
+    return found | {"jobs": len(result.workload), "finished": int(result.finished.sum())}
+
+
+def _check(spec: Spec) -> None:
+    from foretrace.fleet import policies, scene
+
+    policies.parse(spec.policy)
+    scene.parse_speeds(spec.speeds, scene.cluster_of(spec.cluster))
+
+
+def _values(text: str, base: Spec) -> tuple[str, list[Any]]:
+    name, equals, values = text.partition("=")
+    name = name.strip().replace("-", "_")
+    known = {each.name: type(getattr(base, each.name)) for each in fields(base)}
+    for each in ("trace", "format", "salvage", "policy", "cluster", "seed"):
+        known.pop(each)
+    if not equals or name not in known:
+        raise ForetraceError(f"--set {text}: write NAME=V,V with one of {', '.join(sorted(known)).replace('_', '-')}.")
+    parts = values.split(";") if known[name] is str else values.split(",")
+    try:
+        found = [known[name](each) for each in parts]
+    except ValueError:
+        raise ForetraceError(f"--set {text}: {values} is no list of numbers; write as in load=0.5,1,2.") from None
+    if len(set(found)) < len(found):
+        raise ForetraceError(f"--set {text}: a value stands twice; keep one.")
+    return name, found
+
+
+def study(
+    name: Annotated[str, typer.Argument(metavar="dally|jigsaw", help="Which claims to test.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FOLDER", help="Where cells are kept; a second call goes on.")
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", metavar="N", min=2, help="Repetitions behind an interval.")] = 20,
+    quick: Annotated[bool, typer.Option("--quick", help="A few cells of each table, in about a minute.")] = False,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", metavar="FILE", help="dally: a log (Philly) for the sample of real jobs.")
+    ] = None,
+    write: Annotated[
+        Path | None, typer.Option("--write", metavar="FILE.md", help="Put the tables into this document, too.")
+    ] = None,
+    on: Annotated[str, typer.Option("--on", metavar="here|ray", help="Where cells are played.")] = "here",
+    as_json: options.AsJson = False,
+) -> None:
+    """Test published claims by command: Dally's delay scheduling, JigSaw's partial backpropagation.
+
+    Example: foretrace fleet study dally --quick --out dally-cells
+    """
+    from foretrace.report.jsonout import dumps
+
+    if name == "dally":
+        from foretrace.fleet.studies import dally
+
+        with options.progress("playing the Dally study") as tell:
+            found = dally.run_study(
+                folder=out or Path("dally-cells"), seeds=seeds, quick=quick, trace=trace, on=on, progress=tell
+            )
+        if write is not None:
+            dally.write_section(found, write)
+        print(dumps(found) if as_json else dally.study_text(found))
+    elif name == "jigsaw":
+        from foretrace.fleet.studies import jigsaw
+
+        with options.progress("playing the JigSaw study") as tell:
+            shown = jigsaw.run_study(
+                seeds=seeds, quick=quick, progress=(lambda done, all_: tell(done / all_)) if tell else None
+            )
+        if write is not None:
+            jigsaw.write_section(shown, write)
+        print(dumps(shown) if as_json else jigsaw.study_text(shown))
+    else:
+        raise ForetraceError(f"there is no study {name!r}; there are dally and jigsaw.")

@@ -1,0 +1,214 @@
+"""Questions about one job in one cluster: why it waits, what holds the GPUs, and what would let it start sooner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from foretrace.errors import ForetraceError
+from foretrace.fleet.reasons import minutes
+from foretrace.fleet.result import Cause, Decision, FleetResult, Segments
+from foretrace.fleet.scene import Scene
+from foretrace.fleet.workload import SECOND, Int64, nanoseconds
+
+MOST_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What is free at a level: GPUs in its units together, the most in one unit, and units that could hold the job."""
+
+    level: str
+    units: int
+    free: int
+    most: int
+    fits: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """A change, and what it does for this job and for all."""
+
+    change: str
+    queue_s: float | None  # of this job; None: it does not finish
+    mean_jct_s: float
+    helps: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Why:
+    """The answer: where a job stood at one moment, and why.
+
+    queue_s: waiting in all, None where it never ended; causes: seconds by reason; room: per level, at that moment, of
+    kinds the job may use; holders: who held most (job, GPUs, seconds until they end); decisions about it, in order.
+    """
+
+    job: str
+    gpus: int
+    tenant: str
+    at_s: float
+    status: str  # waiting, running, done, not submitted, never
+    reason: str
+    queue_s: float | None
+    start_s: float | None
+    end_s: float | None
+    causes: tuple[tuple[str, float], ...]
+    room: tuple[Room, ...]
+    holders: tuple[tuple[str, int, float], ...]
+    decisions: tuple[Decision, ...]
+    remedies: tuple[Remedy, ...]
+
+
+def why(
+    scene: Scene,
+    job: str,
+    *,
+    at_s: float | None = None,
+    remedies: Sequence[tuple[str, Callable[[Scene], Scene]]] | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> Why:
+    """Play the workload and look at one job at `at_s` (its submission, or its longest wait's start, where None).
+
+    remedies: changes to try, by name; the usual ones where None. Raises ForetraceError where there is no such job.
+    """
+    at = scene.workload.position(job)
+    if at_s is not None and not (np.isfinite(at_s) and at_s >= 0):
+        raise ForetraceError(f"--at {at_s:g} is no time; give seconds after the first submission, from 0 up.")
+    changes = usual_remedies(scene) if remedies is None else remedies
+    whole = scene.play(explain=job, record="devices")
+    moment = int(nanoseconds(at_s)) if at_s is not None else _telling_moment(whole, at)
+    found = []
+    for i, (name, change) in enumerate(changes):
+        if progress is not None:
+            progress((i + 1) / (len(changes) + 1))
+        found.append(_tried(name, change, scene, whole, at))
+    segments = whole.segments
+    assert segments is not None
+    return Why(
+        job=job,
+        gpus=int(scene.workload.gpus[at]),
+        tenant=str(scene.workload.tenant[at]),
+        at_s=moment / SECOND,
+        status=_status(whole, at, moment),
+        reason=_reason(whole, at, moment),
+        queue_s=_known(whole.queue_s[at]),
+        start_s=whole.start_ns[at] / SECOND if whole.start_ns[at] >= 0 else None,
+        end_s=whole.end_ns[at] / SECOND if whole.end_ns[at] >= 0 else None,
+        causes=tuple(
+            (Cause(cause).name.lower(), seconds / SECOND)
+            for cause, seconds in enumerate(whole.waited_ns[at].tolist())
+            if seconds > 0
+        ),
+        room=_room(scene, segments, at, moment),
+        holders=_holders(whole, segments, moment),
+        decisions=whole.decisions,
+        remedies=tuple(found),
+    )
+
+
+def usual_remedies(scene: Scene) -> list[tuple[str, Callable[[Scene], Scene]]]:
+    """More machines, a wider placement, letting others pass, another policy."""
+    tree = scene.cluster
+    made: list[tuple[str, Callable[[Scene], Scene]]] = []
+    if len(tree.levels) > 1:
+        made.append((f"one more {tree.levels[-2]}", lambda s: replace(s, cluster=s.cluster.bigger(1))))
+    if scene.policy.compiled:
+        if scene.policy.place_rule != "greedy" and len(tree.levels) > 1:
+            made.append(
+                ("jobs may spread at once", lambda s: replace(s, policy=replace(s.policy, place_rule="greedy")))
+            )
+        if scene.policy.admit_rule == "block":
+            made.append(("others may pass", lambda s: replace(s, policy=replace(s.policy, admit_rule="skip"))))
+        if scene.policy.preempt_rule == "keep":
+            from foretrace.fleet.policies import make
+
+            made.append(("policy las (leases of 1 h)", lambda s: replace(s, policy=make("las"))))
+    if tree.quotas:
+        made.append(("no quotas", lambda s: replace(s, cluster=replace(s.cluster, quotas=None))))
+    return made
+
+
+def _tried(name: str, change: Callable[[Scene], Scene], scene: Scene, now: FleetResult, at: int) -> Remedy:
+    then = change(scene).play()
+    queue, before = _known(then.queue_s[at]), _known(now.queue_s[at])
+    helps = queue is not None and (before is None or queue < before - 1e-9)
+    mean = float(np.nanmean(then.jct_s)) if then.finished.any() else float("nan")
+    return Remedy(change=name, queue_s=queue, mean_jct_s=mean, helps=helps)
+
+
+def _known(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)
+
+
+def _telling_moment(result: FleetResult, at: int) -> int:
+    """When the job's longest stretch of waiting had begun: its submission, or when it lost its GPUs."""
+    segments = result.segments
+    assert segments is not None
+    mine = np.flatnonzero(segments.job == at)
+    begins = np.concatenate([[result.workload.submit_ns[at]], segments.end_ns[mine]])
+    ends = np.concatenate([segments.start_ns[mine], [begins[-1]]])
+    return int(begins[int(np.argmax(ends - begins))])
+
+
+def _status(result: FleetResult, at: int, moment: int) -> str:
+    if result.never[at]:
+        return "never"
+    if moment < result.workload.submit_ns[at]:
+        return "not submitted"
+    if 0 <= result.end_ns[at] <= moment:
+        return "done"
+    segments = result.segments
+    assert segments is not None
+    mine = (segments.job == at) & (segments.start_ns <= moment) & (segments.end_ns > moment)
+    return "running" if mine.any() else "waiting"
+
+
+def _reason(result: FleetResult, at: int, moment: int) -> str:
+    """The last decision about the job up to the moment."""
+    if result.never[at]:
+        return "no unit of the cluster, or its tenant's quota, can ever hold so many GPUs of the kinds it may use"
+    past = [each for each in result.decisions if nanoseconds(each.time_s) <= moment]
+    if not past:
+        return "it was not submitted yet" if moment < result.workload.submit_ns[at] else "nothing was decided about it"
+    last = past[-1]
+    ago = moment - int(nanoseconds(last.time_s))
+    return last.why + (f" (decided {minutes(ago)} earlier)" if ago > 0 and last.what == "wait" else "")
+
+
+def _open(segments: Segments, moment: int) -> Int64:
+    return np.flatnonzero((segments.start_ns <= moment) & (segments.end_ns > moment)).astype(np.int64)
+
+
+def _room(scene: Scene, segments: Segments, at: int, moment: int) -> tuple[Room, ...]:
+    tree = scene.cluster
+    if len(segments) and not len(segments.devices):
+        return ()
+    busy = np.zeros(tree.gpus, bool)
+    for segment in _open(segments, moment):
+        busy[segments.devices_of(int(segment))] = True
+    wanted = {each.strip().lower() for each in str(scene.workload.gpu_type[at]).split("|") if each.strip()}
+    usable = np.array([not wanted or kind.lower() in wanted for kind in tree.types])[tree.gpu_type]
+    count = np.concatenate([[0], np.cumsum(~busy & usable)])
+    found = []
+    for level, starts in enumerate(tree.starts):
+        free = count[starts[1:]] - count[starts[:-1]]
+        fits = int((free >= scene.workload.gpus[at]).sum())
+        found.append(
+            Room(level=tree.levels[level], units=len(free), free=int(free.sum()), most=int(free.max()), fits=fits)
+        )
+    return tuple(found)
+
+
+def _holders(result: FleetResult, segments: Segments, moment: int) -> tuple[tuple[str, int, float], ...]:
+    rows = _open(segments, moment)
+    largest = rows[np.argsort(-segments.gpus[rows], kind="stable")][:MOST_SHOWN]
+    return tuple(
+        (
+            str(result.workload.job[segments.job[each]]),
+            int(segments.gpus[each]),
+            float(segments.end_ns[each] - moment) / SECOND,
+        )
+        for each in largest
+    )

@@ -1,0 +1,271 @@
+"""`Scene`: everything a question about a fleet is asked of, made from what a user writes.
+
+A `Spec` holds plain values only, so that it can be stored beside answers and sent to workers of a sweep.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from foretrace.errors import ForetraceError
+from foretrace.fleet import formats, policies
+from foretrace.fleet.cluster import ClusterTree, parse_cluster
+from foretrace.fleet.comparison import jitter
+from foretrace.fleet.policy import Policy
+from foretrace.fleet.result import FleetResult
+from foretrace.fleet.setup import Costs
+from foretrace.fleet.simulate import simulate
+from foretrace.fleet.speed_models import ClosedFormSpeeds, ConstantSpeeds
+from foretrace.fleet.speeds import Speeds
+from foretrace.fleet.workload import Int64, Workload
+
+DEFAULT_CLUSTER = "4x4x8"
+RECORD_UP_TO = 20_000  # jobs for which it is cheap to keep who ran where
+SPEEDS = "constant, closed-form, table=FILE, throughputs=FILE, goodput=FOLDER, graphs MODEL=RECORDING"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """What to play, in a user's words. `jobs`: the first so many in order of submission (0 all)."""
+
+    trace: str
+    format: str = "auto"
+    salvage: bool = False
+    jobs: int = 0
+    cluster: str = DEFAULT_CLUSTER
+    add: int = 0  # further outermost units
+    policy: str = "fifo"
+    speeds: str = "constant"
+    restart_s: float = 0.0
+    restart_s_per_gpu: float = 0.0
+    checkpoint_s: float = 0.0
+    mtbf_h: float = 0.0
+    mttr_h: float = 1.0
+    load: float = 1.0  # arrivals so many times as dense
+    jitter_s: float = 0.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """A workload, a cluster, a policy, speeds and costs, ready to play."""
+
+    workload: Workload
+    cluster: ClusterTree
+    policy: Policy
+    speeds: Speeds
+    costs: Costs
+    seed: int = 0
+
+    def play(self, **options: Any) -> FleetResult:
+        """`simulate` with options `record`, `explain`, `until_s`, `max_events`."""
+        return simulate(
+            self.workload, self.cluster, self.policy, speeds=self.speeds, costs=self.costs, seed=self.seed, **options
+        )
+
+
+def scene(spec: Spec) -> Scene:
+    """Read and put together; raises ForetraceError for whatever cannot be."""
+    workload = shaped(workload_of(spec.trace, spec.format, salvage=spec.salvage), spec)
+    cluster = cluster_of(spec.cluster)
+    if spec.add:
+        cluster = cluster.bigger(spec.add)
+    speeds = parse_speeds(spec.speeds, cluster)
+    return Scene(
+        workload=timed(workload, speeds),
+        cluster=cluster,
+        policy=policies.parse(spec.policy),
+        speeds=speeds,
+        costs=Costs(
+            restart_s=spec.restart_s,
+            restart_s_per_gpu=spec.restart_s_per_gpu,
+            checkpoint_s=spec.checkpoint_s,
+            mtbf_h=spec.mtbf_h,
+            mttr_h=spec.mttr_h,
+        ),
+        seed=spec.seed,
+    )
+
+
+def workload_of(path: str, format: str = "auto", *, salvage: bool = False) -> Workload:
+    """The jobs of a log; the last few that were read are kept."""
+    try:
+        changed = Path(path).stat().st_mtime_ns
+    except OSError as error:
+        raise ForetraceError(f"cannot read {path} ({error.strerror or error}); name a log of jobs.") from None
+    return _read(path, format, salvage, changed)
+
+
+@lru_cache(maxsize=4)
+def _read(path: str, format: str, salvage: bool, changed: int) -> Workload:
+    return formats.read(path, format, salvage=salvage)
+
+
+def shaped(workload: Workload, spec: Spec) -> Workload:
+    """The first `jobs`, denser by `load`, each shifted by up to `jitter_s`."""
+    if spec.jobs < 0:
+        raise ForetraceError(f"--jobs {spec.jobs} takes none; give a number above 0, or leave it out for all.")
+    if spec.jobs and spec.jobs < len(workload):
+        workload = workload.take(np.arange(spec.jobs))
+    if not (np.isfinite(spec.load) and spec.load > 0):
+        raise ForetraceError(f"--load {spec.load:g} is no load; 2 lets jobs come twice as densely.")
+    if spec.load != 1:
+        first = workload.submit_ns.min() if len(workload) else 0
+        denser = first + np.rint((workload.submit_ns - first) / spec.load).astype(np.int64)
+        workload = workload.with_columns(submit_ns=denser)
+    if not (np.isfinite(spec.jitter_s) and spec.jitter_s >= 0):
+        raise ForetraceError(f"--jitter {spec.jitter_s:g} is no time; give seconds from 0 up.")
+    return jitter(workload, spec.seed, spec.jitter_s) if spec.jitter_s else workload
+
+
+def cluster_of(text: str) -> ClusterTree:
+    """A cluster from its short form, YAML, or a file of a scheduler (topology.conf, nodes)."""
+    path = Path(text)
+    if path.suffix not in (".yaml", ".yml") and (
+        path.is_file() or path.suffix in (".conf", ".csv", ".json", ".gz", ".txt")
+    ):
+        return formats.read_cluster(path)
+    if path.suffix in (".yaml", ".yml") and path.is_file():
+        return formats.read_cluster(path)
+    return parse_cluster(text)
+
+
+def timed(workload: Workload, speeds: Speeds) -> Workload:
+    """With run times from the table of speeds where the log says iterations only."""
+    unknown = np.isnan(workload.work_s)
+    reckon: Callable[[Workload], Any] | None = getattr(speeds, "run_times", None)
+    if not unknown.any() or reckon is None:
+        return workload
+    work = np.where(unknown, reckon(workload), workload.work_s)
+    made = replace(workload, work_s=work)
+    made.validate()
+    return made
+
+
+def parse_speeds(text: str, cluster: ClusterTree) -> Speeds:
+    """A model of speed from `constant`, `closed-form gb-s=300,50,25 congestion=10 compute=full unknown=uniform:0`,
+    `table=FILE`, `throughputs=FILE`, `goodput=FOLDER` or `graphs NAME=RECORDING ... links=2400gbit,400gbit`."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ForetraceError(f"--speeds {text!r}: {error}; close the quote.") from None
+    if not words:
+        raise ForetraceError(f'--speeds "" names no model of speed; there are {SPEEDS}.')
+    kind, _, value = words[0].partition("=")
+    given: dict[str, str] = {}
+    for word in words[1:]:
+        key, equals, said = word.partition("=")
+        if not equals or key in given:
+            what = "is given twice" if key in given else "is no key=value"
+            raise ForetraceError(f"--speeds {kind}: {word!r} {what}; mend it.")
+        given[key] = said
+    makers: Mapping[str, Callable[[str, dict[str, str], ClusterTree], Speeds]] = {
+        "constant": _constant,
+        "closed-form": _closed_form,
+        "table": _table,
+        "throughputs": _throughputs,
+        "goodput": _goodput,
+        "graphs": _graphs,
+    }
+    if kind not in makers:
+        raise ForetraceError(f"there is no model of speed {kind!r}; there are {SPEEDS}.")
+    made = makers[kind](value, given, cluster)
+    if given:
+        raise ForetraceError(f"--speeds {kind} has no {sorted(given)[0]!r}; see foretrace fleet run --help.")
+    return made
+
+
+def _constant(value: str, given: dict[str, str], cluster: ClusterTree) -> Speeds:
+    return ConstantSpeeds()
+
+
+def _numbers(kind: str, key: str, text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(each) for each in text.split(","))
+    except ValueError:
+        raise ForetraceError(f"--speeds {kind}: {key}={text} is no list of numbers; write as in 300,50,25.") from None
+
+
+def _closed_form(value: str, given: dict[str, str], cluster: ClusterTree) -> Speeds:
+    parameters: dict[str, Any] = {}
+    if "congestion" in given:
+        parameters["congestion"] = _numbers("closed-form", "congestion", given.pop("congestion"))[0]
+    if "latency-us" in given:
+        parameters["latency_us"] = _numbers("closed-form", "latency-us", given.pop("latency-us"))
+    if "compute" in given:
+        said = given.pop("compute")
+        named = said in ("full", "published")
+        parameters["compute_scale"] = said if named else _numbers("closed-form", "compute", said)[0]
+    if "unknown" in given:
+        parameters["unknown"] = given.pop("unknown")
+    if "gb-s" in given:
+        rates = _numbers("closed-form", "gb-s", given.pop("gb-s"))
+        if len(rates) != len(cluster.levels):
+            raise ForetraceError(
+                f"--speeds closed-form: gb-s has {len(rates)} bandwidths, the cluster {len(cluster.levels)} levels; "
+                f"give one for each of {', '.join(cluster.levels)}, in GB/s."
+            )
+        return ClosedFormSpeeds(bandwidth_gb_s=rates, levels=cluster.levels, **parameters)
+    return ClosedFormSpeeds.on(cluster, **parameters)
+
+
+def _table(value: str, given: dict[str, str], cluster: ClusterTree) -> Speeds:
+    from foretrace.fleet.table_speeds import TableSpeeds
+
+    parameters: dict[str, Any] = {}
+    if "reference" in given:
+        parameters["reference_type"] = given.pop("reference")
+    if "interpolate" in given:
+        parameters["interpolate"] = given.pop("interpolate") in ("yes", "true")
+    return TableSpeeds.read(value, levels=cluster.levels, **parameters)
+
+
+def _throughputs(value: str, given: dict[str, str], cluster: ClusterTree) -> Speeds:
+    from foretrace.fleet.throughputs import ThroughputTable
+
+    return ThroughputTable.read(value, reference=given.pop("reference", "v100"))
+
+
+def _goodput(value: str, given: dict[str, str], cluster: ClusterTree) -> Speeds:
+    from foretrace.fleet.goodput import GoodputSpeeds
+
+    adapt = given.pop("adapt", "no") in ("yes", "true")
+    return GoodputSpeeds(Path(value), per_node=cluster.per_node, adapt=adapt)
+
+
+def _graphs(value: str, given: dict[str, str], cluster: ClusterTree) -> Speeds:
+    from foretrace.fleet.graph_speeds import GraphSpeeds
+
+    links = given.pop("links", "")
+    graphs = {name: Path(path) for name, path in given.items()}
+    given.clear()
+    if links:
+        networks = links.split(",")
+        if len(networks) != len(cluster.levels):
+            raise ForetraceError(
+                f"--speeds graphs: links has {len(networks)} networks, the cluster {len(cluster.levels)} levels; give "
+                f"one for each of {', '.join(cluster.levels)}."
+            )
+        return GraphSpeeds(networks, graphs)
+    return GraphSpeeds.on(cluster, graphs)
+
+
+def measured(text: str, workload: Workload) -> Int64 | None:
+    """Positions of the jobs to measure: `4000-4999` by name where names are numbers; None for all."""
+    if not text:
+        return None
+    low, dash, high = text.partition("-")
+    if not (low.isdecimal() and (high.isdecimal() if dash else not high)):
+        raise ForetraceError(f"--measure {text}: write the first and last job, as in 4000-4999.")
+    first, last = int(low), int(high or low)
+    chosen = [at for at, name in enumerate(workload.job) if str(name).isdecimal() and first <= int(name) <= last]
+    if not chosen:
+        raise ForetraceError(f"--measure {text}: no job has such a number; jobs are called {workload.job[0]}, ...")
+    return np.array(chosen, np.int64)

@@ -1,0 +1,112 @@
+"""Many independent cells, each written down as soon as it is done: a sweep that is killed loses only cells in flight."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from foretrace import executor
+from foretrace.errors import ForetraceError
+from foretrace.files import write_text
+
+Values = Mapping[str, Any]  # plain JSON values by name
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """Rows in the order of the cells, each the cell's own values and then what was found; how many were there already."""
+
+    rows: tuple[dict[str, Any], ...]
+    reused: int
+    folder: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What a worker gets."""
+
+    function: Callable[[Values], Values]
+    cell: dict[str, Any]
+    path: str
+
+
+def sweep(
+    function: Callable[[Values], Values],
+    cells: Sequence[Values],
+    *,
+    folder: Path,
+    of: Values | None = None,
+    on: str = "here",
+    progress: Callable[[float], None] | None = None,
+) -> Swept:
+    """`function` of every cell, on all cores or a Ray cluster; cells that `folder` has already are not done again.
+
+    function: of a module; a cell (JSON values by name) to JSON values by name. of: what all cells share (a trace, its
+    time stamp); a folder that was begun with something else is refused. Each worker writes its cell's file (whole, then
+    renamed), so with `on` = "ray" the folder has to be one that all machines see.
+    """
+    executor.check_place(on)
+    shared = dict(of or {})
+    _claim(folder, shared)
+    tasks = [_Task(function, dict(cell), str(folder / f"{key_of(cell)}.json")) for cell in cells]
+    names = [task.path for task in tasks]
+    if len(set(names)) < len(names):
+        twice = next(task.cell for at, task in enumerate(tasks) if task.path in names[:at])
+        raise ForetraceError(f"a cell of the sweep stands twice: {twice}; name each value once.")
+    there = [task for task in tasks if Path(task.path).exists()]
+    missing = [task for task in tasks if not Path(task.path).exists()]
+    if progress is not None and tasks:
+        progress(len(there) / len(tasks))
+
+    def tell(share: float) -> None:
+        if progress is not None:
+            progress((len(there) + share * len(missing)) / len(tasks))
+
+    executor.map(_do, missing, on=on, progress=tell)
+    return Swept(tuple(_read(task) for task in tasks), len(there), str(folder))
+
+
+def key_of(cell: Values) -> str:
+    """A name for a cell's file that depends on its values alone."""
+    text = json.dumps(cell, sort_keys=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def _claim(folder: Path, shared: Values) -> None:
+    """Begin a folder, or see that it was begun with the same things."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ForetraceError(f"cannot write to {folder} ({error.strerror or error}); choose another folder.") from None
+    head = folder / "sweep.json"
+    if head.exists():
+        try:
+            begun = json.loads(head.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            raise ForetraceError(f"{head} cannot be read; choose another folder, or remove this one.") from None
+        if begun != json.loads(json.dumps(shared)):
+            differs = sorted(k for k in {*begun, *shared} if begun.get(k) != shared.get(k))
+            raise ForetraceError(
+                f"{folder} holds a sweep with another {', '.join(differs)}; choose another folder, or remove it."
+            )
+        return
+    if any(folder.iterdir()):
+        raise ForetraceError(f"{folder} has files in it but no sweep; choose a new or empty folder.")
+    write_text(head, json.dumps(shared, indent=1))
+
+
+def _do(task: _Task) -> None:
+    found = {"cell": task.cell, "found": dict(task.function(task.cell))}
+    write_text(Path(task.path), json.dumps(found))
+
+
+def _read(task: _Task) -> dict[str, Any]:
+    try:
+        said = json.loads(Path(task.path).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise ForetraceError(f"{task.path} cannot be read; remove it and run the sweep again.") from None
+    return {**said["cell"], **said["found"]}
