@@ -51,7 +51,8 @@ def philly() -> tuple[Workload, str]:
 
 def generated(jobs: int, *, seed: int = 0, load: float = 0.9) -> Workload:
     """Jobs like Philly's in size (nine in ten on one GPU) with lognormal run times, so dense that `load` of
-    `GPUS_PER_JOB` × jobs GPUs are asked for."""
+    `GPUS_PER_JOB` × jobs GPUs are asked for.
+    """
     rng = np.random.default_rng(seed)
     gpus = rng.choice([1, 2, 4, 8, 16, 32, 64], jobs, p=[0.9, 0.03, 0.03, 0.03, 0.005, 0.003, 0.002])
     work = np.clip(rng.lognormal(7.0, 2.0, jobs), 10, 3e6).round()
@@ -143,6 +144,48 @@ def measure(*, quick: bool = False) -> dict[str, Any]:
     found["peak_gb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     found["machine"] = f"{machine()}, one core, load {load()}"
     return found
+
+
+def growth_svg(rows: Sequence[dict[str, Any]]) -> str:
+    """CPU seconds against jobs on logarithmic scales, with the slope that linear growth has."""
+    width, height, left, bottom = 480, 300, 56, 44
+    series: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        series.setdefault(row["policy"], []).append((np.log10(row["jobs"]), np.log10(row["cpu_s"])))
+    xs = [x for points in series.values() for x, _ in points]
+    ys = [y for points in series.values() for _, y in points]
+    x0, x1, y0, y1 = min(xs), max(xs), np.floor(min(ys)), np.ceil(max(ys))
+
+    def place(x: float, y: float) -> str:
+        across = left + (x - x0) / (x1 - x0) * (width - left - 16)
+        return f"{across:.1f},{height - bottom - (y - y0) / (y1 - y0) * (height - bottom - 16):.1f}"
+
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        'font-family="sans-serif" font-size="12">',
+        f'<rect width="{width}" height="{height}" fill="white"/>',
+    ]
+    for y in np.arange(y0, y1 + 1):
+        a, b = place(x0, y), place(x1, y)
+        out.append(f'<polyline points="{a} {b}" stroke="#ddd" fill="none"/>')
+        out.append(f'<text x="{left - 6}" y="{a.split(",")[1]}" text-anchor="end">{10.0**y:g} s</text>')
+    for x in sorted(set(xs)):
+        at = place(x, y0).split(",")
+        out.append(f'<text x="{at[0]}" y="{float(at[1]) + 18}" text-anchor="middle">{10**x:,.0f}</text>')
+    out.append(f'<text x="{width / 2}" y="{height - 6}" text-anchor="middle">jobs, on a tenth as many GPUs</text>')
+    begin = min(series[next(iter(series))])
+    ends = f"{place(*begin)} {place(x1, begin[1] + x1 - begin[0])}"
+    out.append(f'<polyline points="{ends}" stroke="#999" stroke-dasharray="4 4" fill="none"/>')
+    colours = ("#2a62b8", "#c65f0a", "#7a4fa3")
+    for at, (name, points) in enumerate(series.items()):
+        line = " ".join(place(*each) for each in points)
+        out.append(f'<polyline points="{line}" stroke="{colours[at]}" stroke-width="2" fill="none"/>')
+        for x, y in points:
+            where = place(x, y).split(",")
+            out.append(f'<circle cx="{where[0]}" cy="{where[1]}" r="3" fill="{colours[at]}"/>')
+        out.append(f'<text x="{left + 12}" y="{24 + 16 * at}" fill="{colours[at]}">{name}</text>')
+    out.append(f'<text x="{left + 12}" y="{24 + 16 * len(series)}" fill="#777">dashed: linear</text></svg>')
+    return "\n".join(out) + "\n"
 
 
 def main(given: Sequence[str]) -> int:

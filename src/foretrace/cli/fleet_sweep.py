@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +16,9 @@ from foretrace.cli import options
 from foretrace.errors import ForetraceError
 
 if TYPE_CHECKING:
-    from foretrace.fleet.scene import Spec
+    from foretrace.fleet.result import FleetResult
+    from foretrace.fleet.scene import Scene, Spec
+    from foretrace.fleet.workload import Workload
 
 DEFAULT = "4x4x8"
 
@@ -72,7 +75,7 @@ def compare(
                 tell(next(done) / (len(runs) * len(parts)))
 
         found = comparison.compare(
-            {text: (lambda workload, one=one: replace(one, workload=workload).play()) for text, one in runs.items()},
+            {text: partial(_played, one) for text, one in runs.items()},
             parts,
             how=how,
             seen=seen,
@@ -137,8 +140,8 @@ def sweep(
         by[name] = values
     by["seed"] = list(range(seeds))
     cells = []
-    for values in itertools.product(*by.values()):
-        cell = dict(zip(by, values, strict=True))
+    for chosen in itertools.product(*by.values()):
+        cell = dict(zip(by, chosen, strict=True))
         if seeds > 1:
             cell["jitter_s"] = jitter_s
         cells.append(cell)
@@ -154,6 +157,10 @@ def sweep(
     rows = tuple({key: value for key, value in row.items() if key not in fixed} for row in found.rows)
     view = report.sweep(replace(found, rows=rows), source=str(trace), by=by)
     print(dumps(view) if as_json else report.sweep_text(view))
+
+
+def _played(made: Scene, workload: Workload) -> FleetResult:
+    return replace(made, workload=workload).play()
 
 
 def play_cell(cell: Mapping[str, Any]) -> dict[str, Any]:

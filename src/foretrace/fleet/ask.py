@@ -94,8 +94,8 @@ def why(
         status=_status(whole, at, moment),
         reason=_reason(whole, at, moment),
         queue_s=_known(whole.queue_s[at]),
-        start_s=whole.start_ns[at] / SECOND if whole.start_ns[at] >= 0 else None,
-        end_s=whole.end_ns[at] / SECOND if whole.end_ns[at] >= 0 else None,
+        start_s=int(whole.start_ns[at]) / SECOND if whole.start_ns[at] >= 0 else None,
+        end_s=int(whole.end_ns[at]) / SECOND if whole.end_ns[at] >= 0 else None,
         causes=tuple(
             (Cause(cause).name.lower(), seconds / SECOND)
             for cause, seconds in enumerate(whole.waited_ns[at].tolist())

@@ -234,13 +234,12 @@ def load_cluster(path: Path) -> ClusterTree:
         raise ForetraceError(f"{path}: quotas must give whole GPUs by tenant, e.g. {{research: 64}}.")
     parts = []
     for at, unit in enumerate(said["units"]):
-        count = unit.get("count") if isinstance(unit, dict) else None
-        count = [count] if isinstance(count, int) else count
+        said_count = unit.get("count") if isinstance(unit, dict) else None
+        count = said_count if isinstance(said_count, list) else [said_count]
         gpus = unit.get("gpus") if isinstance(unit, dict) else None
-        whole = isinstance(count, list) and len(count) == len(levels) and all(_counts(each) for each in count)
-        if not whole or not _counts(gpus):
+        if len(count) != len(levels) or not all(_counts(each) for each in (*count, gpus)):
             raise ForetraceError(f"{path}: units[{at}] needs count (one whole number per level) and gpus; {help_}.")
-        parts.append(ClusterTree.of([*count, gpus], levels=levels, gpu_type=str(unit.get("type", ""))))
+        parts.append(ClusterTree.of([int(each) for each in (*count, gpus)], levels=levels, gpu_type=str(unit.get("type", ""))))
     name = str(said.get("name", path.stem))
     made = replace(parts[0], name=name) if len(parts) == 1 else side_by_side(parts, name=name)
     rates = tuple(float(bandwidth.get(level, 0.0)) for level in made.levels) if bandwidth else ()

@@ -172,7 +172,8 @@ class GraphSpeeds:
     def run_times(self, workload: Workload) -> Float64:
         """(n,) seconds of each job whose `iterations` are known, one recorded step each; nan else."""
         steps = {model: self.step_s(str(model)) for model in dict.fromkeys(workload.model.tolist())}
-        return workload.iterations * np.array([steps[model] for model in workload.model.tolist()])
+        times: Float64 = workload.iterations * np.array([steps[model] for model in workload.model.tolist()])
+        return times
 
     def exchange(self, shape: Shape) -> Exchange:
         """How gradients go around among the GPUs of this shape (2 or more)."""

@@ -15,7 +15,7 @@ from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.overtime import Only, chosen, codes, horizon_ns, lives, span_ns
 from foretrace.fleet.rates import HOUR_NS, Bill, Power, bills
 from foretrace.fleet.result import Cause, FleetResult
-from foretrace.fleet.workload import Float64
+from foretrace.fleet.workload import SECOND, Float64
 
 NAMED = 5  # jobs of a kind that are called by name
 
@@ -294,7 +294,7 @@ def makespan_s(result: FleetResult, only: Only = None) -> float:
     at = chosen(result, only)
     if not result.finished[at].any():
         return float("nan")
-    return float(result.end_ns[at].max() - result.workload.submit_ns[at].min()) * 1e-9
+    return int(result.end_ns[at].max() - result.workload.submit_ns[at].min()) / SECOND
 
 
 def measure(

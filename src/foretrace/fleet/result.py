@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.fleet.workload import Float64, Int64, Workload
+from foretrace.fleet.workload import SECOND, Float64, Int64, Workload
 
 
 class Cause(IntEnum):
@@ -137,22 +137,22 @@ class FleetResult:
     @property
     def jct_s(self) -> Float64:
         """(n,) completion minus submission in seconds, nan where a job did not finish."""
-        return np.where(self.finished, (self.end_ns - self.workload.submit_ns) * 1e-9, np.nan)
+        return np.where(self.finished, (self.end_ns - self.workload.submit_ns) / SECOND, np.nan)
 
     @property
     def queue_s(self) -> Float64:
         """(n,) seconds between submission and completion without GPUs, nan where a job did not finish."""
-        return np.where(self.finished, (self.end_ns - self.workload.submit_ns - self.held_ns) * 1e-9, np.nan)
+        return np.where(self.finished, (self.end_ns - self.workload.submit_ns - self.held_ns) / SECOND, np.nan)
 
     @property
     def makespan_s(self) -> float:
         """Last completion minus first submission in seconds (nan where nothing finished)."""
         if not self.finished.any():
             return float("nan")
-        return float(self.end_ns.max() - self.workload.submit_ns.min()) * 1e-9
+        return int(self.end_ns.max() - self.workload.submit_ns.min()) / SECOND
 
     @property
     def utilisation(self) -> float:
         """GPU time held over GPU time there was, from the first submission to the last completion."""
         span = self.makespan_s
-        return float(self.gpu_ns.sum() * 1e-9 / (span * self.gpus)) if span > 0 else float("nan")
+        return float(self.gpu_ns.sum() / SECOND / (span * self.gpus)) if span > 0 else float("nan")

@@ -138,9 +138,9 @@ class TableSpeeds:
         """(n,) seconds of each job whose `iterations` are known, at the tightest placement of the table; nan else."""
         pairs = zip(workload.model.tolist(), workload.gpus.tolist(), strict=True)
         rates = {each: self._reference(str(each[0]), int(each[1])) for each in dict.fromkeys(pairs)}
-        return workload.iterations / np.array(
-            [rates[each] for each in zip(workload.model.tolist(), workload.gpus.tolist(), strict=True)]
-        )
+        jobs = zip(workload.model.tolist(), workload.gpus.tolist(), strict=True)
+        times: Float64 = workload.iterations / np.array([rates[each] for each in jobs])
+        return times
 
     def _reference(self, model: str, gpus: int) -> float:
         """Rate at the tightest placement of the table."""

@@ -121,8 +121,15 @@ class Workload:
             key: column(key, default, np.float64)
             for key, default in (("estimate_s", np.nan), ("priority", 0.0), ("share", 1.0), ("iterations", np.nan), ("batch", np.nan))
         }  # fmt: skip
-        elastic = {key: columns.pop(key, None) for key in ("min_gpus", "max_gpus")}
-        logged = {key: columns.pop(key, None) for key in ("logged_start_s", "logged_end_s")}
+        elastic: dict[str, Any] = {}
+        for key in ("min_gpus", "max_gpus"):
+            given = columns.pop(key, None)
+            elastic[key] = wanted[order] if given is None else np.asarray(given, np.int64)[order]
+        logged: dict[str, Any] = {}
+        for key in ("logged_start", "logged_end"):
+            given = columns.pop(f"{key}_s", None)
+            known = np.full(n, -1, np.int64) if given is None else known_nanoseconds(np.asarray(given))
+            logged[f"{key}_ns"] = known[order]
         if columns:
             raise TypeError(f"a workload has no column {sorted(columns)[0]!r}; put it into details")
         made = cls(
@@ -132,12 +139,9 @@ class Workload:
             gpus=wanted[order],
             work_s=work[order],
             **texts,
-            **{k: wanted[order] if v is None else np.asarray(v, np.int64)[order] for k, v in elastic.items()},
+            **elastic,
             **floats,
-            **{
-                f"{k[:-2]}_ns": np.full(n, -1, np.int64) if v is None else known_nanoseconds(np.asarray(v))[order]
-                for k, v in logged.items()
-            },
+            **logged,
             details={key: np.asarray(value)[order] for key, value in (details or {}).items()},
             epoch_s=epoch_s,
             origin=origin or Origin(),

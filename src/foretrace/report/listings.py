@@ -9,6 +9,8 @@ import msgspec
 
 from foretrace.report.compression import CompressionAdviseView
 from foretrace.report.estimate import EstimateView
+from foretrace.report.fleet_question_views import FleetPoliciesView, FleetSweepView, FleetWhatifView, FleetWhyView
+from foretrace.report.fleet_views import FleetCompareView, FleetFitView, FleetRunView, FleetSlotsView
 from foretrace.report.network_views import CalibrateNetworkView, DevicesView, NetworkCheckView
 from foretrace.report.operators import OperatorsView
 from foretrace.report.optimise import OptimiseView
@@ -180,7 +182,9 @@ class AlignView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Looked = ZooView | TechniquesView | CalibrateView | CheckView
-Listing = Looked | OptimiseView | AlignView | ScaleView | Rig | Net | Stash | Modelled
+Fleet = FleetRunView | FleetCompareView | FleetSlotsView | FleetFitView
+FleetAsked = FleetWhyView | FleetWhatifView | FleetSweepView | FleetPoliciesView
+Listing = Looked | OptimiseView | AlignView | ScaleView | Rig | Net | Stash | Modelled | Fleet | FleetAsked
 LISTINGS: dict[str, type[Listing]] = {
     "zoo": ZooView,
     "techniques": TechniquesView,
@@ -199,6 +203,14 @@ LISTINGS: dict[str, type[Listing]] = {
     "utilisation": UtilisationView,
     "stash": StashView,
     "cloud advise": CloudAdviseView,
+    "fleet run": FleetRunView,
+    "fleet compare": FleetCompareView,
+    "fleet why": FleetWhyView,
+    "fleet whatif": FleetWhatifView,
+    "fleet slots": FleetSlotsView,
+    "fleet sweep": FleetSweepView,
+    "fleet fit": FleetFitView,
+    "fleet policies": FleetPoliciesView,
     "rig check": RigCheckView,
     "rig calibrate": RigCalibrateView,
     "rig verify": RigVerifyView,

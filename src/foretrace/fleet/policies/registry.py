@@ -13,6 +13,7 @@ import inspect
 import shlex
 from collections.abc import Callable
 from difflib import get_close_matches
+from functools import partial
 from importlib import import_module
 from importlib.metadata import entry_points
 from math import isnan
@@ -48,15 +49,17 @@ BUILT_IN: dict[str, tuple[str, str]] = {
 
 def factories() -> dict[str, Callable[[], Factory]]:
     """Loader of every policy by name, ours first. Raises ForetraceError for a clashing entry point."""
-    found: dict[str, Callable[[], Factory]] = {
-        name: (lambda module=module, function=function: getattr(import_module(f"{__package__}.{module}"), function))
-        for name, (module, function) in BUILT_IN.items()
-    }
+    found: dict[str, Callable[[], Factory]] = {name: partial(_ours, *where) for name, where in BUILT_IN.items()}
     for entry in entry_points(group=GROUP):
         if entry.name in found:
             raise ForetraceError(f"two packages offer a policy named {entry.name}; uninstall {entry.value}.")
         found[entry.name] = entry.load
     return found
+
+
+def _ours(module: str, function: str) -> Factory:
+    made: Factory = getattr(import_module(f"{__package__}.{module}"), function)
+    return made
 
 
 def names() -> tuple[str, ...]:

@@ -1,0 +1,198 @@
+"""`foretrace fleet`: answers for people and scripts, a sweep that goes on, mistakes in one sentence."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from foretrace.cli.app import run
+from foretrace.report.jsonout import ANSWERS, schema
+
+ROOT = Path(__file__).resolve().parents[2]
+LOG = str(ROOT / "examples" / "jobs.csv")
+SMALL = (LOG, "--cluster", "2x4x8")
+
+
+def answer(capsys: pytest.CaptureFixture[str], command: str, *words: str) -> dict[str, Any]:
+    assert run(["fleet", command, *words, "--json"]) == 0, capsys.readouterr().err
+    text = capsys.readouterr().out
+    msgspec.json.decode(text, type=ANSWERS[f"fleet {command}"])
+    found: dict[str, Any] = json.loads(text)
+    assert set(found) == set(schema(f"fleet {command}")["properties"])
+    return found
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert run(["fleet", *words]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "Traceback" not in captured.err and len(captured.err.strip().splitlines()) == 1
+    return captured.err
+
+
+def test_a_run_and_its_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "jobs.csv"
+    found = answer(capsys, "run", *SMALL, "--policy", "fifo", "--out", str(out))
+    with out.open() as lines:
+        rows = list(csv.DictReader(lines))
+    assert found["jobs"] == len(rows) == 300
+    jct = [float(row["jct_s"]) for row in rows]
+    assert found["mean_jct_s"] == pytest.approx(sum(jct) / len(jct))
+    queue = [float(row["queue_s"]) for row in rows]
+    assert found["mean_queue_s"] == pytest.approx(sum(queue) / len(queue))
+    first, last = min(float(row["submit_s"]) for row in rows), max(float(row["end_s"]) for row in rows)
+    assert found["makespan_s"] == pytest.approx(last - first)
+    held = sum(float(row["held_s"]) * int(row["gpus"]) for row in rows)
+    assert found["utilisation"] == pytest.approx(held / (64 * (last - first)))
+    assert sum(each["share"] for each in found["causes"]) == pytest.approx(1)
+
+
+def test_measured_over_some_jobs_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("job,submit_s,gpus,work_s\n1,0,1,100\n2,0,1,200\n3,0,1,600\n")
+    found = answer(capsys, "run", str(log), "--cluster", "1x8", "--measure", "2-3")
+    assert found["mean_jct_s"] == 400
+
+
+def test_why_names_the_constraint_and_what_would_help(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(capsys, "run", *SMALL)
+    assert found["mean_queue_s"] > 0
+    worst = answer(capsys, "why", LOG, "job150", "--cluster", "2x4x8")
+    assert worst["causes_s"] and sum(worst["causes_s"].values()) == pytest.approx(worst["queue_s"])
+    assert any(each["helps"] for each in worst["remedies"])
+    assert worst["decisions"][-1]["what"] == "finish"
+    assert run(["fleet", "why", LOG, "job150", "--cluster", "2x4x8"]) == 0
+    assert "would it help?" in capsys.readouterr().out
+
+
+def test_what_a_rack_a_policy_and_a_network_buy(capsys: pytest.CaptureFixture[str]) -> None:
+    rack = answer(capsys, "whatif", *SMALL, "--add-rack", "1")
+    before = {each["name"]: each["before"] for each in rack["figures"]}
+    after = {each["name"]: each["after"] for each in rack["figures"]}
+    assert after["mean_queue_s"] < before["mean_queue_s"]
+    assert answer(capsys, "whatif", *SMALL, "--policy", "las")["changes"] == ["policy las"]
+    network = answer(
+        capsys, "whatif", *SMALL, "--now", "fifo-skip consolidate=no", "--network", "400Gbps",
+        "--speeds", "closed-form gb-s=300,5,2.5",
+    )  # fmt: skip
+    comm = next(each for each in network["figures"] if each["name"] == "comm_s")
+    assert comm["after"] < comm["before"]
+
+
+def test_policies_are_compared_with_intervals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "fleet.html"
+    found = answer(
+        capsys, "compare", *SMALL, "--policy", "fifo", "--policy", "las", "--seeds", "3", "--html", str(page)
+    )
+    las = next(each for each in found["policies"] if each["policy"] == "las")["figures"]["mean_jct_s"]
+    assert las["low"] <= las["mean"] <= las["high"] and las["verdict"] == "better"
+    assert page.stat().st_size > 10_000
+
+
+def test_a_killed_sweep_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "fleet", "sweep", LOG, "--policy", "fifo", "--policy", "las", "--policy", "srtf", "--set", "load=0.5,0.7,1,1.5",
+        "--set", "restart-s=0,30,60,90", "--out", str(tmp_path / "sweep"), "--json",
+    ]  # fmt: skip
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import sys; from foretrace.cli import main; main()", *words],
+        stdout=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    folder = tmp_path / "sweep"
+    until = time.monotonic() + 120
+    while len(list(folder.glob("*.json"))) < 4 and child.poll() is None and time.monotonic() < until:
+        time.sleep(0.005)
+    os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+    kept = {path: path.read_bytes() for path in folder.glob("*.json")}
+    assert len(kept) >= 4
+    for text in kept.values():
+        json.loads(text)  # whole files only
+    assert run(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["cells"] == 48 and found["reused"] == len(kept) - 1  # one file says what is swept
+    assert all(path.read_bytes() == text for path, text in kept.items())
+    again = tmp_path / "again"
+    assert run([*words[:-2], str(again), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == found["rows"]
+
+
+def test_a_workload_like_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    like, jobs = tmp_path / "like.json", tmp_path / "more.csv"
+    assert answer(capsys, "fit", LOG, "--out", str(like))["jobs"] == 300
+    assert run(["fleet", "generate", str(like), "--jobs", "500", "--out", str(jobs)]) == 0
+    capsys.readouterr()
+    assert answer(capsys, "run", str(jobs))["jobs"] == 500
+
+
+def test_decisions_for_a_scheduler(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for to in ("slurm", "kueue", "volcano", "ray"):
+        out = tmp_path / to
+        words = ["fleet", "export", *SMALL, "--to", to, "--job", "job3", "--level", "rack", "--wait-s", "600"]
+        assert run([*words, "--out", str(out)]) == 0
+        assert any(out.iterdir())
+    assert "--switches=1@00:10:00" in next((tmp_path / "slurm").iterdir()).read_text()
+
+
+def test_free_slots_and_policies(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(capsys, "slots", *SMALL, "--size", "8", "--at", "90000")
+    assert {each["slot_gpus"] for each in found["slots"]} == {8}
+    names = {each["name"] for each in answer(capsys, "policies")["policies"]}
+    assert {"fifo", "dally", "tiresias", "gavel-max-min", "pollux"} <= names
+
+
+MISTAKES = {
+    "no such log": ("run", "nowhere.csv"),
+    "no such policy": ("run", *SMALL, "--policy", "daly"),
+    "no such parameter": ("run", *SMALL, "--policy", "dally leese-s=3"),
+    "a lease of no time": ("run", *SMALL, "--policy", "las lease-s=0"),
+    "a lease shorter than a restart": ("run", *SMALL, "--policy", "las lease-s=10", "--restart-s", "10"),
+    "a lease that is no number": ("run", *SMALL, "--policy", "las lease-s=nan"),
+    "no such cluster": ("run", LOG, "--cluster", "4xx8"),
+    "an empty cluster": ("run", LOG, "--cluster", "0x8"),
+    "no such format": ("run", *SMALL, "--format", "pbs"),
+    "another format": ("run", *SMALL, "--format", "philly"),
+    "no such speeds": ("run", *SMALL, "--speeds", "magic"),
+    "bandwidths of another tree": ("run", *SMALL, "--speeds", "closed-form gb-s=1,2"),
+    "speeds without bandwidths": ("run", *SMALL, "--speeds", "closed-form"),
+    "no such semantics": ("run", *SMALL, "--semantics", "blox"),
+    "semantics and speeds": ("run", *SMALL, "--semantics", "tiresias", "--speeds", "closed-form gb-s=1,2,3"),
+    "an option without semantics": ("run", *SMALL, "--option", "a=b"),
+    "a negative restart": ("run", *SMALL, "--restart-s", "-1"),
+    "no time between failures": ("run", *SMALL, "--mtbf-h", "nan"),
+    "no load": ("run", *SMALL, "--load", "0"),
+    "no jobs": ("run", *SMALL, "--jobs", "-5"),
+    "jobs to measure that are not there": ("run", *SMALL, "--measure", "5-3"),
+    "rows to nowhere": ("run", *SMALL, "--out", "no/such/folder/rows.csv"),
+    "no such job": ("why", LOG, "job9999", "--cluster", "2x4x8"),
+    "a time before all": ("why", LOG, "job3", "--at", "-1"),
+    "nothing changes": ("whatif", *SMALL),
+    "a network that nobody asks for": ("whatif", *SMALL, "--network", "400Gbps"),
+    "the same policy twice": ("compare", *SMALL, "--policy", "fifo", "--policy", "fifo"),
+    "jitter that is no time": ("compare", *SMALL, "--policy", "fifo", "--policy", "las", "--jitter-s", "nan"),
+    "a sweep of nothing": ("sweep", LOG, "--policy", "fifo", "--set", "colour=red", "--out", "sweep"),
+    "a sweep of text": ("sweep", LOG, "--policy", "fifo", "--set", "load=high", "--out", "sweep"),
+    "no such study": ("study", "gandiva"),
+    "no such generator": ("generate", "nowhere.json", "--jobs", "5", "--out", "x.csv"),
+    "how much is not said": ("generate", "nowhere.json", "--out", "x.csv"),
+    "no such scheduler": ("export", *SMALL, "--to", "pbs", "--out", "x"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_one_sentence(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert complaint(capsys, *MISTAKES[name]).startswith("foretrace: ")
+    assert not list(tmp_path.iterdir())
