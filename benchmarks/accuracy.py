@@ -15,6 +15,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+import fleet_hardware
+import fleet_known
 from foretrace import flow
 from foretrace.files import write_bytes
 from foretrace.graph.taskgraph import TaskGraph
@@ -381,6 +383,18 @@ def misses(rows: Sequence[Row]) -> str:
     return "\n".join(lines) or "Every conclusive row is covered."
 
 
+def fleet_section(traces: Path) -> str:
+    """Known answers of scheduler simulators, and 32 real GPUs."""
+    folder = traces.parent / "fleet"
+    found = fleet_hardware.run(folder, None, sensitivity=True)
+    return (
+        made("mean completion times by the rules of published programs (`--semantics`)")
+        + fleet_known.text(fleet_known.measure(folder))
+        + "\nShockwave's 32 real GPUs, run times of jobs from the other policies' runs (`benchmarks/fleet_hardware.py`):\n\n"
+        + fleet_hardware.text(found)
+    )
+
+
 SECTIONS: dict[str, tuple[str, Callable[[Path], str] | Callable[[Path | None], str], bool]] = {
     "replay": ("Replay and counterfactuals", replay_section, True),
     "kernels": ("Kernel times of another GPU", kernels_section, True),
@@ -397,6 +411,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Path], str] | Callable[[Path | None], s
     "gemm": ("16-bit products on GPUs, measured and never seen", gemm_section, True),
     "devices": ("Another device", devices_section, True),
     "programs": ("Latency of tensor programs", programs_section, False),
+    "fleet": ("Fleet", fleet_section, True),
 }
 
 

@@ -101,7 +101,9 @@ def plain_fifo(workload: Workload, gpus: int) -> float:
     """CPU seconds of the plain loop; it must end when the engine's counting run does."""
     submit, wanted, work = workload.submit_ns.tolist(), workload.gpus.tolist(), (workload.work_s * 1e9).tolist()
     begin = time.process_time()
-    free, running, waiting, following = gpus, [], deque[int](), 0
+    free, following = gpus, 0
+    running: list[tuple[int, int]] = []
+    waiting = deque[int]()
     n = len(submit)
     while following < n or running:
         now = min(submit[following] if following < n else 2**62, running[0][0] if running else 2**62)
@@ -177,13 +179,13 @@ def growth_svg(rows: Sequence[dict[str, Any]]) -> str:
     ends = f"{place(*begin)} {place(x1, begin[1] + x1 - begin[0])}"
     out.append(f'<polyline points="{ends}" stroke="#999" stroke-dasharray="4 4" fill="none"/>')
     colours = ("#2a62b8", "#c65f0a", "#7a4fa3")
-    for at, (name, points) in enumerate(series.items()):
+    for nth, (name, points) in enumerate(series.items()):
         line = " ".join(place(*each) for each in points)
-        out.append(f'<polyline points="{line}" stroke="{colours[at]}" stroke-width="2" fill="none"/>')
+        out.append(f'<polyline points="{line}" stroke="{colours[nth]}" stroke-width="2" fill="none"/>')
         for x, y in points:
             where = place(x, y).split(",")
-            out.append(f'<circle cx="{where[0]}" cy="{where[1]}" r="3" fill="{colours[at]}"/>')
-        out.append(f'<text x="{left + 12}" y="{24 + 16 * at}" fill="{colours[at]}">{name}</text>')
+            out.append(f'<circle cx="{where[0]}" cy="{where[1]}" r="3" fill="{colours[nth]}"/>')
+        out.append(f'<text x="{left + 12}" y="{24 + 16 * nth}" fill="{colours[nth]}">{name}</text>')
     out.append(f'<text x="{left + 12}" y="{24 + 16 * len(series)}" fill="#777">dashed: linear</text></svg>')
     return "\n".join(out) + "\n"
 

@@ -79,7 +79,7 @@ def measure(folder: Path, *, quick: bool = False) -> list[dict[str, Any]]:
 def text(rows: Sequence[dict[str, Any]]) -> str:
     """A Markdown table."""
     return table(
-        ("semantics", "policy", "trace", "jobs", "published mean JCT s", "ours", "off %", "asked", "jobs alike", "CPU s"),
+        ("semantics", "policy", "trace", "jobs", "published mean JCT s", "ours", "off %", "asked", "jobs alike", "s"),
         [
             (
                 row["semantics"], row["policy"], row["trace"], f"{row['jobs']:,}", f"{row['published_s']:.10g}",

@@ -92,7 +92,10 @@ class Shockwave:
                 " progress; make round_s longer."
             )
         jobs, facts = profiles(
-            workload, kind=options.get("profile", ""), path=options.get("profiles", ""), without=options.get("leave_out", known)
+            workload,
+            kind=options.get("profile", ""),
+            path=options.get("profiles", ""),
+            without=options.get("leave_out", known),
         )
         never = workload.gpus > rules.gpus
         if known == "shockwave":
@@ -181,7 +184,7 @@ def compare(result: FleetResult, recorded: Mapping[str, Any]) -> dict[str, float
 
 
 def recorded_runs(path: str | Path) -> dict[str, Any]:
-    """Recorded results by `run|policy|kind` of a file or of the folder it lies in; raises ForetraceError without them."""
+    """Recorded results by `run|policy|kind`, of a file or the folder it lies in; raises ForetraceError without."""
     file = Path(path)
     found = read_results(file / RECORDED if file.is_dir() else file)
     if isinstance(found, str):

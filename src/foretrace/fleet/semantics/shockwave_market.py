@@ -2,9 +2,10 @@
 
 Source: uw-mad-dash/shockwave 8a44f4a, scheduler/shockwave.py, scheduler/JobMetaData.py and scheduler/configurations
 (MIT). HiGHS stands in for Gurobi, with the published gap and time limit. What differs from the published program:
-- Rounds of a window are alike to its first MIP, so jobs get a number of rounds there; a second MIP, the published
-  ranking, says which. The published program ranks only where it gave up its fairness constraints; otherwise which rounds
-  a job gets is left to the solver. Here all jobs are then ranked alike.
+- Rounds of a window are alike to its first MIP, so jobs get a number of rounds there (rounds are told apart where
+  numbers do not fit one by one); a second MIP, the published ranking, says which. The published program ranks only
+  where it gave up its fairness constraints; otherwise which rounds a job gets is left to the solver. Here all jobs
+  are then ranked alike.
 - The logarithm is concave, so its pieces need no binary variables.
 - Priorities (ratio to the 12th and 100th power) count 1e6 at most, above which a solver sees nothing else.
 - Measured speeds never contradict the profile here, so the correction of the profile by them is left out.
@@ -143,18 +144,13 @@ class Market:
         names, bids = list(self.jobs), list(self.jobs.values())
         window = int(self.settings.window)
         left = np.array([each.left_s for each in bids])
-        priority, counts = np.ones(len(bids)), self._counts(bids, left, None)
+        table = self._table(bids, left, None)
         self.plans += 1
-        if counts is None:
+        if table is None:
             self.unfair += 1
-            priority = self._priorities(bids, left)
-            counts = self._counts(bids, left, priority)
-        if counts is None:
-            raise ForetraceError(
-                f"shockwave: the solver found no plan for round {self.round} in {self.settings.limit_s:g} s; set"
-                " market_limit_s higher."
-            )
-        table = self._ranked(bids, counts, priority)
+            table = self._table(bids, left, self._priorities(bids, left))
+        if table is None:
+            raise AssertionError("a plan without fairness always exists: nobody runs")
         longest = np.argsort(-left, kind="stable").tolist()
         plan: dict[int, list[int]] = {}
         for r in range(window):
@@ -170,17 +166,33 @@ class Market:
     def _priorities(self, bids: list[Bids], left: Float64) -> Float64:
         """(m,) how much louder a job's logarithm counts that would end later than is fair."""
         part = min(1.0, self.gpus / len(bids))
-        fair = np.array([each.fair_finish(self.round) for each in bids])
+        fair = np.array([max(each.fair_finish(self.round), 1.0) for each in bids])  # s; one epoch at time 0 has 0
         ratio = (self.round_s * self.round + left / part) / fair
         power = np.where(left < self.round_s, 100.0, self.settings.power)
         late = ratio > self.settings.ratio
         loud = np.exp(np.minimum(power * np.log(np.maximum(ratio, 1e-9)), math.log(LOUDEST)))
         return np.where(late, loud, 1.0)
 
-    def _counts(self, bids: list[Bids], left: Float64, priority: Float64 | None) -> Int64 | None:
-        """(m,) rounds of the window for each job; None where no plan is fair to all (asked with `priority` None).
+    def _table(self, bids: list[Bids], left: Float64, priority: Float64 | None) -> Any:
+        """(m, window) bool: who runs in which round; None where no plan is fair to all (asked with `priority` None).
 
-        Columns: rounds n, epochs planned p, six weights of the logarithm per job, and the longest remaining time.
+        Numbers of rounds that fit by their sum nearly always fit one by one; where not, rounds are told apart.
+        """
+        loud = np.ones(len(bids)) if priority is None else priority
+        for apart in (False, True):
+            counts = self._counts(bids, left, priority, apart)
+            if counts is None:
+                return None
+            table = self._ranked(bids, counts, loud)
+            if table is not None:
+                return table
+        raise AssertionError("rounds that fit one by one cannot be ranked")
+
+    def _counts(self, bids: list[Bids], left: Float64, priority: Float64 | None, apart: bool) -> Int64 | None:
+        """(m,) rounds of the window for each job; None where there is no plan.
+
+        Columns: rounds n, epochs planned p, six weights of the logarithm per job, the longest remaining time, and
+        (`apart`) whether each job runs in each round.
         """
         m, window = len(bids), int(self.settings.window)
         epochs = np.array([each.epochs for each in bids], float)
@@ -207,17 +219,22 @@ class Market:
             rows.append(([longest, m + i], [1.0, pace[i]], left[i], np.inf))
             if np.isfinite(fair_left[i]):
                 rows.append(([m + i], [pace[i]], left[i] - fair_left[i], np.inf))
-        cost = np.zeros(8 * m + 1)
+        cells = 8 * m + 1 + np.arange(m * window if apart else 0).reshape(m, -1)
+        for i, mine in enumerate(cells.tolist() if apart else ()):
+            rows.append(([*mine, i], [1.0] * window + [-1.0], 0.0, 0.0))
+        for each in cells.T.tolist():
+            rows.append((each, gpus.tolist(), -np.inf, float(self.gpus)))
+        cost = np.zeros(8 * m + 1 + cells.size)
         cost[2 * m : 8 * m] = -np.repeat(loud, 6) * np.tile(LOGS, m) / (m * window)
         cost[longest] = self.settings.k
-        high = np.concatenate([np.full(m, window), np.full(m, np.inf), np.ones(6 * m), [np.inf]])
-        whole = np.zeros(8 * m + 1)
-        whole[:m] = 1
+        high = np.concatenate([np.full(m, window), np.full(m, np.inf), np.ones(6 * m), [np.inf], np.ones(cells.size)])
+        whole = np.zeros(len(cost))
+        whole[:m] = whole[8 * m + 1 :] = 1
         found = self._solve(cost / np.abs(cost).max(), rows, high, whole)
         return None if found is None else np.rint(found[:m]).astype(np.int64)
 
     def _ranked(self, bids: list[Bids], counts: Int64, priority: Float64) -> Any:
-        """(m, window) bool: which rounds each job gets, the loud ones early; smallest sum of priority x mean round."""
+        """(m, window) bool: rounds of each job, smallest sum of priority x mean round; None: they do not fit."""
         window, m = int(self.settings.window), len(bids)
         table = np.zeros((m, window), bool)
         some = np.flatnonzero(counts > 0)
@@ -234,14 +251,14 @@ class Market:
         cost = (weight[:, None] * np.arange(window)[None, :]).ravel()
         found = self._solve(cost / max(float(cost.max()), 1e-300), rows, np.ones(cost.shape), np.ones(cost.shape))
         if found is None:
-            raise AssertionError("rounds that fit by their sum do not fit one by one")
+            return None
         table[some] = found.reshape(len(some), window) > 0.5
         return table
 
     def _solve(
         self, cost: Float64, rows: list[tuple[list[int], list[float], float, float]], high: Float64, whole: Float64
     ) -> Float64 | None:
-        """Cheapest x in [0, high], whole where `whole` is 1; None where there is none (or none was found in time)."""
+        """Cheapest x in [0, high], whole where `whole` is 1; None where there is none. ForetraceError out of time."""
         try:
             from scipy.optimize import Bounds, LinearConstraint, milp
             from scipy.sparse import csr_array
@@ -256,4 +273,9 @@ class Market:
             cost, constraints=bounds, bounds=Bounds(0, high), integrality=whole,
             options={"mip_rel_gap": self.settings.gap, "time_limit": self.settings.limit_s},
         )  # fmt: skip
+        if found.x is None and found.status == 1:
+            raise ForetraceError(
+                f"shockwave: the solver found no plan for round {self.round} in {self.settings.limit_s:g} s; set"
+                " market_limit_s higher."
+            )
         return None if found.x is None else np.asarray(found.x)

@@ -23,6 +23,7 @@ from foretrace.fleet.workload import SECOND, Float64, Int64, Workload
 
 RECORDED = "tacc_32gpus_results.json"
 STUDY_GPUS = 32  # of the cluster that the results were recorded on
+PARTS = 100  # epochs of a job that is not of the study: its policy plans by epochs
 KINDS = ("recorded", "steps", "duration")
 _TYPE = re.compile(r"\s*(\S+) \(batch size (\d+)\)\s*")
 #: Samples of a data set as the study counts them.
@@ -162,7 +163,8 @@ def _phases(workload: Workload, at: int, speeds: Speeds) -> tuple[Job, float]:
                 f"shockwave: job {workload.job[at]!r} has no run time; give it a duration or a model of the study."
             )
         count = steps if steps > 0 else work
-        return Job(np.ones(1), np.ones(1, np.int64), np.array([count]), np.array([work])), 1.0
+        parts = float(PARTS)
+        return Job(np.array([parts]), np.ones(1, np.int64), np.array([count / parts]), np.array([work / parts])), parts
     name, batches = found
     change = [0, *(e for e in range(1, len(batches)) if batches[e] != batches[e - 1])]
     batch = np.array([batches[e] for e in change], np.int64)

@@ -264,7 +264,7 @@ class Runs:
                 self._start(job, at)
                 self.advance(at, to, [job])
                 if self.end[job] >= 0:  # noticed when its round begins
-                    self.end[job] = self.rows[self.row[job]][2] = to
+                    self.end[job] = to
 
 
 def simulate(fleet: Fleet, chooser: Chooser, rules: Rules, queue: list[int]) -> Runs:
