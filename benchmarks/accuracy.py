@@ -386,11 +386,12 @@ def misses(rows: Sequence[Row]) -> str:
 def fleet_section(traces: Path) -> str:
     """Known answers of scheduler simulators, and 32 real GPUs."""
     folder = traces.parent / "fleet"
-    found = fleet_hardware.run(folder, None, sensitivity=True)
+    found = fleet_hardware.run(folder / "shockwave", None, sensitivity=True)
     return (
         made("mean completion times by the rules of published programs (`--semantics`)")
         + fleet_known.text(fleet_known.measure(folder))
-        + "\nShockwave's 32 real GPUs, run times of jobs from the other policies' runs (`benchmarks/fleet_hardware.py`):\n\n"
+        + "\nShockwave's 32 real GPUs (`benchmarks/fleet_hardware.py`); run times of jobs come from the runs of the "
+        "other policies, nothing is fitted to a policy.\n\n"
         + fleet_hardware.text(found)
     )
 

@@ -16,7 +16,7 @@ import numpy as np
 
 NEVER = np.int64(2**62)
 # Only `run` is called from Python: the others need no wrappers, which would take most of the time to compile.
-_inner = nb.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, error_model="numpy")
+_inner: Any = nb.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, error_model="numpy")  # type: ignore[call-overload]
 # what `run` returns
 FINISHED, STOPPED, NEED_SPEED, NEED_ROOM = 0, 1, 2, 3
 # status of a job

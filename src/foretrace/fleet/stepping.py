@@ -139,7 +139,7 @@ class Stepping:
         self._idle = 0 if ahead or self._look_at is None else self._idle + 1
         if self._idle > _IDLE_REVIEWS:
             raise ForetraceError(
-                f"{who} has looked {self._idle:,} times at {len(state.waiting)} waiting jobs while nobody runs or comes; "
+                f"{who} has looked {self._idle:,} times at {len(state.waiting)} waiting jobs and nobody runs or comes; "
                 f"let it place them (first {self._name(min(state.waiting, default=0))}) or return None from review."
             )
 

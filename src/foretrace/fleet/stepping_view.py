@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.policy import Wait
-from foretrace.fleet.speeds import Speed
+from foretrace.fleet.speeds import Speed, Speeds
 from foretrace.fleet.stepping_rules import Rules
 from foretrace.fleet.stepping_state import RUNNING, JobState, State
 from foretrace.fleet.workload import SECOND, Int64, Workload
@@ -42,6 +42,11 @@ class View:
     def cluster(self) -> ClusterTree:
         """The GPUs and the units around them."""
         return self._state.cluster
+
+    @property
+    def speeds(self) -> Speeds:
+        """The model of speed; `speed_of` asks it for a job where it would lie."""
+        return self._state.speeds
 
     @property
     def waiting(self) -> Int64:
@@ -182,11 +187,6 @@ class View:
     def outranked(self) -> list[int]:
         """Running jobs that have to make room as `preempt_rule` says."""
         return self._rules.outranked()
-
-    @property
-    def parameters(self) -> Mapping[str, object]:
-        """The policy's own options."""
-        return self._state.policy.options
 
     def _since_ns(self, job: JobState) -> int:
         return self._state.now - job.mark if job.status == RUNNING else 0

@@ -1,9 +1,31 @@
-"""Tests that every technique must pass, ours and those of other packages, and small jobs to run them on.
+"""Tests that every technique and every scheduling policy must pass, ours and those of other packages.
 
 class TestMine(TechniqueConformance):
     technique = Mine(strength=2.0)
+
+class TestMyPolicy(PolicyConformance):
+    def policy(self): return MyPolicy(name="mine")
 """
 
-from foretrace.testing.technique import TechniqueConformance, recorded, small_training
+from __future__ import annotations
 
-__all__ = ["TechniqueConformance", "recorded", "small_training"]
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from foretrace.testing.policy import PolicyConformance, small_jobs
+    from foretrace.testing.technique import TechniqueConformance, recorded, small_training
+
+__all__ = ["PolicyConformance", "TechniqueConformance", "recorded", "small_jobs", "small_training"]
+
+
+def __getattr__(name: str) -> Any:
+    """Loaded where used: policies need nothing of what techniques need."""
+    if name in ("PolicyConformance", "small_jobs"):
+        from foretrace.testing import policy
+
+        return getattr(policy, name)
+    if name in __all__:
+        from foretrace.testing import technique
+
+        return getattr(technique, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
