@@ -45,8 +45,8 @@ L_START, L_WAIT, L_PREEMPT, L_MIGRATE, L_FINISH, L_FAIL, L_RENEW = 0, 1, 2, 3, 4
 # places of numbers in State.s
 (NOW, NEXT, HEAP, HEAD, TAIL, PENDING, FREE, SEGMENTS, DEVICES, LOG, EVENTS, NEXT_FAILURE, GHOSTS, RUN, DONE_JOBS, ORDER,
  ADMIT, PREEMPT, LEASE_NS, MACHINE, AUTO, HISTORY, SAMPLES, TIMERS, MIGRATE, TRACK, KEEP_SEGMENTS, CHECKPOINT_NS, SHARE,
- FILLED, FRESH, FIRST_COST, LIMIT, WANTED, AT, KEPT, BLOCKED, SHADOW, SPARE, STALE, RESUME) = range(41)  # fmt: skip
-NUMBERS = 41
+ FILLED, FRESH, FIRST_COST, LIMIT, WANTED, AT, KEPT, BLOCKED, SHADOW, SPARE, STALE, RESUME, FINAL) = range(42)  # fmt: skip
+NUMBERS = 42
 
 
 def _record(integers: str, floats: str = "") -> np.dtype[Any]:
@@ -90,6 +90,7 @@ class State(NamedTuple):
     capacity: Any  # (demands, L) largest unit of a level for such a job
     allowed: Any  # (demands, T)
     memo: Any  # (demands,) the widest level at which such a job did not fit in this decision
+    line: Any  # (demands, 4) GPUs of such a job, how many wait, why none fits in this decision (-1: one may), how wide
     thresholds: Any  # bands of service, GPU-ns
     index: Any  # INDEX
     tenants: Any  # TENANT
@@ -280,6 +281,7 @@ def _wait(st, j, cause, now):  # type: ignore[no-untyped-def]
     st.newly[st.s[FRESH]] = j
     st.s[FRESH] += 1
     st.s[WANTED] += st.jobs[j].gpus
+    st.line[st.jobs[j].demand, 1] += 1
     st.jobs[j].cause = cause
     st.jobs[j].cause_since = now
     _enqueue(st, j, now)
@@ -667,6 +669,7 @@ def _try(st, j, now):  # type: ignore[no-untyped-def]
         _refuse(st, j, cause, 0, st.s[FREE], now)
         return 0
     widest, opens = _widest(st, j, now)
+    st.line[demand, 3] = widest
     found = np.int64(-1)
     at_level = np.int64(0)
     of_kind = np.int64(0)
@@ -692,6 +695,7 @@ def _try(st, j, now):  # type: ignore[no-untyped-def]
             _change(st.s, st.devs, st.units, st.free, gpu, -1)
             gpu = st.devs[gpu].nxt
         st.s[WANTED] -= wanted
+        st.line[demand, 1] -= 1
         _go(st, j, 0, True, now)
         return 1
     if found < 0:
@@ -723,6 +727,7 @@ def _try(st, j, now):  # type: ignore[no-untyped-def]
     _unschedule(st.s, st.jobs, st.heap, j)
     _note(st, j, L_START, st.jobs[j].level, st.devs[st.jobs[j].head].nxt if wanted > 1 else st.jobs[j].head)
     st.s[WANTED] -= wanted
+    st.line[demand, 1] -= 1
     _go(st, j, row, False, now)
     return 1
 
@@ -832,7 +837,17 @@ def _line_up(st):  # type: ignore[no-untyped-def]
             first = st.queue[head : head + front].copy()
             st.queue[head : head + front] = first[np.argsort(_column(st.jobs, first, 2), kind="mergesort")]
     st.memo[:] = -1
+    st.line[:, 2] = -1
     st.s[AT], st.s[KEPT], st.s[SHADOW], st.s[SPARE], st.s[BLOCKED] = head, 0, NEVER, 0, 0
+
+
+@_inner
+def _open(line, free):  # type: ignore[no-untyped-def]
+    """Whether any class of waiting jobs may still find room."""
+    for i in range(len(line)):
+        if line[i, 1] > 0 and line[i, 2] < 0 and line[i, 0] <= free:
+            return True
+    return False
 
 
 @_inner
@@ -840,29 +855,45 @@ def _pass(st, now):  # type: ignore[no-untyped-def]
     """Offer what is free to the waiting in their order; False where a speed is missing, and it goes on from there."""
     at, tail, kept = st.s[AT], st.s[TAIL], st.s[KEPT]
     shadow, spare, blocked = st.s[SHADOW], st.s[SPARE], st.s[BLOCKED] == 1
+    final = st.s[FINAL] == 1  # jobs alike fare alike in one decision
+    changed = True
     while at < tail:
-        if st.s[FREE] == 0:
+        if st.s[FREE] == 0 or (final and changed and not _open(st.line, st.s[FREE])):
             break
+        changed = False
         j = st.queue[at]
+        demand = st.jobs[j].demand
         placed = 0
+        tried = False
         if st.jobs[j].gpus > st.s[FREE]:
             if _because(st.jobs, st.waited, j, C_FULL, now) and st.s[TRACK] >= -1:
                 _note(st, j, L_WAIT, C_FULL * 1_000_000, st.s[FREE])
+        elif st.line[demand, 2] >= 0:
+            cause = st.line[demand, 2]
+            if _because(st.jobs, st.waited, j, cause, now) and st.s[TRACK] >= -1:
+                wide = st.line[demand, 3] if cause == C_SCATTERED else np.int64(0)
+                _note(st, j, L_WAIT, cause * 1_000_000 + wide, st.s[FREE])
         elif blocked:
             if not (now + st.jobs[j].estimate <= shadow or st.jobs[j].gpus <= spare):
                 if _because(st.jobs, st.waited, j, C_RESERVED, now) and st.s[TRACK] >= -1:
                     _note(st, j, L_WAIT, C_RESERVED * 1_000_000, 0)
             else:
                 placed = _try(st, j, now)
+                tried = True
                 if placed == 1 and now + st.jobs[j].estimate > shadow:
                     spare -= st.jobs[j].gpus
         else:
             placed = _try(st, j, now)
+            tried = True
         if placed < 0:
             st.s[AT], st.s[KEPT], st.s[SHADOW], st.s[SPARE], st.s[BLOCKED] = at, kept, shadow, spare, blocked
             return False
         at += 1
+        changed = placed == 1
         if placed == 0:
+            if final and tried:
+                st.line[demand, 2] = st.jobs[j].cause
+                changed = True
             st.order[kept] = j
             kept += 1
             if st.s[ADMIT] == BLOCK:

@@ -101,9 +101,9 @@ def prepare(workload: Workload, cluster: ClusterTree, policy: Policy, costs: Cos
         wanted = {each.strip().lower() for each in text.split("|") if each.strip()}
         rows[at] = [not wanted or kind.lower() in wanted for kind in cluster.types]
     allowed = rows[code]
-    _, first, demand = np.unique(
-        code * (int(workload.gpus.max()) + 1) + workload.gpus, return_index=True, return_inverse=True
-    )
+    eager = np.isin(workload.model.astype(str), sorted(policy.eager_models))
+    same = (code * (int(workload.gpus.max()) + 1) + workload.gpus) * 2 + eager
+    _, first, demand = np.unique(same, return_index=True, return_inverse=True)
     levels = len(cluster.levels)
     sizes = np.zeros((kinds, levels), np.int64)
     for kind in range(kinds):
@@ -139,6 +139,12 @@ def prepare(workload: Workload, cluster: ClusterTree, policy: Policy, costs: Cos
         restart_ns=restart,
         work_ns=np.rint(workload.work_s * SECOND),
     )
+
+
+def alike(policy: Policy, cluster: ClusterTree) -> bool:
+    """Whether jobs of a class fare alike in one decision: neither timers nor quotas tell them apart. Once one of them
+    did not fit, the others need not be tried."""
+    return policy.compiled and policy.place_rule in ("strict", "greedy") and not cluster.quotas
 
 
 def _some(names: npt.NDArray[np.str_]) -> str:

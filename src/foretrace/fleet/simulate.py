@@ -44,6 +44,7 @@ def simulate(
     in `decisions`. Policies that override a decision are played step by step in Python (`stepping`).
     Raises ForetraceError where workload, cluster and policy do not fit together.
     """
+    workload = policy.takes(workload)
     if not policy.compiled or (workload.share < 1).any() or (workload.min_gpus < workload.max_gpus).any():
         from foretrace.fleet.stepping import Stepping
 
@@ -282,6 +283,14 @@ def _rehashed(state: Any) -> Any:
     return state._replace(rows=rows, table=table)
 
 
+def _line(gpus: Any) -> Any:
+    """Per class of jobs: GPUs, how many wait, why none fits, how wide it was tried."""
+    line = np.zeros((len(gpus), 4), np.int64)
+    line[:, 0] = gpus
+    line[:, 2] = -1
+    return line
+
+
 def _slot(row: Any, mask: int) -> int:
     """As the compiled loop hashes: FNV-1a over the row in 64 bits with sign."""
     code = 1469598103934665603
@@ -338,6 +347,7 @@ def _state(played: Simulation, seed: int, record: str, explain: str | None) -> A
     s[engine.AUTO] = policy.place_rule == "auto"
     s[engine.HISTORY] = policy.history_leases
     s[engine.MIGRATE] = policy.migrate
+    s[engine.FINAL] = setup.alike(policy, cluster)
     s[engine.SHARE] = round(policy.share * 1e6)
     s[engine.KEEP_SEGMENTS] = ("nothing", "segments", "devices").index(record)
     s[engine.CHECKPOINT_NS] = nanoseconds(played.costs.checkpoint_s)
@@ -392,6 +402,7 @@ def _state(played: Simulation, seed: int, record: str, explain: str | None) -> A
         capacity=facts.capacity,
         allowed=facts.allowed[facts.demands],
         memo=np.full(len(facts.demands), -1, np.int64),
+        line=_line(workload.gpus[facts.demands]),
         thresholds=np.asarray(policy.thresholds_gpu_s, np.float64) * 1e9,
         index=ranks,
         tenants=tenants,

@@ -221,8 +221,9 @@ class Stepping:
     def _offer(self) -> None:
         """Offer what is free to the waiting in their order."""
         state, policy, rules = self.state, self.policy, self.rules
+        rules.line_up()
         for at in [int(each) for each in policy.order(self.view, self.view.waiting)]:
-            if state.free_gpus == 0 and not state.sharing:
+            if (state.free_gpus == 0 and not state.sharing) or rules.nobody_fits():
                 break
             self._expect(at, WAITING, "offers GPUs to")
             job = state.jobs[at]
@@ -235,6 +236,8 @@ class Stepping:
                     answer = Wait(Cause.QUOTA)
                 else:
                     answer = policy.place(self.view, at)
+                    if isinstance(answer, Wait):
+                        rules.refused(job, answer)
             if not isinstance(answer, Wait):
                 self._start(job, [int(each) for each in answer])
                 rules.started(job)

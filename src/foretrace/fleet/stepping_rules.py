@@ -5,7 +5,7 @@ What is written here is what the compiled loops of `engine` compute, bit for bit
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import ceil, sqrt
@@ -30,13 +30,17 @@ class Rules:
         index = self.policy.index or {}
         values = [float(each) for each in index.get("value", ())]
         self.index = list(zip([float(each) * 1e9 for each in index.get("service_gpu_s", ())], values, strict=True))
+        self.final = setup.alike(state.policy, state.cluster) and not state.sharing
         self.begin()
 
     def begin(self) -> None:
         """A new decision: nobody is blocked, nothing is reserved, nothing is known not to fit."""
         self.blocked: JobState | None = None
         self.shadow: int | None = None  # when the first in line can start by stated run times
+        self.tried = 0  # the widest level that the last job was tried at
         self.spare = 0.0  # GPUs that are free even then
+        self.hopeless: dict[int, tuple[Cause, int]] = {}  # classes of jobs that do not fit now: why, how wide tried
+        self.line = Counter[int]()  # waiting jobs by class
         self.unfit: dict[int, int] = {}  # per class of jobs the widest level at which it was seen not to fit
 
     # ---- order
@@ -116,6 +120,9 @@ class Rules:
             return Wait(Cause.BEHIND)
         if not self.places and not state.sharing and job.wanted > state.free_gpus:
             return self._wait(job, Cause.FULL, value=state.free_gpus)
+        if job.demand in self.hopeless:
+            cause, widest = self.hopeless[job.demand]
+            return self._wait(job, cause, widest=widest if cause == Cause.SCATTERED else 0, value=state.free_gpus)
         if self.blocked is None or rule == "skip":
             return None
         if self.shadow is None:
@@ -124,8 +131,27 @@ class Rules:
             return None
         return Wait(Cause.RESERVED)
 
+    def line_up(self) -> None:
+        """Before the first waiting job is looked at."""
+        if self.final:
+            self.line = Counter(self.state.jobs[at].demand for at in self.state.waiting)
+
+    def nobody_fits(self) -> bool:
+        """Whether no class of waiting jobs can still find room in this decision."""
+        jobs = self.state.facts.demands.tolist()
+        return self.final and not any(
+            count > 0 and demand not in self.hopeless and self.state.jobs[jobs[demand]].wanted <= self.state.free_gpus
+            for demand, count in self.line.items()
+        )
+
+    def refused(self, job: JobState, why: Wait) -> None:
+        """A job was tried and does not fit: others like it do not, either."""
+        if self.final and why.cause in (Cause.SCATTERED, Cause.TYPE, Cause.FULL):
+            self.hopeless.setdefault(job.demand, (Cause(why.cause), self.tried))
+
     def started(self, job: JobState) -> None:
-        """A job was placed while another one was blocked: what it takes of the reservation."""
+        """A job was placed: what it takes of a reservation while another one is blocked."""
+        self.line[job.demand] -= 1
         if self.shadow is not None and self.state.now + job.estimate > float(self.shadow):
             self.spare -= job.wanted
 
@@ -156,6 +182,7 @@ class Rules:
             other = state.free_gpus >= job.wanted and len(state.free) > 1
             return self._wait(job, Cause.TYPE if other else Cause.FULL, value=state.free_gpus)
         widest, opens = self.timers.widest(job)
+        self.tried = widest
         unit = -1
         for level in range(self.unfit.get(job.demand, -1) + 1, widest + 1):
             if state.capacity[job.demand][level] < job.wanted:
