@@ -208,6 +208,10 @@ def study(
     trace: Annotated[
         Path | None, typer.Option("--trace", metavar="FILE", help="dally: a log (Philly) for the sample of real jobs.")
     ] = None,
+    recording: Annotated[
+        list[Path] | None,
+        typer.Option("--recording", metavar="RUN", help="jigsaw: a recorded job to take times from; repeat it."),
+    ] = None,
     write: Annotated[
         Path | None, typer.Option("--write", metavar="FILE.md", help="Put the tables into this document, too.")
     ] = None,
@@ -218,27 +222,36 @@ def study(
 
     Example: foretrace fleet study dally --quick --out dally-cells
     """
-    from foretrace.report.jsonout import dumps
+    import msgspec
 
+    found: msgspec.Struct
     if name == "dally":
-        from foretrace.fleet.studies import dally
+        from foretrace.fleet.studies import dally, dally_tables
 
+        if recording:
+            raise ForetraceError("--recording belongs to the study jigsaw; leave it out.")
         with options.progress("playing the Dally study") as tell:
-            found = dally.run_study(
+            cells = dally.run_study(
                 folder=out or Path("dally-cells"), seeds=seeds, quick=quick, trace=trace, on=on, progress=tell
             )
         if write is not None:
-            dally.write_section(found, write)
-        print(dumps(found) if as_json else dally.study_text(found))
+            dally.write_section(cells, write)
+        found, words = cells, dally_tables.section(cells)
     elif name == "jigsaw":
-        from foretrace.fleet.studies import jigsaw
+        from foretrace.fleet.studies import jigsaw, jigsaw_section
 
+        if trace is not None or out is not None or on != "here":
+            raise ForetraceError("--trace, --out and --on belong to the study dally; leave them out.")
         with options.progress("playing the JigSaw study") as tell:
-            shown = jigsaw.run_study(
-                seeds=seeds, quick=quick, progress=(lambda done, all_: tell(done / all_)) if tell else None
+            rows = jigsaw.run_study(
+                seeds=seeds,
+                quick=quick,
+                recordings=tuple(recording or ()),
+                progress=(lambda done, all_: tell(done / all_)) if tell else None,
             )
         if write is not None:
-            jigsaw.write_section(shown, write)
-        print(dumps(shown) if as_json else jigsaw.study_text(shown))
+            jigsaw.write_section(rows, write)
+        found, words = rows, jigsaw_section.section(rows)
     else:
         raise ForetraceError(f"there is no study {name!r}; there are dally and jigsaw.")
+    print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode() if as_json else words)

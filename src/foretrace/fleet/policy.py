@@ -73,6 +73,10 @@ class Policy:
         """(n,) what `order_rule` "key" sorts by; equal keys by submission. Order of submission unless overridden."""
         return np.zeros(len(workload))
 
+    def takes(self, workload: Workload) -> Workload:
+        """The jobs as the policy plays them: one that may run rigid jobs on other numbers of GPUs says so here."""
+        return workload
+
     # ---- what a subclass may decide itself; each is called by `stepping` only where it is overridden
     def order(self, view: View, waiting: Int64) -> Sequence[int] | Int64:
         """The waiting jobs (positions), first served first."""

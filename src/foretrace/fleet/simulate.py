@@ -147,7 +147,7 @@ class Simulation:
         self.state = state._replace(**grown)
 
     def check(self) -> None:
-        """Every GPU is free, broken or in exactly one running job's set, and all counts agree (raises AssertionError)."""
+        """Every GPU is free, broken or in one running job's set, and all counts agree (raises AssertionError)."""
         from foretrace.fleet import engine
 
         state = self.state

@@ -25,7 +25,8 @@ def _dally(
 
 def dally(*, lease_s: float = 3600.0, history_leases: int = 24) -> Policy:
     """Least work done for the time it ran first (Nw: new jobs and those that the network slows most); wider than a
-    machine only after a timer, which is tuned from how long jobs of that size waited in the last `history_leases`."""
+    machine only after a timer, which is tuned from how long jobs of that size waited in the last `history_leases`.
+    """
     return _dally("dally", "network", "auto", lease_s, (), history_leases)
 
 

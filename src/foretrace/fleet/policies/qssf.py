@@ -24,7 +24,8 @@ class QuasiShortest(Policy):
 
 def qssf(*, memory: float = 0.8, block: bool = True) -> Policy:
     """The least predicted GPU time first; running jobs are left alone; with `block` nobody passes the first (as the
-    authors ran it). memory: weight of older runs in the moving mean."""
+    authors ran it). memory: weight of older runs in the moving mean.
+    """
     return QuasiShortest(name="qssf", memory=memory, admit_rule="block" if block else "skip")
 
 

@@ -44,6 +44,14 @@ BUILT_IN: dict[str, tuple[str, str]] = {
     "dally-manual": ("dally", "dally_manual"),
     "dally-las": ("dally", "dally_las"),
     "dally-rr": ("dally", "dally_rr"),
+    "gavel-max-min": ("gavel", "gavel_max_min"),
+    "gavel-makespan": ("gavel", "gavel_makespan"),
+    "gavel-ftf": ("gavel", "gavel_ftf"),
+    "allox": ("gavel", "allox"),
+    "pollux": ("pollux", "pollux"),
+    "sia": ("sia", "sia"),
+    "packing": ("packing", "packing"),
+    "jigsaw": ("jigsaw", "jigsaw"),
 }
 
 

@@ -1,0 +1,167 @@
+"""Gandiva's packing (Xiao et al., OSDI 2018): two jobs on the same GPUs where both together get more done.
+
+What two jobs do to each other comes from the model of speed, by its method `pair`; `TablePairs` has it from Gavel's
+measured pairs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from foretrace.errors import ForetraceError
+from foretrace.fleet.policy import PlaceRule, Policy, Wait
+from foretrace.fleet.speeds import Shape, Speed
+from foretrace.fleet.throughputs import ThroughputTable
+from foretrace.fleet.workload import Int64, Workload
+
+if TYPE_CHECKING:
+    from foretrace.fleet.stepping import View
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packing(Policy):
+    """A job that finds no free GPUs goes onto those of a running one, with which the sum of what both keep of their
+    speeds is largest and above `threshold`; it moves out when GPUs are free that nobody waits for.
+    """
+
+    threshold: float = 1.0
+
+    def validate(self) -> None:
+        """As `Policy.validate`."""
+        if not (np.isfinite(self.threshold) and self.threshold >= 0):
+            raise ForetraceError(
+                f"policy {self.name!r}: threshold is what two jobs get done together, 1 as one alone, not "
+                f"{self.threshold:g}; give threshold=1.1 or so."
+            )
+        Policy.validate(self)
+
+    def place(self, view: View, job: int) -> list[int] | Wait:
+        """Free GPUs, or those of a partner."""
+        mine = view.gpus_of(job)
+        if mine and any(view.jobs_on(gpu) for gpu in mine):  # it makes room below, to move out
+            return view.together(job, len(mine), widest=_level(view, mine)) or list(mine)
+        found = view.placed(job)
+        if not isinstance(found, Wait):
+            return list(found)
+        beside = self._partner(view, job)
+        return found if beside is None else list(view.gpus_of(beside))
+
+    def preempt(self, view: View) -> list[int]:
+        """One of two that share, if there are free GPUs for it and nobody waits; the one that gains most."""
+        if len(view.waiting) or not view.free_gpus:
+            return []
+        best: tuple[float, int] | None = None
+        for job in view.running.tolist():
+            gpus = view.gpus_of(job)
+            others = {other for gpu in gpus for other in view.jobs_on(gpu)} - {job}
+            if not others or _share(view, job) < 1 or not view.together(job, len(gpus), widest=_level(view, gpus)):
+                continue
+            left = min(what_is_left(view, job, other) for other in others)
+            if left < 1 and (best is None or left < best[0]):
+                best = left, job
+        return [] if best is None else [best[1]]
+
+    def _partner(self, view: View, job: int) -> int | None:
+        """The running job of as many whole GPUs, alone on them, beside which most is done."""
+        work, best, found = view.workload, self.threshold, None
+        count = int(work.gpus[job])
+        if _share(view, job) < 1 or view.quota_left(job) < count:
+            return None
+        for other in view.running.tolist():
+            gpus = view.gpus_of(other)
+            if len(gpus) != count or _share(view, other) < 1 or not all(view.may_use(job, gpu) for gpu in gpus):
+                continue
+            if any(len(view.jobs_on(gpu)) > 1 for gpu in gpus):
+                continue
+            mine, its = what_is_left(view, job, other), what_is_left(view, other, job)
+            if mine > 0 and its > 0 and mine + its > best:
+                best, found = mine + its, other
+        return found
+
+
+def _share(view: View, job: int) -> float:
+    return float(view.workload.share[job])
+
+
+def _level(view: View, gpus: tuple[int, ...]) -> int:
+    """Level of the smallest unit around these GPUs."""
+    tree = view.cluster
+    return next(level for level in range(len(tree.levels)) if len({tree.unit_of(level, gpu) for gpu in gpus}) == 1)
+
+
+def what_is_left(view: View, job: int, other: int) -> float:
+    """The part of its speed that a job keeps beside another one; 0 where the two cannot be together.
+
+    Raises ForetraceError where the model of speed knows nothing of pairs.
+    """
+    speeds = view.speeds
+    pair = getattr(speeds, "pair", None)
+    if pair is None or isinstance(speeds, ThroughputTable):  # whose `pair` asks for rates by kind of GPU
+        raise ForetraceError(
+            f"packing needs to know what jobs on one GPU do to each other, and the speed model {speeds.name!r} does "
+            "not; give one with pair(workload, job, other), such as TablePairs of a throughput file."
+        )
+    return float(pair(view.workload, job, other))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TablePairs:
+    """Gavel's measured speeds with its measured pairs, on one kind of GPU ("": the table's reference).
+
+    What is left of a job's speed is taken from both jobs together in one machine, also where they lie apart.
+    """
+
+    table: ThroughputTable
+    gpu_type: str = ""
+    known: dict[tuple[object, ...], float] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def name(self) -> str:
+        """For headings."""
+        return f"{self.table.name} with pairs"
+
+    def kinds(self, workload: Workload) -> Int64:
+        """As `ThroughputTable.kinds`."""
+        return self.table.kinds(workload)
+
+    def speed(self, workload: Workload, job: int, shape: Shape) -> Speed:
+        """As if the job were alone; raises ForetraceError on another kind of GPU than the pairs are of."""
+        kind = self.gpu_type or self.table.reference
+        if shape.gpu_type not in ("", kind):
+            raise ForetraceError(
+                f"the pairs of {self.table.name} are those on {kind}, and the cluster has {shape.gpu_type}; play them "
+                f"on a cluster of {kind} only, or name another kind."
+            )
+        return self.table.speed(workload, job, replace(shape, sharers=0, gpu_type=kind))
+
+    def pair(self, workload: Workload, job: int, other: int) -> float:
+        """Part of its speed that a job keeps beside the other one; 0 where the two together do not fit, or were not
+        measured for their different numbers of GPUs.
+        """
+        one = str(workload.model[job]), int(workload.gpus[job])
+        two = str(workload.model[other]), int(workload.gpus[other])
+        if one[1] != two[1]:
+            return 0.0
+        if (one, two) not in self.known:
+            kind = self.gpu_type or self.table.reference
+            alone = self.table.rate(kind, *one)
+            self.known[one, two] = self.table.pair(kind, one, two)[0] / alone if alone > 0 else 0.0
+        return self.known[one, two]
+
+
+def pack(name: str, threshold: float, consolidate: bool) -> Packing:
+    """The policy by another name."""
+    place: PlaceRule = "strict" if consolidate else "greedy"
+    return Packing(name=name, threshold=threshold, place_rule=place, options={"sharers": 2})
+
+
+def packing(*, threshold: float = 1.0, consolidate: bool = True) -> Policy:
+    """In order of submission; where no GPU is free, beside the running job with which both together keep most of their
+    speeds, if that is more than `threshold` (1: as much as one alone). One of two moves out when GPUs are free.
+
+    It needs a model of speed that knows pairs. consolidate: wait for the tightest unit that can hold the job.
+    """
+    return pack("packing", threshold, consolidate)

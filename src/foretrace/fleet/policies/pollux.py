@@ -1,0 +1,208 @@
+"""Pollux (Qiao et al., OSDI 2021): elastic jobs get as many GPUs as make the cluster's speed-ups best.
+
+Every round the numbers of GPUs are chosen that maximise the power mean with exponent −1 of the jobs' speed-ups over a
+fair share (fleet-scheduling.md 4.2). Speed-ups come from the model of speed that is played with; with
+`GoodputSpeeds(adapt=True)` they are goodput at the best batch size. A rigid job has one number to choose.
+Not as the authors have it: jobs need not learn how fast they are, and several jobs may spread over one node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from foretrace.errors import ForetraceError
+from foretrace.fleet.policies.rounds import Board, Given, Memory, Rounds, Table, gpu_range, working, worth_of_change
+from foretrace.fleet.policy import Policy
+from foretrace.fleet.workload import Int64
+
+if TYPE_CHECKING:
+    from foretrace.fleet.stepping import View
+
+Option = tuple[int, int]  # kind, GPUs
+_LEAST = 1e-3  # added to a speed-up, so that nothing is not infinitely bad, as published
+_CLOSER = 1.1  # a job with the GPUs it has moves if it runs so many times as fast elsewhere, restart included
+
+
+@dataclass(slots=True)
+class _Hopes:
+    """One job: speed-ups by what it may have, and what it has."""
+
+    job: int
+    share: float
+    tenant: str
+    values: dict[Option, float]
+    held: Option | None
+    moves: bool
+
+    def loss(self, option: Option | None) -> float:
+        """What the mean makes small: 1 / speed-up."""
+        return 1 / ((self.values[option] if option is not None else 0.0) + _LEAST)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pollux(Rounds):
+    """Rounds by speed-ups. search: "greedy" or "genetic"."""
+
+    search: str = "greedy"
+    restart_s: float = 30.0
+    seed: int = 0
+    population: int = 100
+    generations: int = 100
+
+    def validate(self) -> None:
+        """As `Policy.validate`."""
+        if self.search not in ("greedy", "genetic"):
+            raise ForetraceError(f"policy {self.name!r}: search={self.search} is not greedy or genetic.")
+        if not (np.isfinite(self.restart_s) and self.restart_s >= 0):
+            raise ForetraceError(f"policy {self.name!r}: restart-s is a number from 0 up, not {self.restart_s:g}.")
+        if self.population < 2 or self.generations < 1 or self.seed < 0:
+            raise ForetraceError(f"policy {self.name!r}: the search needs population=2, generations=1, seed=0 or more.")
+        super().validate()
+
+    def choose(self, view: View, memory: Memory, jobs: Int64) -> list[Given]:
+        """As `Rounds.choose`."""
+        board = working(view, memory.table)
+        hopes = self._hopes(view, memory.table, board, jobs)
+        if self.search == "genetic":
+            chosen = self._bred(view, memory, board, hopes)
+        else:
+            # starting anew can be worse than to leave everybody alone and give away what is free
+            kept = {each.job: each.held for each in hopes if each.held is not None}
+            tried = [
+                _gained(memory.table, board, hopes, kept),
+                _gained(memory.table, board, hopes, {}),
+            ]
+            chosen = min(tried, key=lambda way: sum(each.loss(way.get(each.job)) for each in hopes))
+        return [
+            Given(each.job, *chosen[each.job], each.moves and chosen[each.job] == each.held)
+            for each in hopes
+            if each.job in chosen
+        ]
+
+    def _hopes(self, view: View, table: Table, board: Board, jobs: Int64) -> list[_Hopes]:
+        """Jobs with the least service first."""
+        fair = max(-(-int(board.workers().sum()) // len(jobs)), 1)
+        made = []
+        for job in sorted(jobs.tolist(), key=lambda job: (view.attained_gpu_s(job), job)):
+            options = table.options(view, job)
+            near = [speed for (_, size), speed in options.items() if size <= fair]
+            base = max(near) if near else min(options.values())
+            held = table.held(view, job)
+            worth = worth_of_change(view, job, self.restart_s) if held is not None else 1.0
+            values = {option: speed / base * worth for option, speed in options.items()}
+            moves = False
+            if held is not None:
+                option, speed = held
+                moves = values.get(option, 0.0) > _CLOSER * speed / base
+                values[option] = max(values.get(option, 0.0) if moves else 0.0, speed / base)
+            tenant = str(view.workload.tenant[job])
+            made.append(_Hopes(job, table.share(job), tenant, values, held and held[0], moves))
+        return made
+
+    def _bred(self, view: View, memory: Memory, board: Board, hopes: list[_Hopes]) -> dict[int, Option]:
+        """By the genetic search of the re-created simulator, on GPUs by (job, node)."""
+        from foretrace.fleet.semantics import pollux_search
+
+        table = memory.table
+        if len(table.cluster.types) > 1 or table.cluster.quotas or any(each.share < 1 for each in hopes):
+            raise ForetraceError(
+                f"policy {self.name!r}: search=genetic knows neither several kinds of GPU nor quotas nor parts of "
+                "a GPU; leave search=greedy."
+            )
+        nodes = np.bincount(table.units[0], weights=board.room, minlength=int(table.units[0][-1]) + 1).astype(np.int16)
+        base = np.zeros((len(hopes), len(nodes)), np.int16)
+        for row, each in enumerate(hopes):
+            if each.held is not None:
+                np.add.at(base[row], table.units[0][list(view.gpus_of(each.job))], 1)
+        total, per_node = int(nodes.sum()), int(nodes.max())
+        speedup = np.zeros((len(hopes), len(nodes) + 1, total + 1))
+        for row, each in enumerate(hopes):
+            for (_, size), value in each.values.items():
+                # wider than need be it is taken to be as fast as on the fewest nodes; the GPUs are laid out anew
+                if size <= total:
+                    speedup[row, -(-size // per_node) : min(size, len(nodes)) + 1, size] = value
+        aim = pollux_search._Aim(
+            base=base,
+            nodes=nodes,
+            most=np.array([max(size for _, size in each.values) for each in hopes], np.int64),
+            speedup=speedup,
+            kept=np.ones(len(hopes)),  # it is in the speed-ups
+        )
+        random = np.random.default_rng([self.seed, view.now_ns // self._round_ns])
+        states = pollux_search._search(aim, base[None], self.population, self.generations, random)
+        best = states[int(np.argmin(aim.judge(states)[:, 0]))].sum(axis=1).tolist()
+        return {
+            each.job: (0, int(size)) for each, size in zip(hopes, best, strict=True) if (0, int(size)) in each.values
+        }
+
+
+def _gained(table: Table, board: Board, hopes: list[_Hopes], fixed: dict[int, Option]) -> dict[int, Option]:
+    """What everybody gets if GPUs go, again and again, where one of them gains most; `fixed` jobs have what they have.
+
+    A step may be of several GPUs, so that one that gains nothing by itself (across nodes) does not end the search.
+    """
+    room = np.array([board.room[board.kind == kind].sum() for kind in range(len(table.cluster.types))])
+    quota = dict(board.quota)
+    chosen = dict(fixed)
+    for each in hopes:
+        if each.job in fixed:
+            kind, size = fixed[each.job]
+            room[kind] -= size * each.share
+            if each.tenant in quota:
+                quota[each.tenant] -= size * each.share
+
+    def step(each: _Hopes) -> tuple[float, Option, float] | None:
+        """The best step: loss taken off per GPU, what the job has then, GPUs it costs."""
+        has = chosen.get(each.job)
+        before, size = each.loss(has), 0 if has is None else has[1]
+        best = None
+        for option, value in each.values.items():
+            if (has is not None and option[0] != has[0]) or option[1] <= size:
+                continue
+            cost = (option[1] - size) * each.share
+            if cost > room[option[0]] + 1e-9 or cost > quota.get(each.tenant, np.inf) + 1e-9:
+                continue
+            gain = (before - 1 / (value + _LEAST)) / cost
+            if gain > 1e-12 and (best is None or gain > best[0]):
+                best = gain, option, cost
+        return best
+
+    line = []
+    for rank, each in enumerate(hopes):
+        found = step(each) if each.job not in fixed else None
+        if found:
+            line.append((-found[0], rank, found))
+    heapify(line)
+    while line:
+        _, rank, (_, option, cost) = heappop(line)
+        each = hopes[rank]
+        if cost <= room[option[0]] + 1e-9 and cost <= quota.get(each.tenant, np.inf) + 1e-9:
+            room[option[0]] -= cost
+            if each.tenant in quota:
+                quota[each.tenant] -= cost
+            chosen[each.job] = option
+        found = step(each)
+        if found:
+            heappush(line, (-found[0], rank, found))
+    return chosen
+
+
+def pollux(
+    *, round_s: float = 60.0, search: str = "greedy", restart_s: float = 30.0, seed: int = 0, population: int = 100,
+    generations: int = 100, elastic: str = "",
+) -> Policy:  # fmt: skip
+    """GPUs by marginal speed-up, every `round_s`, for jobs between their fewest and most GPUs.
+
+    elastic: such as 1-16 lets all jobs of a log run on so many GPUs, whatever they ask for.
+
+    search: greedy (GPUs go where they take most off Σ 1 / speed-up), or genetic as published, with `seed`, `population`
+    and `generations`, which takes a second or so per round. restart_s: what the policy believes a move to cost.
+    """
+    return Pollux(
+        name="pollux", place_rule="greedy", round_s=round_s, search=search, restart_s=restart_s, seed=seed,
+        population=population, generations=generations, elastic=gpu_range(elastic),
+    )  # fmt: skip
