@@ -388,7 +388,7 @@ def test_packing_by_measured_pairs(shared_data: Path) -> None:
     pairs = TablePairs(table=table)
     first, second = np.flatnonzero(work.gpus == 1)[:2].tolist()
     one, two = ((str(work.model[job]), 1) for job in (first, second))
-    assert pairs.pair(work, first, second) == table.pair("v100", one, two)[0] / table.rate("v100", *one)
+    assert pairs.pair(work, first, second) == table.pair_rates("v100", one, two)[0] / table.rate("v100", *one)
 
     def mean(policy: str) -> float:
         return float(simulate(work, parse_cluster("3x4@v100"), policies.parse(policy), speeds=pairs).jct_s.mean())

@@ -50,8 +50,8 @@ def test_rates_and_pairs(small: ThroughputTable) -> None:
     assert small.rate("v100", "A", 2) == 18.0
     assert small.rate("v100", "A", 2, together=False) == 9.0
     assert small.rate("v100", "A", 1, together=False) == 10.0  # one GPU is always together
-    assert small.pair("v100", ("A", 1), ("B", 1)) == (6.0, 1.5)
-    assert small.pair("v100", ("B", 1), ("A", 1)) == (1.5, 6.0)  # as written the other way around
+    assert small.pair_rates("v100", ("A", 1), ("B", 1)) == (6.0, 1.5)
+    assert small.pair_rates("v100", ("B", 1), ("A", 1)) == (1.5, 6.0)  # as written the other way around
     assert small.matrix(["A", "B"], [2, 1], ["k80", "v100"]).tolist() == [[4.0, 18.0], [0.0, 2.0]]
     assert small.matrix([], [], ["k80", "v100"]).shape == (0, 2)
 
@@ -85,7 +85,7 @@ def test_unknown_models_and_pairs_are_named(small: ThroughputTable) -> None:
     with pytest.raises(ForetraceError, match=r"does not know 'C' on v100; it knows A, B"):
         small.rate("v100", "C", 1)
     with pytest.raises(ForetraceError, match="no speeds of"):
-        small.pair("v100", ("A", 2), ("B", 1))
+        small.pair_rates("v100", ("A", 2), ("B", 1))
 
 
 @pytest.mark.parametrize(

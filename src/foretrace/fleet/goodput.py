@@ -272,6 +272,10 @@ class GoodputSpeeds:
         keys = zip(workload.model.tolist(), workload.gpus.tolist(), batch.tolist(), strict=True)
         return np.array([codes.setdefault(key, len(codes)) for key in keys], np.int64)
 
+    def run_times(self, workload: Workload) -> Float64:
+        """(n,) seconds of each job from the measured steps and gradients, where `work_s` is nan (`with_work`)."""
+        return with_work(workload, self.profiles, per_node=self.per_node).work_s
+
     def of(self, application: str) -> Goodput:
         """The goodput of an application; raises ForetraceError where it has no profile."""
         if application not in self._goodputs:

@@ -151,7 +151,8 @@ def timed(workload: Workload, speeds: Speeds) -> Workload:
 
 def parse_speeds(text: str, cluster: ClusterTree) -> Speeds:
     """A model of speed from `constant`, `closed-form gb-s=300,50,25 congestion=10 compute=full unknown=uniform:0`,
-    `table=FILE`, `throughputs=FILE`, `goodput=FOLDER` or `graphs NAME=RECORDING ... links=2400gbit,400gbit`."""
+    `table=FILE`, `throughputs=FILE`, `goodput=FOLDER` or `graphs NAME=RECORDING ... links=2400gbit,400gbit`.
+    """
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -230,7 +231,12 @@ def _table(value: str, given: dict[str, str], cluster: ClusterTree) -> Speeds:
 def _throughputs(value: str, given: dict[str, str], cluster: ClusterTree) -> Speeds:
     from foretrace.fleet.throughputs import ThroughputTable
 
-    return ThroughputTable.read(value, reference=given.pop("reference", "v100"))
+    table = ThroughputTable.read(value, reference=given.pop("reference", "v100"))
+    if given.pop("pairs", "no") in ("yes", "true"):
+        from foretrace.fleet.policies.packing import TablePairs
+
+        return TablePairs(table=table)
+    return table
 
 
 def _goodput(value: str, given: dict[str, str], cluster: ClusterTree) -> Speeds:

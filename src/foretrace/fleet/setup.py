@@ -143,7 +143,8 @@ def prepare(workload: Workload, cluster: ClusterTree, policy: Policy, costs: Cos
 
 def alike(policy: Policy, cluster: ClusterTree) -> bool:
     """Whether jobs of a class fare alike in one decision: neither timers nor quotas tell them apart. Once one of them
-    did not fit, the others need not be tried."""
+    did not fit, the others need not be tried.
+    """
     return policy.compiled and policy.place_rule in ("strict", "greedy") and not cluster.quotas
 
 

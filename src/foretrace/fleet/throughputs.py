@@ -100,7 +100,7 @@ class ThroughputTable:
         except KeyError:
             raise self._missing(kind, model, gpus) from None
 
-    def pair(self, gpu_type: str, first: Job, second: Job, *, together: bool = True) -> tuple[float, float]:
+    def pair_rates(self, gpu_type: str, first: Job, second: Job, *, together: bool = True) -> tuple[float, float]:
         """Steps per second of two jobs that share the same devices; raises as `rate` does."""
         kind = gpu_type if together or first[1] == 1 else gpu_type + SPREAD
         both = self.shared.get(kind, {}).get((first, second))
@@ -137,7 +137,7 @@ class ThroughputTable:
         """Speed in a placement of this shape: together if all GPUs are in one innermost unit.
 
         Raises ForetraceError for a job, GPU type or size that was not measured, and for shared GPUs, whose speed
-        depends on who shares them (`pair`).
+        depends on who shares them (`pair_rates`).
         """
         model, asked = str(workload.model[job]), int(workload.gpus[job])
         if shape.sharers:

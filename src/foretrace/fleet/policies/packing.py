@@ -15,7 +15,7 @@ from foretrace.errors import ForetraceError
 from foretrace.fleet.policy import PlaceRule, Policy, Wait
 from foretrace.fleet.speeds import Shape, Speed
 from foretrace.fleet.throughputs import ThroughputTable
-from foretrace.fleet.workload import Int64, Workload
+from foretrace.fleet.workload import Float64, Int64, Workload
 
 if TYPE_CHECKING:
     from foretrace.fleet.stepping import View
@@ -99,7 +99,7 @@ def what_is_left(view: View, job: int, other: int) -> float:
     """
     speeds = view.speeds
     pair = getattr(speeds, "pair", None)
-    if pair is None or isinstance(speeds, ThroughputTable):  # whose `pair` asks for rates by kind of GPU
+    if pair is None:
         raise ForetraceError(
             f"packing needs to know what jobs on one GPU do to each other, and the speed model {speeds.name!r} does "
             "not; give one with pair(workload, job, other), such as TablePairs of a throughput file."
@@ -122,6 +122,10 @@ class TablePairs:
     def name(self) -> str:
         """For headings."""
         return f"{self.table.name} with pairs"
+
+    def run_times(self, workload: Workload) -> Float64:
+        """As `ThroughputTable.run_times`."""
+        return self.table.run_times(workload)
 
     def kinds(self, workload: Workload) -> Int64:
         """As `ThroughputTable.kinds`."""
@@ -148,7 +152,7 @@ class TablePairs:
         if (one, two) not in self.known:
             kind = self.gpu_type or self.table.reference
             alone = self.table.rate(kind, *one)
-            self.known[one, two] = self.table.pair(kind, one, two)[0] / alone if alone > 0 else 0.0
+            self.known[one, two] = self.table.pair_rates(kind, one, two)[0] / alone if alone > 0 else 0.0
         return self.known[one, two]
 
 

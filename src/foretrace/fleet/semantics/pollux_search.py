@@ -116,8 +116,8 @@ class Pollux:
         base = np.zeros((len(order), len(nodes)), np.int16)
         for row, at in enumerate(order):
             np.add.at(base[row], held.get(at, []), 1)
-        aim = _Aim.of([jobs[at] for at in order], base, np.array(nodes, np.int16), now, self)
-        states = _search(aim, self._carried(order, base), self.population, self.generations, self.random)
+        aim = Aim.of([jobs[at] for at in order], base, np.array(nodes, np.int16), now, self)
+        states = search(aim, self._carried(order, base), self.population, self.generations, self.random)
         self.front = order, states
         chosen = states[int(np.argmin(aim.judge(states)[:, 0]))]
         return {at: np.repeat(np.arange(len(nodes)), chosen[row]).tolist() for row, at in enumerate(order)}
@@ -178,7 +178,7 @@ class Pollux:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Aim:
+class Aim:
     """What a search is for: J jobs on N nodes.
 
     base: (J, N) GPUs held now. nodes: (N,) GPUs per node. most: (J,) replicas at most. speedup: (J, N + 1, total + 1)
@@ -192,7 +192,7 @@ class _Aim:
     kept: Float64
 
     @classmethod
-    def of(cls, jobs: list[Job], base: State, nodes: State, now: int, policy: Pollux) -> _Aim:
+    def of(cls, jobs: list[Job], base: State, nodes: State, now: int, policy: Pollux) -> Aim:
         total = int(nodes.sum())
         fair = -(-total // len(jobs))
         most = [policy.most(job) for job in jobs]
@@ -265,7 +265,7 @@ def _total(values: npt.NDArray[Any], axis: int) -> State:
     return total
 
 
-def _search(aim: _Aim, start: State, population: int, generations: int, random: np.random.Generator) -> State:
+def search(aim: Aim, start: State, population: int, generations: int, random: np.random.Generator) -> State:
     """The states of the first front after NSGA-II from `start`: (k, J, N)."""
     states = aim.repair(start.copy(), random)
     states = states[_new(states, set())]
