@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from functools import partial
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -169,7 +170,7 @@ def play_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     from foretrace.fleet.scene import Spec, scene
 
     result = scene(Spec(**cell)).play()
-    found = {name: None if value != value else float(value) for name, value in figures(result).items()}
+    found = {name: float(value) if isfinite(value) else None for name, value in figures(result).items()}
     return found | {"jobs": len(result.workload), "finished": int(result.finished.sum())}
 
 

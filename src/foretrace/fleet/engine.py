@@ -5,6 +5,8 @@ is float64 nanoseconds at speed 1. The loop can stop at any event and be called 
 (a speed it has not met, room in a log) it asks for by its return value.
 """
 
+# The compiler takes plain loops and nested conditions as they are.
+# ruff: noqa: SIM102, SIM103, SIM110, PLR1714
 # mypy: disable-error-code="assignment,arg-type,no-untyped-call,no-any-return,misc"
 
 from __future__ import annotations
@@ -28,25 +30,15 @@ BLOCK, SKIP, BACKFILL = 0, 1, 2
 # preemption rules
 KEEP, LEASE, ALWAYS = 0, 1, 2
 # causes of waiting, as result.Cause
-C_UNDECIDED, C_BEHIND, C_FULL, C_SCATTERED, C_TIMER, C_QUOTA, C_TYPE, C_RESERVED, C_OUTRANKED = (
-    0,
-    1,
-    2,
-    3,
-    4,
-    5,
-    6,
-    7,
-    8,
-)
+(C_UNDECIDED, C_BEHIND, C_FULL, C_SCATTERED, C_TIMER, C_QUOTA, C_TYPE, C_RESERVED, C_OUTRANKED) = range(9)
 CAUSES = 10
 # what happened, in the log of decisions
-L_START, L_WAIT, L_PREEMPT, L_MIGRATE, L_FINISH, L_FAIL, L_RENEW = 0, 1, 2, 3, 4, 5, 6
+L_START, L_WAIT, L_PREEMPT, L_MIGRATE, L_FINISH, L_FAIL = 0, 1, 2, 3, 4, 5
 # places of numbers in State.s
-(NOW, NEXT, HEAP, HEAD, TAIL, PENDING, FREE, SEGMENTS, DEVICES, LOG, EVENTS, NEXT_FAILURE, GHOSTS, RUN, DONE_JOBS, ORDER,
- ADMIT, PREEMPT, LEASE_NS, MACHINE, AUTO, HISTORY, SAMPLES, TIMERS, MIGRATE, TRACK, KEEP_SEGMENTS, CHECKPOINT_NS, SHARE,
- FILLED, FRESH, FIRST_COST, LIMIT, WANTED, AT, KEPT, BLOCKED, SHADOW, SPARE, STALE, RESUME, FINAL) = range(42)  # fmt: skip
-NUMBERS = 42
+(NOW, NEXT, HEAP, HEAD, TAIL, PENDING, FREE, SEGMENTS, DEVICES, LOG, EVENTS, NEXT_FAILURE, ORDER, ADMIT, PREEMPT,
+ LEASE_NS, MACHINE, AUTO, HISTORY, SAMPLES, TIMERS, MIGRATE, TRACK, KEEP_SEGMENTS, CHECKPOINT_NS, SHARE, FILLED, FRESH,
+ FIRST_COST, LIMIT, WANTED, AT, KEPT, BLOCKED, SHADOW, SPARE, STALE, RESUME, FINAL) = range(39)  # fmt: skip
+NUMBERS = 39
 
 
 def _record(integers: str, floats: str = "") -> np.dtype[Any]:
@@ -55,8 +47,8 @@ def _record(integers: str, floats: str = "") -> np.dtype[Any]:
 
 # What a job is (asked for) and how it stands. Times in ns; `work`, `remaining` ns at speed 1; `gpu_ns` is service had.
 # demand: class of (GPUs, kinds allowed); size: class of GPUs alone, for the tuner; eager: no delay timer holds it;
-# fresh: when this stretch began to make progress, what a failure can lose; ghost: it lost its GPUs in this very decision
-# and gets them back for nothing if they stay free; band: queue of a discretised order; head: first of its GPUs.
+# fresh: when this stretch began to make progress, what a failure can lose; ghost: it lost its GPUs in this decision and
+# gets them back for nothing if they stay free; band: queue of a discretised order; head: first of its GPUs.
 JOB = _record(
     "submit gpus kind demand size tenant restart eager status mark ready fresh first ended held dead starts preempted "
     "failed last lease_end finish_at cause cause_since band head level ghost stretch stretch_dead pos when",
@@ -359,7 +351,6 @@ def _release(st, j):  # type: ignore[no-untyped-def]
         _change(st.s, st.devs, st.units, st.free, gpu, 1)
         gpu = st.devs[gpu].nxt
     st.tenants[st.jobs[j].tenant].used -= st.jobs[j].gpus
-    st.s[RUN] -= 1
 
 
 @_inner
@@ -507,7 +498,6 @@ def _review(st, j):  # type: ignore[no-untyped-def]
 def _go(st, j, row, same, now):  # type: ignore[no-untyped-def]
     """The job holds its GPUs from now on; `same` are those that it held a moment ago."""
     st.jobs[j].status = RUNNING
-    st.s[RUN] += 1
     st.tenants[st.jobs[j].tenant].used += st.jobs[j].gpus
     st.waited[j, st.jobs[j].cause] += now - st.jobs[j].cause_since
     st.jobs[j].mark = now
@@ -541,7 +531,6 @@ def _finish(st, j, now):  # type: ignore[no-untyped-def]
     st.jobs[j].ended = now
     _close(st, j, now)
     _release(st, j)
-    st.s[DONE_JOBS] += 1
     _note(st, j, L_FINISH, 0, 0)
 
 
@@ -956,7 +945,6 @@ def _tighten(st, now):  # type: ignore[no-untyped-def]
             if row < 0:
                 return False
             if better:
-                st.s[RUN] -= 1
                 st.tenants[st.jobs[j].tenant].used -= st.jobs[j].gpus
                 st.jobs[j].cause_since = now
                 _go(st, j, row, False, now)

@@ -77,6 +77,12 @@ class Policy:
         """The jobs as the policy plays them: one that may run rigid jobs on other numbers of GPUs says so here."""
         return workload
 
+    def eager(self, workload: Workload) -> Bool:
+        """(n,) jobs whose model spreads without waiting; names are compared without case, dashes and blanks."""
+        named = {_plain(each) for each in self.eager_models}
+        yes = {model: _plain(model) in named for model in dict.fromkeys(workload.model.tolist())}
+        return np.array([yes[model] for model in workload.model.tolist()], bool)
+
     # ---- what a subclass may decide itself; each is called by `stepping` only where it is overridden
     def order(self, view: View, waiting: Int64) -> Sequence[int] | Int64:
         """The waiting jobs (positions), first served first."""
@@ -124,6 +130,10 @@ class Policy:
             raise ForetraceError(
                 f"{who}: the part of jobs that fairness serves first is in (0, 1], not {self.share:g}."
             )
+
+
+def _plain(name: str) -> str:
+    return "".join(each for each in str(name).casefold() if each.isalnum())
 
 
 def estimates(workload: Workload) -> Float64:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from foretrace.fleet.cluster import ClusterTree
     from foretrace.fleet.simulate import Simulation
 
-WHAT = ("start", "wait", "preempt", "migrate", "finish", "fail", "renew")
+WHAT = ("start", "wait", "preempt", "migrate", "finish", "fail")
 
 
 def decisions_of(played: Simulation) -> tuple[Decision, ...]:

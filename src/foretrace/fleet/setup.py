@@ -94,14 +94,14 @@ def prepare(workload: Workload, cluster: ClusterTree, policy: Policy, costs: Cos
             f"{where} says how much its jobs compute but not how long they run; give a table of speeds with "
             "--speeds table=FILE, or play it with the simulator it was made for (--semantics)."
         )
-    n, kinds = len(workload), len(cluster.types)
+    kinds = len(cluster.types)
     types, code = np.unique(workload.gpu_type.astype(str), return_inverse=True)
     rows = np.zeros((len(types), kinds), bool)
     for at, text in enumerate(types):
         wanted = {each.strip().lower() for each in text.split("|") if each.strip()}
         rows[at] = [not wanted or kind.lower() in wanted for kind in cluster.types]
     allowed = rows[code]
-    eager = np.isin(workload.model.astype(str), sorted(policy.eager_models))
+    eager = policy.eager(workload)
     same = (code * (int(workload.gpus.max()) + 1) + workload.gpus) * 2 + eager
     _, first, demand = np.unique(same, return_index=True, return_inverse=True)
     levels = len(cluster.levels)

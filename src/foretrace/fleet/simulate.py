@@ -366,7 +366,7 @@ def _state(played: Simulation, seed: int, record: str, explain: str | None) -> A
     jobs["demand"], jobs["size"], jobs["tenant"] = facts.demand, size, facts.tenant
     jobs["restart"], jobs["estimate"] = facts.restart_ns, facts.estimate_ns
     jobs["key"] = policy.key(workload)
-    jobs["eager"] = np.isin(workload.model.astype(str), sorted(policy.eager_models))
+    jobs["eager"] = policy.eager(workload)
     jobs["status"] = np.where(facts.never, engine.DONE, engine.FUTURE)
     for name in ("first", "ended", "head", "pos"):
         jobs[name] = -1

@@ -158,7 +158,7 @@ class State:
             self.never = (fewest > facts.capacity[facts.demand, -1]) | (fewest > facts.quota[facts.tenant])
         self.capacity, self.allowed = facts.capacity.tolist(), facts.allowed[facts.demands].tolist()
         sizes = np.unique(work.gpus, return_inverse=True)[1]
-        eager = np.isin(work.model.astype(str), sorted(policy.eager_models))
+        eager = policy.eager(work)
         key = np.asarray(policy.key(work), np.float64)
         if key.shape != (len(work),):
             raise ForetraceError(

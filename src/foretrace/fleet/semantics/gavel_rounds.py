@@ -213,7 +213,8 @@ class Rounds:
             for other in active.values():
                 if other.scale == job.scale:
                     both = [
-                        self.table.pair_rates(kind, (other.model, other.scale), (job.model, job.scale)) for kind in self.types
+                        self.table.pair_rates(kind, (other.model, other.scale), (job.model, job.scale))
+                        for kind in self.types
                     ]
                     key = (other.at, job.at)
                     self.entries[key] = Entry(key, (other, job), both, [0.0 for _ in kinds], [0.0 for _ in kinds])

@@ -1,4 +1,4 @@
-"""The runs of the Dally study: which policies, which cells, and what is kept of a cell. One cell is one file of a sweep."""
+"""The runs of the Dally study: which policies, which cells, what is kept of a cell. One cell is one file of a sweep."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ Cell = Mapping[str, Any]
 VERSION = 1  # of what a cell means; a folder of another version is refused
 HOUR_NS = 3.6e12
 
-CLUSTERS = ("4x4x4", "2x4x8", "4x4x8", "8x4x8", "8x1x8")
+CLUSTERS: tuple[str, ...] = ("4x4x4", "2x4x8", "4x4x8", "8x4x8", "8x1x8")
 CONGESTIONS = (1, 10, 100)
-NETWORKS = ("50/25/12.5", "300/50/50", "300/12.5/3.1")  # GB/s in a machine, in a rack, between racks
-SCALES = ("full", "0.1", "published")
+NETWORKS: tuple[str, ...] = ("50/25/12.5", "300/50/50", "300/12.5/3.1")  # GB/s in a machine, in a rack, between racks
+SCALES: tuple[str, ...] = ("full", "0.1", "published")
 LARGEST: tuple[int | None, ...] = (None, 8)
 CAP = 60_000  # events of one run; runs that need more are reported as capped
 
@@ -54,6 +54,7 @@ NAMED: Mapping[str, Callable[[float], Policy]] = {
     "las-auto": lambda lease: dally_las(lease_s=lease),
 }
 FEW = ("dally-auto", "fifo-hol", "fifo-skip", "gandiva-like", "tiresias", "las-strict", "las-auto")
+LEASED = ("dally-auto", "dally-inf", "tiresias", "las-strict")
 ORDERS: Mapping[str, OrderRule] = {"fifo": "key", "las": "service", "rr": "last", "network": "network"}
 PLACES: Mapping[str, PlaceRule] = {"strict": "strict", "manual": "delay", "auto": "auto", "greedy": "greedy"}
 
@@ -109,13 +110,12 @@ def cell(part: str, **values: Any) -> dict[str, Any]:
 
 
 def grid(*, quick: bool = False) -> list[dict[str, Any]]:
-    """All loads, clusters, congestions, networks and compute scales; jobs of 8 GPUs at most on 64 GPUs in machines of 8.
+    """All loads, clusters, congestions, networks and compute scales; jobs capped at 8 GPUs where machines have 8.
 
     quick: one cluster and network. Every order with every placement is played in a part of the cells.
     """
-    loads, clusters, networks, scales = LOADS, CLUSTERS, NETWORKS, SCALES
-    if quick:
-        loads, clusters, networks, scales = LOADS[:2], ("2x4x8",), NETWORKS[:1], SCALES[:2]
+    loads, networks, scales = (LOADS[:2], NETWORKS[:1], SCALES[:2]) if quick else (LOADS, NETWORKS, SCALES)
+    clusters = ("2x4x8",) if quick else CLUSTERS
     found = []
     for load, cluster, congestion, network, scale in product(loads, clusters, CONGESTIONS, networks, scales):
         where = {"load": load, "cluster": cluster, "congestion": congestion, "network": network, "scale": scale}
@@ -199,15 +199,18 @@ def spread_cells(*, quick: bool = False) -> list[dict[str, Any]]:
 
 
 def philly_cells(trace: str, *, quick: bool = False) -> list[dict[str, Any]]:
-    """Consecutive jobs of a log on two clusters, and those of several GPUs on a congested one."""
+    """Consecutive jobs of a log on two clusters, and those of several GPUs on a congested one, with longer leases.
+
+    The queue of the last is long, and with leases of 600 s it needs millions of decisions.
+    """
     jobs = 500 if quick else 5000
     rows = [
-        {"cluster": "8x4x8", "congestion": 1, "jobs": jobs, "gpus_from": 1},
-        {"cluster": "5x4x8", "congestion": 1, "jobs": jobs, "gpus_from": 1},
-        {"cluster": "8x4x8", "congestion": 10, "jobs": jobs // 2, "gpus_from": 2},
+        {"cluster": "8x4x8", "congestion": 1, "jobs": jobs, "gpus_from": 1, "lease_s": 600.0},
+        {"cluster": "5x4x8", "congestion": 1, "jobs": jobs, "gpus_from": 1, "lease_s": 600.0},
+        {"cluster": "8x4x8", "congestion": 10, "jobs": jobs // 2, "gpus_from": 2, "lease_s": 3600.0},
     ]
     return [
-        cell("philly", load="as logged", scale="full", lease_s=600.0, trace=trace, cap=50 * CAP, **row)
+        cell("philly", load="as logged", scale="full", trace=trace, cap=10 * CAP, **row)
         for row in rows[: 1 if quick else 3]
     ]
 
@@ -223,7 +226,6 @@ def play_cell(given: Cell) -> dict[str, Any]:
         congestion=float(given["congestion"]),
         compute_scale=str(given["scale"]) if given["scale"] in ("full", "published") else float(given["scale"]),
         levels=cluster.levels,
-        unknown="uniform:0" if given["part"] == "philly" else "refuse",
     )
     costs = Costs(restart_s=float(given["restart_s"]), restart_s_per_gpu=float(given["restart_s_per_gpu"]))
     runs: dict[str, dict[str, float] | None] = {}
@@ -283,9 +285,8 @@ def _policies(given: Cell) -> dict[str, Policy]:
     found = {name: made(lease) for name, made in NAMED.items()}
     if given["policies"] == "all":
         return found | {name: policy for name, policy in factorial(lease).items() if name not in SAME}
-    if given["policies"] == "leased":
-        return {name: policy for name, policy in found.items() if policy.preempt_rule == "lease"}
-    return {name: found[name] for name in FEW} if given["policies"] == "few" else found
+    some = {"few": FEW, "leased": LEASED}.get(given["policies"], tuple(found))
+    return {name: found[name] for name in some}
 
 
 def _workload(given: Cell) -> Workload:

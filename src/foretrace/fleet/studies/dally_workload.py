@@ -23,7 +23,7 @@ GPU_HOURS = 13_054.0
 SPREAD = 1.5
 PHILLY_SPREAD = 2.16
 PER_DAY = {"100/day": 100.0, "100/week": 100.0 / 7}
-LOADS = ("all-at-0", *PER_DAY)
+LOADS: tuple[str, ...] = ("all-at-0", *PER_DAY)
 
 
 def published_like(
@@ -69,10 +69,11 @@ def quantiles(spread: float) -> Float64:
     return scaled
 
 
-def consecutive(log: Workload, *, jobs: int, gpus_from: int = 1) -> Workload:
-    """So many consecutive jobs from the middle of a log, from time zero; `gpus_from`: only jobs of so many or more.
+def consecutive(log: Workload, *, jobs: int, gpus_from: int = 1, draw: int = 0) -> Workload:
+    """So many consecutive jobs from the middle of a log, from time zero, each with one of the six models at random.
 
-    Models are forgotten, so that speed models draw them. Raises ForetraceError where there are not so many jobs.
+    gpus_from: only jobs of so many GPUs or more. draw: seed of the models, all equally likely (logs name none).
+    Raises ForetraceError where there are not so many jobs.
     """
     wide = log.take((log.gpus >= gpus_from) & np.isfinite(log.work_s))
     if len(wide) < jobs:
@@ -82,12 +83,12 @@ def consecutive(log: Workload, *, jobs: int, gpus_from: int = 1) -> Workload:
         )
     first = (len(wide) - jobs) // 2
     part = wide.take(np.arange(first, first + jobs))
-    nothing = np.full(jobs, "", object)
+    random = np.random.default_rng([draw, 0x6C6F67])
     gone = np.full(jobs, -1, np.int64)
     return part.with_columns(
         submit_ns=part.submit_ns - part.submit_ns[0],
-        model=nothing,
-        tenant=nothing,
+        model=random.choice(np.array(list(MODELS), object), jobs),
+        tenant=np.full(jobs, "", object),
         logged_start_ns=gone,
         logged_end_ns=gone,
     )
