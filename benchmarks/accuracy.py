@@ -390,7 +390,7 @@ def fleet_section(traces: Path) -> str:
     return (
         made("mean completion times by the rules of published programs (`--semantics`)")
         + fleet_known.text(fleet_known.measure(folder))
-        + "\nShockwave's 32 real GPUs (`benchmarks/fleet_hardware.py`); run times of jobs come from the runs of the "
+        + "\n\nShockwave's 32 real GPUs (`benchmarks/fleet_hardware.py`); run times of jobs come from the runs of the "
         "other policies, nothing is fitted to a policy.\n\n"
         + fleet_hardware.text(found)
     )

@@ -159,7 +159,7 @@ def growth_svg(rows: Sequence[dict[str, Any]]) -> str:
     x0, x1, y0, y1 = min(xs), max(xs), np.floor(min(ys)), np.ceil(max(ys))
 
     def place(x: float, y: float) -> str:
-        across = left + (x - x0) / (x1 - x0) * (width - left - 16)
+        across = left + (x - x0) / (x1 - x0) * (width - left - 40)
         return f"{across:.1f},{height - bottom - (y - y0) / (y1 - y0) * (height - bottom - 16):.1f}"
 
     out = [

@@ -236,10 +236,10 @@ def fleet_section(_: str) -> str:
         f"and counts GPUs, nowhere in particular: {found['plain_fifo_jobs_per_s']:,.0f} jobs/s. Published simulators: "
         "6 to 540 jobs/s (their own logs and machines).\n\n"
         + table(("speeds and cluster", "policy", "jobs/s", "events", "mean JCT h", "in use", ""), rows)
-        + "\nGenerated jobs on a tenth as many GPUs, nine tenths of them asked for; `dally-manual` with speeds by "
+        + "\n\nGenerated jobs on a tenth as many GPUs, nine tenths of them asked for; `dally-manual` with speeds by "
         "placement:\n\n"
         + table(("policy", "jobs", "GPUs", "CPU s", "jobs/s", ""), growth)
-        + "\n![CPU time against the number of jobs](fleet-growth.svg)\n"
+        + "\n\n![CPU time against the number of jobs](fleet-growth.svg)\n"
     )
 
 
