@@ -391,8 +391,7 @@ def fleet_section(traces: Path) -> str:
         made("mean completion times by the rules of published programs (`--semantics`)")
         + fleet_known.text(fleet_known.measure(folder))
         + "\n\nShockwave's 32 real GPUs (`benchmarks/fleet_hardware.py`); run times of jobs come from the runs of the "
-        "other policies, nothing is fitted to a policy.\n\n"
-        + fleet_hardware.text(found)
+        "other policies, nothing is fitted to a policy.\n\n" + fleet_hardware.text(found)
     )
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import csv
+import inspect
 import json
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +19,7 @@ import msgspec
 import pytest
 
 from foretrace.cli.app import run
+from foretrace.cli.fleet import fleet
 from foretrace.report.jsonout import ANSWERS, schema
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,7 +106,7 @@ def test_policies_are_compared_with_intervals(tmp_path: Path, capsys: pytest.Cap
 def test_a_killed_sweep_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [
         "fleet", "sweep", LOG, "--policy", "fifo", "--policy", "las", "--policy", "srtf", "--set", "load=0.5,0.7,1,1.5",
-        "--set", "restart-s=0,30,60,90", "--out", str(tmp_path / "sweep"), "--json",
+        "--set", "restart-s=0,30", "--jobs", "100", "--out", str(tmp_path / "sweep"), "--json",
     ]  # fmt: skip
     child = subprocess.Popen(
         [sys.executable, "-c", "import sys; from foretrace.cli import main; main()", *words],
@@ -120,7 +124,7 @@ def test_a_killed_sweep_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[st
         json.loads(text)  # whole files only
     assert run(words) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["cells"] == 48 and found["reused"] == len(kept) - 1  # one file says what is swept
+    assert found["cells"] == 24 and found["reused"] == len(kept) - 1  # one file says what is swept
     assert all(path.read_bytes() == text for path, text in kept.items())
     again = tmp_path / "again"
     assert run([*words[:-2], str(again), "--json"]) == 0
@@ -163,6 +167,32 @@ MISTAKES = {
     "no such format": ("run", *SMALL, "--format", "pbs"),
     "another format": ("run", *SMALL, "--format", "philly"),
     "no such speeds": ("run", *SMALL, "--speeds", "magic"),
+    "more GPUs than there can be": ("run", LOG, "--cluster", "9999999x9999999"),
+    "a kind of GPU without a name": ("run", LOG, "--cluster", "4x8@"),
+    "a lease of ages": ("run", *SMALL, "--policy", "las lease-s=1e300"),
+    "a restart of ages": ("run", *SMALL, "--restart-s", "1e300"),
+    "more seeds than anybody needs": ("compare", *SMALL, "--policy", "fifo", "--policy", "las", "--seeds", "9" * 20),
+    "slots at no time": ("slots", *SMALL, "--size", "8", "--at", "nan"),
+    "a sweep of an empty log": ("sweep", os.devnull, "--policy", "fifo", "--out", "sweep"),
+    "a sweep with jitter that is no time": (
+        "sweep", LOG, "--policy", "fifo", "--seeds", "2", "--jitter-s", "nan", "--out", "sweep",
+    ),
+    "a page beside rows to nowhere": ("run", *SMALL, "--out", "rows.csv", "--html", "no/such/folder/page.html"),
+    "rows below a file": ("run", *SMALL, "--out", f"{LOG}/rows.csv"),
+    "a name longer than a file may have": ("fit", LOG, "--out", "x" * 300),
+    "jitter of ages": ("compare", *SMALL, "--policy", "fifo", "--policy", "las", "--jitter-s", "1e300"),
+    "fewer jobs than none, by semantics": ("run", LOG, "--semantics", "tiresias", "--jobs", "-3"),
+    "jobs that never come": ("run", *SMALL, "--load", "1e-300"),
+    "a folder as a log": ("run", str(ROOT / "examples"), "--cluster", "2x4x8"),
+    "a page to nowhere": ("run", *SMALL, "--html", "no/such/folder/page.html"),
+    "a log that is a program": ("run", __file__, "--cluster", "2x4x8"),
+    "a log that is no generator": ("generate", LOG, "--jobs", "5", "--out", "x.csv"),
+    "another log for semantics": ("run", LOG, "--semantics", "gavel"),
+    "a table that is a log": ("run", *SMALL, "--speeds", f"table={LOG}"),
+    "a goodput profile that is missing": ("run", *SMALL, "--speeds", "goodput=nowhere"),
+    "no such recording": ("run", *SMALL, "--speeds", "graphs cnn=nowhere links=1gbit,1gbit,1gbit"),
+    "a network of no speed": ("whatif", *SMALL, "--network", "0Gbps", "--speeds", "closed-form gb-s=300,5,2"),
+    "a level that the cluster lacks": ("export", *SMALL, "--to", "slurm", "--level", "pod", "--out", "x"),
     "bandwidths of another tree": ("run", *SMALL, "--speeds", "closed-form gb-s=1,2"),
     "speeds without bandwidths": ("run", *SMALL, "--speeds", "closed-form"),
     "no such semantics": ("run", *SMALL, "--semantics", "blox"),
@@ -182,11 +212,79 @@ MISTAKES = {
     "jitter that is no time": ("compare", *SMALL, "--policy", "fifo", "--policy", "las", "--jitter-s", "nan"),
     "a sweep of nothing": ("sweep", LOG, "--policy", "fifo", "--set", "colour=red", "--out", "sweep"),
     "a sweep of text": ("sweep", LOG, "--policy", "fifo", "--set", "load=high", "--out", "sweep"),
+    "a sweep of no log": ("sweep", "nowhere.csv", "--policy", "fifo", "--out", "sweep"),
+    "failures every few seconds": ("run", *SMALL, "--mtbf-h", "1e-6"),
+    "leases of no length": ("run", *SMALL, "--policy", "las lease-s=1e-9"),
+    "rows to a device": ("run", *SMALL, "--out", os.devnull),
     "no such study": ("study", "gandiva"),
     "no such generator": ("generate", "nowhere.json", "--jobs", "5", "--out", "x.csv"),
     "how much is not said": ("generate", "nowhere.json", "--out", "x.csv"),
     "no such scheduler": ("export", *SMALL, "--to", "pbs", "--out", "x"),
 }  # fmt: skip
+
+
+LOGS = {
+    "nothing": "",
+    "a head alone": "",
+    "a job that comes at no time": "1,nan,1,5",
+    "a job without end": "1,0,1,inf",
+    "a job of ages": "1,0,1,1e30",
+    "a job without GPUs": "1,0,0,5",
+    "half a GPU more": "1,0,1.5,5",
+    "a row cut short": "1,0",
+    "a quote that stays open": '"1,0,1,5',
+    "a job twice": "1,0,1,5\n1,0,1,5",
+}
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_a_log_that_is_wrong_is_one_sentence(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("" if name == "nothing" else f"job,submit_s,gpus,work_s\n{LOGS[name]}\n")
+    out = tmp_path / "rows.csv"
+    assert str(log) in complaint(capsys, "run", str(log), "--cluster", "1x8", "--out", str(out))
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("span_s", 0), ("tenants", []), ("profile", [1, 2]), ("gap_logs", [1]), ("kinds", []), ("gap_pool", -1)],
+)
+def test_a_damaged_generator_is_one_sentence(
+    key: str, value: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    like, out = tmp_path / "like.json", tmp_path / "jobs.csv"
+    assert run(["fleet", "fit", LOG, "--out", str(like)]) == 0
+    capsys.readouterr()
+    like.write_text(json.dumps(json.loads(like.read_text()) | {key: value}))
+    assert "damaged generator" in complaint(capsys, "generate", str(like), "--jobs", "5", "--out", str(out))
+    assert not out.exists()
+
+
+def test_more_jobs_than_can_be_are_not_generated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    like, out = tmp_path / "like.json", tmp_path / "jobs.csv"
+    assert run(["fleet", "fit", LOG, "--out", str(like)]) == 0
+    capsys.readouterr()
+    for words in (("--jobs", "100000000000"), ("--days", "1e12"), ("--jobs", "5", "--load", "1e-300")):
+        assert "too many" in complaint(capsys, "generate", str(like), *words, "--out", str(out))
+    assert not out.exists()
+
+
+def test_the_example_of_each_command_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(LOG, "jobs.csv")
+    for command in fleet.registered_commands:
+        assert command.callback is not None
+        said = inspect.getdoc(command.callback) or ""
+        words = shlex.split(said.partition("Example: ")[2])
+        assert words[:3] == ["foretrace", "fleet", command.name]
+        if command.name == "study":  # takes minutes
+            continue
+        assert run(words[1:]) == 0, capsys.readouterr().err
+    assert run(["fleet", "--help"]) == 0
+    assert "..." not in capsys.readouterr().out.rpartition("Commands:")[2], "a summary is cut"
 
 
 @pytest.mark.parametrize("name", MISTAKES)

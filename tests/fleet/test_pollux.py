@@ -20,7 +20,7 @@ from foretrace.fleet.result import FleetResult
 from foretrace.fleet.semantics.pollux import PolluxSimulator
 from foretrace.fleet.semantics.pollux_policies import Job, Optimus, Tiresias, fill
 from foretrace.fleet.semantics.pollux_profiles import Application, Profiles, read_application
-from foretrace.fleet.semantics.pollux_search import Pollux, _Aim, _fronts, _search
+from foretrace.fleet.semantics.pollux_search import Aim, Pollux, _fronts, search
 from foretrace.fleet.workload import SECOND, Origin, Workload
 
 
@@ -95,14 +95,6 @@ def test_published_average(shared_data: Path, policy: str, mean: float) -> None:
     assert result.jct_s.mean() == mean
     assert result.finished.all()
     assert result.facts["profiles"] == str(shared_data / "fleet/pollux/profiles")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_pollux_is_near_its_published_average(shared_data: Path) -> None:
-    path = shared_data / "fleet/pollux/workloads/workload-6.csv"
-    result = play(pollux_workload(path), "pollux", "16x4", population="50", generations="30")
-    assert result.jct_s.mean() == pytest.approx(2446.13125, rel=0.05)
 
 
 # Rules.
@@ -277,9 +269,9 @@ def test_front_against_its_definition() -> None:
     assert _fronts(line)[1].tolist() == [np.inf, (2 / 4 + 3 / 4) / 2, (3 / 4 + 2 / 4) / 2, np.inf]
 
 
-def aim_of(jobs: int, nodes: int, seed: int) -> _Aim:
+def aim_of(jobs: int, nodes: int, seed: int) -> Aim:
     random = np.random.default_rng(seed)
-    return _Aim(
+    return Aim(
         base=random.integers(0, 2, (jobs, nodes)).astype(np.int16),
         nodes=np.full(nodes, 4, np.int16),
         most=random.integers(1, 9, jobs),
@@ -322,7 +314,7 @@ def test_search_finds_the_best_of_few_states() -> None:
     aim = aim_of(1, 2, 11)
     random = np.random.default_rng(1)
     every = np.array([[[a, b]] for a in range(5) for b in range(5) if a + b <= aim.most[0]], np.int16)
-    found = _search(aim, aim.base[None], 20, 30, random)
+    found = search(aim, aim.base[None], 20, 30, random)
     assert aim.judge(found)[:, 0].min() == aim.judge(every)[:, 0].min()
 
 

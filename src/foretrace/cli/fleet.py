@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 fleet = typer.Typer(
     name="fleet",
+    short_help="Play logs of many jobs on one cluster; ask why and what if.",
     help="Many jobs, one cluster: play logs of jobs under scheduling policies, ask why and what if.",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -35,6 +36,10 @@ Semantics = Annotated[
     ),
 ]
 Measure = Annotated[str, typer.Option("--measure", metavar="A-B", help="Means over these jobs only, by number.")]
+COLUMNS = (
+    "job", "gpus", "submit_s", "start_s", "end_s", "jct_s", "queue_s", "held_s", "dead_s", "starts", "preempted",
+    "failed", "status",
+)  # fmt: skip
 Options = Annotated[
     list[str] | None,
     typer.Option("--option", metavar="KEY=VALUE", help="For --semantics: profiles=FILE, round_s=120 and so on."),
@@ -64,9 +69,11 @@ def run(
     html: options.Html = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Play a log of jobs on a cluster under a policy: completion times, waiting and its reasons, utilisation.
+    """Play a log of jobs on a cluster under a policy.
 
-    Example: foretrace fleet run jobs.csv --cluster 4x4x8 --policy "dally lease-s=600" --out per-job.csv
+    Says completion times, waiting and its reasons, and how much of the cluster is used.
+
+    Example: foretrace fleet run jobs.csv --cluster 2x4x8 --policy "dally lease-s=600" --out rows.csv
     """
     from foretrace.files import write_text
     from foretrace.fleet import scene as scenes
@@ -75,6 +82,9 @@ def run(
     from foretrace.report.fleet_text import run_lines
     from foretrace.report.jsonout import dumps
 
+    for file in (out, html):  # said before anything is played or written
+        if file is not None and not file.parent.is_dir():
+            raise ForetraceError(f"cannot write {file}: there is no folder {file.parent}; choose one that exists.")
     if semantics:
         given = (speeds != "constant", load != 1, html, restart_s or restart_s_per_gpu or checkpoint_s or mtbf_h)
         if any(given):
@@ -123,6 +133,8 @@ def _by_others(
 
     played = semantics(name)
     workload = workload_of(str(trace), name if format == "auto" else format, salvage=salvage)
+    if jobs < 0:
+        raise ForetraceError(f"--jobs {jobs} takes none; give a number above 0, or leave it out for all.")
     if 0 < jobs < len(workload):
         workload = workload.take(np.arange(jobs))
     return played.run(workload, policy=policy, cluster=cluster or played.default_cluster, seed=seed, options=given)
@@ -144,7 +156,8 @@ def tell_origin(result: FleetResult) -> None:
     if origin.refused:
         first = origin.refused[0]
         print(
-            f"foretrace: {len(origin.refused):,} of {origin.rows:,} rows were left out, the first at {first.where}: {first.why}",
+            f"foretrace: {len(origin.refused):,} of {origin.rows:,} rows were left out, the first at {first.where}: "
+            f"{first.why}",
             file=sys.stderr,
         )
 
@@ -154,9 +167,7 @@ def per_job(result: FleetResult, only: Int64 | None = None) -> str:
     workload = result.workload
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(
-        ("job", "gpus", "submit_s", "start_s", "end_s", "jct_s", "queue_s", "held_s", "dead_s", "starts", "preempted", "failed", "status")
-    )  # fmt: skip
+    writer.writerow(COLUMNS)
     chosen = range(len(workload)) if only is None else only.tolist()
     jct, queue = result.jct_s, result.queue_s
 
@@ -188,12 +199,12 @@ def per_job(result: FleetResult, only: Int64 | None = None) -> str:
     return out.getvalue()
 
 
-fleet.command("compare")(fleet_sweep.compare)
+fleet.command("compare", short_help="Compare policies on one log, with intervals.")(fleet_sweep.compare)
 fleet.command("why")(fleet_questions.why)
 fleet.command("whatif")(fleet_questions.whatif)
 fleet.command("slots")(fleet_questions.slots)
-fleet.command("sweep")(fleet_sweep.sweep)
-fleet.command("study")(fleet_sweep.study)
+fleet.command("sweep", short_help="Play every combination; a killed sweep goes on.")(fleet_sweep.sweep)
+fleet.command("study", short_help="Test published claims: dally, jigsaw.")(fleet_sweep.study)
 fleet.command("fit")(fleet_files.fit)
 fleet.command("generate")(fleet_files.generate)
 fleet.command("export")(fleet_files.export)

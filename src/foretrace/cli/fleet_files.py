@@ -1,4 +1,4 @@
-"""`foretrace fleet fit`, `generate`, `export`, `policies`: workloads like a given one, decisions as files of schedulers."""
+"""`foretrace fleet fit`, `generate`, `export`, `policies`: workloads like one, decisions as files of schedulers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ def fit(
     salvage: shared.Salvage = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Fit a generator of workloads to a log: rhythm, sweeps, sizes and durations by tenant.
+    """Fit a generator of workloads to a log.
+
+    It learns the rhythm, sweeps, sizes and durations by tenant.
 
     Example: foretrace fleet fit jobs.csv --out like-ours.json
     """
@@ -37,20 +39,44 @@ def fit(
 
 
 def generate(
-    generator: Annotated[Path, typer.Argument(metavar="GENERATOR", help="What foretrace fleet fit wrote.")],
+    generator: Annotated[
+        Path, typer.Argument(metavar="GENERATOR", help="What foretrace fleet fit wrote, or gavel: Gavel's generator.")
+    ],
     out: Annotated[Path, typer.Option("--out", metavar="FILE.csv", help="Where the jobs go.")],
     jobs: Annotated[int | None, typer.Option("--jobs", metavar="N", min=1, help="So many jobs.")] = None,
     days: Annotated[float | None, typer.Option("--days", metavar="D", help="Or so many days of jobs.")] = None,
     load: shared.Load = 1.0,
     seed: shared.Seed = 0,
+    interarrival_s: Annotated[
+        float, typer.Option("--interarrival-s", metavar="S", help="gavel: mean seconds between jobs (its lambda).")
+    ] = 0.0,
+    throughputs: Annotated[
+        Path | None, typer.Option("--throughputs", metavar="FILE", help="gavel: its table of measured speeds.")
+    ] = None,
 ) -> None:
-    """Generate a workload like the fitted one, of any length and load.
+    """Generate a workload like a fitted one.
 
-    Example: foretrace fleet generate like-ours.json --jobs 100000 --load 1.5 --out jobs.csv
+    It may be of any length and load.
+
+    Example: foretrace fleet generate like-ours.json --jobs 10000 --load 1.5 --out more.csv
     """
     from foretrace.fleet.formats import write_csv
     from foretrace.fleet.synthetic import load_generator
 
+    if str(generator) == "gavel":
+        from foretrace.fleet.semantics.gavel_generator import generate as drawn
+        from foretrace.fleet.throughputs import ThroughputTable
+
+        if throughputs is None or jobs is None or days is not None or load != 1:
+            raise ForetraceError(
+                "gavel draws jobs from a table of speeds; give --throughputs and --jobs, no --days or --load."
+            )
+        made = drawn(ThroughputTable.read(throughputs), seed=seed, mean_interarrival_s=interarrival_s, jobs=jobs)
+        write_csv(made, out)
+        print(f"{len(made):,} jobs are in {out}\n  next: foretrace fleet run {out} --semantics gavel --policy allox")
+        return
+    if throughputs is not None or interarrival_s:
+        raise ForetraceError("--throughputs and --interarrival-s belong to the generator gavel; leave them out.")
     if (jobs is None) == (days is None):
         raise ForetraceError("say either --jobs or --days, how much to generate.")
     made = load_generator(generator).generate(jobs=jobs, days=days, load=load, seed=seed)
@@ -78,9 +104,11 @@ def export(
     salvage: shared.Salvage = False,
     jobs: shared.Jobs = 0,
 ) -> None:
-    """Write decisions as a scheduler's own files: Slurm directives, Kueue and Volcano manifests, Ray groups.
+    """Write decisions as a scheduler's own files.
 
-    Example: foretrace fleet export jobs.csv --to slurm --cluster 4x4x8 --level rack --wait-s 3600 --job 12 --out jobs/
+    They are Slurm directives, Kueue and Volcano manifests, or placement groups of Ray.
+
+    Example: foretrace fleet export jobs.csv --to slurm --level rack --wait-s 3600 --job job3 --out scripts
     """
     from foretrace.files import write_text
     from foretrace.fleet import scene

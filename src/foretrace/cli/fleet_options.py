@@ -36,14 +36,14 @@ Jobs = Annotated[int, typer.Option("--jobs", metavar="N", help="Only the first N
 Load = Annotated[float, typer.Option("--load", metavar="FACTOR", help="Let jobs come so many times as densely.")]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="For everything that is drawn.")]
 RestartS = Annotated[
-    float, typer.Option("--restart-s", metavar="S", help="Time that a move to other GPUs costs a job.")
+    float, typer.Option("--restart-s", metavar="S", help="Seconds that a move to other GPUs costs a job.")
 ]
 RestartPerGpu = Annotated[
-    float, typer.Option("--restart-s-per-gpu", metavar="S", help="The same, times the job's GPUs.")
+    float, typer.Option("--restart-s-per-gpu", metavar="S", help="The same per GPU of the job, in seconds.")
 ]
 CheckpointS = Annotated[
     float,
-    typer.Option("--checkpoint-s", metavar="S", help="How often jobs save. 0: a failure loses all since their start."),
+    typer.Option("--checkpoint-s", metavar="S", help="Seconds between saves of a job. 0: a failure loses all."),
 ]
 MtbfH = Annotated[float, typer.Option("--mtbf-h", metavar="H", help="Mean hours between failures of a node. 0: none.")]
 MttrH = Annotated[float, typer.Option("--mttr-h", metavar="H", help="Mean hours to a node's repair.")]

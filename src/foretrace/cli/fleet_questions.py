@@ -34,9 +34,11 @@ def why(
     restart_s: shared.RestartS = 0.0,
     as_json: options.AsJson = False,
 ) -> None:
-    """Say why a job waits: the binding constraint, who holds the GPUs, and what would let it start sooner.
+    """Say why a job waits, and what would help.
 
-    Example: foretrace fleet why jobs.csv 1042 --cluster 4x4x8 --policy fifo
+    Names the binding constraint and who holds the GPUs, and plays changes that could let the job start sooner.
+
+    Example: foretrace fleet why jobs.csv job150 --cluster 2x4x8 --policy fifo
     """
     from foretrace.fleet import ask, scene
     from foretrace.report import fleet_questions as report
@@ -80,9 +82,11 @@ def whatif(
     mttr_h: shared.MttrH = 1.0,
     as_json: options.AsJson = False,
 ) -> None:
-    """Play the same jobs twice: as it is, and with more racks, another policy, another network.
+    """Play the same jobs as it is, and with changes.
 
-    Example: foretrace fleet whatif jobs.csv --now fifo --add-rack 2 --policy dally
+    Changes are more racks, another policy, another cluster, another network, another load.
+
+    Example: foretrace fleet whatif jobs.csv --cluster 2x4x8 --now fifo --add-rack 2 --policy dally
     """
     from foretrace.fleet import scene
     from foretrace.report import fleet_questions as report
@@ -170,7 +174,9 @@ def slots(
     seed: shared.Seed = 0,
     as_json: options.AsJson = False,
 ) -> None:
-    """Count the jobs of a size for which there is room, now and over time: fragmentation in slots.
+    """Count jobs of a size for which there is room.
+
+    Fragmentation in slots, at one moment and over time.
 
     Example: foretrace fleet slots jobs.csv --cluster 4x4x8 --size 8 --size 64 --at 86400
     """

@@ -146,6 +146,7 @@ def sweep(
         if seeds > 1:
             cell["jitter_s"] = jitter_s
         cells.append(cell)
+    scene.workload_of(str(trace), format, salvage=salvage)
     for cell in cells:  # what is wrong is said before hours of work
         _check(replace(base, **cell))
     same = asdict(base) | {"changed_ns": trace.stat().st_mtime_ns}

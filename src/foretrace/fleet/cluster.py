@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 from foretrace.errors import ForetraceError
 from foretrace.fleet.workload import Int64
 
+MOST_GPUS = 2**24  # a picture of who holds what still fits into memory
 _DEFAULT_LEVELS = {
     1: ("node",),
     2: ("rack", "node"),
@@ -88,7 +90,8 @@ class ClusterTree:
         named = tuple(levels or _DEFAULT_LEVELS.get(depth, ()))
         if depth and len(named) != depth:
             raise ForetraceError(f"name the {depth} levels of a cluster of that depth, e.g. pod=2,rack=4,node=8,gpu=8.")
-        total = int(np.prod(counts))
+        total = prod(counts)
+        _affordable(total)
         starts, size = [], 1
         for count in reversed(counts):
             size *= count
@@ -128,6 +131,7 @@ class ClusterTree:
         """With `more` further outermost units like the last one (racks where the outermost level is racks)."""
         if more < 1:
             raise ForetraceError(f"a cluster grows by one unit or more, not by {more}.")
+        _affordable(self.gpus + more)
         top = len(self.levels) - 2
         if top < 0:
             raise ForetraceError(
@@ -160,10 +164,15 @@ def parse_cluster(text: str) -> ClusterTree:
     return parts[0] if len(parts) == 1 else side_by_side(parts, name=text)
 
 
+def _affordable(gpus: int) -> None:
+    if gpus > MOST_GPUS:
+        raise ForetraceError(f"a cluster of {gpus:,} GPUs is too large; {MOST_GPUS:,} are the most that can be played.")
+
+
 def _part(text: str, whole: str) -> ClusterTree:
-    body, _, kind = text.partition("@")
+    body, at, kind = text.partition("@")
     pieces = [_SPEC.fullmatch(each) for each in re.split(r"[x×,]", body)]
-    if not body or any(piece is None for piece in pieces):
+    if not body or any(piece is None for piece in pieces) or (at and not kind.strip()):
         raise ForetraceError(
             f"cannot read the cluster {whole!r}; write racks x nodes x GPUs such as 2x4x8, or rack=2,node=4,gpu=8, "
             "each with @v100 for the kind, or name a .yaml file."
@@ -206,7 +215,8 @@ def side_by_side(parts: Sequence[ClusterTree], *, name: str) -> ClusterTree:
 
 def load_cluster(path: Path) -> ClusterTree:
     """From YAML: `levels` (outermost first), `units` (a list of parts, each `count` per level, `gpus`, `type`),
-    `gbit_s` by level name, `quotas` by tenant. Raises ForetraceError naming the key that cannot be read."""
+    `gbit_s` by level name, `quotas` by tenant. Raises ForetraceError naming the key that cannot be read.
+    """
     import yaml
 
     try:
@@ -239,7 +249,9 @@ def load_cluster(path: Path) -> ClusterTree:
         gpus = unit.get("gpus") if isinstance(unit, dict) else None
         if len(count) != len(levels) or not all(_counts(each) for each in (*count, gpus)):
             raise ForetraceError(f"{path}: units[{at}] needs count (one whole number per level) and gpus; {help_}.")
-        parts.append(ClusterTree.of([int(each) for each in (*count, gpus)], levels=levels, gpu_type=str(unit.get("type", ""))))
+        parts.append(
+            ClusterTree.of([int(each) for each in (*count, gpus)], levels=levels, gpu_type=str(unit.get("type", "")))
+        )
     name = str(said.get("name", path.stem))
     made = replace(parts[0], name=name) if len(parts) == 1 else side_by_side(parts, name=name)
     rates = tuple(float(bandwidth.get(level, 0.0)) for level in made.levels) if bandwidth else ()

@@ -24,6 +24,7 @@ from foretrace.fleet.workload import SECOND, Float64, Workload
 Run = Callable[[Workload], FleetResult]
 LEVEL = 0.95
 RESAMPLES = 4000
+MOST_SEEDS = 10_000
 FEW = 8  # below so many repetitions resampling them cannot reach the tails, and a t interval stands in
 MORE_IS_BETTER = frozenset({"utilisation"})
 FIGURES = (
@@ -104,8 +105,8 @@ def jitter(workload: Workload, seed: int, seconds: float = 60.0) -> Workload:
 
     Deterministic for a seed. Raises ForetraceError for a negative time.
     """
-    if not 0 <= seconds < float("inf"):
-        raise ForetraceError(f"submissions cannot be moved by {seconds:g} s; give seconds of 0 or more.")
+    if not 0 <= seconds <= 1e9:
+        raise ForetraceError(f"submissions cannot be moved by {seconds:g} s; give seconds from 0 to a billion.")
     by = np.random.default_rng([seed, 0x666C74]).integers(0, int(seconds * SECOND) + 1, len(workload))
     logged = {
         key: np.where(getattr(workload, key) < 0, -1, getattr(workload, key) + by)
@@ -141,6 +142,8 @@ def jittered(workload: Workload, seeds: int, seconds: float = 60.0, *, seed: int
     """The workload under so many seeds, counted from `seed`; the workload itself where one is asked for."""
     if seeds < 1:
         raise ForetraceError(f"a comparison needs at least one run of each policy, not {seeds}; give --seeds 20.")
+    if seeds > MOST_SEEDS:
+        raise ForetraceError(f"{seeds:,} runs of each policy are too many; {MOST_SEEDS:,} are enough for any interval.")
     return (workload,) if seeds == 1 else tuple(jitter(workload, seed + i, seconds) for i in range(seeds))
 
 

@@ -24,7 +24,7 @@ from foretrace.fleet.setup import Costs
 from foretrace.fleet.simulate import simulate
 from foretrace.fleet.speed_models import ClosedFormSpeeds, ConstantSpeeds
 from foretrace.fleet.speeds import Speeds
-from foretrace.fleet.workload import Int64, Workload
+from foretrace.fleet.workload import FARTHEST_S, SECOND, Int64, Workload
 
 DEFAULT_CLUSTER = "4x4x8"
 RECORD_UP_TO = 20_000  # jobs for which it is cheap to keep who ran where
@@ -118,7 +118,10 @@ def shaped(workload: Workload, spec: Spec) -> Workload:
         raise ForetraceError(f"--load {spec.load:g} is no load; 2 lets jobs come twice as densely.")
     if spec.load != 1:
         first = workload.submit_ns.min() if len(workload) else 0
-        denser = first + np.rint((workload.submit_ns - first) / spec.load).astype(np.int64)
+        after = workload.submit_ns - first
+        if (after > FARTHEST_S * SECOND * spec.load).any():
+            raise ForetraceError(f"--load {spec.load:g} spreads the jobs over centuries; give a number nearer to 1.")
+        denser = first + np.rint(after / spec.load).astype(np.int64)
         workload = workload.with_columns(submit_ns=denser)
     if not (np.isfinite(spec.jitter_s) and spec.jitter_s >= 0):
         raise ForetraceError(f"--jitter {spec.jitter_s:g} is no time; give seconds from 0 up.")

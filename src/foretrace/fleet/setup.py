@@ -13,6 +13,7 @@ from foretrace.fleet.policy import Policy, estimates
 from foretrace.fleet.workload import SECOND, Float64, Int64, Workload, nanoseconds
 
 NEVER = 2**62
+MOST_FAILURES = 5_000_000  # drawn ahead; more would be seconds between failures, which nobody runs
 Bool = npt.NDArray[np.bool_]
 
 
@@ -176,6 +177,10 @@ def failures(cluster: ClusterTree, costs: Costs, *, until_ns: int, seed: int) ->
         return empty, empty, empty
     random = np.random.default_rng(seed)
     horizon = until_ns / SECOND
+    if cluster.units(0) * horizon / (costs.mtbf_h * 3600) > MOST_FAILURES:
+        raise ForetraceError(
+            f"with mtbf-h {costs.mtbf_h:g}, machines would break more than {MOST_FAILURES:,} times; give more hours."
+        )
     rows = []
     for unit in range(cluster.units(0)):
         at = 0.0

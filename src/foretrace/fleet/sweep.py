@@ -1,7 +1,8 @@
-"""Many independent cells, each written down as soon as it is done: a sweep that is killed loses only cells in flight."""
+"""Many independent cells, each written down as soon as it is done: a killed sweep loses only cells in flight."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -14,11 +15,12 @@ from foretrace.errors import ForetraceError
 from foretrace.files import write_text
 
 Values = Mapping[str, Any]  # plain JSON values by name
+HEAD = "sweep.json"  # says what all cells of a folder share
 
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """Rows in the order of the cells, each the cell's own values and then what was found; how many were there already."""
+    """Rows in the order of the cells, each the cell's own values and what was found; how many were there already."""
 
     rows: tuple[dict[str, Any], ...]
     reused: int
@@ -51,12 +53,12 @@ def sweep(
     """
     executor.check_place(on)
     shared = dict(of or {})
-    _claim(folder, shared)
     tasks = [_Task(function, dict(cell), str(folder / f"{key_of(cell)}.json")) for cell in cells]
     names = [task.path for task in tasks]
     if len(set(names)) < len(names):
         twice = next(task.cell for at, task in enumerate(tasks) if task.path in names[:at])
         raise ForetraceError(f"a cell of the sweep stands twice: {twice}; name each value once.")
+    new = _claim(folder, shared)
     there = [task for task in tasks if Path(task.path).exists()]
     missing = [task for task in tasks if not Path(task.path).exists()]
     if progress is not None and tasks:
@@ -66,37 +68,56 @@ def sweep(
         if progress is not None:
             progress((len(there) + share * len(missing)) / len(tasks))
 
-    executor.map(_do, missing, on=on, progress=tell)
+    try:
+        executor.map(_do, missing, on=on, progress=tell)
+    except ForetraceError:
+        if new:  # a mistake, not work to go on with
+            _leave(folder)
+        raise
     return Swept(tuple(_read(task) for task in tasks), len(there), str(folder))
 
 
 def key_of(cell: Values) -> str:
     """A name for a cell's file that depends on its values alone."""
-    text = json.dumps(cell, sort_keys=True, allow_nan=False)
+    try:
+        text = json.dumps(cell, sort_keys=True, allow_nan=False)
+    except ValueError:
+        raise ForetraceError(f"a cell of the sweep has a value that is no number: {dict(cell)}; mend it.") from None
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
-def _claim(folder: Path, shared: Values) -> None:
-    """Begin a folder, or see that it was begun with the same things."""
+def _leave(folder: Path) -> None:
+    """Remove a folder in which no cell was done."""
+    if [each.name for each in folder.iterdir()] == [HEAD]:
+        (folder / HEAD).unlink()
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+def _claim(folder: Path, shared: Values) -> bool:
+    """Begin a folder (True), or see that it was begun with the same things (False)."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ForetraceError(f"cannot write to {folder} ({error.strerror or error}); choose another folder.") from None
-    head = folder / "sweep.json"
+    head = folder / HEAD
     if head.exists():
         try:
             begun = json.loads(head.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             raise ForetraceError(f"{head} cannot be read; choose another folder, or remove this one.") from None
+        if not isinstance(begun, dict):
+            raise ForetraceError(f"{head} says nothing about a sweep; choose another folder, or remove this one.")
         if begun != json.loads(json.dumps(shared)):
             differs = sorted(k for k in {*begun, *shared} if begun.get(k) != shared.get(k))
             raise ForetraceError(
                 f"{folder} holds a sweep with another {', '.join(differs)}; choose another folder, or remove it."
             )
-        return
+        return False
     if any(folder.iterdir()):
         raise ForetraceError(f"{folder} has files in it but no sweep; choose a new or empty folder.")
     write_text(head, json.dumps(shared, indent=1))
+    return True
 
 
 def _do(task: _Task) -> None:

@@ -23,13 +23,16 @@ import numpy.typing as npt
 
 from foretrace.errors import ForetraceError
 from foretrace.files import write_bytes
-from foretrace.fleet.arrivals import Swing, burst_swing, factors, week_profile
+from foretrace.fleet.arrivals import WEEK, Swing, burst_swing, factors, week_profile
+from foretrace.fleet.cluster import MOST_GPUS
 from foretrace.fleet.overtime import codes
 from foretrace.fleet.workload import SECOND, Float64, Int64, Origin, Workload
 
 VERSION = 1
 BURST_S = 300.0  # jobs of a stratum closer than this, and than a fifth of their mean distance, belong together
 KNOTS = 129  # quantiles kept of a distribution; all values where there are fewer
+_LARGEST_LOG = 46.0  # e^46 is 1e20
+MOST_JOBS, MOST_H = 20_000_000, 100 * 8766  # what is generated at once: so many jobs, and a hundred years
 FEWEST = 8  # jobs of a stratum below which durations come from all tenants' jobs of that kind
 
 
@@ -66,6 +69,11 @@ class Stratum:
     smooth: float
     iterations_per_s: float | None
     batch: float | None
+
+    @property
+    def jobs_per_h(self) -> float:
+        """At load 1."""
+        return self.bursts_per_h * sum(a * b for a, b in zip(self.sizes, self.counts, strict=True)) / sum(self.counts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,16 +128,26 @@ class Generator:
             raise ForetraceError("say how much to generate: either a number of jobs or of days.")
         if not 0 < load < float("inf"):
             raise ForetraceError(f"a load of {load:g} cannot be generated; 1 is that of the log, 2 twice as many jobs.")
-        if (jobs is not None and jobs < 1) or (days is not None and not 0 < days < 1e6):
+        if (jobs is not None and jobs < 1) or (days is not None and not days > 0):
             raise ForetraceError("generate at least one job, or a number of days above zero.")
-        hours = ceil(days * 24) if days is not None else ceil(1.1 * (jobs or 1) / (self.jobs_per_day * load) * 24) + 24
+        wanted = jobs if jobs is not None else (days or 0) * self.jobs_per_day * load
+        span_h = 1.1 * wanted / (self.jobs_per_day * load) * 24 + 24 if jobs is not None else (days or 0) * 24
+        hours = ceil(min(span_h, 2 * MOST_H))
         while True:
+            drawn = hours * load * sum(each.jobs_per_h for one in self.tenants for each in one.strata)
+            if max(wanted, drawn / 4) > MOST_JOBS or hours > MOST_H:
+                raise ForetraceError(
+                    f"{wanted:.3g} jobs over {span_h / 24:.3g} days are too many; generate up to {MOST_JOBS:,} jobs "
+                    f"and {MOST_H // 24:,} days."
+                )
             rng = np.random.default_rng([seed, 0x73796E])
             time, tenant, stratum, burst = self._arrivals(rng, hours, load)
             if jobs is None or len(time) >= jobs:
                 break
             hours *= 2  # the wandering rate stayed low
         keep = jobs if jobs is not None else int(np.searchsorted(time, (days or 0) * 86400))
+        if not keep:
+            raise ForetraceError("no job comes in so short a time; generate more days, or a number of jobs.")
         return self._jobs(rng, time[:keep], tenant[:keep], stratum[:keep], burst[:keep], load)
 
     def _arrivals(self, rng: np.random.Generator, hours: int, load: float) -> tuple[Float64, Int64, Int64, Int64]:
@@ -279,7 +297,46 @@ def load_generator(path: Path) -> Generator:
         raise ForetraceError(
             f"{path} is a generator of version {made.version}, this is version {VERSION}; fit it anew."
         )
+    wrong = _unsound(made)
+    if wrong:
+        raise ForetraceError(f"{path} is a damaged generator ({wrong}); make it again with foretrace fleet fit.")
     return made
+
+
+def _unsound(made: Generator) -> str:
+    """The first part of a generator that `fit` cannot have written; empty where all is well."""
+    strata = [each for one in made.tenants for each in one.strata]
+    swings = [swing for one in made.tenants for swing in (one.day, one.hour)]
+    tests = {
+        "span_s": 0 < made.span_s < 1e12,
+        "epoch_s": abs(made.epoch_s) < 1e12,
+        "jobs": 0 <= made.left_out < made.jobs,
+        "profile": len(made.profile) == WEEK and all(0 <= each <= WEEK for each in made.profile) and any(made.profile),
+        "gap_logs": _quantiles(made.gap_logs, made.gap_pool, 0.0),
+        "estimate_logs": _quantiles(made.estimate_logs, made.estimate_pool, -_LARGEST_LOG),
+        "day or hour": all(0 <= each.variance < 10 and 0 <= each.keeps < 1 for each in swings),
+        "kinds": all(0 < each.gpus <= MOST_GPUS and 0 < each.share <= 1 for each in made.kinds)
+        and all(0 < each.min_gpus <= each.max_gpus <= MOST_GPUS for each in made.kinds),
+        "tenants": bool(made.tenants) and all(one.strata for one in made.tenants),
+        "kind": all(0 <= each.kind < len(made.kinds) for each in strata),
+        "bursts_per_h": all(0 < each.bursts_per_h < 1e9 for each in strata),
+        "sizes": all(each.sizes and all(0 < size <= MOST_JOBS for size in each.sizes) for each in strata),
+        "counts": all(
+            len(each.counts) == len(each.sizes) and all(0 < count < 2**53 for count in each.counts) for each in strata
+        ),
+        "alike": all(0 <= each.alike < 1 for each in strata),
+        "log_s": all(each.log_s and _quantiles(each.log_s, each.pool, -_LARGEST_LOG) for each in strata),
+        "smooth": all(0 <= each.smooth < 10 for each in strata),
+        "iterations_per_s": all(each.iterations_per_s is None or 0 <= each.iterations_per_s < 1e12 for each in strata),
+        "batch": all(each.batch is None or 0 <= each.batch < 1e12 for each in strata),
+    }
+    return next((f"{name} cannot be" for name, fine in tests.items() if not fine), "")
+
+
+def _quantiles(logs: tuple[float, ...], pool: int, low: float) -> bool:
+    """Whether these can be quantiles of that many logarithms."""
+    kept = len(levels(pool)) if 0 <= pool < 2**53 else -1
+    return len(logs) == kept and all(low <= each <= _LARGEST_LOG for each in logs) and list(logs) == sorted(logs)
 
 
 def levels(pool: int) -> Float64:

@@ -15,6 +15,7 @@ Int64 = npt.NDArray[np.int64]
 Float64 = npt.NDArray[np.float64]
 Object = npt.NDArray[np.object_]
 SECOND = 1_000_000_000
+LONGEST_S, FARTHEST_S = 1e9, 9e9  # a run of 31 years, a time 285 years off; int64 nanoseconds reach 292
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +118,8 @@ class Workload:
             return values.astype(kind)[order]
 
         texts = {key: column(key, "", object) for key in ("model", "tenant", "user", "gpu_type")}
-        floats = {
-            key: column(key, default, np.float64)
-            for key, default in (("estimate_s", np.nan), ("priority", 0.0), ("share", 1.0), ("iterations", np.nan), ("batch", np.nan))
-        }  # fmt: skip
+        defaults = {"estimate_s": np.nan, "priority": 0.0, "share": 1.0, "iterations": np.nan, "batch": np.nan}
+        floats = {key: column(key, default, np.float64) for key, default in defaults.items()}
         elastic: dict[str, Any] = {}
         for key in ("min_gpus", "max_gpus"):
             given = columns.pop(key, None)
@@ -160,6 +159,7 @@ class Workload:
 
         refuse(self.gpus < 1, "asks for no GPU")
         refuse(~(np.isnan(self.work_s) | (np.isfinite(self.work_s) & (self.work_s > 0))), "has no run time above zero")
+        refuse(self.work_s > LONGEST_S, f"runs for more than {LONGEST_S:.0e} s, which cannot be meant")
         refuse((self.min_gpus < 1) | (self.min_gpus > self.max_gpus), "has an empty range of GPUs")
         refuse(~((self.share > 0) & (self.share <= 1)), "needs a share of a GPU outside (0, 1]")
         if len(set(self.job.tolist())) < len(self):
@@ -204,8 +204,12 @@ _COLUMNS = (
 
 
 def nanoseconds(seconds: npt.ArrayLike) -> Int64:
-    """Seconds as whole nanoseconds, rounded half to even."""
-    whole: Int64 = np.rint(np.asarray(seconds, np.float64) * SECOND).astype(np.int64)
+    """Seconds as whole nanoseconds, rounded half to even. Raises ForetraceError beyond what int64 holds."""
+    given = np.asarray(seconds, np.float64)
+    far = np.abs(given) > FARTHEST_S
+    if far.any():
+        raise ForetraceError(f"{given[far].flat[0]:g} s is more than the 285 years that can be played; give less.")
+    whole: Int64 = np.rint(given * SECOND).astype(np.int64)
     return whole
 
 

@@ -6,12 +6,13 @@ import shlex
 from collections.abc import Sequence
 from math import isfinite
 
+from foretrace.errors import ForetraceError
 from foretrace.fleet import overtime
 from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.comparison import Comparison
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.synthetic import Generator
-from foretrace.fleet.workload import SECOND
+from foretrace.fleet.workload import FARTHEST_S, SECOND
 from foretrace.report.fleet import BINS, known, level_text, long_time, slots_view
 from foretrace.report.fleet_views import (
     BestView,
@@ -113,6 +114,8 @@ def slots(
 ) -> FleetSlotsView:
     """How many jobs of each size would fit, at one instant (the end where None) and over time."""
     edges = overtime.bins(result, BINS)
+    if at_s is not None and not 0 <= at_s <= FARTHEST_S:
+        raise ForetraceError(f"--at {at_s:g} is no time of the log; give seconds from 0 up.")
     at = None if at_s is None else round(at_s * SECOND)
     found = overtime.slots(result, cluster, sizes, levels, edges=edges, at_ns=at)
     one = overtime.slots(result, cluster, [1], [cluster.levels[-1]], edges=edges, at_ns=at)[0]

@@ -24,7 +24,7 @@ from foretrace.fleet.workload import SECOND, Int64
 from foretrace.report import fleet_text
 from foretrace.report.fleet import energy, level_text, long_range, long_time, short
 from foretrace.report.fleet_views import FleetCompareView, FleetRunView
-from foretrace.report.html import _asset, _script_json, _version, _whole
+from foretrace.report.html import asset, own_version, script_json, unparted
 from foretrace.report.units import count, digits, share
 
 MOST_ROWS = 48  # of the picture of who ran where
@@ -55,7 +55,7 @@ def render(page: FleetPage) -> str:
         loader=jinja2.PackageLoader("foretrace.report"), autoescape=True, undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
     )  # fmt: skip
-    environment.filters["whole"] = _whole
+    environment.filters["whole"] = unparted
     return environment.get_template("fleet.html.j2").render(_context(page))
 
 
@@ -79,9 +79,9 @@ def _context(page: FleetPage) -> dict[str, Any]:
         ],
     }
     return {
-        "version": _version(),
-        "css": markupsafe.Markup(_asset("report.css") + _asset("fleet.css")),
-        "js": markupsafe.Markup("(() => {\n'use strict';\n" + "\n".join(map(_asset, SCRIPTS)) + "\n})();"),
+        "version": own_version(),
+        "css": markupsafe.Markup(asset("report.css") + asset("fleet.css")),
+        "js": markupsafe.Markup("(() => {\n'use strict';\n" + "\n".join(map(asset, SCRIPTS)) + "\n})();"),
         "view": view,
         "facts": fleet_text.facts(view),
         "big": _split(long_time(view.mean_jct_s)),
@@ -109,8 +109,8 @@ def _context(page: FleetPage) -> dict[str, Any]:
         ],
         "figures": _figures(view),
         "notes": view.notes,
-        "views": _script_json({"run": _brief(view), "compare": page.comparison}),
-        "data": _script_json(data),
+        "views": script_json({"run": _brief(view), "compare": page.comparison}),
+        "data": script_json(data),
         "packed": markupsafe.Markup(packed),
     }  # fmt: skip
 

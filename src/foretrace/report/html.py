@@ -2,7 +2,7 @@
 
 Everything is inline (styles, script, data), so the page opens from a file without a network; a content
 security policy in the page holds it to that. All names are escaped: text by the template, JSON by
-`_script_json`.
+`script_json`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def render(page: Page, *, max_tasks: int = MAX_TASKS) -> str:
         trim_blocks=False,
         keep_trailing_newline=True,
     )
-    environment.filters["whole"] = _whole
+    environment.filters["whole"] = unparted
     return environment.get_template("report.html.j2").render(_context(page, max_tasks))
 
 
@@ -85,9 +85,9 @@ def _context(page: Page, max_tasks: int) -> dict[str, Any]:
             notes = [*notes, _partly_drawn(first)]
     views = {"show": show, "whatif": list(page.whatifs)}
     return {
-        "version": _version(),
-        "css": markupsafe.Markup(_asset("report.css")),
-        "js": markupsafe.Markup("(() => {\n'use strict';\n" + "\n".join(map(_asset, SCRIPTS)) + "\n})();"),
+        "version": own_version(),
+        "css": markupsafe.Markup(asset("report.css")),
+        "js": markupsafe.Markup("(() => {\n'use strict';\n" + "\n".join(map(asset, SCRIPTS)) + "\n})();"),
         "show": show,
         "facts": wording.facts(show),
         "whatif_lines": [{"name": w.name, "headline": w.headline} for w in page.whatifs],
@@ -102,13 +102,13 @@ def _context(page: Page, max_tasks: int) -> dict[str, Any]:
         "scale": longest,
         "tasks": count(show.tasks),
         "notes": notes,
-        "views": _script_json(views),
-        "meta": _script_json(meta),
+        "views": script_json(views),
+        "meta": script_json(meta),
         "data": markupsafe.Markup(data),
     }
 
 
-def _whole(text: str) -> str:
+def unparted(text: str) -> str:
     """A figure is not parted from its unit at the end of a line."""
     return re.sub(r"(?<=\d) (?=(?:ns|µs|ms|s|%)\b|%)", "\N{NO-BREAK SPACE}", text)
 
@@ -205,11 +205,11 @@ def _whatif(view: WhatIfView, longest: float) -> dict[str, Any]:
     }
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
     return files("foretrace.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def _script_json(value: Any) -> Any:
+def script_json(value: Any) -> Any:
     """JSON that may stand inside a script element: no markup character survives, whatever the names hold."""
     import markupsafe
 
@@ -219,7 +219,7 @@ def _script_json(value: Any) -> Any:
     return markupsafe.Markup(text)
 
 
-def _version() -> str:
+def own_version() -> str:
     try:
         return version("foretrace")
     except PackageNotFoundError:
