@@ -68,6 +68,13 @@ def test_measured_over_some_jobs_only(tmp_path: Path, capsys: pytest.CaptureFixt
     assert found["mean_jct_s"] == 400
 
 
+def test_a_move_costs_what_moving_the_state_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (*SMALL, "--policy", "las lease-s=600")
+    free = answer(capsys, "run", *words)
+    moved = answer(capsys, "run", *words, "--checkpoint-gb", "bert=12,vgg11=2", "--storage-gb-s", "0.5")
+    assert free["lost"]["gpu_h"] == 0 < moved["lost"]["gpu_h"]
+
+
 def test_why_names_the_constraint_and_what_would_help(capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(capsys, "run", *SMALL)
     assert found["mean_queue_s"] > 0
@@ -216,6 +223,8 @@ MISTAKES = {
     "failures every few seconds": ("run", *SMALL, "--mtbf-h", "1e-6"),
     "leases of no length": ("run", *SMALL, "--policy", "las lease-s=1e-9"),
     "rows to a device": ("run", *SMALL, "--out", os.devnull),
+    "a state of no size": ("run", *SMALL, "--checkpoint-gb", "bert"),
+    "storage that does not move": ("run", *SMALL, "--checkpoint-gb", "bert=1", "--storage-gb-s", "0"),
     "no such study": ("study", "gandiva"),
     "no such generator": ("generate", "nowhere.json", "--jobs", "5", "--out", "x.csv"),
     "how much is not said": ("generate", "nowhere.json", "--out", "x.csv"),

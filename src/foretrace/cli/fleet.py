@@ -63,6 +63,8 @@ def run(
     restart_s: shared.RestartS = 0.0,
     restart_s_per_gpu: shared.RestartPerGpu = 0.0,
     checkpoint_s: shared.CheckpointS = 0.0,
+    checkpoint_gb: shared.CheckpointGb = "",
+    storage_gb_s: shared.StorageGbS = 2.0,
     mtbf_h: shared.MtbfH = 0.0,
     mttr_h: shared.MttrH = 1.0,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE.csv", help="Write a row per job, too.")] = None,
@@ -86,7 +88,13 @@ def run(
         if file is not None and not file.parent.is_dir():
             raise ForetraceError(f"cannot write {file}: there is no folder {file.parent}; choose one that exists.")
     if semantics:
-        given = (speeds != "constant", load != 1, html, restart_s or restart_s_per_gpu or checkpoint_s or mtbf_h)
+        given = (
+            speeds != "constant",
+            load != 1,
+            html,
+            restart_s or restart_s_per_gpu,
+            checkpoint_s or checkpoint_gb or mtbf_h,
+        )
         if any(given):
             raise ForetraceError(
                 "--semantics plays by the rules of a published simulator, which has no --speeds, --load, --html or "
@@ -100,7 +108,8 @@ def run(
         spec = scenes.Spec(
             trace=str(trace), format=format, salvage=salvage, jobs=jobs, cluster=cluster or scenes.DEFAULT_CLUSTER,
             policy=policy, speeds=speeds, restart_s=restart_s, restart_s_per_gpu=restart_s_per_gpu,
-            checkpoint_s=checkpoint_s, mtbf_h=mtbf_h, mttr_h=mttr_h, load=load, seed=seed,
+            checkpoint_s=checkpoint_s, checkpoint_gb=checkpoint_gb, storage_gb_s=storage_gb_s,
+            mtbf_h=mtbf_h, mttr_h=mttr_h, load=load, seed=seed,
         )  # fmt: skip
         made = scenes.scene(spec)
         tree = made.cluster

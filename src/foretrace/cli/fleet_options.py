@@ -45,5 +45,14 @@ CheckpointS = Annotated[
     float,
     typer.Option("--checkpoint-s", metavar="S", help="Seconds between saves of a job. 0: a failure loses all."),
 ]
+CheckpointGb = Annotated[
+    str,
+    typer.Option(
+        "--checkpoint-gb",
+        metavar="MODEL=GB,...",
+        help="Size of a model's state: moving it costs writing and reading it, and --restart-s besides.",
+    ),
+]
+StorageGbS = Annotated[float, typer.Option("--storage-gb-s", metavar="GB/S", help="How fast that state moves.")]
 MtbfH = Annotated[float, typer.Option("--mtbf-h", metavar="H", help="Mean hours between failures of a node. 0: none.")]
 MttrH = Annotated[float, typer.Option("--mttr-h", metavar="H", help="Mean hours to a node's repair.")]

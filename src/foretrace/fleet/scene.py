@@ -20,7 +20,7 @@ from foretrace.fleet.cluster import ClusterTree, parse_cluster
 from foretrace.fleet.comparison import jitter
 from foretrace.fleet.policy import Policy
 from foretrace.fleet.result import FleetResult
-from foretrace.fleet.setup import Costs
+from foretrace.fleet.setup import Costs, checkpoint_cost
 from foretrace.fleet.simulate import simulate
 from foretrace.fleet.speed_models import ClosedFormSpeeds, ConstantSpeeds
 from foretrace.fleet.speeds import Speeds
@@ -46,6 +46,8 @@ class Spec:
     restart_s: float = 0.0
     restart_s_per_gpu: float = 0.0
     checkpoint_s: float = 0.0
+    checkpoint_gb: str = ""  # MODEL=GB,...: a restart of these models takes what moving their state takes
+    storage_gb_s: float = 2.0
     mtbf_h: float = 0.0
     mttr_h: float = 1.0
     load: float = 1.0  # arrivals so many times as dense
@@ -86,12 +88,31 @@ def scene(spec: Spec) -> Scene:
         costs=Costs(
             restart_s=spec.restart_s,
             restart_s_per_gpu=spec.restart_s_per_gpu,
+            restart_s_by_model=_moved(spec),
             checkpoint_s=spec.checkpoint_s,
             mtbf_h=spec.mtbf_h,
             mttr_h=spec.mttr_h,
         ),
         seed=spec.seed,
     )
+
+
+def _moved(spec: Spec) -> tuple[tuple[str, float], ...]:
+    """Restarts by model, from the size of a checkpoint: written, read again, and `restart_s` besides."""
+    found = []
+    for part in filter(None, spec.checkpoint_gb.split(",")):
+        model, equals, size = part.rpartition("=")
+        try:
+            gb = float(size)
+        except ValueError:
+            gb = float("nan")
+        if not equals or not model or not 0 <= gb < float("inf"):
+            raise ForetraceError(f"--checkpoint-gb {part}: write MODEL=GB, as in bert=12,resnet50=0.3.")
+        rate = spec.storage_gb_s
+        if not 0 < rate < float("inf"):
+            raise ForetraceError(f"--storage-gb-s {rate:g} is no bandwidth; give GB/s above 0.")
+        found.append((model, checkpoint_cost(gb * 1e9, write_gb_s=rate, read_gb_s=rate, start_s=spec.restart_s)))
+    return tuple(found)
 
 
 def workload_of(path: str, format: str = "auto", *, salvage: bool = False) -> Workload:
