@@ -115,6 +115,10 @@ def export(
     from foretrace.fleet.export import export as exported
 
     spec = scene.Spec(trace=str(trace), format=format, salvage=salvage, jobs=jobs, cluster=cluster, policy=policy)
+    if job and len(set(job)) < len(job):
+        raise ForetraceError("--job names the same job twice; write each once.")
+    if policy != "fifo" and not play:
+        raise ForetraceError("--policy decides where jobs go only with --play; add it, or leave --policy out.")
     if play:
         made = scene.scene(spec)
         workload, tree = made.workload, made.cluster

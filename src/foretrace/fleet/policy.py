@@ -26,6 +26,9 @@ PlaceRule = Literal["strict", "greedy", "delay", "auto"]
 PreemptRule = Literal["keep", "lease", "always"]
 
 
+MACHINE = "node"  # what clusters call a machine unless they say otherwise
+
+
 @dataclass(frozen=True, slots=True)
 class Wait:
     """Why a job is not placed now (a `result.Cause`), and when it makes sense to look again (None: at any event)."""
@@ -59,7 +62,7 @@ class Policy:
         None  # "service_gpu_s" ascending from 0, "value" larger is served first
     )
     share: float = 1.0
-    machine: str = "node"  # the widest level that is taken without waiting
+    machine: str = MACHINE  # the widest level that is taken without waiting
     waits_s: tuple[float, ...] = ()  # per level above `machine`, outwards; the last one counts for all further ones
     history_leases: int = 24
     floors_leases: tuple[float, ...] = (6.0, 12.0)

@@ -80,6 +80,11 @@ def scene(spec: Spec) -> Scene:
     if spec.add:
         cluster = cluster.bigger(spec.add)
     speeds = parse_speeds(spec.speeds, cluster)
+    moved = _moved(spec)
+    for model, _ in moved:
+        if not (workload.model == model).any():
+            known = ", ".join(dict.fromkeys(each for each in workload.model.tolist() if each)) or "no model"
+            raise ForetraceError(f"--checkpoint-gb: no job trains {model!r}; the log has {known[:200]}.")
     return Scene(
         workload=timed(workload, speeds),
         cluster=cluster,
@@ -88,7 +93,7 @@ def scene(spec: Spec) -> Scene:
         costs=Costs(
             restart_s=spec.restart_s,
             restart_s_per_gpu=spec.restart_s_per_gpu,
-            restart_s_by_model=_moved(spec),
+            restart_s_by_model=moved,
             checkpoint_s=spec.checkpoint_s,
             mtbf_h=spec.mtbf_h,
             mttr_h=spec.mttr_h,
@@ -208,6 +213,8 @@ def parse_speeds(text: str, cluster: ClusterTree) -> Speeds:
 
 
 def _constant(value: str, given: dict[str, str], cluster: ClusterTree) -> Speeds:
+    if value:
+        raise ForetraceError(f"--speeds constant={value}: constant takes nothing; write --speeds constant.")
     return ConstantSpeeds()
 
 

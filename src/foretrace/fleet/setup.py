@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet.cluster import ClusterTree
-from foretrace.fleet.policy import Policy, estimates
+from foretrace.fleet.policy import MACHINE, Policy, estimates
 from foretrace.fleet.workload import SECOND, Float64, Int64, Workload, nanoseconds
 
 NEVER = 2**62
@@ -156,7 +156,9 @@ def _some(names: npt.NDArray[np.str_]) -> str:
 
 def waits_ns(policy: Policy, cluster: ClusterTree) -> tuple[Int64, int]:
     """(levels,) wait before spreading over a unit of each level, and the widest level that needs none."""
-    machine = cluster.level(policy.machine) if policy.machine in cluster.levels else 0
+    machine = 0  # a cluster that calls nothing a node: its innermost units are taken for them
+    if policy.machine in cluster.levels or policy.machine != MACHINE:
+        machine = cluster.level(policy.machine)
     waits = np.zeros(len(cluster.levels), np.int64)
     for level in range(machine + 1, len(cluster.levels)):
         if policy.place_rule == "strict":

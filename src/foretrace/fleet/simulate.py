@@ -222,7 +222,12 @@ class Simulation:
             never=self.facts.never,
             segments=_segments(self, int(state.s[engine.SEGMENTS])),
             decisions=decisions_of(self),
-            facts={"engine": "compiled", "speeds": self.speeds.name, "distinct_speeds": int(state.s[engine.FILLED])},
+            facts={
+                "engine": "compiled",
+                "speeds": self.speeds.name,
+                "machines_are": self.cluster.levels[int(state.s[engine.MACHINE])],
+                "distinct_speeds": int(state.s[engine.FILLED]),
+            },
             stopped_ns=int(state.s[engine.NOW]) if self.stopped else None,
             events=int(state.s[engine.EVENTS]),
         )

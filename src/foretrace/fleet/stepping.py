@@ -409,7 +409,12 @@ class Stepping:
             never=state.never,
             segments=self._segments(),
             decisions=tuple(decisions),
-            facts={"engine": "stepping", "speeds": state.speeds.name, "distinct_speeds": len(state.rates.known)},
+            facts={
+                "engine": "stepping",
+                "speeds": state.speeds.name,
+                "machines_are": self.cluster.levels[setup.waits_ns(self.policy, self.cluster)[1]],
+                "distinct_speeds": len(state.rates.known),
+            },
             stopped_ns=now if self.stopped else None,
             events=state.events,
         )

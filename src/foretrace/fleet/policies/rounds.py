@@ -273,9 +273,9 @@ class Rounds(Policy):
 
     def validate(self) -> None:
         """As `Policy.validate`."""
-        if not (np.isfinite(self.round_s) and self.round_s >= 1e-9):
+        if not (np.isfinite(self.round_s) and self.round_s >= 1):
             raise ForetraceError(
-                f"policy {self.name!r}: a round takes more than 0 s, not {self.round_s:g}; give round-s=60 or so."
+                f"policy {self.name!r}: a round takes 1 s or more, not {self.round_s:g}; give round-s=60 or so."
             )
         if self.elastic is not None:
             _check_range(*self.elastic)
