@@ -5,24 +5,28 @@ from __future__ import annotations
 import contextlib
 import gzip
 import os
+import secrets
 from pathlib import Path
 
 from foretrace.errors import ForetraceError
+
+PART = ".part"  # ends the name of a file that is being written
 
 
 def write_bytes(path: Path, data: bytes, *, compress: bool = False) -> None:
     """Write `data`, as gzip if asked, to a temporary file beside `path` and rename it.
 
-    Raises ForetraceError where the folder is missing or may not be written, and where `path` is a device or a folder,
-    which a rename would replace.
+    A process that is killed meanwhile leaves `path` as it was and, where the file system knows files without a name
+    (Linux), nothing beside it. Raises ForetraceError where the folder is missing or may not be written, and where
+    `path` is a device or a folder, which a rename would replace.
     """
     if compress:
         data = gzip.compress(data, compresslevel=6, mtime=0)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = part_of(path)
     try:
         if path.exists() and not path.is_file():
             raise ForetraceError(f"cannot write {path}, which is no file; name a file that may be written anew.")
-        temporary.write_bytes(data)
+        _write_whole(temporary, data)
         temporary.replace(path)
     except OSError as error:
         raise ForetraceError(
@@ -36,3 +40,21 @@ def write_bytes(path: Path, data: bytes, *, compress: bool = False) -> None:
 def write_text(path: Path, text: str) -> None:
     """`write_bytes` of UTF-8 text."""
     write_bytes(path, text.encode("utf-8", errors="replace"))
+
+
+def part_of(path: Path) -> Path:
+    """A hidden name beside `path` that no other process, thread or machine uses: process numbers repeat."""
+    return path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}{PART}")
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    """Write a new file; it has its name only once it is whole, where the system can do that."""
+    try:
+        # O_TMPFILE: Linux, on most file systems. The (unused) directory makes Python follow the link in /proc.
+        with os.fdopen(os.open(path.parent, os.O_WRONLY | os.O_TMPFILE, 0o666), "wb") as unnamed:
+            unnamed.write(data)
+            unnamed.flush()
+            os.link(f"/proc/self/fd/{unnamed.fileno()}", path, src_dir_fd=unnamed.fileno())
+    except (AttributeError, OSError):
+        with path.open("xb") as named:
+            named.write(data)

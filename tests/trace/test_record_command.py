@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from foretrace.errors import ForetraceError
+from foretrace.trace.autorecord import guard
 from foretrace.trace.autorecord.launch import Launch, Outcome
 from foretrace.trace.recorder import RecordOptions
 
@@ -184,15 +186,22 @@ def test_stop_after_ends_the_script_and_overwrite_replaces_old_ranks(
     assert load(tmp_path / "rank0.json.gz")["foretrace"]["complete"]
 
 
+LAUNCHER = (
+    "import sys; from pathlib import Path; from foretrace.trace.autorecord.launch import Launch;"
+    "from foretrace.trace.recorder import RecordOptions;"
+    "options = RecordOptions(wait=1, warmup=0, active=2, skip_first=0, rehearse=False);"
+    "sys.exit(Launch(sys.argv[2:], Path(sys.argv[1]), options).run().exit_code)"
+)
+
+
+def launcher(folder: Path, *command: str) -> subprocess.Popen[str]:
+    """A process of its own that records a command, its output to be read."""
+    words = [sys.executable, "-c", LAUNCHER, str(folder), *command]
+    return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+
+
 def test_a_signal_to_the_launcher_reaches_the_script(script: str, tmp_path: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path; from foretrace.trace.autorecord.launch import Launch;"
-        "from foretrace.trace.recorder import RecordOptions;"
-        "options = RecordOptions(wait=1, warmup=0, active=2, skip_first=0, rehearse=False);"
-        "sys.exit(Launch([sys.executable, *sys.argv[2:]], Path(sys.argv[1]), options).run().exit_code)"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path / "run"), script, "hang", "0"]
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    process = launcher(tmp_path / "run", sys.executable, script, "hang", "0")
     assert process.stdout is not None
     for line in process.stdout:
         if line == "5\n":
@@ -200,6 +209,25 @@ def test_a_signal_to_the_launcher_reaches_the_script(script: str, tmp_path: Path
     process.stdout.close()
     assert process.wait() == 128 + signal.SIGTERM
     assert whole_steps(tmp_path / "run") == 2
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are looked up in /proc")
+def test_the_script_ends_with_a_launcher_that_is_killed(script: str, tmp_path: Path) -> None:
+    inside = 'trap "" TERM; "$@"; true'  # a shell that would go on, between the launcher and the training
+    process = launcher(tmp_path / "run", "sh", "-c", inside, "sh", sys.executable, script, "hang", "0")
+    assert process.stdout is not None
+    for line in process.stdout:  # ends when nobody is left who could write there
+        if line == "5\n":
+            family = guard.descendants(process.pid) - {process.pid}
+            process.kill()
+    process.stdout.close()
+    assert process.wait() == -signal.SIGKILL
+    assert len(family) == 3  # the guard, the shell, the training
+    while left := [pid for pid in family if Path(f"/proc/{pid}").exists()]:
+        time.sleep(0.05)  # the guard ends last
+    assert not left
+    assert whole_steps(tmp_path / "run") == 2
+    assert names(tmp_path / "run") == ["rank0.json.gz"]
 
 
 def test_a_script_that_profiles_itself_goes_on_undisturbed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

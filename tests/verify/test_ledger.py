@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import random
 import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from foretrace.errors import ForetraceError
 from foretrace.verify.ledger import APPLICATION, Ledger, default_path, verified_on
@@ -110,7 +115,73 @@ def test_files_that_are_no_ledger(tmp_path: Path) -> None:
         for call in (Ledger(path).rows, lambda path=path: Ledger(path).add([make_row()])):
             with pytest.raises(ForetraceError, match="ledger"):
                 call()
-        assert path.read_bytes()[:16] == before[:16]
+        assert path.read_bytes() == before
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["other.sqlite", "text.sqlite"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("measured", math.nan, "measured of a row of the ledger must be a finite number, got nan"),
+        ("predicted_high", math.inf, "predicted_high of a row of the ledger must be a finite number, got inf"),
+        ("error", -math.inf, "error of a row"),
+        ("seed", 2**63, "seed of a row of the ledger must be below 2"),
+    ],
+)
+def test_a_number_that_no_ledger_can_hold_is_refused(tmp_path: Path, field: str, value: float, reason: str) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    row = make_row(**{field: value})
+    with pytest.raises(ForetraceError, match=reason):
+        ledger.add([make_row(), row])
+    with pytest.raises(ForetraceError, match=reason):
+        ledger.export(tmp_path / "rows.jsonl", [row])
+    assert not ledger.path.exists()
+    assert not (tmp_path / "rows.jsonl").exists()
+
+
+@given(
+    texts=st.lists(st.text(st.characters(codec=None), max_size=12), min_size=3, max_size=3),
+    numbers=st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=2, max_size=2),
+    seed=st.integers(-(2**63), 2**63 - 1),
+    free=st.dictionaries(st.text(st.characters(codec=None), max_size=4), st.floats() | st.integers() | st.text()),
+)
+@settings(max_examples=40)
+def test_any_row_survives_storing_exporting_and_importing(
+    texts: list[str], numbers: list[float], seed: int, free: dict[str, Any]
+) -> None:
+    """With ends of lines that are none in JSON, lone surrogates, the largest seeds, NaN in what is kept as JSON."""
+    row = make_row(
+        model=texts[0], notes=(texts[1],), device=texts[2], measured=numbers[0], error=numbers[1], seed=seed, arms=free
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        first, second, lines = Ledger(Path(folder, "a")), Ledger(Path(folder, "b")), Path(folder, "rows.jsonl")
+        assert first.add([row]) == 1
+        assert first.export(lines) == 1
+        assert second.import_jsonl(lines) == 1
+        (kept,) = second.rows()
+        assert first.rows() == (kept,)
+        assert (kept.measured, kept.error, kept.seed) == (row.measured, row.error, row.seed)
+        if all(text.isprintable() for text in texts):
+            assert (kept.model, kept.notes, kept.device) == (row.model, row.notes, row.device)
+
+
+def test_a_ledger_that_may_only_be_read() -> None:
+    code = (
+        "import os, sys; from pathlib import Path; from foretrace.verify.ledger import Ledger\n"
+        "if os.geteuid() == 0: os.setuid(65534)\n"  # who may do everything would prove nothing
+        "sys.exit(len(Ledger(Path(sys.argv[1])).rows()))"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        ledger = Ledger(Path(folder, "ledger.sqlite"))
+        ledger.add([make_row()])
+        Path(folder).chmod(0o555)
+        try:
+            reader = subprocess.run([sys.executable, "-c", code, str(ledger.path)], check=False)
+            there = sorted(each.name for each in Path(folder).iterdir())
+        finally:
+            Path(folder).chmod(0o755)
+    assert reader.returncode == 1
+    assert there == ["ledger.sqlite"]
 
 
 def test_a_later_schema_is_refused(tmp_path: Path) -> None:

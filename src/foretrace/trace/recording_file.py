@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
-import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from foretrace.errors import TraceError
+from foretrace.files import part_of
 
 KEY = "foretrace"
 _CHUNK = 1 << 20
@@ -28,8 +28,7 @@ def write_recording(export: Callable[[str], Any], path: Path, metadata: dict[str
     Raises TraceError if the folder cannot be written or the export is not a JSON object.
     """
     text = json.dumps(metadata, allow_nan=False, separators=(",", ":"))
-    exported = path.with_name(f".{path.name}.{os.getpid()}.json")
-    packed = path.with_name(f".{path.name}.{os.getpid()}.gz")
+    exported, packed = part_of(path), part_of(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         export(str(exported))

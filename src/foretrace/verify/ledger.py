@@ -10,18 +10,18 @@ from __future__ import annotations
 import os
 import sqlite3
 import sys
-import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from foretrace.errors import ForetraceError
-from foretrace.files import write_text
+from foretrace.files import part_of, write_text
 from foretrace.techniques.arguments import parse
 from foretrace.verify.job import Outcome
 from foretrace.verify.statistics import Verdict
@@ -169,18 +169,19 @@ class Ledger:
     def add(self, rows: Iterable[Row]) -> int:
         """Add rows in one transaction, without those whose id is known; how many were added.
 
-        Makes the file where there is none. Raises ForetraceError where it cannot be written or is no ledger.
+        Makes the file where there is none. Raises ForetraceError where a row holds what no ledger can, where the file
+        cannot be written or where it is no ledger; then nothing is added and nothing in the file is changed.
         """
         values = [_values(row) for row in rows]
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise self._unusable(error.strerror or str(error)) from None
+        if not self.path.exists():
+            self._make()
         marks = ", ".join("?" * len(_COLUMNS))
         with self._open(writing=True) as base:
             base.execute("BEGIN IMMEDIATE")
             before = base.total_changes
-            base.executemany(f"INSERT OR IGNORE INTO runs ({', '.join(_COLUMNS)}) VALUES ({marks})", values)
+            base.executemany(
+                f"INSERT INTO runs ({', '.join(_COLUMNS)}) VALUES ({marks}) ON CONFLICT (id) DO NOTHING", values
+            )
             added = base.total_changes - before
             base.execute("COMMIT")
         return added
@@ -190,7 +191,7 @@ class Ledger:
 
         Raises ForetraceError where there is no ledger, or it cannot be read.
         """
-        if not self.path.is_file():
+        if not self.path.exists():
             raise ForetraceError(f"there is no ledger at {self.path} yet; foretrace verify writes its first row.")
         where, values = ("WHERE model = ?", (model,)) if model else ("", ())
         with self._open() as base:
@@ -212,44 +213,92 @@ class Ledger:
         )
 
     def export(self, path: Path, rows: Sequence[Row] | None = None) -> int:
-        """Write these rows (by default all) as JSON lines, the file whole or not at all; how many they were."""
+        """Write these rows (by default all) as JSON lines, the file whole or not at all; how many they were.
+
+        Raises ForetraceError where a row holds what an import would refuse.
+        """
         chosen = self.rows() if rows is None else rows
-        write_text(path, "".join(msgspec.json.encode(row).decode() + "\n" for row in chosen))
+        write_text(path, "".join(msgspec.json.encode(_sound(row)).decode() + "\n" for row in chosen))
         return len(chosen)
 
     def import_jsonl(self, path: Path) -> int:
         """Add the rows of an export; how many were new. Raises ForetraceError, naming a line that is no row."""
         try:
-            text = path.read_text(encoding="utf-8")
+            text = path.read_bytes().decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ForetraceError(
                 f"cannot read {path} ({error}); give a file of rows, one JSON object per line."
             ) from None
         return self.add(import_lines(text, str(path)))
 
+    def _make(self) -> None:
+        """An empty ledger, made beside its place and put there whole, unless another process was first."""
+        part = part_of(self.path)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with closing(sqlite3.connect(part, isolation_level=None)) as base:
+                base.execute("PRAGMA journal_mode = WAL")  # readers go on while somebody writes; it stays with the file
+                columns = ", ".join(
+                    f"{name} {kind} NOT NULL" + (" PRIMARY KEY" if name == "id" else "")
+                    for name, kind in _COLUMNS.items()
+                )
+                base.execute(f"CREATE TABLE runs ({columns})")
+                base.execute(f"PRAGMA application_id = {APPLICATION}")
+                base.execute(f"PRAGMA user_version = {SCHEMA}")
+            try:
+                os.link(part, self.path)
+            except OSError:  # another process was first, or a file system without links
+                if not self.path.exists():
+                    part.replace(self.path)
+        except (OSError, sqlite3.Error) as error:
+            raise self._unusable(getattr(error, "strerror", None) or str(error)) from None
+        finally:
+            for suffix in ("", "-wal", "-shm", "-journal"):
+                with suppress(OSError):
+                    part.with_name(part.name + suffix).unlink()
+
     @contextmanager
     def _open(self, *, writing: bool = False) -> Iterator[sqlite3.Connection]:
-        """A connection to a ledger of our schema, made where `writing` and there is none. Raises ForetraceError."""
+        """A connection to a file that was seen to be a ledger of our schema. Raises ForetraceError.
+
+        The first look is read-only: whatever else the file may be, it stays as it is, byte for byte.
+        """
         try:
-            with closing(sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None)) as base:
-                if writing:
-                    _prepare(base)
+            with self._connected() as base:
                 self._check(base)
+                if not writing:
+                    yield base
+                    return
+            with closing(sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None)) as base:
+                base.execute("PRAGMA synchronous = NORMAL")
                 yield base
         except sqlite3.OperationalError as error:
             raise self._unusable(str(error)) from None
-        except (sqlite3.DatabaseError, msgspec.DecodeError) as error:
+        except (sqlite3.DatabaseError, msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
             raise ForetraceError(
                 f"{self.path} is no readable ledger ({error}); move it away and import an export of it, or choose "
                 "another file with --ledger."
             ) from None
+
+    @contextmanager
+    def _connected(self) -> Iterator[sqlite3.Connection]:
+        """A read-only connection; in a folder that cannot be written, one that needs no file of locks there."""
+        if not self.path.is_file():
+            raise self._unusable("it is no file")
+        where = self.path.absolute().as_uri()
+        still = not os.access(self.path.parent, os.W_OK) and not self.path.with_name(self.path.name + "-wal").exists()
+        mode = "immutable=1" if still else "mode=ro"
+        with closing(sqlite3.connect(f"{where}?{mode}", uri=True, timeout=BUSY_S, isolation_level=None)) as base:
+            yield base
 
     def _check(self, base: sqlite3.Connection) -> None:
         (application,), (schema,) = (
             base.execute(f"PRAGMA {name}").fetchone() for name in ("application_id", "user_version")
         )
         if application != APPLICATION:
-            raise ForetraceError(f"{self.path} is an SQLite file but no ledger; choose another one with --ledger.")
+            raise ForetraceError(
+                f"{self.path} is an SQLite file but no ledger, and was left as it is; choose another one with --ledger."
+            )
         if schema != SCHEMA:
             raise ForetraceError(
                 f"{self.path} has schema version {schema} and this foretrace reads {SCHEMA}; update foretrace, or "
@@ -289,45 +338,53 @@ def models_of(rows: Iterable[Row]) -> dict[str, tuple[str, ...]]:
 def import_lines(text: str, source: str) -> tuple[Row, ...]:
     """Rows of an export; raises ForetraceError with the line that is none."""
     rows = []
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):  # JSON leaves other ends of lines (U+2028) as they are
         if not line.strip():
             continue
         try:
-            rows.append(msgspec.json.decode(line, type=Row))
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            rows.append(_sound(msgspec.json.decode(line, type=Row)))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ForetraceError(
                 f"{source}, line {number} is no row of a ledger ({error}); give a file that "
                 "foretrace ledger --export FILE.jsonl wrote."
             ) from None
+        except ForetraceError as error:
+            raise ForetraceError(f"{source}, line {number}: {error}") from None
     return tuple(rows)
 
 
-def _prepare(base: sqlite3.Connection) -> None:
-    """Write-ahead logging and the table, where the file is new; several processes may do so at once."""
-    end = time.monotonic() + BUSY_S
-    while True:  # SQLite does not wait for its lock when the kind of journal changes
-        try:
-            base.execute("PRAGMA journal_mode = WAL")
-            break
-        except sqlite3.OperationalError as error:
-            if "locked" not in str(error) or time.monotonic() > end:
-                raise
-            time.sleep(0.01)
-    base.execute("PRAGMA synchronous = NORMAL")
-    if base.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-        return
-    columns = ", ".join(
-        f"{name} {kind} NOT NULL" + (" PRIMARY KEY" if name == "id" else "") for name, kind in _COLUMNS.items()
-    )
-    base.execute("BEGIN IMMEDIATE")
-    if not base.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-        base.execute(f"CREATE TABLE runs ({columns})")
-        base.execute(f"PRAGMA application_id = {APPLICATION}")
-        base.execute(f"PRAGMA user_version = {SCHEMA}")
-    base.execute("COMMIT")
+def _sound(row: Row) -> Row:
+    """A row that can be stored, exported and imported again: raises ForetraceError for a number that cannot.
+
+    Text that is no Unicode (a file name that is no UTF-8) is kept in escaped form.
+    """
+    for name, kind in _COLUMNS.items():
+        value = getattr(row, name)
+        if kind == "REAL" and not isfinite(value):
+            raise ForetraceError(f"{name} of a row of the ledger must be a finite number, got {value}; measure again.")
+        if kind == "INTEGER" and not -(2**63) <= value < 2**63:
+            raise ForetraceError(f"{name} of a row of the ledger must be below 2^63, got {value}; choose a smaller one.")
+    return msgspec.structs.replace(row, **{name: _plain(getattr(row, name)) for name in Row.__struct_fields__})
+
+
+def _plain(value: Any) -> Any:
+    """The same value with text that can be encoded, and null for numbers that JSON does not know."""
+    match value:
+        case str():
+            return value.encode("utf-8", errors="backslashreplace").decode()
+        case float():
+            return value if isfinite(value) else None
+        case int() if not -(2**63) <= value < 2**64:
+            return str(value)
+        case dict():
+            return {_plain(key): _plain(each) for key, each in value.items()}
+        case list() | tuple():
+            return type(value)(_plain(each) for each in value)
+    return value
 
 
 def _values(row: Row) -> tuple[Any, ...]:
+    row = _sound(row)
     found = ((name, getattr(row, name)) for name in _COLUMNS)
     return tuple(msgspec.json.encode(value).decode() if name in JSON_COLUMNS else value for name, value in found)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from foretrace.errors import ForetraceError
+from foretrace.trace.autorecord import guard
 from foretrace.trace.recorder import RecordOptions
 
 _KEEP_MEMORY = {  # 32 MiB is the largest threshold that glibc accepts
@@ -90,7 +91,8 @@ class Launch:
                 "stop_after": self._stop_after,
                 "package": str(Path(__file__).resolve().parents[2]),
             }
-            code = _run(self._command, _environment(config, keep_memory=self._keep_memory))
+            environment = _environment(config, keep_memory=self._keep_memory)
+            code = _run(self._command, environment, guarded=(status, str(self._folder)))
             told = [json.loads(file.read_text()) for file in sorted(Path(status).glob("*.json"))]
         recordings = sorted(
             (_recording(process) for process in told if process["state"] == "recorded"),
@@ -118,15 +120,18 @@ def _environment(config: dict[str, Any], *, keep_memory: bool) -> dict[str, str]
     }
 
 
-def _run(command: Sequence[str], environment: dict[str, str]) -> int:
+def _run(command: Sequence[str], environment: dict[str, str], *, guarded: tuple[str, str]) -> int:
+    """Run the command to its end; a guard ends it where this process does not live to see that."""
     try:
         process = subprocess.Popen(command, env=environment)
     except OSError as error:
         hint = "; write `python` before it" if command[0].endswith(".py") else ""
         reason = (error.strerror or str(error)).lower()
         raise ForetraceError(f"{command[0]} cannot be started: {reason}{hint}") from error
-    with _signals_passed_to(process):
+    words = [sys.executable, "-I", "-S", str(Path(guard.__file__)), str(process.pid), *guarded]
+    with _signals_passed_to(process), subprocess.Popen(words, stdin=subprocess.PIPE) as watching:
         code = process.wait()
+        watching.communicate(b"ended")
     return code if code >= 0 else 128 - code
 
 
