@@ -15,8 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, redirect_stdout
-from multiprocessing import get_all_start_methods, get_context
+from multiprocessing import get_all_start_methods, get_context, parent_process
+from multiprocessing.connection import wait
 from pathlib import Path
+from threading import Thread
 from typing import Any, TypeVar
 
 from foretrace.errors import ForetraceError, MissingExtraError
@@ -100,7 +102,7 @@ def _in_pool(
     if method == "forkserver":
         context.set_forkserver_preload([function.__module__])
     results: dict[int, Result] = {}
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_caller) as pool:
         try:
             place = {pool.submit(function, item): i for i, item in enumerate(items)}
             for future in as_completed(place):
@@ -111,6 +113,32 @@ def _in_pool(
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
     return [results[i] for i in range(len(items))]
+
+
+def _end_with_caller() -> None:
+    """In a worker of a pool: end it when the process that started it is gone; nobody else would."""
+    caller = parent_process()
+    assert caller is not None
+
+    def watch() -> None:
+        wait([caller.sentinel])
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
+
+
+def end_with(pipe: int) -> None:
+    """End this process when the other end of a pipe is closed: whoever would take its answer is gone, however.
+
+    pipe: a file descriptor to read from; what still comes there is thrown away.
+    """
+
+    def watch() -> None:
+        while os.read(pipe, 4096):
+            pass
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
 
 
 # --- Ray -----------------------------------------------------------------------------------------------------

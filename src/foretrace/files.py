@@ -1,9 +1,10 @@
-"""Write a file whole or not at all."""
+"""Write a file whole or not at all; know what a file holds, wherever it lies."""
 
 from __future__ import annotations
 
 import contextlib
 import gzip
+import hashlib
 import os
 import secrets
 from pathlib import Path
@@ -58,3 +59,19 @@ def _write_whole(path: Path, data: bytes) -> None:
     except (AttributeError, OSError):
         with path.open("xb") as named:
             named.write(data)
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of the content of a file, or of the names and contents in a folder: the same after a copy or a move.
+
+    Raises ForetraceError where it cannot be read.
+    """
+    try:
+        if not path.is_dir():
+            with path.open("rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+        inside = sorted(each for each in path.rglob("*") if each.is_file())
+    except OSError as error:
+        raise ForetraceError(f"cannot read {path} ({error.strerror or error}); name one that exists.") from None
+    lines = (f"{each.relative_to(path)}\0{digest(each)}\n" for each in inside)
+    return hashlib.sha256("".join(lines).encode("utf-8", errors="surrogateescape")).hexdigest()

@@ -138,6 +138,28 @@ def test_a_killed_sweep_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert json.loads(capsys.readouterr().out)["rows"] == found["rows"]
 
 
+def test_a_sweep_that_was_moved_with_its_log_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    log = shutil.copy(LOG, here / "jobs.csv")
+
+    def swept(folder: Path) -> dict[str, Any]:
+        return answer(
+            capsys, "sweep", str(folder / "jobs.csv"), "--policy", "fifo", "--policy", "las", "--jobs", "50",
+            "--out", str(folder / "sweep"),
+        )  # fmt: skip
+
+    first = swept(here)
+    shutil.copytree(here, there)
+    os.utime(there / "jobs.csv", (1, 1))
+    second = swept(there)
+    assert (first["reused"], second["reused"]) == (0, 2)
+    assert second["rows"] == first["rows"]
+    (there / "jobs.csv").write_text(Path(log).read_text() + "\n")
+    assert run(["fleet", "sweep", str(there / "jobs.csv"), "--policy", "fifo", "--out", str(there / "sweep")]) == 2
+    assert "holds a sweep with another" in capsys.readouterr().err
+
+
 def test_a_workload_like_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     like, jobs = tmp_path / "like.json", tmp_path / "more.csv"
     assert answer(capsys, "fit", LOG, "--out", str(like))["jobs"] == 300

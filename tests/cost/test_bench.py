@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -187,8 +189,24 @@ def test_what_cannot_be_called_is_named_with_the_reason() -> None:
 
 def test_a_prepared_call_of_ones_own_is_timed() -> None:
     operator = Operator.of(f"{__name__}:doubling", [[32]], ["float"])
-    found = measure([operator, operator])
+    found = measure([operator, operator], trust=["tests"])
     assert list(found.seconds) == [operator.key]
+
+
+def test_a_function_of_somebody_else_is_not_called() -> None:
+    called: list[Operator] = []
+    sys.modules["somebody_else"] = module = ModuleType("somebody_else")
+    module.call = called.append  # type: ignore[attr-defined]
+    operators = [
+        Operator.of(name, [[1]], ["float"]) for name in ("somebody_else:call", "os:_exit", f"{__name__}:doubling")
+    ]
+    try:
+        found = measure(operators)
+    finally:
+        del sys.modules["somebody_else"]
+    assert not called and not found.seconds
+    assert set(found.failed) == {each.key for each in operators}
+    assert "--trust somebody_else lets it" in found.failed[operators[0].key]
 
 
 def doubling(operator: Operator) -> Callable[[], object]:

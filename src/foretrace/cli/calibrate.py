@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
@@ -115,6 +116,10 @@ def run(
         typer.Option("--do", metavar='"NAME KEY=VALUE ..."', help="A technique to be predicted; several in order."),
     ],
     seconds: Seconds = 30.0,
+    trust: Annotated[
+        list[str] | None,
+        typer.Option("--trust", metavar="PACKAGE", help="Let the recording's operators call this package's functions."),
+    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Time the very operators of a recording, as they are and as techniques would change them.
@@ -127,6 +132,7 @@ def run(
     techniques = parse_all(do)
     recorded = _machine_of(source)
     words = ["run", str(source), *(word for each in do for word in ("--do", each)), "--seconds", str(seconds)]
+    words += [word for each in trust or () for word in ("--trust", each)]
     if _elsewhere(recorded["allocator"], words, as_json):
         return
     from foretrace.cost import bench, store
@@ -141,7 +147,8 @@ def run(
         graph = options.scenario(source).graph
         graph = Calibration.load_for(graph).on(graph)
         with options.progress("timing operators") as report:
-            found = calibrated(graph, techniques, lambda each: bench.measure(each, budget_s=seconds, progress=report))
+            timed = partial(bench.measure, budget_s=seconds, progress=report, trust=trust or ())
+            found = calibrated(graph, techniques, timed)
     path = store.save(machine, found.seconds) if found.seconds else store.path_for(machine)
     if as_json:
         _print_json("run", machine, path, found.seconds, found.failed)

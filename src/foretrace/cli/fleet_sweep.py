@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from functools import partial
@@ -127,6 +128,7 @@ def sweep(
 
     Example: foretrace fleet sweep jobs.csv --policy fifo --policy las --set load=0.5,1,2 --seeds 5 --out sweep
     """
+    from foretrace.files import digest
     from foretrace.fleet import scene
     from foretrace.fleet import sweep as sweeping
     from foretrace.report import fleet_questions as report
@@ -149,11 +151,15 @@ def sweep(
     scene.workload_of(str(trace), format, salvage=salvage)
     for cell in cells:  # what is wrong is said before hours of work
         _check(replace(base, **cell))
-    same = asdict(base) | {"changed_ns": trace.stat().st_mtime_ns}
+    # What is read counts by its content, so that log and folder may be moved together and go on.
+    specs = [asdict(replace(base, **each)) for each in cells]
+    words = {word for each in specs for text in (each["cluster"], each["speeds"]) for word in re.split(r"[\s=]", text)}
+    same = asdict(base) | {"trace": digest(trace)}
+    same["files"] = {word: digest(Path(word)) for word in sorted(words) if word and Path(word).exists()}
+    for each in specs:
+        del each["trace"]
     with options.progress("playing cells") as tell:
-        found = sweeping.sweep(
-            play_cell, [asdict(replace(base, **each)) for each in cells], folder=out, of=same, on=on, progress=tell
-        )
+        found = sweeping.sweep(partial(play_cell, trace=str(trace)), specs, folder=out, of=same, on=on, progress=tell)
     named = {key: values for key, values in by.items() if len(values) > 1 or key == "policy"}
     fixed = {each.name for each in fields(base)} - set(named)
     rows = tuple({key: value for key, value in row.items() if key not in fixed} for row in found.rows)
@@ -165,12 +171,12 @@ def _played(made: Scene, workload: Workload) -> FleetResult:
     return replace(made, workload=workload).play()
 
 
-def play_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
-    """Figures of one cell; nan becomes None."""
+def play_cell(cell: Mapping[str, Any], *, trace: str) -> dict[str, Any]:
+    """Figures of one cell of a log; nan becomes None."""
     from foretrace.fleet.comparison import figures
     from foretrace.fleet.scene import Spec, scene
 
-    result = scene(Spec(**cell)).play()
+    result = scene(Spec(trace=trace, **cell)).play()
     found = {name: float(value) if isfinite(value) else None for name, value in figures(result).items()}
     return found | {"jobs": len(result.workload), "finished": int(result.finished.sum())}
 

@@ -13,8 +13,10 @@ from __future__ import annotations
 import gc
 import importlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import entry_points
 from math import ceil
 
 from foretrace.cost.arguments import Call, UnknownCallError, prepare
@@ -50,6 +52,7 @@ def measure(
     progress: Progress | None = None,
     device: str = "cpu",
     target_s: float = TARGET_S,
+    trust: Collection[str] = (),
 ) -> Measured:
     """Time every operator once, in the order given; pairs to be compared should follow each other.
 
@@ -59,6 +62,8 @@ def measure(
         progress: told the share done, 0 to 1.
         device: where the tensors live. On "cuda" calls are timed between synchronisations.
         target_s: time to spend on the repetitions of one operator in one place; less where the budget asks for it.
+        trust: packages whose functions an operator named "package.module:function" may call to be prepared, beside
+            foretrace's own and those that installed techniques. A recording or a graph can name any function.
 
     Returns:
         The times, and the reasons of the calls without one.
@@ -77,7 +82,7 @@ def measure(
             if budget_s is not None and time.perf_counter() - began > budget_s:
                 found.failed.update({each.key: f"no time was left ({budget_s:g} s)" for each in group})
             else:
-                _measure_group(group, found, device, target_s)
+                _measure_group(group, found, device, target_s, trust)
             done += len(group)
             if progress is not None:
                 progress(done / len(distinct))
@@ -108,13 +113,15 @@ def _groups(operators: list[Operator]) -> Iterator[list[Operator]]:
         yield group
 
 
-def _measure_group(group: list[Operator], found: Measured, device: str, target_s: float) -> None:
+def _measure_group(
+    group: list[Operator], found: Measured, device: str, target_s: float, trust: Collection[str]
+) -> None:
     far: dict[str, _Runner] = {}
     near: dict[str, _Runner] = {}
     clock = _clock(device)
     for each in group:
         try:
-            calls = _input_sets(_maker(each, device), clock)
+            calls = _input_sets(_maker(each, device, trust), clock)
             far[each.key] = _Runner(calls, clock, target_s)
             if len(calls) > 1:
                 near[each.near_key] = _Runner(calls[:1], clock, target_s)
@@ -192,13 +199,24 @@ def _input_sets(make: Callable[[], Prepared], clock: Callable[[], float]) -> lis
     return [first, *(first.cloned() for _ in range(sets - 1))]
 
 
-def _maker(operator: Operator, device: str) -> Callable[[], Prepared]:
+def _maker(operator: Operator, device: str, trust: Collection[str]) -> Callable[[], Prepared]:
     """How to prepare a call: by name of the operator, or "package.module:function"."""
     module, colon, function = operator.name.partition(":")
     if not colon or function.startswith(":"):
         return lambda: prepare(operator, device)
+    package = module.partition(".")[0]
+    if package not in {"foretrace", *trust, *_extending()}:
+        raise UnknownCallError(
+            f"it would call {operator.name}, which is not foretrace's own; --trust {package} lets it"
+        )
     factory: Callable[[Operator], Prepared] = getattr(importlib.import_module(module), function)
     return lambda: factory(operator)
+
+
+@cache
+def _extending() -> frozenset[str]:
+    """Packages that were installed as extensions with techniques of their own."""
+    return frozenset(each.module.partition(".")[0] for each in entry_points(group="foretrace.techniques"))
 
 
 def _clock(device: str) -> Callable[[], float]:

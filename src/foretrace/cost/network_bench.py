@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from foretrace.cost.collective_table import CollectiveTable
 from foretrace.cost.machine import fingerprint
 from foretrace.cost.network import CollectiveKind
 from foretrace.errors import ForetraceError
+from foretrace.executor import end_with
 
 MOST_SPREAD = 0.10
 _BACKENDS = ("gloo", "nccl")
@@ -142,14 +144,17 @@ def _run(orders: Orders, folder: Path, limit_s: float, progress: Progress | None
                 )
             running.append(worker)
             assert worker.stdin is not None
-            worker.stdin.write(words)
-            worker.stdin.close()
+            worker.stdin.write(words + b"\n")
+            worker.stdin.flush()  # and left open: the worker ends when this end is closed
         _wait(running, orders, folder, limit_s, progress)
     finally:
         for worker in running:
             if worker.poll() is None:
                 worker.kill()
             worker.wait()
+            assert worker.stdin is not None
+            with suppress(BrokenPipeError):
+                worker.stdin.close()
 
 
 def _wait(
@@ -189,7 +194,9 @@ def _death(running: Sequence[subprocess.Popen[bytes]], bad: Sequence[int], folde
 
 
 def _worker(rank: int) -> int:
-    orders = msgspec.json.decode(sys.stdin.buffer.read(), type=Orders)
+    inbox = sys.stdin.buffer.raw
+    orders = msgspec.json.decode(inbox.readline(), type=Orders)
+    end_with(inbox.fileno())
     import torch
     from torch.distributed import FileStore  # type: ignore[attr-defined]
 

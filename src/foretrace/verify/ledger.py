@@ -363,7 +363,9 @@ def _sound(row: Row) -> Row:
         if kind == "REAL" and not isfinite(value):
             raise ForetraceError(f"{name} of a row of the ledger must be a finite number, got {value}; measure again.")
         if kind == "INTEGER" and not -(2**63) <= value < 2**63:
-            raise ForetraceError(f"{name} of a row of the ledger must be below 2^63, got {value}; choose a smaller one.")
+            raise ForetraceError(
+                f"{name} of a row of the ledger must be below 2^63, got {value}; choose a smaller one."
+            )
     return msgspec.structs.replace(row, **{name: _plain(getattr(row, name)) for name in Row.__struct_fields__})
 
 

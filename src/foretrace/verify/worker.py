@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import traceback
 from collections.abc import Callable
 from io import BufferedWriter, FileIO
@@ -18,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from foretrace.errors import ForetraceError
+from foretrace.executor import end_with
 from foretrace.verify.job import Answer, Crashed, Job, Message, Progress, Refused
 
 # Stages in which nothing of ours has been applied: what a user's script raises there is the script's own.
@@ -31,7 +31,7 @@ def main() -> int:
     if not line:
         return 1
     job = msgspec.json.decode(line, type=Job)
-    threading.Thread(target=_end_with, args=(inbox.fileno(),), daemon=True).start()
+    end_with(inbox.fileno())
     encoder = msgspec.json.Encoder()
     during = [""]
 
@@ -84,13 +84,6 @@ def streams() -> tuple[FileIO, BufferedWriter]:
     os.dup2(2, 1)
     sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115, PTH123  (for the life of the process)
     return FileIO(inbox, "rb"), os.fdopen(out, "wb")
-
-
-def _end_with(parent: int) -> None:
-    """End this process when whoever asked is gone: nobody would take the answer."""
-    while os.read(parent, 4096):
-        pass
-    os._exit(1)
 
 
 if __name__ == "__main__":
