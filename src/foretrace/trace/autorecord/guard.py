@@ -35,10 +35,15 @@ def main(pid: int, status: str, folder: str) -> None:
         while any(map(_alive, family)) and time.monotonic() < end:
             time.sleep(0.05)
             family |= set().union(*map(descendants, family))
+    clear(folder)
+    shutil.rmtree(status, ignore_errors=True)
+
+
+def clear(folder: str) -> None:
+    """Remove what processes that were killed had not written to its end."""
     for part in Path(folder).glob(".rank*.part"):
         with contextlib.suppress(OSError):
             part.unlink()
-    shutil.rmtree(status, ignore_errors=True)
 
 
 def descendants(pid: int) -> set[int]:

@@ -93,6 +93,7 @@ class Launch:
             }
             environment = _environment(config, keep_memory=self._keep_memory)
             code = _run(self._command, environment, guarded=(status, str(self._folder)))
+            guard.clear(str(self._folder))
             told = [json.loads(file.read_text()) for file in sorted(Path(status).glob("*.json"))]
         recordings = sorted(
             (_recording(process) for process in told if process["state"] == "recorded"),
