@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -229,6 +230,59 @@ def test_tabs_switch_tables(opened: Opened) -> None:
     assert page.locator("#blame-2").is_visible() and page.locator("#blame-1").is_hidden()
     page.keyboard.press("ArrowRight")
     assert page.locator("#blame-3").is_visible()
+
+
+@pytest.mark.parametrize("width", [320, 420, 1280])
+def test_labels_of_the_axis_stay_apart(opened: Opened, width: int) -> None:
+    page = opened.page
+    page.set_viewport_size({"width": width, "height": 800})
+    opened.until(f"{LINE}.width === document.getElementById('stage').clientWidth")
+    page.evaluate(
+        f"""(() => {{ const line = {LINE}; line.labels = []; const fill = line.ctx.fillText.bind(line.ctx);
+        line.ctx.fillText = (text, x, y) => {{
+          if (y === 52) line.labels.push([x, line.ctx.measureText(text).width / 2]);  // the height of the axis
+          fill(text, x, y); }}; }})()"""
+    )
+    for action in ("+", "+", "+", "+", "ArrowRight", "+", "+", "+", "+", "+", "0"):
+        page.evaluate(f"{LINE}.labels.length = 0")
+        page.locator("#canvas").focus()
+        page.keyboard.press(action)
+        opened.until(f"{LINE}.pending === 0 && {LINE}.labels.length > 0")
+        found = page.evaluate(f"{LINE}.labels")
+        ends = [(x - half, x + half) for x, half in found]
+        assert all(later[0] - earlier[1] >= 10 for earlier, later in itertools.pairwise(ends))
+        assert len(found) >= 2 or width < 400
+
+
+def test_double_click_shows_all(opened: Opened) -> None:
+    opened.page.locator("#in").click()
+    row = opened.row(2)
+    opened.page.mouse.dblclick(row["x"] + 300, row["y"])
+    t0, t1 = opened.window()
+    assert t1 - t0 == pytest.approx(opened.page.evaluate(f"{LINE}.extent()[1] - {LINE}.extent()[0]"))
+
+
+def test_every_colour_has_a_key(opened: Opened) -> None:
+    named = set(opened.page.locator("#colours li").all_inner_texts())
+    assert {
+        "compute",
+        "waiting",
+        "critical path",
+        "step begins",
+        "step begins, predicted",
+        "found by the search",
+    } <= named
+
+
+def test_it_prints_without_what_only_a_screen_needs(opened: Opened) -> None:
+    page = opened.page
+    page.emulate_media(media="print")
+    for hidden in (".tools", ".hint", "#theme"):
+        assert page.locator(hidden).first.is_hidden()
+    shape = page.evaluate("(() => { const c = document.getElementById('canvas'); return c.clientWidth / c.clientHeight "
+                          "/ (c.width / c.height); })()")  # fmt: skip
+    assert shape == pytest.approx(1, rel=0.02)
+    page.emulate_media(media="screen")
 
 
 def test_predicted_runs_below_recorded(opened: Opened) -> None:

@@ -32,7 +32,7 @@ MOST_PIECES = 4000  # drawn one by one; beyond it shares per bin
 MOST_GROUPS = 8  # models or tenants with a colour of their own
 BINS = 480
 MOST_TENANTS = 200
-SCRIPTS = ("format.js", "data.js", "common.js", "fleet.js")
+SCRIPTS = ("format.js", "data.js", "common.js", "gestures.js", "fleet.js")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

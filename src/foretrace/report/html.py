@@ -34,7 +34,7 @@ from foretrace.report.units import (
 from foretrace.report.views import BlameView, Breakdown, ShowView, WhatIfView, part_word
 
 MOST_ROWS = 400  # of a ranking; all of them are in the JSON of `blame`
-SCRIPTS = ("format.js", "data.js", "timeline.js", "axis.js", "interact.js", "common.js", "page.js")
+SCRIPTS = ("format.js", "data.js", "timeline.js", "axis.js", "gestures.js", "interact.js", "common.js", "page.js")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

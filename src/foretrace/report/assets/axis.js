@@ -63,27 +63,37 @@ Object.assign(Timeline.prototype, {
   },
 
   paintAxis() {
-    const { ctx, c } = this, top = OVERVIEW, span = this.t1 - this.t0;
-    const rough = span / Math.max((this.width - this.left) / 110, 1), power = 10 ** Math.floor(Math.log10(rough));
-    const pace = [1, 2, 5, 10].map((m) => m * power).find((m) => m >= rough);
-    const unit = unitFor(Math.max(Math.abs(this.t1), Math.abs(this.t0), 1) > pace * 1e4 ? pace * 1e3 : Math.max(span, 1));
+    const { ctx, c } = this, top = OVERVIEW, room = this.width - this.left;
     ctx.font = "11px system-ui, sans-serif";
     ctx.textAlign = "center";
-    const decimals = Math.max(0, -Math.floor(Math.log10(pace / unit[1]) + 1e-9));
+    const { pace, text } = this.ticks(room);
     for (let t = Math.ceil(this.t0 / pace) * pace; t <= this.t1; t += pace) {
-      const x = Math.round(this.x(t)) + 0.5;
+      const x = Math.round(this.x(t)) + 0.5, half = ctx.measureText(text(t)).width / 2;
       ctx.strokeStyle = c.grid;
       ctx.lineWidth = 1;
       ctx.beginPath();
       ctx.moveTo(x, top + AXIS - 4);
       ctx.lineTo(x, this.height);
       ctx.stroke();
-      if (x > this.left + 18 && x < this.width - 24) {
+      if (x - half >= this.left && x + half <= this.width) {
         ctx.fillStyle = c.soft;
-        ctx.fillText((t / unit[1]).toFixed(decimals).replace("-", "−") + " " + unit[0], x, top + AXIS / 2);
+        ctx.fillText(text(t), x, top + AXIS / 2);
       }
     }
     if (this.shown.length > 1) this.paintSaving(top + AXIS + SAVING / 2);
+  },
+
+  // The densest round distance between marks at which the labels, as wide as they are, stay apart.
+  ticks(room) {
+    const span = this.t1 - this.t0;
+    for (let power = 10 ** Math.floor(Math.log10(span / room)); ; power *= 10)
+      for (const pace of [1, 2, 5].map((m) => m * power)) {
+        const unit = unitFor(Math.max(Math.abs(this.t1), Math.abs(this.t0), 1) > pace * 1e4 ? pace * 1e3 : Math.max(span, 1));
+        const decimals = Math.max(0, -Math.floor(Math.log10(pace / unit[1]) + 1e-9));
+        const text = (t) => (t / unit[1]).toFixed(decimals).replace("-", "−") + " " + unit[0];
+        const widest = Math.max(this.ctx.measureText(text(this.t0)).width, this.ctx.measureText(text(this.t1)).width);
+        if ((pace / span) * room >= Math.max(widest + 18, 56)) return { pace, text };
+      }
   },
 
   // Where steps begin and end: solid as recorded, dashed as predicted.

@@ -78,35 +78,17 @@ function keyItem(list, text, fill, dash) {
   list.append(item);
 }
 
-// The stretch of time in view, shared by everything over time: drag to look closer, double click for all.
+// The stretch of time in view, shared by everything over time.
 const shared = { window: null, drawn: [] };
 
 function zooms(host, plot, whole) {
   shared.drawn.push(plot);
-  const box = make("div", "", { class: "brush", hidden: "" });
-  host.append(box);
-  host.style.cursor = "crosshair";
-  let from = null;
-  const at = (e) => Math.min(Math.max(e.clientX - host.getBoundingClientRect().left, plot.left()), host.clientWidth - RIGHT);
-  const toTime = (px) => { const [a, b] = shared.window ?? whole; return a + (px - plot.left()) / (host.clientWidth - RIGHT - plot.left()) * (b - a); };
-  host.addEventListener("pointerdown", (e) => { if (e.button === 0) { from = at(e); host.setPointerCapture(e.pointerId); } });
-  host.addEventListener("pointermove", (e) => {
-    if (from === null) return;
-    const to = at(e);
-    box.hidden = Math.abs(to - from) < 4;
-    box.style.left = Math.min(from, to) + "px";
-    box.style.width = Math.abs(to - from) + "px";
+  const span = () => shared.window ?? whole, width = () => Math.max(host.clientWidth - RIGHT - plot.left(), 1);
+  gestures(host, {
+    extent: () => whole, span, width,
+    at: (x) => { const [a, b] = span(); return a + Math.min(Math.max((x - plot.left()) / width(), 0), 1) * (b - a); },
+    show: (a, b) => { if (b - a > (whole[1] - whole[0]) * 1e-5) look(a <= whole[0] && b >= whole[1] ? null : [a, b]); },
   });
-  const end = (e) => {
-    if (from === null) return;
-    const a = toTime(Math.min(from, at(e))), b = toTime(Math.max(from, at(e))), wide = Math.abs(at(e) - from) >= 4;
-    from = null;
-    box.hidden = true;
-    if (wide && b - a > (whole[1] - whole[0]) * 1e-5) look([a, b]);
-  };
-  host.addEventListener("pointerup", end);
-  host.addEventListener("pointercancel", () => { from = null; box.hidden = true; });
-  host.addEventListener("dblclick", () => look(null));
 }
 
 function look(window) {

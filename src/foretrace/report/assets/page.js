@@ -182,6 +182,12 @@ function controls(line) {
     item.append(make("i", "", { class: "sw k-" + SWATCH[name] }), WORDS[name]);
     $("colours").append(item);
   }
+  for (const [name, words] of [["step", "step begins"], ["step-predicted", "step begins, predicted"], ["found", "found by the search"]]) {
+    if (name === "step-predicted" && line.tracks.length < 2) continue;
+    const item = make("li");
+    item.append(make("i", "", { class: "sw k-" + name }), words);
+    $("colours").append(item);
+  }
   show(all > 1 ? Number(document.body.dataset.step ?? 0) : -1);
 }
 

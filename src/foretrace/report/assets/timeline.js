@@ -329,7 +329,7 @@ class Timeline {
       ctx.font = "12px system-ui, sans-serif";
       ctx.fillStyle = head.predicted ? c.accent : c.ink;
       const y = this.narrow ? head.y - LABEL / 2 : head.y + ROW / 2 + 0.5;
-      ctx.fillText(this.fit(head.lane.label, this.narrow ? this.width - 8 : this.left - 14), 0, y);
+      ctx.fillText(this.fit(head.lane.label, this.narrow ? this.width - 8 : this.left - 14), this.narrow ? 4 : 0, y); // beside the mark of a step
     }
     if (this.narrow) return;
     ctx.font = "11px system-ui, sans-serif";
