@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+os.environ.setdefault("FORETRACE_POISON", "1")  # what a pass leaves unwritten shows, in subprocesses as well
+
 
 @pytest.fixture(scope="session", autouse=True)
 def own_places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
