@@ -13,6 +13,8 @@ from hypothesis import settings
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
+os.environ.setdefault("FORETRACE_POISON", "1")  # what a pass leaves unwritten shows, in subprocesses as well
+
 
 @pytest.fixture(scope="session", autouse=True)
 def own_places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:

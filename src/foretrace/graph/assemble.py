@@ -1,11 +1,13 @@
 """Put tasks and edges in any order together into a `TaskGraph`: topological order, CSR, index tables.
 
-The only place that orders tasks; the builder and the edits that insert tasks both end here.
+The only place that orders tasks; the builder and the edits that insert tasks both end here, and so does every edit
+whose edges go backward (`foretrace.graph.sound`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,6 +41,7 @@ TASK_DEFAULTS: dict[str, Any] = {
     "gone": False,
 }
 EDGE_DEFAULTS: dict[str, Any] = {"from_start": False, "inferred": False}
+_MOST_NAMED = 6  # tasks of a cycle
 
 
 def assemble(
@@ -59,7 +62,7 @@ def assemble(
     `tasks` needs kind, lane, name and dur (n rows); the other columns have defaults. `edges` needs src and dst
     (row numbers of `tasks`), edge_kind and lag (m rows); `typical` defaults to `lag`. `marks` are row numbers of
     `tasks`. Rows are renumbered in topological order, ties by `recorded`, then by the given order, so that the
-    result does not depend on the order of the edges. Raises GraphError naming two tasks where edges form a cycle.
+    result does not depend on the order of the edges. Raises GraphError naming the tasks where edges form a cycle.
     """
     n, m = len(tasks["kind"]), len(edges["src"])
     columns: dict[str, npt.NDArray[Any]] = {
@@ -80,19 +83,10 @@ def assemble(
     src = edge_columns["src"]
     if m and (min(src.min(), dst.min()) < 0 or max(src.max(), dst.max()) >= n):
         raise GraphError(f"an edge points outside the {n} tasks of the graph.")
-    order = _topological_order(columns["recorded"], src, dst, columns["name"], names)
-    rank = np.empty(n, dtype=np.int32)
-    rank[order] = np.arange(n, dtype=np.int32)
-    new_src, new_dst = rank[src], rank[dst]
-    by_dst = np.lexsort((edge_columns["edge_kind"], new_src, new_dst))
-    in_ptr = np.zeros(n + 1, dtype=np.int64)
-    np.cumsum(np.bincount(new_dst, minlength=n), out=in_ptr[1:])
-    edge_columns["src"] = new_src
+    by_time = np.argsort(columns["recorded"], kind="stable")
+    order = _topological_order(by_time, src, dst, columns["name"], names)
     return TaskGraph(
-        **{key: column[order] for key, column in columns.items()},
-        **{key: column[by_dst] for key, column in edge_columns.items()},
-        in_ptr=in_ptr,
-        marks=rank[np.asarray(marks, dtype=np.int64)].astype(np.int32),
+        **_in_order(columns, edge_columns, dst, np.asarray(marks, dtype=np.int64), order),
         names=names,
         layers=layers,
         lanes=lanes,
@@ -103,28 +97,77 @@ def assemble(
     )
 
 
+def reordered(graph: TaskGraph) -> tuple[TaskGraph, npt.NDArray[np.int64]]:
+    """The graph with its rows in topological order, moved no further than edges ask, and the new number of every row.
+
+    Raises GraphError naming the tasks where edges form a cycle.
+    """
+    n, dst = len(graph), graph.dst
+    order = _topological_order(np.arange(n), graph.src, dst, graph.name, graph.names)
+    tasks = {key: getattr(graph, key) for key in TASK_COLUMNS}
+    edges = {key: getattr(graph, key) for key in EDGE_COLUMNS}
+    rows = np.empty(n, dtype=np.int64)
+    rows[order] = np.arange(n)
+    columns: dict[str, Any] = _in_order(tasks, edges, dst, graph.marks, order)
+    return replace(graph, **columns), rows
+
+
+def _in_order(
+    tasks: Mapping[str, npt.NDArray[Any]],
+    edges: Mapping[str, npt.NDArray[Any]],
+    dst: npt.NDArray[np.int32],
+    marks: npt.NDArray[Any],
+    order: npt.NDArray[np.int64],
+) -> dict[str, npt.NDArray[Any]]:
+    """All columns of a graph whose row i is row order[i] of these tasks, edges grouped by successor."""
+    n = len(order)
+    rank = np.empty(n, dtype=np.int32)
+    rank[order] = np.arange(n, dtype=np.int32)
+    new_src, new_dst = rank[edges["src"]], rank[dst]
+    by_dst = np.lexsort((edges["edge_kind"], new_src, new_dst))
+    in_ptr = np.zeros(n + 1, dtype=np.int64)
+    np.cumsum(np.bincount(new_dst, minlength=n), out=in_ptr[1:])
+    return {
+        **{key: column[order] for key, column in tasks.items()},
+        **{key: (new_src if key == "src" else column)[by_dst] for key, column in edges.items()},
+        "in_ptr": in_ptr,
+        "marks": rank[marks].astype(np.int32),
+    }
+
+
 def _topological_order(
-    recorded: npt.NDArray[np.int64],
+    wish: npt.NDArray[np.int64],
     src: npt.NDArray[np.int32],
     dst: npt.NDArray[np.int32],
     name: npt.NDArray[np.int32],
     names: tuple[str, ...],
 ) -> npt.NDArray[np.int64]:
-    """Rows in topological order, earliest recorded start first among the ready ones."""
-    by_time = np.argsort(recorded, kind="stable")
-    place = np.empty(len(recorded), dtype=np.int64)
-    place[by_time] = np.arange(len(recorded))
+    """Rows in topological order, among the ready ones the first of `wish` (a permutation of the rows) first."""
+    place = np.empty(len(wish), dtype=np.int64)
+    place[wish] = np.arange(len(wish))
     if np.all(place[src] < place[dst]):  # nearly always: recorded time already respects every edge
-        return by_time
+        return wish
     from foretrace.graph.kernels import topological_order
 
-    out_ptr = np.zeros(len(recorded) + 1, dtype=np.int64)
-    np.cumsum(np.bincount(src, minlength=len(recorded)), out=out_ptr[1:])
+    out_ptr = np.zeros(len(wish) + 1, dtype=np.int64)
+    np.cumsum(np.bincount(src, minlength=len(wish)), out=out_ptr[1:])
     out_dst = dst[np.argsort(src, kind="stable")]
     order = topological_order(place, out_ptr, out_dst)
-    if len(order) < len(recorded):
-        stuck = np.setdiff1d(np.arange(len(recorded)), order)[:2]
-        raise GraphError(
-            "the edges form a cycle through " + " and ".join(f"task {i} ({names[name[i]]})" for i in stuck) + "."
-        )
+    if len(order) < len(wish):
+        cycle = _cycle(np.setdiff1d(np.arange(len(wish)), order), src, dst)
+        tasks = [f"task {row} ({names[name[row]][:60]})" for row in cycle[:_MOST_NAMED]]
+        more = [f"{len(cycle) - _MOST_NAMED} more"] if len(cycle) > _MOST_NAMED else []
+        raise GraphError("the edges form a cycle through " + " and ".join(tasks + more) + ".")
     return order
+
+
+def _cycle(stuck: npt.NDArray[np.int64], src: npt.NDArray[np.int32], dst: npt.NDArray[np.int32]) -> list[int]:
+    """Rows of one cycle, each waiting for the next: every stuck row has a predecessor that is stuck, too."""
+    inside = np.isin(src, stuck) & np.isin(dst, stuck)
+    waits_for = dict(zip(dst[inside].tolist(), src[inside].tolist(), strict=True))
+    path, seen, row = list[int](), dict[int, int](), int(stuck[0])
+    while row not in seen:
+        seen[row] = len(path)
+        path.append(row)
+        row = waits_for[row]
+    return path[seen[row] :]

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from foretrace.errors import GraphError
 from foretrace.graph.assemble import EDGE_DEFAULTS, TASK_DEFAULTS, assemble
 from foretrace.graph.edit import Mask, describe, queue_slots, remove, requeue
+from foretrace.graph.sound import sound_rows
 from foretrace.graph.taskgraph import (
     EDGE_COLUMNS,
     TASK_COLUMNS,
@@ -153,7 +154,9 @@ def extend(
     result = replace(result, op=own_op[result.op])
     slots = np.full(len(result), -1, dtype=np.int64)
     slots[rows[: len(graph)]] = queue_slots(graph)
-    return requeue(result, slots), rows
+    # What now holds a slot came later on its stream than what held it, and may stand behind the launch in these rows.
+    result, moved = sound_rows(requeue(result, slots))
+    return result, moved[rows]
 
 
 def edge_columns(graph: TaskGraph) -> dict[str, npt.NDArray[Any]]:

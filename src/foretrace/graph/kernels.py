@@ -178,3 +178,38 @@ def longest_common(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64], most_edit
             count += 1
         k = before
     return pairs[:count][::-1].copy()
+
+
+# -- soundness: the plain twins are in `sound` -----------------------------------------------------------------
+
+
+@nb.njit(cache=True)
+def outside(column: npt.NDArray[np.int64], low: float, high: float) -> int:
+    """First row that is not within low..high (NaN is not), −1 for none. Bounds and rows are compared as they are."""
+    bad = 0
+    for i in range(len(column)):  # without a way out, so that it runs eight rows at a time
+        bad |= not ((column[i] >= low) & (column[i] <= high))
+    if bad:
+        for i in range(len(column)):
+            if not (column[i] >= low and column[i] <= high):
+                return i
+    return -1
+
+
+@nb.njit(cache=True)
+def falling(column: npt.NDArray[np.int64]) -> int:
+    """First row after which the column falls, −1 for none."""
+    for i in range(len(column) - 1):
+        if column[i + 1] < column[i]:
+            return i
+    return -1
+
+
+@nb.njit(cache=True)
+def backward(in_ptr: npt.NDArray[np.int64], src: npt.NDArray[np.int32]) -> int:
+    """First edge whose source is not an earlier row than its successor, −1 for none."""
+    for v in range(len(in_ptr) - 1):
+        for e in range(in_ptr[v], in_ptr[v + 1]):
+            if src[e] >= v:
+                return e
+    return -1

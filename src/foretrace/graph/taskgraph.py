@@ -188,6 +188,9 @@ EDGE_COLUMNS: dict[str, type] = {
 }
 
 
+ALL_COLUMNS = frozenset((*TASK_COLUMNS, *EDGE_COLUMNS, "in_ptr", "marks"))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TaskGraph:
     """Columns of tasks (n rows, topological order) and of edges (m rows, grouped by successor)."""
@@ -224,6 +227,8 @@ class TaskGraph:
     shapes: tuple[str, ...] = ()  # JSON text as in `Trace.shapes`
     changes: tuple[Change, ...] = ()
     assumptions: tuple[Assumption, ...] = ()
+    # Columns that `foretrace.graph.sound` has not passed yet: all of them unless the graph was made from a proven one.
+    unproven: frozenset[str] = field(default=ALL_COLUMNS, init=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -264,8 +269,12 @@ class TaskGraph:
             mine = getattr(self, key)
             if column.shape != mine.shape or column.dtype != mine.dtype:
                 raise ValueError(f"column {key}: {column.dtype}{column.shape}, want {mine.dtype}{mine.shape}")
-        return replace(self, **columns)  # type: ignore[arg-type]  # keys are array columns
+        made = replace(self, **columns)  # type: ignore[arg-type]  # keys are array columns
+        object.__setattr__(made, "unproven", self.unproven | columns.keys())
+        return made
 
     def noted(self, *changes: Change, assumptions: tuple[Assumption, ...] = ()) -> TaskGraph:
         """The same graph with these changes and assumptions appended to its record."""
-        return replace(self, changes=self.changes + changes, assumptions=self.assumptions + assumptions)
+        made = replace(self, changes=self.changes + changes, assumptions=self.assumptions + assumptions)
+        object.__setattr__(made, "unproven", self.unproven)
+        return made

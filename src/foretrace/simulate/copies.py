@@ -16,9 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.graph.assemble import assemble
+from foretrace.graph.sound import fixed
 from foretrace.graph.taskgraph import EDGE_COLUMNS, TASK_COLUMNS, TaskGraph
 from foretrace.simulate import twins
-from foretrace.simulate.replay import LANES_OF_A_VECTOR, compiled, effective, fixed, structure
+from foretrace.simulate.replay import LANES_OF_A_VECTOR, compiled, effective, structure
+from foretrace.simulate.unwritten import unwritten, written
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
@@ -46,7 +48,7 @@ def replay_copies(graph: TaskGraph, meets: Mask, group: Int32, scale: Float64, r
         raise ValueError(f"meets: want {graph.edges} edges, and at least one copy")
     if not np.all(np.isfinite(scale)) or np.any(scale < 0):
         raise ValueError("scale: want finite factors, 0 or more")
-    engine = compiled()
+    engine, columns = compiled(), effective(graph)
     if engine is None:
         return np.array(twins.replay_copies(graph, meets, group, scale), dtype=np.int64)[rows]
     width = -(-copies // LANES_OF_A_VECTOR) * LANES_OF_A_VECTOR
@@ -54,17 +56,17 @@ def replay_copies(graph: TaskGraph, meets: Mask, group: Int32, scale: Float64, r
     factors[1:, :copies] = scale
     factors[1:, copies:] = scale[:, :1]  # what fills the last vector arrives with the first copy
     into_gone = np.repeat(graph.gone, np.diff(graph.in_ptr))
-    columns = effective(graph)
     in_ptr, src, from_start = structure(graph)
     read, slot, used = engine.value_slots(in_ptr, src, from_start)
     in_order = np.argsort(rows, kind="stable")
-    out = np.empty((len(rows), width), dtype=np.int64)
+    out = unwritten((len(rows), width))
     engine.replay_copies(
-        in_ptr, read, slot, used, fixed(meets & ~into_gone).view(np.uint8), fixed(columns.lag), fixed(columns.dur),
-        fixed(columns.delay), fixed(graph.release), fixed(group), factors, rows[in_order], out,
+        in_ptr, read, slot, unwritten((used, width)), fixed(meets & ~into_gone).view(np.uint8), fixed(columns.lag),
+        fixed(columns.dur), fixed(columns.delay), fixed(graph.release), fixed(group), factors, rows[in_order], out,
     )  # fmt: skip
-    ends = np.empty((len(rows), copies), dtype=np.int64)
+    ends = unwritten((len(rows), copies))
     ends[in_order] = out[:, :copies]
+    written(ends)
     return ends
 
 

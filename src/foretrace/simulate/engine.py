@@ -85,19 +85,19 @@ def value_slots(in_ptr: Int64, src: UInt32, from_start: UInt8) -> tuple[UInt32, 
 
 @nb.njit(cache=True, error_model="numpy")
 def replay_variants(
-    in_ptr: Int64, read: UInt32, slot: Int32, used: int, edge_kind: UInt8, lag: Int64, dur: Int64, delay: Int64,
+    in_ptr: Int64, read: UInt32, slot: Int32, values: Int64, edge_kind: UInt8, lag: Int64, dur: Int64, delay: Int64,
     release: Int64, group: Int32, scale: Float64, stays: Int64, any_gone: UInt8, ceiling: Int64, rows: Int32,
     out: Int64,
 ) -> None:  # fmt: skip
     """Replay blocks of variants side by side; `out` (rows x variants) gets the end of each of `rows` (ascending).
 
-    `scale` and `stays` are (blocks, groups + 1, width), row 0 for tasks of no group; `stays` is −1 where a task
-    stays and 0 where it is gone; `any_gone` (blocks, groups + 1) tells the groups where any variant removes
-    something; `ceiling` bounds the lags into a removed task, by kind of edge. The width is a run-time number, a
-    multiple of 8: a constant one would be unrolled before LLVM looks for vectors.
+    `values` (slots x width) is room for what `value_slots` lays out. `scale` and `stays` are (blocks, groups + 1,
+    width), row 0 for tasks of no group; `stays` is −1 where a task stays and 0 where it is gone; `any_gone` (blocks,
+    groups + 1) tells the groups where any variant removes something; `ceiling` bounds the lags into a removed task,
+    by kind of edge. The width is a run-time number, a multiple of 8: a constant one would be unrolled before LLVM
+    looks for vectors.
     """
     width = scale.shape[2]
-    values = np.empty((used, width), dtype=np.int64)
     for block in range(scale.shape[0]):
         next_row = 0
         e = np.uint64(0)
@@ -156,17 +156,16 @@ def replay_variants(
 
 @nb.njit(cache=True, error_model="numpy")
 def replay_copies(
-    in_ptr: Int64, read: UInt32, slot: Int32, used: int, meets: UInt8, lag: Int64, dur: Int64, delay: Int64,
+    in_ptr: Int64, read: UInt32, slot: Int32, values: Int64, meets: UInt8, lag: Int64, dur: Int64, delay: Int64,
     release: Int64, group: Int32, scale: Float64, rows: Int32, out: Int64,
 ) -> None:  # fmt: skip
     """Replay one run of many copies of a graph, which meet: column k holds copy k of every task.
 
     Through an edge with `meets` (m) a task waits for its source in every copy, through other edges in its own copy.
     `scale` is (groups + 1, width), row 0 for tasks of no group; `out` (rows x width) gets the end of each of `rows`
-    (ascending). The width is a multiple of 8, as in `replay_variants`.
+    (ascending). `values` and the width, a multiple of 8, are as in `replay_variants`.
     """
     width = scale.shape[1]
-    values = np.empty((used, width), dtype=np.int64)
     next_row = 0
     e = np.uint64(0)
     for v in range(len(dur)):

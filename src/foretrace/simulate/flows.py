@@ -33,11 +33,13 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.errors import GraphError
+from foretrace.graph.sound import fixed, verify
 from foretrace.graph.taskgraph import TaskGraph, TaskKind
 from foretrace.simulate import flow_twins
 from foretrace.simulate.groups import groups
-from foretrace.simulate.replay import compiled, effective, fixed
+from foretrace.simulate.replay import compiled, effective
 from foretrace.simulate.schedule import edges_that_hold, lane_table, need_slots, stuck
+from foretrace.simulate.unwritten import unwritten, written
 
 Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
@@ -116,7 +118,7 @@ def simulate_flows(
     critical path and blame. Raises GraphError for capacities, routes or bytes that cannot be, and where flows or
     collectives wait for each other for ever.
     """
-    n = len(graph)
+    n = len(verify(graph))
     capacity = np.asarray(capacity, dtype=np.float64)
     need_slots(graph)
     _check(graph, flows, capacity)
@@ -131,6 +133,7 @@ def simulate_flows(
         start, end, decided = _by_engine(graph, flows, flow, per_ns, slowed, slows, factor)
     if not decided.all():
         stuck(graph, np.flatnonzero(decided).astype(np.int32), "flows")
+    written(start, end)
     return start, end
 
 
@@ -176,7 +179,7 @@ def _by_engine(
     by_src = kept[np.argsort(graph.src[kept], kind="stable")]
     members = np.flatnonzero(flow >= 0)
     members = members[np.argsort(flow[members], kind="stable")]
-    start, end = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+    start, end = unwritten(n), unwritten(n)
     decided = np.zeros(n, dtype=np.uint8)
     ranks = np.unique(graph.rank, return_inverse=True)[1].astype(np.int32)
     holds, arrivals = np.zeros(n, dtype=np.uint8), np.zeros(n, dtype=np.int32)

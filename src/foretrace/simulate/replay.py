@@ -23,8 +23,10 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.errors import ForetraceError, MissingExtraError
+from foretrace.graph.sound import fixed, verify
 from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, TaskGraph
 from foretrace.simulate import twins
+from foretrace.simulate.unwritten import unwritten, written
 
 Int64 = npt.NDArray[np.int64]
 Scalar = TypeVar("Scalar", bound=np.generic)
@@ -51,7 +53,11 @@ class Effective:
 
 
 def effective(graph: TaskGraph, *, structural: bool = False) -> Effective:
-    """Durations, delays (n) and lags (m) of a replay; structural: typical lags and no delays."""
+    """Durations, delays (n) and lags (m) of a replay; structural: typical lags and no delays.
+
+    Every engine takes its columns from here, hence those of sound graphs only: GraphError for any other.
+    """
+    verify(graph)
     dur, delay = graph.dur, graph.delay
     lag = graph.typical if structural else graph.lag
     if structural:
@@ -78,14 +84,14 @@ def replay(graph: TaskGraph, *, structural: bool = False) -> tuple[Int64, Int64]
 
     `structural` takes typical lags and no delays: the test of the edges, see `TaskGraph`.
     """
-    engine = compiled()
+    engine, columns = compiled(), effective(graph, structural=structural)
     if engine is None:
         starts, ends = twins.replay(graph, structural=structural)
         return np.array(starts, dtype=np.int64), np.array(ends, dtype=np.int64)
-    columns = effective(graph, structural=structural)
-    start, end = np.empty(len(graph), dtype=np.int64), np.empty(len(graph), dtype=np.int64)
+    start, end = unwritten(len(graph)), unwritten(len(graph))
     times = (columns.lag, columns.dur, columns.delay, graph.release)
     engine.replay(*structure(graph), *map(fixed, times), start, end)
+    written(start, end)
     return start, end
 
 
@@ -112,7 +118,7 @@ def replay_variants(
     rows = np.arange(len(graph), dtype=np.int32) if full else graph.marks
     if n_variants == 0 or len(rows) == 0:
         return np.zeros((len(rows), n_variants), dtype=np.int64)
-    engine = compiled()
+    engine, columns = compiled(), effective(graph)
     if engine is None:
         return np.array(twins.replay_variants(graph, group, scale, gone), dtype=np.int64)[rows]
 
@@ -120,7 +126,6 @@ def replay_variants(
     width = -(-n_variants // (blocks * LANES_OF_A_VECTOR)) * LANES_OF_A_VECTOR
     factors = np.ones((n_groups + 1, blocks * width))
     factors[1:, :n_variants] = scale
-    columns = effective(graph)
     stays = np.full((1, 1, width), -1, dtype=np.int64)
     any_gone = np.zeros((blocks, n_groups + 1), dtype=np.uint8)
     if gone is not None and gone.any():
@@ -132,14 +137,15 @@ def replay_variants(
     in_ptr, src, from_start = structure(graph)
     read, slot, used = engine.value_slots(in_ptr, src, from_start)
     in_order = np.argsort(rows, kind="stable")
-    out = np.empty((len(rows), blocks * width), dtype=np.int64)
+    out = unwritten((len(rows), blocks * width))
     engine.replay_variants(
-        in_ptr, read, slot, used, fixed(edge_classes(graph)), fixed(columns.lag), fixed(columns.dur),
-        fixed(columns.delay), fixed(graph.release), fixed(group), by_block(factors, blocks), stays, any_gone,
-        LAG_CEILING_WHEN_GONE, rows[in_order], out,
+        in_ptr, read, slot, unwritten((used, width)), fixed(edge_classes(graph)), fixed(columns.lag),
+        fixed(columns.dur), fixed(columns.delay), fixed(graph.release), fixed(group), by_block(factors, blocks), stays,
+        any_gone, LAG_CEILING_WHEN_GONE, rows[in_order], out,
     )  # fmt: skip
-    ends = np.empty((len(rows), n_variants), dtype=np.int64)
+    ends = unwritten((len(rows), n_variants))
     ends[in_order] = out[:, :n_variants]
+    written(ends)
     return ends
 
 
@@ -168,10 +174,3 @@ def compiled() -> ModuleType | None:
 def structure(graph: TaskGraph) -> tuple[Int64, npt.NDArray[np.uint32], npt.NDArray[np.uint8]]:
     """`in_ptr`, `src` and `from_start` as the kernels want them."""
     return fixed(graph.in_ptr), fixed(graph.src).view(np.uint32), fixed(graph.from_start).view(np.uint8)
-
-
-def fixed(column: npt.NDArray[Scalar]) -> npt.NDArray[Scalar]:
-    """A read-only view: memory-mapped and computed columns then have one type, and one compiled version."""
-    view = np.ascontiguousarray(column).view(np.ndarray)
-    view.flags.writeable = False
-    return view

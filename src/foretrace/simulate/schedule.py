@@ -31,10 +31,12 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.errors import GraphError
+from foretrace.graph.sound import fixed
 from foretrace.graph.taskgraph import EDGE_COLUMNS, NO_RELEASE, TASK_COLUMNS, EdgeKind, TaskGraph
 from foretrace.simulate import twins
 from foretrace.simulate.groups import deadlock, groups
-from foretrace.simulate.replay import compiled, effective, fixed, structure
+from foretrace.simulate.replay import compiled, effective, structure
+from foretrace.simulate.unwritten import unwritten, written
 from foretrace.trace.trace import LaneKind
 
 Int64 = npt.NDArray[np.int64]
@@ -80,6 +82,7 @@ def schedule_in_order(graph: TaskGraph, *, waits: Waits | None = None) -> Schedu
     """`schedule`, with the order of decisions: a topological order of the graph with the lane order of this run."""
     n, n_lanes = len(graph), len(graph.lanes)
     need_slots(graph)
+    columns = effective(graph)
     if compiled() is None:
         rows = () if waits is None else zip(*(c.tolist() for c in (waits.task, waits.lane, waits.lag)), strict=True)
         starts, ends, decided = twins.schedule(graph, rows)
@@ -101,19 +104,17 @@ def schedule_in_order(graph: TaskGraph, *, waits: Waits | None = None) -> Schedu
         wait_ptr = np.zeros(n + 1, dtype=np.int64)
         np.cumsum(np.bincount(waits.task, minlength=n), out=wait_ptr[1:])
         waited[wait_lane] = 1
-    columns = effective(graph)
     in_ptr, src, from_start = structure(graph)
     lanes, group = lane_table(graph), groups(graph)
-    start, end = np.empty(n, dtype=np.int64), np.empty(n, dtype=np.int64)
-    order = np.empty(n, dtype=np.int32)
-    task, out = np.empty((n, 8), dtype=np.int64), np.empty((graph.edges, 2), dtype=np.int64)
+    start, end, order = unwritten(n), unwritten(n), unwritten(n, np.int32)
+    task, out = unwritten((n, 8)), unwritten((graph.edges, 2))
     kept = schedule_engine.successors(
         in_ptr, src, fixed(graph.edge_kind), from_start, fixed(columns.lag), fixed(columns.dur),
         fixed(columns.delay), fixed(graph.release), fixed(graph.lane), fixed(graph.priority), lanes.ordered, wait_ptr,
         task, out,
     )  # fmt: skip
     spare = np.full(6 * n, NO_RELEASE) if lanes.slots.max(initial=0) > 1 else None
-    queue, events = np.empty(3 * n, dtype=np.int64), np.empty(3 * (n + group.collectives + n_lanes), dtype=np.int64)
+    queue, events = unwritten(3 * n), unwritten(3 * (n + group.collectives + n_lanes))
     done = schedule_engine.schedule(
         task, out[:kept], lanes.ptr, lanes.ordered, lanes.slots, spare, group.holds, group.arrivals,
         fixed(graph.gone).view(np.uint8), waited, wait_ptr, fixed(wait_lane), fixed(wait_lag), queue, events, start,
@@ -121,6 +122,7 @@ def schedule_in_order(graph: TaskGraph, *, waits: Waits | None = None) -> Schedu
     )  # fmt: skip
     if done < n:
         stuck(graph, order[:done])
+    written(start, end)
     return Schedule(start=start, end=end, order=order)
 
 
@@ -197,17 +199,20 @@ def lane_table(graph: TaskGraph) -> LaneTable:
 
 def _slot_givers(graph: TaskGraph, order: Int32) -> Int32:
     """Row whose end gave each task (n) its slot in the run that was decided in this order, −1 for none."""
+    columns = effective(graph)
     if compiled() is None:
         return np.array(twins.slot_givers(graph, order.tolist()), dtype=np.int32)
     from foretrace.simulate import schedule_engine
 
-    columns, lanes, group = effective(graph), lane_table(graph), groups(graph)
+    lanes, group = lane_table(graph), groups(graph)
     in_ptr, src, from_start = structure(graph)
+    start, end = unwritten(len(graph)), unwritten(len(graph))
     giver: Int32 = schedule_engine.slot_givers(
         in_ptr, src, fixed(graph.edge_kind), from_start, fixed(columns.lag), fixed(columns.dur), fixed(columns.delay),
         fixed(graph.release), fixed(graph.lane), lanes.ordered, lanes.slots, lanes.ptr, group.holds,
-        group.arrivals, fixed(order),
+        group.arrivals, fixed(order), start, end,
     )  # fmt: skip
+    written(start, end)
     return giver
 
 

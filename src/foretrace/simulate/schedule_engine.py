@@ -345,14 +345,13 @@ def schedule(
 def slot_givers(
     in_ptr: Int64, src: UInt32, edge_kind: UInt8, from_start: UInt8, lag: Int64, dur: Int64, delay: Int64,
     release: Int64, lane: Int32, ordered: UInt8, slots: Int64, lane_ptr: Int64, holds: UInt8 | None,
-    arrivals: Int32 | None, order: Int32,
+    arrivals: Int32 | None, order: Int32, start: Int64, end: Int64,
 ) -> Int32:  # fmt: skip
-    """Row whose end gave each task (n) its slot, −1 for none: a replay in the order of a schedule.
+    """Row whose end gave each task (n) its slot, −1 for none: a replay in the order of a schedule, into `start`, `end`.
 
     `slots` counts at most the tasks of a lane, so that heaps (free from, giver) fit into slices of `lane_ptr`.
     """
     n = len(dur)
-    start, end = np.empty(n, dtype=np.int64), np.empty(n, dtype=np.int64)
     giver = np.full(n, -1, dtype=np.int32)
     heap = np.full(3 * n, -1, dtype=np.int64)
     heap[::3] = NO_RELEASE

@@ -56,12 +56,19 @@ class Timeline:
 
     @cached_property
     def step_times_ns(self) -> Int64:
-        """Length of every step (ns). Raises GraphError if the graph has no step boundaries."""
+        """Length of every step (ns). Raises GraphError without step boundaries, or where they are out of order."""
         if self.graph.n_steps < 1:
             raise GraphError(
                 f"the graph of {self.graph.info.source or 'this recording'} has no step boundaries; give it two marks."
             )
-        return np.diff(self.end[self.graph.marks])
+        lengths = np.diff(self.end[self.graph.marks])
+        if lengths.min() < 0:
+            step = int(lengths.argmin())
+            raise GraphError(
+                f"step {step} would end {-lengths[step]} ns before it begins: the marks of the graph do not follow "
+                "each other."
+            )
+        return lengths
 
     @property
     def step_time_s(self) -> float:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from foretrace.cost.operator import Operator
 from foretrace.errors import NotApplicableError
+from foretrace.graph.sound import sound
 from foretrace.graph.taskgraph import Assumption, TaskGraph
 from foretrace.techniques.each_rank import first_rank, on_each_rank, ranks_of
 from foretrace.techniques.settle import settle
@@ -98,7 +99,7 @@ class Technique(ABC):
         if several and not self.across:
             raise self.refuse("it reckons with one rank, not with a graph of several; name one with --rank.")
         changed = on_each_rank(graph, self.change) if several and self.across == "each" else self.change(graph)
-        return settle(graph, changed, self.name).noted(assumptions=self.uncertain(graph))
+        return settle(graph, sound(changed), self.name).noted(assumptions=self.uncertain(graph))
 
     def apply(self, training: Training) -> Training:
         """The training with this technique for real, made from a copy; never alters `training`.

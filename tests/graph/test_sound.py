@@ -1,0 +1,168 @@
+"""Soundness: the engines take only graphs in which nothing can be read before it was written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foretrace.errors import GraphError
+from foretrace.graph.sound import first_fault, sound, sound_rows, verify
+from foretrace.graph.taskgraph import ALL_COLUMNS, EDGE_COLUMNS, TASK_COLUMNS, TaskGraph
+from foretrace.simulate.replay import replay
+from foretrace.simulate.timeline import simulate
+from tests.strategies import task_graphs
+
+
+def shuffled(graph: TaskGraph, order: list[int]) -> TaskGraph:
+    """The same tasks and edges with row i in the place of row order[i], whatever the edges say."""
+    place = np.empty(len(graph), dtype=np.int32)
+    place[order] = np.arange(len(graph), dtype=np.int32)
+    src, dst = place[graph.src], place[graph.dst]
+    by_dst = np.lexsort((graph.edge_kind, src, dst))
+    columns: dict[str, Any] = {key: getattr(graph, key)[order] for key in TASK_COLUMNS}
+    columns |= {key: (src if key == "src" else getattr(graph, key))[by_dst] for key in EDGE_COLUMNS}
+    in_ptr = np.append(0, np.cumsum(np.bincount(dst, minlength=len(graph)))).astype(np.int64)
+    return replace(graph, **columns, in_ptr=in_ptr, marks=place[graph.marks])
+
+
+@settings(deadline=None)
+@given(task_graphs(), st.data())
+def test_rows_in_any_order_replay_as_before(graph: TaskGraph, data: st.DataObject) -> None:
+    order = data.draw(st.permutations(range(len(graph))))
+    mixed = shuffled(graph, order)
+    mended, rows = sound_rows(mixed)
+    assert np.array_equal(replay(mended)[1][rows], replay(graph)[1][order])
+    if np.all(mixed.src < mixed.dst):
+        assert mended is mixed
+    else:
+        with pytest.raises(GraphError, match="goes backward"):
+            replay(mixed)
+
+
+def test_a_cycle_is_named_by_its_tasks() -> None:
+    graph = chain(5)
+    src = graph.src.copy()
+    src[1] = 3  # 3 -> 2 beside 2 -> 3
+    with pytest.raises(GraphError, match=r"cycle through task 2 \(t\) and task 3 \(t\)\.$"):
+        sound(graph.with_columns(src=src))
+
+
+FAULTS: dict[str, tuple[str, int, Any]] = {
+    "dur": ("dur", 1, -1),
+    "delay": ("delay", 1, -5),
+    "dur beyond any time": ("dur", 1, 1 << 62),
+    "release": ("release", 0, 1 << 62),
+    "kind": ("kind", 2, 77),
+    "phase": ("phase", 2, 9),
+    "lane": ("lane", 1, 4),
+    "lane below": ("lane", 1, -1),
+    "name": ("name", 0, 1),
+    "layer": ("layer", 0, 0),
+    "step": ("step", 0, 50),
+    "op": ("op", 0, 7),
+    "shape": ("shape", 0, 0),
+    "nbytes": ("nbytes", 0, -2),
+    "probes": ("probes", 0, -1),
+    "flops": ("flops", 0, np.nan),
+    "flops without end": ("flops", 0, np.inf),
+    "flops below": ("flops", 0, -1.0),
+    "edge_kind": ("edge_kind", 0, 10),
+    "lag": ("lag", 0, 1 << 62),
+    "src": ("src", 0, -1),
+    "src beyond": ("src", 0, 90),
+    "in_ptr": ("in_ptr", 1, 9),
+    "in_ptr falls": ("in_ptr", 3, 0),
+    "marks": ("marks", 1, 5),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("engine", ["numba", "python"])
+def test_what_cannot_be_is_named_and_never_replayed(fault: str, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORETRACE_ENGINE", engine)
+    key, at, value = FAULTS[fault]
+    graph = chain(5)
+    column = getattr(graph, key).copy()
+    column[at] = value
+    damaged = graph.with_columns(**{key: column})
+    with pytest.raises(GraphError, match={"src": "edge 0 comes from row", "marks": "mark 1"}.get(key, key)):
+        replay(damaged)
+    with pytest.raises(GraphError):
+        sound(damaged)
+
+
+@pytest.mark.parametrize("key", [*TASK_COLUMNS, *EDGE_COLUMNS, "in_ptr", "marks"])
+def test_lengths_and_types_are_checked(key: str) -> None:
+    graph = chain(5)
+    changed: dict[str, Any] = {key: getattr(graph, key)[:-1]}
+    if key != "marks":
+        with pytest.raises(GraphError, match="column"):
+            verify(replace(graph, **changed))
+    changed = {key: getattr(graph, key).astype(np.int16)}
+    with pytest.raises(GraphError, match=f"column {key} must hold"):
+        verify(replace(graph, **changed))
+
+
+def test_a_step_that_ends_before_it_begins_is_refused() -> None:
+    graph = chain(5)
+    with pytest.raises(GraphError, match="step 0 would end 40 ns before it begins"):
+        simulate(graph.with_columns(marks=graph.marks[::-1])).step_time_s  # noqa: B018
+
+
+def test_a_truth_value_is_0_or_1() -> None:
+    graph = chain(5)
+    odd = np.full(len(graph), 3, dtype=np.uint8).view(np.bool_)
+    with pytest.raises(GraphError, match=r"gone 3, which must lie between 0 and 1"):
+        verify(graph.with_columns(gone=odd))
+
+
+def test_a_proof_holds_for_its_graph_alone() -> None:
+    graph = verify(chain(5))
+    assert not graph.unproven
+    assert graph.with_columns(dur=graph.dur).unproven == {"dur"}
+    assert not graph.noted().unproven
+    assert replace(graph, marks=graph.marks).unproven == ALL_COLUMNS
+    assert not graph.dur.flags.writeable
+    with pytest.raises(ValueError, match="read-only"):
+        graph.dur[0] = -1
+
+
+@settings(deadline=None)
+@given(task_graphs(), st.data())
+def test_the_compiled_loops_find_what_the_plain_ones_find(graph: TaskGraph, data: st.DataObject) -> None:
+    key = data.draw(st.sampled_from(["dur", "delay", "lane", "name", "kind", "src", "in_ptr", "lag", "gone", "flops"]))
+    column = getattr(graph, key).copy()
+    if len(column):
+        raw = column.view(np.uint8)
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    damaged = graph.with_columns(**{key: column})
+    found = []
+    for engine in ("numba", "python"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("FORETRACE_ENGINE", engine)
+            found.append(first_fault(damaged))
+    assert found[0] == found[1]
+
+
+def chain(n: int) -> TaskGraph:
+    """Tasks one after the other on one thread, the first and the last of which are marks."""
+    from foretrace.graph.assemble import assemble
+    from foretrace.graph.taskgraph import GraphInfo, Lane, TaskKind
+    from foretrace.trace.trace import LaneKind
+
+    kind = np.full(n, TaskKind.CPU)
+    kind[[0, -1]] = TaskKind.MARK
+    return assemble(
+        {"kind": kind, "lane": np.zeros(n), "name": np.zeros(n), "dur": np.full(n, 10), "recorded": np.arange(n)},
+        {"src": np.arange(n - 1), "dst": np.arange(1, n), "edge_kind": np.zeros(n - 1), "lag": np.zeros(n - 1)},
+        marks=np.array([0, n - 1]),
+        names=("t",),
+        layers=(),
+        lanes=(Lane(rank=0, kind=LaneKind.CPU),),
+        info=GraphInfo(),
+    )
