@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import typer
 
+from foretrace.cli.waiting import sign_of_life
 from foretrace.errors import ForetraceError
 
 BUG = (
@@ -122,8 +124,12 @@ def application() -> typer.Typer:
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code; never raises for a mistake of the user."""
     command = typer.main.get_command(application())
+    name = arguments[0] if arguments else ""
+    # What these start writes to the same terminal, unheard by us.
+    speaks = nullcontext() if name in ("record", "calibrate") else sign_of_life(name)
     try:
-        code = command.main(args=list(arguments), prog_name="foretrace", standalone_mode=False)
+        with speaks:
+            code = command.main(args=list(arguments), prog_name="foretrace", standalone_mode=False)
     except ForetraceError as error:
         return _complain(str(error))
     except typer.Abort as error:
