@@ -180,6 +180,15 @@ def longest_common(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64], most_edit
     return pairs[:count][::-1].copy()
 
 
+@nb.njit(cache=True)
+def mark_ancestors(in_ptr: npt.NDArray[np.int64], src: npt.NDArray[np.int32], marked: npt.NDArray[np.bool_]) -> None:
+    """Mark every row that a marked row waits for, directly or not; rows are in topological order."""
+    for v in range(len(marked) - 1, -1, -1):
+        if marked[v]:
+            for e in range(in_ptr[v], in_ptr[v + 1]):
+                marked[src[e]] = True
+
+
 # -- soundness: the plain twins are in `sound` -----------------------------------------------------------------
 
 

@@ -90,7 +90,7 @@ class ActivationCompression(Technique):
             times = {each: (factor * there, factor * back) for each, (there, back) in times.items()}
         put = insert_casts if graph.on_device.any() else insert_keeping
         changed = put(graph, savings, times, hook_s, _NAMES, self.name)
-        return changed.noted(saved_note(graph, chosen, 0.5, f"kept as {self.format}", self.name))
+        return changed.noted(saved_note(graph, savings, chosen, 0.5, f"kept as {self.format}", self.name))
 
     def realise(self, training: Training) -> Training:
         from foretrace.training.saved_tensors import Keeping, Narrow

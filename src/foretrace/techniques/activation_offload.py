@@ -99,10 +99,12 @@ class ActivationOffload(Technique):
             times = {each: (factor * there, factor * back) for each, (there, back) in times.items()}
         if disk:
             changed = insert_keeping(graph, savings, times, hook_s, _NAMES, self.name)
+        elif all(each.use < 0 for each in chosen):
+            raise self.refuse("the recording shows no backward pass that asks for the activations.")
         else:
             changed = insert_copies(graph, savings, times, hook_s, self.prefetch, self.name)
         where = "written to a file" if disk else "copied to the host"
-        return changed.noted(saved_note(graph, chosen, 0.0, where, self.name))
+        return changed.noted(saved_note(graph, savings, chosen, 0.0, where, self.name))
 
     def realise(self, training: Training) -> Training:
         from foretrace.training.saved_tensors import Codec, Disk, Keeping, Pinned

@@ -91,7 +91,9 @@ def insert_keeping(
     return insert(graph, new, technique=technique)
 
 
-def saved_note(graph: TaskGraph, chosen: Iterable[Saved], kept_share: float, where: str, technique: str) -> Change:
+def saved_note(
+    graph: TaskGraph, savings: Savings, chosen: Iterable[Saved], kept_share: float, where: str, technique: str
+) -> Change:
     """What the step no longer keeps, per step, in bytes."""
     tensors = list(chosen)
     steps = max(len({int(graph.step[each.row]) for each in tensors}), 1)
@@ -101,6 +103,8 @@ def saved_note(graph: TaskGraph, chosen: Iterable[Saved], kept_share: float, whe
         f"{round(len(tensors) / steps)} saved tensors of a step, {nbytes / 1e6:.4g} MB, {where}: "
         f"{freed / 1e6:.4g} MB ({freed} bytes) less between forward and backward"
     )
+    if savings.unsized:
+        what += f"; the recording does not tell what {savings.unsized} calls save, which stays as it is"
     return Change(technique=technique, what=what, tasks=len(tensors))
 
 

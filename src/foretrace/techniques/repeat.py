@@ -22,8 +22,8 @@ _NOT_AGAIN = (EdgeKind.QUEUE, EdgeKind.CONTENTION)  # how full a queue is, and w
 class Copy:
     """Tasks to run once more.
 
-    `after` says, for every lane of these tasks, behind which row the copies of that lane come, in their order; the row
-    may be on another lane of the same kind. Several copies behind one row follow each other.
+    `after` says, for every lane of these tasks, behind which row the copies of that lane come at the earliest, in their
+    order; the row may be on another lane of the same kind. Several copies behind one row follow each other.
     """
 
     rows: Int64  # ascending
@@ -34,9 +34,10 @@ def repeat(graph: TaskGraph, copies: Sequence[Copy], *, change: Change, phase: P
     """The graph with these copies, in `phase` where one is given.
 
     What a copied task waited for, its copy waits for as well: for the copy of a task that is copied too, else for the
-    task itself. Nothing but the order of lanes waits for copies. A call that waits for the device waits for the copies
-    launched before it. Raises GraphError where the new order contradicts the edges.
+    task itself, which the copies then come behind on every lane. Nothing but the order of lanes waits for copies. A
+    call that waits for the device waits for the copies launched before it.
     """
+    copies = [_behind(graph, copy) for copy in copies]
     old = edge_columns(graph)
     tails: dict[int, int] = {}  # anchor -> last new row behind it
     launched: dict[int, int] = {}  # anchor on a stream -> host task behind which its copies are launched
@@ -56,7 +57,6 @@ def repeat(graph: TaskGraph, copies: Sequence[Copy], *, change: Change, phase: P
         anchor = np.array([copy.after[lane] for lane in graph.lane[rows].tolist()], dtype=np.int64)
         given = {
             "lane": graph.lane[anchor],
-            "step": graph.step[anchor],
             "recorded": graph.recorded[anchor] + graph.dur[anchor],
             "release": np.full(len(rows), NO_RELEASE),
         }
@@ -90,6 +90,33 @@ def before(graph: TaskGraph, rows: Int64) -> dict[int, int] | None:
             return None
         found[lane] = int(there[place - 1])
     return found
+
+
+def _behind(graph: TaskGraph, copy: Copy) -> Copy:
+    """The copies behind all that they wait for: on no lane ahead of a task that is not repeated and feeds one that is.
+
+    A batch is copied to the device once, in the middle of the forward pass that is repeated. What comes ahead of the
+    copies is closed: with a task come those that it waits for, with a call what it launched, because a stream takes
+    its tasks in the order of their launches.
+    """
+    from foretrace.graph.kernels import mark_ancestors
+
+    repeated = np.zeros(len(graph), dtype=np.bool_)
+    repeated[copy.rows] = True
+    dst = graph.dst
+    ahead = np.zeros(len(graph), dtype=np.bool_)
+    ahead[list(copy.after.values())] = True
+    ahead[graph.src[repeated[dst] & ~repeated[graph.src] & ~np.isin(graph.edge_kind, _NOT_AGAIN + _ORDER)]] = True
+    launch = np.flatnonzero(graph.edge_kind == EdgeKind.LAUNCH)
+    count = -1
+    while count != (count := int(ahead.sum())):
+        ahead[dst[launch][ahead[graph.src[launch]]]] = True
+        mark_ancestors(graph.in_ptr, graph.src, ahead)
+    after = {}
+    for lane, row in copy.after.items():
+        there = np.flatnonzero(ahead & (graph.lane == graph.lane[row]))
+        after[lane] = int(there[-1])
+    return Copy(rows=copy.rows, after=after)
 
 
 def _copied(

@@ -80,6 +80,7 @@ class Savings:
 
     tensors: tuple[Saved, ...]
     variables: int  # saved variables in all, small ones and parameters among them
+    unsized: int  # calls that save a tensor whose size or type the recording does not tell
     last_forward: Int64  # per step of the graph: last host task of its forward pass, −1 if it has none
 
 
@@ -87,7 +88,7 @@ def find_saved(graph: TaskGraph) -> Savings:
     """Saved tensors of every forward pass in the order of saving; those of a step in its own backward pass."""
     parameters = _parameters(graph)
     found: list[Saved] = []
-    variables = 0
+    variables = unsized = 0
     calls = _calls(graph)
     last = np.full(max(graph.n_steps, 1), -1, dtype=np.int64)
     host = ~graph.on_device & ~graph.gone & ~np.isin(graph.kind, (TaskKind.MARK, TaskKind.JOIN))
@@ -95,13 +96,14 @@ def find_saved(graph: TaskGraph) -> Savings:
     last[graph.step[forward_rows]] = forward_rows
     for step in np.unique(graph.step[calls]).tolist():
         mine = calls[graph.step[calls] == step]
-        tensors, seen = _of_step(graph, mine, parameters)
+        tensors, seen, unknown = _of_step(graph, mine, parameters)
         variables += seen
+        unsized += unknown
         backward = np.flatnonzero(
             (graph.step == step) & (graph.phase == Phase.BACKWARD) & ~graph.gone & (graph.on_device == _device(graph))
         )
         found += _with_uses(graph, tensors, backward)
-    return Savings(tensors=tuple(found), variables=variables, last_forward=last)
+    return Savings(tensors=tuple(found), variables=variables, unsized=unsized, last_forward=last)
 
 
 def _device(graph: TaskGraph) -> bool:
@@ -121,11 +123,13 @@ def _calls(graph: TaskGraph) -> Int64:
     return np.asarray(rows[forward[rows]], dtype=np.int64)
 
 
-def _of_step(graph: TaskGraph, calls: Int64, parameters: set[tuple[int, ...]]) -> tuple[list[Saved], int]:
-    """Saved tensors of the forward pass of one step, and how many variables were saved in all."""
+def _of_step(graph: TaskGraph, calls: Int64, parameters: set[tuple[int, ...]]) -> tuple[list[Saved], int, int]:
+    """Saved tensors of the forward pass of one step, how many variables were saved in all, how many calls save a tensor
+    of unknown size.
+    """
     found: list[Saved] = []
     held: set[int] = set()  # sizes whose last produced tensor is saved already
-    variables = 0
+    variables = unsized = 0
     dropout = False
     for row in calls.tolist():
         operator = Operator(graph.names[graph.op[row]], graph.shapes[graph.shape[row]])
@@ -135,7 +139,8 @@ def _of_step(graph: TaskGraph, calls: Int64, parameters: set[tuple[int, ...]]) -
         if name in ("dropout", "bernoulli_"):
             dropout = True
             continue
-        saves = list(_saves(name, operator, parameters, dropout=dropout))
+        saves, whole = _known(_saves(name, operator, parameters, dropout=dropout))
+        unsized += not whole
         if name in ("mul", "native_dropout"):
             dropout = False
         variables += (_VARIABLES.get(name, 1) if saves else 0) + (1 if name in ("_to_copy", "embedding") else 0)
@@ -150,7 +155,19 @@ def _of_step(graph: TaskGraph, calls: Int64, parameters: set[tuple[int, ...]]) -
                 held.add(numel)
             found.append(Saved(row=row, use=-1, numel=numel, dtype=dtype))
         held.discard(produced)
-    return found, variables
+    return found, variables, unsized
+
+
+def _known(saves: Iterator[tuple[str, int, str]]) -> tuple[list[tuple[str, int, str]], bool]:
+    """What is saved as far as the recorded inputs tell, and whether they tell it all: older profilers leave out values
+    and types, and other versions of an operator take other inputs.
+    """
+    found: list[tuple[str, int, str]] = []
+    try:
+        found += saves
+    except (IndexError, TypeError, ValueError):
+        return found, False
+    return found, True
 
 
 def _saves(
@@ -217,7 +234,7 @@ def _produced(name: str, operator: Operator) -> int:
             return int(prod(dims[1]) * dims[0][1])
         if name in (*_NORMS, *_INPUT, "mul", "mul_", "div", "add", "add_", "sub", "native_dropout", "clone"):
             return int(prod(dims[0]))
-    except (IndexError, TypeError):
+    except (IndexError, TypeError, ValueError):
         pass
     return -1
 
@@ -230,6 +247,7 @@ def _convolved(operator: Operator) -> int:
 
 
 def _pooled(operator: Operator) -> int:
+    """Elements of a pooled tensor. Raises IndexError, TypeError or ValueError where its settings were not recorded."""
     x = operator.dims[0]
     lists = [[int(part) for part in text.strip("[]").split(",") if part.strip()] for text in operator.concrete[1:5]]
     kernel, stride, padding, dilation = (each or [d] for each, d in zip(lists, (1, 0, 0, 1), strict=True))

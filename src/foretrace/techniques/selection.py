@@ -79,7 +79,10 @@ class Remove(_Selection):
     not_applied: ClassVar[str] = "it supposes that work is gone and does not say what does it instead."
 
     def change(self, graph: TaskGraph) -> TaskGraph:
-        return edit.remove(graph, self.chosen(graph), technique=self.name)
+        changed = edit.remove(graph, self.chosen(graph), technique=self.name)
+        if changed.gone.all():
+            raise self.refuse(f"no task of the recording would be left by {str(self).partition(' ')[2]}; choose fewer.")
+        return changed
 
 
 def _alternatives(value: str | None) -> list[str] | None:
