@@ -132,6 +132,16 @@ class EdgeClass:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NotOfStep:
+    """Work in a one-step recording that is not the step's and was left out of it, see `simulate.own_step`."""
+
+    reason: str
+    tasks: int
+    time_s: float
+    share: float  # of the device's time for its work, of the recorded step else
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GraphInfo:
     """What the builder knows beside the arrays; JSON-able, stored in the graph's file."""
 
@@ -152,6 +162,7 @@ class GraphInfo:
     typical_ns: dict[str, int] = field(default_factory=dict)  # "launch gpu0:7" -> nanoseconds
     edge_classes: tuple[EdgeClass, ...] = ()
     recording: dict[str, Any] = field(default_factory=dict)  # the recorder's metadata of the first rank
+    not_of_step: tuple[NotOfStep, ...] = ()  # what was left out of the only recorded step
     overhead: dict[str, float] = field(default_factory=dict)  # profiler overhead: measured and removed, see docs
     calibration: dict[str, Any] = field(default_factory=dict)  # times of operators on this machine, see cost/
     collectives: dict[str, Any] = field(default_factory=dict)  # what each one says of itself, see collectives.py

@@ -21,6 +21,7 @@ from foretrace.report.views import (
     ChangeView,
     CompareRow,
     CompareView,
+    NotOfStepView,
     PathPart,
     ShowView,
     SimulateView,
@@ -97,6 +98,10 @@ def show(timeline: Timeline, *, path: str = "") -> ShowView:
         holds_back=rows[:HOLDS_BACK],
         collectives=together,
         clock=ranks.clock(graph),
+        not_of_step=tuple(
+            NotOfStepView(reason=each.reason, tasks=each.tasks, time_s=each.time_s, share=each.share)
+            for each in info.not_of_step
+        ),
         notes=_notes(graph),
         next=suggestion,
     )

@@ -120,6 +120,15 @@ class StageView(msgspec.Struct, frozen=True, kw_only=True):
     why_not_more: str
 
 
+class NotOfStepView(msgspec.Struct, frozen=True, kw_only=True):
+    """Work in a one-step recording that belongs to other steps or to the process's start, and was left out."""
+
+    reason: str
+    tasks: int
+    time_s: float
+    share: float  # of the device's time for its work, of the recorded step else
+
+
 class ShowView(msgspec.Struct, frozen=True, kw_only=True):
     """`foretrace show`: what is in a recording and what holds its step back."""
 
@@ -147,6 +156,7 @@ class ShowView(msgspec.Struct, frozen=True, kw_only=True):
     holds_back: tuple[BlameRow, ...]
     collectives: CollectivesView | None = None  # None for one rank
     clock: ClockView | None = None
+    not_of_step: tuple[NotOfStepView, ...] = ()
     notes: tuple[str, ...]
     next: str  # the command to try next
 
