@@ -19,7 +19,9 @@ from tests.kineto_files import Recording
 KERNELS = 40
 
 
-def one_step(*, backlog_us: float = 0.0, load_us: float = 0.0, annotated: bool = True, unseen_us: float = 0.0) -> Recording:
+def one_step(
+    *, backlog_us: float = 0.0, load_us: float = 0.0, annotated: bool = True, unseen_us: float = 0.0
+) -> Recording:
     """40 launches of 5 us and kernels of 30 us, behind what is asked for; the last kernels outlive the host's step."""
     r = Recording()
     at = 10.0

@@ -110,7 +110,7 @@ class _Joint:
 
     def _tasks(self) -> Columns:
         parts: dict[str, list[npt.NDArray[Any]]] = {key: [] for key in TASK_COLUMNS}
-        lanes = 0
+        lanes = doubts = 0
         for i, graph in enumerate(self.graphs):
             for key in TASK_COLUMNS:
                 column: npt.NDArray[Any] = getattr(graph, key)
@@ -122,6 +122,8 @@ class _Joint:
                     column = self.shapes.number(i, column)
                 elif key == "lane":
                     column = column + np.int32(lanes)
+                elif key == "doubt":
+                    column = np.where(column >= 0, column + np.int32(doubts), column)
                 elif key == "step":
                     column = self.step_tables[i][column]
                 elif key == "recorded":
@@ -442,6 +444,8 @@ def _info(infos: Sequence[GraphInfo], joint: _Joint, window: tuple[int, int]) ->
         contention_share=share("contention_share"),
         overlap_share=share("overlap_share"),
         notes=tuple(notes),
+        doubts=tuple(doubt for info in infos for doubt in info.doubts),
+        carried=tuple(each for info in infos for each in info.carried),
         collectives=_summary(matching, clock),
     )
 

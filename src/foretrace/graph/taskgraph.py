@@ -132,6 +132,31 @@ class EdgeClass:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Doubt:
+    """How many times its duration a task may take at the low and at the high end of its 80 % range.
+
+    `source` is who said what the duration is. What one source says is wrong in one direction everywhere; sources are
+    independent of each other.
+    """
+
+    source: str
+    low: float
+    high: float
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carried:
+    """How far an assumption made before this graph was saved may move its step, which took `of_s` then, seconds."""
+
+    source: str
+    faster_s: float
+    slower_s: float
+    of_s: float
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NotOfStep:
     """Work in a one-step recording that is not the step's and was left out of it, see `simulate.own_step`."""
 
@@ -162,6 +187,8 @@ class GraphInfo:
     typical_ns: dict[str, int] = field(default_factory=dict)  # "launch gpu0:7" -> nanoseconds
     edge_classes: tuple[EdgeClass, ...] = ()
     recording: dict[str, Any] = field(default_factory=dict)  # the recorder's metadata of the first rank
+    doubts: tuple[Doubt, ...] = ()  # what the column `doubt` points to; none where all durations were recorded
+    carried: tuple[Carried, ...] = ()  # ranges of assumptions that no task of this graph stands for
     not_of_step: tuple[NotOfStep, ...] = ()  # what was left out of the only recorded step
     overhead: dict[str, float] = field(default_factory=dict)  # profiler overhead: measured and removed, see docs
     calibration: dict[str, Any] = field(default_factory=dict)  # times of operators on this machine, see cost/
@@ -186,6 +213,7 @@ TASK_COLUMNS: dict[str, type] = {
     "op": np.int32,  # -> names: the operator that a task belongs to, −1 if unknown
     "shape": np.int32,  # -> shapes: inputs of that operator, −1 if unknown
     "probes": np.int32,  # starts and ends of recorded events inside a host task: where profiling costs time
+    "doubt": np.int32,  # -> info.doubts: how far `dur` may be off, −1 where it was recorded
     "gone": np.bool_,  # removed by an edit: takes no time, keeps order (see edit.remove)
 }
 
@@ -219,6 +247,7 @@ class TaskGraph:
     op: npt.NDArray[np.int32]
     shape: npt.NDArray[np.int32]
     probes: npt.NDArray[np.int32]
+    doubt: npt.NDArray[np.int32]
     gone: npt.NDArray[np.bool_]
     in_ptr: npt.NDArray[np.int64]  # n + 1: edges into task v are in_ptr[v] : in_ptr[v + 1]
     src: npt.NDArray[np.int32]

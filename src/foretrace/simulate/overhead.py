@@ -31,9 +31,10 @@ _LEAST_LISTED = 3  # steps of either kind whose shortest says something
 def unprofiled(graph: TaskGraph) -> TaskGraph:
     """The graph with the cost of recording removed, so that its step takes as long as unprofiled steps did.
 
-    What else is not the step's is left out first, see `own_step`, which says when it raises GraphError. A recording without unprofiled neighbours is returned as it is. What was measured and removed is kept in
-    `info.overhead` (times in seconds) and as a Change. Where other work disturbed a step that never waits, the
-    process's CPU time stands for its time: it leaves out what the others took.
+    What else is not the step's is left out first, see `own_step`, which says when it raises GraphError. A recording
+    without unprofiled neighbours is then returned as it is. What was measured and removed is kept in `info.overhead`
+    (times in seconds) and as a Change. Where other work disturbed a step that never waits, the process's CPU time
+    stands for its time: it leaves out what the others took.
     """
     if graph.changes:
         return graph
