@@ -31,6 +31,7 @@ from foretrace.graph.taskgraph import (
     EDGE_COLUMNS,
     NO_RELEASE,
     TASK_COLUMNS,
+    Doubt,
     EdgeKind,
     GraphInfo,
     Lane,
@@ -132,6 +133,7 @@ class _Joint:
                     column = np.where(column > NO_RELEASE // 2, self.clock.aligned(i, column), NO_RELEASE)
                 parts[key].append(column)
             lanes += len(graph.lanes)
+            doubts += len(graph.info.doubts)
         return {key: np.concatenate(each) for key, each in parts.items()}
 
     def _recorded_edges(self, tasks: Columns) -> None:
@@ -444,10 +446,19 @@ def _info(infos: Sequence[GraphInfo], joint: _Joint, window: tuple[int, int]) ->
         contention_share=share("contention_share"),
         overlap_share=share("overlap_share"),
         notes=tuple(notes),
-        doubts=tuple(doubt for info in infos for doubt in info.doubts),
+        doubts=_doubts(infos),
         carried=tuple(each for info in infos for each in info.carried),
         collectives=_summary(matching, clock),
     )
+
+
+def _doubts(infos: Sequence[GraphInfo]) -> tuple[Doubt, ...]:
+    """The tables of all ranks one after the other."""
+    found: list[Doubt] = []
+    for info in infos:
+        first = len(found)
+        found += [replace(each, beside=each.beside + first) if each.beside >= 0 else each for each in info.doubts]
+    return tuple(found)
 
 
 def _who(of: Sequence[int], ranks: int) -> str:

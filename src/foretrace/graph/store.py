@@ -164,6 +164,7 @@ def _consistent(graph: TaskGraph, source: Path) -> None:
             and graph.name.max() < len(graph.names)
             and graph.shape.max() < len(graph.shapes)
             and graph.doubt.max() < len(graph.info.doubts)
+            and all(0 <= end < float("inf") for each in graph.info.doubts for end in (each.low, each.high))
             and np.all((graph.marks >= 0) & (graph.marks < n))
         )
     if not sound:

@@ -133,16 +133,20 @@ class EdgeClass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doubt:
-    """How many times its duration a task may take at the low and at the high end of its 80 % range.
+    """How many times its duration a task takes at the low and at the high end of what `source` leaves open.
 
-    `source` is who said what the duration is. What one source says is wrong in one direction everywhere; sources are
-    independent of each other.
+    `source` is who said what the duration is: a cost model, or an assumption of a technique. What one source says is
+    wrong in one direction everywhere; sources are independent of each other. A task may rest on several: `beside` is
+    the place of the next one in the table, −1 for none. `recorded` is False where nothing of the duration was
+    recorded, so that the noise of recordings has no part in it.
     """
 
     source: str
     low: float
     high: float
     why: str = ""
+    beside: int = -1
+    recorded: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
