@@ -116,7 +116,7 @@ def kernels_section(traces: Path) -> str:
     rows = []
     for model in DEVICES:
         sides = [next((traces / "tracelens").glob(f"{device}_{model}*")) for device in ("h100", "mi300")]
-        h100, mi300 = (flow.read(path).graph(as_recorded=True).graph for path in sides)
+        h100, mi300 = (flow.read(path).graph().graph for path in sides)
         for graph, target, way in ((h100, mi300, "H100 → MI300X"), (mi300, h100, "MI300X → H100")):
             result = swap(graph, target)
             rows.append([

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -223,15 +224,19 @@ class Scenario:
 
     def whatif(self) -> WhatIf:
         """Step time before and after the techniques applied, its interval, and what every one of them gave."""
+        return self._whatif
+
+    @cached_property
+    def _whatif(self) -> WhatIf:
         from foretrace.techniques.whatif import whatif
 
         return whatif(self.graph if self.recorded is None else self.recorded, self.techniques)
 
     def save(self, path: str | Path) -> Path:
-        """Store the graph in one file, for `load` and `foretrace compare`."""
+        """Store the graph and the range of its step in one file, for `load` and `foretrace compare`."""
         from foretrace.graph.store import save
 
-        return save(self.graph, path)
+        return save(self._whatif.saved() if self.techniques else self.graph, path)
 
 
 # --- 5. compare ----------------------------------------------------------------------------------------------

@@ -107,8 +107,7 @@ def test_what_cannot_be_profiled_is_said_in_one_line(cli: Cli, tmp_path: Path) -
 
 FILES = [
     "hta/amd_trace_mi250_minitoy_train_ROCm6_2_kineto.json.gz",
-    "hta/critical_path_alexnet_benchmark_result_2869224_1695835535_trace.json.gz",
-    "hta/critical_path_cuda_event_sync_event_sync_trace.json.gz",
+    "hta/critical_path_cuda_event_sync_multi_stream_event_sync_trace.json.gz",
     "hta/trace_diff_control.json.gz",
     "param/dlrm_kineto_8rank/worker5_step_12.1694128201549.pt.trace.json.gz",
     "param/resnet_kineto.json.gz",

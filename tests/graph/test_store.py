@@ -74,7 +74,7 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
 
 def test_another_format_version_is_named(tmp_path: Path) -> None:
     path = save(small(), tmp_path / "a.fg")
-    path.write_bytes(path.read_bytes().replace(b'"format":2', b'"format":7', 1))
+    path.write_bytes(path.read_bytes().replace(b'"format":3', b'"format":7', 1))
     with pytest.raises(GraphError, match="format 7"):
         load(path)
 

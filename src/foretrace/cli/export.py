@@ -36,8 +36,6 @@ def export(
     run = options.scenario(source, rank=rank, steps=steps, salvage=salvage, together=all_ranks)
     from foretrace.cli import pages
 
-    timelines = {"recorded": run.simulate()}
-    if techniques:
-        timelines[" + ".join(map(str, techniques))] = run.apply(*techniques).simulate()
-    pages.write_timeline(out, timelines)
+    found = run.apply(*techniques).whatif() if techniques else None
+    pages.write_timeline(out, run.simulate() if found is None else found.before, found)
     options.wrote(out)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,12 @@ def write_report(target: Path, recorded: Timeline, found: Sequence[WhatIf], *, p
     html.write(build.page(recorded, found, path=path), target)
 
 
-def write_timeline(target: Path, timelines: Mapping[str, Timeline]) -> None:
-    """Chrome trace JSON for Perfetto: the lanes of every timeline, one above the other."""
-    perfetto.write([build.track(name, timeline) for name, timeline in timelines.items()], target)
+def write_timeline(target: Path, recorded: Timeline, found: WhatIf | None = None) -> None:
+    """Chrome trace JSON for Perfetto: the lanes of the recorded run, and below them those of a prediction."""
+    tracks = [build.track("recorded", recorded, recorded.interval_s())]
+    if found is not None:
+        low_s, high_s = found.interval_s
+        view = build.whatif(found)
+        step = replace(found.noise, low_s=low_s, high_s=high_s, source=view.interval_source)
+        tracks.append(build.track(view.name, found.after, step))
+    perfetto.write(tracks, target)

@@ -63,7 +63,7 @@ def whatif(
     if html is not None:
         pages.write_report(html, found.before, [found], path=str(source))
     if perfetto is not None:
-        pages.write_timeline(perfetto, {"recorded": found.before, view.name: found.after})
+        pages.write_timeline(perfetto, found.before, found)
     if save is not None:
         predicted.save(save)
     options.wrote(html, perfetto, save, quiet=as_json)

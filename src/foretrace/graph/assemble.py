@@ -38,6 +38,7 @@ TASK_DEFAULTS: dict[str, Any] = {
     "op": -1,
     "shape": -1,
     "probes": 0,
+    "doubt": -1,
     "gone": False,
 }
 EDGE_DEFAULTS: dict[str, Any] = {"from_start": False, "inferred": False}

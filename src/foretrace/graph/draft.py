@@ -360,7 +360,9 @@ class Draft:
         done = np.where(last >= 0, device.end[np.maximum(last, 0)], NO_RELEASE) if len(device) else last
         finished = np.maximum(bounds, done.max(axis=0)) if len(device) else bounds
         host_window, device_window = int(bounds[-1] - bounds[0]), int(finished[-1] - finished[0])
-        ahead = self.steps.source != "whole trace" and device_window > AHEAD * host_window
+        # After the only step nothing waits for what it launched: it is over when the device has done it.
+        unfinished = len(bounds) == 2 and bool(finished[-1] > bounds[-1])
+        ahead = self.steps.source != "whole trace" and (unfinished or device_window > AHEAD * host_window)
         needs_lane = self.steps.lane < 0 or ahead
         if not needs_lane and self.steps.source != "whole trace":
             return

@@ -344,7 +344,7 @@ class _Insertion:
             "nbytes": -1,
             "flops": 0.0,
             "priority": graph.priority[anchor],
-            **{key: getattr(graph, key)[like] for key in ("phase", "layer", "step", "op")},
+            **{key: getattr(graph, key)[like] for key in ("phase", "layer", "step", "op", "doubt")},
         }
         if task.phase is not None:
             columns["phase"] = int(task.phase)
@@ -364,6 +364,7 @@ class _Insertion:
             kind=int(TaskKind.CALL),
             name=call_name,
             dur=call_ns,
+            doubt=self.graph.doubt[task.launched_after],
         )
         kernel = self._task(task, task.after, like, nbytes=task.nbytes, flops=task.flops)
         self._chain(EdgeKind.PROGRAM, int(self.back[task.launched_after]), call)

@@ -31,6 +31,7 @@ from foretrace.graph.taskgraph import (
     EDGE_COLUMNS,
     NO_RELEASE,
     TASK_COLUMNS,
+    Doubt,
     EdgeKind,
     GraphInfo,
     Lane,
@@ -110,7 +111,7 @@ class _Joint:
 
     def _tasks(self) -> Columns:
         parts: dict[str, list[npt.NDArray[Any]]] = {key: [] for key in TASK_COLUMNS}
-        lanes = 0
+        lanes = doubts = 0
         for i, graph in enumerate(self.graphs):
             for key in TASK_COLUMNS:
                 column: npt.NDArray[Any] = getattr(graph, key)
@@ -122,6 +123,8 @@ class _Joint:
                     column = self.shapes.number(i, column)
                 elif key == "lane":
                     column = column + np.int32(lanes)
+                elif key == "doubt":
+                    column = np.where(column >= 0, column + np.int32(doubts), column)
                 elif key == "step":
                     column = self.step_tables[i][column]
                 elif key == "recorded":
@@ -130,6 +133,7 @@ class _Joint:
                     column = np.where(column > NO_RELEASE // 2, self.clock.aligned(i, column), NO_RELEASE)
                 parts[key].append(column)
             lanes += len(graph.lanes)
+            doubts += len(graph.info.doubts)
         return {key: np.concatenate(each) for key, each in parts.items()}
 
     def _recorded_edges(self, tasks: Columns) -> None:
@@ -442,8 +446,19 @@ def _info(infos: Sequence[GraphInfo], joint: _Joint, window: tuple[int, int]) ->
         contention_share=share("contention_share"),
         overlap_share=share("overlap_share"),
         notes=tuple(notes),
+        doubts=_doubts(infos),
+        carried=tuple(each for info in infos for each in info.carried),
         collectives=_summary(matching, clock),
     )
+
+
+def _doubts(infos: Sequence[GraphInfo]) -> tuple[Doubt, ...]:
+    """The tables of all ranks one after the other."""
+    found: list[Doubt] = []
+    for info in infos:
+        first = len(found)
+        found += [replace(each, beside=each.beside + first) if each.beside >= 0 else each for each in info.doubts]
+    return tuple(found)
 
 
 def _who(of: Sequence[int], ranks: int) -> str:

@@ -26,7 +26,7 @@ from foretrace.graph.taskgraph import (
     TaskGraph,
 )
 
-FORMAT = 2
+FORMAT = 3
 MAGIC = b"foretrg\n"
 _ALIGN = 64
 _LONGEST_HEADER = 1 << 30
@@ -163,6 +163,8 @@ def _consistent(graph: TaskGraph, source: Path) -> None:
             and graph.name.min() >= 0
             and graph.name.max() < len(graph.names)
             and graph.shape.max() < len(graph.shapes)
+            and graph.doubt.max() < len(graph.info.doubts)
+            and all(0 <= end < float("inf") for each in graph.info.doubts for end in (each.low, each.high))
             and np.all((graph.marks >= 0) & (graph.marks < n))
         )
     if not sound:

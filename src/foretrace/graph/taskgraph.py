@@ -132,6 +132,45 @@ class EdgeClass:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Doubt:
+    """How many times its duration a task takes at the low and at the high end of what `source` leaves open.
+
+    `source` is who said what the duration is: a cost model, or an assumption of a technique. What one source says is
+    wrong in one direction everywhere; sources are independent of each other. A task may rest on several: `beside` is
+    the place of the next one in the table, −1 for none. `recorded` is False where nothing of the duration was
+    recorded, so that the noise of recordings has no part in it.
+    """
+
+    source: str
+    low: float
+    high: float
+    why: str = ""
+    beside: int = -1
+    recorded: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carried:
+    """How far an assumption made before this graph was saved may move its step, which took `of_s` then, seconds."""
+
+    source: str
+    faster_s: float
+    slower_s: float
+    of_s: float
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotOfStep:
+    """Work in a one-step recording that is not the step's and was left out of it, see `simulate.own_step`."""
+
+    reason: str
+    tasks: int
+    time_s: float
+    share: float  # of the device's time for its work, of the recorded step else
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GraphInfo:
     """What the builder knows beside the arrays; JSON-able, stored in the graph's file."""
 
@@ -152,6 +191,9 @@ class GraphInfo:
     typical_ns: dict[str, int] = field(default_factory=dict)  # "launch gpu0:7" -> nanoseconds
     edge_classes: tuple[EdgeClass, ...] = ()
     recording: dict[str, Any] = field(default_factory=dict)  # the recorder's metadata of the first rank
+    doubts: tuple[Doubt, ...] = ()  # what the column `doubt` points to; none where all durations were recorded
+    carried: tuple[Carried, ...] = ()  # ranges of assumptions that no task of this graph stands for
+    not_of_step: tuple[NotOfStep, ...] = ()  # what was left out of the only recorded step
     overhead: dict[str, float] = field(default_factory=dict)  # profiler overhead: measured and removed, see docs
     calibration: dict[str, Any] = field(default_factory=dict)  # times of operators on this machine, see cost/
     collectives: dict[str, Any] = field(default_factory=dict)  # what each one says of itself, see collectives.py
@@ -175,6 +217,7 @@ TASK_COLUMNS: dict[str, type] = {
     "op": np.int32,  # -> names: the operator that a task belongs to, −1 if unknown
     "shape": np.int32,  # -> shapes: inputs of that operator, −1 if unknown
     "probes": np.int32,  # starts and ends of recorded events inside a host task: where profiling costs time
+    "doubt": np.int32,  # -> info.doubts: how far `dur` may be off, −1 where it was recorded
     "gone": np.bool_,  # removed by an edit: takes no time, keeps order (see edit.remove)
 }
 
@@ -211,6 +254,7 @@ class TaskGraph:
     op: npt.NDArray[np.int32]
     shape: npt.NDArray[np.int32]
     probes: npt.NDArray[np.int32]
+    doubt: npt.NDArray[np.int32]
     gone: npt.NDArray[np.bool_]
     in_ptr: npt.NDArray[np.int64]  # n + 1: edges into task v are in_ptr[v] : in_ptr[v + 1]
     src: npt.NDArray[np.int32]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from foretrace.model.memory import Fit, Memory, Sharding, peak
 from foretrace.model.operator_graph import OperatorGraph
 from foretrace.model.repeat import again
 from foretrace.model.strategy import Strategy
+from foretrace.simulate.doubt import doubted
 from foretrace.simulate.timeline import simulate
 
 _HOST = (TaskKind.CPU, TaskKind.CALL)
@@ -69,14 +70,11 @@ def estimate_step(
         host=host,
         own_processor=own_processor,
     )
+    lowered = replace(lowered, graph=_doubted(lowered, None if own_processor else host))
     graph, found = lowered.graph, lowered.costs
-    step_s = _step_s(graph)
-    changes = [_replaced(lowered, found.low_s, found.high_s, found.source == i) for i in range(len(found.sources))]
+    timeline = simulate(graph)
+    step_s, interval = timeline.step_time_s, timeline.interval_s()
     on_host = np.isin(graph.kind, _HOST)
-    if not own_processor:
-        changes.append((_scaled(graph, on_host, host.low), _scaled(graph, on_host, host.high)))
-    away = np.array([[_step_s(each) - step_s for each in pair] for pair in changes]).reshape(-1, 2)
-    low, high = np.sqrt((np.minimum(away, 0) ** 2).sum()), np.sqrt((np.maximum(away, 0) ** 2).sum())
     work = np.isin(graph.kind, (TaskKind.KERNEL, TaskKind.OPERATOR))
     busy = np.bincount(graph.lane[work], weights=graph.dur[work]) if work.any() else np.zeros(1)
     unknown = operators.calls.family == Family.OTHER
@@ -85,7 +83,7 @@ def estimate_step(
     return StepEstimate(
         lowered=lowered,
         step_time_s=step_s,
-        interval_s=(max(step_s - float(low), 0.0), step_s + float(high)),
+        interval_s=(interval.low_s, interval.high_s),
         device_busy_s=float(busy.max()) / 1e9,
         host_busy_s=0.0 if own_processor else float(graph.dur[on_host].sum()) / 1e9,
         launch_bound=not own_processor and faster[0] < faster[1],
@@ -105,17 +103,18 @@ def _scaled(graph: TaskGraph, rows: npt.NDArray[np.bool_], factor: float) -> Tas
     return graph.with_columns(dur=np.where(rows, np.rint(graph.dur * factor), graph.dur).astype(np.int64))
 
 
-def _replaced(
-    lowered: Lowered, low_s: npt.NDArray[np.float64], high_s: npt.NDArray[np.float64], nodes: npt.NDArray[np.bool_]
-) -> tuple[TaskGraph, TaskGraph]:
-    """The graph with the low and with the high ends of the costs of some nodes."""
-    nodes = nodes & (lowered.task >= 0)
-    ends = []
-    for seconds in (low_s, high_s):
-        dur = lowered.graph.dur.copy()
-        dur[lowered.task[nodes]] = np.rint(seconds[nodes] * 1e9).astype(np.int64)
-        ends.append(lowered.graph.with_columns(dur=dur))
-    return ends[0], ends[1]
+def _doubted(lowered: Lowered, host: HostCosts | None) -> TaskGraph:
+    """The graph with the range of every cost on its task, which then goes wherever the graph goes."""
+    graph, found = lowered.graph, lowered.costs
+    for i, source in enumerate(found.sources):
+        nodes = np.flatnonzero((found.source == i) & (lowered.task >= 0) & (found.seconds > 0))
+        low, high = (ends[nodes] / found.seconds[nodes] for ends in (found.low_s, found.high_s))
+        graph = doubted(graph, lowered.task[nodes], source, low, high, found.whys[i])
+    if host is not None:
+        rows = np.flatnonzero(np.isin(graph.kind, _HOST))
+        low, high = (np.full(len(rows), end) for end in (host.low, host.high))
+        graph = doubted(graph, rows, "host", low, high, "what a host spends on an operator; see HostCosts")
+    return graph
 
 
 def _peak_s(operators: OperatorGraph, device: Device) -> float:

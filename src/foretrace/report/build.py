@@ -21,6 +21,7 @@ from foretrace.report.views import (
     ChangeView,
     CompareRow,
     CompareView,
+    NotOfStepView,
     PathPart,
     ShowView,
     SimulateView,
@@ -29,6 +30,7 @@ from foretrace.report.views import (
     WhatIfView,
 )
 from foretrace.simulate.compare import compare as compare_timelines
+from foretrace.simulate.noise import Interval
 from foretrace.simulate.replay import replay
 from foretrace.simulate.schedule import as_run
 from foretrace.simulate.timeline import By, Timeline
@@ -89,6 +91,7 @@ def show(timeline: Timeline, *, path: str = "") -> ShowView:
         step_source=info.step_source,
         tasks=len(graph),
         step_time_s=step_time(timeline),
+        interval_s=estimated(timeline),
         step_times_s=tuple((timeline.step_times_ns / 1e9).tolist()),
         breakdown_s=median,
         breakdown_mean_s=mean,
@@ -97,6 +100,10 @@ def show(timeline: Timeline, *, path: str = "") -> ShowView:
         holds_back=rows[:HOLDS_BACK],
         collectives=together,
         clock=ranks.clock(graph),
+        not_of_step=tuple(
+            NotOfStepView(reason=each.reason, tasks=each.tasks, time_s=each.time_s, share=each.share)
+            for each in info.not_of_step
+        ),
         notes=_notes(graph),
         next=suggestion,
     )
@@ -114,6 +121,7 @@ def blame(timeline: Timeline, by: By = "name", *, path: str = "") -> BlameView:
         steps=timeline.graph.n_steps,
         by=by,
         step_time_s=timeline.step_time_s,
+        interval_s=estimated(timeline),
         rows=rows,
         next="" if suggestion == _blame_by_layer(timeline.graph, path) else suggestion,
     )
@@ -153,13 +161,14 @@ def whatif(result: WhatIf, *, path: str = "") -> WhatIfView:
     info = result.before.graph.info
     names = tuple(stage.technique.name for stage in result.stages)
     before_s, after_s, interval_s = result.before_s, result.after_s, result.interval_s
-    sources = [result.noise.source]
+    low, high = result.ratio_interval
+    sources = [result.noise.source] if result.noise.source else []
     if result.assumptions:
         count = len(result.assumptions)
         sources.append("the range of the assumption" if count == 1 else f"the ranges of {count} assumptions")
     written = [stage.name for stage in result.stages]
     return WhatIfView(
-        headline=headline.whatif(before_s, after_s, interval_s),
+        headline=headline.whatif(before_s, after_s, interval_s, (low, high)),
         source=_source(path, info.source),
         platform=info.platform,
         name=" + ".join(written),
@@ -167,9 +176,11 @@ def whatif(result: WhatIf, *, path: str = "") -> WhatIfView:
         rank_numbers=ranks.numbers(result.before.graph),
         steps=result.before.graph.n_steps,
         before_s=before_s,
+        before_interval_s=result.before_interval_s,
         after_s=after_s,
         saved_s=before_s - after_s,
         speedup=before_s / after_s if after_s else 0.0,
+        speedup_interval=(1 / high if high else 0.0, 1 / low if low else None),
         interval_s=interval_s,
         interval_level=result.level,
         interval_source=" and ".join(sources),
@@ -232,6 +243,8 @@ def compare(before: Timeline, after: Timeline, *, before_path: str = "", after_p
         speedup=before_s / after_s if after_s else 0.0,
         before_time_s=step_time(before),
         after_time_s=step_time(after),
+        before_interval_s=estimated(before),
+        after_interval_s=estimated(after),
         breakdown_before_s=parts_before,
         breakdown_after_s=parts_after,
         breakdown_change_s=moved,
@@ -265,6 +278,14 @@ def step_time(timeline: Timeline) -> StepTime:
     return StepTime(median=timeline.step_time_s, p10=float(low), p90=float(high), mean=float(steps.mean()))
 
 
+def estimated(timeline: Timeline, level: float = 0.8) -> tuple[float, float] | None:
+    """Where the step lies if it rests on estimates or assumptions, None for one that was recorded."""
+    if not timeline.shifts:
+        return None
+    found = timeline.interval_s(level)
+    return found.low_s, found.high_s
+
+
 def breakdowns(timeline: Timeline) -> tuple[Breakdown, Breakdown]:
     """Where the median step goes and where the mean step goes; each sums to its step."""
     found = ranks.breakdown(timeline)
@@ -272,8 +293,11 @@ def breakdowns(timeline: Timeline) -> tuple[Breakdown, Breakdown]:
     return Breakdown(**{part: median[part] for part in PARTS}), Breakdown(**{part: mean[part] for part in PARTS})
 
 
-def track(name: str, timeline: Timeline) -> Track:
-    """A run as the page and the export draw it, with its lanes in the order in which they ran."""
+def track(name: str, timeline: Timeline, step: Interval | None = None) -> Track:
+    """A run as the page and the export draw it, with its lanes in the order in which they ran.
+
+    `step` is where its step lies; the page has that from its views.
+    """
     path = timeline.critical_path().task.astype(np.int64)
     if timeline.order is None:
         graph, start, end = timeline.graph, timeline.start, timeline.end
@@ -283,7 +307,7 @@ def track(name: str, timeline: Timeline) -> Track:
         place = np.empty(len(order), dtype=np.int64)
         place[order] = np.arange(len(order))
         path = place[path]
-    return Track(name=name, graph=graph, start=start, end=end, critical=path)
+    return Track(name=name, graph=graph, start=start, end=end, critical=path, step=step)
 
 
 def median_step(timeline: Timeline) -> int:

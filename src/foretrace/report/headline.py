@@ -187,13 +187,19 @@ def blame(rows: Sequence[BlameRow], step_s: float, *, every: bool) -> str:
     )
 
 
-def whatif(before_s: float, after_s: float, interval_s: tuple[float, float]) -> str:
-    """As in "1.89× faster: 174 → 92.0 ms per step (84.0 – 101)."; says where that is within the noise."""
+def whatif(
+    before_s: float, after_s: float, interval_s: tuple[float, float], ratio: tuple[float, float] | None = None
+) -> str:
+    """As in "1.89× faster: 174 → 92.0 ms per step (84.0 – 101)."; says where that is within the noise.
+
+    `ratio` is the interval of after / before where the step before is uncertain, too.
+    """
     unit = unit_for(before_s)
     numbers = f"{in_unit(before_s, unit)} → {in_unit(after_s, unit)} {unit.name} per step"
     answer = speed(before_s, after_s)
     answer = answer[0].upper() + answer[1:]
-    if answer != "No change" and interval_s[0] <= before_s <= interval_s[1]:
+    low, high = (end / before_s for end in interval_s) if ratio is None and before_s else ratio or interval_s
+    if answer != "No change" and low <= 1 <= high:
         answer += ", within the noise"
     return f"{answer}: {numbers} ({between(*interval_s, unit)})."
 

@@ -22,6 +22,7 @@ from foretrace.files import write_bytes
 from foretrace.graph.taskgraph import EdgeKind, Phase, TaskKind
 from foretrace.report.names import short_names
 from foretrace.report.tracks import NO_EDGE, Track, binding_edges, lane_word
+from foretrace.report.units import between, unit_for
 from foretrace.simulate.ranks import Parts, parts
 from foretrace.simulate.timeline import Timeline
 
@@ -57,7 +58,22 @@ def export(tracks: Sequence[Track], *, arrows: bool = True) -> bytes:
             found = parts(Timeline(graph=track.graph, start=track.start, end=track.end))
             events += _waits(found, pids, shift)
             events += _meetings(track, found, pids, shift) if arrows else ()
-    return msgspec.json.encode({"displayTimeUnit": "ms", "otherData": {"producer": "foretrace"}, "traceEvents": events})
+    other = {"producer": "foretrace", "runs": [_told(track) for track in tracks]}
+    return msgspec.json.encode({"displayTimeUnit": "ms", "otherData": other, "traceEvents": events})
+
+
+def _told(track: Track) -> dict[str, Any]:
+    """What a run's step takes, and where it lies as far as that is known, seconds."""
+    marks = track.end[track.graph.marks]
+    step_s = float(np.median(np.diff(marks))) / 1e9 if len(marks) > 1 else None
+    told: dict[str, Any] = {"name": track.name, "step_s": step_s}
+    if track.step is not None:
+        told |= {
+            "interval_s": [track.step.low_s, track.step.high_s],
+            "interval_level": track.step.level,
+            "interval_source": track.step.source,
+        }
+    return told
 
 
 def write(tracks: Sequence[Track], path: Path, *, arrows: bool = True) -> None:
@@ -82,6 +98,10 @@ def _steps(track: Track, pid: int, shift: int) -> Iterator[Event]:
 def _process(track: Track, rank: int, pids: dict[int, int], shift: int, arrows: bool) -> Iterator[Event]:
     graph, pid = track.graph, pids[rank]
     yield from _named_process(pid, track.name + (f" · rank {rank}" if len(pids) > 1 else ""))
+    if track.step is not None:
+        unit = unit_for(track.step.high_s)
+        lies = f"step {between(track.step.low_s, track.step.high_s, unit)} {unit.name}"
+        yield _meta(pid, 0, "process_labels", labels=lies)
     if len(pids) == 1:
         yield from _steps(track, pid, shift)
     on_rank = graph.rank == rank

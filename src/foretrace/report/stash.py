@@ -41,6 +41,7 @@ class StashView(msgspec.Struct, frozen=True, kw_only=True):
     workers: int
     alone_s: float  # step of one worker whose batches lie ready
     recorded_s: float
+    interval_s: tuple[float, float]  # of `recorded_s`, 80 %
     predicted: tuple[StallView, ...]
     measured: tuple[StallView, ...]  # empty for a recording
     runs_s: dict[str, tuple[float, ...]]  # seconds per step by run and round
@@ -114,6 +115,7 @@ def stash(found: Stalls | Compared, *, source: str, workers: int) -> StashView:
         workers=workers,
         alone_s=predicted.alone_s,
         recorded_s=predicted.recorded_s,
+        interval_s=predicted.interval_s,
         predicted=tuple(map(_stall, predicted.bars)),
         measured=tuple(map(_stall, compared.measured)) if compared else (),
         runs_s=compared.runs_s if compared else {},

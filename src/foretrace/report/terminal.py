@@ -141,7 +141,9 @@ def _show(view: ShowView, terminal: Terminal, rows: int) -> list[RenderableType]
     step = view.step_time_s
     unit = unit_for(step.median)
     line = f"step {in_unit(step.median, unit)} {unit.name}"
-    if view.steps > 1:
+    if view.interval_s is not None:
+        line += f" ({between(*view.interval_s, unit)})"
+    elif view.steps > 1:
         line += f" (p10 {in_unit(step.p10, unit)} – p90 {in_unit(step.p90, unit)})"
     parts: list[RenderableType] = [
         _soft(" · ".join(wording.facts(view))),
@@ -183,7 +185,9 @@ def _ranks(view: CollectivesView, clock: ClockView | None, rows: int, terminal: 
 
 def _blame(view: BlameView, terminal: Terminal, rows: int) -> list[RenderableType]:
     parts: list[RenderableType] = [_bold(view.headline), ""]
-    title = f"by {view.by}, per step of {seconds(view.step_time_s)}"
+    unit = unit_for(view.step_time_s)
+    lies = "" if view.interval_s is None else f" ({between(*view.interval_s, unit)})"
+    title = f"by {view.by}, per step of {seconds(view.step_time_s)}{lies}"
     title += " (sum of the ranks)" if len(view.rank_numbers) > 1 else ""
     parts.append(_ranking(view.rows[:rows], title, view.platform, terminal))
     if len(view.rows) > rows:
@@ -232,11 +236,13 @@ def _whatif(view: WhatIfView, terminal: Terminal) -> list[RenderableType]:
 def _compare(view: CompareView, terminal: Terminal, rows: int) -> list[RenderableType]:
     unit = unit_for(max(view.before_s, view.after_s))
     parts: list[RenderableType] = [_bold(view.headline), ""]
-    for source, steps, time, breakdown in (
-        (view.before_source, view.before_steps, view.before_time_s, view.breakdown_before_s),
-        (view.after_source, view.after_steps, view.after_time_s, view.breakdown_after_s),
+    for source, steps, time, lies, breakdown in (
+        (view.before_source, view.before_steps, view.before_time_s, view.before_interval_s, view.breakdown_before_s),
+        (view.after_source, view.after_steps, view.after_time_s, view.after_interval_s, view.breakdown_after_s),
     ):
         spread = f"{count(steps)} steps, p10 – p90 {between(time.p10, time.p90, unit)}" if steps > 1 else "1 step"
+        if lies is not None:
+            spread = f"{count(steps)} step{'s' if steps > 1 else ''}, 80 % interval {between(*lies, unit)}"
         parts.append(_labelled(source, f"{in_unit(time.median, unit)} {unit.name} ({spread})"))
         if terminal.bars:
             parts += _bar_line("", breakdown, terminal, of=max(view.before_s, view.after_s), at=2)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from foretrace.graph.taskgraph import EdgeKind, Lane, Phase, TaskGraph, TaskKind
 from foretrace.report.names import short_names
 from foretrace.simulate.critical import binding
+from foretrace.simulate.noise import Interval
 from foretrace.trace.trace import LaneKind
 
 Int64 = npt.NDArray[np.int64]
@@ -42,13 +43,14 @@ COLUMNS: tuple[tuple[str, type], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Track:
-    """One run of a graph: start and end per task (ns) and the rows on its critical path."""
+    """One run of a graph: start and end per task (ns) and the rows on its critical path; where its step may lie."""
 
     name: str
     graph: TaskGraph
     start: Int64
     end: Int64
     critical: npt.NDArray[np.int64]
+    step: Interval | None = None
 
     @property
     def marks(self) -> Int64:

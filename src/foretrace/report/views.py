@@ -120,6 +120,15 @@ class StageView(msgspec.Struct, frozen=True, kw_only=True):
     why_not_more: str
 
 
+class NotOfStepView(msgspec.Struct, frozen=True, kw_only=True):
+    """Work in a one-step recording that belongs to other steps or to the process's start, and was left out."""
+
+    reason: str
+    tasks: int
+    time_s: float
+    share: float  # of the device's time for its work, of the recorded step else
+
+
 class ShowView(msgspec.Struct, frozen=True, kw_only=True):
     """`foretrace show`: what is in a recording and what holds its step back."""
 
@@ -139,6 +148,7 @@ class ShowView(msgspec.Struct, frozen=True, kw_only=True):
     step_source: str
     tasks: int
     step_time_s: StepTime
+    interval_s: tuple[float, float] | None = None  # 80 % range of an estimated or predicted step, else None
     step_times_s: tuple[float, ...]  # every step, as recorded
     breakdown_s: Breakdown  # sums to step_time_s.median
     breakdown_mean_s: Breakdown  # sums to step_time_s.mean
@@ -147,6 +157,7 @@ class ShowView(msgspec.Struct, frozen=True, kw_only=True):
     holds_back: tuple[BlameRow, ...]
     collectives: CollectivesView | None = None  # None for one rank
     clock: ClockView | None = None
+    not_of_step: tuple[NotOfStepView, ...]
     notes: tuple[str, ...]
     next: str  # the command to try next
 
@@ -186,6 +197,7 @@ class BlameView(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     by: str
     step_time_s: float
+    interval_s: tuple[float, float] | None = None  # as in `show`
     rows: tuple[BlameRow, ...]
     next: str
 
@@ -203,9 +215,11 @@ class WhatIfView(msgspec.Struct, frozen=True, kw_only=True):
     rank_numbers: tuple[int, ...]  # ranks that the answer is about
     steps: int
     before_s: float
+    before_interval_s: tuple[float, float]
     after_s: float
     saved_s: float
     speedup: float
+    speedup_interval: tuple[float, float | None]  # what moves both steps alike does not count; None: without limit
     interval_s: tuple[float, float]
     interval_level: float
     interval_source: str
@@ -263,6 +277,8 @@ class CompareView(msgspec.Struct, frozen=True, kw_only=True):
     speedup: float
     before_time_s: StepTime
     after_time_s: StepTime
+    before_interval_s: tuple[float, float] | None = None  # as in `show`
+    after_interval_s: tuple[float, float] | None = None
     breakdown_before_s: Breakdown
     breakdown_after_s: Breakdown
     breakdown_change_s: Breakdown

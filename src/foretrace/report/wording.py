@@ -42,6 +42,9 @@ def facts(show: ShowView) -> list[str]:
 
 def step_spread(show: ShowView) -> str:
     """As in "median of 6 steps, p10 164 – p90 179 ms"; one step has no spread and says so."""
+    if show.interval_s is not None:
+        unit = unit_for(show.step_time_s.median)
+        return f"not recorded: 80 % interval {between(*show.interval_s, unit)} {unit.name}"
     if show.steps <= 1:
         return "one step recorded, so no spread is known"
     step = show.step_time_s
@@ -127,7 +130,9 @@ def assumptions_that_matter(view: WhatIfView) -> tuple[AssumptionView, ...]:
 def other_assumptions(view: WhatIfView, rest: Sequence[AssumptionView]) -> str:
     """As in "conv 3.47×, norm 0.600×: each moves the step by less than 1 %"."""
     several = len({a.technique for a in view.assumptions}) > 1
-    named = ", ".join(f"{a.technique + ' ' if several else ''}{a.name} {assumption_value(a)}" for a in rest)
+    named = ", ".join(
+        f"{a.technique + ' ' if several and a.technique else ''}{a.name} {assumption_value(a)}" for a in rest
+    )
     return f"{named}: {'each moves' if len(rest) > 1 else 'moves'} the step by less than {100 * MATTERS:g} %"
 
 

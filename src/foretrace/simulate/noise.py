@@ -75,7 +75,9 @@ def interval(graph: TaskGraph, step_time_s: float, *, level: float = 0.8, seed: 
     classes = noise_classes(graph)
     # Every rank has noise of its own; a step that is drawn is drawn for all of them.
     place = np.searchsorted(ranks, np.maximum(graph.rank, 0)) if len(ranks) > 1 else np.zeros(len(graph), np.int64)
-    classes = np.where(classes >= 0, place * len(_CLASSES) + classes, -1)
+    # What was estimated was not recorded: its range is its own (see `doubt`), not the noise of recordings.
+    recorded = np.array([*(each.recorded for each in graph.info.doubts), True], dtype=np.bool_)[graph.doubt]
+    classes = np.where((classes >= 0) & recorded, place * len(_CLASSES) + classes, -1)
     inside = (graph.step >= 0) & (graph.step < steps) & (classes >= 0)
     group = np.where(inside, graph.step * n_classes + classes, -1).astype(np.int32)
     total = np.zeros(steps * n_classes)
@@ -109,6 +111,8 @@ def factors(total: Float64, random: np.random.Generator, variants: int) -> tuple
     spread = np.tile(list(PRIOR_CV.values()), ranks)[:, None]
     drawn = 1.0 + spread * random.standard_normal((n_classes, variants))
     spreads = ", ".join(f"{name} {100 * PRIOR_CV[name]:g} %" for name in used)
+    if not used:
+        return np.ones((steps * n_classes, variants)), ""
     how = f"{steps} step{'s' if steps > 1 else ''} recorded: noise of other recordings ({spreads})"
     return np.tile(np.maximum(drawn, 0.0), (steps, 1)), how
 

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.graph.taskgraph import Change, TaskGraph, TaskKind
+from foretrace.simulate.own_step import alone
 from foretrace.simulate.replay import replay
 
 Int64 = npt.NDArray[np.int64]
@@ -30,13 +31,17 @@ _LEAST_LISTED = 3  # steps of either kind whose shortest says something
 def unprofiled(graph: TaskGraph) -> TaskGraph:
     """The graph with the cost of recording removed, so that its step takes as long as unprofiled steps did.
 
-    A recording without unprofiled neighbours is returned as it is. What was measured and removed is kept in
-    `info.overhead` (times in seconds) and as a Change. Where other work disturbed a step that never waits, the
-    process's CPU time stands for its time: it leaves out what the others took.
+    What else is not the step's is left out first, see `own_step`, which says when it raises GraphError. A recording
+    without unprofiled neighbours is then returned as it is. What was measured and removed is kept in `info.overhead`
+    (times in seconds) and as a Change. Where other work disturbed a step that never waits, the process's CPU time
+    stands for its time: it leaves out what the others took.
     """
+    if graph.changes:
+        return graph
+    graph = alone(graph)
     said = disturbance(graph)
     times = _neighbours(graph, "cpu_ns" if said else "wall_ns")
-    if not len(times) or not graph.n_steps or graph.changes:
+    if not len(times) or not graph.n_steps:
         return graph
     target = float(np.median(times))
     recorded = float(np.median(_steps(graph)))

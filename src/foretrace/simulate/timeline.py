@@ -12,7 +12,7 @@ import numpy.typing as npt
 from foretrace.errors import ForetraceError, GraphError
 from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
 from foretrace.simulate import breakdown as parts
-from foretrace.simulate import critical, noise, sensitivity
+from foretrace.simulate import critical, doubt, noise, sensitivity
 from foretrace.simulate.replay import effective, replay
 from foretrace.simulate.schedule import as_run, schedule_in_order
 
@@ -81,9 +81,26 @@ class Timeline:
         return int(self.step_times_ns.sum())
 
     def interval_s(self, level: float = 0.8) -> noise.Interval:
+        """Where the median step lies: noise between steps, and what was not recorded (see `simulate.doubt`)."""
+        return doubt.widened(self.noise_s(level), self.step_time_s, self.shifts)
+
+    def noise_s(self, level: float = 0.8) -> noise.Interval:
         """Where the median step lies as far as noise decides; see `foretrace.simulate.noise`."""
         _, graph, _, _ = self._ordered
         return noise.interval(graph, self.step_time_s, level=level)
+
+    @cached_property
+    def shifts(self) -> tuple[doubt.Shift, ...]:
+        """How far each source of estimated durations may move the step; none where all durations were recorded."""
+        step_s = self.step_time_s
+        estimated = tuple(
+            doubt.Shift(
+                source=each.source, why=each.why, step_s=step_s, low=each.low, high=each.high,
+                at_low_s=simulate(low).step_time_s, at_high_s=simulate(high).step_time_s,
+            )
+            for each, low, high in doubt.ends(self.graph)
+        )  # fmt: skip
+        return estimated + doubt.of_carried(self.graph.info.carried, step_s)
 
     def breakdown(self, *, rank: int | None = None) -> parts.Breakdown:
         """Where the steps of a rank go; by default that of the first mark."""

@@ -40,6 +40,7 @@ class Stalls:
 
     alone_s: float  # step of one worker whose batches lie ready
     recorded_s: float
+    interval_s: tuple[float, float]  # of `recorded_s`, 80 %
     bars: tuple[Stall, ...]
     unknown: tuple[str, ...]  # which bars cannot be told, and why
 
@@ -88,7 +89,8 @@ def stalls(
     bars.append(_measured("preparation", waiting, spread, recorded, why))
     if fetch is not None:
         bars.append(_measured("fetch", min(fetch, loading), spread, recorded, "time in the loader off the processor"))
-    return Stalls(alone_s=alone, recorded_s=recorded, bars=tuple(bars), unknown=tuple(unknown))
+    lies = noise.low_s, noise.high_s
+    return Stalls(alone_s=alone, recorded_s=recorded, interval_s=lies, bars=tuple(bars), unknown=tuple(unknown))
 
 
 def need_one_rank(graph: TaskGraph) -> None:

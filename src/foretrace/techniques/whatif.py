@@ -1,7 +1,9 @@
 """`whatif`: techniques applied one after the other, and how sure the prediction is.
 
-The interval of the predicted step has two sources, taken as independent. *Noise* between the recorded steps moves the
-step around its prediction (`Timeline.interval_s`). *Assumptions*: the whole chain is predicted again with one
+The interval of the predicted step has three sources, taken as independent. *Noise* between the recorded steps moves the
+step around its prediction (`Timeline.noise_s`). *Estimates*: durations that the graph carries with a range of their
+own (`Timeline.shifts`); they are as far off before as after a change, so they cancel in the ratio of the two steps as
+far as both rest on them. *Assumptions*: the whole chain is predicted again with one
 assumption after the other at its low and its high end; how far the step moves down or up is that assumption's
 deviation. On either side, the interval reaches as far as the root of the sum of squares of all deviations there.
 """
@@ -16,7 +18,8 @@ from math import hypot
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.graph.taskgraph import Assumption, Change, TaskGraph
+from foretrace.graph.taskgraph import Assumption, Carried, Change, TaskGraph
+from foretrace.simulate.doubt import assumed
 from foretrace.simulate.noise import Interval
 from foretrace.simulate.overlap import overlap_assumption, overlap_change
 from foretrace.simulate.timeline import Timeline, simulate
@@ -62,6 +65,8 @@ class Weighed:
     at_low_s: float
     at_high_s: float
     after_s: float
+    before_s: tuple[float, float] | None = None  # the step before at the same ends, where it rests on this, too
+    stage: int | None = None  # of the technique whose parameter it is
 
     @property
     def faster_s(self) -> float:
@@ -101,6 +106,55 @@ class WhatIf:
         faster = hypot(self.after_s - self.noise.low_s, *(each.faster_s for each in self.assumptions))
         slower = hypot(self.noise.high_s - self.after_s, *(each.slower_s for each in self.assumptions))
         return max(self.after_s - faster, 0.0), self.after_s + slower
+
+    @property
+    def before_interval_s(self) -> tuple[float, float]:
+        """Where the step before lies with probability `level`."""
+        found = self.before.interval_s(self.level)
+        return found.low_s, found.high_s
+
+    @property
+    def ratio_interval(self) -> tuple[float, float]:
+        """Where the predicted step lies as a share of the step before; what moves both alike does not count."""
+        if not self.before_s:
+            return 1.0, 1.0
+        ratio, low, high = self.after_s / self.before_s, list[float](), list[float]()
+        for each in self.assumptions:
+            before = each.before_s or (self.before_s, self.before_s)
+            ends = [a / b if b else ratio for a, b in zip((each.at_low_s, each.at_high_s), before, strict=True)]
+            low.append(max(ratio - min(ends), 0.0))
+            high.append(max(max(ends) - ratio, 0.0))
+        low.append((self.after_s - self.noise.low_s) / self.before_s)
+        high.append((self.noise.high_s - self.after_s) / self.before_s)
+        return max(ratio - hypot(*low), 0.0), ratio + hypot(*high)
+
+    def saved(self) -> TaskGraph:
+        """The predicted graph with the range of every assumption: on the tasks that rest on it, else on the step.
+
+        What the graph carries itself (its estimates, and what it was saved with before) stays.
+        """
+        graph, techniques, carried = self.after.graph, [stage.technique for stage in self.stages], list[Carried]()
+        for each in self.assumptions:
+            if each.before_s is not None or max(each.faster_s, each.slower_s) <= 0:
+                continue
+            source = f"{each.assumption.technique} {each.assumption.name}"
+            if each.stage is not None:
+                base = self.stages[each.stage - 1].timeline.graph if each.stage else self.before.graph
+                low, high = _ends(base, techniques[each.stage :], each.assumption)
+                known = assumed(graph, low, high, source, each.assumption.why)
+                if known is not None:
+                    graph = known
+                    continue
+            carried.append(
+                Carried(
+                    source=source,
+                    faster_s=each.faster_s,
+                    slower_s=each.slower_s,
+                    of_s=self.after_s,
+                    why=each.assumption.why,
+                )
+            )
+        return replace(graph, info=replace(graph.info, carried=(*graph.info.carried, *carried)))
 
     @property
     def changes(self) -> tuple[Change, ...]:
@@ -144,7 +198,7 @@ def whatif(graph: TaskGraph, techniques: Sequence[Technique], *, level: float = 
         latest = timeline
     after_s = latest.step_time_s
     weighed = [
-        _weigh(graphs[i], techniques[i:], assumption, after_s)
+        _weigh(graphs[i], techniques[i:], assumption, after_s, i)
         for i, technique in enumerate(techniques)
         for assumption in technique.uncertain(graphs[i])
     ]
@@ -154,31 +208,58 @@ def whatif(graph: TaskGraph, techniques: Sequence[Technique], *, level: float = 
         if not each.flag
     ]
     weighed += _company(before, latest)
+    weighed += _estimates(before, latest)
     return WhatIf(
         before=before,
         after=latest,
         stages=tuple(stages),
         level=level,
-        noise=latest.interval_s(level),
+        noise=latest.noise_s(level),
         assumptions=tuple(sorted(weighed, key=lambda each: -max(each.faster_s, each.slower_s))),
     )
 
 
-def _weigh(graph: TaskGraph, techniques: Sequence[Technique], assumption: Assumption, after_s: float) -> Weighed:
+def _weigh(
+    graph: TaskGraph, techniques: Sequence[Technique], assumption: Assumption, after_s: float, stage: int
+) -> Weighed:
     """The end of the chain with one assumption of its first technique at either end."""
-
-    def step_s(value: float) -> float:
-        changed = replace(techniques[0], **{assumption.flag: value}).predict(graph)
-        for technique in techniques[1:]:
-            changed = technique.predict(changed)
-        return simulate(changed).step_time_s
-
+    low, high = _ends(graph, techniques, assumption)
     return Weighed(
         assumption=assumption,
-        at_low_s=step_s(assumption.low),
-        at_high_s=step_s(assumption.high),
+        at_low_s=simulate(low).step_time_s,
+        at_high_s=simulate(high).step_time_s,
         after_s=after_s,
+        stage=stage,
     )
+
+
+def _ends(graph: TaskGraph, techniques: Sequence[Technique], assumption: Assumption) -> tuple[TaskGraph, TaskGraph]:
+    """What these techniques make of the graph with one assumption of the first at its low and at its high end."""
+
+    def changed(value: float) -> TaskGraph:
+        made = replace(techniques[0], **{assumption.flag: value}).predict(graph)
+        for technique in techniques[1:]:
+            made = technique.predict(made)
+        return made
+
+    return changed(assumption.low), changed(assumption.high)
+
+
+def _estimates(before: Timeline, after: Timeline) -> list[Weighed]:
+    """What was not recorded but estimated, before the change and after it."""
+    was, now = ({each.source: each for each in timeline.shifts} for timeline in (before, after))
+    found = []
+    for source, said in {**was, **now}.items():
+        ends = [
+            (held.at_low_s, held.at_high_s) if (held := shifts.get(source)) else (timeline.step_time_s,) * 2
+            for shifts, timeline in ((was, before), (now, after))
+        ]
+        assumption = Assumption(
+            technique="", name=f"estimates by {source}", value=1.0, low=said.low, high=said.high, unit="×", why=said.why
+        )
+        (low_s, high_s), step_s = ends[1], after.step_time_s
+        found.append(Weighed(assumption=assumption, at_low_s=low_s, at_high_s=high_s, after_s=step_s, before_s=ends[0]))
+    return found
 
 
 def _company(before: Timeline, after: Timeline) -> list[Weighed]:

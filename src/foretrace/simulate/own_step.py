@@ -1,0 +1,148 @@
+"""What of a one-step recording is not the step's: work of other steps, and work that is done once.
+
+Between recorded steps the median sorts this out; a single step takes it all. Three kinds are told apart, and none of
+them is part of the next step: device work that was launched before the step, waits for work of earlier steps that the
+recording does not show, and what a process does once (modules loaded at a first launch, memory taken from
+the driver, the device opened). `alone` takes them out, so that the step is as long as on a device that has nothing
+else to do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from foretrace.errors import GraphError
+from foretrace.graph.calls import Call, call_classes
+from foretrace.graph.taskgraph import NO_RELEASE, Change, EdgeKind, NotOfStep, TaskGraph, TaskKind
+from foretrace.simulate.replay import replay
+from foretrace.trace.trace import LaneKind
+
+Int64 = npt.NDArray[np.int64]
+Rows = npt.NDArray[np.bool_]
+
+MOST = 0.75  # more than this share of what was recorded is not the step's: what is left says nothing of the next one
+_ONCE = (Call.LAUNCH, Call.ALLOC, Call.LOAD)
+_ONCE_NS = 1_000_000  # such calls take microseconds; the driver's own work takes milliseconds
+_UNLIKE = 20  # times the median of the calls of that name
+_OPENING = 5  # times the longest other work of the host between calls: then the first was for opening the device
+_TYPICAL_NS = 20_000  # a call without one of its name to compare with takes at most this
+
+
+def alone(graph: TaskGraph) -> TaskGraph:
+    """The graph of a one-step recording without what is not the step's; any other graph as it is.
+
+    What was taken out is listed in `info.not_of_step` and as a Change. Raises GraphError where it is more than `MOST`
+    of the device's time or of the step.
+    """
+    if graph.n_steps != 1 or graph.changes or not graph.on_device.any():
+        return graph
+    before, unseen = _launched_before(graph), _held_up(graph)
+    once = _done_once(graph, opens_device=not before.any() and not unseen.any())
+    if not (before.any() or unseen.any() or once.any()):
+        return graph
+    with_waits = graph.with_columns(dur=_typical(graph, once))
+    result = with_waits.with_columns(
+        gone=graph.gone | before, release=np.where(unseen, np.int64(NO_RELEASE), graph.release)
+    )
+    window, without_once, left = (_step_ns(each) for each in (graph, with_waits, result))
+    device_ns, once_ns = int(graph.dur[graph.on_device].sum()), int((graph.dur - with_waits.dur).sum())
+    spent, waited = int(graph.dur[before].sum()), max(without_once - left, 0)
+    earlier = _found("device work launched before the step", before, spent, spent / max(device_ns, 1))
+    process = _found(f"one-time work of the process ({_names(graph, once)})", once, once_ns, once_ns / (once_ns + left))
+    held = _found("wait for work of earlier steps, which is not in the recording", unseen, waited, waited / window)
+    for each in (earlier, process):  # a wait is no work: without it the step is whole
+        if each.share > MOST:
+            raise GraphError(
+                f"{each.share:.0%} of the only step in {graph.info.source or 'this recording'} is not the step's but "
+                f"{each.reason}, and at most {MOST:.0%} can be left out; record a step after a few others, as "
+                "`foretrace record` does."
+            )
+    found = [each for each in (earlier, process, held) if each.tasks]
+    said = "; ".join(
+        f"{each.reason}: {each.tasks:,} tasks, {each.time_s * 1e3:.4g} ms, {each.share:.0%}" for each in found
+    )
+    what = f"left out what is not the step's, {window / 1e6:.4g} -> {left / 1e6:.4g} ms ({said})"
+    touched = int(np.count_nonzero(before | unseen | once))
+    info = replace(graph.info, not_of_step=tuple(found))
+    return replace(result, info=info).noted(Change(technique="", what=what, tasks=touched))
+
+
+def _found(reason: str, rows: Rows, time_ns: int, share: float) -> NotOfStep:
+    return NotOfStep(reason=reason, tasks=int(np.count_nonzero(rows)), time_s=time_ns / 1e9, share=share)
+
+
+def _step_ns(graph: TaskGraph) -> int:
+    _, end = replay(graph)
+    return int(end[graph.marks[-1]] - end[graph.marks[0]])
+
+
+def _launched_before(graph: TaskGraph) -> Rows:
+    """Device tasks of no step that began before the step was over."""
+    over = graph.recorded[graph.marks[-1]] + graph.dur[graph.marks[-1]]
+    return np.asarray(graph.on_device & (graph.step < 0) & (graph.recorded < over) & ~graph.gone)
+
+
+def _held_up(graph: TaskGraph) -> Rows:
+    """First tasks of a stream that started long after their launch, and nothing recorded says why."""
+    return np.asarray(graph.on_device & (graph.step >= 0) & (graph.release != NO_RELEASE))
+
+
+def _done_once(graph: TaskGraph, *, opens_device: bool) -> Rows:
+    """Calls that took a thousand times what such calls take while the device had nothing to do.
+
+    With `opens_device` also the operator that first needed the device, which opens it before its first call.
+    """
+    host = graph.lane_kinds[graph.lane] == LaneKind.CPU
+    call = host & (graph.kind == TaskKind.CALL)
+    classes = call_classes(graph.names, graph.name[call])
+    able = call & np.isin(classes[graph.name], _ONCE) & (graph.step >= 0)
+    once = able & (graph.dur > np.maximum(_ONCE_NS, _UNLIKE * _median_by_name(graph, able)))
+    once[once] = _device_idle(graph, np.flatnonzero(once))
+    first = np.flatnonzero(call)
+    if opens_device and len(first):
+        at = first[np.argmin(graph.recorded[first])]
+        into = slice(int(graph.in_ptr[at]), int(graph.in_ptr[at + 1]))
+        previous = graph.src[into][graph.edge_kind[into] == EdgeKind.PROGRAM]
+        opening = previous[(graph.kind[previous] == TaskKind.CPU) & (graph.op[previous] >= 0)]
+        others = host & (graph.kind == TaskKind.CPU)
+        others[opening] = False
+        least = max(_ONCE_NS, _OPENING * int(graph.dur[others].max(initial=0)))
+        opening = opening[(graph.dur[opening] > least) & (graph.step[opening] >= 0)]
+        once[[row for row in opening.tolist() if graph.names[graph.op[row]].startswith("aten::")]] = True
+    return np.asarray(once)
+
+
+def _median_by_name(graph: TaskGraph, rows: Rows) -> npt.NDArray[np.float64]:
+    """Median duration (n) of the chosen tasks of the same name, a task's own left out where it has no like."""
+    typical = np.zeros(len(graph))
+    for name in np.unique(graph.name[rows]).tolist():
+        mine = np.flatnonzero(rows & (graph.name == name))
+        middle = float(np.median(graph.dur[mine]))
+        typical[mine] = middle if len(mine) > 2 and middle < _ONCE_NS else 0.0
+    return typical
+
+
+def _device_idle(graph: TaskGraph, rows: Int64) -> Rows:
+    """Whether the device did nothing for most of each task, as recorded: the host did not wait for it."""
+    device = np.flatnonzero(graph.on_device)
+    begin, end = graph.recorded[device], graph.recorded[device] + graph.dur[device]
+    low, high = graph.recorded[rows, None], (graph.recorded + graph.dur)[rows, None]
+    overlap = np.clip(np.minimum(end, high) - np.maximum(begin, low), 0, None).sum(axis=1)
+    return np.asarray(overlap < graph.dur[rows] / 2)
+
+
+def _typical(graph: TaskGraph, once: Rows) -> Int64:
+    """Durations (n) with those of one-time work replaced by what such a call takes."""
+    typical = _median_by_name(graph, (graph.kind == TaskKind.CALL) & np.isin(graph.name, graph.name[once]))
+    typical = np.where(typical > 0, np.minimum(typical, _ONCE_NS), _TYPICAL_NS)
+    return np.where(once, np.minimum(np.rint(typical), graph.dur), graph.dur).astype(np.int64)
+
+
+def _names(graph: TaskGraph, rows: Rows) -> str:
+    """The longest of these tasks by name."""
+    longest = np.flatnonzero(rows)[np.argsort(-graph.dur[rows], kind="stable")]
+    names = dict.fromkeys(graph.names[graph.name[row]] for row in longest.tolist())
+    return ", ".join(list(names)[:3]) + (", ..." if len(names) > 3 else "")
