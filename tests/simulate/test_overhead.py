@@ -7,11 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from foretrace.errors import ForetraceError
 from foretrace.graph.builder import build
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.simulate.check import check
-from foretrace.simulate.overhead import disturbance, unprofiled
+from foretrace.simulate.compare import compare
+from foretrace.simulate.overhead import clock_of, disturbance, one_clock, unprofiled
 from foretrace.simulate.replay import replay
+from foretrace.simulate.timeline import simulate
 from tests.kineto_files import Recording
 
 PER_EVENT_US = 2.0
@@ -110,3 +113,52 @@ def test_disturbed_steps_are_set_to_their_cpu_time() -> None:
 
 def test_corrected_graph_still_passes_the_checks() -> None:
     assert check(unprofiled(recorded(5, [150] * 5))).ok
+
+
+def wall_stretched(by: float, *, threads: int = 1) -> TaskGraph:
+    """The recording of a step of 150 us of CPU time whose wall time, profiled or not, is so many times that."""
+    graph = recorded(5, [150] * 5, wall_over_cpu=by)
+    for stamp in graph.info.recording["steps"]:
+        stamp["wall_ns"] = int(stamp["wall_ns"] * by)
+    graph.info.recording["overhead"]["unprofiled"]["wall_ns"] = int(150_000 * by)
+    graph.info.recording["threads"] = {"intra_op": threads}
+    return graph
+
+
+def test_two_recordings_are_compared_on_one_clock() -> None:
+    calm, disturbed = unprofiled(wall_stretched(1.08)), unprofiled(wall_stretched(1.5))
+    assert (clock_of(calm), clock_of(disturbed)) == ("wall", "cpu")
+    assert np.median(steps_of(calm)) == pytest.approx(162_000, rel=0.002), "on the wall clock"
+    for before, after in ((calm, disturbed), (disturbed, calm)):
+        found = compare(simulate(before), simulate(after))
+        assert found.after_ns == pytest.approx(found.before_ns, rel=0.002), "the same job on the same clock"
+        assert "is in CPU time, so" in found.note
+    same, other, said = one_clock(calm, unprofiled(wall_stretched(1.0)))
+    assert not said and same is calm and clock_of(other) == "wall"
+
+
+def test_a_step_without_cpu_time_takes_the_other_back_to_the_wall_clock() -> None:
+    several, disturbed = unprofiled(wall_stretched(1.0, threads=2)), unprofiled(wall_stretched(1.5))
+    before, after, said = one_clock(several, disturbed)
+    assert before is several and clock_of(after) == "wall"
+    assert "several threads, so AFTER is in wall time" in said
+    assert np.median(steps_of(after)) == pytest.approx(225_000, rel=0.002)
+
+
+def test_recordings_that_share_no_clock_are_refused() -> None:
+    r = Recording(device="")
+    r.note("ProfilerStep#1", 0, 100)
+    r.op("aten::mm", 10, 50)
+    foreign, disturbed = build(r.trace()), unprofiled(wall_stretched(1.5))
+    for stamp in disturbed.info.recording["steps"]:
+        del stamp["wall_ns"]
+    del disturbed.info.recording["overhead"]["unprofiled"]["wall_ns"]
+    with pytest.raises(ForetraceError, match=r"does not tell its CPU time .* record both with foretrace record"):
+        compare(simulate(disturbed), simulate(foreign))
+
+
+def test_a_clock_can_be_asked_for() -> None:
+    graph = wall_stretched(1.08)
+    assert np.median(steps_of(unprofiled(graph, "cpu"))) == pytest.approx(150_000, rel=0.002)
+    assert np.median(steps_of(unprofiled(wall_stretched(1.5), "wall"))) == pytest.approx(225_000, rel=0.002)
+    assert clock_of(unprofiled(wall_stretched(1.08, threads=2), "cpu")) == "wall", "two threads have no such time"

@@ -28,7 +28,7 @@ from foretrace.techniques.classes import Precision, Work, kernel_class, operator
 from foretrace.techniques.reduced import reduce
 from foretrace.techniques.whatif import whatif
 from foretrace.testing import TechniqueConformance, recorded, small_training
-from foretrace.testing.workloads import Cpu, Gpu, optimizer_facts
+from foretrace.testing.workloads import Cpu, Gpu, optimizer_facts, processor_facts
 from foretrace.training.training import Training
 from tests.kineto_files import Recording
 
@@ -157,6 +157,49 @@ def test_on_a_processor_small_products_lose() -> None:
         assert not select(predicted, kind="kernel").any()
 
 
+def products(*sets: str) -> TaskGraph:
+    """A perceptron on a processor with these instruction sets, of which nothing was timed."""
+    return Cpu(gemm_us=400, relu_us=1, data_us=0, tensors=1, elements=10, recording=processor_facts(*sets)).graph()
+
+
+def test_no_price_is_carried_to_another_kind_of_processor() -> None:
+    avx2 = whatif(products("avx", "avx2"), [MixedPrecision()])
+    assert avx2.interval_s[0] > 2 * avx2.before_s, "16-bit products are a loss there, at either end"
+    assert any("nothing for this type" in each.assumption.why for each in avx2.assumptions)
+    wide = whatif(products("avx2", "avx512"), [MixedPrecision()])
+    assert wide.before_s < wide.interval_s[0] < wide.after_s < avx2.after_s
+    own = whatif(products("avx2", "avx512", "avx512_bf16", "amx_bf16"), [MixedPrecision()])
+    assert own.after_s < own.before_s
+    half = whatif(products("avx2", "avx512", "avx512_bf16", "amx_bf16"), [MixedPrecision(dtype="float16")])
+    assert half.after_s > avx2.before_s, "units for bfloat16 do nothing for float16"
+
+
+@pytest.mark.parametrize("sets", [None, ["neon", "neon_bf16"]])
+def test_an_unknown_processor_needs_a_number(sets: list[str] | None) -> None:
+    graph = products()
+    info = replace(graph.info, recording={"machine": {"instruction_sets": sets}} if sets else {})
+    graph = replace(graph, info=info)
+    with pytest.raises(NotApplicableError, match=r"calibrate run .* e\.g\. gemm=3"):
+        MixedPrecision().predict(graph)
+    answer = whatif(graph, [MixedPrecision(gemm=3)])
+    assert answer.after_s < answer.before_s
+
+
+def test_a_layer_that_onednn_lacks_is_refused() -> None:
+    def lstm(*sets: str) -> TaskGraph:
+        r = Recording(device="")
+        for step in range(2):
+            r.note(f"ProfilerStep#{step}", 1000 * step, 1000)
+            r.op("aten::mkldnn_rnn_layer", 1000 * step + 100, 800)
+        r.extra["foretrace"] = {"format": 1, **processor_facts(*sets)}
+        return build(r.trace())
+
+    assert whatif(lstm("avx2", "avx512", "avx512_bf16", "amx_bf16"), [MixedPrecision()]).after_s > 0
+    for technique, sets in ((MixedPrecision(), ("avx2",)), (MixedPrecision(dtype="float16"), ("avx2", "avx512_fp16"))):
+        with pytest.raises(NotApplicableError, match="has no LSTM in .*, so the changed step would stop"):
+            technique.predict(lstm(*sets))
+
+
 def test_a_processor_that_casts_already_is_refused() -> None:
     with pytest.raises(NotApplicableError, match="as under autocast already"):
         MixedPrecision().predict(Cpu(casts=2).graph())
@@ -167,6 +210,7 @@ def test_a_cpu_model_of_convolutions_alone_is_predicted() -> None:
     for step in range(2):
         r.note(f"ProfilerStep#{step}", 1000 * step, 1000)
         r.op("aten::mkldnn_convolution", 1000 * step + 100, 800)
+    r.extra["foretrace"] = {"format": 1, **processor_facts("avx2", "avx512", "avx512_bf16", "amx_bf16")}
     graph = build(r.trace())
     answer = whatif(graph, [MixedPrecision()])
     assert answer.after_s < answer.before_s
@@ -317,6 +361,22 @@ def test_measured_operators_decide() -> None:
     assert after == pytest.approx(before / 3, rel=0.01)
     assert select(predicted, name="aten::_to_copy").sum() > select(graph, name="aten::_to_copy").sum()
     assert any(BFLOAT16 in each for each in predicted.shapes)
+
+
+def test_what_was_not_timed_widens_the_range_by_its_share() -> None:
+    graph = recorded(blocks(), steps=2)
+    wanted = MixedPrecision().wants(graph)
+    seconds = {each.key: 1e-5 if BFLOAT16 in each.types else 3e-5 for each in wanted}
+    spread = []
+    for left_out in ((), ("aten::convolution_backward",), ("aten::convolution_backward", "aten::mkldnn_convolution")):
+        mine = [each for each in wanted if each.name in left_out]
+        keys = {each.key for each in mine if not any(dims[1:2] == [3] for dims in each.dims)}  # the first layer stays
+        known = Calibration(seconds={key: s for key, s in seconds.items() if key not in keys}).on(graph)
+        answer = whatif(known, [MixedPrecision()])
+        weighed = [each for each in answer.assumptions if each.assumption.flag == "untimed"]
+        spread.append(sum(each.faster_s + each.slower_s for each in weighed) / answer.after_s)
+        assert all("was not timed itself" in each.assumption.why for each in weighed)
+    assert spread[0] < 0.02 < spread[1] < spread[2], spread
 
 
 def test_overheads_can_be_timed() -> None:

@@ -16,6 +16,7 @@ from foretrace.cost import store
 from foretrace.cost.machine import differences, fingerprint_of
 from foretrace.cost.operator import Operator
 from foretrace.cost.similar import Similar
+from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import TaskGraph
 
 _APART = 0.03  # times that differ by less with data near and far say nothing about where it lies
@@ -28,7 +29,7 @@ class Ratio:
     value: float
     low: float
     high: float
-    how: str  # "measured", "similar operators", ...
+    timed: bool  # these very calls were timed; else similar ones were
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +46,15 @@ class Calibration:
         return cls(machine=stored.get("machine", {}), seconds=stored.get("seconds", {}))
 
     def on(self, graph: TaskGraph) -> TaskGraph:
-        """The graph with this calibration in the place of its own."""
+        """The graph with this calibration in the place of its own.
+
+        Raises ForetraceError where it says that it holds for another machine than the recorded one.
+        """
+        if self.machine and (other := self.misfits(graph)):
+            raise ForetraceError(
+                f"these times hold for another machine than the recording's: {', '.join(other)}; run foretrace "
+                "calibrate run on the recording, where it was made."
+            )
         stored = {"machine": dict(self.machine), "seconds": dict(self.seconds)}
         return replace(graph, info=replace(graph.info, calibration=stored))
 
@@ -109,9 +118,9 @@ class Calibration:
         found = self.times_s(before, after, own_s)
         if found is not None:
             value = found[1] / found[0]
-            return Ratio(value=value, low=0.93 * value, high=1.07 * value, how="measured")
+            return Ratio(value=value, low=0.93 * value, high=1.07 * value, timed=True)
         near = self.similar.ratio(before, after)
-        return None if near is None else Ratio(value=near.value, low=near.low, high=near.high, how="similar operators")
+        return None if near is None else Ratio(value=near.value, low=near.low, high=near.high, timed=False)
 
     @cached_property
     def similar(self) -> Similar:

@@ -1,4 +1,4 @@
-"""What a calibration holds for: processor, threads, PyTorch and the settings of the memory allocator.
+"""What a calibration holds for: processor and what the process may use of it, threads, PyTorch, the memory allocator.
 
 Each of these moves operator times by tens of per cent: times of another combination are refused, not scaled.
 """
@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from foretrace.hardware.processor import recorded_sets
 from foretrace.trace.observe import machine
 
 ALLOCATOR = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")  # variables that decide how freed memory is kept
@@ -21,7 +22,9 @@ _WORDS = {
     "cores": "number of cores",
     "torch": "PyTorch",
     "threads": "number of threads",
-    "capability": "instruction set",
+    "thread_cores": "cores for these threads",
+    "instruction_sets": "instruction sets",
+    "capability": "instruction set of PyTorch's kernels",
     "device": "device",
     "allocator": "allocator settings",
 }
@@ -41,12 +44,16 @@ def fingerprint_of(recording: Mapping[str, Any]) -> dict[str, Any]:
 
 def _fingerprint(facts: Mapping[str, Any]) -> dict[str, Any]:
     where, environment, device = facts["machine"], facts.get("environment", {}), facts.get("device", {})
+    threads, usable = facts.get("threads", {}).get("intra_op"), where.get("usable_cores")
+    sets = recorded_sets(facts)
     return {
         "cpu": where.get("cpu"),
         "architecture": where.get("architecture"),
         "cores": where.get("cores"),
         "torch": facts.get("torch"),
-        "threads": facts.get("threads", {}).get("intra_op"),
+        "threads": threads,
+        "thread_cores": min(threads, usable) if threads and usable else None,
+        "instruction_sets": None if sets is None else list(sets),
         "capability": facts.get("cpu_capability"),
         "device": device.get("name") if device.get("type") == "cuda" else "cpu",
         "allocator": {key: value for key, value in environment.items() if key.startswith(ALLOCATOR)},
@@ -68,6 +75,8 @@ def file_name(of: Mapping[str, Any]) -> str:
 def _told(value: Any) -> str:
     if isinstance(value, Mapping):
         return " ".join(f"{key}={each}" for key, each in sorted(value.items())) or "default"
+    if isinstance(value, list):
+        return " ".join(value) or "none"
     return "unknown" if value is None else str(value)
 
 

@@ -21,6 +21,25 @@ MEASURED_SHARE = 0.98  # of the time of the chosen tasks; the many small calls b
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Ratios:
+    """Time after a change relative to before (n rows), with its 80 % range; NaN where nothing tells."""
+
+    value: Float64
+    low: Float64
+    high: Float64
+    timed: Mask  # both calls themselves were timed; else similar ones tell
+
+    @property
+    def known(self) -> Mask:
+        """Where something tells."""
+        return ~np.isnan(self.value)
+
+    def take(self, rows: Mask) -> Ratios:
+        """Those of some rows."""
+        return Ratios(value=self.value[rows], low=self.low[rows], high=self.high[rows], timed=self.timed[rows])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Twins:
     """Distinct operator calls of the chosen tasks and what each becomes; None where it stays as it is."""
 
@@ -65,15 +84,17 @@ class Twins:
         pairs = ((self.before[i], self.after[i]) for i in chosen)
         return tuple(each for pair in pairs for each in pair if each is not None)
 
-    def ratios(self, calibration: Calibration) -> tuple[Float64, Float64, Float64]:
-        """Per row of `rows`: time after relative to before, and its low and high end; NaN where nothing tells."""
+    def ratios(self, calibration: Calibration) -> Ratios:
+        """Of every task of `rows`, what the calls themselves or similar ones tell."""
         table = np.full((3, max(len(self.before), 1)), np.nan)
+        timed = np.zeros(max(len(self.before), 1), dtype=np.bool_)
         for i, (before, after) in enumerate(zip(self.before, self.after, strict=True)):
             found = calibration.ratio(before, after, float(self.own_s[i])) if after is not None else None
             if found is not None:
                 table[:, i] = found.value, found.low, found.high
+                timed[i] = found.timed
         value, low, high = table[:, self.index]
-        return value, low, high
+        return Ratios(value=value, low=low, high=high, timed=timed[self.index])
 
     def rewritten(self, graph: TaskGraph) -> TaskGraph:
         """The graph whose tasks say that they run the twins, with their bytes and FLOPs; durations stay."""

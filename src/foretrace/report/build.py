@@ -30,6 +30,7 @@ from foretrace.report.views import (
     WhatIfView,
 )
 from foretrace.simulate.compare import compare as compare_timelines
+from foretrace.simulate.compare import on_one_clock
 from foretrace.simulate.noise import Interval
 from foretrace.simulate.replay import replay
 from foretrace.simulate.schedule import as_run
@@ -224,6 +225,7 @@ def page(recorded: Timeline, whatifs: Sequence[WhatIf] = (), *, path: str = "") 
 
 def compare(before: Timeline, after: Timeline, *, before_path: str = "", after_path: str = "") -> CompareView:
     """Two recordings or predictions, and the parts and layers in which their difference lies."""
+    before, after, said = on_one_clock(before, after)
     found = compare_timelines(before, after)
     (parts_before, _), (parts_after, _) = breakdowns(before), breakdowns(after)
     moved = Breakdown(**{part: parts_after.parts()[part] - parts_before.parts()[part] for part in PARTS})
@@ -266,7 +268,7 @@ def compare(before: Timeline, after: Timeline, *, before_path: str = "", after_p
             )
             for row in found.rows
         ),
-        notes=_compare_notes(before, after),
+        notes=(*((said,) if said else ()), *_compare_notes(before, after)),
         next="",
     )
 

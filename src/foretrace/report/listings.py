@@ -124,7 +124,9 @@ class CalibratedMachineView(msgspec.Struct, frozen=True, kw_only=True):
     cores: int | None
     torch: str | None
     threads: int | None
-    capability: str | None
+    thread_cores: float | None  # cores that these threads can have, at most as many as threads
+    instruction_sets: list[str] | None  # that libraries of the process may use
+    capability: str | None  # of PyTorch's own kernels
     device: str | None
     allocator: dict[str, str]  # environment variables
 

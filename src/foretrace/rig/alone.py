@@ -43,7 +43,7 @@ def record(request: Record) -> Recorded:
         trace, attempts = _punctual(training)
     else:
         job = Job(techniques=(), model=setup.work, size=setup.size, seed=setup.seed)
-        trace, attempts = recorded_calmly(training, job, _nobody)
+        trace, attempts = recorded_calmly(training, job, None, _nobody)
     graph = build(trace, None)
     if is_emulated(setup.work):
         graph = replace(graph, info=replace(graph.info, recording={**graph.info.recording, "emulated": setup.work}))
@@ -57,7 +57,7 @@ def _punctual(training: Training) -> tuple[Trace, int]:
     """The recording of an emulated training whose steps were woken in time, and how many were made."""
     found: list[tuple[float, Trace]] = []
     while not found or (found[-1][0] > _PUNCTUAL and len(found) < _RECORDINGS):
-        trace = recording_of(training)
+        trace = recording_of(training, None)
         steps = trace.ranks[0].recording.get("steps", []) if trace.ranks else []
         times = [each["wall_ns"] for each in steps if each.get("phase") in ("before", "after") and each.get("wall_ns")]
         found.append((median(times) / min(times) - 1.0 if times else 0.0, trace))

@@ -18,8 +18,9 @@ import numpy.typing as npt
 
 from foretrace.graph.kernels import longest_common
 from foretrace.graph.taskgraph import Phase, TaskKind
+from foretrace.simulate.overhead import one_clock
 from foretrace.simulate.replay import effective
-from foretrace.simulate.timeline import Timeline
+from foretrace.simulate.timeline import Timeline, simulate
 from foretrace.trace.trace import LaneKind
 
 Int64 = npt.NDArray[np.int64]
@@ -61,10 +62,25 @@ class Comparison:
     after_ns: int
     rows: tuple[LayerDifference, ...]
     matched_share: float  # share of both sides' busy time in matched tasks
+    note: str = ""  # how both came to be on one clock, if they were not
+
+
+def on_one_clock(before: Timeline, after: Timeline) -> tuple[Timeline, Timeline, str]:
+    """Both timelines on one clock, and what was done for it; see `one_clock`. Raises ForetraceError."""
+    first, second, said = one_clock(before.graph, after.graph)
+    return (
+        before if first is before.graph else simulate(first),
+        after if second is after.graph else simulate(second),
+        said,
+    )
 
 
 def compare(before: Timeline, after: Timeline) -> Comparison:
-    """Match the tasks of the median steps of two runs and sum up, layer by layer, what became of them."""
+    """Match the tasks of the median steps of two runs and sum up, layer by layer, what became of them.
+
+    Times are compared on one clock (`on_one_clock`). Raises ForetraceError where there is none.
+    """
+    before, after, said = on_one_clock(before, after)
     vocabulary: dict[str, int] = {}
     sides = (_Side(before, vocabulary), _Side(after, vocabulary))
     pairs, replaced = _match(*sides)
@@ -113,6 +129,7 @@ def compare(before: Timeline, after: Timeline) -> Comparison:
         after_ns=right.step_ns,
         rows=tuple(rows),
         matched_share=both / max(int(left.dur.sum() + right.dur.sum()), 1),
+        note=said,
     )
 
 

@@ -10,44 +10,51 @@ did. What is then left of the difference is spread over all work where one threa
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.graph.taskgraph import Change, TaskGraph, TaskKind
+from foretrace.errors import ForetraceError
+from foretrace.graph.taskgraph import NO_RELEASE, Change, TaskGraph, TaskKind
 from foretrace.simulate.own_step import alone
 from foretrace.simulate.replay import replay
+from foretrace.trace.trace import LaneKind
 
 Int64 = npt.NDArray[np.int64]
+Clock = Literal["cpu", "wall"]
 
 MOST_PER_PROBE_NS = 2_500.0  # a start or an end of an event; five times what was measured on the slowest machine
 DISTURBED = 1.10  # wall over CPU time of a one-thread step beyond which something else used the core
 _QUANTILE = 0.25  # of a task's time over identical steps: preemption only ever adds
 _LEAST_STEPS = 4
+_TIMES = ("dur", "delay", "lag", "typical")
 _LEAST_LISTED = 3  # steps of either kind whose shortest says something
 
 
-def unprofiled(graph: TaskGraph) -> TaskGraph:
+def unprofiled(graph: TaskGraph, clock: Clock | None = None) -> TaskGraph:
     """The graph with the cost of recording removed, so that its step takes as long as unprofiled steps did.
 
     What else is not the step's is left out first, see `own_step`, which says when it raises GraphError. A recording
     without unprofiled neighbours is then returned as it is. What was measured and removed is kept in `info.overhead`
     (times in seconds) and as a Change. Where other work disturbed a step that never waits, the process's CPU time
-    stands for its time: it leaves out what the others took.
+    stands for its time: it leaves out what the others took. `clock`, else the recording's own fact of this name, asks
+    for one of the two, where the recording tells it.
     """
     if graph.changes:
         return graph
     graph = alone(graph)
     said = disturbance(graph)
-    times = _neighbours(graph, "cpu_ns" if said else "wall_ns")
+    asked = clock or graph.info.recording.get("clock")
+    on_cpu = asked == "cpu" and has_cpu_time(graph) if asked else bool(said)
+    times = _neighbours(graph, "cpu_ns" if on_cpu else "wall_ns")
     if not len(times) or not graph.n_steps:
         return graph
     target = float(np.median(times))
     recorded = float(np.median(_steps(graph)))
     typical = graph if graph.on_device.any() else _typical_steps(graph)
-    if said:
-        spent = graph.info.recording["overhead"].get("profiled") or {}
+    if on_cpu:
+        spent = (graph.info.recording.get("overhead") or {}).get("profiled") or {}
         own = spent["cpu_ns"] / spent["wall_ns"] if spent.get("wall_ns") and spent.get("cpu_ns") else 1.0
         typical = typical.with_columns(dur=np.rint(typical.dur * min(own, 1.0)).astype(np.int64))
     known = _observed_per_probe(graph)
@@ -66,13 +73,66 @@ def unprofiled(graph: TaskGraph) -> TaskGraph:
         "per_event_s": 2 * per_probe / 1e9,
         "scale": scale,
         "corrected_s": corrected / 1e9,
+        "cpu_clock": float(on_cpu),
     }
-    clock = "CPU time of unprofiled steps" if said else "unprofiled steps"
+    source = "CPU time of unprofiled steps" if on_cpu else "unprofiled steps"
     cost = f"took out the cost of recording, {2 * per_probe / 1e3:.2f} us per event" if per_probe else "set the step"
-    what = f"{cost}: {recorded / 1e6:.3g} -> {corrected / 1e6:.3g} ms per step ({clock}: {target / 1e6:.3g} ms)"
+    what = f"{cost}: {recorded / 1e6:.3g} -> {corrected / 1e6:.3g} ms per step ({source}: {target / 1e6:.3g} ms)"
     touched = int(np.count_nonzero(lighter.dur != graph.dur))
     info = replace(graph.info, overhead=overhead, notes=graph.info.notes + said)
     return replace(lighter, info=info).noted(Change(technique="", what=what, tasks=touched))
+
+
+def clock_of(graph: TaskGraph) -> Clock:
+    """The clock that a graph's times are on: "cpu" where CPU time stands for them, else "wall"."""
+    return "cpu" if graph.info.overhead.get("cpu_clock") else "wall"
+
+
+def has_cpu_time(graph: TaskGraph) -> bool:
+    """Whether CPU time can stand for the time of a step: one thread does everything, never waits, and was timed."""
+    threads = (graph.info.recording.get("threads") or {}).get("intra_op", 1)
+    return threads == 1 and not _waits(graph) and bool(len(_neighbours(graph, "cpu_ns")))
+
+
+def one_clock(before: TaskGraph, after: TaskGraph) -> tuple[TaskGraph, TaskGraph, str]:
+    """Both graphs with their times on one clock, and a sentence where one of them had to change; "" if none had.
+
+    The one in wall time goes over to CPU time, by the ratio that its unprofiled steps show; where its steps wait or run
+    on several threads, the other one goes back to wall time, with what others took. Raises ForetraceError where a
+    recording does not tell both.
+    """
+    clocks = clock_of(before), clock_of(after)
+    if clocks[0] == clocks[1]:
+        return before, after, ""
+    sides = [before, after]
+    wall = clocks.index("wall")
+    to: Clock = "cpu" if has_cpu_time(sides[wall]) else "wall"
+    moved = wall if to == "cpu" else 1 - wall
+    sides[moved] = _on(sides[moved], to)
+    which, other = ("BEFORE", "AFTER") if moved == 0 else ("AFTER", "BEFORE")
+    because = (
+        f"{other} was disturbed by other work and is in CPU time, so {which} is, too"
+        if to == "cpu"
+        else f"the steps of {other} wait or have several threads, so {which} is in wall time, too, with what other "
+        "work took of it"
+    )
+    return sides[0], sides[1], f"one clock: {because}."
+
+
+def _on(graph: TaskGraph, clock: Clock) -> TaskGraph:
+    """The graph with all times scaled by what its unprofiled steps took on the other clock."""
+    cpu, wall = (_neighbours(graph, f"{name}_ns") for name in ("cpu", "wall"))
+    if not len(cpu) or not len(wall):
+        raise ForetraceError(
+            f"{graph.info.source or 'one of the two'} does not tell its CPU time beside its wall time, and the other "
+            "is on another clock; record both with foretrace record, on a machine that nothing else uses."
+        )
+    factor = float(np.median(cpu) / np.median(wall)) if clock == "cpu" else float(np.median(wall) / np.median(cpu))
+    released = graph.release != NO_RELEASE
+    release = np.where(released, np.rint(graph.release * factor).astype(np.int64), graph.release)
+    scaled = {name: np.rint(getattr(graph, name) * factor).astype(np.int64) for name in _TIMES}
+    info = replace(graph.info, overhead={**graph.info.overhead, "cpu_clock": float(clock == "cpu")})
+    return replace(graph.with_columns(**scaled, release=release), info=info)
 
 
 def disturbance(graph: TaskGraph) -> tuple[str, ...]:
@@ -101,7 +161,8 @@ def _waits(graph: TaskGraph) -> bool:
         return True
     loads = np.unique(graph.name[graph.kind == TaskKind.DATA])
     workers = any("_MultiProcessing" in graph.names[name] for name in loads.tolist())
-    return workers or bool(graph.on_device.any()) or bool(np.any(graph.kind == TaskKind.COLLECTIVE))
+    others = any(lane.kind == LaneKind.MODEL for lane in graph.lanes)  # of a prediction: loader workers, links
+    return workers or others or bool(graph.on_device.any()) or bool(np.any(graph.kind == TaskKind.COLLECTIVE))
 
 
 def _neighbours(graph: TaskGraph, key: str) -> Int64:

@@ -24,6 +24,7 @@ from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
 from foretrace.techniques.base import Across, Prior, Technique, derived
 from foretrace.techniques.classes import Work, classify
 from foretrace.techniques.reducing import previous_on_lane
+from foretrace.techniques.untimed import untimed
 
 if TYPE_CHECKING:
     from foretrace.training.training import Training
@@ -44,6 +45,7 @@ class ChannelsLast(Technique):
     source: ClassVar[str] = "PyTorch, channels last memory format; operators timed in both layouts"
 
     measured: float | None = derived(doc="operators in a step relative to operators timed alone")
+    untimed: float | None = derived(doc="time of what was not timed itself, relative to what similar calls say")
     conv: float | None = derived(doc="time of convolutions, relative, where they were not timed")
     others: float | None = derived(doc="time of other four-dimensional operators, relative, where not timed")
 
@@ -59,10 +61,13 @@ class ChannelsLast(Technique):
         twins = _twins(graph)
         if not len(twins.rows):
             return {}
-        known = ~np.isnan(twins.ratios(Calibration.of(graph))[0])
-        changed = _changed(twins)
+        ratios, changed = twins.ratios(Calibration.of(graph)), _changed(twins)
+        known = ratios.known
         convolution = (classify(graph).work == Work.CONV)[twins.rows]
-        found = {"measured": _CARRIED_OVER} if known.any() else {}
+        found = {"measured": _CARRIED_OVER} if (known & ratios.timed).any() else {}
+        guessed = graph.dur[twins.rows] * (changed & ~ratios.timed)
+        parts = [(guessed * ratios.value, guessed * ratios.low, guessed * ratios.high)]
+        found |= untimed(parts, float(guessed[known].sum()), float(graph.dur.sum()))
         for name, mine, stands_in in (("conv", convolution, _CONV), ("others", ~convolution, _OTHERS)):
             if (changed & ~known & mine).any():
                 found[name] = stands_in
@@ -80,9 +85,10 @@ class ChannelsLast(Technique):
                 "it must hold the sizes of inputs (record with shapes)."
             )
         values = self.values(graph)
-        ratio, _, _ = twins.ratios(Calibration.of(graph))
-        unknown = np.isnan(ratio)
-        factor = np.where(unknown, 1.0, ratio * values.get("measured", 1.0))
+        ratios = twins.ratios(Calibration.of(graph))
+        unknown = ~ratios.known
+        carried = np.where(ratios.timed, values.get("measured", 1.0), values.get("untimed", 1.0))
+        factor = np.where(unknown, 1.0, ratios.value * carried)
         for name, mine in (("conv", convolution[twins.rows]), ("others", ~convolution[twins.rows])):
             factor[unknown & mine] = values.get(name, 1.0)
         rows, factor = twins.rows[changed], factor[changed]

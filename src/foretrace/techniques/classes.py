@@ -46,7 +46,9 @@ _CONV = re.compile(
 )
 _GEMM = re.compile(r"(?<!fb)gemm|gemv|Cijk_|nvjet|matmul|cutlass::Kernel|xdlops|splitKreduce|^bmm_", re.IGNORECASE)
 _CONV_OP = re.compile(r"^aten::\w*conv(olution|\d|_|$)")
-_GEMM_OP = re.compile(r"^aten::(addmm|mm|bmm|baddbmm|matmul|linear|addbmm|mv|_addmm_activation)$")
+_GEMM_OP = re.compile(
+    r"^aten::(addmm|mm|bmm|baddbmm|matmul|linear|addbmm|mv|_addmm_activation|mkldnn_rnn_layer(_backward)?)$"
+)
 # Operators that hand their work on to others of their kind.
 _WRAPPERS = frozenset(
     f"aten::{name}"

@@ -16,6 +16,7 @@ from foretrace.trace.trace import LaneKind
 Int64 = npt.NDArray[np.int64]
 
 WORKER = "fetch batch (worker)"
+MOST_WORKERS = 4  # where nobody says how many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -120,5 +121,13 @@ def cores(graph: TaskGraph) -> float | None:
     """Cores that the recorded process could use, None if the recording does not say."""
     machine = graph.info.recording.get("machine", {})
     counts = [len(machine["affinity"])] if machine.get("affinity") else []
-    counts += [machine[key] for key in ("cores", "cpu_quota") if machine.get(key)]
+    counts += [machine[key] for key in ("cores", "cpu_quota", "usable_cores") if machine.get(key)]
     return float(min(counts)) if counts else None
+
+
+def free_workers(cores: float | None, threads: int) -> int:
+    """Worker processes that have a core of their own beside so many threads of training: 1 to MOST_WORKERS.
+
+    Where the recording does not say how many cores there are, MOST_WORKERS.
+    """
+    return MOST_WORKERS if cores is None else min(max(int(cores) - threads, 1), MOST_WORKERS)

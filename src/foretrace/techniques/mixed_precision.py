@@ -17,15 +17,18 @@ import numpy.typing as npt
 
 from foretrace.cost.calibration import Calibration
 from foretrace.cost.operator import Operator
+from foretrace.errors import NotApplicableError
 from foretrace.graph import edit
 from foretrace.graph.insert import insert
 from foretrace.graph.select import select
 from foretrace.graph.taskgraph import EdgeKind, Phase, TaskGraph
 from foretrace.hardware.devices import Device, find
+from foretrace.hardware.processor import named, recorded_sets
 from foretrace.techniques.autocast import stays_single
 from foretrace.techniques.base import Across, Prior, Technique, derived, parameter
 from foretrace.techniques.casts import cast_tasks, scaler_tasks
 from foretrace.techniques.classes import MATRIX, Classes, Precision, Work, classify
+from foretrace.techniques.half_prices import half_prices, lacks_recurrent
 from foretrace.techniques.reduced import Reduced, reduce
 from foretrace.techniques.reducing import HALF, NewTimes, apply_times, insert_casts, wanted
 
@@ -52,6 +55,7 @@ class MixedPrecision(Technique):
         "auto", doc="bfloat16, float16, or what suits the device", choices=("auto", "bfloat16", "float16")
     )
     measured: float | None = derived(doc="operators in a step relative to operators timed alone, both in 16 bit")
+    untimed: float | None = derived(doc="time of what was not timed itself, relative to what similar calls say")
     gemm: float | None = derived(doc="how many times faster matrix products run")
     conv: float | None = derived(doc="how many times faster convolutions run")
     attention: float | None = derived(doc="how many times faster attention runs")
@@ -70,7 +74,7 @@ class MixedPrecision(Technique):
         times = self._times(graph)
         if times is None:
             return self._unmeasured(graph)
-        found = {"measured": _CARRIED_OVER}
+        found = {"measured": _CARRIED_OVER} | times.untimed
         if np.isnan(times.ratio).any():
             found |= {name: each for name, each in self._unmeasured(graph).items() if name in _KINDS}
         return found
@@ -78,7 +82,7 @@ class MixedPrecision(Technique):
     def _unmeasured(self, graph: TaskGraph) -> dict[str, Prior]:
         """Priors of classes of work."""
         cpu = graph.info.platform == "cpu"
-        found = dict(_ON_CPU if cpu else _ON_DEVICE)
+        found = half_prices(graph, self.type_name(graph)) if cpu else dict(_ON_DEVICE)
         device = _device(graph)
         rate = _rate(device, bfloat16=self._bfloat16(device))
         if device is not None and rate > device.fp32_tflops and not cpu:
@@ -92,6 +96,26 @@ class MixedPrecision(Technique):
         unused |= {"overhead_us"} if Work.GEMM not in present else set()
         return {name: each for name, each in found.items() if name not in unused}
 
+    def _lacking(self, graph: TaskGraph, kinds: list[Work], values: dict[str, float]) -> NotApplicableError | None:
+        """Why there is no number for some kinds of matrix work; None if there are all."""
+        lacking = [kind.name.lower() for kind in kinds if kind.name.lower() not in values]
+        if not lacking:
+            return None
+        given = " ".join(f"{name}=3" for name in lacking)
+        if graph.info.platform == "cpu":
+            sets = recorded_sets(graph.info.recording)
+            what = "does not say what its processor can do" if sets is None else f"is of a processor with {named(sets)}"
+            return self.refuse(
+                f"the recording {what}, and by that {self.type_name(graph)} is 6 times faster or 100 times slower; run "
+                f"foretrace calibrate run on it where it was made, record it again, or say how many times faster, e.g. "
+                f"{given}."
+            )
+        device = graph.info.devices[0] if graph.info.devices else "unknown"
+        return self.refuse(
+            f"the catalog knows no {self.type_name(graph)} units of the device {device!r}; say how many times "
+            f"faster such work runs, e.g. {given}."
+        )
+
     def change(self, graph: TaskGraph) -> TaskGraph:
         classes = classify(graph)
         matrix = _matrix(graph, classes)
@@ -104,19 +128,16 @@ class MixedPrecision(Technique):
             raise self.refuse("the forward pass casts the inputs of its matrix work, as under autocast already.")
         if _in_graphs(graph, matrix):
             raise self.refuse("the matrix work is launched as graphs; put mixed-precision before cuda-graphs.")
+        recurrent = graph.info.platform == "cpu" and select(graph, op="aten::mkldnn_rnn_layer").any()
+        if recurrent and (why := lacks_recurrent(graph, self.type_name(graph))):
+            raise self.refuse(f"{why}.")
         values = self.values(graph)
-        lacking = [kind.name.lower() for kind in _present(graph, classes) if kind.name.lower() not in values]
-        if lacking:
-            device = graph.info.devices[0] if graph.info.devices else "unknown"
-            given = " ".join(f"{name}=3" for name in lacking)
-            raise self.refuse(
-                f"the catalog knows no {self.type_name(graph)} units of the device {device!r}; say how many times "
-                f"faster such work runs, e.g. {given}."
-            )
         work = matrix & (classes.precision != Precision.HALF)
         times = self._times(graph)
         if times is not None:
             return self._by_measured(graph, times, classes, work, values)
+        if (lacking := self._lacking(graph, _present(graph, classes), values)) is not None:
+            raise lacking
         dur = self._durations(graph, classes, work, values)
         faster = edit.retime(graph, work, dur[work], what=f"ran {{}} in {self.type_name(graph)}", technique=self.name)
         moving = _moving(graph, classes)
@@ -152,20 +173,24 @@ class MixedPrecision(Technique):
         """New times from measured operators; None where the graph carries too few of them."""
         if graph.info.platform != "cpu" or not Calibration.of(graph):
             return None
-        times = NewTimes.of(graph, self._reduced(graph))
+        times = NewTimes.of(graph, self._reduced(graph), self._half(graph))
         return times if len(times.rows) and times.share >= _ENOUGH_MEASURED else None
 
     def _by_measured(
         self, graph: TaskGraph, times: NewTimes, classes: Classes, work: Mask, values: dict[str, float]
     ) -> TaskGraph:
         reduced, half = self._reduced(graph), self._half(graph)
-        lacks = bool(np.isnan(times.ratio).any())
-        fallback = self._durations(graph, classes, work, values) if lacks else graph.dur.astype(np.float64)
-        faster = apply_times(graph, times, fallback, values["measured"], self.name)
+        unknown = np.zeros(len(graph), dtype=np.bool_)
+        unknown[times.rows[np.isnan(times.ratio)]] = True
+        fallback = graph.dur.astype(np.float64)
+        if unknown.any():
+            kinds = [kind for kind in _present(graph, classes) if (unknown & work & (classes.work == kind)).any()]
+            if (lacking := self._lacking(graph, kinds, values)) is not None:
+                raise lacking
+            fallback = self._durations(graph, classes, work & unknown, values)
+        faster = apply_times(graph, times, fallback, values, self.name)
         faster = reduced.twins.rewritten(faster)
-        return insert_casts(
-            faster, reduced, half, casts=reduced.casts, measured=values["measured"], technique=self.name
-        )
+        return insert_casts(faster, reduced, half, values=values, technique=self.name)
 
     def _durations(
         self, graph: TaskGraph, classes: Classes, work: Mask, values: dict[str, float]
@@ -174,8 +199,10 @@ class MixedPrecision(Technique):
         cpu, device = graph.info.platform == "cpu", _device(graph)
         dur = graph.dur.astype(np.float64)
         for kind in _present(graph, classes):
-            gain = values[kind.name.lower()]
             mine, slow = work & (classes.work == kind), classes.precision == Precision.TF32
+            if not mine.any():
+                continue
+            gain = values[kind.name.lower()]
             dur[mine & ~slow] /= gain
             dur[mine & slow] /= _beyond_tf32(gain, device, _rate(device, bfloat16=self._bfloat16(device)))
         if cpu:
@@ -289,19 +316,4 @@ _ON_DEVICE = {
     "norm": Prior(value=0.6, low=0.5, high=0.9, unit="×", why="half the bytes, statistics in float32"),
     "casts": Prior(value=2.0, low=1.0, high=4.0, unit="", why="weight and bias, or an input after float32 work"),
     "cast_us": Prior(value=12.0, low=6.0, high=25.0, unit="µs", why="two operators through the dispatcher"),
-}
-_MEASURED = "measured with PyTorch 2 on processors with AVX-512 bfloat16"
-_ON_CPU = {
-    "gemm": Prior(value=2.5, low=2.0, high=4.0, unit="×", why=f"{_MEASURED}: 2.1 to 4.2 times faster"),
-    "overhead_us": Prior(
-        value=14.0, low=8.0, high=22.0, unit="µs", why=f"{_MEASURED}: the same at all sizes, so small products lose"
-    ),
-    "conv": Prior(value=1.7, low=1.3, high=2.1, unit="×", why=f"{_MEASURED}: 1.35 to 2 times faster"),
-    "attention": Prior(value=0.6, low=0.3, high=1.0, unit="×", why=f"{_MEASURED}: 1.1 to 4 times slower"),
-    "norm": Prior(value=0.5, low=0.25, high=1.0, unit="×", why=f"{_MEASURED}: 0.27 forward, 0.9 backward"),
-    "elementwise": Prior(
-        value=1.2, low=0.9, high=1.9, unit="×", why=f"{_MEASURED}: 0.95 (gelu) to 2 (add) in cache, less in memory"
-    ),
-    "casts": Prior(value=2.0, low=1.5, high=3.0, unit="", why="weight, bias or input forward; gradients backward"),
-    "cast_us": Prior(value=2.5, low=1.5, high=5.0, unit="µs", why=f"{_MEASURED}: 2.3 µs without data"),
 }

@@ -16,9 +16,19 @@ import numpy.typing as npt
 from foretrace.graph import edit
 from foretrace.graph.select import Mask, select
 from foretrace.graph.taskgraph import Change, EdgeKind, TaskGraph, TaskKind
+from foretrace.hardware.processor import usable_cores
 from foretrace.simulate.replay import replay
 from foretrace.techniques.base import Across, Prior, Technique, parameter, prior
-from foretrace.techniques.loading import WORKER, Fetches, add_workers, cores, find_fetches, recorded_loader
+from foretrace.techniques.loading import (
+    MOST_WORKERS,
+    WORKER,
+    Fetches,
+    add_workers,
+    cores,
+    find_fetches,
+    free_workers,
+    recorded_loader,
+)
 
 if TYPE_CHECKING:
     from foretrace.training.training import Training
@@ -35,7 +45,9 @@ class PrefetchData(Technique):
     summary: ClassVar[str] = "data loader with worker processes: batches are prepared while the step computes"
     source: ClassVar[str] = "torch.utils.data.DataLoader (num_workers, prefetch_factor); DS-Analyzer (VLDB 2021)"
 
-    workers: int = parameter(4, doc="number of worker processes")
+    workers: int | None = parameter(
+        None, doc=f"number of worker processes; by default one per core that is free, 1 to {MOST_WORKERS}"
+    )
     prefetch_factor: int = parameter(2, doc="batches ordered ahead per worker")
     pinned: bool = parameter(False, doc="batches in pinned memory, whose copies do not block the host")
     hand_over_ms: float | None = prior(
@@ -94,7 +106,7 @@ class PrefetchData(Technique):
         return found
 
     def change(self, graph: TaskGraph) -> TaskGraph:
-        if self.workers < 1 or self.prefetch_factor < 1:
+        if (self.workers is not None and self.workers < 1) or self.prefetch_factor < 1:
             raise self.refuse("workers and prefetch_factor must be 1 or more.")
         if self.pinned and not graph.on_device.any():
             raise self.refuse("pinned memory matters for copies to a device, and the recording shows none.")
@@ -120,12 +132,25 @@ class PrefetchData(Technique):
         from foretrace.training.batches import rebuilt
 
         pinning = {"pin_memory": True} if self.pinned else {}
-        loader = rebuilt(training.loader, num_workers=self.workers, prefetch_factor=self.prefetch_factor, **pinning)
+        loader = rebuilt(
+            training.loader, num_workers=self._workers_here(training), prefetch_factor=self.prefetch_factor, **pinning
+        )
         return replace(training, loader=loader)
+
+    def workers_for(self, graph: TaskGraph) -> int:
+        """Worker processes: as many as asked for, else those that the recorded process had cores for."""
+        return free_workers(cores(graph), _threads(graph)) if self.workers is None else self.workers
+
+    def _workers_here(self, training: Training) -> int:
+        """The same, of this process."""
+        import torch
+
+        threads = torch.get_num_threads() if training.device == "cpu" else 1
+        return free_workers(usable_cores(), threads) if self.workers is None else self.workers
 
     def _hide(self, graph: TaskGraph, fetches: Fetches) -> TaskGraph:
         """Move the preparation of one thread's batches to workers."""
-        values = self.values(graph)
+        values, workers = self.values(graph), self.workers_for(graph)
         hand_over = 1e6 * values["hand_over_ms"]
         batch = (self._preparation(graph, fetches, hand_over) * values["fetch"]).astype(np.int64)
         loading = np.zeros(len(graph), dtype=np.bool_)
@@ -134,15 +159,15 @@ class PrefetchData(Technique):
         left[fetches.first] = hand_over
         alone = graph.with_columns(dur=np.where(loading, left, graph.dur).astype(np.int64))
         what = (
-            f"moved {len(batch)} batches of {batch.mean() / 1e6:.3g} ms to {self.workers} "
-            f"worker{'s' * (self.workers > 1)}; taking one over costs {hand_over / 1e6:.2g} ms"
+            f"moved {len(batch)} batches of {batch.mean() / 1e6:.3g} ms to {workers} "
+            f"worker{'s' * (workers > 1)}; taking one over costs {hand_over / 1e6:.2g} ms"
         )
         result = add_workers(
             alone,
             fetches,
             batch,
-            workers=self.workers,
-            ahead=self.workers * self.prefetch_factor,
+            workers=workers,
+            ahead=workers * self.prefetch_factor,
             change=Change(technique=self.name, what=what, tasks=int(loading.sum()) + len(batch)),
         )
         batches = _inside(graph, fetches)
@@ -156,8 +181,8 @@ class PrefetchData(Technique):
         has = int(recorded.get("num_workers") or 0)
         if not has:
             raise self.refuse("the loader already has worker processes, and the recording does not say how many.")
-        if has >= self.workers:
-            raise self.refuse(f"the loader already has {has} workers; ask for more than that.")
+        if has >= self.workers_for(graph):
+            raise self.refuse(f"the loader already has {has} workers; ask for more than that, e.g. workers={has + 1}.")
         used = recorded.get("workers") or {}
         busy = used["cpu_ns"] / used["batches"] if used.get("batches") else 0.0
         waited = float(np.maximum(fetches.ns - hand_over, 0).mean())
@@ -178,9 +203,7 @@ class PrefetchData(Technique):
         host = select(graph, kind=("cpu", "operator", "python", "call")) & ~_staging(graph)
         workers = select(graph, name=WORKER)
         if shared is not None and period > 0:
-            on_cpu = graph.info.platform == "cpu"
-            threads = graph.info.recording.get("threads", {}).get("intra_op", 1) if on_cpu else 1
-            crowd = max((alone_ns * threads + batch_ns) / shared / period, 1.0)
+            crowd = max((alone_ns * _threads(graph) + batch_ns) / shared / period, 1.0)
         busy = min(batch_ns / period, 1.0) if period > 0 else 0.0
         slower = 1 + (self.values(graph)["host_contention"] - 1) * busy
         result = edit.scale(graph, host, slower * crowd, technique=self.name)
@@ -192,6 +215,11 @@ class PrefetchData(Technique):
                 result, copies | _staging(graph), self.values(graph)["copy_contention"], technique=self.name
             )
         return result
+
+
+def _threads(graph: TaskGraph) -> int:
+    """Cores that the recorded process kept busy by itself."""
+    return int(graph.info.recording.get("threads", {}).get("intra_op", 1)) if graph.info.platform == "cpu" else 1
 
 
 def _inside(graph: TaskGraph, fetches: Fetches) -> int:

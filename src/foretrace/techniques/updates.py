@@ -26,6 +26,7 @@ _ONCE = {"aten::addcdiv_": 16, "aten::_foreach_addcdiv_": 12, "aten::mul_": 8, "
 _FIRST = ("aten::mul_", "aten::lerp_")
 _IN_PLACE = ("aten::mul_", "aten::add_", "aten::addcmul_", "aten::addcdiv_", "aten::lerp_")
 _LARGE_BYTES = 256 * 1024  # on a processor: larger arrays show a bandwidth, not an overhead
+_MOST_GB_S = 60.0  # of a processor's update, whose arrays are met for the first time; caches give its loops more
 _LARGE_NS = 20_000  # on a device
 
 
@@ -114,7 +115,7 @@ def update_bandwidth(graph: TaskGraph) -> Prior | None:
                 value=20.0, low=8.0, high=60.0, unit="GB/s", why="one core streams so much from memory or cache"
             )
         time, moved = (np.bincount(graph.step[shown] + 1, column[shown]) for column in (graph.dur, graph.nbytes))
-        value = float(np.median(moved[time > 0] / time[time > 0]))
+        value = min(float(np.median(moved[time > 0] / time[time > 0])), _MOST_GB_S)
         why = f"{int(shown.sum())} large in-place operators of the recording reach it on average"
         return Prior(value=value, low=0.6 * value, high=1.6 * value, unit="GB/s", why=why)
     device = find(graph.info.devices[0]) if graph.info.devices else None

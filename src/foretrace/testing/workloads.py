@@ -189,7 +189,9 @@ class Cpu:
     def graph(self) -> TaskGraph:
         writer = Writer(
             lanes=(Lane(rank=0, kind=LaneKind.CPU, label="main thread"),),
-            info=GraphInfo(platform="cpu", steps=tuple(range(self.steps)), recording=self.recording),
+            info=GraphInfo(
+                platform="cpu", steps=tuple(range(self.steps)), recording={**processor_facts(), **self.recording}
+            ),
         )
         writer.mark()
         for _ in range(self.steps):
@@ -223,6 +225,11 @@ class Cpu:
 
     def _operator(self, writer: Writer, name: str, dur_us: float, phase: Phase, **columns: Any) -> None:
         writer.task(TaskKind.OPERATOR, THREAD, name, round(dur_us * US), op=name, phase=int(phase), **columns)
+
+
+def processor_facts(*sets: str) -> dict[str, Any]:
+    """What a recorder stores about a processor with these instruction sets; one with AVX-512 bfloat16 without any."""
+    return {"machine": {"instruction_sets": list(sets or ("avx2", "avx512", "avx512_bf16"))}}
 
 
 def optimizer_facts(tensors: int, elements: int, name: str = "AdamW", **settings: Any) -> dict[str, Any]:

@@ -34,7 +34,8 @@ Keys of the "foretrace" object (times in ns; a fact that could not be had is nam
     complete         whether all phases ran
     python, torch, cuda, hip, device {type, name, count, ...}, threads {intra_op, inter_op}, cpu_capability,
     libraries, numerics, allocator
-    machine          {system, architecture, libc, cpu, cores, affinity, cpu_quota, memory_bytes, ...}
+    machine          {system, architecture, libc, cpu, instruction_sets, cores, affinity, cpu_quota, usable_cores,
+                     memory_bytes, ...}: see `foretrace.hardware.processor`
     environment      variables of OpenMP, BLAS, malloc, CUDA and NCCL that change speed
     load             {start, end}: load averages over 1, 5, 15 minutes
     rank, world_size, backend
@@ -57,6 +58,7 @@ Keys of the "foretrace" object (times in ns; a fact that could not be had is nam
     loaders          [{dataset, num_workers, batch_size, prefetch_factor, persistent_workers, pin_memory,
                      start_method, read_by_step_thread, batches, workers? {processes, batches, cpu_ns,
                      queued_ns}}]; workers' clocks are of their main threads, over about that many batches
+    clock            "cpu" or "wall": the clock that its steps are to be compared on, where a verification made it
     memory           {peak_rss_bytes, peak_allocated_bytes?, peak_reserved_bytes?}
     missing          [{what, why}]
 """

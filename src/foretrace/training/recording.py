@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +13,16 @@ if TYPE_CHECKING:
     from foretrace.training.training import Training
 
 
-def record_training(training: Training, folder: str | Path, **options: Any) -> Path:
+def record_training(
+    training: Training, folder: str | Path, *, facts: Mapping[str, Any] | None = None, **options: Any
+) -> Path:
     """Train as many steps as a recording takes, into `folder`; the file that was written.
 
-    `options` are those of `foretrace.record`. Raises ForetraceError where the loader is empty.
+    `options` are those of `foretrace.record`, `facts` further keys of what it stores. Raises ForetraceError where the
+    loader is empty.
     """
     with record(folder, samples=training.batch_size, **options) as recorder:
+        recorder.extra |= facts or {}
         for _ in training.steps():
             recorder.step()
             if recorder.over:

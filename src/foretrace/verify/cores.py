@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 
+from foretrace.hardware.processor import usable_cores
+
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 # glibc gives large blocks back to the kernel and faults them in again, which costs up to a quarter of a step and
@@ -46,8 +48,8 @@ def wait_for_cores(needed: float, most_s: float) -> float:
 
 
 def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Whole cores that this process may use, at least 1."""
+    return max(int(usable_cores()), 1)
 
 
 def allocator() -> dict[str, str]:

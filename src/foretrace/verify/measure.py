@@ -20,7 +20,7 @@ from foretrace.errors import ForetraceError
 from foretrace.graph.builder import build
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.simulate.compare import compare
-from foretrace.simulate.overhead import unprofiled
+from foretrace.simulate.overhead import Clock, unprofiled
 from foretrace.simulate.timeline import Timeline, simulate
 from foretrace.techniques.arguments import parse_all
 from foretrace.techniques.base import Technique
@@ -31,7 +31,7 @@ from foretrace.trace.trace import Trace
 from foretrace.training.recording import record_training
 from foretrace.verify import cores, statistics
 from foretrace.verify.arms import Plan, Rounds, Running, plan, take_turns, waits, workers
-from foretrace.verify.job import Assumed, Job, Outcome, Residual
+from foretrace.verify.job import LOADING, Assumed, Job, Outcome, Residual
 from foretrace.verify.statistics import Arm, Ratio, paired_ratio
 from foretrace.zoo.registry import job as make_job
 
@@ -68,9 +68,12 @@ def measure(job: Job, tell: Tell) -> Outcome:
         training = training.with_batches(RESIDENT_BATCHES)
     gc.collect()
     gc.freeze()  # what was imported so far is not walked in the middle of a step
+    # One clock for the recording, the prediction and the arms. CPU time is not touched by what else wants the core.
+    loads = any(each.name in LOADING for each in techniques)
+    clock: Clock = "cpu" if job.threads == 1 and not waits(training) and not loads else "wall"
 
     tell("recording the baseline", 0.05)
-    recorded, attempts = recorded_calmly(training, job, tell)
+    recorded, attempts = recorded_calmly(training, job, clock, tell)
     tell("building the graph", 0.2)
     graph = unprofiled(build(recorded, None))
     tell("timing operators alone", 0.25)
@@ -89,7 +92,11 @@ def measure(job: Job, tell: Tell) -> Outcome:
         "again": Running(training=training.copied(), fresh=workers(training) > 0),
     }
     needed = min(max(job.threads, 1 + max(workers(training), workers(treated))), cores.cores())
-    clock = "cpu" if job.threads == 1 and not any(waits(each) for each in (training, treated)) else "wall"
+    if clock == "cpu" and waits(treated):
+        raise ForetraceError(
+            f"{' + '.join(job.techniques)} makes the step wait for other processes, and the prediction was made in CPU "
+            "time; give --batches loader with a loader that has workers."
+        )
     patience = min(_WAIT_FOR_CORES_S, job.seconds) if clock == "wall" else 0.0
     free = [cores.wait_for_cores(needed, patience)]
     tell("running the arms", 0.52)
@@ -114,7 +121,7 @@ def measure(job: Job, tell: Tell) -> Outcome:
     cpus = {name: Arm.of([arm.cpu_s[i] for i in rounds.kept]) for name, arm in arms.items()}
     used = cpus if clock == "cpu" else walls
     measured = paired_ratio(_baseline(used), used["after"].blocks_s, seed=job.seed)
-    residual, treated_s, notes = _residual(predicted, treated, measured, keep=_kept(job, "after"))
+    residual, treated_s, notes = _residual(predicted, treated, measured, clock, keep=_kept(job, "after"))
     tell("done", 1.0)
     return _outcome(
         job,
@@ -155,7 +162,7 @@ def _kept(job: Job, arm: str) -> Path | None:
     return Path(job.keep) / arm if job.keep else None
 
 
-def recorded_calmly(training: Training, job: Job, tell: Tell) -> tuple[Trace, int]:
+def recorded_calmly(training: Training, job: Job, clock: Clock | None, tell: Tell) -> tuple[Trace, int]:
     """The baseline's recording that others disturbed least, of at most _RECORDINGS, and how many were made.
 
     A prediction is as good as the recording that it starts from; what others take of caches and frequency lengthens
@@ -163,7 +170,7 @@ def recorded_calmly(training: Training, job: Job, tell: Tell) -> tuple[Trace, in
     """
     found: list[tuple[float, Trace]] = []
     for number in range(_RECORDINGS):
-        trace = recording_of(training.copied(), steps=job.steps, keep=_kept(job, "before"))
+        trace = recording_of(training.copied(), clock, steps=job.steps, keep=_kept(job, "before"))
         found.append((_unrest(trace), trace))
         if found[-1][0] <= _CALM or job.threads > 1 or waits(training) or job.keep:
             break
@@ -182,8 +189,13 @@ def _unrest(trace: Trace) -> float:
     return max(spread)
 
 
-def recording_of(training: Training, *, steps: int = 0, brief: bool = False, keep: Path | None = None) -> Trace:
-    """A recording of the training, read; a `brief` one is enough to compare layers. It stays in `keep`, if given."""
+def recording_of(
+    training: Training, clock: Clock | None, *, steps: int = 0, brief: bool = False, keep: Path | None = None
+) -> Trace:
+    """A recording of the training, read; a `brief` one is enough to compare layers. It stays in `keep`, if given.
+
+    It says that it is to be looked at on `clock`; without one, `unprofiled` chooses.
+    """
     trained = training.steps()
     next(trained, None)  # first allocations
     began = time.perf_counter()
@@ -194,7 +206,7 @@ def recording_of(training: Training, *, steps: int = 0, brief: bool = False, kee
     if brief or 36 * step_s > _RECORDING_S:
         options = {"wait": 3, "active": steps or 4, "skip_first": 1, "rehearse": False}
     with tempfile.TemporaryDirectory(prefix="foretrace-") as folder:
-        return read(record_training(training, keep or folder, **options))
+        return read(record_training(training, keep or folder, facts={"clock": clock} if clock else {}, **options))
 
 
 def _calibrated(
@@ -203,7 +215,8 @@ def _calibrated(
     """The graph with the times of the operators that the techniques ask for, how many were timed, and what to note.
 
     Everything is timed anew: an operator and its changed twin are to be compared in one state of the machine. What
-    `foretrace calibrate` has stored for this machine stands in for what could not be timed.
+    `foretrace calibrate` has stored for this machine stands in for what could not be timed. The times are stored there
+    themselves, so that a what-if on this recording (--keep) answers the same.
     """
     ends = time.monotonic() + CALIBRATION_S
 
@@ -220,18 +233,23 @@ def _calibrated(
     known = replace(stored, seconds={**stored.seconds, **found.seconds})
     lacking = [key for key in found.failed if key not in stored.seconds]
     notes: tuple[str, ...] = ()
+    if found.seconds and known.machine:
+        try:
+            replace(known, seconds=found.seconds).save()
+        except ForetraceError as error:
+            notes = (f"The operator times were not stored: {error}",)
     if lacking:
         why = found.failed[lacking[0]]
-        notes = (f"{len(lacking)} of {len(lacking) + len(found.seconds)} operators could not be timed alone ({why}).",)
+        notes += (f"{len(lacking)} of {len(lacking) + len(found.seconds)} operators could not be timed alone ({why}).",)
     return (known.on(graph) if known else graph), len(found.seconds), notes
 
 
 def _residual(
-    predicted: WhatIf, treated: Training, measured: Ratio, *, keep: Path | None
+    predicted: WhatIf, treated: Training, measured: Ratio, clock: Clock, *, keep: Path | None
 ) -> tuple[tuple[Residual, ...], float, tuple[str, ...]]:
     """Where the recorded treated step differs from the predicted one, largest first; its length; what went wrong."""
     try:
-        recorded: Timeline = simulate(unprofiled(build(recording_of(treated, brief=True, keep=keep), None)))
+        recorded: Timeline = simulate(unprofiled(build(recording_of(treated, clock, brief=True, keep=keep), None)))
         rows = compare(predicted.after, recorded).rows
     except ForetraceError as error:
         return (), 0.0, (f"The residual is not attributed: {error}",)
@@ -283,6 +301,8 @@ def _outcome(
     uncertain = statistics.too_uncertain(list(used.values()), measured, clock)
     if clock == "wall" and free < 0.9 * needed:
         uncertain = f"the arms need {needed} cores and the machine had {free:.1f} left"
+    times_s = predicted.before.step_times_ns / 1e9
+    uncertain = uncertain or statistics.strays(times_s.tolist(), [used["before"], used["again"]])
     info = predicted.before.graph.info
     return Outcome(
         job=job,

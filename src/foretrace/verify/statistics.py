@@ -125,6 +125,24 @@ def too_uncertain(arms: Sequence[Arm], measured: Ratio, clock: str) -> str:
     return ""
 
 
+def strays(recorded_s: Sequence[float], baseline: Sequence[Arm]) -> str:
+    """Why a prediction from these recorded steps cannot be held against arms with this baseline; empty if it can.
+
+    Recording and baseline are the same training in the same process on the same clock. Where they differ by more than
+    either of them varies, the prediction started from another step than the one that was measured.
+    """
+    recorded = Arm.of(recorded_s)
+    own_s = float(np.mean([arm.median_s for arm in baseline]))
+    apart = abs(recorded.median_s / own_s - 1.0)
+    allowed = max(LEAST_FLOOR, recorded.spread, *(arm.spread for arm in baseline))
+    if apart <= allowed:
+        return ""
+    return (
+        f"the recorded step ({1e3 * recorded.median_s:.3g} ms) and the baseline of the arms ({1e3 * own_s:.3g} ms) "
+        f"differ by {100 * apart:.0f} %, and neither varies by more than {100 * allowed:.0f} %"
+    )
+
+
 def verdict(predicted: Ratio, measured: Ratio, *, same: Ratio, uncertain: str = "") -> Verdict:
     """What it came to; `uncertain` is the reason not to conclude, if there is one."""
     if uncertain:

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from foretrace.hardware import processor
 from foretrace.trace.observe import pytorch
 
 try:
@@ -24,6 +25,7 @@ except ImportError:  # Windows
 
 _PREFIXES = ("OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "MALLOC_", "DNNL_", "ONEDNN_")
 _NAMES = (
+    "ATEN_CPU_CAPABILITY",
     "GLIBC_TUNABLES",
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
@@ -64,7 +66,8 @@ def stamp() -> Stamp:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores, affinity, quota and memory of this machine, and what tells its clock; never its name."""
+    """Processor and what this process may use of it, memory, and what tells the clock; never the machine's name."""
+    sets = processor.instruction_sets()
     affinity = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
     libc = " ".join(part for part in platform.libc_ver() if part)
     return {
@@ -72,9 +75,11 @@ def machine() -> dict[str, Any]:
         "architecture": platform.machine(),
         "libc": libc,
         "cpu": _cpu_model(),
+        "instruction_sets": None if sets is None else list(sets),
         "cores": os.cpu_count(),
         "affinity": affinity,
-        "cpu_quota": _cpu_quota(),
+        "cpu_quota": processor.cpu_quota(),
+        "usable_cores": processor.usable_cores(),
         "memory_bytes": _memory("MemTotal"),
         "memory_available_bytes": _memory("MemAvailable"),
         "clock": _clock(),
@@ -180,16 +185,6 @@ def _cpu_model() -> str:
         if found:
             return found.group(1).strip()
     return platform.processor() or platform.machine()
-
-
-def _cpu_quota() -> float | None:
-    """Cores that a control group grants, None without a limit."""
-    limit = Path("/sys/fs/cgroup/cpu.max")
-    if limit.is_file():
-        quota, _, period = limit.read_text().partition(" ")
-        if quota.isdecimal() and period.strip().isdecimal():
-            return int(quota) / int(period)
-    return None
 
 
 def _clock() -> str | None:
