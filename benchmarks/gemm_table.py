@@ -24,8 +24,6 @@ SHORT = {
     "a100_pcie": "A100-PCIe-80GB",
 }  # where a table's name is not a unique part of the catalog's
 HELD_OUT = 0.2
-#: Sources: Ampere, Ada, Blackwell for workstations. Targets: Hopper.
-TRAINING = ("a100_sxm", "l40s", "rtx_pro_6000_server")
 ANCHOR = {"a100_sxm": 6.9, "h100_sxm": 6.8, "h200_sxm": 7.3, "l40s": 9.7, "rtx_pro_6000_server": 7.8}
 
 

@@ -45,14 +45,30 @@ def device(
         int | None,
         typer.Option("--operators", metavar="K", help="Only the K that say most of this processor, e.g. 50."),
     ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option("--gpu", metavar="NAME", help="16-bit products of a GPU instead, by name; `here` for this one."),
+    ] = None,
+    plan: Annotated[
+        Path | None, typer.Option("--plan", metavar="FILE", help="Only write the products to be timed, as CSV.")
+    ] = None,
+    times: Annotated[
+        Path | None, typer.Option("--times", metavar="FILE", help="Such a file with its times filled in.")
+    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Time the operators that training consists of, in all sizes and precisions, and keep the times.
 
     With --operators a few are timed, and the prices that foretrace comes with are adapted to them: enough to predict
-    steps on this processor that were never run.
+    steps on this processor that were never run. With --gpu they are the 16-bit products that say most of a GPU that
+    nobody measured, 50 of them; --plan and --times carry them to another machine and back.
     Example: foretrace calibrate device --operators 50 --threads 1
     """
+    if gpu is not None:
+        _products(gpu, operators, plan, times, as_json)
+        return
+    if plan is not None or times is not None:
+        raise ForetraceError("--plan and --times are of a GPU's products; name it, e.g. --gpu b200.")
     if like is not None:
         recorded = _machine_of(like)
         few = [] if operators is None else ["--operators", str(operators)]
@@ -106,6 +122,48 @@ def _few(operators: int, threads: int | None, seconds: float, as_json: bool) -> 
     print("\n".join(f"  {line}" for line in rates.lines))
     _say_failed(measured.failed)
     print(f"\n  stored in {path}\n  next: foretrace calibrate device")
+
+
+def _products(gpu: str, operators: int | None, plan: Path | None, times: Path | None, as_json: bool) -> None:
+    """The 16-bit products of a GPU that say most of all others: named, timed here, or read."""
+    from foretrace.cost import gpu_products
+    from foretrace.hardware.devices import named
+
+    if plan is not None and times is not None:
+        raise ForetraceError("--plan writes what is to be timed, --times reads what was; give one of them.")
+    if gpu == "here" or (plan is None and times is None):
+        with _threads(None):  # says so where there is no PyTorch
+            device = gpu_products.here()
+        if gpu != "here" and named(gpu) is not device:
+            raise ForetraceError(f"the GPU of this machine is {device.short}, not {named(gpu).short}; use --plan.")
+    else:
+        device = named(gpu)
+    rows = gpu_products.plan(device, operators or gpu_products.COUNT)
+    found = None
+    if times is not None:
+        rows, found = gpu_products.read_times(times, device)
+    elif plan is None:
+        with options.progress("timing products"):
+            found = gpu_products.seconds(rows)
+    if found is None:
+        assert plan is not None
+        gpu_products.write_plan(plan, device, rows)
+        stored = plan
+    else:
+        stored = gpu_products.keep(device, rows, found)
+    if as_json:
+        from foretrace.report.jsonout import dumps
+        from foretrace.report.listings import CalibrateGpuView
+
+        seconds = None if found is None else found.tolist()
+        print(dumps(CalibrateGpuView(gpu=device.short, stored=str(stored), products=rows.tolist(), seconds=seconds)))
+    elif found is None:
+        print(f"{len(rows)} products, those worth most first, are to be timed on {device.name}.")
+        print(f"  written to {stored}: fill in the column us (microseconds)")
+        print(f"  next: foretrace calibrate device --gpu {device.short} --times {stored}")
+    else:
+        print(f"{len(rows)} products of {device.name} kept: 16-bit products are now predicted from them, too.")
+        print(f"  stored in {stored}\n  next: foretrace estimate resnet50 --device {device.short} --precision bf16")
 
 
 @calibrate.command("run")

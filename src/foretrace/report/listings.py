@@ -143,6 +143,17 @@ class CalibrateView(msgspec.Struct, frozen=True, kw_only=True):
     failed: dict[str, str]  # call -> why it has no time
 
 
+class CalibrateGpuView(msgspec.Struct, frozen=True, kw_only=True):
+    """`foretrace calibrate device --gpu`: the 16-bit products worth timing on a GPU, and their times."""
+
+    schema_version: int = SCHEMA_VERSION
+    command: str = "calibrate device"
+    gpu: str  # as the catalog calls it
+    stored: str  # file
+    products: list[tuple[int, int, int]]  # m, n, k; those worth most first
+    seconds: list[float] | None  # of each; None where they are still to be timed
+
+
 class FindingView(msgspec.Struct, frozen=True, kw_only=True):
     """One check of a graph."""
 
@@ -183,7 +194,7 @@ class AlignView(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]
 
 
-Looked = ZooView | TechniquesView | CalibrateView | CheckView
+Looked = ZooView | TechniquesView | CalibrateView | CalibrateGpuView | CheckView
 Fleet = FleetRunView | FleetCompareView | FleetSlotsView | FleetFitView
 FleetAsked = FleetWhyView | FleetWhatifView | FleetSweepView | FleetPoliciesView
 Listing = Looked | OptimiseView | AlignView | ScaleView | Rig | Net | Stash | Modelled | Fleet | FleetAsked
@@ -191,6 +202,7 @@ LISTINGS: dict[str, type[Listing]] = {
     "zoo": ZooView,
     "techniques": TechniquesView,
     "calibrate": CalibrateView,
+    "calibrate device": CalibrateGpuView,
     "check": CheckView,
     "align": AlignView,
     "scale": ScaleView,

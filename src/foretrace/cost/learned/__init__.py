@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from foretrace.cost.calls import Calls, Family, Precision
 from foretrace.cost.learned import fp32, intervals
-from foretrace.cost.learned.gemm16 import Gemm16
 from foretrace.cost.model import CostModel, Float64, Prediction
 from foretrace.hardware.devices import Device
 
@@ -36,7 +35,9 @@ class Learned(CostModel):
         """Device seconds; ranges from devices that were left out in training."""
         parts = [LearnedFp32().predict(calls, device)]
         if (np.isin(calls.precision, (Precision.FP16, Precision.BF16)) & (calls.family == Family.GEMM)).any():
-            parts.append(Gemm16.load().predict(calls, device))
+            from foretrace.cost import gpu_products  # it stands on this package
+
+            parts.append(gpu_products.calibrated().predict(calls, device))
         seconds, low, high = (np.full(len(calls), np.nan) for _ in range(3))
         whys: list[str] = []
         for part in parts:

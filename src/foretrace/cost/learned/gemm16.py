@@ -2,12 +2,14 @@
 
     model = Gemm16.load()
     model.seconds(named("h100-sxm5-80gb"), m=[4096], n=[4096], k=[4096])
-    model.few_shot(device, m, n, k, seconds)     # a model that knows a few products measured on `device`
+    m, n, k = model.choose(device, 50)           # the products to measure there
+    model.few_shot(device, m, n, k, seconds)     # a model that knows what they took
 
 For a GPU that was measured in full (`model.known`) the law is fitted to it and two small nets correct what it leaves.
-For any other the law's parameters are those that the measured training GPUs share; what a few measurements add moves
-them by about as much as those GPUs differ. Ranges come from leaving devices out (unknown GPUs) or shapes out (known
-ones), never from the spread of several nets. `benchmarks/train_gemm16.py` makes the weights.
+For any other the median of several laws counts: the one that all measured GPUs share and each one's own, with the data
+sheet of the new GPU put in; a few measurements move it by a Gaussian process (`gemm16_shift`). Ranges come from leaving
+families of GPUs out (unknown GPUs) or shapes out (known ones), never from the spread of several nets.
+`benchmarks/train_gemm16.py` makes the weights.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from foretrace.cost.calls import Calls, Family, Precision
-from foretrace.cost.learned.gemm16_fit import Measured, adapt
+from foretrace.cost.learned import gemm16_shift
 from foretrace.cost.learned.gemm16_law import Chip, Floats, Singles, seconds
+from foretrace.cost.learned.gemm16_shift import Belief, Places, Shift
 from foretrace.cost.model import CostModel, Prediction
 from foretrace.errors import ForetraceError
 from foretrace.hardware.devices import Device
@@ -36,6 +39,7 @@ _BLOCK = 2048
 _BATCHED = 1.5  # batched products were not measured: their range is this much wider, in logarithms
 _FOREIGN = 2.0  # and so are all products of other vendors' devices
 _LEAST_TIMES = 2
+_ROOM = 0.5  # of a GPU's memory that the matrices of a product to be measured may take
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -77,14 +81,16 @@ class Gemm16(CostModel):
     """Seconds of 16-bit products on any GPU whose data sheet is known."""
 
     name: str = "learned"
-    theta: Mapping[str, float]  # the law, shared by the training GPUs
-    spread: Mapping[str, float]  # by how much those differ in each parameter
+    theta: Mapping[str, float]  # the law that all measured GPUs share
+    laws: tuple[Mapping[str, float], ...]  # and each one's own
+    belief: Belief  # what a measured product says of others
+    pool: NDArray[np.int64]  # [products, 3]: m, n, k of those that may be chosen to be measured
     low: Floats  # [numbers of measurements x parts]: factors of the 80 % range on a GPU that was not measured in full
     high: Floats
     counts: tuple[int, ...]  # the numbers of measurements of these rows, first 0
     trained_on: tuple[str, ...]
     known: Mapping[str, Known]  # by the catalog's short name
-    adapted: Mapping[str, tuple[Mapping[str, float], int]] = field(default_factory=dict)  # law and count, by name
+    adapted: Mapping[str, Shift] = field(default_factory=dict)  # by the same name
 
     @classmethod
     def load(cls, path: Path | None = None) -> Gemm16:
@@ -104,10 +110,13 @@ class Gemm16(CostModel):
         rows, columns, height, times = _dimensions(m, n, k, b)
         chip = Chip.of(device)
         if device.short in self.adapted:
-            return seconds(self.adapted[device.short][0], chip, rows, columns, height, times)
+            shift = self.adapted[device.short]
+            middle, places, shared = self._places(chip, rows, columns, height, times)
+            by_law = np.log(seconds(shift.law, chip, rows, columns, height, times)) - shared
+            return np.asarray(np.exp(middle + shift.of(self.belief, places, by_law)))
         if device.short in self.known:
             return self.known[device.short].seconds(chip, rows, columns, height, times)
-        return seconds(self.theta, chip, rows, columns, height, times)
+        return np.exp(gemm16_shift.expected((self.theta, *self.laws), chip, rows, columns, height, times)[0])
 
     def predict(self, calls: Calls, device: Device) -> Prediction:
         """Products of 16-bit numbers; NaN for other calls, and for all where the data sheet does not suffice."""
@@ -123,14 +132,17 @@ class Gemm16(CostModel):
         low[at], high[at] = self.factors(device, found[at], calls.b[at])
         return self._answer(found, low, high, self.why(device))
 
-    def factors(self, device: Device, predicted_s: Floats, b: Floats | None = None) -> tuple[Floats, Floats]:
-        """Factors of the 80 % range on predicted times."""
+    def factors(
+        self, device: Device, predicted_s: Floats, b: Floats | None = None, *, count: int | None = None
+    ) -> tuple[Floats, Floats]:
+        """Factors of the 80 % range on predicted times; `count` in place of how many products were measured."""
         part = np.digitize(predicted_s, EDGES_S)
         if device.short in self.known and device.short not in self.adapted:
             low, high = np.log(self.known[device.short].low), np.log(self.known[device.short].high)
         else:
-            count = self.adapted[device.short][1] if device.short in self.adapted else 0
-            at = np.clip(count, 0, self.counts[-1])
+            if count is None:
+                count = self.adapted[device.short].count if device.short in self.adapted else 0
+            at = min(count, self.counts[-1])
             low, high = (
                 np.array([np.interp(at, self.counts, np.log(column)) for column in table.T])
                 for table in (self.low, self.high)
@@ -141,10 +153,9 @@ class Gemm16(CostModel):
         return np.exp(low[part] * wide), np.exp(high[part] * wide)
 
     def few_shot(self, device: Device, m: ArrayLike, n: ArrayLike, k: ArrayLike, measured_s: ArrayLike) -> Gemm16:
-        """A model that was shifted to a few products measured on `device`.
+        """A model that knows a few products measured on `device`; `choose` says which ones are worth it.
 
-        Which ones to measure: `foretrace.cost.sampling.choose_tasks`. Raises ForetraceError if fewer than two were
-        measured, or a time is not above 0.
+        Raises ForetraceError if fewer than two were measured, or a time is not above 0.
         """
         rows, columns, height, _ = _dimensions(m, n, k, None)
         times = np.atleast_1d(np.asarray(measured_s, np.float64))
@@ -155,22 +166,50 @@ class Gemm16(CostModel):
             )
         if len(times) < _LEAST_TIMES:
             raise ForetraceError(f"{len(times)} measured product is too few to adapt to; measure at least two.")
-        measured = Measured(chip=Chip.of(device), m=rows, n=columns, k=height, seconds=times)
-        law = adapt(self.theta, self.spread, measured)
-        return replace(self, adapted={**self.adapted, device.short: (law, len(times))})
+        chip = Chip.of(device)
+        middle, places, _ = self._places(chip, rows, columns, height, None)
+        residual = np.log(times) - middle
+        shift = gemm16_shift.learn(self.belief, self.theta, chip, rows, columns, height, places, residual)
+        return replace(self, adapted={**self.adapted, device.short: shift})
+
+    def choose(self, device: Device, count: int, among: ArrayLike | None = None) -> NDArray[np.int64]:
+        """The `count` products to measure on a device that was not measured, [products, 3]: m, n, k.
+
+        They come in the order in which they are worth it, so the first few are the choice of fewer. `among`: other
+        candidates, [n, 3], than those that fit the device's memory. Raises ForetraceError if its data sheet does not
+        suffice or a size is below 1.
+        """
+        pool = np.asarray(self.pool if among is None else among, np.float64).reshape(-1, 3)
+        if among is None and device.memory_gb:
+            m, n, k = pool.T
+            pool = pool[2 * (m * n + n * k + m * k) < _ROOM * device.memory_gb * 1e9]
+        rows, columns, height, _ = _dimensions(pool[:, 0], pool[:, 1], pool[:, 2], None)
+        chip = Chip.of(device)
+        _, places, _ = self._places(chip, rows, columns, height, None)
+        steep = gemm16_shift.slopes(self.theta, self.belief.names, chip, rows, columns, height)
+        return pool[gemm16_shift.choose(self.belief, places, steep, count)].astype(np.int64)
+
+    def _places(
+        self, chip: Chip, m: Floats, n: Floats, k: Floats, b: Floats | None
+    ) -> tuple[Floats, Places, Floats]:  # fmt: skip
+        """Logarithm of the expected time, where products stand, and logarithm of what the shared law says."""
+        middle, beside = gemm16_shift.expected((self.theta, *self.laws), chip, m, n, k, b)
+        seen = features(np.exp(middle), chip, m, n, k)
+        places = gemm16_shift.places_of(self.belief, chip, m, n, k, b, middle, beside, seen)
+        return middle, places, middle + beside[:, 0]
 
     def why(self, device: Device) -> str:
         """One sentence on where the numbers come from."""
         if device.short in self.adapted:
             return (
-                f"16-bit products: a law of tiles and waves from {', '.join(self.trained_on)}, shifted to "
-                f"{self.adapted[device.short][1]} products measured on {device.name}."
+                f"16-bit products: laws of tiles and waves from {', '.join(self.trained_on)}, shifted to "
+                f"{self.adapted[device.short].count} products measured on {device.name}."
             )
         if device.short in self.known:
             return f"16-bit products: fitted to products measured on {device.name}."
         guessed = Chip.of(device).guessed
         return (
-            f"16-bit products: a law of tiles and waves from {', '.join(self.trained_on)} and the data sheet of "
+            f"16-bit products: laws of tiles and waves from {', '.join(self.trained_on)} and the data sheet of "
             f"{device.name}, where nothing was measured"
             + (f"; its {' and '.join(guessed)} {'are' if len(guessed) > 1 else 'is'} not known and was taken as usual."
                if guessed else ".")
@@ -243,7 +282,16 @@ def _read(path: Any) -> Gemm16:
             )
         return Gemm16(
             theta=_named(names, stored["theta"]),
-            spread={name: float(x) for name, x in zip(names, stored["spread"], strict=True) if x > 0},
+            laws=tuple(_named(names, each) for each in stored["laws"]),
+            belief=Belief(
+                names=tuple(names[i] for i in np.flatnonzero(stored["spread"] > 0)),
+                spread=stored["spread"][stored["spread"] > 0],
+                hyper=stored["hyper"],
+                leaf=float(stored["leaf"]),
+                edges=stored["edges"],
+                cuts=stored["cuts"],
+            ),
+            pool=stored["pool"],
             low=stored["low"],
             high=stored["high"],
             counts=tuple(int(x) for x in stored["counts"]),
