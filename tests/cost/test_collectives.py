@@ -225,6 +225,37 @@ def test_between_and_beyond_measured_numbers() -> None:
     assert exact.high_s / exact.seconds < inner.high_s / inner.seconds
 
 
+@settings(deadline=None)
+@given(
+    counts=st.sets(st.integers(2, 32), min_size=2, max_size=6), asked=st.integers(2, 64), least=st.floats(0, 0.9),
+    nbytes=st.floats(1e3, 1e11),
+)  # fmt: skip
+def test_a_law_of_two_numbers_is_found_at_any_other(counts: set[int], asked: int, least: float, nbytes: float) -> None:
+    """Bandwidth as where a switch joins the devices, no latency: two of the numbers give all the others."""
+    rates = {n: 1e9 / (1 + least / (n - 1)) for n in counts}
+    net = of_table(made(rates, alpha_s=0.0), 64, wiring="none")
+    found = net.cost(AR, nbytes, workers=asked)
+    assert found.seconds == pytest.approx(
+        bus_share(AR, asked) * nbytes / 1e9 * (1 + least / (asked - 1)), rel=0.02, abs=2e-6
+    )
+    assert 0 < found.low_s < found.seconds < found.high_s
+
+
+def test_rows_of_one_size_that_differ_widen_the_range(tmp_path: Path) -> None:
+    lines = [f"all-reduce,4,{2**k},{1e-9 * 2**k}" for k in range(10, 24)]
+    plain, twice = tmp_path / "once.csv", tmp_path / "twice.csv"
+    header = "kind,workers,nbytes,seconds\n"
+    plain.write_text(header + "\n".join(lines))
+    twice.write_text(header + "\n".join(lines + [f"all-reduce,4,{2**k},{1.4e-9 * 2**k}" for k in range(10, 24)]))
+    one, both = (of_table(read(path), 8) for path in (plain, twice))
+    for workers, least in ((4, 1 / 1.2), (8, 1 / 1.2)):
+        narrow, wide = (net.cost(AR, 1e6, workers=workers) for net in (one, both))
+        assert wide.seconds == pytest.approx(1.2 * narrow.seconds, rel=0.01)
+        assert wide.low_s <= narrow.seconds <= 1.4 / 1.2 * wide.seconds <= wide.high_s * 1.01
+        assert wide.low_s / wide.seconds < narrow.low_s / narrow.seconds
+        assert wide.low_s / wide.seconds <= least * 1.01
+
+
 def test_rings_of_a_wiring_explain_numbers_that_jump() -> None:
     rings = {n: HYBRID_CUBE_MESH.rings(n) * 22e9 for n in (2, 4, 8)}
     net = of_table(made(rings, alpha_s=0.0), 8)
@@ -510,6 +541,18 @@ def test_numbers_of_workers_held_out(shared_data: Path, device: str, fitted: tup
             (series,) = table.series
             found = [net.cost(AR, size, workers=n).seconds for size in series.nbytes[::32]]
             assert error_of(found, series.seconds[::32]) < 0.15, n
+
+
+@pytest.mark.parametrize(("device", "most"), [("a100", 0.03), ("v100", 0.05)])
+@pytest.mark.parametrize("fitted", [(3, 4, 5, 6, 7, 8), (4, 8)])
+def test_two_workers_follow_from_more(shared_data: Path, device: str, most: float, fitted: tuple[int, ...]) -> None:
+    folder = shared_data / "network" / f"vtrain_allreduce_{device}"
+    tables = [read(folder / f"AR_GPU{n}_1M_1024M.csv.gz") for n in fitted]
+    (series,) = read(folder / "AR_GPU2_1M_1024M.csv.gz").series
+    found = [of_table(merged(tables, device), 8).cost(AR, size, workers=2) for size in series.nbytes[::32]]
+    assert error_of([each.seconds for each in found], series.seconds[::32]) < most
+    inside = [each.low_s <= t <= each.high_s for each, t in zip(found, series.seconds[::32], strict=True)]
+    assert np.mean(inside) >= 0.8
 
 
 def test_pieces_are_continuous(shared_data: Path) -> None:

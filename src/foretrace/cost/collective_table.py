@@ -172,7 +172,8 @@ def series_of(
 ) -> Series:
     """A series from (bytes, seconds, spread) in any order; a size that occurs twice counts with its median.
 
-    Raises ForetraceError on numbers that no measurement gives.
+    How far rows of one size lie from that median is spread, too. Raises ForetraceError on numbers that no measurement
+    gives.
     """
     if workers < 2 or per_node < 1 or per_node > workers:
         raise ForetraceError(
@@ -191,15 +192,18 @@ def series_of(
     if not at:
         raise ForetraceError(f"{where}: {kind} of {workers} workers has no sizes; a table needs one row at least.")
     sizes = sorted(at)
+    times = {size: median(seconds for seconds, _ in pairs) for size, pairs in at.items()}
+    spreads = {
+        size: max(max(spread, seconds / times[size] - 1, times[size] / seconds - 1) for seconds, spread in pairs)
+        for size, pairs in at.items()
+    }
     return Series(
         kind=kind,
         workers=workers,
         per_node=per_node,
         nbytes=tuple(sizes),
-        seconds=tuple(median(seconds for seconds, _ in at[size]) for size in sizes),
-        spread=tuple(max(spread for _, spread in at[size]) for size in sizes)
-        if any(spread for pairs in at.values() for _, spread in pairs)
-        else (),
+        seconds=tuple(times[size] for size in sizes),
+        spread=tuple(spreads[size] for size in sizes) if any(spreads.values()) else (),
         system=system,
     )
 

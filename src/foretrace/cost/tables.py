@@ -1,11 +1,9 @@
 """`TableNetwork`: what collectives cost between the numbers of workers that were measured, and between others.
 
-Sizes: `cost/curves.py`. Numbers of workers: a time is taken apart into moving the bytes at the bus bandwidth of the
-largest size (bytes / time x 2 (n - 1) / n for all-reduce), and what it takes beyond that: latency, and the ramp of
-protocols and channels. Both change slowly with the number of workers where a switch joins all devices, and are
-interpolated over its logarithm at the same size; beyond the measured numbers the bandwidth stays and the rest goes on
-as it grew. Where cables join the devices, the bandwidth follows how many rings fit on them (`hardware/wiring.py`); that
-wiring is used whose rings explain the measured numbers much better than none, and the answer says so.
+Sizes: `cost/curves.py`. Numbers of workers: `cost/worker_counts.py`, which takes a time apart into moving the bytes and
+what it takes beyond that. Where cables join the devices, the bandwidth follows how many rings fit on them
+(`hardware/wiring.py`); that wiring is used whose rings explain the measured numbers much better than none, and the
+answer says so. Numbers whose ring is forwarded through a peer say nothing about others then.
 """
 
 from __future__ import annotations
@@ -13,24 +11,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import exp, log
+from math import log
 from pathlib import Path
 
 import numpy as np
 
-from foretrace.cost import curves
+from foretrace.cost import curves, worker_counts
 from foretrace.cost.collective_files import read
 from foretrace.cost.collective_table import CollectiveTable, Series
 from foretrace.cost.curves import Fitted
 from foretrace.cost.network import NOTHING, CollectiveKind, Cost, Network, asked, bus_share
 from foretrace.cost.networks import none_else, whole
+from foretrace.cost.worker_counts import Measured
 from foretrace.errors import ForetraceError
 from foretrace.hardware.wiring import KNOWN, Wiring
 
 MODELS = ("table", "pieces")
 _LEAST_OFF = 0.10  # relative error assumed at numbers of workers that were not measured, at least
 _UNCHECKED = 0.25  # the same where no measured number can be left out to see
-_GROWTH = 0.5  # power of the number of workers by which latency grows where one number was measured alone
 _FORWARDED = 0.20  # more, where a ring must be forwarded through a peer
 _OTHER_KIND = 0.30  # for a collective derived from another one
 _EXPLAINS = 3.0  # times less scatter of the bandwidth per ring than without wiring
@@ -99,9 +97,8 @@ class TableNetwork(Network):
             fitted = self._fit(exact)
             seconds = _at(fitted, nbytes)
             low, high = fitted.factors(nbytes)
-            if exact.spread:
-                spread = float(np.interp(log(nbytes), np.log(exact.nbytes), exact.spread))
-                low, high = low / (1 + spread), high * (1 + spread)
+            spread = _spread(exact, nbytes)
+            low, high = low / (1 + spread), high * (1 + spread)
             why = f"{exact.title}, {self._how(fitted)} of {self.table.name}"
             return Cost(seconds=seconds, low_s=seconds * low, high_s=seconds * high, why=why)
         seconds, why = self._between(family, kind, nbytes, workers)
@@ -122,43 +119,39 @@ class TableNetwork(Network):
 
     def _between(self, family: list[Series], kind: CollectiveKind, nbytes: float, workers: int) -> tuple[float, str]:
         """Time for a number of workers that was not measured."""
-        below = [each for each in family if each.workers < workers]
-        above = [each for each in family if each.workers >= workers]
-        if below and above:
-            one, other = below[-1], above[0]
-            weight = log(workers / one.workers) / log(other.workers / one.workers)
-            rate = exp((1 - weight) * log(self._rate(one)) + weight * log(self._rate(other)))
-            beyond_s = (1 - weight) * self._beyond_s(one, nbytes) + weight * self._beyond_s(other, nbytes)
-            said = f"between {one.workers} and {other.workers} workers"
-        else:
-            outer = [*below[::-1], *above]  # the nearest first
-            rate = self._rate(outer[0])
-            beyond_s = self._beyond_s(outer[0], nbytes) * self._growth(outer, nbytes, workers)
-            said = f"from {outer[0].workers} workers"
-        seconds = bus_share(kind, workers) * nbytes / (rate * self._rings(workers)) + beyond_s
-        nodes, measured = -(-workers // self.per_node), family[0].nodes
-        where = f", {measured} machines measured and {nodes} asked" if nodes != measured else ""
+        measured = [self._measured(each) for each in self._sources(family)]
+        seconds = worker_counts.seconds(
+            measured, workers, nbytes, share=bus_share(kind, workers), rings=self._rings(workers),
+            cables=self.wiring is not None or family[0].nodes > 1,
+        )  # fmt: skip
+        counts = sorted(each.workers for each in measured)
+        below, above = [q for q in counts if q < workers], [q for q in counts if q > workers]
+        said = (
+            f"between {below[-1]} and {above[0]} workers"
+            if below and above
+            else f"from {(below[-1:] or above[:1] or counts)[0]} workers"
+        )
+        nodes, asked_of = -(-workers // self.per_node), family[0].nodes
+        where = f", {asked_of} machines measured and {nodes} asked" if nodes != asked_of else ""
         wires = f", {self._rings(workers)} rings of {self.wiring.name}" if self.wiring else ""
         return seconds, f"{kind} of {workers} workers, {said} of {self.table.name}{wires}{where}"
 
-    def _rate(self, series: Series) -> float:
-        """Bus bandwidth per ring at the largest size, bytes/s."""
-        largest = series.nbytes[-1]
-        share = bus_share(series.kind, series.workers)
-        return share * largest / _at(self._fit(series), largest) / self._rings(series.workers)
+    def _sources(self, family: list[Series]) -> list[Series]:
+        """Numbers of workers from which others follow: all but those whose ring is forwarded, if any are left."""
+        if self.wiring is None:
+            return family
+        wiring = self.wiring
+        return [each for each in family if not wiring.forwards(min(each.workers, wiring.devices))] or family
 
-    def _beyond_s(self, series: Series, nbytes: float) -> float:
-        """What a time has beyond moving the bytes at that bandwidth."""
-        moving_s = bus_share(series.kind, series.workers) * nbytes / (self._rate(series) * self._rings(series.workers))
-        return max(_at(self._fit(series), nbytes) - moving_s, 0.0)
-
-    def _growth(self, outer: list[Series], nbytes: float, workers: int) -> float:
-        """How the rest grows from the nearest measured number: by the power between the nearest two, 0 to 1."""
-        power = _GROWTH
-        if len(outer) > 1:
-            one, other = (max(self._beyond_s(each, nbytes), 1e-12) for each in outer[:2])
-            power = min(max(log(one / other) / log(outer[0].workers / outer[1].workers), 0.0), 1.0)
-        return float((workers / outer[0].workers) ** power)
+    def _measured(self, series: Series) -> Measured:
+        return Measured(
+            workers=series.workers,
+            curve=self._fit(series),
+            largest=series.nbytes[-1],
+            smallest=series.nbytes[0],
+            share=bus_share(series.kind, series.workers),
+            rings=self._rings(series.workers),
+        )
 
     def _rings(self, workers: int) -> int:
         if self.wiring is None:
@@ -166,17 +159,25 @@ class TableNetwork(Network):
         return max(self.wiring.rings(min(workers, self.wiring.devices)), 1)
 
     def _off(self, family: list[Series], kind: CollectiveKind, nbytes: float, workers: int) -> float:
-        """Relative error at numbers not measured: the largest at measured ones left out, near this size."""
+        """Relative error at numbers not measured: the largest at measured ones left out, near this size.
+
+        Outside the measured numbers the outermost ones are left out, too. What repetitions of the nearest number
+        differ by at this size comes on top.
+        """
+        outside = workers > family[-1].workers or workers < family[0].workers
+        tried = family if outside else family[1:-1]
         worst = _LEAST_OFF if len(family) > 2 else _UNCHECKED
-        for left_out in family[1:-1]:
+        for left_out in tried if len(family) > 2 else ():
             rest = [each for each in family if each is not left_out]
             for size in (nbytes / 2, nbytes, nbytes * 2):
                 guess, _ = self._between(rest, kind, size, left_out.workers)
                 worst = max(worst, abs(guess / _at(self._fit(left_out), size) - 1))
-        if workers > family[-1].workers or workers < family[0].workers:
+        if outside and (workers > family[-1].workers or len(family) <= 2):
             worst *= 2
         if self.wiring is not None and self.wiring.forwards(min(workers, self.wiring.devices)):
             worst += _FORWARDED
+        nearest = min(family, key=lambda each: abs(log(each.workers / workers)))
+        worst = (1 + worst) * (1 + _spread(nearest, nbytes)) - 1
         return worst * (1 + abs(log(-(-workers // self.per_node) / family[0].nodes)))
 
     def _fit(self, series: Series) -> Fitted:
@@ -187,6 +188,11 @@ class TableNetwork(Network):
         if isinstance(fitted.curve, curves.Pieces):
             return f"{len(fitted.curve.lines)} alpha-beta pieces"
         return "table"
+
+
+def _spread(series: Series, nbytes: float) -> float:
+    """What repetitions of a size, and rows that give it twice, differ by, relative to the time."""
+    return float(np.interp(log(nbytes), np.log(series.nbytes), series.spread)) if series.spread else 0.0
 
 
 def _at(fitted: Fitted, nbytes: float) -> float:
