@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from io import FileIO
 from pathlib import Path
 
 import msgspec
@@ -194,9 +195,9 @@ def _death(running: Sequence[subprocess.Popen[bytes]], bad: Sequence[int], folde
 
 
 def _worker(rank: int) -> int:
-    inbox = sys.stdin.buffer.raw
+    inbox = FileIO(0, "rb", closefd=False)
     orders = msgspec.json.decode(inbox.readline(), type=Orders)
-    end_with(inbox.fileno())
+    end_with(0)
     import torch
     from torch.distributed import FileStore  # type: ignore[attr-defined]
 
