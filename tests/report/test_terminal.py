@@ -24,14 +24,14 @@ def test_show_reads_as_documented() -> None:
         "  compute 112   data loading 58.0   exposed copy 2.00   launch-bound 2.00   exposed communication 0"
     )
     assert re.search(r"what holds the step back +on +count +time +10 % faster +gone", "\n".join(lines))
-    assert re.search(r"DataLoader.__next__ +loader +1 +58.0 ms +−5.80 ms +−57.0 ms", "\n".join(lines))
+    assert re.search(r"DataLoader.__next__ +loader +1 +58.0 +ms +−5.80 ms +−57.0 +ms", "\n".join(lines))
     assert lines[-1] == "  next: foretrace whatif run.json.gz --do prefetch-data"
 
 
 def test_whatif_says_what_why_and_what_was_assumed() -> None:
     text = render(make_whatif(), Terminal(width=100))
     assert text.startswith("1.89× faster: 174 → 92.0 ms per step (84.0 – 101).\n")
-    assert re.search(r"prefetch-data +119 ms +−55.0 ms +copies slow down", text)
+    assert re.search(r"prefetch-data +119 +ms +−55.0 +ms +copies slow down", text)
     assert "critical path: kernels 90.0 ms (before: data loading 58.0 → kernels 116 ms)" in text
     assert "assumed: tensor-core ratio 2.50× (plausible 2.00 – 3.10×: step 97.0 – 88.0 ms): from the catalog" in text
     assert "80 % interval 84.0 – 101 ms: noise between 6 steps." in text

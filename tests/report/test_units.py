@@ -7,9 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrace.report.units import (
+    MINUS,
     UNITS,
     between,
     change,
+    column,
     count,
     digits,
     in_unit,
@@ -97,3 +99,26 @@ def test_signs_and_shares() -> None:
 )
 def test_speed(before: float, after: float, text: str) -> None:
     assert speed(before, after) == text
+
+
+@given(st.lists(st.floats(-1e4, 1e4), min_size=1, max_size=8))
+def test_a_column_has_one_unit_and_its_points_in_one_line(values: list[float]) -> None:
+    cells = column(values, signed=True)
+    wide = max(map(len, cells))
+    flush = [cell.rjust(wide) for cell in cells]
+    assert len({cell.split()[-1] for cell in cells}) == 1
+    points = {cell.index(".") for cell in flush if "." in cell}
+    assert len(points) <= 1
+    if points:
+        ends = {len(cell.rstrip("nµms").rstrip(" ")) for cell in flush if "." not in cell}
+        assert ends <= points  # a whole number ends where the others have their point
+    for value, cell in zip(values, cells, strict=True):
+        if not cell.startswith("0"):
+            assert (value < 0) == cell.startswith(MINUS) and (value > 0) == cell.startswith("+")
+
+
+def test_columns_read_as_written() -> None:
+    assert column([0.0693, 0.0151, 0.000919]) == ["69.3   ms", "15.1   ms", "0.919 ms"]
+    assert column([0.1, 2.0]) == ["0.100 s", "2.00  s"]
+    assert column([]) == []
+    assert column([0.0]) == ["0 ms"]

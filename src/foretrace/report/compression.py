@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from foretrace.report.units import digits, seconds, share, speed
+from foretrace.report.units import column, digits, seconds, share, speed
 from foretrace.report.views import SCHEMA_VERSION
 
 if TYPE_CHECKING:
@@ -177,15 +177,17 @@ def text(view: CompressionAdviseView) -> str:
         f"({seconds(low)} – {seconds(high)}, {share(view.interval_level)} interval); with free messages "
         f"{seconds(view.free_s)}; gradients {digits(view.gradient_bytes / 1e6)} MB",
         "",
-        f"  {'method':<{width}}  {'ratio':>6}  {'coding':>8}  {'step':>8}  {'gain':>9}  {'interval of the gain':>24}  "
+        f"  {'method':<{width}}  {'ratio':>6}  {'coding':>9}  {'step':>9}  {'gain':>9}  {'interval of the gain':>24}  "
         f"{'verdict':<11}  pays below",
     ]
-    for name, each in zip(names, view.methods, strict=True):
+    codings = column([each.encode_s + each.decode_s for each in view.methods])
+    steps = column([each.step_s for each in view.methods])
+    for name, each, coding, step in zip(names, view.methods, codings, steps, strict=True):
         least, most = each.gain_interval_s
         below = "–" if each.pays_below_gbit_s is None else f"{digits(each.pays_below_gbit_s)} Gbit/s"
-        coding = seconds(each.encode_s + each.decode_s) + ("" if each.measured else "*")
+        coded = coding + (" " if each.measured else "*")
         lines.append(
-            f"  {name:<{width}}  {digits(each.ratio) + '×':>6}  {coding:>8}  {seconds(each.step_s):>8}  "
+            f"  {name:<{width}}  {digits(each.ratio) + '×':>6}  {coded:>9}  {step:>9}  "
             f"{_signed(each.gain_s):>9}  {_signed(least) + ' – ' + _signed(most):>24}  {each.verdict:<11}  {below}"
         )
     lines.append("")

@@ -23,7 +23,7 @@ from foretrace.report.names import short_names
 from foretrace.report.tracks import MAX_TASKS, Track, pack
 from foretrace.report.units import (
     between,
-    change,
+    column,
     count,
     in_unit,
     seconds,
@@ -33,6 +33,7 @@ from foretrace.report.units import (
 )
 from foretrace.report.views import BlameView, Breakdown, ShowView, WhatIfView, part_word
 
+PADS = ("\N{FIGURE SPACE}", "\N{PUNCTUATION SPACE}")  # as wide as a digit and as a point
 MOST_ROWS = 400  # of a ranking; all of them are in the JSON of `blame`
 SCRIPTS = ("format.js", "data.js", "timeline.js", "axis.js", "gestures.js", "interact.js", "common.js", "page.js")
 
@@ -146,6 +147,9 @@ def _blame(blame: BlameView) -> dict[str, Any]:
     most = max((row.saved_if_removed_s for row in blame.rows), default=0.0)
     rows = blame.rows[:MOST_ROWS]
     shorts = short_names([row.name for row in rows], 64)
+    times = column([row.time_s for row in rows], pads=PADS)
+    faster = column([-row.saved_if_10pct_faster_s for row in rows], signed=True, pads=PADS)
+    gone = column([-row.saved_if_removed_s for row in rows], signed=True, pads=PADS)
     return {
         "left_out": count(len(blame.rows) - len(rows)) if len(blame.rows) > len(rows) else "",
         "by": blame.by,
@@ -159,14 +163,14 @@ def _blame(blame: BlameView) -> dict[str, Any]:
                 "count": row.count,
                 "count_text": count(row.count),
                 "time_s": row.time_s,
-                "time": seconds(row.time_s),
+                "time": times[i],
                 "faster_s": row.saved_if_10pct_faster_s,
-                "faster": change(-row.saved_if_10pct_faster_s),
+                "faster": faster[i],
                 "gone_s": row.saved_if_removed_s,
-                "gone": change(-row.saved_if_removed_s),
+                "gone": gone[i],
                 "gone_share": max(row.saved_if_removed_s, 0.0) / most if most > 0 else 0.0,
             }
-            for row, short in zip(rows, shorts, strict=True)
+            for i, (row, short) in enumerate(zip(rows, shorts, strict=True))
         ],
     }
 
@@ -184,8 +188,13 @@ def _whatif(view: WhatIfView, longest: float) -> dict[str, Any]:
         "after": seconds(view.after_s),
         "speed": f"{speed(view.before_s, view.after_s)} ({between(low, high, unit)})",
         "stages": [
-            {"name": s.name, "after": seconds(s.after_s), "saved": change(-s.saved_s), "why": s.why_not_more}
-            for s in view.stages
+            {"name": s.name, "after": after, "saved": saved, "why": s.why_not_more}
+            for s, after, saved in zip(
+                view.stages,
+                column([s.after_s for s in view.stages], pads=PADS),
+                column([-s.saved_s for s in view.stages], signed=True, pads=PADS),
+                strict=True,
+            )
         ],
         "changes": [wording.change_text(made, len(view.techniques) > 1) for made in view.changes],
         "matter": len(wording.assumptions_that_matter(view)),

@@ -20,7 +20,7 @@ from foretrace.report.terminal import (
     _table,
     _text,
 )
-from foretrace.report.units import between, change, count, digits, seconds, share, speed, unit_for
+from foretrace.report.units import between, column, count, digits, seconds, share, speed, unit_for
 from foretrace.report.views import SCHEMA_VERSION, AssumptionView
 
 if TYPE_CHECKING:
@@ -234,9 +234,11 @@ def text(view: OptimiseView, terminal: Terminal) -> str:
     for title in ("change", "step", "saved", "what"):
         _column(table, title, right=title in ("step", "saved"), wide=title == "what")
     label = "data-parallel by default" if view.workers > 1 else "as recorded"
-    table.add_row(label, seconds(view.default_s), "", "")
-    for gain in view.gains:
-        table.add_row(_plain(gain.name), seconds(gain.after_s), change(-gain.saved_s), _plain(gain.what))
+    default, *after = column([view.default_s, *(gain.after_s for gain in view.gains)])
+    table.add_row(label, default, "", "")
+    saved = column([-gain.saved_s for gain in view.gains], signed=True)
+    for gain, *cells in zip(view.gains, after, saved, strict=True):
+        table.add_row(_plain(gain.name), *cells, _plain(gain.what))
     parts += [_indented(table), ""]
     parts += _buckets(view)
     parts.append(_labelled("sure", _sure(view)))

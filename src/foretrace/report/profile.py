@@ -15,7 +15,7 @@ from foretrace.hardware.probe import Peaks
 from foretrace.report import build, headline
 from foretrace.report.names import short_names
 from foretrace.report.terminal import Terminal, _bold, _column, _indented, _note, _room, _soft, _table
-from foretrace.report.units import MINUS, count, digits, in_unit, seconds, share, unit_for
+from foretrace.report.units import MINUS, column, count, digits, in_unit, share, unit_for
 from foretrace.report.views import (
     CpuUseView,
     MemoryView,
@@ -365,13 +365,12 @@ def _rates_table(title: str, rows: list[RatesView] | tuple[RatesView, ...], term
     wide = terminal.width >= 100
     for name in ("time", "share", "FLOP/s", "of peak", *(("B/s", "of peak") if wide else ()), "roofline"):
         _column(table, name, right=True)
-    for row, short in zip(
-        rows, short_names([r.name for r in rows], max(_room(terminal) - (24 if wide else 8), 16)), strict=True
-    ):
+    shorts = short_names([row.name for row in rows], max(_room(terminal) - (24 if wide else 8), 16))
+    for row, short, time in zip(rows, shorts, column([row.time_s for row in rows]), strict=True):
         memory = (byte_rate(row.bytes_per_s), _percent(row.of_peak_bandwidth)) if wide else ()
         table.add_row(
             Text(short),
-            seconds(row.time_s),
+            time,
             share(row.share),
             flop_rate(row.flops_per_s),
             _percent(row.of_peak_flops),

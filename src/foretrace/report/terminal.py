@@ -18,6 +18,7 @@ from foretrace.report.names import short_names
 from foretrace.report.units import (
     between,
     change,
+    column,
     count,
     in_unit,
     seconds,
@@ -173,12 +174,13 @@ def _ranks(view: CollectivesView, clock: ClockView | None, rows: int, terminal: 
     for title in titles[:4] if narrow else titles:
         _column(table, title, right=True)
     total = count(len(view.last_arriver))
-    for row in sorted(view.by_rank, key=lambda each: (-each.caused_s, each.rank))[:rows]:
+    shown = sorted(view.by_rank, key=lambda each: (-each.caused_s, each.rank))[:rows]
+    waits, transfers = column([row.wait_s for row in shown]), column([row.transfer_s for row in shown])
+    caused = column([row.caused_s for row in shown])
+    for i, row in enumerate(shown):
         ahead = clock.offsets_s.get(str(row.rank)) if clock is not None else None
-        cells = [
-            str(row.rank), seconds(row.wait_s), seconds(row.transfer_s), f"{count(row.last)} of {total}",
-            seconds(row.caused_s), "not known" if ahead is None else change(ahead),
-        ]  # fmt: skip
+        cells = [str(row.rank), waits[i], transfers[i], f"{count(row.last)} of {total}"]
+        cells += [caused[i], "not known" if ahead is None else change(ahead)]
         table.add_row(*(cells[:4] if narrow else cells))
     return _indented(table)
 
@@ -213,8 +215,10 @@ def _whatif(view: WhatIfView, terminal: Terminal) -> list[RenderableType]:
         ("why not more", "left"),
     ):
         _column(table, title, right=justify == "right", wide=title == "why not more")
-    for stage in view.stages:
-        table.add_row(_plain(stage.name), seconds(stage.after_s), change(-stage.saved_s), _plain(stage.why_not_more))
+    after = column([stage.after_s for stage in view.stages])
+    saved = column([-stage.saved_s for stage in view.stages], signed=True)
+    for stage, *cells in zip(view.stages, after, saved, strict=True):
+        table.add_row(_plain(stage.name), *cells, _plain(stage.why_not_more))
     parts.append(_indented(table))
     if view.critical_path_after:
         parts.append(_labelled("critical path", wording.path_change(view)))
@@ -249,26 +253,33 @@ def _compare(view: CompareView, terminal: Terminal, rows: int) -> list[Renderabl
     table = _table()
     for title in ("part of the step", "before", "after", "change"):
         _column(table, title, right=title != "part of the step")
-    for name, moved in view.breakdown_change_s.parts().items():
-        before, after = getattr(view.breakdown_before_s, name), getattr(view.breakdown_after_s, name)
-        if before or after:
-            table.add_row(part_word(name, view.platform), seconds(before), seconds(after), change(moved))
+    moved = view.breakdown_change_s.parts()
+    both = [(getattr(view.breakdown_before_s, name), getattr(view.breakdown_after_s, name)) for name in moved]
+    kept = [i for i, pair in enumerate(both) if any(pair)]
+    names = [part_word(name, view.platform) for name in moved]
+    rows_of = (
+        [names[i] for i in kept],
+        column([both[i][0] for i in kept]),
+        column([both[i][1] for i in kept]),
+        column([list(moved.values())[i] for i in kept], signed=True),
+    )
+    for texts in zip(*rows_of, strict=True):
+        table.add_row(*texts)
     parts += ["", _indented(table), ""]
     layers = _table()
     for title in ("layer", "phase", "before", "after", "change", "on the critical path"):
         _column(layers, title, right=title not in ("layer", "phase"))
-    for row, name in zip(
-        view.rows[:rows], short_names([r.name for r in view.rows[:rows]], _room(terminal)), strict=True
+    shown = view.rows[:rows]
+    for name, row, *cells in zip(
+        short_names([row.name for row in shown], _room(terminal)),
+        shown,
+        column([row.before_s for row in shown]),
+        column([row.after_s for row in shown]),
+        column([row.change_s for row in shown], signed=True),
+        column([row.critical_after_s - row.critical_before_s for row in shown], signed=True),
+        strict=True,
     ):
-        critical = row.critical_after_s - row.critical_before_s
-        layers.add_row(
-            _plain(name),
-            row.phase,
-            seconds(row.before_s),
-            seconds(row.after_s),
-            change(row.change_s),
-            change(critical),
-        )
+        layers.add_row(_plain(name), row.phase, *cells)
     if view.rows:
         parts.append(_indented(layers))
     parts.append(_note(f"{share(view.matched_share)} of both sides' busy time is in tasks that both have."))
@@ -309,10 +320,11 @@ def _ranking(rows: Sequence[BlameRow], title: str, platform: str, terminal: Term
         _column(table, "on")
     for name in ("time", "gone") if narrow else ("count", "time", "10 % faster", "gone"):
         _column(table, name, right=True)
-    for row, short in zip(rows, short_names([row.name for row in rows], _room(terminal)), strict=True):
-        cells = [seconds(row.time_s), change(-row.saved_if_removed_s)]
-        if not narrow:
-            cells = [count(row.count), cells[0], change(-row.saved_if_10pct_faster_s), cells[1]]
+    times = column([row.time_s for row in rows])
+    gone = column([-row.saved_if_removed_s for row in rows], signed=True)
+    faster = column([-row.saved_if_10pct_faster_s for row in rows], signed=True)
+    for i, (row, short) in enumerate(zip(rows, short_names([row.name for row in rows], _room(terminal)), strict=True)):
+        cells = [times[i], gone[i]] if narrow else [count(row.count), times[i], faster[i], gone[i]]
         if where:
             cells = [wording.WHERE.get(row.kind, row.kind), *cells]
         table.add_row(Text(short, style=KIND_STYLES.get(row.kind, "")), *cells)

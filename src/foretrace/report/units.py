@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 MINUS = "\N{MINUS SIGN}"
@@ -67,6 +68,23 @@ def change(value_s: float) -> str:
     """A difference with its sign: "−5.81 ms" is time saved, "+2.10 ms" time lost."""
     text = seconds(value_s)
     return "+" + text if value_s > 0 and text != "0" else text
+
+
+def column(values_s: Sequence[float], *, signed: bool = False, pads: tuple[str, str] = (" ", " ")) -> list[str]:
+    """Times that stand below each other: one unit for all, that of the largest, and decimal points in one line.
+
+    signed: differences, as `change` writes them. pads: what takes the room of a missing digit and of a missing point.
+    The cells are to be set flush right.
+    """
+    unit = unit_for(max((abs(value) for value in values_s if math.isfinite(value)), default=0.0))
+    numbers = [("+" if signed and value >= 0.005 * unit.seconds else "") + in_unit(value, unit) for value in values_s]
+    fractions = [number.partition(".")[2] for number in numbers]
+    most = max(map(len, fractions), default=0)
+    cells = []
+    for number, fraction in zip(numbers, fractions, strict=True):
+        room = pads[0] * (most - len(fraction)) + (pads[1] if most and not fraction else "")
+        cells.append(f"{number}{room} {unit.name}")
+    return cells
 
 
 def of(part_s: float, whole_s: float, *, every: bool = True) -> str:

@@ -20,7 +20,7 @@ from foretrace.report.terminal import (
     _room,
     _table,
 )
-from foretrace.report.units import MINUS, change, count, digits, seconds, share, speed
+from foretrace.report.units import MINUS, between, column, count, digits, seconds, share, speed, unit_for
 from foretrace.report.views import (
     ArmView,
     AssumptionView,
@@ -150,14 +150,10 @@ def verify_text(view: VerifyView, terminal: Terminal) -> list[RenderableType]:
     table = _table()
     for title in ("arm", "step", "p10 – p90", "wall", "CPU"):
         _column(table, title, right=title != "arm")
-    for arm in view.arms:
-        table.add_row(
-            _ARMS[arm.name],
-            seconds(arm.median_s),
-            f"{seconds(arm.p10_s)} – {seconds(arm.p90_s)}",
-            seconds(arm.wall_s),
-            seconds(arm.cpu_s),
-        )
+    figures = [[arm.median_s, arm.wall_s, arm.cpu_s] for arm in view.arms]
+    unit = unit_for(max((arm.median_s for arm in view.arms), default=0.0))
+    for arm, median, wall, cpu in zip(view.arms, *map(column, zip(*figures, strict=True)), strict=True):
+        table.add_row(_ARMS[arm.name], median, f"{between(arm.p10_s, arm.p90_s, unit)} {unit.name}", wall, cpu)
     parts += [_indented(table), ""]
     parts.append(
         _labelled(
@@ -229,10 +225,15 @@ def _residual(view: VerifyView, terminal: Terminal) -> RenderableType:
     for title in ("predicted", "recorded", "difference"):
         _column(table, title, right=True)
     shown = view.residual[:SHOWN_RESIDUALS]
-    for row, name in zip(shown, short_names([row.name for row in shown], _room(terminal)), strict=True):
-        table.add_row(
-            _plain(name), row.phase, seconds(row.predicted_s), seconds(row.recorded_s), change(row.difference_s)
-        )
+    for name, row, *cells in zip(
+        short_names([row.name for row in shown], _room(terminal)),
+        shown,
+        column([row.predicted_s for row in shown]),
+        column([row.recorded_s for row in shown]),
+        column([row.difference_s for row in shown], signed=True),
+        strict=True,
+    ):
+        table.add_row(_plain(name), row.phase, *cells)
     return table
 
 
