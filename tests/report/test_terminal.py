@@ -24,7 +24,7 @@ def test_show_reads_as_documented() -> None:
         "  compute 112   data loading 58.0   exposed copy 2.00   launch-bound 2.00   exposed communication 0"
     )
     assert re.search(r"what holds the step back +on +count +time +10 % faster +gone", "\n".join(lines))
-    assert re.search(r"DataLoader.__next__ +loader +1 +58.0 +ms +−5.80 ms +−57.0 +ms", "\n".join(lines))
+    assert re.search(r"DataLoader.__next__ +loader +1 +58.0 +ms +−5.80 +ms +−57.0 +ms", "\n".join(lines))
     assert lines[-1] == "  next: foretrace whatif run.json.gz --do prefetch-data"
 
 
