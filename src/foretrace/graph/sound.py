@@ -10,6 +10,7 @@ order: it orders them anew where an edge goes backward, and refuses what has no 
 from __future__ import annotations
 
 import os
+from math import inf
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -115,6 +116,9 @@ def _tables(graph: TaskGraph) -> Fault | None:
             value = getattr(lane, key)
             if not -_INT32 <= value <= _INT32:
                 return Fault(f"lane {i} has {key} {value}, which is out of range")
+    for i, doubt in enumerate(graph.info.doubts):
+        if not (0 <= doubt.low < inf and 0 <= doubt.high < inf):
+            return Fault(f"doubt {i} has the range {doubt.low} to {doubt.high}, which is none of factors")
     return None
 
 
@@ -135,6 +139,7 @@ def _ranges(graph: TaskGraph) -> Fault | None:
         "nbytes": (-1, many),
         "op": (-1, names),
         "shape": (-1, shapes),
+        "doubt": (-1, len(graph.info.doubts) - 1),
         "probes": (0, _INT32),
         "gone": (0, 1),
         "marks": (0, len(graph) - 1),
