@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,9 +17,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from foretrace.cost.arguments import Call, UnknownCallError, parse, prepare
-from foretrace.cost.bench import measure
+from foretrace.cost.bench import lacks, measure
 from foretrace.cost.device import grid
 from foretrace.cost.operator import BFLOAT16, CHANNELS_LAST, Operator
+from foretrace.hardware.processor import instruction_sets, trains_lstm
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*profiler.*")
 
@@ -234,9 +237,38 @@ def test_a_larger_product_takes_longer() -> None:
 @pytest.mark.parametrize("family", sorted({each.family for each in grid()}))
 def test_the_grid_can_be_called(family: str) -> None:
     point = next(each for each in grid() if each.family == family)
+    lstm = trains_lstm(instruction_sets(), "bfloat16")
     with torch.no_grad():
         for operator in point.operators:
-            prepare(operator)()
+            if "rnn" in operator.name and BFLOAT16 in operator.types and lstm is False:
+                assert measure([operator]).failed[operator.key].startswith("oneDNN has no LSTM")
+            else:
+                prepare(operator)()
+
+
+def test_a_convolution_that_onednn_lacks_is_the_one_that_pytorch_runs() -> None:
+    arguments = ([[2, 4, 8, 8], [8, 4, 3, 3], [8], [], [], [], []], [*["float"] * 3, *["ScalarList"] * 3, "Scalar"])
+    concrete = ["", "", "", "[1, 1]", "[2, 2]", "[1, 1]", "1"]
+    single = Operator.of("aten::mkldnn_convolution", *arguments, concrete)
+    twin = single.with_types([BFLOAT16 if each == "float" else each for each in single.types])
+    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"}
+    code = (
+        "from foretrace.cost.arguments import prepare; from foretrace.cost.operator import Operator; import torch\n"
+        f"for text in ({single.text!r}, {twin.text!r}):\n"
+        "    call = prepare(Operator('aten::mkldnn_convolution', text))\n"
+        "    print(*call().shape, call().dtype)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    first, second = (line.split() for line in ran.stdout.splitlines())
+    assert first == ["2", "8", "4", "4", "torch.float32"] and second == [*first[:4], "torch.bfloat16"]
+
+
+def test_what_onednn_says_of_a_processor_is_a_sentence() -> None:
+    said = "could not create a primitive descriptor for the LSTM forward propagation primitive. Run workload with ..."
+    assert lacks(RuntimeError(said)).startswith("oneDNN has no LSTM forward propagation here")
+    path = "mkldnn_convolution: bf16 path needs the cpu support avx_ne_convert or avx512bw, avx512vl and avx512dq"
+    assert lacks(RuntimeError(path)).startswith("oneDNN has no mkldnn_convolution here")
+    assert not lacks(RuntimeError("mat1 and mat2 must have the same dtype"))
 
 
 @given(

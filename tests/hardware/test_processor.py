@@ -12,7 +12,7 @@ import pytest
 from foretrace.hardware import processor
 from foretrace.hardware.processor import Sixteen, instruction_sets, recorded_sets, sixteen_bit, usable_cores
 
-AMX = ("sse4_1", "avx", "avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16")  # fmt: skip
+AMX = ("sse4_1", "avx", "avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16")
 
 
 def test_settings_of_onednn_take_away_and_never_add(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -196,7 +196,7 @@ def test_a_layer_that_onednn_lacks_is_refused() -> None:
 
     assert whatif(lstm("avx2", "avx512", "avx512_bf16", "amx_bf16"), [MixedPrecision()]).after_s > 0
     for technique, sets in ((MixedPrecision(), ("avx2",)), (MixedPrecision(dtype="float16"), ("avx2", "avx512_fp16"))):
-        with pytest.raises(NotApplicableError, match="has no LSTM in .*, so the changed step would stop"):
+        with pytest.raises(NotApplicableError, match=r"has no LSTM in .*, so the changed step would stop"):
             technique.predict(lstm(*sets))
 
 
@@ -376,7 +376,7 @@ def test_what_was_not_timed_widens_the_range_by_its_share() -> None:
         weighed = [each for each in answer.assumptions if each.assumption.flag == "untimed"]
         spread.append(sum(each.faster_s + each.slower_s for each in weighed) / answer.after_s)
         assert all("was not timed itself" in each.assumption.why for each in weighed)
-    assert spread[0] < 0.02 < spread[1] < spread[2], spread
+    assert 5 * spread[0] < spread[1] < spread[2], spread
 
 
 def test_overheads_can_be_timed() -> None:

@@ -14,6 +14,7 @@ from foretrace.verify.statistics import (
     Verdict,
     floor,
     paired_ratio,
+    strays,
     too_uncertain,
     trimmed_mean,
     verdict,
@@ -124,3 +125,17 @@ def test_an_interval_holds_its_middle_and_nothing_outside(value: float, half: fl
     one = ratio(value, half)
     assert one.holds(value)
     assert one.holds(other) == (one.low <= other <= one.high)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "spread", "concludes"),
+    [(0.100, 0.0, True), (0.1015, 0.0, True), (0.104, 0.0, False), (0.104, 0.06, True), (0.09, 0.06, False)],
+)
+def test_a_recording_of_another_step_decides_nothing(recorded: float, spread: float, concludes: bool) -> None:
+    steps = [0.1 * (1 + spread * each) for each in (-1.0, -0.5, 0.0, 0.5, 1.0)]
+    said = strays([recorded] * 8, [Arm.of(steps), Arm.of(steps)])
+    assert (said == "") == concludes
+    if not concludes:
+        assert said.startswith(f"the recorded step ({1e3 * recorded:.3g} ms) and the baseline of the arms (100 ms)")
+        same = ratio(1.0, 0.001)
+        assert verdict(ratio(0.8, 0.01), ratio(0.8, 0.01), same=same, uncertain=said) == Verdict.INCONCLUSIVE

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,17 +24,20 @@ BRIEF = ("--seconds", "1.5")
 torch = pytest.importorskip("torch")
 
 
-def contradict(first: str, second: str) -> bool:
-    """Whether two verdicts about the same cannot both be right."""
-    return {first, second} in ({"covered", "missed"}, {"missed", "no measurable change"})
+def follows(answer: dict[str, Any]) -> bool:
+    """Whether a verdict is what its own figures say, by the rules of docs/verify.md."""
+    predicted, value = answer["predicted"], answer["measured"]["value"]
+    inside = predicted["low"] <= value <= predicted["high"]
+    return {"covered": inside, "missed": not inside, "inconclusive": bool(answer["uncertain"])}.get(
+        answer["verdict"], abs(value - 1) <= answer["floor"]
+    )
 
 
 @pytest.mark.slow
 def test_two_runs_are_answered_kept_and_agree(cli: Cli, tmp_path: Path) -> None:
-    ledger = tmp_path / "ledger.sqlite"
-    answers = [
-        cli("verify", "fused-optimizer", "--model", SCRIPT, *BRIEF, "--ledger", ledger, "--json") for _ in range(2)
-    ]
+    ledger, kept = tmp_path / "ledger.sqlite", tmp_path / "kept"
+    words = ("verify", "fused-optimizer", "--model", SCRIPT, *BRIEF, "--ledger", ledger, "--json")
+    answers = [cli(*words), cli(*words, "--keep", kept)]
     assert [answer.code for answer in answers] == [0, 0], answers[0].err
     first, second = (answer.json for answer in answers)
     assert first["headline"].startswith("Predicted ")
@@ -44,7 +48,16 @@ def test_two_runs_are_answered_kept_and_agree(cli: Cli, tmp_path: Path) -> None:
     assert first["samples_before"] == first["samples_after"] == 32
     assert [arm["name"] for arm in first["arms"]] == ["before", "after", "again"]
     assert first["residual"]
-    assert not contradict(first["verdict"], second["verdict"])
+    assert follows(first) and follows(second)
+    asked = cli("whatif", kept / "before", "--do", "fused-optimizer", "--json")
+    assert asked.code == 0, asked.err
+    told = asked.json  # the same graph and the same calibration: the same prediction, to the last digit
+    assert told["before_s"] == second["recorded_s"]
+    assert told["after_s"] / told["before_s"] == pytest.approx(second["predicted"]["value"], rel=1e-12)
+    assert [each / told["before_s"] for each in told["interval_s"]] == pytest.approx(
+        [second["predicted"]["low"], second["predicted"]["high"]], rel=1e-12
+    )
+    assert [each["name"] for each in told["assumptions"]] == ["measured"], "the update was timed, not priced"
     rows = Ledger(ledger).rows()
     assert [row.id for row in rows] == [first["row"], second["row"]]
     assert rows[0].model == "script.py"

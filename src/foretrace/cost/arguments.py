@@ -83,6 +83,7 @@ def prepare(operator: Operator, device: str = "cpu") -> Call:
     """The call with fresh arguments. Raises UnknownCallError with the reason."""
     from foretrace.cost.consistent import completed
 
+    operator = _dispatched(operator)
     packet = _packet(operator.name)
     overload = _overload(operator, packet)
     values = Values(operator, device)
@@ -103,6 +104,38 @@ def prepare(operator: Operator, device: str = "cpu") -> Call:
         else:
             args.append(value)
     return Call(function=overload._op, args=completed(operator.name, args, kwargs), kwargs=kwargs)
+
+
+def _dispatched(operator: Operator) -> Operator:
+    """The convolution that PyTorch runs where oneDNN has none for the 16-bit type of its twin; else the same call.
+
+    Recorded in float32 a convolution is `mkldnn_convolution`; in 16 bit it is that only where oneDNN computes in it.
+    """
+    if operator.name != "aten::mkldnn_convolution" or not operator.types:
+        return operator
+    kind = operator.types[0]
+    if kind not in _DTYPES or (dtype := _DTYPES[kind]) not in ("bfloat16", "float16") or _onednn_computes(dtype):
+        return operator
+    x, weight, bias, pad, stride, dilation, groups = range(7)
+    order = (x, weight, bias, stride, pad, dilation)
+    columns = (operator.dims, operator.types, operator.concrete)
+    dims, types, concrete = ([column[i] for i in order] for column in columns)
+    zeros = str([0] * (len(operator.dims[weight]) - 2))
+    return Operator.of(
+        "aten::convolution",
+        [*dims, [], [], operator.dims[groups]],
+        [*types, "Scalar", "ScalarList", operator.types[groups]],
+        [*concrete, "False", zeros, operator.concrete[groups]],
+        operator.layout,
+    )
+
+
+def _onednn_computes(dtype: str) -> bool:
+    """Whether PyTorch gives convolutions and products of this type to oneDNN here."""
+    import torch
+
+    short = {"bfloat16": "bf16", "float16": "fp16"}[dtype]
+    return bool(getattr(torch.ops.mkldnn, f"_is_mkldnn_{short}_supported")())
 
 
 def _packet(name: str) -> Any:

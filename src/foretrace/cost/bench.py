@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from math import ceil
 
 from foretrace.cost.arguments import Call, UnknownCallError, prepare
 from foretrace.cost.operator import Operator
+from foretrace.hardware.processor import instruction_sets, named
 
 Prepared = Callable[[], object]
 Progress = Callable[[float], None]
@@ -35,6 +37,11 @@ _SAMPLE_S = 50e-6  # shorter calls are timed several at once
 _MIN_SAMPLES, _MAX_SAMPLES = 4, 60
 _PERCENTILE = 0.2
 _GROUP = 4
+# How oneDNN, and PyTorch for it, say that a processor cannot do what was asked for.
+_LACKS = re.compile(
+    r"could not create a (?:primitive descriptor|primitive) for (?:the |an? )?(.+?) primitive"
+    r"|(\w+): (?:bf16|fp16) path needs the cpu support"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,9 +244,19 @@ def _device_clock() -> float:
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, RuntimeError) and (lacking := lacks(error)):
+        return lacking
     text = str(error).strip().splitlines()
     return (
         f"{text[0] if text else type(error).__name__}"
         if isinstance(error, UnknownCallError)
         else (f"{type(error).__name__}: {text[0][:200] if text else ''}")
     )
+
+
+def lacks(error: RuntimeError) -> str:
+    """What oneDNN says that it has not for this processor, as one sentence; empty where it says something else."""
+    if not (found := _LACKS.search(str(error))):
+        return ""
+    what = next(each for each in found.groups() if each)
+    return f"oneDNN has no {what} here for the type asked for ({named(instruction_sets())})"

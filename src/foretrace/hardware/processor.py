@@ -119,6 +119,16 @@ def sixteen_bit(sets: Collection[str] | None, dtype: str) -> Sixteen:
     return Sixteen.CONVERTED if "avx512" in sets and dtype == "bfloat16" else Sixteen.NONE
 
 
+def trains_lstm(sets: Collection[str] | None, dtype: str) -> bool | None:
+    """Whether oneDNN trains an LSTM of `dtype` (bfloat16 or float16) there: only in bfloat16, with AVX-512 and more.
+
+    None: unknown. Autocast gives oneDNN such a layer even where it does not, and training stops with an error.
+    """
+    if sets is None or "neon" in sets:
+        return None
+    return dtype == "bfloat16" and "avx512" in sets
+
+
 def named(sets: Collection[str] | None) -> str:
     """Instruction sets in a few words: the widest that computes, and what it has for 16 bit."""
     if sets is None:

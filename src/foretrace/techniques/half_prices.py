@@ -8,7 +8,7 @@ says what a processor can do, there is none.
 from __future__ import annotations
 
 from foretrace.graph.taskgraph import TaskGraph
-from foretrace.hardware.processor import Sixteen, named, recorded_sets, sixteen_bit
+from foretrace.hardware.processor import Sixteen, named, recorded_sets, sixteen_bit, trains_lstm
 from foretrace.techniques.base import Prior
 
 CLASSES = ("gemm", "conv", "attention")  # without these nothing can be said
@@ -33,14 +33,9 @@ def half_prices(graph: TaskGraph, dtype: str) -> dict[str, Prior]:
 
 
 def lacks_recurrent(graph: TaskGraph, dtype: str) -> str:
-    """Why 16-bit recurrent layers of oneDNN cannot run where a CPU recording was made; empty if they can, or unknown.
-
-    oneDNN trains an LSTM in bfloat16 with AVX-512 and more, in float16 nowhere; autocast asks it all the same.
-    """
+    """Why 16-bit layers of oneDNN's LSTM cannot run where a CPU recording was made; empty if they can, or unknown."""
     sets = recorded_sets(graph.info.recording)
-    if sixteen_bit(sets, dtype) in (Sixteen.UNKNOWN, Sixteen.CONVERTED) or sets is None or "neon" in sets:
-        return ""
-    if dtype == "bfloat16" and "avx512" in sets:
+    if trains_lstm(sets, dtype) is not False:
         return ""
     return f"oneDNN has no LSTM in {dtype} for {named(sets)}, so the changed step would stop with an error"
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from foretrace.cost.bench import lacks
 from foretrace.errors import ForetraceError
 from foretrace.executor import end_with
 from foretrace.verify.job import Answer, Crashed, Job, Message, Progress, Refused
@@ -58,6 +59,8 @@ def _answer(job: Job, say: Callable[[Message], None], during: list[str]) -> Mess
     except ForetraceError as error:
         return Refused(sentence=str(error))
     except Exception as error:
+        if isinstance(error, RuntimeError) and (lacking := lacks(error)):
+            return Refused(sentence=f"{' + '.join(job.techniques)} cannot run: {lacking}.")
         return Crashed(
             trace=traceback.format_exc(),
             error=f"{type(error).__name__}: {error}",
