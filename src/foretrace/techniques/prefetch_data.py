@@ -34,6 +34,7 @@ class PrefetchData(Technique):
     across: ClassVar[Across] = "each"
     summary: ClassVar[str] = "data loader with worker processes: batches are prepared while the step computes"
     source: ClassVar[str] = "torch.utils.data.DataLoader (num_workers, prefetch_factor); DS-Analyzer (VLDB 2021)"
+    effort: ClassVar[str] = "one argument of the DataLoader; memory and cores for its workers"
 
     workers: int = parameter(4, doc="number of worker processes")
     prefetch_factor: int = parameter(2, doc="batches ordered ahead per worker")

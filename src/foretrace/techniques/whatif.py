@@ -153,7 +153,7 @@ def whatif(graph: TaskGraph, techniques: Sequence[Technique], *, level: float = 
         for each in graphs[-1].assumptions[len(graph.assumptions) :]
         if not each.flag
     ]
-    weighed += _company(before, latest)
+    weighed += company(before, latest)
     return WhatIf(
         before=before,
         after=latest,
@@ -181,7 +181,7 @@ def _weigh(graph: TaskGraph, techniques: Sequence[Technique], assumption: Assump
     )
 
 
-def _company(before: Timeline, after: Timeline) -> list[Weighed]:
+def company(before: Timeline, after: Timeline) -> list[Weighed]:
     """Kernels that shared the device and no longer do, or the reverse: what their recorded time may be off by."""
     change = overlap_change(before, after)
     assumption = overlap_assumption(change)
