@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from foretrace.graph.alignment import Clock
     from foretrace.graph.matching import Matching
     from foretrace.graph.taskgraph import TaskGraph
+    from foretrace.plan.advise import Advice
     from foretrace.simulate.check import CheckReport
     from foretrace.simulate.compare import Comparison
     from foretrace.simulate.folding import Scaling
@@ -231,6 +233,12 @@ class Scenario:
         from foretrace.techniques.whatif import whatif
 
         return whatif(self.graph if self.recorded is None else self.recorded, self.techniques)
+
+    def advise(self, *, exact: bool = False) -> Advice:
+        """What to do first: every technique tried, ranked, weighed, the best put together; `exact` however long."""
+        from foretrace.plan import advise
+
+        return advise.advise(self.graph, work=inf if exact else advise.WORK)
 
     def save(self, path: str | Path) -> Path:
         """Store the graph and the range of its step in one file, for `load` and `foretrace compare`."""

@@ -29,6 +29,7 @@ _USAGE_ERROR = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__
 def application() -> typer.Typer:
     """The `foretrace` command with its subcommands, in the order a user meets them."""
     from foretrace.cli import (
+        advise,
         align,
         blame,
         calibrate,
@@ -88,6 +89,7 @@ def application() -> typer.Typer:
     app.command("record", short_help=words, context_settings={"allow_extra_args": True})(record.record)
     for command in (
         show.show,
+        advise.advise,
         align.align,
         scale.scale,
         simulate.simulate,

@@ -47,13 +47,7 @@ def optimise(
         Path | None,
         typer.Option("--write", metavar="FILE", help="Write the configuration, as Python (.py) or JSON (.json)."),
     ] = None,
-    calibration: Annotated[
-        bool,
-        typer.Option(
-            "--calibration/--no-calibration",
-            help="Use operator times that foretrace calibrate stored for the recorded machine.",
-        ),
-    ] = True,
+    calibration: options.Calibration = True,
     rank: options.Rank = None,
     steps: options.Steps = "",
     salvage: options.Salvage = False,

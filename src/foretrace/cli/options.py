@@ -36,6 +36,13 @@ Salvage = Annotated[
     bool, typer.Option("--salvage", help="Use the good part of a damaged file and say what was left out.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON (docs/json.md) instead of text.")]
+Calibration = Annotated[
+    bool,
+    typer.Option(
+        "--calibration/--no-calibration",
+        help="Use operator times that foretrace calibrate stored for the recorded machine.",
+    ),
+]
 Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a self-contained page, too.")]
 Perfetto = Annotated[
     Path | None,

@@ -62,6 +62,7 @@ def _explain(technique: type[Technique], verified: Mapping[str, tuple[str, ...]]
     print(f"  rule: {technique.source}")
     if technique.can_apply():
         print(f"  apply: yes{f', needs {technique.needs}' if technique.needs else ''}")
+        print(f"  costs: {technique.effort or 'not said'}")
         print(f"  verified here on: {', '.join(verified.get(technique.name, ())) or 'no model yet'}")
         print(f"  verified in docs/accuracy.md on: {', '.join(_shipped().get(technique.name, ())) or 'no model yet'}")
     else:
@@ -106,6 +107,7 @@ def _facts(technique: type[Technique], verified: Mapping[str, tuple[str, ...]]) 
         source=technique.source,
         apply=technique.can_apply(),
         not_applied=technique.not_applied,
+        effort=technique.effort,
         needs=technique.needs,
         verified_on=verified.get(technique.name, ()),
         shipped_on=_shipped().get(technique.name, ()),

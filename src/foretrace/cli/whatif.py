@@ -25,13 +25,7 @@ def whatif(
     save: Annotated[
         Path | None, typer.Option("--save", metavar="FILE", help="Keep the predicted graph, for compare.")
     ] = None,
-    calibration: Annotated[
-        bool,
-        typer.Option(
-            "--calibration/--no-calibration",
-            help="Use operator times that foretrace calibrate stored for the recorded machine.",
-        ),
-    ] = True,
+    calibration: options.Calibration = True,
     rank: options.Rank = None,
     all_ranks: options.AllRanks = False,
     steps: options.Steps = "",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -70,12 +71,16 @@ def select(
 
 
 def matching(column: npt.NDArray[np.int32], table: Sequence[str], pattern: Text, *, ignore_case: bool = True) -> Mask:
-    """Rows whose entry of `table` fits a glob; −1 fits none. Each entry in use is compared once."""
-    fits = glob(pattern, ignore_case=ignore_case)
-    chosen = np.zeros(len(table) + 1, dtype=np.bool_)  # the last entry stands for −1
-    for index in np.unique(column):
-        chosen[index] = index >= 0 and fits.fullmatch(table[index]) is not None
-    return np.asarray(chosen[column])
+    """Rows whose entry of `table` fits a glob; −1 fits none."""
+    patterns = (pattern,) if isinstance(pattern, str) else tuple(pattern)
+    return np.asarray(_fitting(tuple(table), patterns, ignore_case)[column])
+
+
+@lru_cache(maxsize=256)  # what-ifs ask the same of the same graph again and again
+def _fitting(table: tuple[str, ...], patterns: tuple[str, ...], ignore_case: bool) -> Mask:
+    """Entries of `table` that fit a glob; one more, for −1, does not."""
+    fits = glob(patterns, ignore_case=ignore_case)
+    return np.array([*(fits.fullmatch(text) is not None for text in table), False], dtype=np.bool_)
 
 
 def glob(pattern: Text, *, ignore_case: bool = True) -> re.Pattern[str]:

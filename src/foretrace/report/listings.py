@@ -102,6 +102,7 @@ class TechniqueView(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     apply: bool
     not_applied: str  # why it cannot be, "" where it can
+    effort: str  # what it costs to do
     needs: str
     verified_on: tuple[str, ...]  # models with a conclusive row in the ledger
     shipped_on: tuple[str, ...]  # the same in the ledger that docs/accuracy.md is made of

@@ -26,6 +26,7 @@ from foretrace.report.units import (
     unit_for,
 )
 from foretrace.report.views import (
+    AdviseView,
     BlameRow,
     BlameView,
     Breakdown,
@@ -98,6 +99,10 @@ def render(view: View, terminal: Terminal | None = None, *, rows: int = 12) -> s
             parts = _blame(view, terminal, rows)
         case WhatIfView():
             parts = _whatif(view, terminal)
+        case AdviseView():
+            from foretrace.report import advise
+
+            return advise.text(view, terminal, rows)
         case CompareView():
             parts = _compare(view, terminal, rows)
         case SimulateView():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from foretrace.report.advise_views import AdviceRow, LeftOutView
 from foretrace.report.ranks_views import ClockView, CollectivesView
 
 SCHEMA_VERSION = 1
@@ -232,6 +233,29 @@ class WhatIfView(msgspec.Struct, frozen=True, kw_only=True):
     changes: tuple[ChangeView, ...]
     assumptions: tuple[AssumptionView, ...]
     why_not_more: str
+    notes: tuple[str, ...]
+    next: str
+
+
+class AdviseView(msgspec.Struct, frozen=True, kw_only=True):
+    """`foretrace advise`: what to do first, what together, and what was left out."""
+
+    schema_version: int = SCHEMA_VERSION
+    command: str = "advise"
+    headline: str
+    source: str
+    platform: str
+    rank_numbers: tuple[int, ...]  # ranks that the answer is about
+    steps: int
+    before_s: float
+    interval_level: float
+    rows: tuple[AdviceRow, ...]  # told apart from no change, most saved first
+    together: AdviceRow | None  # the best of them applied together; null where there are no two
+    hidden: tuple[AdviceRow, ...]  # cannot be told apart from no change
+    slower: tuple[AdviceRow, ...]  # by a first estimate
+    refused: tuple[LeftOutView, ...]
+    asks: tuple[LeftOutView, ...]  # not tried: `why` lists the parameters that have no default
+    failed: tuple[LeftOutView, ...]  # mistakes of foretrace
     notes: tuple[str, ...]
     next: str
 
@@ -495,12 +519,15 @@ class ProfileView(msgspec.Struct, frozen=True, kw_only=True):
     next: str
 
 
-View = ShowView | SimulateView | BlameView | WhatIfView | CompareView | VerifyView | LedgerView | ProfileView
+View = (
+    ShowView | SimulateView | BlameView | WhatIfView | AdviseView | CompareView | VerifyView | LedgerView | ProfileView
+)
 VIEWS: dict[str, type[View]] = {
     "show": ShowView,
     "simulate": SimulateView,
     "blame": BlameView,
     "whatif": WhatIfView,
+    "advise": AdviseView,
     "compare": CompareView,
     "verify": VerifyView,
     "ledger": LedgerView,

@@ -40,6 +40,7 @@ class ActivationCompression(Technique):
     across: ClassVar[Across] = "each"
     summary: ClassVar[str] = "activations wait for the backward pass in 16 bit: half their memory, two casts each"
     source: ClassVar[str] = "Gist (ISCA 2018), section 3.3: delayed precision reduction; torch saved-tensor hooks"
+    effort: ClassVar[str] = "one context manager; activations in 16 bit"
 
     format: str = parameter("bfloat16", doc="what activations wait in", choices=("bfloat16", "float16"))
     min_bytes: int = parameter(65_536, doc="smaller tensors stay as they are", unit="B")

@@ -37,6 +37,7 @@ class ActivationOffload(Technique):
     across: ClassVar[Across] = "each"
     summary: ClassVar[str] = "activations wait for the backward pass in host memory, or in a file"
     source: ClassVar[str] = "vDNN (MICRO 2016), section III; torch saved-tensor hooks"
+    effort: ClassVar[str] = "one context manager; host memory or disk"
 
     to: str = parameter("auto", doc="host, disk, or what suits the device", choices=("auto", "host", "disk"))
     min_bytes: int = parameter(1 << 20, doc="smaller tensors stay where they are", unit="B")

@@ -41,6 +41,7 @@ class ActivationRecomputation(Technique):
     across: ClassVar[Across] = "each"
     summary: ClassVar[str] = "blocks run forward once more in backward instead of keeping their activations"
     source: ClassVar[str] = "Chen et al., Training Deep Nets with Sublinear Memory Cost (2016); torch.utils.checkpoint"
+    effort: ClassVar[str] = "a wrapper around the blocks"
 
     blocks: str = parameter(AUTO, doc="modules by path or class, a glob; auto: the repeated class with most parameters")
     again: float | None = prior(

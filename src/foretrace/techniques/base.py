@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 
 Across = Literal["", "each", "all"]
+Larger = Literal["slower", "faster"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,7 @@ class Parameter:
     required: bool
     choices: tuple[str, ...]
     prior: Prior | None
+    larger_is: Larger = "slower"  # what a larger value does to the step, where it matters
 
 
 def parameter(default: Any = MISSING, *, doc: str, unit: str = "", choices: tuple[str, ...] = (), key: str = "") -> Any:
@@ -59,15 +61,24 @@ def parameter(default: Any = MISSING, *, doc: str, unit: str = "", choices: tupl
     return field(default=default, metadata={"doc": doc, "unit": unit, "choices": choices, "key": key})
 
 
-def prior(value: float, low: float, high: float, *, doc: str, why: str, unit: str = "×") -> Any:
-    """A field for a number that the recording does not give; `why` says where the range comes from."""
+def prior(
+    value: float, low: float, high: float, *, doc: str, why: str, unit: str = "×", larger_is: Larger | None = None
+) -> Any:
+    """A field for a number that the recording does not give; `why` says where the range comes from.
+
+    `larger_is` says what a larger value does to the step: slower, unless it is a rate.
+    """
     stands_in = Prior(value=value, low=low, high=high, unit=unit, why=why)
-    return field(default=None, metadata={"doc": doc, "unit": unit, "choices": (), "prior": stands_in})
+    return field(default=None, metadata=_stated(doc, unit, larger_is) | {"choices": (), "prior": stands_in})
 
 
-def derived(*, doc: str, unit: str = "×") -> Any:
+def derived(*, doc: str, unit: str = "×", larger_is: Larger | None = None) -> Any:
     """A field whose prior depends on the recording; `priors` of the technique works it out."""
-    return field(default=None, metadata={"doc": doc, "unit": unit})
+    return field(default=None, metadata=_stated(doc, unit, larger_is))
+
+
+def _stated(doc: str, unit: str, larger_is: Larger | None) -> dict[str, Any]:
+    return {"doc": doc, "unit": unit, "larger_is": larger_is or ("faster" if unit == "GB/s" else "slower")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +91,7 @@ class Technique(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]  # one line
     source: ClassVar[str]  # paper and section, or documentation, that the rule comes from
+    effort: ClassVar[str] = ""  # what it costs to do, in a few words: lines to write, memory, numerics
     needs: ClassVar[str] = ""  # what the real thing needs beside PyTorch: "a CUDA device", "a C++ compiler"
     not_applied: ClassVar[str] = ""  # why the real thing cannot be had by software, where it cannot
     # On the graph of several ranks: "all" is right on the whole, "each" on every rank alone, "" on one rank only.
@@ -180,6 +192,7 @@ class Technique(ABC):
                 required=each.default is MISSING,
                 choices=each.metadata.get("choices", ()),
                 prior=each.metadata.get("prior"),
+                larger_is=each.metadata.get("larger_is", "slower"),
             )
             for each in fields(cls)
         )

@@ -43,6 +43,7 @@ class BatchSize(Technique):
     name: ClassVar[str] = "batch-size"
     summary: ClassVar[str] = "more or fewer samples per step: work on samples grows, the rest stays"
     source: ClassVar[str] = "TBD (IISWC 2018), section 4; Habitat (USENIX ATC 2021), wave scaling; affine in the batch"
+    effort: ClassVar[str] = "one number; more memory, and convergence to check"
 
     to: int | None = parameter(None, doc="samples per step", unit="samples")
     by: float | None = parameter(None, doc="samples per step relative to now", unit="×")

@@ -26,6 +26,7 @@ class BucketFusion(Technique):
     name: ClassVar[str] = "bucket-fusion"
     summary: ClassVar[str] = "gradients in fewer, larger messages: buckets of another size, or all in one"
     source: ClassVar[str] = "Hu et al., dPRO (MLSys 2022), tensor fusion; Sergeev and Del Balso, Horovod (2018)"
+    effort: ClassVar[str] = "one argument (bucket_cap_mb); memory for the larger buckets"
     needs: ClassVar[str] = "as many processes as workers"
 
     cap_mb: float = parameter(0.0, doc="size at which a bucket is sent; 0 sends all gradients in one", unit="MiB")
@@ -33,7 +34,9 @@ class BucketFusion(Technique):
     fixed_us: float | None = derived(unit="µs", doc="time of a recorded all-reduce that does not depend on its size")
     waiting: float | None = derived(unit="", doc="share of recorded waiting inside all-reduces that stays")
     copy_gb_s: float | None = derived(unit="GB/s", doc="bandwidth of copying recorded gradients into a bucket and back")
-    host_share: float | None = derived(unit="", doc="share of host work around a removed launch that goes with it")
+    host_share: float | None = derived(
+        unit="", doc="share of host work around a removed launch that goes with it", larger_is="faster"
+    )
 
     def change(self, graph: TaskGraph) -> TaskGraph:
         self._check()

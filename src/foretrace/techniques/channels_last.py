@@ -43,6 +43,7 @@ class ChannelsLast(Technique):
     across: ClassVar[Across] = "each"
     summary: ClassVar[str] = "channels innermost in memory: convolutions without layout conversions"
     source: ClassVar[str] = "PyTorch, channels last memory format; operators timed in both layouts"
+    effort: ClassVar[str] = "two lines: model and inputs in another memory format"
 
     measured: float | None = derived(doc="operators in a step relative to operators timed alone")
     untimed: float | None = derived(doc="time of what was not timed itself, relative to what similar calls say")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -116,6 +117,7 @@ def _classify_lowered(
         work[row], precision[row] = known[key]
 
 
+@lru_cache(maxsize=8192)
 def operator_class(name: str) -> tuple[Work, Precision]:
     """Class of an operator by its name; what hands work on or is not of ATen is OTHER."""
     if not name.startswith("aten::") or name in _WRAPPERS:
@@ -130,6 +132,7 @@ def operator_class(name: str) -> tuple[Work, Precision]:
     return work, Precision.SINGLE
 
 
+@lru_cache(maxsize=8192)
 def kernel_class(name: str, op: str) -> tuple[Work, Precision]:
     """Class of a kernel that the operator `op` launched ("" if unknown)."""
     if _HELPER.search(name):

@@ -51,6 +51,7 @@ class Compiled(Technique):
     across: ClassVar[Across] = "each"
     summary: ClassVar[str] = "torch.compile: no interpreter between operators, elementwise chains in one pass"
     source: ClassVar[str] = "Ansel et al., PyTorch 2 (ASPLOS 2024); torch.compile"
+    effort: ClassVar[str] = "one line (torch.compile); minutes of compiling at the start"
     needs: ClassVar[str] = "a C++ compiler, or a CUDA device"
 
     mode: str = parameter(

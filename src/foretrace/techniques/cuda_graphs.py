@@ -37,6 +37,7 @@ class CudaGraphs(Technique):
     across: ClassVar[Across] = "each"
     summary: ClassVar[str] = "every step launched as one graph: no launch overhead between its kernels"
     source: ClassVar[str] = "torch.cuda.graphs"
+    effort: ClassVar[str] = "capture code; fixed shapes, and memory that stays reserved"
     needs: ClassVar[str] = "a CUDA device"
 
     phases: str = parameter("forward,backward,optimizer", doc="phases to capture, separated by commas")
@@ -82,7 +83,8 @@ class CudaGraphs(Technique):
         launches = _launches(graph, select(graph, phase=phases))
         if not launches.any():
             raise self.refuse(f"no kernel is launched in {self.phases}.")
-        found = (self._region(graph, launches, step) for step in range(graph.n_steps))
+        known = _Known.of(graph)
+        found = (self._region(graph, known, launches, step) for step in range(graph.n_steps))
         regions = [each for each in found if each is not None]
         if not regions:
             raise self.refuse("no whole step was recorded.")
@@ -102,15 +104,13 @@ class CudaGraphs(Technique):
             "PyTorch's graphs hold the model, not the loop of this optimizer; ask for phases=forward,backward."
         )
 
-    def _region(self, graph: TaskGraph, launches: Mask, step: int) -> _Region | None:
+    def _region(self, graph: TaskGraph, known: _Known, launches: Mask, step: int) -> _Region | None:
         """What a graph of one step holds; refuses where the host must wait or copy in the middle."""
         calls = np.flatnonzero(launches & (graph.step == step))
         if not len(calls):
             return None
         number = graph.info.steps[step] if step < len(graph.info.steps) else step
-        to_device = select(graph, kind="copy", name=("*HtoD*", "*HostToDevice*"))
-        launch = graph.edge_kind == EdgeKind.LAUNCH
-        inputs = calls[np.isin(calls, graph.src[launch & to_device[graph.dst]])]
+        inputs = calls[known.copies_in[calls]]
         if len(inputs):
             early = np.searchsorted(calls, inputs[-1]) <= _LEADING * len(calls)
             if not early:
@@ -121,9 +121,7 @@ class CudaGraphs(Technique):
             calls = calls[calls > inputs[-1]]
             if not len(calls):
                 return None
-        returns = (graph.edge_kind == EdgeKind.SYNC) & (graph.kind[graph.dst] == TaskKind.RETURN)
-        waits = np.unique(graph.dst[returns & ~graph.gone[graph.dst]])
-        waits = waits[(waits > calls[0]) & (waits < calls[-1])]
+        waits = known.waits[(known.waits > calls[0]) & (known.waits < calls[-1])]
         if len(waits):
             raise self.refuse(
                 f"the host waits for the device inside step {number} ({_where(graph, int(waits[0]))}), which a graph "
@@ -132,11 +130,10 @@ class CudaGraphs(Technique):
         rows = np.arange(calls[0], calls[-1] + 1)
         inside = np.isin(graph.kind[rows], (TaskKind.CPU, TaskKind.CALL, TaskKind.RETURN)) & ~graph.gone[rows]
         inside &= (graph.step[rows] == step) & (graph.phase[rows] != Phase.DATA)
-        edges = np.flatnonzero(launch & np.isin(graph.src, calls) & ~graph.gone[graph.dst])
-        device = graph.dst[edges[np.lexsort((graph.dst[edges], graph.src[edges]))]]
+        device = known.launched[np.isin(known.launch, calls)]
         if len(device) > 1.5 * len(calls):
             raise self.refuse(f"step {number} launches its kernels by graphs already.")
-        return _Region(step=step, first=int(calls[0]), host=rows[inside], device=device.astype(np.int64))
+        return _Region(step=step, first=int(calls[0]), host=rows[inside], device=device)
 
     def _launch_graphs(self, graph: TaskGraph, regions: list[_Region]) -> TaskGraph:
         """Put one launch in the place of each region's first, take its host work out and tie its tasks to it."""
@@ -184,6 +181,32 @@ class CudaGraphs(Technique):
             ),
         )
         return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Known:
+    """What all steps of a graph are looked at for."""
+
+    launch: Int64  # calls of live device tasks, by call and task
+    launched: Int64  # the task of each
+    copies_in: Mask  # calls that copy to the device (n)
+    waits: Int64  # where the host returns from waiting for the device
+
+    @classmethod
+    def of(cls, graph: TaskGraph) -> _Known:
+        dst = graph.dst
+        live = np.flatnonzero((graph.edge_kind == EdgeKind.LAUNCH) & ~graph.gone[dst])
+        live = live[np.lexsort((dst[live], graph.src[live]))]
+        copies = select(graph, kind="copy", name=("*HtoD*", "*HostToDevice*"))
+        copies_in = np.zeros(len(graph), dtype=np.bool_)
+        copies_in[graph.src[live][copies[dst[live]]]] = True
+        returns = (graph.edge_kind == EdgeKind.SYNC) & (graph.kind[dst] == TaskKind.RETURN) & ~graph.gone[dst]
+        return cls(
+            launch=graph.src[live].astype(np.int64),
+            launched=dst[live].astype(np.int64),
+            copies_in=copies_in,
+            waits=np.unique(dst[returns]).astype(np.int64),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

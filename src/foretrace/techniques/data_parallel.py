@@ -60,6 +60,7 @@ class DataParallel(Technique):
     name: ClassVar[str] = "data-parallel"
     summary: ClassVar[str] = "several workers, gradients averaged in buckets while the backward pass runs"
     source: ClassVar[str] = "Li et al., PyTorch Distributed (VLDB 2020), section 4; PyTorch, DistributedDataParallel"
+    effort: ClassVar[str] = "more devices, a launcher and a process group"
     needs: ClassVar[str] = "as many processes as workers"
 
     workers: int = parameter(doc="processes, each with a copy of the model and a batch of its own")

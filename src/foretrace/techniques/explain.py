@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from foretrace.graph.taskgraph import EdgeKind, Phase, TaskGraph, TaskKind
+from foretrace.graph.taskgraph import EdgeKind, Phase, TaskKind
 from foretrace.simulate.breakdown import over_ranks
 from foretrace.simulate.timeline import Timeline
 from foretrace.trace.trace import LaneKind
+
+Int64 = npt.NDArray[np.int64]
 
 _SHOWN = 0.1  # parts below this share of the step are left out
 _WAITS = {
@@ -32,24 +38,37 @@ class PathPart:
 def path_parts(timeline: Timeline) -> tuple[PathPart, ...]:
     """The critical path by kind of work, in the order of first appearance in a step; sums to the mean step."""
     path, graph = timeline.critical_path(), timeline.graph
-    labels = [_label(graph, int(row)) for row in path.task.tolist()]
-    time: dict[str, int] = {}
+    rows = path.task.astype(np.int64)
+    names: dict[str, int] = {}
+    waited = path.lag_ns + path.delay_ns
+    link = np.array([lane.kind == LaneKind.LINK for lane in graph.lanes])[graph.lane[rows]]
+    work = _numbered(names, _label, graph.kind[rows], graph.phase[rows], link)
+    reason = np.where((path.reason < len(EdgeKind)) & (waited > 0), path.reason.astype(np.int64), -1)
+    wait = _numbered(names, partial(_wait, list(names)), reason, work, link)
+    part, spent = np.stack([wait, work], axis=1).ravel(), np.stack([waited, path.work_ns], axis=1).ravel()
+    time = np.zeros(len(names), dtype=np.int64)
+    np.add.at(time, part, spent)
     begin = int(timeline.end[graph.marks[0]])
     length = np.diff(timeline.end[graph.marks])
     middle = begin + int(length[: len(length) // 2].sum())  # order as in a step from the middle of the window
-    seen: dict[str, int] = {}
-    for i, label in enumerate(labels):
-        waited = int(path.lag_ns[i] + path.delay_ns[i])
-        name = label
-        if path.reason[i] < len(EdgeKind) and waited > 0:
-            name = _wait(graph, int(path.task[i]), EdgeKind(int(path.reason[i])), label)
-        for part, spent in ((name, waited), (label, int(path.work_ns[i]))):
-            time[part] = time.get(part, 0) + spent
-            if spent > 0 and timeline.start[path.task[i]] >= middle:
-                seen.setdefault(part, len(seen))
-    order = sorted(time, key=lambda part: (seen.get(part, len(time)), -time[part]))
+    inside = (spent > 0) & np.repeat(timeline.start[rows] >= middle, 2)
+    found, at = np.unique(part[inside], return_index=True)
+    seen = np.full(len(names), len(part))
+    seen[found] = at
     per_step = 1e-9 / graph.n_steps
-    return tuple(PathPart(name=part, time_s=time[part] * per_step) for part in order if time[part])
+    texts = list(names)
+    order = sorted(np.flatnonzero(time).tolist(), key=lambda i: (seen[i], -time[i], texts[i]))
+    return tuple(PathPart(name=texts[i], time_s=int(time[i]) * per_step) for i in order)
+
+
+def _numbered(names: dict[str, int], text: Callable[..., str], *columns: npt.NDArray[Any]) -> Int64:
+    """The number of the text of every row; each different row is put into words once, new ones go into `names`."""
+    key = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        key = 1024 * key + column  # few kinds, phases, reasons and parts, all of them below
+    _, first, place = np.unique(key, return_index=True, return_inverse=True)
+    different = zip(*(column[first].tolist() for column in columns), strict=True)
+    return np.array([names.setdefault(text(*each), len(names)) for each in different], dtype=np.int64)[place]
 
 
 def main_parts(parts: tuple[PathPart, ...]) -> tuple[str, ...]:
@@ -75,18 +94,20 @@ def why_not_more(timeline: Timeline) -> str:
     return said
 
 
-def _wait(graph: TaskGraph, row: int, why: EdgeKind, label: str) -> str:
-    """What a task waited for, beyond the end of its predecessor."""
-    if graph.lanes[graph.lane[row]].kind == LaneKind.LINK:  # a message: for the link, or for those it is sent to
-        return "communication" if why == EdgeKind.STREAM else "waiting for other workers"
-    return _WAITS.get(why, label)
+def _wait(labels: list[str], reason: int, work: int, link: int) -> str:
+    """What a task waited for, beyond the end of its predecessor; its own label where it did not."""
+    if reason < 0:
+        return labels[work]
+    if link:  # a message: for the link, or for those it is sent to
+        return "communication" if reason == EdgeKind.STREAM else "waiting for other workers"
+    return _WAITS.get(EdgeKind(reason), labels[work])
 
 
-def _label(graph: TaskGraph, row: int) -> str:
-    kind, phase = TaskKind(int(graph.kind[row])), Phase(int(graph.phase[row]))
+def _label(number: int, of_phase: int, link: int) -> str:
+    kind, phase = TaskKind(number), Phase(of_phase)
     if kind == TaskKind.DATA or phase == Phase.DATA:
         return "data loading"
-    if kind == TaskKind.COLLECTIVE or graph.lanes[graph.lane[row]].kind == LaneKind.LINK:
+    if kind == TaskKind.COLLECTIVE or link:
         return "communication"
     if kind in (TaskKind.COPY, TaskKind.MEMSET):
         return "copies"

@@ -54,6 +54,7 @@ class FullySharded(Technique):
     name: ClassVar[str] = "fully-sharded"
     summary: ClassVar[str] = "parameters, gradients and optimizer state shared out among workers, gathered unit by unit"
     source: ClassVar[str] = "Rajbhandari et al., ZeRO (SC 2020), section 5; Zhao et al., PyTorch FSDP (VLDB 2023)"
+    effort: ClassVar[str] = "more devices, a process group and wrapped modules"
     needs: ClassVar[str] = "as many processes as workers"
 
     workers: int = parameter(doc="processes, each with a share of the model and a batch of its own")

@@ -37,6 +37,7 @@ class FusedOptimizer(Technique):
     across: ClassVar[Across] = "each"
     summary: ClassVar[str] = "the optimizer's fused implementation: one pass over all parameters"
     source: ClassVar[str] = "Daydream (ATC 2020), FusedAdam; torch.optim, arguments fused and foreach"
+    effort: ClassVar[str] = "one argument of the optimizer"
 
     implementation: str = parameter("fused", doc="fused, or foreach (multi-tensor)", choices=("fused", "foreach"))
     measured: float | None = prior(

@@ -41,6 +41,7 @@ class GradientAccumulation(Technique):
     name: ClassVar[str] = "gradient-accumulation"
     summary: ClassVar[str] = "a batch in several parts, gradients added: less activation memory for more time"
     source: ClassVar[str] = "Huang et al. (GPipe, NeurIPS 2019), micro-batches; PyTorch, gradient accumulation"
+    effort: ClassVar[str] = "a loop over parts of the batch"
 
     steps: int = parameter(doc="micro-batches that a batch is cut into")
     recorded: int | None = parameter(None, doc="samples per step of the recording, if it does not say", unit="samples")

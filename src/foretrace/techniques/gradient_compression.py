@@ -54,6 +54,7 @@ class GradientCompression(Technique):
         "Agarwal et al., On the Utility of Gradient Compression (MLSys 2022); Vogels et al., PowerSGD (NeurIPS 2019); "
         "Lin et al., Deep Gradient Compression (ICLR 2018); Bernstein et al., signSGD (ICLR 2019); PyTorch, DDP hooks"
     )
+    effort: ClassVar[str] = "a communication hook; gradients change"
     needs: ClassVar[str] = "data-parallel before it, and its processes"
 
     method: str = parameter(doc="how gradients are compressed", choices=METHODS)

@@ -21,6 +21,7 @@ class HierarchicalAllreduce(Technique):
     name: ClassVar[str] = "hierarchical-allreduce"
     summary: ClassVar[str] = "all-reduce along the levels of a cluster: reduce-scatter inside, across, all-gather back"
     source: ClassVar[str] = "Cho et al., BlueConnect (MLSys 2019), section 3"
+    effort: ClassVar[str] = "a communication hook and process groups by level"
     needs: ClassVar[str] = "as many processes as workers"
 
     levels: str = parameter(doc="workers of every level, innermost first: 8x4 is 4 machines of 8 workers")

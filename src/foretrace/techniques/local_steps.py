@@ -32,6 +32,7 @@ class LocalSteps(Technique):
     name: ClassVar[str] = "local-steps"
     summary: ClassVar[str] = "several workers by themselves, parameters averaged every K steps"
     source: ClassVar[str] = "Lin et al., post-local SGD (ICLR 2020); PyTorch, PostLocalSGDOptimizer"
+    effort: ClassVar[str] = "a few lines; convergence to check"
     needs: ClassVar[str] = "as many processes as workers"
 
     workers: int = parameter(doc="processes, each with a copy of the model and a batch of its own")

@@ -50,15 +50,16 @@ class MixedPrecision(Technique):
     across: ClassVar[Across] = "each"
     summary: ClassVar[str] = "automatic mixed precision: 16-bit matrix units, half the bytes, casts"
     source: ClassVar[str] = "Daydream (ATC 2020), AMP; Micikevicius et al. (ICLR 2018); autocast's operator lists"
+    effort: ClassVar[str] = "two lines (autocast); results change within 16-bit rounding"
 
     dtype: str = parameter(
         "auto", doc="bfloat16, float16, or what suits the device", choices=("auto", "bfloat16", "float16")
     )
     measured: float | None = derived(doc="operators in a step relative to operators timed alone, both in 16 bit")
     untimed: float | None = derived(doc="time of what was not timed itself, relative to what similar calls say")
-    gemm: float | None = derived(doc="how many times faster matrix products run")
-    conv: float | None = derived(doc="how many times faster convolutions run")
-    attention: float | None = derived(doc="how many times faster attention runs")
+    gemm: float | None = derived(doc="how many times faster matrix products run", larger_is="faster")
+    conv: float | None = derived(doc="how many times faster convolutions run", larger_is="faster")
+    attention: float | None = derived(doc="how many times faster attention runs", larger_is="faster")
     elementwise: float | None = derived(doc="time of elementwise and other memory-bound work, relative")
     norm: float | None = derived(doc="time of batch normalisation, relative")
     casts: float | None = derived(unit="", doc="casts per matrix operator, forward and backward each")

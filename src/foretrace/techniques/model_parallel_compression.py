@@ -42,6 +42,7 @@ class ModelParallelCompression(Technique):
     name: ClassVar[str] = "model-parallel-compression"
     summary: ClassVar[str] = "activations compressed between workers that share a model, in the last half of its layers"
     source: ClassVar[str] = "Bian et al., Does Compressing Activations Help Model Parallel Training? (arXiv 2301.02654)"
+    effort: ClassVar[str] = "modules replaced; activations change"
     needs: ClassVar[str] = "tensor-parallel processes, a model of TransformerEncoderLayers"
 
     method: str = parameter(doc="how activations are compressed", choices=METHODS)

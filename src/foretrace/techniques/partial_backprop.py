@@ -39,6 +39,7 @@ class PartialBackprop(Technique):
     name: ClassVar[str] = "partial-backprop"
     summary: ClassVar[str] = "every worker back-propagates a share of the layers, gradients averaged by layer"
     source: ClassVar[str] = "SPB and JigSaw (DistributedML 2021, arXiv 2111.10672)"
+    effort: ClassVar[str] = "a loop of its own; convergence to check"
     needs: ClassVar[str] = "as many processes as workers, a model that is a chain of blocks"
 
     workers: int = parameter(doc="processes, each with a copy of the model and a batch of its own")

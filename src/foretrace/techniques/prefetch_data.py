@@ -44,6 +44,7 @@ class PrefetchData(Technique):
     across: ClassVar[Across] = "each"
     summary: ClassVar[str] = "data loader with worker processes: batches are prepared while the step computes"
     source: ClassVar[str] = "torch.utils.data.DataLoader (num_workers, prefetch_factor); DS-Analyzer (VLDB 2021)"
+    effort: ClassVar[str] = "one argument of the DataLoader; memory and cores for its workers"
 
     workers: int | None = parameter(
         None, doc=f"number of worker processes; by default one per core that is free, 1 to {MOST_WORKERS}"

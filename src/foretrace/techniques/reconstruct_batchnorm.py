@@ -40,6 +40,7 @@ class ReconstructBatchnorm(Technique):
     across: ClassVar[Across] = "each"
     summary: ClassVar[str] = "batch norm in fewer passes over the data, together with its ReLU"
     source: ClassVar[str] = "Jung et al. (MLSys 2019), section 3; Daydream (ATC 2020), section 5.1"
+    effort: ClassVar[str] = "modules replaced; sums in another order"
     needs: ClassVar[str] = "a processor, BatchNorm2d in float32"
 
     min_bytes: int = parameter(

@@ -42,6 +42,7 @@ class StructuredDropout(Technique):
     across: ClassVar[Across] = "each"
     summary: ClassVar[str] = "LSTM dropout of the same units for a whole batch: products shrink to the kept units"
     source: ClassVar[str] = "Sarma et al., Structured in Space, Randomized in Time, NeurIPS 2021, sections 3 and 4"
+    effort: ClassVar[str] = "modules replaced; dropout of other units, accuracy to check"
 
     p: float = parameter(0.5, doc="probability that a unit is dropped")
     connections: str = parameter(

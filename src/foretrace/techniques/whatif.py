@@ -207,8 +207,8 @@ def whatif(graph: TaskGraph, techniques: Sequence[Technique], *, level: float = 
         for each in graphs[-1].assumptions[len(graph.assumptions) :]
         if not each.flag
     ]
-    weighed += _company(before, latest)
-    weighed += _estimates(before, latest)
+    weighed += company(before, latest)
+    weighed += estimates(before, latest)
     return WhatIf(
         before=before,
         after=latest,
@@ -245,7 +245,7 @@ def _ends(graph: TaskGraph, techniques: Sequence[Technique], assumption: Assumpt
     return changed(assumption.low), changed(assumption.high)
 
 
-def _estimates(before: Timeline, after: Timeline) -> list[Weighed]:
+def estimates(before: Timeline, after: Timeline) -> list[Weighed]:
     """What was not recorded but estimated, before the change and after it."""
     was, now = ({each.source: each for each in timeline.shifts} for timeline in (before, after))
     found = []
@@ -262,7 +262,7 @@ def _estimates(before: Timeline, after: Timeline) -> list[Weighed]:
     return found
 
 
-def _company(before: Timeline, after: Timeline) -> list[Weighed]:
+def company(before: Timeline, after: Timeline) -> list[Weighed]:
     """Kernels that shared the device and no longer do, or the reverse: what their recorded time may be off by."""
     change = overlap_change(before, after)
     assumption = overlap_assumption(change)

@@ -1,0 +1,176 @@
+"""Advice: every technique tried, ranked and weighed as `whatif` does, the best put together, nothing passed over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from foretrace import flow
+from foretrace.graph.edit import scale
+from foretrace.graph.select import select
+from foretrace.graph.taskgraph import TaskGraph
+from foretrace.plan import advise as plan
+from foretrace.plan.advise import Advice, advise
+from foretrace.techniques.arguments import parse_all
+from foretrace.techniques.base import Technique
+from foretrace.techniques.registry import BUILT_IN, techniques
+from foretrace.techniques.whatif import whatif
+
+RECORDINGS = Path(__file__).parents[1] / "data"
+LARGE = "traces/hta/trace_diff_control.json.gz"
+ONE_STEP = "traces/triosim/h100_vgg13_kineto.json.gz"
+
+
+@pytest.fixture(scope="module")
+def cnn() -> TaskGraph:
+    return flow.read(RECORDINGS / "cnn.json.gz").graph().graph
+
+
+@pytest.fixture(scope="module")
+def exact(cnn: TaskGraph) -> Advice:
+    return advise(cnn, work=inf)
+
+
+def test_every_technique_is_accounted_for_once(exact: Advice) -> None:
+    tried = [each.name for each in (*exact.gains, *exact.hidden, *exact.slower)]
+    left = [each.name for each in (*exact.refused, *exact.asks) if " + " not in each.name]
+    assert not exact.failed
+    assert sorted([*tried, *left]) == sorted(name for name, kind in techniques().items() if kind.can_apply())
+
+
+def test_gains_are_what_whatif_says_and_most_first(cnn: TaskGraph, exact: Advice) -> None:
+    assert exact.gains
+    saved = [each.saved_s for each in exact.gains]
+    assert saved == sorted(saved, reverse=True)
+    for each in exact.gains:
+        found = whatif(cnn, each.techniques)
+        assert (each.after_s, each.interval_s) == (found.after_s, found.interval_s)
+
+
+def test_what_is_hidden_includes_no_change_and_what_is_shown_does_not(exact: Advice) -> None:
+    for each in exact.gains:
+        assert each.saved_range_s is not None
+        assert 0 < each.saved_range_s[0] <= each.saved_s <= each.saved_range_s[1]
+    for each in exact.hidden:
+        assert each.saved_range_s is None or each.saved_range_s[0] <= 0
+        assert each.saved_range_s is not None or each.saved_s == 0
+
+
+def test_the_best_are_predicted_together_and_not_summed(cnn: TaskGraph, exact: Advice) -> None:
+    assert exact.together is not None
+    assert 2 <= len(exact.together.techniques) <= plan.MOST
+    found = whatif(cnn, parse_all(map(str, exact.together.techniques)))
+    assert (exact.together.after_s, exact.together.interval_s) == (found.after_s, found.interval_s)
+    assert exact.together.saved_s > exact.gains[0].saved_s
+
+
+def test_a_range_found_all_at_once_holds_the_one_found_one_by_one(cnn: TaskGraph, exact: Advice) -> None:
+    _holds(exact, advise(cnn, work=0))
+
+
+def _holds(exact: Advice, quick: Advice) -> None:
+    wide = {each.name: each for each in (*quick.gains, *quick.hidden, quick.together) if each is not None}
+    compared = 0
+    for each in (*exact.gains, exact.together):
+        if each is None or each.name not in wide or wide[each.name].how != "all at once":
+            continue
+        low, high = wide[each.name].interval_s or (inf, -inf)
+        assert each.interval_s is not None
+        assert low <= each.interval_s[0]
+        assert high >= each.interval_s[1]
+        assert wide[each.name].after_s == each.after_s
+        compared += 1
+    assert compared > 1
+
+
+@pytest.mark.parametrize("name", ["cnn", "recommender"])
+def test_a_larger_value_does_to_the_step_what_the_field_says(name: str) -> None:
+    _directions_hold(flow.read(RECORDINGS / f"{name}.json.gz").graph().graph)
+
+
+def test_advice_on_a_large_recording_of_a_device(shared_data: Path) -> None:
+    found = advise(flow.read(shared_data / LARGE).graph().graph)
+    assert not found.failed
+    assert found.gains
+    assert all(each.interval_s is not None for each in found.gains)
+
+
+def test_advice_on_a_recording_of_a_device(shared_data: Path) -> None:
+    graph = flow.read(shared_data / ONE_STEP).graph().graph
+    found, again, exact = advise(graph), advise(graph), advise(graph, work=inf)
+    assert not found.failed
+    assert [(e.name, e.interval_s, e.how) for e in again.gains] == [(e.name, e.interval_s, e.how) for e in found.gains]
+    assert [e.name for e in found.gains] == [e.name for e in exact.gains]
+    _holds(exact, advise(graph, work=0))
+    _directions_hold(graph)
+
+
+def _directions_hold(graph: TaskGraph) -> None:
+    found = advise(graph, work=0)
+    checked = 0
+    for technique in [each.techniques[0] for each in (*found.gains, *found.hidden, *found.slower)]:
+        larger = {each.field: each.larger_is for each in technique.parameters()}
+        for each in whatif(graph, [technique]).assumptions:
+            if not each.assumption.flag:
+                continue
+            slower = each.at_high_s - each.at_low_s
+            if larger[each.assumption.flag] == "faster":
+                slower = -slower
+            assert slower >= -1e-3 * each.after_s, f"{technique}: {each}"
+            checked += 1
+    assert checked > 5
+
+
+def test_every_technique_that_can_be_applied_says_what_it_costs() -> None:
+    assert not [kind.name for kind in BUILT_IN if kind.can_apply() and not kind.effort]
+
+
+def test_a_broken_technique_is_named_and_costs_no_other_its_advice(
+    cnn: TaskGraph, exact: Advice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Broken(_Halves):
+        name: ClassVar[str] = "broken"
+
+        def change(self, graph: TaskGraph) -> TaskGraph:
+            raise IndexError("list index out of range")
+
+    _with(monkeypatch, Broken)
+    found = advise(cnn, work=inf)
+    assert [(each.name, each.why) for each in found.failed] == [("broken", "IndexError: list index out of range")]
+    assert [each.name for each in found.gains] == [each.name for each in exact.gains]
+
+
+def test_a_technique_of_another_package_is_tried_and_put_together(
+    cnn: TaskGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _with(monkeypatch, _Halves)
+    found = advise(cnn)
+    assert found.gains[0].name == "halves"
+    assert found.together is not None
+    assert "halves" in found.together.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Halves(Technique):
+    """Forward and backward pass in half the time."""
+
+    name: ClassVar[str] = "halves"
+    summary: ClassVar[str] = "half the time"
+    source: ClassVar[str] = "this test"
+
+    def change(self, graph: TaskGraph) -> TaskGraph:
+        return scale(graph, select(graph, phase=("forward", "backward")), 0.5, technique=self.name)
+
+    def realise(self, training: object) -> object:  # type: ignore[override]
+        return training
+
+
+def _with(monkeypatch: pytest.MonkeyPatch, kind: type[Technique]) -> None:
+    known: Callable[[], dict[str, type[Technique]]] = techniques
+    monkeypatch.setattr(plan, "techniques", lambda: {kind.name: kind, **known()})
