@@ -36,7 +36,7 @@ ROWS = 3000  # of a GPU, for a law
 COUNTS = (0, 10, 20, 50, 100)
 POOL, DRAWS = 600, 3  # candidates to be measured, and how many times they are drawn for scoring
 LEAST_SPREAD = 0.03
-ALONE = 0.2  # by what a parameter of one GPU's law may differ from where fitting starts; wider ones travel no better
+ALONE = 0.2  # by what a parameter of one family's law may differ from where fitting starts; wider ones travel no better
 FREE = 0.5  # by what a parameter may differ when the law of a GPU is reached from the shared one
 RESIDUALS, EVIDENCE = 2500, 150  # rows of a GPU for the trees, and for the marginal likelihood
 OUTLIER = 0.8  # residuals are cut there for both
@@ -94,17 +94,16 @@ class Laws:
             self.shared_[out], _ = fit_together(law.START | FOLLOW, [s.measured(sample(s)) for s in chosen], OWN)
         return self.shared_[out]
 
-    def own(self, name: str) -> dict[str, float]:
-        """The law of one GPU alone."""
-        if name not in self.own_:
-            system = self.systems[name]
-            alone = [system.measured(sample(system))]
-            self.own_[name], _ = fit_together(law.START | FOLLOW, alone, {}, spread=ALONE)
-        return self.own_[name]
+    def own(self, one: str) -> dict[str, float]:
+        """The law of one family alone: one each, or a family of many GPUs would outvote the others."""
+        if one not in self.own_:
+            alone = [each.measured(sample(each)) for each in self.systems.values() if family(each) == one]
+            self.own_[one], _ = fit_together(law.START | FOLLOW, alone, {}, spread=ALONE)
+        return self.own_[one]
 
     def all(self, out: Families) -> list[dict[str, float]]:
         """The shared one first."""
-        return [self.shared(out), *(self.own(name) for name in self.without(out))]
+        return [self.shared(out), *(self.own(one) for one in self.families(out))]
 
     def seen(self, name: str, out: Families, count: int) -> Seen:
         """Products of a GPU under the laws without its family and `out`."""

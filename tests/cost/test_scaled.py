@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foretrace.cost import reached
 from foretrace.cost.calls import Call, Calls, Family, Precision
+from foretrace.cost.reached import Kind
 from foretrace.cost.scaled import (
     CARRY,
     RANGES,
@@ -19,6 +21,7 @@ from foretrace.cost.scaled import (
     occupancy,
     rescale,
     share_of_bandwidth,
+    share_of_peak,
     start_s,
     typical_s,
     unaligned,
@@ -94,6 +97,69 @@ def test_products_with_odd_rows_are_slow_on_one_vendor_only() -> None:
     slow = float(nvidia[1])
     assert moved(odd, slow, "h100", "mi300x") == pytest.approx(moved(odd, 2 * slow, "h100", "mi300x"))
     assert moved(even, slow, "h100", "mi300x") < moved(even, 2 * slow, "h100", "mi300x")
+
+
+def test_products_of_unknown_size_are_not_taken_for_unaligned_ones() -> None:
+    blind = Call(family=Family.GEMM, precision=Precision.BF16)
+    assert not unaligned(one(blind)).any()
+    found = moved(blind, 1e-3, "h100", "mi300x")
+    rates = [device.bf16_tflops * share_of_peak(device, Precision.BF16) for device in (H100, MI300X)]
+    assert found == pytest.approx(start_s(MI300X) + (1e-3 - start_s(H100)) * rates[0] / rates[1])
+
+
+def softmax(width: float) -> Call:
+    size = 4096 * width
+    return Call(
+        family=Family.SOFTMAX, precision=Precision.BF16, m=4096, n=width, read_bytes=2 * size, written_bytes=2 * size
+    )
+
+
+def test_long_odd_rows_follow_numbers_per_cycle_where_both_generations_are_known() -> None:
+    body = 1e-2
+    rates = [reached.rate(Kind.ODD_ROWS, device) for device in (H100, MI300X)]
+    assert rates[0] is not None and rates[1] is not None
+    odd = moved(softmax(5185), start_s(H100) + body, "h100", "mi300x")
+    assert odd == pytest.approx(start_s(MI300X) + body * rates[0] / rates[1])
+    # rows of 16 bytes' pieces, and short ones, keep the common share of the bandwidth
+    shares = [device.memory_gb_s * share_of_bandwidth(device, Family.SOFTMAX) for device in (H100, MI300X)]
+    for width in (5184, 1001):
+        even = moved(softmax(width), start_s(H100) + body, "h100", "mi300x")
+        assert even == pytest.approx(start_s(MI300X) + body * shares[0] / shares[1])
+    # a generation that nobody recorded: bandwidths alone
+    blind = moved(softmax(5185), start_s(named("t4")) + body, "t4", "mi300x")
+    assert blind == pytest.approx(start_s(MI300X) + body * named("t4").memory_gb_s / MI300X.memory_gb_s)
+
+
+def test_wide_loads_are_elementwise_and_known_on_both_sides() -> None:
+    calls, seconds = Calls.from_rows([ADD, softmax(1024)]), np.array([1e-3, 1e-3])
+    plain = rescale(seconds, calls, H100, MI300X)
+    wide = rescale(seconds, calls, H100, MI300X, wide=np.array([True, True]))
+    assert wide[0] > plain[0] and wide[1] == plain[1]
+    known = [reached.rate(Kind.WIDE, device) for device in (H100, MI300X)]
+    assert known[0] is not None and known[1] is not None
+    assert wide[0] == pytest.approx(start_s(MI300X) + (1e-3 - start_s(H100)) * known[0] / known[1])
+    unknown = rescale(seconds, calls, V100, MI300X, wide=np.array([True, True]))
+    assert unknown.tolist() == rescale(seconds, calls, V100, MI300X).tolist()
+
+
+def test_figures_of_a_recording_can_be_left_out() -> None:
+    seen = {each.seen for each in reached.REACHED}
+    for name in seen:
+        rest = reached.without(name)
+        assert {each.seen for each in rest} == seen - {name}
+    assert reached.rate(Kind.ODD_ROWS, MI300X, ()) is None
+    two = [each for each in reached.REACHED if each.kind == Kind.ODD_PRODUCT and each.generation == "Hopper"]
+    mean = float(np.exp(np.mean(np.log([each.value for each in two]))))
+    assert reached.rate(Kind.ODD_PRODUCT, H100) == pytest.approx(mean * H100.memory_gb_s * 1e9)
+
+
+def test_small_products_take_to_start_what_they_do_in_training() -> None:
+    """Between vendors, whose products no table has; a large one hardly notices."""
+    tiny, huge = product(8, 512, 512), product(8192, 8192, 8192)
+    for device in (H100, MI300X):
+        there, table = (typical_s(Calls.from_rows([tiny, huge]), device, in_training=each) for each in (True, False))
+        assert 6e-6 < there[0] < 8e-6
+        assert there[1] == pytest.approx(table[1], rel=0.01)
 
 
 def test_a_last_wave_and_padding_leave_multiprocessors_idle() -> None:

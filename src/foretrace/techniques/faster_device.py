@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from foretrace.cost.model import CostModel
-from foretrace.cost.scaled import STEP_RANGES
+from foretrace.cost.scaled import step_range
 from foretrace.cost.standard import standard
 from foretrace.errors import ForetraceError
 from foretrace.graph import edit
@@ -18,7 +18,7 @@ from foretrace.graph.taskgraph import Change, TaskGraph
 from foretrace.hardware.devices import Device, named
 from foretrace.techniques.base import Across, Prior, Technique, derived, parameter, prior
 from foretrace.techniques.classes import MATRIX, classify
-from foretrace.techniques.other_device import Elsewhere, as_recorded, elsewhere, recorded_on
+from foretrace.techniques.other_device import Elsewhere, Sort, as_recorded, elsewhere, recorded_on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +43,8 @@ class FasterDevice(Technique):
     copy: float = parameter(1.0, doc="the same for copies over the bus", unit="×")
     products: float | None = derived(doc="with device=, time of products relative to the predicted one")
     kernels: float | None = derived(doc="with device=, time of all other kernels relative to the predicted one")
+    attention: float | None = derived(doc="the same of fused attention, where the devices' vendors differ")
+    strided: float | None = derived(doc="the same of kernels that move number by number, where the vendors differ")
     host: float | None = prior(
         1.0,
         0.85,
@@ -73,11 +75,17 @@ class FasterDevice(Technique):
         source, target = self._devices(graph)
         if source == target:
             return found
-        for field, kind, stated in (("products", "products", self.compute), ("kernels", "memory", self.memory)):
-            if stated is None and self.ratio is None:
-                low, high = STEP_RANGES[kind]
-                found[field] = Prior(value=1.0, low=low, high=high, unit="×", why=_WHY)
+        apart = tuple(_APART) if source.vendor != target.vendor else ()
+        for field in ("products", "kernels", *apart):
+            if self._stated(field) is None:
+                low, high = step_range(field, source, target)
+                found[field] = Prior(value=1.0, low=low, high=high, unit="×", why=_APART.get(field, (None, _WHY))[1])
         return found
+
+    def _stated(self, field: str) -> float | None:
+        """What the user said of the kernels of a field."""
+        given = self.compute if field in ("products", "attention") else self.memory
+        return given if given is not None else self.ratio
 
     def _by_ratio(self, graph: TaskGraph) -> TaskGraph:
         compute = self.compute if self.compute is not None else self.ratio
@@ -110,10 +118,12 @@ class FasterDevice(Technique):
         values = self.values(graph)
         recorded = graph.dur[found.rows] / 1e9
         seconds = found.seconds.copy()
-        for field, rows, stated in (
-            ("products", found.product, self.compute if self.compute is not None else self.ratio),
-            ("kernels", ~found.product, self.memory if self.memory is not None else self.ratio),
-        ):
+        fields = np.where(found.product, "products", "kernels").astype(object)
+        for field, (sort, _) in _APART.items():
+            if source.vendor != target.vendor:
+                fields[found.kind == sort] = field
+        for field in sorted(set(fields.tolist())):
+            rows, stated = fields == field, self._stated(field)
             if stated is not None:
                 seconds[rows] = recorded[rows] / stated
             else:
@@ -147,6 +157,11 @@ class FasterDevice(Technique):
 
 
 _WHY = "median of measured over scaled times from one GPU to another, over every two GPUs of public tables"
+#: Kernels whose range is their own between two vendors, and why.
+_APART = {
+    "attention": (Sort.ATTENTION, "the vendors' kernels are unlike: what two models showed on an H100 and an MI300X"),
+    "strided": (Sort.STRIDED, "no rule is known: what two models showed on an H100 and an MI300X"),
+}
 
 
 def _models() -> tuple[CostModel, ...]:
@@ -165,7 +180,7 @@ def _sources(found: Elsewhere, source: Device, target: Device) -> list[str]:
     if found.unaligned > 0.05 and source.vendor != target.vendor:
         lines.append(
             f"products with {found.unaligned:.0%} of the kernel time have rows that are no multiple of 16 bytes: what "
-            "they lose on NVIDIA is known from one recording, so this may be off by more than its interval"
+            "they lose is known from two recordings of an H100 and an MI300X, and from one of other GPUs of NVIDIA"
         )
     return lines
 

@@ -7,14 +7,16 @@ the learned one first, then `foretrace.cost.scaled`; what each of them said is k
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
 
 from foretrace.cost.calls import Call, Calls, Family, Precision, describe
 from foretrace.cost.model import CostModel
+from foretrace.cost.reached import REACHED, Reached
 from foretrace.cost.roofline import MATRIX
 from foretrace.cost.scaled import carried, rescale, unaligned
 from foretrace.errors import ForetraceError
@@ -32,16 +34,43 @@ _PRECISION = {classes.Precision.SINGLE: Precision.FP32, classes.Precision.TF32: 
 _SHORT = (Precision.FP16, Precision.BF16, Precision.FP8, Precision.INT8)
 
 
+class Sort(IntEnum):
+    """Kinds of kernels whose times on another device are off for reasons of their own."""
+
+    PRODUCTS = 0
+    ODD_PRODUCTS = 1  # rows that tensor cores of NVIDIA cannot load at once
+    UNSIZED = 2  # products whose sizes the recording does not tell
+    CONVOLUTIONS = 3
+    ATTENTION = 4
+    SOFTMAX = 5
+    NORM = 6
+    WIDE = 7  # elementwise, 16 bytes at once
+    STRIDED = 8  # elementwise and copies, number by number
+    MEMORY = 9  # all that is left
+
+
+PRODUCTS = (Sort.PRODUCTS, Sort.ODD_PRODUCTS, Sort.UNSIZED, Sort.CONVOLUTIONS, Sort.ATTENTION)
+_SORT = {
+    Family.CONV: Sort.CONVOLUTIONS, Family.ATTENTION: Sort.ATTENTION, Family.SOFTMAX: Sort.SOFTMAX,
+    Family.NORM: Sort.NORM,
+}  # fmt: skip
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Elsewhere:
     """Kernels of a graph on another device."""
 
     rows: Mask  # kernels, fills, and copies inside the device (n rows of the graph)
     seconds: Float64  # one per chosen row, in row order
-    product: Mask  # one per chosen row: products, convolutions, attention
+    kind: npt.NDArray[np.uint8]  # `Sort`, one per chosen row
     shares: dict[str, float]  # which model said so, by share of the recorded time
     guessed: float  # share of the recorded time of products whose sizes the recording does not tell
     unaligned: float  # share of products whose rows tensor cores of NVIDIA cannot load at once
+
+    @property
+    def product(self) -> Mask:
+        """Products, convolutions, attention: one per chosen row."""
+        return np.isin(self.kind, PRODUCTS)
 
 
 def recorded_on(graph: TaskGraph) -> Device | None:
@@ -55,11 +84,18 @@ def as_recorded(device: Device) -> str:
     return device.patterns[0].replace("*", "") if device.patterns else device.name
 
 
-def elsewhere(graph: TaskGraph, source: Device, target: Device, models: Iterable[CostModel] = ()) -> Elsewhere:
+def elsewhere(
+    graph: TaskGraph,
+    source: Device,
+    target: Device,
+    models: Iterable[CostModel] = (),
+    table: Sequence[Reached] = REACHED,
+) -> Elsewhere:
     """Seconds of every kernel of `graph` on `target`, recorded on `source`.
 
     `models` are asked in their order before `scaled` is: a model counts where it can speak of a call on both devices,
-    and between devices of one vendor only, as the learned ones have seen no other.
+    and between devices of one vendor only, as the learned ones have seen no other. `table` is what `scaled` takes
+    kernels of some kinds to reach.
     Raises ForetraceError where the catalog lacks the rate that a kernel needs.
     """
     inside = select(graph, kind="copy") & select(graph, name=("*DtoD*", "*DeviceToDevice*"))
@@ -67,7 +103,8 @@ def elsewhere(graph: TaskGraph, source: Device, target: Device, models: Iterable
     rows = np.flatnonzero(mask)
     seconds = graph.dur[rows] / 1e9
     calls, which = _calls(graph, rows)
-    found = rescale(seconds, calls, source, target)
+    wide = _wide(graph, rows)
+    found = rescale(seconds, calls, source, target, wide=wide, table=table)
     product = np.isin(calls.family, MATRIX)
     known = product & (calls.flops > 0)
     left = np.flatnonzero(known)
@@ -96,11 +133,31 @@ def elsewhere(graph: TaskGraph, source: Device, target: Device, models: Iterable
     return Elsewhere(
         rows=mask,
         seconds=found,
-        product=product,
         shares={name: share for name, share in shares.items() if share > 1e-9},
+        kind=_kinds(graph, rows, calls, wide),
         guessed=float(seconds[product & ~known].sum()) / total,
         unaligned=float(seconds[known & unaligned(calls)].sum()) / total,
     )
+
+
+def _wide(graph: TaskGraph, rows: npt.NDArray[np.int64]) -> Mask:
+    """Kernels that load 16 bytes at once, as PyTorch names them."""
+    return np.array(["vectorized_elementwise" in name for name in graph.names], np.bool_)[graph.name[rows]]
+
+
+def _kinds(graph: TaskGraph, rows: npt.NDArray[np.int64], calls: Calls, wide: Mask) -> npt.NDArray[np.uint8]:
+    """`Sort` of each of these rows."""
+    found = np.full(len(rows), Sort.MEMORY, np.uint8)
+    found[np.isin(calls.family, (Family.GEMM, Family.RECURRENT))] = Sort.PRODUCTS
+    found[np.isin(calls.family, MATRIX) & (calls.flops <= 0)] = Sort.UNSIZED
+    found[unaligned(calls)] = Sort.ODD_PRODUCTS
+    for family, sort in _SORT.items():
+        found[calls.family == family] = sort
+    loose = np.array(["elementwise" in name for name in graph.names], np.bool_)[graph.name[rows]] & ~wide
+    simple = np.isin(calls.family, (Family.ELEMENTWISE, Family.MOVE))
+    found[simple & wide] = Sort.WIDE
+    found[simple & loose] = Sort.STRIDED
+    return found
 
 
 def _calls(graph: TaskGraph, rows: npt.NDArray[np.int64]) -> tuple[Calls, npt.NDArray[np.int64]]:

@@ -6,9 +6,9 @@
     model.few_shot(device, m, n, k, seconds)     # a model that knows what they took
 
 For a GPU that was measured in full (`model.known`) the law is fitted to it and two small nets correct what it leaves.
-For any other the median of several laws counts: the one that all measured GPUs share and each one's own, with the data
-sheet of the new GPU put in; a few measurements move it by a Gaussian process (`gemm16_shift`). Ranges come from leaving
-families of GPUs out (unknown GPUs) or shapes out (known ones), never from the spread of several nets.
+For any other the median of several laws counts: the one that all measured GPUs share and each family's own, with the
+data sheet of the new GPU put in; a few measurements move it by a Gaussian process (`gemm16_shift`). Ranges come from
+leaving families of GPUs out (unknown GPUs) or shapes out (known ones), never from the spread of several nets.
 `benchmarks/train_gemm16.py` makes the weights.
 """
 
@@ -82,7 +82,7 @@ class Gemm16(CostModel):
 
     name: str = "learned"
     theta: Mapping[str, float]  # the law that all measured GPUs share
-    laws: tuple[Mapping[str, float], ...]  # and each one's own
+    laws: tuple[Mapping[str, float], ...]  # and that of each of their families
     belief: Belief  # what a measured product says of others
     pool: NDArray[np.int64]  # [products, 3]: m, n, k of those that may be chosen to be measured
     low: Floats  # [numbers of measurements x parts]: factors of the 80 % range on a GPU that was not measured in full

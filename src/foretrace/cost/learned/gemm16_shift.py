@@ -1,12 +1,12 @@
 """What a few products measured on a new GPU say of all others there: one Gaussian process on log(measured / expected).
 
 A GPU that nobody measured is expected to take the median of what several laws of `gemm16_law` say with its data sheet
-put in: the one that all measured GPUs share, and the one of each. A measured product moves the others as far as they
-are alike, which the covariance says (`Belief`). It is a sum of
+put in: the one that all measured GPUs share, and the one of each family. A measured product moves the others as far as
+they are alike, which the covariance says (`Belief`). It is a sum of
 
 - what moving the law's parameters would do, each by about as much as GPUs were found to differ in it;
 - smooth functions of sizes, expected time and waves (squared exponentials of one, two or three of them);
-- the deviations of the measured GPUs' laws from their median: a new GPU may be like one of them (an embedding of it);
+- the deviations of the families' laws from their median: a new GPU may be like one of them (an embedding of it);
 - how many of the cuts that trees made of other GPUs' residuals two products share (which kernels are picked alike).
 
 Amplitudes, lengths and noise maximise the marginal likelihood on GPUs that the laws had not seen
@@ -52,7 +52,7 @@ class Places:
     """Where products stand for the covariance (n rows each)."""
 
     at: Floats  # [n, 5] coordinates
-    like: Floats  # [n, laws of single GPUs]: their deviation from the expected time
+    like: Floats  # [n, laws of families]: their deviation from the expected time
     leaf: Bytes  # [n, trees]
 
     def take(self, rows: NDArray[Any]) -> Places:
