@@ -1,4 +1,4 @@
-# make demo | test | lint | bench      needs Python 3.11-3.14 (PYTHON=...) and nothing else
+# make demo | test | lint | bench | fuzz      needs Python 3.11-3.14 (PYTHON=...) and nothing else
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 PACKAGE = pyproject.toml constraints.txt
 DEMO := demo-out
 
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint bench fuzz clean
 help:
 	@grep -E '^# make' Makefile | cut -c 3-
 
@@ -56,6 +56,10 @@ bench: $(VENV)/peers.stamp
 	$(BIN)/python benchmarks/run.py --hta-python $(VENV)/peers/bin/python
 	-$(BIN)/python benchmarks/verify_zoo.py
 	$(BIN)/python benchmarks/accuracy.py
+
+# Damaged files for every reader, for a minute; see benchmarks/fuzz.py --help (ARGS="--inputs 100000 --seed 7").
+fuzz: $(VENV)/dev.stamp
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/fuzz.py $(if $(ARGS),$(ARGS),--seconds 60)
 
 clean:
 	rm -rf $(VENV) $(DEMO)

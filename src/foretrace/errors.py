@@ -6,9 +6,17 @@ our bug and keeps its traceback.
 
 from __future__ import annotations
 
+from foretrace.plaintext import sentence
+
 
 class ForetraceError(Exception):
-    """A mistake in the input: the message is one sentence with the file or argument, the place and the mend."""
+    """A mistake in the input: the message is one sentence with the file or argument, the place and the mend.
+
+    What others wrote may stand in it: it is shown on one line, without what a terminal would obey, and not without end.
+    """
+
+    def __str__(self) -> str:
+        return sentence(super().__str__())
 
 
 class TraceError(ForetraceError):

@@ -98,7 +98,7 @@ def test_a_space_of_networks(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     (["resnet50", "--space", "nas-bench-201"], "one of the two"),
     (["--space", "darts"], "no space 'darts'"),
     (["--space", "nas-bench-201"], "HayeonLee/HELP"),
-    (["--space", "nas-bench-201", "--archs", "no.csv", "--latencies", "no.csv"], "no.csv does not exist"),
+    (["--space", "nas-bench-201", "--archs", "no.csv", "--latencies", "no.csv"], "no.csv, which does not exist"),
     (["resnet50", "--device", "abacus"], "abacus"),
 ])  # fmt: skip
 def test_mistakes_are_one_line(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

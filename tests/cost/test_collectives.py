@@ -493,7 +493,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ForetraceError, match="cannot read"):
         read(tmp_path)
     (tmp_path / "cut.gz").write_bytes(gzip.compress(b"size(B),time(us)\n" * 100)[:20])
-    with pytest.raises(ForetraceError, match="cut gzip"):
+    with pytest.raises(ForetraceError, match="damaged gzip"):
         read(tmp_path / "cut.gz")
     (tmp_path / "x.csv").write_bytes(b"\xff\xfe\x00\x01")
     with pytest.raises(ForetraceError, match="neither text"):

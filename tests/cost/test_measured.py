@@ -125,7 +125,7 @@ def test_a_wrong_table_is_one_sentence(tmp_path: Path, text: str, says: str) -> 
     with pytest.raises(ForetraceError, match=says) as caught:
         Measured.from_table(table(tmp_path, text))
     assert "\n" not in str(caught.value)
-    with pytest.raises(ForetraceError, match="cannot be read"):
+    with pytest.raises(ForetraceError, match="does not exist"):
         Measured.from_table(tmp_path / "absent.csv")
 
 

@@ -91,7 +91,7 @@ def test_unknown_models_and_pairs_are_named(small: ThroughputTable) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("{", "is no JSON"),
+        ("{", "is not JSON"),
         ("[]", "no table of speeds"),
         ("{}", "no GPU type"),
         ('{"v100": {"(\'A\', 1)": {"null": -1}}}', "no speed"),
@@ -113,7 +113,7 @@ def test_cut_off_and_missing_files(tmp_path: Path) -> None:
     path = tmp_path / "cut.json.gz"
     path.write_bytes(gzip.compress(json.dumps(SMALL).encode())[:-20])
     for bad in (path, tmp_path / "none.json"):
-        with pytest.raises(ForetraceError, match="cannot be read"):
+        with pytest.raises(ForetraceError, match=r"damaged gzip|does not exist"):
             ThroughputTable.read(bad)
 
 

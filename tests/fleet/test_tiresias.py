@@ -181,7 +181,7 @@ def test_a_job_that_never_fits_is_named_and_blocks_fifo() -> None:
         ("fifo", "1x1x4", {"scheme": "spread"}, "scheme=spread.*count, yarn"),
         ("fifo", "1x1x4", {"lease": "3"}, "no option 'lease'"),
         ("dlas-gpu-gittins", "1x1x4", {}, "samples=FILE"),
-        ("dlas-gpu-gittins", "1x1x4", {"samples": "/no/such.csv"}, "two or more whole seconds"),
+        ("dlas-gpu-gittins", "1x1x4", {"samples": "/no/such.csv"}, "does not exist"),
         ("dlas-gpu", "1x1x4000", {}, "more than the first queue's limit"),
     ],
 )

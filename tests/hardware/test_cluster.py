@@ -105,8 +105,8 @@ def test_a_mesh_of_switches_is_taken_where_it_is_declared() -> None:
     [
         ("", "describes no cluster"),
         ("- 1", "describes no cluster"),
-        ("[1", "no YAML"),
-        ("when: 2001-99-99", "no YAML that can be read"),
+        ("[1", "not YAML"),
+        ("when: 2001-99-99", "not YAML"),
         ("nodes: 0\nper_node: 1", "nodes is 0"),
         ("nodes: -2", "nodes is -2"),
         ("nodes: 2.5", "nodes is 2.5"),

@@ -111,7 +111,7 @@ def test_a_wrong_table_is_named_with_its_line(tmp_path: Path, text: str, complai
 
 
 def test_a_table_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ForetraceError, match="cannot be read"):
+    with pytest.raises(ForetraceError, match="does not exist"):
         instances(tmp_path / "missing.csv")
     (tmp_path / "odd.csv").write_text(
         "name,device,devices,vcpus,memory_gb,network_gbit_s,price_per_h\na,Z9,1,4,16,25,1\n"

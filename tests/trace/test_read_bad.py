@@ -286,7 +286,7 @@ def test_salvage_of_a_set_keeps_its_good_files(tmp_path: Path) -> None:
 
 
 def test_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foretrace.trace.stream.EXPANSION_FREE", 1 << 20)
+    monkeypatch.setattr("foretrace.reading.FREE", 1 << 20)
     monkeypatch.setattr("foretrace.trace.kineto.MAX_METADATA", 4 << 20)
     monkeypatch.setattr("foretrace.trace.kineto.MAX_EVENT", 4 << 20)
     flood = b'{"traceEvents": [' + b"{}," * 2_000_000 + b"{}]}"

@@ -9,13 +9,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import typer
 
+from foretrace.cli import streams
 from foretrace.cli.waiting import sign_of_life
 from foretrace.errors import ForetraceError
+from foretrace.plaintext import visible
+from foretrace.reading import ALLOW_LARGE
 
 BUG = (
     "foretrace: this is a bug in foretrace {version}, not a mistake of yours. Please report it with the lines above, "
@@ -125,13 +128,31 @@ def application() -> typer.Typer:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code; never raises for a mistake of the user."""
+    with streams.guarded():
+        try:
+            code = _run(arguments)
+            sys.stdout.flush()
+        except BrokenPipeError:  # the reader of our output has seen enough (`| head`)
+            streams.give_up()
+            return 0
+        except streams.OutputError as error:
+            streams.give_up()
+            return _complain(str(error))
+        return code
+
+
+def _run(arguments: Sequence[str]) -> int:
     command = typer.main.get_command(application())
+    _allow_large(command)
+    kept = os.environ.get(ALLOW_LARGE)
     name = arguments[0] if arguments else ""
     # What these start writes to the same terminal, unheard by us.
     speaks = nullcontext() if name in ("record", "calibrate") else sign_of_life(name)
     try:
         with speaks:
             code = command.main(args=list(arguments), prog_name="foretrace", standalone_mode=False)
+    except (BrokenPipeError, streams.OutputError):
+        raise
     except ForetraceError as error:
         return _complain(str(error))
     except typer.Abort as error:
@@ -139,12 +160,38 @@ def run(arguments: Sequence[str]) -> int:
         return _bug() if isinstance(error.__cause__, EOFError) else 130
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader of our output has seen enough (`| head`)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except Exception as error:
         return _complain(_usage(error)) if isinstance(error, _USAGE_ERROR) else _bug()
+    finally:
+        if kept is None:
+            os.environ.pop(ALLOW_LARGE, None)
     return code if isinstance(code, int) else 0
+
+
+def _allow_large(command: Any) -> None:
+    """Give --allow-large to every command: whatever it reads, it reads within the same limits."""
+
+    def allow(value: bool) -> bool:
+        if value:  # workers that read for this process inherit it
+            os.environ[ALLOW_LARGE] = "1"
+        return value
+
+    words = "Read files that unpack to more than 400 times their size, or to more than fits their kind."
+    one = typer.Typer()
+
+    @one.command()
+    def any_command(allow_large: bool = typer.Option(False, "--allow-large", callback=allow, help=words)) -> None:
+        """Never called: the option is what is wanted of it."""
+
+    option: Any = next(each for each in typer.main.get_command(one).params if each.name == "allow_large")
+    option.expose_value = False
+    waiting = [command]
+    while waiting:
+        each = waiting.pop()
+        inner = list(getattr(each, "commands", {}).values())
+        waiting += inner
+        if not inner:
+            each.params.append(option)
 
 
 def _bug() -> int:
@@ -165,5 +212,6 @@ def _usage(error: Any) -> str:
 
 def _complain(message: str, *, code: int = 2, prefix: str = "foretrace: ") -> int:
     """Print one line on standard error and return the exit code."""
-    print(prefix + " ".join(message.split()), file=sys.stderr)
+    with suppress(OSError):  # standard error may be as full as the disk
+        print(prefix + visible(" ".join(message.split())), file=sys.stderr)
     return code

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foretrace.errors import ForetraceError
+from foretrace.plaintext import visible
 
 if TYPE_CHECKING:
     from foretrace.flow import Run, Scenario
@@ -230,7 +231,7 @@ def wrote(*files: Path | None, quiet: bool = False) -> None:
 
 def say(line: str) -> None:
     """One line on standard error, beside the answer."""
-    print(f"foretrace: {line}", file=sys.stderr)
+    print(f"foretrace: {visible(line)}", file=sys.stderr)
 
 
 @contextmanager

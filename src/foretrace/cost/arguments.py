@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from foretrace.cost.operator import CHANNELS_LAST, FLOATS, Operator
 from foretrace.errors import ForetraceError
+from foretrace.plaintext import whole_number
 
 if TYPE_CHECKING:
     import torch
@@ -196,7 +197,7 @@ def _fits(kind: str, dims: Any, found: str, concrete: str) -> float:
         if kind == "bool":
             return 1.0 if concrete in ("True", "False", "") else 0.0
         if kind == "int":
-            return 0.9 if concrete.lstrip("-").isdigit() or not concrete else 0.0
+            return 0.9 if whole_number(concrete) is not None or not concrete else 0.0
         return 0.9
     if found in _DTYPES:
         return 1.0 if kind == "Tensor" else 0.5 if kind in ("number", "float", "int") and dims == [] else 0.0
@@ -303,7 +304,7 @@ class Values:
 
     def _number(self, i: int) -> int | None:
         text = self.concrete[i] if i < len(self.concrete) else ""
-        return int(text) if text.lstrip("-").isdigit() else None
+        return whole_number(text)
 
     def _plain(self, i: int, argument: Any, kind: str) -> Any:
         """The value of an argument that is no tensor."""

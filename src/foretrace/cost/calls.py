@@ -151,7 +151,7 @@ def describe(op: str, text: str, outputs: Sequence[Sequence[int]] | None = None)
     try:
         shapes = decode_shapes(text)
         tensors = [(dims, size) for dims, size in work.tensors(shapes) if dims]
-    except (msgspec.DecodeError, ValueError, TypeError):
+    except (msgspec.DecodeError, ValueError, TypeError, RecursionError):
         shapes, tensors = None, []
     family = family_of(op)
     if shapes is None or not tensors:

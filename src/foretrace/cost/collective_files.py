@@ -14,16 +14,16 @@ All of them may be compressed (gzip).
 from __future__ import annotations
 
 import csv
-import gzip
 import re
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from math import isclose
+from math import isclose, isfinite
 from pathlib import Path
 
+from foretrace import reading
 from foretrace.cost.collective_table import CollectiveTable, Series, decode, series_of, table_of
 from foretrace.cost.network import CollectiveKind, bus_share
 from foretrace.errors import ForetraceError
+from foretrace.plaintext import whole_number
 
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 _BYTES = {"b": 1.0, "kb": 2.0**10, "mb": 2.0**20, "gb": 2.0**30}
@@ -86,13 +86,7 @@ def read(path: Path, *, workers: int = 0, per_node: int = 0, kind: str = "") -> 
 
 
 def _bytes(path: Path) -> bytes:
-    try:
-        data = path.read_bytes()
-        return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
-    except OSError as error:
-        raise ForetraceError(f"cannot read {path} ({error.strerror or error}).") from None
-    except (EOFError, zlib.error):
-        raise ForetraceError(f"{path} is a cut gzip file; copy it again.") from None
+    return reading.read_bytes(path, mend="give JSON, CSV or the output of nccl-tests")
 
 
 def _is_title(line: str) -> bool:
@@ -256,22 +250,29 @@ def _log_row(words: Sequence[str]) -> tuple[float, float, float, str, str] | Non
 
     Columns: size, count, type, [redop], [root], time (us), algbw, busbw, ...: the three come first after the words.
     """
-    if len(words) < 6 or not words[0].isdecimal() or not words[1].isdecimal() or words[2].replace(".", "").isdecimal():
+    if len(words) < 6 or None in map(whole_number, words[:2]) or words[2].replace(".", "").isdecimal():
         return None
     at = 3
     redop, root = "", ""
     if not _is_number(words[at]):
         redop, at = words[at], at + 1
-    if _is_number(words[at]) and "." not in words[at] and len(words) > at + 3 and int(float(words[at])) <= 1 << 20:
+    if _is_number(words[at]) and "." not in words[at] and len(words) > at + 3 and _is_root(words[at]):
         whole = [word for word in words[at : at + 4] if "." not in word]
         if words[at].startswith("-") or (len(whole) == 1 and "." in words[at + 1]):
             root, at = words[at], at + 1
     if len(words) < at + 3 or not all(_is_number(word) for word in words[at : at + 3]):
         return None
     time_us, algbw, busbw = (float(word) for word in words[at : at + 3])
-    if not int(words[0]) or not time_us > 0:
+    if not float(words[0]) or time_us <= 0:
         return None
-    return float(words[0]), time_us * 1e-6, busbw / algbw if algbw > 1.0 else 0.0, redop, root
+    ratio = busbw / algbw if algbw > 1.0 and isfinite(busbw / algbw) else 0.0
+    return float(words[0]), time_us * 1e-6, ratio, redop, root  # series_of refuses a time that is not finite
+
+
+def _is_root(word: str) -> bool:
+    """A rank, or −1 for none."""
+    root = whole_number(word)
+    return root is not None and root <= 1 << 20
 
 
 def _is_number(word: str) -> bool:

@@ -128,7 +128,7 @@ def decode(data: bytes, where: str) -> CollectiveTable:
     """A table from the bytes of a file that `save` wrote. Raises ForetraceError with the place that is wrong."""
     try:
         file = msgspec.json.decode(data, type=_File)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ForetraceError(
             f"{where} is no table of collectives ({error}); make one with foretrace calibrate network."
         ) from None

@@ -341,7 +341,8 @@ def _line(sizes: Floats, times: Floats) -> Line:
 
 def _weighted(sizes: Floats, times: Floats, weights: Floats) -> tuple[float, float]:
     scale = float(sizes[-1])
-    one, two = 1 / times, sizes / scale / times
+    floor = float(np.finfo(np.float64).tiny) ** 0.25
+    one, two = 1 / times, np.maximum(sizes / scale, floor) / times  # squares of what is smaller would be 0
     pp, pq, qq = (float(np.sum(weights * a * b)) for a, b in ((one, one), (one, two), (two, two)))
     p, q = float(np.sum(weights * one)), float(np.sum(weights * two))
     both = pp * qq - pq * pq

@@ -16,8 +16,7 @@ A call that the table names twice on a device takes the mean. Several sources: `
 from __future__ import annotations
 
 import csv
-import gzip
-import zlib
+import io
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from foretrace import reading
 from foretrace.cost.calibration import Calibration
 from foretrace.cost.calls import Calls, Family, Precision
 from foretrace.cost.model import CostModel, Prediction
@@ -111,25 +111,24 @@ class Measured(CostModel):
         by_name: dict[str, dict[Named, list[float]]] = defaultdict(lambda: defaultdict(list))
         by_size: dict[str, dict[Sized, list[float]]] = defaultdict(lambda: defaultdict(list))
         lines = 0
+        text = reading.read_text(source, mend="give a table of times")
         try:
-            opened = gzip.open if source.suffix == ".gz" else open
-            with opened(source, "rt", encoding="utf-8", newline="") as file:
-                rows = csv.DictReader(file)
-                header = set(rows.fieldnames or ())
-                unit = _check(header, source)
-                calls = {"op", "text"} <= header
-                for row in rows:
-                    where = f"{source} line {rows.line_num}"
-                    device = _known(row["device"] or "", where).name
-                    seconds = _number(row, unit, where) * _UNITS[unit]
-                    if seconds <= 0:
-                        raise ForetraceError(f"{where}: a call cannot take {row[unit]} {unit}; drop the line.")
-                    if calls and row["op"]:
-                        by_name[device][row["op"], row["text"] or ""].append(seconds)
-                    else:
-                        by_size[device][_sizes(row, where)].append(seconds)
-                    lines += 1
-        except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
+            rows = csv.DictReader(io.StringIO(text, newline=""))
+            header = set(rows.fieldnames or ())
+            unit = _check(header, source)
+            calls = {"op", "text"} <= header
+            for row in rows:
+                where = f"{source} line {rows.line_num}"
+                device = _known(row["device"] or "", where).name
+                seconds = _number(row, unit, where) * _UNITS[unit]
+                if seconds <= 0:
+                    raise ForetraceError(f"{where}: a call cannot take {row[unit]} {unit}; drop the line.")
+                if calls and row["op"]:
+                    by_name[device][row["op"], row["text"] or ""].append(seconds)
+                else:
+                    by_size[device][_sizes(row, where)].append(seconds)
+                lines += 1
+        except csv.Error as error:
             raise ForetraceError(f"{source} cannot be read as a table of times ({error}); copy it again.") from None
         if not lines:
             raise ForetraceError(f"{source} has a header and no times; give it at least one line.")

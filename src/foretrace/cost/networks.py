@@ -7,6 +7,7 @@ from pathlib import Path
 from foretrace.cost.network import LinkNetwork, Network
 from foretrace.errors import ForetraceError
 from foretrace.hardware.cluster import Cluster, parse_link
+from foretrace.plaintext import whole_number
 
 _CLUSTERS = (".yaml", ".yml")
 # Rates of the catalog are reached to 70 - 90 %; latency per step depends on protocol and size (LL a fifth of Simple).
@@ -78,10 +79,12 @@ def _none_left(options: dict[str, str], text: str) -> None:
 
 def whole(options: dict[str, str], key: str, default: int) -> int:
     """An option that is a whole number above 0. Raises ForetraceError."""
-    text = options.pop(key, str(default))
-    if not text.isdecimal() or (int(text) < 1 and text != str(default)):
+    if key not in options:
+        return default
+    number = whole_number(text := options.pop(key))
+    if number is None or number < 1:
         raise ForetraceError(f"{key}={text} is no whole number above 0.")
-    return int(text)
+    return number
 
 
 def none_else(options: dict[str, str], where: str, allowed: str) -> None:

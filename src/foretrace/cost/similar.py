@@ -191,7 +191,7 @@ class Similar:
             operator = Operator(name, text)
             try:
                 dims, types = operator.dims, operator.types
-            except (msgspec.DecodeError, ValueError, TypeError):
+            except (msgspec.DecodeError, ValueError, TypeError, RecursionError):
                 continue  # a call that describes its inputs in another way
             same_sizes[name, _text(dims)].append(operator)
             same_types[name, _text([types, operator.layout]), _text([_rank(each) for each in dims])].append(operator)

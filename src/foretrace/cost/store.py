@@ -49,7 +49,7 @@ def load(machine: Mapping[str, Any]) -> dict[str, float]:
         raise ForetraceError(f"cannot read the calibration {path} ({error.strerror or error}).") from None
     try:
         found = msgspec.json.decode(data, type=_File)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ForetraceError(
             f"{path} is no calibration ({error}); delete it and run foretrace calibrate device again."
         ) from None

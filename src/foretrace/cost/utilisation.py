@@ -17,6 +17,7 @@ from foretrace.cost.calls import Calls, Family, Precision
 from foretrace.cost.roofline import MATRIX, peak_flops
 from foretrace.errors import ForetraceError
 from foretrace.hardware.devices import Device
+from foretrace.plaintext import whole_number
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
@@ -68,13 +69,14 @@ def column(name: str) -> tuple[Peaks, int]:
     Raises ForetraceError for devices that are not known here.
     """
     device, _, batch = name.rpartition("_")
-    if not batch.isdigit() or not device:
-        device, batch = name, "1"
+    size = whole_number(batch)
+    if size is None or not device:
+        device, size = name, 1
     if device not in _MEASURED_ON:
         raise ForetraceError(
             f"column {name!r} names no known device; columns are {', '.join(_MEASURED_ON)} and _batch."
         )
-    return _MEASURED_ON[device], int(batch)
+    return _MEASURED_ON[device], size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from foretrace.cost.calls import Calls, Family, Precision
 from foretrace.graph import work
+from foretrace.plaintext import whole_number
 from foretrace.trace.trace import Shapes, decode_shapes
 
 Float64 = npt.NDArray[np.float64]
@@ -120,7 +121,7 @@ def _looked_up(row: Float64, base: str, said: _Said, written: float) -> str:
         words = said.concrete[at] if len(said.concrete) > at else ""
         sparse = base == "_embedding_bag_backward" and "True" in said.concrete[9:10]
         nbytes = 4.0 * prod(said.tensors[0])
-        nbytes += 4.0 * int(words) * said.tensors[0][-1] if words.isdigit() and not sparse else 0.0
+        nbytes += 4.0 * (whole_number(words) or 0) * said.tensors[0][-1] if not sparse else 0.0
         row[_AT["near"]], row[_AT["stream"]], row[_AT["far"]] = nbytes, max(nbytes - NEAR_BYTES, 0.0), nbytes
         row[_AT["elements"]] = float(prod(said.tensors[0]))
         return "embedding_dense_backward"
@@ -189,7 +190,7 @@ def _reduced(base: str, said: _Said, largest: float) -> tuple[str, float]:
     """Whether the last dimension goes (rows are summed) or stays (columns are); and the number of sums."""
     x = said.tensors[0] if said.tensors else [int(largest)]
     named = said.concrete[1].strip("[]").split(",") if len(said.concrete) > 1 else []
-    axes = [int(each) % len(x) for each in named if each.strip().lstrip("-").isdigit()]
+    axes = [axis % len(x) for each in named if (axis := whole_number(each)) is not None]
     if not axes or base.startswith(("nll", "linalg", "dot", "isfinite")):
         return base, float(x[0] if base.startswith("nll") else 1)
     kept = prod(each for i, each in enumerate(x) if i not in axes)
@@ -212,7 +213,7 @@ def _said(text: str) -> _Said:
         return _Said([], [], [], 0)
     try:
         shapes: Shapes = decode_shapes(text)
-    except (msgspec.DecodeError, ValueError, TypeError):
+    except (msgspec.DecodeError, ValueError, TypeError, RecursionError):
         return _Said([], [], [], 0)
     kinds = [
         (dims, kind)

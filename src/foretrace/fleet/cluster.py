@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from foretrace import reading
 from foretrace.errors import ForetraceError
 from foretrace.fleet.workload import Int64
 
@@ -217,14 +218,7 @@ def load_cluster(path: Path) -> ClusterTree:
     """From YAML: `levels` (outermost first), `units` (a list of parts, each `count` per level, `gpus`, `type`),
     `gbit_s` by level name, `quotas` by tenant. Raises ForetraceError naming the key that cannot be read.
     """
-    import yaml
-
-    try:
-        said: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ForetraceError(f"cannot read {path} ({error.strerror or error}); name a file that exists.") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ForetraceError(f"{path} is not YAML ({str(error).splitlines()[0]}); mend it.") from None
+    said: Any = reading.parse_yaml(reading.read_text(path), str(path))
     help_ = "write levels: [rack, node], units: [{count: [2, 4], gpus: 8, type: v100}]"
     if not isinstance(said, dict) or not isinstance(said.get("units"), list) or not said["units"]:
         raise ForetraceError(f"{path} describes no cluster; {help_}.")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from importlib.resources import files
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from foretrace import reading
 from foretrace.errors import ForetraceError
 
 
@@ -28,17 +28,12 @@ class Profile:
 def load_profiles(path: Path | None = None) -> tuple[Profile, ...]:
     """Profiles from JSON, those that come with foretrace by default. Raises ForetraceError naming entry and key."""
     where = "model_profiles.json" if path is None else str(path)
-    try:
-        text = (
-            files("foretrace.fleet").joinpath("model_profiles.json").read_text(encoding="utf-8")
-            if path is None
-            else path.read_text(encoding="utf-8")
-        )
-        said: Any = json.loads(text)
-    except OSError as error:
-        raise ForetraceError(f"cannot read {where} ({error.strerror or error}); name a file that exists.") from None
-    except (UnicodeDecodeError, ValueError) as error:
-        raise ForetraceError(f"{where} is not JSON ({error}); mend it.") from None
+    text = (
+        files("foretrace.fleet").joinpath("model_profiles.json").read_text(encoding="utf-8")
+        if path is None
+        else reading.read_text(path)
+    )
+    said: Any = reading.parse_json(text, where)
     rows = said.get("profiles") if isinstance(said, dict) else None
     if not isinstance(rows, list) or not rows:
         raise ForetraceError(f'{where} holds no profiles; write {{"profiles": [{{"name": ..., "compute_ms": ...}}]}}.')

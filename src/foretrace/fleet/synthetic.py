@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from foretrace import reading
 from foretrace.errors import ForetraceError
 from foretrace.files import write_bytes
 from foretrace.fleet.arrivals import WEEK, Swing, burst_swing, factors, week_profile
@@ -288,10 +289,8 @@ def fit(workload: Workload) -> Generator:
 def load_generator(path: Path) -> Generator:
     """What `save` wrote. Raises ForetraceError where the file is not that."""
     try:
-        made = msgspec.json.decode(path.read_bytes(), type=Generator)
-    except OSError as error:
-        raise ForetraceError(f"cannot read {path} ({error.strerror or error}); name a file that exists.") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        made = msgspec.json.decode(reading.read_bytes(path), type=Generator)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ForetraceError(f"{path} is no generator of workloads ({error}); make one from a log.") from None
     if made.version != VERSION:
         raise ForetraceError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from foretrace import reading
 from foretrace.errors import ForetraceError
 from foretrace.fleet.model_profiles import above_zero
 from foretrace.fleet.shapes import alone, coded
 from foretrace.fleet.speeds import Shape, Speed
 from foretrace.fleet.workload import Float64, Int64, Workload
+from foretrace.plaintext import whole_number
 
 _COLUMNS = ("model", "gpus", "nodes", "level", "gpu_type", "steps_per_s")
 
@@ -84,12 +85,7 @@ class TableSpeeds:
         Raises ForetraceError naming the line of the file (of JSON: the entry, the first being 1).
         """
         where = Path(path)
-        try:
-            text = where.read_text(encoding="utf-8-sig")
-        except OSError as error:
-            raise ForetraceError(f"cannot read {where} ({error.strerror or error}); name a file that exists.") from None
-        except UnicodeDecodeError:
-            raise ForetraceError(f"{where} is not UTF-8 text; save it as CSV or JSON.") from None
+        text = reading.read_text(where)
         given = list(_json_rows(text, where) if where.suffix.lower() == ".json" else _csv_rows(text, where))
         if not given:
             raise ForetraceError(f"{where} holds no rows; write {','.join(_COLUMNS)} with nodes or level.")
@@ -182,10 +178,7 @@ def _csv_rows(text: str, where: Path) -> Iterable[tuple[int, Mapping[str, Any]]]
 
 
 def _json_rows(text: str, where: Path) -> Iterable[tuple[int, Mapping[str, Any]]]:
-    try:
-        said: Any = json.loads(text)
-    except ValueError as error:
-        raise ForetraceError(f"{where} is not JSON ({error}); mend it.") from None
+    said: Any = reading.parse_json(text, str(where))
     if not isinstance(said, list):
         raise ForetraceError(f'{where} must be a list of objects: [{{"model": "bert", "gpus": 4, ...}}].')
     for number, row in enumerate(said, 1):
@@ -206,10 +199,11 @@ def _known(keys: Sequence[str], where: str) -> None:
 
 def _measured(row: Mapping[str, Any], by: str, levels: Sequence[str], where: str, line: int) -> Measured:
     def whole(key: str, least: int) -> int:
-        text = str(row.get(key, "")).strip()
-        if not text.isdecimal() or int(text) < least:
-            raise ForetraceError(f"{where}: {key} {row.get(key, '')!r} is no whole number of {least} or more.")
-        return int(text)
+        said = row.get(key, "")
+        number = said if type(said) is int else whole_number(said) if isinstance(said, str) else None
+        if number is None or not least <= number < 2**31:
+            raise ForetraceError(f"{where}: {key} {said!r} is no whole number of {least} or more.")
+        return number
 
     model = str(row["model"]).strip()
     if not model:

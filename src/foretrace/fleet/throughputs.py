@@ -8,9 +8,6 @@ GPU type may stand a second time with `_unconsolidated` behind its name: the sam
 from __future__ import annotations
 
 import ast
-import gzip
-import json
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from foretrace import reading
 from foretrace.errors import ForetraceError
 from foretrace.fleet.speeds import Shape, Speed
 from foretrace.fleet.workload import Float64, Int64, Workload
@@ -53,14 +51,8 @@ class ThroughputTable:
     @classmethod
     def read(cls, path: str | Path, *, reference: str = "v100") -> ThroughputTable:
         """Read a file. Raises ForetraceError with the place of the first entry that is not as the format says."""
-        try:
-            data = Path(path).read_bytes()
-            text = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
-            raw = json.loads(text)
-        except (OSError, EOFError, zlib.error) as error:
-            raise ForetraceError(f"{path}: cannot be read ({error}); name a throughput file of Gavel.") from None
-        except ValueError:
-            raise ForetraceError(f"{path}: is no JSON; name a throughput file of Gavel.") from None
+        mend = "name a throughput file of Gavel"
+        raw = reading.parse_json(reading.read_text(Path(path), mend=mend), str(path), mend=mend)
         jobs: dict[str, Job] = {}  # the same few keys stand in a file thousands of times
 
         def key(written: str, where: str) -> Job:

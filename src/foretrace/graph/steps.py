@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from foretrace.graph.host import Host
 
-_PROFILER_STEP = re.compile(r"^ProfilerStep#(\d+)$")
+_PROFILER_STEP = re.compile(r"^ProfilerStep#([0-9]{1,18})$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -176,9 +176,11 @@ def _bursts(host: Host, main: int, calls: Int64) -> list[_Burst]:
         rows = np.flatnonzero(top & (host.lane == lane))
         start, end = host.start[rows], np.maximum.accumulate(host.end[rows])
         gap = np.searchsorted(main_start, start, side="right")
-        before_ended = (gap == 0) | (main_end[np.maximum(gap - 1, 0)] <= start)
-        next_later = (gap == len(main_start)) | (main_start[np.minimum(gap, len(main_start) - 1)] >= end)
-        blocks = before_ended & next_later & (lane in host.autograd_lanes) & (gap > 0) & (gap < len(main_start))
+        between = (gap > 0) & (gap < len(main_start))  # only there the main thread can have waited
+        at = gap[between]
+        blocks = np.zeros(len(rows), dtype=np.bool_)
+        blocks[between] = (main_end[at - 1] <= start[between]) & (main_start[at] >= end[between])
+        blocks &= lane in host.autograd_lanes
         new = np.ones(len(rows), dtype=np.bool_)
         apart = start[1:] - end[:-1] > _APART_NS
         new[1:] = (blocks[1:] != blocks[:-1]) | (blocks[1:] & (gap[1:] != gap[:-1])) | (~blocks[1:] & apart)

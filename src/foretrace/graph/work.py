@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from foretrace.plaintext import whole_number
 from foretrace.trace.trace import Shapes, decode_shapes
 
 Dims = list[int]
@@ -162,7 +163,7 @@ def operator_work(name: str, text: str, outputs: Outputs | None = None) -> tuple
     """
     try:
         shapes = decode_shapes(text)
-    except (msgspec.DecodeError, ValueError, TypeError):
+    except (msgspec.DecodeError, ValueError, TypeError, RecursionError):
         return -1, 0.0
     try:
         tensors = list(_tensors(shapes))
@@ -187,7 +188,7 @@ def conv_output(name: str, text: str) -> tuple[tuple[int, ...], tuple[int, ...],
     try:
         dims = [tuple(dims) for dims, _ in _tensors(decode_shapes(text))]
         gradient, x, w = (dims[at] for at in positions[:3])
-    except (msgspec.DecodeError, ValueError, TypeError, IndexError):
+    except (msgspec.DecodeError, ValueError, TypeError, IndexError, RecursionError):
         return None
     return x, w, gradient
 
@@ -342,7 +343,7 @@ def _lookup(base: str, tensors: list[Tensor], shapes: Shapes) -> Work | None:
         index, width = rest[0]
         return Work(0.0, prod(index) * (width + 2 * size))
     if base in ("embedding_dense_backward", "_embedding_bag_dense_backward"):
-        rows = next((int(each) for each in shapes.concrete if each.isdigit()), 0)
+        rows = next((found for each in shapes.concrete if (found := whole_number(each)) is not None and found >= 0), 0)
         return Work(float(prod(table)), (3 * prod(table) + rows * table[-1]) * size + prod(rest[0][0]) * rest[0][1])
     return None
 

@@ -12,8 +12,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from foretrace import reading
 from foretrace.errors import ForetraceError
 from foretrace.hardware.cluster import Cluster, Link, Machine, parse_link
 from foretrace.hardware.devices import Device, named
@@ -33,43 +32,15 @@ _NETWORK_LATENCY_US, _NETWORK_EFFICIENCY = 10.0, 0.9  # aiconfigurator's latency
 _CABLE_EFFICIENCY = 0.9  # 22.5 of 25 GB/s of one NVLink2 cable, all-reduce of two V100
 
 
-class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
-    """As the safe loader, but a key that comes twice is a mistake."""
-
-
-def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    keys = [loader.construct_object(key, deep=True) for key, _ in node.value]
-    for key in keys:
-        if not isinstance(key, str):
-            raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is no word", node.start_mark)
-        if keys.count(key) > 1:
-            raise yaml.constructor.ConstructorError(None, None, f"the key {key} comes twice", node.start_mark)
-    found: dict[Any, Any] = loader.construct_mapping(node, deep=True)
-    return found
-
-
-_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
-
-
 def load(path: Path) -> Cluster:
     """The cluster in a file. Raises ForetraceError with the key and how to mend it."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ForetraceError(f"cannot read {path} ({error.strerror or error}).") from None
-    except UnicodeDecodeError:
-        raise ForetraceError(f"{path} is no text; give a YAML file that describes a cluster.") from None
+    text = reading.read_text(path, mend="give a YAML file that describes a cluster")
     return parse(text, where=str(path), name=path.stem)
 
 
 def parse(text: str, *, where: str = "the cluster", name: str = "cluster") -> Cluster:
     """The cluster that YAML text describes. Raises ForetraceError."""
-    try:
-        found = yaml.load(text, Loader=_Loader)  # a subclass of the safe loader
-    except yaml.YAMLError as error:
-        raise ForetraceError(f"{where} is no YAML: {' '.join(str(error).split())}.") from None
-    except (ValueError, RecursionError, OverflowError) as error:  # dates that do not exist, endless nesting
-        raise ForetraceError(f"{where} is no YAML that can be read: {error}.") from None
+    found = reading.parse_yaml(text, where)
     if not isinstance(found, dict):
         raise ForetraceError(f"{where} describes no cluster; write keys like nodes: 2 and per_node: 8.")
     title = _text(found.pop("name", name), where, "name")

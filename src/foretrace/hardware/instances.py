@@ -8,6 +8,7 @@ from importlib.resources import files
 from math import isfinite
 from pathlib import Path
 
+from foretrace import reading
 from foretrace.errors import ForetraceError
 from foretrace.hardware.cluster import Cluster, Link
 from foretrace.hardware.devices import Device, catalog
@@ -86,10 +87,7 @@ def instances(path: Path | None = None) -> tuple[Instance, ...]:
         text, where = files("foretrace.hardware").joinpath("instances.csv").read_text(encoding="utf-8"), "instances.csv"
     else:
         where = str(path)
-        try:
-            text = path.read_text(encoding="utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ForetraceError(f"{path} cannot be read ({error}); give a CSV file of instance types.") from error
+        text = reading.read_text(path, mend="give a CSV file of instance types")
     found = [_instance(row, where, number) for number, row in enumerate(csv.DictReader(text.splitlines()), start=2)]
     if not found:
         raise ForetraceError(f"{where} lists no instance types; it needs a header and a line for each.")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from foretrace import reading
 from foretrace.errors import ForetraceError
 from foretrace.model.operator_graph import OperatorGraph
 
@@ -105,12 +106,22 @@ def shape(name: str) -> Shape:
     raise ForetraceError(f"there is no decoder {name!r}; did you mean {' or '.join(near)}?")
 
 
+_WHOLE = (
+    "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size",
+    "max_position_embeddings", "head_dim",
+)  # fmt: skip
+
+
 def _from_config(path: Path) -> Shape:
     try:
-        found = msgspec.json.decode(path.read_bytes())
-    except (OSError, msgspec.DecodeError) as error:
+        found = msgspec.json.decode(reading.read_bytes(path))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ForetraceError(f"{path} is no configuration that can be read: {error}.") from error
     kind = found.get("model_type") if isinstance(found, dict) else None
+    for key in _WHOLE:
+        value = found.get(key) if isinstance(found, dict) else None
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 < value < _MOST_WORDS):
+            raise ForetraceError(f"{path}: {key} must be a whole number above 0, got {value!r}; mend it.")
     if kind not in ("llama", "mistral"):
         raise ForetraceError(
             f"{path} is a configuration of model_type {kind!r}; llama and mistral can be taken, or capture the model "

@@ -155,7 +155,7 @@ def _reduced(dims: tuple[int, ...], text: str) -> tuple[int, ...]:
     try:
         concrete = decode_shapes(text).concrete
         axes = [int(part) for part in concrete[1].strip("[]").split(",") if part.strip()] if len(concrete) > 1 else []
-    except (ValueError, TypeError, msgspec.DecodeError):
+    except (ValueError, TypeError, msgspec.DecodeError, RecursionError):
         axes = []
     gone = {axis % len(dims) for axis in axes if dims and -len(dims) <= axis < len(dims)}
     return tuple(size for i, size in enumerate(dims) if i not in gone) if gone else ()

@@ -8,12 +8,12 @@ milliseconds per device and batch, such as `2080ti_256`.
 from __future__ import annotations
 
 import csv
-import gzip
-import zlib
+import io
 from pathlib import Path
 
 import numpy as np
 
+from foretrace import reading
 from foretrace.cost.utilisation import Networks, column
 from foretrace.errors import ForetraceError
 from foretrace.model.nas_bench_201 import space
@@ -48,15 +48,12 @@ def read_networks(archs: str | Path | None, latencies: str | Path | None) -> Net
 
 
 def _rows(path: Path, needed: str) -> tuple[list[str], list[dict[str, str]]]:
-    opened = gzip.open if path.suffix == ".gz" else open
+    text = reading.read_text(path, mend=WHERE)
     try:
-        with opened(path, "rt", encoding="utf-8", newline="") as file:
-            reader = csv.DictReader(file)
-            header = list(reader.fieldnames or ())
-            rows = list(reader)
-    except FileNotFoundError:
-        raise ForetraceError(f"{path} does not exist; {WHERE}.") from None
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
+        reader = csv.DictReader(io.StringIO(text, newline=""))
+        header = list(reader.fieldnames or ())
+        rows = list(reader)
+    except csv.Error as error:
         raise ForetraceError(f"{path} cannot be read as a table ({error}); copy it again.") from None
     for name in filter(None, ("arch_idx", needed)):
         if name not in header:

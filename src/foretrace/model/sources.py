@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import re
 import zlib
 from collections.abc import Callable, Mapping
@@ -10,11 +9,11 @@ from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 
+from foretrace import reading
 from foretrace.errors import ForetraceError
 from foretrace.model.operator_graph import OperatorGraph
 
 _HEAD = 1 << 16  # bytes that tell what a file is
-_MOST_BYTES = 4 << 30  # of one file, unpacked
 KNOWN = (
     "a recording, a saved graph, the JSON form of docs/operators.md, an execution trace of PyTorch or Chakra, "
     "or an ONNX model"
@@ -135,14 +134,7 @@ def _head(path: Path) -> bytes:
 
 def unpacked(path: Path) -> bytes:
     """All bytes of a file, unpacked if it is gzip. Raises ForetraceError."""
-    try:
-        data = path.read_bytes()
-        if data.startswith(b"\x1f\x8b"):
-            with gzip.open(path) as file:
-                data = file.read(_MOST_BYTES)
-    except (OSError, EOFError, zlib.error) as error:
-        raise ForetraceError(f"cannot read {path} ({error}); copy it again.") from None
-    return data
+    return reading.read_bytes(path, mend="copy it again")
 
 
 def _name(path: Path) -> str:

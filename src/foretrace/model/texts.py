@@ -111,7 +111,7 @@ def tensor_dims(text: str) -> list[tuple[int, ...]]:
     """Sizes of the tensors among the inputs, lists walked into; [] where the text cannot be read."""
     try:
         return [tuple(dims) for dims, _ in work.tensors(decode_shapes(text))]
-    except (msgspec.DecodeError, ValueError, TypeError):
+    except (msgspec.DecodeError, ValueError, TypeError, RecursionError):
         return []
 
 
@@ -119,7 +119,7 @@ def inputs_of(text: str) -> list[Value]:
     """The tensors among the inputs of a call, lists walked into (their types are float32 unless known)."""
     try:
         shapes = decode_shapes(text)
-    except (msgspec.DecodeError, ValueError, TypeError):
+    except (msgspec.DecodeError, ValueError, TypeError, RecursionError):
         return []
     found = []
     for dims, kind in zip(shapes.dims, shapes.types, strict=False):

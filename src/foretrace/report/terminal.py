@@ -8,11 +8,13 @@ markup.
 from __future__ import annotations
 
 import io
+import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
+from foretrace.plaintext import visible
 from foretrace.report import wording
 from foretrace.report.names import short_names
 from foretrace.report.units import (
@@ -42,7 +44,7 @@ from foretrace.report.views import (
 )
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import ConsoleOptions, RenderableType
     from rich.table import Table
 
     from foretrace.report.ranks_views import ClockView, CollectivesView
@@ -83,7 +85,8 @@ class Terminal:
         """What `stream` can show, given the environment (NO_COLOR, TERM, COLUMNS)."""
         capable = stream.isatty() and environ.get("TERM", "") != "dumb"
         size = shutil.get_terminal_size((80 if capable else PIPE_WIDTH, 24)).columns
-        width = int(columns) if (columns := environ.get("COLUMNS", "")).isdigit() and int(columns) > 0 else size
+        columns = environ.get("COLUMNS", "")
+        width = int(columns) if re.fullmatch("0*[1-9][0-9]{0,4}", columns, re.ASCII) else size
         if not stream.isatty() and not environ.get("COLUMNS"):
             width = PIPE_WIDTH
         return cls(width=max(width, 40), bars=capable, colour=capable and not environ.get("NO_COLOR"))
@@ -125,9 +128,18 @@ def render(view: View, terminal: Terminal | None = None, *, rows: int = 12) -> s
 
 def _text(parts: Sequence[RenderableType], terminal: Terminal) -> str:
     from rich.console import Console, Group
+    from rich.segment import Segment
 
     out = io.StringIO()
-    console = Console(
+
+    class Plain(Console):
+        """Names may hold anything; what a terminal would obey becomes an escape before it is written."""
+
+        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+            for text, style, control in super().render(renderable, options):
+                yield Segment(text if text == "\n" else visible(text), style, control)
+
+    console = Plain(
         file=out,
         width=terminal.width,
         force_terminal=terminal.colour,

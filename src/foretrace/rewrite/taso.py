@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from foretrace import reading
 from foretrace.errors import ForetraceError
 from foretrace.model.protobuf import Wire, fields, signed
 
@@ -69,10 +70,7 @@ def _written(ops: tuple[PatternOp, ...]) -> str:
 
 def read(path: Path) -> tuple[Pattern, ...]:
     """The rules of a file. Raises ForetraceError where it cannot be read, or holds what no rule could mean."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ForetraceError(f"cannot read the rules {path} ({error.strerror or error}); give TASO's file.") from None
+    data = reading.read_bytes(path, mend="give TASO's file")
     try:
         found = parse(data)
     except ForetraceError as error:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.errors import TraceError
-from foretrace.trace import checks
+from foretrace.trace import checks, facts
 from foretrace.trace.columns import RankColumns
 from foretrace.trace.decimals import MAX_NS
 from foretrace.trace.kineto import NotARecordingError, Recording
@@ -348,6 +348,7 @@ def _merge(kept: list[_Rank], tables: Tables, notes: list[Dropped]) -> Trace:
     if len(kept) > 1:
         columns = {name: np.concatenate([r.columns.pop(name) for r in kept]) for name in list(columns)}
         columns = _pick(columns, time_order(columns["start"], columns["dur"]))
+    ranks = tuple(_info(r, zero, len(kept)) for r in sorted(kept, key=lambda r: r.number))
     dropped = [Dropped(reason=k, count=n, where=r.name) for r in kept for k, n in r.dropped.items()]
     return Trace(
         **columns,
@@ -355,7 +356,7 @@ def _merge(kept: list[_Rank], tables: Tables, notes: list[Dropped]) -> Trace:
         lanes=tuple(lanes),
         shapes=tuple(tables.shapes.texts),
         collectives=tuple(tables.collectives.found),
-        ranks=tuple(_info(r, zero, len(kept)) for r in sorted(kept, key=lambda r: r.number)),
+        ranks=ranks,
         dropped=(*dropped, *notes),
     )
 
@@ -367,6 +368,9 @@ def _info(r: _Rank, zero: int, ranks: int) -> RankInfo:
     devices = r.metadata.get("deviceProperties")
     devices = devices if isinstance(devices, list) else []
     recorded = r.metadata.get("foretrace")
+    told, wrong = facts.sound(recorded if isinstance(recorded, dict) else {})
+    for key in wrong:
+        r.dropped[f"recorder's fact {key!r} left out: it is not as a recorder writes it"] = 0
     return RankInfo(
         rank=r.number,
         world_size=world if isinstance(world, int) and world > 0 else ranks,
@@ -375,7 +379,7 @@ def _info(r: _Rank, zero: int, ranks: int) -> RankInfo:
         platform=r.platform,
         devices=tuple(str(d.get("name", "")) for d in devices if isinstance(d, dict)),
         base_ns=zero,
-        recording=recorded if isinstance(recorded, dict) else {},
+        recording=told,
     )
 
 

@@ -18,13 +18,10 @@ from pathlib import Path
 from typing import IO
 
 from foretrace.errors import TraceError
+from foretrace.reading import STREAMED, Budget, TooLargeError
 
 BLOCK = 1 << 19
 SUFFIXES = (".json", ".json.gz")
-# Deflate cannot pack more than 1,030 : 1. Recordings reach 30 : 1, and since hardly two of their time stamps are
-# equal they cannot come near 400 : 1; what does, is a bomb.
-MAX_EXPANSION = 400
-EXPANSION_FREE = 256 << 20
 
 
 class CutError(Exception):
@@ -88,8 +85,12 @@ def _reason(error: OSError) -> str:
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
-    """Sort key that puts rank 2 before rank 10."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", path.name)]
+    """Sort key that puts rank 2 before rank 10: text and digits in turn, numbers by how many digits, then by those."""
+    parts = re.split(r"([0-9]+)", path.name)
+    numbers = (digits.lstrip("0") for digits in parts[1::2])
+    texts = ((0, text) for text in parts[::2])
+    key = [each for pair in zip(texts, ((len(n), n) for n in numbers), strict=False) for each in pair]
+    return [*key, (0, parts[-1])]
 
 
 def _files(path: Path) -> list[Path]:
@@ -110,11 +111,12 @@ def _files(path: Path) -> list[Path]:
 def _open(path: Path, alone: bool, meter: _Meter) -> Iterator[Source]:
     with ExitStack() as stack:
         file = stack.enter_context(path.open("rb"))
+        budget = Budget(path.stat().st_size, most=STREAMED)
         if file.read(4) in (b"PK\x03\x04", b"PK\x05\x06"):
-            yield from _zip(path, meter)
+            yield from _zip(path, meter, budget)
             return
         file.seek(0)
-        yield from _peel(str(path), _raw(file, meter), alone, depth=0)
+        yield from _peel(str(path), _raw(file, meter), alone, budget, depth=0)
 
 
 def _raw(file: io.BufferedReader, meter: _Meter) -> Iterator[bytes]:
@@ -127,7 +129,7 @@ def _raw(file: io.BufferedReader, meter: _Meter) -> Iterator[bytes]:
         raise CutError(f"it cannot be read further: {_reason(error)}") from None
 
 
-def _peel(name: str, blocks: Iterator[bytes], alone: bool, depth: int) -> Iterator[Source]:
+def _peel(name: str, blocks: Iterator[bytes], alone: bool, budget: Budget, depth: int) -> Iterator[Source]:
     """Undo gzip and tar as often as the first bytes ask for it."""
     head = b""
     cut: CutError | None = None
@@ -138,9 +140,9 @@ def _peel(name: str, blocks: Iterator[bytes], alone: bool, depth: int) -> Iterat
         cut = error
     blocks = _chain(head, blocks, cut)
     if head[:2] == b"\x1f\x8b" and depth < 3:
-        yield from _peel(name, gunzip(blocks), alone, depth + 1)
+        yield from _peel(name, gunzip(blocks, budget), alone, budget, depth + 1)
     elif head[257:262] == b"ustar" and depth < 3:
-        yield from _tar(name, blocks, depth)
+        yield from _tar(name, blocks, budget, depth)
     else:
         yield Source(name=name, blocks=blocks, alone=alone)
 
@@ -153,18 +155,16 @@ def _chain(head: bytes, blocks: Iterator[bytes], cut: CutError | None) -> Iterat
     yield from blocks
 
 
-def gunzip(blocks: Iterator[bytes]) -> Iterator[bytes]:
+def gunzip(blocks: Iterator[bytes], budget: Budget) -> Iterator[bytes]:
     """Unpack gzip (also of several members) in blocks of at most `BLOCK` bytes.
 
     Raises:
-        CutError: the stream is cut, damaged, or expands more than `MAX_EXPANSION`-fold.
+        CutError: the stream is cut, damaged, or unpacks to more than the budget allows.
 
     """
-    stored = unpacked = 0
     unpack = zlib.decompressobj(wbits=31)
     fresh = True  # nothing of the current member was read yet
     for packed in blocks:
-        stored += len(packed)
         rest = packed
         while rest:
             if fresh and not rest.strip(b"\0"):
@@ -176,9 +176,7 @@ def gunzip(blocks: Iterator[bytes]) -> Iterator[bytes]:
                 yield from _until_fault(before, rest)
                 raise CutError(f"gzip stream damaged: {error}") from None
             fresh = False
-            unpacked += len(out)
-            if unpacked > EXPANSION_FREE and unpacked > MAX_EXPANSION * stored:
-                raise CutError(f"it unpacks to more than {MAX_EXPANSION} times its size, as no recording does")
+            _spend(budget, len(out))
             if out:
                 yield out
             if unpack.eof:
@@ -189,6 +187,13 @@ def gunzip(blocks: Iterator[bytes]) -> Iterator[bytes]:
                 rest = unpack.unconsumed_tail
     if not fresh:
         raise CutError("gzip stream cut")
+
+
+def _spend(budget: Budget, count: int) -> None:
+    try:
+        budget.spend(count)
+    except TooLargeError as error:
+        raise CutError(str(error)) from None
 
 
 def _until_fault(unpack: zlib._Decompress, packed: bytes) -> Iterator[bytes]:
@@ -225,7 +230,7 @@ def _read_member(member: IO[bytes]) -> Iterator[bytes]:
         raise CutError(f"archive damaged: {error}") from None
 
 
-def _tar(name: str, blocks: Iterator[bytes], depth: int) -> Iterator[Source]:
+def _tar(name: str, blocks: Iterator[bytes], budget: Budget, depth: int) -> Iterator[Source]:
     found = False
     damage = ""
     try:
@@ -234,7 +239,7 @@ def _tar(name: str, blocks: Iterator[bytes], depth: int) -> Iterator[Source]:
                 if member.isfile() and member.name.lower().endswith(SUFFIXES):
                     found = True
                     content = archive.extractfile(member)
-                    yield from _peel(f"{name}:{member.name}", _read_member(content), False, depth + 1)
+                    yield from _peel(f"{name}:{member.name}", _read_member(content), False, budget, depth + 1)
         for _ in blocks:  # to the checksum
             pass
     except (tarfile.TarError, EOFError, CutError) as error:
@@ -250,7 +255,7 @@ def _cut(reason: str) -> Iterator[bytes]:
     raise CutError(reason)
 
 
-def _zip(path: Path, meter: _Meter) -> Iterator[Source]:
+def _zip(path: Path, meter: _Meter, budget: Budget) -> Iterator[Source]:
     try:
         archive = zipfile.ZipFile(path)
     except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError) as error:
@@ -267,14 +272,11 @@ def _zip(path: Path, meter: _Meter) -> Iterator[Source]:
             except (RuntimeError, NotImplementedError, zipfile.BadZipFile, EOFError) as error:
                 raise TraceError(f"{name} cannot be unpacked ({error}): unzip it and name the file.") from None
             with member:
-                yield from _peel(name, _bounded(_read_member(member), info.compress_size), False, depth=0)
+                yield from _peel(name, _bounded(_read_member(member), budget), False, budget, depth=0)
             meter.add(info.compress_size)
 
 
-def _bounded(blocks: Iterator[bytes], stored: int) -> Iterator[bytes]:
-    unpacked = 0
+def _bounded(blocks: Iterator[bytes], budget: Budget) -> Iterator[bytes]:
     for block in blocks:
-        unpacked += len(block)
-        if unpacked > EXPANSION_FREE and unpacked > MAX_EXPANSION * stored:
-            raise CutError(f"it unpacks to more than {MAX_EXPANSION} times its size, as no recording does")
+        _spend(budget, len(block))
         yield block

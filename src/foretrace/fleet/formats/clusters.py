@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from foretrace import reading
 from foretrace.errors import ForetraceError
 from foretrace.fleet.cluster import ClusterTree, load_cluster
 from foretrace.fleet.formats import slurm_cluster
@@ -72,12 +73,9 @@ def _shown(nodes: str | Path | None) -> dict[str, slurm_cluster.Device] | None:
 
 
 def _yaml(source: Source) -> Any:
-    import yaml
-
     try:
-        return yaml.safe_load(source.text)
-    except (yaml.YAMLError, ValueError, RecursionError, AttributeError, TypeError):
-        # beside its own error the parser raises others for dates that do not exist and for keys that cannot be
+        return reading.parse_yaml(source.text, source.path)
+    except ForetraceError:
         return None
 
 

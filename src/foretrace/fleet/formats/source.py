@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import csv
-import gzip
-import json
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from foretrace import reading
 from foretrace.errors import ForetraceError
 
 
@@ -40,8 +38,8 @@ class Source:
     def json(self) -> Any:
         """The text as JSON; None where it is not. Numbers that JSON does not know (NaN) are refused."""
         try:
-            return json.loads(self.text, parse_constant=_no_constant)
-        except (ValueError, RecursionError):
+            return reading.parse_json(self.text, self.path)
+        except ForetraceError:
             return None
 
     @cached_property
@@ -55,25 +53,9 @@ class Source:
         return ForetraceError(f"{self.path}: {why}")
 
 
-def _no_constant(name: str) -> Any:
-    raise ValueError(name)
-
-
 def load(path: str | Path) -> Source:
     """Read a file, unpack gzip, decode UTF-8 (or UTF-16 with its mark); raises ForetraceError where that fails."""
-    path = Path(path)
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ForetraceError(f"cannot read {path} ({error.strerror or error}); name a file that exists.") from None
-    except ValueError as error:  # a null character in the name
-        raise ForetraceError(f"cannot read {str(path)!r} ({error}); name a file that exists.") from None
-    if data[:2] == b"\x1f\x8b":
-        try:
-            data = gzip.decompress(data)
-        except (OSError, EOFError, zlib.error) as error:
-            raise ForetraceError(f"{path} is damaged gzip ({error}); copy it once more.") from None
-    return decode(str(path), data)
+    return decode(str(path), reading.read_bytes(Path(path)))
 
 
 def decode(path: str, data: bytes) -> Source:

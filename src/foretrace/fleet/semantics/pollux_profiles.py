@@ -9,9 +9,7 @@ are seconds per step; a placement is written with one digit per node, GPUs on th
 from __future__ import annotations
 
 import csv
-import gzip
 import math
-import zlib
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from foretrace import reading
 from foretrace.errors import ForetraceError, MissingExtraError
 from foretrace.fleet.workload import Float64
 
@@ -302,10 +301,8 @@ def _rows(path: Path, columns: tuple[str, ...]) -> list[tuple[float, ...]]:
     """These columns of a CSV file as finite numbers, row by row."""
     rows: list[tuple[float, ...]] = []
     try:
-        packed = path.read_bytes()
-        text = (gzip.decompress(packed) if path.suffix == ".gz" else packed).decode("utf-8-sig")
-        lines = list(csv.reader(text.splitlines()))
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
+        lines = list(csv.reader(reading.read_text(path, mend="copy it again").splitlines()))
+    except csv.Error as error:
         raise ForetraceError(f"cannot read {path} ({error}); copy it again.") from None
     header = [each.strip() for each in lines[0]] if lines else []
     missing = [each for each in columns if each not in header]

@@ -8,7 +8,6 @@ scheduler/scheduler.py (sizes of data sets), MIT. Run times come from one of thr
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from foretrace import reading
 from foretrace.errors import ForetraceError
 from foretrace.fleet.workload import SECOND, Float64, Int64, Workload
 
@@ -229,9 +229,9 @@ def read_results(file: Path) -> dict[str, Any] | str:
     if not file.is_file():
         return f"there is no file {file}"
     try:
-        said = json.loads(file.read_text(encoding="utf-8"))
+        said = reading.parse_json(reading.read_text(file), str(file))
         wrong = [k for k, v in said.items() if k.count("|") != 2 or len(v["jct_list"]) != len(v["ftf_themis"])]
-    except (ValueError, AttributeError, KeyError, TypeError):
+    except (AttributeError, KeyError, TypeError):
         wrong, said = ["its contents"], {}
     if wrong:
         raise ForetraceError(

@@ -30,11 +30,13 @@ What the original does on failure, and what happens here:
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 
+from foretrace import reading
 from foretrace.errors import ForetraceError
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.semantics.tiresias_cluster import NEVER, Cluster, Count, Job, Scheme, Yarn
@@ -147,9 +149,9 @@ def _samples_file(workload: Workload, options: Mapping[str, str]) -> Path:
 
 def _read_samples(path: Path) -> list[int]:
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            seconds = [int(row["duration"]) for row in csv.DictReader(file)]
-    except (OSError, KeyError, TypeError, ValueError):
+        rows = csv.DictReader(io.StringIO(reading.read_text(path), newline=""))
+        seconds = [int(row["duration"]) for row in rows]
+    except (KeyError, TypeError, ValueError, csv.Error):
         seconds = []
     if len(seconds) < 2 or min(seconds) < 1:
         raise ForetraceError(

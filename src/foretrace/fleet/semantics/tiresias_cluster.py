@@ -6,10 +6,12 @@ Source of the mechanism: SymbioticLab/Tiresias, simulator, revision 959f9b0 (clu
 from __future__ import annotations
 
 import csv
+import io
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from foretrace import reading
 from foretrace.errors import ForetraceError
 
 NEVER = 2**63 - 1
@@ -63,11 +65,11 @@ class Cluster:
                 f"tiresias: cluster {text!r} is neither SWITCHESxNODESxGPUS (1x32x4) nor a cluster file; write one."
             )
         columns = ("num_switch", "num_node_p_switch", "num_gpu_p_node", "num_cpu_p_node", "mem_p_node")
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
+        text = reading.read_text(path)
         try:
+            rows = list(csv.DictReader(io.StringIO(text, newline="")))
             values = [int(rows[-1][column]) for column in columns]
-        except (KeyError, IndexError, TypeError, ValueError):
+        except (KeyError, IndexError, TypeError, ValueError, csv.Error):
             raise ForetraceError(
                 f"{path}: a cluster file has one row of whole numbers under {', '.join(columns)}; mend it."
             ) from None

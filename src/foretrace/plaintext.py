@@ -1,0 +1,45 @@
+"""Text that others wrote, made fit to be shown: nothing in it that a terminal would obey, none of it without end."""
+
+from __future__ import annotations
+
+import re
+
+# Control characters (but for line ends and tabs), C1 controls, marks that turn the direction of writing, line and
+# paragraph separators, and halves of surrogate pairs, which stand for bytes of file names that are no text.
+_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
+_WHOLE = re.compile(r"\s*[+-]?[0-9]{1,18}\s*")
+_LONGEST_WORD = 600
+_LONGEST = 2_000
+
+
+def visible(text: str) -> str:
+    """The text with everything that a terminal would obey as an escape that can be read."""
+    return _OBEYED.sub(_escape, text)
+
+
+def sentence(text: str) -> str:
+    """One line of `visible` text; words and the whole are shortened in their middle where nobody would read them."""
+    words = (_shortened(word, _LONGEST_WORD) for word in visible(text).split())
+    return _shortened(" ".join(words), _LONGEST)
+
+
+def whole_number(text: str) -> int | None:
+    """The whole number that a text writes in at most 18 digits of ASCII, with a sign or without; None for any other.
+
+    `str.isdigit` and `int` do not agree on what a digit is (², 5,000 of them).
+    """
+    found = _WHOLE.fullmatch(text)
+    return int(found[0]) if found else None
+
+
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that could not be decoded
+        return f"\\x{code - 0xDC00:02x}"
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+
+
+def _shortened(text: str, most: int) -> str:
+    if len(text) <= most:
+        return text
+    return f"{text[: most * 2 // 3]}…{text[-most // 4 :]}"

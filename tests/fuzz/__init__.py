@@ -1,0 +1,1 @@
+"""Every reader of the project, with small samples of what it reads, and ways to damage them."""
