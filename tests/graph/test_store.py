@@ -7,14 +7,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from foretrace.errors import GraphError
+from foretrace import flow
+from foretrace.errors import ForetraceError, GraphError, NotApplicableError
+from foretrace.flow import read
 from foretrace.graph.builder import build
 from foretrace.graph.store import load, save
 from foretrace.graph.taskgraph import EDGE_COLUMNS, TASK_COLUMNS, Assumption, Change, TaskGraph
+from foretrace.techniques.fused_optimizer import FusedOptimizer
+from foretrace.techniques.prefetch_data import PrefetchData
+from foretrace.techniques.selection import Scale
+from tests.graph.mutations import mutated
 from tests.kineto_files import Recording
+
+RECORDINGS = Path(__file__).parents[1] / "data"
 
 
 def small() -> TaskGraph:
@@ -79,17 +85,36 @@ def test_another_format_version_is_named(tmp_path: Path) -> None:
         load(path)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_mutated_files_load_or_are_refused(tmp_path: Path, data: st.DataObject) -> None:
-    content = bytearray(save(small(), tmp_path / "a.fg").read_bytes())
-    for _ in range(data.draw(st.integers(1, 4))):
-        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
-    content = content[: data.draw(st.integers(0, len(content)))]
-    path = tmp_path / "b.fg"
-    path.write_bytes(content)
+@pytest.mark.parametrize("block", range(4))
+def test_damaged_files_are_asked_or_refused(tmp_path: Path, block: int) -> None:
+    """Whatever is damaged: one sentence, or a graph that answers every question with possible times."""
+    graphs = [small(), read(RECORDINGS / "recommender.json.gz").graph().graph]
+    contents = [save(graph, tmp_path / "whole.graph").read_bytes() for graph in graphs]
+    path = tmp_path / "damaged.graph"
+    refused = 0
+    for seed in range(75 * block, 75 * (block + 1)):
+        path.write_bytes(mutated(contents[seed % 2], seed))
+        try:
+            refused += not _asked(path)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}") from error
+    assert 10 < refused < 75
+
+
+def _asked(path: Path) -> bool:
+    """Whether the graph in this file answers; False where it is refused in one sentence."""
     try:
-        graph = load(path)
-    except GraphError:
-        return
-    assert len(graph.src) == graph.in_ptr[-1]
+        scenario = flow.load(path)
+        timeline = scenario.simulate()
+        assert np.all(timeline.step_times_ns >= 0) and np.isfinite(timeline.step_time_s)
+        assert timeline.interval_s().low_s >= 0
+        timeline.breakdown(), timeline.critical_path(), timeline.blame("layer"), timeline.slack()
+        scenario.check()
+        found = scenario.apply(Scale(by=0.5, kind="device"), FusedOptimizer(), PrefetchData()).whatif()
+        assert 0 <= found.interval_s[0] <= found.after_s <= found.interval_s[1] < np.inf
+    except NotApplicableError as reason:
+        assert "\n" not in str(reason)
+    except ForetraceError as error:
+        assert str(error).endswith(".") and "\n" not in str(error)
+        return False
+    return True

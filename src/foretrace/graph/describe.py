@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from foretrace.graph.facts import check_facts
 from foretrace.graph.layers import WAYS
 from foretrace.graph.settle import Settled
 from foretrace.graph.taskgraph import EdgeClass, GraphInfo, TaskKind
@@ -51,6 +52,8 @@ def describe(
         notes.append(f"{draft.threads.parallel} bursts of helper threads ran beside the main thread.")
     if blocked:
         notes.append("blocking calls: " + ", ".join(f"{n} x {name}" for name, n in blocked.most_common(4)) + ".")
+    if rank:
+        check_facts(dict(rank.recording), rank.source or "the recording")
     return GraphInfo(
         source=rank.source if rank else "",
         platform=rank.platform if rank else "cpu",

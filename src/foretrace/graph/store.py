@@ -16,6 +16,8 @@ import numpy.typing as npt
 
 from foretrace.errors import GraphError
 from foretrace.files import write_bytes
+from foretrace.graph.facts import check_calibration, check_facts, check_shapes
+from foretrace.graph.sound import verify
 from foretrace.graph.taskgraph import (
     EDGE_COLUMNS,
     TASK_COLUMNS,
@@ -86,7 +88,8 @@ def save(graph: TaskGraph, path: str | Path) -> Path:
 def load(path: str | Path) -> TaskGraph:
     """Open a graph that `save` wrote; its columns are read-only views of the file.
 
-    Raises GraphError when the file is missing, is no graph, was cut, or comes from another format version.
+    Raises GraphError when the file is missing, is no graph, was cut, holds what no graph can hold (see
+    `foretrace.graph.sound`), or comes from another format version.
     """
     source = Path(path)
     try:
@@ -116,8 +119,9 @@ def load(path: str | Path) -> TaskGraph:
         dtype = np.dtype(_COLUMNS.get(column.name, np.uint8))
         begin = body + column.offset
         end = begin + column.length * dtype.itemsize
-        if column.name not in _COLUMNS or column.dtype != dtype.str or column.length < 0 or end > len(data):
-            raise GraphError(f"{source} was cut or damaged at column {column.name}; build the graph again.")
+        fits = column.length >= 0 and column.offset >= 0 and begin % _ALIGN == 0 and end <= len(data)
+        if column.name not in _COLUMNS or column.dtype != dtype.str or not fits:
+            raise GraphError(f"{source} was cut or damaged at column {column.name[:60]}; build the graph again.")
         arrays[column.name] = data[begin:end].view(dtype)
     if set(arrays) != set(_COLUMNS):
         raise GraphError(f"{source} lacks column {min(set(_COLUMNS) - set(arrays))}; build the graph again.")
@@ -131,8 +135,13 @@ def load(path: str | Path) -> TaskGraph:
         changes=header.changes,
         assumptions=header.assumptions,
     )
-    _consistent(graph, source)
-    return graph
+    check_facts(header.info.recording, str(source))
+    check_calibration(header.info.calibration, str(source))
+    check_shapes(header.shapes, str(source))
+    try:
+        return verify(graph)
+    except GraphError as error:
+        raise GraphError(f"{source} is damaged: {error.args[0].removesuffix('.')}; build the graph again.") from None
 
 
 def _format_of(text: bytes, source: Path) -> Any:
@@ -145,25 +154,3 @@ def _format_of(text: bytes, source: Path) -> Any:
         return msgspec.json.decode(text, type=OnlyFormat).format
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise GraphError(f"{source} has a damaged header ({error}); build the graph again.") from None
-
-
-def _consistent(graph: TaskGraph, source: Path) -> None:
-    """Lengths and indices agree, so that compiled loops cannot leave the arrays."""
-    n, m = len(graph.kind), len(graph.src)
-    sizes = all(len(getattr(graph, k)) == n for k in TASK_COLUMNS) and all(
-        len(getattr(graph, k)) == m for k in EDGE_COLUMNS
-    )
-    sound = sizes and len(graph.in_ptr) == n + 1 and int(graph.in_ptr[0]) == 0 and int(graph.in_ptr[-1]) == m
-    sound = sound and bool(np.all(np.diff(graph.in_ptr) >= 0))
-    if sound and n:
-        sound = bool(
-            np.all((graph.src >= 0) & (graph.src < graph.dst))
-            and graph.lane.min() >= 0
-            and graph.lane.max() < len(graph.lanes)
-            and graph.name.min() >= 0
-            and graph.name.max() < len(graph.names)
-            and graph.shape.max() < len(graph.shapes)
-            and np.all((graph.marks >= 0) & (graph.marks < n))
-        )
-    if not sound:
-        raise GraphError(f"{source} is damaged: its columns do not fit together; build the graph again.")

@@ -159,7 +159,7 @@ class Resize:
 
     def _product(self, dims: list[Any], left: int) -> list[Any]:
         """Rows grow where the right operand is a weight; the inner dimension where the product is a weight gradient."""
-        a, b = dims[left], dims[left + 1]
+        a, b = (dims[left], dims[left + 1]) if len(dims) > left + 1 else ([], [])
         if len(a) != 2 or not b:
             return dims
         rows, inner, columns = a[0], a[1], b[-1] if len(b) > 1 else 1

@@ -90,7 +90,7 @@ def find_saved(graph: TaskGraph) -> Savings:
     found: list[Saved] = []
     variables = unsized = 0
     calls = _calls(graph)
-    last = np.full(max(graph.n_steps, 1), -1, dtype=np.int64)
+    last = np.full(max(graph.n_steps, int(graph.step.max(initial=0)) + 1), -1, dtype=np.int64)
     host = ~graph.on_device & ~graph.gone & ~np.isin(graph.kind, (TaskKind.MARK, TaskKind.JOIN))
     forward_rows = np.flatnonzero(host & (graph.phase == Phase.FORWARD) & (graph.step >= 0))
     last[graph.step[forward_rows]] = forward_rows

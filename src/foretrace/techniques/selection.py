@@ -80,8 +80,8 @@ class Remove(_Selection):
 
     def change(self, graph: TaskGraph) -> TaskGraph:
         changed = edit.remove(graph, self.chosen(graph), technique=self.name)
-        if changed.gone.all():
-            raise self.refuse(f"no task of the recording would be left by {str(self).partition(' ')[2]}; choose fewer.")
+        if not (changed.dur[~changed.gone & (changed.step >= 0)] > 0).any():
+            raise self.refuse(f"no work of a step would be left by {str(self).partition(' ')[2]}; choose fewer tasks.")
         return changed
 
 
