@@ -6,7 +6,7 @@ Facts come from files (a trace's metadata, a stored graph), so they may be anyth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, NotRequired, TypedDict
 
 import msgspec
