@@ -4,25 +4,30 @@ Compute first: sets of techniques are predicted on the recorded graph, the small
 coarsened to a problem whose best buckets are found with proof. A set is left out where even an exchange without any
 compute before it would last longer than the best step known (no technique off the critical path can help). What is
 found is simulated again on the whole graph, and the difference is reported.
+
+The time that is given includes what comes after the search: what each part gains, and the range of the answer. A set is
+looked at only where both it and that would end in time, going by what predictions took so far (`Deadline`); the step as
+it is, its default buckets and their range are always worked out.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from foretrace.deadline import Clock, Deadline
 from foretrace.errors import ForetraceError, NotApplicableError
 from foretrace.files import write_text
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.plan.buckets import Buckets, best_buckets, by_caps, default, least_step
 from foretrace.plan.evaluate import Evaluator
 from foretrace.plan.memory import Peak
+from foretrace.plan.predictions import Predictions
 from foretrace.plan.problem import Costs, Problem
 from foretrace.plan.recorded import Planned, alone
 from foretrace.plan.result import Answer, Candidate, Gain, LeftOut, Overtaking, Wanted
@@ -40,6 +45,8 @@ FASTER: tuple[Technique, ...] = (MixedPrecision(), Compiled(), FusedOptimizer())
 FUSION = "tensor fusion"
 EXCHANGED = "The recording exchanged messages itself; they were taken out, also those that are no gradients."
 PARTS = (2, 4, 8)  # micro-batches that are tried
+_SET, _PREDICTION = "a set", "a prediction"  # parts of the search whose time is watched
+_NO_TIME = "no time was left for it; give --seconds more"
 _WORTH = 1e-3  # a technique that gains less of the step is left out
 _ROUNDS = 3  # a problem is read again with the plan found in it, as messages slow compute down
 
@@ -55,6 +62,7 @@ class Optimiser:
     peak: Peak | None = None
     state: Path | None = None
     tell: Tell | None = None
+    clock: Clock | None = None  # seconds; by default those in which nothing is compiled
     done: dict[str, dict[str, Any]] = field(default_factory=dict)  # sets of techniques by name
     overtaking: State | None = None
     overtakes: str = ""  # the set of techniques that this state belongs to
@@ -63,13 +71,15 @@ class Optimiser:
     stopped: bool = False  # by the user: the best so far is the answer
     exchange_s: float = 0.0  # least time of all messages of a step
     _print: str = ""
+    _deadline: Deadline = field(init=False)
+    _predictions: Predictions = field(init=False)
 
     def run(self, seconds: float = float("inf")) -> Answer:
         """Search until all is looked at or so many seconds have passed. Raises ForetraceError."""
-        started = time.monotonic()
-        until = started + seconds
+        self._deadline = Deadline(seconds, self.clock)
         self.wanted.checked()
         graph = alone(self.recorded) if self.wanted.workers > 1 else self.recorded
+        self._predictions = Predictions(graph, self._deadline)
         self._load(graph)
         if self.wanted.memory_limit is not None and self.peak is None:
             raise ForetraceError(
@@ -80,18 +90,17 @@ class Optimiser:
             default_s = self._default_s(graph)
         except NotApplicableError as error:
             raise ForetraceError(str(error).replace("gradient_mb=", "--gradient-mb ")) from None
-        best, finished = self._sets(graph, until, default_s)
+        best, finished = self._sets(graph, default_s)
         gains = self._gains(graph, best, default_s)
         kept = {gain.name for gain in gains}
         best = self._without(graph, best, [t for t in best.techniques if str(t) not in kept and not _saves(t)])
         overtaking, problem = None, None
         if best.parallel is not None:
-            changed = _predicted(graph, best.techniques)
+            changed = self._predictions.of(best.techniques)
             best, problem = self._checked(changed, best)
             if self.wanted.ahead and not self.stopped:
-                overtaking, whole = self._overtake(changed, problem, best, until)
+                overtaking, whole = self._overtake(changed, problem, best)
                 finished = finished and whole
-        spent = time.monotonic() - started
         found = whatif(graph, best.chain)
         return Answer(
             graph=graph,
@@ -106,7 +115,7 @@ class Optimiser:
             problem=problem,
             overtaking=overtaking,
             bound_s=best.found.bound_ns / 1e9 if best.found else found.after_s,
-            seconds=spent,
+            seconds=self._deadline.spent,
             states=self.states,
             sets=len(self.done),
             finished=finished,
@@ -115,19 +124,27 @@ class Optimiser:
 
     # --- sets of techniques --------------------------------------------------------------------------------------
 
-    def _sets(self, graph: TaskGraph, until: float, default_s: float) -> tuple[Candidate, bool]:
+    def _sets(self, graph: TaskGraph, default_s: float) -> tuple[Candidate, bool]:
         """The best set of techniques within the memory limit; whether all were looked at."""
-        options = self._options(graph)
+        options, whole = self._options(graph)
         best: Candidate | None = None
         smallest: Candidate | None = None
         for i, chosen in enumerate(options):
-            if time.monotonic() > until and best is not None:
-                return best, False
             name = _name(chosen)
             if best is not None and self._cannot_help(best, chosen):
                 continue
+            if not self._deadline.allows(_SET, then=self._closing(chosen)) and i:
+                if best is None:
+                    raise ForetraceError(
+                        f"no step that fits was found within {self._deadline.seconds:g} s; give --seconds more."
+                    )
+                whole = False
+                for each in chosen if len(chosen) == 1 else ():
+                    self.left_out.setdefault(str(each), _NO_TIME)
+                continue
             try:
-                found = self._candidate(graph, chosen)
+                with self._deadline.part(_SET):
+                    found = self._candidate(graph, chosen)
             except KeyboardInterrupt:
                 if best is None:
                     raise
@@ -152,24 +169,44 @@ class Optimiser:
                 f"no step fits into {(self.wanted.memory_limit or 0) / 1e9:.3g} GB{least}. Raise --memory-limit or "
                 "take a smaller model or batch."
             )
-        return best, True
+        return best, whole
 
-    def _options(self, graph: TaskGraph) -> list[tuple[Technique, ...]]:
-        """Sets to look at, small ones first; those that save memory only where there is a limit."""
-        fits = [each for each in FASTER if self._fits(graph, each)]
+    def _closing(self, chosen: Sequence[Technique]) -> float:
+        """Seconds that the answer takes if these techniques are it: what each gains, and its range.
+
+        Every part is predicted behind those before it, with buckets of its own where messages are exchanged.
+        """
+        exchange = [] if self.wanted.workers == 1 else [self._parallel()]
+        once = self._predictions.seconds(exchange)
+        return self._predictions.range_seconds([*chosen, *exchange]) + (len(chosen) + 6) * once
+
+    def _options(self, graph: TaskGraph) -> tuple[list[tuple[Technique, ...]], bool]:
+        """Sets to look at, small ones first, and whether these are all; those that save memory only where there is a
+        limit.
+        """
+        fits, whole = list[Technique](), True
+        for each in FASTER:
+            if not self._deadline.allows(_PREDICTION, then=self._closing(())):
+                self.left_out[str(each)] = _NO_TIME
+                whole = False
+                continue
+            with self._deadline.part(_PREDICTION):
+                fit = self._fits(each)
+            if fit:
+                fits.append(each)
         faster = [chosen for size in range(len(fits) + 1) for chosen in combinations(fits, size)]
         if self.wanted.memory_limit is None:
-            return faster
+            return faster, whole
         saving: list[tuple[Technique, ...]] = [()]
         recompute = ActivationRecomputation()
         parts = [GradientAccumulation(steps=count) for count in PARTS]
-        saving += [(each,) for each in (recompute, *parts) if self._fits(graph, each)]
+        saving += [(each,) for each in (recompute, *parts) if self._fits(each)]
         saving += [(recompute, each) for each in parts if (recompute,) in saving and (each,) in saving]
-        return [(*less, *chosen) for less in saving for chosen in faster]
+        return [(*less, *chosen) for less in saving for chosen in faster], whole
 
-    def _fits(self, graph: TaskGraph, technique: Technique) -> bool:
+    def _fits(self, technique: Technique) -> bool:
         try:
-            technique.predict(graph)
+            self._predictions.of([technique])
         except NotApplicableError as error:
             self.left_out[str(technique)] = str(error).split(": ", 1)[-1]
             return False
@@ -188,7 +225,7 @@ class Optimiser:
             self.left_out.setdefault(name, held["refused"])
             return None
         try:
-            changed = _predicted(graph, chosen)
+            changed = self._predictions.of(chosen)
             memory = None if self.peak is None else self.peak.after(changed, since=len(graph.changes))
             if self.wanted.workers == 1:
                 step_s = simulate(changed).step_time_s if held is None else float(held["step_s"])
@@ -274,20 +311,20 @@ class Optimiser:
     def _default_s(self, graph: TaskGraph) -> float:
         if self.wanted.workers == 1:
             return simulate(graph).step_time_s
-        return simulate(replace(self._parallel(), views=False).predict(graph)).step_time_s
+        return simulate(self._predictions.of([replace(self._parallel(), views=False)])).step_time_s
 
     def _gains(self, graph: TaskGraph, best: Candidate, default_s: float) -> tuple[Gain, ...]:
         """What each part of the answer takes off the step, one after the other, by the whole graph."""
         gains, now = list[Gain](), default_s
         if best.parallel is not None:
             plain = replace(self._parallel(), bucket_mb=None)
-            after = simulate(plain.predict(graph)).step_time_s
+            after = simulate(self._predictions.of([plain])).step_time_s
             if now - after > _WORTH * now:
                 gains.append(Gain(name="gradients as views", what="no copies back", before_s=now, after_s=after))
             now = after
             first = self._candidate(graph, ())
             if first is not None and first.parallel is not None and first.found is not None:
-                after = simulate(first.parallel.predict(graph)).step_time_s
+                after = simulate(self._predictions.of([first.parallel])).step_time_s
                 what = f"{len(first.found.plan.ends)} buckets instead of {self._default_buckets(graph)}"
                 if now - after > _WORTH * now:
                     gains.append(Gain(name=FUSION, what=what, before_s=now, after_s=after))
@@ -299,7 +336,7 @@ class Optimiser:
             found = self._candidate(graph, chosen)
             if found is None:
                 continue
-            after = simulate(_predicted(graph, found.chain)).step_time_s
+            after = simulate(self._predictions.of(found.chain)).step_time_s
             what = technique.summary
             if now - after > _WORTH * now or _saves(technique):
                 gains.append(Gain(name=str(technique), what=what, before_s=now, after_s=after))
@@ -320,7 +357,9 @@ class Optimiser:
 
     # --- messages that overtake ----------------------------------------------------------------------------------
 
-    def _overtake(self, changed: TaskGraph, problem: Problem, best: Candidate, until: float) -> tuple[Overtaking, bool]:
+    def _overtake(self, changed: TaskGraph, problem: Problem, best: Candidate) -> tuple[Overtaking, bool]:
+        keep = self._predictions.range_seconds(best.chain) + self._predictions.seconds(best.chain)
+        until = self._deadline.until(keep=keep)
         evaluator = Evaluator.of(problem)
         name = _name(best.techniques)
         if self.overtaking is None or self.overtakes != name:
@@ -402,12 +441,6 @@ def _saves(technique: Technique) -> bool:
 
 def _name(techniques: Sequence[Technique]) -> str:
     return " + ".join(map(str, techniques))
-
-
-def _predicted(graph: TaskGraph, techniques: Sequence[Technique]) -> TaskGraph:
-    for technique in techniques:
-        graph = technique.predict(graph)
-    return graph
 
 
 def _fingerprint(graph: TaskGraph, wanted: Wanted) -> str:

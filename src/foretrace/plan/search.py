@@ -10,7 +10,6 @@ rounds in a row gain less than 0.01 % (dPRO stops at 0.1 %), or when time is up.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from math import exp
@@ -19,11 +18,13 @@ from typing import Any
 
 import numpy as np
 
+from foretrace.deadline import Deadline, never
 from foretrace.plan.buckets import best_buckets, default, least_step, seeds
 from foretrace.plan.evaluate import Evaluator
 from foretrace.plan.moves import alike, all_moves, around, random_move, together
 from foretrace.plan.problem import CHUNKS, Plan
 
+NEVER = never()
 PATIENCE = 12  # rounds without a gain of 0.01 %
 _GAIN = 1e-4
 _MET = 1e-4  # a step this near to its bound needs no better plan
@@ -129,10 +130,10 @@ class Search:
         """Whether another round is not worth its time."""
         return self.proven or self.state.idle >= PATIENCE
 
-    def round(self, until: float = float("inf")) -> bool:
+    def round(self, until: Deadline = NEVER) -> bool:
         """One descent: from the simple plans in the first rounds, later from the best one, shaken or walked from.
 
-        Returns False, with the state as it was, where `until` (`time.monotonic`) came first; what was found by then
+        Returns False, with the state as it was, where `until` was over first; what was found by then
         is in `reached`, and the round is done again by whoever goes on.
         """
         state = self.state
@@ -151,7 +152,7 @@ class Search:
             ns = self.evaluator.step_ns(plan)
         steepest = state.rounds == len(self.starts) - 1
         plan, ns, tried = (self._steepest if steepest else self._descend)(plan, ns, random, until)
-        if time.monotonic() > until:
+        if until.over:
             if ns < self.reached[1]:
                 self.reached = plan, ns
             return False
@@ -168,21 +169,21 @@ class Search:
         return True
 
     def run(
-        self, *, until: float = float("inf"), rounds: int | None = None, tell: Callable[[Search], None] | None = None
+        self, *, until: Deadline = NEVER, rounds: int | None = None, tell: Callable[[Search], None] | None = None
     ) -> State:
         """Rounds until done, `until` or so many rounds; `tell` hears of every one."""
-        while not self.done and (rounds is None or self.state.rounds < rounds) and time.monotonic() < until:
+        while not self.done and (rounds is None or self.state.rounds < rounds) and not until.over:
             if not self.round(until):
                 break
             if tell is not None:
                 tell(self)
         return self.state
 
-    def _walk(self, plan: Plan, ns: float, random: Random, until: float) -> tuple[Plan, float, int]:
+    def _walk(self, plan: Plan, ns: float, random: Random, until: Deadline) -> tuple[Plan, float, int]:
         """The best plan on a random walk that accepts worse ones less and less (simulated annealing)."""
         best, best_ns, scale = plan, ns, ns
         for i in range(_WALK):
-            if not i % 64 and time.monotonic() > until:
+            if not i % 64 and until.over:
                 break
             temperature = scale * _HOT * (_COLD / _HOT) ** (i / _WALK)
             other = random_move(plan, random)
@@ -193,11 +194,11 @@ class Search:
                     best, best_ns = plan, ns
         return best, best_ns, _WALK
 
-    def _descend(self, plan: Plan, ns: float, random: Random, until: float) -> tuple[Plan, float, int]:
+    def _descend(self, plan: Plan, ns: float, random: Random, until: Deadline) -> tuple[Plan, float, int]:
         """First better neighbour again and again; (plan, its step, plans tried)."""
         tried = 0
         improved = True
-        while improved and time.monotonic() <= until:
+        while improved and not until.over:
             improved = False
             for other in self._neighbours(plan, random):
                 tried += 1
@@ -205,11 +206,11 @@ class Search:
                 if other_ns < ns:
                     plan, ns, improved = other, other_ns, True
                     break
-                if not tried % 64 and time.monotonic() > until:
-                    break
+                if not tried % 64 and until.over:
+                    return plan, ns, tried
         return plan, ns, tried
 
-    def _steepest(self, plan: Plan, ns: float, _: Random, until: float) -> tuple[Plan, float, int]:
+    def _steepest(self, plan: Plan, ns: float, _: Random, until: Deadline) -> tuple[Plan, float, int]:
         """The best of all moves again and again, as plain greedy search does it."""
         tried = 0
         while True:
@@ -219,8 +220,8 @@ class Search:
                 other_ns = self.evaluator.step_ns(other)
                 if other_ns < best_ns:
                     best, best_ns = other, other_ns
-                if not tried % 64 and time.monotonic() > until:
-                    break
+                if not tried % 64 and until.over:
+                    return best, best_ns, tried
             if best_ns >= ns:
                 return plan, ns, tried
             plan, ns = best, best_ns

@@ -1,0 +1,78 @@
+"""`Deadline`: so many seconds for work that stops with the best so far, and how long its next part may take.
+
+Looking at the clock after the time is over keeps no budget: the part that was under way, and what has to be done with
+the result, come on top. So a part is begun only where the longest of its kind so far would still end in time, and time
+for what comes afterwards is kept free.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+Clock = Callable[[], float]
+
+
+class Deadline:
+    """So many seconds from now. `clock` counts seconds, by default without those spent compiling loops."""
+
+    def __init__(self, seconds: float, clock: Clock | None = None) -> None:
+        self.seconds = seconds
+        self.clock = clock or uncompiled
+        self._began = self.clock()
+        self._took: dict[str, float] = {}
+
+    @property
+    def spent(self) -> float:
+        """Seconds since the beginning."""
+        return self.clock() - self._began
+
+    @property
+    def left(self) -> float:
+        """Seconds until the end, negative after it."""
+        return self.seconds - self.spent
+
+    @property
+    def over(self) -> bool:
+        """Whether the time is over."""
+        return self.left <= 0
+
+    def allows(self, *kinds: str, then: float = 0.0) -> bool:
+        """Whether a part of each of these kinds, and `then` so many seconds of other work, would end in time."""
+        return self.left > sum(map(self.took, kinds)) + then
+
+    def took(self, kind: str) -> float:
+        """Seconds of the longest part of a kind so far, 0 before the first."""
+        return self._took.get(kind, 0.0)
+
+    @contextmanager
+    def part(self, kind: str) -> Iterator[None]:
+        """Time one part of a kind."""
+        began = self.clock()
+        yield
+        self._took[kind] = max(self.took(kind), self.clock() - began)
+
+    def until(self, keep: float = 0.0) -> Deadline:
+        """One on the same clock that ends `keep` seconds earlier."""
+        return Deadline(max(self.left - keep, 0.0), self.clock)
+
+
+def never() -> Deadline:
+    """One that does not come."""
+    return Deadline(float("inf"))
+
+
+def uncompiled() -> float:
+    """Seconds that count on without those in which loops were compiled, as the first use after an installation does."""
+    if not _LISTENERS and "numba" in sys.modules:
+        from numba.core import event
+
+        _LISTENERS.append(event.TimingListener())  # type: ignore[no-untyped-call]  # numba has no types
+        event.register("numba:compile", _LISTENERS[0])  # type: ignore[no-untyped-call]
+    return time.monotonic() - float(sum(each.duration for each in _LISTENERS if each.done))
+
+
+_LISTENERS: list[Any] = []  # hears when numba compiles, from the first use of numba on
