@@ -4,9 +4,10 @@
 
 Recordings are found, not listed: those of tests/data, whatever `foretrace` can read under the shared data
 (FORETRACE_SHARED_DATA), the ranks of one run joined, execution traces, an ONNX model, and steps estimated from models
-of the zoo. Techniques are those of the registry, two settings each (`foretrace.testing.cross`). With --pairs, every
-ordered pair of techniques on three recordings as well. Every cell is judged by two processes, whose answers must be the
-same to the byte. Wrong cells are printed and make the exit code 1.
+of the zoo; those of a device with a full launch queue as well, and the project's own in every way that a recording can
+tell less. Techniques are those of the registry, two settings each (`foretrace.testing.cross`). With --pairs, every
+ordered pair of techniques on the three recordings on which most are sound. Every cell is judged by two processes, whose
+answers must be the same to the byte. Wrong cells are printed and make the exit code 1.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatch
 from functools import lru_cache, partial
 from itertools import permutations
@@ -40,7 +41,7 @@ from foretrace.graph.taskgraph import TaskGraph
 from foretrace.model.operator_graph import OperatorGraph
 from foretrace.techniques.arguments import parse
 from foretrace.techniques.registry import techniques
-from foretrace.testing.cross import Cell, judge, settings
+from foretrace.testing.cross import Cell, judge, maimed, settings
 from tables import ROOT, machine, shared_traces, table, today
 
 MODELS = ("resnet50", "bert", "gpt2", "dlrm", "lstm-lm")  # of the zoo, those that there are
@@ -68,7 +69,10 @@ class Row:
 def sources() -> Iterator[Source]:
     """Everything that can become a task graph."""
     for path in sorted((ROOT / "tests" / "data").glob("*.json.gz")):
-        yield Source(name=path.name.split(".")[0], make=partial(_recorded, path))
+        name = path.name.split(".")[0]
+        yield Source(name=name, make=partial(_recorded, path))
+        for way in maimed:
+            yield Source(name=f"{name}, {way}", make=partial(_maimed, path, way))
     traces = shared_traces()
     if traces is not None:
         yield from _shared(traces)
@@ -89,6 +93,7 @@ def _shared(traces: Path) -> Iterator[Source]:
         if kind == Kind.RECORDING:
             ranks.setdefault((path.parent, re.sub(r"\d+", "#", path.name)), []).append(path)
             yield Source(name=name, make=partial(_recorded, path))
+            yield Source(name=f"{name}, full queue", make=partial(_maimed, path, "full queue"))
         else:
             yield Source(name=name, make=partial(_scenario, path))
     for (folder, _), paths in ranks.items():
@@ -108,6 +113,14 @@ def _estimated() -> Iterator[Source]:
 
 def _recorded(path: Path) -> TaskGraph:
     return flow.read(path).graph().graph
+
+
+def _maimed(path: Path, way: str) -> TaskGraph:
+    whole = _recorded(path)
+    graph = maimed[way](whole)
+    if graph is whole:
+        raise ForetraceError("the recording has no device.")
+    return graph
 
 
 def _joined(paths: list[Path]) -> TaskGraph:
@@ -199,31 +212,40 @@ def cross(
         files = {name: str(Path(folder) / f"{i}.graph") for i, name in enumerate(names)}
         tell(f"making {len(names)} graphs")
         said = dict(zip(names, first.map(_build, names, files.values()), strict=True))
-        made = [name for name in names if not said[name]]
-        work: list[tuple[str, str, tuple[str, ...]]]
-        work = [(files[name], name, (text,)) for name in made for both in known.values() for text in both]
+
+        def judged(cells: Sequence[tuple[str, tuple[str, ...]]]) -> list[Row]:
+            work = [(files[name], name, texts) for name, texts in cells]
+            tell(f"{len(work)} cells, each in two processes")
+            chunk = max(1, min(29, len(work) // (8 * processes)))
+            again = second.map(_cell, work, chunksize=chunk)
+            rows = []
+            for one, other in zip(first.map(_cell, work, chunksize=chunk), again, strict=True):
+                rows.append(_agreed(one, other))
+                if rows[-1].cell.outcome == "wrong":
+                    tell(f"wrong: {_place(rows[-1])}: {rows[-1].cell.says}")
+                if len(rows) % 500 == 0:
+                    tell(f"{len(rows)} of {len(work)}")
+            return rows
+
+        rows = judged([(name, (text,)) for name in names if not said[name] for both in known.values() for text in both])
         if pairs:
-            small = sorted(made, key=lambda name: len(_graph(files[name])))
-            chosen = [small[len(small) * k // (PAIR_RECORDINGS + 1)] for k in range(1, PAIR_RECORDINGS + 1)]
+            sound = Counter(row.recording for row in rows if row.cell.outcome == "sound" and "," not in row.recording)
+            chosen = [name for name, _ in sound.most_common(PAIR_RECORDINGS)]
             couples = list(permutations([both[0] for both in known.values()], 2))
-            work += [(files[name], name, couple) for name in dict.fromkeys(chosen) for couple in couples]
-        tell(f"{len(work)} cells, twice")
-        chunk = max(1, min(29, len(work) // (8 * processes)))
-        once = []
-        for row in first.map(_cell, work, chunksize=chunk):
-            once.append(row)
-            if row.cell.outcome == "wrong":
-                tell(f"WRONG: {row.recording} with {' + '.join(row.techniques)}: {row.cell.says}")
-        again = list(second.map(_cell, work, chunksize=chunk))
-    rows = []
-    for one, other in zip(once, again, strict=True):
-        cell = one.cell
-        if one.cell != other.cell and one.cell.outcome == other.cell.outcome:
-            cell = Cell(outcome="wrong", says=f"two processes differ: {one.cell} and {other.cell}")
-        elif one.cell.outcome != other.cell.outcome:
-            cell = Cell(outcome="wrong", says=f"{one.cell.outcome} in one process, {other.cell.outcome} in another")
-        rows.append(Row(recording=one.recording, techniques=one.techniques, cell=cell, seconds=one.seconds))
+            rows += judged([(name, couple) for name in chosen for couple in couples])
     return rows, {name: why for name, why in said.items() if why}
+
+
+def _agreed(one: Row, other: Row) -> Row:
+    """The cell of two processes: wrong where they differ."""
+    if one.cell == other.cell:
+        return one
+    says = f"two processes differ: {one.cell} and {other.cell}"
+    return replace(one, cell=Cell(outcome="wrong", says=says))
+
+
+def _place(row: Row) -> str:
+    return f"{row.recording} with {' + '.join(row.techniques)}"
 
 
 def main() -> None:
@@ -268,14 +290,13 @@ def report(rows: list[Row], missing: dict[str, str], seconds: float) -> None:
         print(f"\nno graph of {name}: {why}")
     for row in rows:
         if row.cell.odd:
-            print(f"\nodd: {row.recording} with {' + '.join(row.techniques)}: {row.cell.before_s:.4g} s -> "
-                  f"{row.cell.after_s:.4g} s")  # fmt: skip
+            print(f"\nodd: {_place(row)}: {row.cell.before_s:.4g} s -> {row.cell.after_s:.4g} s")
     for row in rows:
         if row.cell.outcome == "wrong":
-            print(f"\nwrong: {row.recording} with {' + '.join(row.techniques)}: {row.cell.says}")
+            print(f"\nwrong: {_place(row)}: {row.cell.says}")
     slow = max(rows, key=lambda row: row.seconds)
     count = Counter(row.cell.outcome for row in rows)
-    print(f"\nthe slowest cell took {slow.seconds:.1f} s: {slow.recording} with {' + '.join(slow.techniques)}")
+    print(f"\nthe slowest cell took {slow.seconds:.1f} s: {_place(slow)}")
     print(f"{len({row.recording for row in rows})} recordings, {len(rows)} cells, each in two processes: "
           f"{count['sound']} sound, {count['refused']} refused, {count['wrong']} wrong ({seconds:.0f} s)")  # fmt: skip
     print(f"{machine()}, {today()}")

@@ -55,6 +55,15 @@ class Operator:
         """Per argument: the value of what is no tensor, as text; "" where there is none."""
         return list(self._shapes.concrete)
 
+    def tensor(self, at: int) -> tuple[int, ...]:
+        """Sizes of the tensor at this place; () where there is none, or the recording does not tell."""
+        sizes = self._shapes.dims[at] if at < len(self._shapes.dims) else []
+        return tuple(sizes) if all(isinstance(size, int) for size in sizes) else ()
+
+    def type(self, at: int) -> str:
+        """Type of the argument at this place; "" where the recording does not tell."""
+        return self._shapes.types[at] if at < len(self._shapes.types) else ""
+
     @property
     def layout(self) -> str:
         """Memory layout of its four-dimensional tensors."""

@@ -131,7 +131,7 @@ def _ranges(graph: TaskGraph) -> Fault | None:
         "lane": (0, len(graph.lanes) - 1),
         "name": (0, names),
         "layer": (-1, len(graph.layers) - 1),
-        "step": (-1, max(len(graph.info.steps), graph.n_steps)),  # the last mark may be of the step that follows
+        "step": (-1, graph.n_steps or _INT32),  # the last mark is of the step that follows
         "dur": (0, LONGEST),
         "delay": (0, LONGEST),
         "release": (-LATEST, LATEST),
@@ -158,6 +158,10 @@ def _ranges(graph: TaskGraph) -> Fault | None:
         if at >= 0:
             what = f"edge {at}" if key in EDGE_COLUMNS else f"mark {at}" if key == "marks" else _task(graph, at)
             return Fault(f"{what} has {key} {column[at]}, which must lie between {low} and {high}")
+    if graph.n_steps and "step" in graph.unproven:
+        late = np.flatnonzero((graph.step == graph.n_steps) & (graph.kind != TaskKind.MARK))
+        if len(late):
+            return Fault(f"{_task(graph, int(late[0]))} is of step {graph.n_steps}, but there are {graph.n_steps}")
     at = _loops().outside(fixed(graph.flops), 0.0, np.finfo(np.float64).max) if "flops" in graph.unproven else -1
     if at >= 0:
         return Fault(f"{_task(graph, at)} has flops {graph.flops[at]}, which must be 0 or more and finite")

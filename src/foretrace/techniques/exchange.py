@@ -87,12 +87,14 @@ def exchange(
     in_flight: int,
     technique: str,
     ordered: bool = True,
+    as_issued: bool = False,
 ) -> TaskGraph:
     """The graph with these messages, in their order on every link, at most `in_flight` at a time.
 
-    Every message must wait at one of the `stops` (the same rows). In a recording of a device it is the first device
-    task behind the stop that waits, not the host. Links that are not `ordered` take the message that is there, by
-    priority. Raises GraphError where a wait would come before its message.
+    With `as_issued` they are in the order of `after` in every step, which may differ between steps. Every message must
+    wait at one of the `stops` (the same rows). In a recording of a device it is the first device task behind the stop
+    that waits, not the host. Links that are not `ordered` take the message that is there, by priority. Raises
+    GraphError where a wait would come before its message.
     """
     steps, count = graph.n_steps, len(messages)
     tasks, joins, starts = list[HostTask | DeviceTask](), dict[tuple[int, int], int](), dict[tuple[int, int], int]()
@@ -156,8 +158,9 @@ def exchange(
                 waits(here, int(new[old + joins[stop_of[tuple(message.waits.tolist())], until]]))
     by_link: dict[str, list[tuple[int, int]]] = defaultdict(list)  # (row, time that the link is taken)
     for step in range(steps):
-        for j, message in enumerate(messages):
-            by_link[message.link].append((int(at[step, j]), message.wire_ns))
+        rank_of = [int(message.after[step]) if as_issued else 0 for message in messages]
+        for j in sorted(range(count), key=rank_of.__getitem__):
+            by_link[messages[j].link].append((int(at[step, j]), messages[j].wire_ns))
     for queue in by_link.values() if ordered else ():
         for (u, taken), (v, _) in pairwise(queue):
             edge(u, v, EdgeKind.STREAM, taken, start=True)

@@ -82,7 +82,7 @@ class FullySharded(Technique):
         if plan.backend == "nccl":
             first, last = units[-1].backward, np.max([each.ready for each in units], axis=0)
             graph = beside(graph, first, last, values["company"], busy_s, technique=self.name)
-        result = exchange(graph, messages, stops, in_flight=1, technique=self.name)
+        result = exchange(graph, messages, stops, in_flight=1, technique=self.name, as_issued=True)
         facts = {
             "workers": self.workers,
             "network": self.network,
@@ -127,12 +127,12 @@ class FullySharded(Technique):
             )
 
         for i, unit in enumerate(units):
-            issued = units[max(i - 1, 0)].forward if ahead else unit.forward
+            issued = np.minimum(units[max(i - 1, 0)].forward, unit.forward) if ahead else unit.forward
             message(CollectiveKind.ALL_GATHER, "", unit, issued, unit.forward)
         order = list(reversed(units))
         for i, unit in enumerate(order):
             if self.reshard and not unit.root:
-                issued = order[max(i - 1, 0)].backward if ahead else unit.backward
+                issued = np.minimum(order[max(i - 1, 0)].backward, unit.backward) if ahead else unit.backward
                 message(CollectiveKind.ALL_GATHER, " again", unit, issued, unit.backward)
             if i and ahead:  # the gather of the next unit is issued before the scatter of the former one
                 former = order[i - 1]
@@ -141,8 +141,6 @@ class FullySharded(Technique):
                 message(CollectiveKind.REDUCE_SCATTER, "", unit, unit.ready, unit.ready)
         if ahead:
             message(CollectiveKind.REDUCE_SCATTER, "", order[-1], order[-1].ready, last)
-        if not ahead:
-            messages.sort(key=lambda each: int(each.after[0]))
         made = [Stop(waits=rows, then_ns=ns, device=behind) for rows, ns, behind in stops.values()]
         return messages, made
 

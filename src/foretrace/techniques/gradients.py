@@ -84,8 +84,10 @@ def _accumulated(graph: TaskGraph) -> tuple[Gradient, ...]:
         if graph.shape[row] < 0:
             return ()
         operator = Operator(_ACCUMULATE, graph.shapes[graph.shape[row]])
-        shapes.append(tuple(int(n) for n in operator.dims[0]))
-        sizes.append(BYTES.get(operator.types[0].lower(), 4))
+        if not operator.tensor(0):
+            return ()
+        shapes.append(operator.tensor(0))
+        sizes.append(BYTES.get(operator.type(0).lower(), 4))
     known = _order(graph, shapes)
     parameters = graph.info.recording.get("parameters", [])
     return tuple(

@@ -140,9 +140,9 @@ class ReconstructBatchnorm(Technique):
         found = {}
         for row in np.flatnonzero(_training_norms(graph) & (graph.shape >= 0) & (graph.nbytes > 0)).tolist():
             operator = Operator(graph.names[graph.op[row]], graph.shapes[graph.shape[row]])
-            dims = operator.dims[0]
-            if operator.types[0] == "float" and len(dims) == 4 and 4 * prod(dims) >= self.min_bytes:
-                found[row] = operator.dims[0]
+            dims = operator.tensor(0)
+            if operator.type(0) == "float" and len(dims) == 4 and 4 * prod(dims) >= self.min_bytes:
+                found[row] = list(dims)
         return found
 
     def _gains(self, graph: TaskGraph) -> dict[int, float]:

@@ -167,7 +167,8 @@ def _known(saves: Iterator[tuple[str, int, str]]) -> tuple[list[tuple[str, int, 
         found += saves
     except (IndexError, TypeError, ValueError):
         return found, False
-    return found, True
+    sized = [each for each in found if isinstance(each[1], int)]  # not of a list of tensors
+    return sized, len(sized) == len(found)
 
 
 def _saves(

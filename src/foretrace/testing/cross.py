@@ -8,18 +8,21 @@ metadata of the parameters, so a technique that joins the registry is in the cro
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from foretrace.errors import ForetraceError
+from foretrace.graph.insert import edge_columns, extend
 from foretrace.graph.sound import first_fault
-from foretrace.graph.taskgraph import EDGE_COLUMNS, TASK_COLUMNS, TaskGraph
+from foretrace.graph.taskgraph import EDGE_COLUMNS, TASK_COLUMNS, Change, EdgeKind, TaskGraph, TaskKind
 from foretrace.simulate.timeline import Timeline, simulate
 from foretrace.techniques.base import Parameter, Technique
 
@@ -187,3 +190,109 @@ def _digest(timeline: Timeline) -> str:
     found.update(timeline.start.tobytes() + timeline.end.tobytes())
     found.update(repr((timeline.graph.changes, timeline.graph.assumptions)).encode())
     return found.hexdigest()
+
+
+# -- recordings that tell less ---------------------------------------------------------------------------------
+
+
+def _texts(graph: TaskGraph, change: Callable[[list[Any]], list[Any]]) -> TaskGraph:
+    return replace(graph, shapes=tuple(json.dumps(change(json.loads(text))) for text in graph.shapes))
+
+
+def _without(graph: TaskGraph, *columns: str) -> TaskGraph:
+    value = {"phase": 0, "flops": 0.0}
+    made = {key: np.full_like(getattr(graph, key), value.get(key, -1)) for key in columns}
+    return graph.with_columns(**made)
+
+
+def _flat(sizes: list[Any]) -> bool:
+    return all(isinstance(size, int) for size in sizes)
+
+
+def _steps(graph: TaskGraph, marks: npt.NDArray[np.int32], step: npt.NDArray[np.int32]) -> TaskGraph:
+    one = replace(graph, marks=marks, info=replace(graph.info, steps=graph.info.steps[:1]))
+    return one.with_columns(step=step.astype(np.int32))
+
+
+def _says(graph: TaskGraph, **info: Any) -> TaskGraph:
+    return replace(graph, info=replace(graph.info, **info))
+
+
+def full_queue(graph: TaskGraph) -> TaskGraph:
+    """The recording as it would be with a device six times slower and a launch queue of few places: the host runs ahead
+    until it waits for a slot at nearly every launch. A recording without a device stays as it is.
+    """
+    dst, device = graph.dst, graph.on_device
+    launch = np.flatnonzero(
+        (graph.edge_kind == EdgeKind.LAUNCH) & device[dst] & (graph.kind[graph.src] == TaskKind.CALL)
+    )
+    program = (graph.edge_kind == EdgeKind.PROGRAM) & ~graph.from_start
+    returns = np.zeros(len(graph), dtype=np.bool_)
+    returns[graph.src[program & (graph.kind[dst] == TaskKind.RETURN)]] = True
+    call, first = np.unique(graph.src[launch], return_index=True)
+    task = dst[launch][first].astype(np.int64)
+    call, task = call[~returns[call]], task[~returns[call]]
+    slower = graph.with_columns(dur=np.where(device, 6 * graph.dur, graph.dur))
+    edges, src, back = edge_columns(slower), list[int](), list[int]()
+    for lane in np.unique(graph.lane[task]).tolist():
+        there = np.flatnonzero((graph.lane == lane) & ~graph.gone)
+        mine = np.flatnonzero(graph.lane[task] == lane)
+        places = min(1022, max(len(there) // 12, 3))
+        place = np.searchsorted(there, task[mine]) - places - 1
+        src += there[place[place >= 0]].tolist()
+        back += mine[place >= 0].tolist()
+    if not back:
+        return graph
+    waits = call[back].astype(np.int64)
+    row = np.arange(len(graph), dtype=np.int64)
+    row[waits] = len(graph) + np.arange(len(back))
+    follow = program | (graph.edge_kind == EdgeKind.THREAD) & ~graph.from_start
+    edges["src"] = np.where(follow, row[graph.src], graph.src).astype(np.int32)
+    columns = {key: getattr(graph, key)[waits] for key in ("lane", "name", "phase", "layer", "step", "op", "shape")}
+    made, _ = extend(
+        slower,
+        {
+            **columns,
+            "kind": np.full(len(back), TaskKind.RETURN),
+            "dur": np.zeros(len(back)),
+            "recorded": graph.recorded[waits] + graph.dur[waits],
+        },
+        {
+            "src": np.concatenate([waits, src]),
+            "dst": np.concatenate([row[waits], row[waits]]),
+            "edge_kind": np.repeat([int(EdgeKind.PROGRAM), int(EdgeKind.QUEUE)], len(back)),
+            "lag": np.repeat([0, 1_000], len(back)),
+        },
+        old_edges=edges,
+        change=Change(technique="", what="filled the launch queue", tasks=len(back)),
+    )
+    nothing = (
+        {"kind": np.empty(0, np.uint8)},
+        {key: np.empty(0, np.int64) for key in ("src", "dst", "edge_kind", "lag")},
+    )
+    in_time = made.with_columns(recorded=simulate(made).start)
+    return extend(in_time, *nothing, change=made.changes[-1])[0]  # rows by time, as the builder has them
+
+
+#: The same recording as other profilers and other settings would have made it, by what it lacks.
+maimed: dict[str, Callable[[TaskGraph], TaskGraph]] = {
+    "full queue": full_queue,
+    "no shapes": lambda graph: _without(graph, "shape", "nbytes", "flops"),
+    "no values": lambda graph: _texts(graph, lambda inputs: [inputs[0], inputs[1], []]),
+    "no types": lambda graph: _texts(graph, lambda inputs: [inputs[0], [], inputs[2]]),
+    "fewer inputs": lambda graph: _texts(graph, lambda inputs: [inputs[0][:1], inputs[1][:1], inputs[2][:1]]),
+    "scalars only": lambda graph: _texts(graph, lambda inputs: [[[] for _ in inputs[0]], inputs[1], inputs[2]]),
+    "lists of tensors": lambda graph: _texts(
+        graph, lambda inputs: [[[each] if each and _flat(each) else each for each in inputs[0]], *inputs[1:]]
+    ),
+    "empty tensors": lambda graph: _texts(
+        graph, lambda inputs: [[[0] * len(each) if _flat(each) else each for each in inputs[0]], *inputs[1:]]
+    ),
+    "no phases": lambda graph: _without(graph, "phase"),
+    "no operators": lambda graph: _without(graph, "op", "shape"),
+    "no layers": lambda graph: _without(graph, "layer"),
+    "no facts": lambda graph: _says(graph, recording={}, devices=(), calibration={}),
+    "facts alone": lambda graph: _says(_without(graph, "shape", "phase", "op", "layer", "nbytes")),
+    "one step": lambda graph: _steps(graph, graph.marks[:2], np.where(graph.step == 0, 0, -1)),
+    "all steps in one": lambda graph: _steps(graph, graph.marks[[0, -1]], np.minimum(graph.step, 0)),
+}
