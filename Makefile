@@ -1,4 +1,4 @@
-# make demo | test | lint | bench | fuzz      needs Python 3.11-3.14 (PYTHON=...) and nothing else
+# make demo | test | test-avx2 | lint | bench | fuzz      needs Python 3.11-3.14 (PYTHON=...) and nothing else
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 PACKAGE = pyproject.toml constraints.txt
 DEMO := demo-out
 
-.PHONY: help demo test lint bench fuzz clean
+.PHONY: help demo test test-avx2 lint bench fuzz clean
 help:
 	@grep -E '^# make' Makefile | cut -c 3-
 
@@ -31,7 +31,7 @@ $(VENV)/peers.stamp: $(VENV)/dev.stamp
 	  || echo "HolisticTraceAnalysis cannot be installed here; its row will be missing" >&2
 	@touch $@
 
-# Record a real training step, replay it, ask what if.
+# Record a real training step, replay it, ask what if; then make one of the changes for real and keep both figures.
 demo: $(VENV)/run.stamp
 	@rm -rf $(DEMO) && mkdir $(DEMO)
 	$(BIN)/foretrace record --out $(DEMO)/run -- $(BIN)/python examples/train_cnn.py --threads 1
@@ -39,9 +39,15 @@ demo: $(VENV)/run.stamp
 	$(BIN)/foretrace simulate $(DEMO)/run
 	$(BIN)/foretrace whatif $(DEMO)/run --do prefetch-data --do fused-optimizer --do "scale name=*conv* by=0.5" \
 	  --html $(DEMO)/report.html --perfetto $(DEMO)/timeline.json.gz
+	$(BIN)/foretrace verify prefetch-data --model examples/train_cnn.py --seconds 6 --ledger $(DEMO)/ledger.sqlite
+	$(BIN)/foretrace ledger --ledger $(DEMO)/ledger.sqlite
 
 test: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+# What depends on the processor, once more as if it had AVX2 and no more. All tests: ONEDNN_MAX_CPU_ISA=AVX2 make test
+test-avx2: $(VENV)/dev.stamp
+	ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/python -m pytest -n 2 --dist loadfile -m processor $(ARGS)
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .

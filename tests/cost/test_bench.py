@@ -234,6 +234,7 @@ def test_a_larger_product_takes_longer() -> None:
     assert seconds[large.key] > 4 * seconds[small.key]
 
 
+@pytest.mark.processor
 @pytest.mark.parametrize("family", sorted({each.family for each in grid()}))
 def test_the_grid_can_be_called(family: str) -> None:
     point = next(each for each in grid() if each.family == family)

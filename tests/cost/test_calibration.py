@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from math import log
 from pathlib import Path
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -20,6 +21,9 @@ from foretrace.cost.machine import differences, fingerprint, fingerprint_of
 from foretrace.cost.operator import BFLOAT16, CHANNELS_LAST, Operator
 from foretrace.cost.similar import family, size
 from foretrace.errors import ForetraceError
+from foretrace.hardware import processor
+from foretrace.testing.workloads import Cpu
+from foretrace.trace.observe import machine
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 HERE = {"cpu": "a processor", "threads": 1, "allocator": {}}
@@ -219,3 +223,32 @@ def test_a_call_timed_in_one_place_only_is_there() -> None:
     known = Calibration(seconds={before.key: 2.0, after.key: 3.0})
     assert known.times_s(before, after, 1.0) == (2.0, 3.0)
     assert known.times_s(before, before.with_dims([[32]])) is None
+
+
+def test_times_of_another_kind_of_processor_are_never_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor, "_offered", lambda: ("avx", "avx2", "avx512", "avx512_bf16"))
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    wide = fingerprint()
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    narrow = fingerprint()
+    assert differences(wide, narrow) == ["instruction sets (avx avx2 avx512 avx512_bf16, not avx avx2)"]
+    store.save(wide, {"a": 1.0})
+    assert store.load(narrow) == {}
+    store.path_for(narrow).write_bytes(store.path_for(wide).read_bytes())  # copied from elsewhere
+    with pytest.raises(ForetraceError, match=r"holds times of another machine .* instruction sets"):
+        store.load(narrow)
+    recording = {
+        "machine": machine.machine(), "environment": machine.environment(), **machine.torch_settings(),
+    }  # fmt: skip
+    graph = replace(Cpu().graph(), info=replace(Cpu().graph().info, recording=recording))
+    assert Calibration(machine=narrow, seconds={"a": 1.0}).fits(graph)
+    with pytest.raises(ForetraceError, match="another machine than the recording's: instruction sets"):
+        Calibration(machine=wide, seconds={"a": 1.0}).on(graph)
+
+
+def test_cores_count_as_far_as_threads_use_them() -> None:
+    def of(threads: int, usable: float) -> dict[str, Any]:
+        return fingerprint_of({"machine": {"cores": 8, "usable_cores": usable}, "threads": {"intra_op": threads}})
+
+    assert differences(of(1, 2.0), of(1, 4.0)) == [], "one thread has its core in either case"
+    assert differences(of(4, 2.0), of(4, 4.0)) == ["cores for these threads (2.0, not 4)"]

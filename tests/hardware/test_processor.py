@@ -12,6 +12,8 @@ import pytest
 from foretrace.hardware import processor
 from foretrace.hardware.processor import Sixteen, instruction_sets, recorded_sets, sixteen_bit, usable_cores
 
+pytestmark = pytest.mark.processor
+
 AMX = ("sse4_1", "avx", "avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16")
 
 

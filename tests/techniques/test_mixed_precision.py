@@ -32,6 +32,8 @@ from foretrace.testing.workloads import Cpu, Gpu, optimizer_facts, processor_fac
 from foretrace.training.training import Training
 from tests.kineto_files import Recording
 
+pytestmark = pytest.mark.processor
+
 HALF = "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_256x128_64x3_tn_align2>"
 TF32 = "sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nchw_tilesize128x128x16"
 RELU = "*relu<float>*"

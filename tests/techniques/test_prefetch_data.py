@@ -14,9 +14,10 @@ from foretrace.graph.builder import build
 from foretrace.graph.select import select
 from foretrace.graph.taskgraph import EdgeKind, TaskGraph, TaskKind
 from foretrace.simulate.timeline import simulate
-from foretrace.techniques import PrefetchData
+from foretrace.techniques import PrefetchData, prefetch_data
 from foretrace.techniques.loading import WORKER, find_fetches
 from foretrace.techniques.whatif import whatif
+from foretrace.testing import small_training
 from foretrace.testing.workloads import LOADER, MULTI, Cpu, Gpu
 from foretrace.trace.read import read
 from foretrace.trace.trace import LaneKind
@@ -108,6 +109,39 @@ def test_cores_are_shared_by_count() -> None:
     work_s = simulate(Cpu(data_us=0, steps=8).graph()).step_time_s
     assert step(8) == pytest.approx(work_s, rel=0.01)
     assert step(1) == pytest.approx(work_s + 4e-3, rel=0.02), "one core: nothing is hidden"
+
+
+@pytest.mark.parametrize(
+    ("cores", "quota", "threads", "workers"),
+    [
+        (1, None, 1, 1),
+        (2, None, 1, 1),
+        (2, None, 2, 1),
+        (4, None, 1, 3),
+        (64, None, 1, 4),
+        (64, 2.5, 1, 1),
+        (8, None, 6, 2),
+    ],
+)
+def test_by_default_there_are_as_many_workers_as_free_cores(
+    cores: int, quota: float | None, threads: int, workers: int
+) -> None:
+    machine = {"cores": 64, "affinity": list(range(cores)), "cpu_quota": quota}
+    graph = Cpu(recording={"machine": machine, "threads": {"intra_op": threads}}).graph()
+    assert {each.label for each in PrefetchData().predict(graph).lanes if each.kind == LaneKind.MODEL} == {
+        f"loader worker {i}" for i in range(workers)
+    }
+    assert PrefetchData().workers_for(Gpu().graph()) == 4, "nobody says how many cores"
+    assert PrefetchData(workers=7).workers_for(graph) == 7
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # this machine may have fewer
+def test_the_real_loader_gets_the_workers_that_this_process_has_cores_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    for cores, workers in ((1.0, 1), (2.0, 1), (2.5, 1), (3.0, 2), (32.0, 4)):
+        monkeypatch.setattr(prefetch_data, "usable_cores", lambda cores=cores: cores)
+        assert PrefetchData().apply(small_training()).loader.num_workers == workers  # type: ignore[attr-defined]
 
 
 def test_known_cores_narrow_the_assumption_on_a_processor() -> None:

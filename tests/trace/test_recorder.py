@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from foretrace.errors import ForetraceError, MissingExtraError, TraceError
+from foretrace.hardware.processor import instruction_sets
 from foretrace.trace.recorder import RecordOptions, record
 from foretrace.trace.recording_file import write_recording
 
@@ -127,7 +128,9 @@ def test_optimizer_loader_and_surroundings_are_described(
     assert (loader["dataset"], loader["batch_size"], loader["num_workers"]) == ("TensorDataset", 4, 0)
     assert ours["threads"]["intra_op"] == torch.get_num_threads()
     assert ours["torch"] == torch.__version__
-    assert ours["machine"]["cores"] >= 1
+    assert ours["machine"]["cores"] >= ours["machine"]["usable_cores"] > 0
+    sets = instruction_sets()
+    assert ours["machine"]["instruction_sets"] == (None if sets is None else list(sets))
     assert (ours["rank"], ours["world_size"], ours["backend"]) == (0, 1, "")
     assert len(ours["load"]["end"]) == 3
     assert ours["memory"]["peak_rss_bytes"] > 0

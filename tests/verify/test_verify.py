@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from foretrace.hardware.processor import instruction_sets
 from foretrace.verify.ledger import Ledger
 from tests.cli.conftest import Answer, Cli, cli
 
@@ -28,9 +29,8 @@ def follows(answer: dict[str, Any]) -> bool:
     """Whether a verdict is what its own figures say, by the rules of docs/verify.md."""
     predicted, value = answer["predicted"], answer["measured"]["value"]
     inside = predicted["low"] <= value <= predicted["high"]
-    return {"covered": inside, "missed": not inside, "inconclusive": bool(answer["uncertain"])}.get(
-        answer["verdict"], abs(value - 1) <= answer["floor"]
-    )
+    told = {"covered": inside, "missed": not inside, "inconclusive": bool(answer["uncertain"])}
+    return told[answer["verdict"]] if answer["verdict"] in told else bool(abs(value - 1) <= answer["floor"])
 
 
 @pytest.mark.slow
@@ -123,6 +123,34 @@ def test_a_technique_that_does_not_fit_says_why(cli: Cli, tmp_path: Path) -> Non
     path, ledger = script(tmp_path, text), tmp_path / "ledger.sqlite"
     said = refused(cli("verify", "fused-optimizer", "--model", path, *BRIEF, "--ledger", ledger), ledger)
     assert "fused already" in said
+    assert said.count("\n") == 1
+
+
+LSTM = """
+import torch
+from foretrace import Training
+
+
+def training():
+    model = torch.nn.LSTM(8, 8)
+    return Training(
+        name="lstm",
+        model=model,
+        optimizers=(torch.optim.SGD(model.parameters(), lr=0.1),),
+        loader=[torch.randn(4, 2, 8) for _ in range(4)],
+        loss=lambda module, batch: module(batch)[0].float().square().mean(),
+    )
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.processor
+@pytest.mark.skipif("sse4_1" not in (instruction_sets({}) or ()), reason="oneDNN is limited on x86 only")
+def test_what_the_processor_cannot_do_is_a_sentence(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    path, ledger = script(tmp_path, LSTM), tmp_path / "ledger.sqlite"
+    said = refused(cli("verify", "mixed-precision", "--model", path, *BRIEF, "--ledger", ledger), ledger)
+    assert "mixed-precision: oneDNN has no LSTM in bfloat16 for AVX2" in said
     assert said.count("\n") == 1
 
 

@@ -77,6 +77,7 @@ def test_tiny_batches_can_be_cut_and_resized(name: str) -> None:
     assert batches.size(double) == 2 * training.batch_size
 
 
+@pytest.mark.processor
 @pytest.mark.parametrize("name", NAMES)
 def test_loss_survives_16_bit_arithmetic(name: str) -> None:
     training = _training(name)

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from foretrace.cost.machine import file_name
+from foretrace.cost.machine import differences, file_name
 from foretrace.errors import ForetraceError
 from foretrace.files import write_bytes
 
@@ -39,7 +39,10 @@ def path_for(machine: Mapping[str, Any]) -> Path:
 
 
 def load(machine: Mapping[str, Any]) -> dict[str, float]:
-    """The times stored for this fingerprint, empty where there are none. Raises ForetraceError on a damaged file."""
+    """The times stored for this fingerprint, empty where there are none.
+
+    Raises ForetraceError on a damaged file, and on one that was measured elsewhere and copied under this name.
+    """
     path = path_for(machine)
     try:
         data = path.read_bytes()
@@ -57,6 +60,11 @@ def load(machine: Mapping[str, Any]) -> dict[str, float]:
         raise ForetraceError(
             f"{path} is a calibration of format {found.format}, this foretrace reads format {FORMAT}; delete it and "
             "run foretrace calibrate device again."
+        )
+    if other := differences(found.machine, machine):
+        raise ForetraceError(
+            f"{path} holds times of another machine than its name says: {', '.join(other)}; delete it and run "
+            "foretrace calibrate device again."
         )
     return {key: value for key, value in found.seconds.items() if value > 0.0}
 

@@ -28,6 +28,7 @@ MOST_PER_PROBE_NS = 2_500.0  # a start or an end of an event; five times what wa
 DISTURBED = 1.10  # wall over CPU time of a one-thread step beyond which something else used the core
 _QUANTILE = 0.25  # of a task's time over identical steps: preemption only ever adds
 _LEAST_STEPS = 4
+_SO_CPU = ", so CPU time is used."
 _TIMES = ("dur", "delay", "lag", "typical")
 _LEAST_LISTED = 3  # steps of either kind whose shortest says something
 
@@ -79,6 +80,8 @@ def unprofiled(graph: TaskGraph, clock: Clock | None = None) -> TaskGraph:
     cost = f"took out the cost of recording, {2 * per_probe / 1e3:.2f} us per event" if per_probe else "set the step"
     what = f"{cost}: {recorded / 1e6:.3g} -> {corrected / 1e6:.3g} ms per step ({source}: {target / 1e6:.3g} ms)"
     touched = int(np.count_nonzero(lighter.dur != graph.dur))
+    if not on_cpu:
+        said = tuple(each.replace(_SO_CPU, "; they are taken on the wall clock, as it was asked for.") for each in said)
     info = replace(graph.info, overhead=overhead, notes=graph.info.notes + said)
     return replace(lighter, info=info).noted(Change(technique="", what=what, tasks=touched))
 
@@ -149,10 +152,7 @@ def disturbance(graph: TaskGraph) -> tuple[str, ...]:
             stretched.append(wall / cpu)
     if max(stretched, default=1.0) <= DISTURBED:
         return ()
-    return (
-        f"other work disturbed this recording: steps took {max(stretched):.2f} times their CPU time, "
-        "so CPU time is used.",
-    )
+    return (f"other work disturbed this recording: steps took {max(stretched):.2f} times their CPU time{_SO_CPU}",)
 
 
 def _waits(graph: TaskGraph) -> bool:

@@ -12,6 +12,7 @@ from foretrace.cost.calibration import Calibration
 from foretrace.cost.operator import Operator
 from foretrace.techniques.reduced import SINGLE, Cast
 
+_OVERHEAD_S = 2.5e-6  # where it was not timed: two operators through the dispatcher
 _AT_ONCE = 16  # per timed call, so that what surrounds them hardly counts
 _CODES = {"float": "6", "c10::BFloat16": "15", "c10::Half": "5"}  # c10::ScalarType, as recorded
 _DTYPES = {"c10::BFloat16": "bfloat16", "c10::Half": "float16"}
@@ -40,11 +41,16 @@ def overhead_operators(half: str) -> tuple[Operator, ...]:
 
 
 class Overhead:
-    """Host time of casts beside their data, and of autocast's dispatch. Seconds; zero where nothing was measured."""
+    """Host time of casts beside their data, and of autocast's dispatch. Seconds; `timed` says whether here."""
 
     def __init__(self, calibration: Calibration, half: str) -> None:
-        forward, both, plain, autocast = (calibration.time_s(each) or 0.0 for each in overhead_operators(half))
-        small = calibration.time_s(cast_operator((8,), SINGLE, half)) or 0.0
+        measured = [calibration.time_s(each) for each in overhead_operators(half)]
+        times = [time_s for time_s in (*measured, calibration.time_s(cast_operator((8,), SINGLE, half))) if time_s]
+        self.timed = len(times) == len(measured) + 1
+        if not self.timed:
+            self.forward_s = self.backward_s = self.entry_s = _OVERHEAD_S
+            return
+        forward, both, plain, autocast, small = times
         self.forward_s = max(forward / _AT_ONCE - small, 0.0)  # a cast that autograd remembers, beyond the cast
         self.backward_s = max((both - forward) / _AT_ONCE - small, 0.0)  # its node in the backward pass, likewise
         self.entry_s = max(autocast - plain, 0.0) / _AT_ONCE  # a lower-precision operator whose weights are cast

@@ -28,10 +28,10 @@ HALF = {"bfloat16": BFLOAT16, "float16": "c10::Half"}
 
 
 def wanted(graph: TaskGraph, reduced: Reduced, half: str) -> Iterator[Operator]:
-    """Operators to be timed: changed ones beside what they become, casts, overheads."""
-    yield from reduced.twins.wanted(graph)
+    """Operators to be timed: overheads, which are few; changed ones beside what they become, casts."""
     yield from overhead_operators(half)
     yield cast_operator((8,), SINGLE, half)
+    yield from reduced.twins.wanted(graph)
     yield from dict.fromkeys(cast_operator(each.dims, each.source, each.target) for each in reduced.casts)
 
 
@@ -90,25 +90,36 @@ def apply_times(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Casts:
-    """Times of the casts that autocast adds, ns per cast of `Reduced.casts`."""
+    """Times of the casts that autocast adds, ns per cast of `Reduced.casts`, and of entering its operators, ns each."""
 
     ns: Float64
     timed: Mask
+    entry_ns: float
+    entries: int
+    entry_timed: bool
 
     @classmethod
     def of(cls, graph: TaskGraph, reduced: Reduced, half: str) -> Casts:
         """Casts of sizes that were not timed take the time per element of the others, else bytes at _CAST_GB_S."""
-        times = cast_times_s(Calibration.of(graph), reduced.casts, half)
+        calibration = Calibration.of(graph)
+        overhead = Overhead(calibration, half)
+        times = cast_times_s(calibration, reduced.casts, half)
         timed = np.array([time is not None for time in times], dtype=np.bool_)
         ns = np.array([1e9 * (time or 0.0) for time in times])
         size = np.array([float(np.prod(cast.dims)) for cast in reduced.casts])
         per_element = ns[timed].sum() / max(size[timed].sum(), 1.0) if timed.any() else _CAST_BYTES / _CAST_GB_S
-        return cls(ns=np.where(timed, ns, size * per_element), timed=timed)
+        return cls(
+            ns=np.where(timed, ns, size * per_element),
+            timed=timed & overhead.timed,
+            entry_ns=1e9 * overhead.entry_s,
+            entries=len(reduced.entered),
+            entry_timed=overhead.timed,
+        )
 
     @property
     def guessed_ns(self) -> float:
-        """Of those that were not timed, in all."""
-        return float(self.ns[~self.timed].sum())
+        """Of what was not timed, in all."""
+        return float(self.ns[~self.timed].sum()) + (0.0 if self.entry_timed else self.entry_ns * self.entries)
 
 
 def insert_casts(
@@ -116,13 +127,13 @@ def insert_casts(
 ) -> TaskGraph:
     """The graph with a task for all casts of an operator, and autocast's dispatch."""
     casts = Casts.of(graph, reduced, half)
-    overhead = Overhead(Calibration.of(graph), half)
-    factor = np.where(casts.timed, values["measured"], values.get("untimed", 1.0))
+    guess = values.get("untimed", 1.0)
+    factor = np.where(casts.timed, values["measured"], guess)
     total: dict[tuple[int, bool], float] = defaultdict(float)
     for cast, ns in zip(reduced.casts, (casts.ns * factor).tolist(), strict=True):
         total[cast.row, cast.backward] += ns
     for row in reduced.entered.tolist():
-        total[row, False] += 1e9 * overhead.entry_s * values["measured"]
+        total[row, False] += casts.entry_ns * (values["measured"] if casts.entry_timed else guess)
     previous = previous_on_lane(graph)
     new = []
     for (row, backward), ns in total.items():
