@@ -56,3 +56,18 @@ CheckpointGb = Annotated[
 StorageGbS = Annotated[float, typer.Option("--storage-gb-s", metavar="GB/S", help="How fast that state moves.")]
 MtbfH = Annotated[float, typer.Option("--mtbf-h", metavar="H", help="Mean hours between failures of a node. 0: none.")]
 MttrH = Annotated[float, typer.Option("--mttr-h", metavar="H", help="Mean hours to a node's repair.")]
+
+
+def again(
+    *, format: str, speeds: str, salvage: bool = False, jobs: int = 0, seed: int = 0, restart_s: float = 0.0
+) -> list[str]:
+    """The words that play the same jobs in the same way in another command; what is as by default is left out."""
+    given = {
+        "--format": (format, "auto"),
+        "--speeds": (speeds, "constant"),
+        "--jobs": (jobs, 0),
+        "--seed": (seed, 0),
+        "--restart-s": (restart_s, 0.0),
+    }
+    words = [word for option, (value, usual) in given.items() if value != usual for word in (option, str(value))]
+    return [*words, "--salvage"] if salvage else words

@@ -51,7 +51,8 @@ def why(
     made = scene.scene(spec)
     with options.progress("playing changes") as tell:
         found = ask.why(made, job, at_s=at, progress=tell)
-    view = report.why(found, source=str(trace), policy=policy, cluster=cluster)
+    again = shared.again(format=format, speeds=speeds, salvage=salvage, jobs=jobs, seed=seed, restart_s=restart_s)
+    view = report.why(found, source=str(trace), policy=policy, cluster=cluster, again=again)
     print(dumps(view) if as_json else report.why_text(view))
 
 

@@ -28,6 +28,19 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Something to try: what it is called, what it does to a scene, which causes of waiting it answers.
+
+    `words` are what `foretrace fleet whatif` takes for it, empty where it takes none.
+    """
+
+    name: str
+    apply: Callable[[Scene], Scene]
+    answers: tuple[Cause, ...]
+    words: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
     """A change, and what it does for this job and for all."""
 
@@ -35,6 +48,8 @@ class Remedy:
     queue_s: float | None  # of this job; None: it does not finish
     mean_jct_s: float
     helps: bool
+    answers: bool  # it answers what the job waited for longest
+    words: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,18 +75,28 @@ class Why:
     decisions: tuple[Decision, ...]
     remedies: tuple[Remedy, ...]
 
+    @property
+    def best(self) -> Remedy | None:
+        """What helps most of what answers the reason of the waiting, else of all; None where nothing helps.
+
+        Of equals the first one: what can be changed stands before what has to be bought.
+        """
+        helping = [each for each in self.remedies if each.helps and each.queue_s is not None]
+        answering = [each for each in helping if each.answers] or helping
+        return min(answering, key=lambda each: each.queue_s or 0.0, default=None)
+
 
 def why(
     scene: Scene,
     job: str,
     *,
     at_s: float | None = None,
-    remedies: Sequence[tuple[str, Callable[[Scene], Scene]]] | None = None,
+    remedies: Sequence[Change] | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Why:
     """Play the workload and look at one job at `at_s` (its submission, or its longest wait's start, where None).
 
-    remedies: changes to try, by name; the usual ones where None. Raises ForetraceError where there is no such job.
+    remedies: changes to try; the usual ones where None. Raises ForetraceError where there is no such job.
     """
     at = scene.workload.position(job)
     if at_s is not None and not (np.isfinite(at_s) and at_s >= 0):
@@ -80,10 +105,10 @@ def why(
     whole = scene.play(explain=job, record="devices")
     moment = int(nanoseconds(at_s)) if at_s is not None else _telling_moment(whole, at)
     found = []
-    for i, (name, change) in enumerate(changes):
+    for i, change in enumerate(changes):
         if progress is not None:
             progress((i + 1) / (len(changes) + 1))
-        found.append(_tried(name, change, scene, whole, at))
+        found.append(_tried(change, scene, whole, at))
     segments = whole.segments
     assert segments is not None
     return Why(
@@ -108,34 +133,73 @@ def why(
     )
 
 
-def usual_remedies(scene: Scene) -> list[tuple[str, Callable[[Scene], Scene]]]:
-    """More machines, a wider placement, letting others pass, another policy."""
-    tree = scene.cluster
-    made: list[tuple[str, Callable[[Scene], Scene]]] = []
-    if len(tree.levels) > 1:
-        made.append((f"one more {tree.levels[-2]}", lambda s: replace(s, cluster=s.cluster.bigger(1))))
-    if scene.policy.compiled:
-        if scene.policy.place_rule != "greedy" and len(tree.levels) > 1:
+def usual_remedies(scene: Scene) -> list[Change]:
+    """Letting others pass, another policy, a wider placement, no quotas, and last what has to be bought."""
+    tree, policy = scene.cluster, scene.policy
+    made: list[Change] = []
+    queued = (Cause.BEHIND, Cause.UNDECIDED)
+    apart = (Cause.SCATTERED, Cause.TIMER)
+    if policy.compiled:
+        if policy.admit_rule == "block":
             made.append(
-                ("jobs may spread at once", lambda s: replace(s, policy=replace(s.policy, place_rule="greedy")))
+                Change(
+                    name="others may pass",
+                    apply=lambda s: replace(s, policy=replace(s.policy, admit_rule="skip")),
+                    answers=queued,
+                    words=("--policy", "fifo-skip") if policy.name == "fifo" else (),
+                )
             )
-        if scene.policy.admit_rule == "block":
-            made.append(("others may pass", lambda s: replace(s, policy=replace(s.policy, admit_rule="skip"))))
-        if scene.policy.preempt_rule == "keep":
+        if policy.preempt_rule == "keep":
             from foretrace.fleet.policies import make
 
-            made.append(("policy las (leases of 1 h)", lambda s: replace(s, policy=make("las"))))
+            made.append(
+                Change(
+                    name="policy las (leases of 1 h)",
+                    apply=lambda s: replace(s, policy=make("las")),
+                    answers=(*queued, Cause.RESERVED),
+                    words=("--policy", "las"),
+                )
+            )
+        if policy.place_rule != "greedy" and len(tree.levels) > 1:
+            made.append(
+                Change(
+                    name="jobs may spread at once",
+                    apply=lambda s: replace(s, policy=replace(s.policy, place_rule="greedy")),
+                    answers=apart,
+                    words=("--policy", "fifo consolidate=no") if policy.name == "fifo" else (),
+                )
+            )
     if tree.quotas:
-        made.append(("no quotas", lambda s: replace(s, cluster=replace(s.cluster, quotas=None))))
+        made.append(
+            Change(
+                name="no quotas",
+                apply=lambda s: replace(s, cluster=replace(s.cluster, quotas=None)),
+                answers=(Cause.QUOTA,),
+            )
+        )
+    if len(tree.levels) > 1:
+        made.append(
+            Change(
+                name=f"one more {tree.levels[-2]}",
+                apply=lambda s: replace(s, cluster=s.cluster.bigger(1)),
+                answers=(Cause.FULL, Cause.TYPE, Cause.OUTRANKED, *apart),
+                words=("--add-rack", "1"),
+            )
+        )
     return made
 
 
-def _tried(name: str, change: Callable[[Scene], Scene], scene: Scene, now: FleetResult, at: int) -> Remedy:
-    then = change(scene).play()
+def _tried(change: Change, scene: Scene, now: FleetResult, at: int) -> Remedy:
+    then = change.apply(scene).play()
     queue, before = _known(then.queue_s[at]), _known(now.queue_s[at])
-    helps = queue is not None and (before is None or queue < before - 1e-9)
-    mean = float(np.nanmean(then.jct_s)) if then.finished.any() else float("nan")
-    return Remedy(change=name, queue_s=queue, mean_jct_s=mean, helps=helps)
+    return Remedy(
+        change=change.name,
+        queue_s=queue,
+        mean_jct_s=float(np.nanmean(then.jct_s)) if then.finished.any() else float("nan"),
+        helps=queue is not None and (before is None or queue < before - 1e-9),
+        answers=int(now.waited_ns[at].argmax()) in change.answers and bool(now.waited_ns[at].any()),
+        words=change.words,
+    )
 
 
 def _known(value: float) -> float | None:

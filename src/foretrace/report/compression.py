@@ -31,7 +31,7 @@ class CompressionMethodView(msgspec.Struct, frozen=True, kw_only=True):
     gain_s: float  # off the uncompressed step; below 0 the method loses
     gain_interval_s: tuple[float, float]
     verdict: str  # pays, does not, cannot tell
-    pays_below_gbit_s: float | None  # slower links than this; null where none was found, or the network is a file
+    pays_below_gbit_s: float | None  # by the central prediction, on slower links than this; null: none, or a file
 
 
 class CompressionAdviseView(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,7 +123,13 @@ def headline(advice: Advice) -> str:
         )
     nearest = max(advice.methods, key=lambda each: each.gain_s)
     low, high = nearest.gain_interval_s
-    most = f"{_short(nearest)} comes nearest, {_signed(nearest.gain_s)} ({_signed(low)} – {_signed(high)}) off a step"
+    if nearest.gain_s > 0:
+        most = f"{_short(nearest)} comes nearest, {seconds(nearest.gain_s)} ({_signed(low)} – {_signed(high)}) off a step"
+    else:
+        most = (
+            f"every method is predicted to lose, {_short(nearest)} least, {seconds(-nearest.gain_s)} "
+            f"({_signed(-high)} – {_signed(-low)}) on top of a step"
+        )
     if any(each.verdict == CANNOT_TELL for each in advice.methods):
         return f"Whether compression pays for {where} cannot be told: {most} of {seconds(advice.step_s)}; {needed}."
     return f"Compression does not pay for {where}: {most} of {seconds(advice.step_s)}; {needed}."
@@ -161,7 +167,12 @@ def _notes(advice: Advice) -> list[str]:
             "priors, with wide intervals"
         )
     if advice.gbit_s is None:
-        found.append("the network is a file, so it is not said from which bandwidth down a method pays")
+        found.append("the network is a file, so it is not said from which bandwidth down a method gains")
+    else:
+        found.append(
+            "gains below: links on which the central prediction is a gain; the verdict asks the whole interval of the "
+            "gain to be one"
+        )
     return found
 
 
@@ -178,7 +189,7 @@ def text(view: CompressionAdviseView) -> str:
         f"{seconds(view.free_s)}; gradients {digits(view.gradient_bytes / 1e6)} MB",
         "",
         f"  {'method':<{width}}  {'ratio':>6}  {'coding':>9}  {'step':>9}  {'gain':>9}  {'interval of the gain':>24}  "
-        f"{'verdict':<11}  pays below",
+        f"{'verdict':<11}  gains below",
     ]
     codings = column([each.encode_s + each.decode_s for each in view.methods])
     steps = column([each.step_s for each in view.methods])

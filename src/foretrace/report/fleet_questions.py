@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -31,8 +32,8 @@ from foretrace.report.fleet_question_views import (
 from foretrace.report.units import count
 
 
-def why(found: Why, *, source: str, policy: str, cluster: str) -> FleetWhyView:
-    """The answer to why a job waits."""
+def why(found: Why, *, source: str, policy: str, cluster: str, again: Sequence[str] = ()) -> FleetWhyView:
+    """The answer to why a job waits; `again` are further options of the run, for the command to try next."""
     if found.status == "never":
         headline = f"Job {found.job} can never run here: {found.reason}."
     elif found.status == "waiting":
@@ -43,9 +44,11 @@ def why(found: Why, *, source: str, policy: str, cluster: str) -> FleetWhyView:
         )
     if found.queue_s is not None:
         headline += f" In all it waits {long_time(found.queue_s)}."
-    best = min((each for each in found.remedies if each.helps), key=lambda each: each.queue_s or 0.0, default=None)
+    best = found.best
     if best is not None and best.queue_s is not None:
-        headline += f" With {best.change} it would wait {long_time(best.queue_s)}."
+        headline += f" What helps: {best.change}; it would then wait {long_time(best.queue_s)}."
+    asked = next((each.words for each in (best, *found.remedies) if each is not None and each.helps and each.words), ())
+    run = [source, "--cluster", cluster, "--now" if asked else "--policy", policy, *again, *asked]
     return FleetWhyView(
         headline=headline,
         source=source,
@@ -71,7 +74,7 @@ def why(found: Why, *, source: str, policy: str, cluster: str) -> FleetWhyView:
             RemedyView(change=each.change, queue_s=each.queue_s, mean_jct_s=known(each.mean_jct_s), helps=each.helps)
             for each in found.remedies
         ),
-        next=f"foretrace fleet whatif {source} --cluster {cluster} --now {policy!r} --add-rack 1",
+        next=shlex.join(["foretrace", "fleet", "whatif" if asked else "run", *run]),
     )
 
 
