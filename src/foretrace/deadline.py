@@ -55,6 +55,11 @@ class Deadline:
         yield
         self._took[kind] = max(self.took(kind), self.clock() - began)
 
+    @property
+    def budget_s(self) -> float:
+        """Seconds left for a part that keeps its own time, none below 0."""
+        return max(self.left, 0.0)
+
     def until(self, keep: float = 0.0) -> Deadline:
         """One on the same clock that ends `keep` seconds earlier."""
         return Deadline(max(self.left - keep, 0.0), self.clock)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace.cost.roofline import Roofline
+from foretrace.deadline import Deadline
 from foretrace.hardware.devices import named
 from foretrace.rewrite.catalog import RULES
 from foretrace.rewrite.costs import Costs, ModelCosts, operators
@@ -86,11 +87,26 @@ def test_a_search_is_deterministic_and_keeps_to_its_budget_and_time() -> None:
     m = Maker(Terms(), random.Random(0))
     short = search(branches(m), RULES, Stated(), alpha=1.5, budget=1)
     assert (short.steps, short.complete) == (1, False)
-    late = search(branches(m), RULES, Stated(), alpha=1.5, budget=50, until=0.0)
+    late = search(branches(m), RULES, Stated(), alpha=1.5, budget=50, until=Deadline(0.0))
     assert (late.steps, late.seconds) == (0, late.first_s)
     told: list[tuple[int, float]] = []
     search(branches(m), RULES, Stated(), alpha=1.5, budget=5, tell=lambda step, best: told.append((step, best)))
     assert [step for step, _ in told] == [1, 2, 3, 4, 5][: len(told)]
+
+
+@pytest.mark.parametrize("seconds", [1.5, 4.0, 10.0])
+def test_an_expansion_that_would_end_too_late_is_not_begun(seconds: float) -> None:
+    now = [0.0]
+
+    class Slow(Stated):
+        def learn(self, graphs: Iterable[Graph]) -> None:
+            several = list(graphs)
+            super().learn(several)
+            now[0] += 1.4 if len(several) > 1 else 0.0  # those of an expansion
+
+    m = Maker(Terms(), random.Random(0))
+    found = search(branches(m), RULES, Slow(), alpha=1.5, budget=50, until=Deadline(seconds, lambda: now[0]))
+    assert found.steps >= 1 and now[0] <= seconds
 
 
 def network(m: Maker, blocks: int, channels: int = 4) -> Graph:

@@ -74,6 +74,24 @@ def test_arms_take_turns_and_keep_their_blocks() -> None:
     assert told == sorted(told)
 
 
+@pytest.mark.parametrize("seconds", [0.5, 9.0, 10.4, 20.0])
+def test_turns_keep_their_time(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    now, real = [0.0], Running.block
+
+    def block(self: Running, plan: Plan) -> None:
+        real(self, plan)
+        now[0] += 0.5
+
+    monkeypatch.setattr(Running, "block", block)
+    arms = {"before": running(torch.nn.Linear(8, 8)), "after": running(torch.nn.Linear(8, 8))}
+    wanted = Plan(discarded=1, steps=1, rounds=24, seconds=seconds)
+    rounds = take_turns(arms, wanted, one_thread=False, clock=lambda: now[0])
+    assert len(rounds.kept) >= LEAST_ROUNDS
+    assert now[0] <= max(seconds, LEAST_ROUNDS * 1.0)  # a round takes a second
+    assert now[0] >= min(seconds - 1.0, 24.0)
+
+
 def test_the_same_seed_gives_both_arms_the_same_losses() -> None:
     torch.manual_seed(0)
     model = torch.nn.Linear(8, 8)

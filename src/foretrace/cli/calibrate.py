@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,7 +29,9 @@ calibrate = typer.Typer(
 )
 
 Threads = Annotated[int | None, typer.Option("--threads", metavar="N", min=1, help="Threads of an operator.")]
-Seconds = Annotated[float, typer.Option("--seconds", metavar="S", min=1.0, help="Time to spend at most.")]
+Seconds = Annotated[
+    float, typer.Option("--seconds", metavar="S", min=1.0, help="Time to spend at most for all operators.")
+]
 
 
 @calibrate.command("device")
@@ -196,6 +197,7 @@ def run(
     from foretrace.cost import bench, store
     from foretrace.cost.calibration import Calibration
     from foretrace.cost.machine import differences, fingerprint
+    from foretrace.deadline import Deadline
     from foretrace.techniques.measuring import calibrated
 
     with _threads(recorded["threads"]):
@@ -204,9 +206,13 @@ def run(
             raise ForetraceError(f"{source} was recorded elsewhere: {', '.join(other)}; calibrate there.")
         graph = options.scenario(source).graph
         graph = Calibration.load_for(graph).on(graph)
+        until = Deadline(seconds)  # for all techniques together
         with options.progress("timing operators") as report:
-            timed = partial(bench.measure, budget_s=seconds, progress=report, trust=trust or ())
-            found = calibrated(graph, techniques, timed)
+            found = calibrated(
+                graph,
+                techniques,
+                lambda each: bench.measure(each, budget_s=until.budget_s, progress=report, trust=trust or ()),
+            )
     path = store.save(machine, found.seconds) if found.seconds else store.path_for(machine)
     if as_json:
         _print_json("run", machine, path, found.seconds, found.failed)

@@ -114,6 +114,7 @@ def _timed(graph: TaskGraph, chains: list[tuple[Technique, Technique]], seconds:
     from foretrace.cli.calibrate import _threads
     from foretrace.cost import bench, store
     from foretrace.cost.calibration import Calibration
+    from foretrace.deadline import Deadline
     from foretrace.techniques.measuring import calibrated
 
     with _threads(recorded["threads"]):
@@ -121,10 +122,10 @@ def _timed(graph: TaskGraph, chains: list[tuple[Technique, Technique]], seconds:
         if other := differences(recorded, machine):
             return graph, f"hooks were not timed: the recording was made elsewhere ({', '.join(other)})"
         failed: dict[str, str] = {}
-        left = seconds
+        until = Deadline(seconds)
         with options.progress("timing hooks") as report:
             for i, chain in enumerate(chains):
-                share = left / (len(chains) - i)
+                share = until.budget_s / (len(chains) - i)
                 try:
                     found = calibrated(graph, chain, partial(bench.measure, budget_s=share))
                 except NotApplicableError:

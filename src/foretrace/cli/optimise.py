@@ -37,7 +37,10 @@ def optimise(
         str, typer.Option("--memory-limit", metavar="SIZE", help="Most memory at the peak of a step: 16GB, 900MiB.")
     ] = "",
     seconds: Annotated[
-        float, typer.Option("--seconds", metavar="S", help="Stop with the best so far after this time.")
+        float,
+        typer.Option(
+            "--seconds", metavar="S", help="For the search and its answer; reading the recording comes on top."
+        ),
     ] = 60.0,
     resume: Annotated[
         Path | None,

@@ -27,7 +27,11 @@ def rewrite(
     budget: Annotated[int, typer.Option("--budget", metavar="N", help="Graphs to expand per part of the model.")] = 60,
     seconds: Annotated[
         float | None,
-        typer.Option("--seconds", metavar="S", help="Stop searching with the best so far after this time."),
+        typer.Option(
+            "--seconds",
+            metavar="S",
+            help="For the search, then the best so far; capturing, checking and measuring come on top.",
+        ),
     ] = None,
     rules: Annotated[
         Path | None, typer.Option("--rules", metavar="FILE", help="More rules: the file of TASO's generator (.pb).")

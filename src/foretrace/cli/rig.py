@@ -93,7 +93,10 @@ def verify(
         typer.Option("--against", metavar='"TECHNIQUE ..."', help="Techniques of the baseline; else one worker alone."),
     ] = None,
     seconds: Annotated[
-        float, typer.Option("--seconds", metavar="S", min=0.1, help="Time for running the arms.")
+        float,
+        typer.Option(
+            "--seconds", metavar="S", min=0.1, help="For running the arms; recording and calibration come on top."
+        ),
     ] = 30.0,
     keep: Annotated[
         Path | None, typer.Option("--keep", metavar="FOLDER", help="Keep the graph of one worker and the link's table.")

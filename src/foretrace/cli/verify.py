@@ -33,7 +33,10 @@ def verify(
     size: options.Size = "tiny",
     threads: Annotated[int, typer.Option("--threads", metavar="N", min=1, help="Intra-op threads of all arms.")] = 1,
     seconds: Annotated[
-        float, typer.Option("--seconds", metavar="S", min=0.1, help="Time for running the arms.")
+        float,
+        typer.Option(
+            "--seconds", metavar="S", min=0.1, help="For running the arms; recording and calibration come on top."
+        ),
     ] = 20.0,
     batches: Annotated[
         str,

@@ -22,6 +22,7 @@ from math import ceil
 
 from foretrace.cost.arguments import Call, UnknownCallError, prepare
 from foretrace.cost.operator import Operator
+from foretrace.deadline import Deadline
 from foretrace.hardware.processor import instruction_sets, named
 
 Prepared = Callable[[], object]
@@ -65,7 +66,7 @@ def measure(
 
     Args:
         operators: calls; equal ones are timed once.
-        budget_s: wall time after which the remaining ones are left out, each with that reason. None: no limit.
+        budget_s: wall time; those that would not end within it are left out, each with that reason. None: no limit.
         progress: told the share done, 0 to 1.
         device: where the tensors live. On "cuda" calls are timed between synchronisations.
         target_s: time to spend on the repetitions of one operator in one place; less where the budget asks for it.
@@ -80,16 +81,17 @@ def measure(
 
     distinct = list(dict.fromkeys(operators))
     found = Measured()
-    began, done = time.perf_counter(), 0
+    until, done = Deadline(float("inf") if budget_s is None else budget_s, time.perf_counter), 0
     if budget_s is not None:  # preparing and warming up takes about as long as the repetitions
         target_s = min(max(0.2 * budget_s / max(len(distinct), 1), _LEAST_TARGET_S), target_s)
     _settle_allocator()
     with torch.no_grad():
         for group in _groups(distinct):
-            if budget_s is not None and time.perf_counter() - began > budget_s:
-                found.failed.update({each.key: f"no time was left ({budget_s:g} s)" for each in group})
+            if until.allows("group"):
+                with until.part("group"):
+                    _measure_group(group, found, device, target_s, trust)
             else:
-                _measure_group(group, found, device, target_s, trust)
+                found.failed.update({each.key: f"no time was left ({budget_s:.3g} s)" for each in group})
             done += len(group)
             if progress is not None:
                 progress(done / len(distinct))

@@ -25,6 +25,7 @@ from foretrace.cost.calls import Calls, Family
 from foretrace.cost.local import Local, choose_designed, rows_of, shipped
 from foretrace.cost.model import CostModel, Prediction
 from foretrace.cost.operator import Operator
+from foretrace.deadline import Deadline
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import Phase
 from foretrace.hardware.devices import Device
@@ -117,19 +118,19 @@ def calibrated(
     times: dict[str, list[tuple[float, float]]] = {}
     failed: dict[str, str] = {}
     states: list[float] = []
-    began = time.perf_counter()
+    until = Deadline(float("inf") if budget_s is None else budget_s, time.perf_counter)
     for turn in range(2 * turns):
-        spent = time.perf_counter() - began
-        if budget_s is not None and turn and spent * (turn + 1) / turn > budget_s:
+        if turn and not until.allows(then=until.spent / turn):
             break
         left = chunks if turn < turns else [each for each in chunks if not _met(each, times, states)]
         for i, chunk in enumerate(left):
-            if budget_s is not None and time.perf_counter() - began > budget_s:
-                failed |= {each.key: f"no time was left ({budget_s:g} s)" for each in chunk}
+            if not until.allows("chunk"):
+                failed |= {each.key: f"no time was left ({budget_s:.3g} s)" for each in chunk}
                 continue
-            before = probe()
-            found = measure(chunk, target_s=target_s)
-            after = probe()
+            with until.part("chunk"):
+                before = probe()
+                found = measure(chunk, target_s=target_s)
+                after = probe()
             states += [before, after]
             state = (before * after) ** 0.5 if abs(np.log(before / after)) < ALIKE else np.nan
             for key, value in found.seconds.items():

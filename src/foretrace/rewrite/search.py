@@ -10,10 +10,10 @@ its places at once, so that a large graph needs few steps. The same costs give t
 from __future__ import annotations
 
 import heapq
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from foretrace.deadline import Deadline, never
 from foretrace.rewrite.costs import Costs
 from foretrace.rewrite.rules import Rule, View
 from foretrace.rewrite.terms import Graph
@@ -48,7 +48,7 @@ class _Queue:
 
 def search(
     graph: Graph, rules: Sequence[Rule], costs: Costs, *, alpha: float = 1.05, budget: int = 100,
-    until: float | None = None, tell: Tell | None = None,
+    until: Deadline | None = None, tell: Tell | None = None,
 ) -> Found:  # fmt: skip
     """The best graph that `budget` expansions reach.
 
@@ -58,7 +58,7 @@ def search(
         costs: seconds of a graph.
         alpha: how much more than the best a graph may cost to be followed; 1 is greedy.
         budget: graphs to expand at most.
-        until: `time.monotonic()` at which to stop with the best so far; None: no limit.
+        until: when to stop with the best so far; an expansion that would not end by then is not begun. None: no limit.
         tell: called after every expansion with their number and the best cost.
 
     """
@@ -68,25 +68,28 @@ def search(
     most = _GROWTH * len(graph.order()) + _SPARE
     queue, seen, steps = _Queue(), {graph.key}, 0
     queue.push(first, graph, ())
-    while queue.heap and steps < budget and (until is None or time.monotonic() < until):
+    until = until or never()
+    while queue.heap and steps < budget and until.allows("expansion"):
         seconds, _, at, path = heapq.heappop(queue.heap)
         if seconds > alpha * best_s:
             queue.heap.clear()
             break
         steps += 1
-        new = []
-        for name, candidate in neighbours(at, rules):
-            if candidate.key not in seen:
-                seen.add(candidate.key)
-                if len(candidate.order()) <= most:
-                    new.append((name, candidate))
-        costs.learn(each for _, each in new)
-        for name, candidate in new:
-            cost = costs.of(candidate)
-            if cost < alpha * best_s:  # the best so far without this one, so that greedy goes on from what is better
-                queue.push(cost, candidate, (*path, name))
-            if cost < best_s:
-                best, best_s, best_rules = candidate, cost, (*path, name)
+        with until.part("expansion"):
+            new = []
+            for name, candidate in neighbours(at, rules):
+                if candidate.key not in seen:
+                    seen.add(candidate.key)
+                    if len(candidate.order()) <= most:
+                        new.append((name, candidate))
+            costs.learn(each for _, each in new)
+            for name, candidate in new:
+                cost = costs.of(candidate)
+                # The best so far without this one, so that greedy goes on from what is better.
+                if cost < alpha * best_s:
+                    queue.push(cost, candidate, (*path, name))
+                if cost < best_s:
+                    best, best_s, best_rules = candidate, cost, (*path, name)
         if tell is not None:
             tell(steps, best_s)
     return Found(

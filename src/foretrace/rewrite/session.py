@@ -8,12 +8,12 @@ found.check.equal, found.gain.gains["rewritten"]
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from foretrace.deadline import Deadline
 from foretrace.errors import ForetraceError
 from foretrace.rewrite import catalog, measure
 from foretrace.rewrite.capture import Model, capture
@@ -115,13 +115,12 @@ def rewrite(
     model = capture(module, args, kwargs, name=name)
     costs = costs or MeasuredCosts()
     near = fit(model, costs)
-    began = time.monotonic()
-    until = None if wanted.seconds is None else began + wanted.seconds
+    until = Deadline(float("inf") if wanted.seconds is None else wanted.seconds)
     found = substitute(
         model.graph, rules, costs, alpha=wanted.alpha, budget=wanted.budget, until=until, most=wanted.part,
         tell=lambda share, now_s, before_s: tell(f"searching; best {before_s / max(now_s, 1e-12):.2f}×", share),
     )  # fmt: skip
-    search_s = time.monotonic() - began
+    search_s = until.spent
     priced = len(costs.priced)
     found, costs = again(model, found, costs)
     emitted = emit(model, found.after, way=costs.way)

@@ -7,10 +7,10 @@ part is first written with numbered inputs and weights, and like parts are then 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from foretrace.deadline import Deadline
 from foretrace.rewrite.costs import Costs
 from foretrace.rewrite.rules import Rule
 from foretrace.rewrite.search import Found, exhausted, search
@@ -54,7 +54,7 @@ class _Run:
     costs: Costs
     alpha: float
     budget: int
-    until: float | None
+    until: Deadline | None
     known: dict[tuple[int, ...], Found]
     used: list[str]
     steps: int = 0
@@ -84,7 +84,7 @@ class _Run:
 
 def substitute(
     graph: Graph, rules: Sequence[Rule], costs: Costs, *, alpha: float = 1.05, budget: int = 60,
-    until: float | None = None, most: int = PART, tell: Tell | None = None,
+    until: Deadline | None = None, most: int = PART, tell: Tell | None = None,
 ) -> Rewriting:  # fmt: skip
     """The graph rewritten by these rules (verified ones) as far as the costs fall.
 
@@ -94,7 +94,7 @@ def substitute(
         costs: seconds of operators.
         alpha: see `search.search`.
         budget: graphs to expand per part.
-        until: `time.monotonic()` at which to stop with the best so far.
+        until: when to stop with the best so far.
         most: operators of a part.
         tell: (share done, seconds now, seconds at the start), after every part.
 
@@ -127,8 +127,8 @@ def substitute(
     )  # fmt: skip
 
 
-def _late(until: float | None) -> bool:
-    return until is not None and time.monotonic() >= until
+def _late(until: Deadline | None) -> bool:
+    return until is not None and until.over
 
 
 def _joined(graph: Graph, table: dict[Term, Term]) -> Graph:

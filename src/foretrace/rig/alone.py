@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from statistics import median
 from foretrace.cost import bench
 from foretrace.cost.calibration import Calibration
 from foretrace.cost.operator import Operator
+from foretrace.deadline import Deadline
 from foretrace.graph import store
 from foretrace.graph.builder import build
 from foretrace.graph.taskgraph import TaskGraph
@@ -66,12 +66,12 @@ def _punctual(training: Training) -> tuple[Trace, int]:
 
 def _calibrated(graph: TaskGraph, arms: Sequence[Sequence[Technique]]) -> tuple[TaskGraph, int, tuple[str, ...]]:
     """The graph with times of the operators that the techniques of each arm ask for, how many, and what to note."""
-    ends = time.monotonic() + CALIBRATION_S
+    until = Deadline(CALIBRATION_S)
     graph = replace(Calibration.load_for(graph), seconds={}).on(graph)  # everything is timed anew, in this state
     timed, failed = 0, dict[str, str]()
 
     def measure(operators: list[Operator]) -> bench.Measured:
-        return bench.measure(operators, budget_s=max(ends - time.monotonic(), 0.0))
+        return bench.measure(operators, budget_s=until.budget_s)
 
     for techniques in arms:
         found = calibrated(graph, techniques, measure)

@@ -12,6 +12,7 @@ from math import ceil
 from pathlib import Path
 
 from foretrace.cost.network import CollectiveKind
+from foretrace.deadline import Deadline
 from foretrace.errors import ForetraceError
 from foretrace.graph import store
 from foretrace.graph.taskgraph import TaskGraph
@@ -213,6 +214,7 @@ class _Turns:
     order: tuple[_Planned, ...]
     steps: dict[str, int]
     rounds: int
+    seconds: float  # a round that would not end within is not begun, once LEAST_ROUNDS are done
 
 
 def _turns(job: Job, arms: Sequence[_Planned]) -> _Turns:
@@ -220,21 +222,24 @@ def _turns(job: Job, arms: Sequence[_Planned]) -> _Turns:
     steps = {arm.name: min(ceil(LEAST_BLOCK_S / max(arm.step_s, 1e-4)), MOST_STEPS) for arm in arms}
     round_s = sum(arm.step_s * (1 + steps[arm.name]) for arm in arms)
     rounds = min(max(int(job.seconds / round_s), LEAST_ROUNDS), MOST_ROUNDS)
-    return _Turns(order=tuple(arms), steps=steps, rounds=rounds)
+    return _Turns(order=tuple(arms), steps=steps, rounds=rounds, seconds=job.seconds)
 
 
 def _run(workers: Workers, turns: _Turns, tell: Callable[[float], None]) -> dict[str, list[list[Block]]]:
     """Blocks by arm, round and worker; who begins changes from round to round. The first round is not counted."""
     found: dict[str, list[list[Block]]] = {arm.name: [] for arm in turns.order}
-    order = list(turns.order)
+    order, until = list(turns.order), Deadline(turns.seconds)
     for number in range(turns.rounds + 1):
-        for arm in order:
-            steps = turns.steps[arm.name] if number else 1
-            # Buckets are formed anew after the first step, so two are discarded before anything counts.
-            request = Steps(name=arm.name, discarded=1 if number else 2, steps=steps, together=True)
-            blocks = workers.ask(request, f"running {_said(arm)}", Block, seconds=10 * (steps + 2) * arm.step_s)
-            if number:
-                found[arm.name].append(blocks)
+        if number > LEAST_ROUNDS and not until.allows("round"):
+            break
+        with until.part("round"):
+            for arm in order:
+                steps = turns.steps[arm.name] if number else 1
+                # Buckets are formed anew after the first step, so two are discarded before anything counts.
+                request = Steps(name=arm.name, discarded=1 if number else 2, steps=steps, together=True)
+                blocks = workers.ask(request, f"running {_said(arm)}", Block, seconds=10 * (steps + 2) * arm.step_s)
+                if number:
+                    found[arm.name].append(blocks)
         order = order[1:] + order[:1]
         tell(number / turns.rounds)
     return found

@@ -83,6 +83,8 @@ def interval(graph: TaskGraph, step_time_s: float, *, level: float = 0.8, seed: 
     total = np.zeros(steps * n_classes)
     np.add.at(total, group[inside], effective(graph).dur[inside])
     scale, source = factors(total.reshape(steps, n_classes), random, VARIANTS)
+    if not recorded.all() and not inside.any():
+        source = ""  # nothing was recorded
     ends = replay_variants(graph, group, scale)
     medians = np.median(np.diff(ends, axis=0), axis=0) / 1e9
     low, middle, high = np.quantile(medians, [(1 - level) / 2, 0.5, (1 + level) / 2])
@@ -111,8 +113,6 @@ def factors(total: Float64, random: np.random.Generator, variants: int) -> tuple
     spread = np.tile(list(PRIOR_CV.values()), ranks)[:, None]
     drawn = 1.0 + spread * random.standard_normal((n_classes, variants))
     spreads = ", ".join(f"{name} {100 * PRIOR_CV[name]:g} %" for name in used)
-    if not used:
-        return np.ones((steps * n_classes, variants)), ""
     how = f"{steps} step{'s' if steps > 1 else ''} recorded: noise of other recordings ({spreads})"
     return np.tile(np.maximum(drawn, 0.0), (steps, 1)), how
 

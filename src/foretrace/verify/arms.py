@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from foretrace.deadline import Clock, Deadline
 from foretrace.errors import ForetraceError
 from foretrace.training.batches import Resident
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 DISTURBED = 1.1  # wall over CPU time of a block that does not wait, beyond which something else used the core
 SLOWED = 1.12  # CPU time of a block relative to the arm's lower quartile, beyond which others took caches or frequency
-MOST_TURNS = 2  # times as long or as many rounds as planned, where rounds are disturbed
+MOST_TURNS = 2  # times as many rounds as planned, where rounds are disturbed and time is left
 LEAST_ROUNDS, MOST_ROUNDS = 8, 24
 SHORT_STEP_S, ROUNDS_OF_SHORT_STEPS = 0.02, 16
 _STEPS = 3  # of a block
@@ -36,7 +37,7 @@ class Plan:
     discarded: int  # first steps of every block, not counted: caches are another arm's
     steps: int  # counted steps of a block
     rounds: int  # blocks of every arm
-    seconds: float  # when to stop, once LEAST_ROUNDS are done
+    seconds: float  # a round that would not end within is not begun, once LEAST_ROUNDS are done
 
 
 def plan(step_s: Mapping[str, float], seconds: float, *, workers: int = 0, epoch: int = 0) -> Plan:
@@ -134,27 +135,32 @@ class Rounds:
 
 
 def take_turns(
-    arms: Mapping[str, Running], plan: Plan, *, one_thread: bool, tell: Callable[[float], None] | None = None
+    arms: Mapping[str, Running],
+    plan: Plan,
+    *,
+    one_thread: bool,
+    tell: Callable[[float], None] | None = None,
+    clock: Clock | None = None,
 ) -> Rounds:
     """Run blocks of all arms in turns, who begins changing from round to round.
 
-    Arms of one thread that wait for nothing tell which rounds others disturbed (`_calm`): these are run once more, for
-    at most as long again as planned, and count only if too few calm rounds are left without them.
+    Arms of one thread that wait for nothing tell which rounds others disturbed (`_calm`): these are run once more, as
+    far as `plan.seconds` allow, and count only if too few calm rounds are left without them.
     """
-    order, began = list(arms), time.monotonic()
+    order, until = list(arms), Deadline(plan.seconds, clock)
     done = 0
     while True:
-        for name in order:
-            arms[name].block(plan)
+        with until.part("round"):
+            for name in order:
+                arms[name].block(plan)
         order = order[1:] + order[:1]
         done += 1
-        spent = time.monotonic() - began
         calm = _calm(arms) if one_thread else [True] * done
         if tell is not None:
             tell(min(sum(calm) / plan.rounds, 1.0))
         if sum(calm) >= plan.rounds or done >= MOST_TURNS * plan.rounds:
             break
-        if spent > MOST_TURNS * plan.seconds and done >= LEAST_ROUNDS:
+        if done >= LEAST_ROUNDS and not until.allows("round"):
             break
     kept = [i for i, quiet in enumerate(calm) if quiet]
     if len(kept) < LEAST_ROUNDS:

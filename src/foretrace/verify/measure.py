@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from foretrace.cost import bench
 from foretrace.cost.calibration import Calibration
 from foretrace.cost.operator import Operator
+from foretrace.deadline import Deadline
 from foretrace.errors import ForetraceError
 from foretrace.graph.builder import build
 from foretrace.graph.taskgraph import TaskGraph
@@ -218,12 +219,12 @@ def _calibrated(
     `foretrace calibrate` has stored for this machine stands in for what could not be timed. The times are stored there
     themselves, so that a what-if on this recording (--keep) answers the same.
     """
-    ends = time.monotonic() + CALIBRATION_S
+    until = Deadline(CALIBRATION_S)
 
     def timed(operators: list[Operator]) -> bench.Measured:
         return bench.measure(
             operators,
-            budget_s=round(max(ends - time.monotonic(), 0.0), 1),
+            budget_s=until.budget_s,
             progress=lambda share: tell("timing operators alone", 0.25 + 0.2 * share),
             device=device,
         )
