@@ -253,6 +253,7 @@ def test_compare_by_hand() -> None:
         ("gavel", {"decide": "later"}, "write one of ahead, boundary"),
         ("gavel", {"slower": "0"}, "slower=0 must be a number"),
         ("gavel", {"runs": "1"}, "1 runs give no range"),
+        ("gavel", {"runs": "2.5"}, "must be a whole number"),
         ("gavel", {"profile": "guess"}, "profile=guess is unknown"),
         ("gavel", {"profiles": "/nowhere/results.json"}, "there is no file"),
         ("shockwave", {"market_k": "-1"}, "market_k=-1"),

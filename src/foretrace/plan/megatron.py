@@ -150,13 +150,17 @@ def iteration(layout: Layout, fit: Fit | None = None) -> Iteration:
     degree = min(known.one_node, key=lambda t: abs(log(t / layout.tensor)))
     low, high = known.one_node[degree] if near else known.several_nodes
     where = f"shapes of one node, tensor degree {degree}" if near else "models and tensor degrees of several nodes"
-    why = f"left-out {where}: {exp(low) - 1:+.0%} to {exp(high) - 1:+.0%}"
+    why = f"left-out {where}: {_percent(exp(low))} to {_percent(exp(high))}"
     if crosses(layout):
         none, twice = (iteration_s(layout, replace(c, crossing=times * c.crossing)) for times in (0.0, 2.0))
         low, high = -hypot(low, log(seconds / none)), hypot(high, log(twice / seconds))
-        cards = f"{none / seconds - 1:+.0%} to {twice / seconds - 1:+.0%}"
+        cards = f"{_percent(none / seconds)} to {_percent(twice / seconds)}"
         why += f"; gradients that change network cards: {cards}"
     return Iteration(seconds=seconds, low_s=seconds * exp(low), high_s=seconds * exp(high), why=why)
+
+
+def _percent(ratio: float) -> str:
+    return f"{100 * (ratio - 1):+.1f} %"
 
 
 def iteration_s(layout: Layout, constants: Constants) -> float:

@@ -120,6 +120,8 @@ class Shockwave:
         """
         study = self._study(workload, policy, cluster, options)
         runs = _number(options, "runs", 0, 0)
+        if runs != int(runs):
+            raise ForetraceError(f"shockwave: option runs={options['runs']} must be a whole number.")
         said = (
             self.predict(workload, policy=policy, cluster=cluster, seed=seed, options=options, runs=int(runs)).why
             if runs
@@ -162,9 +164,9 @@ class Shockwave:
             [float((submit + each).max()) for each in normal], [float((submit + each).max()) for each in slow]
         )
         why = (
-            f"80 % range of {runs} runs, arrivals up to {LATE_S:g} s late, run times ± {RUN_TIMES:.0%}, restarts ± "
-            f"{RESTART_S:g} s, up to slow ones whose jobs take {SLOW - 1:.0%} longer, as one of the study's three did: "
-            f"mean completion {mean.low:,.0f} to {mean.high:,.0f} s, makespan {makespan.low:,.0f} to "
+            f"80 % range of {runs} runs, arrivals up to {LATE_S:g} s late, run times ± {100 * RUN_TIMES:g} %, restarts "
+            f"± {RESTART_S:g} s, up to slow ones whose jobs take {100 * (SLOW - 1):.0f} % longer, as one of the study's "
+            f"three did: mean completion {mean.low:,.0f} to {mean.high:,.0f} s, makespan {makespan.low:,.0f} to "
             f"{makespan.high:,.0f} s"
         )
         return Prediction(jct_s=np.median(normal, axis=0), mean_jct_s=mean, makespan_s=makespan, why=why)
