@@ -22,7 +22,7 @@ import json
 import sys
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -35,6 +35,7 @@ from foretrace.plan.megatron import (
     VOCABULARY,
     Constants,
     Fit,
+    Float64,
     Layout,
     as_json,
     iteration,
@@ -53,7 +54,7 @@ COLUMNS = {
 }  # fmt: skip
 TIME = "iteration time (ms)"
 Row = tuple[Layout, float]  # seconds measured
-Law = Callable[[Layout, Constants], float]
+Law = Callable[[Layout, Constants], Mapping[str, Float64]]  # stage times
 
 # What is plausible before any row is seen (central value, deviation of its logarithm): vendor figures of the A100 and
 # its links (four cards of 200 Gbit/s in a node), all-reduces measured inside such a node, and arithmetic of the layer.
@@ -93,7 +94,7 @@ def half(layout: Layout) -> int:
     return zlib.crc32(repr(layout).encode()) % 2
 
 
-def before(layout: Layout, c: Constants) -> float:
+def before(layout: Layout, c: Constants) -> Mapping[str, Float64]:
     """The law that the package had before: `node_gb_s` belongs to each device alone, whole activations are sent."""
     times = dict(stage_times(layout, c))
     if layout.devices > NODE:
@@ -106,7 +107,7 @@ def before(layout: Layout, c: Constants) -> float:
         moved = 2 * (d - 1) / d * c.gradient_bytes * parameters / (rate * 1e9)
         times["exchange"] = moved + us * 1e-6 if d > 1 else np.zeros(p)
         times["send"] = np.full(p, c.between_us * 1e-6 + 2 * tokens * h / (c.node_gb_s * 1e9))
-    return length_s(times, layout.micro_batches)
+    return times
 
 
 def outliers(rows: Sequence[Row]) -> set[Row]:
@@ -130,23 +131,30 @@ def outliers(rows: Sequence[Row]) -> set[Row]:
     return found
 
 
-def fit(rows: Sequence[Row], law: Law = iteration_s) -> Constants:
+def fit(rows: Sequence[Row], law: Law = stage_times) -> Constants:
     """Constants with the smallest robust relative error on these rows, without outliers."""
     from scipy.optimize import least_squares
 
-    plausible, fixed = (PLAUSIBLE, _FIXED) if law is iteration_s else (_PLAUSIBLE_BEFORE, ("memory_gb_s", "crossing"))
+    plausible, fixed = (PLAUSIBLE, _FIXED) if law is stage_times else (_PLAUSIBLE_BEFORE, ("memory_gb_s", "crossing"))
     start = replace(Constants(), **{name: value for name, (value, _) in plausible.items()})
     names = [name for name in asdict(start) if name not in fixed]
     far = outliers(rows)
     rows = [row for row in rows if row not in far]
     weights = np.array([np.sqrt(_FAR) if layout.devices > NODE else 1.0 for layout, _ in rows])
+    alike: dict[Layout, list[int]] = defaultdict(list)  # but for the global batch, which only repeats the stage times
+    for at, (layout, _) in enumerate(rows):
+        alike[replace(layout, global_batch=layout.micro_batch * layout.data)].append(at)
 
     def made(x: np.ndarray) -> Constants:
         return replace(start, **dict(zip(names, np.exp(x).tolist(), strict=True)))
 
     def residuals(x: np.ndarray) -> np.ndarray:
         constants = made(x)
-        errors = weights * [np.log(law(layout, constants) / seconds) for layout, seconds in rows]
+        errors = np.empty(len(rows))
+        for layout, which in alike.items():
+            times = law(layout, constants)
+            for at in which:
+                errors[at] = weights[at] * np.log(length_s(times, rows[at][0].micro_batches) / rows[at][1])
         prior = [
             _WEIGHT * np.sqrt(len(rows)) * (x[names.index(name)] - np.log(value)) / spread
             for name, (value, spread) in plausible.items()
@@ -158,9 +166,10 @@ def fit(rows: Sequence[Row], law: Law = iteration_s) -> Constants:
     return made(least_squares(residuals, x0, loss="soft_l1", f_scale=0.1, max_nfev=30, diff_step=1e-3).x)
 
 
-def errors(rows: Sequence[Row], constants: Constants, law: Law = iteration_s) -> np.ndarray:
+def errors(rows: Sequence[Row], constants: Constants, law: Law = stage_times) -> np.ndarray:
     """Predicted over measured − 1."""
-    return np.array([law(layout, constants) / seconds - 1 for layout, seconds in rows])
+    found = [length_s(law(layout, constants), layout.micro_batches) / seconds - 1 for layout, seconds in rows]
+    return np.array(found)
 
 
 def score(rows: Sequence[Row], constants: Constants) -> dict[str, float]:
@@ -209,7 +218,7 @@ GROUPS: dict[str, Callable[[Layout], int]] = {
 }
 
 
-def left_out(rows: Sequence[Row], law: Law = iteration_s) -> dict[str, dict[int, tuple[list[Row], np.ndarray]]]:
+def left_out(rows: Sequence[Row], law: Law = stage_times) -> dict[str, dict[int, tuple[list[Row], np.ndarray]]]:
     """Rows and log(measured / predicted) by way and group, each from a fit that saw nothing of its group.
 
     Of several nodes: each model, each tensor degree. Of one node: fifths of the shapes (hidden size, tensor degree,
@@ -250,20 +259,22 @@ def shape(layout: Layout) -> tuple[int, int, int]:
     return layout.hidden, layout.tensor, layout.micro_batch
 
 
-def quantiles(found: Sequence[tuple[list[Row], np.ndarray]]) -> tuple[float, float]:
+def quantiles(logs: np.ndarray) -> tuple[float, float]:
     """10 % and 90 % of log(measured / predicted); at least a per cent on both sides."""
-    low, high = np.quantile(np.concatenate([logs for _, logs in found]), [0.1, 0.9])
+    low, high = np.quantile(logs, [0.1, 0.9])
     return min(float(low), -0.01), max(float(high), 0.01)
 
 
 def made(rows: Sequence[Row], found: dict[str, dict[int, tuple[list[Row], np.ndarray]]]) -> Fit:
     """What the package ships: constants of all rows, ranges of the left-out ones."""
-    ways = {where: [part for name, parts in found.items() if name.startswith(where) for part in parts.values()]
-            for where in ("one node", "several nodes")}  # fmt: skip
-    if not all(ways.values()):
+    near = [parts for name, parts in found.items() if name.startswith("one node")]
+    far = [logs for name, parts in found.items() if name.startswith("several") for _, logs in parts.values()]
+    if not near or not far:
         raise ForetraceError("a fit needs rows of one node and of several; name both tables.")
     return Fit(
-        constants=fit(rows), one_node=quantiles(ways["one node"]), several_nodes=quantiles(ways["several nodes"])
+        constants=fit(rows),
+        one_node={t: quantiles(logs) for t, (_, logs) in near[0].items()},
+        several_nodes=quantiles(np.concatenate(far)),
     )
 
 

@@ -225,7 +225,7 @@ def test_between_and_beyond_measured_numbers() -> None:
     assert exact.high_s / exact.seconds < inner.high_s / inner.seconds
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(
     counts=st.sets(st.integers(2, 32), min_size=2, max_size=6), asked=st.integers(2, 64), least=st.floats(0, 0.9),
     nbytes=st.floats(1e3, 1e11),

@@ -28,6 +28,7 @@ from foretrace.hardware.wiring import KNOWN, Wiring
 
 MODELS = ("table", "pieces")
 _LEAST_OFF = 0.10  # relative error assumed at numbers of workers that were not measured, at least
+_CARDS = 1.25  # the same over several machines, whose workers use other network cards: a published table has 1.15
 _UNCHECKED = 0.25  # the same where no measured number can be left out to see
 _FORWARDED = 0.20  # more, where a ring must be forwarded through a peer
 _OTHER_KIND = 0.30  # for a collective derived from another one
@@ -119,7 +120,7 @@ class TableNetwork(Network):
 
     def _between(self, family: list[Series], kind: CollectiveKind, nbytes: float, workers: int) -> tuple[float, str]:
         """Time for a number of workers that was not measured."""
-        measured = [self._measured(each) for each in self._sources(family)]
+        measured = [self._measured(each) for each in self._sources(family, workers)]
         seconds = worker_counts.seconds(
             measured, workers, nbytes, share=bus_share(kind, workers), rings=self._rings(workers),
             cables=self.wiring is not None or family[0].nodes > 1,
@@ -136,8 +137,15 @@ class TableNetwork(Network):
         wires = f", {self._rings(workers)} rings of {self.wiring.name}" if self.wiring else ""
         return seconds, f"{kind} of {workers} workers, {said} of {self.table.name}{wires}{where}"
 
-    def _sources(self, family: list[Series]) -> list[Series]:
-        """Numbers of workers from which others follow: all but those whose ring is forwarded, if any are left."""
+    def _sources(self, family: list[Series], workers: int) -> list[Series]:
+        """Numbers from which another follows: all but those whose ring is forwarded, if any are left.
+
+        Over several machines only the next smaller and larger one: how many share a network card differs in steps.
+        """
+        if family[0].nodes > 1:
+            return [each for each in family if each.workers < workers][-1:] + [
+                each for each in family if each.workers >= workers
+            ][:1]
         if self.wiring is None:
             return family
         wiring = self.wiring
@@ -167,6 +175,8 @@ class TableNetwork(Network):
         outside = workers > family[-1].workers or workers < family[0].workers
         tried = family if outside else family[1:-1]
         worst = _LEAST_OFF if len(family) > 2 else _UNCHECKED
+        if family[0].nodes > 1:
+            worst = _CARDS
         for left_out in tried if len(family) > 2 else ():
             rest = [each for each in family if each is not left_out]
             for size in (nbytes / 2, nbytes, nbytes * 2):

@@ -90,7 +90,7 @@ class Constants:
     score_passes: float = 6.0  # the same for attention scores (b a s s)
     host_us: float = 1500.0  # launching a layer forward
     host_back: float = 1.5  # launching a layer backward, relative
-    host_split: float = 1.2  # launching with a tensor split, relative
+    host_split: float = 1.1  # launching with twice the tensor degree, relative
     link_us: float = 30.0  # a collective inside a node beside its bytes
     link_gb_s: float = 225.0  # bus bandwidth inside a node
     between_us: float = 60.0
@@ -106,11 +106,12 @@ class Constants:
 class Fit:
     """Constants, and how far they were off where nothing like the layout had been fitted on.
 
-    one_node, several_nodes: the 10 % and 90 % quantiles of log(measured / predicted) over left-out shapes.
+    10 % and 90 % quantiles of log(measured / predicted) over left-out rows: one_node by tensor degree, over left-out
+    shapes (hidden size, tensor degree, micro-batch); several_nodes over left-out models and tensor degrees.
     """
 
     constants: Constants
-    one_node: tuple[float, float]
+    one_node: dict[int, tuple[float, float]]
     several_nodes: tuple[float, float]
 
 
@@ -146,14 +147,20 @@ def iteration(layout: Layout, fit: Fit | None = None) -> Iteration:
     c = known.constants
     seconds = iteration_s(layout, c)
     near = layout.devices <= NODE
-    low, high = known.one_node if near else known.several_nodes
-    why = f"left-out shapes of {'one node' if near else 'several nodes'}: {exp(low) - 1:+.0%} to {exp(high) - 1:+.0%}"
+    degree = min(known.one_node, key=lambda t: abs(log(t / layout.tensor)))
+    low, high = known.one_node[degree] if near else known.several_nodes
+    where = f"shapes of one node, tensor degree {degree}" if near else "models and tensor degrees of several nodes"
+    why = f"left-out {where}: {_percent(exp(low))} to {_percent(exp(high))}"
     if crosses(layout):
         none, twice = (iteration_s(layout, replace(c, crossing=times * c.crossing)) for times in (0.0, 2.0))
         low, high = -hypot(low, log(seconds / none)), hypot(high, log(twice / seconds))
-        cards = f"{none / seconds - 1:+.0%} to {twice / seconds - 1:+.0%}"
+        cards = f"{_percent(none / seconds)} to {_percent(twice / seconds)}"
         why += f"; gradients that change network cards: {cards}"
     return Iteration(seconds=seconds, low_s=seconds * exp(low), high_s=seconds * exp(high), why=why)
+
+
+def _percent(ratio: float) -> str:
+    return f"{100 * (ratio - 1):+.1f} %"
 
 
 def iteration_s(layout: Layout, constants: Constants) -> float:
@@ -178,7 +185,7 @@ def stage_times(layout: Layout, c: Constants) -> Mapping[str, Float64]:
     reduce = 2 * _reduce(2 * tokens * h, t, c.link_us, c.link_gb_s) if t <= NODE else 0.0
     if t > NODE:
         reduce = 2 * _reduce(2 * tokens * h, t, c.between_us, c.node_gb_s)
-    host = c.host_us * 1e-6 * (c.host_split if t > 1 else 1.0)
+    host = c.host_us * 1e-6 * c.host_split ** log2(t)
     forward_layer = _either(arithmetic + memory + products + reduce, host)
     backward_layer = (
         _either(c.back * arithmetic + c.back * memory + 2 * products + reduce, host * c.host_back) + forward_layer

@@ -105,7 +105,8 @@ def run_lines(view: FleetRunView, *, rows: int = 8) -> Iterator[str]:
     for note in view.notes:
         yield f"  {note}"
     if view.repetitions == 1:
-        yield "  one run has no interval: moving submissions by a minute moves a makespan by some per cent"
+        unknown = "one run has no interval: moving submissions by a minute moves a makespan by some per cent"
+        yield f"  {view.facts.get('range', unknown)}"
     if view.next:
         yield f"  next: {view.next}"
 

@@ -21,7 +21,7 @@ class Rules:
     """Constants of the mechanism, seconds; `stops`: a change of batch size ends the job's round."""
 
     round_s: float = 120.0
-    restart_s: float = 20.0
+    restart_s: float = 24.0
     reset_s: float = 1000.0
     stops: bool = True
     gpus: int = 32
