@@ -35,7 +35,7 @@ from transfer_gemm16 import COUNTS, draw, few_shot
 Floats = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 SEEDS = 5  # of random choices
-#: Mean errors before 2026-11-22: one shared law fitted to A100, L40S and RTX PRO, and 50 products by KMeans.
+#: Mean errors of the state before: one shared law fitted to A100, L40S and RTX PRO, and 50 products by KMeans.
 BEFORE = {
     "a100_sxm": (9.88, 8.43), "h100_sxm": (11.92, 8.78), "h200_sxm": (11.87, 9.85), "l40s": (17.96, 14.68),
     "rtx_pro_6000_server": (15.54, 12.66),

@@ -32,7 +32,7 @@ Logs = dict[str, list[tuple[Floats, Floats]]]  # by family: predicted seconds, l
 #: 1 1 1: 11.7 / 17.9 / 15.4.
 FOLLOW = {"follow_load": 1.0, "follow_epilogue": 1.0, "follow_cache": 1.0}
 OWN = {"compute": 0.2, "memory": 0.1, "floor": 0.2}  # what a training GPU may have of its own, and by how much
-ROWS = 2000  # of a GPU, for a law; 3000 make no other errors
+ROWS = 2000  # of a GPU, for a law
 COUNTS = (0, 10, 20, 50, 100)
 POOL, DRAWS = 600, 3  # candidates to be measured, and how many times they are drawn for scoring
 LEAST_SPREAD = 0.03
