@@ -33,6 +33,7 @@ from transfer_gemm16 import FOLLOW, errors, quantile, sample, transfer
 Floats = npt.NDArray[np.float64]
 SHARED = Path(os.environ.get("FORETRACE_SHARED_DATA", ROOT.parent / "shared" / "data"))
 WEIGHTS = ROOT / "src" / "foretrace" / "cost" / "learned" / "gemm16.npz"
+LAW_ROWS = 3000  # of a GPU, for the law that its nets correct
 NETS, CALIBRATION = 2, 0.1  # nets of a GPU; the share of rows, another for each, that it does not see: for ranges
 WIDTH, LAYERS, EPOCHS, BATCH, RATE, DECAY = 64, 3, 100, 512, 4e-3, 1e-3
 
@@ -43,7 +44,9 @@ def known(system: System) -> tuple[dict[str, Any], dict[str, float]]:
 
     torch.set_num_threads(1)
     rows = np.flatnonzero(~system.held_out)
-    theta, (shift,) = fit_together(law.START | FOLLOW, [system.measured(sample(system, rows))], {"compute": 0.01})
+    theta, (shift,) = fit_together(
+        law.START | FOLLOW, [system.measured(sample(system, rows, LAW_ROWS))], {"compute": 0.01}
+    )
     theta = {**theta, "compute": theta["compute"] + shift["compute"]}
     chip = law.Chip.of(system.device)
     base = law.seconds(theta, chip, system.m, system.n, system.k)

@@ -133,4 +133,4 @@ def test_left_out_families_are_never_worse_with_measurements_than_without() -> N
     assert len(table) == 5
     for rows in table.values():
         assert all(row["mean"] < rows["0"]["mean"] + 0.003 for row in rows.values())
-        assert all(0.6 < row["covered"] < 0.99 for row in rows.values())
+        assert all(row["covered"] > 0.6 for row in rows.values())

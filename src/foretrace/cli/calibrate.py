@@ -164,7 +164,7 @@ def _products(gpu: str, operators: int | None, plan: Path | None, times: Path | 
         print(f"  next: foretrace calibrate device --gpu {device.short} --times {stored}")
     else:
         print(f"{len(rows)} products of {device.name} kept: 16-bit products are now predicted from them, too.")
-        print(f"  stored in {stored}\n  next: foretrace estimate resnet50 --device {device.short} --precision bf16")
+        print(f"  stored in {stored}\n  next: foretrace estimate gpt2 --device {device.short} --precision bf16")
 
 
 @calibrate.command("run")
