@@ -1,10 +1,14 @@
 """Verify techniques on models of the zoo, on this machine, and keep every row: benchmarks/data/ledger.jsonl.
 
     python benchmarks/verify_zoo.py [PART ...] [--again]
+    python benchmarks/verify_zoo.py --matrix [PART ...]       # every technique in two settings on every model, hours
 
 Every row is one `foretrace verify`: record the model, predict, then run both arms interleaved. Conclusive rows that are
 there are kept unless `--again`; PART keeps the plan to rows whose technique or model contains it. Nothing else should
 use the cores meanwhile. `python benchmarks/accuracy.py ledger` writes the table.
+
+`--matrix` runs short verifications that keep no row, and prints how many concluded, how many refused to (with the
+reason), how many techniques refused the model in one sentence, and how many went wrong: those are listed.
 """
 
 from __future__ import annotations
@@ -13,10 +17,12 @@ import json
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from foretrace.verify.ledger import Ledger
+from foretrace.zoo.registry import entries
 
 DATA = Path(__file__).parent / "data"
 ROWS = DATA / "ledger.jsonl"
@@ -45,6 +51,36 @@ PLAN: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
 )
 
 
+# Every technique that a single process on a processor can make real, in two settings.
+MATRIX = (
+    "prefetch-data", "prefetch-data workers=2 prefetch_factor=4", "mixed-precision", "mixed-precision dtype=float16",
+    "fused-optimizer", "fused-optimizer implementation=foreach", "compiled", "channels-last", "batch-size by=2",
+    "batch-size by=0.5", "gradient-accumulation steps=2", "gradient-accumulation steps=4", "activation-recomputation",
+    "activation-recomputation blocks=Linear", "reconstruct-batchnorm", "reconstruct-batchnorm min_bytes=0",
+    "activation-offload to=disk", "activation-offload to=disk min_bytes=0", "activation-compression",
+    "activation-compression min_bytes=0", "structured-dropout p=0.5", "structured-dropout p=0.65",
+)  # fmt: skip
+_BRIEF = ("--seconds", "0.5", "--no-ledger", "--json")
+
+
+def matrix(parts: Sequence[str]) -> int:
+    """Verify MATRIX on every model of the zoo and print the counts; 1 if anything went wrong."""
+    counts: Counter[str] = Counter()
+    cells = [(technique, model) for technique in MATRIX for model in entries()]
+    cells = [cell for cell in cells if not parts or any(part in " ".join(cell) for part in parts)]
+    for number, (technique, model) in enumerate(cells, start=1):
+        command = [sys.executable, "-m", "foretrace", "verify", technique, "--model", model, *_BRIEF]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        said = done.stderr.strip().splitlines()
+        sentence = done.returncode == 2 and len(said) == 1 and "Traceback" not in done.stderr
+        kind = json.loads(done.stdout)["verdict"] if done.returncode == 0 else "refused" if sentence else "WRONG"
+        counts[kind] += 1
+        told = json.loads(done.stdout)["headline"] if done.returncode == 0 else said[-1] if said else "nothing said"
+        print(f"{number}/{len(cells)} {technique} on {model}: {kind}: {told}", flush=True)
+    print(", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())))
+    return int(counts["WRONG"] > 0)
+
+
 def chosen(parts: Sequence[str]) -> Iterator[tuple[tuple[str, ...], str]]:
     """The rows of the plan, or those that any part names."""
     for techniques, models in PLAN:
@@ -54,7 +90,9 @@ def chosen(parts: Sequence[str]) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parts = [word for word in arguments if word != "--again"]
+    parts = [word for word in arguments if not word.startswith("--")]
+    if "--matrix" in arguments:
+        return matrix(parts)
     ledger = Ledger(DATA / "ledger.sqlite")
     if ROWS.exists():
         ledger.import_jsonl(ROWS)
