@@ -95,7 +95,12 @@ def half(layout: Layout) -> int:
 
 
 def before(layout: Layout, c: Constants) -> Mapping[str, Float64]:
-    """The law that the package had before: `node_gb_s` belongs to each device alone, whole activations are sent."""
+    """The law that the package had before: `node_gb_s` belongs to each device alone, whole activations are sent.
+
+    Launching took `host_split` times as long with any tensor degree.
+    """
+    if layout.tensor > 1:
+        c = replace(c, host_split=c.host_split ** (1 / np.log2(layout.tensor)))
     times = dict(stage_times(layout, c))
     if layout.devices > NODE:
         p, t, d, h = layout.pipeline, layout.tensor, layout.data, layout.hidden

@@ -90,7 +90,7 @@ class Constants:
     score_passes: float = 6.0  # the same for attention scores (b a s s)
     host_us: float = 1500.0  # launching a layer forward
     host_back: float = 1.5  # launching a layer backward, relative
-    host_split: float = 1.1  # launching with twice the tensor degree, relative
+    host_split: float = 1.2  # launching with twice the tensor degree, relative
     link_us: float = 30.0  # a collective inside a node beside its bytes
     link_gb_s: float = 225.0  # bus bandwidth inside a node
     between_us: float = 60.0

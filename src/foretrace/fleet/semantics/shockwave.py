@@ -165,9 +165,9 @@ class Shockwave:
         )
         why = (
             f"80 % range of {runs} runs, arrivals up to {LATE_S:g} s late, run times ± {100 * RUN_TIMES:g} %, restarts "
-            f"± {RESTART_S:g} s, up to slow ones whose jobs take {100 * (SLOW - 1):.0f} % longer, as one of the study's "
-            f"three did: mean completion {mean.low:,.0f} to {mean.high:,.0f} s, makespan {makespan.low:,.0f} to "
-            f"{makespan.high:,.0f} s"
+            f"± {RESTART_S:g} s, up to slow ones whose jobs take {100 * (SLOW - 1):.0f} % longer, as one of the "
+            f"study's three did: mean completion {mean.low:,.0f} to {mean.high:,.0f} s, makespan "
+            f"{makespan.low:,.0f} to {makespan.high:,.0f} s"
         )
         return Prediction(jct_s=np.median(normal, axis=0), mean_jct_s=mean, makespan_s=makespan, why=why)
 
