@@ -188,7 +188,7 @@ EDGE_COLUMNS: dict[str, type] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class TaskGraph:
     """Columns of tasks (n rows, topological order) and of edges (m rows, grouped by successor)."""
 
