@@ -224,9 +224,9 @@ def section(traces: Path) -> str:
         "**By kind of kernel.** *Odd products*: 16-bit products of rows that are no multiple of 16 bytes. *Unsized*: "
         "products whose launch the recording lost. *Wide*: elementwise kernels that load 16 bytes at once; *strided*: "
         "number by number. *Error, shipped figures*: with what the recordings of this very model showed. *Covered*: "
-        "the range that the technique gives the kind holds the measured time. Open: fused attention and strided "
-        "kernels, whose ranges are what these pairs showed; wide kernels of bert-small take less than the start of a "
-        "kernel on the other recordings.\n\n"
+        "the range that the technique gives the kind holds the measured time. Open: fused attention of bert-small, "
+        "whose time to start no other recording shows, and strided kernels; wide kernels of bert-small take less than "
+        "the start of a kernel on the other recordings.\n\n"
     )
     folder = traces.parent
     found = scaling.measure(folder / "kernels" / "kernels.csv.gz", folder / "gemm" / "gemm_bf16.parquet")

@@ -142,6 +142,20 @@ def test_wide_loads_are_elementwise_and_known_on_both_sides() -> None:
     assert unknown.tolist() == rescale(seconds, calls, V100, MI300X).tolist()
 
 
+def test_fused_attention_starts_slowly_and_then_follows_the_peaks() -> None:
+    call = Call(family=Family.ATTENTION, precision=Precision.BF16, b=32, m=512, n=512, k=64, flops=2e9, read_bytes=1e6)
+    starts = [reached.rate(Kind.ATTENTION, device) for device in (H100, MI300X)]
+    assert starts[0] is not None and starts[1] is not None
+    rates = [device.bf16_tflops * share_of_peak(device, Precision.BF16) for device in (H100, MI300X)]
+    found = moved(call, 1 / starts[0] + 1e-4, "h100", "mi300x")
+    assert found == pytest.approx(1 / starts[1] + 1e-4 * rates[0] / rates[1])
+    # shorter than the start: in proportion
+    assert moved(call, 0.5 / starts[0], "h100", "mi300x") == pytest.approx(0.5 / starts[1])
+    # what nobody recorded of one of them does not count
+    plain = rescale(np.array([1e-4]), one(call), V100, MI300X)
+    assert plain[0] == rescale(np.array([1e-4]), one(call), V100, MI300X, table=())[0]
+
+
 def test_figures_of_a_recording_can_be_left_out() -> None:
     seen = {each.seen for each in reached.REACHED}
     for name in seen:

@@ -21,7 +21,7 @@ from foretrace.simulate.timeline import simulate
 from foretrace.techniques.arguments import parse
 from foretrace.techniques.base import Technique
 from foretrace.techniques.faster_device import FasterDevice
-from foretrace.techniques.other_device import Sort, as_recorded, elsewhere, recorded_on
+from foretrace.techniques.other_device import PRODUCTS, Sort, as_recorded, elsewhere, recorded_on
 from foretrace.techniques.whatif import whatif
 from foretrace.testing import TechniqueConformance
 from foretrace.testing.workloads import Cpu, Gpu
@@ -192,13 +192,13 @@ def test_device_time_of_a_decoder_on_the_other_vendors_gpu(shared_data: Path) ->
     for graph, target, name in ((h100, mi300, "mi300x"), (mi300, h100, "h100")):
         changed = FasterDevice(device=name, host=1.0).predict(graph)
         device, truth = changed.dur[changed.on_device].sum(), target.dur[target.on_device].sum()
-        assert device / truth == pytest.approx(1.0, abs=0.2)
+        assert device / truth == pytest.approx(1.0, abs=0.12)
         step, measured = simulate(changed).window_ns, simulate(target).window_ns
-        assert step / measured == pytest.approx(1.0, abs=0.1)
+        assert step / measured == pytest.approx(1.0, abs=0.15)  # the range of the host, whose factor is 0.9 here
 
 
 def test_kinds_of_kernels_on_the_other_vendors_gpu_and_their_ranges(shared_data: Path) -> None:
-    """Without what this model showed: kinds with 5 % of the time within 20 %, but attention, which its range holds."""
+    """Without what this model showed: kinds with 5 % of the time within 20 %, and within their ranges."""
     h100, mi300 = sides(shared_data, "Qwen")
     others = reached.without("Qwen1.5-0.5B-Chat")
     assert len(others) < len(reached.REACHED)
@@ -210,11 +210,10 @@ def test_kinds_of_kernels_on_the_other_vendors_gpu_and_their_ranges(shared_data:
             true, said = measured[truth.kind == sort].sum(), found.seconds[found.kind == sort].sum()
             if true < 0.05 * measured.sum():
                 continue
-            if sort == Sort.ATTENTION:
-                low, high = step_range("attention", source, device)
-                assert low < true / said < high
-            else:
-                assert said / true == pytest.approx(1.0, abs=0.2), sort.name
+            assert said / true == pytest.approx(1.0, abs=0.2), sort.name
+            field = {Sort.ATTENTION: "attention", Sort.STRIDED: "strided"}.get(sort, "kernels")
+            low, high = step_range("products" if sort in PRODUCTS[:-1] else field, source, device)
+            assert low < true / said < high
 
 
 def test_between_vendors_attention_and_strided_kernels_have_ranges_of_their_own() -> None:

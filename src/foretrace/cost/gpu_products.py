@@ -161,17 +161,22 @@ def keep(device: Device, rows: Ints, times: Floats) -> Path:
 
 def calibrated() -> Gemm16:
     """The shipped predictor, with what was kept of GPUs that it does not know."""
+    found = kept()
+    return _with(found) if found else Gemm16.load()
+
+
+def kept() -> tuple[tuple[str, int], ...]:
+    """The files of kept times, and when each was written: predictions made with other ones are out of date."""
     try:
-        kept = sorted((str(path), path.stat().st_mtime_ns) for path in store.folder().glob(f"{_PREFIX}*.csv"))
+        return tuple(sorted((str(path), path.stat().st_mtime_ns) for path in store.folder().glob(f"{_PREFIX}*.csv")))
     except OSError as error:
         raise ForetraceError(f"cannot read {store.folder()} ({error.strerror or error}).") from None
-    return _with(tuple(kept)) if kept else Gemm16.load()
 
 
 @lru_cache(maxsize=4)
-def _with(kept: tuple[tuple[str, int], ...]) -> Gemm16:
+def _with(files: tuple[tuple[str, int], ...]) -> Gemm16:
     model = Gemm16.load()
-    for path, _ in kept:
+    for path, _ in files:
         device = named(Path(path).stem.removeprefix(_PREFIX))
         if device.short not in model.known:
             rows, times = read_times(Path(path), device)

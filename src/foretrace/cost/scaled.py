@@ -67,8 +67,8 @@ _MEMORY_SHARE = {Family.SOFTMAX: (0.62, 0.34), Family.NORM: (0.53, 0.48)}
 _MEMORY_SHARE_OTHERWISE = (0.80, 0.76)
 
 # 80 % range of a call's measured over its scaled time, and of the median over all calls of one kind from one device to
-# another, by which a whole step may be off: every two devices of the tables, of one vendor and of two. Attention and
-# kernels that move number by number are open between vendors: theirs hold what two models each showed.
+# another, by which a whole step may be off: every two devices of the tables, of one vendor and of two. Those of
+# attention and of kernels that move number by number hold between vendors, and are what two models each showed.
 RANGES = {"products": (0.70, 1.75), "memory": (0.75, 1.35)}
 STEP_RANGES = {"products": (0.72, 1.50), "kernels": (0.80, 1.30), "attention": (0.50, 3.60), "strided": (0.60, 1.60)}
 
@@ -188,6 +188,11 @@ def rescale(
         product = there * np.exp(np.where(odd, carried(excess, 0.0, PLAUSIBLE * UNALIGNED), carried(excess)))
         blind = start + body * _compute_ratios(calls, source, target)
     found = np.where(known, product, np.where(matrix, blind, moved))
+    begins = _both(Kind.ATTENTION, source, target, table)
+    if begins is not None:
+        fused = calls.family == Family.ATTENTION
+        rest = np.maximum(seconds - 1 / begins[0], 0.0) * _compute_ratios(calls, source, target)
+        found[fused] = (np.minimum(seconds * begins[0], 1.0) / begins[1] + rest)[fused]
     return np.where(seconds > 0, found, seconds)
 
 

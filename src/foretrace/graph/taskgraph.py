@@ -234,7 +234,7 @@ EDGE_COLUMNS: dict[str, type] = {
 ALL_COLUMNS = frozenset((*TASK_COLUMNS, *EDGE_COLUMNS, "in_ptr", "marks"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class TaskGraph:
     """Columns of tasks (n rows, topological order) and of edges (m rows, grouped by successor)."""
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from foretrace.cost.gpu_products import kept
 from foretrace.cost.model import CostModel
 from foretrace.cost.scaled import step_range
 from foretrace.cost.standard import standard
@@ -112,7 +114,7 @@ class FasterDevice(Technique):
     def _on_device(self, graph: TaskGraph) -> TaskGraph:
         source, target = self._devices(graph)
         try:
-            found = elsewhere(graph, source, target, _models())
+            found = _elsewhere(graph, source, target)
         except ForetraceError as error:
             raise self.refuse(str(error)) from None
         values = self.values(graph)
@@ -159,9 +161,24 @@ class FasterDevice(Technique):
 _WHY = "median of measured over scaled times from one GPU to another, over every two GPUs of public tables"
 #: Kernels whose range is their own between two vendors, and why.
 _APART = {
-    "attention": (Sort.ATTENTION, "the vendors' kernels are unlike: what two models showed on an H100 and an MI300X"),
+    "attention": (
+        Sort.ATTENTION,
+        "the vendors' kernels are unlike, and small ones take their own time: what two models showed",
+    ),
     "strided": (Sort.STRIDED, "no rule is known: what two models showed on an H100 and an MI300X"),
 }
+
+
+#: What was found of graphs that are still in use: every end of every range asks for the same.
+_FOUND: WeakKeyDictionary[TaskGraph, dict[Any, Elsewhere]] = WeakKeyDictionary()
+
+
+def _elsewhere(graph: TaskGraph, source: Device, target: Device) -> Elsewhere:
+    known = _FOUND.setdefault(graph, {})
+    key = (source.short, target.short, kept())
+    if key not in known:
+        known[key] = elsewhere(graph, source, target, _models())
+    return known[key]
 
 
 def _models() -> tuple[CostModel, ...]:
