@@ -14,12 +14,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from foretrace.files import write_bytes
 from foretrace.graph.taskgraph import EdgeKind, Phase, TaskKind
+from foretrace.plaintext import encoded
 from foretrace.report.names import short_names
 from foretrace.report.tracks import NO_EDGE, Track, binding_edges, lane_word
 from foretrace.simulate.ranks import Parts, parts
@@ -57,7 +57,7 @@ def export(tracks: Sequence[Track], *, arrows: bool = True) -> bytes:
             found = parts(Timeline(graph=track.graph, start=track.start, end=track.end))
             events += _waits(found, pids, shift)
             events += _meetings(track, found, pids, shift) if arrows else ()
-    return msgspec.json.encode({"displayTimeUnit": "ms", "otherData": {"producer": "foretrace"}, "traceEvents": events})
+    return encoded({"displayTimeUnit": "ms", "otherData": {"producer": "foretrace"}, "traceEvents": events})
 
 
 def write(tracks: Sequence[Track], path: Path, *, arrows: bool = True) -> None:
