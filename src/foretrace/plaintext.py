@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 # Control characters (but for line ends and tabs), C1 controls, marks that turn the direction of writing, line and
 # paragraph separators, and halves of surrogate pairs, which stand for bytes of file names that are no text.
@@ -23,6 +24,26 @@ def sentence(text: str) -> str:
     return _shortened(" ".join(words), _LONGEST)
 
 
+def encoded(value: Any) -> bytes:
+    """JSON of what msgspec can encode; halves of surrogate pairs, as in file names that are no text, as escapes."""
+    import json
+
+    import msgspec
+
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return json.dumps(_whole(msgspec.to_builtins(value, str_keys=True)), ensure_ascii=False).encode()
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, str):
+        return visible(value)
+    if isinstance(value, dict):
+        return {visible(key): _whole(each) for key, each in value.items()}
+    return [_whole(each) for each in value] if isinstance(value, list | tuple) else value
+
+
 def whole_number(text: str) -> int | None:
     """The whole number that a text writes in at most 18 digits of ASCII, with a sign or without; None for any other.
 
@@ -33,10 +54,7 @@ def whole_number(text: str) -> int | None:
 
 
 def _escape(match: re.Match[str]) -> str:
-    code = ord(match[0])
-    if 0xDC80 <= code <= 0xDCFF:  # a byte that could not be decoded
-        return f"\\x{code - 0xDC00:02x}"
-    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+    return f"\\u{ord(match[0]):04x}"  # so that what stands in a string of JSON stays the same string
 
 
 def _shortened(text: str, most: int) -> str:

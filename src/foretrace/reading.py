@@ -33,6 +33,8 @@ _MOST_DEPTH = 100
 _SURROGATE = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\\\|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
 )
+_URL = re.compile(r"^([a-z][a-z0-9+.-]+):/+(?=[^/])", re.IGNORECASE)
+_FETCH = {"s3": "aws s3 cp", "gs": "gcloud storage cp", "hf": "hf download", "az": "az storage blob download"}
 _PACKERS = {
     b"\x28\xb5\x2f\xfd": "zstd -d",
     b"\xfd7zXZ\x00": "xz -d",
@@ -41,6 +43,16 @@ _PACKERS = {
     b"Rar!": "unrar x",
     b"\x04\x22\x4d\x18": "lz4 -d",
 }
+
+
+def address(path: str | Path) -> str:
+    """What to do with an address in place of a file; "" for a path."""
+    match = _URL.match(str(path))
+    if match is None:
+        return ""
+    kind = match[1].lower()
+    whole = f"{kind}://{str(path)[match.end() :]}"
+    return f"{whole} is an address, and nothing is fetched here; fetch it first: {_FETCH.get(kind, 'curl -LO')} {whole}"
 
 
 class TooLargeError(ForetraceError):
@@ -69,6 +81,16 @@ class Budget:
             )
 
 
+def home() -> Path:
+    """The user's home folder. Raises ForetraceError where there is none (a container run as an unknown user)."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        raise ForetraceError(
+            "this user has no home folder; set HOME, or FORETRACE_CACHE and FORETRACE_LEDGER to places of yours."
+        ) from None
+
+
 def packer(head: bytes) -> str:
     """The command that unpacks a file that begins so, "" where it is not packed, or packed as we read it."""
     return next((command for magic, command in _PACKERS.items() if head.startswith(magic)), "")
@@ -84,6 +106,8 @@ def read_bytes(path: Path, *, mend: str = "give a file that exists") -> bytes:
             raise TooLargeError(f"{path} has more than {WHOLE >> 30} GiB; say --allow-large if that is meant.")
         data = path.read_bytes()
     except FileNotFoundError:
+        if said := address(path):
+            raise ForetraceError(f"{said}.") from None
         raise ForetraceError(f"cannot read {path}, which does not exist; {mend}.") from None
     except OSError as error:
         raise ForetraceError(f"cannot read {path} ({error.strerror or error}); {mend}.") from None

@@ -184,12 +184,13 @@ def recorded(source: Path, *, rank: int | None = None, steps: str = "", salvage:
 
 def is_graph(source: Path) -> bool:
     """Whether a file holds a saved graph."""
-    if not source.is_file():
-        return False
     from foretrace.graph.store import MAGIC
 
-    with source.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
+    try:
+        with source.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except (OSError, ValueError):  # whoever reads it says why it cannot be read
+        return False
 
 
 def step_numbers(text: str) -> list[int] | None:

@@ -17,6 +17,7 @@ import msgspec
 from foretrace.cost.machine import differences, file_name
 from foretrace.errors import ForetraceError
 from foretrace.files import write_bytes
+from foretrace.reading import home
 
 FORMAT = 1
 
@@ -30,7 +31,7 @@ class _File(msgspec.Struct, kw_only=True):
 def folder() -> Path:
     """The folder of the calibrations."""
     cache = os.environ.get("FORETRACE_CACHE")
-    return (Path(cache) if cache else Path.home() / ".cache" / "foretrace") / "calibration"
+    return (Path(cache) if cache else home() / ".cache" / "foretrace") / "calibration"
 
 
 def path_for(machine: Mapping[str, Any]) -> Path:
@@ -43,10 +44,13 @@ def load(machine: Mapping[str, Any]) -> dict[str, float]:
 
     Raises ForetraceError on a damaged file, and on one that was measured elsewhere and copied under this name.
     """
-    path = path_for(machine)
+    try:
+        path = path_for(machine)
+    except ForetraceError:  # without a home folder nothing can have been stored
+        return {}
     try:
         data = path.read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
         raise ForetraceError(f"cannot read the calibration {path} ({error.strerror or error}).") from None
@@ -89,7 +93,13 @@ def save(machine: Mapping[str, Any], seconds: Mapping[str, float]) -> Path:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Hold the lock of a file; the system lets go of it when the process ends, however it ends."""
-    with path.open("a+b") as file:
+    try:
+        held = path.open("a+b")
+    except OSError as error:
+        raise ForetraceError(
+            f"cannot write {path} ({error.strerror or error}); set FORETRACE_CACHE to a folder of yours."
+        ) from None
+    with held as file:
         try:
             import fcntl
 

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import numba as nb
 import numpy as np
 
+from foretrace.compiled import njit
+
 NEVER = np.int64(2**62)
 # Only `run` is called from Python: the others need no wrappers, which would take most of the time to compile.
 _inner: Any = nb.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, error_model="numpy")  # type: ignore[call-overload]
@@ -1058,7 +1060,7 @@ def _happen(st, now):  # type: ignore[no-untyped-def]
             _review(st, j)
 
 
-@nb.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def run(st, until):  # type: ignore[no-untyped-def]
     """Play events up to and including `until`; the return value says why it stopped."""
     s = st.s

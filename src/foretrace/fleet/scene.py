@@ -124,8 +124,8 @@ def workload_of(path: str, format: str = "auto", *, salvage: bool = False) -> Wo
     """The jobs of a log; the last few that were read are kept."""
     try:
         changed = Path(path).stat().st_mtime_ns
-    except OSError as error:
-        raise ForetraceError(f"cannot read {path} ({error.strerror or error}); name a log of jobs.") from None
+    except (OSError, ValueError):
+        changed = 0  # reading it says why
     return _read(path, format, salvage, changed)
 
 

@@ -23,7 +23,7 @@ from foretrace.graph.taskgraph import (
 )
 from foretrace.graph.threads import host_tasks
 from foretrace.graph.waits import blocking_calls
-from foretrace.trace.trace import Trace
+from foretrace.trace.trace import Category, Trace
 
 Int64 = npt.NDArray[np.int64]
 
@@ -38,7 +38,12 @@ def build(trace: Trace, rank: int | None = None) -> TaskGraph:
     platform = one.ranks[0].platform if one.ranks else "cpu"
     device = device_tasks(one, host, platform if platform in ("cuda", "rocm") else "cuda")
     if not len(host.event) and not len(device):
-        raise GraphError(f"{_source(one)} holds no operators, calls or kernels; record with CPU or GPU activities on.")
+        known = ~np.isin(one.category, (Category.OTHER, Category.OVERHEAD, Category.MEMORY))
+        what = "" if known.any() else ", as traces of other programs (JAX, Chrome) do not"
+        raise GraphError(
+            f"{_source(one)} holds no operators, calls or kernels of PyTorch's profiler{what}; record with CPU or GPU "
+            "activities on."
+        )
     steps = _steps(host, device)
     streams = Streams(host, device)
     blocking = blocking_calls(host, device, streams)

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import heapq
 
-import numba as nb
 import numpy as np
 import numpy.typing as npt
 
+from foretrace.compiled import njit
 
-@nb.njit(cache=True)
+
+@njit()
 def topological_order(
     place: npt.NDArray[np.int64], out_ptr: npt.NDArray[np.int64], out_dst: npt.NDArray[np.int32]
 ) -> npt.NDArray[np.int64]:
@@ -42,7 +43,7 @@ def topological_order(
     return order[:done]
 
 
-@nb.njit(cache=True)
+@njit()
 def nest(
     lane: npt.NDArray[np.int32], start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
@@ -70,7 +71,7 @@ def nest(
     return parent
 
 
-@nb.njit(cache=True)
+@njit()
 def nearest(parent: npt.NDArray[np.int64], own: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """`own` where it is not −1, else the value of the nearest ancestor that has one. Parents precede children."""
     out = own.copy()
@@ -80,7 +81,7 @@ def nearest(parent: npt.NDArray[np.int64], own: npt.NDArray[np.int64]) -> npt.ND
     return out
 
 
-@nb.njit(cache=True)
+@njit()
 def farthest(parent: npt.NDArray[np.int64], own: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """The value of the outermost span, itself included, that has one (not −1)."""
     out = own.copy()
@@ -90,7 +91,7 @@ def farthest(parent: npt.NDArray[np.int64], own: npt.NDArray[np.int64]) -> npt.N
     return out
 
 
-@nb.njit(cache=True)
+@njit()
 def innermost_at(
     start: npt.NDArray[np.int64], end: npt.NDArray[np.int64], times: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
@@ -117,7 +118,7 @@ def innermost_at(
     return out
 
 
-@nb.njit(cache=True)
+@njit()
 def longest_common(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64], most_edits: int) -> npt.NDArray[np.int64]:
     """Positions (k x 2) of a longest common subsequence of two integer sequences, ascending.
 

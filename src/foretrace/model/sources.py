@@ -12,6 +12,7 @@ from pathlib import Path
 from foretrace import reading
 from foretrace.errors import ForetraceError
 from foretrace.model.operator_graph import OperatorGraph
+from foretrace.trace import foreign
 
 _HEAD = 1 << 16  # bytes that tell what a file is
 KNOWN = (
@@ -89,6 +90,8 @@ def kind_of(path: Path) -> Kind:
         return Kind.GRAPH
     if head.startswith(b"PK\x03\x04") or ".tar" in path.suffixes or path.suffix == ".tgz":
         return Kind.RECORDING
+    if said := foreign.by_content(head[:16]):
+        raise ForetraceError(f"{path} {said}.")
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     if text.startswith(b"["):
         return Kind.RECORDING
@@ -99,7 +102,8 @@ def kind_of(path: Path) -> Kind:
         return Kind.ONNX
     if inner.suffix == ".et" or re.match(rb"[\x02-\x7f].?[\x0a\x12]", head, re.DOTALL):
         return Kind.CHAKRA
-    raise ForetraceError(f"{path} is not {KNOWN}; give one of those.")
+    said = foreign.by_content(head) or foreign.by_name(path)
+    raise ForetraceError(f"{path} {said}." if said else f"{path} is not {KNOWN}; give one of those.")
 
 
 def _kind_of_object(path: Path, text: bytes) -> Kind:
@@ -113,15 +117,20 @@ def _kind_of_object(path: Path, text: bytes) -> Kind:
         return Kind.CHAKRA
     if b"nodes" in keys or b"tensors" in keys:
         return Kind.JSON
-    raise ForetraceError(f"{path} is JSON, but not {KNOWN}; give one of those.")
+    said = foreign.by_content(text)
+    raise ForetraceError(f"{path} {said}." if said else f"{path} is JSON, but not {KNOWN}; give one of those.")
 
 
 def _head(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD)
-    except OSError as error:
-        raise ForetraceError(f"cannot read {path} ({error.strerror or error}); give a file that exists.") from None
+    except (OSError, ValueError) as error:
+        if said := reading.address(path):
+            raise ForetraceError(f"{said}.") from None
+        raise ForetraceError(
+            f"cannot read {path} ({getattr(error, 'strerror', None) or error}); give a file that exists."
+        ) from None
     if not head:
         raise ForetraceError(f"{path} is empty; give {KNOWN}.")
     if head.startswith(b"\x1f\x8b"):

@@ -7,15 +7,16 @@ All of them live in this file because numba's cache does not see edits across fi
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
 import numpy.typing as npt
+
+from foretrace.compiled import njit
 
 Int64 = npt.NDArray[np.int64]
 NEVER = np.int64(2**62)
 
 
-@nb.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def finish(
     ready: Int64,
     cut: Int64,
@@ -51,7 +52,7 @@ def finish(
     return extra
 
 
-@nb.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def all_finish(
     ready: Int64, cut: Int64, ends: Int64, bounds: Int64, chunks: Int64, times: Int64, latency: int, slots: int,
     last: int, out: Int64,
@@ -68,7 +69,7 @@ def all_finish(
         out[p] = max(free[slots - 1], ready[len(ready) - 1] + extra + last)
 
 
-@nb.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def least_work(table: Int64, counts: Int64, latency: int) -> Int64:
     """Least time (n + 1) for which the tensors from each on hold the wire, whatever the buckets."""
     kinds, n, _ = table.shape
@@ -82,7 +83,7 @@ def least_work(table: Int64, counts: Int64, latency: int) -> Int64:
     return left
 
 
-@nb.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def best_buckets(
     ready: Int64, cut: Int64, table: Int64, counts: Int64, latency: int, slots: int, last: int, bound: int,
     most: int,
@@ -196,14 +197,14 @@ def best_buckets(
     return int(best), ends, kinds_of, made, complete
 
 
-@nb.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _grown(column: Int64) -> Int64:
     wider = np.zeros(2 * len(column), dtype=np.int64)
     wider[: len(column)] = column
     return wider
 
 
-@nb.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def across_steps(
     first: int, forward: Int64, order: Int64, backward: Int64, last: int, update: Int64, rest: int, cut: Int64,
     ends: Int64, chunks: Int64, times: Int64, priority: Int64, latency: int, slots: int, steps: int,

@@ -21,6 +21,7 @@ from foretrace.fleet import metrics, overtime
 from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.workload import SECOND, Int64
+from foretrace.plaintext import visible
 from foretrace.report import fleet_text
 from foretrace.report.fleet import energy, level_text, long_range, long_time, short
 from foretrace.report.fleet_views import FleetCompareView, FleetRunView
@@ -56,7 +57,7 @@ def render(page: FleetPage) -> str:
         keep_trailing_newline=True,
     )  # fmt: skip
     environment.filters["whole"] = unparted
-    return environment.get_template("fleet.html.j2").render(_context(page))
+    return visible(environment.get_template("fleet.html.j2").render(_context(page)))
 
 
 def write(page: FleetPage, path: Path) -> None:

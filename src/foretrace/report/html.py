@@ -15,9 +15,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from foretrace.files import write_text
+from foretrace.plaintext import encoded, visible
 from foretrace.report import wording
 from foretrace.report.names import short_names
 from foretrace.report.tracks import MAX_TASKS, Track, pack
@@ -61,7 +60,7 @@ def render(page: Page, *, max_tasks: int = MAX_TASKS) -> str:
         keep_trailing_newline=True,
     )
     environment.filters["whole"] = unparted
-    return environment.get_template("report.html.j2").render(_context(page, max_tasks))
+    return visible(environment.get_template("report.html.j2").render(_context(page, max_tasks)))
 
 
 def write(page: Page, path: Path, *, max_tasks: int = MAX_TASKS) -> None:
@@ -222,7 +221,7 @@ def script_json(value: Any) -> Any:
     """JSON that may stand inside a script element: no markup character survives, whatever the names hold."""
     import markupsafe
 
-    text = msgspec.json.encode(value).decode()
+    text = encoded(value).decode()
     for char in "<>&\u2028\u2029":
         text = text.replace(char, f"\\u{ord(char):04x}")
     return markupsafe.Markup(text)

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from foretrace.files import write_bytes
+from foretrace.plaintext import encoded
 from foretrace.report.listings import LISTINGS, Listing
 from foretrace.report.views import SCHEMA_VERSION, VIEWS, View
 
@@ -22,7 +23,7 @@ ANSWERS: dict[str, type[View] | type[Listing]] = {**VIEWS, **LISTINGS}  # by com
 
 def dumps(view: View | Listing, *, indent: int = 2) -> str:
     """JSON text of an answer, fields in the documented order, no trailing newline."""
-    return msgspec.json.format(msgspec.json.encode(view), indent=indent).decode()
+    return msgspec.json.format(encoded(view), indent=indent).decode()
 
 
 def loads(text: str | bytes, command: str) -> View:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from foretrace.plaintext import visible
 from foretrace.report import wording
 from foretrace.report.assumptions import assumption
 from foretrace.report.terminal import (
@@ -275,7 +276,7 @@ def text(view: OptimiseView, terminal: Terminal) -> str:
             else f"{count(search.sets)} sets of techniques in {seconds(search.seconds)}."
         )
     )
-    return _text(parts, terminal) + (f"  next: {view.next}\n" if view.next else "")
+    return _text(parts, terminal) + (f"  next: {visible(view.next)}\n" if view.next else "")
 
 
 def _buckets(view: OptimiseView) -> list[RenderableType]:

@@ -14,12 +14,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from foretrace.files import write_bytes
 from foretrace.graph.taskgraph import EdgeKind, Phase, TaskKind
+from foretrace.plaintext import encoded
 from foretrace.report.names import short_names
 from foretrace.report.tracks import NO_EDGE, Track, binding_edges, lane_word
 from foretrace.report.units import between, unit_for
@@ -59,7 +59,7 @@ def export(tracks: Sequence[Track], *, arrows: bool = True) -> bytes:
             events += _waits(found, pids, shift)
             events += _meetings(track, found, pids, shift) if arrows else ()
     other = {"producer": "foretrace", "runs": [_told(track) for track in tracks]}
-    return msgspec.json.encode({"displayTimeUnit": "ms", "otherData": other, "traceEvents": events})
+    return encoded({"displayTimeUnit": "ms", "otherData": other, "traceEvents": events})
 
 
 def _told(track: Track) -> dict[str, Any]:

@@ -123,7 +123,7 @@ def render(view: View, terminal: Terminal | None = None, *, rows: int = 12) -> s
 
             parts = profile.text(view, terminal, rows)
     # The next command is never wrapped, so that it can be copied.
-    return _text(parts, terminal) + (f"  next: {view.next}\n" if view.next else "")
+    return _text(parts, terminal) + (f"  next: {visible(view.next)}\n" if view.next else "")
 
 
 def _text(parts: Sequence[RenderableType], terminal: Terminal) -> str:

@@ -11,10 +11,10 @@ memory-mapped. Indices are unsigned where it matters: a signed one costs a test 
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
 import numpy.typing as npt
 
+from foretrace.compiled import njit
 from foretrace.graph.taskgraph import NO_RELEASE
 
 Int64 = npt.NDArray[np.int64]
@@ -28,7 +28,7 @@ TWO = np.uint64(2)
 UNREACHED = NO_RELEASE // 2  # tails below this lead nowhere, whatever was added to them
 
 
-@nb.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def replay(
     in_ptr: Int64, src: UInt32, from_start: UInt8, lag: Int64, dur: Int64, delay: Int64, release: Int64,
     start: Int64, end: Int64,
@@ -47,7 +47,7 @@ def replay(
         end[v] = at + dur[v]
 
 
-@nb.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def value_slots(in_ptr: Int64, src: UInt32, from_start: UInt8) -> tuple[UInt32, Int32, int]:
     """Where a replay of many variants keeps starts and ends while an edge still needs them.
 
@@ -83,7 +83,7 @@ def value_slots(in_ptr: Int64, src: UInt32, from_start: UInt8) -> tuple[UInt32, 
     return read, slot, used
 
 
-@nb.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def replay_variants(
     in_ptr: Int64, read: UInt32, slot: Int32, values: Int64, edge_kind: UInt8, lag: Int64, dur: Int64, delay: Int64,
     release: Int64, group: Int32, scale: Float64, stays: Int64, any_gone: UInt8, ceiling: Int64, rows: Int32,
@@ -154,7 +154,7 @@ def replay_variants(
                 next_row += 1
 
 
-@nb.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def replay_copies(
     in_ptr: Int64, read: UInt32, slot: Int32, values: Int64, meets: UInt8, lag: Int64, dur: Int64, delay: Int64,
     release: Int64, group: Int32, scale: Float64, rows: Int32, out: Int64,
@@ -218,7 +218,7 @@ def replay_copies(
             next_row += 1
 
 
-@nb.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def tails(
     in_ptr: Int64, src: UInt32, from_start: UInt8, lag: Int64, dur: Int64, delay: Int64, target: int
 ) -> tuple[Int64, Int64]:

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba as nb
 import numpy as np
 import numpy.typing as npt
 
+from foretrace.compiled import njit
 from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind
 
 Int64 = npt.NDArray[np.int64]
@@ -30,7 +30,7 @@ LANE_FREE = 2**31  # as a priority, above all of them: tasks become ready before
 PROGRAM, STREAM, LAUNCH, SYNC = map(int, (EdgeKind.PROGRAM, EdgeKind.STREAM, EdgeKind.LAUNCH, EdgeKind.SYNC))
 
 
-@nb.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _push(heap: Int64, base: int, size: int, first: int, second: int, third: int) -> None:
     """Add a row of three keys to the heap that holds rows base : base + size (binary, smallest first)."""
     root, i = THREE * np.uint64(base), np.uint64(size)
@@ -47,7 +47,7 @@ def _push(heap: Int64, base: int, size: int, first: int, second: int, third: int
     heap[to], heap[to + ONE], heap[to + TWO] = first, second, third
 
 
-@nb.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _replace(heap: Int64, base: int, size: int, first: int, second: int, third: int) -> tuple[int, int, int]:
     """Take the first row out and put another one in: the hole sinks to a leaf, the new row rises from there."""
     root, stop = THREE * np.uint64(base), np.uint64(size)
@@ -69,14 +69,14 @@ def _replace(heap: Int64, base: int, size: int, first: int, second: int, third: 
     return smallest
 
 
-@nb.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _pop(heap: Int64, base: int, size: int) -> tuple[int, int, int]:
     """Take the first row out of the heap that holds rows base : base + size."""
     last = THREE * np.uint64(base + size - 1)
     return _replace(heap, base, size - 1, heap[last], heap[last + ONE], heap[last + TWO])
 
 
-@nb.njit(cache=True, inline="always")
+@njit(inline="always")
 def _replaced(kind: int, same_lane: bool, ordered: bool, resolves: bool) -> bool:
     """Whether the run itself decides what an edge of the recording says."""
     return bool((same_lane and not ordered and kind in (PROGRAM, STREAM)) or (resolves and kind == SYNC))
@@ -86,7 +86,7 @@ def _replaced(kind: int, same_lane: bool, ordered: bool, resolves: bool) -> bool
 READY, DUR, DELAY, MISSING, FIRST_OUT, LAST_OUT, LANE, PRIORITY = range(8)  # READY becomes the start
 
 
-@nb.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def successors(
     in_ptr: Int64, src: UInt32, edge_kind: UInt8, from_start: UInt8, lag: Int64, dur: Int64, delay: Int64,
     release: Int64, lane: Int32, priority: Int32, ordered: UInt8, wait_ptr: Int64, task: Int64, out: Int64,
@@ -129,13 +129,13 @@ def successors(
     return int(out_ptr[n])
 
 
-@nb.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _of(column: npt.NDArray[Any] | None, v: int) -> int:
     """Value of row v, 0 where there is no such column: a version compiled without one has no code for it either."""
     return 0 if column is None else column[v]
 
 
-@nb.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _next_free(spare: Int64 | None, base: int, size: int, until: int) -> int:
     """When the next slot of a lane becomes free, as one is taken `until` then; the others are a heap in `spare`."""
     if spare is None or size == 0 or until <= spare[3 * base]:
@@ -144,7 +144,7 @@ def _next_free(spare: Int64 | None, base: int, size: int, until: int) -> int:
     return following
 
 
-@nb.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def schedule(
     task: Int64, out: Int64, lane_ptr: Int64, ordered: UInt8, slots: Int64, spare: Int64 | None, holds: UInt8 | None,
     arrivals: Int32 | None, gone: UInt8, waited: UInt8, wait_ptr: Int64, wait_lane: Int32, wait_lag: Int64,
@@ -341,7 +341,7 @@ def schedule(
     return n_order
 
 
-@nb.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def slot_givers(
     in_ptr: Int64, src: UInt32, edge_kind: UInt8, from_start: UInt8, lag: Int64, dur: Int64, delay: Int64,
     release: Int64, lane: Int32, ordered: UInt8, slots: Int64, lane_ptr: Int64, holds: UInt8 | None,

@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Raw
 
 from foretrace.errors import TraceError
+from foretrace.trace import foreign
 from foretrace.trace.entries import MALFORMED, Entry, Foreign, decode_array, decode_entry
 from foretrace.trace.stream import BLOCK, CutError, Source
 
@@ -137,9 +138,12 @@ class Recording:
                         self._advance(match.end())
                         return
             elif first:
+                said = foreign.by_content(self._text) or foreign.by_name(self.name)
                 raise NotARecordingError(
-                    f"{self.name} is not JSON: name the JSON file that the PyTorch profiler exported."
+                    f"{self.name} {said or 'is not JSON: name the JSON file that the PyTorch profiler exported'}."
                 )
+            if said := foreign.by_content(self._text[:16]):  # a profile of Python begins with a brace, too
+                raise NotARecordingError(f"{self.name} {said}.")
             if not more or len(self._text) > MAX_METADATA:
                 break
         events = _EVENTS_KEY.search(self._text)
@@ -166,6 +170,8 @@ class Recording:
             return NotARecordingError(
                 f"{self.name} has no traceEvents list in its first {MAX_METADATA >> 20} MiB: name a recording."
             )
+        if said := foreign.by_content(text):
+            return NotARecordingError(f"{self.name} {said}.")
         if _fields(text) is None:
             return TraceError(
                 f"{self.name} ends in broken JSON (byte {len(text):,}) before any traceEvents list: copy it "

@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import IO
 
 from foretrace.errors import TraceError
-from foretrace.reading import STREAMED, Budget, TooLargeError
+from foretrace.plaintext import visible
+from foretrace.reading import STREAMED, Budget, TooLargeError, address, packer
+from foretrace.trace import foreign
 
 BLOCK = 1 << 19
 SUFFIXES = (".json", ".json.gz")
@@ -98,13 +100,20 @@ def _files(path: Path) -> list[Path]:
         if not path.is_dir():
             path.stat()
             return [path]
-        found = [p for p in path.iterdir() if p.name.lower().endswith(SUFFIXES) and p.is_file()]
+        inside = list(path.iterdir())
+        found = [p for p in inside if p.name.lower().endswith(SUFFIXES) and p.is_file()]
     except OSError as error:
+        if said := address(path):
+            raise TraceError(f"{said}.") from None
         raise TraceError(f"{path} cannot be read ({_reason(error)}).") from None
     except ValueError:  # a null character in the path
         raise TraceError(f"{str(path)!r} is not a path.") from None
     if not found:
-        raise TraceError(f"{path} holds no recording: no file in it is named *.json or *.json.gz.")
+        if said := foreign.folder(path, [p.name for p in inside]):
+            raise TraceError(f"{path} {said}.")
+        deeper = [p.name for p in inside if p.is_dir() and any(True for end in SUFFIXES for _ in p.glob(f"*{end}"))]
+        hint = f" Its folder {min(deeper)} holds some: name that." if deeper else ""
+        raise TraceError(f"{path} holds no recording: no file in it is named *.json or *.json.gz.{hint}")
     return sorted(found, key=_natural)
 
 
@@ -116,7 +125,7 @@ def _open(path: Path, alone: bool, meter: _Meter) -> Iterator[Source]:
             yield from _zip(path, meter, budget)
             return
         file.seek(0)
-        yield from _peel(str(path), _raw(file, meter), alone, budget, depth=0)
+        yield from _peel(visible(str(path)), _raw(file, meter), alone, budget, depth=0)
 
 
 def _raw(file: io.BufferedReader, meter: _Meter) -> Iterator[bytes]:
@@ -139,6 +148,10 @@ def _peel(name: str, blocks: Iterator[bytes], alone: bool, budget: Budget, depth
     except CutError as error:
         cut = error
     blocks = _chain(head, blocks, cut)
+    if command := packer(head):
+        raise TraceError(
+            f"{name} is packed in a way that is not read here; unpack it first: {command} {Path(name).name}."
+        )
     if head[:2] == b"\x1f\x8b" and depth < 3:
         yield from _peel(name, gunzip(blocks, budget), alone, budget, depth + 1)
     elif head[257:262] == b"ustar" and depth < 3:
@@ -239,7 +252,7 @@ def _tar(name: str, blocks: Iterator[bytes], budget: Budget, depth: int) -> Iter
                 if member.isfile() and member.name.lower().endswith(SUFFIXES):
                     found = True
                     content = archive.extractfile(member)
-                    yield from _peel(f"{name}:{member.name}", _read_member(content), False, budget, depth + 1)
+                    yield from _peel(visible(f"{name}:{member.name}"), _read_member(content), False, budget, depth + 1)
         for _ in blocks:  # to the checksum
             pass
     except (tarfile.TarError, EOFError, CutError) as error:
@@ -264,9 +277,10 @@ def _zip(path: Path, meter: _Meter, budget: Budget) -> Iterator[Source]:
         members = [m for m in archive.infolist() if m.filename.lower().endswith(SUFFIXES) and not m.is_dir()]
         members = [m for m in members if not m.filename.startswith("__MACOSX/")]
         if not members:
-            raise TraceError(f"{path} holds no recording: no file in it is named *.json or *.json.gz.")
+            said = foreign.by_name(path) or "holds no recording: no file in it is named *.json or *.json.gz"
+            raise TraceError(f"{path} {said}.")
         for info in sorted(members, key=lambda m: _natural(Path(m.filename))):
-            name = f"{path}:{info.filename}"
+            name = visible(f"{path}:{info.filename}")
             try:
                 member = archive.open(info)
             except (RuntimeError, NotImplementedError, zipfile.BadZipFile, EOFError) as error:

@@ -22,6 +22,7 @@ import msgspec
 
 from foretrace.errors import ForetraceError
 from foretrace.files import part_of, write_text
+from foretrace.reading import home
 from foretrace.techniques.arguments import parse
 from foretrace.verify.job import Outcome
 from foretrace.verify.statistics import Verdict
@@ -90,11 +91,11 @@ def default_path() -> Path:
     if given := os.environ.get("FORETRACE_LEDGER"):
         return Path(given)
     if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+        base = Path(os.environ.get("LOCALAPPDATA") or home() / "AppData" / "Local")
     elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Application Support"
+        base = home() / "Library" / "Application Support"
     else:
-        base = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+        base = Path(os.environ.get("XDG_DATA_HOME") or home() / ".local" / "share")
     return base / "foretrace" / "ledger.sqlite"
 
 
@@ -314,7 +315,10 @@ def verified_on(path: Path | None = None) -> dict[str, tuple[str, ...]]:
 
     Rows of several techniques applied together count for none of them. Raises ForetraceError for a damaged ledger.
     """
-    ledger = Ledger(path)
+    try:
+        ledger = Ledger(path)
+    except ForetraceError:  # no home folder, so none was ever written
+        return {}
     return models_of(ledger.rows()) if ledger.path.is_file() else {}
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from foretrace.errors import ForetraceError, NotApplicableError
 from foretrace.model.decoders import SHAPES
 from foretrace.model.operator_graph import OperatorGraph
+from foretrace.reading import address
 from foretrace.zoo.registry import entries, job, script_mistakes
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ def operators_of(
         asked = {"--do": techniques, "--inference": not training, "--precision": precision, "--length": length}
         _none(asked, f"{source} is a file")
         return load_operators(path, dims=dims, batch=batch or 0, progress=progress)
+    if said := address(source):
+        raise ForetraceError(f"{said}.")
     if path.suffix in _FILES or len(path.parts) > 1:
         raise ForetraceError(f"{source} does not exist; give a file, a script, or a model of foretrace zoo.")
     near = get_close_matches(source, [*entries(), *SHAPES], 3, 0.4) or ["resnet50", "llama-2-70b"]
