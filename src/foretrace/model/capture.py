@@ -39,14 +39,20 @@ PRECISIONS = ("fp32", "bf16", "fp16", "bf16-weights", "fp16-weights")
 
 
 def capture(
-    source: Training | Callable[[], Training], *, batch: int | None = None, like: Like = "gpu", precision: str = "fp32"
+    source: Training | Callable[[], Training],
+    *,
+    batch: int | None = None,
+    like: Like = "gpu",
+    precision: str = "fp32",
+    update: str = "",
 ) -> OperatorGraph:
     """The second step of a training: forward, backward and update.
 
     `source` is a Training, or a function that makes one (see `foretrace.zoo.registry.job`), which is then called on
     fake tensors, so that a model larger than this machine's memory can be captured. `batch` is the number of samples of
     a step. `precision` "bf16" and "fp16" put autocast around the forward pass, "bf16-weights" and "fp16-weights" cast
-    the model.
+    the model. `update` is the implementation of the optimizers ("fused", "foreach", "for-loop") instead of the one that
+    they were made with.
 
     Raises ForetraceError where the batch cannot be changed, and for what cannot be captured, naming operator and layer.
     """
@@ -60,7 +66,7 @@ def capture(
         with mode.entered():
             for change in fake.on_batch:
                 data = change(data)
-        return _logged(fake, data, samples, mode, like)
+        return _logged(fake, data, samples, mode, like, update=update)
 
     return _on_sizes(on, like)
 
@@ -88,12 +94,15 @@ def _check(like: str, precision: str) -> None:
 def _on_sizes(capture_on: Callable[[Sizes], OperatorGraph], like: Like) -> OperatorGraph:
     """Capture on meta tensors; on fake ones, which are several times slower, where meta tensors do not go through."""
     from foretrace.model.capture_light import no_collection, without_compiler
+    from foretrace.model.capture_like import NeedsFake
 
     notes: tuple[str, ...] = ()
     if like == "gpu":
         try:
             with without_compiler(), no_collection():
                 return capture_on(Meta())
+        except NeedsFake:
+            pass
         except (RuntimeError, NotImplementedError, TypeError, ForetraceError) as error:
             # Fake tensors know more; what they cannot do either, they say.
             why = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
@@ -218,7 +227,7 @@ class _Watched(Training):
 
 
 def _logged(
-    training: Training, data: Any, samples: int, mode: Sizes, like: Like, *, train: bool = True
+    training: Training, data: Any, samples: int, mode: Sizes, like: Like, *, train: bool = True, update: str = ""
 ) -> OperatorGraph:
     """Two steps, the second one logged."""
     from foretrace.model.capture_known import as_if_real
@@ -232,7 +241,7 @@ def _logged(
     with ExitStack() as stack:
         stack.enter_context(_watching(where, log))
         stack.enter_context(as_if_real())
-        stack.enter_context(operators_of(like, training.optimizers))
+        stack.enter_context(operators_of(like, training.optimizers, meta=mode.device == "meta", update=update))
         stack.enter_context(mode.entered())
         stack.enter_context(log)
         training.step(data)
@@ -251,7 +260,28 @@ def _logged(
         storages=storages,
         batch=samples,
         source="capture",
+        recipe=_recipe(training),
     )
+
+
+def _recipe(training: Training) -> dict[str, str]:
+    """What a reader of an estimate wants to know of the training and cannot see in its operators."""
+    import torch
+
+    ways = []
+    for optimizer in training.optimizers:
+        group = optimizer.param_groups[0]
+        how = "fused" if group.get("fused") else "foreach" if group.get("foreach") else "one parameter at a time"
+        ways.append(f"{type(optimizer).__name__}, {how}")
+    found = {"optimizer": " and ".join(dict.fromkeys(ways))} if ways else {}
+    weights = {str(each.dtype).removeprefix("torch.") for each in training.model.parameters()}
+    if weights:
+        found["weights"] = ", ".join(sorted(weights))
+    four = [each for each in training.model.parameters() if each.dim() == 4]
+    if four:
+        last = sum(each.is_contiguous(memory_format=torch.channels_last) and not each.is_contiguous() for each in four)
+        found["layout"] = "channels last" if last else "channels first"
+    return found
 
 
 @contextmanager

@@ -165,8 +165,12 @@ def decoder(
     length: int | None = None,
     precision: str = "bf16-weights",
     training: bool = True,
+    update: str = "fused",
 ) -> OperatorGraph:
     """A step of a decoder, or a forward pass alone: a few layers captured, the others unrolled.
+
+    `update` is the implementation of AdamW: what trains such models uses the fused one (torchtitan, the Trainer of
+    transformers, Megatron), although PyTorch's own default is "foreach".
 
     Raises ForetraceError for an unknown name.
     """
@@ -182,5 +186,5 @@ def decoder(
     few = min(found.layers, CAPTURED)
     make = training_of(replace(found, layers=few), batch=batch, length=length)
     with without_compiler(), no_collection():
-        graph = capture(make if training else lambda: forward_only(make()), precision=precision)
+        graph = capture(make if training else lambda: forward_only(make()), precision=precision, update=update)
         return unrolled(graph, "layers", found.layers) if few < found.layers else graph
