@@ -47,6 +47,7 @@ class Shape:
     length: int  # words of a sequence, unless another number is asked for
     gated: bool = True  # SiLU-gated feed-forward part, RMS norm, rotary positions, no biases; else GPT's
     tied: bool = False  # embedding and output share their weight
+    width: int = 0  # of a head, where it is not hidden / heads: of a share of the heads
     source: str = ""
 
     @property
@@ -103,6 +104,23 @@ def shape(name: str) -> Shape:
         return _from_config(path / "config.json" if path.is_dir() else path)
     near = get_close_matches(name, SHAPES, n=3, cutoff=0.4) or sorted(SHAPES)
     raise ForetraceError(f"there is no decoder {name!r}; did you mean {' or '.join(near)}?")
+
+
+def share(found: Shape, tensor: int) -> Shape:
+    """What one of `tensor` devices has of every layer (Shoeybi et al., Megatron-LM, 2019): heads, width of the
+    feed-forward part and vocabulary are cut. Raises ForetraceError where they cannot be."""
+    if tensor == 1:
+        return found
+    if found.heads % tensor or found.inner % tensor:
+        raise ForetraceError(f"the {found.heads} heads of {found.name} cannot be cut into {tensor} equal shares.")
+    return replace(
+        found,
+        heads=found.heads // tensor,
+        kv_heads=max(found.kv_heads // tensor, 1),
+        inner=found.inner // tensor,
+        words=-(-found.words // tensor),
+        width=found.hidden // found.heads,
+    )
 
 
 def _from_config(path: Path) -> Shape:
@@ -165,6 +183,7 @@ def decoder(
     length: int | None = None,
     precision: str = "bf16-weights",
     training: bool = True,
+    tensor: int = 1,
     update: str = "fused",
 ) -> OperatorGraph:
     """A step of a decoder, or a forward pass alone: a few layers captured, the others unrolled.
@@ -183,6 +202,7 @@ def decoder(
         raise ForetraceError(
             f"{name}: a batch of {batch} sequences of {length} words is not possible; give fewer words."
         )
+    found = share(found, tensor)
     few = min(found.layers, CAPTURED)
     make = training_of(replace(found, layers=few), batch=batch, length=length)
     with without_compiler(), no_collection():

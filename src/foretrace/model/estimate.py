@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.cost.calls import Family, Precision
+from foretrace.cost.calls import Calls, Family, Precision
 from foretrace.cost.defaults import as_run
 from foretrace.cost.model import CostModel
+from foretrace.cost.network import Network
 from foretrace.cost.roofline import MATRIX, peak_flops
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
@@ -18,13 +20,17 @@ from foretrace.hardware.cluster import Cluster
 from foretrace.hardware.devices import Device
 from foretrace.model.lower import HostCosts, Lowered, lower
 from foretrace.model.memory import Fit, Memory, Sharding, peak
-from foretrace.model.operator_graph import OperatorGraph
+from foretrace.model.messages import DATA, TENSOR, Collective, collectives
+from foretrace.model.operator_graph import OperatorGraph, Role
 from foretrace.model.repeat import again
 from foretrace.model.strategy import Strategy
 from foretrace.simulate.timeline import simulate
 
 _HOST = (TaskKind.CPU, TaskKind.CALL)
 _MUCH = 0.01  # a share of the time that is worth a warning
+# Slow-down of kernels beside NCCL's: 1.04 to 1.1 measured by Agarwal et al., On the Utility of Gradient Compression
+# (MLSys 2022); the range is wider than what they saw.
+COMPANY, COMPANY_RANGE = 1.06, (1.0, 1.15)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +42,8 @@ class StepEstimate:
     interval_s: tuple[float, float]
     device_busy_s: float  # sum of the kernels, on the busiest device
     host_busy_s: float  # sum of what the host does
+    exchange_s: float  # sum of the messages to other workers
+    exposed_s: float  # of it, what a network that takes no time would save
     launch_bound: bool  # whether a host twice as fast would save more than kernels twice as fast
     cost_sources: Mapping[str, float]  # share of kernel time by model
     whys: Mapping[str, str]  # per model: where its numbers come from
@@ -53,6 +61,8 @@ def estimate_step(
     cluster: Cluster | None = None,
     host: HostCosts | None = None,
     own_processor: bool = False,
+    messages: Sequence[Collective] = (),
+    network: Mapping[str, Network] | None = None,
 ) -> StepEstimate:
     """Simulate one step of `operators`; the range from simulating the ends of what each model and the host may take.
 
@@ -68,11 +78,18 @@ def estimate_step(
         cluster=cluster,
         host=host,
         own_processor=own_processor,
+        messages=messages,
+        network=network,
     )
+    if lowered.sent:
+        lowered = replace(lowered, graph=_beside(lowered, COMPANY))
     graph, found = lowered.graph, lowered.costs
     step_s = _step_s(graph)
     changes = [_replaced(lowered, found.low_s, found.high_s, found.source == i) for i in range(len(found.sources))]
     on_host = np.isin(graph.kind, _HOST)
+    if lowered.sent:
+        changes.append(_sent(lowered))
+        changes.append((_beside(lowered, COMPANY_RANGE[0] / COMPANY), _beside(lowered, COMPANY_RANGE[1] / COMPANY)))
     if not own_processor:
         changes.append((_scaled(graph, on_host, host.low), _scaled(graph, on_host, host.high)))
     away = np.array([[_step_s(each) - step_s for each in pair] for pair in changes]).reshape(-1, 2)
@@ -88,13 +105,42 @@ def estimate_step(
         interval_s=(max(step_s - float(low), 0.0), step_s + float(high)),
         device_busy_s=float(busy.max()) / 1e9,
         host_busy_s=0.0 if own_processor else float(graph.dur[on_host].sum()) / 1e9,
+        exchange_s=sum(each.seconds for each in lowered.sent),
+        exposed_s=_exposed_s(lowered, step_s),
         launch_bound=not own_processor and faster[0] < faster[1],
         cost_sources=found.shares(),
         whys=dict(zip(found.sources, found.whys, strict=True)),
-        utilisation=_peak_s(operators, device) / max(step_s, 1e-30),
+        utilisation=_peak_s(as_run(operators.calls, device), device) / max(step_s, 1e-30),
         unknown_share=share,
         warnings=tuple(_warnings(operators, device, share)),
     )
+
+
+def _beside(lowered: Lowered, company: float) -> TaskGraph:
+    """The graph with kernels slowed by what is sent beside them, as far as they do not end before it."""
+    graph = lowered.graph
+    kernels = graph.kind == TaskKind.KERNEL
+    computing = float(graph.dur[kernels].sum())
+    share = min(float(graph.dur[lowered.messages].sum()) / computing, 1.0) if computing else 0.0
+    return _scaled(graph, kernels, 1 + (company - 1) * share)
+
+
+def _sent(lowered: Lowered) -> tuple[TaskGraph, TaskGraph]:
+    """The graph with the low and with the high ends of what every message takes."""
+    ends = []
+    for seconds in ([each.low_s for each in lowered.sent], [each.high_s for each in lowered.sent]):
+        dur = lowered.graph.dur.copy()
+        dur[lowered.messages] = np.rint(np.array(seconds) * 1e9).astype(np.int64)
+        ends.append(lowered.graph.with_columns(dur=dur))
+    return ends[0], ends[1]
+
+
+def _exposed_s(lowered: Lowered, step_s: float) -> float:
+    if not lowered.sent:
+        return 0.0
+    at_once = np.zeros(len(lowered.graph), dtype=np.bool_)
+    at_once[lowered.messages] = True
+    return max(step_s - _step_s(_scaled(lowered.graph, at_once, 0.0)), 0.0)
 
 
 def _step_s(graph: TaskGraph) -> float:
@@ -118,9 +164,8 @@ def _replaced(
     return ends[0], ends[1]
 
 
-def _peak_s(operators: OperatorGraph, device: Device) -> float:
+def _peak_s(calls: Calls, device: Device) -> float:
     """Seconds that all products would take at the device's peak."""
-    calls = as_run(operators.calls, device)
     matrix = np.isin(calls.family, MATRIX)
     return sum(
         float(calls.flops[matrix & (calls.precision == each)].sum()) / peak_flops(device, Precision(each))
@@ -165,8 +210,42 @@ class Estimate:
     memory: Memory
     fit: Fit
     room_bytes: float  # memory of the device
+    sharding: Sharding = Sharding()
+    recompute: int = 0
+    accumulate: int = 1
+    networks: tuple[str, ...] = ()  # what messages go over
     techniques: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+
+    @property
+    def tokens_per_sample(self) -> int:
+        """Words of a sample; 0 where no input is a matrix of words, a row per sample."""
+        batch = self.operators.batch // self.accumulate
+        storages = self.operators.storages
+        found = [
+            each.dims[1]
+            for each in self.operators.tensors
+            if storages[each.storage].role == Role.INPUT and each.dtype == "int64" and len(each.dims) == 2
+            and each.dims[0] == batch
+        ]  # fmt: skip
+        return max(found, default=0)
+
+    @cached_property
+    def _forward(self) -> Calls:
+        phases = np.array([node.phase for node in self.operators.nodes], dtype=np.int64)
+        calls = as_run(self.operators.calls, self.device)
+        passes = (Phase.FORWARD, Phase.NONE) if not self.training else (Phase.FORWARD,)
+        return calls.take(np.isin(phases, passes) & np.isin(calls.family, MATRIX))
+
+    @property
+    def model_flops(self) -> float:
+        """Of the products of the forward pass, three times in a training; what is computed again does not count."""
+        return float(self._forward.flops.sum()) * (3 if self.training else 1)
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs over what the device's dense peak does in the time of a step (Chowdhery et al., PaLM, 2022)."""
+        return _peak_s(self._forward, self.device) * (3 if self.training else 1) / max(self.step.step_time_s, 1e-30)
 
 
 def estimate(
@@ -175,9 +254,10 @@ def estimate(
     device: Device,
     costs: Callable[[OperatorGraph], CostModel],
     sharding: Sharding | None = None,
-    recompute: bool = False,
+    recompute: int = 0,
     accumulate: int = 1,
     own_processor: bool = False,
+    network: Mapping[str, Network] | None = None,
     techniques: tuple[str, ...] = (),
 ) -> Estimate:
     """Time and memory of a step. `operators` is one micro-batch where `accumulate` is above 1; `costs` says what to ask
@@ -190,8 +270,16 @@ def estimate(
         raise ForetraceError(
             f"{operators.name} has no backward pass, which recomputation, accumulation and ZeRO need; leave them out."
         )
-    repeated = again(operators, recompute=recompute, accumulate=accumulate)
-    step = estimate_step(repeated, device=device, costs=costs(repeated), own_processor=own_processor)
+    repeated, origin = again(operators, recompute=recompute, accumulate=accumulate, sharding=sharding)
+    messages = collectives(operators, repeated, origin, sharding=sharding) if sharding is not None and network else []
+    step = estimate_step(
+        repeated,
+        device=device,
+        costs=costs(repeated),
+        own_processor=own_processor,
+        messages=messages,
+        network=network,
+    )
     memory = peak(
         operators,
         recompute=recompute,
@@ -201,8 +289,6 @@ def estimate(
     )
     room = device.memory_gb * 1e9
     warnings = list(memory.notes)
-    if sharding is not None and sharding.workers > 1:
-        warnings.append(f"what {sharding.workers} workers send each other is not in the step time.")
     return Estimate(
         operators=repeated,
         device=device,
@@ -211,6 +297,10 @@ def estimate(
         memory=memory,
         fit=memory.fits(room),
         room_bytes=room,
+        sharding=sharding or Sharding(),
+        recompute=recompute,
+        accumulate=accumulate,
+        networks=tuple(each.name for each in (network or {}).values()),
         techniques=techniques,
         warnings=tuple(warnings),
     )

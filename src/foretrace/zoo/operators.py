@@ -34,6 +34,8 @@ def operators_of(
     techniques: Sequence[Technique] = (),
     dims: Mapping[str, int] | None = None,
     length: int | None = None,
+    tensor: int = 1,
+    update: str = "",
     progress: Callable[[float], None] | None = None,
 ) -> OperatorGraph:
     """What a model computes in a step, without running it.
@@ -41,7 +43,8 @@ def operators_of(
     `source` is a model of the zoo, a decoder by name, a script with a function training(), or a file that
     `model.sources` reads. `precision` is float32 where none is given, and a decoder's 16-bit weights.
     `techniques` are applied to the training, as it is captured with them. Without `training`, one forward pass without
-    gradients. Raises ForetraceError for what cannot be found, read or captured, naming file, operator or layer.
+    gradients. `tensor` devices share every layer of a decoder; `update` is the implementation of the optimizer
+    (`capture`). Raises ForetraceError for what cannot be found, read or captured, naming file, operator or layer.
     """
     path = Path(source)
     if batch is not None and batch > _MOST_SAMPLES:
@@ -49,29 +52,37 @@ def operators_of(
     if source in entries() or path.suffix == ".py":
         from foretrace.model.capture import capture
 
-        _none({"--dim": dims, "--length": length}, f"{source} is a training")
+        shared = tensor if tensor > 1 else 0
+        _none({"--dim": dims, "--length": length, "--tensor": shared}, f"{source} is a training")
         make = job(source, size)
         wanted = precision or "fp32"
         with script_mistakes(source), warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=r"torch\.")  # of tensors without data and of workers never started
-            found = capture(_changed(make, techniques, training), batch=batch, precision=wanted, like=like)
+            found = capture(_changed(make, techniques, training), batch=batch, precision=wanted, like=like, update=update)
         return replace(found, name=found.name or source)
-    if source in SHAPES:
+    if is_decoder(source):
         from foretrace.model.decoders import decoder
 
         _none({"--do": techniques, "--dim": dims}, f"{source} is a decoder by name")
         words = precision or "bf16-weights"
-        return decoder(source, batch=batch or 1, length=length, precision=words, training=training)
+        return decoder(source, batch=batch or 1, length=length, precision=words, training=training, tensor=tensor,
+                       update=update or "fused")  # fmt: skip
     if path.exists():
         from foretrace.model.sources import load_operators
 
-        asked = {"--do": techniques, "--inference": not training, "--precision": precision, "--length": length}
+        asked = {"--do": techniques, "--inference": not training, "--precision": precision, "--length": length,
+                 "--tensor": tensor if tensor > 1 else 0, "--optimizer": update}  # fmt: skip
         _none(asked, f"{source} is a file")
         return load_operators(path, dims=dims, batch=batch or 0, progress=progress)
     if path.suffix in _FILES or len(path.parts) > 1:
         raise ForetraceError(f"{source} does not exist; give a file, a script, or a model of foretrace zoo.")
     near = get_close_matches(source, [*entries(), *SHAPES], 3, 0.4) or ["resnet50", "llama-2-70b"]
     raise ForetraceError(f"{source} is no model of the zoo, no decoder and no file; did you mean {' or '.join(near)}?")
+
+
+def is_decoder(source: str) -> bool:
+    """Whether a user means a decoder by name."""
+    return source in SHAPES
 
 
 def _none(asked: Mapping[str, object], what: str) -> None:
