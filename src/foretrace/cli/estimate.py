@@ -98,9 +98,10 @@ def estimate(
         raise ForetraceError("--workers, --tensor and --network are for devices of the catalog, not for --device here.")
     if network and workers == 1:
         raise ForetraceError("--network is between workers; say how many with --workers.")
-    half = {"bf16": "bf16-weights", "fp16": "fp16-weights"}.get(precision, "")
     # What shares out the state of an optimizer keeps it in float32, and computes on 16-bit copies.
-    master = bool(zero and half) and is_decoder(source)
+    if zero and precision in ("bf16", "fp16") and is_decoder(source):
+        precision += "-master"
+    master = precision.endswith("-master")
     sharding = Sharding(workers=workers, stage=zero, tensor=tensor, master=master)
     networks = networks_of(on.device, sharding, network)
     every = recompute_every or int(recompute)
@@ -109,7 +110,7 @@ def estimate(
             source,
             size=size,
             batch=batch,
-            precision=half if master else precision,
+            precision=precision,
             tensor=tensor,
             update=optimizer,
             training=not inference,
@@ -125,7 +126,7 @@ def estimate(
         device=on.device,
         costs=on.costs,
         own_processor=on.processor is not None,
-        sharding=sharding if workers > 1 or tensor > 1 else None,
+        sharding=sharding,
         recompute=every,
         network=networks,
         accumulate=accumulate,

@@ -2,6 +2,10 @@
 
 `torch.backends.cudnn.allow_tf32` is on by default, `torch.backends.cuda.matmul.allow_tf32` is not: products stay
 float32.
+
+Convolutions on tensor cores want channels last (NVIDIA, Deep Learning Performance: Convolutional Layers, section on
+tensor layouts): cuDNN moves what is laid out otherwise there and back, which is once more to read and to write for each
+of its tensors.
 """
 
 from __future__ import annotations
@@ -14,6 +18,9 @@ from foretrace.cost.calls import Calls, Family, Precision
 from foretrace.cost.model import CostModel, Prediction
 from foretrace.hardware.devices import Device
 
+_TENSOR_CORES = (Precision.TF32, Precision.FP16, Precision.BF16)
+_REACHED = 0.8  # share of the bandwidth that a kernel which transposes reaches; as copies do
+_MOVED = (0.3, 1.2)  # what it takes, relative: some kernels read channels first themselves
 TF32_FAMILIES = (Family.CONV, Family.RECURRENT)  # cuDNN's
 
 
@@ -30,7 +37,15 @@ class AsRun(CostModel):
     """`costs` asked of the calls as they run by default."""
 
     costs: CostModel
+    channels_last: bool = False
     name: str = "as run"
 
     def predict(self, calls: Calls, device: Device) -> Prediction:
-        return self.costs.predict(as_run(calls, device), device)
+        calls = as_run(calls, device)
+        found = self.costs.predict(calls, device)
+        if self.channels_last or not device.fp16_tflops > device.fp32_tflops:
+            return found
+        rows = (calls.family == Family.CONV) & np.isin(calls.precision, _TENSOR_CORES) & (calls.b == 1)
+        moved = np.where(rows, 2 * calls.nbytes / (_REACHED * device.memory_gb_s * 1e9), 0.0)
+        return replace(found, seconds=found.seconds + moved, low_s=found.low_s + _MOVED[0] * moved,
+                       high_s=found.high_s + _MOVED[1] * moved)  # fmt: skip

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from foretrace.model.capture_log import Log, Where
 
 Like = Literal["gpu", "cpu"]
-PRECISIONS = ("fp32", "bf16", "fp16", "bf16-weights", "fp16-weights")
+PRECISIONS = ("fp32", "bf16", "fp16", "bf16-weights", "fp16-weights", "bf16-master", "fp16-master")
 
 
 def capture(
@@ -51,7 +51,7 @@ def capture(
     `source` is a Training, or a function that makes one (see `foretrace.zoo.registry.job`), which is then called on
     fake tensors, so that a model larger than this machine's memory can be captured. `batch` is the number of samples of
     a step. `precision` "bf16" and "fp16" put autocast around the forward pass, "bf16-weights" and "fp16-weights" cast
-    the model. `update` is the implementation of the optimizers ("fused", "foreach", "for-loop") instead of the one that
+    the model, "bf16-master" and "fp16-master" likewise (what is updated in float32 is asked of `memory` and `repeat`). `update` is the implementation of the optimizers ("fused", "foreach", "for-loop") instead of the one that
     they were made with.
 
     Raises ForetraceError where the batch cannot be changed, and for what cannot be captured, naming operator and layer.
@@ -186,7 +186,7 @@ def _faked(training: Training, mode: Sizes, precision: str) -> Training:
         model, optimizers, around, loss, scaler = copy.deepcopy(parts, memo)
     del kept
     dtype = torch.bfloat16 if precision.startswith("bf16") else torch.float16
-    if precision.endswith("-weights"):
+    if precision.endswith(("-weights", "-master")):
         with mode.entered():
             model.to(dtype)
     elif precision != "fp32":
@@ -384,7 +384,7 @@ def capture_module(
         name=type(model).__name__, model=model, optimizers=(), loader=[tuple(inputs)], loss=loss, run=once
     )
     dtype = None
-    if precision.endswith("-weights"):
+    if precision.endswith(("-weights", "-master")):
         dtype = torch.bfloat16 if precision.startswith("bf16") else torch.float16
 
     def on(mode: Sizes) -> OperatorGraph:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _GPT3 = "Brown et al., Language Models are Few-Shot Learners, NeurIPS 2020, table 2.1"
 _LLAMA = "Touvron et al., LLaMA, 2023, table 2"
 _LLAMA2 = "Touvron et al., Llama 2, 2023, section 2.2 and appendix A.2.1; configuration files of the release"
+_CODE = "Rozière et al., Code Llama, 2023; configuration files of the release"
+_MPT = "MosaicML, LLM Foundry, scripts/train/yamls/pretrain"
 _LLAMA3 = "Grattafiori et al., The Llama 3 Herd of Models, 2024, table 3"
 
 
@@ -74,6 +76,11 @@ def _gpt(name: str, layers: int, hidden: int, heads: int) -> Shape:
                  length=2048, gated=False, tied=True, source=_GPT3)  # fmt: skip
 
 
+def _mpt(name: str, layers: int, hidden: int, heads: int) -> Shape:
+    return Shape(name=name, layers=layers, hidden=hidden, heads=heads, kv_heads=heads, inner=4 * hidden, words=50_368,
+                 length=2048, gated=False, tied=True, source=_MPT)  # fmt: skip
+
+
 SHAPES: dict[str, Shape] = {
     each.name: each
     for each in (
@@ -91,6 +98,16 @@ SHAPES: dict[str, Shape] = {
         _gpt("gpt3-6.7b", 32, 4096, 32),
         _gpt("gpt3-13b", 40, 5120, 40),
         _gpt("gpt3-175b", 96, 12_288, 96),
+        _llama("codellama-34b", _CODE, 48, 8192, 64, 8, 22_016, 32_000, 4096),
+        _mpt("mpt-125m", 12, 768, 12),
+        _mpt("mpt-350m", 24, 1024, 16),
+        _mpt("mpt-760m", 24, 1536, 12),
+        _mpt("mpt-1b", 24, 2048, 16),
+        _mpt("mpt-3b", 32, 2560, 20),
+        _mpt("mpt-7b", 32, 4096, 32),
+        _mpt("mpt-13b", 40, 5120, 40),
+        _mpt("mpt-30b", 48, 7168, 56),
+        _mpt("mpt-70b", 80, 8192, 64),
     )
 }
 

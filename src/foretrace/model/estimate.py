@@ -266,7 +266,8 @@ def estimate(
     Raises ForetraceError as `lower` and `memory.peak` do.
     """
     training = any(node.phase in (Phase.BACKWARD, Phase.OPTIMIZER) for node in operators.nodes)
-    if not training and (recompute or accumulate > 1 or sharding is not None):
+    shared = sharding is not None and (sharding.workers > 1 or sharding.master)
+    if not training and (recompute or accumulate > 1 or shared):
         raise ForetraceError(
             f"{operators.name} has no backward pass, which recomputation, accumulation and ZeRO need; leave them out."
         )

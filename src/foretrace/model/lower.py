@@ -157,7 +157,7 @@ def _on_devices(
     rows[at] = kernels
     if cluster is not None:
         _send(draft, operators, rows, place, cluster)
-    exchanged = _exchange(draft, messages, sent, rows, np.concatenate([hosts, begin]), back)
+    exchanged = _exchange(draft, messages, sent, rows, np.concatenate([hosts, begin]), back, device)
     platform = "rocm" if device.vendor == "AMD" else "cuda"
     graph, order = draft.graph((begin[0], end[0]), platform=platform, devices=(device.name,))
     facts = _facts(operators, graph.recorded[order[hosts]])
@@ -170,8 +170,9 @@ def _on_devices(
 
 
 def _exchange(
-    draft: _Draft, messages: Sequence[Collective], sent: Sequence[Cost], rows: Int64, hosts: Int64, back: Int64
-) -> Int64:
+    draft: _Draft, messages: Sequence[Collective], sent: Sequence[Cost], rows: Int64, hosts: Int64, back: Int64,
+    device: Device,
+) -> Int64:  # fmt: skip
     """Messages on lanes of their own, in the order in which they are issued, and their rows.
 
     `rows` (n nodes) are kernels, −1 where there is none; `hosts` (n + 1) the host's tasks and what begins the step.
@@ -193,7 +194,16 @@ def _exchange(
         draft.edges(hosts[message.issued : message.issued + 1] if message.issued >= 0 else hosts[-1:], row,
                     EdgeKind.COLLECTIVE)  # fmt: skip
         if message.after >= 0 and former[message.after] >= 0:
-            draft.edges(rows[former[message.after : message.after + 1]], row, EdgeKind.EVENT)
+            made = rows[former[message.after : message.after + 1]]
+            if message.copied:
+                seconds = np.array([message.copied / (_COPIED * device.memory_gb_s * 1e9)])
+                copy = draft.tasks("gradients into what is sent", 1, kind=TaskKind.KERNEL, lane=1, dur=_ns(seconds),
+                                   node=at, nbytes=round(message.copied))  # fmt: skip
+                draft.edges(made, copy, EdgeKind.STREAM)
+                following = int(latter[message.after + 1]) if message.after + 1 < n else n
+                draft.edges(copy, rows[following : following + 1] if following < n else back, EdgeKind.STREAM)
+                made = copy
+            draft.edges(made, row, EdgeKind.EVENT)
         until = int(latter[message.before]) if message.before < n else n
         draft.edges(row, rows[until : until + 1] if until < n else back, EdgeKind.COLLECTIVE)
         if message.lane in before:
@@ -260,6 +270,7 @@ def _work_behind(operators: OperatorGraph, rows: Int64) -> Int64:
     return found
 
 
+_COPIED = 0.8  # of the bandwidth, that copies reach
 _PLACE = {TaskKind.CALL: 1, TaskKind.COPY: 2, TaskKind.COLLECTIVE: 2, TaskKind.KERNEL: 3, TaskKind.RETURN: 1, TaskKind.MARK: 2}
 
 

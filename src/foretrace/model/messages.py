@@ -30,6 +30,9 @@ Int64 = npt.NDArray[np.int64]
 MIB = 1024 * 1024
 FIRST_MB, CAP_MB = 1.0, 25.0  # of DistributedDataParallel's buckets where the user sets no size
 DATA, TENSOR = "exchange", "exchange within a layer"  # names of their lanes
+# Bytes that are moved per byte of gradients: into what is sent (read, written); and, where they are reduced in float32,
+# as 16-bit numbers read and twice as large ones written, then divided by the workers in place.
+_FLAT, _WIDENED = 2.0, 7.0
 _ROWS = (".attention.output", ".inner.down")  # products whose results are added up over a tensor group (forward)
 _COLUMNS = ((".attention.query", ".attention.key", ".attention.value"), (".inner.gate", ".inner.up"))  # and backward
 
@@ -45,6 +48,7 @@ class Collective:
     after: int  # it needs the kernel of this node; −1: none
     before: int  # the kernel of this node, or the next one behind it, needs it; number of nodes: the end of the step
     lane: str = DATA
+    copied: float = 0.0  # bytes that the device moves behind `after` and ahead of it
 
 
 def bucketed(
@@ -90,7 +94,8 @@ def collectives(
     step = _Step(operators, repeated, origin)
     found = list(_of_tensors(step)) if sharding.tensor > 1 else []
     if sharding.workers > 1:
-        found += _gathered(step) if sharding.stage == 3 else _reduced(step, sharding.stage)
+        wide = 2 if sharding.master else 1  # gradients are added up in float32
+        found += _gathered(step, wide) if sharding.stage == 3 else _reduced(step, sharding.stage, wide)
     return sorted(found, key=lambda each: each.issued)
 
 
@@ -138,7 +143,7 @@ def _units(step: _Step) -> tuple[dict[int, int], int]:
     return sizes, root
 
 
-def _gathered(step: _Step) -> Iterator[Collective]:
+def _gathered(step: _Step, wide: int) -> Iterator[Collective]:
     """ZeRO 3."""
     sizes, root = _units(step)
     names = step.blocks.names
@@ -152,22 +157,23 @@ def _gathered(step: _Step) -> Iterator[Collective]:
         former = runs[i - 1].first if i else -1
         free = runs[i - 2].last if i > 1 else -1  # two gathered blocks are there at most
         kind = CollectiveKind.ALL_GATHER
-        yield Collective(
-            kind=kind, name=f"{kind} {name}{again}", nbytes=size, issued=former, after=free, before=run.first
-        )
+        yield Collective(kind=kind, name=f"{kind} {name}{again}", nbytes=size, issued=former, after=free,
+                         before=run.first)  # fmt: skip
         if not run.forward:
             kind = CollectiveKind.REDUCE_SCATTER
             yield Collective(
-                kind=kind, name=f"{kind} {name}", nbytes=size, issued=run.last, after=run.last, before=step.until
-            )
+                kind=kind, name=f"{kind} {name}", nbytes=wide * size, issued=run.last, after=run.last, before=step.until,
+                copied=(_FLAT + (_WIDENED if wide > 1 else 0)) * size,
+            )  # fmt: skip
     if root and step.until:
         kind, last = CollectiveKind.REDUCE_SCATTER, step.until - 1
         yield Collective(
-            kind=kind, name=f"{kind} what no block holds", nbytes=root, issued=last, after=last, before=step.until
-        )
+            kind=kind, name=f"{kind} what no block holds", nbytes=wide * root, issued=last, after=last, before=step.until,
+            copied=(_FLAT + (_WIDENED if wide > 1 else 0)) * root,
+        )  # fmt: skip
 
 
-def _reduced(step: _Step, stage: int) -> Iterator[Collective]:
+def _reduced(step: _Step, stage: int, wide: int) -> Iterator[Collective]:
     """Data parallel and ZeRO 1, 2."""
     graph = step.operators
     gradients = sorted((each.born, each.nbytes) for each in graph.storages if each.role == Role.GRADIENT)
@@ -179,8 +185,8 @@ def _reduced(step: _Step, stage: int) -> Iterator[Collective]:
         places = np.flatnonzero(step.origin == ready) if stage == 2 else [step.last_of[ready]]
         for at in places:
             yield Collective(
-                kind=kind, name=f"{kind} bucket {number}", nbytes=sum(gradients[i][1] for i in bucket), issued=int(at),
-                after=int(at), before=step.until,
+                kind=kind, name=f"{kind} bucket {number}", nbytes=wide * sum(gradients[i][1] for i in bucket), issued=int(at),
+                after=int(at), before=step.until, copied=_FLAT * sum(gradients[i][1] for i in bucket),
             )  # fmt: skip
     weights = sum(each.nbytes for each in graph.storages if each.role == Role.WEIGHT)
     if stage and len(step.update):

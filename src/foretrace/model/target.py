@@ -32,7 +32,7 @@ class Target:
         """What to ask for the costs of these operators."""
         if self.processor is not None:
             return self.processor.costs(graph)
-        return AsRun(costs=standard())
+        return AsRun(costs=standard(), channels_last=graph.recipe.get("layout") == "channels last")
 
 
 def networks_of(device: Device, sharding: Sharding, text: str = "") -> dict[str, Network]:
