@@ -28,9 +28,10 @@ from foretrace.simulate.timeline import simulate
 
 _HOST = (TaskKind.CPU, TaskKind.CALL)
 _MUCH = 0.01  # a share of the time that is worth a warning
-# Slow-down of kernels beside NCCL's: 1.04 to 1.1 measured by Agarwal et al., On the Utility of Gradient Compression
-# (MLSys 2022); the range is wider than what they saw.
-COMPANY, COMPANY_RANGE = 1.06, (1.0, 1.15)
+# Slow-down of kernels for as long as NCCL's run beside them, which also take longer than alone: 1.04 to 1.1 in all by
+# Agarwal et al., On the Utility of Gradient Compression (MLSys 2022), where little was sent; chosen with the eight-GPU
+# rows of `benchmarks/training_figures.py`, where up to a third of the time is.
+COMPANY, COMPANY_RANGE = 1.3, (1.0, 1.6)
 
 
 @dataclass(frozen=True, kw_only=True)
