@@ -24,6 +24,7 @@ from foretrace.model.messages import DATA, TENSOR, Collective, collectives
 from foretrace.model.operator_graph import OperatorGraph, Role
 from foretrace.model.repeat import again
 from foretrace.model.strategy import Strategy
+from foretrace.simulate.noise import expected_max
 from foretrace.simulate.timeline import simulate
 
 _HOST = (TaskKind.CPU, TaskKind.CALL)
@@ -32,6 +33,9 @@ _MUCH = 0.01  # a share of the time that is worth a warning
 # Agarwal et al., On the Utility of Gradient Compression (MLSys 2022), where little was sent; chosen with the eight-GPU
 # rows of `benchmarks/training_figures.py`, where up to a third of the time is.
 COMPANY, COMPANY_RANGE = 1.3, (1.0, 1.6)
+# Of a step: what no model here sees (data, logging, the framework), less and more; and how much the steps of workers
+# vary, the last of whom all wait for.
+UNSEEN, LATE = (0.03, 0.05), 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +68,7 @@ def estimate_step(
     own_processor: bool = False,
     messages: Sequence[Collective] = (),
     network: Mapping[str, Network] | None = None,
+    workers: int = 1,
 ) -> StepEstimate:
     """Simulate one step of `operators`; the range from simulating the ends of what each model and the host may take.
 
@@ -94,6 +99,8 @@ def estimate_step(
     if not own_processor:
         changes.append((_scaled(graph, on_host, host.low), _scaled(graph, on_host, host.high)))
     away = np.array([[_step_s(each) - step_s for each in pair] for pair in changes]).reshape(-1, 2)
+    late = UNSEEN[1] + LATE * expected_max(workers)
+    away = np.concatenate([away, [[-UNSEEN[0] * step_s, late * step_s]]])
     low, high = np.sqrt((np.minimum(away, 0) ** 2).sum()), np.sqrt((np.maximum(away, 0) ** 2).sum())
     work = np.isin(graph.kind, (TaskKind.KERNEL, TaskKind.OPERATOR))
     busy = np.bincount(graph.lane[work], weights=graph.dur[work]) if work.any() else np.zeros(1)
@@ -281,6 +288,7 @@ def estimate(
         own_processor=own_processor,
         messages=messages,
         network=network,
+        workers=1 if sharding is None else sharding.workers * sharding.tensor,
     )
     memory = peak(
         operators,

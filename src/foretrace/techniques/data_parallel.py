@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import erf, sqrt
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -18,6 +17,7 @@ from foretrace.cost.network import CollectiveKind
 from foretrace.graph.edit import scale
 from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
 from foretrace.model.messages import CAP_MB, FIRST_MB, MIB, bucketed
+from foretrace.simulate.noise import expected_max
 from foretrace.simulate.replay import replay
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques.base import Prior, Technique, derived, parameter
@@ -259,10 +259,3 @@ def beside(
     length = float(np.mean(end[last] - start[first])) / 1e9
     share = min(busy_s / length, 1.0) if length > 0 else 0.0
     return scale(graph, rows, 1 + (company - 1) * share, technique=technique)
-
-
-def expected_max(count: int) -> float:
-    """Expected largest of so many independent standard normal numbers (David & Nagaraja, Order Statistics, 2003)."""
-    x = np.linspace(-9.0, 9.0, 3601)
-    below = np.array([0.5 * (1 + erf(each / sqrt(2))) for each in x.tolist()])
-    return float(np.sum((x[1:] + x[:-1]) / 2 * np.diff(below**count)))
