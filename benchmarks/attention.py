@@ -2,9 +2,9 @@
 
     python benchmarks/attention.py
 
-Forward passes of aiconfigurator's tables (docs/systems.md), found by FORETRACE_SHARED_DATA: causal, 16 bit, large enough
-to be bound by arithmetic. The law's two constants are the least squares of log time on every second length; the error
-is that on the others.
+Forward passes of aiconfigurator's tables (docs/systems.md), found by FORETRACE_SHARED_DATA: causal, 16 bit, large
+enough to be bound by arithmetic. The law's two constants are least squares on every second length; the error is that on
+the others.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def main() -> None:
             error = rate[~train] * (one + edge / x[~train]) - 1
             shipped = rate * (1 + EDGE / x) / SHARE - 1
             print(
-                f"{path.parent.parent.name}/{path.parent.name} on {device}: {keep.sum()} calls; share {1 / one:.2f}, edge "
-                f"{edge / one:.0f} keys; other lengths {np.mean(np.abs(error)):.1%} mean, "
+                f"{path.parent.parent.name}/{path.parent.name} on {device}: {keep.sum()} calls; share {1 / one:.2f}, "
+                f"edge {edge / one:.0f} keys; other lengths {np.mean(np.abs(error)):.1%} mean, "
                 f"{np.percentile(error, 10):+.0%} to {np.percentile(error, 90):+.0%}; the law with the constants of "
                 f"Ampere {np.mean(shipped):+.0%}"
             )

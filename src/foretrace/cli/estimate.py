@@ -78,6 +78,7 @@ def estimate(
     Example: foretrace estimate resnet50 --device h100 --batch 32 --precision bf16
     """
     from foretrace.cli.operators import sizes
+    from foretrace.model.capture import precision_named
     from foretrace.model.estimate import estimate as predict
     from foretrace.model.memory import Sharding
     from foretrace.model.target import HERE, networks_of, target
@@ -98,6 +99,7 @@ def estimate(
         raise ForetraceError("--workers, --tensor and --network are for devices of the catalog, not for --device here.")
     if network and workers == 1:
         raise ForetraceError("--network is between workers; say how many with --workers.")
+    precision = precision_named(precision) if precision else ""
     # What shares out the state of an optimizer keeps it in float32, and computes on 16-bit copies.
     if zero and precision in ("bf16", "fp16") and is_decoder(source):
         precision += "-master"

@@ -2,11 +2,12 @@
 
     seconds = FLOPs / (peak × share) × (1 + edge / keys)
 
-A causal mask halves the FLOPs but for blocks on the diagonal, which are computed whole: `edge`. `benchmarks/attention.py`
-finds share and edge of forward passes in the public tables of aiconfigurator (A100, vLLM's FlashAttention-2) and prints
-what is left over. The backward pass reaches 0.65 of the forward pass's rate (0.86 by Dao 2023, section 4.1: 63 % of the
-peak against 73 %; less in the eight-GPU rows of `benchmarks/training_figures.py`, which chose it). On Hopper the same kernels reach 335 TFLOP/s where they reach 225 on an A100 (the same page), since they
-do not use its own matrix instructions; kernels that do (FlashAttention-3, cuDNN) are up to twice as fast: the low end.
+A causal mask halves the FLOPs but for blocks on the diagonal, which are computed whole: `edge`.
+`benchmarks/attention.py` finds share and edge of forward passes in the public tables of aiconfigurator (A100, vLLM's
+FlashAttention-2) and prints what is left over. The backward pass reaches 0.65 of the forward pass's rate (0.86 by Dao
+2023, section 4.1: 63 % of the peak against 73 %; less in the eight-GPU rows of `benchmarks/training_figures.py`, which
+chose it). On Hopper the same kernels reach 335 TFLOP/s where they reach 225 on an A100 (the same page), since they do
+not use its own matrix instructions; kernels that do (FlashAttention-3, cuDNN) are up to twice as fast: the low end.
 """
 
 from __future__ import annotations

@@ -11,5 +11,5 @@ from foretrace.cost.roofline import Roofline
 
 
 def standard(first: Sequence[CostModel] = ()) -> Chain:
-    """`first`, e.g. measured ones, then the learned ones, the law of fused attention, then the roofline, which knows every call."""
+    """`first`, e.g. measured ones, then the learned ones, fused attention, and the roofline, which knows every call."""
     return Chain(members=(*first, Learned(), FusedAttention(), Roofline()))

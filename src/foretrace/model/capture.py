@@ -26,6 +26,7 @@ from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import Phase
 from foretrace.model.capture_sizes import Fake, Meta, Sizes
 from foretrace.model.operator_graph import OperatorGraph, Role
+from foretrace.names import plain, question, resolve
 from foretrace.training.batches import mapped, resized, size
 from foretrace.training.training import Training
 
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from foretrace.model.capture_log import Log, Where
 
 Like = Literal["gpu", "cpu"]
+ALIASES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32", "full": "fp32",
+           "single": "fp32", "amp-bf16": "bf16", "amp-fp16": "fp16", "pure-bf16": "bf16-weights"}  # fmt: skip
+_MIXED = ("amp", "mixed", "mixedprecision", "autocast")
 PRECISIONS = ("fp32", "bf16", "fp16", "bf16-weights", "fp16-weights", "bf16-master", "fp16-master")
 
 
@@ -51,8 +55,9 @@ def capture(
     `source` is a Training, or a function that makes one (see `foretrace.zoo.registry.job`), which is then called on
     fake tensors, so that a model larger than this machine's memory can be captured. `batch` is the number of samples of
     a step. `precision` "bf16" and "fp16" put autocast around the forward pass, "bf16-weights" and "fp16-weights" cast
-    the model, "bf16-master" and "fp16-master" likewise (what is updated in float32 is asked of `memory` and `repeat`). `update` is the implementation of the optimizers ("fused", "foreach", "for-loop") instead of the one that
-    they were made with.
+    the model, "bf16-master" and "fp16-master" likewise (what is updated in float32 is asked of `memory` and `repeat`).
+    `update` is the implementation of the optimizers ("fused", "foreach", "for-loop") instead of the one that they were
+    made with.
 
     Raises ForetraceError where the batch cannot be changed, and for what cannot be captured, naming operator and layer.
     """
@@ -88,7 +93,19 @@ def _check(like: str, precision: str) -> None:
     if like not in ("gpu", "cpu"):
         raise ForetraceError(f"operators can be those of a gpu or of a cpu, not {like!r}.")
     if precision not in PRECISIONS:
-        raise ForetraceError(f"there is no precision {precision!r}; choose {', '.join(PRECISIONS)}.")
+        raise ForetraceError(f"there is no precision {precision!r}; {question(precision, PRECISIONS, ALIASES)}")
+
+
+def precision_named(text: str) -> str:
+    """What a user means by a precision: "bfloat16" is bf16. Raises ForetraceError."""
+    found = resolve(text, PRECISIONS, ALIASES)
+    if found is None:
+        every = f"choose {', '.join(PRECISIONS)}."
+        hint = "is fp16 or bf16 with autocast; choose one of them." if plain(text) in _MIXED else (
+            f"is no precision; {question(text, PRECISIONS, ALIASES, lists=every)}"
+        )  # fmt: skip
+        raise ForetraceError(f"{text!r} {hint}")
+    return found
 
 
 def _on_sizes(capture_on: Callable[[Sizes], OperatorGraph], like: Like) -> OperatorGraph:

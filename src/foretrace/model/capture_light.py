@@ -38,7 +38,7 @@ class _StandIn(ModuleType):
             return None
         self.leave()
         importlib.import_module(_COMPILER)
-        return ModuleSpec(name, _Loaded(importlib.import_module(name)))  # type: ignore[arg-type]
+        return ModuleSpec(name, _Loaded(importlib.import_module(name)))
 
     def disable(self, function: Any = None, recursive: bool = True, **_: Any) -> Any:
         """The function as it is."""
@@ -59,7 +59,7 @@ class _StandIn(ModuleType):
         import torch
 
         if self in sys.meta_path:
-            sys.meta_path.remove(self)  # type: ignore[arg-type]
+            sys.meta_path.remove(self)
         if sys.modules.get(_COMPILER) is self:
             del sys.modules[_COMPILER]
         if vars(torch).get("_dynamo") is self:
@@ -95,7 +95,7 @@ def without_compiler() -> Iterator[None]:
         return
     stand_in = _StandIn()
     sys.modules[_COMPILER] = torch._dynamo = stand_in
-    sys.meta_path.insert(0, stand_in)  # type: ignore[arg-type]
+    sys.meta_path.insert(0, stand_in)
     try:
         yield
     finally:

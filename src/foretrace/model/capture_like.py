@@ -26,7 +26,6 @@ from typing import Any, Literal
 
 from foretrace.errors import ForetraceError
 
-
 UPDATES = ("fused", "foreach", "for-loop")  # implementations of an update, as torch.optim names them
 
 

@@ -10,9 +10,9 @@ grouped-query attention, a gated or a plain feed-forward part.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ import msgspec
 
 from foretrace.errors import ForetraceError
 from foretrace.model.operator_graph import OperatorGraph
+from foretrace.names import question, resolve
 
 if TYPE_CHECKING:
     from foretrace.training.training import Training
@@ -114,18 +115,34 @@ SHAPES: dict[str, Shape] = {
 
 def shape(name: str) -> Shape:
     """The decoder of this name, or of a local `config.json` of transformers. Raises ForetraceError."""
-    if name in SHAPES:
-        return SHAPES[name]
+    found = decoder_named(name)
+    if found:
+        return SHAPES[found]
     path = Path(name)
     if path.suffix == ".json" or path.is_dir():
         return _from_config(path / "config.json" if path.is_dir() else path)
-    near = get_close_matches(name, SHAPES, n=3, cutoff=0.4) or sorted(SHAPES)
-    raise ForetraceError(f"there is no decoder {name!r}; did you mean {' or '.join(near)}?")
+    raise ForetraceError(f"there is no decoder {name!r}; {question(name, SHAPES, ALIASES)}")
+
+
+# Llama 3.1 has the sizes of Llama 3; releases put "meta" and what they were trained to do around a name.
+ALIASES = {
+    **{name.replace("llama-3-", "llama-3.1-"): name for name in SHAPES if name.startswith("llama-3-")},
+    **{f"meta-{name}": name for name in SHAPES if name.startswith("llama")},
+    **{f"code-llama-{name.partition('-')[2]}": name for name in SHAPES if name.startswith("codellama")},
+}
+_TUNED = re.compile(r"([-_](hf|chat|instruct|base|v\d[\d.]*))+$", re.IGNORECASE)
+
+
+def decoder_named(name: str) -> str:
+    """The decoder that a user means, also by the name of its release ("meta-llama/Llama-2-7b-hf"); "" if none."""
+    bare = _TUNED.sub("", name.rpartition("/")[2])
+    return resolve(bare, SHAPES, ALIASES) or ""
 
 
 def share(found: Shape, tensor: int) -> Shape:
     """What one of `tensor` devices has of every layer (Shoeybi et al., Megatron-LM, 2019): heads, width of the
-    feed-forward part and vocabulary are cut. Raises ForetraceError where they cannot be."""
+    feed-forward part and vocabulary are cut. Raises ForetraceError where they cannot be.
+    """
     if tensor == 1:
         return found
     if found.heads % tensor or found.inner % tensor:

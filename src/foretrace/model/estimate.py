@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -20,7 +20,7 @@ from foretrace.hardware.cluster import Cluster
 from foretrace.hardware.devices import Device
 from foretrace.model.lower import HostCosts, Lowered, lower
 from foretrace.model.memory import Fit, Memory, Sharding, peak
-from foretrace.model.messages import DATA, TENSOR, Collective, collectives
+from foretrace.model.messages import Collective, collectives
 from foretrace.model.operator_graph import OperatorGraph, Role
 from foretrace.model.repeat import again
 from foretrace.model.strategy import Strategy
@@ -218,7 +218,7 @@ class Estimate:
     memory: Memory
     fit: Fit
     room_bytes: float  # memory of the device
-    sharding: Sharding = Sharding()
+    sharding: Sharding = field(default_factory=Sharding)
     recompute: int = 0
     accumulate: int = 1
     networks: tuple[str, ...] = ()  # what messages go over

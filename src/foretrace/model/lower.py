@@ -62,7 +62,7 @@ class HostCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Lowered:
-    """The task graph of a step, the prediction for every node, the task that runs each (−1: none does), and messages."""
+    """The task graph of a step, the prediction for every node, the task that runs each (−1: none does), messages."""
 
     graph: TaskGraph
     costs: Prediction
@@ -271,7 +271,14 @@ def _work_behind(operators: OperatorGraph, rows: Int64) -> Int64:
 
 
 _COPIED = 0.8  # of the bandwidth, that copies reach
-_PLACE = {TaskKind.CALL: 1, TaskKind.COPY: 2, TaskKind.COLLECTIVE: 2, TaskKind.KERNEL: 3, TaskKind.RETURN: 1, TaskKind.MARK: 2}
+_PLACE = {
+    TaskKind.CALL: 1,
+    TaskKind.COPY: 2,
+    TaskKind.COLLECTIVE: 2,
+    TaskKind.KERNEL: 3,
+    TaskKind.RETURN: 1,
+    TaskKind.MARK: 2,
+}
 
 
 class _Draft:

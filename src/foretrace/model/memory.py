@@ -238,7 +238,6 @@ class Blocks:
                 spans[phase][block] = (first, i)
         return cls(names=tuple(found), of_node=of_node, forward=spans[Phase.FORWARD], backward=spans[Phase.BACKWARD])
 
-
     def every(self, which: int) -> frozenset[int]:
         """Every `which`-th block in the order of the forward pass; none for 0."""
         order = sorted(self.forward, key=lambda block: self.forward[block][0])

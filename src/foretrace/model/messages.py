@@ -7,8 +7,8 @@
 - ZeRO 3, FSDP (Zhao et al., VLDB 2023): the parameters of a block are all-gathered ahead of its forward and its
   backward pass, while the block before computes and one more is gathered at most; its gradients are reduce-scattered
   behind its backward pass. What no block holds is gathered at the beginning and kept;
-- tensor parallel (Shoeybi et al., Megatron-LM, 2019): two all-reduces per block in the forward pass, two in the backward
-  pass, one of the embedding and one of the scores' gradient; the device waits for each.
+- tensor parallel (Shoeybi et al., Megatron-LM, 2019): two all-reduces per block in the forward pass, two in the
+  backward pass, one of the embedding and one of the scores' gradient; the device waits for each.
 """
 
 from __future__ import annotations
@@ -143,6 +143,11 @@ def _units(step: _Step) -> tuple[dict[int, int], int]:
     return sizes, root
 
 
+def _copied(wide: int) -> float:
+    """Bytes moved per byte of gradients, ahead of their message."""
+    return _FLAT + (_WIDENED if wide > 1 else 0.0)
+
+
 def _gathered(step: _Step, wide: int) -> Iterator[Collective]:
     """ZeRO 3."""
     sizes, root = _units(step)
@@ -162,14 +167,14 @@ def _gathered(step: _Step, wide: int) -> Iterator[Collective]:
         if not run.forward:
             kind = CollectiveKind.REDUCE_SCATTER
             yield Collective(
-                kind=kind, name=f"{kind} {name}", nbytes=wide * size, issued=run.last, after=run.last, before=step.until,
-                copied=(_FLAT + (_WIDENED if wide > 1 else 0)) * size,
+                kind=kind, name=f"{kind} {name}", nbytes=wide * size, issued=run.last, after=run.last,
+                before=step.until, copied=_copied(wide) * size,
             )  # fmt: skip
     if root and step.until:
         kind, last = CollectiveKind.REDUCE_SCATTER, step.until - 1
         yield Collective(
-            kind=kind, name=f"{kind} what no block holds", nbytes=wide * root, issued=last, after=last, before=step.until,
-            copied=(_FLAT + (_WIDENED if wide > 1 else 0)) * root,
+            kind=kind, name=f"{kind} what no block holds", nbytes=wide * root, issued=last, after=last,
+            before=step.until, copied=_copied(wide) * root,
         )  # fmt: skip
 
 
@@ -183,10 +188,11 @@ def _reduced(step: _Step, stage: int, wide: int) -> Iterator[Collective]:
     for number, bucket in enumerate(buckets):
         ready = gradients[max(bucket)][0]
         places = np.flatnonzero(step.origin == ready) if stage == 2 else [step.last_of[ready]]
+        size = sum(gradients[i][1] for i in bucket)
         for at in places:
             yield Collective(
-                kind=kind, name=f"{kind} bucket {number}", nbytes=wide * sum(gradients[i][1] for i in bucket), issued=int(at),
-                after=int(at), before=step.until, copied=_FLAT * sum(gradients[i][1] for i in bucket),
+                kind=kind, name=f"{kind} bucket {number}", nbytes=wide * size, issued=int(at), after=int(at),
+                before=step.until, copied=_copied(wide) * size,
             )  # fmt: skip
     weights = sum(each.nbytes for each in graph.storages if each.role == Role.WEIGHT)
     if stage and len(step.update):
@@ -199,7 +205,11 @@ def _of_tensors(step: _Step) -> Iterator[Collective]:
     """Tensor parallel: sums over the group where a block's two products are cut along what is summed over."""
     graph = step.operators
     nbytes = next(
-        (graph.tensors[node.outputs[-1]].nbytes for node in graph.nodes if node.layer.endswith(_ROWS[0]) and node.flops),
+        (
+            graph.tensors[node.outputs[-1]].nbytes
+            for node in graph.nodes
+            if node.layer.endswith(_ROWS[0]) and node.flops
+        ),
         0,
     )
     kind = CollectiveKind.ALL_REDUCE

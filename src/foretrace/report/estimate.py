@@ -100,7 +100,8 @@ class EstimateView(msgspec.Struct, frozen=True, kw_only=True):
 
 def estimate(found: Estimate, *, model: str, again: str, chosen: frozenset[str] = frozenset()) -> EstimateView:
     """The view of an estimate. `again` is the command with which the user can go on, `chosen` names the choices of the
-    recipe that the user made."""
+    recipe that the user made.
+    """
     step, graph, memory = found.step, found.operators, found.memory
     workers, tokens = found.sharding.workers, found.tokens_per_sample
     devices = workers * found.sharding.tensor
@@ -242,21 +243,19 @@ def lines(view: EstimateView, *, rows: int) -> Iterator[str]:
     batch = f"batch {count(view.batch)}{' per worker' if view.devices > 1 else ''} · " if view.batch else ""
     many = f"{count(view.devices)} × " if view.devices > 1 else ""
     yield f"{view.model} · {kind} · {batch}{view.precision} · {many}{view.device}"
-    yield "  " + " · ".join(
-        f"{each.name} {each.value}{' (default)' if each.default else ''}" for each in view.recipe
-    )
+    yield "  " + " · ".join(f"{each.name} {each.value}{' (default)' if each.default else ''}" for each in view.recipe)
     yield ""
     yield view.headline
     yield ""
     blocks = f", {count(view.repeated_blocks)} of them repeated blocks" if view.repeated_blocks else ""
     if view.samples_per_s:
         words = f", {_many(view.tokens_per_s)} tokens/s" if view.tokens_per_s else ""
-        each = f" ({_many(view.tokens_per_s_per_device)} a device)" if words and view.devices > 1 else ""
+        apiece = f" ({_many(view.tokens_per_s_per_device)} a device)" if words and view.devices > 1 else ""
         mfu = (
             f"; MFU {share(view.mfu)}, of {'three times ' if view.training else ''}the products of the forward pass "
             f"({_many(view.model_flops)}FLOP, causal attention whole) at the dense peak of their precision"
         )
-        yield f"  {_many(view.samples_per_s)} samples/s{words}{each}{mfu if view.mfu else ''}"
+        yield f"  {_many(view.samples_per_s)} samples/s{words}{apiece}{mfu if view.mfu else ''}"
     if view.exchange_s:
         yield f"  messages {seconds(view.exchange_s)}, of which {seconds(view.exposed_exchange_s)} is waited for"
     yield (
@@ -268,10 +267,10 @@ def lines(view: EstimateView, *, rows: int) -> Iterator[str]:
     unit = unit_for(view.device_busy_s)
     yield f"  {'operators':16}{'calls':>9}{'FLOP':>11}{'moved':>11}{unit.name:>10}{'share':>10}"
     total = sum(each.time_s for each in view.families) or 1.0
-    for each in view.families[:rows]:
+    for row in view.families[:rows]:
         yield (
-            f"  {each.family:16}{count(each.calls):>9}{_many(each.flops):>11}{nbytes(each.bytes):>11}"
-            f"{in_unit(each.time_s, unit):>10}{share(each.time_s / total):>10}"
+            f"  {row.family:16}{count(row.calls):>9}{_many(row.flops):>11}{nbytes(row.bytes):>11}"
+            f"{in_unit(row.time_s, unit):>10}{share(row.time_s / total):>10}"
         )
     if len(view.families) > rows:
         yield f"  {len(view.families) - rows} more: --top {len(view.families)} or --json."

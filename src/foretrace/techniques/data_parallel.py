@@ -28,6 +28,7 @@ from foretrace.techniques.updates import find_update, update_bandwidth
 if TYPE_CHECKING:
     from foretrace.training.training import Training
 
+
 @dataclass(frozen=True, kw_only=True)
 class DataParallel(Technique):
     """Train on several workers with averaged gradients."""
