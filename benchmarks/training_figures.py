@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import csv
 import io
 import json
+import os
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -104,7 +106,6 @@ def figures() -> Iterator[Figure]:
             group="torchtitan, 64 A100", model=model, published=tokens, unit="tokens/s", source=TITAN,
             options=f"--device a100 --batch 1 --workers 64 --zero 3 --precision bf16{options}",
         )  # fmt: skip
-    last = '"channels-last"'
     for device, options, images, chosen in (
         ("a100", "--precision fp16 --do channels-last", 2470, False),
         ("v100", "--precision fp16 --do channels-last", 1156, False),
@@ -114,8 +115,48 @@ def figures() -> Iterator[Figure]:
         kind = "AMP" if options else "TF32" if device == "a100" else "float32"
         yield Figure(
             group=f"ResNet-50, {kind}", model="resnet50", published=images, unit="images/s", source=NVIDIA,
-            options=f"--device {device} --batch 256 {options}".replace('"', last and ""), chosen=chosen,
+            options=f"--device {device} --batch 256 {options}".strip(), chosen=chosen,
         )  # fmt: skip
+
+
+def megatron() -> Iterator[Figure]:
+    """Megatron-LM's own tables, in the shared data: fp16 with float32 masters, full recomputation, separate attention.
+
+    Seconds of an iteration are turned into tokens per second and device.
+    """
+    root = Path(os.environ["FORETRACE_SHARED_DATA"]) / "placement"
+    common = "--precision fp16-master --attention separate"
+    with (root / "megatron" / "megatron_2020.csv").open() as file:
+        for row in csv.DictReader(file):
+            gpus, split, batch = int(row["gpus"]), int(row["tensor_parallel"]), int(row["global_batch"])
+            workers = gpus // split
+            device = "v100" if "V100" in row["system"] else "a100-sxm4-40gb"
+            data = f" --workers {workers} --network nccl:a100,nics=8,nic=200gbit" if workers > 1 else ""
+            tokens = batch * 1024 / (float(row["iteration_ms"]) * 1e-3) / gpus
+            size = {1920: "1.2b", 2304: "2b", 3072: "4b", 4096: "8b"}[int(row["hidden"])]
+            yield Figure(
+                group=f"Megatron-LM 2020, {row['system'].split()[-1]}, {'one node' if gpus <= 8 else 'many nodes'}",
+                model=f"megatron-{size}", published=tokens, unit="tokens/s", source=MEGATRON,
+                options=f"--device {device} --batch {batch // workers} --tensor {split} --recompute {common}{data}",
+            )  # fmt: skip
+    with (root / "megatron" / "sc21_table1.csv").open() as file:
+        for row in csv.DictReader(file):
+            if row["PP"] != "1":
+                continue
+            gpus, split, micro, batch = (int(row[key]) for key in ("gpus", "TP", "MBS", "GBS"))
+            hidden, layers, workers = int(row["hidden"]), int(row["layers"]), gpus // split
+            flops = 96 * batch * 2048 * layers * hidden**2 * (1 + 2048 / (6 * hidden) + 51_200 / (16 * layers * hidden))
+            seconds = flops / (gpus * float(row["tflops_per_gpu"]) * 1e12)
+            size = {2304: "1.7b", 3072: "3.6b", 4096: "7.5b", 6144: "18b"}[hidden]
+            yield Figure(
+                group="Megatron-LM, SC 2021", model=f"megatron-{size}", published=batch * 2048 / seconds / gpus,
+                unit="tokens/s", source=SC21,
+                options=f"--device a100 --batch {micro} --accumulate {batch // workers // micro} --workers {workers} "
+                f"--tensor {split} --recompute {common}",
+            )  # fmt: skip
+    yield Figure(group="Megatron-LM 2022, full recomputation", model="megatron-22b", published=4 * 2048 / 1.42 / 8,
+                 unit="tokens/s", source=SELECTIVE,
+                 options=f"--device a100 --batch 4 --tensor 8 --recompute {common}")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +204,7 @@ def main() -> None:
     parser.add_argument("--raw", type=Path, help="write what was estimated there, as JSON")
     given = parser.parse_args()
     rows = []
-    for figure in figures():
+    for figure in (*figures(), *megatron()):
         if given.only in f"{figure.group} {figure.model} {figure.options}":
             rows.append(measure(figure))
             print(_line(rows[-1]), flush=True)

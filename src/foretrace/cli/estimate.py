@@ -58,6 +58,9 @@ def estimate(
     optimizer: Annotated[
         str, typer.Option("--optimizer", metavar="HOW", help="Its implementation: fused, foreach or for-loop.")
     ] = "",
+    attention: Annotated[
+        str, typer.Option("--attention", metavar="HOW", help="separate: two products around a softmax, not fused.")
+    ] = "",
     length: Annotated[
         int | None, typer.Option("--length", metavar="N", min=2, help="Words of a sequence, for a decoder.")
     ] = None,
@@ -79,6 +82,7 @@ def estimate(
     """
     from foretrace.cli.operators import sizes
     from foretrace.model.capture import precision_named
+    from foretrace.model.capture_like import UPDATES
     from foretrace.model.estimate import estimate as predict
     from foretrace.model.memory import Sharding
     from foretrace.model.target import HERE, networks_of, target
@@ -97,6 +101,10 @@ def estimate(
     on = target(device, threads=threads)
     if on.processor is not None and (workers > 1 or tensor > 1 or network):
         raise ForetraceError("--workers, --tensor and --network are for devices of the catalog, not for --device here.")
+    if attention not in ("", "fused", "separate"):
+        raise ForetraceError(f"--attention is fused or separate, not {attention!r}.")
+    if optimizer not in ("", *UPDATES):
+        raise ForetraceError(f"--optimizer is {', '.join(UPDATES)}, not {optimizer!r}.")
     if network and workers == 1:
         raise ForetraceError("--network is between workers; say how many with --workers.")
     precision = precision_named(precision) if precision else ""
@@ -115,6 +123,7 @@ def estimate(
             precision=precision,
             tensor=tensor,
             update=optimizer,
+            attention=attention,
             training=not inference,
             like="gpu" if on.processor is None else "cpu",
             techniques=techniques,
@@ -143,6 +152,7 @@ def estimate(
         "--size": "" if size == "full" else size, "--do": do, "--recompute": recompute,
         "--recompute-every": recompute_every or None, "--tensor": tensor if tensor > 1 else None,
         "--network": network, "--optimizer": optimizer,
+        "--attention": attention,
         "--accumulate": accumulate if accumulate > 1 else None, "--zero": zero or None,
         "--workers": workers if workers > 1 else None, "--length": length, "--dim": dim, "--threads": threads,
     }  # fmt: skip

@@ -49,6 +49,7 @@ def capture(
     like: Like = "gpu",
     precision: str = "fp32",
     update: str = "",
+    attention: str = "",
 ) -> OperatorGraph:
     """The second step of a training: forward, backward and update.
 
@@ -57,7 +58,7 @@ def capture(
     a step. `precision` "bf16" and "fp16" put autocast around the forward pass, "bf16-weights" and "fp16-weights" cast
     the model, "bf16-master" and "fp16-master" likewise (what is updated in float32 is asked of `memory` and `repeat`).
     `update` is the implementation of the optimizers ("fused", "foreach", "for-loop") instead of the one that they were
-    made with.
+    made with; `attention` "separate" is products and a softmax instead of one fused call.
 
     Raises ForetraceError where the batch cannot be changed, and for what cannot be captured, naming operator and layer.
     """
@@ -71,7 +72,7 @@ def capture(
         with mode.entered():
             for change in fake.on_batch:
                 data = change(data)
-        return _logged(fake, data, samples, mode, like, update=update)
+        return _logged(fake, data, samples, mode, like, update=update, attention=attention)
 
     return _on_sizes(on, like)
 
@@ -244,7 +245,15 @@ class _Watched(Training):
 
 
 def _logged(
-    training: Training, data: Any, samples: int, mode: Sizes, like: Like, *, train: bool = True, update: str = ""
+    training: Training,
+    data: Any,
+    samples: int,
+    mode: Sizes,
+    like: Like,
+    *,
+    train: bool = True,
+    update: str = "",
+    attention: str = "",
 ) -> OperatorGraph:
     """Two steps, the second one logged."""
     from foretrace.model.capture_known import as_if_real
@@ -258,7 +267,8 @@ def _logged(
     with ExitStack() as stack:
         stack.enter_context(_watching(where, log))
         stack.enter_context(as_if_real())
-        stack.enter_context(operators_of(like, training.optimizers, meta=mode.device == "meta", update=update))
+        meta = mode.device == "meta"
+        stack.enter_context(operators_of(like, training.optimizers, meta=meta, update=update, attention=attention))
         stack.enter_context(mode.entered())
         stack.enter_context(log)
         training.step(data)

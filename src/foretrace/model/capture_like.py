@@ -7,6 +7,7 @@ capture lasts:
 - attention: one fused call, flash attention for 16 bit without a mask, memory-efficient attention otherwise
   (`scaled_dot_product_attention`, as its documentation orders them), keys and values repeated for it where heads share
   them (PyTorch then falls back to separate products, which a user of float32 on a GPU hardly wants);
+  or two products around a softmax, where `attention` is "separate";
 - dropout: `native_dropout` in one kernel;
 - recurrent layers: `_cudnn_rnn`, all layers and directions in one call;
 - optimizers: the implementation that is asked for (`UPDATES`); else the one that they were made with, and `foreach`
@@ -35,7 +36,12 @@ class NeedsFake(Exception):
 
 @contextmanager
 def operators_of(
-    like: Literal["gpu", "cpu"], optimizers: Sequence[Any], *, meta: bool = False, update: str = ""
+    like: Literal["gpu", "cpu"],
+    optimizers: Sequence[Any],
+    *,
+    meta: bool = False,
+    update: str = "",
+    attention: str = "",
 ) -> Iterator[None]:
     """Calls go to the operators of that kind of device. Not for several threads at once.
 
@@ -55,7 +61,7 @@ def operators_of(
             elif group.get("foreach", 0) is None and not group.get("fused"):
                 group["foreach"] = True
     places: list[tuple[Any, str, Any]] = [
-        (functional, "scaled_dot_product_attention", _attention),
+        (functional, "scaled_dot_product_attention", _separate if attention == "separate" else _attention),
         (_VF, "dropout", _dropout),
         (torch, "dropout", _dropout),
         (_VF, "lstm", _recurrent(2)),
@@ -139,6 +145,21 @@ def _attention(
     return aten._scaled_dot_product_efficient_attention(
         query, key, value, attn_mask, learns, dropout_p, is_causal, scale=scale
     )[0]
+
+
+def _separate(
+    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
+    scale: float | None = None, enable_gqa: bool = False,
+) -> Any:  # fmt: skip
+    """Attention as two products around a softmax, which scales and masks as well (Megatron-LM, before fused ones)."""
+    import torch
+
+    if enable_gqa:
+        key, value = _repeated(query, key), _repeated(query, value)
+    scores = torch.matmul(query, key.transpose(-2, -1))
+    if attn_mask is not None and attn_mask.dtype != torch.bool:
+        scores = scores + attn_mask
+    return torch.matmul(_dropout(torch.softmax(scores, -1), dropout_p, dropout_p > 0), value)
 
 
 def _repeated(query: Any, tensor: Any) -> Any:

@@ -29,6 +29,7 @@ _GPT3 = "Brown et al., Language Models are Few-Shot Learners, NeurIPS 2020, tabl
 _LLAMA = "Touvron et al., LLaMA, 2023, table 2"
 _LLAMA2 = "Touvron et al., Llama 2, 2023, section 2.2 and appendix A.2.1; configuration files of the release"
 _CODE = "Rozière et al., Code Llama, 2023; configuration files of the release"
+_MEGATRON = "Shoeybi et al., Megatron-LM, 2020; Narayanan et al., SC 2021; Korthikanti et al., 2022"
 _MPT = "MosaicML, LLM Foundry, scripts/train/yamls/pretrain"
 _LLAMA3 = "Grattafiori et al., The Llama 3 Herd of Models, 2024, table 3"
 
@@ -77,6 +78,11 @@ def _gpt(name: str, layers: int, hidden: int, heads: int) -> Shape:
                  length=2048, gated=False, tied=True, source=_GPT3)  # fmt: skip
 
 
+def _megatron(name: str, layers: int, hidden: int, heads: int, length: int = 2048) -> Shape:
+    return Shape(name=name, layers=layers, hidden=hidden, heads=heads, kv_heads=heads, inner=4 * hidden, words=51_200,
+                 length=length, gated=False, tied=True, source=_MEGATRON)  # fmt: skip
+
+
 def _mpt(name: str, layers: int, hidden: int, heads: int) -> Shape:
     return Shape(name=name, layers=layers, hidden=hidden, heads=heads, kv_heads=heads, inner=4 * hidden, words=50_368,
                  length=2048, gated=False, tied=True, source=_MPT)  # fmt: skip
@@ -100,6 +106,15 @@ SHAPES: dict[str, Shape] = {
         _gpt("gpt3-13b", 40, 5120, 40),
         _gpt("gpt3-175b", 96, 12_288, 96),
         _llama("codellama-34b", _CODE, 48, 8192, 64, 8, 22_016, 32_000, 4096),
+        _megatron("megatron-1.2b", 24, 1920, 15, 1024),
+        _megatron("megatron-2b", 30, 2304, 18, 1024),
+        _megatron("megatron-4b", 36, 3072, 24, 1024),
+        _megatron("megatron-8b", 42, 4096, 32, 1024),
+        _megatron("megatron-1.7b", 24, 2304, 24),
+        _megatron("megatron-3.6b", 30, 3072, 32),
+        _megatron("megatron-7.5b", 36, 4096, 32),
+        _megatron("megatron-18b", 40, 6144, 48),
+        _megatron("megatron-22b", 48, 6144, 64),
         _mpt("mpt-125m", 12, 768, 12),
         _mpt("mpt-350m", 24, 1024, 16),
         _mpt("mpt-760m", 24, 1536, 12),
@@ -219,6 +234,7 @@ def decoder(
     training: bool = True,
     tensor: int = 1,
     update: str = "fused",
+    attention: str = "",
 ) -> OperatorGraph:
     """A step of a decoder, or a forward pass alone: a few layers captured, the others unrolled.
 
@@ -240,5 +256,6 @@ def decoder(
     few = min(found.layers, CAPTURED)
     make = training_of(replace(found, layers=few), batch=batch, length=length)
     with without_compiler(), no_collection():
-        graph = capture(make if training else lambda: forward_only(make()), precision=precision, update=update)
+        called = make if training else lambda: forward_only(make())
+        graph = capture(called, precision=precision, update=update, attention=attention)
         return unrolled(graph, "layers", found.layers) if few < found.layers else graph

@@ -38,6 +38,7 @@ def operators_of(
     length: int | None = None,
     tensor: int = 1,
     update: str = "",
+    attention: str = "",
     progress: Callable[[float], None] | None = None,
 ) -> OperatorGraph:
     """What a model computes in a step, without running it.
@@ -45,8 +46,9 @@ def operators_of(
     `source` is a model of the zoo, a decoder by name, a script with a function training(), or a file that
     `model.sources` reads. `precision` is float32 where none is given, and a decoder's 16-bit weights.
     `techniques` are applied to the training, as it is captured with them. Without `training`, one forward pass without
-    gradients. `tensor` devices share every layer of a decoder; `update` is the implementation of the optimizer
-    (`capture`). Raises ForetraceError for what cannot be found, read or captured, naming file, operator or layer.
+    gradients. `tensor` devices share every layer of a decoder; `update` is the implementation of the optimizer,
+    `attention` that of attention (`capture`). Raises ForetraceError for what cannot be found, read or captured, naming
+    file, operator or layer.
     """
     path = Path(source)
     if batch is not None and batch > _MOST_SAMPLES:
@@ -63,7 +65,7 @@ def operators_of(
         with script_mistakes(source), warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=r"torch\.")  # of tensors without data and of workers never started
             changed = _changed(make, techniques, training)
-            found = capture(changed, batch=batch, precision=wanted, like=like, update=update)
+            found = capture(changed, batch=batch, precision=wanted, like=like, update=update, attention=attention)
         return replace(found, name=found.name or source)
     if is_decoder(source):
         from foretrace.model.decoders import decoder
@@ -71,12 +73,12 @@ def operators_of(
         _none({"--do": techniques, "--dim": dims}, f"{source} is a decoder by name")
         words = precision or "bf16-weights"
         return decoder(source, batch=batch or 1, length=length, precision=words, training=training, tensor=tensor,
-                       update=update or "fused")  # fmt: skip
+                       update=update or "fused", attention=attention)  # fmt: skip
     if path.exists():
         from foretrace.model.sources import load_operators
 
         asked = {"--do": techniques, "--inference": not training, "--precision": precision, "--length": length,
-                 "--tensor": tensor if tensor > 1 else 0, "--optimizer": update}  # fmt: skip
+                 "--tensor": tensor if tensor > 1 else 0, "--optimizer": update, "--attention": attention}  # fmt: skip
         _none(asked, f"{source} is a file")
         return load_operators(path, dims=dims, batch=batch or 0, progress=progress)
     if path.suffix in _FILES or (len(path.parts) > 1 and not near(path.name, [*entries(), *SHAPES], ALIASES)):
