@@ -15,8 +15,8 @@ _MANY = 3
 
 
 def plain(name: str) -> str:
-    """Letters and digits alone, in lower case."""
-    return re.sub(r"[^a-z0-9]", "", name.lower())
+    """Letters and digits alone, in lower case, and the points of numbers: "gpt3-1.3b" is not "gpt3-13b"."""
+    return re.sub(r"[^a-z0-9.]|(?<![0-9])\.|\.(?![0-9])", "", name.lower())
 
 
 def resolve(name: str, known: Iterable[str], aliases: Mapping[str, str] | None = None) -> str | None:
@@ -25,10 +25,9 @@ def resolve(name: str, known: Iterable[str], aliases: Mapping[str, str] | None =
     if name in known:
         return name
     wanted = plain(name)
-    for each in known:
-        if wanted and plain(each) == wanted:
-            return each
-    return next((to for alias, to in (aliases or {}).items() if wanted and plain(alias) == wanted), None)
+    meant = {each for each in known if wanted and plain(each) == wanted}
+    meant = meant or {to for alias, to in (aliases or {}).items() if wanted and plain(alias) == wanted}
+    return meant.pop() if len(meant) == 1 else None
 
 
 def near(name: str, known: Iterable[str], aliases: Mapping[str, str] | None = None) -> list[str]:

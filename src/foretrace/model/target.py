@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from foretrace.cost.defaults import AsRun
 from foretrace.cost.model import CostModel
-from foretrace.cost.network import Network, network
+from foretrace.cost.network import CollectiveKind, Cost, Network, network
 from foretrace.cost.networks import cluster_network
 from foretrace.cost.standard import standard
 from foretrace.errors import ForetraceError
@@ -54,12 +54,35 @@ def networks_of(device: Device, sharding: Sharding, text: str = "") -> dict[str,
     return found
 
 
+class Either(Network):
+    """One of two networks, nobody knows which: between both, as wide as both together.
+
+    Machines with V100s come with cables between some pairs (DGX-1) and with switches between all (DGX-2).
+    """
+
+    def __init__(self, one: Network, other: Network) -> None:
+        self.one, self.other = one, other
+        self.name, self.workers, self.in_flight = f"{one.name} by cables or switches", one.workers, one.in_flight
+
+    def cost(self, kind: CollectiveKind, nbytes: float, *, workers: int | None = None) -> Cost:
+        a, b = (each.cost(kind, nbytes, workers=workers) for each in (self.one, self.other))
+        return Cost(
+            seconds=(a.seconds * b.seconds) ** 0.5,
+            low_s=min(a.low_s, b.low_s),
+            high_s=max(a.high_s, b.high_s),
+            why=f"{a.why}; or {b.why}",
+        )
+
+
 def _usual(device: Device, workers: int, node: int) -> Network:
     if workers > node and not device.network_gb_s:
         raise ForetraceError(
             f"the catalog does not know what joins machines with {device.short}; name it: --network 200gbit, or "
             f'--network "nccl:{device.short},nics={node},nic=200gbit".'
         )
+    if device.short == "V100-SXM2" and 1 < workers <= NODE:
+        ways = (f"nccl:{device.short},per-node={workers}", f"nccl:{device.short},per-node={2 * NODE}")
+        return Either(*(network(way, workers) for way in ways))
     if device.vendor == "NVIDIA":
         nic = f",nics={node},nic={8 * device.network_gb_s:g}gbit" if workers > node else ""
         return network(f"nccl:{device.short},per-node={min(node, workers)}{nic}", workers)
