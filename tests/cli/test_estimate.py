@@ -93,7 +93,14 @@ def test_accumulation_and_zero(cli: Cli, script: Path) -> None:
     assert four["peak_memory_bytes"] < 2 * one["peak_memory_bytes"]
     shared = cli("estimate", script, "--device", "h100", "--zero", "3", "--workers", "8", "--json").json
     assert shared["memory_bytes"]["optimizer"] < one["memory_bytes"]["optimizer"] / 7
-    assert any("not in the step time" in each for each in shared["warnings"])
+    choices = {each["name"]: each for each in shared["recipe"]}
+    assert (choices["ZeRO"]["value"], choices["ZeRO"]["default"]) == ("3", False)
+    assert (choices["data"]["value"], choices["tensor"]["default"]) == ("8", True)
+    assert "Adam, foreach" in choices["optimizer"]["value"] and choices["optimizer"]["default"]
+    assert shared["devices"] == 8 and shared["exchange_s"] > 0
+    assert shared["samples_per_s"] == pytest.approx(8 * shared["batch"] / shared["step_time_s"])
+    forward = one["model_flops"] / 3
+    assert forward == 2 * 2 * one["batch"] * 64 * 256  # two products, whatever the backward pass does
 
 
 def test_this_processor(cli: Cli, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,9 +118,13 @@ def test_this_processor(cli: Cli, script: Path, tmp_path: Path, monkeypatch: pyt
     [
         (("nonsense", "--device", "h100"), "nonsense is no model of the zoo"),
         (("resnet5", "--device", "h100"), "did you mean resnet50"),
-        (("bert", "--device", "h1000"), "device 'h1000' is in no catalog"),
+        (("bert", "--device", "h1000"), "device 'h1000' is in no catalog; did you mean h100?"),
+        (("lama-2-7b", "--device", "h100"), "did you mean llama-2-7b"),
+        (("bert", "--device", "h100", "--precision", "amp"), "is fp16 or bf16 with autocast; choose one"),
+        (("bert", "--device", "h100", "--optimizer", "apex"), "--optimizer is fused, foreach, for-loop"),
+        (("bert", "--device", "h100", "--network", "100gbit"), "say how many with --workers"),
         (("bert", "--device", "h100", "--batch", "0"), "--batch"),
-        (("bert", "--device", "h100", "--precision", "int3", "--size", "tiny"), "no precision 'int3'"),
+        (("bert", "--device", "h100", "--precision", "int3", "--size", "tiny"), "is no precision"),
         (("bert", "--device", "h100", "--zero", "2"), "say how many with --workers"),
         (("bert", "--device", "h100", "--threads", "2"), "--threads is for --device here"),
         (("bert", "--device", "h100", "--size", "huge"), "no size 'huge'"),

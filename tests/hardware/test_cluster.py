@@ -233,3 +233,13 @@ def test_links_that_are_none(text: str) -> None:
         return
     with pytest.raises(ForetraceError, match="is no link"):
         parse_link(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "gbit_s", "latency_us"),
+    [("100gbit", 100, 0), ("100Gb/s", 100, 0), ("100 Gbps", 100, 0), ("100gbps/5us", 100, 5), ("12.5GB/s", 100, 0),
+     ("12.5 GBps/50 us", 100, 50), ("100Gb/s/50 us", 100, 50), ("400 Gbit/s, 5us", 400, 5), ("10 Mb/s", 0.01, 0)],
+)  # fmt: skip
+def test_links_as_people_write_them(text: str, gbit_s: float, latency_us: float) -> None:
+    found = parse_link(text)
+    assert (found.gbit_s, found.latency_us) == pytest.approx((gbit_s, latency_us))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +17,7 @@ import pytest
 from foretrace.cost.calls import Family
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import Phase
-from foretrace.model.capture import capture, capture_module
+from foretrace.model.capture import capture, capture_module, forward_only
 from foretrace.model.decoders import SHAPES, Shape, decoder, shape, training_of
 from foretrace.model.operator_graph import BEFORE, OperatorGraph, Role
 from foretrace.model.unroll import unrolled
@@ -361,7 +363,8 @@ def test_configuration_file(tmp_path: Path) -> None:
     with pytest.raises(ForetraceError, match="mamba"):
         shape(str(path))
     with pytest.raises(ForetraceError, match="did you mean llama-2-70b"):
-        shape("llama2-70b")
+        shape("lama2-70b")
+    assert shape("Llama 2 70B") == SHAPES["llama-2-70b"]
 
 
 @pytest.mark.parametrize("like", ["gpu", "cpu"])
@@ -375,3 +378,66 @@ def test_operators_of_a_processor_in_place_of_a_gpus_are_said() -> None:
     assert not capture(job("vgg11", "tiny")).notes
     (note,) = capture(job("deepspeech2", "tiny")).notes
     assert note.startswith("captured on tensors of a processor") and "_ctc_loss_backward" in note
+
+
+def passes(update: str) -> float:
+    """Bytes that an update moves, in arrays as large as the parameters."""
+    graph = capture(training_of(SMALL), precision="bf16-weights", update=update)
+    rows = [node for node in graph.nodes if node.phase == Phase.OPTIMIZER]
+    return sum(node.read_bytes + node.written_bytes for node in rows) / (2 * graph.parameters)
+
+
+def test_passes_of_an_update_are_those_of_its_kernels() -> None:
+    # Fused: parameter, gradient and two moments read, all but the gradient written.
+    assert passes("fused") == pytest.approx(7, rel=0.01)
+    # Multi-tensor, what each reads and writes: mul_ 2, lerp_ 3, mul_ 2, addcmul_ 4, sqrt 2, div_ 2, add_ 2, addcdiv_ 4.
+    assert passes("foreach") == pytest.approx(21, rel=0.05)
+    with pytest.raises(ForetraceError, match="no fused implementation"):
+        capture(
+            replace(plain(net := network(), (2, 8)), optimizers=(torch.optim.ASGD(net.parameters()),)), update="fused"
+        )
+
+
+def test_autocast_is_seen_wherever_it_is_entered() -> None:
+    def half(graph: OperatorGraph) -> bool:
+        return all('"c10::BFloat16"' in node.text for node in graph.nodes if node.op == "aten::addmm")
+
+    def own(module: Any, batch: Any) -> Any:
+        with torch.autocast("cuda", dtype=torch.bfloat16):  # as a script for a GPU has it
+            return module(*batch).float().square().mean()
+
+    assert half(capture(plain(network(), (2, 8)), precision="bf16"))
+    assert half(capture(lambda: forward_only(plain(network(), (2, 8))), precision="bf16"))
+    assert half(capture(plain(network(), (2, 8), loss=own)))
+    assert not half(capture(plain(network(), (2, 8))))
+
+
+COLD = """
+import sys
+from foretrace.model.capture_light import without_compiler
+from foretrace.model.decoders import Shape, decoder, SHAPES
+import torch
+with without_compiler():
+    with without_compiler():
+        assert not hasattr(sys.modules["torch._dynamo"], "__file__")
+        import torch._dynamo.config
+    import torch._dynamo
+    assert torch._dynamo.__file__ and torch._dynamo.config.__spec__.origin
+    assert sys.modules["torch._dynamo.config"] is torch._dynamo.config
+assert not any(type(each).__name__ == "_StandIn" for each in sys.meta_path)
+"""
+FIRST = """
+import sys
+from foretrace.model.decoders import Shape, decoder, SHAPES
+SHAPES["small"] = Shape(name="small", layers=6, hidden=32, heads=4, kv_heads=2, inner=48, words=64, length=8)
+for precision in ("bf16", "fp16", "bf16-weights", "fp32"):
+    for training in (True, False):
+        assert decoder("small", precision=precision, training=training).notes
+"""
+
+
+@pytest.mark.parametrize("script", [COLD, FIRST])
+def test_from_a_cold_start(script: str) -> None:
+    """In a process that has loaded nothing of PyTorch's compiler."""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr

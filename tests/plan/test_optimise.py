@@ -12,6 +12,7 @@ import pytest
 import foretrace as ft
 from foretrace.errors import ForetraceError, NotApplicableError
 from foretrace.graph.taskgraph import TaskGraph, TaskKind
+from foretrace.model.messages import MIB
 from foretrace.plan import answer as answers
 from foretrace.plan import optimise as module
 from foretrace.plan.buckets import best_buckets, default
@@ -22,7 +23,6 @@ from foretrace.plan.problem import Plan
 from foretrace.plan.recorded import Planned, alone
 from foretrace.plan.result import Answer, Wanted
 from foretrace.simulate.timeline import simulate
-from foretrace.techniques.data_parallel import MIB
 from foretrace.testing.workloads import Gpu, optimizer_facts
 
 DATA = Path(__file__).resolve().parents[1] / "data"

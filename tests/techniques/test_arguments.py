@@ -27,8 +27,8 @@ def test_a_technique_is_written_as_it_is_read(technique: PrefetchData) -> None:
     ("text", "said"),
     [
         ("", "names no technique"),
-        ("prefetch", "no technique 'prefetch'; did you mean prefetch-data"),
-        ("qqq", "did you mean activation-compression or"),
+        ("prefech", "no technique 'prefech'; did you mean prefetch-data"),
+        ("qqq", "no technique 'qqq'; choose activation-compression, "),
         ("prefetch-data worker=2", "has no parameter worker; did you mean workers="),
         ("prefetch-data 4", "'4' is no key=value; it takes workers="),
         ("prefetch-data workers=two", "workers=two is not a whole number"),

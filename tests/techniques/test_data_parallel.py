@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 
 from foretrace.errors import NotApplicableError
 from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
+from foretrace.model.messages import MIB, bucketed
+from foretrace.simulate.noise import expected_max
 from foretrace.simulate.timeline import Timeline, simulate
 from foretrace.techniques.arguments import parse
 from foretrace.techniques.base import Technique
-from foretrace.techniques.data_parallel import MIB, DataParallel, bucketed, expected_max
+from foretrace.techniques.data_parallel import DataParallel
 from foretrace.techniques.explain import path_parts
 from foretrace.techniques.gradients import find_gradients, first_uses, spread_gradients
 from foretrace.techniques.whatif import whatif

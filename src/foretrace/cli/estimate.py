@@ -37,6 +37,9 @@ def estimate(
     recompute: Annotated[
         bool, typer.Option("--recompute", help="Every block's forward pass again before its backward pass.")
     ] = False,
+    recompute_every: Annotated[
+        int, typer.Option("--recompute-every", metavar="N", min=0, help="The same of every N-th block; 0: of none.")
+    ] = 0,
     accumulate: Annotated[
         int, typer.Option("--accumulate", metavar="N", min=1, help="Micro-batches of --batch samples per update.")
     ] = 1,
@@ -44,8 +47,20 @@ def estimate(
         int, typer.Option("--zero", metavar="STAGE", min=0, max=3, help="What ZeRO shares out; 3 is FSDP.")
     ] = 0,
     workers: Annotated[
-        int, typer.Option("--workers", metavar="N", min=1, help="Among how many, for memory; each has --batch.")
+        int, typer.Option("--workers", metavar="N", min=1, help="Data-parallel workers; each has --batch.")
     ] = 1,
+    tensor: Annotated[
+        int, typer.Option("--tensor", metavar="N", min=1, help="Devices that share every layer of a decoder.")
+    ] = 1,
+    network: Annotated[
+        str, typer.Option("--network", metavar="LINK", help="Between workers: 400gbit/5us, a file, nccl:DEVICE.")
+    ] = "",
+    optimizer: Annotated[
+        str, typer.Option("--optimizer", metavar="HOW", help="Its implementation: fused, foreach or for-loop.")
+    ] = "",
+    attention: Annotated[
+        str, typer.Option("--attention", metavar="HOW", help="separate: two products around a softmax, not fused.")
+    ] = "",
     length: Annotated[
         int | None, typer.Option("--length", metavar="N", min=2, help="Words of a sequence, for a decoder.")
     ] = None,
@@ -66,11 +81,13 @@ def estimate(
     Example: foretrace estimate resnet50 --device h100 --batch 32 --precision bf16
     """
     from foretrace.cli.operators import sizes
+    from foretrace.model.capture import precision_named
+    from foretrace.model.capture_like import UPDATES
     from foretrace.model.estimate import estimate as predict
     from foretrace.model.memory import Sharding
-    from foretrace.model.target import HERE, target
+    from foretrace.model.target import HERE, networks_of, target
     from foretrace.report import estimate as report
-    from foretrace.zoo.operators import operators_of
+    from foretrace.zoo.operators import is_decoder, operators_of
 
     if zero and workers == 1:
         raise ForetraceError(f"--zero {zero} shares among several workers; say how many with --workers.")
@@ -82,12 +99,31 @@ def estimate(
 
         techniques = parse_all(do)
     on = target(device, threads=threads)
+    if on.processor is not None and (workers > 1 or tensor > 1 or network):
+        raise ForetraceError("--workers, --tensor and --network are for devices of the catalog, not for --device here.")
+    if attention not in ("", "fused", "separate"):
+        raise ForetraceError(f"--attention is fused or separate, not {attention!r}.")
+    if optimizer not in ("", *UPDATES):
+        raise ForetraceError(f"--optimizer is {', '.join(UPDATES)}, not {optimizer!r}.")
+    if network and workers == 1:
+        raise ForetraceError("--network is between workers; say how many with --workers.")
+    precision = precision_named(precision) if precision else ""
+    # What shares out the state of an optimizer keeps it in float32, and computes on 16-bit copies.
+    if zero and precision in ("bf16", "fp16") and is_decoder(source):
+        precision += "-master"
+    master = precision.endswith("-master")
+    sharding = Sharding(workers=workers, stage=zero, tensor=tensor, master=master)
+    networks = networks_of(on.device, sharding, network)
+    every = recompute_every or int(recompute)
     with options.progress(f"capturing {source}") as tell:
         graph = operators_of(
             source,
             size=size,
             batch=batch,
             precision=precision,
+            tensor=tensor,
+            update=optimizer,
+            attention=attention,
             training=not inference,
             like="gpu" if on.processor is None else "cpu",
             techniques=techniques,
@@ -101,8 +137,9 @@ def estimate(
         device=on.device,
         costs=on.costs,
         own_processor=on.processor is not None,
-        sharding=Sharding(workers=workers, stage=zero) if workers > 1 else None,
-        recompute=recompute,
+        sharding=sharding,
+        recompute=every,
+        network=networks,
         accumulate=accumulate,
         techniques=tuple(map(str, techniques)),
     )
@@ -113,11 +150,15 @@ def estimate(
     asked = {
         "--device": device, "--batch": batch, "--precision": precision, "--inference": inference,
         "--size": "" if size == "full" else size, "--do": do, "--recompute": recompute,
+        "--recompute-every": recompute_every or None, "--tensor": tensor if tensor > 1 else None,
+        "--network": network, "--optimizer": optimizer,
+        "--attention": attention,
         "--accumulate": accumulate if accumulate > 1 else None, "--zero": zero or None,
         "--workers": workers if workers > 1 else None, "--length": length, "--dim": dim, "--threads": threads,
     }  # fmt: skip
     following = report.again(_further(source, asked, out, launches=on.processor is None))
-    view = report.estimate(found, model=source, again=following)
+    chosen = frozenset(flag.removeprefix("--") for flag, given in asked.items() if given)
+    view = report.estimate(found, model=source, again=following, chosen=chosen)
     if as_json:
         from foretrace.report.jsonout import dumps
 

@@ -141,10 +141,13 @@ class Call:
     text: str = ""
 
 
-def describe(op: str, text: str, outputs: Sequence[Sequence[int]] | None = None) -> Call:
+def describe(
+    op: str, text: str, outputs: Sequence[Sequence[int]] | None = None, itemsizes: Sequence[int] | None = None
+) -> Call:
     """What a call does, from its operator and its inputs as JSON text.
 
-    `outputs` are the sizes of what it returns, where they are known; else they follow from the inputs.
+    `outputs` are the sizes of what it returns and `itemsizes` the bytes of an element of each, where they are known;
+    else they follow from the inputs.
     """
     base = op.removeprefix("aten::").rstrip("_").removesuffix("_copy") if op.startswith("aten::") else op
     nbytes, flops = work.operator_work(op, text)
@@ -158,8 +161,11 @@ def describe(op: str, text: str, outputs: Sequence[Sequence[int]] | None = None)
         return Call(family=family, op=op, text=text, flops=flops, precision=Precision.OTHER)
     precision = _precision(shapes)
     read = float(sum(prod(dims) * size for dims, size in tensors))
-    if outputs is not None and family not in (Family.LOOKUP, Family.NONE):
-        written = float(sum(prod(dims) for dims in outputs)) * ELEMENT_BYTES[precision]
+    # A fused update names its gradients among what it may write; it does not write them.
+    known = outputs is not None and not base.startswith("_fused_") and family not in (Family.LOOKUP, Family.NONE)
+    if known and outputs is not None:
+        sizes = itemsizes or [ELEMENT_BYTES[precision]] * len(outputs)
+        written = float(sum(prod(dims) * size for dims, size in zip(outputs, sizes, strict=True)))
     else:
         total = float(max(nbytes, 0)) if nbytes >= 0 else 2 * read
         read, written = (read, total - read) if total >= read else (total / 2, total / 2)

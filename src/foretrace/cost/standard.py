@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from foretrace.cost.attention import FusedAttention
 from foretrace.cost.learned import Learned
 from foretrace.cost.model import Chain, CostModel
 from foretrace.cost.roofline import Roofline
 
 
 def standard(first: Sequence[CostModel] = ()) -> Chain:
-    """`first`, e.g. measured ones, then the learned ones, then the roofline, which knows every call."""
-    return Chain(members=(*first, Learned(), Roofline()))
+    """`first`, e.g. measured ones, then the learned ones, fused attention, and the roofline, which knows every call."""
+    return Chain(members=(*first, Learned(), FusedAttention(), Roofline()))

@@ -226,11 +226,12 @@ def _special(base: str, tensors: list[Tensor], shapes: Shapes, outputs: Outputs)
     if base.removesuffix("_backward") in _RECURRENT:
         return _recurrent(base, dims, size, read)
     if base.startswith("_fused_") and isinstance(shapes.dims[0], list) and shapes.dims[0][0]:
-        lists = [sum(map(prod, each)) for each in shapes.dims if each and isinstance(each[0], list)]
-        return Work(float(lists[0]), read + 4 * (sum(lists) - lists[1]))  # everything but the gradients is written
+        lists = list(_lists(shapes))
+        wrote = sum(count * each for i, (count, each) in enumerate(lists) if i != 1)  # all but the gradients
+        return Work(float(lists[0][0]), read + wrote)
     if base.startswith("_foreach_") and base not in _REDUCTIONS:
-        first = sum(map(prod, shapes.dims[0]))
-        return Work(float(first), read + first * 4)
+        first, each = next(_lists(shapes), (0, 4))
+        return Work(float(first), read + first * each)
     elements = prod(max(dims, key=prod))
     if base == "copy":
         return Work(0.0, prod(dims[1]) * tensors[1][1] + prod(dims[0]) * size)
@@ -351,7 +352,7 @@ def _lookup(base: str, tensors: list[Tensor], shapes: Shapes) -> Work | None:
 def _tensors(shapes: Shapes) -> Iterator[Tensor]:
     """(dims, bytes per element) of every tensor input; lists of tensors are walked into."""
     for dims, kind in zip(shapes.dims, shapes.types, strict=False):
-        size = _SIZES.get(kind.lower())
+        size = _SIZES.get(kind.lower().removeprefix("tensorlist:"))
         if isinstance(dims, list) and dims and all(isinstance(d, int) for d in dims):
             if size:
                 yield dims, size
@@ -359,6 +360,13 @@ def _tensors(shapes: Shapes) -> Iterator[Tensor]:
             for inner in dims:
                 if isinstance(inner, list) and inner and all(isinstance(d, int) for d in inner):
                     yield inner, size or 4
+
+
+def _lists(shapes: Shapes) -> Iterator[tuple[int, int]]:
+    """(numbers, bytes of each) of every list of tensors."""
+    for dims, kind in zip(shapes.dims, shapes.types, strict=False):
+        if dims and isinstance(dims[0], list):
+            yield sum(map(prod, dims)), _SIZES.get(kind.lower().removeprefix("tensorlist:"), 4)
 
 
 def _argument(shapes: Shapes, at: int) -> str:

@@ -10,7 +10,11 @@ from foretrace.errors import ForetraceError
 from foretrace.hardware.fabric import Fabric
 from foretrace.hardware.wiring import Wiring
 
-_RATE = re.compile(r"(?P<value>\d+(\.\d*)?|\.\d+)\s*(?P<unit>[kmgt]?bit(/s)?|[kmg]bps)", re.IGNORECASE)
+# Rates as people write them: "100gbit", "100 Gbps", "100Gb/s", and bytes by their capital: "12.5 GB/s", "12.5GBps".
+_NUMBER = r"(?P<value>\d+(\.\d*)?|\.\d+)\s*"
+_RATE = re.compile(
+    _NUMBER + r"(?P<unit>(?P<scale>[kKmMgGtT]?)(?P<of>[bB]its?(/s|ps)?|[bB]/s|[bB]ps|BIT(/S)?|BPS|B/S|[bB]yte(s)?/s))"
+)
 _TIME = re.compile(r"(?P<value>\d+(\.\d*)?|\.\d+)\s*(?P<unit>ns|us|µs|ms|s)", re.IGNORECASE)
 _SCALE = {"": 1e-9, "k": 1e-6, "m": 1e-3, "g": 1.0, "t": 1e3}
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -150,15 +154,21 @@ class Cluster:
 
 
 def parse_link(text: str, *, name: str = "link") -> Link:
-    """A link from "1gbit", "300mbit" or "25gbit/10us" (rate, then latency). Raises ForetraceError."""
-    rate, _, latency = text.strip().partition("/")
-    found = _RATE.fullmatch(rate.strip())
-    if not found or not float(found["value"]):
+    """A link from "1gbit", "100 Gb/s" or "25gbit/10us" (rate, then latency); a capital B is bytes. Raises
+    ForetraceError.
+    """
+    found = _RATE.match(text.strip())
+    rest = text.strip()[found.end() :].strip() if found else ""
+    if not found or not float(found["value"]) or (rest and rest[0] not in "/, " and not rest[0].isdigit()):
         raise ForetraceError(
             f"{text!r} is no link; write a rate above 0 and, if known, a latency: 1gbit or 25gbit/10us."
         )
-    unit = found["unit"].lower()
-    gbit_s = float(found["value"]) * _SCALE["" if unit.startswith("bit") else unit[0]]
+    latency = rest.lstrip("/, ")
+    # "BPS" and "BIT" are bits in capitals; "B" and "byte" are bytes.
+    of = found["of"]
+    octets = (of.startswith("B") and of.upper() != of) or of in ("B/s", "B/S") or of.lower().startswith("byte")
+    octets = octets and not of.lower().startswith("bit")
+    gbit_s = float(found["value"]) * _SCALE[found["scale"].lower()] * (8 if octets else 1)
     seconds = 0.0
     if latency.strip():
         when = _TIME.fullmatch(latency.strip())

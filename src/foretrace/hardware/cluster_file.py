@@ -7,7 +7,6 @@ nothing declares are refused with the key and the mend.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from foretrace.hardware.cluster import Cluster, Link, Machine, parse_link
 from foretrace.hardware.devices import Device, named
 from foretrace.hardware.fabric import Cable, Fabric, cycle_in
 from foretrace.hardware.wiring import KNOWN, Wiring
+from foretrace.names import near
 
 _SHORT = ("nodes", "per_node", "device", "inside", "between", "nics", "oversubscription", "per_switch", "wiring")
 _EXPLICIT = ("nodes", "switches", "links", "topology", "device", "per_node", "inside", "wiring")
@@ -208,8 +208,8 @@ def _check_joined(machines: Sequence[Machine], switches: Sequence[str], cables: 
 def _known(found: Mapping[str, Any], allowed: Sequence[str], where: str) -> None:
     for key in found:
         if key not in allowed:
-            near = get_close_matches(key, allowed, 1)
-            meant = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(allowed)}."
+            close = near(str(key), allowed)
+            meant = f"; did you mean {close[0]}?" if close else f"; there are {', '.join(allowed)}."
             raise ForetraceError(f"{where}: the key {key} is unknown{meant}")
 
 

@@ -10,11 +10,11 @@ import csv
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 
 from foretrace.errors import ForetraceError
+from foretrace.names import plain, question
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,25 +79,21 @@ def named(name: str) -> Device:
     Of several members of a family its name alone is the usual one: "h100" is an H100-SXM5-80GB. Raises ForetraceError
     with names that come near.
     """
-    wanted = _plain(_USUAL.get(name.strip().lower(), name))
+    wanted = plain(name)
+    wanted = plain(_USUAL.get(wanted.removeprefix("nvidia").removeprefix("tesla"), wanted))
     for device in catalog():
-        if wanted in (_plain(device.short), _plain(device.name)):
+        if wanted in (plain(device.short), plain(device.name)):
             return device
-    part = [device for device in catalog() if wanted and wanted in _plain(device.short)]
-    begin = [device for device in part if _plain(device.short).startswith(wanted)]
+    part = [device for device in catalog() if wanted and wanted in plain(device.short)]
+    begin = [device for device in part if plain(device.short).startswith(wanted)]
     if 1 in (len(part), len(begin)):
         return (begin if len(begin) == 1 else part)[0]
-    near = [device.short for device in part] or get_close_matches(name, [device.short for device in catalog()], 4, 0.3)
-    which = "is several devices" if part else "is in no catalog"
-    raise ForetraceError(
-        f"device {name!r} {which}; choose {' or '.join(near)}."
-        if near
-        else f"device {name!r} {which}; foretrace devices lists them."
-    )
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())
+    if part:
+        several = " or ".join(device.short for device in part)
+        raise ForetraceError(f"device {name!r} is several devices; choose {several}.")
+    known = [*_USUAL, *(device.short for device in catalog())]
+    hint = question(name.removeprefix("nvidia").strip(), known, lists="foretrace devices lists them.")
+    raise ForetraceError(f"device {name!r} is in no catalog; {hint}")
 
 
 def _device(row: dict[str, str]) -> Device:

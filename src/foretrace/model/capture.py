@@ -26,6 +26,7 @@ from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import Phase
 from foretrace.model.capture_sizes import Fake, Meta, Sizes
 from foretrace.model.operator_graph import OperatorGraph, Role
+from foretrace.names import plain, question, resolve
 from foretrace.training.batches import mapped, resized, size
 from foretrace.training.training import Training
 
@@ -35,18 +36,29 @@ if TYPE_CHECKING:
     from foretrace.model.capture_log import Log, Where
 
 Like = Literal["gpu", "cpu"]
-PRECISIONS = ("fp32", "bf16", "fp16", "bf16-weights", "fp16-weights")
+ALIASES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32", "full": "fp32",
+           "single": "fp32", "amp-bf16": "bf16", "amp-fp16": "fp16", "pure-bf16": "bf16-weights"}  # fmt: skip
+_MIXED = ("amp", "mixed", "mixedprecision", "autocast")
+PRECISIONS = ("fp32", "bf16", "fp16", "bf16-weights", "fp16-weights", "bf16-master", "fp16-master")
 
 
 def capture(
-    source: Training | Callable[[], Training], *, batch: int | None = None, like: Like = "gpu", precision: str = "fp32"
+    source: Training | Callable[[], Training],
+    *,
+    batch: int | None = None,
+    like: Like = "gpu",
+    precision: str = "fp32",
+    update: str = "",
+    attention: str = "",
 ) -> OperatorGraph:
     """The second step of a training: forward, backward and update.
 
     `source` is a Training, or a function that makes one (see `foretrace.zoo.registry.job`), which is then called on
     fake tensors, so that a model larger than this machine's memory can be captured. `batch` is the number of samples of
     a step. `precision` "bf16" and "fp16" put autocast around the forward pass, "bf16-weights" and "fp16-weights" cast
-    the model.
+    the model, "bf16-master" and "fp16-master" likewise (what is updated in float32 is asked of `memory` and `repeat`).
+    `update` is the implementation of the optimizers ("fused", "foreach", "for-loop") instead of the one that they were
+    made with; `attention` "separate" is products and a softmax instead of one fused call.
 
     Raises ForetraceError where the batch cannot be changed, and for what cannot be captured, naming operator and layer.
     """
@@ -60,7 +72,7 @@ def capture(
         with mode.entered():
             for change in fake.on_batch:
                 data = change(data)
-        return _logged(fake, data, samples, mode, like)
+        return _logged(fake, data, samples, mode, like, update=update, attention=attention)
 
     return _on_sizes(on, like)
 
@@ -82,18 +94,33 @@ def _check(like: str, precision: str) -> None:
     if like not in ("gpu", "cpu"):
         raise ForetraceError(f"operators can be those of a gpu or of a cpu, not {like!r}.")
     if precision not in PRECISIONS:
-        raise ForetraceError(f"there is no precision {precision!r}; choose {', '.join(PRECISIONS)}.")
+        raise ForetraceError(f"there is no precision {precision!r}; {question(precision, PRECISIONS, ALIASES)}")
+
+
+def precision_named(text: str) -> str:
+    """What a user means by a precision: "bfloat16" is bf16. Raises ForetraceError."""
+    found = resolve(text, PRECISIONS, ALIASES)
+    if found is None:
+        every = f"choose {', '.join(PRECISIONS)}."
+        hint = "is fp16 or bf16 with autocast; choose one of them." if plain(text) in _MIXED else (
+            f"is no precision; {question(text, PRECISIONS, ALIASES, lists=every)}"
+        )  # fmt: skip
+        raise ForetraceError(f"{text!r} {hint}")
+    return found
 
 
 def _on_sizes(capture_on: Callable[[Sizes], OperatorGraph], like: Like) -> OperatorGraph:
     """Capture on meta tensors; on fake ones, which are several times slower, where meta tensors do not go through."""
     from foretrace.model.capture_light import no_collection, without_compiler
+    from foretrace.model.capture_like import NeedsFake
 
     notes: tuple[str, ...] = ()
     if like == "gpu":
         try:
             with without_compiler(), no_collection():
                 return capture_on(Meta())
+        except NeedsFake:
+            pass
         except (RuntimeError, NotImplementedError, TypeError, ForetraceError) as error:
             # Fake tensors know more; what they cannot do either, they say.
             why = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
@@ -177,7 +204,7 @@ def _faked(training: Training, mode: Sizes, precision: str) -> Training:
         model, optimizers, around, loss, scaler = copy.deepcopy(parts, memo)
     del kept
     dtype = torch.bfloat16 if precision.startswith("bf16") else torch.float16
-    if precision.endswith("-weights"):
+    if precision.endswith(("-weights", "-master")):
         with mode.entered():
             model.to(dtype)
     elif precision != "fp32":
@@ -218,7 +245,15 @@ class _Watched(Training):
 
 
 def _logged(
-    training: Training, data: Any, samples: int, mode: Sizes, like: Like, *, train: bool = True
+    training: Training,
+    data: Any,
+    samples: int,
+    mode: Sizes,
+    like: Like,
+    *,
+    train: bool = True,
+    update: str = "",
+    attention: str = "",
 ) -> OperatorGraph:
     """Two steps, the second one logged."""
     from foretrace.model.capture_known import as_if_real
@@ -232,7 +267,8 @@ def _logged(
     with ExitStack() as stack:
         stack.enter_context(_watching(where, log))
         stack.enter_context(as_if_real())
-        stack.enter_context(operators_of(like, training.optimizers))
+        meta = mode.device == "meta"
+        stack.enter_context(operators_of(like, training.optimizers, meta=meta, update=update, attention=attention))
         stack.enter_context(mode.entered())
         stack.enter_context(log)
         training.step(data)
@@ -251,7 +287,28 @@ def _logged(
         storages=storages,
         batch=samples,
         source="capture",
+        recipe=_recipe(training),
     )
+
+
+def _recipe(training: Training) -> dict[str, str]:
+    """What a reader of an estimate wants to know of the training and cannot see in its operators."""
+    import torch
+
+    ways = []
+    for optimizer in training.optimizers:
+        group = optimizer.param_groups[0]
+        how = "fused" if group.get("fused") else "foreach" if group.get("foreach") else "one parameter at a time"
+        ways.append(f"{type(optimizer).__name__}, {how}")
+    found = {"optimizer": " and ".join(dict.fromkeys(ways))} if ways else {}
+    weights = {str(each.dtype).removeprefix("torch.") for each in training.model.parameters()}
+    if weights:
+        found["weights"] = ", ".join(sorted(weights))
+    four = [each for each in training.model.parameters() if each.dim() == 4]
+    if four:
+        last = sum(each.is_contiguous(memory_format=torch.channels_last) and not each.is_contiguous() for each in four)
+        found["layout"] = "channels last" if last else "channels first"
+    return found
 
 
 @contextmanager
@@ -354,7 +411,7 @@ def capture_module(
         name=type(model).__name__, model=model, optimizers=(), loader=[tuple(inputs)], loss=loss, run=once
     )
     dtype = None
-    if precision.endswith("-weights"):
+    if precision.endswith(("-weights", "-master")):
         dtype = torch.bfloat16 if precision.startswith("bf16") else torch.float16
 
     def on(mode: Sizes) -> OperatorGraph:

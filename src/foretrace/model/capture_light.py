@@ -10,8 +10,9 @@ from __future__ import annotations
 import gc
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -20,11 +21,24 @@ _MARK = "__dynamo_disable"  # where PyTorch keeps the marked function
 
 
 class _StandIn(ModuleType):
-    """In the compiler's place: what PyTorch asks of it outside of compiled code. Whatever else is asked loads it."""
+    """In the compiler's place: what PyTorch asks of it outside of compiled code. Whatever else is asked loads it.
+
+    That holds for its attributes and for its submodules: as a package without files it leaves `import
+    torch._dynamo.config` to `sys.meta_path`, where it stands itself.
+    """
 
     def __init__(self) -> None:
         super().__init__(_COMPILER)
+        self.__path__: list[str] = []
         self.unmarked: list[Any] = []
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
+        """What to load in the place of a submodule: the compiler's own, with the compiler itself in its place again."""
+        if not name.startswith(_COMPILER + "."):
+            return None
+        self.leave()
+        importlib.import_module(_COMPILER)
+        return ModuleSpec(name, _Loaded(importlib.import_module(name)))
 
     def disable(self, function: Any = None, recursive: bool = True, **_: Any) -> Any:
         """The function as it is."""
@@ -44,6 +58,8 @@ class _StandIn(ModuleType):
         """Leave no trace."""
         import torch
 
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
         if sys.modules.get(_COMPILER) is self:
             del sys.modules[_COMPILER]
         if vars(torch).get("_dynamo") is self:
@@ -52,6 +68,21 @@ class _StandIn(ModuleType):
             if hasattr(function, _MARK):
                 delattr(function, _MARK)
         self.unmarked.clear()
+
+
+class _Loaded:
+    """A loader of what is loaded already."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module, self._spec = module, module.__spec__
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """The module as it is."""
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing but to undo what importing changed."""
+        module.__spec__ = self._spec
 
 
 @contextmanager
@@ -64,6 +95,7 @@ def without_compiler() -> Iterator[None]:
         return
     stand_in = _StandIn()
     sys.modules[_COMPILER] = torch._dynamo = stand_in
+    sys.meta_path.insert(0, stand_in)
     try:
         yield
     finally:

@@ -7,9 +7,12 @@ capture lasts:
 - attention: one fused call, flash attention for 16 bit without a mask, memory-efficient attention otherwise
   (`scaled_dot_product_attention`, as its documentation orders them), keys and values repeated for it where heads share
   them (PyTorch then falls back to separate products, which a user of float32 on a GPU hardly wants);
+  or two products around a softmax, where `attention` is "separate";
 - dropout: `native_dropout` in one kernel;
 - recurrent layers: `_cudnn_rnn`, all layers and directions in one call;
-- optimizers: the `foreach` form, unless another one was asked for.
+- optimizers: the implementation that is asked for (`UPDATES`); else the one that they were made with, and `foreach`
+  where they name none;
+- `torch.autocast` for a GPU: that of the processor whose tensors stand for the GPU's. Meta tensors are seen by none.
 
 Batch normalisation stays `native_batch_norm` (cuDNN's own operator computes and moves the same), convolutions stay
 `aten::convolution`.
@@ -17,14 +20,33 @@ Batch normalisation stays `native_batch_norm` (cuDNN's own operator computes and
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
+from foretrace.errors import ForetraceError
+
+UPDATES = ("fused", "foreach", "for-loop")  # implementations of an update, as torch.optim names them
+
+
+class NeedsFake(Exception):
+    """What is captured cannot be seen on meta tensors, and can on fake ones."""
+
 
 @contextmanager
-def operators_of(like: Literal["gpu", "cpu"], optimizers: Sequence[Any]) -> Iterator[None]:
-    """Calls go to the operators of that kind of device. Not for several threads at once."""
+def operators_of(
+    like: Literal["gpu", "cpu"],
+    optimizers: Sequence[Any],
+    *,
+    meta: bool = False,
+    update: str = "",
+    attention: str = "",
+) -> Iterator[None]:
+    """Calls go to the operators of that kind of device. Not for several threads at once.
+
+    With `meta` tensors, entering `torch.autocast` raises NeedsFake.
+    """
     if like == "cpu":
         yield
         return
@@ -34,17 +56,25 @@ def operators_of(like: Literal["gpu", "cpu"], optimizers: Sequence[Any]) -> Iter
 
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            if group.get("foreach", 0) is None and not group.get("fused"):
+            if update:
+                _implement(optimizer, group, update)
+            elif group.get("foreach", 0) is None and not group.get("fused"):
                 group["foreach"] = True
     places: list[tuple[Any, str, Any]] = [
-        (functional, "scaled_dot_product_attention", _attention),
+        (functional, "scaled_dot_product_attention", _separate if attention == "separate" else _attention),
         (_VF, "dropout", _dropout),
         (torch, "dropout", _dropout),
         (_VF, "lstm", _recurrent(2)),
         (_VF, "gru", _recurrent(3)),
         (_VF, "rnn_relu", _recurrent(0)),
         (_VF, "rnn_tanh", _recurrent(1)),
+        (torch.autocast, "__init__", _autocast_begun(torch.autocast.__init__)),
+        (torch.autocast, "__enter__", _autocast_entered(torch.autocast.__enter__, meta=meta)),
     ]
+    # Tensors without data are on none of the devices that fused updates are for.
+    check = "_device_dtype_check_for_fused"
+    homes = [sys.modules[f"torch.optim.{name}"] for name in ("adam", "sgd", "adagrad")]
+    places += [(home, check, lambda *_, **__: None) for home in homes if hasattr(home, check)]
     before = [(home, name, getattr(home, name)) for home, name, _ in places]
     for home, name, function in places:
         setattr(home, name, function)
@@ -53,6 +83,39 @@ def operators_of(like: Literal["gpu", "cpu"], optimizers: Sequence[Any]) -> Iter
     finally:
         for home, name, function in before:
             setattr(home, name, function)
+
+
+def _implement(optimizer: Any, group: dict[str, Any], update: str) -> None:
+    """Have a group of parameters updated so. Raises ForetraceError where the optimizer has no such implementation."""
+    key = {"for-loop": "foreach"}.get(update, update)
+    if key not in group:
+        name = type(optimizer).__name__
+        raise ForetraceError(f"{name} has no {update} implementation; leave out --optimizer {update}.")
+    group["fused"], group["foreach"] = update == "fused", update == "foreach"
+    if update == "fused":
+        optimizer._step_supports_amp_scaling = True  # as its constructor has it
+
+
+def _autocast_begun(original: Any) -> Any:
+    """`autocast.__init__` that takes the tensors of this capture for those of the device that is named."""
+
+    def begun(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, **more: Any) -> None:
+        import torch
+
+        if device_type != "cpu":
+            device_type, dtype = "cpu", dtype or torch.get_autocast_dtype(device_type)
+        original(self, device_type, dtype, enabled, **more)
+
+    return begun
+
+
+def _autocast_entered(original: Any, *, meta: bool) -> Any:
+    def entered(self: Any) -> Any:
+        if meta and self._enabled:
+            raise NeedsFake
+        return original(self)
+
+    return entered
 
 
 def _attention(
@@ -82,6 +145,21 @@ def _attention(
     return aten._scaled_dot_product_efficient_attention(
         query, key, value, attn_mask, learns, dropout_p, is_causal, scale=scale
     )[0]
+
+
+def _separate(
+    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
+    scale: float | None = None, enable_gqa: bool = False,
+) -> Any:  # fmt: skip
+    """Attention as two products around a softmax, which scales and masks as well (Megatron-LM, before fused ones)."""
+    import torch
+
+    if enable_gqa:
+        key, value = _repeated(query, key), _repeated(query, value)
+    scores = torch.matmul(query, key.transpose(-2, -1))
+    if attn_mask is not None and attn_mask.dtype != torch.bool:
+        scores = scores + attn_mask
+    return torch.matmul(_dropout(torch.softmax(scores, -1), dropout_p, dropout_p > 0), value)
 
 
 def _repeated(query: Any, tensor: Any) -> Any:

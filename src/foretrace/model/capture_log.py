@@ -136,8 +136,6 @@ class Log(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         space = func.namespace
-        if self.meta and torch.is_autocast_enabled("cpu"):
-            raise RuntimeError("autocast does not see meta tensors")  # fake ones it does
         if torch.Tag.dynamic_output_shape in func.tags and not scratch.has_sizes(func, args):
             raise self._refused(func, _BY_DATA)
         if func is torch.ops.aten._local_scalar_dense.default:
@@ -260,22 +258,22 @@ class Log(TorchDispatchMode):
         for tensor in made:
             for each in _parts(tensor):
                 outputs.append(self._tensor(each, self._storage(each, born=at, role=Role.TEMPORARY)))
-        shapes = tuple(tuple(map(int, each.shape)) for each in (made or written))
+        results = [(tuple(map(int, each.shape)), each.element_size()) for each in (made or written)]
         text = call_text(schema, args, kwargs)
         scratch_bytes = scratch.workspace(func, args) if self.host else 0
         if scratch_bytes:
             self._rows.append(_Row(nbytes=scratch_bytes, role=Role.WORKSPACE, born=at, dies=at))
         phase, layer = self.where.now()
-        flops, read, wrote = self._work(schema.name, text, shapes)
+        flops, read, wrote = self._work(schema.name, text, tuple(results))
         self.nodes.append(
             Node(op=schema.name, inputs=inputs, outputs=tuple(outputs), text=text, phase=phase, layer=layer,
                  flops=flops, read_bytes=read, written_bytes=wrote)
         )  # fmt: skip
 
-    def _work(self, op: str, text: str, outputs: tuple[tuple[int, ...], ...]) -> tuple[float, float, float]:
+    def _work(self, op: str, text: str, outputs: tuple[tuple[tuple[int, ...], int], ...]) -> tuple[float, float, float]:
         key = (op, text, outputs)
         if key not in self._calls:
-            call = describe(op, text, outputs)
+            call = describe(op, text, [dims for dims, _ in outputs], [size for _, size in outputs])
             self._calls[key] = (op, call.flops, call.read_bytes, call.written_bytes)
         return self._calls[key][1:]
 

@@ -52,7 +52,7 @@ class Fake(Sizes):
     def of(self, tensor: Any) -> Any:
         from torch._subclasses.fake_tensor import FakeTensor
 
-        if isinstance(tensor, FakeTensor) and tensor.fake_mode is self._mode:
+        if isinstance(tensor, FakeTensor) and tensor.fake_mode is self._mode and tensor.device.type == self.device:
             return tensor
         if tensor.device.type != "meta":
             return self._mode.from_tensor(tensor)

@@ -96,7 +96,9 @@ def _part(value: Any, kind: str) -> Part:
         if "Tensor" in kind:
             if any(each is None for each in value):
                 return [], "", ""  # the profiler does not look into lists of optional tensors
-            return [list(each.shape) for each in value], "TensorList", ""
+            types = {_TYPES.get(dtype_name(each.dtype), "") for each in value}
+            other = len(types) == 1 and not types & {"float", ""}  # as `cost.arguments` writes lists of another type
+            return [list(each.shape) for each in value], f"TensorList:{types.pop()}" if other else "TensorList", ""
         return numbers(value)
     found = _NUMBERS.get(str(value))
     return ([], "Scalar", found) if found is not None else NOTHING

@@ -29,12 +29,13 @@ class Attention(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.heads, self.kv_heads, self.width = shape.heads, shape.kv_heads, shape.hidden // shape.heads
+        self.heads, self.kv_heads, self.width = shape.heads, shape.kv_heads, shape.width or shape.hidden // shape.heads
         biased, narrow = not shape.gated, shape.kv_heads * self.width
-        self.query = nn.Linear(shape.hidden, shape.hidden, bias=biased)
+        wide = shape.heads * self.width
+        self.query = nn.Linear(shape.hidden, wide, bias=biased)
         self.key = nn.Linear(shape.hidden, narrow, bias=biased)
         self.value = nn.Linear(shape.hidden, narrow, bias=biased)
-        self.output = nn.Linear(shape.hidden, shape.hidden, bias=biased)
+        self.output = nn.Linear(wide, shape.hidden, bias=biased)
 
     def forward(self, x: Tensor, places: tuple[Tensor, Tensor] | None) -> Tensor:
         batch, length, _ = x.shape
@@ -111,7 +112,7 @@ class Decoder(nn.Module):
         self.scores = nn.Linear(shape.hidden, shape.words, bias=False)
         if shape.tied:
             self.scores.weight = self.embedding.weight
-        self.width = shape.hidden // shape.heads
+        self.width = shape.width or shape.hidden // shape.heads
 
     def forward(self, words: Tensor) -> Tensor:
         """Scores (batch, length, words) of the next word."""

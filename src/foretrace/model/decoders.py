@@ -10,9 +10,9 @@ grouped-query attention, a gated or a plain feed-forward part.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ import msgspec
 from foretrace import reading
 from foretrace.errors import ForetraceError
 from foretrace.model.operator_graph import OperatorGraph
+from foretrace.names import question, resolve
 
 if TYPE_CHECKING:
     from foretrace.training.training import Training
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 _GPT3 = "Brown et al., Language Models are Few-Shot Learners, NeurIPS 2020, table 2.1"
 _LLAMA = "Touvron et al., LLaMA, 2023, table 2"
 _LLAMA2 = "Touvron et al., Llama 2, 2023, section 2.2 and appendix A.2.1; configuration files of the release"
+_CODE = "Rozière et al., Code Llama, 2023; configuration files of the release"
+_MEGATRON = "Shoeybi et al., Megatron-LM, 2020; Narayanan et al., SC 2021; Korthikanti et al., 2022"
+_MPT = "MosaicML, LLM Foundry, scripts/train/yamls/pretrain"
 _LLAMA3 = "Grattafiori et al., The Llama 3 Herd of Models, 2024, table 3"
 
 
@@ -48,6 +52,7 @@ class Shape:
     length: int  # words of a sequence, unless another number is asked for
     gated: bool = True  # SiLU-gated feed-forward part, RMS norm, rotary positions, no biases; else GPT's
     tied: bool = False  # embedding and output share their weight
+    width: int = 0  # of a head, where it is not hidden / heads: of a share of the heads
     source: str = ""
 
     @property
@@ -74,6 +79,16 @@ def _gpt(name: str, layers: int, hidden: int, heads: int) -> Shape:
                  length=2048, gated=False, tied=True, source=_GPT3)  # fmt: skip
 
 
+def _megatron(name: str, layers: int, hidden: int, heads: int, length: int = 2048) -> Shape:
+    return Shape(name=name, layers=layers, hidden=hidden, heads=heads, kv_heads=heads, inner=4 * hidden, words=51_200,
+                 length=length, gated=False, tied=True, source=_MEGATRON)  # fmt: skip
+
+
+def _mpt(name: str, layers: int, hidden: int, heads: int) -> Shape:
+    return Shape(name=name, layers=layers, hidden=hidden, heads=heads, kv_heads=heads, inner=4 * hidden, words=50_368,
+                 length=2048, gated=False, tied=True, source=_MPT)  # fmt: skip
+
+
 SHAPES: dict[str, Shape] = {
     each.name: each
     for each in (
@@ -91,19 +106,71 @@ SHAPES: dict[str, Shape] = {
         _gpt("gpt3-6.7b", 32, 4096, 32),
         _gpt("gpt3-13b", 40, 5120, 40),
         _gpt("gpt3-175b", 96, 12_288, 96),
+        _llama("codellama-34b", _CODE, 48, 8192, 64, 8, 22_016, 32_000, 4096),
+        _megatron("megatron-1.2b", 24, 1920, 15, 1024),
+        _megatron("megatron-2b", 30, 2304, 18, 1024),
+        _megatron("megatron-4b", 36, 3072, 24, 1024),
+        _megatron("megatron-8b", 42, 4096, 32, 1024),
+        _megatron("megatron-1.7b", 24, 2304, 24),
+        _megatron("megatron-3.6b", 30, 3072, 32),
+        _megatron("megatron-7.5b", 36, 4096, 32),
+        _megatron("megatron-18b", 40, 6144, 48),
+        _megatron("megatron-22b", 48, 6144, 64),
+        _mpt("mpt-125m", 12, 768, 12),
+        _mpt("mpt-350m", 24, 1024, 16),
+        _mpt("mpt-760m", 24, 1536, 12),
+        _mpt("mpt-1b", 24, 2048, 16),
+        _mpt("mpt-3b", 32, 2560, 20),
+        _mpt("mpt-7b", 32, 4096, 32),
+        _mpt("mpt-13b", 40, 5120, 40),
+        _mpt("mpt-30b", 48, 7168, 56),
+        _mpt("mpt-70b", 80, 8192, 64),
     )
 }
 
 
 def shape(name: str) -> Shape:
     """The decoder of this name, or of a local `config.json` of transformers. Raises ForetraceError."""
-    if name in SHAPES:
-        return SHAPES[name]
+    found = decoder_named(name)
+    if found:
+        return SHAPES[found]
     path = Path(name)
     if path.suffix == ".json" or path.is_dir():
         return _from_config(path / "config.json" if path.is_dir() else path)
-    near = get_close_matches(name, SHAPES, n=3, cutoff=0.4) or sorted(SHAPES)
-    raise ForetraceError(f"there is no decoder {name!r}; did you mean {' or '.join(near)}?")
+    raise ForetraceError(f"there is no decoder {name!r}; {question(name, SHAPES, ALIASES)}")
+
+
+# Llama 3.1 has the sizes of Llama 3; releases put "meta" and what they were trained to do around a name.
+ALIASES = {
+    **{name.replace("llama-3-", "llama-3.1-"): name for name in SHAPES if name.startswith("llama-3-")},
+    **{f"meta-{name}": name for name in SHAPES if name.startswith("llama")},
+    **{f"code-llama-{name.partition('-')[2]}": name for name in SHAPES if name.startswith("codellama")},
+}
+_TUNED = re.compile(r"([-_](hf|chat|instruct|base|v\d[\d.]*))+$", re.IGNORECASE)
+
+
+def decoder_named(name: str) -> str:
+    """The decoder that a user means, also by the name of its release ("meta-llama/Llama-2-7b-hf"); "" if none."""
+    bare = _TUNED.sub("", name.rpartition("/")[2])
+    return resolve(bare, SHAPES, ALIASES) or ""
+
+
+def share(found: Shape, tensor: int) -> Shape:
+    """What one of `tensor` devices has of every layer (Shoeybi et al., Megatron-LM, 2019): heads, width of the
+    feed-forward part and vocabulary are cut. Raises ForetraceError where they cannot be.
+    """
+    if tensor == 1:
+        return found
+    if found.heads % tensor or found.inner % tensor:
+        raise ForetraceError(f"the {found.heads} heads of {found.name} cannot be cut into {tensor} equal shares.")
+    return replace(
+        found,
+        heads=found.heads // tensor,
+        kv_heads=max(found.kv_heads // tensor, 1),
+        inner=found.inner // tensor,
+        words=-(-found.words // tensor),
+        width=found.hidden // found.heads,
+    )
 
 
 _WHOLE = (
@@ -155,8 +222,8 @@ def training_of(found: Shape, *, batch: int = 1, length: int | None = None) -> C
         model = Decoder(found, steps)
 
         def loss(module: Any, words: Any) -> Any:
-            scores = module(words)
-            return functional.cross_entropy(scores[:, :-1].float().flatten(0, 1), words[:, 1:].flatten())
+            following = torch.roll(words, -1, 1)  # moving the words costs less than cutting the scores
+            return functional.cross_entropy(module(words).flatten(0, 1).float(), following.flatten())
 
         return Training(
             name=found.name,
@@ -176,8 +243,14 @@ def decoder(
     length: int | None = None,
     precision: str = "bf16-weights",
     training: bool = True,
+    tensor: int = 1,
+    update: str = "fused",
+    attention: str = "",
 ) -> OperatorGraph:
     """A step of a decoder, or a forward pass alone: a few layers captured, the others unrolled.
+
+    `update` is the implementation of AdamW: what trains such models uses the fused one (torchtitan, the Trainer of
+    transformers, Megatron), although PyTorch's own default is "foreach".
 
     Raises ForetraceError for an unknown name.
     """
@@ -190,8 +263,10 @@ def decoder(
         raise ForetraceError(
             f"{name}: a batch of {batch} sequences of {length} words is not possible; give fewer words."
         )
+    found = share(found, tensor)
     few = min(found.layers, CAPTURED)
     make = training_of(replace(found, layers=few), batch=batch, length=length)
     with without_compiler(), no_collection():
-        graph = capture(make if training else lambda: forward_only(make()), precision=precision)
+        called = make if training else lambda: forward_only(make())
+        graph = capture(called, precision=precision, update=update, attention=attention)
         return unrolled(graph, "layers", found.layers) if few < found.layers else graph

@@ -9,7 +9,8 @@ What an operator of one device reads from another is sent once, as a copy on the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,13 @@ import numpy.typing as npt
 
 from foretrace.cost.calls import Family
 from foretrace.cost.model import CostModel, Prediction
+from foretrace.cost.network import Cost, Network
 from foretrace.errors import ForetraceError
 from foretrace.graph.assemble import assemble
 from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, GraphInfo, Lane, Phase, TaskGraph, TaskKind
 from foretrace.hardware.cluster import Cluster
 from foretrace.hardware.devices import Device
+from foretrace.model.messages import Collective
 from foretrace.model.operator_graph import OperatorGraph, Role
 from foretrace.model.strategy import Strategy
 from foretrace.simulate.timeline import simulate
@@ -59,11 +62,13 @@ class HostCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Lowered:
-    """The task graph of a step, the prediction for every node, and the task that runs each (−1: none does)."""
+    """The task graph of a step, the prediction for every node, the task that runs each (−1: none does), messages."""
 
     graph: TaskGraph
     costs: Prediction
     task: Int64
+    messages: Int64 = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # their tasks
+    sent: tuple[Cost, ...] = ()  # what each takes
 
 
 def lower(
@@ -75,8 +80,11 @@ def lower(
     cluster: Cluster | None = None,
     host: HostCosts | None = None,
     own_processor: bool = False,
+    messages: Sequence[Collective] = (),
+    network: Mapping[str, Network] | None = None,
 ) -> Lowered:
-    """The task graph of one step of `operators`.
+    """The task graph of one step of `operators`, with the `messages` of its worker to others: what they take is asked
+    of the network of their lane.
 
     `strategy` places operators on devices of `cluster`, all alike; without one, device 0 runs all. `own_processor`:
     the device is the processor itself, operators run on the thread that calls them. Raises ForetraceError where an
@@ -95,7 +103,8 @@ def lower(
         raise ForetraceError(f"no cost model knows what {node.op}{where} takes; add roofline to the chain.")
     if own_processor:
         return _on_processor(operators, found)
-    return _on_devices(operators, found, device, place, cluster, host or HostCosts())
+    sent = [network[each.lane].cost(each.kind, each.nbytes) for each in messages] if network else []
+    return _on_devices(operators, found, device, place, cluster, host or HostCosts(), messages[: len(sent)], sent)
 
 
 def _on_processor(operators: OperatorGraph, found: Prediction) -> Lowered:
@@ -111,8 +120,9 @@ def _on_processor(operators: OperatorGraph, found: Prediction) -> Lowered:
 
 
 def _on_devices(
-    operators: OperatorGraph, found: Prediction, device: Device, place: Int64, cluster: Cluster | None, host: HostCosts
-) -> Lowered:
+    operators: OperatorGraph, found: Prediction, device: Device, place: Int64, cluster: Cluster | None, host: HostCosts,
+    messages: Sequence[Collective], sent: Sequence[Cost],
+) -> Lowered:  # fmt: skip
     n = len(operators)
     used, stream = np.unique(place, return_inverse=True) if n else (np.zeros(1, np.int64), place)
     lanes = [Lane(rank=0, kind=LaneKind.CPU, label="main thread")]
@@ -147,11 +157,60 @@ def _on_devices(
     rows[at] = kernels
     if cluster is not None:
         _send(draft, operators, rows, place, cluster)
+    exchanged = _exchange(draft, messages, sent, rows, np.concatenate([hosts, begin]), back, device)
     platform = "rocm" if device.vendor == "AMD" else "cuda"
     graph, order = draft.graph((begin[0], end[0]), platform=platform, devices=(device.name,))
     facts = _facts(operators, graph.recorded[order[hosts]])
+    if sent:
+        facts["distributed"] = {"backend": "nccl", "messages": len(sent)}
     graph = replace(graph, info=replace(graph.info, recording=facts))
-    return Lowered(graph=graph, costs=found, task=np.where(rows >= 0, order[rows], -1))
+    return Lowered(
+        graph=graph, costs=found, task=np.where(rows >= 0, order[rows], -1), messages=order[exchanged], sent=tuple(sent)
+    )
+
+
+def _exchange(
+    draft: _Draft, messages: Sequence[Collective], sent: Sequence[Cost], rows: Int64, hosts: Int64, back: Int64,
+    device: Device,
+) -> Int64:  # fmt: skip
+    """Messages on lanes of their own, in the order in which they are issued, and their rows.
+
+    `rows` (n nodes) are kernels, −1 where there is none; `hosts` (n + 1) the host's tasks and what begins the step.
+    """
+    n = len(rows)
+    # The nearest kernel at or ahead of a node, and at or behind it (the end of the step where none is).
+    former = np.maximum.accumulate(np.where(rows >= 0, np.arange(n), -1)) if n else rows
+    latter = np.minimum.accumulate(np.where(rows >= 0, np.arange(n), n)[::-1])[::-1] if n else rows
+    lanes: dict[str, int] = {}
+    found: list[Int64] = []
+    before: dict[str, Int64] = {}
+    for message, cost in zip(messages, sent, strict=True):
+        if message.lane not in lanes:
+            lanes[message.lane] = len(draft.lanes)
+            draft.lanes.append(Lane(rank=0, kind=LaneKind.LINK, label=message.lane))
+        at = np.array([max(message.issued, 0)])
+        row = draft.tasks(message.name, 1, kind=TaskKind.COLLECTIVE, lane=lanes[message.lane],
+                          dur=_ns(np.array([cost.seconds])), node=at, nbytes=round(message.nbytes))  # fmt: skip
+        draft.edges(hosts[message.issued : message.issued + 1] if message.issued >= 0 else hosts[-1:], row,
+                    EdgeKind.COLLECTIVE)  # fmt: skip
+        if message.after >= 0 and former[message.after] >= 0:
+            made = rows[former[message.after : message.after + 1]]
+            if message.copied:
+                seconds = np.array([message.copied / (_COPIED * device.memory_gb_s * 1e9)])
+                copy = draft.tasks("gradients into what is sent", 1, kind=TaskKind.KERNEL, lane=1, dur=_ns(seconds),
+                                   node=at, nbytes=round(message.copied))  # fmt: skip
+                draft.edges(made, copy, EdgeKind.STREAM)
+                following = int(latter[message.after + 1]) if message.after + 1 < n else n
+                draft.edges(copy, rows[following : following + 1] if following < n else back, EdgeKind.STREAM)
+                made = copy
+            draft.edges(made, row, EdgeKind.EVENT)
+        until = int(latter[message.before]) if message.before < n else n
+        draft.edges(row, rows[until : until + 1] if until < n else back, EdgeKind.COLLECTIVE)
+        if message.lane in before:
+            draft.edges(before[message.lane], row, EdgeKind.STREAM)
+        before[message.lane] = row
+        found.append(row)
+    return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
 
 
 def _facts(operators: OperatorGraph, called: Int64) -> dict[str, Any]:
@@ -211,7 +270,15 @@ def _work_behind(operators: OperatorGraph, rows: Int64) -> Int64:
     return found
 
 
-_PLACE = {TaskKind.CALL: 1, TaskKind.COPY: 2, TaskKind.KERNEL: 3, TaskKind.RETURN: 1, TaskKind.MARK: 2}
+_COPIED = 0.8  # of the bandwidth, that copies reach
+_PLACE = {
+    TaskKind.CALL: 1,
+    TaskKind.COPY: 2,
+    TaskKind.COLLECTIVE: 2,
+    TaskKind.KERNEL: 3,
+    TaskKind.RETURN: 1,
+    TaskKind.MARK: 2,
+}
 
 
 class _Draft:

@@ -50,11 +50,15 @@ _NUMBERED = re.compile(r"^(?:.*?[._])??(\d+)(?=\.|$)")
 class Sharding:
     """What is shared out among `workers` (ZeRO): stage 1 optimizer state, 2 gradients too, 3 weights too; 0 nothing.
 
-    With several workers and stage 0 or 1, gradients are also in buckets that are reduced, as DDP has them.
+    With several workers and stage 0 or 1, gradients are also in buckets that are reduced, as DDP has them. `master`:
+    what is captured computes on 16-bit copies of the weights, and the update works on float32 (mixed precision of FSDP,
+    DeepSpeed and Megatron). `tensor` devices share every layer; a graph is that of one of them.
     """
 
     workers: int = 1
     stage: int = 0
+    master: bool = False
+    tensor: int = 1
 
     def __post_init__(self) -> None:
         if self.workers < 1 or self.stage not in (0, 1, 2, 3):
@@ -62,6 +66,11 @@ class Sharding:
                 f"ZeRO stage {self.stage} over {self.workers} workers is not possible: stages are 0 to 3, over 1 "
                 "worker or more."
             )
+
+    @property
+    def update_share(self) -> float:
+        """Work of a worker's update, relative to that of the captured one."""
+        return (2.0 if self.master else 1.0) / (self.workers if self.stage else 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -167,12 +176,12 @@ class Memory:
 def peak(
     graph: OperatorGraph,
     *,
-    recompute: bool = False,
+    recompute: int = 0,
     sharding: Sharding | None = None,
     accumulate: int = 1,
     allocator: str = "cuda",
 ) -> Memory:
-    """The memory of a step.
+    """The memory of a step. Every `recompute`-th block computes its activations again (0: none).
 
     `accumulate` is the number of micro-batches whose gradients are added up; `graph` is one of them. `allocator`
     "cuda" rounds blocks to 512 bytes and replays the caching allocator, "none" counts the bytes that were asked for, as
@@ -185,12 +194,12 @@ def peak(
     lives, notes = Lives.of(graph), list[str]()
     blocks = Blocks.of(graph)
     if recompute:
-        lives = _recomputed(graph, lives, blocks)
+        lives = _recomputed(graph, lives, blocks, blocks.every(recompute))
         if not blocks.names:
             notes.append("the model has no repeated blocks, so nothing is recomputed")
     if accumulate > 1:
         lives = _accumulated(lives, len(graph))
-    if sharding is not None and sharding.workers > 1:
+    if sharding is not None and (sharding.workers > 1 or sharding.master):
         lives = _sharded(graph, lives, blocks, sharding)
     if allocator == "cuda":
         lives = _changed(lives, nbytes=-(-lives.nbytes // BLOCK_BYTES) * BLOCK_BYTES)
@@ -229,6 +238,11 @@ class Blocks:
                 spans[phase][block] = (first, i)
         return cls(names=tuple(found), of_node=of_node, forward=spans[Phase.FORWARD], backward=spans[Phase.BACKWARD])
 
+    def every(self, which: int) -> frozenset[int]:
+        """Every `which`-th block in the order of the forward pass; none for 0."""
+        order = sorted(self.forward, key=lambda block: self.forward[block][0])
+        return frozenset(order[which - 1 :: which]) if which else frozenset()
+
 
 def block_of(layer: str) -> str:
     """The block that a layer is in: "model.layers.3.mlp" is in "model.layers.3"; "" if in none."""
@@ -260,7 +274,7 @@ def _with(lives: Lives, rows: Iterable[tuple[int, int, int, int]]) -> Lives:
     )
 
 
-def _recomputed(graph: OperatorGraph, lives: Lives, blocks: Blocks) -> Lives:
+def _recomputed(graph: OperatorGraph, lives: Lives, blocks: Blocks, chosen: frozenset[int]) -> Lives:
     """What a block alone reads lives twice: in its forward and in its backward pass."""
     readers: dict[int, set[int]] = {}
     for i, node in enumerate(graph.nodes):
@@ -272,7 +286,7 @@ def _recomputed(graph: OperatorGraph, lives: Lives, blocks: Blocks) -> Lives:
     for row in np.flatnonzero((lives.category == Role.ACTIVATION) & (lives.born >= 0)).tolist():
         born = int(lives.born[row])
         block = int(blocks.of_node[born])
-        if block < 0 or block not in blocks.backward or readers.get(row, {block}) - {block}:
+        if block not in chosen or block not in blocks.backward or readers.get(row, {block}) - {block}:
             continue  # outside of blocks, or what a block hands on: kept
         last = blocks.forward[block][1]
         begins = blocks.backward[block][0]
@@ -294,22 +308,27 @@ def _accumulated(lives: Lives, count: int) -> Lives:
 
 
 def _sharded(graph: OperatorGraph, lives: Lives, blocks: Blocks, sharding: Sharding) -> Lives:
-    n = sharding.workers
+    n = sharding.workers if sharding.stage else 1
     nbytes, dies, category = lives.nbytes.copy(), lives.dies.copy(), lives.category.copy()
     more: list[tuple[int, int, int, int]] = []
-    if sharding.stage >= 1:
+    if sharding.stage >= 1 or sharding.master:
         updating = np.array([node.phase == Phase.OPTIMIZER for node in graph.nodes] + [False, False], dtype=np.bool_)
         mine = category == Role.OPTIMIZER
         mine |= (category == Role.TEMPORARY) & updating[np.clip(lives.born, -1, len(graph))]  # what an update makes
-        nbytes[mine] = -(-nbytes[mine] // n)
+        nbytes[mine] = -(-nbytes[mine] * (2 if sharding.master else 1) // n)
+    if sharding.master:  # in float32, beside the 16-bit ones; all that a worker of ZeRO 3 keeps
+        rows = np.flatnonzero(category == Role.WEIGHT).tolist()
+        more += [(2 * -(-int(nbytes[row]) // n), int(Role.WEIGHT), BEFORE, len(graph)) for row in rows]
     gradients = np.flatnonzero(category == Role.GRADIENT).tolist()
-    if sharding.stage < 2:
+    if sharding.workers == 1:
+        pass
+    elif sharding.stage < 2:
         more += [(int(nbytes[row]), _COMMUNICATION, BEFORE, len(graph)) for row in gradients]  # DDP's buckets
     else:
         for row in gradients:
             born, last = int(lives.born[row]), int(dies[row])
             whole = int(nbytes[row])
-            nbytes[row] = -(-whole // n)
+            nbytes[row] = -(-whole * (2 if sharding.master else 1) // n)
             if born >= 0:
                 block = int(blocks.of_node[born])
                 end = min(blocks.backward[block][1] if block in blocks.backward else born, last)
@@ -317,7 +336,7 @@ def _sharded(graph: OperatorGraph, lives: Lives, blocks: Blocks, sharding: Shard
     if sharding.stage == 3:
         more += _gathered(graph, lives, blocks)
         mine = category == Role.WEIGHT
-        nbytes[mine] = -(-nbytes[mine] // n)
+        nbytes[mine] = 0 if sharding.master else -(-nbytes[mine] // n)
     return _with(_changed(lives, nbytes=nbytes, dies=dies, category=category), more)  # type: ignore[arg-type]
 
 

@@ -9,7 +9,8 @@ is free; `memory.py` adds that up. Nodes stand in an order in which they can run
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
 from math import prod
@@ -103,6 +104,7 @@ class OperatorGraph:
     source: str = ""  # "capture", "recording", "chakra 1.1.1", "onnx opset 18", "json"
     blocks: tuple[Block, ...] = ()
     notes: tuple[str, ...] = ()
+    recipe: Mapping[str, str] = field(default_factory=dict)  # of a captured training: its optimizer, weights, layout
 
     def __len__(self) -> int:
         return len(self.nodes)

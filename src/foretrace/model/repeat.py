@@ -4,39 +4,65 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+import numpy.typing as npt
+
 from foretrace.graph.taskgraph import Phase
-from foretrace.model.memory import Blocks
-from foretrace.model.operator_graph import Node, OperatorGraph
+from foretrace.model.memory import Blocks, Sharding
+from foretrace.model.operator_graph import OperatorGraph
+
+Int64 = npt.NDArray[np.int64]
 
 
-def again(operators: OperatorGraph, *, recompute: bool = False, accumulate: int = 1) -> OperatorGraph:
-    """The nodes of a step in which every block of the model runs forward again before its backward pass
-    (`recompute`, Chen et al. 2016), and which has so many micro-batches before its update.
+def again(
+    operators: OperatorGraph, *, recompute: int = 0, accumulate: int = 1, sharding: Sharding | None = None
+) -> tuple[OperatorGraph, Int64]:
+    """The nodes of a step in which every `recompute`-th block of the model runs forward again before its backward pass
+    (Chen et al. 2016; 0: none), which has so many micro-batches before its update, and whose update is of a share of
+    the parameters (`sharding`); and for each of them the node of `operators` that it is.
 
     For costs: tensors and storages stay those of one pass, so memory is asked of the graph that is given
-    (`memory.peak` has both). `batch` is that of all micro-batches together.
+    (`memory.peak` has all three). `batch` is that of all micro-batches together.
     """
-    nodes = list(operators.nodes)
-    if recompute:
-        nodes = _with_recomputation(operators)
-    if accumulate > 1:
-        update = [node for node in nodes if node.phase == Phase.OPTIMIZER]
-        nodes = [node for node in nodes if node.phase != Phase.OPTIMIZER] * accumulate + update
-    if len(nodes) == len(operators):
-        return operators
-    return replace(operators, nodes=tuple(nodes), batch=operators.batch * accumulate, blocks=())
+    phase = np.array([node.phase for node in operators.nodes], dtype=np.int64)
+    order, once_more = _with_recomputation(operators, recompute)
+    update = phase[order] == Phase.OPTIMIZER
+    order = np.concatenate([np.tile(order[~update], accumulate), order[update]])
+    once_more = np.concatenate([np.tile(once_more[~update], accumulate), once_more[update]])
+    share = 1.0 if sharding is None else sharding.update_share
+    if len(order) == len(operators) and share == 1.0:
+        return operators, order
+    nodes = []
+    for i, second in zip(order.tolist(), once_more.tolist(), strict=True):
+        node = operators.nodes[i]
+        if second:
+            node = replace(node, phase=Phase.RECOMPUTE)
+        elif node.phase == Phase.OPTIMIZER and share != 1.0:
+            node = replace(node, flops=node.flops * share, read_bytes=node.read_bytes * share,
+                           written_bytes=node.written_bytes * share)  # fmt: skip
+        nodes.append(node)
+    same = len(order) == len(operators)
+    found = replace(
+        operators, nodes=tuple(nodes), batch=operators.batch * accumulate, blocks=operators.blocks if same else ()
+    )
+    return found, order
 
 
-def _with_recomputation(operators: OperatorGraph) -> list[Node]:
+def _with_recomputation(operators: OperatorGraph, every: int) -> tuple[Int64, npt.NDArray[np.bool_]]:
+    """Nodes in the order in which they run, and which of them run once more there."""
+    if not every:
+        return np.arange(len(operators)), np.zeros(len(operators), dtype=np.bool_)
     blocks = Blocks.of(operators)
-    forward: dict[int, list[Node]] = {}
-    for block, node in zip(blocks.of_node.tolist(), operators.nodes, strict=True):
-        if block >= 0 and node.phase == Phase.FORWARD:
-            forward.setdefault(block, []).append(replace(node, phase=Phase.RECOMPUTE))
+    chosen = blocks.every(every)
+    forward: dict[int, list[int]] = {}
+    for i, (block, node) in enumerate(zip(blocks.of_node.tolist(), operators.nodes, strict=True)):
+        if block in chosen and node.phase == Phase.FORWARD:
+            forward.setdefault(block, []).append(i)
     begins = {first: block for block, (first, _) in blocks.backward.items()}
-    found: list[Node] = []
-    for i, node in enumerate(operators.nodes):
-        if i in begins:
-            found += forward.get(begins[i], [])
-        found.append(node)
-    return found
+    order: list[int] = []
+    second: list[bool] = []
+    for i in range(len(operators)):
+        more = forward.get(begins[i], []) if i in begins else []
+        order += [*more, i]
+        second += [True] * len(more) + [False]
+    return np.array(order, dtype=np.int64), np.array(second, dtype=np.bool_)

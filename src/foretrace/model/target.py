@@ -6,12 +6,19 @@ from dataclasses import dataclass
 
 from foretrace.cost.defaults import AsRun
 from foretrace.cost.model import CostModel
+from foretrace.cost.network import CollectiveKind, Cost, Network, network
+from foretrace.cost.networks import cluster_network
 from foretrace.cost.standard import standard
+from foretrace.errors import ForetraceError
+from foretrace.hardware.cluster import Cluster, Link
 from foretrace.hardware.devices import Device, named
+from foretrace.model.memory import Sharding
+from foretrace.model.messages import DATA, TENSOR
 from foretrace.model.on_processor import Processor
 from foretrace.model.operator_graph import OperatorGraph
 
 HERE = "here"
+NODE = 8  # devices of a machine, where the catalog does not say
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +32,72 @@ class Target:
         """What to ask for the costs of these operators."""
         if self.processor is not None:
             return self.processor.costs(graph)
-        return AsRun(costs=standard())
+        return AsRun(costs=standard(), channels_last=graph.recipe.get("layout") == "channels last")
+
+
+def networks_of(device: Device, sharding: Sharding, text: str = "") -> dict[str, Network]:
+    """The network of every lane of messages: what `text` says (`cost.network.network`), else what machines with this
+    device usually have, by NCCL's model or, where that has no constants, by the catalog's rates.
+
+    A tensor group is inside a machine; so its machines hold fewer workers. Raises ForetraceError where the catalog
+    does not know what joins machines.
+    """
+    node = device.node_devices or NODE
+    found = {}
+    if sharding.tensor > 1:
+        if sharding.tensor > node:
+            raise ForetraceError(f"--tensor {sharding.tensor} is more than the {node} devices of a machine; give less.")
+        found[TENSOR] = _usual(device, sharding.tensor, node)
+    if sharding.workers > 1:
+        near = max(node // sharding.tensor, 1)
+        found[DATA] = network(text, sharding.workers) if text else _usual(device, sharding.workers, near)
+    return found
+
+
+class Either(Network):
+    """One of two networks, nobody knows which: between both, as wide as both together.
+
+    Machines with V100s come with cables between some pairs (DGX-1) and with switches between all (DGX-2).
+    """
+
+    def __init__(self, one: Network, other: Network) -> None:
+        self.one, self.other = one, other
+        self.name, self.workers, self.in_flight = f"{one.name} by cables or switches", one.workers, one.in_flight
+
+    def cost(self, kind: CollectiveKind, nbytes: float, *, workers: int | None = None) -> Cost:
+        a, b = (each.cost(kind, nbytes, workers=workers) for each in (self.one, self.other))
+        return Cost(
+            seconds=(a.seconds * b.seconds) ** 0.5,
+            low_s=min(a.low_s, b.low_s),
+            high_s=max(a.high_s, b.high_s),
+            why=f"{a.why}; or {b.why}",
+        )
+
+
+def _usual(device: Device, workers: int, node: int) -> Network:
+    if workers > node and not device.network_gb_s:
+        raise ForetraceError(
+            f"the catalog does not know what joins machines with {device.short}; name it: --network 200gbit, or "
+            f'--network "nccl:{device.short},nics={node},nic=200gbit".'
+        )
+    if device.short == "V100-SXM2" and 1 < workers <= NODE:
+        ways = (f"nccl:{device.short},per-node={workers}", f"nccl:{device.short},per-node={2 * NODE}")
+        return Either(*(network(way, workers) for way in ways))
+    if device.vendor == "NVIDIA":
+        nic = f",nics={node},nic={8 * device.network_gb_s:g}gbit" if workers > node else ""
+        return network(f"nccl:{device.short},per-node={min(node, workers)}{nic}", workers)
+    inside = device.scaleup_gb_s / 2 or device.pcie_gb_s
+    if not inside:
+        raise ForetraceError(f"the catalog knows no link of {device.short}; name one: --network 200gbit.")
+    between = device.network_gb_s or inside
+    cluster = Cluster(
+        name=f"machines with {device.short}",
+        nodes=-(-workers // node),
+        per_node=min(node, workers),
+        inside=Link(name="link inside", gbit_s=8 * inside, latency_us=10.0, source="catalog"),
+        between=Link(name="link between", gbit_s=8 * between, latency_us=20.0, source="catalog"),
+    )
+    return cluster_network(cluster, workers)
 
 
 def target(name: str, *, threads: int | None = None) -> Target:

@@ -21,7 +21,7 @@ import msgspec
 from foretrace.cost.calls import describe
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import Phase
-from foretrace.model.operator_graph import Block, Node, OperatorGraph, Storage, Tensor
+from foretrace.model.operator_graph import DTYPE_BYTES, Block, Node, OperatorGraph, Storage, Tensor
 
 CAPTURED = 4  # blocks that a capture must have: first, two to compare, last
 _A, _B = 1, 2  # the two
@@ -372,7 +372,7 @@ class _Unrolling:
         inputs: list[int] = []
         at = 0
         for column, kind in enumerate(types):
-            if kind == "TensorList":
+            if kind.startswith("TensorList"):
                 count = len(dims[column])
                 part, labels = node.inputs[at : at + count], blocks[at : at + count]
                 inputs += self._between(part, labels)
@@ -395,8 +395,10 @@ class _Unrolling:
         for chunk in range(0, len(node.outputs), length):
             outputs += self._between(node.outputs[chunk : chunk + length], blocks[:length])
         text = msgspec.json.encode([dims, types, concrete]).decode()
-        shapes = [self.tensors[t].dims for t in outputs]
-        call = describe(node.op, text, shapes)
+        results = [self.tensors[t] for t in outputs]
+        call = describe(
+            node.op, text, [each.dims for each in results], [DTYPE_BYTES.get(each.dtype, 4) for each in results]
+        )
         return replace(
             node, inputs=tuple(inputs), outputs=tuple(outputs), text=text, flops=call.flops,
             read_bytes=call.read_bytes, written_bytes=call.written_bytes,

@@ -18,6 +18,9 @@ from foretrace.report.views import SCHEMA_VERSION
 if TYPE_CHECKING:
     from foretrace.model.estimate import Estimate
 
+# Kinds of memory that are shown even where nothing of them is there at the peak, and what people call them.
+_KINDS = {"weights": "parameters", "gradients": "gradients", "optimizer": "optimizer state",
+          "activations": "activations", "workspace": "workspace"}  # fmt: skip
 LEVEL = 0.8  # how often the ranges are meant to hold
 _UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 _COUNTS = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6))
@@ -41,6 +44,14 @@ class FamilyView(msgspec.Struct, frozen=True, kw_only=True):
     time_s: float  # sum of their kernels
 
 
+class ChoiceView(msgspec.Struct, frozen=True, kw_only=True):
+    """One choice of the recipe, and whether nobody made it."""
+
+    name: str  # "precision", "optimizer", "recomputation", "micro-batches", "tensor", "pipeline", "data", "ZeRO", ...
+    value: str
+    default: bool
+
+
 class EstimateView(msgspec.Struct, frozen=True, kw_only=True):
     """`foretrace estimate`: a step of a model on a device, from the model alone."""
 
@@ -49,16 +60,25 @@ class EstimateView(msgspec.Struct, frozen=True, kw_only=True):
     headline: str
     model: str
     device: str
-    batch: int  # samples per step; 0 if unknown
+    recipe: tuple[ChoiceView, ...]
+    devices: int  # of the whole job
+    batch: int  # samples per step and data-parallel worker; 0 if unknown
     precision: str
     training: bool  # forward, backward and update; else the forward pass alone
     step_time_s: float
     interval_s: tuple[float, float]
     interval_level: float
+    samples_per_s: float  # of all workers; 0 if unknown
+    tokens_per_s: float  # of all workers; 0 where the inputs are no words
+    tokens_per_s_per_device: float
+    mfu: float  # model FLOPs over peak, per device
+    model_flops: float  # that count for it, per step and device
+    exchange_s: float  # sum of the messages to other devices
+    exposed_exchange_s: float  # of it, what a network that takes no time would save
     device_busy_s: float  # sum of the kernels
     host_busy_s: float
     launch_bound: bool
-    utilisation: float  # achieved over peak FLOP/s
+    utilisation: float  # achieved over peak FLOP/s, recomputation counted
     peak_memory_bytes: int
     memory_bytes: dict[str, int]  # at the peak, by category
     reserved_memory_bytes: int  # what the caching allocator holds at most; 0 on a processor
@@ -78,19 +98,33 @@ class EstimateView(msgspec.Struct, frozen=True, kw_only=True):
     next: str
 
 
-def estimate(found: Estimate, *, model: str, again: str) -> EstimateView:
-    """The view of an estimate. `again` is the command with which the user can go on."""
+def estimate(found: Estimate, *, model: str, again: str, chosen: frozenset[str] = frozenset()) -> EstimateView:
+    """The view of an estimate. `again` is the command with which the user can go on, `chosen` names the choices of the
+    recipe that the user made.
+    """
     step, graph, memory = found.step, found.operators, found.memory
+    workers, tokens = found.sharding.workers, found.tokens_per_sample
+    devices = workers * found.sharding.tensor
+    samples_per_s = graph.batch * workers / step.step_time_s
     return EstimateView(
         headline=headline(found),
         model=model,
         device=found.device.name,
+        recipe=tuple(_recipe(found, chosen)),
+        devices=devices,
         batch=graph.batch,
         precision=_precision(found),
         training=found.training,
         step_time_s=step.step_time_s,
         interval_s=step.interval_s,
         interval_level=LEVEL,
+        samples_per_s=samples_per_s,
+        tokens_per_s=samples_per_s * tokens,
+        tokens_per_s_per_device=samples_per_s * tokens / devices,
+        mfu=found.mfu,
+        model_flops=found.model_flops,
+        exchange_s=step.exchange_s,
+        exposed_exchange_s=step.exposed_s,
         device_busy_s=step.device_busy_s,
         host_busy_s=step.host_busy_s,
         launch_bound=step.launch_bound,
@@ -126,6 +160,33 @@ def _precision(found: Estimate) -> str:
         if calls.flops[mine].sum():
             work[Precision(each).name.lower()] = float(calls.flops[mine].sum())
     return ", ".join(sorted(work, key=lambda name: -work[name])) or "no products"
+
+
+def _recipe(found: Estimate, chosen: frozenset[str]) -> Iterator[ChoiceView]:
+    """What the step was taken to be. A training by its own code is no default: its code chose."""
+    graph, sharding = found.operators, found.sharding
+
+    def choice(name: str, value: str, *given: str) -> ChoiceView:
+        return ChoiceView(name=name, value=value, default=not chosen & set(given))
+
+    weights = graph.recipe.get("weights", "")
+    kept = "float32 beside 16-bit copies" if sharding.master else weights
+    yield choice("precision", _precision(found) + (f", weights in {kept}" if kept else ""), "precision", "do")
+    if "layout" in graph.recipe:
+        yield choice("layout", graph.recipe["layout"], "do")
+    if found.training:
+        if "optimizer" in graph.recipe:
+            yield choice("optimizer", graph.recipe["optimizer"], "optimizer", "do")
+        every = {0: "none", 1: "every block"}.get(found.recompute, f"every {found.recompute} blocks, one")
+        yield choice("recomputation", every, "recompute", "recompute-every", "do")
+        yield choice("micro-batches", str(found.accumulate), "accumulate", "do")
+    yield choice("tensor", str(sharding.tensor), "tensor")
+    yield ChoiceView(name="pipeline", value="1", default=True)
+    yield choice("data", str(sharding.workers), "workers")
+    if found.training:
+        yield choice("ZeRO", str(sharding.stage), "zero")
+    if found.networks:
+        yield choice("network", " and ".join(dict.fromkeys(found.networks)), "network")
 
 
 def headline(found: Estimate) -> str:
@@ -179,12 +240,24 @@ def _many(value: float) -> str:
 def lines(view: EstimateView, *, rows: int) -> Iterator[str]:
     """The answer for people; at most `rows` families of operators."""
     kind = "training" if view.training else "inference"
-    batch = f"batch {count(view.batch)} · " if view.batch else ""
-    yield f"{view.model} · {kind} · {batch}{view.precision} · {view.device}"
+    batch = f"batch {count(view.batch)}{' per worker' if view.devices > 1 else ''} · " if view.batch else ""
+    many = f"{count(view.devices)} × " if view.devices > 1 else ""
+    yield f"{view.model} · {kind} · {batch}{view.precision} · {many}{view.device}"
+    yield "  " + " · ".join(f"{each.name} {each.value}{' (default)' if each.default else ''}" for each in view.recipe)
     yield ""
     yield view.headline
     yield ""
     blocks = f", {count(view.repeated_blocks)} of them repeated blocks" if view.repeated_blocks else ""
+    if view.samples_per_s:
+        words = f", {_many(view.tokens_per_s)} tokens/s" if view.tokens_per_s else ""
+        apiece = f" ({_many(view.tokens_per_s_per_device)} a device)" if words and view.devices > 1 else ""
+        mfu = (
+            f"; MFU {share(view.mfu)}, of {'three times ' if view.training else ''}the products of the forward pass "
+            f"({_many(view.model_flops)}FLOP, causal attention whole) at the dense peak of their precision"
+        )
+        yield f"  {_many(view.samples_per_s)} samples/s{words}{apiece}{mfu if view.mfu else ''}"
+    if view.exchange_s:
+        yield f"  messages {seconds(view.exchange_s)}, of which {seconds(view.exposed_exchange_s)} is waited for"
     yield (
         f"  {count(view.operators)} operators{blocks}, {_many(view.parameters)} parameters, {_many(view.flops)}FLOP: "
         f"{share(view.utilisation)} of the device's peak"
@@ -194,17 +267,18 @@ def lines(view: EstimateView, *, rows: int) -> Iterator[str]:
     unit = unit_for(view.device_busy_s)
     yield f"  {'operators':16}{'calls':>9}{'FLOP':>11}{'moved':>11}{unit.name:>10}{'share':>10}"
     total = sum(each.time_s for each in view.families) or 1.0
-    for each in view.families[:rows]:
+    for row in view.families[:rows]:
         yield (
-            f"  {each.family:16}{count(each.calls):>9}{_many(each.flops):>11}{nbytes(each.bytes):>11}"
-            f"{in_unit(each.time_s, unit):>10}{share(each.time_s / total):>10}"
+            f"  {row.family:16}{count(row.calls):>9}{_many(row.flops):>11}{nbytes(row.bytes):>11}"
+            f"{in_unit(row.time_s, unit):>10}{share(row.time_s / total):>10}"
         )
     if len(view.families) > rows:
         yield f"  {len(view.families) - rows} more: --top {len(view.families)} or --json."
     yield ""
-    yield f"  {'memory at the peak':16}"
-    for name, size in sorted(view.memory_bytes.items(), key=lambda each: -each[1]):
-        yield f"    {name:22}{nbytes(size):>12}"
+    yield "  memory at the peak" + (" of each device" if view.devices > 1 else "")
+    kinds = {name: view.memory_bytes.get(name, 0) for name in _KINDS} if view.training else {}
+    for name, size in sorted((kinds | view.memory_bytes).items(), key=lambda each: -each[1]):
+        yield f"    {_KINDS.get(name, name):22}{nbytes(size):>12}"
     yield f"    {'together':22}{nbytes(view.peak_memory_bytes):>12}"
     low, high = view.needed_memory_bytes
     room = nbytes(view.device_memory_bytes)

@@ -13,6 +13,7 @@ spread that other recordings showed (`PRIOR_CV`), and the interval says so.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import erf, sqrt
 
 import numpy as np
 import numpy.typing as npt
@@ -125,3 +126,10 @@ def _bootstrap(total: Float64, random: np.random.Generator, variants: int) -> Fl
     theirs = total[donor].transpose(0, 2, 1)
     factor = np.divide(theirs, own, out=np.ones_like(own), where=own > 0)
     return factor.reshape(steps * n_classes, variants)
+
+
+def expected_max(count: int) -> float:
+    """Expected largest of so many independent standard normal numbers (David & Nagaraja, Order Statistics, 2003)."""
+    x = np.linspace(-9.0, 9.0, 3601)
+    below = np.array([0.5 * (1 + erf(each / sqrt(2))) for each in x.tolist()])
+    return float(np.sum((x[1:] + x[:-1]) / 2 * np.diff(below**count)))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable
-from difflib import get_close_matches
 from math import isfinite
 from typing import Any
 
 from foretrace.errors import ForetraceError
+from foretrace.names import near
 from foretrace.techniques.base import Parameter, Technique
 from foretrace.techniques.registry import technique
 
+_UNIT = 7  # characters of the longest unit, "Gbits/s"
 _TRUE, _FALSE = ("yes", "true", "on", "1"), ("no", "false", "off", "0")
 
 
@@ -30,14 +31,14 @@ def parse(text: str) -> Technique:
     kind = technique(words[0])
     known = {each.name: each for each in kind.parameters()}
     given: dict[str, Any] = {}
-    for word in words[1:]:
+    for word in _joined(words[1:]):
         key, equals, value = word.partition("=")
         key = key.replace("-", "_")
         if not equals:
             raise ForetraceError(f"{kind.name}: {word!r} is no key=value; it takes {_listed(known)}.")
         if key not in known:
-            near = get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]}=?" if near else f"it takes {_listed(known)}."
+            close = near(key, known)
+            hint = f"did you mean {close[0]}=?" if close else f"it takes {_listed(known)}."
             raise ForetraceError(f"{kind.name} has no parameter {key}; {hint}")
         if known[key].field in given:
             raise ForetraceError(f"{kind.name}: {key} is given twice; keep one.")
@@ -46,6 +47,18 @@ def parse(text: str) -> Technique:
     if missing:
         raise ForetraceError(f"{kind.name} needs {' and '.join(f'{name}=' for name in missing)}.")
     return kind(**given)
+
+
+def _joined(words: list[str]) -> list[str]:
+    """The words, a unit put behind the number that it belongs to: "network=100 Gbps" is one."""
+    found: list[str] = []
+    for word in words:
+        number = found[-1].rpartition("=")[2] if found and "=" in found[-1] else ""
+        if "=" not in word and number.replace(".", "", 1).isdigit() and word[:1].isalpha() and len(word) <= _UNIT:
+            found[-1] += f" {word}"
+        else:
+            found.append(word)
+    return found
 
 
 def parse_all(texts: Iterable[str]) -> tuple[Technique, ...]:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from foretrace.graph.taskgraph import TaskGraph
+from foretrace.model.messages import MIB, bucketed
 from foretrace.techniques.base import Prior, Technique, derived, parameter
-from foretrace.techniques.data_parallel import MIB, bucketed
 from foretrace.techniques.messages import by_size, plan_of, replanned
 from foretrace.techniques.recorded_messages import Recorded, fuse, recorded_all_reduces
 

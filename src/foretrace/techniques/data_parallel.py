@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import erf, sqrt
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -17,6 +16,8 @@ import numpy.typing as npt
 from foretrace.cost.network import CollectiveKind
 from foretrace.graph.edit import scale
 from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
+from foretrace.model.messages import CAP_MB, FIRST_MB, MIB, bucketed
+from foretrace.simulate.noise import expected_max
 from foretrace.simulate.replay import replay
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques.base import Prior, Technique, derived, parameter
@@ -26,31 +27,6 @@ from foretrace.techniques.updates import find_update, update_bandwidth
 
 if TYPE_CHECKING:
     from foretrace.training.training import Training
-
-MIB = 1024 * 1024
-FIRST_MB, CAP_MB = 1.0, 25.0  # of DistributedDataParallel where the user sets no size
-
-
-def bucketed(
-    nbytes: Sequence[int], caps_bytes: Sequence[float], types: Sequence[object] | None = None
-) -> list[list[int]]:
-    """Tensors in buckets: one is closed once it holds at least its cap; the last cap holds for all further ones.
-
-    The rule of `compute_bucket_assignment_by_size` in PyTorch's reducer. Tensors of different `types` (on one device)
-    fill buckets of their own; buckets that are not full come last.
-    """
-    closed: list[list[int]] = []
-    open_: dict[object, list[int]] = {}
-    size: dict[object, int] = {}
-    number: dict[object, int] = {}
-    for i, each in enumerate(nbytes):
-        kind = None if types is None else types[i]
-        open_.setdefault(kind, []).append(i)
-        size[kind] = size.get(kind, 0) + each
-        if size[kind] >= caps_bytes[min(number.get(kind, 0), len(caps_bytes) - 1)]:
-            closed.append(open_.pop(kind))
-            size[kind], number[kind] = 0, number.get(kind, 0) + 1
-    return closed + list(open_.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,10 +261,3 @@ def beside(
     length = float(np.mean(end[last] - start[first])) / 1e9
     share = min(busy_s / length, 1.0) if length > 0 else 0.0
     return scale(graph, rows, 1 + (company - 1) * share, technique=technique)
-
-
-def expected_max(count: int) -> float:
-    """Expected largest of so many independent standard normal numbers (David & Nagaraja, Order Statistics, 2003)."""
-    x = np.linspace(-9.0, 9.0, 3601)
-    below = np.array([0.5 * (1 + erf(each / sqrt(2))) for each in x.tolist()])
-    return float(np.sum((x[1:] + x[:-1]) / 2 * np.diff(below**count)))

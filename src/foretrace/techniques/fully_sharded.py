@@ -17,10 +17,11 @@ import numpy.typing as npt
 from foretrace.cost.network import CollectiveKind
 from foretrace.graph.edit import retime
 from foretrace.graph.taskgraph import Change, EdgeKind, Phase, TaskGraph, TaskKind
+from foretrace.model.messages import MIB
 from foretrace.techniques.base import Prior, Technique, derived, parameter
 from foretrace.techniques.batching import with_facts
 from foretrace.techniques.blocks import AUTO, choose, layer_prefixes, modules_of, recorded_modules
-from foretrace.techniques.data_parallel import MIB, beside, transfer_prior, waiting_prior
+from foretrace.techniques.data_parallel import beside, transfer_prior, waiting_prior
 from foretrace.techniques.exchange import Message, Stop, exchange
 from foretrace.techniques.gradients import Gradient, find_gradients, row_before
 from foretrace.techniques.messages import Plan, forward_starts

@@ -11,9 +11,10 @@ import numpy.typing as npt
 
 from foretrace.cost.network import CollectiveKind
 from foretrace.graph.taskgraph import Change, Phase, TaskGraph, TaskKind
+from foretrace.model.messages import MIB
 from foretrace.techniques.base import Prior, Technique, derived, parameter
 from foretrace.techniques.batching import with_facts
-from foretrace.techniques.data_parallel import MIB, transfer_prior, waiting_prior
+from foretrace.techniques.data_parallel import transfer_prior, waiting_prior
 from foretrace.techniques.exchange import Message, Stop, exchange
 from foretrace.techniques.gradients import find_gradients
 from foretrace.techniques.messages import Plan

@@ -8,10 +8,10 @@ A package adds one by the entry point group `foretrace.techniques`, whose values
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from importlib.metadata import entry_points
 
 from foretrace.errors import ForetraceError
+from foretrace.names import question, resolve
 from foretrace.techniques.activation_compression import ActivationCompression
 from foretrace.techniques.activation_offload import ActivationOffload
 from foretrace.techniques.activation_recomputation import ActivationRecomputation
@@ -42,6 +42,18 @@ from foretrace.techniques.selection import Remove, Scale
 from foretrace.techniques.structured_dropout import StructuredDropout
 from foretrace.techniques.tensor_partition import TensorPartition
 
+# What people call them elsewhere.
+ALIASES = {
+    "amp": "mixed-precision", "autocast": "mixed-precision", "automatic-mixed-precision": "mixed-precision",
+    "ddp": "data-parallel", "distributed-data-parallel": "data-parallel", "fsdp": "fully-sharded",
+    "zero-3": "fully-sharded", "gradient-checkpointing": "activation-recomputation",
+    "activation-checkpointing": "activation-recomputation", "checkpointing": "activation-recomputation",
+    "recompute": "activation-recomputation", "torch.compile": "compiled", "compile": "compiled",
+    "nhwc": "channels-last",
+    "grad-accumulation": "gradient-accumulation", "cudagraph": "cuda-graphs", "cuda-graph": "cuda-graphs",
+    "prefetch": "prefetch-data", "fused-adam": "fused-optimizer", "local-sgd": "local-steps",
+    "cpu-offload": "activation-offload",
+}  # fmt: skip
 GROUP = "foretrace.techniques"
 BUILT_IN: tuple[type[Technique], ...] = (
     PrefetchData,
@@ -97,7 +109,7 @@ def techniques() -> dict[str, type[Technique]]:
 def technique(name: str) -> type[Technique]:
     """The technique of this name. Raises ForetraceError naming the nearest ones."""
     known = techniques()
-    if name not in known:
-        near = get_close_matches(name, known, n=3, cutoff=0.4) or sorted(known)
-        raise ForetraceError(f"there is no technique {name!r}; did you mean {' or '.join(near)}?")
-    return known[name]
+    found = resolve(name, known, ALIASES)
+    if found is None or found not in known:
+        raise ForetraceError(f"there is no technique {name!r}; {question(name, known, ALIASES)}")
+    return known[found]

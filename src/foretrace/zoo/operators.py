@@ -5,13 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from foretrace.errors import ForetraceError, NotApplicableError
-from foretrace.model.decoders import SHAPES
+from foretrace.model.decoders import SHAPES, decoder_named
 from foretrace.model.operator_graph import OperatorGraph
+from foretrace.names import near, question, resolve
 from foretrace.reading import address
 from foretrace.zoo.registry import entries, job, script_mistakes
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from foretrace.techniques.base import Technique
     from foretrace.training.training import Training
 
+ALIASES = {"bert-base": "bert", "bert-base-uncased": "bert", "bert-base-cased": "bert", "gpt-2": "gpt2",
+           "resnet": "resnet50", "llama": "llama-2-7b"}  # fmt: skip
 _FILES = (".json", ".gz", ".onnx", ".et", ".graph", ".zip", ".tgz")
 _MOST_SAMPLES = 10**9  # sizes of more would not fit into 64 bits
 
@@ -35,6 +37,9 @@ def operators_of(
     techniques: Sequence[Technique] = (),
     dims: Mapping[str, int] | None = None,
     length: int | None = None,
+    tensor: int = 1,
+    update: str = "",
+    attention: str = "",
     progress: Callable[[float], None] | None = None,
 ) -> OperatorGraph:
     """What a model computes in a step, without running it.
@@ -42,39 +47,53 @@ def operators_of(
     `source` is a model of the zoo, a decoder by name, a script with a function training(), or a file that
     `model.sources` reads. `precision` is float32 where none is given, and a decoder's 16-bit weights.
     `techniques` are applied to the training, as it is captured with them. Without `training`, one forward pass without
-    gradients. Raises ForetraceError for what cannot be found, read or captured, naming file, operator or layer.
+    gradients. `tensor` devices share every layer of a decoder; `update` is the implementation of the optimizer,
+    `attention` that of attention (`capture`). Raises ForetraceError for what cannot be found, read or captured, naming
+    file, operator or layer.
     """
     path = Path(source)
     if batch is not None and batch > _MOST_SAMPLES:
         raise ForetraceError(f"a batch of {batch:,} samples is beyond any device; give at most {_MOST_SAMPLES:,}.")
+    if not path.exists():  # as its release is called ("openai-community/gpt2"), or written in another way
+        source = resolve(source.rpartition("/")[2], entries(), ALIASES) or source
     if source in entries() or path.suffix == ".py":
         from foretrace.model.capture import capture
 
-        _none({"--dim": dims, "--length": length}, f"{source} is a training")
+        shared = tensor if tensor > 1 else 0
+        _none({"--dim": dims, "--length": length, "--tensor": shared}, f"{source} is a training")
         make = job(source, size)
         wanted = precision or "fp32"
         with script_mistakes(source), warnings.catch_warnings():
             warnings.filterwarnings("ignore", module=r"torch\.")  # of tensors without data and of workers never started
-            found = capture(_changed(make, techniques, training), batch=batch, precision=wanted, like=like)
+            changed = _changed(make, techniques, training)
+            found = capture(changed, batch=batch, precision=wanted, like=like, update=update, attention=attention)
         return replace(found, name=found.name or source)
-    if source in SHAPES:
+    if is_decoder(source):
         from foretrace.model.decoders import decoder
 
         _none({"--do": techniques, "--dim": dims}, f"{source} is a decoder by name")
         words = precision or "bf16-weights"
-        return decoder(source, batch=batch or 1, length=length, precision=words, training=training)
+        return decoder(source, batch=batch or 1, length=length, precision=words, training=training, tensor=tensor,
+                       update=update or "fused", attention=attention)  # fmt: skip
     if path.exists():
         from foretrace.model.sources import load_operators
 
-        asked = {"--do": techniques, "--inference": not training, "--precision": precision, "--length": length}
+        asked = {"--do": techniques, "--inference": not training, "--precision": precision, "--length": length,
+                 "--tensor": tensor if tensor > 1 else 0, "--optimizer": update, "--attention": attention}  # fmt: skip
         _none(asked, f"{source} is a file")
         return load_operators(path, dims=dims, batch=batch or 0, progress=progress)
     if said := address(source):
         raise ForetraceError(f"{said}.")
-    if path.suffix in _FILES or len(path.parts) > 1:
+    if path.suffix in _FILES or (len(path.parts) > 1 and not near(path.name, [*entries(), *SHAPES], ALIASES)):
         raise ForetraceError(f"{source} does not exist; give a file, a script, or a model of foretrace zoo.")
-    near = get_close_matches(source, [*entries(), *SHAPES], 3, 0.4) or ["resnet50", "llama-2-70b"]
-    raise ForetraceError(f"{source} is no model of the zoo, no decoder and no file; did you mean {' or '.join(near)}?")
+    every = "foretrace zoo lists models, docs/estimate.md decoders."
+    hint = question(source.rpartition("/")[2] or source, [*entries(), *SHAPES], ALIASES, lists=every)
+    raise ForetraceError(f"{source} is no model of the zoo, no decoder and no file; {hint}")
+
+
+def is_decoder(source: str) -> bool:
+    """Whether a user means a decoder, by its name or the name of its release."""
+    return source not in entries() and not Path(source).exists() and bool(decoder_named(source))
 
 
 def _none(asked: Mapping[str, object], what: str) -> None:

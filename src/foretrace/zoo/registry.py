@@ -15,11 +15,11 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from difflib import get_close_matches
 from inspect import Parameter, signature
 from pathlib import Path
 
 from foretrace.errors import ForetraceError, MissingExtraError
+from foretrace.names import question, resolve
 from foretrace.training.training import Training
 
 SIZES = ("tiny", "full")
@@ -215,12 +215,12 @@ def entries() -> dict[str, Entry]:
 def entry(name: str) -> Entry:
     """The model of this name. Raises ForetraceError naming the nearest ones."""
     known = entries()
-    if name not in known:
+    found = resolve(name, known)
+    if found is None:
         if Path(name).suffix or len(Path(name).parts) > 1:
             raise ForetraceError(f"{name} is neither a Python script nor a model of foretrace zoo; give one of them.")
-        near = get_close_matches(name, known, n=3, cutoff=0.4) or sorted(known)
-        raise ForetraceError(f"the zoo has no model {name!r}; did you mean {' or '.join(near)}?")
-    return known[name]
+        raise ForetraceError(f"the zoo has no model {name!r}; {question(name, known)}")
+    return known[found]
 
 
 def training(name: str, size: str = "tiny", *, seed: int = 0) -> Training:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import inspect
 import shlex
 from collections.abc import Callable
-from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -21,6 +20,7 @@ from typing import Any
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet.policy import Policy
+from foretrace.names import near, question, resolve
 
 GROUP = "foretrace.policies"
 Factory = Callable[..., Policy]
@@ -78,11 +78,11 @@ def names() -> tuple[str, ...]:
 def factory(name: str) -> Factory:
     """The function that makes this policy. Raises ForetraceError naming the nearest ones."""
     known = factories()
-    if name not in known:
-        near = get_close_matches(name, known, n=3, cutoff=0.4) or sorted(known)
-        raise ForetraceError(f"there is no policy {name!r}; did you mean {' or '.join(near)}?")
+    found = resolve(name, known)
+    if found is None:
+        raise ForetraceError(f"there is no policy {name!r}; {question(name, known)}")
     try:
-        return known[name]()
+        return known[found]()
     except ForetraceError:
         raise
     except Exception as error:
@@ -119,8 +119,8 @@ def parse(text: str) -> Policy:
         if not equals:
             raise ForetraceError(f"policy {words[0]}: {word!r} is no key=value; it takes {listed}.")
         if field not in known:
-            near = get_close_matches(field, known, n=1)
-            hint = f"did you mean {near[0].replace('_', '-')}=?" if near else f"it takes {listed}."
+            close = near(field, known)
+            hint = f"did you mean {close[0].replace('_', '-')}=?" if close else f"it takes {listed}."
             raise ForetraceError(f"policy {words[0]} has no parameter {key}; {hint}")
         if field in given:
             raise ForetraceError(f"policy {words[0]}: {key} is given twice; keep one.")

@@ -1,0 +1,52 @@
+"""What a user calls something that has a name here: one resolver for techniques, devices, models and precisions.
+
+A name is what it is written as, but for case and signs ("A100 SXM4-80GB" is "A100-SXM4-80GB"); an alias is another name
+of the same thing ("amp"); all else is a mistake, which is answered with what comes near, aliases included.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from difflib import SequenceMatcher
+
+_LIKE = 0.55  # of `difflib`'s ratio, from which a name is worth a question
+_MANY = 3
+
+
+def plain(name: str) -> str:
+    """Letters and digits alone, in lower case, and the points of numbers: "gpt3-1.3b" is not "gpt3-13b"."""
+    return re.sub(r"[^a-z0-9.]|(?<![0-9])\.|\.(?![0-9])", "", name.lower())
+
+
+def resolve(name: str, known: Iterable[str], aliases: Mapping[str, str] | None = None) -> str | None:
+    """The known name that `name` means, also by an alias, written in any way; None if it means none of them."""
+    known = list(known)
+    if name in known:
+        return name
+    wanted = plain(name)
+    meant = {each for each in known if wanted and plain(each) == wanted}
+    meant = meant or {to for alias, to in (aliases or {}).items() if wanted and plain(alias) == wanted}
+    return meant.pop() if len(meant) == 1 else None
+
+
+def near(name: str, known: Iterable[str], aliases: Mapping[str, str] | None = None) -> list[str]:
+    """Known names that come near, the nearest first; empty if none does."""
+    wanted = plain(name)
+    scores: dict[str, float] = {}
+    for written, meant in [*((each, each) for each in known), *(aliases or {}).items()]:
+        text = plain(written)
+        score = SequenceMatcher(None, wanted, text).ratio()
+        if wanted and text and (wanted.startswith(text) or text.startswith(wanted)):
+            score = max(score, 0.9 - 0.01 * abs(len(text) - len(wanted)))
+        scores[meant] = max(scores.get(meant, 0.0), score)
+    order = sorted(scores, key=lambda each: (-scores[each], each))
+    best = scores[order[0]] if order else 0.0
+    return [each for each in order if scores[each] >= max(_LIKE, best - 0.15)][:_MANY]
+
+
+def question(name: str, known: Iterable[str], aliases: Mapping[str, str] | None = None, *, lists: str = "") -> str:
+    """The end of a sentence on an unknown name: "did you mean h100?", or `lists`, which says where all are named."""
+    known = list(known)
+    found = near(name, known, aliases)
+    return f"did you mean {' or '.join(found)}?" if found else lists or f"choose {', '.join(sorted(known))}."

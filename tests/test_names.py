@@ -1,0 +1,65 @@
+"""What a user calls things: written in another way, by another name, nearly right, wrong."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foretrace.errors import ForetraceError
+from foretrace.hardware.devices import catalog, named
+from foretrace.model.decoders import SHAPES, decoder_named
+from foretrace.names import near, plain, question, resolve
+from foretrace.techniques.registry import ALIASES, technique, techniques
+
+
+@given(st.sampled_from(sorted(SHAPES)), st.sampled_from([str.upper, str.title, lambda text: text.replace("-", " ")]))
+def test_case_and_signs_do_not_matter(name: str, write: object) -> None:
+    assert resolve(write(name), SHAPES) == name  # type: ignore[operator]
+
+
+@given(st.text(max_size=20))
+def test_what_is_answered_is_known(text: str) -> None:
+    known = list(techniques())
+    assert resolve(text, known, ALIASES) in (None, *known)
+    assert set(near(text, known, ALIASES)) <= set(known)
+    assert question(text, known, ALIASES, lists="see there.")
+
+
+def test_aliases_mean_something_that_exists() -> None:
+    assert set(ALIASES.values()) <= set(techniques())
+    assert not {plain(each) for each in ALIASES} & {plain(each) for each in techniques()}
+    assert technique("amp").name == technique("Mixed_Precision").name == "mixed-precision"
+    assert technique("FSDP").name == "fully-sharded" and technique("torch.compile").name == "compiled"
+
+
+@pytest.mark.parametrize(
+    ("written", "short"),
+    [("h100", "H100-SXM5-80GB"), ("NVIDIA H100", "H100-SXM5-80GB"), ("A100 SXM4 80GB", "A100-SXM4-80GB"),
+     ("tesla v100", "V100-SXM2"), ("H200", "H200-SXM-141GB")],
+)  # fmt: skip
+def test_devices(written: str, short: str) -> None:
+    assert named(written).short == short
+
+
+@given(st.sampled_from([device.short for device in catalog()]))
+def test_every_device_by_its_own_name(short: str) -> None:
+    assert named(short).short == named(short.lower().replace("-", " ")).short == short
+
+
+@pytest.mark.parametrize(("wrong", "right"), [("h1000", "h100"), ("h20", "H200"), ("mi300", "MI300X")])
+def test_near_misses_of_devices(wrong: str, right: str) -> None:
+    try:
+        assert right.lower() in named(wrong).short.lower()
+    except ForetraceError as error:
+        assert f"did you mean {right}" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("release", "name"),
+    [("meta-llama/Llama-2-7b", "llama-2-7b"), ("meta-llama/Llama-2-7b-chat-hf", "llama-2-7b"),
+     ("meta-llama/Meta-Llama-3-8B-Instruct", "llama-3-8b"), ("meta-llama/Llama-3.1-70B", "llama-3-70b"),
+     ("codellama/CodeLlama-34b-hf", "codellama-34b"), ("mosaicml/mpt-7b", "mpt-7b"), ("mosaicml/other", "")],
+)  # fmt: skip
+def test_decoders_by_the_name_of_their_release(release: str, name: str) -> None:
+    assert decoder_named(release) == name
