@@ -181,7 +181,7 @@ def longest_common(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64], most_edit
     return pairs[:count][::-1].copy()
 
 
-@nb.njit(cache=True)
+@njit()
 def mark_ancestors(in_ptr: npt.NDArray[np.int64], src: npt.NDArray[np.int32], marked: npt.NDArray[np.bool_]) -> None:
     """Mark every row that a marked row waits for, directly or not; rows are in topological order."""
     for v in range(len(marked) - 1, -1, -1):
@@ -193,7 +193,7 @@ def mark_ancestors(in_ptr: npt.NDArray[np.int64], src: npt.NDArray[np.int32], ma
 # -- soundness: the plain twins are in `sound` -----------------------------------------------------------------
 
 
-@nb.njit(cache=True)
+@njit()
 def outside(column: npt.NDArray[np.int64], low: float, high: float) -> int:
     """First row that is not within low..high (NaN is not), −1 for none. Bounds and rows are compared as they are."""
     bad = 0
@@ -206,7 +206,7 @@ def outside(column: npt.NDArray[np.int64], low: float, high: float) -> int:
     return -1
 
 
-@nb.njit(cache=True)
+@njit()
 def falling(column: npt.NDArray[np.int64]) -> int:
     """First row after which the column falls, −1 for none."""
     for i in range(len(column) - 1):
@@ -215,7 +215,7 @@ def falling(column: npt.NDArray[np.int64]) -> int:
     return -1
 
 
-@nb.njit(cache=True)
+@njit()
 def backward(in_ptr: npt.NDArray[np.int64], src: npt.NDArray[np.int32]) -> int:
     """First edge whose source is not an earlier row than its successor, −1 for none."""
     for v in range(len(in_ptr) - 1):

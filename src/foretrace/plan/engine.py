@@ -305,7 +305,7 @@ def across_steps(
             queued -= 1
 
 
-@nb.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def pipeline_ends(forward: Int64, backward: Int64, send: Int64, micro_batches: int) -> Int64:
     """(p,) when each stage has done its last backward under 1F1B with a flush; times as `one_forward_one_backward`.
 
