@@ -67,8 +67,6 @@ REACHED = (
     Reached(kind=Kind.ODD_PRODUCT, generation="Hopper", value=0.28, seen=_OWLV2),
     Reached(kind=Kind.ODD_PRODUCT, generation="CDNA3", value=0.34, seen=_BERT),
     Reached(kind=Kind.ODD_PRODUCT, generation="CDNA3", value=0.42, seen=_OWLV2),
-    Reached(kind=Kind.ROWS, generation="CDNA1", value=0.44, seen="table of kernels, MI100"),
-    Reached(kind=Kind.ROWS, generation="CDNA2", value=0.49, seen="table of kernels, MI210"),
     Reached(kind=Kind.ROWS, generation="CDNA3", value=0.47, seen="table of kernels, MI100 and MI210"),
     Reached(kind=Kind.ROWS, generation="CDNA3", value=0.49, seen=_OWLV2),
     Reached(kind=Kind.ATTENTION, generation="Hopper", value=18_000.0, seen=_BERT),
