@@ -42,7 +42,7 @@ BEFORE = {
 }  # fmt: skip
 LOOKS = (
     "The form of the law and which latencies follow the peak were chosen by leaving A100, L40S and RTX PRO out; that "
-    "laws of single GPUs are asked beside the shared one, the parts of the covariance, the prior of its amplitudes, "
+    "laws of single families are asked beside the shared one, the parts of the covariance, the prior of its amplitudes, "
     "the weight of the trees and of the first forty measurements by leaving all four families out, the figures of this "
     "table in view. Amplitudes, lengths and noise themselves are fitted to the other families alone."
 )
