@@ -42,9 +42,9 @@ BEFORE = {
 }  # fmt: skip
 LOOKS = (
     "The form of the law and which latencies follow the peak were chosen by leaving A100, L40S and RTX PRO out; that "
-    "laws of single GPUs are asked beside the shared one, the parts of the covariance, the prior of its amplitudes, "
-    "the weight of the trees and of the first forty measurements by leaving all four families out, the figures of this "
-    "table in view. Amplitudes, lengths and noise themselves are fitted to the other families alone."
+    "laws of single families are asked beside the shared one, the parts of the covariance, the prior of its "
+    "amplitudes, the weight of the trees and of the first forty measurements by leaving all four families out, the "
+    "figures of this table in view. Amplitudes, lengths and noise themselves are fitted to the other families alone."
 )
 DEEPBENCH = {"V100": "V100-SXM2", "T4": "T4"}
 ASKED = 1e6  # predictions per second on one core

@@ -1,6 +1,6 @@
 """The step of one GPU predicted from the recording of another: same model, same input, both directions.
 
-    python benchmarks/device_pairs.py [--traces FOLDER] [--json]
+    python benchmarks/device_pairs.py [--traces FOLDER] [--json | --reached]
 
 Recordings `h100_MODEL.json.gz` and `mi300_MODEL.json.gz` of FOLDER. For every pair and direction: total device time
 predicted and measured, the step predicted and measured with the recorded host (`host=1`) and the interval that the
@@ -8,13 +8,16 @@ technique gives, and the step when host work takes the factor between the two ma
 know: what is left of the error then is the device's, the rest the host's. Then the same by kind of kernel, both ways,
 with whether the range of its kind holds. Figures that were seen in a recording (`foretrace.cost.reached`) are left out
 where its model is predicted; what the shipped ones give stands beside it. `LOOKS` says how often the pairs were looked
-at.
+at. --reached prints the figures themselves.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import gzip
 import json
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,10 +26,12 @@ import numpy as np
 
 from foretrace import flow
 from foretrace.cost import reached
-from foretrace.cost.scaled import step_range
+from foretrace.cost.calls import Family, Precision
+from foretrace.cost.reached import Kind
+from foretrace.cost.scaled import odd_rows, start_s, step_range
 from foretrace.graph import edit
 from foretrace.graph.taskgraph import TaskGraph, TaskKind
-from foretrace.hardware.devices import Device
+from foretrace.hardware.devices import Device, find
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques.faster_device import FasterDevice, _models
 from foretrace.techniques.other_device import PRODUCTS, Elsewhere, Sort, elsewhere, recorded_on
@@ -44,7 +49,14 @@ numbers, at 24 % of the bandwidth, and products of such rows, at 5 – 7 % of th
 more than 2.5 times off its typical time was made to keep more of that, because a test with wrong FLOPs failed. For the
 state that the tables show, every kind was looked at, both ways: that softmax of long odd rows follows the bandwidths
 where no recording of the generation is known, that odd products follow their bytes, and what small products take to
-start was seen on owlv2 and bert-small; only their figures are left out where they are scored."""
+start was seen on owlv2 and bert-small; only their figures are left out where they are scored. That attention starts
+slowly was read from bert-small and tried on Qwen. Before that state, GPU time was off by −2, −6 % (Qwen), −7, −3 %
+(bert-small), +33, −48 % (owlv2), with kinds that cancelled: attention −34, −13 % (Qwen), −72, +88 % (bert-small), whose
+products were +44, −25 %, odd products −30, −21 %; owlv2's softmax +97, −49 %, odd products −44, −64 %, wide −21, +28 %,
+norm −38, +75 %."""
+_LONG = 3.0  # starts; shorter kernels say little of what they reach
+_SMALL_FLOPS = 1e9  # of fused attention that mostly starts
+_TABLE_S = 3e-4  # shorter times of the table are mostly what measuring costs
 _LEAST_SHARE = 0.02  # of the measured device time, below which a kind is not listed
 _HOST = (TaskKind.CPU, TaskKind.CALL, TaskKind.DATA)
 _CPU_BOUND = 0.3  # devices that work less than this share of the step cannot hold it
@@ -199,6 +211,59 @@ def kinds_text(rows: list[dict[str, Any]]) -> str:
     return table(header, body)
 
 
+def seen(graph: TaskGraph) -> dict[str, float]:
+    """What kinds of kernels reach in a recording, as `foretrace.cost.reached` has it."""
+    device = recorded_on(graph)
+    if device is None:
+        raise SystemExit(f"{graph.info.source}: the catalog does not know {graph.info.devices}")
+    found = elsewhere(graph, device, device)
+    seconds, calls = found.seconds, found.calls
+    body, long = np.maximum(seconds - start_s(device), 1e-9), seconds > _LONG * start_s(device)
+    cycles, bandwidth = device.sms * device.boost_mhz * 1e6, device.memory_gb_s * 1e9
+    numbers = calls.m * calls.n
+    wide = (found.kind == Sort.WIDE) & (calls.family == Family.ELEMENTWISE) & (calls.precision != Precision.OTHER)
+    kinds = {
+        Kind.WIDE: (wide & (calls.nbytes > 0), calls.nbytes / bandwidth),
+        Kind.ODD_ROWS: (odd_rows(calls), numbers / cycles),
+        Kind.ODD_PRODUCT: (found.kind == Sort.ODD_PRODUCTS, calls.nbytes / bandwidth),
+        Kind.ROWS: ((found.kind == Sort.NORM) & (calls.nbytes > 0), numbers / cycles),
+    }
+    rates = {
+        kind.name: float(amount[rows & long].sum() / body[rows & long].sum())
+        for kind, (rows, amount) in kinds.items()
+        if (rows & long).any()
+    }
+    fused = (found.kind == Sort.ATTENTION) & (calls.flops < _SMALL_FLOPS) & (calls.flops > 0)
+    if fused.any():
+        rates[Kind.ATTENTION.name] = float(np.median(seconds[fused])) * device.boost_mhz * 1e6
+    return rates
+
+
+def reached_text(traces: Path) -> str:
+    """What recordings and the table of kernels say of `foretrace.cost.reached.REACHED`, as a Markdown table."""
+    rows = []
+    for model, *paths in pairs(traces):
+        for path in paths:
+            graph = flow.read(path).graph(as_recorded=True).graph
+            device = recorded_on(graph)
+            for kind, value in seen(graph).items():
+                rows.append([f"{model}, {device.short if device else '?'}", kind, f"{value:.3g}"])
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    with gzip.open(traces.parents[1] / "kernels" / "kernels.csv.gz", "rt", encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            device = find(row["device"])
+            seconds = float(row["latency_ms"]) / 1e3
+            if device is None or row["op"] not in ("softmax", "ln") or seconds < _TABLE_S:
+                continue
+            width = float(row["H"])
+            of = Kind.ROWS if row["op"] == "ln" else Kind.ODD_ROWS
+            if of == Kind.ROWS or (width > reached.LONG_ROW and 4 * width % reached.ROW_BYTES):
+                rate = float(row["B"]) * width / seconds / (device.sms * device.boost_mhz * 1e6)
+                found[device.short, of.name].append(rate)
+    rows += [[f"table of kernels, {name}", kind, f"{np.median(v):.3g}"] for (name, kind), v in sorted(found.items())]
+    return table(("recording, device", "kind", "reached"), rows)
+
+
 def section(traces: Path) -> str:
     """For docs/accuracy.md: the pairs, and single kernels between GPUs."""
     import scaling
@@ -238,9 +303,13 @@ def main() -> None:
     traces = shared_traces()
     parser.add_argument("--traces", type=Path, default=traces / "tracelens" if traces else None)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--reached", action="store_true", help="what kinds of kernels reach, as recorded")
     options = parser.parse_args()
     if options.traces is None:
         raise SystemExit("give --traces FOLDER with recordings h100_*.json.gz and mi300_*.json.gz")
+    if options.reached:
+        print(reached_text(options.traces))
+        return
     rows = measure(options.traces)
     if options.json:
         print(json.dumps({"pairs": rows, "looks": LOOKS}))

@@ -63,6 +63,7 @@ class Elsewhere:
     rows: Mask  # kernels, fills, and copies inside the device (n rows of the graph)
     seconds: Float64  # one per chosen row, in row order
     kind: npt.NDArray[np.uint8]  # `Sort`, one per chosen row
+    calls: Calls  # what each chosen row does
     shares: dict[str, float]  # which model said so, by share of the recorded time
     guessed: float  # share of the recorded time of products whose sizes the recording does not tell
     unaligned: float  # share of products whose rows tensor cores of NVIDIA cannot load at once
@@ -135,6 +136,7 @@ def elsewhere(
         seconds=found,
         shares={name: share for name, share in shares.items() if share > 1e-9},
         kind=_kinds(graph, rows, calls, wide),
+        calls=calls,
         guessed=float(seconds[product & ~known].sum()) / total,
         unaligned=float(seconds[known & unaligned(calls)].sum()) / total,
     )

@@ -1,8 +1,8 @@
-"""Fitting the law of 16-bit products: to many measurements of several GPUs at once, or to a few of a new one.
+"""Fitting the law of 16-bit products: to measurements of several GPUs at once, or of one, from a law that others share.
 
 Robust least squares in logarithmic time: Levenberg-Marquardt steps, weights that make the sum one of absolute errors
-(outliers of the measurements pull no more than others), and a normal prior on every parameter. With few measurements
-the prior decides what may move: its deviations are those between GPUs that were measured in full.
+(outliers of the measurements pull no more than others), and a normal prior on every parameter. What a few measurements
+of a new GPU say is `gemm16_shift`'s.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from foretrace.cost.learned.gemm16_law import Chip, seconds
 
 Floats = NDArray[np.float64]
 
-NOISE = 0.4  # of a measured product against the law; above its error, because a few products say less than they seem
+NOISE = 0.4  # of a measured product against the law; above its error, because products of one grid resemble each other
 _DIFFERENCE = 0.02  # of a parameter, for slopes; wide enough to see past single kernels' steps
 _LEAST_RESIDUAL = 0.04  # smaller ones count as squares: measurements repeat no better
 
@@ -45,8 +45,7 @@ def adapt(
 ) -> dict[str, float]:
     """The law shifted to measurements of one device; only parameters in `spread` move, by about so much.
 
-    `noise` is what a product counts for: more of it, and the prior holds longer. The default was chosen by leaving GPUs
-    out, from 10 to 50 products.
+    `noise` is what a product counts for: more of it, and the prior holds longer.
     """
     if not len(measured):
         return dict(theta)
