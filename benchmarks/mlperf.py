@@ -27,7 +27,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import exp, log, log2
+from math import exp, log, log2, sqrt
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -158,7 +158,7 @@ def _error(each: Measured, everybody: Sequence[Measured]) -> float | None:
 
 def _doublings(each: Measured) -> float:
     """Root of the number of doublings of the devices."""
-    return log2(each.pair.more / each.pair.fewer) ** 0.5
+    return sqrt(log2(each.pair.more / each.pair.fewer))
 
 
 def why(each: Measured, everybody: Sequence[Measured]) -> str:

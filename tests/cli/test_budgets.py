@@ -10,7 +10,7 @@ from tests.cli.test_ranges import commands
 # Where each is held: tests/plan/test_budget.py, tests/rewrite/test_search.py, tests/verify/test_arms.py,
 # tests/cost/test_bench.py.
 TIMED = {
-    "optimise": "reading the recording comes on top",
+    "optimise": "compiling once, come on top",
     "rewrite": "measuring come on top",
     "verify": "recording and calibration come on top",
     "calibrate device": "for all operators",

@@ -108,8 +108,8 @@ def test_a_whatif_on_the_device_answers_or_refuses(shared_data: Path, graphs: Pa
 @pytest.mark.parametrize("name", NO_STEP)
 def test_what_is_hardly_a_step_is_refused_but_for_its_replay(shared_data: Path, name: str) -> None:
     path = shared_data / "traces" / name
-    for command in (["show", path], ["whatif", path, "--do", "scale kind=host by=0.5"]):
-        refused = foretrace(*command)
+    for command, *options in (["show"], ["whatif", "--do", "scale kind=host by=0.5"]):
+        refused = foretrace(command, path, *options)
         assert refused.code == 2 and refused.err.count("\n") == 1
         assert "one-time work of the process" in refused.err
     assert foretrace("simulate", path, "--json").code == 0

@@ -39,7 +39,7 @@ def optimise(
     seconds: Annotated[
         float,
         typer.Option(
-            "--seconds", metavar="S", help="For the search and its answer; reading the recording comes on top."
+            "--seconds", metavar="S", help="For the search and its answer; reading, and compiling once, come on top."
         ),
     ] = 60.0,
     resume: Annotated[

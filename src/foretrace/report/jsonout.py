@@ -20,6 +20,12 @@ from foretrace.report.views import SCHEMA_VERSION, VIEWS, View
 
 ANSWERS: dict[str, type[View] | type[Listing]] = {**VIEWS, **LISTINGS}  # by command
 
+# Fields that hold what a run took on this machine, by command: all others are the same bytes in every run on one input.
+MEASURED: dict[str, tuple[str, ...]] = {
+    "optimise": ("search.seconds",),
+    "rewrite": ("search_s",),
+}
+
 
 def dumps(view: View | Listing, *, indent: int = 2) -> str:
     """JSON text of an answer, fields in the documented order, no trailing newline."""

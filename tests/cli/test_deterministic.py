@@ -1,0 +1,119 @@
+"""Two runs of any command on the same input print the same bytes of --json, measured times aside.
+
+Each runs in two processes whose sets and dictionaries of texts are ordered by different seeds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from foretrace.cli.app import application
+from foretrace.report.jsonout import MEASURED
+from tests.cli.test_ranges import commands
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN = ROOT / "tests" / "data" / "recommender.json.gz"
+JOBS = ROOT / "examples" / "jobs.csv"
+SMALL = f"{JOBS} --cluster 2x4x8"
+# How each command is asked; T is a folder that both processes have empty, D the recordings of other machines.
+ASKED = {
+    "show": f"{RUN}",
+    "simulate": f"{RUN}",
+    "blame": f"{RUN} --by layer",
+    "whatif": f"{RUN} --do mixed-precision --do prefetch-data",
+    "optimise": f"{RUN} --seconds 600",
+    "compare": f"{RUN} {ROOT / 'tests' / 'data' / 'recommender-fused.json.gz'}",
+    "check": f"{RUN}",
+    "profile": f"{RUN}",
+    "stash": f"{RUN} --workers 4 --between 1gbit",
+    "cloud advise": f"{RUN} --samples 100000 --epochs 2 --step K80-half=0.2",
+    "compression advise": f"{RUN} --network 1gbit --workers 4 --no-measure --method powersgd",
+    "align": "D/traces/param/dlrm_kineto_8rank",
+    "scale": "D/traces/param/dlrm_kineto_8rank --ranks 64 --network 100gbit/5us",
+    "techniques": "",
+    "zoo": "",
+    "devices": "",
+    "estimate": "gpt2 --size tiny --device a100",
+    "operators": "gpt2 --size tiny",
+    "utilisation": "gpt2 --size tiny --device a100",
+    "rewrite": "actor-critic --size tiny --device a100 --no-measure --budget 3",
+    "network check": "D/network/vtrain_allreduce_v100/AR_GPU7_1M_1024M.csv.gz --on nccl:V100-SXM2",
+    "fleet run": f"{SMALL} --policy las",
+    "fleet compare": f"{SMALL} --policy fifo --policy las",
+    "fleet why": f"{JOBS} job20 --cluster 2x4x8",
+    "fleet whatif": f"{SMALL} --now fifo --policy las",
+    "fleet slots": f"{JOBS} --cluster 2x4x8 --size 8 --at 86400",
+    "fleet sweep": f"{JOBS} --policy fifo --policy las --jobs 50 --out T/sweep",
+    "fleet fit": f"{JOBS} --out T/like.json",
+    "fleet policies": "",
+}
+MEASURE = {"verify", "calibrate device", "calibrate run", "calibrate network", "rig check", "rig calibrate",
+           "rig verify", "rig clean"}  # fmt: skip
+ELSEWHERE = {
+    "fleet study": "takes minutes: tests/fleet/test_study_dally.py and test_jigsaw.py hold its cells",
+    "ledger": "prints measured rows as they were stored: tests/verify",
+}
+
+
+def test_no_command_is_left_out() -> None:
+    every = commands(typer.main.get_command(application()))
+    found = {name for name, each in every if any("--json" in option.opts for option in each.params)}
+    assert found == set(ASKED) | MEASURE | set(ELSEWHERE)
+
+
+def without_measured(command: str, text: str) -> str:
+    """The answer's bytes with measured fields left out."""
+    if command not in MEASURED:
+        return text
+    answer = json.loads(text)
+    for path in MEASURED[command]:
+        *outer, last = path.split(".")
+        place: Any = answer
+        for key in outer:
+            place = place[key]
+        assert last in place, f"{command} has no {path}"
+        place[last] = None
+    return json.dumps(answer)
+
+
+def asked(folder: Path, data: Path, seed: int) -> subprocess.Popen[str]:
+    """A process that answers all commands, whose hashes of texts begin at `seed`."""
+    folder.mkdir()
+    questions = [
+        [*f"{name} {words}".replace("D/", f"{data}/").replace("T/", f"{folder}/").split(), "--json"]
+        for name, words in ASKED.items()
+    ]
+    environment = os.environ | {
+        "PYTHONHASHSEED": str(seed), "FORETRACE_CACHE": str(folder / "cache"),
+        "FORETRACE_LEDGER": str(folder / "ledger.sqlite"),
+    }  # fmt: skip
+    (folder / "questions.json").write_text(json.dumps(questions))
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.cli.all_answers", str(folder / "questions.json")], cwd=ROOT, env=environment,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def test_two_runs_print_the_same_bytes(shared_data: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    folders = [tmp_path / name for name in ("a", "b")]
+    running = [asked(folder, shared_data, seed) for seed, folder in enumerate(folders, 1)]
+    found = []
+    for folder, process in zip(folders, running, strict=True):
+        out, err = process.communicate()
+        assert process.returncode == 0, err[-2000:]
+        found.append([[code, text.replace(str(folder), "T"), said] for code, text, said in json.loads(out)])
+    wrong = {
+        name: said
+        for name, (code, text, said), other in zip(ASKED, *found, strict=True)
+        if code not in (0, 1) or without_measured(name, text) != without_measured(name, other[1])
+    }
+    assert not wrong  # code 1: a check that says no
