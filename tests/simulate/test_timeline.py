@@ -46,6 +46,8 @@ def test_slack_is_how_far_a_task_can_grow(graph: TaskGraph) -> None:
     slack, last = timeline.slack(), graph.marks[-1]
     for v in np.flatnonzero(~graph.gone).tolist():
         room = 10_000 if slack[v] == UNBOUNDED else int(slack[v])
+        if room > 1 << 59:  # of what started when time began
+            continue
         dur = graph.dur.copy()
         dur[v] += room
         assert replay(graph.with_columns(dur=dur))[1][last] == timeline.end[last]

@@ -53,18 +53,19 @@ def on_gpu() -> TaskGraph:
 
 
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.name.split(".")[0])
-@pytest.mark.parametrize("way", [None, *maimed], ids=lambda way: way or "whole")
-def test_own_recordings(path: Path, way: str | None) -> None:
-    graph = recorded(path) if way is None else maimed[way](recorded(path))
-    cells = [holds(graph, text) for text in ALL]
+def test_own_recordings(path: Path) -> None:
+    cells = [holds(recorded(path), text) for text in ALL]
     assert any(cell.outcome == "sound" for cell in cells)
 
 
-@pytest.mark.parametrize("way", [None, *maimed], ids=lambda way: way or "whole")
-def test_a_gpu(way: str | None) -> None:
-    graph = on_gpu() if way is None else maimed[way](on_gpu())
-    for text in ALL:
-        holds(graph, text)
+@pytest.mark.parametrize("way", maimed)
+def test_recordings_that_tell_less(way: str) -> None:
+    """Each technique in one of its settings on a processor, in the other on a device."""
+    on_processor, on_device = (maimed[way](graph) for graph in (recorded(RECORDINGS[0]), on_gpu()))
+    for text in ALL[::2]:
+        holds(on_processor, text)
+    for text in ALL[1::2]:
+        holds(on_device, text)
 
 
 @pytest.mark.parametrize("name", SHARED, ids=lambda name: Path(name).name[:30])

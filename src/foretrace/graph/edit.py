@@ -222,6 +222,4 @@ def _without(graph: TaskGraph, drop: Mask) -> TaskGraph:
     """The graph without these edges; the order of the tasks stays a topological one."""
     if not drop.any():
         return graph
-    in_ptr = np.zeros(len(graph) + 1, dtype=np.int64)
-    np.cumsum(np.bincount(graph.dst[~drop], minlength=len(graph)), out=in_ptr[1:])
-    return replace(graph, in_ptr=in_ptr, **{key: getattr(graph, key)[~drop] for key in EDGE_COLUMNS})
+    return graph.with_edges(~drop)

@@ -23,7 +23,8 @@ Int64 = npt.NDArray[np.int64]
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 LATEST = 1 << 61  # ns, 73 years: recorded stamps and releases lie within ± this
-LONGEST = 3 << 60  # ns: all work and waits together, so that no time of a replay overflows
+LONGEST = 1 << 60  # ns: all durations together, all delays, all lags
+END = LATEST + 3 * LONGEST  # no time of a replay is later, so none overflows
 _INT32 = (1 << 31) - 1
 
 
@@ -188,16 +189,18 @@ def _edges(graph: TaskGraph) -> Fault | None:
 
 
 def _times(graph: TaskGraph) -> Fault | None:
-    """All work and waits together stay below what a sum of nanoseconds can hold."""
-    columns = ("dur", "delay", "lag", "typical")
-    if not graph.unproven.intersection(columns):
-        return None
-    at_most = [int(getattr(graph, key).max(initial=0)) * len(getattr(graph, key)) for key in columns]
-    if sum(at_most) > LONGEST:  # else no sum can
-        total = sum(float(np.maximum(getattr(graph, key), 0).sum(dtype=np.float64)) for key in columns)
+    """All work and all waits stay below what a sum of nanoseconds can hold."""
+    for key in ("dur", "delay", "lag", "typical"):
+        column = getattr(graph, key)
+        if key not in graph.unproven or int(column.max(initial=0)) * len(column) <= LONGEST:
+            continue  # no sum can exceed it
+        total = float(np.maximum(column, 0).sum(dtype=np.float64))
         if total > LONGEST:
-            return Fault(f"its durations, delays and lags add up to {total / 1e9:.3g} s")
+            return Fault(f"its {_PLURAL[key]} add up to {total / 1e9:.3g} s, which must be below {LONGEST / 1e9:.3g} s")
     return None
+
+
+_PLURAL = {"dur": "durations", "delay": "delays", "lag": "lags", "typical": "typical lags"}
 
 
 def _task(graph: TaskGraph, row: int) -> str:

@@ -317,6 +317,14 @@ class TaskGraph:
         object.__setattr__(made, "unproven", self.unproven | columns.keys())
         return made
 
+    def with_edges(self, kept: npt.NDArray[np.bool_]) -> TaskGraph:
+        """A graph that has only these of its edges (m rows, bool)."""
+        before = np.append(0, np.cumsum(kept))
+        columns: dict[str, Any] = {key: getattr(self, key)[kept] for key in EDGE_COLUMNS}
+        made = replace(self, in_ptr=before[self.in_ptr], **columns)
+        object.__setattr__(made, "unproven", self.unproven | columns.keys() | {"in_ptr"})
+        return made
+
     def noted(self, *changes: Change, assumptions: tuple[Assumption, ...] = ()) -> TaskGraph:
         """The same graph with these changes and assumptions appended to its record."""
         made = replace(self, changes=self.changes + changes, assumptions=self.assumptions + assumptions)

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.graph.sound import LATEST, LONGEST
+from foretrace.graph.sound import END, LATEST
 
-POISON = 7 << 60  # ns; sound graphs end at LATEST + LONGEST = 5 << 60 or before, none begins before −LATEST
+POISON = 7 << 60  # ns, behind the END of every sound graph
 _ROW = -(1 << 30)  # of arrays of row numbers
 
 _value: int | None = POISON if os.environ.get("FORETRACE_POISON") == "1" else None
@@ -35,7 +35,7 @@ def written(*times: npt.NDArray[np.int64]) -> None:
     """In the test mode, raise AssertionError if a time (ns) comes from memory that nobody wrote."""
     if _value is not None:
         for array in times:
-            count = int(((array > LATEST + LONGEST) | (array < -LATEST)).sum())
+            count = int(((array > END) | (array < -LATEST)).sum())
             if count:
                 raise AssertionError(f"{count} of {array.size} times come from memory that nobody wrote")
 
