@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from foretrace.hardware import processor
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -21,13 +23,13 @@ def shared_traces() -> Path | None:
 
 
 def machine() -> str:
-    """One line: processor, cores, memory, versions."""
+    """One line: processor with what this process may use of it, versions."""
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists() and (found := re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE)):
         cpu = found.group(1)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    parts = [f"{cpu}, {cores} cores, {platform.system()}", f"Python {platform.python_version()}"]
+    sets, cores = processor.named(processor.instruction_sets()), processor.usable_cores()
+    parts = [f"{cpu} ({sets}), {cores:g} cores, {platform.system()}", f"Python {platform.python_version()}"]
     for package in ("numpy", "numba", "torch"):
         try:
             parts.append(f"{package} {version(package)}")

@@ -167,7 +167,7 @@ def products(*sets: str) -> TaskGraph:
 def test_no_price_is_carried_to_another_kind_of_processor() -> None:
     avx2 = whatif(products("avx", "avx2"), [MixedPrecision()])
     assert avx2.interval_s[0] > 2 * avx2.before_s, "16-bit products are a loss there, at either end"
-    assert any("nothing for this type" in each.assumption.why for each in avx2.assumptions)
+    assert any("no units for it" in each.assumption.why for each in avx2.assumptions)
     wide = whatif(products("avx2", "avx512"), [MixedPrecision()])
     assert wide.before_s < wide.interval_s[0] < wide.after_s < avx2.after_s
     own = whatif(products("avx2", "avx512", "avx512_bf16", "amx_bf16"), [MixedPrecision()])
@@ -351,8 +351,13 @@ CASTS_AND_WRAPPERS = {
 }  # twice under autocast, or without arithmetic
 
 
+def steady(graph: TaskGraph) -> TaskGraph:
+    """The graph with times that no other program on the machine decides: operators that compute take 100 us."""
+    return graph.with_columns(dur=np.where(graph.flops > 0, 100_000, 1_000).astype(np.int64))
+
+
 def test_measured_operators_decide() -> None:
-    graph = recorded(blocks(), steps=2)
+    graph = steady(recorded(blocks(), steps=2))
     wanted = MixedPrecision().wants(graph)
     seconds = {each.key: 1e-5 if BFLOAT16 in each.types else 3e-5 for each in wanted}
     known = Calibration(seconds=seconds).on(graph)
@@ -366,7 +371,7 @@ def test_measured_operators_decide() -> None:
 
 
 def test_what_was_not_timed_widens_the_range_by_its_share() -> None:
-    graph = recorded(blocks(), steps=2)
+    graph = steady(recorded(blocks(), steps=2))
     wanted = MixedPrecision().wants(graph)
     seconds = {each.key: 1e-5 if BFLOAT16 in each.types else 3e-5 for each in wanted}
     spread = []
@@ -378,7 +383,7 @@ def test_what_was_not_timed_widens_the_range_by_its_share() -> None:
         weighed = [each for each in answer.assumptions if each.assumption.flag == "untimed"]
         spread.append(sum(each.faster_s + each.slower_s for each in weighed) / answer.after_s)
         assert all("was not timed itself" in each.assumption.why for each in weighed)
-    assert 5 * spread[0] < spread[1] < spread[2], spread
+    assert spread[0] < 1e-4 < spread[1] and spread[2] == pytest.approx(2 * spread[1], rel=0.2), spread
 
 
 def test_overheads_can_be_timed() -> None:

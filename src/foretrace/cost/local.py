@@ -27,6 +27,7 @@ from foretrace.cost.calls import Calls, Family
 from foretrace.cost.model import CostModel, Prediction
 from foretrace.cost.work_terms import NAMES, TERMS, Amounts, amounts
 from foretrace.hardware.devices import Device
+from foretrace.hardware.processor import instruction_sets, named
 
 Float64 = npt.NDArray[np.float64]
 
@@ -311,7 +312,8 @@ class Local(CostModel):
     def why(self) -> str:
         """Where its numbers come from."""
         if not self.measured:
-            return f"prices of operators on another processor ({self.prices.machine}); none was measured on this one."
+            there, here = self.prices.machine, named(instruction_sets())
+            return f"prices of operators on another processor ({there}); none was measured on this one ({here})."
         return f"fitted to {self.measured} operators measured on this processor."
 
 

@@ -11,20 +11,18 @@ from foretrace.graph.taskgraph import TaskGraph
 from foretrace.hardware.processor import Sixteen, named, recorded_sets, sixteen_bit, trains_lstm
 from foretrace.techniques.base import Prior
 
-CLASSES = ("gemm", "conv", "attention")  # without these nothing can be said
-
 
 def half_prices(graph: TaskGraph, dtype: str) -> dict[str, Prior]:
     """Priors of `mixed-precision` to `dtype` on the processor of a CPU recording.
 
-    Those of CLASSES are missing where the recording does not say what its processor can do.
+    Those of matrix work are missing where the recording does not say what its processor can do.
     """
     sets = recorded_sets(graph.info.recording)
     kind = sixteen_bit(sets, dtype)
     table = {Sixteen.CONVERTED: _CONVERTED, Sixteen.NONE: _NONE}.get(kind, {})
     if kind == Sixteen.UNITS and sets is not None and "neon" not in sets:  # ARM was not measured
         table = _FLOAT16 if dtype == "float16" else _AMX if "amx_bf16" in sets else _BFLOAT16
-    where = f"measured with PyTorch 2, {dtype}, where oneDNN may use {_WHERE[kind] or named(sets)}"
+    where = f"measured with PyTorch 2 in {dtype} where oneDNN has {_HAS.get(kind) or named(sets)}"
     found = {}
     for name, (low, value, high, unit, more) in {**_ON_ALL, **table}.items():
         why = (where if name in table else _ANYWHERE) + more
@@ -42,11 +40,9 @@ def lacks_recurrent(graph: TaskGraph, dtype: str) -> str:
 
 _Row = tuple[float, float, float, str, str]  # low, value, high, unit, what the sentence adds
 _ANYWHERE = "measured with PyTorch 2 on processors of several kinds"
-_WHERE = {
-    Sixteen.UNITS: "",
-    Sixteen.CONVERTED: "AVX-512 without bfloat16, as on this processor",
-    Sixteen.NONE: "nothing for this type, as on this processor",
-    Sixteen.UNKNOWN: "",
+_HAS = {
+    Sixteen.CONVERTED: "AVX-512 without units for it, as on the recorded processor",
+    Sixteen.NONE: "no units for it, as on the recorded processor",
 }
 _ON_ALL: dict[str, _Row] = {
     "norm": (0.25, 0.4, 1.0, "×", ": 0.25 to 0.4 forward, 0.9 backward"),
