@@ -53,7 +53,7 @@ def test_a_machine_that_is_right(cli: Cli, tmp_path: Path, box: Path) -> None:
     answer = cli("network", "check", table(tmp_path / "t.json", gb_s=229), "--on", box)
     assert answer.code == 0, answer.out + answer.err
     assert answer.out.startswith("The bus bandwidth is right: 228 GB/s at 954 MiB")
-    assert "suspicion" not in answer.out and "next: foretrace whatif" in answer.out
+    assert "suspicion" not in answer.out and "next: foretrace techniques data-parallel" in answer.out
 
 
 def test_pcie_instead_of_nvlink_is_suspected(cli: Cli, tmp_path: Path, box: Path) -> None:

@@ -43,7 +43,7 @@ def test_show_tells_what_was_recorded(runs: dict[str, Timeline]) -> None:
         "Demo V100 <&>",
         1,
     )
-    assert view.next == "foretrace whatif some/demo.json.gz --do prefetch-data"
+    assert view.next == "foretrace advise some/demo.json.gz"
     assert view.holds_back[0].kind == "data"
     assert view.attributed_gpu_share == pytest.approx(0.987)
     assert loads(dumps(view), "show") == view
@@ -150,7 +150,7 @@ def test_whatif_carries_the_whole_prediction(prediction: WhatIf) -> None:
     assert view.changes and view.assumptions and view.critical_path_moved
     moved = [max(abs(a.step_at_low_s - view.after_s), abs(a.step_at_high_s - view.after_s)) for a in view.assumptions]
     assert moved == sorted(moved, reverse=True)
-    assert view.next.startswith("foretrace whatif demo.json --do prefetch-data --do ")
+    assert view.next.startswith("foretrace export demo.json --do prefetch-data --do ")
     assert loads(dumps(view), "whatif") == view
 
 

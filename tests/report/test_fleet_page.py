@@ -64,7 +64,7 @@ def compared(result: FleetResult) -> comparison.Comparison:
 
 @pytest.fixture(scope="module")
 def view(result: FleetResult, cluster: ClusterTree, compared: comparison.Comparison) -> FleetRunView:
-    return fleet.run(result, cluster, path="some/log.csv", repeated=compared)
+    return fleet.run(result, cluster, path="some/log.csv", repeated=compared, next_="foretrace fleet policies")
 
 
 @pytest.fixture(scope="module")

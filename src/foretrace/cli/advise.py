@@ -33,4 +33,4 @@ def advise(
 
     with options.progress("trying techniques"):
         view = report.advise(run.advise(exact=exact), path=str(source))
-    options.answer(view, as_json=as_json, top=top)
+    options.answer(view, as_json=as_json, top=top, rank=rank, steps=steps, salvage=salvage)

@@ -38,4 +38,11 @@ def blame(
     run = options.scenario(source, rank=rank, steps=steps, salvage=salvage, together=all_ranks)
     from foretrace.report import build
 
-    options.answer(build.blame(run.simulate(), by.value, path=str(source)), as_json=as_json, top=top)
+    options.answer(
+        build.blame(run.simulate(), by.value, path=str(source)),
+        as_json=as_json,
+        top=top,
+        rank=rank,
+        steps=steps,
+        salvage=salvage,
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -96,7 +97,7 @@ def device(
     print(f"  {sum(not key.startswith('near ') for key in measured.seconds)} operators timed on {_where(machine)}\n")
     print("\n".join(_table(points, measured.seconds)))
     _say_failed(measured.failed)
-    print(f"\n  stored in {path}\n  next: foretrace whatif TRACE --do mixed-precision")
+    print(f"\n  stored in {path}")
 
 
 def _few(operators: int, threads: int | None, seconds: float, as_json: bool) -> None:
@@ -224,7 +225,7 @@ def run(
     _say_failed(found.failed)
     if found.seconds:
         print(f"  stored in {path}")
-    print("  next: foretrace whatif", source, " ".join(f'--do "{each}"' for each in do))
+    print("  next: foretrace whatif", shlex.join([str(source), *(word for each in do for word in ("--do", each))]))
 
 
 @calibrate.command("network")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -116,7 +117,11 @@ def run(
         result = made.play(record="devices" if html or len(made.workload) <= scenes.RECORD_UP_TO else "nothing")
     tell_origin(result)
     only = scenes.measured(measure, result.workload)
-    view = report.run(result, tree, path=str(trace), only=only)
+    other = "fifo" if policy.split()[:1] == ["las"] else "las"
+    again = shared.again(format=format, speeds=speeds, salvage=salvage, jobs=jobs, restart_s=restart_s)
+    words = [str(trace), "--cluster", cluster or scenes.DEFAULT_CLUSTER, "--policy", policy, "--policy", other, *again]
+    next_ = "" if semantics else shlex.join(["foretrace", "fleet", "compare", *words])
+    view = report.run(result, tree, path=str(trace), only=only, next_=next_)
     if out is not None:
         write_text(out, per_job(result, only))
     if html is not None:

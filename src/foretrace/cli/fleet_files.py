@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -73,7 +74,8 @@ def generate(
             )
         made = drawn(ThroughputTable.read(throughputs), seed=seed, mean_interarrival_s=interarrival_s, jobs=jobs)
         write_csv(made, out)
-        print(f"{len(made):,} jobs are in {out}\n  next: foretrace fleet run {out} --semantics gavel --policy allox")
+        played = f"foretrace fleet run {shlex.quote(str(out))} --semantics gavel --policy allox"
+        print(f"{len(made):,} jobs are in {out}\n  next: {played}")
         return
     if throughputs is not None or interarrival_s:
         raise ForetraceError("--throughputs and --interarrival-s belong to the generator gavel; leave them out.")
@@ -82,7 +84,7 @@ def generate(
     made = load_generator(generator).generate(jobs=jobs, days=days, load=load, seed=seed)
     write_csv(made, out)
     span = float(made.submit_ns[-1]) / 86400e9 if len(made) else 0.0
-    print(f"{len(made):,} jobs over {span:.3g} days are in {out}\n  next: foretrace fleet run {out}")
+    print(f"{len(made):,} jobs over {span:.3g} days are in {out}\n  next: foretrace fleet run {shlex.quote(str(out))}")
 
 
 def export(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -119,21 +120,23 @@ def whatif(
     if not changes:
         raise ForetraceError("nothing would change; give --add-rack, --policy, --to-cluster, --network or --to-load.")
     first, second = scene.scene(spec), scene.scene(after)
+    further = ["compare", "--policy", now, "--policy", after.policy]
+    if after.policy == now:  # one policy is compared with itself by nobody
+        further = ["sweep", "--policy", now, "--set", "add=0,1,2", "--out", "sweep"]
+    again = shared.again(format=format, speeds=speeds, salvage=salvage, jobs=jobs)
     view = report.whatif(
         first.play(),
         second.play(),
         source=str(trace),
         words=(f"{now} on {first.cluster.name}", f"{after.policy} on {second.cluster.name}"),
         changes=changes,
-        next_=f"foretrace fleet compare {trace} --cluster {cluster} --policy {now!r} --policy {after.policy!r}",
+        next_=shlex.join(["foretrace", "fleet", *further, str(trace), "--cluster", cluster, *again]),
     )
     print(dumps(view) if as_json else report.whatif_text(view))
 
 
 def _faster(speeds: str, network: str, tree: ClusterTree) -> str:
     """The model of speed with another bandwidth on all levels above the innermost."""
-    import shlex
-
     from foretrace.hardware.cluster import parse_link
 
     words = shlex.split(speeds)
@@ -191,9 +194,13 @@ def slots(
         seed=seed,
     )  # fmt: skip
     made = scene.scene(spec)
+    again = shared.again(format=format, speeds=speeds, salvage=salvage, jobs=jobs, seed=seed)
     result = made.play(record="devices")
     view = report.slots(
         result, made.cluster, sizes=size, at_s=at, path=str(trace),
-        next_=f"foretrace fleet run {trace} --cluster {cluster} --policy {policy!r} --html fleet.html",
+        next_=shlex.join(
+            [*["foretrace", "fleet", "run"], str(trace), "--cluster", cluster, "--policy", policy, *again]
+        )
+        + " --html fleet.html",
     )  # fmt: skip
     print(dumps(view) if as_json else "\n".join(slots_lines(view)))

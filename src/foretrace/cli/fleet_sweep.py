@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from functools import partial
@@ -84,8 +85,12 @@ def compare(
         )
     view = fleet_answers.compare(
         found, path=str(trace), cluster=made.cluster.name, gpus=made.cluster.gpus, jobs=len(made.workload),
-        next_=f"foretrace fleet sweep {trace} --cluster {cluster} "
-        + " ".join(f"--policy {each!r}" for each in policy) + " --set load=0.5,1,2 --out sweep",
+        next_=shlex.join(
+            ["foretrace", "fleet", "sweep", str(trace), "--cluster", cluster]
+            + [word for each in policy for word in ("--policy", each)]
+            + shared.again(format=format, speeds=speeds, salvage=salvage, jobs=jobs)
+            + ["--set", "load=0.5,1,2", "--out", "sweep"]
+        ),
     )  # fmt: skip
     if html is not None:
         whole = {text: one.play(record="devices") for text, one in runs.items()}
@@ -163,7 +168,13 @@ def sweep(
     named = {key: values for key, values in by.items() if len(values) > 1 or key == "policy"}
     fixed = {each.name for each in fields(base)} - set(named)
     rows = tuple({key: value for key, value in row.items() if key not in fixed} for row in found.rows)
-    view = report.sweep(replace(found, rows=rows), source=str(trace), by=by)
+    asked = ["compare", "--seeds", "20"] if len(policy) > 1 else ["run"]
+    words = [*asked, str(trace), "--cluster", by["cluster"][0]]
+    words += [word for each in policy for word in ("--policy", each)]
+    words += shared.again(format=format, speeds=speeds, salvage=salvage, jobs=jobs)
+    view = report.sweep(
+        replace(found, rows=rows), source=str(trace), by=by, next_=shlex.join(["foretrace", "fleet", *words])
+    )
     print(dumps(view) if as_json else report.sweep_text(view))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -209,8 +210,23 @@ def step_numbers(text: str) -> list[int] | None:
     return numbers
 
 
-def answer(view: View, *, as_json: bool, top: int = 12) -> None:
-    """Print a view on standard output, as JSON or for people."""
+def answer(
+    view: View,
+    *,
+    as_json: bool,
+    top: int = 12,
+    rank: int | None = None,
+    steps: str = "",
+    salvage: bool = False,
+) -> None:
+    """Print a view on standard output, as JSON or for people.
+
+    `rank`, `steps` and `salvage` are how the recording was read: the command to try next reads it in the same way.
+    """
+    if view.next and (words := _reading(rank, steps, salvage)):
+        import msgspec
+
+        view = msgspec.structs.replace(view, next=f"{view.next} {words}")
     if as_json:
         from foretrace.report import jsonout
 
@@ -221,6 +237,12 @@ def answer(view: View, *, as_json: bool, top: int = 12) -> None:
     from foretrace.report.terminal import Terminal, render
 
     print(render(view, Terminal.of(sys.stdout, os.environ), rows=top), end="")
+
+
+def _reading(rank: int | None, steps: str, salvage: bool) -> str:
+    words = [] if rank is None else ["--rank", str(rank)]
+    words += ["--steps", steps] if steps else []
+    return shlex.join([*words, *(["--salvage"] if salvage else [])])
 
 
 def wrote(*files: Path | None, quiet: bool = False) -> None:

@@ -73,7 +73,7 @@ def _report(outcome: Outcome, out: Path) -> list[str]:
     return [
         f"recorded {first.steps} steps: {what} ({size:.1f} MB). {_overhead(first)}",
         *_memory_state(first),
-        f"next: foretrace show {out}",
+        f"next: foretrace show {shlex.quote(str(out))}",
     ]
 
 

@@ -23,4 +23,6 @@ def show(
     run = options.all_ranks(source, rank=rank, steps=steps, salvage=salvage, on=on)
     from foretrace.report import build
 
-    options.answer(build.show(run.simulate(), path=str(source)), as_json=as_json, top=top)
+    options.answer(
+        build.show(run.simulate(), path=str(source)), as_json=as_json, top=top, rank=rank, steps=steps, salvage=salvage
+    )

@@ -20,4 +20,6 @@ def simulate(
     run = options.scenario(source, rank=rank, steps=steps, salvage=salvage, as_recorded=True, together=all_ranks)
     from foretrace.report import build
 
-    options.answer(build.simulate(run.simulate(), path=str(source)), as_json=as_json)
+    options.answer(
+        build.simulate(run.simulate(), path=str(source)), as_json=as_json, rank=rank, steps=steps, salvage=salvage
+    )

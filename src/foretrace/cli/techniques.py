@@ -48,9 +48,7 @@ def techniques(
         where = _listed(models) if models else f"{_listed(ours)} (docs/accuracy.md, not here yet)" if ours else "–"
         print(f"{key:<{width}}  yes      {'yes' if technique.can_apply() else 'no':<5}  {where}")
         print(f"{'':<{width}}  {technique.summary}")
-    print(
-        "\nnext: foretrace techniques NAME, foretrace whatif TRACE --do NAME, or foretrace verify NAME --model resnet50"
-    )
+    print("\nnext: foretrace techniques prefetch-data")
 
 
 def _listed(models: tuple[str, ...]) -> str:

@@ -53,7 +53,7 @@ def whatif(
     with options.progress("weighing the assumptions"):
         found = predicted.whatif()
         view = build.whatif(found, path=str(source))
-    options.answer(view, as_json=as_json)
+    options.answer(view, as_json=as_json, rank=rank, steps=steps, salvage=salvage)
     if html is not None:
         pages.write_report(html, found.before, [found], path=str(source))
     if perfetto is not None:

@@ -54,7 +54,8 @@ def _list(entries: tuple[Entry, ...]) -> None:
         needs = f" (needs {each.needs})" if each.needs else ""
         print(f"{each.name:<{width}}  {each.task:<{wide}}  {tiny:>7}  {full:>7}{needs}")
         print(f"{'':<{width}}  {each.summary}")
-    print("\nnext: foretrace zoo NAME, or foretrace verify TECHNIQUE --model NAME")
+    smallest = min(entries, key=lambda each: each.parameters[0])
+    print(f"\nnext: foretrace zoo {smallest.name}")
 
 
 def _tell(entry: Entry, size: str, run: Trial) -> None:

@@ -41,13 +41,6 @@ from foretrace.trace.trace import LaneKind
 
 HOLDS_BACK = 20  # rows of the ranking that `show` carries
 
-# What to try first, by what holds the step back; the others are looked into with `blame`.
-FIRST_TRY = {
-    "data_loading": "prefetch-data",
-    "launch_bound": "cuda-graphs",
-    "compute": "mixed-precision",
-}
-
 
 def show(timeline: Timeline, *, path: str = "") -> ShowView:
     """What is in a recording and what holds its step back. `path` is the file as the user named it."""
@@ -60,14 +53,14 @@ def show(timeline: Timeline, *, path: str = "") -> ShowView:
     together = ranks.collectives(timeline)
     sentence = headline.show(
         median,
-        rows,
+        rows[:HOLDS_BACK],
         platform=info.platform,
         ranks=len(numbers),
         every=graph.n_steps > 1,
         recurring=often,
         mean=mean,
     )
-    suggestion = _next(bottleneck, rows, graph, path)
+    suggestion = _advise(graph, path)
     if together is not None and together.each:
         suggestion = ranks.next_command(together, timeline.step_time_s, _quoted(path)) or suggestion
         first = ranks.headline(
@@ -113,7 +106,6 @@ def show(timeline: Timeline, *, path: str = "") -> ShowView:
 def blame(timeline: Timeline, by: By = "name", *, path: str = "") -> BlameView:
     """Suspects ranked by what the step would save if they were 10 % faster."""
     rows = _rows(timeline, by)
-    suggestion = _next(headline.bottleneck(breakdowns(timeline)[0]), rows, timeline.graph, path)
     return BlameView(
         headline=headline.blame(rows, timeline.step_time_s, every=timeline.graph.n_steps > 1),
         source=_source(path, timeline.graph.info.source),
@@ -124,7 +116,7 @@ def blame(timeline: Timeline, by: By = "name", *, path: str = "") -> BlameView:
         step_time_s=timeline.step_time_s,
         interval_s=estimated(timeline),
         rows=rows,
-        next="" if suggestion == _blame_by_layer(timeline.graph, path) else suggestion,
+        next=_advise(timeline.graph, path),
     )
 
 
@@ -204,7 +196,7 @@ def whatif(result: WhatIf, *, path: str = "") -> WhatIfView:
         assumptions=tuple(assumption(each.assumption, each.at_low_s, each.at_high_s) for each in result.assumptions),
         why_not_more=result.why_not_more,
         notes=_corrections(result.before.graph),
-        next=f"foretrace whatif {_again(result.before.graph, path)} {_do(written)} --html report.html" if path else "",
+        next=f"foretrace export {_again(result.before.graph, path)} {_do(written)}" if path else "",
     )
 
 
@@ -385,19 +377,9 @@ def _corrections(graph: TaskGraph) -> tuple[str, ...]:
     return tuple(change.what for change in graph.changes if not change.technique)
 
 
-def _next(bottleneck: str, rows: Sequence[BlameRow], graph: TaskGraph, path: str) -> str:
-    """The command that looks into what holds the step back, "" without a file to name."""
-    technique = FIRST_TRY.get(bottleneck)
-    if graph.info.platform == "cpu" and technique == "cuda-graphs":
-        loop = any(row.name.startswith("Optimizer.step") for row in rows[:6])
-        technique = "fused-optimizer" if loop else None
-    if not path:
-        return ""
-    return f"foretrace whatif {_again(graph, path)} --do {technique}" if technique else _blame_by_layer(graph, path)
-
-
-def _blame_by_layer(graph: TaskGraph, path: str) -> str:
-    return f"foretrace blame {_again(graph, path)} --by layer"
+def _advise(graph: TaskGraph, path: str) -> str:
+    """The command that says what to do about a run, "" without a file to name."""
+    return f"foretrace advise {_again(graph, path)}" if path else ""
 
 
 def _again(graph: TaskGraph, path: str) -> str:

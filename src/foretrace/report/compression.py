@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -67,7 +68,7 @@ def advise(advice: Advice, *, source: str, notes: Sequence[str] = ()) -> Compres
     paying = advice.paying
     open_ = any(each.verdict == CANNOT_TELL for each in advice.methods)
     best = paying[0] if paying else None
-    do = f'--do "{advice.parallel}"' + (f' --do "{best.technique}"' if best else "")
+    do = [str(advice.parallel), *([str(best.technique)] if best else [])]
     return CompressionAdviseView(
         headline=headline(advice),
         source=source,
@@ -87,7 +88,7 @@ def advise(advice: Advice, *, source: str, notes: Sequence[str] = ()) -> Compres
         required_interval=advice.required_interval,
         methods=tuple(_method(each) for each in advice.methods),
         notes=(*_notes(advice), *notes),
-        next=f"foretrace whatif {source} {do}",
+        next=shlex.join(["foretrace", "whatif", source, *(word for each in do for word in ("--do", each))]),
     )
 
 
@@ -124,7 +125,9 @@ def headline(advice: Advice) -> str:
     nearest = max(advice.methods, key=lambda each: each.gain_s)
     low, high = nearest.gain_interval_s
     if nearest.gain_s > 0:
-        most = f"{_short(nearest)} comes nearest, {seconds(nearest.gain_s)} ({_signed(low)} – {_signed(high)}) off a step"
+        most = (
+            f"{_short(nearest)} comes nearest, {seconds(nearest.gain_s)} ({_signed(low)} – {_signed(high)}) off a step"
+        )
     else:
         most = (
             f"every method is predicted to lose, {_short(nearest)} least, {seconds(-nearest.gain_s)} "

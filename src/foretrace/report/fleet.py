@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from math import isfinite
 
@@ -91,7 +90,7 @@ def run(
     sizes: Sequence[int] | None = None,
     levels: Sequence[str] | None = None,
     repeated: Comparison | None = None,
-    next_: str | None = None,
+    next_: str = "",
 ) -> FleetRunView:
     """The answer to one simulation; `repeated` adds intervals from more runs of the same policy.
 
@@ -166,7 +165,7 @@ def run(
         repeated_how=how,
         facts={key: str(value) for key, value in result.facts.items() if isinstance(value, str | int | float | bool)},
         notes=tuple(notes),
-        next=_next(path, result) if next_ is None else next_,
+        next=next_,
     )  # fmt: skip
 
 
@@ -313,7 +312,3 @@ def _intervals(result: FleetResult, repeated: Comparison | None) -> tuple[dict[s
         if isfinite(each.mean) and each.low is not None
     }
     return views, repeated.repetitions, repeated.how, repeated.level
-
-
-def _next(path: str, result: FleetResult) -> str:
-    return f"foretrace fleet compare {shlex.quote(path)} --cluster {shlex.quote(result.cluster)}" if path else ""

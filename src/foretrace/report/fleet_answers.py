@@ -172,5 +172,7 @@ def fit(made: Generator, *, path: str, stored: str) -> FleetFitView:
         in_sweeps=swept / jobs,
         stored=stored,
         notes=tuple(notes),
-        next=f"foretrace fleet generate {shlex.quote(stored)} --days 30 --load 1.2 -o generated.csv" if stored else "",
+        next=f"foretrace fleet generate {shlex.quote(stored)} --days 30 --load 1.2 --out generated.csv"
+        if stored
+        else "",
     )

@@ -188,7 +188,7 @@ def _figure(value: float | None, seconds: bool) -> str:
     return long_time(value) if seconds else f"{value:.4g}"
 
 
-def sweep(found: Swept, *, source: str, by: Mapping[str, Sequence[Any]]) -> FleetSweepView:
+def sweep(found: Swept, *, source: str, by: Mapping[str, Sequence[Any]], next_: str) -> FleetSweepView:
     """All cells of a sweep."""
     columns = list(found.rows[0]) if found.rows else []
     means = [(row.get("mean_jct_s"), row) for row in found.rows if isinstance(row.get("mean_jct_s"), float)]
@@ -205,7 +205,7 @@ def sweep(found: Swept, *, source: str, by: Mapping[str, Sequence[Any]]) -> Flee
         reused=found.reused,
         columns=tuple(columns),
         rows=tuple(tuple(row.get(name) for name in columns) for row in found.rows),
-        next=f"foretrace fleet compare {source} --seeds 20",
+        next=next_,
     )
 
 

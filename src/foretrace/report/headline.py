@@ -176,12 +176,13 @@ def simulate(step_s: float, measured_s: float, structural_error: float) -> str:
 
 def blame(rows: Sequence[BlameRow], step_s: float, *, every: bool) -> str:
     """The first of the ranking: who saves most if 10 % faster, and what is saved without it."""
-    named = [row for row in rows if row.saved_if_10pct_faster_s > 0 and not row.name.startswith("(no ")]
+    named = [row for row in rows if row.saved_if_10pct_faster_s > 0]
     if not named:
         return "Nothing in this recording would make the step faster if it were 10 % faster itself."
     top = named[0]
+    who = f"What has {short_name(top.name)[1:-1]}" if top.name.startswith("(no ") else short_name(top.name)
     return (
-        f"{short_name(top.name)} holds the step back most: without it, "
+        f"{who} holds the step back most: without it, "
         f"{of(top.saved_if_removed_s, step_s, every=every)} would be saved, "
         f"{seconds(top.saved_if_10pct_faster_s)} if it were 10 % faster."
     )

@@ -68,9 +68,7 @@ def check(series: Series, expected: Network, *, on: str, source: str) -> Network
         suspicions=suspicions,
         sizes=found,
         notes=(expected.cost(series.kind, series.nbytes[-1], workers=series.workers).why,),
-        next="foretrace calibrate network, or NCCL_DEBUG=INFO for the rings and cards that were chosen"
-        if slower
-        else f'foretrace whatif TRACE --do "data-parallel workers={series.workers} network={source}"',
+        next="foretrace calibrate network" if slower else "foretrace techniques data-parallel",
     )
 
 
@@ -313,7 +311,7 @@ def calibrated(table: CollectiveTable, path: Path) -> CalibrateNetworkView:
         left_out_error=sum(errors) / len(errors) if errors else None,
         sizes=rows,
         missing=dict(table.missing),
-        next=f'foretrace whatif TRACE --do "data-parallel workers={first.workers} network={path}"',
+        next="foretrace techniques data-parallel",
     )
 
 
@@ -407,7 +405,7 @@ def devices_lines(view: DevicesView) -> Iterator[str]:
         cells = (getattr(each, field) for field in fields)
         row = "  ".join(f"{'–' if cell is None else digits(cell):>12}" for cell in cells)
         yield f"  {each.short:<{width}}  {each.launch_year:>4}  {row}  {each.scaleup_link or '–'}"
-    yield "\n  next: foretrace devices NAME, with the source of every figure"
+    yield f"\n  next: foretrace devices {view.devices[0].short}" if len(view.devices) > 1 else ""
 
 
 def _one_device(each: DeviceView) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -112,7 +113,7 @@ def operators(graph: OperatorGraph, *, path: str = "", fused: bool = False) -> O
         unknown=graph.unknown(),
         unknown_bytes_share=other / nbytes if nbytes else 0.0,
         notes=graph.notes,
-        next=f"foretrace operators {path} --fuse" if path and not fused else "foretrace estimate --help",
+        next=f"foretrace operators {shlex.quote(path)} --fuse" if path and not fused else "foretrace estimate --help",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from html import escape
 from math import log10
@@ -121,9 +122,7 @@ def stash(found: Stalls | Compared, *, source: str, workers: int) -> StashView:
         runs_s=compared.runs_s if compared else {},
         unknown=predicted.unknown,
         notes=compared.notes if compared else (),
-        next=f"foretrace cloud advise {source} --samples N"
-        if compared is None
-        else f'foretrace rig verify "data-parallel" --model {source} --link 1gbit',
+        next=f"foretrace advise {shlex.quote(source)}" if compared is None else "foretrace rig check",
     )
 
 
@@ -186,7 +185,7 @@ def cloud(found: Advice, wanted: Wanted, *, source: str) -> CloudAdviseView:
         offers=tuple(map(_offer, found.offers)),
         left_out=found.left_out,
         assumptions=found.assumed,
-        next=f"foretrace stash {source} --workers N --inside LINK",
+        next=f"foretrace advise {shlex.quote(source)}",
     )
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from foretrace.plaintext import visible
 from foretrace.report import wording
-from foretrace.report.names import short_names
+from foretrace.report.names import short_name, short_names
 from foretrace.report.units import (
     between,
     change,
@@ -177,7 +177,7 @@ def _show(view: ShowView, terminal: Terminal, rows: int) -> list[RenderableType]
             parts.append(_note(line))
     if view.holds_back:
         title = "what holds the step back" + (" (sum of the ranks)" if view.ranks > 1 else "")
-        parts += ["", _ranking(view.holds_back[:rows], title, view.platform, terminal)]
+        parts += ["", _ranking(_named_too(view.holds_back, rows, view.headline), title, view.platform, terminal)]
     for note in [*wording.trust(view), *view.notes]:
         parts.append(_note(note))
     return parts
@@ -346,6 +346,12 @@ def _ranking(rows: Sequence[BlameRow], title: str, platform: str, terminal: Term
             cells = [wording.WHERE.get(row.kind, row.kind), *cells]
         table.add_row(Text(short, style=KIND_STYLES.get(row.kind, "")), *cells)
     return _indented(table)
+
+
+def _named_too(rows: Sequence[BlameRow], most: int, headline: str) -> Sequence[BlameRow]:
+    """The first rows, and behind them the one that the headline is about where it is further down."""
+    named = [row for row in rows[most:] if short_name(row.name, 40) in headline]
+    return [*rows[:most], *named[:1]]
 
 
 def _room(terminal: Terminal) -> int:
