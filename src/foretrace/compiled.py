@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import numba
 
-_Loop = TypeVar("_Loop", bound=Callable[..., Any])
 
-
-def njit(**options: Any) -> Callable[[_Loop], _Loop]:
+def njit(**options: Any) -> Any:
     """`numba.njit`, kept on disk where that can be.
 
     Where neither the installation nor the user's cache folder may be written (a container without a home), every
     process compiles for itself; NUMBA_CACHE_DIR names a folder.
     """
 
-    def compiled(loop: _Loop) -> _Loop:
-        made: _Loop
+    def compiled(loop: Any) -> Any:
         try:
-            made = numba.njit(cache=True, **options)(loop)
+            return numba.njit(cache=True, **options)(loop)
         except RuntimeError as error:
             if "cannot cache" not in str(error):
                 raise
-            made = numba.njit(**options)(loop)
-        return made
+            return numba.njit(**options)(loop)
 
     return compiled

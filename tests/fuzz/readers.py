@@ -159,7 +159,7 @@ def _recording(events: list[dict[str, Any]], rank: int = 0, **more: Any) -> byte
 def recordings() -> Samples:
     """A GPU recording, CPU recordings as PyTorch's profiler and as our recorder write them, bare and packed ones."""
     gpu, cpu = _recording(_gpu_recording()), _cpu_recording()
-    bare = {"deviceProperties": [], "distributedInfo": {}}
+    bare: dict[str, Any] = {"deviceProperties": [], "distributedInfo": {}}
     words = ("LaunchKernel", "MemcpyAsync", "EventRecord", "StreamWaitEvent", "DeviceSynchronize")
     rocm = [{**e, "name": re.sub(f"^cuda({'|'.join(words)})$", r"hip\1", e["name"])} for e in _gpu_recording()]
     kinds = {"cpu_op": "Operator", "cuda_runtime": "Runtime", "kernel": "Kernel", "gpu_memcpy": "Memcpy"}
@@ -664,9 +664,10 @@ def _play_measured(path: Path, way: int) -> Iterator[Figure]:
     from foretrace.cost.measured import Measured
 
     found = Measured.from_table(path)
-    for table in (*found.calls.values(), *found.sizes.values()):
-        for time in table.values():
-            yield "time", [time.seconds, time.low_s, time.high_s, time.count]
+    times = [time for table in found.calls.values() for time in table.values()]
+    times += [time for table in found.sizes.values() for time in table.values()]
+    for time in times:
+        yield "time", [time.seconds, time.low_s, time.high_s, time.count]
 
 
 _CELLS = "|nor_conv_3x3~0|+|nor_conv_3x3~0|avg_pool_3x3~1|+|skip_connect~0|nor_conv_3x3~1|skip_connect~2|"
@@ -793,6 +794,8 @@ def _play_simulators(path: Path, way: int) -> Iterator[Figure]:
 def _readers() -> Iterator[Reader]:
     from foretrace.fleet.formats import FORMATS
 
+    covers: tuple[str, ...]
+    samples: Callable[[], Samples]
     yield Reader(name="recording", covers=("trace.stream", "trace.kineto", "trace.read", "trace.tables", "trace.trace"),
                  samples=recordings, play=_play_recording)  # fmt: skip
     yield Reader(name="ranks", covers=("trace.stream", "graph.ranks"), samples=rank_archives, play=_play_ranks)

@@ -298,7 +298,7 @@ def import_lines(text: str, source: str) -> tuple[Row, ...]:
             continue
         try:
             rows.append(msgspec.json.decode(line, type=Row))
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ForetraceError(
                 f"{source}, line {number} is no row of a ledger ({error}); give a file that "
                 "foretrace ledger --export FILE.jsonl wrote."
