@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numba
 
+_Loop = TypeVar("_Loop", bound=Callable[..., Any])
 
-def njit(**options: Any) -> Any:
+
+def njit(**options: Any) -> Callable[[_Loop], _Loop]:
     """`numba.njit`, kept on disk where that can be.
 
     Where neither the installation nor the user's cache folder may be written (a container without a home), every
     process compiles for itself; NUMBA_CACHE_DIR names a folder.
     """
 
-    def compiled(loop: Any) -> Any:
+    def compiled(loop: _Loop) -> _Loop:
+        made: _Loop
         try:
-            return numba.njit(cache=True, **options)(loop)
+            made = numba.njit(cache=True, **options)(loop)
         except RuntimeError as error:
             if "cannot cache" not in str(error):
                 raise
-            return numba.njit(**options)(loop)
+            made = numba.njit(**options)(loop)
+        return made
 
     return compiled

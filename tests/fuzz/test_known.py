@@ -113,3 +113,13 @@ def test_what_the_recorder_stores_is_kept() -> None:
     data = Path(__file__).resolve().parents[1] / "data"
     for name in ("cnn.json.gz", "recommender.json.gz", "recommender-fused.json.gz"):
         assert not [each for each in read(data / name).dropped if "recorder's fact" in each.reason]
+
+
+@pytest.mark.parametrize("sample", ["gpu.json", "cpu.json", "rocm.json"])
+def test_a_step_without_any_time_is_shown(sample: str, tmp_path: Path) -> None:
+    told = json.loads(recordings()[sample])
+    for event in told["traceEvents"]:
+        event |= {"ts": 5, "dur": 0} if event["ph"] == "X" else {"ts": 5}
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps(told))
+    assert answer("recording", path) == ""

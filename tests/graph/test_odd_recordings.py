@@ -44,7 +44,7 @@ def outcome(path: Path, events: list[dict[str, Any]], head: dict[str, Any]) -> s
             assert (scenario.graph.dur >= 0).all()
             build.show(timeline)
             for by in ("name", "layer", "phase"):
-                build.blame(timeline, by)  # type: ignore[arg-type]
+                build.blame(timeline, by)
             timeline.critical_path()
         profile(timeline, peaks=peaks_of(scenario.graph, gflops=1e3, gb_s=100.0), memory=split(run.trace))
     except ForetraceError as error:

@@ -12,4 +12,5 @@ def at(table: npt.NDArray[Any], index: npt.NDArray[Any], default: Any) -> npt.ND
     """`table[index]`, `default` where the index is below 0."""
     if not len(table):
         return np.full(len(index), default, dtype=table.dtype)
-    return np.where(index >= 0, table[np.maximum(index, 0)], default)
+    found: npt.NDArray[Any] = np.where(index >= 0, table[np.maximum(index, 0)], default)
+    return found
