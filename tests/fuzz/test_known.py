@@ -119,7 +119,7 @@ def test_what_the_recorder_stores_is_kept() -> None:
 def test_a_step_without_any_time_is_shown(sample: str, tmp_path: Path) -> None:
     told = json.loads(recordings()[sample])
     for event in told["traceEvents"]:
-        event |= {"ts": 5, "dur": 0} if event["ph"] == "X" else {"ts": 5}
+        event.update({"ts": 5, "dur": 0} if event["ph"] == "X" else {"ts": 5})
     path = tmp_path / "t.json"
     path.write_text(json.dumps(told))
     assert answer("recording", path) == ""
