@@ -369,8 +369,8 @@ def main() -> int:
     begun = time.monotonic()
     inputs = inputs_of(names, seed=asked.seed, first=asked.first, count=asked.inputs)
     until = begun + asked.seconds if asked.seconds else float("inf")
-    found = run(inputs, until=until, hang_s=asked.hang, workers=asked.workers)
-    return report(found, time.monotonic() - begun)
+    findings = run(inputs, until=until, hang_s=asked.hang, workers=asked.workers)
+    return report(findings, time.monotonic() - begun)
 
 
 def warm(names: Sequence[str]) -> None:

@@ -29,6 +29,7 @@ STREAMED = 64 << 30  # bytes of a file that is read piece by piece
 _BLOCK = 1 << 20
 _MOST_NODES = 100_000  # of YAML with its aliases written out, beyond ten times what stands in the file
 _MOST_DEPTH = 100
+_MOST_DIGITS = 30  # of a whole number; a float holds every such number, if not exactly
 
 _SURROGATE = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\\\|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
@@ -168,7 +169,7 @@ def parse_json(text: str | bytes, where: str, *, mend: str = "mend it") -> Any:
     try:
         if isinstance(text, bytes):
             text = text.decode("utf-8-sig")
-        return json.loads(_SURROGATE.sub(_whole, text), parse_constant=_no_constant)
+        return json.loads(_SURROGATE.sub(_whole, text), parse_constant=_no_constant, parse_int=_int)
     except RecursionError:
         raise ForetraceError(f"{where} is JSON that is nested too deeply; {mend}.") from None
     except ValueError as error:
@@ -177,6 +178,12 @@ def parse_json(text: str | bytes, where: str, *, mend: str = "mend it") -> Any:
 
 def _whole(match: re.Match[str]) -> str:
     return match[0] if len(match[0]) != 6 else "\\ufffd"
+
+
+def _int(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError(f"a number has {len(digits):,} digits")
+    return int(digits)
 
 
 def _no_constant(name: str) -> Any:

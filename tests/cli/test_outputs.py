@@ -88,7 +88,7 @@ def test_a_terminal_without_our_characters_gets_others(cnn: Path) -> None:
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     Printed(out).write("µs · 1 – 2 → ×3 日\n")
     out.flush()
-    assert out.buffer.getvalue() == b"us - 1 - 2 -> x3 \\u65e5\n"  # type: ignore[attr-defined]
+    assert out.buffer.getvalue() == b"us - 1 - 2 -> x3 \\u65e5\n"
 
 
 def test_names_that_are_no_utf8(tmp_path: Path) -> None:

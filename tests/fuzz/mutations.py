@@ -111,12 +111,64 @@ def in_json(data: bytes, dice: Random) -> bytes:
         root = json.loads(data, object_pairs_hook=Pairs)
     except (ValueError, RecursionError):
         return in_bytes(data, dice)
+    if dice.random() < 0.5 and (events := _events(root)):
+        _edit_events(events, dice)
+        return _written(root, ",").encode("utf-8", "surrogatepass")
     places = list(_places(root))
     if not places:
         return dice.choice(NUMBERS).encode()
     for _ in range(dice.choice((1, 1, 1, 1, 2, 4))):
         _edit(*dice.choice(places), places, dice)
     return _written(root, dice.choice((",", ",", ", ", ",\n"))).encode("utf-8", "surrogatepass")
+
+
+def _events(root: Any) -> list[Pairs]:
+    """The events of a recording, the list itself; empty for anything else."""
+    found = dict(root).get("traceEvents") if isinstance(root, Pairs) else root
+    if isinstance(found, list) and found and all(isinstance(each, Pairs) for each in found):
+        return found
+    return []
+
+
+def _edit_events(events: list[Pairs], dice: Random) -> None:
+    """What befalls a class of events at once: gone, alone, elsewhere, at other times, with other links."""
+    key = dice.choice(("cat", "name", "tid", "ph"))
+    value = dict(dice.choice(events)).get(key)
+    chosen = [i for i, each in enumerate(events) if dict(each).get(key) == value]
+
+    def put(field: str, new: Callable[[Any], Any]) -> None:
+        for i in chosen:
+            events[i] = Pairs([(k, new(v)) if k == field else (k, v) for k, v in events[i]])
+
+    def number(new: Callable[[float], float]) -> Callable[[Any], Any]:
+        return lambda old: new(old) if isinstance(old, int | float) and not isinstance(old, bool) else old
+
+    match dice.randrange(10):
+        case 0:
+            events[:] = [each for i, each in enumerate(events) if i not in set(chosen)]
+        case 1:
+            events[:] = [events[i] for i in chosen]
+        case 2:
+            events[:] = [each for each in events if dice.random() < dice.choice((0.1, 0.5, 0.9))]
+        case 3:
+            put("tid", lambda _: dice.choice((10, 11, 7, 20, "x")))
+        case 4:
+            factor = dice.choice((0, 0.001, 1000, -1))
+            put("dur", number(lambda old: old * factor))
+        case 5:
+            shift = dice.choice((1, -1, 50, 333, 5000, -5000, 1e9))
+            put("ts", number(lambda old: old + shift))
+        case 6:
+            at = dict(dice.choice(events)).get("ts", 0)
+            put("ts", lambda _: at)
+        case 7:
+            put("cat", lambda _: dict(dice.choice(events)).get("cat", "cpu_op"))
+        case 8:
+            put("name", lambda _: dict(dice.choice(events)).get("name", ""))
+        case _:
+            shift = dice.choice((0, 1, 100, 2000))
+            events += [Pairs([(k, number(lambda old: old + shift)(v) if k == "ts" else v) for k, v in events[i]])
+                       for i in chosen]  # fmt: skip
 
 
 def _places(node: Any) -> list[tuple[Any, int]]:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from foretrace.cli.streams import Printed
-from foretrace.errors import ForetraceError
+from foretrace.errors import ForetraceError, NotApplicableError
 
 Figure = tuple[str, Any]  # a name, and numbers that must be finite and not negative
 Samples = Mapping[str, bytes]  # by file name, whose ending says what kind of file it is
@@ -159,8 +159,27 @@ def _recording(events: list[dict[str, Any]], rank: int = 0, **more: Any) -> byte
 def recordings() -> Samples:
     """A GPU recording, CPU recordings as PyTorch's profiler and as our recorder write them, bare and packed ones."""
     gpu, cpu = _recording(_gpu_recording()), _cpu_recording()
-    bare = {"deviceProperties": [], "distributedInfo": {}}
+    bare: dict[str, Any] = {"deviceProperties": [], "distributedInfo": {}}
+    words = ("LaunchKernel", "MemcpyAsync", "EventRecord", "StreamWaitEvent", "DeviceSynchronize")
+    rocm = [{**e, "name": re.sub(f"^cuda({'|'.join(words)})$", r"hip\1", e["name"])} for e in _gpu_recording()]
+    kinds = {"cpu_op": "Operator", "cuda_runtime": "Runtime", "kernel": "Kernel", "gpu_memcpy": "Memcpy"}
+    legacy = [{**e, "cat": kinds.get(e.get("cat", ""), e.get("cat"))} for e in _gpu_recording() if e["ph"] == "X"]
+    captured = [
+        {**e, "name": "cudaGraphLaunch"} if e["name"] == "cudaLaunchKernel" else
+        {**e, "args": {**e["args"], "correlation": e["args"]["correlation"] // 10 * 10 + 2, "graph id": 1}}
+        if e.get("cat") == "kernel" else e
+        for e in _gpu_recording()
+    ]  # fmt: skip
+    real = json.loads(gzip.decompress((Path(__file__).parents[1] / "data" / "cnn.json.gz").read_bytes()))
+    first = min(e["ts"] for e in real["traceEvents"] if e.get("name", "").startswith("ProfilerStep"))
+    real["traceEvents"] = [e for e in real["traceEvents"] if e.get("ts", 0) >= first][:150]
+    facts = {key: real["foretrace"][key][:8] for key in ("parameters", "modules", "module_calls")}
+    real["foretrace"] |= {**facts, "gradient_order": [[0, 5], [7, 9]]}
     return {
+        "rocm.json": _recording(rocm),
+        "legacy.json": _recording(legacy),
+        "captured.json": _recording(captured),
+        "real.json": json.dumps(real).encode(),
         "gpu.json": gpu,
         "cpu.json": _recording(cpu, **bare),
         "own.json": _recording(cpu, **bare, foretrace=_recorded_steps(4)),
@@ -198,9 +217,13 @@ def _of_scenario(run: Any, path: Path, way: int) -> Iterator[Figure]:
     yield "dur", graph.dur
     yield "step", timeline.step_time_s
     yield "end", timeline.end - timeline.start
+    try:
+        changed = run.apply(*parse_all(["scale name=* by=0.5"]))
+    except NotApplicableError:  # of a recording whose device work waits for what nobody knows
+        changed = None
+    else:
+        yield "after", changed.simulate().step_time_s
     if way > 1:
-        found = run.apply(*parse_all(["scale name=* by=0.5"]))
-        yield "after", found.simulate().step_time_s
         return
     show, blame = build.show(timeline, path=str(path)), build.blame(timeline, path=str(path))
     for view in (show, blame, build.simulate(timeline, path=str(path))):
@@ -208,7 +231,9 @@ def _of_scenario(run: Any, path: Path, way: int) -> Iterator[Figure]:
         dumps(view)
         printed(render(view, Terminal(width=100)))
         printed(render(view, Terminal(width=60, bars=True, colour=True)), colour=True)
-    found = run.apply(*parse_all(["scale name=* by=0.5"])).whatif()
+    if changed is None:
+        return
+    found = changed.whatif()
     yield "after", [found.before.step_time_s, found.after.step_time_s, *found.interval_s]
     yield "what if", build.whatif(found, path=str(path))
     perfetto.export([build.track("recorded", timeline), build.track("after", found.after)])
@@ -493,6 +518,8 @@ def _play_fleet(format: str) -> Callable[[Path, int], Iterator[Figure]]:
         yield "gpus", workload.gpus
         known = np.isfinite(workload.work_s)
         yield "work", workload.work_s[known]
+        if way >= 4:
+            return
         workload = replace(workload, work_s=np.where(known, workload.work_s, 100.0))
         for name in ("fifo", "srtf")[: 1 + (way < 2)]:
             result = simulate(workload, parse_cluster("2x2x4"), policies.parse(name))
@@ -637,9 +664,10 @@ def _play_measured(path: Path, way: int) -> Iterator[Figure]:
     from foretrace.cost.measured import Measured
 
     found = Measured.from_table(path)
-    for table in (*found.calls.values(), *found.sizes.values()):
-        for time in table.values():
-            yield "time", [time.seconds, time.low_s, time.high_s, time.count]
+    times = [time for table in found.calls.values() for time in table.values()]
+    times += [time for table in found.sizes.values() for time in table.values()]
+    for time in times:
+        yield "time", [time.seconds, time.low_s, time.high_s, time.count]
 
 
 _CELLS = "|nor_conv_3x3~0|+|nor_conv_3x3~0|avg_pool_3x3~1|+|skip_connect~0|nor_conv_3x3~1|skip_connect~2|"
@@ -766,6 +794,8 @@ def _play_simulators(path: Path, way: int) -> Iterator[Figure]:
 def _readers() -> Iterator[Reader]:
     from foretrace.fleet.formats import FORMATS
 
+    covers: tuple[str, ...]
+    samples: Callable[[], Samples]
     yield Reader(name="recording", covers=("trace.stream", "trace.kineto", "trace.read", "trace.tables", "trace.trace"),
                  samples=recordings, play=_play_recording)  # fmt: skip
     yield Reader(name="ranks", covers=("trace.stream", "graph.ranks"), samples=rank_archives, play=_play_ranks)

@@ -42,7 +42,7 @@ def _files(folder: Path) -> dict[str, tuple[Path, str]]:
     put("nsys/report1.nsys-rep", b"x")
     (folder / "above" / "rank").mkdir(parents=True)
     write(folder / "above" / "rank" / "0.json", training())
-    xplane = b"\x0a\xa1\xf0\x08\x12\x0e/host:metadata\"\xbf"
+    xplane = b'\x0a\xa1\xf0\x08\x12\x0e/host:metadata"\xbf'
     return {
         "nsys report": (put("r.nsys-rep", b"\x01\x02"), "Nsight Systems.*foretrace record"),
         "nsys database": (folder / "a.sqlite", "SQLite.*foretrace record"),

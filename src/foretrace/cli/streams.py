@@ -101,10 +101,10 @@ def guarded() -> Iterator[None]:
     """Standard output and error as above, while a command runs."""
     _keep_numbers()
     out, err = sys.stdout, sys.stderr
-    sys.stdout = Printed(out or _Closed(), colours=bool(out) and out.isatty())  # type: ignore[assignment, arg-type]
+    sys.stdout = Printed(out or _Closed(), colours=bool(out) and out.isatty())  # type: ignore[arg-type]
     with open(os.devnull, "w", encoding="utf-8") as nowhere:  # noqa: PTH123  (a device, not a path of ours)
         if err is None:  # print would turn to standard output instead
-            sys.stderr = nowhere  # type: ignore[unreachable]
+            sys.stderr = nowhere
         try:
             yield
         finally:

@@ -103,7 +103,7 @@ class Simulation:
         limit = NEVER if max_events is None else max_events
         self.state.s[engine.LIMIT] = limit
         while True:
-            why = engine.run(self.state, until)
+            why = engine.run(self.state, until)  # type: ignore[no-untyped-call]
             if why == engine.NEED_SPEED:
                 self._learn()
             elif why == engine.NEED_ROOM:

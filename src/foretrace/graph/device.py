@@ -11,6 +11,7 @@ import numpy.typing as npt
 from foretrace.graph.calls import Call, is_collective
 from foretrace.graph.host import Host
 from foretrace.graph.kernels import farthest
+from foretrace.graph.lookup import at
 from foretrace.graph.taskgraph import TaskKind
 from foretrace.trace.trace import Category, LaneKind, Trace
 
@@ -196,8 +197,8 @@ def device_tasks(trace: Trace, host: Host, platform: str) -> Device:
     launches = np.zeros(len(host.event), dtype=np.bool_)
     launches[inner[inner >= 0]] = True
     outer = farthest(host.parent, host.rows(launches | (host.call != Call.CHEAP)))
-    call = np.where(inner >= 0, outer[inner], -1)
-    launch = np.where(call >= 0, host.start[call], BEFORE)
+    call = at(outer, inner, -1)
+    launch = at(host.start, call, BEFORE)
     same = np.zeros(len(rows), dtype=np.bool_)
     same[1:] = lane[1:] == lane[:-1]
     previous = np.where(same, np.arange(len(rows)) - 1, -1)

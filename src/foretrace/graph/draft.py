@@ -17,6 +17,7 @@ from foretrace.graph.device import Device
 from foretrace.graph.host import Host
 from foretrace.graph.layers import WAYS, Layers
 from foretrace.graph.links import IN_FLIGHT, Links
+from foretrace.graph.lookup import at as values_at
 from foretrace.graph.settle import settle
 from foretrace.graph.steps import Steps
 from foretrace.graph.taskgraph import NO_RELEASE, EdgeClass, EdgeKind, Lane, Phase, TaskGraph, TaskKind
@@ -102,7 +103,7 @@ class Draft:
             recorded=threads.start,
             nbytes=nbytes,
             flops=flops,
-            op=np.where(operator >= 0, host.name[np.maximum(operator, 0)] if len(host.event) else -1, -1),
+            op=values_at(host.name, operator, -1),
             shape=self._shape_of(operator),
             probes=self._probes(),
         )
@@ -162,16 +163,14 @@ class Draft:
             recorded=device.start,
             nbytes=nbytes,
             flops=flops,
-            op=np.where(operator >= 0, host.name[np.maximum(operator, 0)] if len(host.event) else -1, -1),
+            op=values_at(host.name, operator, -1),
             shape=self._shape_of(operator),
             probes=np.zeros(len(device), np.int64),
         )
 
     def _shape_of(self, operator: Int64) -> Int64:
         """Inputs of the operators in these host spans, as index into the trace's shapes; −1 where unknown."""
-        if not len(self.host.event):
-            return np.full(len(operator), -1, dtype=np.int64)
-        return np.where(operator >= 0, self.trace.shape[self.host.event[np.maximum(operator, 0)]], -1).astype(np.int64)
+        return values_at(self.trace.shape[self.host.event], operator, -1).astype(np.int64)
 
     @cached_property
     def layers(self) -> Layers:
@@ -179,10 +178,7 @@ class Draft:
         return Layers(self.host, self.steps)
 
     def _annotation_or_none(self, span: Int64) -> Int64:
-        if not len(self.host.event):
-            return np.full(len(span), -1, dtype=np.int64)
-        at = np.maximum(span, 0)
-        return np.where(span >= 0, self.host.annotation[at], -1)
+        return values_at(self.host.annotation, span, -1)
 
     def _extra(self, name: str) -> int:
         """Index of a name that the recording does not have."""

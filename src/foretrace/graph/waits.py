@@ -14,6 +14,7 @@ import numpy.typing as npt
 from foretrace.graph.calls import Call
 from foretrace.graph.device import Device
 from foretrace.graph.host import Host
+from foretrace.graph.lookup import at
 from foretrace.graph.streams import Streams
 from foretrace.graph.taskgraph import EdgeKind, TaskKind
 
@@ -129,8 +130,8 @@ class _Waits:
         """Copies whose call returns only after (or shortly before) their end."""
         device, host = self.device, self.host
         linked = device.call >= 0
-        call_class = np.where(linked, host.call[device.inner_call], Call.CHEAP)
-        call_end = np.where(linked, host.end[device.call], 0)
+        call_class = at(host.call, np.where(linked, device.inner_call, -1), Call.CHEAP)
+        call_end = at(host.end, device.call, 0)
         synchronous = linked & (call_class == Call.COPY_SYNC) & (device.kind == TaskKind.COPY)
         pageable = linked & device.waits_for_copy
         # A small pageable copy to the device is handed over: its call ends before the copy starts (R4).

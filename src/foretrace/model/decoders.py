@@ -179,6 +179,9 @@ _WHOLE = (
 )  # fmt: skip
 
 
+_OPTIONAL = ("num_key_value_heads", "max_position_embeddings", "head_dim")
+
+
 def _from_config(path: Path) -> Shape:
     try:
         found = msgspec.json.decode(reading.read_bytes(path))
@@ -186,8 +189,10 @@ def _from_config(path: Path) -> Shape:
         raise ForetraceError(f"{path} is no configuration that can be read: {error}.") from error
     kind = found.get("model_type") if isinstance(found, dict) else None
     for key in _WHOLE:
-        value = found.get(key) if isinstance(found, dict) else None
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 < value < _MOST_WORDS):
+        if not isinstance(found, dict) or key not in found or (found[key] is None and key in _OPTIONAL):
+            continue
+        value = found[key]
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < _MOST_WORDS:
             raise ForetraceError(f"{path}: {key} must be a whole number above 0, got {value!r}; mend it.")
     if kind not in ("llama", "mistral"):
         raise ForetraceError(
@@ -198,7 +203,7 @@ def _from_config(path: Path) -> Shape:
         layers, hidden, heads = (found[key] for key in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
         made = _llama(
             path.parent.name or kind, str(path), layers, hidden, heads, found.get("num_key_value_heads") or heads,
-            found["intermediate_size"], found["vocab_size"], min(found.get("max_position_embeddings", 4096), 4096),
+            found["intermediate_size"], found["vocab_size"], min(found.get("max_position_embeddings") or 4096, 4096),
         )  # fmt: skip
     except KeyError as error:
         raise ForetraceError(f"{path} has no {error}; give a whole configuration of transformers.") from error

@@ -27,8 +27,11 @@ from foretrace.hardware.devices import Device
 from foretrace.model.messages import Collective
 from foretrace.model.operator_graph import OperatorGraph, Role
 from foretrace.model.strategy import Strategy
+from foretrace.model.texts import LARGEST
 from foretrace.simulate.timeline import simulate
 from foretrace.trace.trace import LaneKind
+
+_LONGEST_S = 86_400.0  # of one operator: an operator of a day is none
 
 Int64 = npt.NDArray[np.int64]
 
@@ -297,7 +300,9 @@ class _Draft:
             "op": np.array([self.names.index(node.op) for node in nodes], dtype=np.float64),
             "shape": np.array([self.shapes.index(node.text) if node.text else -1 for node in nodes], dtype=np.float64),
             "flops": np.array([node.flops for node in nodes], dtype=np.float64),
-            "nbytes": np.array([node.read_bytes + node.written_bytes for node in nodes], dtype=np.float64),
+            "nbytes": np.array(
+                [min(node.read_bytes + node.written_bytes, LARGEST) for node in nodes], dtype=np.float64
+            ),
         }
         self._columns: dict[str, list[npt.NDArray[np.float64]]] = {}
         self._edges: list[tuple[Int64, Int64, EdgeKind, int, bool]] = []
@@ -382,4 +387,7 @@ class _Interned:
 
 
 def _ns(seconds: npt.NDArray[np.float64]) -> Int64:
+    longest = float(seconds.max(initial=0.0))
+    if not longest <= _LONGEST_S:
+        raise ForetraceError(f"one operator would take {longest:.3g} s, more than a day; give sizes of a real model.")
     return np.rint(seconds * 1e9).astype(np.int64)

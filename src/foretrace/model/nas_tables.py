@@ -58,6 +58,10 @@ def _rows(path: Path, needed: str) -> tuple[list[str], list[dict[str, str]]]:
     for name in filter(None, ("arch_idx", needed)):
         if name not in header:
             raise ForetraceError(f"{path} has no column {name}; its first line names {', '.join(header) or 'nothing'}.")
+    for row in rows:
+        if any(row.get(name) is None for name in header):
+            line = 2 + next(i for i, each in enumerate(rows) if each is row)
+            raise ForetraceError(f"{path} line {line} has fewer columns than the first line; copy it again.")
     if not rows:
         raise ForetraceError(f"{path} has no networks below its first line.")
     return header, rows

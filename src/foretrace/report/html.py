@@ -75,6 +75,7 @@ def _context(page: Page, max_tasks: int) -> dict[str, Any]:
     step = show.step_time_s
     unit = unit_for(step.median)
     longest = max([step.median, *(max(w.after_s, w.interval_s[1]) for w in page.whatifs)])
+    longest = longest or 1.0  # a step without any time is drawn all the same
     notes = wording.reading_notes(show)
     meta, data = {}, ""
     if page.tracks:

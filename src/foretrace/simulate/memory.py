@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.graph.host import Host, host_spans
+from foretrace.graph.lookup import at as values_at
 from foretrace.graph.steps import find_steps
 from foretrace.graph.taskgraph import Phase
 from foretrace.trace.trace import Category, Trace
@@ -227,7 +228,7 @@ def _named(
 ) -> npt.NDArray[np.uint8]:
     """Category of every block, from the host spans around the events (n) that made and freed it."""
     n = len(time)
-    event_phase = np.where(span >= 0, host.phase[np.maximum(span, 0)] if len(host.event) else 0, Phase.NONE)
+    event_phase = values_at(host.phase, span, Phase.NONE)
     old, stays = made < 0, freed >= n
     at = np.maximum(made, 0)
     phase = np.where(old, Phase.NONE, event_phase[at])
@@ -236,8 +237,8 @@ def _named(
     fits = np.isin(nbytes, list(static.sizes)) if static.sizes else np.ones(len(made), dtype=np.bool_)
 
     owner = span[at]
-    operator = np.where(owner >= 0, host.top_operator[np.maximum(owner, 0)] if len(host.event) else -1, -1)
-    within = (operator >= 0) & (host.end[np.maximum(operator, 0)] >= ends)
+    operator = values_at(host.top_operator, owner, -1)
+    within = (operator >= 0) & (values_at(host.end, operator, 0) >= ends)
     update = _starts(host, Phase.OPTIMIZER)
     backward = _starts(host, Phase.BACKWARD)
     reaches_update = _next(update, begins) <= ends

@@ -81,6 +81,8 @@ def why_not_more(timeline: Timeline) -> str:
     """One sentence: what holds the step now."""
     parts = sorted(path_parts(timeline), key=lambda part: -part.time_s)
     total = sum(part.time_s for part in parts)
+    if not parts:
+        return "nothing in the step takes any time"
     first = parts[0]
     said = f"{_share(first, total)} of the step {'are' if first.name.endswith('s') else 'is'} {first.name} now"
     if len(parts) > 1 and parts[1].time_s >= _SHOWN * total:

@@ -13,6 +13,7 @@ import msgspec
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 _Time = Annotated[int, msgspec.Meta(ge=0, le=86_400 * 10**9)]  # a step of a day is no step
+_Root = Annotated[int, msgspec.Meta(ge=-1)]  # which of several models; -1 is none of them
 _Index = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
@@ -72,11 +73,15 @@ _Optimizer = TypedDict(
     },
     total=False,
 )  # fmt: skip
-_Module = TypedDict("_Module", {"root": _Index, "name": str, "class": str, "parameters": _Count}, total=False)
+_Module = TypedDict(
+    "_Module",
+    {"root": _Root, "name": str, "class": str, "parameters": _Count},
+    total=False,
+)
 
 
 class _Parameter(TypedDict, total=False):
-    root: _Index
+    root: _Root
     name: str
     shape: list[_Count]
     dtype: str

@@ -41,7 +41,7 @@ from foretrace.errors import ForetraceError
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.semantics.tiresias_cluster import NEVER, Cluster, Count, Job, Scheme, Yarn
 from foretrace.fleet.semantics.tiresias_events import Queues, Samples, in_order, shortest
-from foretrace.fleet.workload import SECOND, Workload
+from foretrace.fleet.workload import LONGEST_S, SECOND, Workload
 
 PROMOTING = {"05": 0.5, "1": 1, "2": 2, "4": 4, "8": 8, "10": 10, "100": 100, "1000": 1000}
 
@@ -153,7 +153,7 @@ def _read_samples(path: Path) -> list[int]:
         seconds = [int(row["duration"]) for row in rows]
     except (KeyError, TypeError, ValueError, csv.Error):
         seconds = []
-    if len(seconds) < 2 or min(seconds) < 1:
+    if len(seconds) < 2 or min(seconds) < 1 or max(seconds) > LONGEST_S:
         raise ForetraceError(
             f"{path}: samples of GPU time are two or more whole seconds under the head 'duration'; give such a file."
         )

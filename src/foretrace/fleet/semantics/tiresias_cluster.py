@@ -73,8 +73,8 @@ class Cluster:
             raise ForetraceError(
                 f"{path}: a cluster file has one row of whole numbers under {', '.join(columns)}; mend it."
             ) from None
-        if min(values) < 1:
-            raise ForetraceError(f"{path}: every count of a cluster must be at least 1; mend that row.")
+        if min(values) < 1 or max(values) > 1_000_000:
+            raise ForetraceError(f"{path}: every count of a cluster must be from 1 to a million; mend that row.")
         return cls(*values)
 
     @property
