@@ -88,7 +88,8 @@ def estimate_step(
         network=network,
     )
     if lowered.sent:
-        lowered = replace(lowered, graph=_beside(lowered, COMPANY))
+        slowed = _beside(lowered, COMPANY)
+        lowered = replace(lowered, graph=slowed.with_columns(recorded=simulate(slowed).start))
     graph, found = lowered.graph, lowered.costs
     step_s = _step_s(graph)
     changes = [_replaced(lowered, found.low_s, found.high_s, found.source == i) for i in range(len(found.sources))]
