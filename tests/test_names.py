@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace.errors import ForetraceError
@@ -18,6 +18,7 @@ def test_case_and_signs_do_not_matter(name: str, write: object) -> None:
     assert resolve(write(name), SHAPES) == name  # type: ignore[operator]
 
 
+@settings(deadline=None)  # the first one loads all techniques
 @given(st.text(max_size=20))
 def test_what_is_answered_is_known(text: str) -> None:
     known = list(techniques())

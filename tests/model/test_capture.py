@@ -441,3 +441,20 @@ def test_from_a_cold_start(script: str) -> None:
     """In a process that has loaded nothing of PyTorch's compiler."""
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_recorded_update_moves_as_many_arrays(shared_data: Path) -> None:
+    """Adam, `foreach`, on an H100: its kernels take as long as 19 arrays at the bandwidth that copies reach."""
+    path = shared_data / "traces" / "triosim" / "h100_vgg13_kineto.json.gz"
+    events = json.loads(gzip.decompress(path.read_bytes()), strict=False)["traceEvents"]
+    seconds = sum(
+        each["dur"] * 1e-6 for each in events if each.get("cat") == "kernel" and "multi_tensor" in each.get("name", "")
+    )
+    model = nn.Linear(1000, 133)
+    job = replace(plain(model, (2, 1000)), optimizers=(torch.optim.Adam(model.parameters()),))
+    graph = capture(job, update="foreach")
+    rows = [node for node in graph.nodes if node.phase == Phase.OPTIMIZER]
+    arrays = sum(node.read_bytes + node.written_bytes for node in rows) / (4 * graph.parameters)
+    assert arrays == pytest.approx(19, rel=0.02)
+    parameters = 133_047_848  # of VGG-13
+    assert seconds == pytest.approx(arrays * 4 * parameters / (0.85 * 3350e9), rel=0.05)

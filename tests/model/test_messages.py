@@ -16,6 +16,7 @@ from foretrace.model.messages import DATA, TENSOR, Collective, collectives
 from foretrace.model.operator_graph import OperatorGraph, Role
 from foretrace.model.repeat import again
 from foretrace.model.target import networks_of, target
+from foretrace.simulate.check import Verdict, check
 
 torch = pytest.importorskip("torch")
 
@@ -117,6 +118,7 @@ def test_messages_take_as_long_as_the_network_lets_them(operators: OperatorGraph
         assert each.interval_s[0] < each.step_time_s < each.interval_s[1]
         assert each.step_time_s >= each.exchange_s  # one lane
     graph = times[0].lowered.graph
+    assert all(each.verdict != Verdict.FAIL for each in check(graph).findings)
     assert (graph.kind == TaskKind.COLLECTIVE).sum() == len(times[0].lowered.sent)
     assert graph.info.recording["distributed"]["backend"] == "nccl"
 

@@ -12,6 +12,7 @@ import importlib
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -70,7 +71,7 @@ class _StandIn(ModuleType):
         self.unmarked.clear()
 
 
-class _Loaded:
+class _Loaded(Loader):
     """A loader of what is loaded already."""
 
     def __init__(self, module: ModuleType) -> None:

@@ -89,8 +89,10 @@ def estimate_step(
         network=network,
     )
     slowed = _company(lowered)
-    kernels = lowered.graph.kind == TaskKind.KERNEL
-    lowered = replace(lowered, graph=_scaled(lowered.graph, kernels, slowed(COMPANY)))
+    if lowered.sent:
+        kernels = lowered.graph.kind == TaskKind.KERNEL
+        slower = _scaled(lowered.graph, kernels, slowed(COMPANY))
+        lowered = replace(lowered, graph=slower.with_columns(recorded=simulate(slower).start))
     graph = _doubted(lowered, None if own_processor else host, slowed)
     step_s = _step_s(graph)
     late = UNSEEN[1] + LATE * expected_max(workers)

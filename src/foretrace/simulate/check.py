@@ -174,9 +174,15 @@ def _unexplained(graph: TaskGraph) -> Finding:
     return _finding("unexplained delay", share, UNEXPLAINED_REFUSE, says, UNEXPLAINED_WARN)
 
 
+def _beside_host(graph: TaskGraph) -> npt.NDArray[np.bool_]:
+    """Work of a device, and messages that a technique or an estimate put on a link beside one."""
+    device = graph.on_device
+    return device | (graph.kind == TaskKind.COLLECTIVE) if device.any() else device
+
+
 def device_zero(graph: TaskGraph) -> tuple[int, int]:
     """(window with all device time zero, window of the host alone), ns; the first is never below the second."""
-    device = graph.on_device
+    device = _beside_host(graph)
     zero = np.int64(0)
     into_device = device[graph.dst]
     to_host = np.isin(graph.edge_kind, [EdgeKind.SYNC, EdgeKind.QUEUE]) & ~into_device
@@ -224,7 +230,7 @@ def _device_zero(graph: TaskGraph) -> Finding:
 
 def host_zero(graph: TaskGraph) -> tuple[int, int, int]:
     """(span of the device with all host time zero, busy time plus gaps of the busiest stream, of all streams), ns."""
-    device = graph.on_device
+    device = _beside_host(graph)
     kinds = graph.lane_kinds
     host = kinds[graph.lane] == LaneKind.CPU
     fast = graph.with_columns(
@@ -240,7 +246,7 @@ def host_zero(graph: TaskGraph) -> tuple[int, int, int]:
     chains = np.zeros(len(graph.lanes), dtype=np.int64)
     np.add.at(chains, graph.lane[device], graph.dur[device])
     np.add.at(chains, graph.lane[graph.dst[stream]], graph.lag[stream])
-    chains = chains[kinds == LaneKind.GPU]
+    chains = chains[np.isin(kinds, (LaneKind.GPU, LaneKind.LINK))]
     return span, int(chains.max()), int(chains.sum())
 
 

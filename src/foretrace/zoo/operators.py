@@ -51,6 +51,10 @@ def operators_of(
     `attention` that of attention (`capture`). Raises ForetraceError for what cannot be found, read or captured, naming
     file, operator or layer.
     """
+    if precision:
+        from foretrace.model.capture import precision_named
+
+        precision = precision_named(precision)
     path = Path(source)
     if batch is not None and batch > _MOST_SAMPLES:
         raise ForetraceError(f"a batch of {batch:,} samples is beyond any device; give at most {_MOST_SAMPLES:,}.")
