@@ -26,7 +26,7 @@ def main() -> None:
     data = Path(os.environ["FORETRACE_SHARED_DATA"]) / "serving" / "aiconfigurator"
     for folder, device in (("a100_sxm", "a100"), ("h100_sxm", "h100")):
         for path in sorted(data.glob(f"{folder}/**/context_attention*.parquet")):
-            table = pq.read_table(path)  # type: ignore[no-untyped-call]
+            table = pq.read_table(path)
             column = {name: np.array(table.column(name).to_pylist()) for name in table.column_names}
             keep = (column["head_dim"] == 128) & (column["attn_dtype"] == "bfloat16")
             if "window_size" in column:

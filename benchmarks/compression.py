@@ -33,8 +33,8 @@ import numpy as np
 from foretrace.cost.network import CollectiveKind
 from foretrace.cost.utility import Link, Sent, compressed_s, required_ratio, synchronous_s
 from foretrace.files import write_bytes
+from foretrace.model.messages import MIB, bucketed
 from foretrace.techniques.compressors import parts
-from foretrace.techniques.data_parallel import MIB, bucketed
 from foretrace.training.compression.settings import Settings
 from foretrace.training.compression.timing import ALL, GATHERING, hook_operator
 

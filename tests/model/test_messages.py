@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,7 +40,7 @@ def sent(
     return repeated, collectives(operators, repeated, origin, sharding=sharding)
 
 
-def asked(operators: OperatorGraph, sharding: Sharding, link: str = "", **settings: int) -> Estimate:
+def asked(operators: OperatorGraph, sharding: Sharding, link: str = "", **settings: Any) -> Estimate:
     on = target("h100")
     networks = {lane: network(link, 8) for lane in (DATA, TENSOR)} if link else networks_of(on.device, sharding)
     return estimate(operators, device=on.device, costs=on.costs, sharding=sharding, network=networks, **settings)

@@ -158,9 +158,9 @@ def sweep(
         _check(replace(base, **cell))
     # What is read counts by its content, so that log and folder may be moved together and go on.
     specs = [asdict(replace(base, **each)) for each in cells]
-    words = {word for each in specs for text in (each["cluster"], each["speeds"]) for word in re.split(r"[\s=]", text)}
+    said = {word for each in specs for text in (each["cluster"], each["speeds"]) for word in re.split(r"[\s=]", text)}
     same = asdict(base) | {"trace": digest(trace)}
-    same["files"] = {word: digest(Path(word)) for word in sorted(words) if word and Path(word).exists()}
+    same["files"] = {word: digest(Path(word)) for word in sorted(said) if word and Path(word).exists()}
     for each in specs:
         del each["trace"]
     with options.progress("playing cells") as tell:
