@@ -107,7 +107,7 @@ def engines_section(_: str) -> str:
 def soundness_section(_: str) -> str:
     """What verifying every graph takes of a what-if."""
     intro = "Every graph is verified before it is replayed; its share of a what-if with interval and assumptions.\n\n"
-    rows = soundness.measure(soundness.recordings())
+    rows = soundness.measure(build.recordings())
     worst = max(rows, key=lambda row: row.share)
     return made() + intro + table(
         ("recording, technique", "tasks", "CPU ms", "checks", "CPU ms in them", "share", "target", ""),
