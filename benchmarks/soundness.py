@@ -67,9 +67,9 @@ def _once(graph: TaskGraph, technique: str) -> tuple[float, int, float]:
     """(seconds, checks, seconds in them) of one what-if."""
     check, spent = sound.first_fault, list[float]()
 
-    def timed(checked: TaskGraph) -> sound.Fault | None:
+    def timed(graph: TaskGraph) -> sound.Fault | None:
         begin = time.process_time()
-        found = check(checked)
+        found = check(graph)
         spent.append(time.process_time() - begin)
         return found
 

@@ -166,3 +166,13 @@ def chain(n: int) -> TaskGraph:
         lanes=(Lane(rank=0, kind=LaneKind.CPU),),
         info=GraphInfo(),
     )
+
+
+@settings(deadline=None)
+@given(task_graphs(), st.data())
+def test_some_edges_of_a_proven_graph_are_sound(graph: TaskGraph, data: st.DataObject) -> None:
+    kept = np.array(data.draw(st.lists(st.booleans(), min_size=graph.edges, max_size=graph.edges)), dtype=np.bool_)
+    some = verify(graph).with_edges(kept)
+    assert not some.unproven
+    assert first_fault(replace(some, marks=some.marks)) is None
+    assert np.array_equal(some.dst, graph.dst[kept])

@@ -318,11 +318,14 @@ class TaskGraph:
         return made
 
     def with_edges(self, kept: npt.NDArray[np.bool_]) -> TaskGraph:
-        """A graph that has only these of its edges (m rows, bool)."""
+        """A graph that has only these of its edges (m rows, bool); what is proven of all edges is so of some."""
         before = np.append(0, np.cumsum(kept))
         columns: dict[str, Any] = {key: getattr(self, key)[kept] for key in EDGE_COLUMNS}
-        made = replace(self, in_ptr=before[self.in_ptr], **columns)
-        object.__setattr__(made, "unproven", self.unproven | columns.keys() | {"in_ptr"})
+        columns["in_ptr"] = before[self.in_ptr]
+        for column in columns.values():
+            column.flags.writeable = False
+        made = replace(self, **columns)
+        object.__setattr__(made, "unproven", self.unproven)
         return made
 
     def noted(self, *changes: Change, assumptions: tuple[Assumption, ...] = ()) -> TaskGraph:
