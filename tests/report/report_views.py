@@ -82,6 +82,7 @@ def make_show(**changes: Any) -> ShowView:
         attributed_gpu_share=0.987,
         unexplained_gpu_share=0.005,
         holds_back=ROWS,
+        advice=(),
         notes=("PyTorch, recorded 2021-06-08",),
         next="foretrace whatif run.json.gz --do prefetch-data",
     )

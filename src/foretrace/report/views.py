@@ -148,6 +148,7 @@ class ShowView(msgspec.Struct, frozen=True, kw_only=True):
     holds_back: tuple[BlameRow, ...]
     collectives: CollectivesView | None = None  # None for one rank
     clock: ClockView | None = None
+    advice: tuple[AdviceRow, ...]  # what answers the bottleneck and gains beyond doubt
     notes: tuple[str, ...]
     next: str  # the command to try next
 
