@@ -20,7 +20,7 @@ from tests.cli.conftest import DATA, Cli
 
 JOBS = Path(__file__).resolve().parents[2] / "examples" / "jobs.csv"
 FLEET = "jobs.csv --cluster 2x4x8"
-PARALLEL = "--workers 2 --network 1gbit/50us"
+PARALLEL = "--workers 2 --network 1gbit/50us --method 'powersgd rank=1'"
 
 ASKED: dict[str, tuple[str, ...]] = {
     "show": ("cnn.json.gz", "recommender.json.gz --rank 0"),

@@ -16,6 +16,7 @@ from foretrace.graph.select import select
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.plan import advise as plan
 from foretrace.plan.advise import Advice, advise
+from foretrace.techniques import registry
 from foretrace.techniques.arguments import parse_all
 from foretrace.techniques.base import Technique
 from foretrace.techniques.registry import BUILT_IN, techniques
@@ -173,4 +174,4 @@ class _Halves(Technique):
 
 def _with(monkeypatch: pytest.MonkeyPatch, kind: type[Technique]) -> None:
     known: Callable[[], dict[str, type[Technique]]] = techniques
-    monkeypatch.setattr(plan, "techniques", lambda: {kind.name: kind, **known()})
+    monkeypatch.setattr(registry, "techniques", lambda: {kind.name: kind, **known()})

@@ -83,6 +83,7 @@ def make_show(**changes: Any) -> ShowView:
         unexplained_gpu_share=0.005,
         holds_back=ROWS,
         not_of_step=(),
+        advice=(),
         notes=("PyTorch, recorded 2021-06-08",),
         next="foretrace whatif run.json.gz --do prefetch-data",
     )

@@ -23,7 +23,6 @@ from foretrace.simulate.noise import Interval
 from foretrace.simulate.timeline import Timeline, simulate
 from foretrace.techniques.base import Larger, Technique
 from foretrace.techniques.explain import why_not_more
-from foretrace.techniques.registry import techniques
 from foretrace.techniques.whatif import company, whatif
 
 WORK = 1_200_000  # tasks that are predicted; 1 to 1.5 us each
@@ -108,6 +107,8 @@ def advise(graph: TaskGraph, *, level: float = 0.8, work: float = WORK) -> Advic
 
     `work` bounds what is spent on weighing assumptions one by one: `inf` does so for all, 0 for none.
     """
+    from foretrace.techniques.registry import techniques  # every technique there is: `against` needs a few only
+
     trial = _Trial(graph, level)
     asks = []
     for name, kind in techniques().items():
@@ -136,6 +137,15 @@ def advise(graph: TaskGraph, *, level: float = 0.8, work: float = WORK) -> Advic
         asks=tuple(asks),
         failed=tuple(trial.failed),
     )
+
+
+def against(graph: TaskGraph, kinds: Sequence[type[Technique]], *, level: float = 0.8) -> tuple[Tried, ...]:
+    """Which of a few techniques gain beyond doubt, most first, as `advise` says; what fails is left to it to say."""
+    trial = _Trial(graph, level)
+    found = [each for kind in kinds if (each := trial.estimate((kind(),))) is not None and each.saved_s > 0]
+    trial.reserve(found, WORK // 10)
+    weighed = [trial.with_range(each) for each in found]
+    return tuple(sorted((each for each in weighed if each is not None and each.gains), key=lambda each: -each.saved_s))
 
 
 class _Trial:

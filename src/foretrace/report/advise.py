@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from foretrace.plan.advise import Advice, Tried
 from foretrace.plan.advise import LeftOut as Left
 from foretrace.report import build, ranks
-from foretrace.report.advise_views import AdviceRow, LeftOutView
+from foretrace.report.advise_views import AdviceRow, LeftOutView, row
 from foretrace.report.terminal import (
     NARROW,
     Terminal,
@@ -59,20 +59,6 @@ def advise(advice: Advice, *, path: str = "") -> AdviseView:
     )
 
 
-def row(tried: Tried) -> AdviceRow:
-    """One line of advice."""
-    return AdviceRow(
-        name=tried.name,
-        do=tuple(map(str, tried.techniques)),
-        after_s=tried.after_s,
-        saved_s=tried.saved_s,
-        saved_range_s=tried.saved_range_s,
-        how=tried.how,
-        effort="; ".join(each.effort for each in tried.techniques if each.effort),
-        why_not_more=tried.why_not_more,
-    )
-
-
 def _left(found: Iterable[Left]) -> tuple[LeftOutView, ...]:
     return tuple(LeftOutView(name=each.name, why=each.why) for each in found)
 
@@ -106,6 +92,8 @@ def text(view: AdviseView, terminal: Terminal, rows: int) -> str:
     parts: list[RenderableType] = [_bold(view.headline), ""]
     if view.rows:
         parts.append(_indented(_ranking(view, unit, terminal, rows)))
+        if terminal.width < NARROW:
+            parts += [_labelled(f"{each.name} costs", each.effort) for each in view.rows[:rows] if each.effort]
         if len(view.rows) > rows:
             parts.append(_note(f"{len(view.rows) - rows} more: --top {len(view.rows)} or --json."))
         parts.append("")

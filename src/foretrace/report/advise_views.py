@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
+
+if TYPE_CHECKING:
+    from foretrace.plan.advise import Tried
 
 
 class AdviceRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,3 +28,17 @@ class LeftOutView(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     why: str
+
+
+def row(tried: Tried) -> AdviceRow:
+    """One line of advice."""
+    return AdviceRow(
+        name=tried.name,
+        do=tuple(map(str, tried.techniques)),
+        after_s=tried.after_s,
+        saved_s=tried.saved_s,
+        saved_range_s=tried.saved_range_s,
+        how=tried.how,
+        effort="; ".join(each.effort for each in tried.techniques if each.effort),
+        why_not_more=tried.why_not_more,
+    )

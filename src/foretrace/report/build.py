@@ -8,8 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
+from foretrace import techniques
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.report import headline, ranks
+from foretrace.report.advise_views import AdviceRow
 from foretrace.report.assumptions import assumption
 from foretrace.report.html import Page
 from foretrace.report.tracks import Track
@@ -40,6 +42,7 @@ from foretrace.techniques.whatif import WhatIf
 from foretrace.trace.trace import LaneKind
 
 HOLDS_BACK = 20  # rows of the ranking that `show` carries
+ADVISED_UP_TO = 5_000  # tasks: trying what answers the bottleneck takes about a tenth of reading so many
 
 
 def show(timeline: Timeline, *, path: str = "") -> ShowView:
@@ -98,6 +101,7 @@ def show(timeline: Timeline, *, path: str = "") -> ShowView:
             NotOfStepView(reason=each.reason, tasks=each.tasks, time_s=each.time_s, share=each.share)
             for each in info.not_of_step
         ),
+        advice=_advice(graph, bottleneck),
         notes=_notes(graph),
         next=suggestion,
     )
@@ -375,6 +379,18 @@ def _notes(graph: TaskGraph) -> tuple[str, ...]:
 
 def _corrections(graph: TaskGraph) -> tuple[str, ...]:
     return tuple(change.what for change in graph.changes if not change.technique)
+
+
+def _advice(graph: TaskGraph, bottleneck: str) -> tuple[AdviceRow, ...]:
+    """What answers the bottleneck and gains beyond doubt; `foretrace advise` tries everything."""
+    if len(graph) > ADVISED_UP_TO or len(ranks.numbers(graph)) > 1:
+        return ()
+    from foretrace.plan.advise import against
+    from foretrace.report.advise_views import row
+
+    names = {"data_loading": ["PrefetchData"], "launch_bound": ["CudaGraphs", "FusedOptimizer"]}
+    kinds = [getattr(techniques, name) for name in names.get(bottleneck, ["MixedPrecision", "Compiled"])]
+    return tuple(map(row, against(graph, kinds)))
 
 
 def _advise(graph: TaskGraph, path: str) -> str:

@@ -178,6 +178,8 @@ def _show(view: ShowView, terminal: Terminal, rows: int) -> list[RenderableType]
     if view.holds_back:
         title = "what holds the step back" + (" (sum of the ranks)" if view.ranks > 1 else "")
         parts += ["", _ranking(_named_too(view.holds_back, rows, view.headline), title, view.platform, terminal)]
+    for each in view.advice:
+        parts.append(_labelled("try", wording.advice(each)))
     for note in [*wording.trust(view), *view.notes]:
         parts.append(_note(note))
     return parts

@@ -159,6 +159,7 @@ class ShowView(msgspec.Struct, frozen=True, kw_only=True):
     collectives: CollectivesView | None = None  # None for one rank
     clock: ClockView | None = None
     not_of_step: tuple[NotOfStepView, ...]
+    advice: tuple[AdviceRow, ...]  # what answers the bottleneck and gains beyond doubt
     notes: tuple[str, ...]
     next: str  # the command to try next
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from foretrace.report.advise_views import AdviceRow
 from foretrace.report.ranks_views import CollectivesView
 from foretrace.report.units import between, count, digits, in_unit, seconds, share, unit_for
 from foretrace.report.views import AssumptionView, ChangeView, PathPart, ShowView, WhatIfView
@@ -80,6 +81,13 @@ def reading_notes(show: ShowView) -> list[str]:
             "waiting for the others."
         )
     return [*notes, *show.notes]
+
+
+def advice(row: AdviceRow) -> str:
+    """As in "prefetch-data saves 56.6 ms (35.9 – 60.7): one argument of the DataLoader"."""
+    unit = unit_for(row.saved_s)
+    span = f" ({between(*row.saved_range_s, unit)})" if row.saved_range_s else ""
+    return f"{row.name} saves {in_unit(row.saved_s, unit)} {unit.name}{span}{f': {row.effort}' if row.effort else ''}"
 
 
 def collectives(view: CollectivesView, *, one_step: bool) -> list[str]:
