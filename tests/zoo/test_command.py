@@ -37,7 +37,7 @@ def test_one_model_is_trained(cli: Cli) -> None:
 
 
 def test_mistakes_are_told(cli: Cli) -> None:
-    answer = cli("zoo", "resnet-50")
+    answer = cli("zoo", "resnet-5")
     assert answer.code == 2
     assert "did you mean resnet50" in answer.err
     assert cli("zoo", "gnn", "--size", "huge").code == 2

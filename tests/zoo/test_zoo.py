@@ -207,7 +207,7 @@ def test_trial_refuses_a_loss_that_is_not_finite() -> None:
 
 def test_unknown_names_and_sizes_are_refused() -> None:
     with pytest.raises(ForetraceError, match="did you mean resnet50"):
-        registry.training("resnet-50")
+        registry.training("resnet-5")
     with pytest.raises(ForetraceError, match="choose tiny or full"):
         registry.training("resnet50", "huge")
 
