@@ -63,7 +63,7 @@ PLAUSIBLE = {
     "tflops": (260.0, 0.15), "product_us": (6.0, 0.7), "link_us": (25.0, 0.7), "link_gb_s": (225.0, 0.005),
     "between_us": (60.0, 0.7), "node_gb_s": (95.0, 0.05), "crossing": (0.7, 0.7), "back": (2.0, 0.02),
     "update_bytes": (30.0, 0.5), "shared_passes": (15.0, 0.7), "split_passes": (25.0, 0.7),
-    "score_passes": (6.0, 0.7), "host_back": (1.5, 0.5),
+    "score_passes": (6.0, 0.7), "host_back": (1.5, 0.5), "host_split": (1.1, 0.2),
 }  # fmt: skip
 _WEIGHT = 0.005
 _FIXED = ("memory_gb_s", "gradient_bytes")
@@ -141,7 +141,7 @@ def fit(rows: Sequence[Row], law: Law = stage_times) -> Constants:
     from scipy.optimize import least_squares
 
     plausible, fixed = (PLAUSIBLE, _FIXED) if law is stage_times else (_PLAUSIBLE_BEFORE, ("memory_gb_s", "crossing"))
-    start = replace(Constants(), **{name: value for name, (value, _) in plausible.items()})
+    start = Constants()
     names = [name for name in asdict(start) if name not in fixed]
     far = outliers(rows)
     rows = [row for row in rows if row not in far]
@@ -168,7 +168,7 @@ def fit(rows: Sequence[Row], law: Law = stage_times) -> Constants:
         return np.concatenate([errors, prior])
 
     x0 = np.log([asdict(start)[name] for name in names])
-    return made(least_squares(residuals, x0, loss="soft_l1", f_scale=0.1, max_nfev=30, diff_step=1e-3).x)
+    return made(least_squares(residuals, x0, loss="soft_l1", f_scale=0.1, max_nfev=40, diff_step=1e-3).x)
 
 
 def errors(rows: Sequence[Row], constants: Constants, law: Law = stage_times) -> np.ndarray:
@@ -273,13 +273,15 @@ def quantiles(logs: np.ndarray) -> tuple[float, float]:
 def made(rows: Sequence[Row], found: dict[str, dict[int, tuple[list[Row], np.ndarray]]]) -> Fit:
     """What the package ships: constants of all rows, ranges of the left-out ones."""
     near = [parts for name, parts in found.items() if name.startswith("one node")]
-    far = [logs for name, parts in found.items() if name.startswith("several") for _, logs in parts.values()]
+    far = [
+        quantiles(logs) for name, parts in found.items() if name.startswith("several") for _, logs in parts.values()
+    ]  # of groups, because what is asked will be another group, not more rows of these
     if not near or not far:
         raise ForetraceError("a fit needs rows of one node and of several; name both tables.")
     return Fit(
         constants=fit(rows),
         one_node={t: quantiles(logs) for t, (_, logs) in near[0].items()},
-        several_nodes=quantiles(np.concatenate(far)),
+        several_nodes=(min(low for low, _ in far), max(high for _, high in far)),
     )
 
 

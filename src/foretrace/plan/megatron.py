@@ -107,7 +107,8 @@ class Fit:
     """Constants, and how far they were off where nothing like the layout had been fitted on.
 
     10 % and 90 % quantiles of log(measured / predicted) over left-out rows: one_node by tensor degree, over left-out
-    shapes (hidden size, tensor degree, micro-batch); several_nodes over left-out models and tensor degrees.
+    shapes (hidden size, tensor degree, micro-batch); several_nodes the widest of all left-out models and tensor
+    degrees.
     """
 
     constants: Constants
@@ -127,7 +128,7 @@ class Iteration:
 
 @cache
 def shipped() -> Fit:
-    """The fit of the package, made by `benchmarks/vtrain.py` from half of the published rows of vTrain."""
+    """The fit of the package, made by `benchmarks/vtrain.py` from the published rows of vTrain."""
     text = files("foretrace.plan").joinpath("megatron.json").read_bytes()
     return msgspec.json.decode(text, type=Fit)
 
