@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -225,10 +226,13 @@ def _facts(operators: OperatorGraph, called: Int64) -> dict[str, Any]:
     for tensor in operators.tensors:
         storage = operators.storages[tensor.storage]
         if storage.role == Role.WEIGHT and storage.name and tensor.nbytes == storage.nbytes:
-            fact = {"name": storage.name, "shape": list(tensor.dims), "dtype": tensor.dtype, "trained": True}
+            fact = {
+                "name": storage.name, "shape": list(tensor.dims), "dtype": tensor.dtype, "numel": prod(tensor.dims),
+                "trained": True, "optimizer": -1,
+            }  # fmt: skip
             weights.setdefault(storage.name, (len(weights), fact))
     made = [
-        (weights[each.name][0], float(called[each.born]))
+        (weights[each.name][0], int(called[each.born]))
         for each in operators.storages
         if each.role == Role.GRADIENT and each.name in weights and each.born >= 0
     ]
