@@ -13,6 +13,7 @@ from foretrace.cost.calls import Calls
 from foretrace.cost.model import Chain, CostModel, Prediction
 from foretrace.cost.roofline import Roofline
 from foretrace.errors import ForetraceError
+from foretrace.graph.edit import remove
 from foretrace.graph.taskgraph import EdgeKind, Phase, TaskKind
 from foretrace.hardware.cluster import Cluster, parse_link
 from foretrace.hardware.devices import Device, named
@@ -58,6 +59,14 @@ def test_large_kernels_hide_their_launches() -> None:
     step = simulate(lower(chain(10), device=H100, costs=costs(1e-3)).graph).step_time_s
     first = host.forward_ns + host.latency_ns
     assert step == pytest.approx(10 * 1e-3 + (first + 9 * host.gap_ns + host.return_ns) / 1e9, abs=1e-9)
+
+
+def test_a_step_without_its_last_kernel_still_waits_for_the_others() -> None:
+    graph = lower(chain(10), device=H100, costs=costs(1e-3)).graph
+    last = np.zeros(len(graph), dtype=np.bool_)
+    last[np.flatnonzero(graph.kind == TaskKind.KERNEL)[-1]] = True
+    saved = simulate(graph).step_time_s - simulate(remove(graph, last)).step_time_s
+    assert saved == pytest.approx(1e-3, rel=0.02)
 
 
 def test_small_kernels_take_as_long_as_their_launches() -> None:

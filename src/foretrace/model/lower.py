@@ -144,12 +144,14 @@ def _on_devices(
     kernels = draft.tasks(
         "", len(at), kind=TaskKind.KERNEL, lane=1 + stream[at], dur=_ns(found.seconds[at]), node=at, work=True
     )
+    # A call of its own, so that its return is not taken for that of the last launch, which may go with its kernel.
+    sync = draft.tasks("cudaDeviceSynchronize", 1, kind=TaskKind.CALL, lane=0)
     back = draft.tasks("cudaDeviceSynchronize", 1, kind=TaskKind.RETURN, lane=0)
     end = draft.tasks("step", 1, kind=TaskKind.MARK, lane=0)
     # The thread: each operator's own time, then its launch.
     last = hosts.copy()
     last[at] = calls
-    draft.edges(np.concatenate([begin, last]), np.concatenate([hosts, back]), EdgeKind.PROGRAM)
+    draft.edges(np.concatenate([begin, last, sync]), np.concatenate([hosts, sync, back]), EdgeKind.PROGRAM)
     draft.edges(hosts[at], calls, EdgeKind.PROGRAM)
     draft.edges(calls, kernels, EdgeKind.LAUNCH, host.latency_ns, from_start=True)
     for each in range(len(used)):
