@@ -27,6 +27,10 @@ class GraphError(ForetraceError):
     """A task graph cannot be built, or breaks an invariant."""
 
 
+class CycleError(GraphError):
+    """Tasks of a graph would wait for each other."""
+
+
 class NotApplicableError(ForetraceError):
     """A technique does not fit this graph; the message says why."""
 

@@ -138,3 +138,17 @@ def test_what_is_wrong_is_called_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     says = [predicts(change) for change in (crashes, cycle, backward, nothing)]
     assert [cell.outcome for cell in says] == ["wrong"] * 4
     assert "IndexError: list index out of range (test_cross.py:" in says[0].says
+
+
+def test_a_cycle_is_refused_in_words_and_counted_as_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = on_gpu()
+
+    def back(self: object, graph: TaskGraph) -> TaskGraph:
+        src = graph.src.copy()
+        src[graph.in_ptr[6]] = 10
+        return graph.with_columns(src=src)
+
+    monkeypatch.setattr(type(parse("scale by=0.5")), "change", back)
+    cell = judge(graph, [parse("scale by=0.5")])
+    assert cell.outcome == "wrong"
+    assert cell.says.endswith("would wait for each other.") and "cycle" not in cell.says

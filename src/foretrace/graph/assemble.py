@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.errors import GraphError
+from foretrace.errors import CycleError, GraphError
 from foretrace.graph.taskgraph import (
     EDGE_COLUMNS,
     NO_RELEASE,
@@ -158,7 +158,7 @@ def _topological_order(
         cycle = _cycle(np.setdiff1d(np.arange(len(wish)), order), src, dst)
         tasks = [f"task {row} ({names[name[row]][:60]})" for row in cycle[:_MOST_NAMED]]
         more = [f"{len(cycle) - _MOST_NAMED} more"] if len(cycle) > _MOST_NAMED else []
-        raise GraphError("the edges form a cycle through " + " and ".join(tasks + more) + ".")
+        raise CycleError("the edges form a cycle through " + " and ".join(tasks + more) + ".")
     return order
 
 

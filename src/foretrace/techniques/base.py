@@ -15,7 +15,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from foretrace.cost.operator import Operator
-from foretrace.errors import NotApplicableError
+from foretrace.errors import CycleError, NotApplicableError
 from foretrace.graph.sound import sound
 from foretrace.graph.taskgraph import Assumption, TaskGraph
 from foretrace.techniques.each_rank import first_rank, on_each_rank, ranks_of
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from foretrace.training.training import Training
 
 
+CONTRADICTS = "the order in this recording contradicts the change"
 Across = Literal["", "each", "all"]
 Larger = Literal["slower", "faster"]
 
@@ -110,8 +111,12 @@ class Technique(ABC):
         several = len(ranks_of(graph)) > 1
         if several and not self.across:
             raise self.refuse("it reckons with one rank, not with a graph of several; name one with --rank.")
-        changed = on_each_rank(graph, self.change) if several and self.across == "each" else self.change(graph)
-        return settle(graph, sound(changed), self.name).noted(assumptions=self.uncertain(graph))
+        try:
+            changed = on_each_rank(graph, self.change) if several and self.across == "each" else self.change(graph)
+            return settle(graph, sound(changed), self.name).noted(assumptions=self.uncertain(graph))
+        except CycleError as error:  # never on a recording that was built right: the cross counts it as a bug
+            where = str(error).partition(" through ")[2].removesuffix(".")
+            raise self.refuse(f"{CONTRADICTS}: {where} would wait for each other.") from error
 
     def apply(self, training: Training) -> Training:
         """The training with this technique for real, made from a copy; never alters `training`.

@@ -24,7 +24,7 @@ from foretrace.graph.insert import edge_columns, extend
 from foretrace.graph.sound import first_fault
 from foretrace.graph.taskgraph import EDGE_COLUMNS, TASK_COLUMNS, Change, EdgeKind, TaskGraph, TaskKind
 from foretrace.simulate.timeline import Timeline, simulate
-from foretrace.techniques.base import Parameter, Technique
+from foretrace.techniques.base import CONTRADICTS, Parameter, Technique
 
 Outcome = Literal["sound", "refused", "wrong"]
 
@@ -143,7 +143,7 @@ def judge(graph: TaskGraph, techniques: Sequence[Technique]) -> Cell:
 
 def _refusal(says: str) -> Cell:
     """A refusal is one sentence about the recording or the request, not about the insides of a graph."""
-    inside = re.search(r"\bcycle\b|not sound|Traceback|points outside", says)
+    inside = re.search(rf"\bcycle\b|not sound|Traceback|points outside|{CONTRADICTS}", says)
     whole = says and "\n" not in says and says.rstrip().endswith((".", "?", '"')) and len(says) <= _LONGEST_SENTENCE
     return Cell(outcome="wrong" if inside or not whole else "refused", says=says)
 
