@@ -219,8 +219,8 @@ def _known(name: str, where: str) -> Device:
 
 
 def _sizes(row: Mapping[str, str], where: str) -> Sized:
-    family = _member(Family, row.get("family", ""), where)
-    precision = _member(Precision, row.get("precision", ""), where)
+    family = _member(Family, row.get("family") or "", where)
+    precision = _member(Precision, row.get("precision") or "", where)
     b, m, n, k = (_number(row, name, where) if row.get(name) else 1.0 for name in ("b", "m", "n", "k"))
     return family, precision, b, m, n, k
 
