@@ -73,7 +73,7 @@ def _once(graph: TaskGraph, technique: str) -> tuple[float, int, float]:
         spent.append(time.process_time() - begin)
         return found
 
-    sound.first_fault = timed  # type: ignore[assignment]
+    sound.first_fault = timed
     try:
         begin = time.process_time()
         whatif(graph, [parse(technique)])
