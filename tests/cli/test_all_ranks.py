@@ -79,7 +79,7 @@ def test_whatif_on_all_ranks_has_known_answers(cli: Cli, run: Path, change: str,
     for side in ("before", "after"):
         assert sum(view[f"breakdown_{side}_s"].values()) == pytest.approx(view[f"{side}_s"], abs=1e-8)
     assert view["interval_s"][0] <= view["after_s"] <= view["interval_s"][1]
-    assert view["next"].startswith(f"foretrace whatif {run} --all-ranks --do ")
+    assert view["next"].startswith(f"foretrace export {run} --all-ranks --do ")
 
 
 def test_the_breakdown_is_the_mean_over_the_ranks(cli: Cli, run: Path) -> None:

@@ -32,6 +32,7 @@ CARRIES: dict[str, tuple[list[str], list[str]]] = {
 WRITES = {"report", "export", "graph"}
 OTHERS = {
     "align": "clocks of recorded ranks",
+    "advise": "what techniques save, each with its range: tests/plan/test_advise.py",
     "check": "whether the graph may be changed",
     "calibrate run": "times of operators",
     "cloud advise": "of offers: see tests/stash",

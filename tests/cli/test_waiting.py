@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -19,16 +20,23 @@ class Screen(io.StringIO):
 
 
 @pytest.fixture
-def screen(monkeypatch: pytest.MonkeyPatch) -> Screen:
-    made = Screen()
-    monkeypatch.setattr(sys, "stderr", made)
-    monkeypatch.setattr(sys, "stdout", made)
-    monkeypatch.setenv("TERM", "xterm")
-    return made
+def screen(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Screen]:
+    """Makes both outputs of the running test go to a terminal (what a fixture sets, the capture of pytest unsets)."""
+
+    def shown() -> Screen:
+        made = Screen()
+        monkeypatch.setattr(sys, "stderr", made)
+        monkeypatch.setattr(sys, "stdout", made)
+        monkeypatch.setenv("TERM", "xterm")
+        return made
+
+    return shown
 
 
 def until(screen: Screen, text: str) -> None:
+    end = time.monotonic() + 20
     while text not in screen.getvalue():
+        assert time.monotonic() < end
         time.sleep(0.005)
 
 
@@ -37,19 +45,21 @@ def seen(screen: Screen) -> str:
     return "\n".join(line.rpartition("\r\x1b[2K")[2] for line in screen.getvalue().split("\n"))
 
 
-def test_a_silent_command_shows_a_line_that_goes_with_the_answer(screen: Screen) -> None:
+def test_a_silent_command_shows_a_line_that_goes_with_the_answer(screen: Callable[[], Screen]) -> None:
+    terminal = screen()
     with sign_of_life("whatif", silence_s=0.02):
-        until(screen, "foretrace whatif: at work for 0 s")
+        until(terminal, "foretrace whatif: at work for 0 s")
         print("the answer")
-        until(screen, "the answer")
-    assert seen(screen) == "the answer\n"
+        until(terminal, "the answer")
+    assert seen(terminal) == "the answer\n"
 
 
-def test_a_command_that_speaks_is_left_alone(screen: Screen) -> None:
+def test_a_command_that_speaks_is_left_alone(screen: Callable[[], Screen]) -> None:
+    terminal = screen()
     with sign_of_life("show", silence_s=60):
         print("the answer")
         print("beside it", file=sys.stderr)
-    assert screen.getvalue() == "the answer\nbeside it\n"
+    assert terminal.getvalue() == "the answer\nbeside it\n"
 
 
 def test_a_pipe_gets_nothing_but_the_answer(

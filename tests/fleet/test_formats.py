@@ -249,7 +249,7 @@ def test_what_is_no_log_is_refused(text: str, said: str, tmp_path: Path) -> None
 def test_mistakes_in_the_call_are_said(tmp_path: Path) -> None:
     path = written(tmp_path, samples.PHILLY)
     calls: list[tuple[Callable[[], object], str]] = [
-        (lambda: read(tmp_path / "none"), "name a file that exists"),
+        (lambda: read(tmp_path / "none"), "give a file that exists"),
         (lambda: read(path, "excel"), "there is no format 'excel'"),
         (lambda: read(path, colour=1), "has no option 'colour'; it has ties, timezone"),
         (lambda: read(path, timezone="Mars/Base"), "no time zone"),

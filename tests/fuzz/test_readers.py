@@ -22,7 +22,7 @@ DOORS = {"read_bytes", "read_text", "sources", "parse_json", "parse_yaml"}
 OWN_FILES = re.compile(
     r"^(reading|files|executor)\.py$|^(rig/(?!calibrate)|verify/(worker|cores|runner)|trace/(observe|autorecord|recorder|"
     r"recording_file)|cost/(network_bench|collective_bench|local|learned|programs|roofline|machine)|report/|stash/|"
-    r"plan/|fleet/(sweep|studies)|hardware/devices|training/|cli/)"
+    r"plan/|fleet/(sweep|studies)|hardware/(devices|processor)|training/|testing/|cli/)"
 )
 
 

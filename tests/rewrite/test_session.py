@@ -214,7 +214,7 @@ def test_the_command_answers_in_text_and_json(tmp_path: Path, capsys: pytest.Cap
         (["SCRIPT"], "cannot be captured"),
         (["vgg11", "--alpha", "0.5"], "alpha 0.5"),
         (["vgg11", "--budget", "0"], "budget of 0"),
-        (["vgg11", "--rules", "nothing.pb"], "cannot read the rules nothing.pb"),
+        (["vgg11", "--rules", "nothing.pb"], "cannot read nothing.pb, which does not exist"),
         (["vgg11", "--device", "abacus"], "abacus"),
         (["vgg11", "--out", "model.txt"], "--out model.txt"),
         (["gan"], "a step of its own"),

@@ -121,7 +121,7 @@ def test_what_is_no_file_of_rules_is_refused(tmp_path: Path, data: bytes, says: 
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ForetraceError, match="cannot read the rules"):
+    with pytest.raises(ForetraceError, match=r"nothing\.pb, which does not exist; give TASO's file"):
         taso.read(tmp_path / "nothing.pb")
 
 

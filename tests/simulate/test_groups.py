@@ -200,7 +200,9 @@ def test_causes_are_those_of_the_run(graph: TaskGraph) -> None:
         timeline = simulate(graph)
     except GraphError:
         return
-    assert timeline.critical_path().total_ns == max(timeline.window_ns, 0)  # the marks are on two ranks
+    if timeline.end[graph.marks[1]] < timeline.end[graph.marks[0]]:  # the marks are on two ranks
+        return
+    assert timeline.critical_path().total_ns == timeline.window_ns
     assert len(timeline.slack()) == len(graph)
 
 

@@ -40,7 +40,15 @@ class Backward:
             ],
             "module_calls": list(range(count + 1)),
             "parameters": [
-                {"root": 0, "name": f"{i}.weight", "shape": [n], "dtype": "float32", "numel": n, "trained": True}
+                {
+                    "root": 0,
+                    "name": f"{i}.weight",
+                    "shape": [n],
+                    "dtype": "float32",
+                    "numel": n,
+                    "trained": True,
+                    "optimizer": -1,
+                }
                 for i, n in enumerate(self.elements)
             ],
             "gradient_order": [[i, count - i] for i in reversed(range(count))],

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from foretrace import flow
-from foretrace.errors import ForetraceError
+from foretrace.errors import ForetraceError, GraphError
 from foretrace.graph import insert
 from foretrace.graph.edit import remove
 from foretrace.graph.taskgraph import EdgeKind, TaskGraph
@@ -44,7 +44,11 @@ def holds(graph: TaskGraph, *texts: str) -> Cell:
 
 @lru_cache
 def recorded(path: Path) -> TaskGraph:
-    return flow.read(path).graph().graph
+    run = flow.read(path)
+    try:
+        return run.graph().graph
+    except GraphError:  # hardly any of its only step is the step's: techniques must bear what it holds all the same
+        return run.graph(as_recorded=True).graph
 
 
 @lru_cache

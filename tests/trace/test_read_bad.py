@@ -236,7 +236,7 @@ def test_documents_that_are_no_recordings(tmp_path: Path) -> None:
         (b'{"a": 1}', "no traceEvents list"),
         (b'{"traceEvents": null}', "no traceEvents list"),
         (b'{"a": [', "ends in broken JSON"),
-        (b"<html>", "is not JSON"),
+        (b"<html>", "is a page of HTML"),
         ("\ufeff{}".encode("utf-16"), "is not JSON"),
         (b"[1, 2]", "event 1 (byte 1) is broken"),
         (b'["a"]', "is broken"),

@@ -223,7 +223,8 @@ def test_the_script_ends_with_a_launcher_that_is_killed(script: str, tmp_path: P
     process.stdout.close()
     assert process.wait() == -signal.SIGKILL
     assert len(family) == 3  # the guard, the shell, the training
-    while left := [pid for pid in family if Path(f"/proc/{pid}").exists()]:
+    end = time.monotonic() + 60
+    while (left := [pid for pid in family if Path(f"/proc/{pid}").exists()]) and time.monotonic() < end:
         time.sleep(0.05)  # the guard ends last
     assert not left
     assert whole_steps(tmp_path / "run") == 2

@@ -51,8 +51,12 @@ def alone(graph: TaskGraph) -> TaskGraph:
     device_ns, once_ns = int(graph.dur[graph.on_device].sum()), int((graph.dur - with_waits.dur).sum())
     spent, waited = int(graph.dur[before].sum()), max(without_once - left, 0)
     earlier = _found("device work launched before the step", before, spent, spent / max(device_ns, 1))
-    process = _found(f"one-time work of the process ({_names(graph, once)})", once, once_ns, once_ns / (once_ns + left))
-    held = _found("wait for work of earlier steps, which is not in the recording", unseen, waited, waited / window)
+    process = _found(
+        f"one-time work of the process ({_names(graph, once)})", once, once_ns, once_ns / max(once_ns + left, 1)
+    )
+    held = _found(
+        "wait for work of earlier steps, which is not in the recording", unseen, waited, waited / max(window, 1)
+    )
     for each in (earlier, process):  # a wait is no work: without it the step is whole
         if each.share > MOST:
             raise GraphError(
