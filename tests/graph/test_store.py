@@ -12,7 +12,7 @@ from foretrace import flow
 from foretrace.errors import ForetraceError, GraphError, NotApplicableError
 from foretrace.flow import read
 from foretrace.graph.builder import build
-from foretrace.graph.store import load, save
+from foretrace.graph.store import MAGIC, load, save
 from foretrace.graph.taskgraph import EDGE_COLUMNS, TASK_COLUMNS, Assumption, Change, TaskGraph
 from foretrace.techniques.fused_optimizer import FusedOptimizer
 from foretrace.techniques.prefetch_data import PrefetchData
@@ -118,3 +118,10 @@ def _asked(path: Path) -> bool:
         assert str(error).endswith(".") and "\n" not in str(error)
         return False
     return True
+
+
+def test_a_header_without_end_is_damaged(tmp_path: Path) -> None:
+    path, deep = tmp_path / "deep.graph", b'{"format":3,"info":' + b"[" * 100_000
+    path.write_bytes(MAGIC + len(deep).to_bytes(8, "little") + deep)
+    with pytest.raises(GraphError, match="damaged header"):
+        load(path)

@@ -110,7 +110,7 @@ def load(path: str | Path) -> TaskGraph:
         )
     try:
         header = msgspec.json.decode(text, type=_Header)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise GraphError(f"{source} has a damaged header ({error}); build the graph again.") from None
     body = len(MAGIC) + 8 + size
     data: npt.NDArray[np.uint8] = np.memmap(source, dtype=np.uint8, mode="r")
@@ -152,5 +152,5 @@ def _format_of(text: bytes, source: Path) -> Any:
 
     try:
         return msgspec.json.decode(text, type=OnlyFormat).format
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise GraphError(f"{source} has a damaged header ({error}); build the graph again.") from None
