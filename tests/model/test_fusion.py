@@ -111,6 +111,16 @@ def test_no_kernel_waits_for_itself() -> None:
     assert ops(fuse(draft.finish("around"))) == ["aten::relu", "aten::cat", "aten::add"]
 
 
+def test_a_view_that_is_a_result_keeps_what_it_shows() -> None:
+    draft, x = start()
+    y = after(draft, "aten::relu", x)
+    after(draft, "aten::native_layer_norm", y)
+    draft.node("aten::view", [y], [draft.tensor(draft.value(y), storage=draft.tensors[y].storage)], phase=Phase.FORWARD)
+    fused = fuse(draft.finish("view"))
+    check(fused)
+    assert ops(fused)[-1] == "aten::view"
+
+
 def test_an_unknown_rule_is_a_mistake() -> None:
     draft, x = start()
     after(draft, "aten::relu", x)

@@ -108,11 +108,11 @@ class _Fuser:
         return root
 
     def _reading(self) -> dict[int, list[int]]:
-        """Per root tensor: nodes that read it or a view of it, the views themselves left out."""
+        """Per root tensor: nodes that read it or a view of it; of the views themselves, those that are results."""
         found: dict[int, list[int]] = defaultdict(list)
         for at, node in enumerate(self.graph.nodes):
             for i in dict.fromkeys(self._root[i] for i in node.inputs):
-                if not self._looks_through(at):
+                if not self._looks_through(at) or not any(self._is_read(made) for made in node.outputs):
                     found[i].append(at)
         return found
 
