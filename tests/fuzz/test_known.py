@@ -56,6 +56,10 @@ KNOWN: dict[str, tuple[str, str, bytes, str]] = {
         b'{"format": "foretrace operators", "version": 1, "calls": [{"op": "aten::mm", "dims": [[4000000000, 4000000], '
         b"[4000000, 400000000]]}]}", "",
     ),
+    "a calibration of a machine of lists": (
+        "calibration", "c.json", b'{"format": 1, "machine": {"instruction_sets": [["avx2"], null]}, "seconds": {}}', "",
+    ),
+    "a cluster beyond floats": ("cluster", "c.yaml", b"nodes: 2\ngpus: 2\nmemory: 1%s\n" % (b"0" * 400), ""),
     "results without end": ("simulators", "results.json", DEEP, "too deeply"),
 }  # fmt: skip
 

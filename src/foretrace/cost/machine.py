@@ -74,9 +74,9 @@ def file_name(of: Mapping[str, Any]) -> str:
 
 def _told(value: Any) -> str:
     if isinstance(value, Mapping):
-        return " ".join(f"{key}={each}" for key, each in sorted(value.items())) or "default"
+        return " ".join(f"{key}={each}" for key, each in sorted(value.items(), key=str)) or "default"
     if isinstance(value, list):
-        return " ".join(value) or "none"
+        return " ".join(map(str, value)) or "none"
     return "unknown" if value is None else str(value)
 
 

@@ -6,8 +6,8 @@ nothing declares are refused with the key and the mend.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -214,8 +214,9 @@ def _known(found: Mapping[str, Any], allowed: Sequence[str], where: str) -> None
 
 
 def _number(value: Any, where: str, key: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-        raise ForetraceError(f"{where}: {key} is {value!r}, which is no number.")
+    known = isinstance(value, int | float) and not isinstance(value, bool)
+    if not known or not -sys.float_info.max <= value <= sys.float_info.max:
+        raise ForetraceError(f"{where}: {key} is {str(value)[:40]}, which is no number that can be reckoned with.")
     return float(value)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 from dataclasses import dataclass
 from importlib.resources import files
-from math import isfinite
 from pathlib import Path
 
 from foretrace import reading
@@ -16,6 +15,7 @@ from foretrace.hardware.devices import Device, catalog
 _INSIDE_EFFICIENCY = 0.75  # of the links between devices of a machine: what NCCL's all-reduce reaches of the data sheet
 _BETWEEN_EFFICIENCY = 0.85  # of the machine's network: headers, and what sockets reach
 _INSIDE_US, _BETWEEN_US = 5.0, 30.0
+_MOST = 1e9  # of anything that a machine has or costs per hour
 _NUMBERS = ("devices", "vcpus", "memory_gb", "network_gbit_s", "price_per_h")
 
 
@@ -105,8 +105,10 @@ def _instance(row: dict[str, str | None], where: str, number: int) -> Instance:
             value = float(given[key])
         except ValueError:
             value = float("nan")
-        if not isfinite(value) or value <= 0:
-            raise ForetraceError(f"{where}, line {number}: {key} is {given[key]!r}; give a number above 0.")
+        if not 0 < value <= _MOST:
+            raise ForetraceError(
+                f"{where}, line {number}: {key} is {given[key]!r}; give a number above 0, {_MOST:g} at most."
+            )
         numbers[key] = value
     return Instance(
         name=given["name"],

@@ -83,4 +83,6 @@ def double(value: Wire) -> float:
     """A fixed number of eight or four bytes."""
     if isinstance(value, int):
         return float(value)
+    if len(value) not in (4, 8):
+        raise ForetraceError(f"the protocol buffer has a number of {len(value)} bytes, not 4 or 8; copy it again.")
     return float(struct.unpack("<d" if len(value) == 8 else "<f", value)[0])
