@@ -194,6 +194,13 @@ def test_what_cannot_be_known_names_the_node() -> None:
             from_onnx(data, "bytes")
 
 
+def test_a_weight_of_a_negative_size_is_refused() -> None:
+    damaged = weight("w", 16, 3)
+    damaged.dims[1] = -1
+    with pytest.raises(ForetraceError, match="weight w must have sizes of 0 or more, got 16, -1"):
+        one("MatMul", {"x": [2, 3]}, [damaged])
+
+
 def test_files_are_known_by_their_content(tmp_path: Path) -> None:
     (tmp_path / "model.bin").write_bytes(cnn())
     assert kind_of(tmp_path / "model.bin") == Kind.ONNX

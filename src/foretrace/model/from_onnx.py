@@ -178,6 +178,9 @@ def _values(model: Any) -> dict[str, Value]:
         if fixed and known:
             found[entry.name] = Value(dims=tuple(each.dim_value for each in sizes), dtype=_TYPES[tensor.elem_type])
     for each in model.graph.initializer:
+        if any(size < 0 for size in each.dims):
+            sizes = ", ".join(map(str, each.dims))
+            raise ForetraceError(f"weight {each.name[:80]} must have sizes of 0 or more, got {sizes}; export it again.")
         found[each.name] = Value(dims=tuple(each.dims), dtype=_TYPES.get(each.data_type, "float32"))
     return found
 
