@@ -197,7 +197,7 @@ def test_what_cannot_be_known_names_the_node() -> None:
 def test_a_weight_of_a_negative_size_is_refused() -> None:
     damaged = weight("w", 16, 3)
     damaged.dims[1] = -1
-    with pytest.raises(ForetraceError, match="weight w must have sizes of 0 or more, got 16, -1"):
+    with pytest.raises(ForetraceError, match="tensor w must have sizes that a memory can hold, got 16, -1"):
         one("MatMul", {"x": [2, 3]}, [damaged])
 
 

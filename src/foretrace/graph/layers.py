@@ -145,8 +145,11 @@ class Layers:
         for i, key in enumerate(keys.tolist()):
             index = key & 0x7FFFFFFF
             if index < len(trace.shapes):
-                moved, done = operator_work(trace.names[key >> 31], trace.shapes[index], self._conv_outputs)
-                if -1 <= moved <= _MOST_BYTES and 0 <= done <= _MOST_FLOPS:  # else the sizes are damaged
+                try:
+                    moved, done = operator_work(trace.names[key >> 31], trace.shapes[index], self._conv_outputs)
+                except OverflowError:
+                    continue  # its sizes are damaged, as below
+                if -1 <= moved <= _MOST_BYTES and 0 <= done <= _MOST_FLOPS:
                     nbytes[i], flops[i] = moved, done
         return nbytes[inverse], flops[inverse]
 

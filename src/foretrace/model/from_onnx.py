@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from math import prod
 from typing import Any
 
 from foretrace.errors import ForetraceError, MissingExtraError
@@ -167,6 +168,9 @@ def _inferred(model: Any, where: str) -> tuple[Any, list[str]]:
             return model, guessed
 
 
+_MOST_ELEMENTS = 1 << 50  # of a tensor: petabytes
+
+
 def _values(model: Any) -> dict[str, Value]:
     """Tensors of known sizes and type, by name."""
     found = {}
@@ -178,10 +182,13 @@ def _values(model: Any) -> dict[str, Value]:
         if fixed and known:
             found[entry.name] = Value(dims=tuple(each.dim_value for each in sizes), dtype=_TYPES[tensor.elem_type])
     for each in model.graph.initializer:
-        if any(size < 0 for size in each.dims):
-            sizes = ", ".join(map(str, each.dims))
-            raise ForetraceError(f"weight {each.name[:80]} must have sizes of 0 or more, got {sizes}; export it again.")
         found[each.name] = Value(dims=tuple(each.dims), dtype=_TYPES.get(each.data_type, "float32"))
+    for name, value in found.items():
+        if any(size < 0 for size in value.dims) or prod(value.dims) > _MOST_ELEMENTS:
+            sizes = ", ".join(map(str, value.dims))
+            raise ForetraceError(
+                f"tensor {name[:80]} must have sizes that a memory can hold, got {sizes}; export it again."
+            )
     return found
 
 
