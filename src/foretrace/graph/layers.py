@@ -23,7 +23,6 @@ from foretrace.trace.trace import Category
 Int64 = npt.NDArray[np.int64]
 
 MODULE_PREFIX = "nn.Module: "
-_MOST_BYTES, _MOST_FLOPS = 1 << 60, 1e30  # of one operator
 
 #: How a layer was found, best first; the order of `GraphInfo.attribution`.
 WAYS = ("module", "sequence number", "collective", "optimizer", "annotation", "operator", "none")
@@ -145,12 +144,7 @@ class Layers:
         for i, key in enumerate(keys.tolist()):
             index = key & 0x7FFFFFFF
             if index < len(trace.shapes):
-                try:
-                    moved, done = operator_work(trace.names[key >> 31], trace.shapes[index], self._conv_outputs)
-                except OverflowError:
-                    continue  # its sizes are damaged, as below
-                if -1 <= moved <= _MOST_BYTES and 0 <= done <= _MOST_FLOPS:
-                    nbytes[i], flops[i] = moved, done
+                nbytes[i], flops[i] = operator_work(trace.names[key >> 31], trace.shapes[index], self._conv_outputs)
         return nbytes[inverse], flops[inverse]
 
     @cached_property

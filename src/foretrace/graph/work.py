@@ -147,6 +147,8 @@ _ATTENTION = ("_scaled_dot_product", "scaled_dot_product", "_flash_attention", "
 _RECURRENT = frozenset(["mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn", "lstm", "gru", "rnn_tanh", "rnn_relu"])
 _BACKWARD_OF_ATTENTION = 2.5  # five products where the forward pass has two
 
+_MOST_BYTES, _MOST_FLOPS = 1 << 60, 1e30  # of one call
+
 
 class Work(NamedTuple):
     """What a call computes and moves."""
@@ -158,8 +160,8 @@ class Work(NamedTuple):
 def operator_work(name: str, text: str, outputs: Outputs | None = None) -> tuple[int, float]:
     """(bytes, FLOPs) of a call of operator `name` whose shapes are the JSON `text` of `Trace.shapes`.
 
-    (−1, 0) if no tensor has a known type. `outputs` gives the output sizes of convolutions whose strides were not
-    recorded; without them their FLOPs are unknown, which is 0.
+    (−1, 0) if no tensor has a known type, or sizes that no memory holds (a damaged file). `outputs` gives the output
+    sizes of convolutions whose strides were not recorded; without them their FLOPs are unknown, which is 0.
     """
     try:
         shapes = decode_shapes(text)
@@ -175,9 +177,12 @@ def operator_work(name: str, text: str, outputs: Outputs | None = None) -> tuple
         found = _special(base, tensors, shapes, outputs or {})
     except (IndexError, TypeError, ValueError):
         found = None
+    except OverflowError:
+        return -1, 0.0
     if found is None:
         found = _elementwise(tensors)
-    return found.nbytes, found.flops
+    possible = -1 <= found.nbytes <= _MOST_BYTES and 0 <= found.flops <= _MOST_FLOPS
+    return (found.nbytes, found.flops) if possible else (-1, 0.0)
 
 
 def conv_output(name: str, text: str) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
