@@ -6,6 +6,7 @@ The text is a noisy repeating pattern, so the loss falls; data costs nothing, ev
 from __future__ import annotations
 
 import argparse
+import gc
 import time
 
 import torch
@@ -117,6 +118,8 @@ def main() -> None:
     print(f"{args.steps} steps, {1e3 * seconds / max(args.steps, 1):.1f} ms each, loss {loss.item():.3f}")
     if args.ddp:
         torch.distributed.barrier()  # a rank that leaves early can abort the others
+        del model, optimizer  # they hold the process group; one that lives up to the interpreter's end can abort it
+        gc.collect()
         torch.distributed.destroy_process_group()
 
 

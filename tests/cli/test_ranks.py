@@ -208,7 +208,7 @@ def test_a_recording_of_another_day_is_refused(cli: Cli, shared_data: Path, tmp_
 
 
 SCRIPT = """
-import time, torch, torch.distributed as dist
+import gc, time, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
@@ -221,6 +221,8 @@ for _ in range(40):
         time.sleep(0.02)
     model(torch.randn(16, 128)).pow(2).mean().backward()
     optimizer.step()
+del model, optimizer  # they hold the process group, which may abort the interpreter's end
+gc.collect()
 dist.destroy_process_group()
 """
 

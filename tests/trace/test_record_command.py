@@ -25,7 +25,7 @@ pytest.importorskip("torch")
 SHORT = RecordOptions(wait=1, warmup=0, active=2, skip_first=0, rehearse=False)
 
 SCRIPT = """
-import os, signal, sys, time
+import gc, os, signal, sys, time
 import torch
 from torch import nn
 
@@ -62,6 +62,8 @@ def main():
                 os._exit(7)
     if distributed:
         torch.distributed.barrier()  # a rank that leaves early can abort the others
+        del model, optimizer  # they hold the process group; one that lives up to the interpreter's end can abort it
+        gc.collect()
         torch.distributed.destroy_process_group()
     print("done", step)
 
