@@ -1,4 +1,4 @@
-# make demo | test | test-avx2 | lint | bench | fuzz      needs Python 3.11-3.14 (PYTHON=...) and nothing else
+# make demo | test | test-avx2 | golden | lint | bench | fuzz      needs Python 3.11-3.14 (PYTHON=...) and nothing else
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 PACKAGE = pyproject.toml constraints.txt
 DEMO := demo-out
 
-.PHONY: help demo test test-avx2 lint bench fuzz clean
+.PHONY: help demo test test-avx2 golden lint bench fuzz clean
 help:
 	@grep -E '^# make' Makefile | cut -c 3-
 
@@ -48,6 +48,10 @@ test: $(VENV)/dev.stamp
 # What depends on the processor, once more as if it had AVX2 and no more. All tests: ONEDNN_MAX_CPU_ISA=AVX2 make test
 test-avx2: $(VENV)/dev.stamp
 	ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/python -m pytest -n 2 --dist loadfile -m processor $(ARGS)
+
+# What 119 commands answer, against the answers that are kept; ARGS="--write NAME" where one is meant to change.
+golden: $(VENV)/dev.stamp
+	$(BIN)/python -m tests.golden.golden $(ARGS)
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .

@@ -1,0 +1,145 @@
+"""Hold what commands answer equal to the answers kept here: `python -m tests.golden.golden [--write] [NAME ...]`.
+
+`questions.txt` names the commands; each answer is kept as `answers/NAME.json`: its exit code, its --json and its
+messages. Numbers are equal within one part in 10^12, everything else to the letter; what a run measured is left out.
+A change that means to change an answer says so: `make golden ARGS="--write NAME"`, and the difference is committed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from foretrace.files import write_bytes
+from foretrace.report.jsonout import MEASURED
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+ANSWERS = HERE / "answers"
+CLOSE = 1e-12
+_NO_JSON = ("graph",)  # a command that only writes a file
+
+
+def questions() -> dict[str, str]:
+    """Commands by name, in their order."""
+    lines = (HERE / "questions.txt").read_text().splitlines()
+    pairs = (line.partition(": ") for line in lines if line and not line.startswith("#"))
+    return {name: words for name, _, words in pairs}
+
+
+def answers(asked: Mapping[str, str], data: Path | None, folder: Path) -> dict[str, dict[str, Any]]:
+    """Ask all in a process of its own, with no calibration and no ledger; their files go to the empty `folder`."""
+    places = {"D": str(data), "R": str(ROOT / "tests" / "data"), "X": str(ROOT / "examples"), "T": str(folder)}
+
+    def placed(word: str) -> str:
+        head, slash, rest = word.partition("/")
+        return f"{places[head]}{slash}{rest}" if slash and head in places else word
+
+    commands = [
+        [*map(placed, shlex.split(words)), *([] if words.split()[0] in _NO_JSON else ["--json"])]
+        for words in asked.values()
+    ]
+    (folder / "questions.json").write_text(json.dumps(commands))
+    environment = os.environ | {
+        "FORETRACE_CACHE": str(folder / "cache"), "FORETRACE_LEDGER": str(folder / "ledger.sqlite"),
+        "XDG_DATA_HOME": str(folder / "data"), "COLUMNS": "100",
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.cli.all_answers", str(folder / "questions.json")], cwd=ROOT, env=environment,
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    found = {}
+    for name, (code, *texts) in zip(asked, json.loads(done.stdout), strict=True):
+        out, err = (_without(places, text) for text in texts)
+        answer = json.loads(out) if out.startswith(("{", "[")) else out
+        found[name] = {"exit": code, "answer": unmeasured(answer), "messages": err.splitlines()}
+    return found
+
+
+def _without(places: Mapping[str, str], text: str) -> str:
+    """The text with the letters of folders in place of their paths."""
+    for letter, place in places.items():
+        text = text.replace(place, letter)
+    return text
+
+
+def unmeasured(answer: Any) -> Any:
+    """The answer with fields that hold measured times emptied."""
+    for path in MEASURED.get(answer.get("command", ""), ()) if isinstance(answer, dict) else ():
+        *outer, last = path.split(".")
+        place = answer
+        for key in outer:
+            place = place[key]
+        place[last] = None
+    return answer
+
+
+def differences(kept: Any, found: Any, path: str = "") -> Iterator[str]:
+    """Where two answers differ, and in what."""
+    if isinstance(kept, dict) and isinstance(found, dict):
+        for key in kept.keys() | found.keys():
+            if key not in kept or key not in found:
+                yield f"{path}.{key} is {'new' if key in found else 'gone'}"
+            else:
+                yield from differences(kept[key], found[key], f"{path}.{key}")
+    elif isinstance(kept, list) and isinstance(found, list):
+        if len(kept) != len(found):
+            yield f"{path} has {len(found)} items, had {len(kept)}"
+        for number, (before, after) in enumerate(zip(kept, found, strict=False)):
+            yield from differences(before, after, f"{path}[{number}]")
+    elif {type(kept), type(found)} <= {int, float}:
+        if not math.isclose(kept, found, rel_tol=CLOSE, abs_tol=CLOSE):
+            yield f"{path} is {found!r}, was {kept!r}"
+    elif type(kept) is not type(found) or kept != found:
+        yield f"{path} is {found!r}, was {kept!r}"
+
+
+def compare(found: Mapping[str, Any]) -> dict[str, list[str]]:
+    """What differs from the kept answers, by question."""
+    wrong = {}
+    for name, answer in found.items():
+        kept = ANSWERS / f"{name}.json"
+        said = list(differences(json.loads(kept.read_text()), answer)) if kept.exists() else ["no answer is kept"]
+        if said:
+            wrong[name] = said
+    return wrong
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compare all answers, or keep them anew; the exit code is 1 where any differs."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only these questions, and those that begin so")
+    parser.add_argument("--write", action="store_true", help="keep the answers as they are now")
+    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data", help="the shared recordings")
+    given = parser.parse_args(arguments)
+    data = given.data if given.data.is_dir() else None
+    chosen = {
+        name: words
+        for name, words in questions().items()
+        if (data or " D/" not in words) and (not given.names or name.startswith(tuple(given.names)))
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        found = answers(chosen, data, Path(folder))
+    wrong = compare(found)
+    if given.write:
+        ANSWERS.mkdir(exist_ok=True)
+        for name in wrong:
+            text = json.dumps(found[name], indent=1, ensure_ascii=False) + "\n"
+            write_bytes(ANSWERS / f"{name}.json", text.encode())
+    for name, said in wrong.items():
+        print(f"{name}: {'; '.join(said[:4])}{f'; and {len(said) - 4} more' if len(said) > 4 else ''}")
+    print(f"{len(found)} answers, {len(wrong)} {'written anew' if given.write else 'differ'}")
+    return int(bool(wrong) and not given.write)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,27 @@
+"""A sample of the kept answers; `make golden` holds all of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.golden import golden
+
+EVERY = 5  # of the questions that need no other's file
+
+
+def test_sampled_answers_are_the_kept_ones(shared_data: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    alone = [(name, words) for name, words in golden.questions().items() if " T/" not in words]
+    assert golden.compare(golden.answers(dict(alone[::EVERY]), shared_data, tmp_path)) == {}
+
+
+def test_every_question_has_an_answer_and_no_answer_lacks_a_question() -> None:
+    assert {path.stem for path in golden.ANSWERS.iterdir()} == set(golden.questions())
+
+
+@pytest.mark.parametrize("found", [{"s": 1.0 + 1e-11}, {"s": "1"}, {}, {"s": 1.0, "t": 0}, {"s": [1.0]}, {"s": True}])
+def test_a_difference_is_found(found: object) -> None:
+    assert list(golden.differences({"s": 1.0}, found))
+    assert not list(golden.differences({"s": 1.0}, {"s": 1.0 + 1e-13}))
