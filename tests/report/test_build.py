@@ -155,7 +155,7 @@ def test_whatif_carries_the_whole_prediction(prediction: WhatIf) -> None:
 
 
 def test_whatif_reads_well(prediction: WhatIf) -> None:
-    text = render(build.whatif(prediction), Terminal(width=110))
+    text = " ".join(render(build.whatif(prediction), Terminal(width=110)).split())
     assert "critical path: " in text and "assumed: " in text and "less than 1 %" in text
 
 

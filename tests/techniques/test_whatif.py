@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from math import hypot
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from foretrace.errors import NotApplicableError
@@ -12,7 +15,7 @@ from foretrace.graph.taskgraph import EdgeKind, TaskGraph
 from foretrace.techniques.arguments import parse_all
 from foretrace.techniques.explain import main_parts, path_parts, why_not_more
 from foretrace.techniques.selection import Remove, Scale
-from foretrace.techniques.whatif import whatif
+from foretrace.techniques.whatif import UNVERIFIED, whatif
 from foretrace.testing.workloads import Cpu, Gpu
 from tests.graph.small_graphs import STREAM_A, STREAM_B, Recording
 
@@ -45,7 +48,33 @@ def test_the_interval_is_the_root_of_the_sum_of_squares() -> None:
     assert prediction.assumptions, "there is something to assume"
     effect = [max(each.faster_s, each.slower_s) for each in prediction.assumptions]
     assert effect == sorted(effect, reverse=True)
-    assert {each.assumption.technique for each in prediction.assumptions} == {"prefetch-data", "fused-optimizer"}
+    techniques = {each.assumption.technique for each in prediction.assumptions}
+    assert techniques == {"prefetch-data", "fused-optimizer", ""}  # "": a change on a GPU
+
+
+def test_a_real_change_on_a_gpu_may_be_off_by_its_share() -> None:
+    def off_s(graph: TaskGraph, *words: str) -> float | None:
+        found = {each.assumption.name: each for each in whatif(graph, parse_all(words)).assumptions}
+        return found["change on a GPU"].slower_s if "change on a GPU" in found else None
+
+    gpu = Gpu().graph()
+    saved = {word: abs(whatif(gpu, parse_all([word])).stages[0].saved_s) for word in ("prefetch-data", "cuda-graphs")}
+    for word, saved_s in saved.items():
+        assert saved_s > 0
+        assert off_s(gpu, word) == pytest.approx(UNVERIFIED * saved_s)
+    both = whatif(gpu, parse_all(list(saved))).stages
+    assert off_s(gpu, *saved) == pytest.approx(UNVERIFIED * sum(abs(stage.saved_s) for stage in both))
+    assert off_s(gpu, "scale kind=cpu by=0.5") is None  # claims nothing
+    assert off_s(Cpu().graph(), "fused-optimizer") is None  # verified there
+
+
+def test_the_share_of_a_change_is_that_of_the_verified_rows() -> None:
+    path = Path(__file__).parents[2] / "benchmarks" / "data" / "ledger.jsonl"
+    rows = [row for row in map(json.loads, path.read_text().splitlines()) if row["verdict"] in ("covered", "missed")]
+    assert not any("cuda" in row["torch"] for row in rows), "changes on a GPU were verified: say so in whatif.py"
+    changed = [row for row in rows if abs(row["predicted"] - 1) >= 0.03]
+    shares = [abs(row["predicted"] - row["measured"]) / abs(row["predicted"] - 1) for row in changed]
+    assert np.quantile(shares, 0.8) == pytest.approx(UNVERIFIED, abs=0.005)
 
 
 def test_an_assumption_is_weighed_through_the_whole_chain() -> None:

@@ -23,7 +23,7 @@ from foretrace.simulate.noise import Interval
 from foretrace.simulate.timeline import Timeline, simulate
 from foretrace.techniques.base import Larger, Technique
 from foretrace.techniques.explain import why_not_more
-from foretrace.techniques.whatif import company, whatif
+from foretrace.techniques.whatif import company, unverified, whatif
 
 WORK = 1_200_000  # tasks that are predicted; 1 to 1.5 us each
 MOST = 3  # techniques that are put together
@@ -213,7 +213,11 @@ class _Trial:
         slow_s, fast_s = self._step_at_ends(found.techniques, "slower"), self._step_at_ends(found.techniques, "faster")
         if not fast_s <= found.after_s <= slow_s:
             return None
-        others = company(self.before, after)
+        steps = [simulate(graph) for _, graph in self._walk(found.techniques)]
+        others = [
+            *company(self.before, after),
+            *unverified(self._graphs[""], found.techniques, [*steps, after]),
+        ]
         faster = hypot(found.after_s - noise.low_s, found.after_s - fast_s, *(each.faster_s for each in others))
         slower = hypot(noise.high_s - found.after_s, slow_s - found.after_s, *(each.slower_s for each in others))
         range_s = max(found.after_s - faster, 0.0), found.after_s + slower
