@@ -239,14 +239,15 @@ def _by_graph(graph: TaskGraph, row: int) -> What:
 
 def _by_trace(graph: TaskGraph, rows: Int64, trace: Trace) -> tuple[list[What], Int64]:
     events = _events(graph, rows, trace)
-    around = _around(events, trace)
+    comms, notes = _around(events, trace)
     known: dict[tuple[Any, ...], What] = {}
     sequence = np.full(len(rows), -1, dtype=np.int64)
     what = []
     lanes, names, operators = graph.lane[rows].tolist(), graph.name[rows].tolist(), graph.op[rows].tolist()
-    for i, (row, event, (comms, note)) in enumerate(zip(rows.tolist(), events.tolist(), around, strict=True)):
+    found = zip(rows.tolist(), events.tolist(), comms.tolist(), notes.tolist(), strict=True)
+    for i, (row, event, comm, note) in enumerate(found):
         own = int(trace.collective[event]) if event >= 0 else -1
-        call = int(trace.collective[comms]) if comms >= 0 else -1
+        call = int(trace.collective[comm]) if comm >= 0 else -1
         text = int(trace.name[note]) if note >= 0 else -1
         shape = int(trace.shape[note]) if note >= 0 else -1
         key = (lanes[i], names[i], operators[i], own, call, text, shape)
@@ -354,36 +355,34 @@ def _pairs(first: Int64, second: Int64) -> npt.NDArray[Any]:
     return table
 
 
-def _around(events: Int64, trace: Trace) -> list[tuple[int, int]]:
+def _around(events: Int64, trace: Trace) -> tuple[Int64, Int64]:
     """For every event: the communication operator and the back end's annotation around its launch (rows, −1)."""
-    if not len(events):
-        return []
+    nothing = np.full(len(events), -1, dtype=np.int64)
+    kernel = (events >= 0) & (trace.category[events] == Category.KERNEL) if len(trace) else nothing >= 0
+    if not kernel.any():
+        return nothing, events  # a host back end's annotation tells of itself
     noted = trace.named(lambda name: name.startswith(("nccl:", "rccl:", "gloo:", "mpi:", "ucc:")))
     notes = np.flatnonzero(noted & (trace.category == Category.ANNOTATION))
     comms = np.flatnonzero((trace.collective >= 0) & (trace.category == Category.OPERATOR))
     launches = np.flatnonzero((trace.category == Category.RUNTIME) & (trace.correlation >= 0))
     launches = launches[np.argsort(trace.correlation[launches], kind="stable")]
-    result = []
-    for event in events.tolist():
-        if event < 0 or trace.category[event] != Category.KERNEL:
-            result.append((-1, event))  # a host back end's annotation tells of itself
-            continue
-        launch = -1
-        if len(launches):
-            at = int(np.searchsorted(trace.correlation[launches], trace.correlation[event]))
-            if at < len(launches) and trace.correlation[launches[at]] == trace.correlation[event]:
-                launch = int(launches[at])
-        result.append((_enclosing(trace, comms, launch), _enclosing(trace, notes, launch)))
-    return result
+    launch, asked = nothing.copy(), trace.correlation[events]
+    if len(launches):
+        numbers = trace.correlation[launches]
+        at = np.minimum(np.searchsorted(numbers, asked), len(numbers) - 1)
+        launch = np.where(kernel & (numbers[at] == asked), launches[at], -1)
+    return _enclosing(trace, comms, launch), np.where(kernel, _enclosing(trace, notes, launch), events)
 
 
-def _enclosing(trace: Trace, rows: Int64, launch: int) -> int:
-    """The last of `rows` that began before a launch on its thread and ended after it, −1 if none."""
-    if launch < 0:
-        return -1
-    begin = int(trace.start[launch])
-    at = int(np.searchsorted(trace.start[rows], begin, side="right"))
-    for row in rows[max(at - 8, 0) : at][::-1].tolist():
-        if trace.lane[row] == trace.lane[launch] and trace.start[row] + trace.dur[row] >= begin:
-            return int(row)
-    return -1
+def _enclosing(trace: Trace, rows: Int64, launch: Int64) -> Int64:
+    """Per launch the last of `rows` that began before it on its thread and ended after it, −1 if none."""
+    found = np.full(len(launch), -1, dtype=np.int64)
+    if not len(rows):
+        return found
+    begin = trace.start[launch]
+    at = np.searchsorted(trace.start[rows], begin, side="right")
+    for back in range(1, 9):
+        row = rows[np.maximum(at - back, 0)]
+        around = (trace.lane[row] == trace.lane[launch]) & (trace.start[row] + trace.dur[row] >= begin)
+        found = np.where((found < 0) & (launch >= 0) & (at >= back) & around, row, found)
+    return found

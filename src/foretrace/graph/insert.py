@@ -17,6 +17,7 @@ import numpy.typing as npt
 from foretrace.errors import GraphError
 from foretrace.graph.assemble import EDGE_DEFAULTS, TASK_DEFAULTS, assemble
 from foretrace.graph.edit import Mask, describe, queue_slots, remove, requeue
+from foretrace.graph.per_graph import per_graph
 from foretrace.graph.sound import sound_rows
 from foretrace.graph.taskgraph import (
     EDGE_COLUMNS,
@@ -82,6 +83,7 @@ class Typical:
     return_ns: int  # end of a device task -> return of the call that waits for it
 
 
+@per_graph
 def typical(graph: TaskGraph) -> Typical:
     """Medians over the kernel launches of a graph. Raises GraphError where there are none."""
     dst = graph.dst
@@ -265,6 +267,11 @@ def move_to_lane(
     return moved
 
 
+_AS_LIKE = -2  # of a new row: what the row is that it is like
+# kind, name, dur, anchor, like, phase, op, nbytes, flops, whose doubt
+_NewRow = tuple[int, int, int, int, int, int, int, int, float, int]
+
+
 class _Edges:
     """Edges collected one by one."""
 
@@ -294,12 +301,10 @@ class _Insertion:
         self.added = _Edges()
         self.index = {name: i for i, name in reversed(list(enumerate(graph.names)))}
         self.names: list[str] = []
-        self.by_src = np.argsort(graph.src, kind="stable")
-        self.out_ptr = np.append(0, np.cumsum(np.bincount(graph.src, minlength=len(graph))))
         self.back = np.arange(len(graph))  # the RETURN of a blocking call, else the row itself
         returns = (graph.edge_kind == EdgeKind.PROGRAM) & (graph.kind[self.edges["dst"]] == TaskKind.RETURN)
         self.back[graph.src[returns]] = self.edges["dst"][returns]
-        self.tasks: dict[str, list[Any]] = defaultdict(list)
+        self.tasks: list[_NewRow] = []
         self.chains: dict[tuple[EdgeKind, int], list[int]] = defaultdict(list)  # (order, anchor) -> new rows
         self.waits: dict[int, list[tuple[int, int]]] = defaultdict(list)  # anchor -> (host anchor, new row)
 
@@ -316,88 +321,114 @@ class _Insertion:
                 self._chain(EdgeKind.PROGRAM, int(self.back[host]), self._task(task, host, like))
             elif usual is not None:
                 self._kernel(task, like, usual)
-        for (order, anchor), rows in self.chains.items():
-            self._reroute(order, anchor, rows[-1])
-        for anchor, placed in self.waits.items():
-            self._move_waits(anchor, placed)
+        self._reroute()
+        self._move_waits()
         device = sum(isinstance(task, DeviceTask) for task in new)
         host = len(new) - device
         parts = [f"{device} device task{'s with their launches' if device > 1 else ' with its launch'}"] * bool(device)
         parts += [f"{host} host task{'s' * (host > 1)}"] * bool(host)
         return extend(
             self.graph,
-            {key: np.array(values) for key, values in self.tasks.items()},
+            self._columns(),
             self.added.columns(),
             names=self.names,
             old_edges=self.edges,
-            change=Change(technique=technique, what=f"inserted {' and '.join(parts)}", tasks=len(self.tasks["kind"])),
+            change=Change(technique=technique, what=f"inserted {' and '.join(parts)}", tasks=len(self.tasks)),
         )
 
-    def _task(self, task: HostTask | DeviceTask, anchor: int, like: int, **given: Any) -> int:
+    def _task(
+        self,
+        task: HostTask | DeviceTask,
+        anchor: int,
+        like: int,
+        *,
+        kind: TaskKind | None = None,
+        name: int | None = None,
+        dur_ns: int | None = None,
+        work: tuple[int, float] = (-1, 0.0),
+        doubt_of: int | None = None,
+    ) -> int:
+        """Note a new row on the lane of `anchor`, as `task` says where nothing else is given; its number."""
+        own_name = self._name(task.name)
+        phase = _AS_LIKE if task.phase is None else task.phase
+        op = self._name(task.op or task.name) if task.op or task.name.startswith("aten::") else _AS_LIKE
+        self.tasks.append(
+            (
+                int(task.kind if kind is None else kind),
+                own_name if name is None else name,
+                task.dur_ns if dur_ns is None else dur_ns,
+                anchor,
+                like,
+                int(phase),
+                op,
+                *work,
+                like if doubt_of is None else doubt_of,
+            )
+        )
+        return len(self.graph) + len(self.tasks) - 1
+
+    def _columns(self) -> dict[str, npt.NDArray[Any]]:
+        """Columns of the new rows."""
         graph = self.graph
-        columns: dict[str, Any] = {
-            "kind": int(task.kind),
+        kind, name, dur, anchor, like, phase, op, nbytes, flops, doubt_of = map(np.array, zip(*self.tasks, strict=True))
+        return {
+            "kind": kind,
+            "name": name,
+            "dur": dur,
+            "nbytes": nbytes,
+            "flops": flops,
             "lane": graph.lane[anchor],
-            "name": self._name(task.name),
-            "dur": task.dur_ns,
             "recorded": graph.recorded[anchor] + graph.dur[anchor],
-            "nbytes": -1,
-            "flops": 0.0,
             "priority": graph.priority[anchor],
-            **{key: getattr(graph, key)[like] for key in ("phase", "layer", "step", "op", "doubt")},
+            "phase": np.where(phase == _AS_LIKE, graph.phase[like], phase),
+            "op": np.where(op == _AS_LIKE, graph.op[like], op),
+            "layer": graph.layer[like],
+            "step": graph.step[like],
+            "doubt": graph.doubt[doubt_of],
         }
-        if task.phase is not None:
-            columns["phase"] = int(task.phase)
-        if task.op or task.name.startswith("aten::"):
-            columns["op"] = self._name(task.op or task.name)
-        for key, value in {**columns, **given}.items():
-            self.tasks[key].append(value)
-        return len(graph) + len(self.tasks["kind"]) - 1
 
     def _kernel(self, task: DeviceTask, like: int, usual: Typical) -> None:
-        call_ns = usual.call_ns if task.call_ns is None else task.call_ns
+        host = task.launched_after
+        before = int(self.back[host])
         call_name = self._name(task.call_name or usual.call_name)
-        call = self._task(
-            task,
-            task.launched_after,
-            like,
-            kind=int(TaskKind.CALL),
-            name=call_name,
-            dur=call_ns,
-            doubt=self.graph.doubt[task.launched_after],
-        )
-        kernel = self._task(task, task.after, like, nbytes=task.nbytes, flops=task.flops)
-        self._chain(EdgeKind.PROGRAM, int(self.back[task.launched_after]), call)
+        call_ns = usual.call_ns if task.call_ns is None else task.call_ns
+        call = self._task(task, host, like, kind=TaskKind.CALL, name=call_name, dur_ns=call_ns, doubt_of=host)
+        kernel = self._task(task, task.after, like, work=(task.nbytes, task.flops))
+        self._chain(EdgeKind.PROGRAM, before, call)
         self._chain(EdgeKind.STREAM, task.after, kernel, usual.gap_ns)
         if task.blocking:
-            back = self._task(task, task.launched_after, like, kind=int(TaskKind.RETURN), name=call_name, dur=0)
-            self._chain(EdgeKind.PROGRAM, int(self.back[task.launched_after]), back)
+            back = self._task(task, host, like, kind=TaskKind.RETURN, name=call_name, dur_ns=0)
+            self._chain(EdgeKind.PROGRAM, before, back)
             self.added.add(kernel, back, EdgeKind.SYNC, usual.return_ns)
         self.added.add(call, kernel, EdgeKind.LAUNCH, usual.latency_ns, from_start=True)
-        self.waits[task.after].append((int(self.back[task.launched_after]), kernel))
+        self.waits[task.after].append((before, kernel))
 
     def _chain(self, order: EdgeKind, anchor: int, row: int, lag: int = 0) -> None:
         chain = self.chains[order, anchor]
         self.added.add(chain[-1] if chain else anchor, row, order, lag)
         chain.append(row)
 
-    def _out(self, row: int) -> npt.NDArray[np.int64]:
-        """Edges that leave a row."""
-        return self.by_src[self.out_ptr[row] : self.out_ptr[row + 1]]
+    def _reroute(self) -> None:
+        """What followed an anchor on its lane follows the last new task; it cannot overlap with that one."""
+        graph, edges = self.graph, self.edges
+        for order in (EdgeKind.PROGRAM, EdgeKind.STREAM):
+            last = np.full(len(graph), -1, dtype=np.int32)
+            for (of, anchor), rows in self.chains.items():
+                if of == order:
+                    last[anchor] = rows[-1]
+            follow = np.flatnonzero((graph.edge_kind == order) & ~graph.from_start & (last[graph.src] >= 0))
+            edges["src"][follow] = last[graph.src[follow]]
+            for column in (edges["lag"], edges["typical"]):
+                column[follow] = np.maximum(column[follow], 0)
 
-    def _reroute(self, order: EdgeKind, anchor: int, last: int) -> None:
-        """What followed the anchor on its lane follows the last new task; it cannot overlap with that one."""
-        edges, out = self.edges, self._out(anchor)
-        follow = out[(self.graph.edge_kind[out] == order) & ~self.graph.from_start[out]]
-        edges["src"][follow] = last
-        edges["lag"][follow] = np.maximum(edges["lag"][follow], 0)
-        edges["typical"][follow] = np.maximum(edges["typical"][follow], 0)
-
-    def _move_waits(self, anchor: int, placed: list[tuple[int, int]]) -> None:
+    def _move_waits(self) -> None:
         """Synchronisation waits for the last task launched before it, in program order."""
-        for edge in self._out(anchor).tolist():
-            earlier = [row for host, row in placed if host < self.edges["dst"][edge]]
-            if self.graph.edge_kind[edge] == EdgeKind.SYNC and earlier:
+        anchors = np.zeros(len(self.graph), dtype=np.bool_)
+        anchors[list(self.waits)] = True
+        for edge in np.flatnonzero((self.graph.edge_kind == EdgeKind.SYNC) & anchors[self.graph.src]).tolist():
+            placed, waiting = self.waits[int(self.graph.src[edge])], self.edges["dst"][edge]
+            earlier = [row for host, row in placed if host < waiting]
+            if earlier:
                 self.edges["src"][edge] = earlier[-1]
 
     def _name(self, text: str) -> int:

@@ -251,13 +251,13 @@ class _Trial:
 
     def _step_at_ends(self, chain: Sequence[Technique], end: Larger) -> float:
         """The step after a chain with all its assumptions at the ends that make it slower, or faster."""
-        graph = self._graphs[""]
+        at_end: tuple[Technique, ...] = ()
         for technique, known in self._walk(chain):
             larger = {each.field: each.larger_is for each in technique.parameters()}
             assumed = technique.uncertain(known)
             ends = {each.flag: each.high if larger[each.flag] == end else each.low for each in assumed}
-            graph = replace(technique, **ends).predict(graph)
-        return simulate(graph).step_time_s
+            at_end = (*at_end, replace(technique, **ends))
+        return simulate(self._predicted(at_end)).step_time_s
 
     def _cost(self, chain: Sequence[Technique]) -> int:
         """Work of predicting a chain."""

@@ -12,6 +12,8 @@ import numpy.typing as npt
 
 from foretrace.cost.calls import Family, describe
 from foretrace.cost.calls import Precision as Arithmetic
+from foretrace.graph.per_graph import per_graph
+from foretrace.graph.sound import fixed
 from foretrace.graph.taskgraph import TaskGraph, TaskKind
 
 
@@ -84,6 +86,7 @@ class Classes:
     precision: npt.NDArray[np.uint8]
 
 
+@per_graph
 def classify(graph: TaskGraph) -> Classes:
     """Classes of kernels and, in CPU-only recordings, of operators; all other tasks are OTHER."""
     work, precision = np.zeros(len(graph), np.uint8), np.zeros(len(graph), np.uint8)
@@ -98,7 +101,7 @@ def classify(graph: TaskGraph) -> Classes:
             of = graph.names[op] if op >= 0 else ""
             table[:, i] = kernel_class(name, of) if kind == TaskKind.KERNEL else operator_class(name)
         work[rows], precision[rows] = table[:, inverse.ravel()]
-    return Classes(work=work, precision=precision)
+    return Classes(work=fixed(work), precision=fixed(precision))
 
 
 def _classify_lowered(

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.graph.edit import cut, remove, retime
+from foretrace.graph.per_graph import per_graph
 from foretrace.graph.taskgraph import Change, EdgeKind, TaskGraph, TaskKind
 from foretrace.techniques.base import Prior
 from foretrace.techniques.updates import find_update, update_bandwidth
@@ -60,6 +61,7 @@ class Recorded:
         }
 
 
+@per_graph
 def recorded_all_reduces(graph: TaskGraph) -> Recorded | None:
     """The all-reduces of the recorded steps; None where there are fewer than two per step."""
     named = np.array([bool(_ALL_REDUCE.search(name)) for name in graph.names], dtype=np.bool_)[graph.name]

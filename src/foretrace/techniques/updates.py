@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.graph.edit import Mask
+from foretrace.graph.per_graph import per_graph
 from foretrace.graph.select import select
 from foretrace.graph.taskgraph import EdgeKind, Phase, TaskGraph, TaskKind
 from foretrace.hardware.devices import find
@@ -57,6 +58,7 @@ def step_tasks(graph: TaskGraph) -> Mask:
     return np.asarray(inside & ~np.isin(graph.kind, (TaskKind.MARK, TaskKind.JOIN)))
 
 
+@per_graph
 def find_update(graph: TaskGraph) -> Update | None:
     """The optimizer that marks the steps, else the one seen most; None if the recording shows none."""
     mask = step_tasks(graph)
@@ -103,6 +105,7 @@ def runs(graph: TaskGraph, mask: Mask) -> list[Run]:
     return found
 
 
+@per_graph
 def update_bandwidth(graph: TaskGraph) -> Prior | None:
     """Bandwidth that one pass over large arrays reaches, GB/s; None where nothing tells."""
     if graph.info.platform == "cpu":
