@@ -186,6 +186,51 @@ def test_full_launch_queue_lets_a_launch_wait_for_a_slot() -> None:
     assert graph.info.unexplained_share < 0.01
 
 
+def test_a_slot_of_the_launch_queue_holds_a_whole_graph() -> None:
+    """Graphs of 20 kernels, then single kernels, in a queue of 1,022 launches: each call waits for what freed a slot."""
+    depth, graphs, singles, kernel = 1022, 60, 1300, 30
+    r = Recording()
+    host = free = 0.0
+    ends: list[float] = []  # of each launch
+    for i in range(graphs + singles):
+        done = ends[i - depth - 1] if i > depth else 0.0
+        finish = max(host + 4, done + 1)
+        correlation = r.call("cudaGraphLaunch" if i < graphs else "cudaLaunchKernel", host, finish - host)
+        for _ in range(20 if i < graphs else 1):
+            start = max(host + 7, free)
+            r.on_device("kernel", "k", start, kernel, correlation, 7)
+            free = start + kernel + 1
+        ends.append(free - 1)
+        host = finish + 1
+    r.note("ProfilerStep#1", 0, host)
+    graph = build(r.trace())
+    queue = np.flatnonzero(graph.edge_kind == EdgeKind.QUEUE)
+    assert len(queue) >= graphs + singles - depth - 30
+    ended, returned = (graph.recorded + graph.dur)[graph.src[queue]], graph.recorded[graph.dst[queue]]
+    assert np.all(ended <= returned)
+    assert window(faster(graph, tasks(graph, TaskKind.KERNEL), 0.5)) < 0.65 * window(graph)
+
+
+def test_a_launch_that_returned_before_a_task_ended_did_not_wait_for_it() -> None:
+    """A queue that holds 1,022 launches at first and 1,300 in the end: nothing waits for what ended after its return."""
+    count, kernel = 2600, 100
+    r = Recording()
+    host = 0.0
+    ends: list[float] = []
+    for i in range(count):
+        depth = 1022 if i < 2300 else 1300
+        start = max(host + 7, (ends[-1] + 1) if ends else 0)
+        ends.append(start + kernel)
+        finish = max(host + 4, ends[i - depth - 1] + 1 if i > depth else 0)
+        r.launch("k", host, finish - host, start, kernel)
+        host = finish + 1
+    r.note("ProfilerStep#1", 0, host)
+    graph = build(r.trace())
+    queue = np.flatnonzero(graph.edge_kind == EdgeKind.QUEUE)
+    assert len(queue) > 700
+    assert np.all((graph.recorded + graph.dur)[graph.src[queue]] <= graph.recorded[graph.dst[queue]])
+
+
 def test_contention_is_a_removable_edge_and_not_a_long_latency() -> None:
     r = Recording()
     r.note("ProfilerStep#1", 0, 2000)

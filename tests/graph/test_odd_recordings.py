@@ -13,10 +13,13 @@ import pytest
 
 from foretrace import flow
 from foretrace.errors import ForetraceError
+from foretrace.graph.store import load, save
 from foretrace.report import build
 from foretrace.report.profile import peaks_of, profile
 from foretrace.simulate.memory import split
+from foretrace.simulate.timeline import simulate
 from tests.fuzz.readers import recordings
+from tests.kineto_files import MAIN, Recording
 
 NAMES = ("own_gpu.json", "own.json", "captured.json")
 SAMPLES = {name: json.loads(recordings()[name]) for name in NAMES}
@@ -60,3 +63,19 @@ def test_classes_of_events_left_out(name: str, key: str, tmp_path: Path) -> None
     for events in _without(SAMPLES[name]["traceEvents"], key, 2 if key == "cat" else 1):
         built += not outcome(tmp_path / "t.json", events, head)
     assert built
+
+
+@pytest.mark.parametrize("thread", [3_004_819_264, "3004819264", 140_511_934_383_680, 10**25, "1" * 25, 1e300, "main"])
+def test_any_number_or_name_of_a_thread(thread: float | str, tmp_path: Path) -> None:
+    """Old recordings name threads by their addresses, which are wider than the thread ids of a kernel."""
+    r = Recording()
+    for i in range(3):
+        r.note(f"ProfilerStep#{i}", 100 * i, 90)
+        r.op("aten::mm", 100 * i + 10, 20)
+        r.launch("k", 100 * i + 15, 5, 100 * i + 25, 30)
+    for event in r.events:
+        event["tid"] = thread if event["tid"] == MAIN else event["tid"]
+    graph = flow.read(r.write(tmp_path / "run.json")).graph().graph
+    again = load(save(graph, tmp_path / "run.graph"))
+    assert [lane.label for lane in again.lanes] == [lane.label for lane in graph.lanes]
+    assert simulate(again).step_time_s == pytest.approx(100e-6, rel=0.2)

@@ -26,6 +26,7 @@ LATEST = 1 << 61  # ns, 73 years: recorded stamps and releases lie within ± thi
 LONGEST = 1 << 60  # ns: all durations together, all delays, all lags
 END = LATEST + 3 * LONGEST  # no time of a replay is later, so none overflows
 _INT32 = (1 << 31) - 1
+_INT64 = (1 << 63) - 1
 
 
 class Fault(NamedTuple):
@@ -113,9 +114,13 @@ def _columns(graph: TaskGraph) -> Fault | None:
 
 def _tables(graph: TaskGraph) -> Fault | None:
     for i, lane in enumerate(graph.lanes):
-        for key in ("rank", "device", "stream"):
+        for key, most in (
+            ("rank", _INT32),
+            ("device", _INT32),
+            ("stream", _INT64),
+        ):  # a stream may be a thread's address
             value = getattr(lane, key)
-            if not -_INT32 <= value <= _INT32:
+            if not -most <= value <= most:
                 return Fault(f"lane {i} has {key} {value}, which is out of range")
     for i, doubt in enumerate(graph.info.doubts):
         if not (0 <= doubt.low < inf and 0 <= doubt.high < inf):

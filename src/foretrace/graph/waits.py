@@ -200,7 +200,11 @@ class _Waits:
                 pairs.append((np.array([call]), task, np.array([not stated])))
 
     def _queue(self) -> tuple[Int64, Int64]:
-        """Launches that wait for a slot of a full launch queue, and the task that frees it (R5)."""
+        """Launches that wait for a slot of a full launch queue, and the task that frees it (R5).
+
+        A launch takes one slot however many tasks it begins, and frees it when the last of them has ended. A launch
+        that returned while that task still ran did not wait for it: the queue was deeper there.
+        """
         host, device = self.host, self.device
         calls: list[Int64] = []
         tasks: list[Int64] = []
@@ -208,12 +212,13 @@ class _Waits:
             return np.empty(0, np.int64), np.empty(0, np.int64)
         for lane in device.lanes:
             part = device.lane_slice(lane)
-            n = part.stop - part.start
-            if n < _QUEUE_MIN_DEPTH:
+            first = np.flatnonzero((device.call[part] < 0) | device.leads[part])  # task with which each slot begins
+            if len(first) < _QUEUE_MIN_DEPTH:
                 continue
-            ends = device.latest[part]
-            mine = np.flatnonzero((device.call[part] >= 0) & device.leads[part])
-            call = device.call[part][mine]
+            last = np.append(first[1:], part.stop - part.start) - 1
+            ends = device.latest[part][last]
+            mine = np.flatnonzero(device.call[part][first] >= 0)
+            call = device.call[part][first[mine]]
             outstanding = mine - np.searchsorted(ends, host.start[call], side="right")
             duration = host.end[call] - host.start[call]
             room = duration[outstanding < _QUEUE_MIN_DEPTH]
@@ -227,9 +232,11 @@ class _Waits:
             scatter = np.quantile(left[stuck], 0.75) - np.quantile(left[stuck], 0.25)
             if depth < _QUEUE_MIN_DEPTH or scatter > _QUEUE_SCATTER * depth:
                 continue
-            waits = (outstanding >= depth * _QUEUE_SHARE) & (mine - depth - 1 >= 0)
-            calls.append(call[waits])
-            tasks.append(part.start + mine[waits] - depth - 1)
+            waits = np.flatnonzero((outstanding >= depth * _QUEUE_SHARE) & (mine - depth - 1 >= 0))
+            freed = mine[waits] - depth - 1
+            able = ends[freed] <= host.end[call[waits]]
+            calls.append(call[waits[able]])
+            tasks.append(part.start + last[freed[able]])
         if not calls:
             return np.empty(0, np.int64), np.empty(0, np.int64)
         return np.concatenate(calls), np.concatenate(tasks)

@@ -19,6 +19,7 @@ _ANNOTATIONS = ("ProfilerStep", "Optimizer.step#", "Optimizer.zero_grad#", "enum
 _NCCL = re.compile(r"nccl(?:Dev)?Kernel_([A-Za-z]+)|nccl([A-Z][A-Za-z]+?)(?:Ring|Tree|CollNet)\w*Kernel")
 _LAST_NUMBER = re.compile(r"[0-9]+(?=[^0-9]*$)")
 _NAMELESS = -1_000_000_000_000  # first number of processes and threads whose id is no number
+_MOST_NUMBER = 2**63 - 1
 NO_STREAM = 2**32 - 1  # how older Kineto writes "every stream"
 
 
@@ -184,19 +185,21 @@ class LaneTable:
 
 
 def _whole(value: Number) -> int | None:
-    if isinstance(value, float):
-        return int(value) if value.is_integer() else None
+    """The number itself where it is one of 64 bits."""
     if isinstance(value, str):
-        text = value.strip()
-        return int(text) if re.fullmatch(r"[-+]?[0-9]{1,30}", text, re.ASCII) else None
-    return value
+        number = int(value) if re.fullmatch(r"\s*[-+]?[0-9]{1,19}\s*", value, re.ASCII) else None
+    elif isinstance(value, float):
+        number = int(value) if value.is_integer() else None
+    else:
+        number = value
+    return number if number is not None and -_MOST_NUMBER <= number <= _MOST_NUMBER else None
 
 
 def _device_number(value: Number) -> int:
     """Number of a device or stream, also out of "stream 7"; −1 where there is none."""
     number = _whole(value)
     if number is None and isinstance(value, str) and (match := _LAST_NUMBER.search(value)):
-        number = int(match[0][:30])
+        number = int(match[0][:18])
     return -1 if number is None or number == NO_STREAM else number
 
 
