@@ -86,6 +86,10 @@ def test_rows() -> None:
         "aten::_scaled_dot_product_efficient_attention", text([2, 8, 128, 64], [2, 8, 96, 64], [2, 8, 96, 64])
     )
     assert (attention.b, attention.m, attention.n, attention.k) == (16, 128, 96, 64)
+    # what it calls in turn has heads behind the sequence, and is the same work
+    for name in ("_flash_attention_forward", "_efficient_attention_forward"):
+        within = describe(f"aten::{name}", text([2, 128, 8, 64], [2, 96, 8, 64], [2, 96, 8, 64]))
+        assert (within.b, within.m, within.n, within.k, within.flops) == (16, 128, 96, 64, attention.flops)
 
 
 @settings(max_examples=80, deadline=None)

@@ -262,6 +262,10 @@ def test_rings_of_a_wiring_explain_numbers_that_jump() -> None:
     assert net.wiring is HYBRID_CUBE_MESH
     assert net.cost(AR, 1e9, workers=7).seconds == pytest.approx(bus_share(AR, 7) * 1e9 / (4 * 22e9), rel=0.01)
     assert "hybrid-cube-mesh" in net.cost(AR, 1e9, workers=7).why
+    # five have no ring of their own: the range says that it is wider for it, and is
+    five, seven = net.cost(AR, 1e9, workers=5), net.cost(AR, 1e9, workers=7)
+    assert "lead through a peer" in five.why and "lead through a peer" not in seven.why
+    assert five.high_s / five.seconds > seven.high_s / seven.seconds + 0.19
     assert wiring_of(made({2: 1e9, 4: 1.1e9, 8: 1.2e9})) is None
     assert of_table(made(rings), 8, wiring="none").wiring is None
 

@@ -142,18 +142,24 @@ def test_wide_loads_are_elementwise_and_known_on_both_sides() -> None:
     assert unknown.tolist() == rescale(seconds, calls, V100, MI300X).tolist()
 
 
-def test_fused_attention_starts_slowly_and_then_follows_the_peaks() -> None:
-    call = Call(family=Family.ATTENTION, precision=Precision.BF16, b=32, m=512, n=512, k=64, flops=2e9, read_bytes=1e6)
-    starts = [reached.rate(Kind.ATTENTION, device) for device in (H100, MI300X)]
-    assert starts[0] is not None and starts[1] is not None
+def test_fused_attention_of_few_blocks_takes_the_time_of_one() -> None:
+    """Between vendors: full devices by all they have, nearly empty ones by what one multiprocessor reaches."""
+
+    def attention(heads: int) -> Call:
+        return Call(family=Family.ATTENTION, precision=Precision.BF16, b=heads, m=128, n=512, k=64, flops=1e6 * heads)
+
+    def body(heads: int, source: str, target: str) -> float:
+        return moved(attention(heads), start_s(named(source)) + 1e-4, source, target) - start_s(named(target))
+
     rates = [device.bf16_tflops * share_of_peak(device, Precision.BF16) for device in (H100, MI300X)]
-    found = moved(call, 1 / starts[0] + 1e-4, "h100", "mi300x")
-    assert found == pytest.approx(1 / starts[1] + 1e-4 * rates[0] / rates[1])
-    # shorter than the start: in proportion
-    assert moved(call, 0.5 / starts[0], "h100", "mi300x") == pytest.approx(0.5 / starts[1])
-    # what nobody recorded of one of them does not count
-    plain = rescale(np.array([1e-4]), one(call), V100, MI300X)
-    assert plain[0] == rescale(np.array([1e-4]), one(call), V100, MI300X, table=())[0]
+    whole = H100.sms * MI300X.sms  # no wave is partly filled on either
+    assert body(whole, "h100", "mi300x") == pytest.approx(1e-4 * rates[0] / rates[1])
+    alone = (rates[0] / H100.sms) / (rates[1] / MI300X.sms)
+    for heads in (1, 16, H100.sms):
+        assert body(heads, "h100", "mi300x") == pytest.approx(1e-4 * alone)
+        assert body(heads, "mi300x", "h100") == pytest.approx(1e-4 / alone)
+    between = body(2 * H100.sms, "h100", "mi300x")  # two whole waves there, part of one here
+    assert 1e-4 * rates[0] / rates[1] < between < 1e-4 * alone
 
 
 def test_figures_of_a_recording_can_be_left_out() -> None:

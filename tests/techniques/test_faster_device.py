@@ -21,7 +21,7 @@ from foretrace.simulate.timeline import simulate
 from foretrace.techniques.arguments import parse
 from foretrace.techniques.base import Technique
 from foretrace.techniques.faster_device import FasterDevice
-from foretrace.techniques.other_device import PRODUCTS, Sort, as_recorded, elsewhere, recorded_on
+from foretrace.techniques.other_device import APART, Sort, as_recorded, elsewhere, field_of, recorded_on
 from foretrace.techniques.whatif import whatif
 from foretrace.testing import TechniqueConformance
 from foretrace.testing.workloads import Cpu, Gpu
@@ -197,10 +197,15 @@ def test_device_time_of_a_decoder_on_the_other_vendors_gpu(shared_data: Path) ->
         assert step / measured == pytest.approx(1.0, abs=0.15)  # the range of the host, whose factor is 0.9 here
 
 
-def test_kinds_of_kernels_on_the_other_vendors_gpu_and_their_ranges(shared_data: Path) -> None:
-    """Without what this model showed: kinds with 5 % of the time within 20 %, and within their ranges."""
-    h100, mi300 = sides(shared_data, "Qwen")
-    others = reached.without("Qwen1.5-0.5B-Chat")
+#: Kinds with 5 % of the time that are further off than 20 %: kernels shorter than the start on other recordings.
+FAR = {("gaunernst", "mi300x", Sort.WIDE)}
+
+
+@pytest.mark.parametrize("model, seen", [("Qwen", "Qwen1.5-0.5B-Chat"), ("gaunernst", "bert-small-uncased")])
+def test_kinds_of_kernels_on_the_other_vendors_gpu_and_their_ranges(shared_data: Path, model: str, seen: str) -> None:
+    """Without what this model showed: the sum within 12 %, large kinds within 20 %, all within their ranges."""
+    h100, mi300 = sides(shared_data, model)
+    others = reached.without(seen)
     assert len(others) < len(reached.REACHED)
     for graph, target, source, device in ((h100, mi300, H100, MI300X), (mi300, h100, MI300X, H100)):
         found, truth = elsewhere(graph, source, device, (), others), elsewhere(target, device, device)
@@ -208,22 +213,26 @@ def test_kinds_of_kernels_on_the_other_vendors_gpu_and_their_ranges(shared_data:
         assert found.seconds.sum() / measured.sum() == pytest.approx(1.0, abs=0.12)
         for sort in Sort:
             true, said = measured[truth.kind == sort].sum(), found.seconds[found.kind == sort].sum()
-            if true < 0.05 * measured.sum():
+            if not true or not said:
                 continue
-            assert said / true == pytest.approx(1.0, abs=0.2), sort.name
-            field = {Sort.ATTENTION: "attention", Sort.STRIDED: "strided"}.get(sort, "kernels")
-            low, high = step_range("products" if sort in PRODUCTS[:-1] else field, source, device)
+            if true >= 0.05 * measured.sum() and (model, source.short.lower(), sort) not in FAR:
+                assert said / true == pytest.approx(1.0, abs=0.2), sort.name
+            low, high = step_range(field_of(sort, source, device), source, device)
             assert low < true / said < high
 
 
-def test_between_vendors_attention_and_strided_kernels_have_ranges_of_their_own() -> None:
+def test_kinds_that_few_recordings_show_have_wider_ranges_between_vendors() -> None:
     graph = busy().graph()
     names = {each.flag: (each.low, each.high) for each in FasterDevice(device="mi300x").uncertain(graph)}
-    assert set(names) == {"products", "kernels", "attention", "strided", "host"}
-    assert names["attention"] == step_range("attention", V100, MI300X)
+    assert set(names) == {"products", "kernels", *APART.values(), "host"}
+    for field, usual in zip(APART.values(), ("products", "products", "kernels", "kernels"), strict=True):
+        low, high = names[field]
+        assert (low, high) == step_range(field, V100, MI300X)
+        assert low < names[usual][0] and high > names[usual][1]
+    assert {field_of(sort, V100, H100) for sort in Sort} == {"products", "kernels"}
     assert names["kernels"][0] < step_range("kernels", V100, H100)[0]
     stated = {each.flag for each in FasterDevice(device="mi300x", compute=2.0).uncertain(graph)}
-    assert stated == {"kernels", "strided", "host"}
+    assert stated == {"kernels", "strided", "rest", "host"}
 
 
 def test_a_step_that_the_host_holds_does_not_change_with_the_device(shared_data: Path) -> None:

@@ -232,6 +232,8 @@ def _dimensions(
             return _convolution(base, dims, outputs)
         if family == Family.ATTENTION:
             q, key = (dims[1], dims[2]) if "backward" in base else (dims[0], dims[1])
+            if work.heads_last(base):
+                return float(prod(q[:-3]) * q[-2]), float(q[-3]), float(key[-3]), float(q[-1])
             return float(prod(q[:-2])), float(q[-2]), float(key[-2]), float(q[-1])
     except (IndexError, TypeError, ZeroDivisionError):
         pass

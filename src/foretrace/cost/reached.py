@@ -8,7 +8,6 @@ are not: how a kernel loads its numbers decides, and that depends on the generat
   alone; numbers per clock cycle and multiprocessor (on A100 as many in 32 bit as in 16).
 - `ODD_PRODUCT`: 16-bit products with such rows; share of the bandwidth, because they stay far below the peak.
 - `ROWS`: normalisation; numbers per clock cycle and multiprocessor, where that is below the share of the bandwidth.
-- `ATTENTION`: fused attention; clock cycles that it takes, however small. The rest follows the peaks.
 
 A figure counts for its own generation only, and a kind of kernel counts only between two generations that both have
 one (ROWS also alone): elsewhere the ratio of the bandwidths holds. `python benchmarks/device_pairs.py --reached` prints
@@ -34,7 +33,6 @@ class Kind(IntEnum):
     ODD_ROWS = 1
     ODD_PRODUCT = 2
     ROWS = 3
-    ATTENTION = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +45,7 @@ class Reached:
     seen: str
 
 
-PER_CYCLE = (Kind.ODD_ROWS, Kind.ROWS)  # numbers; ATTENTION are cycles, the others shares of the bandwidth
+PER_CYCLE = (Kind.ODD_ROWS, Kind.ROWS)  # numbers; the others are shares of the bandwidth
 LONG_ROW = 1024  # numbers of a row up to which one warp keeps it (PyTorch, PersistentSoftmax.cuh)
 ROW_BYTES = 16
 
@@ -70,8 +68,6 @@ REACHED = (
     Reached(kind=Kind.ODD_PRODUCT, generation="CDNA3", value=0.42, seen=_OWLV2),
     Reached(kind=Kind.ROWS, generation="CDNA3", value=0.47, seen="table of kernels, MI100 and MI210"),
     Reached(kind=Kind.ROWS, generation="CDNA3", value=0.49, seen=_OWLV2),
-    Reached(kind=Kind.ATTENTION, generation="Hopper", value=18_100.0, seen=_BERT),
-    Reached(kind=Kind.ATTENTION, generation="CDNA3", value=57_400.0, seen=_BERT),
 )
 
 
@@ -81,7 +77,7 @@ def without(seen: str) -> tuple[Reached, ...]:
 
 
 def rate(kind: Kind, device: Device, table: Iterable[Reached] = REACHED) -> float | None:
-    """Bytes (WIDE, ODD_PRODUCT), numbers, or starts (ATTENTION) per second of such kernels; None where nobody saw it.
+    """Bytes (WIDE, ODD_PRODUCT) or numbers per second of such kernels; None where nobody saw it.
 
     The geometric mean, where several recordings say so.
     """
@@ -90,6 +86,4 @@ def rate(kind: Kind, device: Device, table: Iterable[Reached] = REACHED) -> floa
     if not found:
         return None
     value, hertz = float(np.exp(np.mean(np.log(found)))), device.boost_mhz * 1e6
-    if kind == Kind.ATTENTION:
-        return hertz / value or None
     return value * (device.sms * hertz if kind in PER_CYCLE else device.memory_gb_s * 1e9) or None

@@ -135,6 +135,8 @@ class TableNetwork(Network):
         nodes, asked_of = -(-workers // self.per_node), family[0].nodes
         where = f", {asked_of} machines measured and {nodes} asked" if nodes != asked_of else ""
         wires = f", {self._rings(workers)} rings of {self.wiring.name}" if self.wiring else ""
+        if self._forwarded(workers):
+            wires += f" that lead through a peer, which costs something unknown: the range is {_FORWARDED:.0%} wider"
         return seconds, f"{kind} of {workers} workers, {said} of {self.table.name}{wires}{where}"
 
     def _sources(self, family: list[Series], workers: int) -> list[Series]:
@@ -146,10 +148,7 @@ class TableNetwork(Network):
             return [each for each in family if each.workers < workers][-1:] + [
                 each for each in family if each.workers >= workers
             ][:1]
-        if self.wiring is None:
-            return family
-        wiring = self.wiring
-        return [each for each in family if not wiring.forwards(min(each.workers, wiring.devices))] or family
+        return [each for each in family if not self._forwarded(each.workers)] or family
 
     def _measured(self, series: Series) -> Measured:
         return Measured(
@@ -165,6 +164,10 @@ class TableNetwork(Network):
         if self.wiring is None:
             return 1
         return max(self.wiring.rings(min(workers, self.wiring.devices)), 1)
+
+    def _forwarded(self, workers: int) -> bool:
+        """Whether the rings of so many lead through a peer somewhere."""
+        return self.wiring is not None and self.wiring.forwards(min(workers, self.wiring.devices))
 
     def _off(self, family: list[Series], kind: CollectiveKind, nbytes: float, workers: int) -> float:
         """Relative error at numbers not measured: the largest at measured ones left out, near this size.
@@ -184,7 +187,7 @@ class TableNetwork(Network):
                 worst = max(worst, abs(guess / _at(self._fit(left_out), size) - 1))
         if outside and (workers > family[-1].workers or len(family) <= 2):
             worst *= 2
-        if self.wiring is not None and self.wiring.forwards(min(workers, self.wiring.devices)):
+        if self._forwarded(workers):
             worst += _FORWARDED
         nearest = min(family, key=lambda each: abs(log(each.workers / workers)))
         worst = (1 + worst) * (1 + _spread(nearest, nbytes)) - 1

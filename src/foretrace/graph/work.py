@@ -300,13 +300,17 @@ def _attention(base: str, dims: list[Dims], size: int, read: int) -> Work | None
     q, k, v = dims[1:4] if backward else dims[:3]
     if len(q) < 4 or len(k) < 4:  # sequences of different lengths in one tensor
         return None
-    rows, keys = (-3, -3) if base.startswith(("_flash", "_efficient")) else (-2, -2)  # heads lie behind the sequence
-    heads = q[-2] if rows == -3 else prod(q[1:-2])
-    scores = q[0] * heads * q[rows] * k[keys]
+    sequence, heads = (-3, q[-2]) if heads_last(base) else (-2, prod(q[1:-2]))
+    scores = q[0] * heads * q[sequence] * k[sequence]
     forward = 2.0 * scores * (q[-1] + v[-1])
     if backward:
         return Work(_BACKWARD_OF_ATTENTION * forward, read + 3 * prod(q) * size)
     return Work(forward, read + prod(q) * size)
+
+
+def heads_last(base: str) -> bool:
+    """Whether the tensors of an attention operator are [batch, sequence, heads, width], not heads before sequence."""
+    return base.startswith(("_flash", "_efficient"))
 
 
 def _recurrent(base: str, dims: list[Dims], size: int, read: int) -> Work:

@@ -20,7 +20,7 @@ from foretrace.graph.taskgraph import Change, TaskGraph
 from foretrace.hardware.devices import Device, named
 from foretrace.techniques.base import Across, Prior, Technique, derived, parameter, prior
 from foretrace.techniques.classes import MATRIX, classify
-from foretrace.techniques.other_device import Elsewhere, Sort, as_recorded, elsewhere, recorded_on
+from foretrace.techniques.other_device import Elsewhere, Sort, as_recorded, elsewhere, field_of, recorded_on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,9 @@ class FasterDevice(Technique):
     products: float | None = derived(doc="with device=, time of products relative to the predicted one")
     kernels: float | None = derived(doc="with device=, time of all other kernels relative to the predicted one")
     attention: float | None = derived(doc="the same of fused attention, where the devices' vendors differ")
+    convolutions: float | None = derived(doc="the same of convolutions, where the vendors differ")
     strided: float | None = derived(doc="the same of kernels that move number by number, where the vendors differ")
+    rest: float | None = derived(doc="the same of fills, layout changes and all other kernels, where the vendors differ")
     host: float | None = prior(
         1.0,
         0.85,
@@ -81,12 +83,12 @@ class FasterDevice(Technique):
         for field in ("products", "kernels", *apart):
             if self._stated(field) is None:
                 low, high = step_range(field, source, target)
-                found[field] = Prior(value=1.0, low=low, high=high, unit="×", why=_APART.get(field, (None, _WHY))[1])
+                found[field] = Prior(value=1.0, low=low, high=high, unit="×", why=_APART.get(field, _WHY))
         return found
 
     def _stated(self, field: str) -> float | None:
         """What the user said of the kernels of a field."""
-        given = self.compute if field in ("products", "attention") else self.memory
+        given = self.compute if field in ("products", "attention", "convolutions") else self.memory
         return given if given is not None else self.ratio
 
     def _by_ratio(self, graph: TaskGraph) -> TaskGraph:
@@ -120,10 +122,7 @@ class FasterDevice(Technique):
         values = self.values(graph)
         recorded = graph.dur[found.rows] / 1e9
         seconds = found.seconds.copy()
-        fields = np.where(found.product, "products", "kernels").astype(object)
-        for field, (sort, _) in _APART.items():
-            if source.vendor != target.vendor:
-                fields[found.kind == sort] = field
+        fields = np.array([field_of(sort, source, target) for sort in Sort], dtype=object)[found.kind]
         for field in sorted(set(fields.tolist())):
             rows, stated = fields == field, self._stated(field)
             if stated is not None:
@@ -161,11 +160,10 @@ class FasterDevice(Technique):
 _WHY = "median of measured over scaled times from one GPU to another, over every two GPUs of public tables"
 #: Kernels whose range is their own between two vendors, and why.
 _APART = {
-    "attention": (
-        Sort.ATTENTION,
-        "the vendors' kernels are unlike, and small ones take their own time: what two models showed",
-    ),
-    "strided": (Sort.STRIDED, "no rule is known: what two models showed on an H100 and an MI300X"),
+    "attention": "the vendors' kernels are unlike and change: two models showed less, on an H100 and an MI300X",
+    "convolutions": "the vendors' libraries compute them in different ways: what one model showed on those two",
+    "strided": "no rule is known: what two models showed on those two",
+    "rest": "the vendors' libraries launch different ones: what three models showed on those two",
 }
 
 

@@ -49,6 +49,10 @@ class Sort(IntEnum):
     MEMORY = 9  # all that is left
 
 
+#: Kinds whose ranges between two vendors are their own (`scaled.STEP_RANGES`).
+APART = {
+    Sort.ATTENTION: "attention", Sort.CONVOLUTIONS: "convolutions", Sort.STRIDED: "strided", Sort.MEMORY: "rest",
+}  # fmt: skip
 PRODUCTS = (Sort.PRODUCTS, Sort.ODD_PRODUCTS, Sort.UNSIZED, Sort.CONVOLUTIONS, Sort.ATTENTION)
 _SORT = {
     Family.CONV: Sort.CONVOLUTIONS, Family.ATTENTION: Sort.ATTENTION, Family.SOFTMAX: Sort.SOFTMAX,
@@ -72,6 +76,12 @@ class Elsewhere:
     def product(self) -> Mask:
         """Products, convolutions, attention: one per chosen row."""
         return np.isin(self.kind, PRODUCTS)
+
+
+def field_of(sort: Sort, source: Device, target: Device) -> str:
+    """The field of `scaled.STEP_RANGES` that kernels of a kind fall into."""
+    apart = APART.get(sort) if source.vendor != target.vendor else None
+    return apart or ("products" if sort in PRODUCTS else "kernels")
 
 
 def recorded_on(graph: TaskGraph) -> Device | None:
