@@ -8,6 +8,7 @@ import platform
 import re
 from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
 from pathlib import Path
 
 from foretrace.hardware import processor
@@ -61,13 +62,20 @@ def percent(value: float, *, signed: bool = False) -> str:
 
 
 def update(page: Path, head: str, sections: dict[str, str], order: Sequence[str]) -> None:
-    """Write a page; sections that were not made anew are kept from the page as it stands."""
+    """Write a page; sections that were not made anew are kept from the page as it stands.
+
+    One that is not in `order` is another command's, and stays behind the section that it follows.
+    """
     kept: dict[str, str] = {}
     if page.exists():
         for part in page.read_text(encoding="utf-8").split("\n## ")[1:]:
             title, _, body = part.partition("\n")
             kept[title.strip()] = body.strip()
     merged = kept | sections
+    order = list(order)
+    for before, title in pairwise(("", *kept)):
+        if title not in order:
+            order.insert(order.index(before) + 1 if before else 0, title)
     text = head.strip() + "\n" + "".join(f"\n## {title}\n\n{merged[title]}\n" for title in order if title in merged)
     temporary = page.with_name(f".{page.name}.tmp")
     temporary.write_text(text, encoding="utf-8")

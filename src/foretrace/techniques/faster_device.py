@@ -48,7 +48,7 @@ class FasterDevice(Technique):
     attention: float | None = derived(doc="the same of fused attention, where the devices' vendors differ")
     convolutions: float | None = derived(doc="the same of convolutions, where the vendors differ")
     strided: float | None = derived(doc="the same of kernels that move number by number, where the vendors differ")
-    rest: float | None = derived(doc="the same of fills, layout changes and all other kernels, where the vendors differ")
+    rest: float | None = derived(doc="the same of fills, layout changes and other kernels, where the vendors differ")
     host: float | None = prior(
         1.0,
         0.85,
