@@ -54,6 +54,14 @@ def test_a_silent_command_shows_a_line_that_goes_with_the_answer(screen: Callabl
     assert seen(terminal) == "the answer\n"
 
 
+def test_compiling_is_said(screen: Callable[[], Screen]) -> None:
+    from numba.core.compiler_lock import global_compiler_lock
+
+    terminal = screen()
+    with sign_of_life("optimise", silence_s=0.02), global_compiler_lock:
+        until(terminal, "compiling loops, once after an installation")
+
+
 def test_a_command_that_speaks_is_left_alone(screen: Callable[[], Screen]) -> None:
     terminal = screen()
     with sign_of_life("show", silence_s=60):
