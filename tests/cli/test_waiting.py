@@ -55,11 +55,17 @@ def test_a_silent_command_shows_a_line_that_goes_with_the_answer(screen: Callabl
 
 
 def test_compiling_is_said(screen: Callable[[], Screen]) -> None:
-    from numba.core.compiler_lock import global_compiler_lock
+    from numba.core.event import trigger_event
 
-    terminal = screen()
-    with sign_of_life("optimise", silence_s=0.02), global_compiler_lock:
+    import foretrace.compiled
+    from foretrace.deadline import uncompiled
+
+    terminal, began, real = screen(), uncompiled(), time.monotonic()
+    with sign_of_life("optimise", silence_s=0.02), trigger_event("numba:compile"):
         until(terminal, "compiling loops, once after an installation")
+    spent = time.monotonic() - real
+    assert foretrace.compiled.compiled_s() > 0
+    assert uncompiled() - began < spent  # no budget pays for it
 
 
 def test_a_command_that_speaks_is_left_alone(screen: Callable[[], Screen]) -> None:

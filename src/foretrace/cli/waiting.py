@@ -75,8 +75,8 @@ class _Line:
 
 def _compiling() -> bool:
     """Whether a loop is being compiled, which takes longer than most commands."""
-    lock = sys.modules.get("numba.core.compiler_lock")
-    return lock is not None and bool(lock.global_compiler_lock.is_locked())
+    loops = sys.modules.get("foretrace.compiled")
+    return loops is not None and bool(loops.compiling())
 
 
 class _Heard:
