@@ -62,7 +62,7 @@ def estimate(
         str, typer.Option("--optimizer", metavar="HOW", help="Its implementation: fused, foreach or for-loop.")
     ] = "",
     attention: Annotated[
-        str, typer.Option("--attention", metavar="HOW", help="separate: two products around a softmax, not fused.")
+        str, typer.Option("--attention", metavar="HOW", help="fused; flash-1, the first one; separate: products and a softmax.")
     ] = "",
     loss: Annotated[
         str, typer.Option("--loss", metavar="HOW", help="fused: cross entropy of 16-bit scores in one kernel; separate.")
@@ -88,7 +88,7 @@ def estimate(
     """
     from foretrace.cli.operators import sizes
     from foretrace.model.capture import precision_named
-    from foretrace.model.capture_like import UPDATES
+    from foretrace.model.capture_like import ATTENTION, UPDATES
     from foretrace.model.estimate import estimate as predict
     from foretrace.model.memory import Sharding
     from foretrace.model.target import HERE, networks_of, target
@@ -107,8 +107,8 @@ def estimate(
     on = target(device, threads=threads)
     if on.processor is not None and (workers > 1 or tensor > 1 or network):
         raise ForetraceError("--workers, --tensor and --network are for devices of the catalog, not for --device here.")
-    if attention not in ("", "fused", "separate"):
-        raise ForetraceError(f"--attention is fused or separate, not {attention!r}.")
+    if attention not in ("", *ATTENTION):
+        raise ForetraceError(f"--attention is {', '.join(ATTENTION)}, not {attention!r}.")
     if optimizer not in ("", *UPDATES):
         raise ForetraceError(f"--optimizer is {', '.join(UPDATES)}, not {optimizer!r}.")
     if network and workers == 1:

@@ -174,10 +174,10 @@ def _recipe(found: Estimate, chosen: frozenset[str]) -> Iterator[ChoiceView]:
     yield choice("precision", _precision(found) + (f", weights in {kept}" if kept else ""), "precision", "do")
     if "layout" in graph.recipe:
         yield choice("layout", graph.recipe["layout"], "do")
+    for name in ("attention", "loss", "dropout"):
+        if name in graph.recipe:
+            yield choice(name, graph.recipe[name], name)
     if found.training:
-        for name in ("loss", "dropout"):
-            if name in graph.recipe:
-                yield choice(name, graph.recipe[name], name)
         if "optimizer" in graph.recipe:
             yield choice("optimizer", graph.recipe["optimizer"], "optimizer", "do")
         every = {0: "none", 1: "every block"}.get(found.recompute, f"every {found.recompute} blocks, one")
