@@ -53,7 +53,7 @@ def foundry(device: str, gpus: int, model: str, micro: int, parts: int, tokens: 
             recompute: bool = False, stage: int = 3, chosen: bool = False) -> Figure:  # fmt: skip
     """A row of LLM Foundry: Composer with FSDP, its own AdamW, which works parameter by parameter."""
     options = f"--device {device} --batch {micro} --accumulate {parts} --workers {gpus} --zero {stage}"
-    options += f" --precision bf16 --optimizer foreach --length {length}{' --recompute' * recompute}"
+    options += f" --precision bf16 --optimizer foreach --attention flash-1 --length {length}{' --recompute' * recompute}"
     group = f"LLM Foundry, {gpus} {device.upper()}" if gpus <= 8 else f"LLM Foundry, {device.upper()}, several nodes"
     return Figure(group=group, model=f"mpt-{model}", options=options, published=tokens, unit="tokens/s",
                   source=FOUNDRY, chosen=chosen)  # fmt: skip
@@ -138,7 +138,7 @@ def megatron() -> Iterator[Figure]:
             yield Figure(
                 group=f"Megatron-LM 2020, {row['system'].split()[-1]}, {'one node' if gpus <= 8 else 'many nodes'}",
                 model=f"megatron-{size}", published=tokens, unit="tokens/s", source=MEGATRON,
-                options=f"--device {device} --batch {batch // workers} --tensor {split} --recompute {common}{data}",
+                options=f"--device {device} --batch {batch // workers} --tensor {split} --recompute --reentrant {common}{data}",
             )  # fmt: skip
     with (root / "megatron" / "sc21_table1.csv").open() as file:
         for row in csv.DictReader(file):
@@ -153,11 +153,11 @@ def megatron() -> Iterator[Figure]:
                 group="Megatron-LM, SC 2021", model=f"megatron-{size}", published=batch * 2048 / seconds / gpus,
                 unit="tokens/s", source=SC21,
                 options=f"--device a100 --batch {micro} --accumulate {batch // workers // micro} --workers {workers} "
-                f"--tensor {split} --recompute {common}",
+                f"--tensor {split} --recompute --reentrant {common}",
             )  # fmt: skip
     yield Figure(group="Megatron-LM 2022, full recomputation", model="megatron-22b", published=4 * 2048 / 1.42 / 8,
                  unit="tokens/s", source=SELECTIVE,
-                 options=f"--device a100 --batch 4 --tensor 8 --recompute {common}")  # fmt: skip
+                 options=f"--device a100 --batch 4 --tensor 8 --recompute --reentrant {common}")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,21 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numba
+from numba.core import event
+
+COMPILING: Any = event.TimingListener()  # type: ignore[no-untyped-call]  # numba has no types
+event.register("numba:compile", COMPILING)  # type: ignore[no-untyped-call]
+
+
+def compiling() -> bool:
+    """Whether a loop is being compiled now."""
+    return bool(COMPILING._depth)
+
+
+def compiled_s() -> float:
+    """Seconds in which loops of this process were compiled so far."""
+    return float(COMPILING.duration) if COMPILING.done else 0.0
+
 
 _Loop = TypeVar("_Loop", bound=Callable[..., Any])
 

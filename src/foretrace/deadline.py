@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 Clock = Callable[[], float]
 
@@ -72,12 +71,5 @@ def never() -> Deadline:
 
 def uncompiled() -> float:
     """Seconds that count on without those in which loops were compiled, as the first use after an installation does."""
-    if not _LISTENERS and "numba" in sys.modules:
-        from numba.core import event
-
-        _LISTENERS.append(event.TimingListener())  # type: ignore[no-untyped-call]  # numba has no types
-        event.register("numba:compile", _LISTENERS[0])  # type: ignore[no-untyped-call]
-    return time.monotonic() - float(sum(each.duration for each in _LISTENERS if each.done))
-
-
-_LISTENERS: list[Any] = []  # hears when numba compiles, from the first use of numba on
+    loops = sys.modules.get("foretrace.compiled")  # not imported for this: it loads numba
+    return time.monotonic() - (loops.compiled_s() if loops else 0.0)

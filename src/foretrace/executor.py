@@ -22,6 +22,7 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from foretrace.errors import ForetraceError, MissingExtraError
+from foretrace.hardware.processor import usable_cores
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -38,8 +39,8 @@ def check_place(on: str) -> None:
 
 
 def cores() -> int:
-    """Processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Whole processor cores that this process may use, at least 1."""
+    return max(int(usable_cores()), 1)
 
 
 def map(  # called as executor.map

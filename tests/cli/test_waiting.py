@@ -54,6 +54,20 @@ def test_a_silent_command_shows_a_line_that_goes_with_the_answer(screen: Callabl
     assert seen(terminal) == "the answer\n"
 
 
+def test_compiling_is_said(screen: Callable[[], Screen]) -> None:
+    from numba.core.event import trigger_event
+
+    import foretrace.compiled
+    from foretrace.deadline import uncompiled
+
+    terminal, began, real = screen(), uncompiled(), time.monotonic()
+    with sign_of_life("optimise", silence_s=0.02), trigger_event("numba:compile"):
+        until(terminal, "compiling loops, once after an installation")
+    spent = time.monotonic() - real
+    assert foretrace.compiled.compiled_s() > 0
+    assert uncompiled() - began < spent  # no budget pays for it
+
+
 def test_a_command_that_speaks_is_left_alone(screen: Callable[[], Screen]) -> None:
     terminal = screen()
     with sign_of_life("show", silence_s=60):

@@ -132,9 +132,9 @@ def test_techniques_are_asked_in_their_order(recording: Path) -> None:
     graph = flow.read(recording).graph().graph
     asked: list[list[Operator]] = []
 
-    def timing(operators: Sequence[Operator]) -> Measured:
+    def timing(operators: Sequence[Operator], *, budget_s: float) -> Measured:
         asked.append(list(operators))
-        return measure(operators, target_s=0.0)
+        return measure(operators, budget_s=budget_s, target_s=0.0)
 
     found = calibrated(graph, [FusedOptimizer()], timing)
     assert len(asked) == 1

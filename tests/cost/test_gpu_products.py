@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from foretrace import deadline
 from foretrace.cli.app import run
 from foretrace.cost import gpu_products
 from foretrace.cost.calls import Call, Calls, Family, Precision
@@ -118,6 +119,20 @@ def test_products_are_timed() -> None:
     pytest.importorskip("torch")
     times = gpu_products.seconds(np.array([[16, 16, 16], [512, 512, 512]]), device="cpu")
     assert (times > 0).all() and times[1] > times[0]
+
+
+@pytest.mark.parametrize(("budget_s", "timed"), [(0.5, 2), (5.5, 5), (100.0, 9)])
+def test_products_keep_their_time(budget_s: float, timed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    now = [0.0]
+
+    def once(*_: object) -> float:
+        now[0] += 1.0
+        return 1e-5
+
+    monkeypatch.setattr(deadline, "uncompiled", lambda: now[0])
+    monkeypatch.setattr(gpu_products, "_once", once)
+    assert len(gpu_products.seconds(np.full((9, 3), 16), device="cpu", budget_s=budget_s)) == timed
 
 
 def test_one_time_is_too_few_to_keep() -> None:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from foretrace import deadline
 from foretrace.cli.app import run
 from foretrace.errors import ForetraceError
-from foretrace.rig import netns
+from foretrace.rig import measure, netns
 from foretrace.rig.calibrate import MOST_SPREAD, alone
 from foretrace.rig.job import Job
 from foretrace.rig.judge import rows_of, setting
 from foretrace.rig.measure import check, completed, verify
+from foretrace.rig.messages import Block, Steps
+from foretrace.rig.processes import Workers
 from foretrace.verify.ledger import Ledger
 
 pytest.importorskip("torch")
@@ -74,9 +80,35 @@ def test_what_a_row_calls_its_setting() -> None:
 
 
 def test_real_compute_needs_a_core_per_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foretrace.verify.cores.cores", lambda: 2)
+    monkeypatch.setattr("foretrace.executor.cores", lambda: 2)
     with pytest.raises(ForetraceError, match="4 workers compute on 2 cores"):
         check(Job(work="resnet50", link="1gbit", workers=4, arms=(("data-parallel",),)))
+
+
+@given(
+    steps_s=st.lists(st.floats(1e-3, 2.0), min_size=2, max_size=4),
+    seconds=st.floats(1.0, 200.0),
+    slow=st.floats(0.7, 1.5),
+)
+def test_turns_keep_their_time(steps_s: list[float], seconds: float, slow: float) -> None:
+    """On a clock that moves with steps; they last `slow` times as long as predicted."""
+    arms = [measure._Planned(name=str(i), used=(), shown=(), predicted=None, step_s=s) for i, s in enumerate(steps_s)]
+    job = Job(work="1x1mb/1ms", link="1gbit", workers=2, arms=(("data-parallel",),), seconds=seconds)
+    turns = measure._turns(job, arms)
+    now = [0.0]
+
+    class Asked:
+        def ask(self, request: Steps, *_: object, **__: object) -> list[Block]:
+            now[0] += (request.discarded + request.steps) * slow * steps_s[int(request.name)]
+            return [Block(wall_s=1.0, cpu_s=1.0, loss=None)] * 2
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(deadline, "uncompiled", lambda: now[0])
+        found = measure._run(cast(Workers, Asked()), turns, lambda share: None)
+    rounds = {len(each) for each in found.values()}
+    least = slow * sum(steps_s) * (measure._FIRST + 2 * measure.LEAST_ROUNDS)
+    assert rounds <= set(range(measure.LEAST_ROUNDS, measure.MOST_ROUNDS + 1)) and len(rounds) == 1
+    assert now[0] <= max(seconds * max(slow, 1.0), least) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(("words", "reason"), [

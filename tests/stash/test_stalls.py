@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from foretrace.errors import ForetraceError
+from foretrace.executor import cores
 from foretrace.flow import read
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.simulate.timeline import simulate
 from foretrace.stash.runs import Wanted, differential
 from foretrace.stash.stalls import stalls
-from foretrace.verify.cores import cores
 
 RECORDED = Path(__file__).parents[1] / "data" / "cnn.json.gz"
 

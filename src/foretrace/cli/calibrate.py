@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
@@ -67,7 +68,7 @@ def device(
     Example: foretrace calibrate device --operators 50 --threads 1
     """
     if gpu is not None:
-        _products(gpu, operators, plan, times, as_json)
+        _products(gpu, operators, plan, times, seconds, as_json)
         return
     if plan is not None or times is not None:
         raise ForetraceError("--plan and --times are of a GPU's products; name it, e.g. --gpu b200.")
@@ -126,7 +127,9 @@ def _few(operators: int, threads: int | None, seconds: float, as_json: bool) -> 
     print(f"\n  stored in {path}\n  next: foretrace calibrate device")
 
 
-def _products(gpu: str, operators: int | None, plan: Path | None, times: Path | None, as_json: bool) -> None:
+def _products(
+    gpu: str, operators: int | None, plan: Path | None, times: Path | None, seconds: float, as_json: bool
+) -> None:
     """The 16-bit products of a GPU that say most of all others: named, timed here, or read."""
     from foretrace.cost import gpu_products
     from foretrace.hardware.devices import named
@@ -145,8 +148,9 @@ def _products(gpu: str, operators: int | None, plan: Path | None, times: Path | 
     if times is not None:
         rows, found = gpu_products.read_times(times, device)
     elif plan is None:
-        with options.progress("timing products"):
-            found = gpu_products.seconds(rows)
+        with options.progress("timing products") as report:
+            found = gpu_products.seconds(rows, budget_s=seconds, progress=report)
+        rows = rows[: len(found)]
     if found is None:
         assert plan is not None
         gpu_products.write_plan(plan, device, rows)
@@ -157,8 +161,8 @@ def _products(gpu: str, operators: int | None, plan: Path | None, times: Path | 
         from foretrace.report.jsonout import dumps
         from foretrace.report.listings import CalibrateGpuView
 
-        seconds = None if found is None else found.tolist()
-        print(dumps(CalibrateGpuView(gpu=device.short, stored=str(stored), products=rows.tolist(), seconds=seconds)))
+        timed = None if found is None else found.tolist()
+        print(dumps(CalibrateGpuView(gpu=device.short, stored=str(stored), products=rows.tolist(), seconds=timed)))
     elif found is None:
         print(f"{len(rows)} products, those worth most first, are to be timed on {device.name}.")
         print(f"  written to {stored}: fill in the column us (microseconds)")
@@ -212,7 +216,8 @@ def run(
             found = calibrated(
                 graph,
                 techniques,
-                lambda each: bench.measure(each, budget_s=until.budget_s, progress=report, trust=trust or ()),
+                partial(bench.measure, progress=report, trust=trust or ()),
+                until,
             )
     path = store.save(machine, found.seconds) if found.seconds else store.path_for(machine)
     if as_json:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING, Annotated
 
@@ -125,9 +124,9 @@ def _timed(graph: TaskGraph, chains: list[tuple[Technique, Technique]], seconds:
         until = Deadline(seconds)
         with options.progress("timing hooks") as report:
             for i, chain in enumerate(chains):
-                share = until.budget_s / (len(chains) - i)
+                share = Deadline(until.budget_s / (len(chains) - i), until.clock)
                 try:
-                    found = calibrated(graph, chain, partial(bench.measure, budget_s=share))
+                    found = calibrated(graph, chain, bench.measure, share)
                 except NotApplicableError:
                     continue
                 if found.seconds:

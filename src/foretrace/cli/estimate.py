@@ -40,6 +40,9 @@ def estimate(
     recompute_every: Annotated[
         int, typer.Option("--recompute-every", metavar="N", min=0, help="The same of every N-th block; 0: of none.")
     ] = 0,
+    reentrant: Annotated[
+        bool, typer.Option("--reentrant", help="Blocks run again to their end, as in Megatron, not only as far as read.")
+    ] = False,
     accumulate: Annotated[
         int, typer.Option("--accumulate", metavar="N", min=1, help="Micro-batches of --batch samples per update.")
     ] = 1,
@@ -59,7 +62,10 @@ def estimate(
         str, typer.Option("--optimizer", metavar="HOW", help="Its implementation: fused, foreach or for-loop.")
     ] = "",
     attention: Annotated[
-        str, typer.Option("--attention", metavar="HOW", help="separate: two products around a softmax, not fused.")
+        str, typer.Option("--attention", metavar="HOW", help="fused; flash-1, the first one; separate: products and a softmax.")
+    ] = "",
+    loss: Annotated[
+        str, typer.Option("--loss", metavar="HOW", help="fused: cross entropy of 16-bit scores in one kernel; separate.")
     ] = "",
     length: Annotated[
         int | None, typer.Option("--length", metavar="N", min=2, help="Words of a sequence, for a decoder.")
@@ -82,7 +88,7 @@ def estimate(
     """
     from foretrace.cli.operators import sizes
     from foretrace.model.capture import precision_named
-    from foretrace.model.capture_like import UPDATES
+    from foretrace.model.capture_like import ATTENTION, UPDATES
     from foretrace.model.estimate import estimate as predict
     from foretrace.model.memory import Sharding
     from foretrace.model.target import HERE, networks_of, target
@@ -101,8 +107,8 @@ def estimate(
     on = target(device, threads=threads)
     if on.processor is not None and (workers > 1 or tensor > 1 or network):
         raise ForetraceError("--workers, --tensor and --network are for devices of the catalog, not for --device here.")
-    if attention not in ("", "fused", "separate"):
-        raise ForetraceError(f"--attention is fused or separate, not {attention!r}.")
+    if attention not in ("", *ATTENTION):
+        raise ForetraceError(f"--attention is {', '.join(ATTENTION)}, not {attention!r}.")
     if optimizer not in ("", *UPDATES):
         raise ForetraceError(f"--optimizer is {', '.join(UPDATES)}, not {optimizer!r}.")
     if network and workers == 1:
@@ -115,6 +121,8 @@ def estimate(
     sharding = Sharding(workers=workers, stage=zero, tensor=tensor, master=master)
     networks = networks_of(on.device, sharding, network)
     every = recompute_every or int(recompute)
+    if reentrant and not every:
+        raise ForetraceError("--reentrant is how blocks are recomputed; add --recompute.")
     with options.progress(f"capturing {source}") as tell:
         graph = operators_of(
             source,
@@ -124,6 +132,7 @@ def estimate(
             tensor=tensor,
             update=optimizer,
             attention=attention,
+            loss=loss,
             training=not inference,
             like="gpu" if on.processor is None else "cpu",
             techniques=techniques,
@@ -139,6 +148,7 @@ def estimate(
         own_processor=on.processor is not None,
         sharding=sharding,
         recompute=every,
+        reentrant=reentrant,
         network=networks,
         accumulate=accumulate,
         techniques=tuple(map(str, techniques)),
@@ -152,7 +162,7 @@ def estimate(
         "--size": "" if size == "full" else size, "--do": do, "--recompute": recompute,
         "--recompute-every": recompute_every or None, "--tensor": tensor if tensor > 1 else None,
         "--network": network, "--optimizer": optimizer,
-        "--attention": attention,
+        "--attention": attention, "--loss": loss, "--reentrant": reentrant,
         "--accumulate": accumulate if accumulate > 1 else None, "--zero": zero or None,
         "--workers": workers if workers > 1 else None, "--length": length, "--dim": dim, "--threads": threads,
     }  # fmt: skip

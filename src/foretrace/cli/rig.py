@@ -29,9 +29,9 @@ def check(as_json: options.AsJson = False) -> None:
 
     Exit code 1 where it cannot. Example: foretrace rig check
     """
+    from foretrace.executor import cores
     from foretrace.report import rig as report
     from foretrace.rig import netns
-    from foretrace.verify.cores import cores
 
     able = netns.probe()
     view = report.check(able, cores=cores(), leftovers=() if able.missing else netns.leftovers())
@@ -95,7 +95,10 @@ def verify(
     seconds: Annotated[
         float,
         typer.Option(
-            "--seconds", metavar="S", min=0.1, help="For running the arms; recording and calibration come on top."
+            "--seconds",
+            metavar="S",
+            min=0.1,
+            help="For running the arms, 6 rounds at least; recording and calibration come on top.",
         ),
     ] = 30.0,
     keep: Annotated[

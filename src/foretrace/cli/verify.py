@@ -35,7 +35,10 @@ def verify(
     seconds: Annotated[
         float,
         typer.Option(
-            "--seconds", metavar="S", min=0.1, help="For running the arms; recording and calibration come on top."
+            "--seconds",
+            metavar="S",
+            min=0.1,
+            help="For running the arms, 8 rounds at least; recording and calibration come on top.",
         ),
     ] = 20.0,
     batches: Annotated[

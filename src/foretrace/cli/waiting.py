@@ -53,7 +53,8 @@ class _Line:
             with self._lock:
                 now = time.monotonic()
                 if not self._over.is_set() and now - self._spoken >= self._silence_s:
-                    self._stream.write(f"{_CLEAR}foretrace {self._what}: at work for {now - self._began:.0f} s")
+                    why = ", compiling loops, once after an installation" if _compiling() else ""
+                    self._stream.write(f"{_CLEAR}foretrace {self._what}: at work for {now - self._began:.0f} s{why}")
                     self._stream.flush()
                     self._drawn = True
 
@@ -70,6 +71,12 @@ class _Line:
         """Clear the line for good."""
         self._over.set()
         self.quiet()
+
+
+def _compiling() -> bool:
+    """Whether a loop is being compiled, which takes longer than most commands."""
+    loops = sys.modules.get("foretrace.compiled")
+    return loops is not None and bool(loops.compiling())
 
 
 class _Heard:

@@ -4,10 +4,11 @@
 
 A causal mask halves the FLOPs but for blocks on the diagonal, which are computed whole: `edge`.
 `benchmarks/attention.py` finds share and edge of forward passes in the public tables of aiconfigurator (A100, vLLM's
-FlashAttention-2) and prints what is left over. The backward pass reaches 0.65 of the forward pass's rate (0.86 by Dao
-2023, section 4.1: 63 % of the peak against 73 %; less in the eight-GPU rows of `benchmarks/training_figures.py`, which
-chose it). On Hopper the same kernels reach 335 TFLOP/s where they reach 225 on an A100 (the same page), since they do
-not use its own matrix instructions; kernels that do (FlashAttention-3, cuDNN) are up to twice as fast: the low end.
+FlashAttention-2) and prints what is left over. The backward pass reaches 0.86 of the forward pass's rate (Dao 2023,
+section 4.1: 63 % of the peak against 73 %). On Hopper the same kernels reach 370 TFLOP/s (Shah et al., FlashAttention-3,
+2024, figure 5) where they reach 228 on an A100, since they do not use its own matrix instructions; kernels that do
+(FlashAttention-3, cuDNN) are up to twice as fast: the low end. The first FlashAttention takes `FIRST` times as long
+(Dao 2023, section 4.1: 1.7 to 3.0).
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from foretrace.cost.roofline import peak_flops
 from foretrace.hardware.devices import Device
 
 SHARE, EDGE = 0.58, 440.0  # of the peak that Ampere's forward kernels reach; keys
-BACKWARD = 0.65
-HOPPER = 335 / 225 * 312 / 989  # share on Hopper relative to Ampere's
+BACKWARD = 0.86
+HOPPER = 370 / 228 * 312 / 989  # share on Hopper relative to Ampere's
+FIRST, FIRST_RANGE = 1.7, (0.85, 1.3)  # of the first FlashAttention, and its range relative to itself
 _START_S = 4e-6
 _WIDTHS = {"Ampere": (0.85, 1.25), "Ada": (0.7, 1.4), "Hopper": (0.5, 1.35)}
 

@@ -38,6 +38,7 @@ _SAMPLE_S = 50e-6  # shorter calls are timed several at once
 _MIN_SAMPLES, _MAX_SAMPLES = 4, 60
 _PERCENTILE = 0.2
 _GROUP = 4
+NO_TIME = "no time was left"  # why a call was not timed
 # How oneDNN, and PyTorch for it, say that a processor cannot do what was asked for.
 _LACKS = re.compile(
     r"could not create a (?:primitive descriptor|primitive) for (?:the |an? )?(.+?) primitive"
@@ -81,7 +82,7 @@ def measure(
 
     distinct = list(dict.fromkeys(operators))
     found = Measured()
-    until, done = Deadline(float("inf") if budget_s is None else budget_s, time.perf_counter), 0
+    until, done = Deadline(float("inf") if budget_s is None else budget_s), 0
     if budget_s is not None:  # preparing and warming up takes about as long as the repetitions
         target_s = min(max(0.2 * budget_s / max(len(distinct), 1), _LEAST_TARGET_S), target_s)
     _settle_allocator()
@@ -91,7 +92,7 @@ def measure(
                 with until.part("group"):
                     _measure_group(group, found, device, target_s, trust)
             else:
-                found.failed.update({each.key: f"no time was left ({budget_s:.3g} s)" for each in group})
+                found.failed.update(dict.fromkeys((each.key for each in group), NO_TIME))
             done += len(group)
             if progress is not None:
                 progress(done / len(distinct))

@@ -160,7 +160,7 @@ def describe(
     if shapes is None or not tensors:
         return Call(family=family, op=op, text=text, flops=flops, precision=Precision.OTHER)
     precision = _precision(shapes)
-    read = float(sum(prod(dims) * size for dims, size in tensors))
+    read = 0.0 if base in _FILLS else float(sum(prod(dims) * size for dims, size in tensors))
     # A fused update names its gradients among what it may write; it does not write them.
     known = outputs is not None and not base.startswith("_fused_") and family not in (Family.LOOKUP, Family.NONE)
     if known and outputs is not None:
@@ -185,10 +185,13 @@ _MOVES = ("copy", "to_copy", "cat", "stack", "clone", "fill", "zero", "contiguou
           "zeros", "ones", "full", "arange", "new_zeros", "new_ones", "pad", "tril", "triu")  # fmt: skip
 
 
+_FILLS = ("new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like", "fill", "zero")  # read nothing
+
+
 def family_of(op: str) -> Family:
-    """The family of an operator by its name; what is not of ATen is OTHER, but for what `model.fusion` made."""
-    if op == "fused::pointwise":
-        return Family.ELEMENTWISE
+    """The family of an operator by its name; what is not of ATen is OTHER, but for kernels that stand for several."""
+    if op.startswith("fused::"):
+        return Family.ELEMENTWISE if op == "fused::pointwise" else Family.SOFTMAX
     if not op.startswith("aten::"):
         return Family.OTHER
     base = op.removeprefix("aten::").rstrip("_")

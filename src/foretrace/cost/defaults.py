@@ -21,7 +21,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from foretrace.cost.calls import Calls, Family, Precision
+from foretrace.cost.attention import FIRST, FIRST_RANGE
+from foretrace.cost.calls import Calls, Family, Float64, Precision
 from foretrace.cost.model import CostModel, Prediction
 from foretrace.hardware.devices import Device
 
@@ -47,11 +48,15 @@ class AsRun(CostModel):
 
     costs: CostModel
     channels_last: bool = False
+    first_attention: bool = False  # the first FlashAttention, not the second
     name: str = "as run"
 
     def predict(self, calls: Calls, device: Device) -> Prediction:
         calls = as_run(calls, device)
         found = _in_training(calls, device, self.costs.predict(calls, device))
+        if self.first_attention:
+            fused = calls.family == Family.ATTENTION
+            found = _times(found, *(np.where(fused, each, 1.0) for each in (FIRST, *FIRST_RANGE)))
         if self.channels_last or not device.fp16_tflops > device.fp32_tflops:
             return found
         rows = (calls.family == Family.CONV) & np.isin(calls.precision, _TENSOR_CORES) & (calls.b == 1)
@@ -70,5 +75,10 @@ def _in_training(calls: Calls, device: Device, found: Prediction) -> Prediction:
     rows = (calls.family == Family.GEMM) & half
     long_run = next((each for name, each in LONG_RUN.items() if device.arch.startswith(name)), 1.0)
     factor[rows], low[rows], high[rows] = long_run, *LONG_RUN_RANGE
+    return _times(found, factor, low, high)
+
+
+def _times(found: Prediction, factor: Float64, low: Float64, high: Float64) -> Prediction:
+    """The costs times a factor, whose own range is relative to itself."""
     return replace(found, seconds=found.seconds * factor, low_s=found.low_s * factor * low,
                    high_s=found.high_s * factor * high)  # fmt: skip

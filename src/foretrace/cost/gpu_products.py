@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv
 import io
 from functools import lru_cache, partial
+from math import inf
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,9 @@ from foretrace.cost import store
 from foretrace.cost.calls import Family, Precision
 from foretrace.cost.learned.gemm16 import Gemm16
 from foretrace.cost.measured import Measured
+from foretrace.deadline import Deadline
 from foretrace.errors import ForetraceError
+from foretrace.executor import Progress
 from foretrace.files import write_bytes
 from foretrace.hardware.devices import Device, named
 
@@ -71,21 +74,29 @@ def read_times(path: Path, device: Device) -> tuple[Ints, Floats]:
     return np.array([sizes for sizes, _ in rows], np.int64), np.array([seconds for _, seconds in rows])
 
 
-def seconds(rows: Ints, device: str = "cuda") -> Floats:
+def seconds(rows: Ints, device: str = "cuda", budget_s: float = inf, progress: Progress = None) -> Floats:
     """Seconds of bfloat16 products [m x k] by [k x n] on this machine, each the median of several parts.
+
+    Those at the end that would not be done within `budget_s` are left out; two are always timed.
 
     On a GPU repetitions are one captured graph, so that launching them does not count; data stays where the last
     repetition left it, as in the table that the predictor was fitted to.
     """
     import torch
 
-    found = []
+    found: list[float] = []
+    until = Deadline(budget_s)
     with torch.no_grad():
         for m, n, k in rows.tolist():
-            left, right = (torch.randn(size, dtype=torch.bfloat16, device=device) for size in ((m, k), (k, n)))
-            out = torch.empty((m, n), dtype=torch.bfloat16, device=device)
-            found.append(_once(left, right, out, device))
-            del left, right, out
+            if len(found) >= 2 and not until.allows("product"):
+                break
+            with until.part("product"):
+                left, right = (torch.randn(size, dtype=torch.bfloat16, device=device) for size in ((m, k), (k, n)))
+                out = torch.empty((m, n), dtype=torch.bfloat16, device=device)
+                found.append(_once(left, right, out, device))
+                del left, right, out
+            if progress is not None:
+                progress(len(found) / len(rows))
     return np.array(found)
 
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import Phase
 from foretrace.model.capture_sizes import Fake, Meta, Sizes
-from foretrace.model.operator_graph import OperatorGraph, Role
+from foretrace.model.operator_graph import Node, OperatorGraph, Role
 from foretrace.names import plain, question, resolve
 from foretrace.training.batches import mapped, resized, size
 from foretrace.training.training import Training
@@ -287,8 +287,13 @@ def _logged(
         storages=storages,
         batch=samples,
         source="capture",
-        recipe=_recipe(training),
+        recipe=_recipe(training) | _attention(attention, nodes),
     )
+
+
+def _attention(how: str, nodes: Sequence[Node]) -> dict[str, str]:
+    fused = any("scaled_dot_product" in node.op for node in nodes)
+    return {"attention": how or "fused"} if fused or how == "separate" else {}
 
 
 def _recipe(training: Training) -> dict[str, str]:

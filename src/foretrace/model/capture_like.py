@@ -27,6 +27,7 @@ from typing import Any, Literal
 
 from foretrace.errors import ForetraceError
 
+ATTENTION = ("fused", "flash-1", "separate")
 UPDATES = ("fused", "foreach", "for-loop")  # implementations of an update, as torch.optim names them
 
 

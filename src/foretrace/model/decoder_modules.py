@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -36,17 +38,41 @@ class Attention(nn.Module):
         self.key = nn.Linear(shape.hidden, narrow, bias=biased)
         self.value = nn.Linear(shape.hidden, narrow, bias=biased)
         self.output = nn.Linear(wide, shape.hidden, bias=biased)
+        self.dropout, self.unpads = shape.dropout, shape.unpads
 
     def forward(self, x: Tensor, places: tuple[Tensor, Tensor] | None) -> Tensor:
         batch, length, _ = x.shape
-        q, k, v = (
-            part(x).view(batch, length, -1, self.width).transpose(1, 2) for part in (self.query, self.key, self.value)
-        )
+        q, k, v = (part(x) for part in (self.query, self.key, self.value))
+        if self.unpads:  # as `flash_attn.bert_padding` does, where a batch has no padding, too
+            rows = torch.arange(batch * length, device=x.device)
+            q, k, v = (_Rows.apply(each.flatten(0, 1), rows, False) for each in (q, k, v))
+        q, k, v = (each.view(batch, length, -1, self.width).transpose(1, 2) for each in (q, k, v))
         if places is not None:
             q, k = _rotated(q, *places), _rotated(k, *places)
-        found = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.heads != self.kv_heads)
-        out: Tensor = self.output(found.transpose(1, 2).reshape(batch, length, -1))
+        found = functional.scaled_dot_product_attention(
+            q, k, v, dropout_p=self.dropout if self.training else 0.0, is_causal=True,
+            enable_gqa=self.heads != self.kv_heads,
+        )  # fmt: skip
+        found = found.transpose(1, 2).reshape(batch, length, -1)
+        if self.unpads:
+            found = _Rows.apply(found.flatten(0, 1), rows, True).view_as(found)
+        out: Tensor = self.output(found)
         return out
+
+
+class _Rows(torch.autograd.Function):
+    """Rows taken out of a matrix; or, with `pad`, put into one of zeros, which costs what taking them does."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: Tensor, pad: bool) -> Tensor:
+        ctx.rows, ctx.pad = rows, pad
+        if pad:
+            x.new_zeros(x.shape)
+        return x.index_select(0, rows)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return _Rows.forward(ctx, gradients[0], ctx.rows, not ctx.pad), None, None
 
 
 def _rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
@@ -89,10 +115,11 @@ class Layer(nn.Module):
         norm = RMSNorm if shape.gated else nn.LayerNorm
         self.before_attention, self.attention = norm(shape.hidden), Attention(shape)
         self.before_inner, self.inner = norm(shape.hidden), Gated(shape) if shape.gated else Plain(shape)
+        self.dropout = nn.Dropout(shape.dropout)
 
     def forward(self, x: Tensor, places: tuple[Tensor, Tensor] | None) -> Tensor:
-        x = x + self.attention(self.before_attention(x), places)
-        out: Tensor = x + self.inner(self.before_inner(x))
+        x = x + self.dropout(self.attention(self.before_attention(x), places))
+        out: Tensor = x + self.dropout(self.inner(self.before_inner(x)))
         return out
 
 
@@ -107,6 +134,7 @@ class Decoder(nn.Module):
         self.places = (
             None if shape.gated else nn.Embedding(places, shape.hidden, _weight=torch.empty(places, shape.hidden))
         )
+        self.dropout = nn.Dropout(shape.dropout)
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
         self.norm = RMSNorm(shape.hidden) if shape.gated else nn.LayerNorm(shape.hidden)
         self.scores = nn.Linear(shape.hidden, shape.words, bias=False)
@@ -126,7 +154,31 @@ class Decoder(nn.Module):
             angles = at.float()[:, None] * frequencies
             both = torch.cat((angles, angles), -1)
             rotation = (both.cos().to(x.dtype), both.sin().to(x.dtype))
+        x = self.dropout(x)
         for layer in self.layers:
             x = layer(x, rotation)
         found: Tensor = self.scores(self.norm(x))
         return found
+
+
+# Kernels that others bring along (apex, flash-attn, Liger), as operators that are captured and never run.
+_FUSED = torch.library.Library("fused", "FRAGMENT")
+_FUSED.define("cross_entropy(Tensor scores, Tensor target) -> (Tensor, Tensor)")
+_FUSED.define("cross_entropy_backward(Tensor scores, Tensor target, Tensor sums, Tensor grad) -> Tensor")
+_FUSED.impl("cross_entropy", lambda scores, _: tuple(scores.new_empty(len(scores), dtype=torch.float32) for _ in "ls"),
+            "Meta")  # fmt: skip
+_FUSED.impl("cross_entropy_backward", lambda scores, *_: torch.empty_like(scores), "Meta")
+
+
+class FusedCrossEntropy(torch.autograd.Function):
+    """Mean cross entropy of 16-bit scores (rows, words): read once forward, read and written once backward."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, target: Tensor) -> Tensor:
+        losses, sums = torch.ops.fused.cross_entropy(scores, target)
+        ctx.save_for_backward(scores, target, sums)
+        return losses.mean()  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return torch.ops.fused.cross_entropy_backward(*ctx.saved_tensors, gradients[0]), None

@@ -36,6 +36,9 @@ _LLAMA3 = "Grattafiori et al., The Llama 3 Herd of Models, 2024, table 3"
 
 
 _MOST_WORDS = 1 << 24
+# How scores become a cross entropy: in float32, operator by operator; or 16-bit scores in one kernel each way (apex,
+# flash-attn, Liger).
+LOSSES = ("separate", "fused")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +56,9 @@ class Shape:
     gated: bool = True  # SiLU-gated feed-forward part, RMS norm, rotary positions, no biases; else GPT's
     tied: bool = False  # embedding and output share their weight
     width: int = 0  # of a head, where it is not hidden / heads: of a share of the heads
+    dropout: float = 0.0  # of attention's weights, of what is added to the residual, of the embedding
+    loss: str = "separate"  # of LOSSES; what those who trained it use
+    unpads: bool = False  # moves queries, keys and values out of the padded batch ahead of fused attention, and back
     source: str = ""
 
     @property
@@ -81,12 +87,12 @@ def _gpt(name: str, layers: int, hidden: int, heads: int) -> Shape:
 
 def _megatron(name: str, layers: int, hidden: int, heads: int, length: int = 2048) -> Shape:
     return Shape(name=name, layers=layers, hidden=hidden, heads=heads, kv_heads=heads, inner=4 * hidden, words=51_200,
-                 length=length, gated=False, tied=True, source=_MEGATRON)  # fmt: skip
+                 length=length, gated=False, tied=True, dropout=0.1, source=_MEGATRON)  # fmt: skip
 
 
 def _mpt(name: str, layers: int, hidden: int, heads: int) -> Shape:
     return Shape(name=name, layers=layers, hidden=hidden, heads=heads, kv_heads=heads, inner=4 * hidden, words=50_368,
-                 length=2048, gated=False, tied=True, source=_MPT)  # fmt: skip
+                 length=2048, gated=False, tied=True, loss="fused", unpads=True, source=_MPT)  # fmt: skip
 
 
 SHAPES: dict[str, Shape] = {
@@ -220,7 +226,7 @@ def training_of(found: Shape, *, batch: int = 1, length: int | None = None) -> C
         import torch
         from torch.nn import functional
 
-        from foretrace.model.decoder_modules import Decoder
+        from foretrace.model.decoder_modules import Decoder, FusedCrossEntropy
         from foretrace.training.training import Training
 
         steps = length or found.length
@@ -228,7 +234,10 @@ def training_of(found: Shape, *, batch: int = 1, length: int | None = None) -> C
 
         def loss(module: Any, words: Any) -> Any:
             following = torch.roll(words, -1, 1)  # moving the words costs less than cutting the scores
-            return functional.cross_entropy(module(words).flatten(0, 1).float(), following.flatten())
+            scores = module(words).flatten(0, 1)
+            if found.loss == "fused":
+                return FusedCrossEntropy.apply(scores, following.flatten())
+            return functional.cross_entropy(scores.float(), following.flatten())
 
         return Training(
             name=found.name,
@@ -251,11 +260,13 @@ def decoder(
     tensor: int = 1,
     update: str = "fused",
     attention: str = "",
+    loss: str = "",
 ) -> OperatorGraph:
     """A step of a decoder, or a forward pass alone: a few layers captured, the others unrolled.
 
     `update` is the implementation of AdamW: what trains such models uses the fused one (torchtitan, the Trainer of
-    transformers, Megatron), although PyTorch's own default is "foreach".
+    transformers, Megatron), although PyTorch's own default is "foreach". `loss` is one of LOSSES instead of the one
+    that those who trained the decoder use.
 
     Raises ForetraceError for an unknown name.
     """
@@ -268,10 +279,15 @@ def decoder(
         raise ForetraceError(
             f"{name}: a batch of {batch} sequences of {length} words is not possible; give fewer words."
         )
-    found = share(found, tensor)
+    if loss not in ("", *LOSSES):
+        raise ForetraceError(f"--loss is {' or '.join(LOSSES)}, not {loss!r}.")
+    found = replace(share(found, tensor), loss=loss or found.loss)
     few = min(found.layers, CAPTURED)
     make = training_of(replace(found, layers=few), batch=batch, length=length)
     with without_compiler(), no_collection():
         called = make if training else lambda: forward_only(make())
         graph = capture(called, precision=precision, update=update, attention=attention)
+        if training:
+            recipe = {**graph.recipe, "loss": found.loss, "dropout": f"{found.dropout:g}" if found.dropout else "none"}
+            graph = replace(graph, recipe=recipe)
         return unrolled(graph, "layers", found.layers) if few < found.layers else graph

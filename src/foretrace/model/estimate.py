@@ -220,6 +220,7 @@ class Estimate:
     room_bytes: float  # memory of the device
     sharding: Sharding = field(default_factory=Sharding)
     recompute: int = 0
+    reentrant: bool = False  # recomputed blocks run to their end
     accumulate: int = 1
     networks: tuple[str, ...] = ()  # what messages go over
     techniques: tuple[str, ...] = ()
@@ -263,6 +264,7 @@ def estimate(
     costs: Callable[[OperatorGraph], CostModel],
     sharding: Sharding | None = None,
     recompute: int = 0,
+    reentrant: bool = False,
     accumulate: int = 1,
     own_processor: bool = False,
     network: Mapping[str, Network] | None = None,
@@ -279,7 +281,9 @@ def estimate(
         raise ForetraceError(
             f"{operators.name} has no backward pass, which recomputation, accumulation and ZeRO need; leave them out."
         )
-    repeated, origin = again(operators, recompute=recompute, accumulate=accumulate, sharding=sharding)
+    repeated, origin = again(
+        operators, recompute=recompute, reentrant=reentrant, accumulate=accumulate, sharding=sharding
+    )
     messages = collectives(operators, repeated, origin, sharding=sharding) if sharding is not None and network else []
     step = estimate_step(
         repeated,
@@ -309,6 +313,7 @@ def estimate(
         room_bytes=room,
         sharding=sharding or Sharding(),
         recompute=recompute,
+        reentrant=reentrant,
         accumulate=accumulate,
         networks=tuple(each.name for each in (network or {}).values()),
         techniques=techniques,

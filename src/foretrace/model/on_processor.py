@@ -111,21 +111,21 @@ def calibrated(
     those counts that met the machine calm: as fast as it was in its fastest fifth. Operators that never met it so are
     timed again, up to `turns` more times. Turns that would not end within `budget_s` are left out, but for the first.
     """
-    from foretrace.cost.bench import measure
+    from foretrace.cost.bench import NO_TIME, measure
 
     wanted = operators(k)
     chunks = [wanted[at : at + _CHUNK] for at in range(0, len(wanted), _CHUNK)]
     times: dict[str, list[tuple[float, float]]] = {}
     failed: dict[str, str] = {}
     states: list[float] = []
-    until = Deadline(float("inf") if budget_s is None else budget_s, time.perf_counter)
+    until = Deadline(float("inf") if budget_s is None else budget_s)
     for turn in range(2 * turns):
         if turn and not until.allows(then=until.spent / turn):
             break
         left = chunks if turn < turns else [each for each in chunks if not _met(each, times, states)]
         for i, chunk in enumerate(left):
             if not until.allows("chunk"):
-                failed |= {each.key: f"no time was left ({budget_s:.3g} s)" for each in chunk}
+                failed |= dict.fromkeys((each.key for each in chunk), NO_TIME)
                 continue
             with until.part("chunk"):
                 before = probe()

@@ -32,7 +32,12 @@ class Target:
         """What to ask for the costs of these operators."""
         if self.processor is not None:
             return self.processor.costs(graph)
-        return AsRun(costs=standard(), channels_last=graph.recipe.get("layout") == "channels last")
+        recipe = graph.recipe
+        return AsRun(
+            costs=standard(),
+            channels_last=recipe.get("layout") == "channels last",
+            first_attention=recipe.get("attention") == "flash-1",
+        )
 
 
 def networks_of(device: Device, sharding: Sharding, text: str = "") -> dict[str, Network]:

@@ -174,11 +174,15 @@ def _recipe(found: Estimate, chosen: frozenset[str]) -> Iterator[ChoiceView]:
     yield choice("precision", _precision(found) + (f", weights in {kept}" if kept else ""), "precision", "do")
     if "layout" in graph.recipe:
         yield choice("layout", graph.recipe["layout"], "do")
+    for name in ("attention", "loss", "dropout"):
+        if name in graph.recipe:
+            yield choice(name, graph.recipe[name], name)
     if found.training:
         if "optimizer" in graph.recipe:
             yield choice("optimizer", graph.recipe["optimizer"], "optimizer", "do")
         every = {0: "none", 1: "every block"}.get(found.recompute, f"every {found.recompute} blocks, one")
-        yield choice("recomputation", every, "recompute", "recompute-every", "do")
+        far = ", to its end" if found.reentrant else ", as far as read" if found.recompute else ""
+        yield choice("recomputation", every + far, "recompute", "recompute-every", "do")
         yield choice("micro-batches", str(found.accumulate), "accumulate", "do")
     yield choice("tensor", str(sharding.tensor), "tensor")
     yield ChoiceView(name="pipeline", value="1", default=True)

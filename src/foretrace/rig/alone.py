@@ -9,7 +9,6 @@ from statistics import median
 
 from foretrace.cost import bench
 from foretrace.cost.calibration import Calibration
-from foretrace.cost.operator import Operator
 from foretrace.deadline import Deadline
 from foretrace.graph import store
 from foretrace.graph.builder import build
@@ -70,11 +69,8 @@ def _calibrated(graph: TaskGraph, arms: Sequence[Sequence[Technique]]) -> tuple[
     graph = replace(Calibration.load_for(graph), seconds={}).on(graph)  # everything is timed anew, in this state
     timed, failed = 0, dict[str, str]()
 
-    def measure(operators: list[Operator]) -> bench.Measured:
-        return bench.measure(operators, budget_s=until.budget_s)
-
     for techniques in arms:
-        found = calibrated(graph, techniques, measure)
+        found = calibrated(graph, techniques, bench.measure, until)
         graph = found.graph
         timed += len(found.seconds)
         failed |= found.failed

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 
+from foretrace import executor
 from foretrace.cost.network import CollectiveKind
 from foretrace.deadline import Deadline
 from foretrace.errors import ForetraceError
@@ -28,12 +29,12 @@ from foretrace.simulate.timeline import simulate
 from foretrace.techniques.arguments import parse_all
 from foretrace.techniques.registry import technique
 from foretrace.techniques.whatif import WhatIf, whatif
-from foretrace.verify import cores
 
 Tell = Callable[[str, float], None]
 
 LEAST_ROUNDS, MOST_ROUNDS = 6, 24
 MOST_STEPS = 20  # of a block
+_FIRST = 3  # steps of the first round: buckets are formed anew after its first, so nothing of it counts
 LEAST_BLOCK_S = 0.8  # an interruption of a few milliseconds is 1 % of that
 _RECORDING_S = 240.0  # for the worker alone, at most
 _FOR_EVER = 10**9  # steps
@@ -122,10 +123,10 @@ def check(job: Job) -> None:
     netns.check_link(parse_link(job.link))
     if not job.arms:
         raise ForetraceError('no technique to verify; give one, as in "data-parallel bucket_mb=4".')
-    if not is_emulated(job.work) and job.workers > cores.cores():
+    if not is_emulated(job.work) and job.workers > executor.cores():
         raise ForetraceError(
-            f"{job.workers} workers compute on {cores.cores()} cores: their steps would tell of the scheduler, not of "
-            "the network; use --emulate, or at most as many workers as cores."
+            f"{job.workers} workers compute on {executor.cores()} cores: their steps would tell of the scheduler, not "
+            "of the network; use --emulate, or at most as many workers as cores."
         )
     for texts in (*job.arms, job.against):
         for each in parse_all(completed(texts, job.workers, job.link)):
@@ -218,10 +219,19 @@ class _Turns:
 
 
 def _turns(job: Job, arms: Sequence[_Planned]) -> _Turns:
-    """Blocks of at least LEAST_BLOCK_S, at least LEAST_ROUNDS of each arm, more where `seconds` allow for them."""
+    """Blocks of LEAST_BLOCK_S, at least LEAST_ROUNDS of each arm, more where `seconds` allow for them.
+
+    Where they do not suffice for the least, blocks become shorter, down to a single step.
+    """
     steps = {arm.name: min(ceil(LEAST_BLOCK_S / max(arm.step_s, 1e-4)), MOST_STEPS) for arm in arms}
-    round_s = sum(arm.step_s * (1 + steps[arm.name]) for arm in arms)
-    rounds = min(max(int(job.seconds / round_s), LEAST_ROUNDS), MOST_ROUNDS)
+    left = job.seconds - sum(_FIRST * arm.step_s for arm in arms)
+
+    def round_s() -> float:
+        return sum(arm.step_s * (1 + steps[arm.name]) for arm in arms)
+
+    while max(steps.values()) > 1 and LEAST_ROUNDS * round_s() > left:
+        steps = {name: max(count - 1, 1) for name, count in steps.items()}
+    rounds = min(max(int(left / round_s()), LEAST_ROUNDS), MOST_ROUNDS)
     return _Turns(order=tuple(arms), steps=steps, rounds=rounds, seconds=job.seconds)
 
 
@@ -235,8 +245,7 @@ def _run(workers: Workers, turns: _Turns, tell: Callable[[float], None]) -> dict
         with until.part("round"):
             for arm in order:
                 steps = turns.steps[arm.name] if number else 1
-                # Buckets are formed anew after the first step, so two are discarded before anything counts.
-                request = Steps(name=arm.name, discarded=1 if number else 2, steps=steps, together=True)
+                request = Steps(name=arm.name, discarded=1 if number else _FIRST - 1, steps=steps, together=True)
                 blocks = workers.ask(request, f"running {_said(arm)}", Block, seconds=10 * (steps + 2) * arm.step_s)
                 if number:
                     found[arm.name].append(blocks)

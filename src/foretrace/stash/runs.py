@@ -24,6 +24,7 @@ from statistics import median
 
 import numpy as np
 
+from foretrace import executor
 from foretrace.cost.network import CollectiveKind
 from foretrace.errors import ForetraceError
 from foretrace.graph import store
@@ -33,7 +34,6 @@ from foretrace.rig import netns
 from foretrace.rig.messages import Block, Collectives, Done, Make, Record, Recorded, Setup, Steps
 from foretrace.rig.processes import Workers, alone, running, together
 from foretrace.stash.stalls import Stall, Stalls, stalls
-from foretrace.verify import cores
 
 Tell = Callable[[str, float], None]
 
@@ -73,9 +73,9 @@ def differential(wanted: Wanted, tell: Tell) -> Compared:
     """
     if wanted.workers < 2:
         raise ForetraceError("--workers must be 2 or more: stalls between workers need at least two.")
-    if wanted.workers > cores.cores():
+    if wanted.workers > executor.cores():
         raise ForetraceError(
-            f"--workers {wanted.workers} compute on {cores.cores()} cores: their steps would tell of the scheduler; "
+            f"--workers {wanted.workers} compute on {executor.cores()} cores: their steps would tell of the scheduler; "
             "use at most as many workers as cores."
         )
     if wanted.steps < 1:

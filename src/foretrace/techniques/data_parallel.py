@@ -193,7 +193,7 @@ class DataParallel(Technique):
         found = find_gradients(graph)
         if not found:
             update = find_update(graph)
-            size = f"gradient_mb={update.nbytes / 1e6:.4g}" if update and update.nbytes else "gradient_mb="
+            size = f"gradient_mb={update.nbytes / 1e6:.4g}" if update and update.nbytes else "gradient_mb=MB"
             raise self.refuse(
                 "the recording does not show when gradients become ready; record with `foretrace record`, with shapes "
                 f"and operators, or give the size of all gradients in MB ({size})."

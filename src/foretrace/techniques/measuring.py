@@ -6,16 +6,22 @@ predicted with what is known by then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from foretrace.cost.bench import Measured
+from foretrace.cost.bench import NO_TIME, Measured
 from foretrace.cost.calibration import Calibration
 from foretrace.cost.operator import Operator
+from foretrace.deadline import Deadline, never
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.techniques.base import Technique
 
-Measure = Callable[[list[Operator]], Measured]
+
+class Measure(Protocol):
+    """Times operators on the machine of the recording within so many seconds: `foretrace.cost.bench.measure`."""
+
+    def __call__(self, operators: list[Operator], /, *, budget_s: float) -> Measured: ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -27,22 +33,28 @@ class Calibrated:
     failed: Mapping[str, str] = field(default_factory=dict)  # what could not be, with the reason
 
 
-def calibrated(graph: TaskGraph, techniques: Sequence[Technique], measure: Measure) -> Calibrated:
+def calibrated(
+    graph: TaskGraph, techniques: Sequence[Technique], measure: Measure, until: Deadline | None = None
+) -> Calibrated:
     """`graph` with the times of all operators that `techniques`, applied in this order, want and it lacks.
 
-    `measure` times operators on the machine of the recording (`foretrace.cost.bench.measure`). Raises
+    After `until` no technique is asked any more: predicting those before it takes time, too. Raises
     NotApplicableError where a technique does not fit.
     """
+    until = until or never()
     found = Calibration.of(graph)
     seconds: dict[str, float] = {}
     failed: dict[str, str] = {}
     for number, technique in enumerate(techniques):
+        if until.over:
+            failed[str(technique)] = NO_TIME
+            continue
         changed = found.on(graph) if found else graph
         for earlier in techniques[:number]:
             changed = earlier.predict(changed)
         lacking = [each for each in found.lacking(technique.wants(changed)) if each.key not in failed]
         if lacking:
-            measured = measure(lacking)
+            measured = measure(lacking, budget_s=until.budget_s)
             seconds |= measured.seconds
             failed |= measured.failed
             found = found.extended(measured.seconds)

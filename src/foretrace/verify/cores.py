@@ -7,8 +7,6 @@ import subprocess
 import sys
 import time
 
-from foretrace.hardware.processor import usable_cores
-
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 # glibc gives large blocks back to the kernel and faults them in again, which costs up to a quarter of a step and
@@ -45,11 +43,6 @@ def wait_for_cores(needed: float, most_s: float) -> float:
     while (free := free_cores(most=max(1, round(needed)))) < 0.9 * needed and time.monotonic() < end:
         time.sleep(1.0)
     return free
-
-
-def cores() -> int:
-    """Whole cores that this process may use, at least 1."""
-    return max(int(usable_cores()), 1)
 
 
 def allocator() -> dict[str, str]:

@@ -9,13 +9,14 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from foretrace import executor
 from foretrace.cost import bench
 from foretrace.cost.calibration import Calibration
-from foretrace.cost.operator import Operator
 from foretrace.deadline import Deadline
 from foretrace.errors import ForetraceError
 from foretrace.graph.builder import build
@@ -92,7 +93,7 @@ def measure(job: Job, tell: Tell) -> Outcome:
         "after": Running(training=treated, fresh=workers(treated) > 0),
         "again": Running(training=training.copied(), fresh=workers(training) > 0),
     }
-    needed = min(max(job.threads, 1 + max(workers(training), workers(treated))), cores.cores())
+    needed = min(max(job.threads, 1 + max(workers(training), workers(treated))), executor.cores())
     if clock == "cpu" and waits(treated):
         raise ForetraceError(
             f"{' + '.join(job.techniques)} makes the step wait for other processes, and the prediction was made in CPU "
@@ -149,8 +150,10 @@ def measure(job: Job, tell: Tell) -> Outcome:
 
 def _need_cores(threads: int) -> None:
     """Refuse several threads without cores for them: they wait for each other, and steps can take 40 times as long."""
-    if threads > cores.cores():
-        raise ForetraceError(f"--threads {threads}: this process may use {cores.cores()} cores; give at most as many.")
+    if threads > executor.cores():
+        raise ForetraceError(
+            f"--threads {threads}: this process may use {executor.cores()} cores; give at most as many."
+        )
     if threads > 1 and (free := cores.wait_for_cores(threads, _WAIT_FOR_CORES_S)) < 0.7 * threads:
         raise ForetraceError(
             f"--threads {threads} needs as many free cores and the machine has {free:.1f} left; stop what else is "
@@ -219,17 +222,11 @@ def _calibrated(
     `foretrace calibrate` has stored for this machine stands in for what could not be timed. The times are stored there
     themselves, so that a what-if on this recording (--keep) answers the same.
     """
-    until = Deadline(CALIBRATION_S)
 
-    def timed(operators: list[Operator]) -> bench.Measured:
-        return bench.measure(
-            operators,
-            budget_s=until.budget_s,
-            progress=lambda share: tell("timing operators alone", 0.25 + 0.2 * share),
-            device=device,
-        )
+    def told(share: float) -> None:
+        tell("timing operators alone", 0.25 + 0.2 * share)
 
-    found = calibrated(graph, techniques, timed)
+    found = calibrated(graph, techniques, partial(bench.measure, progress=told, device=device), Deadline(CALIBRATION_S))
     stored = Calibration.load_for(graph)
     known = replace(stored, seconds={**stored.seconds, **found.seconds})
     lacking = [key for key in found.failed if key not in stored.seconds]

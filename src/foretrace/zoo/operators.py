@@ -40,6 +40,7 @@ def operators_of(
     tensor: int = 1,
     update: str = "",
     attention: str = "",
+    loss: str = "",
     progress: Callable[[float], None] | None = None,
 ) -> OperatorGraph:
     """What a model computes in a step, without running it.
@@ -48,7 +49,7 @@ def operators_of(
     `model.sources` reads. `precision` is float32 where none is given, and a decoder's 16-bit weights.
     `techniques` are applied to the training, as it is captured with them. Without `training`, one forward pass without
     gradients. `tensor` devices share every layer of a decoder; `update` is the implementation of the optimizer,
-    `attention` that of attention (`capture`). Raises ForetraceError for what cannot be found, read or captured, naming
+    `attention` that of attention (`capture`), `loss` that of a decoder's cross entropy. Raises ForetraceError for what cannot be found, read or captured, naming
     file, operator or layer.
     """
     if precision:
@@ -64,7 +65,7 @@ def operators_of(
         from foretrace.model.capture import capture
 
         shared = tensor if tensor > 1 else 0
-        _none({"--dim": dims, "--length": length, "--tensor": shared}, f"{source} is a training")
+        _none({"--dim": dims, "--length": length, "--tensor": shared, "--loss": loss}, f"{source} is a training")
         make = job(source, size)
         wanted = precision or "fp32"
         with script_mistakes(source), warnings.catch_warnings():
@@ -78,12 +79,13 @@ def operators_of(
         _none({"--do": techniques, "--dim": dims}, f"{source} is a decoder by name")
         words = precision or "bf16-weights"
         return decoder(source, batch=batch or 1, length=length, precision=words, training=training, tensor=tensor,
-                       update=update or "fused", attention=attention)  # fmt: skip
+                       update=update or "fused", attention=attention, loss=loss)  # fmt: skip
     if path.exists():
         from foretrace.model.sources import load_operators
 
         asked = {"--do": techniques, "--inference": not training, "--precision": precision, "--length": length,
-                 "--tensor": tensor if tensor > 1 else 0, "--optimizer": update, "--attention": attention}  # fmt: skip
+                 "--tensor": tensor if tensor > 1 else 0, "--optimizer": update, "--attention": attention,
+                 "--loss": loss}  # fmt: skip
         _none(asked, f"{source} is a file")
         return load_operators(path, dims=dims, batch=batch or 0, progress=progress)
     if said := address(source):
