@@ -172,7 +172,8 @@ def rescale(
     Everything else: the time to start is the target's, the rest follows the ratio of the reached bandwidths, whatever
     its bytes are, as access patterns belong to the call. So does fused attention between vendors, with the ratio of
     what the multiprocessors that it keeps busy reach: each vendor has one kernel, not a library of them.
-    `wide`: kernels that load 16 bytes at once (n rows); `table`: what kinds of kernels reach. Not finite where a device has no rates for a kernel.
+    `wide`: kernels that load 16 bytes at once (n rows); `table`: what kinds of kernels reach. Not finite where a device
+    has no rates for a kernel.
     """
     if source == target:
         return seconds.copy()
