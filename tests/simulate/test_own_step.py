@@ -80,13 +80,22 @@ def test_waiting_for_work_that_is_not_in_the_recording_is_left_out() -> None:
 
 def test_one_time_work_is_left_out_and_refused_beyond_the_stated_share() -> None:
     plain = unprofiled(build(one_step().trace()))
-    loading = unprofiled(build(one_step(load_us=2000).trace()))
+    loading = unprofiled(build(one_step(load_us=3500).trace()))
     (found,) = loading.info.not_of_step
     assert found.tasks == 1 and found.share < MOST and "cudaLaunchKernel" in found.reason
     assert step_us(loading) == pytest.approx(step_us(plain), rel=0.15)
     with pytest.raises(GraphError, match=r"at most 75% can be left out; record a step after a few others") as refused:
         alone(build(one_step(load_us=20_000).trace()))
     assert "\n" not in str(refused.value)
+
+
+def test_what_may_be_done_once_or_every_time_stays_with_a_range() -> None:
+    plain, unsure = (simulate(unprofiled(build(one_step(load_us=us).trace()))) for us in (0, 2000))
+    assert not unsure.graph.info.not_of_step
+    [said] = [each for each in unsure.shifts if each.source == "long calls"]
+    assert said.slower_s == 0
+    assert said.at_low_s == pytest.approx(plain.step_time_s, rel=0.15)
+    assert unsure.interval_s(0.8).low_s < plain.step_time_s * 1.15
 
 
 def test_a_long_launch_while_the_device_works_is_the_steps_own() -> None:
