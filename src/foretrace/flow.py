@@ -116,15 +116,18 @@ def rank_graphs(
     return read_graphs(path, ranks=ranks, steps=steps, salvage=salvage, on=on, progress=progress)
 
 
-def joined(graphs: Sequence[TaskGraph], *, alone: bool = False) -> Scenario:
-    """The graphs of several ranks as one, see `Run.global_graph`; the only one, without the cost of its recording."""
+def joined(graphs: Sequence[TaskGraph], *, alone: bool = False, as_recorded: bool = False) -> Scenario:
+    """The graphs of several ranks as one, see `Run.global_graph`; the only one, without the cost of its recording.
+
+    `as_recorded` keeps what is not the only step's.
+    """
     from foretrace.graph.join import join
     from foretrace.simulate.overhead import unprofiled
     from foretrace.simulate.own_step import alone as own_step
 
     if len(graphs) == 1:
         return Scenario(graph=unprofiled(graphs[0]))
-    steps = [own_step(each) for each in graphs]
+    steps = list(graphs) if as_recorded else [own_step(each) for each in graphs]
     # What is not the step's tells of the clocks, too.
     clock = alignment(graphs)[1] if any(a is not b for a, b in zip(steps, graphs, strict=True)) else None
     graph = join(steps, clock=clock)
