@@ -168,7 +168,7 @@ def test_a_wait_that_nothing_explains_may_go_with_a_change() -> None:
     host = np.flatnonzero(select(graph, kind="cpu", phase="forward"))
     delay = graph.delay.copy()
     delay[host[np.unique(graph.step[host], return_index=True)[1]]] = 20_000_000
-    waiting = whatif(graph.with_columns(delay=delay), [Scale(name="nothing", by=0.5)])
+    waiting = whatif(graph.with_columns(delay=delay), parse_all(["scale kind=kernel by=0.999"]))
     [said] = [each for each in waiting.assumptions if each.assumption.name == "unexplained waits"]
     assert said.at_high_s == waiting.after_s
     assert waiting.interval_s[0] <= said.at_low_s == pytest.approx(waiting.after_s - 0.02, rel=0.01)

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.graph.taskgraph import Assumption, Carried, Change, TaskGraph
-from foretrace.simulate.doubt import assumed
+from foretrace.simulate.doubt import assumed, work_between
 from foretrace.simulate.noise import Interval
 from foretrace.simulate.overlap import overlap_assumption, overlap_change
 from foretrace.simulate.replay import replay
@@ -144,9 +144,9 @@ class WhatIf:
         """
         graph, techniques, carried = self.after.graph, [stage.technique for stage in self.stages], list[Carried]()
         for each in self.assumptions:
-            if each.before_s is not None or max(each.faster_s, each.slower_s) <= 0:
+            if each.before_s is not None:
                 continue
-            source = f"{each.assumption.technique} {each.assumption.name}"
+            source, work_s = f"{each.assumption.technique} {each.assumption.name}", (0.0, 0.0)
             if each.stage is not None:
                 base = self.stages[each.stage - 1].timeline.graph if each.stage else self.before.graph
                 low, high = _ends(base, techniques[each.stage :], each.assumption)
@@ -154,6 +154,9 @@ class WhatIf:
                 if known is not None:
                     graph = known
                     continue
+                work_s = work_between(graph, (low, high))  # hidden now, a later change may uncover it
+            if not max(each.faster_s, each.slower_s, *work_s) > 0:
+                continue
             carried.append(
                 Carried(
                     source=source,
@@ -161,6 +164,7 @@ class WhatIf:
                     slower_s=each.slower_s,
                     of_s=self.after_s,
                     why=each.assumption.why,
+                    work_s=work_s,
                 )
             )
         return replace(graph, info=replace(graph.info, carried=(*graph.info.carried, *carried)))
