@@ -78,8 +78,9 @@ class Run:
     def global_graph(self, *, alone: bool = False) -> Scenario:
         """What depends on what on all ranks of the recording, tied together by their collectives, on one clock.
 
-        The cost of having been recorded stays in. With `alone`, the lowest rank alone where no collective ties two
-        ranks together; its notes say so. Raises GraphError where the ranks cannot be of one job.
+        The cost of having been recorded stays in; what is not the only step's is left out, as on one rank. With
+        `alone`, the lowest rank alone where no collective ties two ranks together; its notes say so. Raises GraphError
+        where the ranks cannot be of one job.
         """
         return joined(self._rank_graphs(), alone=alone)
 
@@ -115,14 +116,21 @@ def rank_graphs(
     return read_graphs(path, ranks=ranks, steps=steps, salvage=salvage, on=on, progress=progress)
 
 
-def joined(graphs: Sequence[TaskGraph], *, alone: bool = False) -> Scenario:
-    """The graphs of several ranks as one, see `Run.global_graph`; the only one, without the cost of its recording."""
+def joined(graphs: Sequence[TaskGraph], *, alone: bool = False, as_recorded: bool = False) -> Scenario:
+    """The graphs of several ranks as one, see `Run.global_graph`; the only one, without the cost of its recording.
+
+    `as_recorded` keeps what is not the only step's.
+    """
     from foretrace.graph.join import join
     from foretrace.simulate.overhead import unprofiled
+    from foretrace.simulate.own_step import alone as own_step
 
     if len(graphs) == 1:
         return Scenario(graph=unprofiled(graphs[0]))
-    graph = join(graphs)
+    steps = list(graphs) if as_recorded else [own_step(each) for each in graphs]
+    # What is not the step's tells of the clocks, too.
+    clock = alignment(graphs)[1] if any(a is not b for a, b in zip(steps, graphs, strict=True)) else None
+    graph = join(steps, clock=clock)
     if not alone or graph.info.collectives["what"]:
         return Scenario(graph=graph)
     one, ranks = unprofiled(graphs[0]), len(graphs)

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import typer
 
 from foretrace.cli.app import application
+from foretrace.graph.store import load, save
 from tests.cli.conftest import Answer, Cli
 from tests.cli.test_real_traces import foretrace
 
@@ -35,7 +37,7 @@ OTHERS = {
     "advise": "what techniques save, each with its range: tests/plan/test_advise.py",
     "check": "whether the graph may be changed",
     "calibrate run": "times of operators",
-    "cloud advise": "of offers: see tests/stash",
+    "cloud advise": "of offers: the test below",
 }
 
 
@@ -143,3 +145,20 @@ def test_a_saved_prediction_keeps_what_it_assumed(cli: Cli, shared_data: Path, t
     compared = cli("compare", run, saved, "--json").json
     assert compared["before_interval_s"] is None
     assert compared["after_interval_s"] == pytest.approx(asked["interval_s"], rel=1e-6)
+
+
+def test_the_range_of_an_estimate_reaches_every_offer(
+    estimated: tuple[Path, tuple[float, float]], tmp_path: Path
+) -> None:
+    """Steps on other devices are as uncertain as the estimate they start from, at least."""
+    path, (low, high) = estimated
+    graph = load(path)
+    known = save(graph.with_columns(doubt=np.full(len(graph), -1, dtype=np.int32)), tmp_path / "known.graph")
+    asked = "--samples", "100000", "--epochs", "2", "--json"
+    unsure, sure = (foretrace("cloud", "advise", each, *asked).json["offers"] for each in (path, known))
+    both = [(a, b) for a in unsure for b in sure if a["name"] == b["name"] and a["count"] == 1]
+    assert both
+    for a, b in both:
+        widths = [each["step_high_s"] / each["step_low_s"] for each in (a, b)]
+        assert widths[0] > 1.05 * widths[1]
+        assert widths[0] >= min(high / low, 1.3)

@@ -187,7 +187,7 @@ def test_full_launch_queue_lets_a_launch_wait_for_a_slot() -> None:
 
 
 def test_a_slot_of_the_launch_queue_holds_a_whole_graph() -> None:
-    """Graphs of 20 kernels, then single kernels, in a queue of 1,022: each call waits for what freed a slot."""
+    """Graphs of 20 kernels, then single kernels, in a queue of 1,022 launches: a call waits for what freed a slot."""
     depth, graphs, singles, kernel = 1022, 60, 1300, 30
     r = Recording()
     host = free = 0.0
@@ -212,7 +212,7 @@ def test_a_slot_of_the_launch_queue_holds_a_whole_graph() -> None:
 
 
 def test_a_launch_that_returned_before_a_task_ended_did_not_wait_for_it() -> None:
-    """A queue that holds 1,022 launches at first and 1,300 in the end: none waits for what ended after its return."""
+    """A queue that holds 1,022 launches, 1,300 in the end: no launch waits for what ended after its return."""
     count, kernel = 2600, 100
     r = Recording()
     host = 0.0

@@ -13,10 +13,12 @@ import pytest
 
 from foretrace import flow
 from foretrace.errors import ForetraceError
+from foretrace.graph.builder import build as build_graph
 from foretrace.graph.store import load, save
 from foretrace.report import build
 from foretrace.report.profile import peaks_of, profile
 from foretrace.simulate.memory import split
+from foretrace.simulate.overhead import unprofiled
 from foretrace.simulate.timeline import simulate
 from tests.fuzz.readers import recordings
 from tests.kineto_files import MAIN, Recording
@@ -79,3 +81,44 @@ def test_any_number_or_name_of_a_thread(thread: float | str, tmp_path: Path) -> 
     again = load(save(graph, tmp_path / "run.graph"))
     assert [lane.label for lane in again.lanes] == [lane.label for lane in graph.lanes]
     assert simulate(again).step_time_s == pytest.approx(100e-6, rel=0.2)
+
+
+def launching(steps: int, cut: int) -> Recording:
+    """Steps of ten launches of 5 us and kernels of 30 us, of which the last `cut` are not in the recording."""
+    r = Recording()
+    for i in range(10 * steps):
+        if i % 10 == 0:
+            r.note(f"ProfilerStep#{i // 10}", 400 * (i // 10), 390)
+        at = 400 * (i // 10) + 10 + 10 * (i % 10)
+        if i < 10 * steps - cut:
+            r.launch("k", at, 5, 400 * (i // 10) + 20 + 31 * (i % 10), 30)
+        else:
+            r.call("cudaLaunchKernel", at, 5)
+    return r
+
+
+def test_a_step_whose_kernels_the_recording_lacks_is_left_out() -> None:
+    whole, cut = build_graph(launching(3, 0).trace()), build_graph(launching(3, 4).trace())
+    assert whole.info.steps == (0, 1, 2) and not whole.info.carried
+    assert cut.info.steps == (0, 1)
+    assert "4 launches at the end have no work in the recording" in " ".join(cut.info.notes)
+    assert simulate(cut).step_time_s == pytest.approx(simulate(whole).step_time_s, rel=0.01)
+
+
+def test_the_only_step_may_take_longer_where_kernels_are_cut_off() -> None:
+    whole, cut = (simulate(unprofiled(build_graph(launching(1, n).trace()))) for n in (0, 4))
+    assert "4 launches" in " ".join(cut.graph.info.notes)
+    [said] = [each for each in cut.shifts if each.source == "work after the recording's end"]
+    assert said.slower_s == pytest.approx(4 * 30e-6)
+    assert whole.interval_s(0.8).high_s < cut.interval_s(0.8).high_s
+
+
+def test_launches_captured_into_a_graph_are_not_cut_off() -> None:
+    r = launching(2, 0)
+    r.call("cudaStreamBeginCapture", 830, 5)
+    for i in range(5):
+        r.call("cudaLaunchKernel", 840 + 10 * i, 5)
+    r.call("cudaStreamEndCapture", 900, 5)
+    graph = build_graph(r.trace())
+    assert graph.info.steps == (0, 1)
+    assert "5 launches were captured into a graph" in " ".join(graph.info.notes)

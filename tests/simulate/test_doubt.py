@@ -16,7 +16,7 @@ from foretrace.graph.builder import build
 from foretrace.graph.insert import HostTask, insert
 from foretrace.graph.store import load, save
 from foretrace.graph.taskgraph import Carried, Doubt, TaskGraph, TaskKind
-from foretrace.simulate.doubt import assumed, doubted, ends
+from foretrace.simulate.doubt import assumed, doubted, ends, work_between
 from foretrace.simulate.timeline import Timeline, simulate
 from foretrace.techniques.whatif import whatif
 from tests.kineto_files import Recording
@@ -124,6 +124,20 @@ def test_what_no_task_stands_for_is_carried_with_the_step() -> None:
         assert shift.slower_s == pytest.approx(0.3 * timeline.step_time_s, rel=1e-6)
     faster = simulate(edit.scale(graph, np.ones(len(graph), dtype=np.bool_), 0.1))
     assert faster.shifts[0].slower_s == pytest.approx(0.3 * step)
+
+
+def test_a_later_change_may_uncover_what_an_assumption_decides() -> None:
+    graph = small()
+    step = simulate(graph).step_time_s
+    more = insert(graph, [HostTask(after=3, like=3, name="more", dur_ns=30_000)], technique="x")
+    less = edit.scale(graph, graph.on_device, 0.5)
+    work_s = work_between(graph, (less, more))
+    assert work_s == pytest.approx((60e-6, 30e-6))
+    carried = Carried(source="one", faster_s=0.0, slower_s=1e-6, of_s=step, work_s=work_s)
+    graph = replace(graph, info=replace(graph.info, carried=(carried,)))
+    assert simulate(graph).shifts[0].slower_s == pytest.approx(1e-6)
+    (shift,) = simulate(edit.scale(graph, np.ones(len(graph), dtype=np.bool_), 0.9)).shifts
+    assert shift.faster_s == pytest.approx(60e-6) and shift.slower_s == pytest.approx(30e-6)
 
 
 def test_a_table_that_leads_in_a_circle_ends() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from foretrace import flow
 from foretrace.errors import GraphError
 from foretrace.graph.builder import build
 from foretrace.graph.taskgraph import TaskGraph
@@ -14,6 +15,7 @@ from foretrace.simulate.overhead import unprofiled
 from foretrace.simulate.own_step import MOST, alone
 from foretrace.simulate.timeline import simulate
 from foretrace.trace.read import read
+from tests.graph.rank_sets import Collective, Job
 from tests.kineto_files import Recording
 
 KERNELS = 40
@@ -78,13 +80,22 @@ def test_waiting_for_work_that_is_not_in_the_recording_is_left_out() -> None:
 
 def test_one_time_work_is_left_out_and_refused_beyond_the_stated_share() -> None:
     plain = unprofiled(build(one_step().trace()))
-    loading = unprofiled(build(one_step(load_us=2000).trace()))
+    loading = unprofiled(build(one_step(load_us=3500).trace()))
     (found,) = loading.info.not_of_step
     assert found.tasks == 1 and found.share < MOST and "cudaLaunchKernel" in found.reason
     assert step_us(loading) == pytest.approx(step_us(plain), rel=0.15)
     with pytest.raises(GraphError, match=r"at most 75% can be left out; record a step after a few others") as refused:
         alone(build(one_step(load_us=20_000).trace()))
     assert "\n" not in str(refused.value)
+
+
+def test_what_may_be_done_once_or_every_time_stays_with_a_range() -> None:
+    plain, unsure = (simulate(unprofiled(build(one_step(load_us=us).trace()))) for us in (0, 2000))
+    assert not unsure.graph.info.not_of_step
+    [said] = [each for each in unsure.shifts if each.source == "long calls"]
+    assert said.slower_s == 0
+    assert said.at_low_s == pytest.approx(plain.step_time_s, rel=0.15)
+    assert unsure.interval_s(0.8).low_s < plain.step_time_s * 1.15
 
 
 def test_a_long_launch_while_the_device_works_is_the_steps_own() -> None:
@@ -121,3 +132,26 @@ def test_opening_the_device_is_no_step(shared_data: Path) -> None:
     traces = sorted((shared_data / "traces" / "hta").glob("critical_path_alexnet*"))
     with pytest.raises(GraphError, match="one-time work of the process"):
         unprofiled(build(read(traces[0])))
+
+
+def test_the_backlog_of_joined_ranks_is_left_out_as_on_one(tmp_path: Path) -> None:
+    """Two ranks whose only step begins with waiting 100 us for kernels of the step before."""
+    for folder, backlog in ((tmp_path / "plain", False), (tmp_path / "behind", True)):
+        folder.mkdir()
+        job = Job(work_us=[[[300.0, 200.0]], [[320.0, 150.0]]], collectives=(Collective(), Collective()))
+        for rank, file in enumerate(job.run()[0]):
+            file.extra["distributedInfo"] = {"rank": rank, "world_size": 2, "backend": "nccl"}
+            [step] = [each for each in file.events if each["name"].startswith("ProfilerStep")]
+            if backlog:
+                begin = step["ts"] - 100
+                step.update(ts=begin, dur=step["dur"] + 100)
+                for i in range(10):
+                    file.on_device("kernel", "earlier", begin - 5 + 10 * i, 9, 900_000 + i, 7)
+                file.call("cudaDeviceSynchronize", begin + 1, 96)
+            file.write(folder / f"rank{rank}.json")
+    plain, behind = (flow.read(tmp_path / name).global_graph() for name in ("plain", "behind"))
+    [found] = behind.graph.info.not_of_step
+    assert found.tasks == 20 and found.time_s == pytest.approx(90e-6)
+    assert plain.simulate().step_time_s == pytest.approx(618e-6, rel=0.01)
+    assert behind.simulate().step_time_s == pytest.approx(plain.simulate().step_time_s, rel=0.03)
+    assert not plain.graph.info.not_of_step

@@ -15,8 +15,10 @@ from foretrace.errors import NotApplicableError
 from foretrace.graph.select import select
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.simulate.timeline import simulate
-from foretrace.techniques import Compiled
+from foretrace.techniques import Compiled, CudaGraphs
 from foretrace.techniques import compiled as module
+from foretrace.techniques.base import Technique
+from foretrace.techniques.whatif import whatif
 from foretrace.testing import recorded, small_training
 from foretrace.testing.technique import check_valid
 from foretrace.testing.workloads import Cpu, Gpu
@@ -126,3 +128,27 @@ def test_it_trains_for_real() -> None:
     torch.manual_seed(1)
     losses = [float(loss) for loss in treated.steps(3)]
     assert np.isfinite(losses).all() and losses[0] == pytest.approx(expected[0], rel=0.2)
+
+
+def test_what_is_compiled_already_gains_nothing_more(graph: TaskGraph) -> None:
+    once = Compiled().predict(graph)
+    with pytest.raises(NotApplicableError, match="compiled already"):
+        Compiled().predict(once)
+    names = tuple(name.replace("aten::clamp_min", "triton_poi_fused_relu_0") for name in graph.names)
+    with pytest.raises(NotApplicableError, match="compiled already"):
+        Compiled().predict(replace(graph, names=names))
+
+
+@pytest.mark.parametrize("technique", [Compiled(), CudaGraphs()])
+def test_long_stretches_of_unknown_work_may_stay(technique: Technique) -> None:
+    graph = Gpu(kernel_us=20).graph()
+    forward = np.flatnonzero(select(graph, kind="cpu", phase="forward"))
+    rows = forward[np.unique(graph.step[forward], return_index=True)[1] + 2]
+    dur, op = graph.dur.copy(), graph.op.copy()
+    dur[rows], op[rows] = 50_000_000, -1
+    whole = whatif(graph.with_columns(dur=dur, op=op), [technique])
+    low, high = whole.interval_s
+    assert whole.after_s > 0.05  # nothing says that it would go
+    assert low < 0.02
+    assert high < whole.before_s * 1.05
+    assert not any(each.assumption.name == "holes" for each in whatif(graph, [technique]).assumptions)

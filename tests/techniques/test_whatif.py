@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from foretrace.errors import NotApplicableError
+from foretrace.graph.select import select
 from foretrace.graph.taskgraph import EdgeKind, TaskGraph
 from foretrace.techniques.arguments import parse_all
 from foretrace.techniques.explain import main_parts, path_parts, why_not_more
@@ -160,3 +161,16 @@ def test_a_host_that_runs_ahead_is_measured_on_the_device() -> None:
     assert prediction.before_s == pytest.approx(203e-9)
     assert prediction.after_s == pytest.approx(101e-9), "a kernel and its gap; the host's own step is 23 ns"
     assert "measured on the device" in prediction.changes[-1].what
+
+
+def test_a_wait_that_nothing_explains_may_go_with_a_change() -> None:
+    graph = Gpu().graph()
+    host = np.flatnonzero(select(graph, kind="cpu", phase="forward"))
+    delay = graph.delay.copy()
+    delay[host[np.unique(graph.step[host], return_index=True)[1]]] = 20_000_000
+    waiting = whatif(graph.with_columns(delay=delay), parse_all(["scale kind=kernel by=0.999"]))
+    [said] = [each for each in waiting.assumptions if each.assumption.name == "unexplained waits"]
+    assert said.at_high_s == waiting.after_s
+    assert said.at_low_s == pytest.approx(waiting.after_s - 0.02, rel=0.01)
+    assert waiting.interval_s[0] <= said.at_low_s * 1.001
+    assert not any(each.assumption.name == "unexplained waits" for each in whatif(graph, []).assumptions)

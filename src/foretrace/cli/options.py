@@ -82,7 +82,7 @@ def scenario(
     With `together` (--all-ranks), all ranks as one graph, as they were recorded.
     """
     if together:
-        return _together(source, rank=rank, steps=steps, salvage=salvage)
+        return _together(source, rank=rank, steps=steps, salvage=salvage, as_recorded=as_recorded)
     run, _ = scenario_and_trace(source, rank=rank, steps=steps, salvage=salvage, as_recorded=as_recorded)
     return run
 
@@ -122,7 +122,7 @@ def all_ranks(
     return found.graph() if len(found.trace.ranks) < 2 else found.global_graph(alone=True)
 
 
-def _together(source: Path, *, rank: int | None, steps: str, salvage: bool) -> Scenario:
+def _together(source: Path, *, rank: int | None, steps: str, salvage: bool, as_recorded: bool) -> Scenario:
     """What --all-ranks asks for; refuses what holds one rank, or ranks that nothing ties together."""
     from foretrace import flow
 
@@ -136,7 +136,7 @@ def _together(source: Path, *, rank: int | None, steps: str, salvage: bool) -> S
     graphs = rank_graphs(source, steps=steps, salvage=salvage)
     if len(graphs) < 2:
         raise ForetraceError(f"{source} is a recording of one rank; leave --all-ranks out.")
-    run = flow.joined(graphs)
+    run = flow.joined(graphs, as_recorded=as_recorded)
     if not run.graph.info.collectives["what"]:
         raise ForetraceError(
             f"no collective ties the {len(graphs)} ranks of {source} together; look at one of them with --rank."

@@ -5,17 +5,19 @@ Read `build` top to bottom. The rules and why they are needed: each module named
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
 from foretrace.errors import GraphError
 from foretrace.graph.collectives import with_collectives
-from foretrace.graph.device import Device, device_tasks
+from foretrace.graph.device import Device, device_tasks, without_work
 from foretrace.graph.draft import Draft
 from foretrace.graph.events import LATENCY_NS, stream_events
 from foretrace.graph.host import Host, host_spans
 from foretrace.graph.links import host_collectives
-from foretrace.graph.steps import Steps, find_steps
+from foretrace.graph.steps import Steps, find_steps, whole_steps
 from foretrace.graph.streams import Streams
 from foretrace.graph.taskgraph import (
     EdgeKind,
@@ -86,4 +88,9 @@ def _source(trace: Trace) -> str:
 def _steps(host: Host, device: Device) -> Steps:
     ends = [array.max() for array in (host.end, device.end) if len(array)]
     starts = host.start if len(host.start) else device.start
-    return find_steps(host, int(starts.min()), int(max(ends)))
+    captured, cut_off = without_work(host, device)
+    steps = whole_steps(find_steps(host, int(starts.min()), int(max(ends))), host.start[cut_off])
+    if not len(captured):
+        return steps
+    note = f"{len(captured):,} launches were captured into a graph: what they launch did not run then."
+    return replace(steps, notes=(*steps.notes, note))

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from foretrace.graph.facts import check_facts
 from foretrace.graph.layers import WAYS
 from foretrace.graph.settle import Settled
-from foretrace.graph.taskgraph import EdgeClass, GraphInfo, TaskKind
+from foretrace.graph.taskgraph import Carried, EdgeClass, GraphInfo, TaskKind
 
 if TYPE_CHECKING:
     from foretrace.graph.draft import Draft
@@ -52,6 +52,11 @@ def describe(
         notes.append(f"{draft.threads.parallel} bursts of helper threads ran beside the main thread.")
     if blocked:
         notes.append("blocking calls: " + ", ".join(f"{n} x {name}" for name, n in blocked.most_common(4)) + ".")
+    carried: tuple[Carried, ...] = ()
+    if draft.steps.cut_off:
+        least_s = draft.steps.cut_off * float(np.mean(device.dur)) / 1e9
+        why = f"{draft.steps.cut_off:,} launches as long as the others on average"
+        carried = (Carried(source="work after the recording's end", faster_s=0.0, slower_s=least_s, of_s=0.0, why=why),)
     if rank:
         check_facts(dict(rank.recording), rank.source or "the recording")
     return GraphInfo(
@@ -72,5 +77,6 @@ def describe(
         typical_ns=typical,
         edge_classes=classes,
         recording=dict(rank.recording) if rank else {},
+        carried=carried,
         notes=tuple(notes),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,6 +21,7 @@ Mask = npt.NDArray[np.bool_]
 
 BEFORE = np.iinfo(np.int64).min // 4  # launch time of work that was launched before the recording began
 
+_CAPTURE = "StreamBeginCapture", "StreamEndCapture"
 _MIN_SAMPLES = 10
 _DEFAULT_LATENCY = {
     "cuda": 7_000,
@@ -222,3 +224,20 @@ def device_tasks(trace: Trace, host: Host, platform: str) -> Device:
         latest=latest,
         leads=leads,
     )
+
+
+def without_work(host: Host, device: Device) -> tuple[Int64, Int64]:
+    """Launches (rows of the host) whose work is not in the recording: captured into a graph, and cut off by its end.
+
+    Those begin on the host after everything that did run was launched. (Memsets that leave nothing are common.)
+    """
+    launches = np.flatnonzero(np.isin(host.call, (Call.LAUNCH, Call.GRAPH, Call.COPY, Call.COPY_SYNC)))
+    linked = np.unique(np.concatenate([device.call, device.inner_call]))
+    linked = linked[linked >= 0]
+    if not len(linked) or not len(launches):
+        return launches[:0], launches[:0]
+    missing = launches[~np.isin(launches, linked)]
+    begins, ends = (np.sort(host.start[host.named(re.compile(name).search)]) for name in _CAPTURE)
+    captured = np.searchsorted(begins, host.start[missing]) > np.searchsorted(ends, host.start[missing])
+    late = host.start[missing] >= host.end[linked].max()
+    return missing[captured], missing[late & ~captured]

@@ -359,6 +359,7 @@ class Draft:
         # After the only step nothing waits for what it launched: it is over when the device has done it.
         unfinished = len(bounds) == 2 and bool(finished[-1] > bounds[-1])
         ahead = self.steps.source != "whole trace" and (unfinished or device_window > AHEAD * host_window)
+        ahead &= bool(np.all(np.diff(finished) > 0))  # a step that launches nothing ends on the host
         needs_lane = self.steps.lane < 0 or ahead
         if not needs_lane and self.steps.source != "whole trace":
             return

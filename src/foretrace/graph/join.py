@@ -35,6 +35,7 @@ from foretrace.graph.taskgraph import (
     EdgeKind,
     GraphInfo,
     Lane,
+    NotOfStep,
     TaskGraph,
     TaskKind,
 )
@@ -448,6 +449,7 @@ def _info(infos: Sequence[GraphInfo], joint: _Joint, window: tuple[int, int]) ->
         notes=tuple(notes),
         doubts=_doubts(infos),
         carried=tuple(each for info in infos for each in info.carried),
+        not_of_step=_not_of_step(infos),
         collectives=_summary(matching, clock),
     )
 
@@ -459,6 +461,17 @@ def _doubts(infos: Sequence[GraphInfo]) -> tuple[Doubt, ...]:
         first = len(found)
         found += [replace(each, beside=each.beside + first) if each.beside >= 0 else each for each in info.doubts]
     return tuple(found)
+
+
+def _not_of_step(infos: Sequence[GraphInfo]) -> tuple[NotOfStep, ...]:
+    """What was left out of the ranks' only step, by reason: all tasks, the time of the rank that had most."""
+    found: dict[str, list[NotOfStep]] = {}
+    for each in (each for info in infos for each in info.not_of_step):
+        found.setdefault(each.reason, []).append(each)
+    return tuple(
+        replace(max(same, key=lambda each: each.time_s), tasks=sum(each.tasks for each in same))
+        for same in found.values()
+    )
 
 
 def _who(of: Sequence[int], ranks: int) -> str:

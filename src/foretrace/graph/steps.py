@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ class Steps:
     source: str
     lane: int  # host lane in the trace, −1 for a recording without host events
     notes: tuple[str, ...] = ()
+    cut_off: int = 0  # launches of the only step whose work the recording lacks
 
 
 def main_lane(host: Host) -> int:
@@ -69,6 +70,29 @@ def find_steps(host: Host, first: int, last: int) -> Steps:
             lane=int(host.lane[optimizer[0]]),
         )
     return Steps(bounds=np.array([first, last]), numbers=(0,), source="whole trace", lane=lane)
+
+
+def whole_steps(steps: Steps, cut_off: npt.NDArray[np.int64]) -> Steps:
+    """The steps before the first that launched work which the recording lacks; all where no step would be left.
+
+    `cut_off` holds the times (ns) of these launches, see `foretrace.graph.device.without_work`.
+    """
+    if not len(cut_off):
+        return steps
+    said = f"{len(cut_off):,} launches at the end have no work in the recording, which was over before it ran"
+    whole = int(np.searchsorted(steps.bounds[1:], cut_off.min(), side="right"))
+    left_out = ", ".join(map(str, steps.numbers[whole:]))
+    if whole == len(steps.numbers):
+        return steps
+    if not whole:
+        said += ": the step takes longer than this shows."
+        return replace(steps, cut_off=len(cut_off), notes=(*steps.notes, said))
+    return replace(
+        steps,
+        bounds=steps.bounds[: whole + 1],
+        numbers=steps.numbers[:whole],
+        notes=(*steps.notes, f"{said}: step {left_out} was left out."),
+    )
 
 
 def _profiler_steps(host: Host, marked: npt.NDArray[np.int64], lane: int) -> Steps:

@@ -151,13 +151,18 @@ class Doubt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carried:
-    """How far an assumption made before this graph was saved may move its step, which took `of_s` then, seconds."""
+    """How far an assumption made before this graph was saved may move its step, which took `of_s` then, seconds.
+
+    `work_s` is how much less and more work it decides about in a step, hidden or not: no later change lets it move the
+    step by more.
+    """
 
     source: str
     faster_s: float
     slower_s: float
     of_s: float
     why: str = ""
+    work_s: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

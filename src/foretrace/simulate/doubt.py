@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import hypot
+from math import hypot, isclose
 
 import numpy as np
 import numpy.typing as npt
@@ -128,7 +128,10 @@ def of_carried(carried: Sequence[Carried], step_s: float) -> tuple[Shift, ...]:
     found = []
     for each in carried:
         grown = max(step_s / each.of_s, 1.0) if each.of_s else 1.0
-        low, high = max(step_s - each.faster_s * grown, 0.0), step_s + each.slower_s * grown
+        faster_s, slower_s = each.faster_s * grown, each.slower_s * grown
+        if not isclose(step_s, each.of_s, rel_tol=1e-9):  # a later change may have uncovered what was hidden
+            faster_s, slower_s = max(faster_s, each.work_s[0]), max(slower_s, each.work_s[1])
+        low, high = max(step_s - faster_s, 0.0), step_s + slower_s
         found.append(
             Shift(
                 source=each.source, why=each.why, step_s=step_s, at_low_s=low, at_high_s=high,
@@ -136,6 +139,27 @@ def of_carried(carried: Sequence[Carried], step_s: float) -> tuple[Shift, ...]:
             )
         )  # fmt: skip
     return tuple(found)
+
+
+def work_between(graph: TaskGraph, ends: Sequence[TaskGraph]) -> tuple[float, float]:
+    """How much less and how much more work these predictions hold in a step than `graph`, s: summed over the lanes."""
+
+    def lanes_s(of: TaskGraph) -> dict[tuple[int, str], float]:
+        busy = np.where(of.gone | (of.step < 0), 0, of.dur + of.delay)
+        total = np.bincount(of.lane, weights=busy, minlength=len(of.lanes)) / 1e9 / max(of.n_steps, 1)
+        found: dict[tuple[int, str], float] = {}
+        for lane, time_s in zip(of.lanes, total.tolist(), strict=True):
+            found[lane.rank, lane.label] = found.get((lane.rank, lane.label), 0.0) + time_s
+        return found
+
+    here, less, more = lanes_s(graph), 0.0, 0.0
+    for there in map(lanes_s, ends):
+        differ = [there.get(lane, 0.0) - here.get(lane, 0.0) for lane in here.keys() | there.keys()]
+        less, more = (
+            max(less, -sum(min(each, 0.0) for each in differ)),
+            max(more, sum(max(each, 0.0) for each in differ)),
+        )
+    return less, more
 
 
 def widened(noise: Interval, step_s: float, shifts: Sequence[Shift]) -> Interval:

@@ -21,7 +21,7 @@ from foretrace.graph.insert import HostTask, insert
 from foretrace.graph.select import select
 from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
 from foretrace.techniques.base import Across, Prior, Technique, derived, parameter, prior
-from foretrace.techniques.classes import Work, classify
+from foretrace.techniques.classes import Work, classify, holes
 from foretrace.techniques.reducing import previous_on_lane
 
 if TYPE_CHECKING:
@@ -37,10 +37,13 @@ Int64 = npt.NDArray[np.int64]
 _APART = ("aten::*embedding*", "aten::*index*", "aten::*scatter*", "aten::*gather*", "aten::*pool*",
           "aten::*bernoulli*", "aten::*sort*", "aten::*topk*", "aten::*rnn*", "aten::*lstm*",
           "aten::*gru*", "aten::nll_loss*")  # fmt: skip
+_CALL = "compiled call"
 _VIEWS = tuple(f"aten::{name}" for name in ("view", "reshape", "transpose", "permute", "t", "expand", "unsqueeze",
                "squeeze", "select", "slice", "split", "chunk", "unbind", "flatten", "as_strided", "detach", "to",
                "alias", "_unsafe_view", "linear", "matmul", "conv2d", "convolution", "_convolution",
                "layer_norm", "batch_norm", "_batch_norm_impl_index", "dropout"))  # fmt: skip
+# What the compiler leaves in a recording, and this technique in a graph.
+_COMPILED = ("Torch-Compiled Region*", "CompiledFunction*", "*## Call CompiledFxGraph*", "triton_???_fused*", _CALL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +76,7 @@ class Compiled(Technique):
         doc="host time around the operators, relative",
         why="one compiled function instead of the interpreter, dispatcher and autograd for every operator",
     )
+    holes: float | None = derived(doc="time of host stretches of over 1 ms without any operator, relative")
     call_us: float | None = prior(
         120.0,
         60.0,
@@ -83,7 +87,8 @@ class Compiled(Technique):
     )
 
     def priors(self, graph: TaskGraph) -> dict[str, Prior]:
-        return {**super().priors(graph), **(_ON_CPU if graph.info.platform == "cpu" else _ON_DEVICE)}
+        found = {**super().priors(graph), **(_ON_CPU if graph.info.platform == "cpu" else _ON_DEVICE)}
+        return found | ({"holes": _HOLES} if np.any(_body(graph) & holes(graph)) else {})
 
     def change(self, graph: TaskGraph) -> TaskGraph:
         kind = TaskKind.OPERATOR if graph.info.platform == "cpu" else TaskKind.KERNEL
@@ -93,6 +98,8 @@ class Compiled(Technique):
         work = body & (graph.kind == kind)
         if not work.any():
             raise self.refuse("the recording shows no operators of a forward or backward pass.")
+        if (select(graph, name=_COMPILED) | select(graph, op=_COMPILED)).any():
+            raise self.refuse("the model, or a part of it, is compiled already.")
         classes, values = classify(graph).work, self.values(graph)
         matrix = work & np.isin(classes, (Work.GEMM, Work.CONV, Work.ATTENTION))
         dispatch = _dispatch(graph, body)
@@ -100,7 +107,9 @@ class Compiled(Technique):
         merged = work & (classes == Work.MEMORY) & ~apart & ~dispatch
         dur = graph.dur.astype(np.float64)
         dur[matrix] *= values["matrix"]
-        dur[dispatch] *= values["host"]
+        unknown = dispatch & holes(graph)
+        dur[dispatch & ~unknown] *= values["host"]
+        dur[unknown] *= values.get("holes", 1.0)
         gone = self._merge(graph, merged, matrix | (work & apart), dur, values)
         changed = (matrix | dispatch | merged) & ~gone
         what = "compiled {}: less host time, one pass per chain of elementwise work"
@@ -154,9 +163,7 @@ class Compiled(Technique):
         host = np.flatnonzero(body & ~graph.on_device & (graph.phase == Phase.FORWARD) & (graph.step >= 0))
         _, place = np.unique(graph.step[host], return_index=True)
         firsts = [row for row in host[place].tolist() if previous[row] >= 0]
-        return [
-            HostTask(after=int(previous[row]), like=row, name="compiled call", dur_ns=round(call_ns)) for row in firsts
-        ]
+        return [HostTask(after=int(previous[row]), like=row, name=_CALL, dur_ns=round(call_ns)) for row in firsts]
 
 
 def compiled(training: Training, mode: str) -> Training:
@@ -196,6 +203,13 @@ def _dispatch(graph: TaskGraph, body: Mask) -> Mask:
     return np.asarray(body & ~accumulate & (python | (operator & (~aten | select(graph, name=_VIEWS)))))
 
 
+_HOLES = Prior(
+    value=1.0,
+    low=0.1,
+    high=1.0,
+    unit="×",
+    why="the recording does not show what the host does in them; what belongs to the model may become faster",
+)
 _ON_CPU = {
     "matrix": Prior(
         value=1.0,

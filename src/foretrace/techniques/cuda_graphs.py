@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.graph.edit import remove
+from foretrace.graph.edit import remove, retime
 from foretrace.graph.insert import edge_columns, extend, typical
 from foretrace.graph.select import select
 from foretrace.graph.taskgraph import Change, EdgeKind, Phase, TaskGraph, TaskKind
 from foretrace.techniques.base import Across, Prior, Technique, derived, parameter, prior
+from foretrace.techniques.classes import holes
 
 if TYPE_CHECKING:
     from foretrace.training.training import Training
@@ -43,6 +44,7 @@ class CudaGraphs(Technique):
     phases: str = parameter("forward,backward,optimizer", doc="phases to capture, separated by commas")
     gap_us: float | None = derived(unit="µs", doc="time between two kernels of a graph on one stream")
     node_us: float | None = derived(unit="µs", doc="time to hand over one task of the graph")
+    holes: float | None = derived(doc="time of host stretches of over 1 ms without any operator, relative")
     launch_us: float | None = prior(
         12.0,
         5.0,
@@ -64,6 +66,14 @@ class CudaGraphs(Technique):
             unit="µs",
             why=f"kernels of a graph follow after about 1 µs; recorded without a graph: {gap:.2g} µs",
         )
+        if np.any(select(graph, phase=self._phases()) & holes(graph)):
+            found["holes"] = Prior(
+                value=1.0,
+                low=0.0,
+                high=1.0,
+                unit="×",
+                why="the recording does not show what the host does in them; what only leads to launches would go",
+            )
         rocm = graph.info.platform == "rocm"
         found["node_us"] = Prior(
             value=2.9 if rocm else 0.05,
@@ -79,8 +89,7 @@ class CudaGraphs(Technique):
     def change(self, graph: TaskGraph) -> TaskGraph:
         if not graph.on_device.any():
             raise self.refuse("the recording has no device work to launch.")
-        phases = [word.strip() for word in self.phases.split(",") if word.strip()]
-        launches = _launches(graph, select(graph, phase=phases))
+        launches = _launches(graph, select(graph, phase=self._phases()))
         if not launches.any():
             raise self.refuse(f"no kernel is launched in {self.phases}.")
         known = _Known.of(graph)
@@ -97,12 +106,14 @@ class CudaGraphs(Technique):
 
         if torch.device(training.device).type != "cuda":
             raise self.refuse("the training runs on a processor, which has no launches to put into a graph.")
-        phases = {word.strip() for word in self.phases.split(",") if word.strip()}
-        if "optimizer" not in phases:
+        if "optimizer" not in self._phases():
             return compiled(training, "reduce-overhead")
         raise self.refuse(
             "PyTorch's graphs hold the model, not the loop of this optimizer; ask for phases=forward,backward."
         )
+
+    def _phases(self) -> list[str]:
+        return [word.strip() for word in self.phases.split(",") if word.strip()]
 
     def _region(self, graph: TaskGraph, known: _Known, launches: Mask, step: int) -> _Region | None:
         """What a graph of one step holds; refuses where the host must wait or copy in the middle."""
@@ -129,7 +140,7 @@ class CudaGraphs(Technique):
             )
         rows = np.arange(calls[0], calls[-1] + 1)
         inside = np.isin(graph.kind[rows], (TaskKind.CPU, TaskKind.CALL, TaskKind.RETURN)) & ~graph.gone[rows]
-        inside &= (graph.step[rows] == step) & (graph.phase[rows] != Phase.DATA)
+        inside &= (graph.step[rows] == step) & (graph.phase[rows] != Phase.DATA) & ~known.holes[rows]
         device = known.launched[np.isin(known.launch, calls)]
         if len(device) > 1.5 * len(calls):
             raise self.refuse(f"step {number} launches its kernels by graphs already.")
@@ -142,6 +153,11 @@ class CudaGraphs(Technique):
         host = np.zeros(len(graph), dtype=np.bool_)
         host[np.concatenate([region.host for region in regions])] = True
         result = remove(graph, host, technique=self.name)
+        kept = holes(result) & select(result, phase=self._phases())
+        if kept.any() and values["holes"] != 1:
+            dur = values["holes"] * result.dur[kept]
+            what = "shortened {} of which the recording does not show what they do"
+            result = retime(result, kept, dur, what=what, technique=self.name)
         edges = edge_columns(result)
         src, dst, kind = edges["src"], edges["dst"], edges["edge_kind"]
         captured = np.full(len(graph), -1, dtype=np.int64)
@@ -190,6 +206,7 @@ class _Known:
     launch: Int64  # calls of live device tasks, by call and task
     launched: Int64  # the task of each
     copies_in: Mask  # calls that copy to the device (n)
+    holes: Mask  # stretches of the host that nobody knows what of (n)
     waits: Int64  # where the host returns from waiting for the device
 
     @classmethod
@@ -205,6 +222,7 @@ class _Known:
             launch=graph.src[live].astype(np.int64),
             launched=dst[live].astype(np.int64),
             copies_in=copies_in,
+            holes=holes(graph),
             waits=np.unique(dst[returns]).astype(np.int64),
         )
 

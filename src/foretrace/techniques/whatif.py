@@ -1,13 +1,13 @@
 """`whatif`: techniques applied one after the other, and how sure the prediction is.
 
-The interval of the predicted step has four sources, taken as independent. *Noise* between the recorded steps moves the
+The interval of the predicted step has five sources, taken as independent. *Noise* between the recorded steps moves the
 step around its prediction (`Timeline.noise_s`). *Estimates*: durations that the graph carries with a range of their
 own (`Timeline.shifts`); they are as far off before as after a change, so they cancel in the ratio of the two steps as
 far as both rest on them. *Assumptions*: the whole chain is predicted again with one
 assumption after the other at its low and its high end; how far the step moves down or up is that assumption's
 deviation. *Changes on a GPU*: none that was predicted was held against a measurement yet, so the change itself may be
-off by as much as on processors (`UNVERIFIED`). On either side, the interval reaches as far as the root of the sum of
-squares of all deviations there.
+off by as much as on processors (`UNVERIFIED`). *Waits that nothing explains* may go with what caused them. On either
+side, the interval reaches as far as the root of the sum of squares of all deviations there.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.graph.taskgraph import Assumption, Carried, Change, TaskGraph
-from foretrace.simulate.doubt import assumed
+from foretrace.simulate.doubt import assumed, work_between
 from foretrace.simulate.noise import Interval
 from foretrace.simulate.overlap import overlap_assumption, overlap_change
+from foretrace.simulate.replay import replay
 from foretrace.simulate.timeline import Timeline, simulate
 from foretrace.techniques.base import Technique
 from foretrace.techniques.explain import PathPart, main_parts, path_parts, why_not_more
@@ -32,6 +33,7 @@ from foretrace.techniques.explain import PathPart, main_parts, path_parts, why_n
 # Of the conclusive verifications in benchmarks/data/ledger.jsonl that predict a change of 3 % of the step or more,
 # 80 % are off by at most this share of it. All ran on processors (tests/techniques/test_whatif.py computes it again).
 UNVERIFIED = 0.16
+_FEW_WAITS = 0.01  # waits that no edge explains up to this share of the steps move none of them noticeably
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -142,9 +144,9 @@ class WhatIf:
         """
         graph, techniques, carried = self.after.graph, [stage.technique for stage in self.stages], list[Carried]()
         for each in self.assumptions:
-            if each.before_s is not None or max(each.faster_s, each.slower_s) <= 0:
+            if each.before_s is not None:
                 continue
-            source = f"{each.assumption.technique} {each.assumption.name}"
+            source, work_s = f"{each.assumption.technique} {each.assumption.name}", (0.0, 0.0)
             if each.stage is not None:
                 base = self.stages[each.stage - 1].timeline.graph if each.stage else self.before.graph
                 low, high = _ends(base, techniques[each.stage :], each.assumption)
@@ -152,6 +154,9 @@ class WhatIf:
                 if known is not None:
                     graph = known
                     continue
+                work_s = work_between(graph, (low, high))  # hidden now, a later change may uncover it
+            if not max(each.faster_s, each.slower_s, *work_s) > 0:
+                continue
             carried.append(
                 Carried(
                     source=source,
@@ -159,6 +164,7 @@ class WhatIf:
                     slower_s=each.slower_s,
                     of_s=self.after_s,
                     why=each.assumption.why,
+                    work_s=work_s,
                 )
             )
         return replace(graph, info=replace(graph.info, carried=(*graph.info.carried, *carried)))
@@ -215,6 +221,7 @@ def whatif(graph: TaskGraph, techniques: Sequence[Technique], *, level: float = 
         if not each.flag
     ]
     weighed += company(before, latest)
+    weighed += unexplained(latest) if techniques else []
     weighed += unverified(graph, techniques, [before, *(stage.timeline for stage in stages)])
     weighed += estimates(before, latest)
     return WhatIf(
@@ -297,6 +304,25 @@ def unverified(graph: TaskGraph, techniques: Sequence[Technique], timelines: Seq
     after_s, off_s = steps[-1], UNVERIFIED * claimed_s
     return [
         Weighed(assumption=assumption, at_low_s=max(after_s - off_s, 0.0), at_high_s=after_s + off_s, after_s=after_s)
+    ]
+
+
+def unexplained(after: Timeline) -> list[Weighed]:
+    """Waits that the recording shows and no edge explains: what caused them may go with a change, or stay."""
+    graph = after.graph
+    if int(graph.delay[~graph.gone].sum()) < _FEW_WAITS * after.step_time_s * 1e9 * max(graph.n_steps, 1):
+        return []
+    _, end = replay(graph.with_columns(delay=np.zeros_like(graph.delay)))
+    without_s = float(np.median(np.diff(end[graph.marks]))) / 1e9 if graph.n_steps else after.step_time_s
+    why = "nothing in the recording explains them; what caused them may go with the change, or stay"
+    assumption = Assumption(technique="", name="unexplained waits", value=1.0, low=0.0, high=1.0, unit="×", why=why)
+    return [
+        Weighed(
+            assumption=assumption,
+            at_low_s=min(without_s, after.step_time_s),
+            at_high_s=after.step_time_s,
+            after_s=after.step_time_s,
+        )
     ]
 
 
