@@ -88,7 +88,7 @@ def test_rows() -> None:
     assert (attention.b, attention.m, attention.n, attention.k) == (16, 128, 96, 64)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     st.sampled_from(
         ["aten::addmm", "aten::mm", "aten::convolution", "aten::_softmax", "aten::cat", "x::y", "aten::sum"]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foretrace.names import resolve
 from foretrace.cli import fleet_options as shared
 from foretrace.cli import options
 from foretrace.errors import ForetraceError
@@ -244,6 +245,7 @@ def study(
     import msgspec
 
     found: msgspec.Struct
+    name = resolve(name, ("dally", "jigsaw")) or name
     if name == "dally":
         from foretrace.fleet.studies import dally, dally_tables
 

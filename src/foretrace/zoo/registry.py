@@ -229,6 +229,7 @@ def entry(name: str) -> Entry:
 def training(name: str, size: str = "tiny", *, seed: int = 0) -> Training:
     """A model of the zoo as a Training. Raises ForetraceError for an unknown name or size, MissingExtraError."""
     found = entry(name)
+    size = resolve(size, SIZES) or size
     if size not in SIZES:
         raise ForetraceError(f"there is no size {size!r}; choose tiny or full.")
     module, _, function = found.home.partition(":")
