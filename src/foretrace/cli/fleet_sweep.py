@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretrace.names import resolve
 from foretrace.cli import fleet_options as shared
 from foretrace.cli import options
 from foretrace.errors import ForetraceError
+from foretrace.names import resolve
 
 if TYPE_CHECKING:
     from foretrace.fleet.result import FleetResult
