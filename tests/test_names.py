@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrace.errors import ForetraceError
 from foretrace.hardware.devices import catalog, named
 from foretrace.model.decoders import SHAPES, decoder_named
 from foretrace.names import near, plain, question, resolve
+from foretrace.techniques.arguments import _convert
 from foretrace.techniques.registry import ALIASES, technique, techniques
 
 
@@ -18,7 +19,6 @@ def test_case_and_signs_do_not_matter(name: str, write: object) -> None:
     assert resolve(write(name), SHAPES) == name  # type: ignore[operator]
 
 
-@settings(deadline=None)  # the first one loads all techniques
 @given(st.text(max_size=20))
 def test_what_is_answered_is_known(text: str) -> None:
     known = list(techniques())
@@ -64,3 +64,23 @@ def test_near_misses_of_devices(wrong: str, right: str) -> None:
 )  # fmt: skip
 def test_decoders_by_the_name_of_their_release(release: str, name: str) -> None:
     assert decoder_named(release) == name
+
+
+def test_choices_are_known_in_every_writing() -> None:
+    """Of all parameters of all techniques that are chosen from a list."""
+    chosen = 0
+    for name, kind in techniques().items():
+        for each in kind.parameters():
+            for choice in each.choices:
+                written = str(choice).upper().replace("_", "-")
+                assert _convert(name, each, written) == choice
+                chosen += 1
+    assert chosen > 10
+
+
+def test_a_device_is_also_what_its_driver_calls_it() -> None:
+    assert named("NVIDIA H100 80GB HBM3").short == "H100-SXM5-80GB"
+    for each in catalog():
+        for pattern in each.patterns:
+            name = pattern.replace("*", "")
+            assert not each.matches(name) or named(name) is not None

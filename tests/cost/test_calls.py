@@ -92,7 +92,7 @@ def test_rows() -> None:
         assert (within.b, within.m, within.n, within.k, within.flops) == (16, 128, 96, 64, attention.flops)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     st.sampled_from(
         ["aten::addmm", "aten::mm", "aten::convolution", "aten::_softmax", "aten::cat", "x::y", "aten::sum"]

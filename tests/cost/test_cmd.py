@@ -51,7 +51,7 @@ def test_same_distribution_sampled_twice_comes_close() -> None:
     assert far > 0.2
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(0, 10_000), st.integers(1, 30), st.integers(1, 30), st.integers(1, 6), st.integers(1, 6))
 def test_numpy_is_torch_and_both_are_symmetric(seed: int, rows: int, other: int, features: int, moments: int) -> None:
     x, y = sample(seed, rows, features), sample(seed + 1, other, features) - 0.3

@@ -105,7 +105,7 @@ def network_of(text: str, workers: int, folder: Path) -> Network:
     return network(text, workers)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     text=networks,
     kind=st.sampled_from(list(CollectiveKind)),
@@ -197,7 +197,7 @@ def test_tables_go_on_beyond_their_ends_as_lines() -> None:
     assert fitted.curve.seconds(np.array([1.0]))[0] == pytest.approx(1e-5, rel=0.5)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     points=st.dictionaries(st.integers(1, 10**10), st.floats(1e-6, 1e3), min_size=1, max_size=40),
     at=st.floats(1, 1e12),
@@ -225,7 +225,7 @@ def test_between_and_beyond_measured_numbers() -> None:
     assert exact.high_s / exact.seconds < inner.high_s / inner.seconds
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     counts=st.sets(st.integers(2, 32), min_size=2, max_size=6), asked=st.integers(2, 64), least=st.floats(0, 0.9),
     nbytes=st.floats(1e3, 1e11),
@@ -504,7 +504,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         read(tmp_path / "x.csv")
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.text(alphabet="#,.(){}[]\"' \n\t-0123456789abcdefsizetime", max_size=200))
 def test_any_text_is_a_table_or_a_sentence(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     file = tmp_path_factory.getbasetemp() / "any.csv"

@@ -82,7 +82,7 @@ def test_many_equal_products_fill_the_chip() -> None:
 
 
 @given(SIZES, SIZES, SIZES, st.integers(40, 300), st.floats(500, 5000), st.floats(5e9, 30e9))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_any_product_on_any_chip(m: int, n: int, k: int, sms: int, rate: float, bandwidth: float) -> None:
     """Finite and never faster than its data sheet allows; a better chip is not slower; more work is hardly faster.
 
@@ -220,7 +220,7 @@ def test_few_shot_learns_a_slower_board() -> None:
 
 
 @given(SIZES, SIZES, SIZES)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_measured_gpus_answer_any_size(m: int, n: int, k: int) -> None:
     model = Gemm16.load()
     for short in model.known:

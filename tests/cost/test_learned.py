@@ -111,7 +111,7 @@ def test_short_measurements_come_before_the_power_limit() -> None:
     assert long > 1.6
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(b=st.integers(1, 512), m=SIZES, k=SIZES, n=SIZES, at=st.integers(0, len(NVIDIA) - 1))
 def test_products_are_finite_and_never_below_the_roofline(b: int, m: int, k: int, n: int, at: int) -> None:
     calls = Calls.from_rows([product(b, m, k, n)])
@@ -121,7 +121,7 @@ def test_products_are_finite_and_never_below_the_roofline(b: int, m: int, k: int
     assert 0 < found.low_s[0] <= found.high_s[0] < np.inf
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(rows=SIZES, width=SIZES, op=st.sampled_from(["add", "relu", "gelu", "softmax", "native_layer_norm", "copy"]))
 def test_vector_operators_are_finite_and_faster_with_bandwidth(rows: int, width: int, op: str) -> None:
     family = {"softmax": Family.SOFTMAX, "native_layer_norm": Family.NORM}.get(op, Family.ELEMENTWISE)
@@ -133,7 +133,7 @@ def test_vector_operators_are_finite_and_faster_with_bandwidth(rows: int, width:
     np.testing.assert_allclose(Learned().predict(calls, faster).seconds[0], seconds / 2, rtol=1e-9)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(m=st.integers(128, 8192), k=st.integers(64, 8192), n=st.integers(128, 8192), factor=st.floats(1.01, 3.0))
 def test_a_faster_device_is_never_slower(m: int, k: int, n: int, factor: float) -> None:
     """With the same SMs: more peak, bandwidth and power together divide the time, whatever the shape."""

@@ -149,7 +149,7 @@ def test_power_is_averaged_over_the_window(modules: dict[str, Any]) -> None:
     np.testing.assert_allclose(found, [0.1, 0.1, 0.1, 0.2])
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(data=st.data(), window=st.floats(0.0, 1.0))
 def test_power_never_makes_it_faster_and_keeps_the_limit(
     modules: dict[str, Any], data: st.DataObject, window: float

@@ -182,7 +182,7 @@ def test_gradients_of_a_bag_of_embeddings_are_as_large_as_its_table() -> None:
 sizes = st.integers(1, 512)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(kind=st.sampled_from(["mm", "add", "softmax", "norm", "copy", "conv"]), m=sizes, n=sizes, seed=st.integers(0, 5))
 def test_times_are_positive_finite_and_grow_with_the_batch(kind: str, m: int, n: int, seed: int) -> None:
     known = Local.of(machine(POOL[seed * 20 : seed * 20 + 12], {"matrix": 1.0 + seed}))

@@ -84,7 +84,7 @@ def test_stored_layouts_and_threads_do_not_change_the_result(kind: str) -> None:
         assert off(one, given.reference(inputs)) < 1e-12
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.sampled_from(KINDS), st.integers(0, 10_000))
 def test_programs_and_schedules_come_back_from_json(kind: str, seed: int) -> None:
     given_task = task(kind, **SIZES[kind])
@@ -95,7 +95,7 @@ def test_programs_and_schedules_come_back_from_json(kind: str, seed: int) -> Non
     assert from_data(json.loads(json.dumps(program.as_data()))) == program
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.sampled_from(["matmul", "batched-matmul", "conv2d", "gemv", "column-sum"]), st.integers(0, 10_000))
 def test_every_schedule_does_the_same_work(kind: str, seed: int) -> None:
     """A reduction runs every iteration of its axes once, however they are split and ordered."""

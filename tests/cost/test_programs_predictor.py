@@ -41,7 +41,7 @@ def nested(node: LoopNest) -> object:
     return "leaf"
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.sampled_from(KINDS), st.integers(0, 10_000))
 def test_the_serialised_tree_is_the_tree(kind: str, seed: int) -> None:
     program = drawn(kind, seed)
@@ -58,7 +58,7 @@ def test_broken_trees_are_refused() -> None:
             CompactTree(codes=(4,), extents=(1,), sequence=sequence).nested()
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.sampled_from(KINDS), st.integers(0, 10_000))
 def test_features_are_finite_and_count_what_is_there(kind: str, seed: int) -> None:
     program = drawn(kind, seed)
@@ -106,7 +106,7 @@ def test_positional_encoding_as_published() -> None:
 # --- labels --------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.sampled_from(labels.METHODS), st.integers(0, 10_000), st.floats(0.05, 3.0))
 def test_label_transforms_invert(method: str, seed: int, spread: float) -> None:
     values = np.exp(np.random.default_rng(seed).normal(-9, spread, 80))

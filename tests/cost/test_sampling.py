@@ -80,7 +80,7 @@ def test_errors_name_the_mend(features: list[float], k: int, tasks: list[int] | 
     arrays(np.float64, st.tuples(st.integers(1, 40), st.integers(1, 4)), elements=st.floats(-1e6, 1e6)),
     st.integers(0, 50),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_distinct_and_the_same_each_time(points: np.ndarray, k: int) -> None:
     chosen = choose_tasks(points, k)
     assert len(chosen) == min(k, len(points)) == len(set(chosen.tolist()))

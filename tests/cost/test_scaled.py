@@ -197,7 +197,7 @@ def test_products_of_unknown_size_follow_the_rates_alone() -> None:
     assert found == pytest.approx(start_s(H100) + 1e-3 * A100.bf16_tflops / H100.bf16_tflops)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     first=st.floats(1e-6, 1e-1),
     longer=st.floats(1.0, 50.0),

@@ -46,7 +46,7 @@ def random_allocation(scale: Float64, workers: Float64, rng: np.random.Generator
 
 
 @given(cases())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_max_min_is_feasible_and_no_random_allocation_is_better(case: CASE) -> None:
     rates, scale, workers, rng = case
     weights = rng.choice([1.0, 5.0], len(rates))
@@ -63,7 +63,7 @@ def test_max_min_is_feasible_and_no_random_allocation_is_better(case: CASE) -> N
 
 
 @given(cases())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_makespan_and_its_interior_solution(case: CASE) -> None:
     rates, scale, workers, rng = case
     left = rng.uniform(1, 1000, len(rates))
@@ -79,7 +79,7 @@ def test_makespan_and_its_interior_solution(case: CASE) -> None:
 
 
 @given(cases())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_finish_time_fairness_is_the_smallest_worst_ratio(case: CASE) -> None:
     rates, scale, workers, rng = case
     left, past = rng.uniform(1, 1000, len(rates)), rng.uniform(0, 1000, len(rates))
@@ -94,7 +94,7 @@ def test_finish_time_fairness_is_the_smallest_worst_ratio(case: CASE) -> None:
 
 
 @given(cases())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_most_progress_by_cost(case: CASE) -> None:
     rates, scale, workers, rng = case
     cost = rng.uniform(0.1, 3, len(workers))
@@ -114,7 +114,7 @@ def test_most_progress_by_cost(case: CASE) -> None:
 
 
 @given(st.integers(1, 4), st.integers(0, 3), st.integers(0, 3), st.integers(0, 10**6))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_allox_starts_what_brute_force_starts(m: int, one: int, two: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     rates, left = rng.uniform(1, 10, (m, 2)), rng.uniform(10, 100, m)
@@ -163,7 +163,7 @@ def test_allox_with_few_of_the_oldest() -> None:
 
 
 @given(cases())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_sharing_is_feasible_and_never_worse_than_not_sharing(case: CASE) -> None:
     rates, scale, workers, rng = case
     m, n = rates.shape

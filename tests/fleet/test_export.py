@@ -198,7 +198,7 @@ def test_ray_reserves_and_waits() -> None:
     assert part["bundles"] == [{"GPU": 0.25}]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     name=st.text(min_size=1, max_size=70),
     gpus=st.integers(1, 64),

@@ -70,7 +70,7 @@ def put(folder: Path, name: str, text: str) -> Path:
     return path
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     st.lists(
         st.tuples(
@@ -224,7 +224,7 @@ def test_damage_ends_in_a_tree_or_an_error(text: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "cluster"
 
-        @settings(deadline=None, max_examples=40)
+        @settings(max_examples=40)
         @given(
             st.integers(0, len(text) - 1),
             st.integers(0, 6),

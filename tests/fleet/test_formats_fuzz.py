@@ -72,7 +72,7 @@ def test_damage_ends_in_a_workload_or_an_error(name: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "log"
 
-        @settings(deadline=None, max_examples=40)
+        @settings(max_examples=40)
         @example(data=text.encode(), forced=True, salvage=True)
         @given(data=mutations(text.encode()), forced=st.booleans(), salvage=st.booleans())
         def damaged(data: bytes, forced: bool, salvage: bool) -> None:
@@ -92,7 +92,7 @@ def test_damage_ends_in_a_workload_or_an_error(name: str) -> None:
     assert read_at_all  # the whole file at least, else this test would see errors only
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(data=st.binary(max_size=200), packed=st.booleans())
 def test_any_bytes(data: bytes, packed: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -139,7 +139,7 @@ def workloads(draw: st.DrawFn) -> Workload:
     return made.with_columns(submit_ns=submit, logged_start_ns=stamps[0], logged_end_ns=stamps[1], priority=priority)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(workload=workloads(), packed=st.booleans())
 def test_own_files_come_back_as_they_were(workload: Workload, packed: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:

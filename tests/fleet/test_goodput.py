@@ -73,7 +73,7 @@ def test_fit_says_little_where_rows_say_nothing() -> None:
     assert node.beta_n == pytest.approx(1.1 * node.beta_r)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 10_000))
 def test_slope_of_the_loss(seed: int) -> None:
     random = np.random.default_rng(seed)
@@ -114,7 +114,7 @@ def test_fit_predicts_rows_it_did_not_see(profiles: Profiles) -> None:
 # Efficiency and batch sizes.
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(noise=st.floats(1, 1e5), scale=st.floats(1, 500), sqr=st.floats(1e-3, 1e3))
 def test_efficiency_is_that_of_the_noise_scale(noise: float, scale: float, sqr: float) -> None:
     """(noise + M0) / (noise + M), with noise = var / sqr * M0."""

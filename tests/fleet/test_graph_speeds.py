@@ -115,7 +115,7 @@ def test_equal_shapes_are_equal_in_another_object_and_from_other_files(
         assert found[0] == found[1] == found[2] == other.speed(jobs("recommender"), 0, shape)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(
     rates=st.lists(st.floats(0.5, 400), min_size=3, max_size=3),
     late=st.lists(st.floats(0, 100), min_size=3, max_size=3),

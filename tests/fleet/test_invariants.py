@@ -30,7 +30,7 @@ def play(case: Case, **other: Any) -> FleetResult:
 
 
 @given(cases())
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_gangs_are_whole_and_no_gpu_is_held_twice(case: Case) -> None:
     result = play(case)
     segments, work = result.segments, case.workload
@@ -51,7 +51,7 @@ def test_gangs_are_whole_and_no_gpu_is_held_twice(case: Case) -> None:
 
 
 @given(cases())
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_time_is_accounted_for(case: Case) -> None:
     """A job's time is waiting, every ns of it with a cause, and its stretches; what it held is what it was charged."""
     result = play(case)
@@ -80,7 +80,7 @@ def test_time_is_accounted_for(case: Case) -> None:
 
 
 @given(cases())
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_work_is_conserved_across_preemption_migration_and_failure(case: Case) -> None:
     """Progress of every stretch at its speed is the work of the job, plus what failures undid."""
     result = play(case)
@@ -105,7 +105,7 @@ def test_work_is_conserved_across_preemption_migration_and_failure(case: Case) -
 
 
 @given(cases())
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_the_same_input_gives_the_same_result(case: Case) -> None:
     first, second = play(case), play(case)
     for name in ("start_ns", "end_ns", "held_ns", "gpu_ns", "waited_ns"):
@@ -116,7 +116,7 @@ def test_the_same_input_gives_the_same_result(case: Case) -> None:
 
 
 @given(cases(), st.lists(st.floats(0, 500), min_size=1, max_size=5))
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_stopping_on_the_way_changes_nothing(case: Case, stops: list[float]) -> None:
     played = Simulation(*case.parts, **case.options)
     for until in sorted(stops):
@@ -126,14 +126,14 @@ def test_stopping_on_the_way_changes_nothing(case: Case, stops: list[float]) -> 
 
 
 @given(cases())
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_everything_that_can_be_held_is_finished(case: Case) -> None:
     result = play(case)
     assert np.array_equal(result.finished, ~result.never)
 
 
 @given(cases(), st.sampled_from((2, 8)))
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_a_clock_in_other_units_changes_nothing_else(case: Case, by: int) -> None:
     """All times twice as long (a power of two, exact in floats): so is the schedule, and nothing else differs.
 
@@ -157,7 +157,7 @@ def test_a_clock_in_other_units_changes_nothing_else(case: Case, by: int) -> Non
 
 
 @given(cases())
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 def test_gpus_beside_that_nobody_may_use_change_nothing(case: Case) -> None:
     """A part of a kind that no job is bound to: the others are played as without it. (More GPUs of a kind in use may
     well delay a job: list scheduling is not monotone.)
@@ -194,7 +194,7 @@ def test_with_room_for_all_nobody_waits(seed: int, order: Any) -> None:
 
 # ---- elastic jobs and sharing, which have a speed that changes
 @given(st.integers(0, 10_000), st.sampled_from(("resizes", "packs", "parts")), st.booleans(), st.booleans())
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_the_step_by_step_engine_keeps_its_books(seed: int, which: str, leases: bool, breaks: bool) -> None:
     work = small_jobs(seed=seed, n=14, largest=4, elastic=which != "packs")
     turns: dict[str, Any] = {"preempt_rule": "lease", "lease_s": 900.0, "order_rule": "service"} if leases else {}

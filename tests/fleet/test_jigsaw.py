@@ -74,7 +74,7 @@ def problems(draw: st.DrawFn) -> tuple[list[IterationJob], int, Rules]:
     return many, max(each.workers for each in many) + draw(st.integers(0, 3)), rules
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(problems())
 def test_what_every_schedule_keeps(problem: tuple[list[IterationJob], int, Rules]) -> None:
     many, gpus, rules = problem
@@ -163,7 +163,7 @@ def memory_and_slots_are_kept(found: IterationSchedule, rules: Rules) -> None:
             assert found.peak_bytes[gpu] <= rules.memory_bytes
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(problems())
 def test_gpus_never_do_more_than_they_can(problem: tuple[list[IterationJob], int, Rules]) -> None:
     many, gpus, rules = problem

@@ -210,7 +210,7 @@ def test_optimus_asks_for_no_more_gpus_than_there_are(toy: Application) -> None:
     assert asked == {1, 2, 3, 4}
 
 
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(
     rows=st.lists(
         st.tuples(st.integers(0, 400), st.sampled_from([1, 2, 3, 4]), st.sampled_from([16, 24, 32])),
@@ -280,7 +280,7 @@ def aim_of(jobs: int, nodes: int, seed: int) -> Aim:
     )
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(jobs=st.integers(1, 6), nodes=st.integers(1, 5), seed=st.integers(0, 999))
 def test_repaired_states_keep_to_the_rules(jobs: int, nodes: int, seed: int) -> None:
     aim, random = aim_of(jobs, nodes, seed), np.random.default_rng(seed)

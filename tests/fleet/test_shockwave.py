@@ -113,7 +113,7 @@ def test_a_job_wider_than_the_cluster_is_named() -> None:
     assert result.end_ns[1] == -1 and result.end_ns[0] > 0
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     data=st.lists(
         st.tuples(st.floats(5, 900), st.sampled_from([1, 1, 2, 4]), st.floats(0, 900)), min_size=1, max_size=9
@@ -191,7 +191,7 @@ def test_finish_time_shares_equalise_where_gpus_are_short() -> None:
     assert now.gpus @ share == pytest.approx(2)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     data=st.lists(
         st.tuples(st.sampled_from([1, 2, 4]), st.floats(1, 20_000), st.floats(0, 9000)), min_size=1, max_size=30
@@ -206,7 +206,7 @@ def test_shares_fit(data: list[tuple[int, float, float]], which: int) -> None:
     assert now.gpus @ share <= now.total * (1 + 1e-6)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     data=st.lists(st.tuples(st.floats(0, 0.9), st.sampled_from([1.0, 2.0, 4.0])), min_size=1, max_size=20),
     spare=st.floats(0.05, 30),

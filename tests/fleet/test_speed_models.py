@@ -109,7 +109,7 @@ def test_dimensions() -> None:
     assert dimensions(Shape(7, (2, 1, 1))) == ((1, 7),)  # 7 GPUs cannot lie evenly on 2 nodes
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(shape=shapes(), faster=st.floats(1, 100), level=st.integers(0, 2), data=st.data())
 def test_a_speed_is_in_0_to_1_and_monotone(shape: Shape, faster: float, level: int, data: st.DataObject) -> None:
     bandwidth = data.draw(st.lists(st.floats(0.01, 1000), min_size=3, max_size=3))

@@ -49,7 +49,7 @@ def check_equal(a: FleetResult, b: FleetResult) -> None:
 
 
 @given(cases(), st.sampled_from((None, 30.0, 333.3)))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_equal_to_the_compiled_engine_bit_for_bit(case: Case, until_s: float | None) -> None:
     compiled = Simulation(*case.parts, **case.options).run(until_s=until_s)
     steps = Stepping(*case.parts, **case.options).run(until_s=until_s)
@@ -77,7 +77,7 @@ class Spelled(Policy):
 
 
 @given(cases())
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 def test_rules_called_from_overridden_methods_are_the_same_rules(case: Case) -> None:
     given_ = {each.name: getattr(case.policy, each.name) for each in fields(Policy)}
     key = case.policy.key(case.workload)

@@ -37,7 +37,7 @@ Row = dict[str, Any]
 # ---------------------------------------------------------------- jobs
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(draw=st.integers(0, 1000), spread=st.floats(0, 3), load=st.sampled_from(LOADS))
 def test_jobs_have_the_published_marginals(draw: int, spread: float, load: str) -> None:
     made = published_like(load, spread=spread, draw=draw)

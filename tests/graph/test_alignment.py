@@ -65,7 +65,7 @@ def random_set(seed: int, ranks: int, count: int, offsets: Sequence[float], **mo
 
 
 @given(st.integers(0, 10**6), st.lists(st.integers(-5 * MS, 5 * MS), min_size=2, max_size=6), st.integers(1, 12))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_exact_ends_give_exact_offsets(seed: int, offsets: list[int], count: int) -> None:
     found, clock = match_and_align(random_set(seed, len(offsets), count, offsets))
     assert found.matched == count
@@ -74,7 +74,7 @@ def test_exact_ends_give_exact_offsets(seed: int, offsets: list[int], count: int
 
 
 @given(st.integers(0, 10**6), st.integers(2, 6))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_few_disturbed_ends_do_not_move_a_clock(seed: int, ranks: int) -> None:
     random = np.random.default_rng(seed)
     jitter = random.integers(0, 2_000, size=(15, ranks))
@@ -86,7 +86,7 @@ def test_a_few_disturbed_ends_do_not_move_a_clock(seed: int, ranks: int) -> None
 
 
 @given(st.integers(0, 10**6))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_nobody_leaves_before_the_last_has_entered(seed: int) -> None:
     random = np.random.default_rng(seed)
     jitter = random.integers(0, 30_000, size=(9, 4))

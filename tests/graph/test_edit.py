@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrace.errors import GraphError
@@ -31,7 +31,6 @@ def some(graph: TaskGraph, seed: int, share: float = 0.3) -> np.ndarray:
     return chosen
 
 
-@settings(deadline=None)  # the first one loads the compiled check
 @given(graph=recordings(), seed=SEEDS, by=st.floats(0, 3))
 def test_every_edit_keeps_the_graph_valid_and_the_original_untouched(graph: TaskGraph, seed: int, by: float) -> None:
     before, mask = columns(graph), some(graph, seed)

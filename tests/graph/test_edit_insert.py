@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrace.errors import GraphError
@@ -45,7 +45,6 @@ def row(graph: TaskGraph, name: str) -> int:
     return int(np.flatnonzero(select(graph, name=name))[0])
 
 
-@settings(deadline=None)  # the first example may compile
 @given(graph=recordings(), seed=SEEDS, dur=st.integers(0, 30))
 def test_insertion_keeps_the_graph_valid_and_never_speeds_it_up(graph: TaskGraph, seed: int, dur: int) -> None:
     before = columns(graph)
@@ -169,7 +168,6 @@ def test_typical_launches_need_launches() -> None:
         typical(recording.graph())
 
 
-@settings(deadline=None)  # the first example may compile
 @given(graph=recordings(), seed=SEEDS, waits=st.booleans())
 def test_moving_keeps_the_graph_valid(graph: TaskGraph, seed: int, waits: bool) -> None:
     mask = select(graph, lane=STREAM_A) & (np.random.default_rng(seed).random(len(graph)) < 0.5)

@@ -101,7 +101,7 @@ def test_a_recording_of_drifting_clocks_replays_exactly(tmp_path: Path) -> None:
     described=st.booleans(),
     faster=st.floats(0.0, 1.5),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_change_on_one_rank_reaches_the_others_as_in_the_job_itself(
     tmp_path_factory: pytest.TempPathFactory, seed: int, ranks: int, steps: int, described: bool, faster: float
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrace.graph.kernels import innermost_at, longest_common, nearest, nest, topological_order
@@ -20,7 +20,6 @@ def common_length(a: list[int], b: list[int]) -> int:
 
 
 @given(sequences, sequences)
-@settings(deadline=None)
 def test_longest_common_subsequence(a: list[int], b: list[int]) -> None:
     pairs = longest_common(np.array(a, dtype=np.int64), np.array(b, dtype=np.int64), 1000)
     assert len(pairs) == common_length(a, b)
@@ -29,7 +28,6 @@ def test_longest_common_subsequence(a: list[int], b: list[int]) -> None:
 
 
 @given(sequences, sequences, st.integers(0, 5))
-@settings(deadline=None)
 def test_a_limit_on_edits_still_gives_a_common_subsequence(a: list[int], b: list[int], most: int) -> None:
     pairs = longest_common(np.array(a, dtype=np.int64), np.array(b, dtype=np.int64), most)
     assert all(a[i] == b[j] for i, j in pairs.tolist())
@@ -40,7 +38,6 @@ spans = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 20)), max_size=12)
 
 
 @given(spans, st.lists(st.integers(0, 50), max_size=10))
-@settings(deadline=None)
 def test_innermost_span_covers_the_time(given_spans: list[tuple[int, int]], times: list[int]) -> None:
     # Properly nested spans only: children are clipped to the span that is open when they start.
     ordered = sorted(given_spans, key=lambda s: (s[0], -s[1]))
@@ -59,7 +56,6 @@ def test_innermost_span_covers_the_time(given_spans: list[tuple[int, int]], time
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 20), st.integers(0, 15)), max_size=15))
-@settings(deadline=None)
 def test_parents_precede_and_enclose(rows: list[tuple[int, int, int]]) -> None:
     rows = sorted(rows, key=lambda r: (r[0], r[1], -r[2]))
     lane = np.array([r[0] for r in rows], dtype=np.int32)
@@ -75,7 +71,6 @@ def test_parents_precede_and_enclose(rows: list[tuple[int, int, int]]) -> None:
 
 
 @given(st.integers(1, 12), st.data())
-@settings(deadline=None)
 def test_topological_order_respects_edges_and_prefers_early_rows(n: int, data: st.DataObject) -> None:
     pairs = data.draw(st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=20))
     pairs = [(a, b) for a, b in pairs if a != b]

@@ -243,7 +243,7 @@ def test_a_transfer_whose_peer_did_not_record_it_is_named() -> None:
 
 
 @given(lost=st.sets(st.tuples(st.integers(0, 2), st.integers(0, 9)), max_size=8), numbered=st.booleans())
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_lost_calls_leave_only_true_matches(
     tmp_path_factory: pytest.TempPathFactory, lost: set[tuple[int, int]], numbered: bool
 ) -> None:

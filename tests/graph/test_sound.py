@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrace.errors import GraphError
@@ -30,7 +30,6 @@ def shuffled(graph: TaskGraph, order: list[int]) -> TaskGraph:
     return replace(graph, **columns, in_ptr=in_ptr, marks=place[graph.marks])
 
 
-@settings(deadline=None)
 @given(task_graphs(), st.data())
 def test_rows_in_any_order_replay_as_before(graph: TaskGraph, data: st.DataObject) -> None:
     order = data.draw(st.permutations(range(len(graph))))
@@ -132,7 +131,6 @@ def test_a_proof_holds_for_its_graph_alone() -> None:
         graph.dur[0] = -1
 
 
-@settings(deadline=None)
 @given(task_graphs(), st.data())
 def test_the_compiled_loops_find_what_the_plain_ones_find(graph: TaskGraph, data: st.DataObject) -> None:
     key = data.draw(st.sampled_from(["dur", "delay", "lane", "name", "kind", "src", "in_ptr", "lag", "gone", "flops"]))
@@ -168,7 +166,6 @@ def chain(n: int) -> TaskGraph:
     )
 
 
-@settings(deadline=None)
 @given(task_graphs(), st.data())
 def test_some_edges_of_a_proven_graph_are_sound(graph: TaskGraph, data: st.DataObject) -> None:
     kept = np.array(data.draw(st.lists(st.booleans(), min_size=graph.edges, max_size=graph.edges)), dtype=np.bool_)

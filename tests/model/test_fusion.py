@@ -147,7 +147,7 @@ def check(graph: OperatorGraph) -> None:
                 held[graph.tensors[i].storage] = i
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(operator_graphs())
 def test_flops_stay_bytes_never_grow_order_and_results_hold(graph: OperatorGraph) -> None:
     check(graph)

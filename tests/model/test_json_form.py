@@ -50,7 +50,7 @@ def whole(graph: OperatorGraph) -> OperatorGraph:
     return replace(graph, storages=storages)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(operator_graphs())
 def test_round_trip_is_exact(graph: OperatorGraph) -> None:
     for each in (graph, with_blocks(graph, least=1), fuse(graph)):
@@ -149,7 +149,7 @@ PIECES = st.sampled_from(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(st.integers(0, 3), st.data())
 def test_changed_files_are_a_graph_or_a_sentence(which: int, data: st.DataObject) -> None:
     text = (*EXAMPLES, dumps(whole(chain(2, views=True))).decode(), json.dumps(small()))[which]

@@ -146,7 +146,7 @@ def test_what_cannot_be_placed_or_costed() -> None:
         Strategy.by_layer(chain(2), [("layers.0", 0)])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.integers(1, 12),
     st.floats(1e-7, 1e-3),

@@ -103,7 +103,7 @@ def test_accumulation_keeps_gradients() -> None:
     assert (row[:-1] == 3 * 1024).all()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(graph=CHAINS, workers=st.integers(1, 16), stage=st.integers(0, 3), recompute=st.booleans(),
        accumulate=st.integers(1, 3))  # fmt: skip
 def test_what_holds_always(graph: OperatorGraph, workers: int, stage: int, recompute: bool, accumulate: int) -> None:
@@ -121,7 +121,7 @@ def test_what_holds_always(graph: OperatorGraph, workers: int, stage: int, recom
     assert peak(graph, recompute=True).peak_bytes <= peak(graph).peak_bytes
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     lives=st.lists(
         st.tuples(st.integers(1, 30 * 2**20), st.integers(-1, 20), st.integers(0, 20)), min_size=1, max_size=40

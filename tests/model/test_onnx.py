@@ -214,7 +214,7 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
         from_onnx(b"x", "model")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 10_000), st.integers(0, 255), st.integers(0, 10_000))
 def test_changed_bytes_are_a_graph_or_a_sentence(at: int, byte: int, cut: int) -> None:
     data = bytearray(SMALL)

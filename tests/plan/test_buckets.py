@@ -16,7 +16,7 @@ from tests.plan.problems import Table, plans, problem, problems
 times = st.integers(0, 200)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(problems(most=5))
 def test_the_best_buckets_are_those_of_brute_force(p: Problem) -> None:
     evaluate = Evaluator.of(p)
@@ -28,7 +28,7 @@ def test_the_best_buckets_are_those_of_brute_force(p: Problem) -> None:
     assert evaluate.step_ns(found.plan) == found.step_ns
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.data())
 def test_no_plan_beats_the_bounds(data: st.DataObject) -> None:
     p = data.draw(problems())
@@ -41,7 +41,7 @@ def test_no_plan_beats_the_bounds(data: st.DataObject) -> None:
         assert evaluate.step_ns(chunked) >= best_buckets(evaluate).step_ns
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(problems(most=12))
 def test_the_best_is_never_worse_than_any_rule(p: Problem) -> None:
     evaluate = Evaluator.of(p)
@@ -50,7 +50,7 @@ def test_the_best_is_never_worse_than_any_rule(p: Problem) -> None:
     assert best <= min(evaluate.step_ns(plan) for plan in rules)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(problems(most=10), st.floats(1.0, 4.0))
 def test_a_faster_network_never_makes_the_best_step_longer(p: Problem, faster: float) -> None:
     from dataclasses import replace
@@ -91,7 +91,7 @@ def test_theorem_1_is_sufficient_and_its_fused_form_exact_where_the_link_is_idle
         assert end - gain + both <= alone
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(problems(most=6, cuts=False, slots=1))
 def test_parts_pay_only_where_the_costs_say_so(p: Problem) -> None:
     from foretrace.plan.problem import Costs

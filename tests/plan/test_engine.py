@@ -14,7 +14,6 @@ from tests.plan.problems import plans, problem, problems
 NEVER = 2**62
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_the_queue_of_the_link_equals_its_twin(data: st.DataObject) -> None:
     p = data.draw(problems())
@@ -30,7 +29,6 @@ def test_the_queue_of_the_link_equals_its_twin(data: st.DataObject) -> None:
     assert free[:-1].tolist() == sorted(free[:-1].tolist())
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_a_queue_resumed_in_the_middle_ends_alike(data: st.DataObject) -> None:
     p = data.draw(problems())
@@ -50,7 +48,7 @@ def test_a_queue_resumed_in_the_middle_ends_alike(data: st.DataObject) -> None:
     assert parts.tolist() == whole.tolist()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_steps_that_run_into_each_other_equal_their_twin(data: st.DataObject) -> None:
     p = data.draw(problems())
@@ -75,7 +73,7 @@ def test_steps_that_run_into_each_other_equal_their_twin(data: st.DataObject) ->
     assert marks.tolist() == expected
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(problems(most=6))
 def test_dynamic_programming_finds_what_trying_everything_finds(p: Problem) -> None:
     costs = Costs.of(p, chunks=(1, 2))

@@ -15,7 +15,7 @@ from foretrace.simulate.timeline import simulate
 from tests.plan.problems import Table, plans, problem, problems
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_a_step_equals_the_simulation_of_the_graph(data: st.DataObject) -> None:
     p = data.draw(problems())
@@ -25,7 +25,7 @@ def test_a_step_equals_the_simulation_of_the_graph(data: st.DataObject) -> None:
     assert steps == [evaluate.step_ns(plan)] * 2
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_overtaking_messages_equal_the_schedule_of_the_graph(data: st.DataObject) -> None:
     p = data.draw(problems(slots=1))
@@ -37,7 +37,7 @@ def test_overtaking_messages_equal_the_schedule_of_the_graph(data: st.DataObject
     assert float(steps[WARM_UP:].sum()) / MEASURED == evaluate.step_ns(plan)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data(), st.sampled_from([2, 3, 17]), st.integers(1, 3))
 def test_many_workers_do_what_one_does(data: st.DataObject, workers: int, operators: int) -> None:
     p = data.draw(problems(most=4, slots=2))

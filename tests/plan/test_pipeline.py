@@ -31,14 +31,12 @@ def length(forward: int, backward: int, stages: int, micro_batches: int, send: i
     return int(replay(graph)[1].max())
 
 
-@settings(deadline=None)
 @given(forward=st.integers(1, 1000), backward=st.integers(1, 1000), stages=st.integers(1, 8), micro=st.integers(1, 20))
 def test_equal_stages_take_the_known_time(forward: int, backward: int, stages: int, micro: int) -> None:
     # Narayanan et al., SC 2021, 2.2.1: m (f + b) of work and a bubble of (p - 1) (f + b)
     assert length(forward, backward, stages, micro) == (micro + stages - 1) * (forward + backward)
 
 
-@settings(deadline=None)
 @given(slow=st.integers(0, 3), micro=st.integers(1, 12))
 def test_a_slower_stage_decides(slow: int, micro: int) -> None:
     forward = np.full(4, 100)
@@ -53,7 +51,6 @@ def test_sending_is_paid_in_the_bubble_only() -> None:
     assert length(100, 200, 1, 4, send=50) == 4 * 300
 
 
-@settings(deadline=None)
 @given(stages=st.lists(st.tuples(*[st.integers(0, 500)] * 5), min_size=1, max_size=6), micro=st.integers(1, 15))
 def test_ends_are_those_of_the_graph(stages: list[tuple[int, ...]], micro: int) -> None:
     forward, backward, send, exchange, update = np.array(stages, dtype=np.int64).T.copy()
@@ -84,7 +81,7 @@ def test_more_work_takes_longer_and_more_devices_less() -> None:
         assert 0.5 * one < iteration_s(layout(**{split: 2}), known) < one, split
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     tensor=st.sampled_from([1, 2, 4, 8, 16]), data=st.sampled_from([1, 2, 8]), pipeline=st.sampled_from([1, 2, 6]),
     micro=st.integers(1, 3), times=st.integers(1, 5),
@@ -133,7 +130,6 @@ def test_layouts_that_cannot_be_are_refused() -> None:
         Layout(global_batch=16, micro_batch=4, **(GPT | {"hidden": 0}))
 
 
-@settings(deadline=None)
 @given(overhead=st.floats(0.01, 100), fewer=st.integers(1, 16), times=st.integers(2, 16), batch=st.integers(64, 4096))
 def test_the_overhead_of_exact_pairs_is_found(overhead: float, fewer: int, times: int, batch: int) -> None:
     pair = Pair(global_batch=batch, fewer=fewer, more=fewer * times, speedup=2.0)

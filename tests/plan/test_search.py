@@ -31,7 +31,7 @@ def well_formed(plan: Plan, n: int) -> bool:
     return ends == sorted(set(ends)) and ends[0] >= 0 and ends[-1] == n - 1 and len(plan.chunks) == len(ends)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_moves_make_plans(data: st.DataObject) -> None:
     n = data.draw(st.integers(1, 9))
@@ -53,7 +53,7 @@ def test_what_is_alike_is_decided_alike() -> None:
     assert together(plan, groups[0], apart=False) == Plan.whole(len(p))
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(problems(slots=2))
 def test_a_search_ends_between_its_bound_and_where_it_began(p: Problem) -> None:
     evaluate = Evaluator.of(p)

@@ -152,7 +152,7 @@ def test_parts_that_are_alike_are_searched_once() -> None:
     assert difference(graph, found.after) < 1e-12
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.integers(0, 10_000), st.lists(st.integers(0, 10_000), min_size=1, max_size=5))
 def test_any_sequence_of_rules_keeps_the_function(seed: int, choices: list[int]) -> None:
     m = Maker(Terms(), random.Random(seed))
@@ -177,7 +177,7 @@ def products(m: Maker) -> Graph:
     return m.graph(m.terms.make("add", (m.linear(m.linear(mixed, 5), 3), x)))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(2, 8), st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7), st.integers(0, 9)), max_size=24))
 def test_flow_is_that_of_scipy_and_the_cut_is_as_large(count: int, edges: list[tuple[int, int, int]]) -> None:
     sparse = pytest.importorskip("scipy.sparse")
@@ -197,7 +197,7 @@ def test_flow_is_that_of_scipy_and_the_cut_is_as_large(count: int, edges: list[t
     assert sum(room for a, b, room in edges if side[a] and not side[b]) == most
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.integers(0, 1000), st.integers(1, 3), st.integers(4, 20))
 def test_parts_cover_all_operators_and_are_convex(seed: int, blocks: int, most: int) -> None:
     graph = network(Maker(Terms(), random.Random(seed)), blocks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrace.graph.taskgraph import EdgeKind, TaskGraph
@@ -13,7 +13,6 @@ from foretrace.simulate.replay import replay
 from tests.strategies import task_graphs
 
 
-@settings(deadline=None)  # the first example compiles
 @given(task_graphs(ranks=2), st.integers(1, 4), st.integers(1, 3), st.integers(0, 2**32 - 1))
 def test_copies_equal_their_twin_and_the_unfolded_graph(
     graph: TaskGraph, copies: int, n_groups: int, seed: int

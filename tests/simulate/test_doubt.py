@@ -71,7 +71,7 @@ def test_a_recorded_graph_has_the_noise_it_had() -> None:
 
 
 @given(graph=task_graphs(), low=st.floats(0.1, 1.0), high=st.floats(1.0, 5.0))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_range_always_holds_its_step(graph: TaskGraph, low: float, high: float) -> None:
     rows = np.flatnonzero(graph.dur > 0)
     found = doubted(graph, rows, "model", np.full(len(rows), low), np.full(len(rows), high))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrace.errors import ForetraceError, GraphError, MissingExtraError
@@ -23,14 +23,12 @@ from tests.simulate.small import small_graph
 from tests.strategies import task_graphs
 
 
-@settings(deadline=None)  # the first example compiles
 @given(task_graphs(ranks=2), st.booleans())
 def test_replay_equals_its_twin(graph: TaskGraph, structural: bool) -> None:
     start, end = replay(graph, structural=structural)
     assert (start.tolist(), end.tolist()) == twins.replay(graph, structural=structural)
 
 
-@settings(deadline=None)  # the first example compiles
 @given(task_graphs(ranks=2), st.integers(1, 4), st.integers(0, 90), st.integers(0, 2**32 - 1))
 def test_variants_equal_single_replays_of_edited_graphs(
     graph: TaskGraph, n_groups: int, n_variants: int, seed: int
@@ -44,14 +42,12 @@ def test_variants_equal_single_replays_of_edited_graphs(
         assert np.array_equal(replay_variants(graph, group, scale, gone), ends[graph.marks])
 
 
-@settings(deadline=None)  # the first example compiles
 @given(task_graphs(lane_order=True))
 def test_schedule_of_ordered_lanes_is_the_replay(graph: TaskGraph) -> None:
     for mine, theirs in zip(schedule(graph), replay(graph), strict=True):
         assert np.array_equal(mine, theirs)
 
 
-@settings(deadline=None)  # the first example compiles
 @given(task_graphs(lane_order=None), st.data())
 def test_schedule_equals_its_twin(graph: TaskGraph, data: st.DataObject) -> None:
     waits = data.draw(_waits(graph))
@@ -66,7 +62,6 @@ def test_schedule_equals_its_twin(graph: TaskGraph, data: st.DataObject) -> None
         assert sorted(result.order.tolist()) == list(range(len(graph)))
 
 
-@settings(deadline=None)  # the first example compiles
 @given(task_graphs(lane_order=False))
 def test_an_unordered_lane_runs_one_task_at_a_time(graph: TaskGraph) -> None:
     start, end = schedule(graph)
@@ -76,7 +71,6 @@ def test_an_unordered_lane_runs_one_task_at_a_time(graph: TaskGraph) -> None:
         assert np.all(start[rows][1:] >= end[rows][:-1])
 
 
-@settings(deadline=None)  # the first example compiles
 @given(task_graphs(lane_order=None))
 def test_python_engine_gives_the_same(graph: TaskGraph) -> None:
     group = (graph.name % 3).astype(np.int32)

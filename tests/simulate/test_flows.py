@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrace.errors import GraphError
@@ -60,7 +60,6 @@ def bundles(draw: st.DrawFn) -> tuple[Flows, Float64]:
     return Flows.of([([], move) for move in moves]), capacity
 
 
-@settings(deadline=None)  # the first example compiles
 @given(st.one_of(group_graphs(), task_graphs(lane_order=None, ranks=2), task_graphs(ranks=2)), st.data())
 def test_a_run_with_flows_equals_its_twin(graph: TaskGraph, data: st.DataObject) -> None:
     capacity = np.array(data.draw(capacities))
@@ -83,7 +82,6 @@ def _run(
         return [], str(error)
 
 
-@settings(deadline=None)
 @given(task_graphs(ranks=2), st.booleans())
 def test_without_flows_it_is_the_replay(graph: TaskGraph, interfere: bool) -> None:
     interference = Interference(factor=1.0) if interfere else None
@@ -93,14 +91,12 @@ def test_without_flows_it_is_the_replay(graph: TaskGraph, interfere: bool) -> No
         assert np.array_equal(mine, theirs)
 
 
-@settings(deadline=None)
 @given(task_graphs(lane_order=None, ranks=2))
 def test_without_flows_it_is_the_schedule(graph: TaskGraph) -> None:
     for mine, theirs in zip(simulate_flows(graph, NO_FLOWS, np.array([GB])), schedule(graph), strict=True):
         assert np.array_equal(mine, theirs)
 
 
-@settings(deadline=None)
 @given(group_graphs(), st.booleans())
 def test_without_flows_groups_run_as_in_the_schedule(graph: TaskGraph, interfere: bool) -> None:
     """Also where ends of kernels become known only as time goes on."""
@@ -115,7 +111,6 @@ def test_without_flows_groups_run_as_in_the_schedule(graph: TaskGraph, interfere
         assert np.array_equal(mine, theirs)
 
 
-@settings(deadline=None)
 @given(group_graphs())
 def test_a_flow_with_links_of_its_own_is_a_task_of_that_length(graph: TaskGraph) -> None:
     """At a byte per nanosecond and alone on its link, a flow of as many bytes takes as long as the task did.
@@ -133,7 +128,6 @@ def test_a_flow_with_links_of_its_own_is_a_task_of_that_length(graph: TaskGraph)
         assert np.array_equal(mine, theirs)
 
 
-@settings(deadline=None)
 @given(task_graphs(ranks=2), st.data())
 def test_the_durations_of_a_run_replay_to_it(graph: TaskGraph, data: st.DataObject) -> None:
     capacity = np.array(data.draw(capacities))
@@ -146,7 +140,6 @@ def test_the_durations_of_a_run_replay_to_it(graph: TaskGraph, data: st.DataObje
     assert np.array_equal(replay(graph.with_columns(dur=end - start))[0], start)
 
 
-@settings(deadline=None)
 @given(bundles())
 def test_rates_fit_the_links_and_every_flow_has_a_bottleneck(bundle: tuple[Flows, Float64]) -> None:
     """The max-min certificate: a full link on which no flow is faster."""
@@ -164,7 +157,6 @@ def test_rates_fit_the_links_and_every_flow_has_a_bottleneck(bundle: tuple[Flows
         assert np.any(full[links] & (rate[f] >= fastest[links] * (1 - 1e-12)))
 
 
-@settings(deadline=None)
 @given(bundles(), st.randoms(use_true_random=False))
 def test_numbers_of_flows_and_links_do_not_matter(bundle: tuple[Flows, Float64], random: object) -> None:
     flows, capacity = bundle
@@ -184,7 +176,6 @@ def test_numbers_of_flows_and_links_do_not_matter(bundle: tuple[Flows, Float64],
     assert np.array_equal(renamed_ends, ends[order])
 
 
-@settings(deadline=None)
 @given(bundles())
 def test_bytes_are_conserved(bundle: tuple[Flows, Float64]) -> None:
     """What fair rates carry between the ends of flows adds up to what was to be moved, but for the rounding of ends."""
@@ -199,7 +190,6 @@ def test_bytes_are_conserved(bundle: tuple[Flows, Float64]) -> None:
     assert moved == pytest.approx([move.nbytes for move in moves], abs=fastest * len(moves))
 
 
-@settings(deadline=None)
 @given(bundles(), st.sampled_from((2.0, 3.0, 10.0)))
 def test_faster_links_scale_the_times(bundle: tuple[Flows, Float64], times: float) -> None:
     flows, capacity = bundle

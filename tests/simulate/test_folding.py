@@ -54,7 +54,6 @@ def test_waits_and_transfers_of_a_run_that_can_be_worked_out_by_hand() -> None:
     assert [found.low_s, found.high_s] == pytest.approx([0.065, 0.110])
 
 
-@settings(deadline=None)  # the first example compiles
 @given(works, st.integers(1, 4))
 def test_folding_ranks_that_do_not_vary_is_the_unfolded_run(shape: tuple[int, int, int, int], copies: int) -> None:
     graphs = rank_set(drawn(shape), 7_000)
@@ -66,7 +65,6 @@ def test_folding_ranks_that_do_not_vary_is_the_unfolded_run(shape: tuple[int, in
     assert np.array_equal(start_of_all[row], np.repeat(start[:, None], copies, axis=1))
 
 
-@settings(deadline=None)  # the first example compiles
 @given(works, st.integers(1, 3))
 def test_folding_is_the_joined_run_of_as_many_recordings(shape: tuple[int, int, int, int], copies: int) -> None:
     """Against `join` itself: the recordings of the copies, put together like any other set."""
@@ -85,7 +83,7 @@ def test_folding_is_the_joined_run_of_as_many_recordings(shape: tuple[int, int, 
     assert one.predicted_s == pytest.approx(float(np.median(np.diff(end[joined.marks]))) / 1e9)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(works, st.integers(0, 40), st.integers(0, 2**16))
 def test_more_ranks_that_vary_never_end_earlier(shape: tuple[int, int, int, int], more: int, seed: int) -> None:
     ranks, _, each, number = shape
@@ -99,7 +97,7 @@ def test_more_ranks_that_vary_never_end_earlier(shape: tuple[int, int, int, int]
         assert found.growth_s == 0
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(works)
 def test_as_many_ranks_as_were_recorded_take_as_long(shape: tuple[int, int, int, int]) -> None:
     graphs = rank_set(drawn(shape), 7_000)

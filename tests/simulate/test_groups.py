@@ -128,7 +128,6 @@ def group_graphs(draw: st.DrawFn, *, ordered: bool = False) -> TaskGraph:
     return build.graph()
 
 
-@settings(deadline=None)
 @given(group_graphs())
 def test_schedule_and_its_order_equal_their_twins(graph: TaskGraph) -> None:
     assert own_collective(graph).tolist() == twins.own_collective(graph)
@@ -142,7 +141,6 @@ def test_schedule_and_its_order_equal_their_twins(graph: TaskGraph) -> None:
     assert sorted(run.order.tolist()) == list(range(len(graph)))
 
 
-@settings(deadline=None)
 @given(group_graphs())
 def test_the_graph_as_it_ran_replays_to_the_schedule(graph: TaskGraph) -> None:
     try:
@@ -161,7 +159,6 @@ def test_the_graph_as_it_ran_replays_to_the_schedule(graph: TaskGraph) -> None:
     assert np.array_equal(slow.src, ordered.src) and np.array_equal(slow.in_ptr, ordered.in_ptr)
 
 
-@settings(deadline=None)
 @given(group_graphs())
 def test_no_lane_runs_more_than_its_slots(graph: TaskGraph) -> None:
     try:
@@ -178,7 +175,6 @@ def test_no_lane_runs_more_than_its_slots(graph: TaskGraph) -> None:
                 assert np.sum((start[rows] <= now) & (now < until[rows])) <= lane.slots
 
 
-@settings(deadline=None)
 @given(group_graphs())
 def test_a_transfer_begins_when_all_have_arrived_and_all_ends_agree(graph: TaskGraph) -> None:
     try:
@@ -193,7 +189,7 @@ def test_a_transfer_begins_when_all_have_arrived_and_all_ends_agree(graph: TaskG
             assert start[v] == np.max(end[graph.src[into]] + graph.lag[into]) + graph.delay[v]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(group_graphs())
 def test_causes_are_those_of_the_run(graph: TaskGraph) -> None:
     try:
@@ -206,7 +202,6 @@ def test_causes_are_those_of_the_run(graph: TaskGraph) -> None:
     assert len(timeline.slack()) == len(graph)
 
 
-@settings(deadline=None)
 @given(group_graphs(ordered=True))
 def test_groups_on_ordered_lanes_are_the_replay(graph: TaskGraph) -> None:
     graph = with_fields(graph, lanes=tuple(with_fields(lane, ordered=True) for lane in graph.lanes))
@@ -214,7 +209,7 @@ def test_groups_on_ordered_lanes_are_the_replay(graph: TaskGraph) -> None:
         assert np.array_equal(mine, theirs)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(group_graphs())
 def test_many_slots_are_enough(graph: TaskGraph) -> None:
     """With a slot for every task nothing waits: the replay of a graph without its STREAM edges on link lanes."""

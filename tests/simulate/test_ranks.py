@@ -48,7 +48,7 @@ def test_subgroups_are_collectives_of_their_own(tmp_path: Path) -> None:
 
 
 @given(seed=st.integers(0, 10**6), ranks=st.integers(2, 5))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_waiting_and_transfer_are_what_the_recorded_kernels_took(
     tmp_path_factory: pytest.TempPathFactory, seed: int, ranks: int
 ) -> None:

@@ -30,7 +30,6 @@ def _window(graph: TaskGraph) -> int:
     return int(end[graph.marks[-1]] - end[graph.marks[0]])
 
 
-@settings(deadline=None)
 @given(task_graphs(ranks=2), st.data())
 def test_tails_equal_their_twin(graph: TaskGraph, data: st.DataObject) -> None:
     target = data.draw(st.integers(0, len(graph) - 1))
@@ -39,7 +38,6 @@ def test_tails_equal_their_twin(graph: TaskGraph, data: st.DataObject) -> None:
         assert [None if path < UNREACHED else path for path in fast.tolist()] == slow
 
 
-@settings(deadline=None)
 @given(task_graphs())
 def test_slack_is_how_far_a_task_can_grow(graph: TaskGraph) -> None:
     timeline = simulate(graph)
@@ -56,7 +54,6 @@ def test_slack_is_how_far_a_task_can_grow(graph: TaskGraph) -> None:
         assert replay(graph.with_columns(dur=dur))[1][last] == timeline.end[last] + moved
 
 
-@settings(deadline=None)
 @given(task_graphs(max_tasks=24))
 def test_the_critical_path_sums_to_the_window(graph: TaskGraph) -> None:
     timeline = simulate(graph)
@@ -69,7 +66,6 @@ def test_the_critical_path_sums_to_the_window(graph: TaskGraph) -> None:
         assert path.task[-1] == graph.marks[-1]
 
 
-@settings(deadline=None)
 @given(task_graphs(), st.sampled_from([0.1, 0.5]))
 def test_sensitivity_of_single_tasks_is_exact(graph: TaskGraph, faster: float) -> None:
     timeline = simulate(graph)
@@ -81,7 +77,6 @@ def test_sensitivity_of_single_tasks_is_exact(graph: TaskGraph, faster: float) -
             assert saved[v] == timeline.window_ns - _window(graph.with_columns(dur=dur))
 
 
-@settings(deadline=None)
 @given(task_graphs(), st.sampled_from(["name", "layer", "kind", "phase"]))
 def test_blame_is_the_difference_of_two_simulations(graph: TaskGraph, by: str) -> None:
     timeline = simulate(graph)
@@ -127,7 +122,6 @@ def _with_calls(graph: TaskGraph, chosen: Mask) -> Mask:
     return gone
 
 
-@settings(deadline=None)
 @given(task_graphs(lane_order=None))
 def test_the_graph_as_it_ran_replays_to_the_schedule(graph: TaskGraph) -> None:
     run = schedule_in_order(graph)
@@ -138,7 +132,6 @@ def test_the_graph_as_it_ran_replays_to_the_schedule(graph: TaskGraph) -> None:
     assert np.all(ordered.src < ordered.dst)
 
 
-@settings(deadline=None)
 @given(task_graphs(lane_order=None))
 def test_causes_of_a_scheduled_run_are_those_of_its_order(graph: TaskGraph) -> None:
     timeline = simulate(graph)
@@ -148,7 +141,6 @@ def test_causes_of_a_scheduled_run_are_those_of_its_order(graph: TaskGraph) -> N
         assert TaskKind[row.name.upper()] in graph.kind
 
 
-@settings(deadline=None)
 @given(st.one_of(task_graphs(loose=False), task_graphs(loose=False, gpu=False)))
 def test_breakdown_sums_to_every_step(graph: TaskGraph) -> None:
     timeline = simulate(graph)
@@ -163,7 +155,6 @@ def test_breakdown_sums_to_every_step(graph: TaskGraph) -> None:
         assert lane.idle_ns >= 0
 
 
-@settings(deadline=None)
 @given(st.one_of(task_graphs(loose=False), task_graphs(loose=False, gpu=False)))
 def test_breakdown_equals_a_walk_through_every_nanosecond(graph: TaskGraph) -> None:
     timeline = simulate(graph)
@@ -203,7 +194,6 @@ def _part(running: set[TaskKind], has_device: bool, blocked: bool) -> str:
     return "synchronisation" if blocked else "idle"
 
 
-@settings(deadline=None)
 @given(task_graphs(max_tasks=24, loose=False))
 def test_intervals_are_repeatable_and_contain_the_step(graph: TaskGraph) -> None:
     timeline = simulate(graph)
@@ -227,7 +217,6 @@ def test_range_maximum(intervals: list[tuple[int, int, int]]) -> None:
         assert len(covering) or best[i] < -(10**15)
 
 
-@settings(deadline=None)
 @given(task_graphs(), st.integers(0, 5))
 def test_with_calls_by_brute_force(graph: TaskGraph, name: int) -> None:
     chosen = (graph.name == name) & (graph.kind != TaskKind.RETURN)
@@ -235,7 +224,7 @@ def test_with_calls_by_brute_force(graph: TaskGraph, name: int) -> None:
     assert np.array_equal((own == 0) | (launcher == 0), _with_calls(graph, chosen))
 
 
-@settings(deadline=None, max_examples=5)
+@settings(max_examples=5)
 @given(task_graphs())
 def test_mistakes_are_refused(graph: TaskGraph) -> None:
     with pytest.raises(ForetraceError, match="choose name, layer, kind or phase"):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrace.errors import GraphError
@@ -38,7 +38,6 @@ def same_whatever_was_there(run: Callable[[], Result]) -> None:
         assert all(np.array_equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
-@settings(deadline=None)
 @given(task_graphs(), st.data())
 def test_of_replays(graph: TaskGraph, data: st.DataObject) -> None:
     group = np.array(data.draw(st.lists(st.integers(-1, 2), min_size=len(graph), max_size=len(graph))), dtype=np.int32)
@@ -53,7 +52,6 @@ def test_of_replays(graph: TaskGraph, data: st.DataObject) -> None:
     same_whatever_was_there(lambda: (replay_copies(graph, meets, group, scale, rows),))
 
 
-@settings(deadline=None)
 @given(task_graphs(lane_order=None, ranks=2))
 def test_of_schedules(graph: TaskGraph) -> None:
     waiting = np.flatnonzero(graph.kind == 4)[:3].astype(np.int32)
@@ -72,7 +70,6 @@ def test_of_schedules(graph: TaskGraph) -> None:
     same_whatever_was_there(causes)
 
 
-@settings(deadline=None)
 @given(task_graphs(ranks=2), st.data())
 def test_of_flows(graph: TaskGraph, data: st.DataObject) -> None:
     capacity = np.array(data.draw(capacities))

@@ -220,7 +220,7 @@ chains = st.tuples(
 )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(chains)
 def test_alone_everything_takes_what_the_graph_says(chain: tuple[int, list[int], float, int, float]) -> None:
     graph = _chain(*chain)
@@ -228,7 +228,7 @@ def test_alone_everything_takes_what_the_graph_says(chain: tuple[int, list[int],
     assert np.array_equal(after.dur, graph.dur)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     chains, st.integers(1, 3), st.sampled_from((0.0, 0.2, 0.9)), st.sampled_from(("", "1", "1.3", "2")),
     st.sampled_from((1, 2, 6)),
@@ -297,7 +297,7 @@ def test_groups_of_recorded_ranks_share_a_switch(tmp_path: Path) -> None:
     assert np.array_equal(disjoint.graph.dur, graph.dur)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(group_graphs(ordered=True), st.sampled_from((0.0, 0.5)))
 def test_no_transfer_of_several_ranks_gets_shorter(graph: TaskGraph, background: float) -> None:
     try:

@@ -127,7 +127,7 @@ def test_buffers_are_sent_before_the_forward_pass() -> None:
     assert result.step_times_ns.tolist() == [19_000_000] * 4
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     elements=st.lists(st.integers(1_000, 2_000_000), min_size=1, max_size=6),
     gbit=st.floats(0.1, 100),
@@ -150,7 +150,6 @@ def test_faster_links_never_slow_a_step_down_and_overlap_never_hurts(
     assert step[0] >= min(transfer, step[0])
 
 
-@settings(deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 10_000), min_size=1, max_size=40), caps=st.lists(st.integers(1, 30_000), min_size=1)
 )

@@ -52,7 +52,7 @@ def same(a: TaskGraph, b: TaskGraph) -> bool:
 # -- apart and together ----------------------------------------------------------------------------------------
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(ranks=st.integers(2, 5), steps=st.integers(1, 4), each=st.integers(1, 3), seed=st.integers(0, 999))
 def test_changing_nothing_changes_nothing(ranks: int, steps: int, each: int, seed: int) -> None:
     graph = small(ranks, steps, each, seed=seed)
@@ -77,7 +77,7 @@ def test_large_groups_meet_in_the_same_task_again() -> None:
     assert same(on_each_rank(again, lambda rank: rank), again)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(by=st.floats(0, 3), seed=st.integers(0, 999), ranks=st.integers(2, 4))
 def test_scaling_each_rank_is_scaling_all(by: float, seed: int, ranks: int) -> None:
     graph = small(ranks, seed=seed)
@@ -88,7 +88,7 @@ def test_scaling_each_rank_is_scaling_all(by: float, seed: int, ranks: int) -> N
     assert steps_ns(on_each_rank(graph, scaled)) == steps_ns(scaled(graph))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 999), chosen=st.sampled_from(["gemm", "nccl*"]))
 def test_removing_from_each_rank_is_removing_from_all(seed: int, chosen: str) -> None:
     graph = small(seed=seed)
@@ -163,7 +163,7 @@ def test_a_late_rank_is_no_device_that_lags_behind(tmp_path: Path) -> None:
 # -- techniques ------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 999))
 def test_a_faster_rank_shortens_a_step_only_where_it_came_last(seed: int) -> None:
     graph = small(each=1, seed=seed)

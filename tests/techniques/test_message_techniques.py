@@ -162,7 +162,7 @@ def test_priority_needs_steps() -> None:
         predicted(Backward(elements=THREE).graph(), ring("workers=2 network=8gbit"), "priority", "priority")
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(sizes=st.lists(st.integers(2, 8), min_size=2, max_size=3), mbytes=st.integers(1, 100))
 def test_levels_follow_the_formula(sizes: list[int], mbytes: int) -> None:
     # Cho et al. (2019): 2 sum of (p_i - 1) / p_i N / (prod of p_j, j < i) / BW_i
@@ -257,7 +257,7 @@ def test_without_messages_the_reason_is_given(text: str) -> None:
         parse(text).predict(local)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(
     elements=st.lists(st.integers(1_000, 2_000_000), min_size=1, max_size=5),
     gbit=st.floats(0.5, 50),

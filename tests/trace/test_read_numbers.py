@@ -5,7 +5,7 @@ from __future__ import annotations
 from decimal import ROUND_HALF_EVEN, Decimal
 
 import numpy as np
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import Raw
 
@@ -37,7 +37,6 @@ def exact(text: str) -> int | None:
 @example(["1.000", "2"])
 @example(["1702839461731622.250", "9999999999999999.999"])
 @example(["9223372036854775807.001", "1"])
-@settings(deadline=None)
 def test_nanoseconds_are_exact(texts: list[str]) -> None:
     values, good = nanoseconds([Raw(t.encode()) for t in texts])
     expected = [exact(t) for t in texts]
@@ -46,7 +45,6 @@ def test_nanoseconds_are_exact(texts: list[str]) -> None:
 
 
 @given(st.lists(st.integers(-(2**70), 2**70), min_size=1))
-@settings(deadline=None)
 def test_whole_microseconds(values: list[int]) -> None:
     found, good = nanoseconds(values)
     assert good.tolist() == [abs(v) <= MAX_NS // 1000 for v in values]

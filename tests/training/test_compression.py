@@ -83,7 +83,7 @@ def test_half_precision_is_close(method: str, close: float) -> None:
     torch.testing.assert_close(after, before, rtol=close, atol=1e-4)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.integers(1, 6), st.integers(8, 20), st.integers(8, 20))
 def test_powersgd_is_exact_from_the_rank_of_the_matrix_on(rank: int, n: int, m: int) -> None:
     from foretrace.training.compression.hooks import make_hook

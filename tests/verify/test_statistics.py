@@ -38,7 +38,7 @@ def blocks(truth: float, rounds: int, noise: float, seed: int) -> tuple[list[flo
 
 
 @given(truth=st.floats(0.2, 5.0), rounds=st.integers(8, 40), seed=st.integers(0, 1000))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_drift_and_outliers_do_not_move_the_ratio(truth: float, rounds: int, seed: int) -> None:
     found = paired_ratio(*blocks(truth, rounds, 0.01, seed))
     assert found.value == pytest.approx(truth, rel=0.03)

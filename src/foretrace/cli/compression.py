@@ -9,6 +9,7 @@ import typer
 
 from foretrace.cli import options
 from foretrace.errors import ForetraceError
+from foretrace.names import resolve
 
 if TYPE_CHECKING:
     from foretrace.graph.taskgraph import TaskGraph
@@ -80,6 +81,7 @@ def advise(
         found = parse(f"gradient-compression method={each}")
         assert isinstance(found, GradientCompression)
         methods.append(found)
+    backend = resolve(backend, ("gloo", "nccl")) or backend
     if backend not in ("", "gloo", "nccl"):
         raise ForetraceError(f"--backend {backend} does not exist; choose gloo or nccl.")
     parallel = DataParallel(

@@ -17,6 +17,7 @@ import typer
 from foretrace.cli import fleet_options as shared
 from foretrace.cli import options
 from foretrace.errors import ForetraceError
+from foretrace.names import resolve
 
 if TYPE_CHECKING:
     from foretrace.fleet.result import FleetResult
@@ -244,6 +245,7 @@ def study(
     import msgspec
 
     found: msgspec.Struct
+    name = resolve(name, ("dally", "jigsaw")) or name
     if name == "dally":
         from foretrace.fleet.studies import dally, dally_tables
 

@@ -9,6 +9,7 @@ import typer
 
 from foretrace.cli import options
 from foretrace.errors import ForetraceError
+from foretrace.names import resolve
 
 if TYPE_CHECKING:
     from foretrace.model.operator_graph import OperatorGraph
@@ -53,6 +54,7 @@ def operators(
     from foretrace.model.blocks import with_blocks
     from foretrace.report import operators as report
 
+    by = resolve(by, _BY, {"families": "family", **{f"{each}s": each for each in _BY}}) or by
     if by not in _BY:
         raise ForetraceError(f"--by {by}: a row is a {', '.join(_BY[:-1])} or {_BY[-1]}.")
     if out is not None and not out.name.endswith((".json", ".json.gz")):

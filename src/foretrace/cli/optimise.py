@@ -14,6 +14,7 @@ import typer
 
 from foretrace.cli import options
 from foretrace.errors import ForetraceError
+from foretrace.names import resolve
 
 _SIZE = re.compile(r"(?P<value>\d+(\.\d*)?|\.\d+)\s*(?P<unit>[kmgt]?i?b?)", re.IGNORECASE)
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -72,6 +73,7 @@ def optimise(
         raise ForetraceError(f"--for {goal} does not exist; choose step-time.")
     if not (isfinite(seconds) and seconds > 0):
         raise ForetraceError(f"--seconds {seconds} is no time; give seconds above 0, e.g. --seconds 30.")
+    backend = resolve(backend, ("gloo", "nccl")) or backend
     if backend not in ("", "gloo", "nccl"):
         raise ForetraceError(f"--backend {backend} does not exist; choose gloo or nccl.")
     if write is not None and write.suffix not in (".py", ".json"):

@@ -194,6 +194,12 @@ def is_graph(source: Path) -> bool:
         return False
 
 
+def is_recording(what: str) -> bool:
+    """Whether `what`, which may also be a script or a model of the zoo, is written as a recording is."""
+    path = Path(what)
+    return path.suffix != ".py" and (path.exists() or bool(path.suffix) or path.parent != Path())
+
+
 def step_numbers(text: str) -> list[int] | None:
     """Numbers from "5", "5-8" or "5,7-9"; None where all steps are meant. Raises ForetraceError."""
     if not text:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
@@ -46,12 +47,9 @@ def profile(
     Example: foretrace profile resnet50, or foretrace profile run/
     """
     limits = peak_gflops, peak_gb_s
-    path = Path(what)
-    if path.exists() and path.suffix != ".py":
-        view = _of_trace(path, limits, rank=rank, salvage=salvage, batch=batch)
+    if options.is_recording(what):
+        view = _of_trace(Path(what), limits, rank=rank, salvage=salvage, batch=batch)
     else:
-        if path.suffix != ".py" and (path.suffix or path.parent != Path()):
-            raise ForetraceError(f"{what} does not exist; give a recording, a script, or a model of foretrace zoo.")
         with _folder(out) as folder:
             name = _record(what, size, steps, threads, folder)
             view = _of_trace(folder, limits, batch=batch, name=name, kept=out is not None)
@@ -102,7 +100,7 @@ def _record(what: str, size: str, steps: int, threads: int, folder: Path) -> str
         recorder = record(folder, wait=_WAIT, active=steps, samples=training.batch_size)
         if training.device == "cpu":
             recorder.extra["peaks"] = cpu_peaks(threads).as_dict()
-        with recorder, options.progress(f"running {name}") as report:
+        with recorder, options.progress(f"running {name}") as report, redirect_stdout(sys.stderr):
             for _ in training.steps():
                 recorder.step()
                 if report is not None:

@@ -45,13 +45,12 @@ def stash(
     from foretrace.report import stash as report
     from foretrace.report.jsonout import dumps
 
-    path = Path(source)
-    if path.exists() and path.suffix != ".py":
+    if options.is_recording(source):
         from foretrace.stash.stalls import stalls
 
         if workers < 1:
             raise ForetraceError(f"--workers {workers} cannot be; one is the least.")
-        scenario = options.scenario(path, rank=rank)
+        scenario = options.scenario(Path(source), rank=rank)
         found = stalls(scenario.graph, workers=workers, inside=inside, between=between, gradient_mb=gradient_mb)
         view = report.stash(found, source=source, workers=workers)
     else:

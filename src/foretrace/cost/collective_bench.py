@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from foretrace.cost.collective_table import CollectiveTable, Series, series_of, table_of
 from foretrace.cost.network import CollectiveKind
 from foretrace.errors import ForetraceError, MissingExtraError
+from foretrace.names import resolve
 
 LEAST_REPETITIONS = 15
 _SLOWEST_DROPPED = 0.2
@@ -116,7 +117,7 @@ def checked(
     if repetitions < LEAST_REPETITIONS:
         raise ForetraceError(f"{repetitions} repetitions are too few for a median; {LEAST_REPETITIONS} are the least.")
     try:
-        return tuple(dict.fromkeys(CollectiveKind(kind) for kind in kinds))
+        return tuple(dict.fromkeys(CollectiveKind(resolve(kind, CollectiveKind) or kind) for kind in kinds))
     except ValueError as error:
         raise ForetraceError(f"{error}; choose from {', '.join(CollectiveKind)}.") from None
 

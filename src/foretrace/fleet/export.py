@@ -18,6 +18,7 @@ from foretrace.errors import ForetraceError
 from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.workload import Workload
+from foretrace.names import resolve
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,7 @@ def export(
         "volcano": export_kubernetes.volcano,
         "ray": export_ray.group,
     }
+    to = resolve(to, writers) or to
     if to not in writers:
         raise ForetraceError(f"cannot export to {to!r}; there are {', '.join(writers)}.")
     if not wait_s >= 0:

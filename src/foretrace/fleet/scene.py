@@ -25,6 +25,7 @@ from foretrace.fleet.simulate import simulate
 from foretrace.fleet.speed_models import ClosedFormSpeeds, ConstantSpeeds
 from foretrace.fleet.speeds import Speeds
 from foretrace.fleet.workload import FARTHEST_S, SECOND, Int64, Workload
+from foretrace.names import resolve
 
 DEFAULT_CLUSTER = "4x4x8"
 RECORD_UP_TO = 20_000  # jobs for which it is cheap to keep who ran where
@@ -204,6 +205,7 @@ def parse_speeds(text: str, cluster: ClusterTree) -> Speeds:
         "goodput": _goodput,
         "graphs": _graphs,
     }
+    kind = resolve(kind, makers) or kind
     if kind not in makers:
         raise ForetraceError(f"there is no model of speed {kind!r}; there are {SPEEDS}.")
     made = makers[kind](value, given, cluster)

@@ -76,6 +76,8 @@ _USUAL = {"h100": "H100-SXM5-80GB", "a100": "A100-SXM4-80GB", "v100": "V100-SXM2
 def named(name: str) -> Device:
     """The device that a user calls so: its short or full name, or a unique part of it, e.g. "h200", "A100-SXM4-80GB".
 
+    What a driver or a recording calls it will do, too: "NVIDIA H100 80GB HBM3".
+
     Of several members of a family its name alone is the usual one: "h100" is an H100-SXM5-80GB. Raises ForetraceError
     with names that come near.
     """
@@ -88,6 +90,8 @@ def named(name: str) -> Device:
     begin = [device for device in part if plain(device.short).startswith(wanted)]
     if 1 in (len(part), len(begin)):
         return (begin if len(begin) == 1 else part)[0]
+    if found := find(name):
+        return found
     if part:
         several = " or ".join(device.short for device in part)
         raise ForetraceError(f"device {name!r} is several devices; choose {several}.")

@@ -100,9 +100,11 @@ def kind_of(path: Path) -> Kind:
     inner = path.with_suffix("") if path.suffix == ".gz" else path
     if inner.suffix == ".onnx" or head.startswith(b"\x08"):  # ModelProto begins with its version
         return Kind.ONNX
+    if (said := foreign.by_name(path)) and inner.suffix != ".et":
+        raise ForetraceError(f"{path} {said}.")
     if inner.suffix == ".et" or re.match(rb"[\x02-\x7f].?[\x0a\x12]", head, re.DOTALL):
         return Kind.CHAKRA
-    said = foreign.by_content(head) or foreign.by_name(path)
+    said = foreign.by_content(head)
     raise ForetraceError(f"{path} {said}." if said else f"{path} is not {KNOWN}; give one of those.")
 
 

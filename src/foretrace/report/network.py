@@ -214,6 +214,8 @@ def _headline(sizes: Sequence[SizeView], regimes: Sequence[RegimeView], suspicio
     rate = f"{digits(best.measured_gb_s)} GB/s at {size_text(best.bytes)}, {digits(low)} – {digits(high)} GB/s expected"
     slower = [each for each in regimes if each.verdict == "slower"]
     if not slower:
+        if last.verdict == "faster":
+            return f"The bus bandwidth is higher than expected: {rate}."
         faster = " Some sizes are faster than expected." if any(each.verdict == "faster" for each in regimes) else ""
         return f"The bus bandwidth is right: {rate}.{faster}"
     if last.verdict != "slower":

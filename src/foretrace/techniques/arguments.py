@@ -8,7 +8,7 @@ from math import isfinite
 from typing import Any
 
 from foretrace.errors import ForetraceError
-from foretrace.names import near
+from foretrace.names import near, resolve
 from foretrace.techniques.base import Parameter, Technique
 from foretrace.techniques.registry import technique
 
@@ -74,6 +74,8 @@ def _convert(name: str, to: Parameter, value: str) -> Any:
         raise ForetraceError(f"{name}: {to.name}={value} is not {_article(to.type)}.") from error
     if to.type == "float" and not isfinite(result):
         raise ForetraceError(f"{name}: {to.name}={value} is not a finite number.")
+    if to.choices:
+        result = resolve(str(result), to.choices) or result
     if to.choices and result not in to.choices:
         raise ForetraceError(f"{name}: {to.name}={value} is not one of {', '.join(to.choices)}.")
     return result

@@ -19,10 +19,10 @@ def half_prices(graph: TaskGraph, dtype: str) -> dict[str, Prior]:
     """
     sets = recorded_sets(graph.info.recording)
     kind = sixteen_bit(sets, dtype)
-    table = {Sixteen.CONVERTED: _CONVERTED, Sixteen.NONE: _NONE}.get(kind, {})
+    has, table = _WITHOUT_UNITS.get(kind, (named(sets), {}))
     if kind == Sixteen.UNITS and sets is not None and "neon" not in sets:  # ARM was not measured
         table = _FLOAT16 if dtype == "float16" else _AMX if "amx_bf16" in sets else _BFLOAT16
-    where = f"measured with PyTorch 2 in {dtype} where oneDNN has {_HAS.get(kind) or named(sets)}"
+    where = f"measured with PyTorch 2 in {dtype} where oneDNN has {has}"
     found = {}
     for name, (low, value, high, unit, more) in {**_ON_ALL, **table}.items():
         why = (where if name in table else _ANYWHERE) + more
@@ -40,10 +40,6 @@ def lacks_recurrent(graph: TaskGraph, dtype: str) -> str:
 
 _Row = tuple[float, float, float, str, str]  # low, value, high, unit, what the sentence adds
 _ANYWHERE = "measured with PyTorch 2 on processors of several kinds"
-_HAS = {
-    Sixteen.CONVERTED: "AVX-512 without units for it, as on the recorded processor",
-    Sixteen.NONE: "no units for it, as on the recorded processor",
-}
 _ON_ALL: dict[str, _Row] = {
     "norm": (0.25, 0.4, 1.0, "×", ": 0.25 to 0.4 forward, 0.9 backward"),
     "elementwise": (0.6, 1.2, 1.9, "×", ": 0.6 (gelu) to 2.3 (products in cache)"),
@@ -82,4 +78,9 @@ _NONE: dict[str, _Row] = {
     "overhead_us": (0.0, 10.0, 40.0, "µs", ": the same at all sizes"),
     "conv": (0.02, 0.05, 0.3, "×", ": 11 to 55 times slower forward, 2 to 24 times backward"),
     "attention": (0.07, 0.3, 1.0, "×", ": as fast forward, 5 to 14 times slower with its backward"),
+}
+# What the sentence says of such a processor, and its rows.
+_WITHOUT_UNITS = {
+    Sixteen.CONVERTED: ("AVX-512 without units for it, as on the recorded processor", _CONVERTED),
+    Sixteen.NONE: ("no units for it, as on the recorded processor", _NONE),
 }

@@ -26,6 +26,9 @@ _ENDINGS = {
     ): "is a trace of Perfetto in protocol buffers; give the profiler's JSON",
     (".safetensors", ".ckpt", ".pth", ".pt", ".bin"): "holds weights of a model, and no times; " + _RECORD,
     (".prof", ".pstats", ".cprof"): f"is a profile of Python functions (cProfile), without operators; {_RECORD}",
+    (".onnx",): "is a model, which was not run; give it to foretrace estimate or foretrace operators",
+    (".csv", ".tsv"): "is a table, not a recording; give the JSON that the profiler wrote",
+    (".npy", ".npz"): "holds arrays of NumPy, not a recording; give the JSON that the profiler wrote",
     (".folded", ".speedscope.json"): f"is a profile of samples, which tell no order; {_RECORD}",
 }
 # By the first bytes.

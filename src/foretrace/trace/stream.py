@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from foretrace.errors import TraceError
+from foretrace.names import question
 from foretrace.plaintext import visible
 from foretrace.reading import STREAMED, Budget, TooLargeError, address, packer
 from foretrace.trace import foreign
@@ -105,6 +106,8 @@ def _files(path: Path) -> list[Path]:
     except OSError as error:
         if said := address(path):
             raise TraceError(f"{said}.") from None
+        if isinstance(error, FileNotFoundError):
+            raise TraceError(f"{path} does not exist; {_beside(path)}") from None
         raise TraceError(f"{path} cannot be read ({_reason(error)}).") from None
     except ValueError:  # a null character in the path
         raise TraceError(f"{str(path)!r} is not a path.") from None
@@ -115,6 +118,15 @@ def _files(path: Path) -> list[Path]:
         hint = f" Its folder {min(deeper)} holds some: name that." if deeper else ""
         raise TraceError(f"{path} holds no recording: no file in it is named *.json or *.json.gz.{hint}")
     return sorted(found, key=_natural)
+
+
+def _beside(path: Path) -> str:
+    """What is there instead of a file that does not exist, as the end of a sentence."""
+    try:
+        there = [each.name for each in path.parent.iterdir() if each.is_dir() or each.name.lower().endswith(SUFFIXES)]
+    except OSError:
+        there = []
+    return question(path.name, there, lists="give a recording, or make one: foretrace record -- python train.py")
 
 
 def _open(path: Path, alone: bool, meter: _Meter) -> Iterator[Source]:

@@ -22,7 +22,7 @@ import msgspec
 
 from foretrace.errors import ForetraceError
 from foretrace.files import part_of, write_text
-from foretrace.reading import home
+from foretrace.reading import home, read_text
 from foretrace.techniques.arguments import parse
 from foretrace.verify.job import Outcome
 from foretrace.verify.statistics import Verdict
@@ -224,12 +224,7 @@ class Ledger:
 
     def import_jsonl(self, path: Path) -> int:
         """Add the rows of an export; how many were new. Raises ForetraceError, naming a line that is no row."""
-        try:
-            text = path.read_bytes().decode("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ForetraceError(
-                f"cannot read {path} ({error}); give a file of rows, one JSON object per line."
-            ) from None
+        text = read_text(path, mend="give a file of rows, one JSON object per line")
         return self.add(import_lines(text, str(path)))
 
     def _make(self) -> None:

@@ -13,13 +13,14 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from inspect import Parameter, signature
 from pathlib import Path
 
 from foretrace.errors import ForetraceError, MissingExtraError
 from foretrace.names import question, resolve
+from foretrace.reading import address
 from foretrace.training.training import Training
 
 SIZES = ("tiny", "full")
@@ -217,6 +218,8 @@ def entry(name: str) -> Entry:
     known = entries()
     found = resolve(name, known)
     if found is None:
+        if said := address(name):
+            raise ForetraceError(f"{said}.")
         if Path(name).suffix or len(Path(name).parts) > 1:
             raise ForetraceError(f"{name} is neither a Python script nor a model of foretrace zoo; give one of them.")
         raise ForetraceError(f"the zoo has no model {name!r}; {question(name, known)}")
@@ -226,6 +229,7 @@ def entry(name: str) -> Entry:
 def training(name: str, size: str = "tiny", *, seed: int = 0) -> Training:
     """A model of the zoo as a Training. Raises ForetraceError for an unknown name or size, MissingExtraError."""
     found = entry(name)
+    size = resolve(size, SIZES) or size
     if size not in SIZES:
         raise ForetraceError(f"there is no size {size!r}; choose tiny or full.")
     module, _, function = found.home.partition(":")
@@ -260,9 +264,13 @@ def job(model: str, size: str = "tiny", *, seed: int = 0) -> Callable[[], Traini
 
 @contextmanager
 def script_mistakes(source: str | Path) -> Iterator[None]:
-    """What the code of a script raises becomes a ForetraceError that names its line; what is raised elsewhere stays."""
+    """What the code of a script raises becomes a ForetraceError that names its line; what is raised elsewhere stays.
+
+    What it prints goes to standard error: standard output is for answers.
+    """
     try:
-        yield
+        with redirect_stdout(sys.stderr):
+            yield
     except ForetraceError:
         raise
     except Exception as error:
@@ -301,13 +309,15 @@ def _from_script(path: Path, seed: int) -> Training:
     sys.path.insert(0, str(path.parent))
     try:
         torch.manual_seed(seed)
-        spec.loader.exec_module(module)
+        with redirect_stdout(sys.stderr):  # standard output is for answers
+            spec.loader.exec_module(module)
         make = getattr(module, "training", None)
         if not callable(make):
             raise ForetraceError(f"{path} has no function training(); let it return a foretrace.Training.")
         if any(each.default is each.empty and each.kind in _ASKED for each in signature(make).parameters.values()):
             raise ForetraceError(f"training() of {path} asks for arguments; give each a default value.")
-        made = make()
+        with redirect_stdout(sys.stderr):
+            made = make()
     except RuntimeError:  # of tensors without data, too; whoever made them knows another way
         raise
     except (Exception, SystemExit) as error:
