@@ -288,10 +288,10 @@ def section(traces: Path) -> str:
         "products whose launch the recording lost. *Wide*: elementwise kernels that load 16 bytes at once; *strided*: "
         "number by number. *Error, shipped figures*: with what the recordings of this very model showed. *Covered*: "
         "the range that the technique gives the kind holds the measured time; kinds below "
-        f"{_LEAST_SHARE:.0%} of the time are listed only where it does not. Open: strided kernels; wide kernels of bert-small take less than the start of "
-        "a kernel on the other recordings; odd products of owlv2 reach other shares of the bandwidth than bert-small's. "
-        f"{covered} of {kinds} kinds are in their range, the small ones too; those that have few recordings were widened "
-        "after that was looked at.\n\n"
+        f"{_LEAST_SHARE:.0%} of the time are listed only where it does not. Open: strided kernels; wide kernels of "
+        "bert-small take less than the start of a kernel on the other recordings; odd products of owlv2 reach other "
+        f"shares of the bandwidth than bert-small's. {covered} of {kinds} kinds are in their range, small ones too; "
+        "ranges of kinds that few recordings show were widened after that was looked at.\n\n"
     )
     folder = traces.parent
     found = scaling.measure(folder / "kernels" / "kernels.csv.gz", folder / "gemm" / "gemm_bf16.parquet")

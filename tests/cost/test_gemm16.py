@@ -74,6 +74,24 @@ def test_what_fits_the_cache_is_fed_from_it() -> None:
     assert one(large, 16, 30720, 30720) == pytest.approx(one(small, 16, 30720, 30720))
 
 
+def test_a_large_product_is_not_done_before_its_energy_is_drawn() -> None:
+    """Also where the matrix units are free; a small one, or a chip without a known limit, does not notice."""
+    costs = float(np.log(2.0)) - THETA["energy"]  # 2 pJ per FLOP
+    limited = replace(CHIP, power_w=CHIP.peak * 1e-12)  # watts for half of the peak at that
+    assert one(limited, 8192, 8192, 8192, energy=costs) == pytest.approx(4 * 8192.0**3 / CHIP.peak, rel=0.02)
+    for chip, size in ((CHIP, 8192), (limited, 64)):
+        assert one(chip, size, size, size, energy=costs) == one(CHIP, size, size, size)
+
+
+def test_units_that_do_more_per_cycle_draw_as_much_per_cycle() -> None:
+    """So the limit of the board allows them more FLOP in proportion; other vendors' limits say nothing."""
+    for name, watts in (("l40s", 350), ("t4", 70), ("a100", 400)):
+        assert law.Chip.of(named(name)).power_w == pytest.approx(watts, rel=1e-3)
+    hopper = law.Chip.of(named(H100))
+    assert hopper.power_w == pytest.approx(700 * hopper.peak / hopper.sms / hopper.clock_hz / 2048)
+    assert law.Chip.of(named("mi300x")).power_w == np.inf
+
+
 def test_many_equal_products_fill_the_chip() -> None:
     """Sixteen small products cost less than sixteen times one, and not less than one."""
     alone, together = one(CHIP, 128, 128, 512), one(CHIP, 128, 128, 512, b=16)
@@ -198,6 +216,10 @@ def test_ranges_are_wider_where_less_is_known() -> None:
     assert (width(named(B200)) > width(named(H100))).all()
     assert (width(named(B200), 4) > width(named(B200))).all()
     assert (width(named("mi300x")) > width(named(B200))).all()
+    # a data sheet further from the measured ones than any family was from the others
+    odd = replace(named(B200), short="odd", l2_mb=1.0)
+    assert (width(odd) > width(named(B200))).all()
+    assert law.apart(law.Chip.of(odd).traits, model.traits) > model.reach
 
 
 def test_beyond_the_measurements_the_law_goes_on() -> None:

@@ -142,10 +142,10 @@ def test_one_time_is_too_few_to_keep() -> None:
 
 
 def test_left_out_families_are_never_worse_with_measurements_than_without() -> None:
-    """What the training run reports of the shipped weights: means over three pools, 0.3 points for the pool."""
+    """What the training run reports of the shipped weights: means over five pools, 0.3 points for the pool."""
     report = json.loads((Path(gpu_products.__file__).parent / "learned" / "gemm16.json").read_text(encoding="utf-8"))
     table = report["law, error by measured products of the GPU left out"]
     assert len(table) == 5
     for rows in table.values():
         assert all(row["mean"] < rows["0"]["mean"] + 0.003 for row in rows.values())
-        assert all(row["covered"] > 0.6 for row in rows.values())
+        assert all(row["covered"] > 0.8 for row in rows.values())

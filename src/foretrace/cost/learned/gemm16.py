@@ -26,7 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from foretrace.cost.calls import Calls, Family, Precision
 from foretrace.cost.learned import gemm16_shift
-from foretrace.cost.learned.gemm16_law import Chip, Floats, Singles, seconds
+from foretrace.cost.learned.gemm16_law import Chip, Floats, Singles, apart, seconds
 from foretrace.cost.learned.gemm16_shift import Belief, Places, Shift
 from foretrace.cost.model import CostModel, Prediction
 from foretrace.errors import ForetraceError
@@ -89,6 +89,8 @@ class Gemm16(CostModel):
     high: Floats
     counts: tuple[int, ...]  # the numbers of measurements of these rows, first 0
     trained_on: tuple[str, ...]
+    traits: Floats  # [GPUs of these, traits], see `gemm16_law.Chip`
+    reach: float  # how far GPUs were from those that predicted them where the ranges were found
     known: Mapping[str, Known]  # by the catalog's short name
     adapted: Mapping[str, Shift] = field(default_factory=dict)  # by the same name
 
@@ -148,6 +150,7 @@ class Gemm16(CostModel):
                 for table in (self.low, self.high)
             )
         wide = np.full(len(part), 1.0 if device.vendor == "NVIDIA" else _FOREIGN)
+        wide *= max(1.0, apart(Chip.of(device).traits, self.traits) / self.reach)
         if b is not None:
             wide = np.where(b > 1, wide * _BATCHED, wide)
         return np.exp(low[part] * wide), np.exp(high[part] * wide)
@@ -296,6 +299,8 @@ def _read(path: Any) -> Gemm16:
             high=stored["high"],
             counts=tuple(int(x) for x in stored["counts"]),
             trained_on=tuple(str(x) for x in stored["trained_on"]),
+            traits=stored["traits"],
+            reach=float(stored["reach"]),
             known=known,
         )
     except KeyError as error:

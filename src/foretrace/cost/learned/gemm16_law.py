@@ -7,6 +7,10 @@ The library picks the fastest of some tiles and splits of the reduction; a kerne
     waves   = ceil(b * ceil(m/a) * ceil(n/c) * q / SMs)
     memory  = bytes that come from DRAM / bandwidth + bytes that the L2 cache still holds / rate at which it feeds SMs
 
+Large products draw all the power that a board may take, and its clock falls: no product is done before its energy,
+so much for every FLOP, is drawn. Units that do more FLOP per cycle than registers can feed (`_REFERENCE`) draw as much
+per cycle as if they did not.
+
 Latencies are counted in clock cycles (they shorten with the clock, not with the peak), rates as shares of the peak per
 SM and of the bandwidth. Products with one row or one column have kernels of their own. Nothing in it names a device and
 no absolute dimension is an input: it is the wave and tile form of NeuSight (ASPLOS 2025) with the tiles minimised over
@@ -58,6 +62,7 @@ START: dict[str, float] = {
     "vector_floor": 0.25,  # one row or column: its floor relative to the others'
     "vector_rate": 3.0,  # bytes per cycle and SM
     "vector_step": -0.9,  # cycles per k
+    "energy": -9.0,  # pJ per FLOP: none until one is known
     **{
         f"tile_{a}x{c}": value
         for (a, c), value in zip(
@@ -68,7 +73,7 @@ START: dict[str, float] = {
 #: How much of the growth of the peak per SM and cycle latencies of loading, of the epilogue and the L2 cache follow.
 #: Chosen by leaving GPUs out, not fitted.
 FOLLOW: dict[str, float] = {"follow_load": 1.0, "follow_epilogue": 1.0, "follow_cache": 0.0}
-_REFERENCE = 2048.0  # FLOP per SM and cycle at which these make no difference
+_REFERENCE = 2048.0  # FLOP per SM and cycle at which these make no difference, and that registers can feed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +85,7 @@ class Chip:
     sms: int
     l2_bytes: float
     clock_hz: float
+    power_w: float = np.inf  # that it may draw, as if registers fed its units; infinite where no limit is known
     guessed: tuple[str, ...] = ()  # figures that the data sheet lacks
 
     @classmethod
@@ -104,14 +110,28 @@ class Chip:
         guessed = tuple(
             name for name, value in (("clock", device.boost_mhz), ("L2 cache", device.l2_mb)) if not value > 0
         )
+        clock_hz = device.boost_mhz * 1e6 or _USUAL_CLOCK_GHZ * 1e9
+        limit_w = device.tdp_w if device.vendor == "NVIDIA" and device.tdp_w > 0 else np.inf
         return cls(
             peak=peak * 1e12,
             bandwidth=device.memory_gb_s * 1e9,
             sms=device.sms,
             l2_bytes=(device.l2_mb or _USUAL_L2_MB_PER_SM * device.sms) * 2**20,
-            clock_hz=device.boost_mhz * 1e6 or _USUAL_CLOCK_GHZ * 1e9,
+            clock_hz=clock_hz,
+            power_w=limit_w * max(1.0, peak * 1e12 / device.sms / clock_hz / _REFERENCE),
             guessed=guessed,
         )
+
+    @property
+    def traits(self) -> Floats:
+        """Logarithms of what chips differ in: per SM and cycle FLOP and bytes from memory, L2 per SM, SMs, clock."""
+        cycles = self.sms * self.clock_hz
+        return np.log([self.peak / cycles, self.bandwidth / cycles, self.l2_bytes / self.sms, self.sms, self.clock_hz])
+
+
+def apart(traits: Floats, others: Floats) -> float:
+    """How far traits lie outside of what others [chips, traits] span; 0 within."""
+    return float(np.linalg.norm(np.maximum(0.0, np.maximum(others.min(axis=0) - traits, traits - others.max(axis=0)))))
 
 
 def seconds(theta: Mapping[str, float], chip: Chip, m: Floats, n: Floats, k: Floats, b: Floats | None = None) -> Floats:
@@ -146,6 +166,7 @@ class _Plan:
     vector_floor: float
     vector_byte: float
     vector_step: float
+    energy: float  # per FLOP
 
     @classmethod
     def of(cls, theta: Mapping[str, float], chip: Chip) -> _Plan:
@@ -178,6 +199,7 @@ class _Plan:
             vector_floor=e["vector_floor"] * e["floor"] * cycle,
             vector_byte=cycle / (chip.sms * e["vector_rate"]),
             vector_step=e["vector_step"] * cycle,
+            energy=e["energy"] * 1e-6 / chip.power_w,
         )
 
 
@@ -216,6 +238,7 @@ def _chunk(plan: _Plan, m: Singles, n: Singles, k: Singles, b: Singles) -> Singl
         if q > 1:
             time += plan.split + (4.0 * q * plan.reduce) * output
         np.minimum(best, time, out=best)
+    np.maximum(best, plan.energy * k * output, out=best)
     best += plan.floor
     vector = np.flatnonzero(np.minimum(m, n) <= 1)
     if len(vector):
