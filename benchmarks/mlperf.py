@@ -36,6 +36,8 @@ import numpy as np
 
 from foretrace.cost.network import CollectiveKind, network
 from foretrace.errors import ForetraceError
+from foretrace.names import question as question_of
+from foretrace.names import resolve
 from foretrace.plan.strong_scaling import Pair, fit_overhead, speedup
 from tables import percent, table
 
@@ -47,6 +49,7 @@ PARAMETERS = {"resnet": 25.6, "ssd": 38.0, "retinanet": 38.0, "maskrcnn": 44.0, 
 BETWEEN = "3200gbit/5us"  # of a node with a 400 Gbit/s adapter per device, eight of them
 TOLERANCE = 0.15
 ENOUGH = 5  # pairs of others from which a range can be told
+BEYOND = 2  # times the samples per device that were measured, within which the law is trusted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,15 +139,20 @@ def interval(each: Measured, everybody: Sequence[Measured]) -> tuple[float, floa
     """Where the speed-up lies 4 times out of 5; None where nothing can be learned.
 
     From how far the law was off on pairs of others, per root of a doubling: on this benchmark or on all, whichever is
-    wider. Of seven such rules the one whose ranges hold 78 and 80 % of the pairs of a left-out organisation.
+    wider. A benchmark with fewer than ENOUGH such pairs may be like any other, so there the widest of all counts. Of
+    seven such rules the one whose ranges hold 78 and 80 % of the pairs of a left-out organisation.
     """
     predicted = by_overhead(each, everybody)
     apart = [o for o in everybody if o.org != each.org]
     off = [(o.benchmark, error / _doublings(o)) for o in apart if (error := _error(o, apart)) is not None]
     if predicted is None or not off:
         return None
-    own = [error for benchmark, error in off if benchmark == each.benchmark]
-    pools = [[error for _, error in off], *([own] if len(own) >= ENOUGH else [])]
+    by_name = defaultdict(list)
+    for benchmark, error in off:
+        by_name[benchmark].append(error)
+    enough = {benchmark: errors for benchmark, errors in by_name.items() if len(errors) >= ENOUGH}
+    own = enough.get(each.benchmark)
+    pools = [[error for _, error in off], *([own] if own else enough.values())]
     low, high = (np.array([np.quantile(pool, at) for pool in pools]) for at in (0.1, 0.9))
     reach = _doublings(each)
     return predicted * exp(min(low.min(), 0.0) * reach), predicted * exp(max(high.max(), 0.0) * reach)
@@ -259,12 +267,26 @@ def ask(question: Sequence[str], found: Sequence[Measured]) -> dict[str, Any]:
     """The answer to `--ask`. Raises ForetraceError where the question makes no sense or nothing can be learned."""
     benchmark, *figures = question
     known = sorted({each.benchmark for each in found})
-    if benchmark not in known:
-        raise ForetraceError(f"no pair of {benchmark} is in these files; choose from {', '.join(known)}.")
+    if (meant := resolve(benchmark, known)) is None:
+        raise ForetraceError(f"no pair of {benchmark} is in these files; {question_of(benchmark, known)}")
+    benchmark = meant
     if not all(each.isdecimal() for each in figures):
         raise ForetraceError(f"--ask {' '.join(question)}: want whole numbers behind the benchmark.")
     fewer, batch, more, larger = map(int, figures)
     pair = Pair(global_batch=batch, fewer=fewer, more=more, speedup=1.0, larger_batch=larger)
+    seen = [
+        samples / devices
+        for each in found
+        if each.benchmark == benchmark
+        for samples, devices in zip(each.pair.batches, (each.pair.fewer, each.pair.more), strict=True)
+    ]
+    for samples, devices in ((batch, fewer), (larger, more)):
+        if not min(seen) / BEYOND <= samples / max(devices, 1) <= max(seen) * BEYOND and samples and devices:
+            raise ForetraceError(
+                f"{samples} samples on {devices} devices are {samples / devices:.3g} for each, and the runs of "
+                f"{benchmark} have {min(seen):.3g} to {max(seen):.3g}: nothing measured says what such a step takes; "
+                f"ask within {BEYOND} times that."
+            )
     per_node = 8
     asked = Measured(benchmark=benchmark, round="", org="", device="", per_node=per_node, step_s=0.0, pair=pair)
     predicted, lies = by_overhead(asked, found), interval(asked, found)

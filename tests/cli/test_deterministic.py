@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -56,8 +57,25 @@ ASKED = {
     "fleet fit": f"{JOBS} --out T/like.json",
     "fleet policies": "",
 }
-MEASURE = {"verify", "calibrate device", "calibrate run", "calibrate network", "rig check", "rig calibrate",
-           "rig verify", "rig clean"}  # fmt: skip
+# Commands that write files instead of an answer; all that they leave in W is compared.
+WRITE = {
+    "report": f"{RUN} --do fused-optimizer --out W/report.html",
+    "export": f"{RUN} --do fused-optimizer --out W/both.json",
+    "graph": f"{RUN} --do fused-optimizer --out W/changed.graph",
+    "fleet generate": "T/like.json --jobs 200 --out W/more.csv",
+    "fleet export": f"{JOBS} --to slurm --cluster 2x4x8 --job job20 --out W/slurm",
+}
+MEASURE = {
+    "verify": "runs both arms",
+    "calibrate device": "times operators",
+    "calibrate run": "times operators",
+    "calibrate network": "times collectives",
+    "rig check": "asks this machine, and as root only",
+    "rig calibrate": "times a link",
+    "rig verify": "runs workers",
+    "rig clean": "asks this machine",
+    "record": "records a run",
+}
 ELSEWHERE = {
     "fleet study": "takes minutes: tests/fleet/test_study_dally.py and test_jigsaw.py hold its cells",
     "ledger": "prints measured rows as they were stored: tests/verify",
@@ -65,9 +83,13 @@ ELSEWHERE = {
 
 
 def test_no_command_is_left_out() -> None:
-    every = commands(typer.main.get_command(application()))
-    found = {name for name, each in every if any("--json" in option.opts for option in each.params)}
-    assert found == set(ASKED) | MEASURE | set(ELSEWHERE)
+    every = dict(commands(typer.main.get_command(application())))
+    assert set(every) == {*ASKED, *WRITE, *MEASURE, *ELSEWHERE}
+    assert set(WRITE) == {name for name in set(every) - set(MEASURE) if not answers_in_json(every[name])}
+
+
+def answers_in_json(command: Any) -> bool:
+    return any("--json" in option.opts for option in command.params)
 
 
 def without_measured(command: str, text: str) -> str:
@@ -88,15 +110,17 @@ def without_measured(command: str, text: str) -> str:
 def asked(folder: Path, data: Path, seed: int) -> subprocess.Popen[str]:
     """A process that answers all commands, whose hashes of texts begin at `seed`."""
     folder.mkdir()
-    questions = [
-        [*f"{name} {words}".replace("D/", f"{data}/").replace("T/", f"{folder}/").split(), "--json"]
-        for name, words in ASKED.items()
-    ]
+    (folder / "written").mkdir()
+    questions = [f"{name} {words} --json" for name, words in ASKED.items()]
+    questions += [f"{name} {words}" for name, words in WRITE.items()]
+    places = {"D/": f"{data}/", "T/": f"{folder}/", "W/": f"{folder}/written/"}
     environment = os.environ | {
         "PYTHONHASHSEED": str(seed), "FORETRACE_CACHE": str(folder / "cache"),
         "FORETRACE_LEDGER": str(folder / "ledger.sqlite"),
     }  # fmt: skip
-    (folder / "questions.json").write_text(json.dumps(questions))
+    for short, place in places.items():
+        questions = [re.sub(f"(?<= ){short}", place, each) for each in questions]
+    (folder / "questions.json").write_text(json.dumps([each.split() for each in questions]))
     return subprocess.Popen(
         [sys.executable, "-m", "tests.cli.all_answers", str(folder / "questions.json")], cwd=ROOT, env=environment,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -114,7 +138,14 @@ def test_two_runs_print_the_same_bytes(shared_data: Path, tmp_path: Path) -> Non
         found.append([[code, text.replace(str(folder), "T"), said] for code, text, said in json.loads(out)])
     wrong = {
         name: said
-        for name, (code, text, said), other in zip(ASKED, *found, strict=True)
+        for name, (code, text, said), other in zip([*ASKED, *WRITE], *found, strict=True)
         if code not in (0, 1) or without_measured(name, text) != without_measured(name, other[1])
     }
     assert not wrong  # code 1: a check that says no
+    files = [{path for path in folder.glob("written/**/*") if path.is_file()} for folder in folders]
+    written = [
+        {path.relative_to(folder): path.read_bytes() for path in found}
+        for folder, found in zip(folders, files, strict=True)
+    ]
+    assert len(written[0]) >= len(WRITE)
+    assert [name for name in written[0] if written[0][name] != written[1].get(name)] == []

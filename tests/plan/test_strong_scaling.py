@@ -89,6 +89,8 @@ def test_any_global_batch_can_be_asked(rows: Path) -> None:
     for words, said in (
         (["resnet", "8", "8", "16", "8"], "no pair of resnet"),
         (["rgat", "8", "8", "4", "8"], "no pair"),
+        (["llama2-70b-lora", "8", "8", "8192", "1"], "nothing measured says what such a step takes"),
+        (["llama2_70b_lora", "8", "8", "16", "1" + 20 * "0"], "nothing measured says"),
     ):
         refused = asked("--labels", rows, "--ask", *words)
         assert refused.returncode == 2 and said in refused.stderr and refused.stderr.count("\n") == 1
