@@ -155,7 +155,7 @@ class CudaGraphs(Technique):
         result = remove(graph, host, technique=self.name)
         kept = holes(result) & select(result, phase=self._phases())
         if kept.any() and values["holes"] != 1:
-            dur = values["holes"] * result.dur[kept]
+            dur = (values["holes"] * result.dur[kept]).astype(np.float64)
             what = "shortened {} of which the recording does not show what they do"
             result = retime(result, kept, dur, what=what, technique=self.name)
         edges = edge_columns(result)
