@@ -78,6 +78,17 @@ def test_the_job_with_more_to_send_suffers_more_from_being_spread(recorded: dict
     assert speeds.step_s("cnn") == timeline_of(recorded["cnn"]).step_time_s
 
 
+def test_progress_has_the_range_of_what_is_assumed(recorded: dict[str, TaskGraph]) -> None:
+    speeds, work = GraphSpeeds(NETWORKS, recorded), jobs("cnn", "recommender")
+    for job in (0, 1):
+        said = speeds.speed(work, job, APART).progress
+        low, high = speeds.interval(work, job, APART)
+        assert 0 < low < said < high
+    assert high - low > 0.01 * said  # messages over slow links rest on assumptions
+    alone = Shape(1, (1, 1, 1))
+    assert speeds.interval(work, 0, alone) == (speeds.speed(work, 0, alone).progress,) * 2
+
+
 def test_one_simulation_per_class(recorded: dict[str, TaskGraph], monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Exchange] = []
     real = GraphSpeeds._simulated

@@ -11,14 +11,17 @@ import numpy as np
 import pytest
 
 from foretrace.errors import NotApplicableError
+from foretrace.graph.builder import build
 from foretrace.graph.select import select
 from foretrace.graph.taskgraph import EdgeKind, TaskGraph
+from foretrace.simulate.timeline import simulate
 from foretrace.techniques.arguments import parse_all
 from foretrace.techniques.explain import main_parts, path_parts, why_not_more
 from foretrace.techniques.selection import Remove, Scale
 from foretrace.techniques.whatif import UNVERIFIED, whatif
 from foretrace.testing.workloads import Cpu, Gpu
 from tests.graph.small_graphs import STREAM_A, STREAM_B, Recording
+from tests.kineto_files import Recording as Written
 
 
 def test_no_technique_changes_nothing() -> None:
@@ -174,3 +177,15 @@ def test_a_wait_that_nothing_explains_may_go_with_a_change() -> None:
     assert said.at_low_s == pytest.approx(waiting.after_s - 0.02, rel=0.01)
     assert waiting.interval_s[0] <= said.at_low_s * 1.001
     assert not any(each.assumption.name == "unexplained waits" for each in whatif(graph, []).assumptions)
+
+
+def test_what_runs_beside_the_steps_does_not_make_them() -> None:
+    r = Written()
+    for i in range(2):
+        r.note(f"ProfilerStep#{i}", 100 * i, 90)
+        r.op("aten::mm", 100 * i + 5, 80)
+    r.op("beside", 10, 20, tid=7)
+    graph = build(r.trace())
+    with pytest.raises(NotApplicableError, match="no work of a step would be left"):
+        Remove(named="aten::*|python|step").predict(graph)
+    assert simulate(Remove(named="beside").predict(graph)).step_time_s > 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -162,6 +163,21 @@ class GraphSpeeds:
             raise ForetraceError(f"model {model!r} of job {workload.job[job]!r}: {error}") from error
         return Speed(share * step_s / among_s, exposed)
 
+    def interval(self, workload: Workload, job: int, shape: Shape) -> tuple[float, float]:
+        """Where the progress that `speed` says lies in eight of ten cases: noise, and what both kinds of change assume.
+
+        Raises ForetraceError as `speed` does.
+        """
+        from foretrace.techniques.whatif import whatif
+
+        progress, kind = self.speed(workload, job, shape).progress, self._kind(shape)
+        chain = [*(self._types or {}).get(kind, ()), *(self._chain(self.exchange(shape)) if shape.gpus > 1 else ())]
+        if not chain:
+            return progress, progress
+        made = whatif(self._graph(str(self._source(str(workload.model[job]))), ""), chain)
+        low, high = (end * made.before_s / made.after_s for end in made.ratio_interval)
+        return progress / high, progress / low if low > 0 else inf
+
     def step_s(self, model: str) -> float:
         """Median step of the recording behind a model on one device, in seconds. Raises ForetraceError."""
         source = self._source(model)
@@ -204,8 +220,7 @@ class GraphSpeeds:
             self._among[key] = step_s, timeline.breakdown().median_s()["exposed_communication"] / step_s
         return self._among[key]
 
-    def _simulated(self, graph: TaskGraph, exchange: Exchange, model: str) -> Timeline:
-        from foretrace.simulate.timeline import simulate
+    def _chain(self, exchange: Exchange) -> list[Technique]:
         from foretrace.techniques.data_parallel import DataParallel
         from foretrace.techniques.hierarchical_allreduce import HierarchicalAllreduce
 
@@ -216,8 +231,13 @@ class GraphSpeeds:
         chain: list[Technique] = [DataParallel(workers=exchange.workers, network=texts[-1], **options)]
         if len(sizes) > 1:
             chain.append(HierarchicalAllreduce(levels="x".join(map(str, sizes)), networks=";".join(texts)))
+        return chain
+
+    def _simulated(self, graph: TaskGraph, exchange: Exchange, model: str) -> Timeline:
+        from foretrace.simulate.timeline import simulate
+
         changed = graph
-        for technique in chain:
+        for technique in self._chain(exchange):
             changed = technique.predict(changed)
         self._note(model, changed, len(graph.assumptions))
         return simulate(changed)

@@ -109,8 +109,8 @@ def classify(graph: TaskGraph) -> Classes:
 
 
 def holes(graph: TaskGraph) -> npt.NDArray[np.bool_]:
-    """Stretches of the host (n) that are too long to be the way from one operator to the next: nobody knows what of."""
-    host = np.isin(graph.kind, (TaskKind.CPU, TaskKind.PYTHON)) & (graph.op < 0)
+    """Stretches of the host (n) that are too long for the way from one operator to the next, or through one."""
+    host = np.isin(graph.kind, (TaskKind.CPU, TaskKind.PYTHON))
     return np.asarray(host & (graph.dur > _HOLE_NS) & ~graph.gone)
 
 

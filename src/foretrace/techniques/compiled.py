@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -76,7 +77,7 @@ class Compiled(Technique):
         doc="host time around the operators, relative",
         why="one compiled function instead of the interpreter, dispatcher and autograd for every operator",
     )
-    holes: float | None = derived(doc="time of host stretches of over 1 ms without any operator, relative")
+    holes: float | None = derived(doc="time of host stretches of over 1 ms between two calls or operators, relative")
     call_us: float | None = prior(
         120.0,
         60.0,
@@ -98,7 +99,7 @@ class Compiled(Technique):
         work = body & (graph.kind == kind)
         if not work.any():
             raise self.refuse("the recording shows no operators of a forward or backward pass.")
-        if (select(graph, name=_COMPILED) | select(graph, op=_COMPILED)).any():
+        if any(fnmatchcase(name, pattern) for name in graph.names for pattern in _COMPILED):
             raise self.refuse("the model, or a part of it, is compiled already.")
         classes, values = classify(graph).work, self.values(graph)
         matrix = work & np.isin(classes, (Work.GEMM, Work.CONV, Work.ATTENTION))

@@ -44,7 +44,7 @@ class CudaGraphs(Technique):
     phases: str = parameter("forward,backward,optimizer", doc="phases to capture, separated by commas")
     gap_us: float | None = derived(unit="µs", doc="time between two kernels of a graph on one stream")
     node_us: float | None = derived(unit="µs", doc="time to hand over one task of the graph")
-    holes: float | None = derived(doc="time of host stretches of over 1 ms without any operator, relative")
+    holes: float | None = derived(doc="time of host stretches of over 1 ms between two calls or operators, relative")
     launch_us: float | None = prior(
         12.0,
         5.0,
@@ -155,7 +155,7 @@ class CudaGraphs(Technique):
         result = remove(graph, host, technique=self.name)
         kept = holes(result) & select(result, phase=self._phases())
         if kept.any() and values["holes"] != 1:
-            dur = values["holes"] * result.dur[kept]
+            dur = (values["holes"] * result.dur[kept]).astype(np.float64)
             what = "shortened {} of which the recording does not show what they do"
             result = retime(result, kept, dur, what=what, technique=self.name)
         edges = edge_columns(result)

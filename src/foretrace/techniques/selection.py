@@ -6,9 +6,12 @@ from collections import Counter
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
+import numpy as np
+
 from foretrace.graph import edit
 from foretrace.graph.select import Mask, select
 from foretrace.graph.taskgraph import TaskGraph
+from foretrace.simulate.replay import replay
 from foretrace.techniques.base import Across, Technique, parameter
 from foretrace.techniques.each_rank import ranks_of
 
@@ -80,7 +83,9 @@ class Remove(_Selection):
 
     def change(self, graph: TaskGraph) -> TaskGraph:
         changed = edit.remove(graph, self.chosen(graph), technique=self.name)
-        if not (changed.dur[~changed.gone & (changed.step >= 0)] > 0).any():
+        _, end = replay(changed)
+        nothing = changed.n_steps and not np.diff(end[changed.marks]).any()  # or what is left runs beside the steps
+        if nothing or not (changed.dur[~changed.gone & (changed.step >= 0)] > 0).any():
             raise self.refuse(f"no work of a step would be left by {str(self).partition(' ')[2]}; choose fewer tasks.")
         return changed
 
