@@ -41,7 +41,8 @@ def estimate(
         int, typer.Option("--recompute-every", metavar="N", min=0, help="The same of every N-th block; 0: of none.")
     ] = 0,
     reentrant: Annotated[
-        bool, typer.Option("--reentrant", help="Blocks run again to their end, as in Megatron, not only as far as read.")
+        bool,
+        typer.Option("--reentrant", help="Blocks run again to their end, as in Megatron, not only as far as read."),
     ] = False,
     accumulate: Annotated[
         int, typer.Option("--accumulate", metavar="N", min=1, help="Micro-batches of --batch samples per update.")
@@ -52,6 +53,9 @@ def estimate(
     workers: Annotated[
         int, typer.Option("--workers", metavar="N", min=1, help="Data-parallel workers; each has --batch.")
     ] = 1,
+    gpus: Annotated[
+        int | None, typer.Option("--gpus", metavar="N", min=1, help="Devices in all, instead of --workers.")
+    ] = None,
     tensor: Annotated[
         int, typer.Option("--tensor", metavar="N", min=1, help="Devices that share every layer of a decoder.")
     ] = 1,
@@ -62,11 +66,17 @@ def estimate(
         str, typer.Option("--optimizer", metavar="HOW", help="Its implementation: fused, foreach or for-loop.")
     ] = "",
     attention: Annotated[
-        str, typer.Option("--attention", metavar="HOW", help="fused; flash-1, the first one; separate: products and a softmax.")
+        str,
+        typer.Option(
+            "--attention", metavar="HOW", help="fused; flash-1, the first one; separate: products and a softmax."
+        ),
     ] = "",
     loss: Annotated[
-        str, typer.Option("--loss", metavar="HOW", help="fused: cross entropy of 16-bit scores in one kernel; separate.")
+        str,
+        typer.Option("--loss", metavar="HOW", help="fused: cross entropy of 16-bit scores in one kernel; separate."),
     ] = "",
+    pipeline: Annotated[int, typer.Option("--pipeline", hidden=True)] = 1,
+    sequence: Annotated[bool, typer.Option("--sequence-parallel", hidden=True)] = False,
     length: Annotated[
         int | None, typer.Option("--length", metavar="N", min=2, help="Words of a sequence, for a decoder.")
     ] = None,
@@ -95,6 +105,15 @@ def estimate(
     from foretrace.report import estimate as report
     from foretrace.zoo.operators import is_decoder, operators_of
 
+    if pipeline != 1 or sequence:
+        what = "--sequence-parallel" if sequence else f"--pipeline {pipeline}"
+        raise ForetraceError(
+            f"{what} is not modelled by estimate: layers are shared by --tensor, data by --zero; leave it out."
+        )
+    if gpus is not None:
+        if workers > 1 or gpus % tensor:
+            raise ForetraceError(f"--gpus {gpus} must be --workers times --tensor {tensor}; give one of the two.")
+        workers = gpus // tensor
     if zero and workers == 1:
         raise ForetraceError(f"--zero {zero} shares among several workers; say how many with --workers.")
     if threads is not None and device != HERE:

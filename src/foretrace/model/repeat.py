@@ -56,9 +56,7 @@ def again(
     return found, order
 
 
-def _with_recomputation(
-    operators: OperatorGraph, every: int, reentrant: bool
-) -> tuple[Int64, npt.NDArray[np.bool_]]:
+def _with_recomputation(operators: OperatorGraph, every: int, reentrant: bool) -> tuple[Int64, npt.NDArray[np.bool_]]:
     """Nodes in the order in which they run, and which of them run once more there."""
     if not every:
         return np.arange(len(operators)), np.zeros(len(operators), dtype=np.bool_)
@@ -85,12 +83,8 @@ def _until(operators: OperatorGraph, blocks: Blocks, block: int, forward: list[i
     of = {tensor: operators.tensors[tensor].storage for i in forward for tensor in operators.nodes[i].outputs}
     made = {storage for storage in of.values() if operators.storages[storage].born >= forward[0]}
     first, last = blocks.backward.get(block, (0, -1))
-    read = {
-        operators.tensors[tensor].storage
-        for node, where in zip(operators.nodes[first : last + 1], blocks.of_node[first : last + 1].tolist(), strict=True)
-        if where == block
-        for tensor in node.inputs
-    }
+    mine = (i for i in range(first, last + 1) if blocks.of_node[i] == block)
+    read = {operators.tensors[tensor].storage for i in mine for tensor in operators.nodes[i].inputs}
     kept = made & read
     needed = (j for j, i in enumerate(forward, 1) if any(of[tensor] in kept for tensor in operators.nodes[i].outputs))
     return max(needed, default=0)
