@@ -103,6 +103,16 @@ def test_accumulation_and_zero(cli: Cli, script: Path) -> None:
     assert forward == 2 * 2 * one["batch"] * 64 * 256  # two products, whatever the backward pass does
 
 
+def test_devices_in_all(cli: Cli) -> None:
+    common = ("estimate", "mpt-125m", "--device", "h100", "--length", "128", "--zero", "1", "--json")
+    found = cli(*common, "--gpus", "8", "--tensor", "2").json
+    same = cli(*common, "--workers", "4", "--tensor", "2").json
+    assert found == same and found["devices"] == 8
+    choices = {each["name"]: (each["value"], each["default"]) for each in found["recipe"]}
+    assert choices["data"] == ("4", False) and choices["loss"] == ("fused", True)
+    assert found["mfu"] < 1 and sum(found["memory_bytes"].values()) == found["peak_memory_bytes"]
+
+
 def test_this_processor(cli: Cli, script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORETRACE_CACHE", str(tmp_path))
     answer = cli("estimate", script, "--device", "here", "--threads", "1")
@@ -121,6 +131,13 @@ def test_this_processor(cli: Cli, script: Path, tmp_path: Path, monkeypatch: pyt
         (("bert", "--device", "h1000"), "device 'h1000' is in no catalog; did you mean h100?"),
         (("lama-2-7b", "--device", "h100"), "did you mean llama-2-7b"),
         (("bert", "--device", "h100", "--precision", "amp"), "is fp16 or bf16 with autocast; choose one"),
+        (("bert", "--device", "h100", "--precision", "tf32"), "is what convolutions of fp32 run in"),
+        (("bert", "--device", "h100", "--attention", "flash"), "--attention is fused, flash-1, separate"),
+        (("bert", "--device", "h100", "--reentrant"), "add --recompute"),
+        (("bert", "--device", "tpu-v5e"), "no float32 rate of TPU-v5e"),
+        (("bert", "--device", "h100", "--pipeline", "4"), "--pipeline 4 is not modelled by estimate"),
+        (("bert", "--device", "h100", "--gpus", "8", "--workers", "4"), "must be --workers times --tensor"),
+        (("resnet50", "--device", "h100", "--loss", "fused"), "--loss cannot be asked for"),
         (("bert", "--device", "h100", "--optimizer", "apex"), "--optimizer is fused, foreach, for-loop"),
         (("bert", "--device", "h100", "--network", "100gbit"), "say how many with --workers"),
         (("bert", "--device", "h100", "--batch", "0"), "--batch"),
@@ -167,7 +184,8 @@ def test_a_decoder_larger_than_any_device(cli: Cli) -> None:
         "estimate", "llama-2-70b", "--device", "h100", "--zero", "3", "--workers", "64", "--recompute", "--json"
     )
     assert shared.json["peak_memory_bytes"] < found["peak_memory_bytes"] / 8
-    assert shared.json["flops"] > 1.25 * found["flops"]
+    # A block's forward pass again, a third of what it costs whole, less its last product.
+    assert 1.2 * found["flops"] < shared.json["flops"] < 1.25 * found["flops"]
 
 
 def test_a_file_of_operators(cli: Cli, tmp_path: Path) -> None:

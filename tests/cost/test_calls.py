@@ -14,6 +14,7 @@ from foretrace.cost.calls import Call, Calls, Family, Precision, describe, famil
 from foretrace.cost.defaults import AsRun, as_run
 from foretrace.cost.model import Chain, CostModel, Prediction
 from foretrace.cost.roofline import Roofline, floor_s, peak_flops, share_of
+from foretrace.cost.standard import standard
 from foretrace.hardware.devices import Device, catalog, named
 
 
@@ -158,6 +159,15 @@ def test_the_roofline_is_never_faster_than_the_device() -> None:
     h100 = named("h100")
     assert floor_s(calls, h100)[0] == pytest.approx(2 * 4096**3 / (h100.fp32_tflops * 1e12))
     assert floor_s(calls, h100)[1] == pytest.approx(2 * 4 * (1 << 26) / (h100.memory_gb_s * 1e9))
+
+
+@pytest.mark.parametrize("kind", ["c10::BFloat16", "c10::Half", "float"])
+def test_no_product_is_faster_than_the_peak_of_its_precision(kind: str) -> None:
+    """Also where a device has no units for it, as V100 for bf16."""
+    dims = [[8192, 8192], [8192, 8192]]
+    calls = Calls.of([("aten::mm", json.dumps([dims, [kind] * 2, ["", ""]]))])
+    for device in (each for each in catalog() if each.fp32_tflops):
+        assert standard().predict(calls, device).seconds[0] >= floor_s(calls, device)[0], device.name
 
 
 def test_a_device_without_units_of_a_precision_takes_the_next_wider_ones() -> None:

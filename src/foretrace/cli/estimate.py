@@ -53,6 +53,9 @@ def estimate(
     workers: Annotated[
         int, typer.Option("--workers", metavar="N", min=1, help="Data-parallel workers; each has --batch.")
     ] = 1,
+    gpus: Annotated[
+        int | None, typer.Option("--gpus", metavar="N", min=1, help="Devices in all, instead of --workers.")
+    ] = None,
     tensor: Annotated[
         int, typer.Option("--tensor", metavar="N", min=1, help="Devices that share every layer of a decoder.")
     ] = 1,
@@ -72,6 +75,8 @@ def estimate(
         str,
         typer.Option("--loss", metavar="HOW", help="fused: cross entropy of 16-bit scores in one kernel; separate."),
     ] = "",
+    pipeline: Annotated[int, typer.Option("--pipeline", hidden=True)] = 1,
+    sequence: Annotated[bool, typer.Option("--sequence-parallel", hidden=True)] = False,
     length: Annotated[
         int | None, typer.Option("--length", metavar="N", min=2, help="Words of a sequence, for a decoder.")
     ] = None,
@@ -100,6 +105,15 @@ def estimate(
     from foretrace.report import estimate as report
     from foretrace.zoo.operators import is_decoder, operators_of
 
+    if pipeline != 1 or sequence:
+        what = "--sequence-parallel" if sequence else f"--pipeline {pipeline}"
+        raise ForetraceError(
+            f"{what} is not modelled by estimate: layers are shared by --tensor, data by --zero; leave it out."
+        )
+    if gpus is not None:
+        if workers > 1 or gpus % tensor:
+            raise ForetraceError(f"--gpus {gpus} must be --workers times --tensor {tensor}; give one of the two.")
+        workers = gpus // tensor
     if zero and workers == 1:
         raise ForetraceError(f"--zero {zero} shares among several workers; say how many with --workers.")
     if threads is not None and device != HERE:

@@ -5,10 +5,10 @@
 A causal mask halves the FLOPs but for blocks on the diagonal, which are computed whole: `edge`.
 `benchmarks/attention.py` finds share and edge of forward passes in the public tables of aiconfigurator (A100, vLLM's
 FlashAttention-2) and prints what is left over. The backward pass reaches 0.86 of the forward pass's rate (Dao 2023,
-section 4.1: 63 % of the peak against 73 %). On Hopper the same kernels reach 370 TFLOP/s (Shah et al., FlashAttention-3,
-2024, figure 5) where they reach 228 on an A100, since they do not use its own matrix instructions; kernels that do
-(FlashAttention-3, cuDNN) are up to twice as fast: the low end. The first FlashAttention takes `FIRST` times as long
-(Dao 2023, section 4.1: 1.7 to 3.0).
+section 4.1: 63 % of the peak against 73 %). On Hopper the same kernels reach 370 TFLOP/s forward (Shah et al.,
+FlashAttention-3, 2024, heads of 128) where they reach 228 on an A100, since they do not use its own matrix
+instructions; kernels that do (FlashAttention-3, cuDNN) are up to twice as fast: the low end. The first FlashAttention
+takes `FIRST` times as long (Dao 2023, section 4.1: 1.7 to 3.0).
 """
 
 from __future__ import annotations

@@ -38,7 +38,13 @@ if TYPE_CHECKING:
 Like = Literal["gpu", "cpu"]
 ALIASES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32", "full": "fp32",
            "single": "fp32", "amp-bf16": "bf16", "amp-fp16": "fp16", "pure-bf16": "bf16-weights"}  # fmt: skip
-_MIXED = ("amp", "mixed", "mixedprecision", "autocast")
+_SAID = {
+    **dict.fromkeys(
+        ("amp", "mixed", "mixedprecision", "autocast"), "is fp16 or bf16 with autocast; choose one of them."
+    ),
+    "tf32": "is what convolutions of fp32 run in where the device can, by PyTorch's defaults, and products do not; "
+    "choose fp32.",
+}
 PRECISIONS = ("fp32", "bf16", "fp16", "bf16-weights", "fp16-weights", "bf16-master", "fp16-master")
 
 
@@ -102,9 +108,7 @@ def precision_named(text: str) -> str:
     found = resolve(text, PRECISIONS, ALIASES)
     if found is None:
         every = f"choose {', '.join(PRECISIONS)}."
-        hint = "is fp16 or bf16 with autocast; choose one of them." if plain(text) in _MIXED else (
-            f"is no precision; {question(text, PRECISIONS, ALIASES, lists=every)}"
-        )  # fmt: skip
+        hint = _SAID.get(plain(text)) or f"is no precision; {question(text, PRECISIONS, ALIASES, lists=every)}"
         raise ForetraceError(f"{text!r} {hint}")
     return found
 

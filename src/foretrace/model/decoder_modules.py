@@ -45,7 +45,7 @@ class Attention(nn.Module):
         q, k, v = (part(x) for part in (self.query, self.key, self.value))
         if self.unpads:  # as `flash_attn.bert_padding` does, where a batch has no padding, too
             rows = torch.arange(batch * length, device=x.device)
-            q, k, v = (_Rows.apply(each.flatten(0, 1), rows, False) for each in (q, k, v))
+            q, k, v = (_Rows.apply(each.flatten(0, 1), rows, False) for each in (q, k, v))  # type: ignore[no-untyped-call]
         q, k, v = (each.view(batch, length, -1, self.width).transpose(1, 2) for each in (q, k, v))
         if places is not None:
             q, k = _rotated(q, *places), _rotated(k, *places)
@@ -55,7 +55,7 @@ class Attention(nn.Module):
         )  # fmt: skip
         found = found.transpose(1, 2).reshape(batch, length, -1)
         if self.unpads:
-            found = _Rows.apply(found.flatten(0, 1), rows, True).view_as(found)
+            found = _Rows.apply(found.flatten(0, 1), rows, True).view_as(found)  # type: ignore[no-untyped-call]
         out: Tensor = self.output(found)
         return out
 

@@ -236,7 +236,7 @@ def training_of(found: Shape, *, batch: int = 1, length: int | None = None) -> C
             following = torch.roll(words, -1, 1)  # moving the words costs less than cutting the scores
             scores = module(words).flatten(0, 1)
             if found.loss == "fused":
-                return FusedCrossEntropy.apply(scores, following.flatten())
+                return FusedCrossEntropy.apply(scores, following.flatten())  # type: ignore[no-untyped-call]
             return functional.cross_entropy(scores.float(), following.flatten())
 
         return Training(

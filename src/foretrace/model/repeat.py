@@ -83,14 +83,8 @@ def _until(operators: OperatorGraph, blocks: Blocks, block: int, forward: list[i
     of = {tensor: operators.tensors[tensor].storage for i in forward for tensor in operators.nodes[i].outputs}
     made = {storage for storage in of.values() if operators.storages[storage].born >= forward[0]}
     first, last = blocks.backward.get(block, (0, -1))
-    read = {
-        operators.tensors[tensor].storage
-        for node, where in zip(
-            operators.nodes[first : last + 1], blocks.of_node[first : last + 1].tolist(), strict=True
-        )
-        if where == block
-        for tensor in node.inputs
-    }
+    mine = (i for i in range(first, last + 1) if blocks.of_node[i] == block)
+    read = {operators.tensors[tensor].storage for i in mine for tensor in operators.nodes[i].inputs}
     kept = made & read
     needed = (j for j, i in enumerate(forward, 1) if any(of[tensor] in kept for tensor in operators.nodes[i].outputs))
     return max(needed, default=0)

@@ -108,11 +108,16 @@ def _usual(device: Device, workers: int, node: int) -> Network:
 def target(name: str, *, threads: int | None = None) -> Target:
     """What a user calls a device: a name of the catalog, or "here" for this machine's processor with so many threads.
 
-    Raises ForetraceError for an unknown name, with those that come near, and for a processor that no operator was
-    timed on.
+    Raises ForetraceError for an unknown name, with those that come near, for a device without a float32 rate, and for a
+    processor that no operator was timed on.
     """
     if name != HERE:
-        return Target(device=named(name))
+        found = named(name)
+        if not found.fp32_tflops:
+            raise ForetraceError(
+                f"the catalog has no float32 rate of {found.short}, which normalisation and sums need; choose another."
+            )
+        return Target(device=found)
     import torch
 
     from foretrace.cost import store

@@ -238,7 +238,7 @@ def _many(value: float) -> str:
     for unit, size in _COUNTS:
         if abs(value) >= size:
             return f"{digits(value / size)} {unit}"
-    return count(round(value))
+    return count(round(value)) if value >= 1000 or value == round(value) else digits(value)
 
 
 def lines(view: EstimateView, *, rows: int) -> Iterator[str]:

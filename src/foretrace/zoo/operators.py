@@ -49,8 +49,8 @@ def operators_of(
     `model.sources` reads. `precision` is float32 where none is given, and a decoder's 16-bit weights.
     `techniques` are applied to the training, as it is captured with them. Without `training`, one forward pass without
     gradients. `tensor` devices share every layer of a decoder; `update` is the implementation of the optimizer,
-    `attention` that of attention (`capture`), `loss` that of a decoder's cross entropy. Raises ForetraceError for what cannot be found, read or captured, naming
-    file, operator or layer.
+    `attention` that of attention (`capture`), `loss` that of a decoder's cross entropy. Raises ForetraceError for what
+    cannot be found, read or captured, naming file, operator or layer.
     """
     if precision:
         from foretrace.model.capture import precision_named

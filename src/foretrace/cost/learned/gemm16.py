@@ -121,8 +121,12 @@ class Gemm16(CostModel):
         return np.exp(gemm16_shift.expected((self.theta, *self.laws), chip, rows, columns, height, times)[0])
 
     def predict(self, calls: Calls, device: Device) -> Prediction:
-        """Products of 16-bit numbers; NaN for other calls, and for all where the data sheet does not suffice."""
-        mine = (calls.family == Family.GEMM) & np.isin(calls.precision, (Precision.FP16, Precision.BF16))
+        """Products of 16-bit numbers; NaN for other calls, where the device has no units for them, and for all where
+        the data sheet does not suffice.
+        """
+        units = {Precision.FP16: device.fp16_tflops, Precision.BF16: device.bf16_tflops}
+        half = [precision for precision, peak in units.items() if peak > device.fp32_tflops]
+        mine = (calls.family == Family.GEMM) & np.isin(calls.precision, half)
         mine &= np.minimum(np.minimum(calls.b, calls.m), np.minimum(calls.n, calls.k)) >= 1
         found = np.full(len(calls), np.nan)
         low, high = np.ones(len(calls)), np.ones(len(calls))
