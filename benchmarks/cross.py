@@ -7,7 +7,8 @@ Recordings are found, not listed: those of tests/data, whatever `foretrace` can 
 of the zoo; those of a device with a full launch queue as well, and the project's own in every way that a recording can
 tell less. Techniques are those of the registry, two settings each (`foretrace.testing.cross`). With --pairs, every
 ordered pair of techniques on the three recordings on which most are sound. Every cell is judged by two processes, whose
-answers must be the same to the byte. Wrong cells are printed and make the exit code 1.
+answers must be the same to the byte. One cell more per recording is `foretrace advise`, which must not say that a
+technique failed. Wrong cells are printed and make the exit code 1.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from foretrace.executor import cores
 from foretrace.graph.store import load, save
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.model.operator_graph import OperatorGraph
+from foretrace.plan.advise import advise
 from foretrace.techniques.arguments import parse
 from foretrace.techniques.registry import techniques
 from foretrace.testing.cross import Cell, judge, maimed, settings
@@ -198,6 +200,23 @@ def _cell(work: tuple[str, str, tuple[str, ...]]) -> Row:
     return Row(recording=name, techniques=texts, cell=cell, seconds=time.perf_counter() - begin)
 
 
+def _advised(work: tuple[str, str, tuple[str, ...]]) -> Row:
+    """The advice about one recording: wrong where a technique failed."""
+    path, name, texts = work
+    begin = time.perf_counter()
+    try:
+        found = advise(_graph(path))
+        says = "; ".join(f"{each.name}: {each.why}" for each in found.failed)
+        shown = [(each.name, each.interval_s) for each in (*found.gains, *found.hidden, found.together) if each]
+        before_s = found.before.step_time_s
+        after_s = min((each.after_s for each in (*found.gains, found.together) if each), default=before_s)
+        outcome = "wrong" if says else "sound"
+        cell = Cell(outcome=outcome, says=says, before_s=before_s, after_s=after_s, digest=repr(shown))
+    except ForetraceError as error:
+        cell = Cell(outcome="refused", says=str(error))
+    return Row(recording=name, techniques=texts, cell=cell, seconds=time.perf_counter() - begin)
+
+
 def cross(
     *, pairs: bool, only: str, technique: str, processes: int, tell: Callable[[str], None]
 ) -> tuple[list[Row], dict[str, str]]:
@@ -213,13 +232,13 @@ def cross(
         tell(f"making {len(names)} graphs")
         said = dict(zip(names, first.map(_build, names, files.values()), strict=True))
 
-        def judged(cells: Sequence[tuple[str, tuple[str, ...]]]) -> list[Row]:
+        def judged(cells: Sequence[tuple[str, tuple[str, ...]]], judging: Callable[..., Row] = _cell) -> list[Row]:
             work = [(files[name], name, texts) for name, texts in cells]
             tell(f"{len(work)} cells, each in two processes")
             chunk = max(1, min(29, len(work) // (8 * processes)))
-            again = second.map(_cell, work, chunksize=chunk)
+            again = second.map(judging, work, chunksize=chunk)
             rows = []
-            for one, other in zip(first.map(_cell, work, chunksize=chunk), again, strict=True):
+            for one, other in zip(first.map(judging, work, chunksize=chunk), again, strict=True):
                 rows.append(_agreed(one, other))
                 if rows[-1].cell.outcome == "wrong":
                     tell(f"wrong: {_place(rows[-1])}: {rows[-1].cell.says}")
@@ -228,6 +247,8 @@ def cross(
             return rows
 
         rows = judged([(name, (text,)) for name in names if not said[name] for both in known.values() for text in both])
+        if technique == "*":
+            rows += judged([(name, ("advise",)) for name in names if not said[name]], _advised)
         if pairs:
             sound = Counter(row.recording for row in rows if row.cell.outcome == "sound" and "," not in row.recording)
             chosen = [name for name, _ in sound.most_common(PAIR_RECORDINGS)]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
 
 import pytest
 
 from foretrace import flow
+from foretrace.techniques.fused_optimizer import FusedOptimizer
 from tests.cli.conftest import Cli
 
 MISTAKES = {
@@ -107,6 +109,25 @@ def test_a_bug_keeps_its_traceback_and_says_how_to_report_it(
     answer = cli("show", files["cnn"])
     assert answer.code == 1
     assert "Traceback" in answer.err
+    assert answer.err.splitlines()[-1].startswith("foretrace: this is a bug")
+
+
+def test_a_bug_in_one_technique_costs_no_other_its_advice_and_is_reported(
+    cli: Cli, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("no time at all")
+
+    whole = cli("advise", files["cnn"], "--json")
+    assert (whole.code, whole.err) == (0, "")
+    names = [row["name"] for row in json.loads(whole.out)["rows"]]
+    monkeypatch.setattr(FusedOptimizer, "change", broken)
+    answer = cli("advise", files["cnn"], "--json")
+    assert answer.code == 1
+    said = json.loads(answer.out)
+    assert [row["name"] for row in said["rows"]] == [name for name in names if name != "fused-optimizer"]
+    assert {"name": "fused-optimizer", "why": "ZeroDivisionError: no time at all"} in said["failed"]
+    assert "Traceback" in answer.err and "these techniques failed: fused-optimizer" in answer.err
     assert answer.err.splitlines()[-1].startswith("foretrace: this is a bug")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from typing import Any
 
@@ -120,15 +121,45 @@ def test_a_truth_value_is_0_or_1() -> None:
         verify(graph.with_columns(gone=odd))
 
 
-def test_a_proof_holds_for_its_graph_alone() -> None:
-    graph = verify(chain(5))
-    assert not graph.unproven
-    assert graph.with_columns(dur=graph.dur).unproven == {"dur"}
-    assert not graph.noted().unproven
-    assert replace(graph, marks=graph.marks).unproven == ALL_COLUMNS
+def looked_at(graph: TaskGraph) -> set[str]:
+    """What is looked at when this graph is verified now."""
+    before = dict(graph.passed)
+    verify(graph)
+    return {what for what, known in graph.passed.items() if known is not before.get(what)}
+
+
+def test_what_passed_is_good_for_these_very_arrays_alone() -> None:
+    graph = chain(5)
+    # Durations of a relative that is replayed first: what both hold is looked at once, whoever comes first.
+    assert looked_at(graph.with_columns(dur=2 * graph.dur)) == {*ALL_COLUMNS, "steps", "edges"}
+    assert looked_at(graph) == {"dur"}
+    assert not looked_at(graph.noted())
+    assert looked_at(graph.with_columns(dur=3 * graph.dur)) == {"dur"}
     assert not graph.dur.flags.writeable
     with pytest.raises(ValueError, match="read-only"):
         graph.dur[0] = -1
+    assert looked_at(verify(chain(6)).with_columns(src=chain(6).src)) == {"src", "edges"}
+    assert looked_at(replace(verify(chain(7)), names=("t", "more"))) == {"name", "op"}
+
+
+def test_a_table_that_shrinks_is_looked_at_again() -> None:
+    graph = verify(chain(5))
+    with pytest.raises(GraphError, match="has name 0, which must lie between 0 and -1"):
+        verify(replace(graph, names=()))
+    with pytest.raises(GraphError, match="has lane 0, which must lie between 0 and -1"):
+        verify(replace(graph, lanes=()))
+
+
+def test_what_somebody_can_still_write_to_is_copied_or_looked_at_again() -> None:
+    graph = verify(chain(5))
+    mine = np.full(2 * len(graph), 10)
+    shared = verify(graph.with_columns(dur=mine[: len(graph)]))
+    mine[:] = -1
+    assert shared.dur.tolist() == [10] * len(graph)
+    travelled = pickle.loads(pickle.dumps(graph))  # arrives with columns that can be written to
+    travelled.dur[0] = -1
+    with pytest.raises(GraphError, match="has dur -1"):
+        replay(travelled)
 
 
 @given(task_graphs(), st.data())
@@ -143,7 +174,7 @@ def test_the_compiled_loops_find_what_the_plain_ones_find(graph: TaskGraph, data
     for engine in ("numba", "python"):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("FORETRACE_ENGINE", engine)
-            found.append(first_fault(damaged))
+            found.append(first_fault(replace(damaged, passed={})))
     assert found[0] == found[1]
 
 
@@ -170,6 +201,5 @@ def chain(n: int) -> TaskGraph:
 def test_some_edges_of_a_proven_graph_are_sound(graph: TaskGraph, data: st.DataObject) -> None:
     kept = np.array(data.draw(st.lists(st.booleans(), min_size=graph.edges, max_size=graph.edges)), dtype=np.bool_)
     some = verify(graph).with_edges(kept)
-    assert not some.unproven
-    assert first_fault(replace(some, marks=some.marks)) is None
+    assert first_fault(replace(some, passed={})) is None
     assert np.array_equal(some.dst, graph.dst[kept])

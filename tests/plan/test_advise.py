@@ -101,6 +101,23 @@ def test_advice_on_a_large_recording_of_a_device(shared_data: Path) -> None:
     assert all(each.interval_s is not None for each in found.gains)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "hta/amd_trace_mi250_minitoy_train_ROCm6_2_kineto",
+        "hta/trace_filter_sampled_rank-1",
+        "param/resnet_kineto",
+        "tracelens/b200_eager_trace",
+        "tracelens/inference_vllm_decode_full_graph_execution",
+        "tracelens/mi300_gaunernst_bert-small-uncased__1016001",
+    ],
+)
+def test_no_technique_fails_on_a_recording(name: str, shared_data: Path) -> None:
+    """A sample; `benchmarks/cross.py` asks all."""
+    found = advise(flow.read(shared_data / "traces" / f"{name}.json.gz").graph().graph, work=0)
+    assert not [f"{each.name}: {each.why}" for each in found.failed]
+
+
 def test_advice_on_a_recording_of_a_device(shared_data: Path) -> None:
     graph = flow.read(shared_data / ONE_STEP).graph().graph
     found, again, exact = advise(graph), advise(graph), advise(graph, work=inf)
@@ -144,6 +161,7 @@ def test_a_broken_technique_is_named_and_costs_no_other_its_advice(
     _with(monkeypatch, Broken)
     found = advise(cnn, work=inf)
     assert [(each.name, each.why) for each in found.failed] == [("broken", "IndexError: list index out of range")]
+    assert isinstance(found.failed[0].error, IndexError)
     assert [each.name for each in found.gains] == [each.name for each in exact.gains]
 
 

@@ -49,7 +49,8 @@ def test_slack_is_how_far_a_task_can_grow(graph: TaskGraph) -> None:
         dur = graph.dur.copy()
         dur[v] += room
         assert replay(graph.with_columns(dur=dur))[1][last] == timeline.end[last]
-        dur[v] += 3
+        dur = graph.dur.copy()
+        dur[v] += room + 3
         moved = 0 if slack[v] == UNBOUNDED else 3
         assert replay(graph.with_columns(dur=dur))[1][last] == timeline.end[last] + moved
 

@@ -32,5 +32,9 @@ def advise(
     from foretrace.report import advise as report
 
     with options.progress("trying techniques"):
-        view = report.advise(run.advise(exact=exact), path=str(source))
+        advice = run.advise(exact=exact)
+    view = report.advise(advice, path=str(source))
     options.answer(view, as_json=as_json, top=top, rank=rank, steps=steps, salvage=salvage)
+    if advice.failed:  # our bug; it costs no other technique its advice, but it is reported like any other
+        names = ", ".join(each.name for each in advice.failed)
+        raise ExceptionGroup(f"these techniques failed: {names}", [each.error for each in advice.failed])

@@ -26,7 +26,8 @@ def scale(graph: TaskGraph, mask: Mask, by: float | npt.NDArray[np.float64], *, 
         raise GraphError("a task cannot be scaled by a negative or infinite factor; give by=0.5 for half the time.")
     kind = np.unique(factors)
     how = f"by {kind[0]:.4g}" if len(kind) == 1 else f"by {kind.min(initial=1):.3g} to {kind.max(initial=1):.3g}"
-    return retime(graph, mask, graph.dur[mask] * factors, what=f"scaled {{}} {how}", technique=technique)
+    new = graph.dur[np.flatnonzero(mask)] * factors
+    return retime(graph, mask, new, what=f"scaled {{}} {how}", technique=technique)
 
 
 def retime(
@@ -39,7 +40,7 @@ def retime(
 ) -> TaskGraph:
     """Give the chosen tasks new durations in ns, one per chosen task in row order."""
     dur = graph.dur.copy()
-    dur[mask] = np.rint(dur_ns).astype(np.int64)
+    dur[np.flatnonzero(mask)] = np.rint(dur_ns).astype(np.int64)
     return graph.with_columns(dur=dur).noted(_change(technique, what.format(describe(graph, mask)), mask))
 
 
@@ -191,7 +192,7 @@ def launched_by_return(graph: TaskGraph) -> Rows:
 
 def describe(graph: TaskGraph, mask: Mask) -> str:
     """The chosen tasks in words: "161 kernels and 3 copies"."""
-    count = np.bincount(graph.kind[mask], minlength=len(TaskKind))
+    count = np.bincount(graph.kind[np.flatnonzero(mask)], minlength=len(TaskKind))
     parts = [f"{count[kind]} {_noun(TaskKind(int(kind)), int(count[kind]))}" for kind in np.flatnonzero(count)]
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts) or "no tasks"
 

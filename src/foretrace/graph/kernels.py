@@ -190,29 +190,7 @@ def mark_ancestors(in_ptr: npt.NDArray[np.int64], src: npt.NDArray[np.int32], ma
                 marked[src[e]] = True
 
 
-# -- soundness: the plain twins are in `sound` -----------------------------------------------------------------
-
-
-@njit()
-def outside(column: npt.NDArray[np.int64], low: float, high: float) -> int:
-    """First row that is not within low..high (NaN is not), −1 for none. Bounds and rows are compared as they are."""
-    bad = 0
-    for i in range(len(column)):  # without a way out, so that it runs eight rows at a time
-        bad |= not ((column[i] >= low) & (column[i] <= high))
-    if bad:
-        for i in range(len(column)):
-            if not (column[i] >= low and column[i] <= high):
-                return i
-    return -1
-
-
-@njit()
-def falling(column: npt.NDArray[np.int64]) -> int:
-    """First row after which the column falls, −1 for none."""
-    for i in range(len(column) - 1):
-        if column[i + 1] < column[i]:
-            return i
-    return -1
+# -- soundness: the plain twin is in `sound` -----------------------------------------------------------------
 
 
 @njit()

@@ -2,16 +2,19 @@
 
 The engines run over the rows once and trust what they read: an edge from a later row would give them a time that
 nobody has written yet, an index outside a table memory of somebody else. So they take no graph that `verify` has not
-passed. The proof is kept with the graph, whose columns become read-only; a graph made from it is verified again when
-it is first replayed, after `with_columns` in those columns alone. `sound` ends the edits that can put rows out of
-order: it orders them anew where an edge goes backward, and refuses what has no order.
+passed. What was passed is noted as the very arrays that were looked at, which become read-only, in a record that all
+graphs made from each other share (`TaskGraph.passed`): a graph with new durations has only these looked at, whichever
+of its relatives was replayed before. `sound` ends the edits that can put rows out of order: it orders them anew where
+an edge goes backward, and refuses what has no order.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from math import inf
 from typing import Any, NamedTuple, TypeVar
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -42,11 +45,10 @@ def verify(graph: TaskGraph) -> TaskGraph:
     Checked: lengths and types of all columns, indices into the tables, CSR pointers, edges that go forward, times and
     counts in range, no negative durations or delays.
     """
-    if graph.unproven:
+    if graph not in _proven:
         fault = first_fault(graph)
         if fault is not None:
             raise GraphError(f"the graph is not sound: {fault.says}.")
-        _prove(graph)
     return graph
 
 
@@ -61,7 +63,7 @@ def sound(graph: TaskGraph) -> TaskGraph:
 def sound_rows(graph: TaskGraph) -> tuple[TaskGraph, Int64]:
     """As `sound`, and the new row number of every row."""
     rows = np.arange(len(graph))
-    if not graph.unproven:
+    if graph in _proven:
         return graph, rows
     fault = first_fault(graph)
     if fault is not None and fault.backward:
@@ -71,12 +73,21 @@ def sound_rows(graph: TaskGraph) -> tuple[TaskGraph, Int64]:
         fault = first_fault(graph)
     if fault is not None:
         raise GraphError(f"the graph is not sound: {fault.says}.")
-    return _prove(graph), rows
+    return graph, rows
 
 
 def first_fault(graph: TaskGraph) -> Fault | None:
-    """The first thing that is wrong with the unproven columns of a graph, None if nothing is."""
-    return _columns(graph) or _tables(graph) or _ranges(graph) or _edges(graph) or _times(graph)
+    """The first thing that is wrong with what has not passed of a graph, None if nothing is."""
+    wanted = _wanted(graph)
+    new = [key for key, want in wanted.items() if not _passed(graph, key, want, getattr(graph, key))]
+    fault = _columns(graph, new, wanted) or _tables(graph)
+    if fault is None:
+        for key in new:
+            _fix(graph, key)
+        fault = _ranges(graph, new, wanted) or _steps(graph) or _edges(graph)
+    if fault is None:
+        _proven.add(graph)
+    return fault
 
 
 def fixed(column: npt.NDArray[Scalar]) -> npt.NDArray[Scalar]:
@@ -86,29 +97,72 @@ def fixed(column: npt.NDArray[Scalar]) -> npt.NDArray[Scalar]:
     return view
 
 
-def _prove(graph: TaskGraph) -> TaskGraph:
-    for key in graph.unproven:
-        column = getattr(graph, key).view()
-        column.flags.writeable = False
+# Graphs whose every column has passed: they are frozen, and what they hold is read-only.
+_proven: WeakSet[TaskGraph] = WeakSet()
+
+
+def _passed(
+    graph: TaskGraph, what: str, want: object, one: npt.NDArray[Any], other: npt.NDArray[Any] | None = None
+) -> bool:
+    """Whether it was these very arrays that passed, asked for the same, and nobody can have written to them since."""
+    known = graph.passed.get(what)
+    if known is None or known[1] is not one or known[0] != want or one.flags.writeable:
+        return False
+    return other is None or (known[2] is other and not other.flags.writeable)
+
+
+def _fix(graph: TaskGraph, key: str) -> None:
+    """Make a column read-only, in place; a copy of it where somebody else could still write to its memory."""
+    column = getattr(graph, key)
+    shared = isinstance(column.base, np.ndarray) and (column.flags.writeable or column.base.flags.writeable)
+    if shared:
+        column = column.copy()
         object.__setattr__(graph, key, column)
-    object.__setattr__(graph, "unproven", frozenset())
-    return graph
+    column.flags.writeable = False
 
 
 # -- what is checked -------------------------------------------------------------------------------------------
 
 
-def _columns(graph: TaskGraph) -> Fault | None:
+def _wanted(graph: TaskGraph) -> dict[str, tuple[int, float, float]]:
+    """Length, smallest and largest value of every column, so that neither an index nor a sum leaves what it is for."""
+    n, m, names, most = len(graph.kind), len(graph.src), len(graph.names) - 1, np.iinfo(np.int64).max
+    return {
+        "kind": (n, 0, len(TaskKind) - 1),
+        "phase": (n, 0, len(Phase) - 1),
+        "lane": (n, 0, len(graph.lanes) - 1),
+        "name": (n, 0, names),
+        "layer": (n, -1, len(graph.layers) - 1),
+        "step": (n, -1, graph.n_steps or _INT32),  # the last mark is of the step that follows
+        "dur": (n, 0, LONGEST),
+        "delay": (n, 0, LONGEST),
+        "release": (n, -LATEST, LATEST),
+        "recorded": (n, -LATEST, LATEST),
+        "nbytes": (n, -1, most),
+        "flops": (n, 0.0, _FLOAT_MAX),
+        "priority": (n, -_INT32 - 1, _INT32),
+        "op": (n, -1, names),
+        "shape": (n, -1, len(graph.shapes) - 1),
+        "probes": (n, 0, _INT32),
+        "doubt": (n, -1, len(graph.info.doubts) - 1),
+        "gone": (n, 0, 1),
+        "in_ptr": (n + 1, 0, m),
+        "src": (m, 0, n - 1),
+        "edge_kind": (m, 0, len(EdgeKind) - 1),
+        "lag": (m, -LATEST, LONGEST),
+        "typical": (m, -LATEST, LONGEST),
+        "from_start": (m, 0, 1),
+        "inferred": (m, 0, 1),
+        "marks": (len(graph.marks), 0, n - 1),
+    }
+
+
+def _columns(graph: TaskGraph, new: list[str], wanted: dict[str, tuple[int, float, float]]) -> Fault | None:
     """Lengths and types: nothing is indexed before these agree."""
-    n, m = len(graph.kind), len(graph.src)
-    want: dict[str, tuple[int | None, type]] = {key: (n, dtype) for key, dtype in TASK_COLUMNS.items()}
-    want |= {key: (m, dtype) for key, dtype in EDGE_COLUMNS.items()}
-    want |= {"in_ptr": (n + 1, np.int64), "marks": (None, np.int32)}
-    for key, (length, dtype) in want.items():
-        column = getattr(graph, key)
-        if column.ndim != 1 or column.dtype != dtype or (length is not None and len(column) != length):
-            shape = "any" if length is None else str(length)
-            return Fault(f"column {key} must hold {shape} × {np.dtype(dtype)}, got {column.shape} × {column.dtype}")
+    for key in new:
+        column, length, dtype = getattr(graph, key), wanted[key][0], _TYPES[key]
+        if column.ndim != 1 or column.dtype != dtype or len(column) != length:
+            return Fault(f"column {key} must hold {length} × {np.dtype(dtype)}, got {column.shape} × {column.dtype}")
     return None
 
 
@@ -128,83 +182,66 @@ def _tables(graph: TaskGraph) -> Fault | None:
     return None
 
 
-def _ranges(graph: TaskGraph) -> Fault | None:
-    """Every column within its bounds, so that neither an index nor a sum leaves what it is meant for."""
-    names, shapes, many = len(graph.names) - 1, len(graph.shapes) - 1, np.iinfo(np.int64).max
-    ranges: dict[str, tuple[int, int]] = {
-        "kind": (0, len(TaskKind) - 1),
-        "phase": (0, len(Phase) - 1),
-        "lane": (0, len(graph.lanes) - 1),
-        "name": (0, names),
-        "layer": (-1, len(graph.layers) - 1),
-        "step": (-1, graph.n_steps or _INT32),  # the last mark is of the step that follows
-        "dur": (0, LONGEST),
-        "delay": (0, LONGEST),
-        "release": (-LATEST, LATEST),
-        "recorded": (-LATEST, LATEST),
-        "nbytes": (-1, many),
-        "op": (-1, names),
-        "shape": (-1, shapes),
-        "doubt": (-1, len(graph.info.doubts) - 1),
-        "probes": (0, _INT32),
-        "gone": (0, 1),
-        "marks": (0, len(graph) - 1),
-        "edge_kind": (0, len(EdgeKind) - 1),
-        "lag": (-LATEST, LONGEST),
-        "typical": (-LATEST, LONGEST),
-        "from_start": (0, 1),
-        "inferred": (0, 1),
-    }
-    for key, (low, high) in ranges.items():
-        if key not in graph.unproven:
-            continue
-        column = fixed(getattr(graph, key))
-        column = column.view(np.uint8) if column.dtype == np.bool_ else column
-        at = _loops().outside(column, low, high)
-        if at >= 0:
-            what = f"edge {at}" if key in EDGE_COLUMNS else f"mark {at}" if key == "marks" else _task(graph, at)
-            return Fault(f"{what} has {key} {column[at]}, which must lie between {low} and {high}")
-    if graph.n_steps and "step" in graph.unproven:
-        late = np.flatnonzero((graph.step == graph.n_steps) & (graph.kind != TaskKind.MARK))
-        if len(late):
-            return Fault(f"{_task(graph, int(late[0]))} is of step {graph.n_steps}, but there are {graph.n_steps}")
-    at = _loops().outside(fixed(graph.flops), 0.0, np.finfo(np.float64).max) if "flops" in graph.unproven else -1
-    if at >= 0:
-        return Fault(f"{_task(graph, at)} has flops {graph.flops[at]}, which must be 0 or more and finite")
+def _ranges(graph: TaskGraph, new: list[str], wanted: dict[str, tuple[int, float, float]]) -> Fault | None:
+    """Every column within its bounds, and all work and all waits below what a sum of nanoseconds can hold."""
+    for key in new:
+        column, (length, low, high) = getattr(graph, key), wanted[key]
+        values = column.view(np.uint8) if column.dtype == np.bool_ else column
+        least, most = (values.min(), values.max()) if length else (low, low)
+        if not (low <= least and most <= high):  # nor is NaN
+            at = int(np.flatnonzero(~((values >= low) & (values <= high)))[0])
+            return Fault(_beyond(graph, key, at, values[at], low, high))
+        if key in _PLURAL and int(most) * length > LONGEST:  # else no sum can exceed it
+            total = float(np.maximum(column, 0).sum(dtype=np.float64))
+            if total > LONGEST:
+                return Fault(
+                    f"its {_PLURAL[key]} add up to {total / 1e9:.3g} s, which must be below {LONGEST / 1e9:.3g} s"
+                )
+        graph.passed[key] = (wanted[key], column)
+    return None
+
+
+def _beyond(graph: TaskGraph, key: str, at: int, value: object, low: float, high: float) -> str:
+    """A value of a column that lies outside its bounds, in words."""
+    if key == "in_ptr":
+        return f"in_ptr must rise from 0 to the {graph.edges} edges"
+    if key == "src":
+        return f"edge {at} comes from row {value} of {len(graph)}"
+    what = f"edge {at}" if key in EDGE_COLUMNS else f"mark {at}" if key == "marks" else _task(graph, at)
+    meant = "be 0 or more and finite" if key == "flops" else f"lie between {low} and {high}"
+    return f"{what} has {key} {value}, which must {meant}"
+
+
+def _steps(graph: TaskGraph) -> Fault | None:
+    """Only marks are of the step behind the last one."""
+    if not graph.n_steps or _passed(graph, "steps", graph.n_steps, graph.step, graph.kind):
+        return None
+    late = np.flatnonzero((graph.step == graph.n_steps) & (graph.kind != TaskKind.MARK))
+    if len(late):
+        return Fault(f"{_task(graph, int(late[0]))} is of step {graph.n_steps}, but there are {graph.n_steps}")
+    graph.passed["steps"] = (graph.n_steps, graph.step, graph.kind)
     return None
 
 
 def _edges(graph: TaskGraph) -> Fault | None:
-    """CSR pointers ascend from 0 to the number of edges; sources are tasks; all edges go forward."""
-    if not graph.unproven & {"in_ptr", "src"}:
+    """CSR pointers ascend from 0 to the number of edges; all edges go forward."""
+    ptr, src = graph.in_ptr, graph.src
+    if _passed(graph, "edges", graph.edges, ptr, src):
         return None
-    ptr, m = graph.in_ptr, graph.edges
-    if ptr[0] != 0 or ptr[-1] != m or _loops().falling(fixed(ptr)) >= 0:
-        return Fault(f"in_ptr must rise from 0 to the {m} edges")
-    at = _loops().outside(fixed(graph.src), 0, len(graph) - 1)
-    if at >= 0:
-        return Fault(f"edge {at} comes from row {graph.src[at]} of {len(graph)}")
-    at = _loops().backward(fixed(ptr), fixed(graph.src))
+    if ptr[0] != 0 or ptr[-1] != graph.edges or np.any(ptr[1:] < ptr[:-1]):
+        return Fault(f"in_ptr must rise from 0 to the {graph.edges} edges")
+    at = _backward()(fixed(ptr), fixed(src))
     if at >= 0:
         dst = int(np.searchsorted(ptr, at, side="right")) - 1
         kind = EdgeKind(int(graph.edge_kind[at])).name.lower()
-        says = f"the {kind} edge from {_task(graph, int(graph.src[at]))} to {_task(graph, dst)} goes backward"
+        says = f"the {kind} edge from {_task(graph, int(src[at]))} to {_task(graph, dst)} goes backward"
         return Fault(says, backward=True)
+    graph.passed["edges"] = (graph.edges, ptr, src)
     return None
 
 
-def _times(graph: TaskGraph) -> Fault | None:
-    """All work and all waits stay below what a sum of nanoseconds can hold."""
-    for key in ("dur", "delay", "lag", "typical"):
-        column = getattr(graph, key)
-        if key not in graph.unproven or int(column.max(initial=0)) * len(column) <= LONGEST:
-            continue  # no sum can exceed it
-        total = float(np.maximum(column, 0).sum(dtype=np.float64))
-        if total > LONGEST:
-            return Fault(f"its {_PLURAL[key]} add up to {total / 1e9:.3g} s, which must be below {LONGEST / 1e9:.3g} s")
-    return None
-
-
+_FLOAT_MAX = float(np.finfo(np.float64).max)
+_TYPES = {**TASK_COLUMNS, **EDGE_COLUMNS, "in_ptr": np.int64, "marks": np.int32}
 _PLURAL = {"dur": "durations", "delay": "delays", "lag": "lags", "typical": "typical lags"}
 
 
@@ -213,32 +250,16 @@ def _task(graph: TaskGraph, row: int) -> str:
     return f"task {row} ({graph.names[name][:60]})" if 0 <= name < len(graph.names) else f"task {row}"
 
 
-def _loops() -> Any:
-    """The loops over the columns, compiled unless FORETRACE_ENGINE=python."""
+def _backward() -> Callable[[Int64, npt.NDArray[np.int32]], int]:
+    """The loop over the edges, compiled unless FORETRACE_ENGINE=python."""
     if os.environ.get("FORETRACE_ENGINE") == "python":
-        return _Plain
-    from foretrace.graph import kernels
+        return _plain_backward
+    from foretrace.graph.kernels import backward
 
-    return kernels
+    return backward
 
 
-class _Plain:
-    """The loops in plain numpy: what the compiled ones compute."""
-
-    @staticmethod
-    def outside(column: npt.NDArray[Any], low: float, high: float) -> int:
-        """First row that is not within low..high (NaN is not), −1 for none."""
-        found = np.flatnonzero(~((column >= low) & (column <= high)))
-        return int(found[0]) if len(found) else -1
-
-    @staticmethod
-    def falling(column: Int64) -> int:
-        """First row after which the column falls, −1 for none."""
-        found = np.flatnonzero(column[1:] < column[:-1])
-        return int(found[0]) if len(found) else -1
-
-    @staticmethod
-    def backward(in_ptr: Int64, src: npt.NDArray[np.int32]) -> int:
-        """First edge whose source is not an earlier row than its successor, −1 for none."""
-        found = np.flatnonzero(src >= np.repeat(np.arange(len(in_ptr) - 1), np.diff(in_ptr)))
-        return int(found[0]) if len(found) else -1
+def _plain_backward(in_ptr: Int64, src: npt.NDArray[np.int32]) -> int:
+    """First edge whose source is not an earlier row than its successor, −1 for none: what the compiled loop finds."""
+    found = np.flatnonzero(src >= np.repeat(np.arange(len(in_ptr) - 1), np.diff(in_ptr)))
+    return int(found[0]) if len(found) else -1

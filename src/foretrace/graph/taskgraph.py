@@ -276,8 +276,9 @@ class TaskGraph:
     shapes: tuple[str, ...] = ()  # JSON text as in `Trace.shapes`
     changes: tuple[Change, ...] = ()
     assumptions: tuple[Assumption, ...] = ()
-    # Columns that `foretrace.graph.sound` has not passed yet: all of them unless the graph was made from a proven one.
-    unproven: frozenset[str] = field(default=ALL_COLUMNS, init=False, repr=False)
+    # What `foretrace.graph.sound` has passed, and the very arrays that it looked at: good for no others, and shared by
+    # all graphs that are made from each other by replacing columns.
+    passed: dict[str, tuple[Any, ...]] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -318,23 +319,14 @@ class TaskGraph:
             mine = getattr(self, key)
             if column.shape != mine.shape or column.dtype != mine.dtype:
                 raise ValueError(f"column {key}: {column.dtype}{column.shape}, want {mine.dtype}{mine.shape}")
-        made = replace(self, **columns)  # type: ignore[arg-type]  # keys are array columns
-        object.__setattr__(made, "unproven", self.unproven | columns.keys())
-        return made
+        return replace(self, **columns)  # type: ignore[arg-type]  # keys are array columns
 
     def with_edges(self, kept: npt.NDArray[np.bool_]) -> TaskGraph:
-        """A graph that has only these of its edges (m rows, bool); what is proven of all edges is so of some."""
+        """A graph that has only these of its edges (m rows, bool)."""
         before = np.append(0, np.cumsum(kept))
         columns: dict[str, Any] = {key: getattr(self, key)[kept] for key in EDGE_COLUMNS}
-        columns["in_ptr"] = before[self.in_ptr]
-        for column in columns.values():
-            column.flags.writeable = False
-        made = replace(self, **columns)
-        object.__setattr__(made, "unproven", self.unproven)
-        return made
+        return replace(self, **columns, in_ptr=before[self.in_ptr])
 
     def noted(self, *changes: Change, assumptions: tuple[Assumption, ...] = ()) -> TaskGraph:
         """The same graph with these changes and assumptions appended to its record."""
-        made = replace(self, changes=self.changes + changes, assumptions=self.assumptions + assumptions)
-        object.__setattr__(made, "unproven", self.unproven)
-        return made
+        return replace(self, changes=self.changes + changes, assumptions=self.assumptions + assumptions)

@@ -87,6 +87,13 @@ class LeftOut:
     why: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class Failed(LeftOut):
+    """A technique that ended in an error of ours."""
+
+    error: Exception
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Advice:
     """What to do about a run."""
@@ -99,7 +106,7 @@ class Advice:
     slower: tuple[Tried, ...]  # by the first estimate, least first
     refused: tuple[LeftOut, ...]
     asks: tuple[LeftOut, ...]  # needs a choice; `why` lists the parameters
-    failed: tuple[LeftOut, ...]  # a mistake of ours, which must not cost the advice about the others
+    failed: tuple[Failed, ...]  # a mistake of ours, which must not cost the advice about the others
 
 
 def advise(graph: TaskGraph, *, level: float = 0.8, work: float = WORK) -> Advice:
@@ -156,7 +163,7 @@ class _Trial:
         self.before = simulate(graph)
         self.found: list[Tried] = []
         self.refused: list[LeftOut] = []
-        self.failed: list[LeftOut] = []
+        self.failed: list[Failed] = []
         self._spent = 0
         self._left = 0.0
         self._graphs = {"": graph}  # by the techniques applied
@@ -179,8 +186,8 @@ class _Trial:
             yield
         except NotApplicableError as error:
             self.refused.append(LeftOut(name=name, why=str(error).removeprefix(f"{name}: ")))
-        except Exception as error:  # said in the answer; `foretrace whatif` with this technique shows where
-            self.failed.append(LeftOut(name=name, why=f"{type(error).__name__}: {error}"))
+        except Exception as error:  # said in the answer, and raised by the command when that is given
+            self.failed.append(Failed(name=name, why=f"{type(error).__name__}: {error}", error=error))
 
     def reserve(self, faster: Sequence[Tried], work: float) -> None:
         """Keep of `work` what it takes to weigh these all at once, and to put the best of them together."""

@@ -115,9 +115,7 @@ def text(view: AdviseView, terminal: Terminal, rows: int) -> str:
         asked = ", ".join(f"{each.name} {each.why}" for each in view.asks)
         parts.append(_labelled("not tried, as they need a choice", asked))
     for each in view.failed:
-        parts.append(
-            _labelled(f"failed {each.name}", f"{each.why}; a mistake of foretrace, which whatif with it shows in full")
-        )
+        parts.append(_labelled(f"failed {each.name}", f"{each.why}; this is a bug in foretrace, see the end"))
     for note in view.notes:
         parts.append(_note(note))
     parts.append(_note(f"Ranges hold with {100 * view.interval_level:.3g} %. {_how(view)}".rstrip()))

@@ -151,7 +151,7 @@ def _refusal(says: str) -> Cell:
 def impossible(before: Timeline, after: Timeline) -> str:
     """What cannot be about a predicted timeline, "" if nothing."""
     graph = after.graph
-    fault = first_fault(replace(graph, marks=graph.marks))  # a new object: nothing of it is proven yet
+    fault = first_fault(replace(graph, passed={}))  # all of it, whatever passed before
     if fault is not None:
         return f"the graph is not sound: {fault.says}"
     if len(graph.marks) != len(before.graph.marks):
