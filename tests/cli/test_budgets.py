@@ -153,5 +153,5 @@ def test_operators_share_their_time(
     answer = cli(*name.partition(",")[0].split(), *words, "--seconds", str(seconds), "--json")
     assert answer.code == 0, answer.err
     assert clock.timed
-    assert clock.last - began <= 1.1 * seconds
+    assert clock.last - began <= seconds + 0.4 + 1e-9  # nothing is known of how long the first group of a share takes
     assert clock.last - began >= 0.5 * seconds or "no time was left" not in answer.out
