@@ -210,8 +210,9 @@ def _advised(work: tuple[str, str, tuple[str, ...]]) -> Row:
         shown = [(each.name, each.interval_s) for each in (*found.gains, *found.hidden, found.together) if each]
         before_s = found.before.step_time_s
         after_s = min((each.after_s for each in (*found.gains, found.together) if each), default=before_s)
-        outcome = "wrong" if says else "sound"
-        cell = Cell(outcome=outcome, says=says, before_s=before_s, after_s=after_s, digest=repr(shown))
+        cell = Cell(
+            outcome="wrong" if says else "sound", says=says, before_s=before_s, after_s=after_s, digest=repr(shown)
+        )
     except ForetraceError as error:
         cell = Cell(outcome="refused", says=str(error))
     return Row(recording=name, techniques=texts, cell=cell, seconds=time.perf_counter() - begin)

@@ -20,6 +20,7 @@ from foretrace.graph.taskgraph import (
     TASK_COLUMNS,
     Assumption,
     Change,
+    EdgeKind,
     GraphInfo,
     Lane,
     TaskGraph,
@@ -119,13 +120,15 @@ def _in_order(
     dst: npt.NDArray[np.int32],
     marks: npt.NDArray[Any],
     order: npt.NDArray[np.int64],
-) -> dict[str, npt.NDArray[Any]]:
+) -> dict[str, Any]:
     """All columns of a graph whose row i is row order[i] of these tasks, edges grouped by successor."""
     n = len(order)
     rank = np.empty(n, dtype=np.int32)
     rank[order] = np.arange(n, dtype=np.int32)
     new_src, new_dst = rank[edges["src"]], rank[dst]
-    by_dst = np.lexsort((edges["edge_kind"], new_src, new_dst))
+    # As lexsort by successor, source and kind; one key is sorted several times as fast.
+    key = (new_dst.astype(np.int64) * n + new_src) * len(EdgeKind) + edges["edge_kind"]
+    by_dst = np.argsort(key, kind="stable")
     in_ptr = np.zeros(n + 1, dtype=np.int64)
     np.cumsum(np.bincount(new_dst, minlength=n), out=in_ptr[1:])
     return {

@@ -95,10 +95,12 @@ def remove(graph: TaskGraph, mask: Mask, *, technique: str = "") -> TaskGraph:
 
 def _arrivals(graph: TaskGraph, mask: Mask) -> Mask:
     """The arrivals of the chosen transfers, on their own ranks."""
+    found = np.zeros(len(graph), dtype=np.bool_)
+    if not (graph.kind == TaskKind.ARRIVAL).any():
+        return found
     dst = graph.dst
     own = (graph.edge_kind == EdgeKind.COLLECTIVE) & (graph.kind[graph.src] == TaskKind.ARRIVAL)
     own &= (graph.lane[graph.src] == graph.lane[dst]) & (graph.kind[dst] == TaskKind.COLLECTIVE) & mask[dst]
-    found = np.zeros(len(graph), dtype=np.bool_)
     found[graph.src[own]] = True
     return found
 

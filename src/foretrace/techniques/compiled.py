@@ -147,15 +147,18 @@ class Compiled(Technique):
             return gone
         part = np.stack([graph.lane[order], graph.step[order], graph.phase[order]])
         ends = np.any(part[:, 1:] != part[:, :-1], axis=0) | between[order[1:]] | between[order[:-1]]
-        for chain in np.split(order, np.flatnonzero(ends) + 1):
-            mine = chain[merged[chain]]
-            if not len(mine):
-                continue
-            longest = int(mine[np.argmax(graph.dur[mine])])
-            rest = float(graph.dur[mine].sum() - graph.dur[longest])
-            dur[longest] = graph.dur[longest] * values["longest"] + rest * values["rest"]
-            gone[mine] = True
-            gone[longest] = False
+        chain = np.append(0, np.cumsum(ends))[merged[order]]
+        mine = order[merged[order]]
+        if not len(mine):
+            return gone
+        firsts = np.flatnonzero(np.diff(chain, prepend=-1))
+        total = np.add.reduceat(graph.dur[mine], firsts)
+        most_first = np.lexsort((-graph.dur[mine], chain))  # of equal ones the first
+        longest = mine[most_first[firsts]]
+        rest = total - graph.dur[longest]
+        dur[longest] = graph.dur[longest] * values["longest"] + rest * values["rest"]
+        gone[mine] = True
+        gone[longest] = False
         return gone
 
     def _calls(self, graph: TaskGraph, body: Mask, call_ns: float) -> list[HostTask]:

@@ -110,15 +110,14 @@ def fuse(
     gone = np.zeros(len(graph), dtype=np.bool_)
     kept = np.zeros(len(graph), dtype=np.bool_)
     dur = np.zeros(len(graph))
+    step, lane = graph.step[found.rows], graph.lane[found.rows]
+    follows = np.append((step[1:] == step[:-1]) & (lane[1:] == lane[:-1]), False).tolist()
     first = 0
-    for i in range(len(found.rows)):
-        here = found.rows[i]
-        following = found.rows[i + 1] if i + 1 < len(found.rows) else -1
-        same = following >= 0 and all(column[following] == column[here] for column in (graph.step, graph.lane))
-        held = float(size[first : i + 1].sum())
-        if same and not (cap and held >= cap):
+    for i, here in enumerate(found.rows.tolist()):
+        if follows[i] and not (cap and float(size[first : i + 1].sum()) >= cap):
             gone[here] = True
             continue
+        held = float(size[first : i + 1].sum())
         kept[here] = True
         copied = 4 * held / copy_gb_s if i > first else 0.0  # read and written, in and out
         fixed = min(fixed_ns, float(found.transfer_ns[first : i + 1].max()))
