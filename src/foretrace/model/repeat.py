@@ -56,7 +56,9 @@ def again(
     return found, order
 
 
-def _with_recomputation(operators: OperatorGraph, every: int, reentrant: bool) -> tuple[Int64, npt.NDArray[np.bool_]]:
+def _with_recomputation(
+    operators: OperatorGraph, every: int, reentrant: bool
+) -> tuple[Int64, npt.NDArray[np.bool_]]:
     """Nodes in the order in which they run, and which of them run once more there."""
     if not every:
         return np.arange(len(operators)), np.zeros(len(operators), dtype=np.bool_)
@@ -85,9 +87,7 @@ def _until(operators: OperatorGraph, blocks: Blocks, block: int, forward: list[i
     first, last = blocks.backward.get(block, (0, -1))
     read = {
         operators.tensors[tensor].storage
-        for node, where in zip(
-            operators.nodes[first : last + 1], blocks.of_node[first : last + 1].tolist(), strict=True
-        )
+        for node, where in zip(operators.nodes[first : last + 1], blocks.of_node[first : last + 1].tolist(), strict=True)
         if where == block
         for tensor in node.inputs
     }
