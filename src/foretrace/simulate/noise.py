@@ -6,8 +6,8 @@ donor step j, and the durations of class c in step i are scaled by S[j, c] / S[i
 class in a step. The variants are replayed side by side; the interval has the spread of their median steps, around the
 step time of the graph itself.
 
-From one or two steps nothing can be learnt about noise by class: the classes are then scaled by random factors with the
-spread that other recordings showed (`PRIOR_CV`), and the interval says so; it holds both of two steps.
+From one or two steps nothing can be learnt about noise: the classes are then scaled by random factors with the
+spread that other recordings showed (`PRIOR_CV`), and the interval says so.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.graph.taskgraph import TaskGraph, TaskKind
-from foretrace.simulate.replay import effective, replay, replay_variants
+from foretrace.simulate.replay import effective, replay_variants
 
 Float64 = npt.NDArray[np.float64]
 
@@ -89,15 +89,10 @@ def interval(graph: TaskGraph, step_time_s: float, *, level: float = 0.8, seed: 
     ends = replay_variants(graph, group, scale)
     medians = np.median(np.diff(ends, axis=0), axis=0) / 1e9
     low, middle, high = np.quantile(medians, [(1 - level) / 2, 0.5, (1 + level) / 2])
-    beyond_s = 0.0
-    if steps == 2:  # these two say more than other recordings where they differ more
-        _, end = replay(graph)
-        beyond_s = abs(float(np.diff(end[graph.marks], n=2)[0])) / 2e9
-        source += "; the interval reaches as far as the two differ"
     # Scaled steps are longer in the middle than recorded ones: waits that met no longer meet. Only the spread counts.
     return Interval(
-        low_s=max(step_time_s - max(float(middle - low), beyond_s), 0.0),
-        high_s=step_time_s + max(float(high - middle), beyond_s),
+        low_s=step_time_s + float(low - middle),
+        high_s=step_time_s + float(high - middle),
         level=level,
         steps=steps,
         source=source,

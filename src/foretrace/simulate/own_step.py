@@ -31,6 +31,7 @@ _ONCE = (Call.LAUNCH, Call.ALLOC, Call.LOAD)
 _ONCE_NS = 3_000_000  # the longest that came back while the device was idle took 2.7 ms, of the others 0.5 ms
 _UNSURE_NS = 300_000  # from here on such a call may be either: it stays, with a range
 _UNLIKE = 20  # times the median of the calls of that name
+_OPENING_NS = 1_000_000  # opening the device takes milliseconds
 _OPENING = 5  # times the longest other work of the host between calls: then the first was for opening the device
 _TYPICAL_NS = 20_000  # a call without one of its name to compare with takes at most this
 
@@ -45,6 +46,9 @@ def alone(graph: TaskGraph) -> TaskGraph:
         return graph
     before, unseen = _launched_before(graph), _held_up(graph)
     once, unsure = _done_once(graph, opens_device=not before.any() and not unseen.any())
+    either_ns = int((graph.dur - _typical(graph, once | unsure))[once | unsure].sum())
+    if unsure.any() and not before.any() and either_ns > MOST * _step_ns(graph):
+        raise _refused(graph, either_ns / _step_ns(graph), f"one-time work of the process ({_names(graph, unsure)})")
     graph = _unsure(graph, unsure)
     if not (before.any() or unseen.any() or once.any()):
         return graph
@@ -64,11 +68,7 @@ def alone(graph: TaskGraph) -> TaskGraph:
     )
     for each in (earlier, process):  # a wait is no work: without it the step is whole
         if each.share > MOST:
-            raise GraphError(
-                f"{each.share:.0%} of the only step in {graph.info.source or 'this recording'} is not the step's but "
-                f"{each.reason}, and at most {MOST:.0%} can be left out; record a step after a few others, as "
-                "`foretrace record` does."
-            )
+            raise _refused(graph, each.share, each.reason)
     found = [each for each in (earlier, process, held) if each.tasks]
     said = "; ".join(
         f"{each.reason}: {each.tasks:,} tasks, {each.time_s * 1e3:.4g} ms, {each.share:.0%}" for each in found
@@ -77,6 +77,13 @@ def alone(graph: TaskGraph) -> TaskGraph:
     touched = int(np.count_nonzero(before | unseen | once))
     info = replace(graph.info, not_of_step=tuple(found))
     return replace(result, info=info).noted(Change(technique="", what=what, tasks=touched))
+
+
+def _refused(graph: TaskGraph, share: float, reason: str) -> GraphError:
+    return GraphError(
+        f"{share:.0%} of the only step in {graph.info.source or 'this recording'} is not the step's but {reason}, and "
+        f"at most {MOST:.0%} can be left out; record a step after a few others, as `foretrace record` does."
+    )
 
 
 def _unsure(graph: TaskGraph, rows: Rows) -> TaskGraph:
@@ -129,7 +136,7 @@ def _done_once(graph: TaskGraph, *, opens_device: bool) -> tuple[Rows, Rows]:
         opening = previous[(graph.kind[previous] == TaskKind.CPU) & (graph.op[previous] >= 0)]
         others = host & (graph.kind == TaskKind.CPU)
         others[opening] = False
-        least = max(_ONCE_NS, _OPENING * int(graph.dur[others].max(initial=0)))
+        least = max(_OPENING_NS, _OPENING * int(graph.dur[others].max(initial=0)))
         opening = opening[(graph.dur[opening] > least) & (graph.step[opening] >= 0)]
         once[[row for row in opening.tolist() if graph.names[graph.op[row]].startswith("aten::")]] = True
     return np.asarray(once), np.asarray(long & ~once)
