@@ -89,7 +89,7 @@ def test_recordings_that_cannot_be_scaled(cli: Cli, ranks: Path, cnn: Path, tmp_
     one = cli("scale", cnn, "--ranks", "8")
     assert one.code == 2 and "is one rank" in one.err
     nowhere = cli("scale", tmp_path / "nowhere", "--ranks", "8")
-    assert nowhere.code == 2 and "cannot be read" in nowhere.err
+    assert nowhere.code == 2 and "does not exist" in nowhere.err
     empty = cli("scale", tmp_path, "--ranks", "8")
     assert empty.code == 2 and "holds no recording" in empty.err
     pairs = Job(work_us=work(np.random.default_rng(2), 4, 2), collectives=(Collective(groups=((0, 1), (2, 3))),)).write(

@@ -90,11 +90,11 @@ def named(name: str) -> Device:
     begin = [device for device in part if plain(device.short).startswith(wanted)]
     if 1 in (len(part), len(begin)):
         return (begin if len(begin) == 1 else part)[0]
-    if found := find(name):
-        return found
     if part:
         several = " or ".join(device.short for device in part)
         raise ForetraceError(f"device {name!r} is several devices; choose {several}.")
+    if found := find(name):
+        return found
     known = [*_USUAL, *(device.short for device in catalog())]
     hint = question(name.removeprefix("nvidia").strip(), known, lists="foretrace devices lists them.")
     raise ForetraceError(f"device {name!r} is in no catalog; {hint}")
