@@ -41,7 +41,8 @@ def estimate(
         int, typer.Option("--recompute-every", metavar="N", min=0, help="The same of every N-th block; 0: of none.")
     ] = 0,
     reentrant: Annotated[
-        bool, typer.Option("--reentrant", help="Blocks run again to their end, as in Megatron, not only as far as read.")
+        bool,
+        typer.Option("--reentrant", help="Blocks run again to their end, as in Megatron, not only as far as read."),
     ] = False,
     accumulate: Annotated[
         int, typer.Option("--accumulate", metavar="N", min=1, help="Micro-batches of --batch samples per update.")
@@ -65,10 +66,14 @@ def estimate(
         str, typer.Option("--optimizer", metavar="HOW", help="Its implementation: fused, foreach or for-loop.")
     ] = "",
     attention: Annotated[
-        str, typer.Option("--attention", metavar="HOW", help="fused; flash-1, the first one; separate: products and a softmax.")
+        str,
+        typer.Option(
+            "--attention", metavar="HOW", help="fused; flash-1, the first one; separate: products and a softmax."
+        ),
     ] = "",
     loss: Annotated[
-        str, typer.Option("--loss", metavar="HOW", help="fused: cross entropy of 16-bit scores in one kernel; separate.")
+        str,
+        typer.Option("--loss", metavar="HOW", help="fused: cross entropy of 16-bit scores in one kernel; separate."),
     ] = "",
     pipeline: Annotated[int, typer.Option("--pipeline", hidden=True)] = 1,
     sequence: Annotated[bool, typer.Option("--sequence-parallel", hidden=True)] = False,
