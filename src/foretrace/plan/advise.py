@@ -33,6 +33,7 @@ ORDER = (
     "fused-optimizer", "bucket-fusion", "cuda-graphs",
 )  # fmt: skip
 _WORTH = 1e-3  # a further technique has to take this share off the step
+_BESIDE = 0.01  # of the step: ends that miss the prediction by more do not bound it
 _EACH = 2_000  # a prediction costs as much beside its tasks
 _INSERTED = 15  # inserting a task costs as much as so many that are kept
 _NOISE = 1  # an interval of noise costs as much as a prediction
@@ -218,8 +219,10 @@ class _Trial:
     def _all_at_once(self, found: Tried, after: Timeline, noise: Interval) -> Tried | None:
         """`found` between all assumptions at their slow and at their fast ends; None where those do not bracket it."""
         slow_s, fast_s = self._step_at_ends(found.techniques, "slower"), self._step_at_ends(found.techniques, "faster")
-        if not fast_s <= found.after_s <= slow_s:
+        missed_s = max(fast_s - found.after_s, found.after_s - slow_s)
+        if missed_s > _BESIDE * found.before_s:
             return None
+        fast_s, slow_s = min(fast_s, found.after_s), max(slow_s, found.after_s)
         steps = [simulate(graph) for _, graph in self._walk(found.techniques)]
         others = [
             *company(self.before, after),
