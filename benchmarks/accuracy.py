@@ -12,10 +12,10 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import fleet_hardware
 import msgspec
 import numpy as np
 
-import fleet_hardware
 import fleet_known
 from foretrace import flow
 from foretrace.files import write_bytes
@@ -328,8 +328,6 @@ def devices_section(traces: Path) -> str:
 
 def programs_section(_: Path | None) -> str:
     """Tables of benchmarks/programs.py on the recorded programs."""
-    import programs_score
-
     return programs_score.page(programs_score.score(lambda text: print(text, file=sys.stderr), ablate=True))
 
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from reproductions.simulators import semantics
 
 from foretrace.fleet.scene import measured, workload_of
-from foretrace.fleet.semantics import semantics
 from tables import percent, shared_traces, table
 
 TRACE_96 = "gavel/physical_cluster/max_min_fairness.trace"

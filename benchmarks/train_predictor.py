@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from reproductions.cdmpp.cmd import cmd_torch
 
-from foretrace.cost.cmd import cmd_torch
 from foretrace.cost.learned import fp32, intervals
 from foretrace.files import write_bytes
 from kernel_table import TRAINING, Floats, Kernels, boards, mismeasured, read

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from reproductions.compression_utility.formula import Link, Sent, compressed_s, required_ratio, synchronous_s
 
 from foretrace.cli.app import run
-from foretrace.cost.utility import Link, Sent, compressed_s, required_ratio, synchronous_s
 from foretrace.flow import Scenario
 from foretrace.report.jsonout import schema
 from foretrace.techniques.compression_advice import CANNOT_TELL, DOES_NOT, PAYS, advise, verdict

@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from reproductions.nas_bench_201.cells import OPERATIONS, space
 
 from foretrace.cli.app import run
 from foretrace.cost.utilisation import column
-from foretrace.model.nas_bench_201 import OPERATIONS, space
 from foretrace.report.jsonout import schema
 from foretrace.report.utilisation import UtilisationView
 

@@ -141,8 +141,9 @@ def test_peaks_of_the_catalog() -> None:
 
 def test_the_measured_space(shared_data: Path) -> None:
     """15,625 networks: utilisation varies six-fold, goes along with FLOPs, and guides a search better than they do."""
+    from reproductions.nas_bench_201.tables import read_networks
+
     from foretrace.cost.utilisation import subset
-    from foretrace.model.nas_tables import read_networks
 
     folder = shared_data / "nas-latency"
     networks = read_networks(folder / "nasbench201_arch.csv.gz", folder / "nasbench201_latency.csv.gz")

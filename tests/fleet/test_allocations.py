@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reproductions.gavel.centre import inside_centre, level_centre, total_centre
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet import allocations
-from foretrace.fleet.semantics.gavel_centre import inside_centre, level_centre, total_centre
 from foretrace.fleet.workload import Float64
 
 pytest.importorskip("scipy")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reproductions.pollux.simulator import PolluxSimulator
 
 from foretrace.errors import ForetraceError, MissingExtraError
 from foretrace.fleet.goodput import (
@@ -24,8 +25,7 @@ from foretrace.fleet.goodput import (
     fit_step_model,
     with_work,
 )
-from foretrace.fleet.semantics.pollux import PolluxSimulator
-from foretrace.fleet.semantics.pollux_profiles import Profiles
+from foretrace.fleet.pollux_profiles import Profiles
 from foretrace.fleet.speeds import Shape, Speeds
 from foretrace.fleet.workload import SECOND, Workload
 

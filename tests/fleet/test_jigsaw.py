@@ -10,14 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-import foretrace as ft
-from foretrace.errors import ForetraceError, NotApplicableError
-from foretrace.fleet.jigsaw import four_arms, jigsaw_speeds, pair_speeds
-from foretrace.fleet.jigsaw_schedule import IterationSchedule, Rules, need_bytes, schedule
-from foretrace.fleet.jigsaw_tasks import IterationJob, compute_bound, lower_bound_ns, recorded_job
-from foretrace.fleet.studies import jigsaw_convergence
-from foretrace.fleet.studies.jigsaw import (
+from reproductions.jigsaw import convergence as jigsaw_convergence
+from reproductions.jigsaw.study import (
     DISPATCH,
     JigsawStudy,
     bootstrap,
@@ -26,6 +20,12 @@ from foretrace.fleet.studies.jigsaw import (
     run_study,
     write_section,
 )
+
+import foretrace as ft
+from foretrace.errors import ForetraceError, NotApplicableError
+from foretrace.fleet.jigsaw import four_arms, jigsaw_speeds, pair_speeds
+from foretrace.fleet.jigsaw_schedule import IterationSchedule, Rules, need_bytes, schedule
+from foretrace.fleet.jigsaw_tasks import IterationJob, compute_bound, lower_bound_ns, recorded_job
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques.gradients import find_gradients

@@ -674,7 +674,7 @@ _CELLS = "|nor_conv_3x3~0|+|nor_conv_3x3~0|avg_pool_3x3~1|+|skip_connect~0|nor_c
 
 
 def _play_networks(path: Path, way: int) -> Iterator[Figure]:
-    from foretrace.model.nas_tables import read_networks
+    from reproductions.nas_bench_201.tables import read_networks
 
     other = path.with_name("other.csv")
     archs = "arch" in path.name
@@ -763,7 +763,7 @@ def _play_ledger(path: Path, way: int) -> Iterator[Figure]:
 
 
 def _pollux_rows(path: Path, way: int) -> Iterator[Figure]:
-    from foretrace.fleet.semantics.pollux_profiles import _rows
+    from foretrace.fleet.pollux_profiles import _rows
 
     for row in _rows(path, ("num_nodes", "num_replicas", "step_time")):
         yield "row", np.abs(row)  # columns that may be below 0 are its own affair
@@ -778,9 +778,9 @@ SIMULATORS = {
 
 
 def _play_simulators(path: Path, way: int) -> Iterator[Figure]:
-    from foretrace.fleet.semantics.shockwave_profile import read_results
-    from foretrace.fleet.semantics.tiresias import _read_samples
-    from foretrace.fleet.semantics.tiresias_cluster import Cluster
+    from reproductions.shockwave.profile import read_results
+    from reproductions.tiresias.cluster import Cluster
+    from reproductions.tiresias.simulator import _read_samples
 
     if "results" in path.name:
         found = read_results(path)

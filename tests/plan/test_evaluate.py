@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reproductions.dpro.coarse import as_graph
 
 from foretrace.errors import ForetraceError, GraphError
-from foretrace.plan.coarse import as_graph
 from foretrace.plan.evaluate import MEASURED, WARM_UP, Evaluator
 from foretrace.plan.problem import Costs, Plan
 from foretrace.simulate.timeline import simulate

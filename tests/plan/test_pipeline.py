@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reproductions.mlperf.law import Pair, fit_overhead, speedup
 
 from foretrace.errors import ForetraceError, GraphError
 from foretrace.plan.engine import pipeline_ends
 from foretrace.plan.megatron import Constants, Layout, crosses, graph, iteration, iteration_s, shipped, stage_times
 from foretrace.plan.pipeline import one_forward_one_backward
-from foretrace.plan.strong_scaling import Pair, fit_overhead, speedup
 from foretrace.simulate.replay import replay
 
 NOTHING = np.zeros(8, dtype=np.int64)

@@ -6,9 +6,9 @@ from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reproductions.dpro.baselines import greedy, mcmc
 
 from foretrace.deadline import Deadline
-from foretrace.plan.baselines import greedy, mcmc
 from foretrace.plan.buckets import default, least_step
 from foretrace.plan.evaluate import Evaluator
 from foretrace.plan.moves import alike, all_moves, around, random_move, together, toggled

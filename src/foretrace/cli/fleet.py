@@ -141,9 +141,9 @@ def _by_others(
     given: Mapping[str, str],
 ) -> FleetResult:
     import numpy as np
+    from reproductions.simulators import semantics
 
     from foretrace.fleet.scene import workload_of
-    from foretrace.fleet.semantics import semantics
 
     played = semantics(name)
     workload = workload_of(str(trace), name if format == "auto" else format, salvage=salvage)

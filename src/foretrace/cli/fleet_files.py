@@ -65,7 +65,8 @@ def generate(
     from foretrace.fleet.synthetic import load_generator
 
     if str(generator) == "gavel":
-        from foretrace.fleet.semantics.gavel_generator import generate as drawn
+        from reproductions.gavel.generator import generate as drawn
+
         from foretrace.fleet.throughputs import ThroughputTable
 
         if throughputs is None or jobs is None or days is not None or load != 1:
@@ -143,7 +144,8 @@ def policies(as_json: options.AsJson = False) -> None:
 
     Example: foretrace fleet policies
     """
-    from foretrace.fleet.semantics import NAMES, semantics
+    from reproductions.simulators import NAMES, semantics
+
     from foretrace.report import fleet_questions as report
     from foretrace.report.jsonout import dumps
 

@@ -247,7 +247,8 @@ def study(
     found: msgspec.Struct
     name = resolve(name, ("dally", "jigsaw")) or name
     if name == "dally":
-        from foretrace.fleet.studies import dally, dally_tables
+        from reproductions.dally import study as dally
+        from reproductions.dally import tables as dally_tables
 
         if recording:
             raise ForetraceError("--recording belongs to the study jigsaw; leave it out.")
@@ -259,7 +260,8 @@ def study(
             dally.write_section(cells, write)
         found, words = cells, dally_tables.section(cells)
     elif name == "jigsaw":
-        from foretrace.fleet.studies import jigsaw, jigsaw_section
+        from reproductions.jigsaw import section as jigsaw_section
+        from reproductions.jigsaw import study as jigsaw
 
         if trace is not None or out is not None or on != "here":
             raise ForetraceError("--trace, --out and --on belong to the study dally; leave them out.")

@@ -73,8 +73,9 @@ def utilisation(
         notes = ["no call of the model is among the measured ones: operator and inputs must be the same."]
         view = report.of_model(used, model=model, training=not inference, again=again, notes=notes if unheard else ())
     else:
+        from reproductions.nas_bench_201.tables import SPACE, read_networks
+
         from foretrace.cost.utilisation import study
-        from foretrace.model.nas_tables import SPACE, read_networks
 
         if space != SPACE:
             raise ForetraceError(f"there is no space {space!r}; choose {SPACE}.")
