@@ -86,7 +86,7 @@ def profiles_of(workload: Workload, options: Mapping[str, str]) -> Path:
 
 def _policy(name: str, seed: int, options: Mapping[str, str]) -> Policy:
     if name == "pollux":
-        from foretrace.fleet.pollux_search import Pollux
+        from reproductions.pollux.search import Pollux
 
         generations, population = (whole(options, key, 100) for key in ("generations", "population"))
         return Pollux(seed=seed, generations=generations, population=population)

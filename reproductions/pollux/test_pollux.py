@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
-import sys
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,13 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretrace.errors import ForetraceError, MissingExtraError
+from foretrace.errors import ForetraceError
 from foretrace.fleet.pollux_profiles import Application, Profiles, read_application
-from foretrace.fleet.pollux_search import Aim, Pollux, _fronts, search
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.workload import SECOND, Origin, Workload
 from reproductions.pollux.policies import Job, Optimus, Tiresias, fill
+from reproductions.pollux.search import Pollux
 from reproductions.pollux.simulator import PolluxSimulator
+from tests.fleet.test_pollux_profiles import write_profile
 
 
 def pollux_workload(path: Path, jobs: int | None = None) -> Workload:
@@ -35,30 +33,6 @@ def pollux_workload(path: Path, jobs: int | None = None) -> Workload:
         batch=[float(row["batch_size"]) for row in rows],
         origin=Origin(path=str(path)),
     )
-
-
-def step(nodes: int, replicas: int, local: float) -> tuple[float, float]:
-    """Seconds of the small profile: linear, so that every interpolation has a known answer; exact in binary."""
-    return local / 8 + (nodes - 1) / 4 + (replicas - 2) / 8, nodes / 16 + replicas / 32
-
-
-def write_profile(folder: Path) -> None:
-    folder.mkdir(parents=True)
-    head = "local_bsz,step_time,sync_time\n"
-    rows = [(p, len(p), sum(map(int, p)), m) for p in ("1", "2", "11", "12") for m in (8, 4)]
-    lines = [f"{p},{m},{step(n, k, m)[0]},{step(n, k, m)[1]}" for p, n, k, m in rows]
-    (folder / "placements.csv").write_text("placement," + head + "\n".join(lines) + "\n")
-    wide = [(n, k, m) for n in (1, 2, 3, 4) for k in range(n, 4 * n + 1) for m in (4, 8) if n + k > 3]
-    lines = [f"{n},{k},{m},{step(n, k, m)[0]},{step(n, k, m)[1]}" for n, k, m in wide]
-    (folder / "scalability.csv").write_text("num_nodes,num_replicas," + head + "\n".join(lines) + "\n")
-    head = "progress,iteration,metric,grad_sqr,grad_var\n"
-    (folder / "validation-8.csv").write_text(head + "100,100,0,1,1\n250,250,0,1,4\n")
-    (folder / "validation-16.csv").write_text(head + "120,70,0,1,2\n239.125,130,0,1,6\n")
-    (folder / "validation-32.csv").write_text(head + "130,45,0,1,2\n260,90,0,1,6\n999,100,0,1,6\n")
-
-
-def add(path: Path, line: str) -> None:
-    path.write_text(path.read_text() + line)
 
 
 @pytest.fixture(scope="module")
@@ -115,44 +89,6 @@ def test_completion_by_hand(profiles: Path) -> None:
     assert result.gpu_ns.tolist() == [352.0 * SECOND]
     assert result.segments is not None
     assert result.segments.level.tolist() == [1]
-
-
-def test_batch_is_split_as_published(toy: Application) -> None:
-    assert toy.split(16, 2) == (8, 0)
-    assert toy.split(8, 1) == (8, 0)
-    assert toy.split(10, 1) == (5, 1), "one replica with more than the smallest batch accumulates"
-    assert toy.split(8, 1, always_accumulate=True) == (4, 1)
-    assert toy.split(32, 1) == (8, 3)
-    assert toy.split(31, 3) == (5, 1), "11 each is more than 8, so two passes; 6 x 6 samples would exceed 32"
-
-
-def test_step_times_between_measurements(toy: Application) -> None:
-    assert toy.step_seconds((1,), 8) == step(1, 1, 8)
-    assert toy.step_seconds((2,), 6) == step(1, 2, 6)
-    assert toy.step_seconds((2, 1), 6) == toy.step_seconds((1, 2), 6) == step(2, 3, 6)
-    assert toy.step_seconds((3, 2), 6) == pytest.approx(step(2, 5, 6)), "not measured: from all configurations"
-    with pytest.raises(ForetraceError, match=r"no measurement covers 1 GPUs placed 1 with a local batch of 9"):
-        toy.step_seconds((1,), 9)
-    with pytest.raises(ForetraceError, match="no measurement covers 20 GPUs"):
-        toy.step_seconds((4, 4, 4, 4, 4), 8)
-    with pytest.raises(ForetraceError, match="one digit"):
-        toy.step_seconds((10,), 8)
-
-
-def test_gradients_between_batch_sizes(toy: Application) -> None:
-    assert toy.grad_stats(8, 0) == (1, 1)
-    assert toy.grad_stats(12, 0) == (1, 1.5)
-    assert toy.gain(16, 1) == 1.75
-    assert toy.iterations(12, 1) == 190
-    assert toy.ends == [100, 239.125], "as many epochs as the shortest run"
-
-
-def test_other_placements_need_scipy(profiles: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "scipy.interpolate", None)
-    app = read_application(profiles / "toy")
-    assert app.step_seconds((1, 1), 8) == step(2, 2, 8)
-    with pytest.raises(MissingExtraError, match=r"foretrace\[fleet\]"):
-        app.step_seconds((3,), 8)
 
 
 def test_fill_takes_the_emptiest_node_first() -> None:
@@ -254,70 +190,6 @@ def test_equal_seeds_give_equal_answers(profiles: Path) -> None:
     assert runs[0].facts["fits"] > 0
 
 
-def test_front_against_its_definition() -> None:
-    values = np.random.default_rng(3).integers(0, 12, (60, 2)).astype(float)
-    front, crowd = _fronts(values)
-    left = np.arange(len(values))
-    for rank in range(front.max() + 1):
-        better = [any((values[b] <= values[a]).all() and (values[b] < values[a]).any() for b in left) for a in left]
-        assert front[left[~np.array(better)]].tolist() == [rank] * (len(left) - sum(better))
-        left = left[np.array(better)]
-    assert not len(left)
-    ends = [values[front == 0][:, 0].argmin(), values[front == 0][:, 0].argmax()]
-    assert np.isinf(crowd[front == 0][ends]).all()
-    line = np.array([[0.0, 4.0], [1.0, 2.0], [2.0, 1.0], [4.0, 0.0]])
-    assert _fronts(line)[1].tolist() == [np.inf, (2 / 4 + 3 / 4) / 2, (3 / 4 + 2 / 4) / 2, np.inf]
-
-
-def aim_of(jobs: int, nodes: int, seed: int) -> Aim:
-    random = np.random.default_rng(seed)
-    return Aim(
-        base=random.integers(0, 2, (jobs, nodes)).astype(np.int16),
-        nodes=np.full(nodes, 4, np.int16),
-        most=random.integers(1, 9, jobs),
-        speedup=random.random((jobs, nodes + 1, 4 * nodes + 1)),
-        kept=random.random(jobs),
-    )
-
-
-@settings(max_examples=25)
-@given(jobs=st.integers(1, 6), nodes=st.integers(1, 5), seed=st.integers(0, 999))
-def test_repaired_states_keep_to_the_rules(jobs: int, nodes: int, seed: int) -> None:
-    aim, random = aim_of(jobs, nodes, seed), np.random.default_rng(seed)
-    states = random.integers(0, 5, (20, jobs, nodes)).astype(np.int16)
-    for repaired in (aim.repair(states.copy(), random), aim.repair(aim.mutate(states, random), random)):
-        assert (repaired >= 0).all()
-        assert (repaired.sum(axis=1) <= 4).all()
-        assert (repaired.sum(axis=2) <= aim.most).all()
-        spread = (np.count_nonzero(repaired, axis=2) > 1)[:, :, None] & (repaired > 0)
-        assert (spread.sum(axis=1) <= 1).all()
-
-
-def test_judged_as_defined() -> None:
-    aim = aim_of(4, 3, 5)
-    random = np.random.default_rng(0)
-    states = aim.repair(random.integers(0, 3, (15, 4, 3)).astype(np.int16), random)
-    for state, (mean, useful) in zip(states, aim.judge(states), strict=True):
-        inverse, total = 0.0, 0.0
-        for j, row in enumerate(state):
-            speed = aim.speedup[j, np.count_nonzero(row), row.sum()]
-            total += speed if row.sum() else 0
-            scaled = speed * 3 / 12 * (1 if (row == aim.base[j]).all() else aim.kept[j])
-            inverse += 1 / (scaled + 1e-3)
-        assert -mean == pytest.approx(4 / inverse)
-        used = 4 * np.count_nonzero(state.sum(axis=0))
-        assert -useful == pytest.approx(total / used if used else 0)
-
-
-def test_search_finds_the_best_of_few_states() -> None:
-    """One job, two nodes: all states can be tried."""
-    aim = aim_of(1, 2, 11)
-    random = np.random.default_rng(1)
-    every = np.array([[[a, b]] for a in range(5) for b in range(5) if a + b <= aim.most[0]], np.int16)
-    found = search(aim, aim.base[None], 20, 30, random)
-    assert aim.judge(found)[:, 0].min() == aim.judge(every)[:, 0].min()
-
-
 def test_pollux_grows_a_job_at_most_twofold(toy: Application) -> None:
     policy = Pollux(population=10, generations=5)
     job = Job(at=0, app=toy, submit_s=0, gpus=1, batch=0)
@@ -331,54 +203,6 @@ def test_pollux_grows_a_job_at_most_twofold(toy: Application) -> None:
 
 
 # What users get wrong.
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda d: (d / "placements.csv").unlink(), "toy has no placements.csv"),
-        (lambda d: (d / "placements.csv").write_text(""), "has no column 'placement'"),
-        (lambda d: (d / "scalability.csv").write_text("num_nodes,num_replicas,local_bsz,step_time\n1,1,1,1\n"),
-         "has no column 'sync_time'"),
-        (lambda d: (d / "scalability.csv").write_text("num_nodes,num_replicas,local_bsz,step_time,sync_time\n"),
-         "has no rows"),
-        (lambda d: (d / "validation-8.csv").write_text("progress,iteration,grad_sqr,grad_var\n1,2,x,4\n"),
-         "validation-8.csv, line 2: needs a number"),
-        (lambda d: (d / "validation-8.csv").write_text("progress,iteration,grad_sqr,grad_var\n5,2,1,4\n5,3,1,4\n"),
-         "progress must grow"),
-        (lambda d: (d / "validation-8.csv").write_text("progress,iteration,grad_sqr,grad_var\n5,2,0,0\n"),
-         "nor both zero"),
-        (lambda d: (d / "validation-8.csv").rename(d / "validation-x.csv"), "must give a total batch size"),
-        (lambda d: [each.unlink() for each in d.glob("validation-*")], "no validation-BATCH.csv"),
-        (lambda d: add(d / "placements.csv", "1,4,1,0.5\n"), "placement 1 has a local_bsz twice"),
-        (lambda d: add(d / "placements.csv", "3,4,0.5,1\n"), "sync_time is not below"),
-        (lambda d: add(d / "placements.csv", "1.5,4,1,0.5\n"), "placement must be digits"),
-        (lambda d: (d / "placements.csv").unlink(), "placements.csv"),
-    ],
-)  # fmt: skip
-def test_profiles_that_cannot_be_used(tmp_path: Path, change: Callable[[Path], object], message: str) -> None:
-    write_profile(tmp_path / "profiles" / "toy")
-    change(tmp_path / "profiles" / "toy")
-    with pytest.raises(ForetraceError, match=message):
-        play(jobs_of([(0, 1, 8)]), "tiresias", "1x4", profiles=str(tmp_path / "profiles"))
-
-
-def test_changed_profiles_are_read_again(tmp_path: Path) -> None:
-    write_profile(tmp_path / "toy")
-    assert Profiles(tmp_path).application("toy") is Profiles(tmp_path).application("toy")
-    add(tmp_path / "toy" / "placements.csv", "3,4,1,0.25\n")
-    assert Profiles(tmp_path).application("toy").step_seconds((3,), 4) == (1, 0.25)
-
-
-def test_packed_profiles_are_read(tmp_path: Path, toy: Application) -> None:
-    write_profile(tmp_path / "toy")
-    for path in list((tmp_path / "toy").iterdir()):
-        path.with_name(path.name + ".gz").write_bytes(gzip.compress(path.read_bytes()))
-        path.unlink()
-    packed = read_application(tmp_path / "toy")
-    assert (packed.points == toy.points).all()
-    assert packed.placements == toy.placements
-    assert list(packed.validation) == [8, 16, 32]
 
 
 @pytest.mark.parametrize(
