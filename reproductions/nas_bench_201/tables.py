@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from foretrace import reading
-from foretrace.cost.utilisation import Networks, column
 from foretrace.errors import ForetraceError
 from reproductions.nas_bench_201.cells import space
+from reproductions.nas_bench_201.study import Networks, column
 
 SPACE = "nas-bench-201"
 WHERE = "the latencies of NAS-Bench-201 are in the repository HayeonLee/HELP on GitHub, folder data/nasbench201"
@@ -25,7 +25,7 @@ WHERE = "the latencies of NAS-Bench-201 are in the repository HayeonLee/HELP on 
 def read_networks(archs: str | Path | None, latencies: str | Path | None) -> Networks:
     """Networks with their work and latencies. Raises ForetraceError with the file, the line and the mend."""
     if archs is None or latencies is None:
-        raise ForetraceError(f"--space {SPACE} needs --archs FILE and --latencies FILE; {WHERE}.")
+        raise ForetraceError(f"{SPACE} needs --archs FILE and --latencies FILE; {WHERE}.")
     _, arch_rows = _rows(Path(archs), "arch")
     header, latency_rows = _rows(Path(latencies), "")
     texts = {row["arch_idx"]: row["arch"] for row in arch_rows}
