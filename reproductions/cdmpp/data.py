@@ -23,9 +23,9 @@ from reproductions.cdmpp.emit import module_text
 from reproductions.cdmpp.program import TensorProgram
 from reproductions.cdmpp.schedules import Schedule, apply, schedule_from_data
 from reproductions.cdmpp.tasks import Task, task
-from tables import ROOT, load, machine, today
+from tables import load, machine, today
 
-RECORDING = ROOT / "benchmarks" / "data" / "programs.json.gz"
+RECORDING = Path(__file__).parent / "programs.json.gz"
 DOMAINS = (("float32", "native"), ("float32", "baseline"), ("float64", "native"))
 """Number type and instruction set; the first is the source of every transfer."""
 DOMAIN_NAMES = ("float32, native", "float32, baseline", "float64, native")
@@ -102,7 +102,7 @@ def read(path: Path = RECORDING) -> Recording:
     try:
         data = json.loads(gzip.decompress(path.read_bytes()))
     except FileNotFoundError:
-        raise ForetraceError(f"{path} is not there; make it with python benchmarks/programs.py measure.") from None
+        raise ForetraceError(f"{path} is not there; make it with make reproduce NAME=cdmpp ARGS=measure.") from None
     once = np.array([each[2] for each in data["programs"]]) * 1e-9
     again = np.array([each[0] for each in data["again"]], int)
     second = np.array([each[1] for each in data["again"]]).reshape(-1, len(DOMAINS)) * 1e-9

@@ -4,7 +4,7 @@ The network of CDMPP (EuroSys 2024, section 5), small: features of the leaves wi
 transformer encoder in which leaves of one program attend to each other, their weighted mean and maximum as the
 embedding of the program, and a decoder to a normalised label. Programs with equally many leaves are computed together,
 so nothing is padded. The label is what the program takes over a first estimate (`prior.py`), whose shares also weight
-the leaves where they are pooled. The weights that come along were trained by `benchmarks/programs.py train` on
+the leaves where they are pooled. The weights that come along were trained by `make reproduce NAME=cdmpp ARGS=train` on
 programs measured on one processor core; they say what that processor would take. On another one use `learn.adapt`
 with a few measurements.
 """
@@ -15,7 +15,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +121,7 @@ class ProgramPredictor:
 
 
 def load(path: Path | None = None) -> ProgramPredictor:
-    """The predictor of a file, or the one that comes with the package. Raises ForetraceError where it does not fit."""
+    """The predictor of a file, or the one that is kept here. Raises ForetraceError where it does not fit."""
     if path is None:
         return _shipped()
     return _load(path)
@@ -130,8 +129,7 @@ def load(path: Path | None = None) -> ProgramPredictor:
 
 @cache
 def _shipped() -> ProgramPredictor:
-    with resources.as_file(resources.files("foretrace.cost.programs") / _SHIPPED) as path:
-        return _load(path)
+    return _load(Path(__file__).with_name(_SHIPPED))
 
 
 def _load(path: Path) -> ProgramPredictor:
@@ -142,7 +140,9 @@ def _load(path: Path) -> ProgramPredictor:
     except (OSError, ValueError, KeyError):
         raise ForetraceError(f"{path} holds no program predictor; make one with ProgramPredictor.save().") from None
     if tuple(head["features"]) != FEATURES:
-        raise ForetraceError(f"{path} was trained on other features; train it anew with benchmarks/programs.py train.")
+        raise ForetraceError(
+            f"{path} was trained on other features; train it anew with make reproduce NAME=cdmpp ARGS=train."
+        )
     return ProgramPredictor(
         shape=Shape(**head["shape"]),
         weights={name[2:]: value for name, value in arrays.items() if name.startswith("w_")},

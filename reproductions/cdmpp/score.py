@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from tables import ROOT, table, today
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-WEIGHTS = ROOT / "src" / "foretrace" / "cost" / "programs" / "programs.npz"
+WEIGHTS = Path(__file__).parent / "programs.npz"
 SMALL = Shape(width=32, layers=1, hidden=64, embedding=16, decoder=32)
 SETTINGS = Settings(shape=SMALL, epochs=50, dropout=0.2, decay=0.1, squared=0.5, relative=2.0)
 TUNING = replace(SETTINGS, epochs=30, rate=1e-3)

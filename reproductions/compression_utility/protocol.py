@@ -1,12 +1,12 @@
 """Does compressing gradients pay? The Utility study's question over many set-ups, with hooks timed on this machine.
 
-    python benchmarks/compression.py measure [--models resnet50,bert,...] [--out benchmarks/data/compression.json]
-    python benchmarks/compression.py table [--measured benchmarks/data/compression.json] [--v100 TRACE]
+    python -m reproductions compression_utility measure [--models resnet50,bert,...] [--out measured.json]
+    python -m reproductions compression_utility table [--measured measured.json] [--v100 TRACE]
 
 `measure`: backward pass of zoo models (one thread, CPU time, median of three steps) and every communication
 hook on the buckets that DistributedDataParallel would form of their gradients, timed alone (`training/compression`).
-`table` puts models x networks x workers x methods into the closed formula of the study (`cost/utility.py`) and writes
-docs/compression.md and a summary into docs/systems.md. `--v100` adds ResNet-50 on a V100: the backward pass of a public
+`table` puts models x networks x workers x methods into the closed formula of the study (`formula.py`) and writes
+README.md. `--v100` adds ResNet-50 on a V100: the backward pass of a public
 recording, coding times as quoted from the paper.
 
 Source: Agarwal et al., On the Utility of Gradient Compression in Distributed Training Systems, MLSys 2022.
@@ -37,7 +37,9 @@ from foretrace.techniques.compressors import parts
 from foretrace.training.compression.settings import Settings
 from foretrace.training.compression.timing import ALL, GATHERING, hook_operator
 from reproductions.compression_utility.formula import Link, Sent, compressed_s, required_ratio, synchronous_s
+from reproductions.systems import put
 
+HERE = Path(__file__).parent
 MODELS = ("resnet50", "inception-v3", "vgg11", "lstm-lm", "transformer", "bert", "dlrm")
 METHODS = {
     "fp16": Settings(method="fp16"),
@@ -235,10 +237,16 @@ def set_ups(models: Sequence[Model]) -> list[SetUp]:
 
 
 def page(measured: Measured, models: Sequence[Model]) -> str:
-    """docs/compression.md."""
+    """README.md."""
     found = set_ups(models)
     return "\n".join(
-        [*_head(measured, models, found), *_by_method(found), *_by_model(models, found), *_coding_table(models)]
+        [
+            *_head(measured, models, found),
+            *_by_network(models, found),
+            *_by_method(found),
+            *_by_model(models, found),
+            *_coding_table(models),
+        ]
     )
 
 
@@ -247,10 +255,9 @@ def _head(measured: Measured, models: Sequence[Model], found: Sequence[SetUp]) -
     return [
         "# Does compressing gradients pay?",
         "",
-        f"Written by `python benchmarks/compression.py table` on {datetime.now(UTC):%Y-%m-%d}. Backward passes "
-        "and hooks were "
-        f"timed on {measured.date} on {measured.machine}, one thread, CPU time, by `benchmarks/compression.py "
-        "measure`.",
+        f"Written by `make reproduce NAME=compression_utility ARGS=table` on {datetime.now(UTC):%Y-%m-%d}. "
+        "Backward passes and hooks were "
+        f"timed on {measured.date} on {measured.machine}, one thread, CPU time, by `ARGS=measure`.",
         "",
         f"{len(models)} models × {len(GBIT)} networks × {len(WORKERS)} numbers of workers × up to "
         f"{len(METHODS)} methods: "
@@ -259,7 +266,7 @@ def _head(measured: Measured, models: Sequence[Model], found: Sequence[SetUp]) -
         f"{usual[0]} of {usual[1]}, {_without_casts(found)}. The study (Agarwal et al., MLSys 2022) reports 6 of "
         "more than 200, on V100s.",
         "",
-        "Model of a step: the closed formula of the study (`cost/utility.py`): uncompressed, all-reduces of 25 "
+        "Model of a step: the closed formula of the study (`formula.py`): uncompressed, all-reduces of 25 "
         "MiB buckets "
         "beside the backward pass (slowed by 1.07 ×); compressed, backward pass, then coding, then messages. Rings, "
         f"latency {1e6 * LATENCY_S:.0f} µs. Coding is the real hook on the real buckets with its messages "
@@ -364,23 +371,12 @@ def _coding_table(models: Sequence[Model]) -> list[str]:
     return [*lines, ""]
 
 
-MARKS = "<!-- compression: written by benchmarks/compression.py -->", "<!-- end of compression -->"
-
-
-def summary(measured: Measured, models: Sequence[Model]) -> str:
-    """The table for docs/systems.md: set-ups that gain, by model and network."""
-    found = set_ups(models)
-    gains, usual = _counts(found)
+def _by_network(models: Sequence[Model], found: Sequence[SetUp]) -> list[str]:
+    """Set-ups that gain, by model and network."""
     lines = [
-        MARKS[0],
-        "## Does compressing gradients pay?",
+        "## Set-ups that gain, by model and network",
         "",
-        f"**{gains} of {len(found)} set-ups gain 1 % or more**, {usual[0]} of {usual[1]} at 10 Gbit/s and "
-        f"above, {_without_casts(found)} (Agarwal et al., "
-        "MLSys 2022: 6 of more than 200). Models × networks × methods, each cell over "
-        f"{', '.join(map(str, WORKERS))} workers and all methods; how it was made, and by method: "
-        "[compression.md](compression.md). "
-        f"Timed {measured.date} on {measured.machine}.",
+        f"Over {', '.join(map(str, WORKERS))} workers and all methods.",
         "",
         "| model | " + " | ".join(f"{gbit:g} Gbit/s" for gbit in GBIT) + " | methods that gain at 10 Gbit/s |",
         "|---|" + "---|" * (len(GBIT) + 1),
@@ -393,15 +389,7 @@ def summary(measured: Measured, models: Sequence[Model]) -> str:
             cells.append(f"{sum(each.gains for each in there)} of {len(there)}")
         at_ten = dict.fromkeys(each.method for each in mine if each.gbit == 10 and each.gains)
         lines.append(f"| {model.name} | " + " | ".join(cells) + f" | {', '.join(at_ten) or 'none'} |")
-    return "\n".join([*lines, "", MARKS[1]])
-
-
-def put_in(text: str, part: str) -> str:
-    """The page with this part in the place of its former self, or at its end."""
-    if MARKS[0] in text:
-        before, _, rest = text.partition(MARKS[0])
-        return before + part + rest.partition(MARKS[1])[2]
-    return text.rstrip("\n") + "\n\n" + part + "\n"
+    return [*lines, ""]
 
 
 def _machine() -> str:
@@ -418,31 +406,24 @@ def _machine() -> str:
     return f"{model}, {os.cpu_count()} cores, PyTorch {torch.__version__}"
 
 
-def main() -> None:
-    """Read the command line."""
+def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     first = commands.add_parser("measure", help="time backward passes and hooks on this machine")
     first.add_argument("--models", default=",".join(MODELS))
     first.add_argument("--size", default="tiny", choices=("tiny", "full"))
-    first.add_argument("--out", type=Path, default=Path("benchmarks/data/compression.json"))
+    first.add_argument("--out", type=Path, default=HERE / "measured.json")
     second = commands.add_parser("table", help="write the pages")
-    second.add_argument("--measured", type=Path, default=Path("benchmarks/data/compression.json"))
+    second.add_argument("--measured", type=Path, default=HERE / "measured.json")
     second.add_argument("--v100", type=Path, help="a recording of ResNet-50 on a V100")
-    second.add_argument("--docs", type=Path, default=Path("docs"))
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     if given.command == "measure":
         found = measure(given.models.split(","), given.size)
         write_bytes(given.out, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
-        return
+        return 0
     measured = msgspec.json.decode(given.measured.read_bytes(), type=Measured)
     models = list(measured.models)
     if given.v100 is not None:
         models.append(v100(given.v100))
-    write_bytes(given.docs / "compression.md", page(measured, models).encode())
-    systems = given.docs / "systems.md"
-    write_bytes(systems, put_in(systems.read_text(encoding="utf-8"), summary(measured, models)).encode())
-
-
-if __name__ == "__main__":
-    main()
+    put(HERE / "README.md", page(measured, models))
+    return 0

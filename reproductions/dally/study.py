@@ -189,10 +189,10 @@ class FindingRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DallyStudy(msgspec.Struct, frozen=True, kw_only=True):
-    """`foretrace fleet study dally`. Gains are shares: −0.83 is 83 % less than the baseline."""
+    """`make reproduce NAME=dally`. Gains are shares: −0.83 is 83 % less than the baseline."""
 
     schema_version: int = 1
-    command: str = "fleet study dally"
+    command: str = "reproduce dally"
     headline: str
     date: str
     machine: str
@@ -304,13 +304,6 @@ def study_of(
     )
     found = dally_findings.findings_of(study, grid)
     return msgspec.structs.replace(study, findings=found, headline=dally_findings.headline_of(study))
-
-
-def write_section(study: DallyStudy, path: Path) -> None:
-    """Put the tables into a page in the place of their former selves (or at its end), and the plot beside it."""
-    from reproductions.dally.tables import write
-
-    write(study, path)
 
 
 ASSUMPTIONS = (

@@ -11,8 +11,8 @@ from foretrace.files import write_bytes, write_text
 from reproductions.dally.study import DallyStudy, LeaseRow, LoggedRow, Mean
 from reproductions.dally.sums import TITLES, percent
 
-MARKS = "<!-- dally: written by foretrace fleet study dally -->", "<!-- end of dally -->"
-PLOT = "fleet-dally-timers.svg"
+MARKS = "<!-- dally: written by make reproduce NAME=dally -->", "<!-- end of dally -->"
+PLOT = "timers.svg"
 COLOURS = ("#0b57d0", "#b3261e", "#146c2e", "#8430ce", "#b06000", "#5f6368")
 
 

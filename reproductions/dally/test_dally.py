@@ -235,10 +235,10 @@ def test_findings_follow_the_rows(study: dally.DallyStudy) -> None:
 def test_the_section_replaces_itself(study: dally.DallyStudy, tmp_path: Path) -> None:
     page = tmp_path / "fleet-dally.md"
     page.write_text(f"# Dally\n\nBefore.\n\n{dally_tables.MARKS[0]}\nold\n{dally_tables.MARKS[1]}\n\nAfter.\n")
-    dally.write_section(study, page)
+    dally_tables.write(study, page)
     text = page.read_text()
     assert text.startswith("# Dally\n\nBefore.\n") and text.endswith("\n\nAfter.\n") and "\nold\n" not in text
-    dally.write_section(study, page)
+    dally_tables.write(study, page)
     assert page.read_text() == text
     assert all(row.claim in text for row in study.claims) and study.date in text and study.machine in text
 

@@ -1,6 +1,6 @@
 """How fast and how good `foretrace optimise` is: against plain searches and against dPRO's published search times.
 
-    python benchmarks/optimise.py [--seconds 2] [--out docs/optimise.md] [search] [quality] [recordings] [rates]
+    python -m reproductions dpro [--seconds 2] [--out README.md] [search] [quality] [recordings] [rates]
 
 Two kinds of problems. *Shapes*: the tensors of the models in dPRO's table, with compute worked out from their
 operations at fixed rates of a V100-class device (stated on the page), 16 workers. *Recordings*: small models of the
@@ -28,15 +28,15 @@ from foretrace.report.units import seconds as as_text
 from foretrace.simulate.timeline import simulate
 from reproductions.dpro.baselines import greedy, mcmc
 from reproductions.dpro.coarse import as_graph
-from tables import ROOT, load, machine, table, today, update
+from tables import load, machine, table, today, update
 
 if TYPE_CHECKING:
     from torch import nn
 
     from foretrace.graph.taskgraph import TaskGraph
 
-PAGE = ROOT / "docs" / "optimise.md"
-HEAD = (ROOT / "benchmarks" / "data" / "optimise_head.md").read_text(encoding="utf-8")
+PAGE = Path(__file__).with_name("README.md")
+HEAD = PAGE.read_text(encoding="utf-8").partition("\n## ")[0]
 
 WORKERS, SAMPLES = 16, 32
 FLOP_PER_S, BYTES_PER_S, OPERATOR_S = 9.4e12, 700e9, 8e-6  # of a V100-class device, float32
@@ -406,12 +406,12 @@ SECTIONS: dict[str, tuple[str, Callable[[float], str]]] = {
 }
 
 
-def main() -> None:
+def main(given: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"some of {', '.join(SECTIONS)}")
     parser.add_argument("--seconds", type=float, default=2.0, help="time of a search for messages that overtake")
     parser.add_argument("--out", type=Path, default=PAGE, help="the page to write")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     if unknown := [name for name in arguments.sections if name not in SECTIONS]:
         parser.error(f"there is no section {' or '.join(unknown)}; choose from {', '.join(SECTIONS)}")
     for name in arguments.sections or SECTIONS:
@@ -419,7 +419,4 @@ def main() -> None:
         print(f"{name} ...", file=sys.stderr)
         update(arguments.out, HEAD, {title: section(arguments.seconds)}, [each[0] for each in SECTIONS.values()])
     print(f"wrote {arguments.out}", file=sys.stderr)
-
-
-if __name__ == "__main__":
-    main()
+    return 0

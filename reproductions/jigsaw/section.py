@@ -8,7 +8,7 @@ from pathlib import Path
 from foretrace.files import write_text
 from reproductions.jigsaw.study import ClaimRow, Interval, JigsawStudy, MixRow, PackingRow
 
-MARKS = "<!-- jigsaw: written by foretrace fleet study jigsaw -->", "<!-- end of jigsaw -->"
+MARKS = "<!-- jigsaw: written by make reproduce NAME=jigsaw -->", "<!-- end of jigsaw -->"
 ROUNDED = 0.005  # earlier figures are whole per cent
 CLOSE = ROUNDED + 0.006  # and a run of finite length is off by some tenths
 # Found earlier by a prototype simulator, per cent, by workers; columns are exchanges of 0, 0.1, 0.3, 1 of the compute.

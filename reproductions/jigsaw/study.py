@@ -164,10 +164,10 @@ class ClaimRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JigsawStudy(msgspec.Struct, frozen=True, kw_only=True):
-    """`foretrace fleet study jigsaw`. Gains are shares: 0.2 is 20 % more iterations per GPU time."""
+    """`make reproduce NAME=jigsaw`. Gains are shares: 0.2 is 20 % more iterations per GPU time."""
 
     schema_version: int = 1
-    command: str = "fleet study jigsaw"
+    command: str = "reproduce jigsaw"
     headline: str
     date: str
     machine: str
@@ -299,13 +299,6 @@ def run_study(
         claims=(),
     )
     return msgspec.structs.replace(study, claims=claims_of(study), headline=headline_of(study))
-
-
-def write_section(study: JigsawStudy, path: Path) -> None:
-    """Put the tables into a page, in the place of their former selves (or at its end)."""
-    from reproductions.jigsaw.section import write
-
-    write(study, path)
 
 
 def _packing(dispatch: str, workers: int, exchange: float, sharers: int, switch: float, iterations: int) -> PackingRow:

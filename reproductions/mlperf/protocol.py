@@ -1,7 +1,7 @@
 """MLPerf Training results on more devices: the larger run predicted from the smaller one.
 
-    python benchmarks/mlperf.py --labels RUNS.csv[.gz] ... [--json]
-    python benchmarks/mlperf.py --labels RUNS.csv[.gz] ... --ask resnet 8 3200 512 20480
+    python -m reproductions mlperf [--labels RUNS.csv[.gz] ...] [--json]
+    python -m reproductions mlperf [--labels RUNS.csv[.gz] ...] --ask resnet 8 3200 512 20480
 
 A pair is one organisation's runs of one benchmark, round and device on two numbers of devices, with one global batch
 (strong scaling) or two; medians over its runs. Samples per second count, except where the throughput field changes its
@@ -9,7 +9,7 @@ unit with scale (ssd, retinanet, maskrcnn): there the run time, which says nothi
 different numbers of samples), so such pairs are left out.
 
 Two predictions: *network*: work divided by devices, plus averaging gradients over links between nodes with nothing
-hidden; *overhead*: the law of `plan/strong_scaling.py`, whose one constant per benchmark comes from pairs of **other**
+hidden; *overhead*: the law of `law.py`, whose one constant per benchmark comes from pairs of **other**
 organisations only, with one batch, across nodes if this pair is. Its 80 % range is how far that law was off on others'
 pairs, each predicted from yet other organisations. `--ask` names a benchmark, devices and global batch of a run at
 hand, and those of the run in question: it answers with samples per second as a multiple.
@@ -22,7 +22,6 @@ import csv
 import gzip
 import io
 import json
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,7 +38,7 @@ from foretrace.errors import ForetraceError
 from foretrace.names import question as question_of
 from foretrace.names import resolve
 from reproductions.mlperf.law import Pair, fit_overhead, speedup
-from tables import percent, table
+from tables import percent, shared_traces, table
 
 BY_RUN_TIME = frozenset(("ssd", "retinanet", "maskrcnn"))
 # Millions of parameters whose gradients all devices average, 2 bytes each; benchmarks that exchange other things
@@ -302,25 +301,25 @@ def section(files: Sequence[Path]) -> str:
         "The same benchmark, round, organisation and device on two numbers of devices, with one global batch or two: "
         "the larger run predicted from the smaller one; the speed-up is that of samples per second. *Network alone* "
         "divides the work by the devices and adds averaging gradients between nodes. *With overhead* is the law of "
-        "`foretrace.plan.strong_scaling`: a step on b samples per device takes time in proportion to b + s; s of a "
+        "`reproductions/mlperf/law.py`: a step on b samples per device takes time in proportion to b + s; s of a "
         "benchmark is learned from other organisations' pairs with one batch only; that there is such a law was seen "
         "on the pairs with one batch. Errors are predicted / measured time of the larger run − 1, in %.\n\n"
         + as_table(report(read(files)))
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--labels", type=Path, nargs="+", required=True)
+    parser.add_argument("--labels", type=Path, nargs="+", help="by default those of the shared data")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--ask", nargs=5, metavar=("BENCHMARK", "FEWER", "BATCH", "MORE", "BATCH"))
     given = parser.parse_args(arguments)
-    try:
-        found = read(given.labels)
-        answer = None if given.ask is None else ask(given.ask, found)
-    except ForetraceError as error:
-        print(f"mlperf: {error}", file=sys.stderr)
-        return 2
+    traces = shared_traces()
+    labels = given.labels or (traces and sorted((traces.parent / "mlperf-training").glob("*_runs.csv.gz")))
+    if not labels:
+        raise ForetraceError("no results of MLPerf Training are here; give --labels, or set FORETRACE_SHARED_DATA.")
+    found = read(labels)
+    answer = None if given.ask is None else ask(given.ask, found)
     if answer is not None and not given.json:
         low, high = answer["predicted_range"]
         print(f"{answer['predicted']:.3g} times the samples per second ({low:.3g} – {high:.3g}).")
@@ -328,7 +327,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     result = answer or report(found)
     print(json.dumps(result, indent=1) if given.json else as_table(result))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

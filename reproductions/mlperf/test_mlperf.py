@@ -11,13 +11,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace.errors import ForetraceError
 from reproductions.mlperf.law import Pair, fit_overhead, speedup
 
-COMMAND = Path(__file__).resolve().parents[2] / "benchmarks" / "mlperf.py"
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_law_by_hand() -> None:
@@ -53,8 +53,8 @@ def test_no_pair_is_refused() -> None:
 
 
 def asked(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, str(COMMAND), *map(str, arguments)]
-    return subprocess.run(words, capture_output=True, text=True, check=False)
+    words = [sys.executable, "-m", "reproductions", "mlperf", *map(str, arguments)]
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -94,3 +94,11 @@ def test_any_global_batch_can_be_asked(rows: Path) -> None:
     ):
         refused = asked("--labels", rows, "--ask", *words)
         assert refused.returncode == 2 and said in refused.stderr and refused.stderr.count("\n") == 1
+
+
+@given(overhead=st.floats(0.01, 100), fewer=st.integers(1, 16), times=st.integers(2, 16), batch=st.integers(64, 4096))
+def test_the_overhead_of_exact_pairs_is_found(overhead: float, fewer: int, times: int, batch: int) -> None:
+    pair = Pair(global_batch=batch, fewer=fewer, more=fewer * times, speedup=2.0)
+    exact = Pair(global_batch=batch, fewer=fewer, more=fewer * times, speedup=speedup(pair, overhead))
+    assert speedup(pair, fit_overhead([exact])) == pytest.approx(exact.speedup, rel=0.01)
+    assert 1 <= speedup(pair, overhead) <= times

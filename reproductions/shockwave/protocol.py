@@ -1,6 +1,7 @@
 """How far fleet simulation is from real hardware: the Shockwave study's runs on 32 GPUs, and its own simulator.
 
-    python benchmarks/fleet_hardware.py [--shared-data PATH] [--results FILE] [--choose] [--sensitivity] [--json]
+    python -m reproductions shockwave [--shared-data PATH] [--results FILE] [--choose] [--sensitivity] [--json]
+    python -m reproductions shockwave play 120.trace --policy max_min_fairness
 
 Every policy with a physical run among the recorded results is predicted: the median of a dozen runs with arrivals, run
 times and restarts drawn anew, and a range that covers a slow run (`Shockwave.predict`). The run time of each job alone
@@ -22,7 +23,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,6 +36,7 @@ from foretrace.fleet.result import FleetResult
 from foretrace.fleet.workload import Workload
 from reproductions.shockwave.profile import rows_of
 from reproductions.shockwave.simulator import RUNS, Prediction, Shockwave, compare, recorded_runs
+from reproductions.simulators import play
 from tables import ROOT, percent, table
 
 LOG = "120_0.2_5_100_40_25_0,0.5,0.5_0.6,0.3,0.09,0.01_multigpu_dynamic.trace"
@@ -282,6 +283,8 @@ def _percent(value: float | None) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
+    if arguments[:1] == ["play"]:
+        return play(Shockwave(), arguments[1:])
     shared = Path(os.environ.get("FORETRACE_SHARED_DATA", ROOT.parent / "shared" / "data"))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shared-data", type=Path, default=shared)
@@ -290,14 +293,6 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--sensitivity", action="store_true")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)
-    try:
-        found = run(given.shared_data / "fleet" / "shockwave", given.results, given.sensitivity, given.choose)
-    except ForetraceError as error:
-        print(error, file=sys.stderr)
-        return 2
+    found = run(given.shared_data / "fleet" / "shockwave", given.results, given.sensitivity, given.choose)
     print(json.dumps(found, indent=1) if given.json else text(found))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

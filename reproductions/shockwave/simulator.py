@@ -2,7 +2,7 @@
 
 Sources: uw-mad-dash/shockwave 8a44f4a, scheduler/scheduler.py and scheduler/policies (MIT); fleet-lessons.md 5.1, 5.3.
 Every constant is the published one but two, which were chosen by leaving out one of the real runs at a time (see
-`benchmarks/fleet_hardware.py`): `decide` = ahead instead of boundary, and a restart of 24 s instead of the 20 s of the
+`make reproduce NAME=shockwave`): `decide` = ahead instead of boundary, and a restart of 24 s instead of the 20 s of the
 published simulator. Time is whole rounds of `round_s` on fixed boundaries.
 
 A round: jobs submitted so far take part. If jobs came, left or changed their batch size since shares were computed,

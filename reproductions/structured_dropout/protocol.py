@@ -1,6 +1,6 @@
 """Structured dropout of LSTMs: how much faster a training step is, and what it does to perplexity on a real text.
 
-    python benchmarks/structured_dropout.py [--blocks N] [--seeds N] [--out docs/structured_dropout.md]
+    python -m reproductions structured_dropout [--blocks N] [--seeds N] [--write]
 
 Speed: two layers over 35 time steps of 20 samples, forward and backward, all variants in one process in turns, one
 thread, CPU time, median over blocks. Compared with ordinary dropout in the same implementation, and with
@@ -19,13 +19,14 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from foretrace.verify.cores import environment
+from reproductions.systems import put
 
 TIME_STEPS, BATCH, LAYERS = 35, 20, 2
 SIZES, RATES, CONNECTIONS = (256, 512, 1024), (0.5, 0.65), ("input", "both")
@@ -152,15 +153,16 @@ def perplexities(seeds: int, epochs: int) -> list[str]:
     return rows
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description="Structured dropout of LSTMs: speed and perplexity.")
     parser.add_argument("--blocks", type=int, default=4, help="repetitions of every variant; 0: no speed")
     parser.add_argument("--seeds", type=int, default=3, help="0: no perplexity")
     parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--out", type=Path, help="write the tables there, not to the terminal")
-    options = parser.parse_args()
+    parser.add_argument("--write", action="store_true", help="write the page beside this file, not to the terminal")
+    options = parser.parse_args(arguments)
     if os.environ != (settled := environment(threads=1)):
-        os.execve(sys.executable, [sys.executable, *sys.argv], settled)  # set before torch loads
+        words = [sys.executable, "-m", "reproductions", "structured_dropout", *arguments]
+        os.execve(sys.executable, words, settled)  # set before torch loads
 
     import torch
 
@@ -176,7 +178,7 @@ def main() -> None:
     lines = [
         "# Structured dropout of LSTMs",
         "",
-        f"Made by `python benchmarks/structured_dropout.py` on {datetime.now(UTC):%Y-%m-%d}, PyTorch "
+        f"Made by `make reproduce NAME=structured_dropout` on {datetime.now(UTC):%Y-%m-%d}, PyTorch "
         f"{torch.__version__}, {platform.machine()} ({torch.backends.cpu.get_cpu_capability()}), one thread, "
         f"CPU time, load {os.getloadavg()[0]:.1f}, {time.process_time() - began:.0f} s in all.",
         "",
@@ -207,13 +209,8 @@ def main() -> None:
             *perplexity_rows,
         ]
     page = "\n".join(lines) + "\n"
-    if options.out is None:
+    if options.write:
+        put(Path(__file__).with_name("README.md"), page)
+    else:
         print(page, end="")
-        return
-    from foretrace.files import write_text
-
-    write_text(options.out, page)
-
-
-if __name__ == "__main__":
-    main()
+    return 0
