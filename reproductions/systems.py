@@ -51,7 +51,7 @@ def front(text: str) -> tuple[str, str]:
 def put(path: Path, page: str) -> None:
     """Write a page anew under the front matter that it has."""
     block, _ = front(path.read_text(encoding="utf-8"))
-    write_text(path, f"---\n{block}\n---\n{page}" if block else page)
+    write_text(path, f"---\n{block}\n---\n\n{page}" if block else page)
 
 
 def systems() -> tuple[tuple[System, ...], tuple[System, ...]]:
