@@ -17,7 +17,6 @@ import typer
 from foretrace.cli import fleet_options as shared
 from foretrace.cli import options
 from foretrace.errors import ForetraceError
-from foretrace.names import resolve
 
 if TYPE_CHECKING:
     from foretrace.fleet.result import FleetResult
