@@ -76,9 +76,8 @@ def answers(simulator: Simulator, known: Sequence[Known], folder: Path, *, quick
         if each.shipped:
             with (folder / each.shipped).open() as lines:
                 theirs = {one["job_id"]: float(one["JCT"]) for one in csv.DictReader(lines)}
-            row["jobs_alike"] = sum(
-                theirs.get(str(job)) == value for job, value in zip(workload.job, result.jct_s, strict=True)
-            )
+            ours = zip(workload.job, result.jct_s.tolist(), strict=True)
+            row["jobs_alike"] = sum(theirs.get(str(job)) == value for job, value in ours)
         found.append(row)
     return found
 

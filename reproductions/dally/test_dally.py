@@ -18,6 +18,7 @@ from foretrace import executor
 from foretrace.errors import ForetraceError
 from foretrace.fleet.policy import Policy
 from foretrace.fleet.workload import Workload
+from reproductions.__main__ import main
 from reproductions.dally import cells as dally_cells
 from reproductions.dally import study as dally
 from reproductions.dally import sums as dally_sums
@@ -260,3 +261,13 @@ def test_a_log_is_played(tmp_path: Path) -> None:
     row = {**cell, **dally_cells.play_cell(cell)}
     logged = dally_sums.logged_of([row])
     assert [each.policy for each in logged] == list(dally_cells.NAMED) and all((each.jct_h or 0) > 0 for each in logged)
+
+
+def test_the_protocol_prints_and_writes(
+    study: dally.DallyStudy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(dally, "run_study", lambda **_: study)
+    assert main(["dally", "--quick", "--write", str(tmp_path / "page.md")]) == 0
+    assert capsys.readouterr().out.strip() in (tmp_path / "page.md").read_text()
+    assert main(["dally", "--json"]) == 0
+    assert msgspec.json.decode(capsys.readouterr().out, type=dally.DallyStudy) == study

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from reproductions.__main__ import main
 from reproductions.jigsaw import convergence
 from reproductions.jigsaw.section import write
 from reproductions.jigsaw.study import (
@@ -82,3 +83,13 @@ def test_bootstrap_intervals() -> None:
     wide, narrow = (bootstrap(np.random.default_rng(1).normal(5, 1, n).tolist()) for n in (10, 400))
     assert wide.low < wide.mean < wide.high and narrow.high - narrow.low < wide.high - wide.low
     assert narrow.high - narrow.low == pytest.approx(2 * 1.96 / 20, rel=0.2)
+
+
+def test_the_protocol_prints_and_writes(
+    study: JigsawStudy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("reproductions.jigsaw.study.run_study", lambda **_: study)
+    assert main(["jigsaw", "--quick", "--write", str(tmp_path / "page.md")]) == 0
+    assert capsys.readouterr().out.strip() in (tmp_path / "page.md").read_text()
+    assert main(["jigsaw", "--json"]) == 0
+    assert msgspec.json.decode(capsys.readouterr().out, type=JigsawStudy) == study
