@@ -268,6 +268,6 @@ def test_the_protocol_prints_and_writes(
 ) -> None:
     monkeypatch.setattr(dally, "run_study", lambda **_: study)
     assert main(["dally", "--quick", "--write", str(tmp_path / "page.md")]) == 0
-    assert capsys.readouterr().out.strip() in (tmp_path / "page.md").read_text()
+    assert study.headline in capsys.readouterr().out and study.headline in (tmp_path / "page.md").read_text()
     assert main(["dally", "--json"]) == 0
     assert msgspec.json.decode(capsys.readouterr().out, type=dally.DallyStudy) == study
