@@ -1,4 +1,4 @@
-# make demo | test | test-avx2 | golden | lint | bench | fuzz      needs Python 3.11-3.14 (PYTHON=...) and nothing else
+# make demo | test | test-avx2 | golden | lint | bench | reproduce | fuzz      needs Python 3.11-3.14 (PYTHON=...) and nothing else
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 PACKAGE = pyproject.toml constraints.txt
 DEMO := demo-out
 
-.PHONY: help demo test test-avx2 golden lint bench fuzz clean
+.PHONY: help demo test test-avx2 golden lint bench reproduce fuzz clean
 help:
 	@grep -E '^# make' Makefile | cut -c 3-
 
@@ -66,6 +66,10 @@ bench: $(VENV)/peers.stamp
 	$(BIN)/python benchmarks/run.py --hta-python $(VENV)/peers/bin/python
 	-$(BIN)/python benchmarks/verify_zoo.py
 	$(BIN)/python benchmarks/accuracy.py
+
+# What a paper claimed, held against what we get: make reproduce NAME=dally ARGS="--quick". See reproductions/README.md.
+reproduce: $(VENV)/dev.stamp
+	@$(BIN)/python -m reproductions $(NAME) $(ARGS)
 
 # Damaged files for every reader, for a minute; see benchmarks/fuzz.py --help (ARGS="--inputs 100000 --seed 7").
 fuzz: $(VENV)/dev.stamp

@@ -15,8 +15,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-import fleet_hardware
-import fleet_known
 from foretrace import flow
 from foretrace.files import write_bytes
 from foretrace.graph.taskgraph import TaskGraph
@@ -295,8 +293,8 @@ def iterations_section(traces: Path) -> str:
 
 
 def scaling_section(traces: Path) -> str:
-    """Rows of benchmarks/mlperf.py."""
-    import mlperf
+    """Rows of reproductions/mlperf."""
+    from reproductions.mlperf import protocol as mlperf
 
     files = sorted((traces.parent / "mlperf-training").glob("*_runs.csv.gz"))
     return made("results of MLPerf Training 3.0, 4.0 and 5.0") + mlperf.section(files)
@@ -327,10 +325,10 @@ def devices_section(traces: Path) -> str:
 
 
 def programs_section(_: Path | None) -> str:
-    """Tables of benchmarks/programs.py on the recorded programs."""
-    import programs_score
+    """Tables of reproductions/cdmpp on the recorded programs."""
+    from reproductions.cdmpp import score
 
-    return programs_score.page(programs_score.score(lambda text: print(text, file=sys.stderr), ablate=True))
+    return score.page(score.score(lambda text: print(text, file=sys.stderr), ablate=True))
 
 
 def local_section(_: Path | None) -> str:
@@ -385,14 +383,21 @@ def misses(rows: Sequence[Row]) -> str:
 
 def fleet_section(traces: Path) -> str:
     """Known answers of scheduler simulators, and 32 real GPUs."""
+    from reproductions import simulators
+    from reproductions.gavel import protocol as gavel
+    from reproductions.pollux import protocol as pollux
+    from reproductions.shockwave import protocol as shockwave
+    from reproductions.tiresias import protocol as tiresias
+
     folder = traces.parent / "fleet"
-    found = fleet_hardware.run(folder / "shockwave", None, sensitivity=True, choose=True)
+    rows = [row for each in (tiresias, pollux, gavel) for row in simulators.answers(each.SIMULATOR, each.KNOWN, folder)]
+    found = shockwave.run(folder / "shockwave", None, sensitivity=True, choose=True)
     return (
-        made("mean completion times by the rules of published programs (`--semantics`)")
-        + fleet_known.text(fleet_known.measure(folder))
-        + "\n\nShockwave's 32 real GPUs (`benchmarks/fleet_hardware.py`); run times of jobs come from the runs of the "
+        made("mean completion times by the rules of published programs")
+        + simulators.text(rows)
+        + "\n\nShockwave's 32 real GPUs (`make reproduce NAME=shockwave`); run times of jobs come from the runs of the "
         "other policies. When rounds are decided and how long a restart takes was chosen by leaving one policy out. "
-        "Errors in %.\n\n" + fleet_hardware.text(found)
+        "Errors in %.\n\n" + shockwave.text(found)
     )
 
 

@@ -6,6 +6,7 @@ import datetime
 import os
 import platform
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
@@ -14,6 +15,7 @@ from pathlib import Path
 from foretrace.hardware import processor
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT))  # for `reproductions`, some of whose tables stand on the pages
 
 
 def shared_traces() -> Path | None:

@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from foretrace.cost.cmd import cmd_torch
 from foretrace.cost.learned import fp32, intervals
 from foretrace.files import write_bytes
 from kernel_table import TRAINING, Floats, Kernels, boards, mismeasured, read
@@ -189,6 +188,8 @@ def fit(kind: type[Law], kernels: Kernels, seen: Sequence[int], setting: Setting
             error = law.isolated(device, batch) - batch["target"]
             loss = torch.tanh(error.abs() / 2).mean(dim=1).sum()  # |t - p| / (t + p)
             if other is not None:
+                from reproductions.cdmpp.cmd import cmd_torch
+
                 _, far = law.nets(other[torch.tensor(rng.randint(0, len(other), len(at)))])
                 loss = loss + setting.cmd * sum(
                     cmd_torch(torch.tanh(hidden[net]), torch.tanh(far[net])) for net in range(setting.nets)

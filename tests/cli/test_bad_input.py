@@ -44,17 +44,6 @@ MISTAKES = {
     "samples that a recording does not have": ("operators", "{cnn}", "--batch", "8"),
     "the size of a recording": ("operators", "{cnn}", "--size", "tiny"),
     "a measured table cut short": ("utilisation", "gan", "--size", "tiny", "--measured", "{cut_table}"),
-    "networks cut short": (
-        "utilisation",
-        "--space",
-        "nas-bench-201",
-        "--archs",
-        "{cut_table}",
-        "--latencies",
-        "{text}",
-    ),
-    "options of a space for a model": ("utilisation", "gan", "--measure", "50"),
-    "options of a model for a space": ("utilisation", "--space", "nas-bench-201", "--measured", "{text}"),
     "a rewritten model to nowhere": ("rewrite", "actor-critic", "--out", "no/such/model.pt2"),
     "a file to rewrite": ("rewrite", "model.onnx"),
 }

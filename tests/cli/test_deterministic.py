@@ -77,7 +77,6 @@ MEASURE = {
     "record": "records a run",
 }
 ELSEWHERE = {
-    "fleet study": "takes minutes: tests/fleet/test_study_dally.py and test_jigsaw.py hold its cells",
     "ledger": "prints measured rows as they were stored: tests/verify",
 }
 

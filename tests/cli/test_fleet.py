@@ -210,13 +210,11 @@ MISTAKES = {
     "rows below a file": ("run", *SMALL, "--out", f"{LOG}/rows.csv"),
     "a name longer than a file may have": ("fit", LOG, "--out", "x" * 300),
     "jitter of ages": ("compare", *SMALL, "--policy", "fifo", "--policy", "las", "--jitter-s", "1e300"),
-    "fewer jobs than none, by semantics": ("run", LOG, "--semantics", "tiresias", "--jobs", "-3"),
     "jobs that never come": ("run", *SMALL, "--load", "1e-300"),
     "a folder as a log": ("run", str(ROOT / "examples"), "--cluster", "2x4x8"),
     "a page to nowhere": ("run", *SMALL, "--html", "no/such/folder/page.html"),
     "a log that is a program": ("run", __file__, "--cluster", "2x4x8"),
     "a log that is no generator": ("generate", LOG, "--jobs", "5", "--out", "x.csv"),
-    "another log for semantics": ("run", LOG, "--semantics", "gavel"),
     "a table that is a log": ("run", *SMALL, "--speeds", f"table={LOG}"),
     "a goodput profile that is missing": ("run", *SMALL, "--speeds", "goodput=nowhere"),
     "no such recording": ("run", *SMALL, "--speeds", "graphs cnn=nowhere links=1gbit,1gbit,1gbit"),
@@ -224,9 +222,6 @@ MISTAKES = {
     "a level that the cluster lacks": ("export", *SMALL, "--to", "slurm", "--level", "pod", "--out", "x"),
     "bandwidths of another tree": ("run", *SMALL, "--speeds", "closed-form gb-s=1,2"),
     "speeds without bandwidths": ("run", *SMALL, "--speeds", "closed-form"),
-    "no such semantics": ("run", *SMALL, "--semantics", "blox"),
-    "semantics and speeds": ("run", *SMALL, "--semantics", "tiresias", "--speeds", "closed-form gb-s=1,2,3"),
-    "an option without semantics": ("run", *SMALL, "--option", "a=b"),
     "a negative restart": ("run", *SMALL, "--restart-s", "-1"),
     "no time between failures": ("run", *SMALL, "--mtbf-h", "nan"),
     "no load": ("run", *SMALL, "--load", "0"),
@@ -252,7 +247,6 @@ MISTAKES = {
     "rounds of no length": ("run", *SMALL, "--policy", "gavel-max-min round-s=1e-9"),
     "a job exported twice": ("export", *SMALL, "--to", "slurm", "--job", "job3", "--job", "job3", "--out", "x"),
     "a policy that decides nothing": ("export", *SMALL, "--to", "slurm", "--policy", "las", "--out", "x"),
-    "no such study": ("study", "gandiva"),
     "no such generator": ("generate", "nowhere.json", "--jobs", "5", "--out", "x.csv"),
     "how much is not said": ("generate", "nowhere.json", "--out", "x.csv"),
     "no such scheduler": ("export", *SMALL, "--to", "pbs", "--out", "x"),
@@ -316,8 +310,6 @@ def test_the_example_of_each_command_runs(
         said = inspect.getdoc(command.callback) or ""
         words = shlex.split(said.partition("Example: ")[2])
         assert words[:3] == ["foretrace", "fleet", command.name]
-        if command.name == "study":  # takes minutes
-            continue
         assert run(words[1:]) == 0, capsys.readouterr().err
     assert run(["fleet", "--help"]) == 0
     assert "..." not in capsys.readouterr().out.rpartition("Commands:")[2], "a summary is cut"

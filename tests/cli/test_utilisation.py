@@ -6,12 +6,9 @@ import json
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
 
 from foretrace.cli.app import run
-from foretrace.cost.utilisation import column
-from foretrace.model.nas_bench_201 import OPERATIONS, space
 from foretrace.report.jsonout import schema
 from foretrace.report.utilisation import UtilisationView
 
@@ -64,41 +61,8 @@ def test_measured_times_stand_before_predictors(
     assert any("no call of the model" in note for note in other["notes"])  # type: ignore[attr-defined]
 
 
-def space_files(folder: Path, networks: int = 100) -> list[str]:
-    rng = np.random.default_rng(1)
-    cells = []
-    for _ in range(networks):
-        nodes = ["".join(f"|{OPERATIONS[rng.integers(5)]}~{i}" for i in range(at)) + "|" for at in (1, 2, 3)]
-        cells.append("+".join(nodes))
-    work = space(cells)
-    peak = column("2080ti")[0].flops_per_s
-    ms = 1e3 * (work.flops / peak * 4 + 2e-6 * work.kernels())
-    rows = [f"{i},{a:.6g},{256 * b:.6g}" for i, (a, b) in enumerate(zip(ms, 1e3 * work.flops / peak * 4, strict=True))]
-    archs, latencies = folder / "archs.csv", folder / "latencies.csv"
-    archs.write_text("arch_idx,arch\n" + "\n".join(f"{i},{cell}" for i, cell in enumerate(cells)) + "\n")
-    latencies.write_text("arch_idx,2080ti_1,2080ti_256\n" + "\n".join(rows) + "\n")
-    return ["--space", "nas-bench-201", "--archs", str(archs), "--latencies", str(latencies), "--measure", "20"]
-
-
-def test_a_space_of_networks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = space_files(tmp_path)
-    found = answer(capsys, *words)
-    study = found["study"]
-    assert isinstance(study, dict) and found["usage"] is None
-    assert study["networks"] == 100 and [each["name"] for each in study["columns"]] == ["2080ti_1", "2080ti_256"]
-    assert study["columns"][1]["utilisation"] == pytest.approx([0.25] * 3, rel=1e-4)
-    assert study["columns"][1]["flops_with_latency"] > 0.999
-    assert run(["utilisation", *words]) == 0
-    text = capsys.readouterr().out
-    assert "rank correlation of latency between columns" in text and "2080ti_256" in text
-
-
 @pytest.mark.parametrize(("words", "says"), [
-    ([], "name a model, or a space"),
-    (["resnet50", "--space", "nas-bench-201"], "one of the two"),
-    (["--space", "darts"], "no space 'darts'"),
-    (["--space", "nas-bench-201"], "HayeonLee/HELP"),
-    (["--space", "nas-bench-201", "--archs", "no.csv", "--latencies", "no.csv"], "no.csv, which does not exist"),
+    ([], "MODEL"),
     (["resnet50", "--device", "abacus"], "abacus"),
 ])  # fmt: skip
 def test_mistakes_are_one_line(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,10 +24,9 @@ from foretrace.fleet.goodput import (
     fit_step_model,
     with_work,
 )
-from foretrace.fleet.semantics.pollux import PolluxSimulator
-from foretrace.fleet.semantics.pollux_profiles import Profiles
+from foretrace.fleet.pollux_profiles import Profiles
 from foretrace.fleet.speeds import Shape, Speeds
-from foretrace.fleet.workload import SECOND, Workload
+from foretrace.fleet.workload import Workload
 
 TRUE = StepModel(0.05, 0.002, 0.3, 0.01, 0.04, 0.002, 1.8)
 LIMITS = BatchLimits(init=32, most=2048, low=8, high=128)
@@ -208,17 +207,6 @@ def test_what_profiles_do_not_say(profiles: Profiles) -> None:
         speeds.speed(job_of("gpt", 4, 512), 0, Shape(4, (1, 1)))
     with pytest.raises(ForetraceError, match="validated for total batches of 128 to 4096, not 9999"):
         speeds.speed(job_of("cifar10", 4, 9999), 0, Shape(4, (1, 1)))
-
-
-@pytest.mark.parametrize(("model", "gpus", "batch"), [("cifar10", 6, 2048), ("deepspeech2", 8, 320), ("ncf", 1, 512)])
-def test_work_is_what_a_job_alone_takes(profiles: Profiles, model: str, gpus: int, batch: float) -> None:
-    workload = job_of(model, gpus, batch, float("nan"))
-    work = with_work(workload, profiles).work_s[0]
-    alone = PolluxSimulator().run(
-        workload, policy="tiresias", cluster="16x4", seed=0, options={"profiles": str(profiles.folder)}
-    )
-    epochs = profiles.application(model).epochs
-    assert (alone.end_ns - alone.start_ns)[0] / SECOND - 30 == pytest.approx(work, abs=0.5 * epochs)
 
 
 def test_work_needs_a_batch_size(profiles: Profiles) -> None:

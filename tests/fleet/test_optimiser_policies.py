@@ -21,8 +21,8 @@ from foretrace.fleet.policies.jigsaw import JigsawSpeeds
 from foretrace.fleet.policies.packing import TablePairs
 from foretrace.fleet.policies.rounds import stretched
 from foretrace.fleet.policy import Policy
+from foretrace.fleet.pollux_profiles import Profiles
 from foretrace.fleet.result import Cause, FleetResult
-from foretrace.fleet.semantics.pollux_profiles import Profiles
 from foretrace.fleet.setup import Costs
 from foretrace.fleet.simulate import simulate
 from foretrace.fleet.speed_models import ConstantSpeeds

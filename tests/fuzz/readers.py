@@ -674,7 +674,7 @@ _CELLS = "|nor_conv_3x3~0|+|nor_conv_3x3~0|avg_pool_3x3~1|+|skip_connect~0|nor_c
 
 
 def _play_networks(path: Path, way: int) -> Iterator[Figure]:
-    from foretrace.model.nas_tables import read_networks
+    from reproductions.nas_bench_201.tables import read_networks
 
     other = path.with_name("other.csv")
     archs = "arch" in path.name
@@ -763,7 +763,7 @@ def _play_ledger(path: Path, way: int) -> Iterator[Figure]:
 
 
 def _pollux_rows(path: Path, way: int) -> Iterator[Figure]:
-    from foretrace.fleet.semantics.pollux_profiles import _rows
+    from foretrace.fleet.pollux_profiles import _rows
 
     for row in _rows(path, ("num_nodes", "num_replicas", "step_time")):
         yield "row", np.abs(row)  # columns that may be below 0 are its own affair
@@ -778,9 +778,9 @@ SIMULATORS = {
 
 
 def _play_simulators(path: Path, way: int) -> Iterator[Figure]:
-    from foretrace.fleet.semantics.shockwave_profile import read_results
-    from foretrace.fleet.semantics.tiresias import _read_samples
-    from foretrace.fleet.semantics.tiresias_cluster import Cluster
+    from reproductions.shockwave.profile import read_results
+    from reproductions.tiresias.cluster import Cluster
+    from reproductions.tiresias.simulator import _read_samples
 
     if "results" in path.name:
         found = read_results(path)
@@ -836,7 +836,9 @@ def _readers() -> Iterator[Reader]:
                  samples=lambda: {"measured.csv": MEASURED.encode(), "sized.csv": SIZED.encode()})  # fmt: skip
     networks = {"archs.csv": f"arch_idx,arch\n0,{_CELLS}\n1,{_CELLS}\n".encode(),
                 "latencies.csv": b"arch_idx,2080ti_1,2080ti_32\n0,2.5,9\n1,3.5,10\n"}  # fmt: skip
-    yield Reader(name="networks", covers=("model.nas_tables",), samples=lambda: networks, play=_play_networks)
+    yield Reader(
+        name="networks", covers=("reproductions.nas_bench_201.tables",), samples=lambda: networks, play=_play_networks
+    )
     config = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
               "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 1000, "max_position_embeddings": 2048,
               "tie_word_embeddings": False, "head_dim": 16}  # fmt: skip
@@ -851,10 +853,12 @@ def _readers() -> Iterator[Reader]:
     yield Reader(name="calibration", covers=("cost.store",), play=_play_calibration,
                  samples=lambda: {"calibration.json": json.dumps(calibration).encode()})  # fmt: skip
     yield Reader(name="ledger", covers=("verify.ledger",), samples=_ledger_lines, play=_play_ledger)
-    covers = ("fleet.semantics.shockwave_profile", "fleet.semantics.tiresias", "fleet.semantics.tiresias_cluster")
+    covers = (
+        "reproductions.shockwave.profile", "reproductions.tiresias.simulator", "reproductions.tiresias.cluster",
+    )  # fmt: skip
     yield Reader(name="simulators", covers=covers, samples=lambda: SIMULATORS, play=_play_simulators)
     pollux = {"placements.csv": b"num_nodes,num_replicas,step_time\n1,1,0.1\n1,2,0.12\n2,4,0.2\n"}
-    yield Reader(name="pollux-profile", covers=("fleet.semantics.pollux_profiles",), samples=lambda: pollux,
+    yield Reader(name="pollux-profile", covers=("fleet.pollux_profiles",), samples=lambda: pollux,
                  play=_pollux_rows)  # fmt: skip
 
 

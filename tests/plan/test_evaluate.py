@@ -4,47 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from foretrace.errors import ForetraceError, GraphError
-from foretrace.plan.coarse import as_graph
-from foretrace.plan.evaluate import MEASURED, WARM_UP, Evaluator
+from foretrace.errors import ForetraceError
+from foretrace.plan.evaluate import Evaluator
 from foretrace.plan.problem import Costs, Plan
-from foretrace.simulate.timeline import simulate
-from tests.plan.problems import Table, plans, problem, problems
-
-
-@settings(max_examples=40)
-@given(st.data())
-def test_a_step_equals_the_simulation_of_the_graph(data: st.DataObject) -> None:
-    p = data.draw(problems())
-    plan = data.draw(plans(len(p), ahead=False))
-    evaluate = Evaluator.of(p)
-    steps = simulate(as_graph(p, plan, evaluate.costs, steps=2)).step_times_ns.tolist()
-    assert steps == [evaluate.step_ns(plan)] * 2
-
-
-@settings(max_examples=40)
-@given(st.data())
-def test_overtaking_messages_equal_the_schedule_of_the_graph(data: st.DataObject) -> None:
-    p = data.draw(problems(slots=1))
-    plan = data.draw(plans(len(p), ahead=True))
-    evaluate = Evaluator.of(p)
-    if (evaluate.costs.of_plan(plan) == 0).any():
-        return  # a message without length has no place in an order
-    steps = simulate(as_graph(p, plan, evaluate.costs, steps=WARM_UP + MEASURED)).step_times_ns
-    assert float(steps[WARM_UP:].sum()) / MEASURED == evaluate.step_ns(plan)
-
-
-@settings(max_examples=30)
-@given(st.data(), st.sampled_from([2, 3, 17]), st.integers(1, 3))
-def test_many_workers_do_what_one_does(data: st.DataObject, workers: int, operators: int) -> None:
-    p = data.draw(problems(most=4, slots=2))
-    plan = data.draw(plans(len(p), ahead=False))
-    evaluate = Evaluator.of(p)
-    graph = as_graph(p, plan, evaluate.costs, workers=workers, operators=operators)
-    assert simulate(graph).step_times_ns.tolist() == [evaluate.step_ns(plan)] * 2
+from tests.plan.problems import Table, problem
 
 
 def test_many_plans_at_once_equal_each_alone() -> None:
@@ -91,6 +55,3 @@ def test_what_cannot_be_is_said() -> None:
         problem([-1], [1])
     with pytest.raises(ForetraceError, match="transfers at a time"):
         problem([1], [1], slots=0)
-    p = problem([1], [1], slots=2)
-    with pytest.raises(GraphError, match="one message at a time"):
-        as_graph(p, Plan(ends=(0,), chunks=(1,), ahead=True), Costs.of(p))

@@ -13,7 +13,6 @@ from foretrace.errors import ForetraceError, GraphError
 from foretrace.plan.engine import pipeline_ends
 from foretrace.plan.megatron import Constants, Layout, crosses, graph, iteration, iteration_s, shipped, stage_times
 from foretrace.plan.pipeline import one_forward_one_backward
-from foretrace.plan.strong_scaling import Pair, fit_overhead, speedup
 from foretrace.simulate.replay import replay
 
 NOTHING = np.zeros(8, dtype=np.int64)
@@ -128,18 +127,3 @@ def test_layouts_that_cannot_be_are_refused() -> None:
         Layout(global_batch=16, micro_batch=4, **(GPT | {"pipeline": 5}))
     with pytest.raises(ForetraceError, match="hidden is 0"):
         Layout(global_batch=16, micro_batch=4, **(GPT | {"hidden": 0}))
-
-
-@given(overhead=st.floats(0.01, 100), fewer=st.integers(1, 16), times=st.integers(2, 16), batch=st.integers(64, 4096))
-def test_the_overhead_of_exact_pairs_is_found(overhead: float, fewer: int, times: int, batch: int) -> None:
-    pair = Pair(global_batch=batch, fewer=fewer, more=fewer * times, speedup=2.0)
-    exact = Pair(global_batch=batch, fewer=fewer, more=fewer * times, speedup=speedup(pair, overhead))
-    assert speedup(pair, fit_overhead([exact])) == pytest.approx(exact.speedup, rel=0.01)
-    assert 1 <= speedup(pair, overhead) <= times
-
-
-def test_no_pair_is_refused() -> None:
-    with pytest.raises(ForetraceError, match="no pair"):
-        Pair(global_batch=8, fewer=8, more=8, speedup=1.0)
-    with pytest.raises(ForetraceError, match="no pair"):
-        fit_overhead([])

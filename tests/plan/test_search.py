@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace.deadline import Deadline
-from foretrace.plan.baselines import greedy, mcmc
-from foretrace.plan.buckets import default, least_step
+from foretrace.plan.buckets import least_step
 from foretrace.plan.evaluate import Evaluator
 from foretrace.plan.moves import alike, all_moves, around, random_move, together, toggled
 from foretrace.plan.problem import Plan, Problem
@@ -78,13 +77,3 @@ def test_time_that_is_up_changes_no_state() -> None:
     assert search.round(until=Deadline(0.0)) is False
     assert search.state == before
     assert search.best[1] <= before.best_ns
-
-
-def test_it_beats_plain_searches_on_repeated_blocks() -> None:
-    evaluate = Evaluator.of(blocks())
-    ours = Search.begin(evaluate).run().best_ns
-    begin = default(evaluate.problem)
-    plain = Plan(ends=begin.ends, chunks=begin.chunks, ahead=True)
-    assert ours <= greedy(evaluate, plain, seconds=5).step_ns
-    assert ours <= mcmc(evaluate, plain, seconds=0.3).step_ns
-    assert ours < evaluate.step_ns(plain)

@@ -6,7 +6,6 @@ import csv
 import io
 import shlex
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,23 +27,11 @@ fleet = typer.Typer(
     rich_markup_mode=None,
 )
 
-Semantics = Annotated[
-    str,
-    typer.Option(
-        "--semantics",
-        metavar="NAME",
-        help="Play by the rules of a published simulator instead: tiresias, pollux, gavel, shockwave.",
-    ),
-]
 Measure = Annotated[str, typer.Option("--measure", metavar="A-B", help="Means over these jobs only, by number.")]
 COLUMNS = (
     "job", "gpus", "submit_s", "start_s", "end_s", "jct_s", "queue_s", "held_s", "dead_s", "starts", "preempted",
     "failed", "status",
 )  # fmt: skip
-Options = Annotated[
-    list[str] | None,
-    typer.Option("--option", metavar="KEY=VALUE", help="For --semantics: profiles=FILE, round_s=120 and so on."),
-]
 
 
 @fleet.command("run")
@@ -54,8 +41,6 @@ def run(
     policy: shared.Policy = "fifo",
     cluster: shared.Cluster = "",
     speeds: shared.Speeds = "constant",
-    semantics: Semantics = "",
-    option: Options = None,
     salvage: shared.Salvage = False,
     jobs: shared.Jobs = 0,
     load: shared.Load = 1.0,
@@ -88,80 +73,27 @@ def run(
     for file in (out, html):  # said before anything is played or written
         if file is not None and not file.parent.is_dir():
             raise ForetraceError(f"cannot write {file}: there is no folder {file.parent}; choose one that exists.")
-    if semantics:
-        given = (
-            speeds != "constant",
-            load != 1,
-            html,
-            restart_s or restart_s_per_gpu,
-            checkpoint_s or checkpoint_gb or mtbf_h,
-        )
-        if any(given):
-            raise ForetraceError(
-                "--semantics plays by the rules of a published simulator, which has no --speeds, --load, --html or "
-                "costs of ours; leave them out, or leave out --semantics."
-            )
-        result = _by_others(semantics, trace, format, salvage, jobs, policy, cluster, seed, _pairs(option or []))
-        tree = scenes.cluster_of(str(result.gpus))
-    else:
-        if option:
-            raise ForetraceError("--option belongs to --semantics; name one, or leave it out.")
-        spec = scenes.Spec(
-            trace=str(trace), format=format, salvage=salvage, jobs=jobs, cluster=cluster or scenes.DEFAULT_CLUSTER,
-            policy=policy, speeds=speeds, restart_s=restart_s, restart_s_per_gpu=restart_s_per_gpu,
-            checkpoint_s=checkpoint_s, checkpoint_gb=checkpoint_gb, storage_gb_s=storage_gb_s,
-            mtbf_h=mtbf_h, mttr_h=mttr_h, load=load, seed=seed,
-        )  # fmt: skip
-        made = scenes.scene(spec)
-        tree = made.cluster
-        result = made.play(record="devices" if html or len(made.workload) <= scenes.RECORD_UP_TO else "nothing")
+    spec = scenes.Spec(
+        trace=str(trace), format=format, salvage=salvage, jobs=jobs, cluster=cluster or scenes.DEFAULT_CLUSTER,
+        policy=policy, speeds=speeds, restart_s=restart_s, restart_s_per_gpu=restart_s_per_gpu,
+        checkpoint_s=checkpoint_s, checkpoint_gb=checkpoint_gb, storage_gb_s=storage_gb_s,
+        mtbf_h=mtbf_h, mttr_h=mttr_h, load=load, seed=seed,
+    )  # fmt: skip
+    made = scenes.scene(spec)
+    tree = made.cluster
+    result = made.play(record="devices" if html or len(made.workload) <= scenes.RECORD_UP_TO else "nothing")
     tell_origin(result)
     only = scenes.measured(measure, result.workload)
     other = "fifo" if policy.split()[:1] == ["las"] else "las"
     again = shared.again(format=format, speeds=speeds, salvage=salvage, jobs=jobs, restart_s=restart_s)
     words = [str(trace), "--cluster", cluster or scenes.DEFAULT_CLUSTER, "--policy", policy, "--policy", other, *again]
-    next_ = "" if semantics else shlex.join(["foretrace", "fleet", "compare", *words])
+    next_ = shlex.join(["foretrace", "fleet", "compare", *words])
     view = report.run(result, tree, path=str(trace), only=only, next_=next_)
     if out is not None:
         write_text(out, per_job(result, only))
     if html is not None:
         fleet_page.write(fleet_page.FleetPage(view=view, result=result, cluster=tree), html)
     print(dumps(view) if as_json else "\n".join(run_lines(view)))
-
-
-def _by_others(
-    name: str,
-    trace: Path,
-    format: str,
-    salvage: bool,
-    jobs: int,
-    policy: str,
-    cluster: str,
-    seed: int,
-    given: Mapping[str, str],
-) -> FleetResult:
-    import numpy as np
-
-    from foretrace.fleet.scene import workload_of
-    from foretrace.fleet.semantics import semantics
-
-    played = semantics(name)
-    workload = workload_of(str(trace), name if format == "auto" else format, salvage=salvage)
-    if jobs < 0:
-        raise ForetraceError(f"--jobs {jobs} takes none; give a number above 0, or leave it out for all.")
-    if 0 < jobs < len(workload):
-        workload = workload.take(np.arange(jobs))
-    return played.run(workload, policy=policy, cluster=cluster or played.default_cluster, seed=seed, options=given)
-
-
-def _pairs(texts: list[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or not key or key in found:
-            raise ForetraceError(f"--option {text}: write each key=value once, as in profiles=throughputs.json.")
-        found[key] = value
-    return found
 
 
 def tell_origin(result: FleetResult) -> None:
@@ -218,7 +150,6 @@ fleet.command("why")(fleet_questions.why)
 fleet.command("whatif")(fleet_questions.whatif)
 fleet.command("slots")(fleet_questions.slots)
 fleet.command("sweep", short_help="Play every combination; a killed sweep goes on.")(fleet_sweep.sweep)
-fleet.command("study", short_help="Test published claims: dally, jigsaw.")(fleet_sweep.study)
 fleet.command("fit")(fleet_files.fit)
 fleet.command("generate")(fleet_files.generate)
 fleet.command("export")(fleet_files.export)

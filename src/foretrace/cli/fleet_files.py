@@ -40,20 +40,12 @@ def fit(
 
 
 def generate(
-    generator: Annotated[
-        Path, typer.Argument(metavar="GENERATOR", help="What foretrace fleet fit wrote, or gavel: Gavel's generator.")
-    ],
+    generator: Annotated[Path, typer.Argument(metavar="GENERATOR", help="What foretrace fleet fit wrote.")],
     out: Annotated[Path, typer.Option("--out", metavar="FILE.csv", help="Where the jobs go.")],
     jobs: Annotated[int | None, typer.Option("--jobs", metavar="N", min=1, help="So many jobs.")] = None,
     days: Annotated[float | None, typer.Option("--days", metavar="D", help="Or so many days of jobs.")] = None,
     load: shared.Load = 1.0,
     seed: shared.Seed = 0,
-    interarrival_s: Annotated[
-        float, typer.Option("--interarrival-s", metavar="S", help="gavel: mean seconds between jobs (its lambda).")
-    ] = 0.0,
-    throughputs: Annotated[
-        Path | None, typer.Option("--throughputs", metavar="FILE", help="gavel: its table of measured speeds.")
-    ] = None,
 ) -> None:
     """Generate a workload like a fitted one.
 
@@ -64,21 +56,6 @@ def generate(
     from foretrace.fleet.formats import write_csv
     from foretrace.fleet.synthetic import load_generator
 
-    if str(generator) == "gavel":
-        from foretrace.fleet.semantics.gavel_generator import generate as drawn
-        from foretrace.fleet.throughputs import ThroughputTable
-
-        if throughputs is None or jobs is None or days is not None or load != 1:
-            raise ForetraceError(
-                "gavel draws jobs from a table of speeds; give --throughputs and --jobs, no --days or --load."
-            )
-        made = drawn(ThroughputTable.read(throughputs), seed=seed, mean_interarrival_s=interarrival_s, jobs=jobs)
-        write_csv(made, out)
-        played = f"foretrace fleet run {shlex.quote(str(out))} --semantics gavel --policy allox"
-        print(f"{len(made):,} jobs are in {out}\n  next: {played}")
-        return
-    if throughputs is not None or interarrival_s:
-        raise ForetraceError("--throughputs and --interarrival-s belong to the generator gavel; leave them out.")
     if (jobs is None) == (days is None):
         raise ForetraceError("say either --jobs or --days, how much to generate.")
     made = load_generator(generator).generate(jobs=jobs, days=days, load=load, seed=seed)
@@ -143,9 +120,8 @@ def policies(as_json: options.AsJson = False) -> None:
 
     Example: foretrace fleet policies
     """
-    from foretrace.fleet.semantics import NAMES, semantics
     from foretrace.report import fleet_questions as report
     from foretrace.report.jsonout import dumps
 
-    view = report.policies({name: semantics(name).policies for name in NAMES})
+    view = report.policies()
     print(dumps(view) if as_json else report.policies_text(view))

@@ -17,7 +17,6 @@ import typer
 from foretrace.cli import fleet_options as shared
 from foretrace.cli import options
 from foretrace.errors import ForetraceError
-from foretrace.names import resolve
 
 if TYPE_CHECKING:
     from foretrace.fleet.result import FleetResult
@@ -216,63 +215,3 @@ def _values(text: str, base: Spec) -> tuple[str, list[Any]]:
     if len(set(found)) < len(found):
         raise ForetraceError(f"--set {text}: a value stands twice; keep one.")
     return name, found
-
-
-def study(
-    name: Annotated[str, typer.Argument(metavar="dally|jigsaw", help="Which claims to test.")],
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="FOLDER", help="Where cells are kept; a second call goes on.")
-    ] = None,
-    seeds: Annotated[int, typer.Option("--seeds", metavar="N", min=2, help="Repetitions behind an interval.")] = 20,
-    quick: Annotated[bool, typer.Option("--quick", help="A few cells of each table, in about a minute.")] = False,
-    trace: Annotated[
-        Path | None, typer.Option("--trace", metavar="FILE", help="dally: a log (Philly) for the sample of real jobs.")
-    ] = None,
-    recording: Annotated[
-        list[Path] | None,
-        typer.Option("--recording", metavar="RUN", help="jigsaw: a recorded job to take times from; repeat it."),
-    ] = None,
-    write: Annotated[
-        Path | None, typer.Option("--write", metavar="FILE.md", help="Put the tables into this document, too.")
-    ] = None,
-    on: Annotated[str, typer.Option("--on", metavar="here|ray", help="Where cells are played.")] = "here",
-    as_json: options.AsJson = False,
-) -> None:
-    """Test published claims by command: Dally's delay scheduling, JigSaw's partial backpropagation.
-
-    Example: foretrace fleet study dally --quick --out dally-cells
-    """
-    import msgspec
-
-    found: msgspec.Struct
-    name = resolve(name, ("dally", "jigsaw")) or name
-    if name == "dally":
-        from foretrace.fleet.studies import dally, dally_tables
-
-        if recording:
-            raise ForetraceError("--recording belongs to the study jigsaw; leave it out.")
-        with options.progress("playing the Dally study") as tell:
-            cells = dally.run_study(
-                folder=out or Path("dally-cells"), seeds=seeds, quick=quick, trace=trace, on=on, progress=tell
-            )
-        if write is not None:
-            dally.write_section(cells, write)
-        found, words = cells, dally_tables.section(cells)
-    elif name == "jigsaw":
-        from foretrace.fleet.studies import jigsaw, jigsaw_section
-
-        if trace is not None or out is not None or on != "here":
-            raise ForetraceError("--trace, --out and --on belong to the study dally; leave them out.")
-        with options.progress("playing the JigSaw study") as tell:
-            rows = jigsaw.run_study(
-                seeds=seeds,
-                quick=quick,
-                recordings=tuple(recording or ()),
-                progress=(lambda done, all_: tell(done / all_)) if tell else None,
-            )
-        if write is not None:
-            jigsaw.write_section(rows, write)
-        found, words = rows, jigsaw_section.section(rows)
-    else:
-        raise ForetraceError(f"there is no study {name!r}; there are dally and jigsaw.")
-    print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode() if as_json else words)

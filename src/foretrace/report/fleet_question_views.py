@@ -123,7 +123,6 @@ class PolicyView(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     about: str
     parameters: tuple[PolicyParameterView, ...]
-    semantics: tuple[str, ...]  # re-created simulators that have a policy of this name
 
 
 class FleetPoliciesView(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,4 +131,3 @@ class FleetPoliciesView(msgspec.Struct, frozen=True, kw_only=True):
     schema_version: int = SCHEMA_VERSION
     command: str = "fleet policies"
     policies: tuple[PolicyView, ...]
-    semantics: dict[str, tuple[str, ...]]

@@ -239,7 +239,7 @@ def _cell(name: str, value: str | float | int | None) -> str:
     return str(value)
 
 
-def policies(semantics: Mapping[str, Sequence[str]]) -> FleetPoliciesView:
+def policies() -> FleetPoliciesView:
     """What there is."""
     found = []
     for name in registry.names():
@@ -256,10 +256,9 @@ def policies(semantics: Mapping[str, Sequence[str]]) -> FleetPoliciesView:
                     )
                     for each in parameters
                 ),
-                semantics=tuple(each for each, known_ in semantics.items() if name in known_),
             )
         )
-    return FleetPoliciesView(policies=tuple(found), semantics={k: tuple(v) for k, v in semantics.items()})
+    return FleetPoliciesView(policies=tuple(found))
 
 
 def _default(value: Any) -> str:
@@ -276,7 +275,4 @@ def policies_text(view: FleetPoliciesView) -> str:
         lines.append(f"    {each.about}")
         if each.parameters:
             lines.append("    " + "  ".join(f"{one.name}={one.default}" for one in each.parameters))
-    lines.append("")
-    lines.append("with --semantics, the policies of the program that is re-created:")
-    lines += [f"    {name:10} {', '.join(known_)}" for name, known_ in view.semantics.items()]
     return "\n".join(lines)

@@ -117,7 +117,7 @@ def rates(settings: Settings, workers: int, *, cpu: bool) -> tuple[Prior, Prior]
 
 
 # GB/s of float32 gradients, encoding and decoding.
-# CPU: `benchmarks/compression.py measure`, docs/compression.md. GPU: coding of ResNet-50's 102 MB on V100, quoted from
+# CPU: `make reproduce NAME=compression_utility`. GPU: coding of ResNet-50's 102 MB on V100, quoted from
 # Agarwal et al., MLSys 2022 (not checked against the paper): PowerSGD rank 4 45 ms, top-k 289 ms, sign 16 ms.
 _CPU = {
     "fp16": (5.0, 10.0),

@@ -305,6 +305,6 @@ def _places(graph: TaskGraph, phase: Phase, count: int) -> Sequence[npt.NDArray[
     return list(found)
 
 
-# GB/s of float32 activations. CPU: `benchmarks/compression.py measure`. GPU: no measurement, the range is wide.
+# GB/s of float32 activations. CPU: `make reproduce NAME=compression_utility`. GPU: no measurement, the range is wide.
 _CPU = {"autoencoder": (0.4, 0.4), "topk": (0.2, 3.0), "randomk": (0.15, 0.15), "quantise": (0.6, 0.8)}
 _GPU = {"autoencoder": (100.0, 100.0), "topk": (1.0, 20.0), "randomk": (2.0, 20.0), "quantise": (50.0, 50.0)}

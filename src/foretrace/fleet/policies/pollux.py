@@ -105,7 +105,7 @@ class Pollux(Rounds):
 
     def _bred(self, view: View, memory: Memory, board: Board, hopes: list[_Hopes]) -> dict[int, Option]:
         """By the genetic search of the re-created simulator, on GPUs by (job, node)."""
-        from foretrace.fleet.semantics import pollux_search
+        from foretrace.fleet import pollux_search
 
         table = memory.table
         if len(table.cluster.types) > 1 or table.cluster.quotas or any(each.share < 1 for each in hopes):

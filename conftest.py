@@ -1,0 +1,36 @@
+"""Fixtures shared by all tests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# How long an example takes says something about the machine, and what is timed is a benchmark.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
+
+os.environ.setdefault("FORETRACE_POISON", "1")  # what a pass leaves unwritten shows, in subprocesses as well
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test reads or writes the user's calibrations and ledger; subprocesses inherit this."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FORETRACE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("FORETRACE_LEDGER", str(tmp_path_factory.mktemp("ledger") / "ledger.sqlite"))
+        yield
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Folder of real traces and measurements; it is not part of the project, so tests skip without it."""
+    given = os.environ.get("FORETRACE_SHARED_DATA")
+    beside = Path(__file__).resolve().parents[1] / "shared" / "data"
+    path = Path(given) if given else beside
+    if not (path / "traces").is_dir():
+        pytest.skip(f"shared data not found at {path}; set FORETRACE_SHARED_DATA to its folder")
+    return path

@@ -1,0 +1,217 @@
+"""Tensor programs: every schedule computes the right thing, JSON forms come back, what cannot run is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from foretrace.errors import ForetraceError
+from reproductions.cdmpp.compile import Compiled, machine_code
+from reproductions.cdmpp.drawing import draw
+from reproductions.cdmpp.emit import module_text
+from reproductions.cdmpp.program import (
+    Access,
+    Buffer,
+    Kind,
+    Loop,
+    Role,
+    Statement,
+    TensorProgram,
+    from_data,
+    leaves,
+)
+from reproductions.cdmpp.schedules import Group, Plan, Schedule, apply, schedule_from_data
+from reproductions.cdmpp.tasks import KINDS, Task, task
+
+ROWS = {"m": 16, "n": 32}
+SIZES: dict[str, dict[str, int]] = {
+    "matmul": {"m": 16, "n": 32, "k": 24},
+    "dense-relu": {"m": 8, "n": 32, "k": 16},
+    "dense-gelu": {"m": 8, "n": 32, "k": 16},
+    "batched-matmul": {"b": 3, "m": 8, "n": 16, "k": 16},
+    "gemv": {"m": 32, "k": 64},
+    "conv2d": {"c": 4, "f": 8, "h": 8, "r": 3, "s": 1},
+    "conv2d-last": {"c": 16, "f": 8, "h": 4, "r": 3, "s": 2},
+    "depthwise": {"c": 6, "h": 8, "r": 3, "s": 2},
+    "max-pool": {"c": 6, "h": 8, "r": 2, "s": 2},
+    "transpose": {"b": 3, "m": 8, "n": 12},
+    **dict.fromkeys(
+        ("row-sum", "column-sum", "softmax", "layer-norm", "rms-norm", "pointwise-relu", "pointwise-silu"), ROWS
+    ),
+}
+DOT = task("matmul", m=4, n=8, k=6)
+
+
+def short(given: Task, seed: int) -> Schedule:
+    """A random schedule that compiles quickly."""
+    rng = np.random.default_rng(seed)
+    while True:
+        schedule = draw(given, rng)
+        if module_text(apply(given, schedule)).count("\n") < 700:
+            return schedule
+
+
+def off(found: Any, right: Any) -> float:
+    return float(np.abs(found - right).max() / np.abs(right).max())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_schedules_compute_what_numpy_computes(kind: str) -> None:
+    given = task(kind, **SIZES[kind])
+    for seed in range(3):
+        schedule = short(given, seed)
+        dtype, setting = (("float32", "native"), ("float64", "native"), ("float32", "baseline"))[seed]
+        inputs = given.inputs(dtype, seed)
+        right = given.reference({name: each.astype("float64") for name, each in inputs.items()})
+        found = Compiled(apply(given, schedule, dtype), setting).run(inputs, threads=1 + seed % 2)
+        assert off(found, right) < (1e-4 if dtype == "float32" else 1e-10), schedule.as_data()
+
+
+@pytest.mark.parametrize("kind", ["matmul", "gemv", "conv2d"])
+def test_stored_layouts_and_threads_do_not_change_the_result(kind: str) -> None:
+    given = task(kind, **SIZES[kind]) if kind != "matmul" else task("matmul", m=16, n=32, k=24, t=2)
+    inputs = given.inputs("float64")
+    for seed in range(40, 43):
+        compiled = Compiled(apply(given, short(given, seed), "float64"))
+        one, three = compiled.run(inputs), compiled.run(inputs, threads=3)
+        assert np.array_equal(one, three)
+        assert off(one, given.reference(inputs)) < 1e-12
+
+
+@settings(max_examples=25)
+@given(st.sampled_from(KINDS), st.integers(0, 10_000))
+def test_programs_and_schedules_come_back_from_json(kind: str, seed: int) -> None:
+    given_task = task(kind, **SIZES[kind])
+    schedule = draw(given_task, np.random.default_rng(seed))
+    assert draw(given_task, np.random.default_rng(seed)) == schedule
+    assert schedule_from_data(json.loads(json.dumps(schedule.as_data()))) == schedule
+    program = apply(given_task, schedule)
+    assert from_data(json.loads(json.dumps(program.as_data()))) == program
+
+
+@settings(max_examples=25)
+@given(st.sampled_from(["matmul", "batched-matmul", "conv2d", "gemv", "column-sum"]), st.integers(0, 10_000))
+def test_every_schedule_does_the_same_work(kind: str, seed: int) -> None:
+    """A reduction runs every iteration of its axes once, however they are split and ordered."""
+    given_task = task(kind, **SIZES[kind])
+    (stage,) = given_task.define().stages
+    expected = int(np.prod([n for _, n in (*stage.spatial, *stage.reduced)]))
+    program = apply(given_task, draw(given_task, np.random.default_rng(seed)))
+    (main,) = [found for found in leaves(program) if found[1].name == stage.buffer]
+    assert np.prod([loop.extent for loop in main[0]]) == expected
+    assert program.nbytes == apply(given_task, draw(given_task, np.random.default_rng(seed + 1))).nbytes
+
+
+def plain(order: tuple[tuple[str, int], ...], splits: Mapping[str, tuple[int, ...]], **more: Any) -> Schedule:
+    plan = Plan(splits=tuple(splits.items()), order=order, **more)
+    return Schedule(groups=(Group(shared=(), plans=(plan,)),))
+
+
+def test_the_code_has_the_loops_of_the_schedule() -> None:
+    """What is vectorised becomes vector instructions, what is serial stays a loop that the compiler leaves alone."""
+    order = (("i", 0), ("k", 0), ("j", 0))
+    splits = {"i": (4,), "j": (8,), "k": (6,)}
+    serial, vector = (apply(DOT, plain(order, splits, vectorised=v)) for v in (False, True))
+    assert " <8 x float>" not in module_text(serial)
+    assert "fmul contract <8 x float>" in module_text(vector)
+    assert module_text(serial).count("phi i64") == 5  # repeat; i; the start's j; k and j
+    assert module_text(vector).count("phi i64") == 3
+    code = machine_code(serial, "baseline")
+    assert "mulss" in code
+    assert "mulps" not in code
+
+
+def test_typed_pointers_for_old_compilers() -> None:
+    text = module_text(apply(DOT, short(DOT, 0)), opaque_pointers=False)
+    assert "float* noalias %p0" in text
+    assert "ptr" not in text.replace("getelementptr", "")
+
+
+def test_unrolled_and_tiled_by_hand() -> None:
+    schedule = plain(
+        (("i", 0), ("k", 0), ("i", 1), ("k", 1), ("j", 0)),
+        {"i": (2, 2), "j": (8,), "k": (3, 2)},
+        unrolled=(("i", 1), ("k", 1)),
+        vectorised=True,
+        local=True,
+    )
+    program = apply(DOT, schedule)
+    assert [leaf.name for _, leaf in leaves(program)] == ["y.start", "y", "y.out"]
+    assert program.buffer("y.local").shape == (2, 8)
+    inputs = DOT.inputs("float32")
+    assert off(Compiled(program).run(inputs), inputs["a"] @ inputs["b"]) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("schedule", "why"),
+    [
+        (plain((("i", 0), ("j", 0), ("k", 0)), {"i": (4,), "j": (8,), "k": (5,)}), "do not multiply"),
+        (plain((("i", 0), ("j", 0)), {"i": (4,), "j": (8,), "k": (6,)}), "every loop once"),
+        (plain((("i", 0), ("j", 0), ("k", 0)), {"i": (4,), "j": (8,), "k": (6,)}, vectorised=True), "vectorised|lanes"),
+        (plain((("k", 0), ("i", 0), ("j", 0)), {"i": (4,), "j": (8,), "k": (6,)}, local=True), "spatial loop outer"),
+        (plain((("i", 0), ("k", 0), ("j", 0)), {"i": (4,), "j": (8,), "k": (6,)}, rfactor=True), "rfactor"),
+        (Schedule(groups=()), "a plan for each"),
+    ],
+)  # fmt: skip
+def test_illegal_schedules_are_refused(schedule: Schedule, why: str) -> None:
+    with pytest.raises(ForetraceError, match=why):
+        apply(DOT, schedule)
+
+
+def test_fusion_over_an_axis_that_is_read_elsewhere_is_refused() -> None:
+    softmax = task("softmax", m=4, n=8)
+    plans = tuple(
+        Plan(
+            splits=tuple((a, (n,)) for a, n in (*stage.spatial, *stage.reduced)),
+            order=tuple((a, 0) for a, _ in (*stage.spatial, *stage.reduced)),
+        )
+        for stage in softmax.define().stages
+    )
+    with pytest.raises(ForetraceError, match="cannot be shared"):
+        apply(softmax, Schedule(groups=(Group(shared=(("j", 4),), plans=plans),)))
+
+
+def test_programs_that_cannot_run_are_refused() -> None:
+    buffers = (Buffer(name="x", shape=(8,), role=Role.INPUT), Buffer(name="y", shape=(8,), role=Role.OUTPUT))
+
+    def program(extent: int = 8, kind: Kind = Kind.SERIAL, stride: int = 1, **changes: Any) -> TensorProgram:
+        parts: dict[str, Any] = {"value": ("read", 0), "combine": "", **changes}
+        leaf = Statement(name="y", target=Access(buffer="y", strides=(("i", stride),)),
+                         reads=(Access(buffer="x", strides=(("i", 1),)),), **parts)  # fmt: skip
+        loop = Loop(variable="i", extent=extent, kind=kind, body=(leaf,))
+        return TensorProgram(task="copy", dtype="float32", buffers=buffers, nests=(loop,))
+
+    assert np.array_equal(Compiled(program()).run({"x": np.arange(8, dtype="f4")}), np.arange(8))
+    for why, changes in {
+        "reaches elements": {"extent": 9},
+        "cannot be vectorised": {"extent": 6, "kind": Kind.VECTORISED},
+        "one element from all lanes": {"kind": Kind.VECTORISED, "stride": 0},
+        "combines by": {"combine": "xor"},
+        "expression": {"value": ("sin", ("read", 0))},
+    }.items():
+        with pytest.raises(ForetraceError, match=why):
+            program(**changes)  # type: ignore[arg-type]
+    with pytest.raises(ForetraceError, match="was given nothing"):
+        Compiled(program()).run({})
+    with pytest.raises(ForetraceError, match="setting"):
+        Compiled(program(), "fast")
+    with pytest.raises(ForetraceError, match="no tensor program"):
+        from_data({"task": "x"})
+    with pytest.raises(ForetraceError, match="no schedule"):
+        schedule_from_data({"groups": 3})
+    with pytest.raises(ForetraceError, match="task kind"):
+        task("fft", n=8).define()
+    with pytest.raises(ForetraceError, match="lacks the size"):
+        task("matmul", m=8).define()
+
+
+def test_a_timed_run_takes_time() -> None:
+    bound = Compiled(apply(DOT, short(DOT, 1))).bind(DOT.inputs("float32"))
+    assert bound.seconds(2000) > 0
+    assert off(bound.output, DOT.reference(DOT.inputs("float32"))) < 1e-5
