@@ -49,7 +49,7 @@ test: $(VENV)/dev.stamp
 test-avx2: $(VENV)/dev.stamp
 	ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/python -m pytest -n 2 --dist loadfile -m processor $(ARGS)
 
-# What 119 commands answer, against the answers that are kept; ARGS="--write NAME" where one is meant to change.
+# What 118 commands answer, against the answers that are kept; ARGS="--write NAME" where one is meant to change.
 golden: $(VENV)/dev.stamp
 	$(BIN)/python -m tests.golden.golden $(ARGS)
 
