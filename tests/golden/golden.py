@@ -98,9 +98,14 @@ def differences(kept: Any, found: Any, path: str = "") -> Iterator[str]:
             yield from differences(before, after, f"{path}[{number}]")
     elif {type(kept), type(found)} <= {int, float}:
         if not math.isclose(kept, found, rel_tol=CLOSE, abs_tol=CLOSE):
-            yield f"{path} is {found!r}, was {kept!r}"
+            yield f"{path} is {_short(found)}, was {_short(kept)}"
     elif type(kept) is not type(found) or kept != found:
-        yield f"{path} is {found!r}, was {kept!r}"
+        yield f"{path} is {_short(found)}, was {_short(kept)}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) < 120 else f"{text[:100]}... ({len(text):,} characters)"
 
 
 def compare(found: Mapping[str, Any]) -> dict[str, list[str]]:
