@@ -21,7 +21,7 @@ class By(StrEnum):
 
 def blame(
     source: options.Source,
-    by: Annotated[By, typer.Option("--by", help="What to sum up by.")] = By.name,
+    by: Annotated[By, typer.Option("--by", help="What to sum up by.", case_sensitive=False)] = By.name,
     rank: options.Rank = None,
     all_ranks: options.AllRanks = False,
     steps: options.Steps = "",
