@@ -80,7 +80,6 @@ def test_choices_are_known_in_every_writing() -> None:
 
 def test_a_device_is_also_what_its_driver_calls_it() -> None:
     assert named("NVIDIA H100 80GB HBM3").short == "H100-SXM5-80GB"
-    for each in catalog():
-        for pattern in each.patterns:
-            name = pattern.replace("*", "")
-            assert not each.matches(name) or named(name) is not None
+    assert named("Tesla V100-SXM2-32GB").short == "V100-SXM2"
+    whole = [pattern for each in catalog() for pattern in each.patterns if "*" not in pattern]
+    assert whole and all(named(pattern) is not None for pattern in whole)

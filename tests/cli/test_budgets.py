@@ -57,7 +57,6 @@ OTHERS = {
     "fleet run --measure": "which jobs a mean is over",
     "compression advise --measure": "whether anything is timed",
     "rewrite --measure": "whether anything is timed",
-    "utilisation --measure": "of searches that are played on measured tables: nothing is spent",
 }
 # What stands in the help of those that leave something out.
 BESIDES = {

@@ -30,6 +30,7 @@ import torch
 from torch import nn
 
 end, workers = sys.argv[1], int(sys.argv[2])
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background inherit that it is ignored
 
 def main():
     distributed = "RANK" in os.environ
