@@ -8,7 +8,7 @@ from typing import Any
 # Control characters (but for line ends and tabs), C1 controls, marks that turn the direction of writing, line and
 # paragraph separators, and halves of surrogate pairs, which stand for bytes of file names that are no text.
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
-_WHOLE = re.compile(r"\s*[+-]?[0-9]{1,18}\s*")
+_WHOLE = re.compile(r"\s*([+-]?[0-9]{1,18})\s*")
 _LONGEST_WORD = 600
 _LONGEST = 2_000
 
@@ -50,7 +50,7 @@ def whole_number(text: str) -> int | None:
     `str.isdigit` and `int` do not agree on what a digit is (², 5,000 of them).
     """
     found = _WHOLE.fullmatch(text)
-    return int(found[0]) if found else None
+    return int(found[1]) if found else None
 
 
 def _escape(match: re.Match[str]) -> str:

@@ -199,7 +199,17 @@ def test_an_error_is_one_readable_line() -> None:
 
 @pytest.mark.parametrize(
     ("text", "number"),
-    [("7", 7), (" -3 ", -3), ("+1", 1), ("²", None), ("٣", None), ("9" * 5000, None), ("", None), ("1.0", None)],
+    [
+        ("7", 7),
+        (" -3 ", -3),
+        ("\x1d2", 2),
+        ("+1", 1),
+        ("²", None),
+        ("٣", None),
+        ("9" * 5000, None),
+        ("", None),
+        ("1.0", None),
+    ],
 )
 def test_whole_numbers(text: str, number: int | None) -> None:
     assert whole_number(text) == number

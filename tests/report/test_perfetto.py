@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections import defaultdict
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from foretrace.errors import ForetraceError
-from foretrace.report.perfetto import export, write
+from foretrace.report.perfetto import FIRST_LANE, export, write
 from foretrace.report.tracks import Track
 from tests.report.report_demo import NASTY
 
@@ -82,6 +83,15 @@ def test_arrows_leave_and_reach_slices(tracks: list[Track]) -> None:
         assert any(a <= e["ts"] <= b for a, b in slices[e["pid"], e["tid"]])
     assert all(starts[i]["ts"] <= ends[i]["ts"] for i in starts)
     assert not [e for e in events(tracks, arrows=False) if e["ph"] in "sf"]
+
+
+def test_no_arrow_leaves_a_lane_of_no_rank(tracks: list[Track]) -> None:
+    track = tracks[0]
+    leaving = {e["tid"] for e in events([track]) if e["ph"] == "s"}
+    for gone in range(len(track.graph.lanes)):
+        lanes = tuple(replace(lane, rank=-1) if i == gone else lane for i, lane in enumerate(track.graph.lanes))
+        found = events([replace(track, graph=replace(track.graph, lanes=lanes))])
+        assert {e["tid"] for e in found if e["ph"] == "s"} <= leaving - {FIRST_LANE + gone}
 
 
 def test_gz_is_compressed_and_files_are_whole(tracks: list[Track], tmp_path: Path) -> None:

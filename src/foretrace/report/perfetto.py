@@ -219,8 +219,10 @@ def _arrows(
             u = int(source[u])
         if u < 0 or not critical[u] or graph.lane[u] == graph.lane[v]:
             continue
+        if (left := pids.get(graph.lanes[graph.lane[u]].rank)) is None:  # on a lane of no rank, which is not drawn
+            continue
         common = {"cat": "critical path", "name": "critical path", "id": f"{pid}.{v}"}
-        leaves = {"pid": pids[graph.lanes[graph.lane[u]].rank]}
+        leaves = {"pid": left}
         # An arrow binds to the slice around its time stamp: one nanosecond before the end is inside.
         leave = min(int(track.end[u]), int(track.start[v])) - 1
         leave = max(leave, int(track.start[u]))
