@@ -45,6 +45,11 @@ def test_operator_without_tensors_has_no_known_work() -> None:
     assert operator_work("aten::item", shapes([[]])) == (-1, 0.0)
 
 
+@pytest.mark.parametrize("name", ["aten::view", "aten::mul", "aten::mm"])
+def test_sizes_that_no_float_holds_are_unknown_work(name: str) -> None:
+    assert operator_work(name, shapes([[10**200, 10**200], [10**200, 10**200]])) == (-1, 0.0)
+
+
 @given(st.text(max_size=30), st.text(max_size=60))
 def test_any_text_is_survived(name: str, text: str) -> None:
     nbytes, flops = operator_work(name, text)

@@ -165,24 +165,26 @@ def operator_work(name: str, text: str, outputs: Outputs | None = None) -> tuple
     """
     try:
         shapes = decode_shapes(text)
-    except (msgspec.DecodeError, ValueError, TypeError, RecursionError):
-        return -1, 0.0
-    try:
         tensors = list(_tensors(shapes))
-        if not tensors:
-            return -1, 0.0
-        base = name.removeprefix("aten::").rstrip("_")
-        if "::" in name and not name.startswith("aten::"):
-            return -1, 0.0  # another library's: it may be given whole tables or caches and read a few of their rows
-        found = _special(base, tensors, shapes, outputs or {})
-    except (IndexError, TypeError, ValueError):
-        found = None
+    except (msgspec.DecodeError, IndexError, ValueError, TypeError, RecursionError):
+        return -1, 0.0
+    base = name.removeprefix("aten::").rstrip("_")
+    if not tensors or ("::" in name and not name.startswith("aten::")):
+        return -1, 0.0  # another library's: it may be given whole tables or caches and read a few of their rows
+    try:
+        found = _work(base, tensors, shapes, outputs or {})
     except OverflowError:
         return -1, 0.0
-    if found is None:
-        found = _elementwise(tensors)
     possible = -1 <= found.nbytes <= _MOST_BYTES and 0 <= found.flops <= _MOST_FLOPS
     return (found.nbytes, found.flops) if possible else (-1, 0.0)
+
+
+def _work(base: str, tensors: list[Tensor], shapes: Shapes, outputs: Outputs) -> Work:
+    try:
+        found = _special(base, tensors, shapes, outputs)
+    except (IndexError, TypeError, ValueError):
+        found = None
+    return found or _elementwise(tensors)
 
 
 def conv_output(name: str, text: str) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
