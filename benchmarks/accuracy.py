@@ -16,14 +16,14 @@ import msgspec
 import numpy as np
 
 from foretrace import flow
+from foretrace.experiment.ledger import Row, import_lines, models_of
+from foretrace.experiment.statistics import Verdict
+from foretrace.experiment.tables import markdown, markdown_summary
 from foretrace.files import write_bytes
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.simulate.check import check, device_zero, host_zero, structural_error, swap_steps
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques.arguments import parse_all
-from foretrace.verify.ledger import Row, import_lines, models_of
-from foretrace.verify.statistics import Verdict
-from foretrace.verify.tables import markdown, markdown_summary
 from kernel_swap import swap
 from tables import ROOT, percent, shared_traces, table, today, update
 
@@ -199,7 +199,7 @@ def ledger_section(_: Path | None) -> str:
     if not rows:
         raise RuntimeError("there are no rows; run python benchmarks/verify_zoo.py first")
     shipped = msgspec.json.encode(models_of(everything), order="sorted")
-    write_bytes(ROOT / "src" / "foretrace" / "verify" / "shipped.json", msgspec.json.format(shipped) + b"\n")
+    write_bytes(ROOT / "src" / "foretrace" / "experiment" / "shipped.json", msgspec.json.format(shipped) + b"\n")
     single, several = ([row for row in rows if (len(row.names) > 1) is many] for many in (False, True))
     return (
         f"*{when(rows)}; one thread.*\n\n"

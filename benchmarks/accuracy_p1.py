@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 import opgraph
-from foretrace.cost.learned import fp32
+from foretrace.cost.devices.learned import fp32
 from foretrace.errors import ForetraceError
 from foretrace.files import write_bytes
 from foretrace.hardware.devices import Device, find, named
@@ -342,7 +342,7 @@ def _few_shot_networks(
 
 def record(result: dict[str, Any], text: str) -> None:
     """Append this look at the labels to the list of all looks."""
-    weights = files("foretrace.cost.learned").joinpath(fp32.WEIGHTS).read_bytes()
+    weights = files("foretrace.cost.devices.learned").joinpath(fp32.WEIGHTS).read_bytes()
     networks = result["networks"]
     looks = json.loads(LOOKS.read_text(encoding="utf-8")) if LOOKS.exists() else []
     looks.append({

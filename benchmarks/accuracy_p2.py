@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.cost.learned.gemm16 import Gemm16
-from foretrace.cost.learned.gemm16_law import Chip
+from foretrace.cost.devices.learned.gemm16 import Gemm16
+from foretrace.cost.devices.learned.gemm16_law import Chip
 from foretrace.errors import ForetraceError
 from foretrace.hardware.devices import named
 from gemm_table import ANCHOR, System, fingerprint, read

@@ -1,4 +1,4 @@
-"""Rates of fused attention in a public table, and the law of `cost/attention.py` on them.
+"""Rates of fused attention in a public table, and the law of `cost/devices/attention.py` on them.
 
     python benchmarks/attention.py
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from foretrace.cost.attention import EDGE, SHARE
+from foretrace.cost.devices.attention import EDGE, SHARE
 from foretrace.hardware.devices import named
 
 LARGE = 2e11  # FLOPs

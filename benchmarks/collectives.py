@@ -22,12 +22,12 @@ from pathlib import Path
 
 import numpy as np
 
-from foretrace.cost import curves
-from foretrace.cost.collective_files import read
-from foretrace.cost.collective_table import CollectiveTable, Series, table_of
-from foretrace.cost.curves import Fitted, Floats
-from foretrace.cost.network import Network, network
-from foretrace.cost.tables import of_table
+from foretrace.cost.network import curves
+from foretrace.cost.network.collective_files import read
+from foretrace.cost.network.collective_table import CollectiveTable, Series, table_of
+from foretrace.cost.network.curves import Fitted, Floats
+from foretrace.cost.network.network import Network, network
+from foretrace.cost.network.tables import of_table
 from foretrace.errors import ForetraceError
 
 FEW = (16, 64)

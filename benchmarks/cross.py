@@ -83,7 +83,7 @@ def sources() -> Iterator[Source]:
 
 def _shared(traces: Path) -> Iterator[Source]:
     """Recordings and execution traces, by content; files whose names differ in numbers alone are ranks of one run."""
-    from foretrace.model.sources import Kind, kind_of
+    from foretrace.model.readers.sources import Kind, kind_of
 
     ranks: dict[tuple[Path, str], list[Path]] = {}
     for path in sorted(each for each in traces.rglob("*") if each.is_file()):
@@ -130,7 +130,7 @@ def _joined(paths: list[Path]) -> TaskGraph:
 
 
 def _scenario(path: Path) -> TaskGraph:
-    from foretrace.model.sources import load_operators
+    from foretrace.model.readers.sources import load_operators
 
     return _lowered(load_operators(path))
 
@@ -149,7 +149,7 @@ def _onnx() -> TaskGraph:
         import onnx
     except ImportError:
         raise ForetraceError("the onnx extra is not installed.") from None
-    from foretrace.model.from_onnx import from_onnx
+    from foretrace.model.readers.onnx import from_onnx
 
     make, numbers = onnx.helper.make_node, onnx.helper.make_tensor
     nodes = [make("Conv", ["x", "w"], ["c"]), make("Relu", ["c"], ["r"]), make("Flatten", ["r"], ["f"])]

@@ -6,9 +6,9 @@ Recordings `h100_MODEL.json.gz` and `mi300_MODEL.json.gz` of FOLDER. For every p
 predicted and measured, the step predicted and measured with the recorded host (`host=1`) and the interval that the
 technique gives, and the step when host work takes the factor between the two machines, which the prediction does not
 know: what is left of the error then is the device's, the rest the host's. Then the same by kind of kernel, both ways,
-with whether the range of its kind holds. Figures that were seen in a recording (`foretrace.cost.reached`) are left out
-where its model is predicted; what the shipped ones give stands beside it. `LOOKS` says how often the pairs were looked
-at. --reached prints the figures themselves.
+with whether the range of its kind holds. Figures that were seen in a recording (`foretrace.cost.devices.reached`) are
+left out where its model is predicted; what the shipped ones give stands beside it. `LOOKS` says how often the pairs
+were looked at. --reached prints the figures themselves.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from typing import Any
 import numpy as np
 
 from foretrace import flow
-from foretrace.cost import reached
 from foretrace.cost.calls import Family, Precision
-from foretrace.cost.reached import Kind
-from foretrace.cost.scaled import odd_rows, start_s, step_range
+from foretrace.cost.devices import reached
+from foretrace.cost.devices.reached import Kind
+from foretrace.cost.devices.scaled import odd_rows, start_s, step_range
 from foretrace.graph import edit
 from foretrace.graph.taskgraph import TaskGraph, TaskKind
 from foretrace.hardware.devices import Device, find
 from foretrace.simulate.timeline import simulate
-from foretrace.techniques.faster_device import FasterDevice, _models
-from foretrace.techniques.other_device import Elsewhere, Sort, elsewhere, field_of, recorded_on
+from foretrace.techniques.compute.faster_device import FasterDevice, _models
+from foretrace.techniques.compute.other_device import Elsewhere, Sort, elsewhere, field_of, recorded_on
 from foretrace.techniques.whatif import whatif
 from tables import percent, shared_traces, table
 
@@ -149,7 +149,7 @@ def kinds(
 
 def rows_time(graph: TaskGraph) -> float:
     """Share of the kernel time in products."""
-    from foretrace.techniques.classes import MATRIX, classify
+    from foretrace.techniques.compute.classes import MATRIX, classify
 
     kernel = graph.kind == TaskKind.KERNEL
     total = float(graph.dur[kernel].sum()) or 1.0
@@ -211,7 +211,7 @@ def kinds_text(rows: list[dict[str, Any]]) -> str:
 
 
 def seen(graph: TaskGraph) -> dict[str, float]:
-    """What kinds of kernels reach in a recording, as `foretrace.cost.reached` has it."""
+    """What kinds of kernels reach in a recording, as `foretrace.cost.devices.reached` has it."""
     device = recorded_on(graph)
     if device is None:
         raise SystemExit(f"{graph.info.source}: the catalog does not know {graph.info.devices}")
@@ -236,7 +236,7 @@ def seen(graph: TaskGraph) -> dict[str, float]:
 
 
 def reached_text(traces: Path) -> str:
-    """What recordings and the table of kernels say of `foretrace.cost.reached.REACHED`, as a Markdown table."""
+    """What recordings and the table of kernels say of `foretrace.cost.devices.reached.REACHED`, as a Markdown table."""
     rows = []
     for model, *paths in pairs(traces):
         for path in paths:
@@ -274,9 +274,9 @@ def section(traces: Path) -> str:
     intro = (
         f'`whatif --do "faster-device device=..."` on the recording of one device, against the recording of the same '
         f"model and input on the other (`python benchmarks/device_pairs.py --json`). What kinds of kernels reach "
-        f"(`cost/reached.py`) is taken from recordings of the other models only. GPU time within 12 %: {within[0]} of "
-        f"{len(rows)} ({sums}). Kinds with 5 % of the time and more within 20 %: {near} of {len(large)}. Step within "
-        f"10 %, with the recorded host: {within[1]} of {len(rows)}; the hosts of the two "
+        f"(`cost/devices/reached.py`) is taken from recordings of the other models only. GPU time within 12 %: "
+        f"{within[0]} of {len(rows)} ({sums}). Kinds with 5 % of the time and more within 20 %: {near} of {len(large)}."
+        f" Step within 10 %, with the recorded host: {within[1]} of {len(rows)}; the hosts of the two "
         "machines differ, and *error with it* is what is left when host work takes the factor between them, which no "
         "prediction from one machine knows (stated range 0.85 – 1.15). Steps that the host holds (the device works "
         f"less than {_CPU_BOUND:.0%} of them) move by {moved:.2%} at most.\n\n"

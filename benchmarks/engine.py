@@ -26,7 +26,7 @@ import numpy.typing as npt
 from foretrace.graph.assemble import assemble
 from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, GraphInfo, Lane, TaskGraph, TaskKind
 from foretrace.simulate import twins
-from foretrace.simulate.flows import Flows, Interference, Transfer, simulate_flows
+from foretrace.simulate.flows.flows import Flows, Interference, Transfer, simulate_flows
 from foretrace.simulate.replay import replay, replay_variants
 from foretrace.simulate.schedule import schedule
 from foretrace.simulate.timeline import simulate

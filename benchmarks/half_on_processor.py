@@ -5,7 +5,7 @@
 
 A child process per setting of ONEDNN_MAX_CPU_ISA (oneDNN reads it once), one thread, CPU time, shortest of repeats.
 Gains are float32 time over 16-bit time: lowest, median and highest of the sizes of a class. The priors of
-`foretrace.techniques.half_prices` are read from this table.
+`foretrace.techniques.compute.half_prices` are read from this table.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.cost.learned.fp32 import VECTOR_OPS, Board, board
+from foretrace.cost.devices.learned.fp32 import VECTOR_OPS, Board, board
 from foretrace.errors import ForetraceError
 from foretrace.hardware.devices import find
 

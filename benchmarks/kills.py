@@ -26,10 +26,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from foretrace import flow
-from foretrace.cost import store
+from foretrace.cost.operators import store
+from foretrace.experiment.ledger import Ledger
 from foretrace.files import PART
 from foretrace.fleet import sweep
-from foretrace.verify.ledger import Ledger
 from tables import ROOT, table
 
 MARK = "FORETRACE_KILLED_BY"  # inherited by whatever a writer starts
@@ -37,8 +37,8 @@ PATIENCE_S = 20.0  # for the end of what a killed process had started
 
 LEDGER = """
 from pathlib import Path
-from foretrace.verify.ledger import Ledger
-from tests.verify.rows import make_row
+from foretrace.experiment.ledger import Ledger
+from tests.experiment.rows import make_row
 while True:
     Ledger(Path("ledger.sqlite")).add([make_row(notes=("x" * 5000,)) for _ in range(20)])
     print("row", flush=True)
@@ -51,7 +51,7 @@ while True:
     print("graph", flush=True)
 """
 CALIBRATION = """
-from foretrace.cost import store
+from foretrace.cost.operators import store
 number = 0
 while True:
     number += 1

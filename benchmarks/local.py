@@ -80,8 +80,8 @@ def predicted(
     calibrated: dict[int, dict[str, float]], chosen: Sequence[str]
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Per case, step seconds by k with their range; and why the others could not be captured."""
-    from foretrace.cost.local import Local
-    from foretrace.model.capture import capture
+    from foretrace.cost.operators.local import Local
+    from foretrace.model.capture.capture import capture
     from foretrace.model.on_processor import Host, Processor
 
     processors = {k: Processor.of(seconds) for k, seconds in calibrated.items()}

@@ -26,8 +26,8 @@ import numpy as np
 from foretrace.cost.calls import Family
 from foretrace.errors import ForetraceError
 from foretrace.files import write_bytes
-from foretrace.model.capture import capture
-from foretrace.model.memory import peak
+from foretrace.model.capture.capture import capture
+from foretrace.model.memory.memory import peak
 from foretrace.training.batches import resized
 from foretrace.training.training import Training
 from foretrace.zoo.registry import entries, training

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 import eager
 from eager import Kernel, Lowered
-from foretrace.cost.learned.fp32 import VECTOR_OPS, Board, Fp32
+from foretrace.cost.devices.learned.fp32 import VECTOR_OPS, Board, Fp32
 from foretrace.graph.assemble import assemble
 from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, GraphInfo, Lane, Phase, TaskGraph, TaskKind
 from foretrace.simulate.timeline import simulate

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.cost.learned import intervals
-from foretrace.cost.learned.fp32 import ROW_OPS, VECTOR_OPS, Board, Fp32
-from foretrace.cost.sampling import choose_tasks
+from foretrace.cost.devices.learned import intervals
+from foretrace.cost.devices.learned.fp32 import ROW_OPS, VECTOR_OPS, Board, Fp32
+from foretrace.cost.operators.sampling import choose_tasks
 from kernel_table import Floats, Kernels, boards, read
 
 SHOTS = (0, 10, 20, 50)

@@ -11,16 +11,16 @@ from tables import ROOT, table
 
 ABLATIONS = ROOT / "benchmarks" / "data" / "predictor_ablations.json"
 TEXT = """
-The learned predictor (`foretrace.cost.learned`) is trained on isolated kernels of five GPUs (A100-PCIe-40, V100, P100,
-T4, P4; rows of split *train*). Whole networks come from their operator graph and the device sheet alone, by replaying a
-task graph: what eager PyTorch launches for each node, a host lane that launches ahead of the stream, kernels that cost
-device time only (what measuring one kernel alone adds is hidden in a stream), and a board power limit averaged over
-20 ms. No label of a network was used for fitting or choosing, nor a row of A100-80, L4 or H100. What was known all the
-same: earlier prototypes' mean errors on the shared held-out rows, that L4 reaches 0.28 of its peak, and their joules
-per FLOP of Ampere, Ada and Hopper (scaled by foundry figures, unconfirmed), which were taken over as they stood.
-*Published*: NeuSight's stored predictions on the very same rows; on all its rows (some are not in the file) it has
-{held_out} % on held-out GPUs and {all} % over all. Errors are means of absolute errors in %; *covered* is how often the
-80 % range from leaving devices out holds; *added up* is what the same kernels give without a replay, each as an
+The learned predictor (`foretrace.cost.devices.learned`) is trained on isolated kernels of five GPUs (A100-PCIe-40,
+V100, P100, T4, P4; rows of split *train*). Whole networks come from their operator graph and the device sheet alone, by
+replaying a task graph: what eager PyTorch launches for each node, a host lane that launches ahead of the stream,
+kernels that cost device time only (what measuring one kernel alone adds is hidden in a stream), and a board power limit
+averaged over 20 ms. No label of a network was used for fitting or choosing, nor a row of A100-80, L4 or H100. What was
+known all the same: earlier prototypes' mean errors on the shared held-out rows, that L4 reaches 0.28 of its peak, and
+their joules per FLOP of Ampere, Ada and Hopper (scaled by foundry figures, unconfirmed), which were taken over as they
+stood. *Published*: NeuSight's stored predictions on the very same rows; on all its rows (some are not in the file) it
+has {held_out} % on held-out GPUs and {all} % over all. Errors are means of absolute errors in %; *covered* is how often
+the 80 % range from leaving devices out holds; *added up* is what the same kernels give without a replay, each as an
 isolated measurement would show it (computed after the first look, nothing was chosen by it).
 """
 

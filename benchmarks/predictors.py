@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from foretrace.cost.learned import fp32
+from foretrace.cost.devices.learned import fp32
 from foretrace.hardware.devices import named
 from tables import load, machine
 

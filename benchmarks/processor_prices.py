@@ -1,7 +1,7 @@
-"""Fit the prices that `foretrace.cost.local` comes with, to this machine's times of a random pool of operators.
+"""Fit the prices of `foretrace.cost.operators.local` to this machine's times of a random pool of operators.
 
     python benchmarks/processor_prices.py measure       # the pool, one thread: benchmarks/data/pool_times.json
-    python benchmarks/processor_prices.py fit           # src/foretrace/cost/prices.json
+    python benchmarks/processor_prices.py fit           # src/foretrace/cost/operators/prices.json
     python benchmarks/processor_prices.py check         # fitted to four fifths of the pool, told of the last fifth
     python benchmarks/processor_prices.py choose        # which k operators of the pool say most of the others
 
@@ -23,15 +23,15 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.cost.calls import Calls, Family
-from foretrace.cost.local import CLOCKED, Local, Prices, choose, choose_designed, rows_of
-from foretrace.cost.operator import Operator
-from foretrace.cost.pool import random_pool
-from foretrace.cost.work_terms import NAMES, amounts
+from foretrace.cost.operators.local import CLOCKED, Local, Prices, choose, choose_designed, rows_of
+from foretrace.cost.operators.operator import Operator
+from foretrace.cost.operators.pool import random_pool
+from foretrace.cost.operators.work_terms import NAMES, amounts
 from foretrace.files import write_bytes
 from tables import ROOT, machine
 
 TIMES = ROOT / "benchmarks" / "data" / "pool_times.json"
-PRICES = ROOT / "src" / "foretrace" / "cost" / "prices.json"
+PRICES = ROOT / "src" / "foretrace" / "cost" / "operators" / "prices.json"
 COUNT, RARE, SEED, TURNS = 3000, 200, 0, 4
 
 # What a price might be, to begin with: seconds, and how far the logarithm may stray. Terms that explain little end low.
@@ -160,7 +160,7 @@ def measure_pool(path: Path = TIMES) -> None:
     """
     import torch
 
-    from foretrace.cost.bench import measure
+    from foretrace.cost.operators.bench import measure
 
     torch.set_num_threads(1)
     pool = drawn(COUNT, RARE, SEED)

@@ -24,8 +24,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from foretrace.experiment.ledger import Ledger
 from foretrace.files import write_bytes
-from foretrace.verify.ledger import Ledger
 
 MODELS = ("resnet50", "bert", "gpt2")
 PLAN: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (

@@ -19,15 +19,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from foretrace.cost.roofline import Roofline
+from foretrace.cost.devices.roofline import Roofline
+from foretrace.experiment.statistics import paired_ratio
 from foretrace.hardware.devices import named
-from foretrace.rewrite import catalog, measure, session
-from foretrace.rewrite.capture import Model, capture, of_training, settled
-from foretrace.rewrite.costs import MeasuredCosts, ModelCosts
-from foretrace.rewrite.emit import emit
-from foretrace.rewrite.rules import Rule
-from foretrace.rewrite.substitute import substitute
-from foretrace.verify.statistics import paired_ratio
+from foretrace.plan.rewrite import catalog, measure, session
+from foretrace.plan.rewrite.capture import Model, capture, of_training, settled
+from foretrace.plan.rewrite.costs import MeasuredCosts, ModelCosts
+from foretrace.plan.rewrite.emit import emit
+from foretrace.plan.rewrite.rules import Rule
+from foretrace.plan.rewrite.substitute import substitute
 from foretrace.zoo.registry import training
 from tables import ROOT, load, machine, table, today, update
 

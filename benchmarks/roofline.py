@@ -25,7 +25,7 @@ from foretrace.files import write_bytes
 from foretrace.hardware.devices import Device, find, named
 from tables import ROOT
 
-TARGET = ROOT / "src" / "foretrace" / "cost" / "roofline.json"
+TARGET = ROOT / "src" / "foretrace" / "cost" / "devices" / "roofline.json"
 SMALL = 50e-6
 _ISOLATED = 25e-6  # what timing one kernel alone adds to it in the float32 table
 _BOARDS = {"V100": "V100-SXM2", "T4": "T4", "P100": "P100-PCIe-16GB"}

@@ -3,10 +3,10 @@
     python benchmarks/scaling.py [--kernels kernels.csv.gz] [--gemm gemm_bf16.parquet] [--all] [--json]
 
 Prints, per class of kernel, the error of Habitat's wave scaling, of the plain ratio of rooflines and of
-`foretrace.cost.scaled.rescale`; the range that holds the measured time 4 times out of 5, found with each GPU left out
-in turn, and how often it held on the GPU left out; and the shares of the peaks that large kernels reach, from which
-the constants of `cost/scaled.py` come. Only the GPUs that predictors train on are read: those of protocol P1 (A100-40,
-P100, P4, T4, V100; MI100 and MI210 for their shares) and of P2 (A100, L40S, RTX PRO 6000).
+`foretrace.cost.devices.scaled.rescale`; the range that holds the measured time 4 times out of 5, found with each GPU
+left out in turn, and how often it held on the GPU left out; and the shares of the peaks that large kernels reach, from
+which the constants of `cost/devices/scaled.py` come. Only the GPUs that predictors train on are read: those of protocol
+P1 (A100-40, P100, P4, T4, V100; MI100 and MI210 for their shares) and of P2 (A100, L40S, RTX PRO 6000).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.cost.calls import Call, Calls, Family, Precision
-from foretrace.cost.roofline import MATRIX, floor_s, peak_flops
-from foretrace.cost.scaled import rescale, wave_scaling
+from foretrace.cost.devices.roofline import MATRIX, floor_s, peak_flops
+from foretrace.cost.devices.scaled import rescale, wave_scaling
 from foretrace.hardware.devices import find, named
 from tables import ROOT, percent, table
 

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.cost.learned import gemm16_law as law
-from foretrace.cost.learned.gemm16 import features
-from foretrace.cost.learned.gemm16_fit import fit_together
+from foretrace.cost.devices.learned import gemm16_law as law
+from foretrace.cost.devices.learned.gemm16 import features
+from foretrace.cost.devices.learned.gemm16_fit import fit_together
 from foretrace.files import write_bytes
 from gemm_table import System, fingerprint, read
 from tables import ROOT, today
@@ -32,7 +32,7 @@ from transfer_gemm16 import FOLLOW, errors, quantile, sample, transfer
 
 Floats = npt.NDArray[np.float64]
 SHARED = Path(os.environ.get("FORETRACE_SHARED_DATA", ROOT.parent / "shared" / "data"))
-WEIGHTS = ROOT / "src" / "foretrace" / "cost" / "learned" / "gemm16.npz"
+WEIGHTS = ROOT / "src" / "foretrace" / "cost" / "devices" / "learned" / "gemm16.npz"
 LAW_ROWS = 3000  # of a GPU, for the law that its nets correct
 NETS, CALIBRATION = 2, 0.1  # nets of a GPU; the share of rows, another for each, that it does not see: for ranges
 WIDTH, LAYERS, EPOCHS, BATCH, RATE, DECAY = 64, 3, 100, 512, 4e-3, 1e-3

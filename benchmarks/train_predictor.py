@@ -1,4 +1,4 @@
-"""Train the float32 predictor of `foretrace.cost.learned` and write its weights; minutes on one core.
+"""Train the float32 predictor of `foretrace.cost.devices.learned` and write its weights; minutes on one core.
 
     python benchmarks/train_predictor.py [kernels.csv.gz] [--no-logo] [--dry] [--ablation] [name=value ...]
 
@@ -22,14 +22,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from foretrace.cost.learned import fp32, intervals
+from foretrace.cost.devices.learned import fp32, intervals
 from foretrace.files import write_bytes
 from kernel_table import TRAINING, Floats, Kernels, boards, mismeasured, read
 from tables import ROOT, today
 
 KERNELS = ROOT.parent / "shared" / "data" / "kernels" / "kernels.csv.gz"
 ABLATIONS = ROOT / "benchmarks" / "data" / "predictor_ablations.json"
-FOLDER = ROOT / "src" / "foretrace" / "cost" / "learned"
+FOLDER = ROOT / "src" / "foretrace" / "cost" / "devices" / "learned"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,9 +4,9 @@
     python benchmarks/training_figures.py --write    # puts it there
 
 Every row is a figure that its authors measured and printed, with the recipe that they state; the estimate is asked for
-that recipe, on the catalog's device. Constants of the estimate (`cost/defaults.py`, `model/estimate.py`) were chosen on
-the rows of LLM Foundry with eight devices; mechanisms and recipes were found with all rows in view. No constant
-belongs to a row. Megatron's tables are found by FORETRACE_SHARED_DATA.
+that recipe, on the catalog's device. Constants of the estimate (`cost/devices/defaults.py`, `model/estimate.py`) were
+chosen on the rows of LLM Foundry with eight devices; mechanisms and recipes were found with all rows in view. No
+constant belongs to a row. Megatron's tables are found by FORETRACE_SHARED_DATA.
 """
 
 from __future__ import annotations

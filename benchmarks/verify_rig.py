@@ -19,14 +19,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from foretrace.errors import ForetraceError
-from foretrace.rig import netns
-from foretrace.rig.job import Job, Outcome
-from foretrace.rig.judge import rows_of, setting
-from foretrace.rig.measure import completed, verify
-from foretrace.rig.processes import RigError
+from foretrace.experiment.ledger import Ledger, Row
+from foretrace.experiment.links import netns
+from foretrace.experiment.links.job import Job, Outcome
+from foretrace.experiment.links.judge import rows_of, setting
+from foretrace.experiment.links.measure import completed, verify
+from foretrace.experiment.links.processes import RigError
+from foretrace.experiment.statistics import Verdict
 from foretrace.techniques.arguments import parse_all
-from foretrace.verify.ledger import Ledger, Row
-from foretrace.verify.statistics import Verdict
 
 DATA = Path(__file__).parent / "data"
 ROWS = DATA / "ledger.jsonl"

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from foretrace.verify.ledger import Ledger
+from foretrace.experiment.ledger import Ledger
 from foretrace.zoo.registry import entries
 
 DATA = Path(__file__).parent / "data"

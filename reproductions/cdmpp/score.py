@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from boosting import boost
-from foretrace.cost.sampling import choose_tasks
+from foretrace.cost.operators.sampling import choose_tasks
 from reproductions.cdmpp import data, learn
 from reproductions.cdmpp.ast import Encoded, encode
 from reproductions.cdmpp.data import Recording

@@ -30,10 +30,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from foretrace.cost.network import CollectiveKind
+from foretrace.cost.network.network import CollectiveKind
 from foretrace.files import write_bytes
 from foretrace.model.messages import MIB, bucketed
-from foretrace.techniques.compressors import parts
+from foretrace.techniques.distributed.compressors import parts
 from foretrace.training.compression.settings import Settings
 from foretrace.training.compression.timing import ALL, GATHERING, hook_operator
 from reproductions.compression_utility.formula import Link, Sent, compressed_s, required_ratio, synchronous_s

@@ -33,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-from foretrace.cost.network import CollectiveKind, network
+from foretrace.cost.network.network import CollectiveKind, network
 from foretrace.errors import ForetraceError
 from foretrace.names import question as question_of
 from foretrace.names import resolve

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.cost.utilisation import Peaks
+from foretrace.cost.devices.utilisation import Peaks
 from foretrace.errors import ForetraceError
 from foretrace.plaintext import whole_number
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from foretrace.cost.calls import Family
-from foretrace.cost.roofline import MATRIX
+from foretrace.cost.devices.roofline import MATRIX
 from foretrace.errors import ForetraceError
 from reproductions.nas_bench_201.cells import OPERATIONS, operator_graph, parse, space
 from reproductions.nas_bench_201.tables import read_networks

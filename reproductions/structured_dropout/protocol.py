@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from foretrace.verify.cores import environment
+from foretrace.experiment.cores import environment
 from reproductions.systems import put
 
 TIME_STEPS, BATCH, LAYERS = 35, 20, 2

@@ -158,16 +158,16 @@ def scale(
 ) -> Scaling:
     """Predict a run of so many ranks from the graphs of a few recorded ones; see `foretrace.simulate.folding`.
 
-    `network` is as `foretrace.cost.network.network` reads it; without it links are as fast as recorded, and latency
-    is not counted. Raises NotApplicableError where the recorded ranks cannot stand for more, ForetraceError where the
-    network cannot be.
+    `network` is as `foretrace.cost.network.network.network` reads it; without it links are as fast as recorded, and
+    latency is not counted. Raises NotApplicableError where the recorded ranks cannot stand for more, ForetraceError
+    where the network cannot be.
     """
     from foretrace.simulate import folding
 
     price = None
     if network:
-        from foretrace.cost.network import network as parse_network
-        from foretrace.cost.pricing import price as price_of
+        from foretrace.cost.network.network import network as parse_network
+        from foretrace.cost.network.pricing import price as price_of
 
         price = price_of(parse_network(network, max(ranks, 1)))
     count = folding.SAMPLES if samples is None else samples
@@ -196,7 +196,7 @@ class Scenario:
 
         The same scenario where there are none. Raises ForetraceError where the stored file is damaged.
         """
-        from foretrace.cost.calibration import Calibration
+        from foretrace.cost.operators.calibration import Calibration
 
         found = Calibration.load_for(self.graph)
         return replace(self, graph=found.on(self.graph)) if found else self

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from foretrace import flow
-from foretrace.techniques.fused_optimizer import FusedOptimizer
+from foretrace.techniques.compute.fused_optimizer import FusedOptimizer
 from tests.cli.conftest import Cli
 
 MISTAKES = {

@@ -17,7 +17,7 @@ import typer
 
 from foretrace import deadline
 from foretrace.cli.app import application
-from foretrace.cost.operator import Operator
+from foretrace.cost.operators.operator import Operator
 from foretrace.techniques.base import Technique
 from tests.cli.conftest import DATA, Cli
 from tests.cli.test_ranges import commands
@@ -31,13 +31,13 @@ HELD = {
         "tests/plan/test_optimise.py::test_a_limit_brings_the_techniques_that_save",
         "tests/plan/test_optimise.py::test_an_impossible_limit_names_the_smallest_that_is_possible",
     ],
-    "rewrite --seconds": ["tests/rewrite/test_search.py::test_an_expansion_that_would_end_too_late_is_not_begun"],
+    "rewrite --seconds": ["tests/plan/rewrite/test_search.py::test_an_expansion_that_would_end_too_late_is_not_begun"],
     "rewrite --budget": [
-        "tests/rewrite/test_search.py::test_a_search_is_deterministic_and_keeps_to_its_budget_and_time"
+        "tests/plan/rewrite/test_search.py::test_a_search_is_deterministic_and_keeps_to_its_budget_and_time"
     ],
     "verify --seconds": [
-        "tests/verify/test_arms.py::test_plans_keep_to_the_time_or_to_the_least",
-        "tests/verify/test_arms.py::test_turns_keep_their_time",
+        "tests/experiment/test_arms.py::test_plans_keep_to_the_time_or_to_the_least",
+        "tests/experiment/test_arms.py::test_turns_keep_their_time",
     ],
     "calibrate device --seconds": [
         HERE + "test_operators_share_their_time",
@@ -47,9 +47,9 @@ HELD = {
     "calibrate run --seconds": [HERE + "test_operators_share_their_time"],
     "calibrate network --limit": ["tests/cost/test_network_bench.py::test_a_limit_in_time_holds"],
     "compression advise --seconds": [HERE + "test_operators_share_their_time"],
-    "rig verify --seconds": ["tests/rig/test_verify.py::test_turns_keep_their_time"],
-    "cloud advise --budget": ["tests/stash/test_cloud.py::test_the_choice_keeps_within_time_and_money"],
-    "cloud advise --within": ["tests/stash/test_cloud.py::test_the_choice_keeps_within_time_and_money"],
+    "rig verify --seconds": ["tests/experiment/links/test_verify.py::test_turns_keep_their_time"],
+    "cloud advise --budget": ["tests/plan/test_cloud.py::test_the_choice_keeps_within_time_and_money"],
+    "cloud advise --within": ["tests/plan/test_cloud.py::test_the_choice_keeps_within_time_and_money"],
 }  # fmt: skip
 LIMITS = re.compile(r"--(.*-)?(seconds|budget|limit|within|timeout|calls|measure|operators|most|max)(-.*)?")
 TELLS = re.compile(r"at most|stop after|time to spend|for the search|for running|for all epochs|may measure", re.I)
@@ -120,7 +120,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    from foretrace.cost import bench
+    from foretrace.cost.operators import bench
 
     found = Clock()
     monkeypatch.setattr(deadline, "uncompiled", found)
@@ -145,7 +145,7 @@ def test_operators_share_their_time(
 ) -> None:
     pytest.importorskip("torch")
     monkeypatch.setenv("FORETRACE_CACHE", str(tmp_path))
-    monkeypatch.setattr("foretrace.cost.machine.differences", lambda one, other: [])
+    monkeypatch.setattr("foretrace.cost.operators.machine.differences", lambda one, other: [])
     monkeypatch.setattr("foretrace.cli.calibrate._elsewhere", lambda *_: False)
     words = [str(DATA / "cnn.json.gz") if each == "RUN" else each for each in SHARED[name]]
     began = clock.now

@@ -9,10 +9,10 @@ import pytest
 
 from foretrace.cli.app import run
 from foretrace.flow import Scenario
+from foretrace.plan.compression_advice import CANNOT_TELL, DOES_NOT, PAYS, advise, verdict
 from foretrace.report.jsonout import schema
-from foretrace.techniques.compression_advice import CANNOT_TELL, DOES_NOT, PAYS, advise, verdict
-from foretrace.techniques.data_parallel import DataParallel
-from foretrace.techniques.gradient_compression import GradientCompression
+from foretrace.techniques.distributed.data_parallel import DataParallel
+from foretrace.techniques.distributed.gradient_compression import GradientCompression
 from tests.report.test_jsonout import check
 from tests.techniques.backward import Backward
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foretrace.cost.collective_table import series_of, table_of
-from foretrace.cost.network import CollectiveKind, bus_share
+from foretrace.cost.network.collective_table import series_of, table_of
+from foretrace.cost.network.network import CollectiveKind, bus_share
 from foretrace.report.jsonout import schema
 from tests.cli.conftest import Cli
 

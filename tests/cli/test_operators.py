@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from foretrace.model.json_form import loads
+from foretrace.model.readers.json_form import loads
 from foretrace.report.operators import OperatorsView, amount
 from tests.cli.conftest import Cli
 

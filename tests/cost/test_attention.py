@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from foretrace.cost.attention import FusedAttention
 from foretrace.cost.calls import Calls
+from foretrace.cost.devices.attention import FusedAttention
 from foretrace.hardware.devices import named
 
 FORWARD = "aten::_scaled_dot_product_flash_attention"

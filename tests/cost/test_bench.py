@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from foretrace.cost.arguments import Call, UnknownCallError, parse, prepare
-from foretrace.cost.bench import lacks, measure
-from foretrace.cost.device import grid
-from foretrace.cost.operator import BFLOAT16, CHANNELS_LAST, Operator
+from foretrace.cost.operators.arguments import Call, UnknownCallError, parse, prepare
+from foretrace.cost.operators.bench import lacks, measure
+from foretrace.cost.operators.grid import grid
+from foretrace.cost.operators.operator import BFLOAT16, CHANNELS_LAST, Operator
 from foretrace.hardware.processor import instruction_sets, trains_lstm
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*profiler.*")
@@ -254,7 +254,9 @@ def test_a_convolution_that_onednn_lacks_is_the_one_that_pytorch_runs() -> None:
     twin = single.with_types([BFLOAT16 if each == "float" else each for each in single.types])
     environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"}
     code = (
-        "from foretrace.cost.arguments import prepare; from foretrace.cost.operator import Operator; import torch\n"
+        "from foretrace.cost.operators.arguments import prepare\n"
+        "from foretrace.cost.operators.operator import Operator\n"
+        "import torch\n"
         f"for text in ({single.text!r}, {twin.text!r}):\n"
         "    call = prepare(Operator('aten::mkldnn_convolution', text))\n"
         "    print(*call().shape, call().dtype)"

@@ -18,11 +18,11 @@ from torch import nn
 import foretrace
 from foretrace import flow
 from foretrace.cli.app import run
-from foretrace.cost.bench import Measured, measure
-from foretrace.cost.calibration import Calibration
-from foretrace.cost.operator import Operator
+from foretrace.cost.operators.bench import Measured, measure
+from foretrace.cost.operators.calibration import Calibration
+from foretrace.cost.operators.operator import Operator
 from foretrace.report.jsonout import schema
-from foretrace.techniques.fused_optimizer import FusedOptimizer
+from foretrace.techniques.compute.fused_optimizer import FusedOptimizer
 from foretrace.techniques.measuring import calibrated
 from tests.report.test_jsonout import check
 

@@ -15,11 +15,11 @@ import torch
 from hypothesis import given
 
 from foretrace import flow
-from foretrace.cost import store
-from foretrace.cost.calibration import Calibration
-from foretrace.cost.machine import differences, fingerprint, fingerprint_of
-from foretrace.cost.operator import BFLOAT16, CHANNELS_LAST, Operator
-from foretrace.cost.similar import family, size
+from foretrace.cost.operators import store
+from foretrace.cost.operators.calibration import Calibration
+from foretrace.cost.operators.machine import differences, fingerprint, fingerprint_of
+from foretrace.cost.operators.operator import BFLOAT16, CHANNELS_LAST, Operator
+from foretrace.cost.operators.similar import family, size
 from foretrace.errors import ForetraceError
 from foretrace.hardware import processor
 from foretrace.testing.workloads import Cpu
@@ -157,7 +157,7 @@ def test_what_is_saved_is_loaded_and_merged() -> None:
 def test_two_processes_that_save_at_once_lose_nothing() -> None:
     program = (
         "import sys\n"
-        "from foretrace.cost import store\n"
+        "from foretrace.cost.operators import store\n"
         "for i in range(40):\n"
         "    store.save({'cpu': 'shared'}, {f'{sys.argv[1]} {i}': 1.0})\n"
     )

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretrace.cost import curves
-from foretrace.cost.collective_files import merged, read
-from foretrace.cost.collective_table import CollectiveTable, series_of, table_of
-from foretrace.cost.collectives import ways
-from foretrace.cost.nccl import Comm, bandwidths
-from foretrace.cost.network import CollectiveKind, Network, bus_share, network
-from foretrace.cost.tables import of_table, wiring_of
+from foretrace.cost.network import curves
+from foretrace.cost.network.collective_files import merged, read
+from foretrace.cost.network.collective_table import CollectiveTable, series_of, table_of
+from foretrace.cost.network.collectives import ways
+from foretrace.cost.network.nccl import Comm, bandwidths
+from foretrace.cost.network.network import CollectiveKind, Network, bus_share, network
+from foretrace.cost.network.tables import of_table, wiring_of
 from foretrace.errors import ForetraceError
 from foretrace.hardware.cluster_file import parse
 from foretrace.hardware.wiring import HYBRID_CUBE_MESH

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace.cost.calls import Call, Calls, Family, Precision
-from foretrace.cost.learned import gemm16_law as law
-from foretrace.cost.learned.gemm16 import Gemm16, features
-from foretrace.cost.learned.gemm16_fit import Measured, adapt, fit_together, solve
+from foretrace.cost.devices.learned import gemm16_law as law
+from foretrace.cost.devices.learned.gemm16 import Gemm16, features
+from foretrace.cost.devices.learned.gemm16_fit import Measured, adapt, fit_together, solve
 from foretrace.errors import ForetraceError
 from foretrace.hardware.devices import Device, catalog, named
 

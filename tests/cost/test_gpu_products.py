@@ -11,11 +11,11 @@ import pytest
 
 from foretrace import deadline
 from foretrace.cli.app import run
-from foretrace.cost import gpu_products
 from foretrace.cost.calls import Call, Calls, Family, Precision
-from foretrace.cost.learned import Learned, gemm16_shift
-from foretrace.cost.learned.gemm16 import Gemm16
-from foretrace.cost.learned.gemm16_law import Chip
+from foretrace.cost.devices import gpu_products
+from foretrace.cost.devices.learned import Learned, gemm16_shift
+from foretrace.cost.devices.learned.gemm16 import Gemm16
+from foretrace.cost.devices.learned.gemm16_law import Chip
 from foretrace.errors import ForetraceError
 from foretrace.hardware.devices import named
 

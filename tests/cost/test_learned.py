@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace.cost.calls import Call, Calls, Family, Precision
-from foretrace.cost.learned import Learned, fp32, intervals
-from foretrace.cost.learned.nets import Ensemble, log_sigmoid
+from foretrace.cost.devices.learned import Learned, fp32, intervals
+from foretrace.cost.devices.learned.nets import Ensemble, log_sigmoid
+from foretrace.cost.devices.roofline import Roofline, floor_s
 from foretrace.cost.model import Chain
-from foretrace.cost.roofline import Roofline, floor_s
 from foretrace.errors import ForetraceError
 from foretrace.hardware.devices import Device, catalog, named
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretrace.cost.learned import fp32
+from foretrace.cost.devices.learned import fp32
 from foretrace.errors import ForetraceError
 from foretrace.hardware.devices import named
 

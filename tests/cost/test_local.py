@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace.cost.calls import Calls
-from foretrace.cost.device import call
-from foretrace.cost.local import RESOURCES, Local, choose, choose_designed, rows_of, shipped
-from foretrace.cost.operator import Operator
-from foretrace.cost.pool import random_pool
-from foretrace.cost.work_terms import NAMES, amounts
+from foretrace.cost.operators.grid import call
+from foretrace.cost.operators.local import RESOURCES, Local, choose, choose_designed, rows_of, shipped
+from foretrace.cost.operators.operator import Operator
+from foretrace.cost.operators.pool import random_pool
+from foretrace.cost.operators.work_terms import NAMES, amounts
 
 
 def calls_of(operators: list[Operator]) -> Calls:
@@ -117,7 +117,7 @@ def test_stored_times_of_other_things_are_left_aside() -> None:
 
 
 def test_more_than_it_looks_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foretrace.cost.local.MOST", 30)
+    monkeypatch.setattr("foretrace.cost.operators.local.MOST", 30)
     known = Local.of(machine(TRAINED, {"matrix": 2.0}))
     assert known.measured == 30
     assert error(known, HELD, {"matrix": 2.0}) < 0.15

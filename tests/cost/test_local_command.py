@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from foretrace.cli.app import run
-from foretrace.cost import store
+from foretrace.cost.operators import store
 from foretrace.model.on_processor import Processor
 from foretrace.report.jsonout import schema
 from tests.report.test_jsonout import check

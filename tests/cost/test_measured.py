@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from foretrace.cost.calibration import Calibration
 from foretrace.cost.calls import Call, Calls, Family, Precision
-from foretrace.cost.measured import Measured, Time, recorded_calls
+from foretrace.cost.devices.measured import Measured, Time, recorded_calls
+from foretrace.cost.devices.roofline import Roofline
 from foretrace.cost.model import Chain
-from foretrace.cost.operator import Operator
-from foretrace.cost.roofline import Roofline
+from foretrace.cost.operators.calibration import Calibration
+from foretrace.cost.operators.operator import Operator
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import GraphInfo, Lane, TaskGraph, TaskKind
 from foretrace.hardware.devices import named

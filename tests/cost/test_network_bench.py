@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foretrace.cost import network_bench
-from foretrace.cost.collective_bench import LEAST_REPETITIONS, _robust, measure_collectives
-from foretrace.cost.collective_table import series_of, table_of
-from foretrace.cost.network import CollectiveKind, network
+from foretrace.cost.network import network_bench
+from foretrace.cost.network.collective_bench import LEAST_REPETITIONS, _robust, measure_collectives
+from foretrace.cost.network.collective_table import series_of, table_of
+from foretrace.cost.network.network import CollectiveKind, network
 from foretrace.errors import ForetraceError
 
 MEMBER = """
 import sys
-from foretrace.cost.collective_bench import measure_collectives
+from foretrace.cost.network.collective_bench import measure_collectives
 table = measure_collectives(
     int(sys.argv[1]), 2, sizes=[1024, 65536], kinds=["all-reduce", "all-gather", "send"],
     init_method="file://" + sys.argv[2], timeout_s=float(sys.argv[3]),

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from foretrace.cost.sampling import choose_tasks, cluster
+from foretrace.cost.operators.sampling import choose_tasks, cluster
 from foretrace.errors import ForetraceError
 
 

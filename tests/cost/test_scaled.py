@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretrace.cost import reached
 from foretrace.cost.calls import Call, Calls, Family, Precision
-from foretrace.cost.reached import Kind
-from foretrace.cost.scaled import (
+from foretrace.cost.devices import reached
+from foretrace.cost.devices.reached import Kind
+from foretrace.cost.devices.scaled import (
     CARRY,
     RANGES,
     Scaled,

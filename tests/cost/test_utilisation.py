@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from foretrace.cost.calls import Call, Calls, Family, Precision
-from foretrace.cost.utilisation import (
+from foretrace.cost.devices.utilisation import (
     Peaks,
     usage,
 )

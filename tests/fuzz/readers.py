@@ -310,7 +310,7 @@ def _play_graph(path: Path, way: int) -> Iterator[Figure]:
 @cache
 def operator_files() -> Samples:
     """Our JSON in its three forms."""
-    from foretrace.model.json_form import dumps, loads
+    from foretrace.model.readers.json_form import dumps, loads
 
     head = '{"format": "foretrace operators", "version": 1, "name": "m", "batch": 4, '
     calls = head + '"calls": [{"op": "aten::mm", "dims": [[8, 16], [16, 4]], "times": 3}, {"op": "aten::relu", '
@@ -324,7 +324,7 @@ def operator_files() -> Samples:
 @cache
 def execution_traces() -> Samples:
     """PyTorch's and Chakra's JSON, and Chakra's protocol buffers."""
-    from foretrace.model.from_chakra import VERSIONS
+    from foretrace.model.readers.chakra import VERSIONS
     from tests.model.test_chakra import NODES, old, trace
 
     protobuf = b"".join(_length(part) + part for part in _chakra_messages(VERSIONS[-1]))
@@ -375,8 +375,8 @@ def onnx_models() -> Samples:
 
 def _play_operators(path: Path, way: int) -> Iterator[Figure]:
     from foretrace.model.estimate import estimate
-    from foretrace.model.memory import peak
-    from foretrace.model.sources import load_operators
+    from foretrace.model.memory.memory import peak
+    from foretrace.model.readers.sources import load_operators
     from foretrace.model.target import target
     from foretrace.report import estimate as report
     from foretrace.report.jsonout import dumps
@@ -405,7 +405,7 @@ CLUSTERS = {
 
 
 def _play_network(path: Path, way: int) -> Iterator[Figure]:
-    from foretrace.cost.network import CollectiveKind, network
+    from foretrace.cost.network.network import CollectiveKind, network
 
     for workers in (2, 4):
         found = network(str(path), workers)
@@ -457,8 +457,8 @@ def collective_tables() -> Samples:
         f"{size},1,float,{10 + size / 1e5:.3f},1,1,{11 + size / 1e5:.3f},1,1\n" for size in (1e3, 1e6, 1e9)
     )
     busbw = "bytes,busbw_GBps,gpus,system\n" + "".join(f"{1 << k},{k * 10},8,2 nodes of x\n" for k in (20, 25, 30))
-    from foretrace.cost.collective_table import series_of, table_of
-    from foretrace.cost.network import CollectiveKind
+    from foretrace.cost.network.collective_table import series_of, table_of
+    from foretrace.cost.network.network import CollectiveKind
 
     own = [
         series_of("own", kind=kind, workers=n, per_node=n, points=[(s, 1e-5 + s / 1e10, 0.1) for s in (1e3, 1e6, 1e9)])
@@ -479,7 +479,7 @@ def collective_tables() -> Samples:
 
 
 def _play_collectives(path: Path, way: int) -> Iterator[Figure]:
-    from foretrace.cost.collective_files import read
+    from foretrace.cost.network.collective_files import read
 
     table = read(path)
     for each in table.series:
@@ -661,7 +661,7 @@ SIZED = "device,us,family,precision,b,m,n,k\nh100,12.5,gemm,bf16,1,128,128,64\nh
 
 
 def _play_measured(path: Path, way: int) -> Iterator[Figure]:
-    from foretrace.cost.measured import Measured
+    from foretrace.cost.devices.measured import Measured
 
     found = Measured.from_table(path)
     times = [time for table in found.calls.values() for time in table.values()]
@@ -704,7 +704,7 @@ def _rules() -> Samples:
         told = [(2, 2, _joined([(1, 0, op % 2**64), (2, 0, out)])) for op, out in inputs]
         return _joined([(1, 0, kind), *told, (3, 2, _joined([(1, 0, 9), (2, 0, 0)]))])
 
-    from foretrace.rewrite.taso import KINDS
+    from foretrace.plan.rewrite.taso import KINDS
 
     add = next(number for number, name in KINDS.items() if "add" in str(name).lower())
     rule = [(1, 2, operator(add, [(-1, 0), (-2, 0)])), (2, 2, operator(add, [(-2, 0), (-1, 0)]))]
@@ -713,7 +713,7 @@ def _rules() -> Samples:
 
 
 def _play_rules(path: Path, way: int) -> Iterator[Figure]:
-    from foretrace.rewrite.taso import read
+    from foretrace.plan.rewrite.taso import read
 
     yield "rules", len(read(path))
 
@@ -722,7 +722,7 @@ def _play_calibration(path: Path, way: int) -> Iterator[Figure]:
     import os
     from shutil import copyfile
 
-    from foretrace.cost import store
+    from foretrace.cost.operators import store
 
     machine = {"cpu": "x"}
     before = os.environ.get("FORETRACE_CACHE")
@@ -745,10 +745,10 @@ def _ledger_lines() -> Samples:
 
 
 def _play_ledger(path: Path, way: int) -> Iterator[Figure]:
+    from foretrace.experiment.ledger import Ledger
     from foretrace.report import verification
     from foretrace.report.jsonout import dumps
     from foretrace.report.terminal import Terminal, render
-    from foretrace.verify.ledger import Ledger
 
     base = path.with_name("ledger.sqlite")
     try:
@@ -807,10 +807,16 @@ def _readers() -> Iterator[Reader]:
         ("execution-trace", execution_traces, "from_chakra"),
         ("onnx", onnx_models, "from_onnx"),
     ):
-        covers = ("model.sources", f"model.{module}", "model.texts", "model.unroll", "techniques.batching")
+        covers = (
+            "model.readers.sources",
+            f"model.{module}",
+            "model.texts",
+            "model.capture.unroll",
+            "techniques.compute.batching",
+        )
         yield Reader(name=name, covers=covers, samples=samples, play=_play_operators)
     yield Reader(name="cluster", covers=("hardware.cluster_file",), samples=lambda: CLUSTERS, play=_play_network)
-    covers = ("cost.collective_files", "cost.collective_table", "rig.calibrate")
+    covers = ("cost.network.collective_files", "cost.network.collective_table", "rig.calibrate")
     yield Reader(name="collectives", covers=covers, samples=collective_tables, play=_play_collectives)
     for format in FORMATS:
         if format not in fleet_logs():
@@ -832,7 +838,7 @@ def _readers() -> Iterator[Reader]:
                  samples=lambda: {"profiles.json": json.dumps(profiles).encode()})  # fmt: skip
     yield Reader(name="generator", covers=("fleet.synthetic",), samples=_generators, play=_play_generator)
     yield Reader(name="prices", covers=("hardware.instances",), samples=_instances, play=_play_instances)
-    yield Reader(name="measured", covers=("cost.measured",), play=_play_measured,
+    yield Reader(name="measured", covers=("cost.devices.measured",), play=_play_measured,
                  samples=lambda: {"measured.csv": MEASURED.encode(), "sized.csv": SIZED.encode()})  # fmt: skip
     networks = {"archs.csv": f"arch_idx,arch\n0,{_CELLS}\n1,{_CELLS}\n".encode(),
                 "latencies.csv": b"arch_idx,2080ti_1,2080ti_32\n0,2.5,9\n1,3.5,10\n"}  # fmt: skip
@@ -844,13 +850,13 @@ def _readers() -> Iterator[Reader]:
               "tie_word_embeddings": False, "head_dim": 16}  # fmt: skip
     yield Reader(name="decoder", covers=("model.decoders",), play=_play_decoder,
                  samples=lambda: {"config.json": json.dumps(config).encode()})  # fmt: skip
-    yield Reader(name="rules", covers=("rewrite.taso", "model.protobuf"), samples=_rules, play=_play_rules)
+    yield Reader(name="rules", covers=("rewrite.taso", "model.readers.protobuf"), samples=_rules, play=_play_rules)
     calibration = {
         "format": 1,
         "machine": {"cpu": "x"},
         "seconds": {"aten::mm [[[8, 8]]]": 1e-5, "near aten::mm": 2e-5},
     }
-    yield Reader(name="calibration", covers=("cost.store",), play=_play_calibration,
+    yield Reader(name="calibration", covers=("cost.operators.store",), play=_play_calibration,
                  samples=lambda: {"calibration.json": json.dumps(calibration).encode()})  # fmt: skip
     yield Reader(name="ledger", covers=("verify.ledger",), samples=_ledger_lines, play=_play_ledger)
     covers = (

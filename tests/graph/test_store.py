@@ -14,8 +14,8 @@ from foretrace.flow import read
 from foretrace.graph.builder import build
 from foretrace.graph.store import MAGIC, load, save
 from foretrace.graph.taskgraph import EDGE_COLUMNS, TASK_COLUMNS, Assumption, Change, TaskGraph
-from foretrace.techniques.fused_optimizer import FusedOptimizer
-from foretrace.techniques.prefetch_data import PrefetchData
+from foretrace.techniques.compute.fused_optimizer import FusedOptimizer
+from foretrace.techniques.data.prefetch_data import PrefetchData
 from foretrace.techniques.selection import Scale
 from tests.graph.mutations import mutated
 from tests.kineto_files import Recording

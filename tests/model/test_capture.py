@@ -17,10 +17,10 @@ import pytest
 from foretrace.cost.calls import Family
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import Phase
-from foretrace.model.capture import capture, capture_module, forward_only
+from foretrace.model.capture.capture import capture, capture_module, forward_only
+from foretrace.model.capture.unroll import unrolled
 from foretrace.model.decoders import SHAPES, Shape, decoder, shape, training_of
 from foretrace.model.operator_graph import BEFORE, OperatorGraph, Role
-from foretrace.model.unroll import unrolled
 from foretrace.training.training import Training
 from foretrace.zoo.registry import job, training
 
@@ -206,7 +206,7 @@ def test_training_is_left_alone() -> None:
     assert torch.equal(weight, before)
     assert not made.optimizers[0].state
     assert made.optimizers[0].param_groups[0]["foreach"] is None
-    assert nn.functional.scaled_dot_product_attention.__module__ != "foretrace.model.capture_like"
+    assert nn.functional.scaled_dot_product_attention.__module__ != "foretrace.model.capture.like"
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ def test_unlike_blocks_are_not_unrolled() -> None:
 def test_decoder_is_the_one_of_transformers() -> None:
     """Parameters, FLOPs and peak of the same small Llama, made of transformers' modules."""
     transformers = pytest.importorskip("transformers")
-    from foretrace.model.memory import peak
+    from foretrace.model.memory.memory import peak
     from foretrace.zoo.language import next_word_loss
 
     found = replace(SMALL, hidden=64, inner=96, words=256, length=32)
@@ -420,7 +420,7 @@ def test_autocast_is_seen_wherever_it_is_entered() -> None:
 
 COLD = """
 import sys
-from foretrace.model.capture_light import without_compiler
+from foretrace.model.capture.light import without_compiler
 from foretrace.model.decoders import Shape, decoder, SHAPES
 import torch
 with without_compiler():

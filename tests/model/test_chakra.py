@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from foretrace.cost.calls import Family
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import Phase
-from foretrace.model import protobuf
-from foretrace.model.from_chakra import VERSIONS, from_chakra
 from foretrace.model.operator_graph import BEFORE, OperatorGraph, Role
-from foretrace.model.sources import Kind, kind_of, load_operators
+from foretrace.model.readers import protobuf
+from foretrace.model.readers.chakra import VERSIONS, from_chakra
+from foretrace.model.readers.sources import Kind, kind_of, load_operators
 
 Argument = tuple[Any, Any, str]
 

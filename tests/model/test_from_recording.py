@@ -12,10 +12,10 @@ from foretrace import flow
 from foretrace.cost.calls import Family
 from foretrace.errors import ForetraceError, GraphError
 from foretrace.graph.taskgraph import Phase, TaskGraph
-from foretrace.model.from_calls import Called, from_calls, outputs_of
-from foretrace.model.from_recording import from_recording
 from foretrace.model.operator_graph import Role
-from foretrace.model.sources import Kind, kind_of, load_operators
+from foretrace.model.readers.calls import Called, from_calls, outputs_of
+from foretrace.model.readers.recording import from_recording
+from foretrace.model.readers.sources import Kind, kind_of, load_operators
 from foretrace.model.texts import Value, text_of
 
 DATA = Path(__file__).parents[1] / "data"

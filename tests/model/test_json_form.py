@@ -16,9 +16,9 @@ from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import Phase
 from foretrace.model.blocks import with_blocks
 from foretrace.model.fusion import fuse
-from foretrace.model.json_form import dumps, loads, write
 from foretrace.model.operator_graph import BEFORE, OperatorGraph, Role
-from foretrace.model.sources import load_operators
+from foretrace.model.readers.json_form import dumps, loads, write
+from foretrace.model.readers.sources import load_operators
 from tests.model.graphs import chain
 from tests.model.random_graphs import operator_graphs
 

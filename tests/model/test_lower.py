@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace.cost.calls import Calls
+from foretrace.cost.devices.roofline import Roofline
 from foretrace.cost.model import Chain, CostModel, Prediction
-from foretrace.cost.roofline import Roofline
 from foretrace.errors import ForetraceError
 from foretrace.graph.edit import remove
 from foretrace.graph.taskgraph import EdgeKind, Phase, TaskKind
@@ -22,8 +22,8 @@ from foretrace.model.lower import HostCosts, lower
 from foretrace.model.operator_graph import Role, Storage
 from foretrace.model.strategy import Strategy
 from foretrace.simulate.timeline import simulate
-from foretrace.techniques.classes import Precision, Work, classify
-from foretrace.techniques.gradients import find_gradients
+from foretrace.techniques.compute.classes import Precision, Work, classify
+from foretrace.techniques.distributed.gradients import find_gradients
 from tests.model.graphs import chain
 
 H100 = named("h100")

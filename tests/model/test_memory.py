@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import Phase
-from foretrace.model.allocator import reserved
-from foretrace.model.memory import CATEGORIES, Blocks, Sharding, block_of, peak
+from foretrace.model.memory.allocator import reserved
+from foretrace.model.memory.memory import CATEGORIES, Blocks, Sharding, block_of, peak
 from foretrace.model.operator_graph import BEFORE, Node, OperatorGraph, Role, Storage, Tensor
 
 KIB = 1024
@@ -188,7 +188,7 @@ def test_real_allocator(name: str) -> None:
     torch = pytest.importorskip("torch")
     from torch.profiler import ProfilerActivity, profile, record_function
 
-    from foretrace.model.capture import capture
+    from foretrace.model.capture.capture import capture
     from foretrace.zoo.registry import job, training
 
     torch.set_num_threads(1)

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foretrace.cost.network import CollectiveKind, network
+from foretrace.cost.network.network import CollectiveKind, network
 from foretrace.graph.taskgraph import Phase, TaskKind
 from foretrace.hardware.devices import named
 from foretrace.model.estimate import Estimate, estimate
-from foretrace.model.memory import Sharding
+from foretrace.model.memory.memory import Sharding
 from foretrace.model.messages import DATA, TENSOR, Collective, collectives
 from foretrace.model.operator_graph import OperatorGraph, Role
 from foretrace.model.repeat import again
@@ -21,7 +21,7 @@ from foretrace.simulate.check import Verdict, check
 
 torch = pytest.importorskip("torch")
 
-from foretrace.model.capture import capture  # noqa: E402
+from foretrace.model.capture.capture import capture  # noqa: E402
 from foretrace.model.decoders import Shape, share, training_of  # noqa: E402
 
 LAYERS = 4

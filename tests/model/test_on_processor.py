@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from foretrace.cost.calls import Calls, Family
-from foretrace.cost.local import Local
+from foretrace.cost.operators.local import Local
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import Phase
 from foretrace.hardware.devices import named
 from foretrace.model import on_processor
-from foretrace.model.capture import capture
+from foretrace.model.capture.capture import capture
 from foretrace.model.host_chains import KINDS, PARTS, STRIDED, chains, kinds_of, network, time_key
 from foretrace.model.lower import lower
 from foretrace.model.on_processor import LEAST, Host, Processor, calibrated, operators

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from foretrace.cost.calls import Family
 from foretrace.errors import ForetraceError, MissingExtraError
-from foretrace.model.from_onnx import from_onnx
 from foretrace.model.operator_graph import OperatorGraph, Role
-from foretrace.model.sources import Kind, kind_of, load_operators
+from foretrace.model.readers.onnx import from_onnx
+from foretrace.model.readers.sources import Kind, kind_of, load_operators
 
 onnx = pytest.importorskip("onnx", reason="the onnx extra is not installed")
 FLOAT, INT = 1, 7

@@ -9,18 +9,18 @@ from functools import cache
 import numpy as np
 import pytest
 
-from foretrace.cost.attention import FIRST
 from foretrace.cost.calls import Family
+from foretrace.cost.devices.attention import FIRST
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import Phase
-from foretrace.model.memory import peak
+from foretrace.model.memory.memory import peak
 from foretrace.model.operator_graph import OperatorGraph
 from foretrace.model.repeat import again
 from foretrace.model.target import target
 
 torch = pytest.importorskip("torch")
 
-from foretrace.model.capture import capture  # noqa: E402
+from foretrace.model.capture.capture import capture  # noqa: E402
 from foretrace.model.decoders import Shape, decoder, training_of  # noqa: E402
 from foretrace.training.checkpoints import recomputed  # noqa: E402
 from foretrace.training.training import Training  # noqa: E402

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from foretrace.model.memory.reuse import far_shares
 from foretrace.model.operator_graph import BEFORE, Node, OperatorGraph, Role, Storage, Tensor
-from foretrace.model.reuse import far_shares
 
 KIB = 1024
 

@@ -14,7 +14,7 @@ from foretrace.report.jsonout import dumps, loads
 from foretrace.report.terminal import Terminal, render
 from foretrace.report.views import PARTS
 from foretrace.simulate.timeline import Timeline, simulate
-from foretrace.techniques.prefetch_data import PrefetchData
+from foretrace.techniques.data.prefetch_data import PrefetchData
 from foretrace.techniques.selection import Scale
 from foretrace.techniques.whatif import WhatIf, whatif
 from tests.report.report_demo import NASTY, demo_graph, make_runs

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from foretrace.errors import GraphError
 from foretrace.graph.taskgraph import EdgeKind, TaskGraph, TaskKind
-from foretrace.simulate.flows import Flows, Interference, Transfer, fair_rates, simulate_flows
+from foretrace.simulate.flows.flows import Flows, Interference, Transfer, fair_rates, simulate_flows
 from foretrace.simulate.replay import replay
 from foretrace.simulate.schedule import schedule
 from foretrace.simulate.timeline import simulate

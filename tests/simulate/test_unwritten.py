@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from foretrace.errors import GraphError
 from foretrace.graph.taskgraph import ALL_COLUMNS, TaskGraph
 from foretrace.simulate.copies import replay_copies
-from foretrace.simulate.flows import simulate_flows
+from foretrace.simulate.flows.flows import simulate_flows
 from foretrace.simulate.replay import compiled, replay, replay_variants, structure
 from foretrace.simulate.schedule import Waits, schedule_in_order
 from foretrace.simulate.timeline import simulate

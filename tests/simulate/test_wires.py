@@ -11,8 +11,8 @@ from foretrace.errors import ForetraceError, GraphError
 from foretrace.graph.taskgraph import TaskKind
 from foretrace.hardware.cluster import Cluster, Link, Machine
 from foretrace.hardware.fabric import Cable, Fabric
-from foretrace.simulate.flows import Flows, Transfer, fair_rates, simulate_flows
-from foretrace.simulate.wires import Wires
+from foretrace.simulate.flows.flows import Flows, Transfer, fair_rates, simulate_flows
+from foretrace.simulate.flows.wires import Wires
 from tests.simulate.small import small_graph
 
 FAST = Link(name="inside", gbit_s=80, latency_us=1)  # 10 bytes per ns

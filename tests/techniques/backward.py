@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from foretrace.cost.operator import Operator
+from foretrace.cost.operators.operator import Operator
 from foretrace.graph.taskgraph import GraphInfo, Lane, Phase, TaskGraph, TaskKind
 from foretrace.testing.workloads import STEP, THREAD, Writer
 from foretrace.trace.trace import LaneKind

@@ -13,7 +13,7 @@ from foretrace.errors import NotApplicableError
 from foretrace.graph.select import select
 from foretrace.graph.taskgraph import Phase, TaskGraph
 from foretrace.techniques import ActivationRecomputation, BatchSize
-from foretrace.techniques.blocks import Module, choose, modules_of, recorded_modules
+from foretrace.techniques.memory.blocks import Module, choose, modules_of, recorded_modules
 from foretrace.testing import TechniqueConformance, small_training
 from foretrace.testing.technique import check_valid, recorded
 from foretrace.testing.workloads import Cpu

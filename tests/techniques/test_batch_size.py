@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from foretrace.cost.calibration import Calibration
-from foretrace.cost.operator import Operator
+from foretrace.cost.operators.calibration import Calibration
+from foretrace.cost.operators.operator import Operator
 from foretrace.errors import NotApplicableError
 from foretrace.graph.select import select
 from foretrace.techniques import BatchSize
-from foretrace.techniques.batching import Resize, parameter_shapes, recorded_size, with_facts
+from foretrace.techniques.compute.batching import Resize, parameter_shapes, recorded_size, with_facts
 from foretrace.techniques.whatif import whatif
 from foretrace.testing import TechniqueConformance, small_training
 from foretrace.testing.technique import recorded

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from foretrace.cost.bench import measure
-from foretrace.cost.calibration import Calibration
-from foretrace.cost.operator import BFLOAT16, CHANNELS_LAST, Operator
+from foretrace.cost.operators.bench import measure
+from foretrace.cost.operators.calibration import Calibration
+from foretrace.cost.operators.operator import BFLOAT16, CHANNELS_LAST, Operator
 from foretrace.errors import NotApplicableError
 from foretrace.graph.select import select
 from foretrace.graph.taskgraph import TaskGraph
@@ -125,5 +125,5 @@ def test_weights_and_batches_are_in_the_layout() -> None:
 
 
 def test_the_conversion_can_be_timed() -> None:
-    operator = Operator.of("foretrace.techniques.channels_last:prepared_conversion", [[4, 3, 8, 8]], ["float"])
+    operator = Operator.of("foretrace.techniques.compute.channels_last:prepared_conversion", [[4, 3, 8, 8]], ["float"])
     assert measure([operator]).seconds[operator.key] > 0

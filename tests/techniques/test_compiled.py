@@ -16,8 +16,8 @@ from foretrace.graph.select import select
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques import Compiled, CudaGraphs
-from foretrace.techniques import compiled as module
 from foretrace.techniques.base import Technique
+from foretrace.techniques.compute import compiled as module
 from foretrace.techniques.whatif import whatif
 from foretrace.testing import recorded, small_training
 from foretrace.testing.technique import check_valid

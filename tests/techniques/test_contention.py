@@ -244,7 +244,7 @@ def test_never_faster_than_without(
     assert np.all(found.dur >= graph.dur)
     assert np.all(after.end >= before.end)
     with pytest.MonkeyPatch.context() as patch:  # the same cluster behind a core that carries less
-        from foretrace.simulate.wires import Wires
+        from foretrace.simulate.flows.wires import Wires
 
         plain = Wires.of
         patch.setattr(Wires, "of", lambda each: plain(replace(each, oversubscription=float(over))))
@@ -365,7 +365,7 @@ def test_what_cannot_be_is_refused(text: str, said: str, tmp_path: Path) -> None
 
 
 def test_values_that_are_no_numbers_are_refused() -> None:
-    from foretrace.techniques.contention import Contention
+    from foretrace.techniques.data.contention import Contention
 
     graph = parse(TWO_BUCKETS).predict(Backward(elements=THREE).graph())
     for value in (float("nan"), float("inf")):

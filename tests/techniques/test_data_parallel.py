@@ -19,9 +19,9 @@ from foretrace.simulate.noise import expected_max
 from foretrace.simulate.timeline import Timeline, simulate
 from foretrace.techniques.arguments import parse
 from foretrace.techniques.base import Technique
-from foretrace.techniques.data_parallel import DataParallel
+from foretrace.techniques.distributed.data_parallel import DataParallel
+from foretrace.techniques.distributed.gradients import find_gradients, first_uses, spread_gradients
 from foretrace.techniques.explain import path_parts
-from foretrace.techniques.gradients import find_gradients, first_uses, spread_gradients
 from foretrace.techniques.whatif import whatif
 from foretrace.testing import TechniqueConformance, recorded, small_training
 from foretrace.testing.workloads import Gpu, optimizer_facts

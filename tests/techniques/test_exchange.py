@@ -10,8 +10,8 @@ import pytest
 from foretrace.errors import GraphError
 from foretrace.graph.taskgraph import Phase, TaskGraph
 from foretrace.simulate.timeline import simulate
-from foretrace.techniques.exchange import Message, Stop, exchange, without_exchange
-from foretrace.techniques.gradients import find_gradients
+from foretrace.techniques.distributed.exchange import Message, Stop, exchange, without_exchange
+from foretrace.techniques.distributed.gradients import find_gradients
 from foretrace.testing.technique import check_valid
 from tests.techniques.backward import Backward
 from tests.techniques.test_data_parallel import messages

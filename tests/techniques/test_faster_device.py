@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 
 from foretrace import flow
-from foretrace.cost import reached
 from foretrace.cost.calls import Calls
+from foretrace.cost.devices import reached
+from foretrace.cost.devices.scaled import STEP_RANGES, start_s, step_range
 from foretrace.cost.model import CostModel, Prediction
-from foretrace.cost.scaled import STEP_RANGES, start_s, step_range
 from foretrace.errors import ForetraceError, NotApplicableError
 from foretrace.graph.taskgraph import TaskGraph, TaskKind
 from foretrace.hardware.devices import Device, catalog, find, named
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques.arguments import parse
 from foretrace.techniques.base import Technique
-from foretrace.techniques.faster_device import FasterDevice
-from foretrace.techniques.other_device import APART, Sort, as_recorded, elsewhere, field_of, recorded_on
+from foretrace.techniques.compute.faster_device import FasterDevice
+from foretrace.techniques.compute.other_device import APART, Sort, as_recorded, elsewhere, field_of, recorded_on
 from foretrace.techniques.whatif import whatif
 from foretrace.testing import TechniqueConformance
 from foretrace.testing.workloads import Cpu, Gpu

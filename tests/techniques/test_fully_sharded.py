@@ -12,7 +12,7 @@ from foretrace.graph.taskgraph import TaskGraph, TaskKind
 from foretrace.simulate.timeline import Timeline, simulate
 from foretrace.techniques.arguments import parse
 from foretrace.techniques.base import Technique
-from foretrace.techniques.gradients import find_gradients
+from foretrace.techniques.distributed.gradients import find_gradients
 from foretrace.testing import TechniqueConformance
 from foretrace.testing.technique import check_valid
 from tests.techniques.backward import Backward

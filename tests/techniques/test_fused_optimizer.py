@@ -12,7 +12,7 @@ from foretrace.graph.select import select
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques import FusedOptimizer
-from foretrace.techniques.updates import find_update, step_tasks
+from foretrace.techniques.compute.updates import find_update, step_tasks
 from foretrace.testing.workloads import Cpu, Gpu, optimizer_facts
 
 

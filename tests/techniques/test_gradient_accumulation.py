@@ -13,7 +13,7 @@ from foretrace.graph.select import select
 from foretrace.graph.taskgraph import Phase, TaskGraph
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques import BatchSize, GradientAccumulation
-from foretrace.techniques.batching import micro_batches, recorded_size
+from foretrace.techniques.compute.batching import micro_batches, recorded_size
 from foretrace.testing import TechniqueConformance, small_training
 from foretrace.testing.technique import recorded
 from foretrace.testing.workloads import Cpu, Gpu, optimizer_facts

@@ -13,16 +13,16 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from foretrace.cost.calibration import Calibration
-from foretrace.cost.network import CollectiveKind
+from foretrace.cost.network.network import CollectiveKind
+from foretrace.cost.operators.calibration import Calibration
 from foretrace.errors import NotApplicableError
 from foretrace.graph.taskgraph import TaskGraph, TaskKind
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques.arguments import parse
 from foretrace.techniques.base import Technique
-from foretrace.techniques.compressors import METHODS, low_rank, parts, ratio
-from foretrace.techniques.data_parallel import DataParallel
-from foretrace.techniques.gradient_compression import GradientCompression
+from foretrace.techniques.distributed.compressors import METHODS, low_rank, parts, ratio
+from foretrace.techniques.distributed.data_parallel import DataParallel
+from foretrace.techniques.distributed.gradient_compression import GradientCompression
 from foretrace.techniques.whatif import whatif
 from foretrace.testing import TechniqueConformance, recorded, small_training
 from foretrace.training.compression.settings import Settings

@@ -18,7 +18,7 @@ from foretrace.graph.taskgraph import TaskGraph, TaskKind
 from foretrace.simulate.timeline import Timeline, simulate
 from foretrace.techniques.arguments import parse
 from foretrace.techniques.base import Technique
-from foretrace.techniques.exchange import without_exchange
+from foretrace.techniques.distributed.exchange import without_exchange
 from foretrace.techniques.whatif import whatif
 from foretrace.testing import TechniqueConformance, recorded, small_training
 from foretrace.testing.technique import check_valid

@@ -13,19 +13,19 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from foretrace.cost.bench import measure
-from foretrace.cost.calibration import Calibration
-from foretrace.cost.operator import BFLOAT16, Operator
+from foretrace.cost.operators.bench import measure
+from foretrace.cost.operators.calibration import Calibration
+from foretrace.cost.operators.operator import BFLOAT16, Operator
 from foretrace.errors import NotApplicableError
 from foretrace.graph.builder import build
 from foretrace.graph.select import select
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques import MixedPrecision
-from foretrace.techniques.autocast import CPU_LOWER, CPU_SINGLE
-from foretrace.techniques.casting import overhead_operators
-from foretrace.techniques.classes import Precision, Work, kernel_class, operator_class
-from foretrace.techniques.reduced import reduce
+from foretrace.techniques.compute.autocast import CPU_LOWER, CPU_SINGLE
+from foretrace.techniques.compute.casting import overhead_operators
+from foretrace.techniques.compute.classes import Precision, Work, kernel_class, operator_class
+from foretrace.techniques.distributed.reduced import reduce
 from foretrace.techniques.whatif import whatif
 from foretrace.testing import TechniqueConformance, recorded, small_training
 from foretrace.testing.workloads import Cpu, Gpu, optimizer_facts, processor_facts

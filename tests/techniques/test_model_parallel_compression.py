@@ -8,13 +8,13 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from foretrace.cost.network import CollectiveKind
+from foretrace.cost.network.network import CollectiveKind
 from foretrace.errors import NotApplicableError
 from foretrace.graph.taskgraph import GraphInfo, Lane, Phase, TaskGraph, TaskKind
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques.arguments import parse
 from foretrace.techniques.base import Technique
-from foretrace.techniques.model_parallel_compression import ModelParallelCompression
+from foretrace.techniques.distributed.model_parallel_compression import ModelParallelCompression
 from foretrace.testing import TechniqueConformance, recorded, small_training
 from foretrace.testing.workloads import Writer
 from foretrace.trace.trace import LaneKind

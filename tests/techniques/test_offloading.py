@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from foretrace.cost.operator import Operator
+from foretrace.cost.operators.operator import Operator
 from foretrace.graph.taskgraph import Phase, TaskGraph
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques.arguments import parse

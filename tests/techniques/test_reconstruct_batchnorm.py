@@ -13,13 +13,13 @@ pytest.importorskip("torch")
 import torch
 from torch import Tensor, nn
 
-from foretrace.cost.calibration import Calibration
+from foretrace.cost.operators.calibration import Calibration
 from foretrace.errors import NotApplicableError
 from foretrace.graph.select import select
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques.base import Technique
-from foretrace.techniques.reconstruct_batchnorm import ReconstructBatchnorm
+from foretrace.techniques.compute.reconstruct_batchnorm import ReconstructBatchnorm
 from foretrace.techniques.selection import Scale
 from foretrace.testing import TechniqueConformance, recorded, small_training
 from foretrace.training.batchnorm import RestructuredBatchNorm2d, restructure

@@ -14,14 +14,14 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 
-from foretrace.cost.calibration import Calibration
+from foretrace.cost.operators.calibration import Calibration
 from foretrace.errors import NotApplicableError
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.simulate.timeline import simulate
-from foretrace.techniques.activation_compression import ActivationCompression
-from foretrace.techniques.activation_offload import ActivationOffload
 from foretrace.techniques.base import Technique
-from foretrace.techniques.saved import find_saved
+from foretrace.techniques.memory.activation_compression import ActivationCompression
+from foretrace.techniques.memory.activation_offload import ActivationOffload
+from foretrace.techniques.memory.saved import find_saved
 from foretrace.testing import TechniqueConformance, recorded
 from foretrace.training.batches import Resident
 from foretrace.training.saved_tensors import Disk, Keeping, Narrow

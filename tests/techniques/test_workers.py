@@ -108,7 +108,7 @@ def test_only_the_last_micro_batch_communicates(two: dict[str, list[dict[str, An
 
 
 def test_buckets_are_those_asked_for(two: dict[str, list[dict[str, Any]]]) -> None:
-    from foretrace.techniques.data_parallel import DataParallel
+    from foretrace.techniques.distributed.data_parallel import DataParallel
 
     order = [each.numel() * 4 for each in _ready_order()]
     for name, options in (("buckets", {"bucket_mb": 0.004}), ("list", {"buckets_mb": "0.002,0.006"})):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from foretrace.errors import ForetraceError
-from foretrace.model.sources import kind_of
+from foretrace.model.readers.sources import kind_of
 from foretrace.trace.read import read
 from tests.trace.recordings import document, training, write
 

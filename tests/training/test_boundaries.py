@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from foretrace.errors import NotApplicableError
-from foretrace.techniques.model_parallel_compression import ModelParallelCompression
+from foretrace.techniques.distributed.model_parallel_compression import ModelParallelCompression
 from foretrace.training.batches import Resident
 from foretrace.training.compression.boundaries import Codec, Receiver, Sender
 from foretrace.training.compression.settings import Boundary

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from foretrace.cost.bench import measure
+from foretrace.cost.operators.bench import measure
 from foretrace.training.compression import codecs
 from foretrace.training.compression.hooks import register
 from foretrace.training.compression.settings import Settings, kept, share_at

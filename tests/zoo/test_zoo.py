@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from foretrace.cost.bench import lacks
+from foretrace.cost.operators.bench import lacks
 from foretrace.errors import ForetraceError, MissingExtraError
 from foretrace.hardware.processor import instruction_sets, trains_lstm
 from foretrace.training import batches

@@ -19,7 +19,7 @@ from foretrace.cli import options
 from foretrace.errors import ForetraceError
 
 if TYPE_CHECKING:
-    from foretrace.cost.device import Point
+    from foretrace.cost.operators.grid import Point
 
 _AGAIN = "FORETRACE_CALIBRATES_AGAIN"  # set for the process that runs in the environment of a recording
 
@@ -81,9 +81,9 @@ def device(
     if operators is not None:
         _few(operators, threads, seconds, as_json)
         return
-    from foretrace.cost import bench, store
-    from foretrace.cost.device import grid
-    from foretrace.cost.machine import fingerprint
+    from foretrace.cost.operators import bench, store
+    from foretrace.cost.operators.grid import grid
+    from foretrace.cost.operators.machine import fingerprint
 
     points = grid()
     with _threads(threads), options.progress("timing operators") as report:
@@ -104,8 +104,8 @@ def device(
 def _few(operators: int, threads: int | None, seconds: float, as_json: bool) -> None:
     """The most informative operators, timed in several turns and kept."""
     with _threads(threads):
-        from foretrace.cost import store
-        from foretrace.cost.machine import fingerprint
+        from foretrace.cost.operators import store
+        from foretrace.cost.operators.machine import fingerprint
         from foretrace.model import on_processor
 
         on_processor.operators(operators)  # says so where they are too few
@@ -131,7 +131,7 @@ def _products(
     gpu: str, operators: int | None, plan: Path | None, times: Path | None, seconds: float, as_json: bool
 ) -> None:
     """The 16-bit products of a GPU that say most of all others: named, timed here, or read."""
-    from foretrace.cost import gpu_products
+    from foretrace.cost.devices import gpu_products
     from foretrace.hardware.devices import named
 
     if plan is not None and times is not None:
@@ -199,9 +199,9 @@ def run(
     words += [word for each in trust or () for word in ("--trust", each)]
     if _elsewhere(recorded["allocator"], words, as_json):
         return
-    from foretrace.cost import bench, store
-    from foretrace.cost.calibration import Calibration
-    from foretrace.cost.machine import differences, fingerprint
+    from foretrace.cost.operators import bench, store
+    from foretrace.cost.operators.calibration import Calibration
+    from foretrace.cost.operators.machine import differences, fingerprint
     from foretrace.deadline import Deadline
     from foretrace.techniques.measuring import calibrated
 
@@ -267,7 +267,7 @@ def network(
         import torch
 
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    from foretrace.cost import network_bench
+    from foretrace.cost.network import network_bench
 
     chosen = backend or ("nccl" if gpus > 1 else "gloo")
     with options.progress("timing collectives") as report:
@@ -299,7 +299,7 @@ def network(
 
 def _machine_of(source: Path) -> dict[str, Any]:
     """The fingerprint of a recording. Raises ForetraceError where it does not say enough, or says of a GPU."""
-    from foretrace.cost.machine import fingerprint_of
+    from foretrace.cost.operators.machine import fingerprint_of
 
     graph = options.scenario(source).graph
     found = fingerprint_of(graph.info.recording)
@@ -318,7 +318,7 @@ def _elsewhere(allocator: Mapping[str, str], words: list[str], as_json: bool) ->
 
     True where it did so. Raises ForetraceError where the settings cannot be had.
     """
-    from foretrace.cost.machine import ALLOCATOR, allocator_settings
+    from foretrace.cost.operators.machine import ALLOCATOR, allocator_settings
 
     mine = allocator_settings()
     if mine == dict(allocator):

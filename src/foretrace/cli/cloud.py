@@ -57,9 +57,9 @@ def advise(
     """
     from foretrace.files import write_bytes
     from foretrace.hardware.instances import instances
+    from foretrace.plan import cloud as offers
     from foretrace.report import stash as report
     from foretrace.report.jsonout import dumps
-    from foretrace.stash import cloud as offers
 
     if samples < 1 or epochs < 1:
         raise ForetraceError(f"--samples {samples} --epochs {epochs} trains nothing; give both above 0.")

@@ -66,12 +66,12 @@ def advise(
 
     TRACE is a recording of one worker. Example: foretrace compression advise run/ --network 10gbit/50us --workers 8
     """
+    from foretrace.plan.compression_advice import DEFAULT
+    from foretrace.plan.compression_advice import advise as ask
     from foretrace.report import compression as report
     from foretrace.techniques.arguments import parse
-    from foretrace.techniques.compression_advice import DEFAULT
-    from foretrace.techniques.compression_advice import advise as ask
-    from foretrace.techniques.data_parallel import DataParallel
-    from foretrace.techniques.gradient_compression import GradientCompression
+    from foretrace.techniques.distributed.data_parallel import DataParallel
+    from foretrace.techniques.distributed.gradient_compression import GradientCompression
 
     for name, value in (("--tolerance", tolerance), ("--seconds", seconds)):
         if not (isfinite(value) and value > 0):
@@ -106,15 +106,15 @@ def advise(
 
 def _timed(graph: TaskGraph, chains: list[tuple[Technique, Technique]], seconds: float) -> tuple[TaskGraph, str]:
     """The graph with the times of all hooks, kept for later; or the graph as it is and why nothing was timed."""
-    from foretrace.cost.machine import differences, fingerprint, fingerprint_of
+    from foretrace.cost.operators.machine import differences, fingerprint, fingerprint_of
     from foretrace.errors import NotApplicableError
 
     recorded = fingerprint_of(graph.info.recording)
     if not recorded or recorded["device"] != "cpu":
         return graph, "hooks are timed on processors only, for a recording that says on which machine it was made"
     from foretrace.cli.calibrate import _threads
-    from foretrace.cost import bench, store
-    from foretrace.cost.calibration import Calibration
+    from foretrace.cost.operators import bench, store
+    from foretrace.cost.operators.calibration import Calibration
     from foretrace.deadline import Deadline
     from foretrace.techniques.measuring import calibrated
 

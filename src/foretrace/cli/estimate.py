@@ -97,10 +97,10 @@ def estimate(
     Example: foretrace estimate resnet50 --device h100 --batch 32 --precision bf16
     """
     from foretrace.cli.operators import sizes
-    from foretrace.model.capture import precision_named
-    from foretrace.model.capture_like import ATTENTION, UPDATES
+    from foretrace.model.capture.capture import precision_named
+    from foretrace.model.capture.like import ATTENTION, UPDATES
     from foretrace.model.estimate import estimate as predict
-    from foretrace.model.memory import Sharding
+    from foretrace.model.memory.memory import Sharding
     from foretrace.model.target import HERE, networks_of, target
     from foretrace.report import estimate as report
     from foretrace.zoo.operators import is_decoder, operators_of

@@ -32,10 +32,10 @@ def ledger(
 
     Example: foretrace ledger --technique mixed-precision --export rows.csv
     """
+    from foretrace.experiment import tables
+    from foretrace.experiment.ledger import Ledger
     from foretrace.files import write_text
     from foretrace.report import verification
-    from foretrace.verify import tables
-    from foretrace.verify.ledger import Ledger
 
     if export is not None and export.suffix not in (".csv", ".jsonl", ".md"):
         raise ForetraceError(f"--export {export}: give a name that ends in .csv, .jsonl or .md.")

@@ -11,7 +11,7 @@ from foretrace.cli import options
 from foretrace.errors import ForetraceError
 
 if TYPE_CHECKING:
-    from foretrace.cost.collective_table import CollectiveTable, Series
+    from foretrace.cost.network.collective_table import CollectiveTable, Series
 
 network = typer.Typer(
     name="network",
@@ -46,8 +46,8 @@ def check(
 
     Exit code 1 where they are slower. Example: foretrace network check all_reduce.log --on nccl:H100-SXM5-80GB
     """
-    from foretrace.cost.collective_files import read
-    from foretrace.cost.network import network as parse
+    from foretrace.cost.network.collective_files import read
+    from foretrace.cost.network.network import network as parse
     from foretrace.report import network as report
 
     table = read(measured, workers=workers, per_node=per_node, kind=kind)

@@ -64,7 +64,7 @@ def operators(
     if path.exists() and path.suffix != ".py":
         if size:
             raise ForetraceError(f"{source} is a file, so --size means nothing; leave it out.")
-        from foretrace.model.sources import load_operators
+        from foretrace.model.readers.sources import load_operators
 
         with options.progress(f"reading {path.name}") as tell:
             graph = load_operators(
@@ -89,7 +89,7 @@ def operators(
     if by == "layer" and not view.layers:
         raise ForetraceError(f"--by layer: {source} does not name layers; leave it out, or take --by operator.")
     if out is not None:
-        from foretrace.model.json_form import write
+        from foretrace.model.readers.json_form import write
 
         write(graph, out)
     if as_json:

@@ -16,7 +16,7 @@ from foretrace.errors import ForetraceError, MissingExtraError
 if TYPE_CHECKING:
     from torch import nn
 
-    from foretrace.rewrite.costs import Costs
+    from foretrace.plan.rewrite.costs import Costs
 
 
 def rewrite(
@@ -61,10 +61,10 @@ def rewrite(
             raise MissingExtraError(
                 'foretrace rewrite needs torch, which is not installed: pip install "foretrace[torch]"'
             ) from error
+        from foretrace.plan.rewrite import write
+        from foretrace.plan.rewrite.session import Wanted
+        from foretrace.plan.rewrite.session import rewrite as rewritten
         from foretrace.report import rewriting as report
-        from foretrace.rewrite import write
-        from foretrace.rewrite.session import Wanted
-        from foretrace.rewrite.session import rewrite as rewritten
 
         if out is not None:
             write.checked(out)
@@ -99,7 +99,7 @@ def rewrite(
 
 def _model(source: str, size: str, batch: int | None) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any], int]:
     """(model, arguments, keyword arguments, samples). Untrained models get the statistics of their own batch."""
-    from foretrace.rewrite.capture import of_training, settled
+    from foretrace.plan.rewrite.capture import of_training, settled
     from foretrace.training.batches import size as samples
     from foretrace.zoo.registry import job, script_mistakes
 
@@ -114,9 +114,9 @@ def _model(source: str, size: str, batch: int | None) -> tuple[nn.Module, tuple[
 def _costs(device: str) -> Costs | None:
     if not device:
         return None
-    from foretrace.cost.roofline import Roofline
+    from foretrace.cost.devices.roofline import Roofline
     from foretrace.hardware.devices import named
-    from foretrace.rewrite.costs import ModelCosts
+    from foretrace.plan.rewrite.costs import ModelCosts
 
     return ModelCosts(Roofline(), named(device))
 

@@ -30,8 +30,8 @@ def check(as_json: options.AsJson = False) -> None:
     Exit code 1 where it cannot. Example: foretrace rig check
     """
     from foretrace.executor import cores
+    from foretrace.experiment.links import netns
     from foretrace.report import rig as report
-    from foretrace.rig import netns
 
     able = netns.probe()
     view = report.check(able, cores=cores(), leftovers=() if able.missing else netns.leftovers())
@@ -54,9 +54,9 @@ def calibrate(
     """
     import tempfile
 
+    from foretrace.experiment.links.calibrate import alone
     from foretrace.hardware.cluster import parse_link
     from foretrace.report import rig as report
-    from foretrace.rig.calibrate import alone
 
     with tempfile.TemporaryDirectory(prefix="foretrace-rig-") as folder:
         found = alone(workers, link, out or Path(folder) / "network.json")
@@ -112,12 +112,12 @@ def verify(
 
     Example: foretrace rig verify "data-parallel bucket_mb=4" --workers 2 --link 300mbit --emulate 12x1mb/20ms
     """
+    from foretrace.experiment.ledger import Ledger
+    from foretrace.experiment.links.job import Job
+    from foretrace.experiment.links.judge import rows_of
+    from foretrace.experiment.links.measure import check as check_job
+    from foretrace.experiment.links.measure import verify as run
     from foretrace.report import rig as report
-    from foretrace.rig.job import Job
-    from foretrace.rig.judge import rows_of
-    from foretrace.rig.measure import check as check_job
-    from foretrace.rig.measure import verify as run
-    from foretrace.verify.ledger import Ledger
 
     if bool(emulate) == bool(model):
         raise ForetraceError("give one of --emulate 12x1mb/20ms and --model NAME.")
@@ -152,8 +152,8 @@ def clean(as_json: options.AsJson = False) -> None:
 
     Rigs that still run are left alone. Example: foretrace rig clean
     """
+    from foretrace.experiment.links import netns
     from foretrace.report import rig as report
-    from foretrace.rig import netns
 
     netns.require()
     view = report.clean(netns.clean())

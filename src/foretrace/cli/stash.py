@@ -46,7 +46,7 @@ def stash(
     from foretrace.report.jsonout import dumps
 
     if options.is_recording(source):
-        from foretrace.stash.stalls import stalls
+        from foretrace.experiment.stalls import stalls
 
         if workers < 1:
             raise ForetraceError(f"--workers {workers} cannot be; one is the least.")
@@ -55,7 +55,7 @@ def stash(
         view = report.stash(found, source=source, workers=workers)
     else:
         from foretrace.cli.verify import progress
-        from foretrace.stash.runs import Wanted, differential
+        from foretrace.experiment.differential import Wanted, differential
         from foretrace.zoo.registry import job
 
         if inside or gradient_mb or rank is not None:

@@ -72,14 +72,14 @@ def _explain(technique: type[Technique], verified: Mapping[str, tuple[str, ...]]
 
 def _verified(ledger: Path | None) -> Mapping[str, tuple[str, ...]]:
     """Models of conclusive rows, by technique; empty where there is no ledger yet."""
-    from foretrace.verify.ledger import verified_on
+    from foretrace.experiment.ledger import verified_on
 
     return verified_on(ledger)
 
 
 def _shipped() -> Mapping[str, tuple[str, ...]]:
     """The same of the developers' ledger."""
-    from foretrace.verify.ledger import shipped_on
+    from foretrace.experiment.ledger import shipped_on
 
     return shipped_on()
 

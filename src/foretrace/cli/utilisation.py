@@ -33,9 +33,9 @@ def utilisation(
 
     Example: foretrace utilisation resnet50 --device h100 --batch 32 --precision bf16
     """
-    from foretrace.cost.standard import standard
+    from foretrace.cost.devices.standard import standard
     from foretrace.hardware.devices import named
-    from foretrace.model.usage import model_usage
+    from foretrace.model.memory.usage import model_usage
     from foretrace.report import utilisation as report
     from foretrace.report.jsonout import dumps
     from foretrace.zoo.operators import operators_of
@@ -54,8 +54,8 @@ def utilisation(
 
 def _times(path: Path) -> list[CostModel]:
     """What was measured: a table, or the calls of a recording, on its own device and scaled to others."""
-    from foretrace.cost.measured import Measured
-    from foretrace.cost.scaled import Scaled
+    from foretrace.cost.devices.measured import Measured
+    from foretrace.cost.devices.scaled import Scaled
 
     if path.name.endswith((".csv", ".csv.gz")):
         return [Measured.from_table(path)]

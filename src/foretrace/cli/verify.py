@@ -60,10 +60,10 @@ def verify(
 
     Example: foretrace verify mixed-precision fused-optimizer --model bert
     """
+    from foretrace.experiment.job import Job
+    from foretrace.experiment.ledger import Ledger, row_of
+    from foretrace.experiment.runner import ScriptError, run
     from foretrace.techniques.arguments import parse_all
-    from foretrace.verify.job import Job
-    from foretrace.verify.ledger import Ledger, row_of
-    from foretrace.verify.runner import ScriptError, run
     from foretrace.zoo.registry import job as find_job
 
     if not isfinite(seconds):

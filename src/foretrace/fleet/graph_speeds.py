@@ -47,14 +47,14 @@ class GraphSpeeds:
     """Speeds simulated from recordings, one simulation per (graph, kind of GPU, exchange); kept for the object's life.
 
     networks: what joins GPUs inside a unit of each level, innermost (a node) first, whole cluster last, each as
-    `foretrace.cost.network.network` reads it: a link ("2400gbit/3us"), a measured table, NCCL's model. graphs: graphs,
-    or paths of graphs and recordings, by the `model` of the jobs; a model that is not in it is taken as such a path.
-    scheme: "levels", reduce-scatter and all-gather inside, all-reduce across (`hierarchical-allreduce`), one bucket
-    after the other unless options say backend=nccl; or "ring", one ring over all GPUs on the network of the widest
-    level used. Uneven placements are such a ring always.
-    gpu_types: techniques that turn the recording into one of that kind of GPU, e.g. {"h100": [FasterDevice(...)],
-    "a100": []}; with it, other kinds are refused, without it, every kind is taken for the recorded one.
-    options: further parameters of `data-parallel` (bucket_mb, gradient_mb, backend, transfer, ...).
+    `foretrace.cost.network.network.network` reads it: a link ("2400gbit/3us"), a measured table, NCCL's model. graphs:
+    graphs, or paths of graphs and recordings, by the `model` of the jobs; a model that is not in it is taken as such a
+    path. scheme: "levels", reduce-scatter and all-gather inside, all-reduce across (`hierarchical-allreduce`), one
+    bucket after the other unless options say backend=nccl; or "ring", one ring over all GPUs on the network of the
+    widest level used. Uneven placements are such a ring always. gpu_types: techniques that turn the recording into one
+    of that kind of GPU, e.g. {"h100": [FasterDevice(...)], "a100": []}; with it, other kinds are refused, without it,
+    every kind is taken for the recorded one. options: further parameters of `data-parallel` (bucket_mb, gradient_mb,
+    backend, transfer, ...).
 
     Progress is the recorded step on one device over the simulated one, times GPUs held over GPUs asked for: every GPU
     keeps the recorded batch. So a job's `work_s` is steps × `step_s(model)`. `Speed.communication` is the share of the
@@ -73,7 +73,7 @@ class GraphSpeeds:
         options: Mapping[str, Any] | None = None,
         name: str = "recorded graphs",
     ) -> None:
-        from foretrace.cost.network import network
+        from foretrace.cost.network.network import network
 
         if scheme not in (LEVELS, RING):
             raise ForetraceError(f"scheme={scheme} must be {LEVELS} or {RING}.")
@@ -221,8 +221,8 @@ class GraphSpeeds:
         return self._among[key]
 
     def _chain(self, exchange: Exchange) -> list[Technique]:
-        from foretrace.techniques.data_parallel import DataParallel
-        from foretrace.techniques.hierarchical_allreduce import HierarchicalAllreduce
+        from foretrace.techniques.distributed.data_parallel import DataParallel
+        from foretrace.techniques.distributed.hierarchical_allreduce import HierarchicalAllreduce
 
         sizes, texts = zip(*exchange.dims, strict=True)
         # One communicator takes one bucket after the other through all levels, which is how `messages` plans gloo's.
@@ -304,7 +304,7 @@ class GraphSpeeds:
 
 
 def link_text(gbit_s: float, latency_us: float = 0.0) -> str:
-    """A link as `foretrace.cost.network.network` reads it."""
+    """A link as `foretrace.cost.network.network.network` reads it."""
     rate, late = (f"{each:.9f}".rstrip("0").rstrip(".") for each in (gbit_s, latency_us))
     return f"{rate}gbit/{late}us" if latency_us else f"{rate}gbit"
 

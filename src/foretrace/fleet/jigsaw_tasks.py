@@ -20,7 +20,7 @@ from foretrace.fleet.workload import SECOND
 
 if TYPE_CHECKING:
     from foretrace.graph.taskgraph import TaskGraph
-    from foretrace.techniques.gradients import Gradient
+    from foretrace.techniques.distributed.gradients import Gradient
 
 FOR_EVER = 1 << 60  # iterations of a job that is watched for a while only
 
@@ -166,11 +166,11 @@ def recorded_job(graph: TaskGraph, *, workers: int, network: str, name: str) -> 
     """
     from foretrace.graph.edit import scale
     from foretrace.simulate.timeline import simulate
-    from foretrace.techniques.data_parallel import DataParallel
-    from foretrace.techniques.gradients import find_gradients
-    from foretrace.techniques.partial_backprop import PartialBackprop, backward_costs, grouped
-    from foretrace.techniques.saved import find_saved
-    from foretrace.techniques.updates import find_update
+    from foretrace.techniques.compute.partial_backprop import PartialBackprop, backward_costs, grouped
+    from foretrace.techniques.compute.updates import find_update
+    from foretrace.techniques.distributed.data_parallel import DataParallel
+    from foretrace.techniques.distributed.gradients import find_gradients
+    from foretrace.techniques.memory.saved import find_saved
 
     partial = PartialBackprop(workers=workers, network=network)
     whole = DataParallel(workers=workers, network=network)

@@ -270,9 +270,9 @@ def decoder(
 
     Raises ForetraceError for an unknown name.
     """
-    from foretrace.model.capture import capture, forward_only
-    from foretrace.model.capture_light import no_collection, without_compiler
-    from foretrace.model.unroll import CAPTURED, unrolled
+    from foretrace.model.capture.capture import capture, forward_only
+    from foretrace.model.capture.light import no_collection, without_compiler
+    from foretrace.model.capture.unroll import CAPTURED, unrolled
 
     found = shape(name)
     if (length is not None and not 2 <= length <= _MOST_WORDS) or not 1 <= batch <= _MOST_WORDS:

@@ -10,16 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.cost.calls import Calls, Family, Precision
-from foretrace.cost.defaults import as_run
+from foretrace.cost.devices.defaults import as_run
+from foretrace.cost.devices.roofline import MATRIX, peak_flops
 from foretrace.cost.model import CostModel
-from foretrace.cost.network import Network
-from foretrace.cost.roofline import MATRIX, peak_flops
+from foretrace.cost.network.network import Network
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import Carried, Phase, TaskGraph, TaskKind
 from foretrace.hardware.cluster import Cluster
 from foretrace.hardware.devices import Device
 from foretrace.model.lower import HostCosts, Lowered, lower
-from foretrace.model.memory import Fit, Memory, Sharding, peak
+from foretrace.model.memory.memory import Fit, Memory, Sharding, peak
 from foretrace.model.messages import Collective, collectives
 from foretrace.model.operator_graph import OperatorGraph, Role
 from foretrace.model.repeat import again

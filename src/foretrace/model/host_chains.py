@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from foretrace.cost.operator import Operator
+from foretrace.cost.operators.operator import Operator
 from foretrace.training.training import Training
 
 if TYPE_CHECKING:

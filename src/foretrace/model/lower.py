@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from foretrace.cost.calls import Family
 from foretrace.cost.model import CostModel, Prediction
-from foretrace.cost.network import Cost, Network
+from foretrace.cost.network.network import Cost, Network
 from foretrace.errors import ForetraceError
 from foretrace.graph.assemble import assemble
 from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, GraphInfo, Lane, Phase, TaskGraph, TaskKind

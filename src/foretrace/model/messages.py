@@ -20,9 +20,9 @@ from itertools import groupby
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.cost.network import CollectiveKind
+from foretrace.cost.network.network import CollectiveKind
 from foretrace.graph.taskgraph import Phase
-from foretrace.model.memory import Blocks, Sharding
+from foretrace.model.memory.memory import Blocks, Sharding
 from foretrace.model.operator_graph import OperatorGraph, Role
 
 Int64 = npt.NDArray[np.int64]

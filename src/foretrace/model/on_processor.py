@@ -20,18 +20,18 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.cost.bench import Measured
 from foretrace.cost.calls import Calls, Family
-from foretrace.cost.local import Local, choose_designed, rows_of, shipped
 from foretrace.cost.model import CostModel, Prediction
-from foretrace.cost.operator import Operator
+from foretrace.cost.operators.bench import Measured
+from foretrace.cost.operators.local import Local, choose_designed, rows_of, shipped
+from foretrace.cost.operators.operator import Operator
 from foretrace.deadline import Deadline
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import Phase
 from foretrace.hardware.devices import Device
 from foretrace.model.host_chains import STRIDED, chains, kinds_of, network, time_key
+from foretrace.model.memory.reuse import far_shares
 from foretrace.model.operator_graph import OperatorGraph
-from foretrace.model.reuse import far_shares
 
 Float64 = npt.NDArray[np.float64]
 
@@ -64,8 +64,8 @@ def operators(k: int) -> list[Operator]:
 
 @cache
 def _designed(k: int) -> tuple[Operator, ...]:
-    from foretrace.cost.device import grid
-    from foretrace.cost.pool import random_pool
+    from foretrace.cost.operators.grid import grid
+    from foretrace.cost.operators.pool import random_pool
 
     known = dict.fromkeys([*(point.base for point in grid()), *random_pool(_POOL, _POOL_SEED)])
     pool = list(known)
@@ -111,7 +111,7 @@ def calibrated(
     those counts that met the machine calm: as fast as it was in its fastest fifth. Operators that never met it so are
     timed again, up to `turns` more times. Turns that would not end within `budget_s` are left out, but for the first.
     """
-    from foretrace.cost.bench import NO_TIME, measure
+    from foretrace.cost.operators.bench import NO_TIME, measure
 
     wanted = operators(k)
     chunks = [wanted[at : at + _CHUNK] for at in range(0, len(wanted), _CHUNK)]
@@ -221,7 +221,7 @@ def _counted(kind: str, local: Local) -> list[tuple[float, float, float]]:
 
 @cache
 def _captured(kind: str) -> OperatorGraph:
-    from foretrace.model.capture import capture
+    from foretrace.model.capture.capture import capture
 
     return capture(network(kind), like="cpu")
 
@@ -378,7 +378,7 @@ def _copies_of_transposed(graph: OperatorGraph) -> list[int]:
 
 @cache
 def _telling() -> tuple[Operator, ...]:
-    from foretrace.cost.device import call
+    from foretrace.cost.operators.grid import call
 
     rest = ("[1, 1]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1")
     return (

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.graph.taskgraph import Phase
-from foretrace.model.memory import Blocks, Sharding
+from foretrace.model.memory.memory import Blocks, Sharding
 from foretrace.model.operator_graph import OperatorGraph
 
 Int64 = npt.NDArray[np.int64]

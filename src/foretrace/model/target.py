@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from foretrace.cost.defaults import AsRun
+from foretrace.cost.devices.defaults import AsRun
+from foretrace.cost.devices.standard import standard
 from foretrace.cost.model import CostModel
-from foretrace.cost.network import CollectiveKind, Cost, Network, network
-from foretrace.cost.networks import cluster_network
-from foretrace.cost.standard import standard
+from foretrace.cost.network.network import CollectiveKind, Cost, Network, network
+from foretrace.cost.network.networks import cluster_network
 from foretrace.errors import ForetraceError
 from foretrace.hardware.cluster import Cluster, Link
 from foretrace.hardware.devices import Device, named
-from foretrace.model.memory import Sharding
+from foretrace.model.memory.memory import Sharding
 from foretrace.model.messages import DATA, TENSOR
 from foretrace.model.on_processor import Processor
 from foretrace.model.operator_graph import OperatorGraph
@@ -120,8 +120,8 @@ def target(name: str, *, threads: int | None = None) -> Target:
         return Target(device=found)
     import torch
 
-    from foretrace.cost import store
-    from foretrace.cost.machine import fingerprint
+    from foretrace.cost.operators import store
+    from foretrace.cost.operators.machine import fingerprint
 
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)

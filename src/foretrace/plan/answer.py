@@ -12,11 +12,11 @@ from foretrace.plan.buckets import MIB, by_caps
 from foretrace.plan.evaluate import Evaluator
 from foretrace.plan.result import Answer
 from foretrace.simulate.timeline import simulate
-from foretrace.techniques.activation_recomputation import ActivationRecomputation
-from foretrace.techniques.compiled import Compiled
-from foretrace.techniques.fused_optimizer import FusedOptimizer
-from foretrace.techniques.gradient_accumulation import GradientAccumulation
-from foretrace.techniques.mixed_precision import MixedPrecision
+from foretrace.techniques.compute.compiled import Compiled
+from foretrace.techniques.compute.fused_optimizer import FusedOptimizer
+from foretrace.techniques.compute.mixed_precision import MixedPrecision
+from foretrace.techniques.memory.activation_recomputation import ActivationRecomputation
+from foretrace.techniques.memory.gradient_accumulation import GradientAccumulation
 
 
 @dataclass(frozen=True, kw_only=True)

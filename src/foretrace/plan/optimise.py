@@ -33,12 +33,12 @@ from foretrace.plan.recorded import Planned, alone
 from foretrace.plan.result import Answer, Candidate, Gain, LeftOut, Overtaking, Wanted
 from foretrace.plan.search import Search, State, plan_of_json, plan_to_json
 from foretrace.simulate.timeline import simulate
-from foretrace.techniques.activation_recomputation import ActivationRecomputation
 from foretrace.techniques.base import Technique
-from foretrace.techniques.compiled import Compiled
-from foretrace.techniques.fused_optimizer import FusedOptimizer
-from foretrace.techniques.gradient_accumulation import GradientAccumulation
-from foretrace.techniques.mixed_precision import MixedPrecision
+from foretrace.techniques.compute.compiled import Compiled
+from foretrace.techniques.compute.fused_optimizer import FusedOptimizer
+from foretrace.techniques.compute.mixed_precision import MixedPrecision
+from foretrace.techniques.memory.activation_recomputation import ActivationRecomputation
+from foretrace.techniques.memory.gradient_accumulation import GradientAccumulation
 from foretrace.techniques.whatif import whatif
 
 FASTER: tuple[Technique, ...] = (MixedPrecision(), Compiled(), FusedOptimizer())

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.cost.network import CollectiveKind, Network
+from foretrace.cost.network.network import CollectiveKind, Network
 from foretrace.errors import ForetraceError
 
 Int64 = npt.NDArray[np.int64]

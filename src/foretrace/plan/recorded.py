@@ -8,19 +8,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.cost.network import CollectiveKind, Network
+from foretrace.cost.network.network import CollectiveKind, Network
 from foretrace.graph.edit import remove
 from foretrace.graph.taskgraph import EdgeKind, Phase, TaskGraph, TaskKind
 from foretrace.model.messages import MIB
 from foretrace.plan.problem import Plan, Problem
 from foretrace.simulate.timeline import Timeline, simulate
 from foretrace.techniques.base import Prior, derived, parameter
-from foretrace.techniques.batching import with_facts
-from foretrace.techniques.data_parallel import DataParallel
-from foretrace.techniques.exchange import WAIT
-from foretrace.techniques.gradients import Gradient, first_uses
-from foretrace.techniques.messages import Part, lay_out
-from foretrace.techniques.messages import Plan as Messages
+from foretrace.techniques.compute.batching import with_facts
+from foretrace.techniques.distributed.data_parallel import DataParallel
+from foretrace.techniques.distributed.exchange import WAIT
+from foretrace.techniques.distributed.gradients import Gradient, first_uses
+from foretrace.techniques.distributed.messages import Part, lay_out
+from foretrace.techniques.distributed.messages import Plan as Messages
 
 Int64 = npt.NDArray[np.int64]
 

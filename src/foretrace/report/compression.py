@@ -13,7 +13,7 @@ from foretrace.report.views import SCHEMA_VERSION
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from foretrace.techniques.compression_advice import Advice, Method
+    from foretrace.plan.compression_advice import Advice, Method
 
 MINUS = "−"
 
@@ -63,7 +63,7 @@ class CompressionAdviseView(msgspec.Struct, frozen=True, kw_only=True):
 
 def advise(advice: Advice, *, source: str, notes: Sequence[str] = ()) -> CompressionAdviseView:
     """The view of an advice."""
-    from foretrace.techniques.compression_advice import CANNOT_TELL, DOES_NOT, PAYS
+    from foretrace.plan.compression_advice import CANNOT_TELL, DOES_NOT, PAYS
 
     paying = advice.paying
     open_ = any(each.verdict == CANNOT_TELL for each in advice.methods)
@@ -111,7 +111,7 @@ def _method(method: Method) -> CompressionMethodView:
 
 def headline(advice: Advice) -> str:
     """As in "Compression pays: powersgd takes 41 ms (35 – 47) off a step of 120 ms …; 2.3× is needed, …"."""
-    from foretrace.techniques.compression_advice import CANNOT_TELL
+    from foretrace.plan.compression_advice import CANNOT_TELL
 
     where = f"{advice.parallel.workers} workers on {advice.parallel.network}"
     needed = _needed(advice)

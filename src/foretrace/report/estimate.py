@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 
 from foretrace.cost.calls import Family, Precision
-from foretrace.cost.defaults import as_run
-from foretrace.cost.roofline import MATRIX
+from foretrace.cost.devices.defaults import as_run
+from foretrace.cost.devices.roofline import MATRIX
 from foretrace.report.units import between, count, digits, in_unit, seconds, share, unit_for
 from foretrace.report.views import SCHEMA_VERSION
 

@@ -9,11 +9,11 @@ from math import log
 from pathlib import Path
 from statistics import median
 
-from foretrace.cost.collective_table import CollectiveTable, Series
-from foretrace.cost.collectives import ring_shape
-from foretrace.cost.nccl import NcclNetwork
-from foretrace.cost.network import Cost, LinkNetwork, Network, bus_share
-from foretrace.cost.tables import of_table
+from foretrace.cost.network.collective_table import CollectiveTable, Series
+from foretrace.cost.network.collectives import ring_shape
+from foretrace.cost.network.nccl import NcclNetwork
+from foretrace.cost.network.network import Cost, LinkNetwork, Network, bus_share
+from foretrace.cost.network.tables import of_table
 from foretrace.hardware.cluster import Cluster
 from foretrace.hardware.devices import Device, named
 from foretrace.report.network_views import (

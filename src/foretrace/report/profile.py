@@ -26,7 +26,7 @@ from foretrace.report.views import (
 from foretrace.simulate.memory import CATEGORIES, MemorySplit
 from foretrace.simulate.timeline import Timeline
 from foretrace.simulate.utilisation import Limits, Rates, cpu_use, samples_per_step, utilisation
-from foretrace.techniques.classes import MATRIX, Precision, Work, classify
+from foretrace.techniques.compute.classes import MATRIX, Precision, Work, classify
 from foretrace.trace.trace import decode_shapes
 
 if TYPE_CHECKING:

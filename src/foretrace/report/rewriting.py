@@ -11,7 +11,7 @@ from foretrace.report.units import digits, seconds, speed
 from foretrace.report.views import SCHEMA_VERSION
 
 if TYPE_CHECKING:
-    from foretrace.rewrite.session import Rewritten, Wanted
+    from foretrace.plan.rewrite.session import Rewritten, Wanted
 
 
 class RuleUseView(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +104,7 @@ class RewriteView(msgspec.Struct, frozen=True, kw_only=True):
 
 def rewriting(found: Rewritten, wanted: Wanted, *, source: str, size: str, batch: int, wrote: str = "") -> RewriteView:
     """The view of a rewriting."""
-    from foretrace.rewrite.measure import FLOAT32_TOLERANCE, FLOAT64_TOLERANCE
+    from foretrace.plan.rewrite.measure import FLOAT32_TOLERANCE, FLOAT64_TOLERANCE
 
     done, check = found.rewriting, found.check
     measured = None
@@ -160,7 +160,7 @@ def rewriting(found: Rewritten, wanted: Wanted, *, source: str, size: str, batch
 
 
 def _used(found: Rewritten) -> tuple[RuleUseView, ...]:
-    from foretrace.rewrite.catalog import RULES
+    from foretrace.plan.rewrite.catalog import RULES
 
     what = {each.name: each.what for each in RULES}
     counts: dict[str, list[int]] = {}

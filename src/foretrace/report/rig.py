@@ -13,11 +13,11 @@ from foretrace.report.units import MINUS, count, digits, seconds, share, speed
 from foretrace.report.views import SCHEMA_VERSION, AssumptionView, RatioView
 
 if TYPE_CHECKING:
-    from foretrace.cost.collective_table import CollectiveTable
-    from foretrace.rig.calibrate import Calibrated
-    from foretrace.rig.job import ArmOutcome, Job, Outcome
-    from foretrace.rig.netns import Capability
-    from foretrace.verify.statistics import Ratio
+    from foretrace.cost.network.collective_table import CollectiveTable
+    from foretrace.experiment.links.calibrate import Calibrated
+    from foretrace.experiment.links.job import ArmOutcome, Job, Outcome
+    from foretrace.experiment.links.netns import Capability
+    from foretrace.experiment.statistics import Ratio
 
 SHOWN_ASSUMPTIONS = 3
 

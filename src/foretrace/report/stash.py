@@ -14,9 +14,9 @@ from foretrace.report.units import digits, seconds, share
 from foretrace.report.views import SCHEMA_VERSION
 
 if TYPE_CHECKING:
-    from foretrace.stash.cloud import Advice, Offer, Wanted
-    from foretrace.stash.runs import Compared
-    from foretrace.stash.stalls import Stall, Stalls
+    from foretrace.experiment.differential import Compared
+    from foretrace.experiment.stalls import Stall, Stalls
+    from foretrace.plan.cloud import Advice, Offer, Wanted
 
 _SHOWN = 12  # offers printed beside those on the front
 
@@ -96,7 +96,7 @@ class CloudAdviseView(msgspec.Struct, frozen=True, kw_only=True):
 
 def stash(found: Stalls | Compared, *, source: str, workers: int) -> StashView:
     """The view of stalls that were predicted, or predicted and measured."""
-    from foretrace.stash.runs import Compared
+    from foretrace.experiment.differential import Compared
 
     compared = found if isinstance(found, Compared) else None
     predicted: Stalls = found.predicted if isinstance(found, Compared) else found

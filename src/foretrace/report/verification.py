@@ -6,6 +6,11 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from foretrace.experiment import statistics
+from foretrace.experiment.job import Outcome
+from foretrace.experiment.ledger import Row
+from foretrace.experiment.statistics import Ratio, Verdict
+from foretrace.experiment.tables import Summary, floor_of, summaries
 from foretrace.report import wording
 from foretrace.report.assumptions import assumption
 from foretrace.report.names import short_names
@@ -31,11 +36,6 @@ from foretrace.report.views import (
     ResidualView,
     VerifyView,
 )
-from foretrace.verify import statistics
-from foretrace.verify.job import Outcome
-from foretrace.verify.ledger import Row
-from foretrace.verify.statistics import Ratio, Verdict
-from foretrace.verify.tables import Summary, floor_of, summaries
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -157,7 +157,7 @@ def disturbance(graph: TaskGraph) -> tuple[str, ...]:
 
 def _waits(graph: TaskGraph) -> bool:
     """Whether a step can wait for a device, another process, a network or the clock: CPU time is not its time then."""
-    if graph.info.recording.get("emulated"):  # its layers sleep, see foretrace.rig.emulate
+    if graph.info.recording.get("emulated"):  # its layers sleep, see foretrace.experiment.links.emulate
         return True
     loads = np.unique(graph.name[graph.kind == TaskKind.DATA])
     workers = any("_MultiProcessing" in graph.names[name] for name in loads.tolist())

@@ -9,37 +9,37 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from foretrace.techniques.activation_compression import ActivationCompression
-    from foretrace.techniques.activation_offload import ActivationOffload
-    from foretrace.techniques.activation_recomputation import ActivationRecomputation
     from foretrace.techniques.arguments import parse
     from foretrace.techniques.base import Technique
-    from foretrace.techniques.batch_size import BatchSize
-    from foretrace.techniques.bucket_fusion import BucketFusion
-    from foretrace.techniques.channels_last import ChannelsLast
-    from foretrace.techniques.compiled import Compiled
-    from foretrace.techniques.contention import Contention
-    from foretrace.techniques.cuda_graphs import CudaGraphs
-    from foretrace.techniques.data_parallel import DataParallel
-    from foretrace.techniques.faster_device import FasterDevice
-    from foretrace.techniques.fully_sharded import FullySharded
-    from foretrace.techniques.fused_optimizer import FusedOptimizer
-    from foretrace.techniques.gradient_accumulation import GradientAccumulation
-    from foretrace.techniques.gradient_compression import GradientCompression
-    from foretrace.techniques.hierarchical_allreduce import HierarchicalAllreduce
-    from foretrace.techniques.local_steps import LocalSteps
-    from foretrace.techniques.mixed_precision import MixedPrecision
-    from foretrace.techniques.model_parallel_compression import ModelParallelCompression
-    from foretrace.techniques.parameter_server import ParameterServer
-    from foretrace.techniques.partial_backprop import PartialBackprop
-    from foretrace.techniques.prefetch_data import PrefetchData
-    from foretrace.techniques.priority import Priority
-    from foretrace.techniques.reconstruct_batchnorm import ReconstructBatchnorm
+    from foretrace.techniques.compute.batch_size import BatchSize
+    from foretrace.techniques.compute.channels_last import ChannelsLast
+    from foretrace.techniques.compute.compiled import Compiled
+    from foretrace.techniques.compute.cuda_graphs import CudaGraphs
+    from foretrace.techniques.compute.faster_device import FasterDevice
+    from foretrace.techniques.compute.fused_optimizer import FusedOptimizer
+    from foretrace.techniques.compute.mixed_precision import MixedPrecision
+    from foretrace.techniques.compute.partial_backprop import PartialBackprop
+    from foretrace.techniques.compute.reconstruct_batchnorm import ReconstructBatchnorm
+    from foretrace.techniques.compute.replace_kernel import ReplaceKernel
+    from foretrace.techniques.compute.structured_dropout import StructuredDropout
+    from foretrace.techniques.data.contention import Contention
+    from foretrace.techniques.data.prefetch_data import PrefetchData
+    from foretrace.techniques.distributed.bucket_fusion import BucketFusion
+    from foretrace.techniques.distributed.data_parallel import DataParallel
+    from foretrace.techniques.distributed.fully_sharded import FullySharded
+    from foretrace.techniques.distributed.gradient_compression import GradientCompression
+    from foretrace.techniques.distributed.hierarchical_allreduce import HierarchicalAllreduce
+    from foretrace.techniques.distributed.local_steps import LocalSteps
+    from foretrace.techniques.distributed.model_parallel_compression import ModelParallelCompression
+    from foretrace.techniques.distributed.parameter_server import ParameterServer
+    from foretrace.techniques.distributed.priority import Priority
+    from foretrace.techniques.distributed.tensor_partition import TensorPartition
+    from foretrace.techniques.memory.activation_compression import ActivationCompression
+    from foretrace.techniques.memory.activation_offload import ActivationOffload
+    from foretrace.techniques.memory.activation_recomputation import ActivationRecomputation
+    from foretrace.techniques.memory.gradient_accumulation import GradientAccumulation
     from foretrace.techniques.registry import techniques
-    from foretrace.techniques.replace_kernel import ReplaceKernel
     from foretrace.techniques.selection import Remove, Scale
-    from foretrace.techniques.structured_dropout import StructuredDropout
-    from foretrace.techniques.tensor_partition import TensorPartition
     from foretrace.techniques.whatif import WhatIf
 
 __all__ = [
@@ -79,36 +79,36 @@ __all__ = [
 ]
 
 _HOME = {
-    "ActivationCompression": "activation_compression",
-    "ActivationOffload": "activation_offload",
-    "ActivationRecomputation": "activation_recomputation",
-    "BatchSize": "batch_size",
-    "BucketFusion": "bucket_fusion",
-    "ChannelsLast": "channels_last",
-    "Compiled": "compiled",
-    "Contention": "contention",
-    "CudaGraphs": "cuda_graphs",
-    "DataParallel": "data_parallel",
-    "FasterDevice": "faster_device",
-    "FullySharded": "fully_sharded",
-    "FusedOptimizer": "fused_optimizer",
-    "GradientAccumulation": "gradient_accumulation",
-    "GradientCompression": "gradient_compression",
-    "HierarchicalAllreduce": "hierarchical_allreduce",
-    "LocalSteps": "local_steps",
-    "MixedPrecision": "mixed_precision",
-    "ModelParallelCompression": "model_parallel_compression",
-    "ParameterServer": "parameter_server",
-    "PartialBackprop": "partial_backprop",
-    "PrefetchData": "prefetch_data",
-    "Priority": "priority",
-    "ReconstructBatchnorm": "reconstruct_batchnorm",
+    "ActivationCompression": "memory.activation_compression",
+    "ActivationOffload": "memory.activation_offload",
+    "ActivationRecomputation": "memory.activation_recomputation",
+    "BatchSize": "compute.batch_size",
+    "BucketFusion": "distributed.bucket_fusion",
+    "ChannelsLast": "compute.channels_last",
+    "Compiled": "compute.compiled",
+    "Contention": "data.contention",
+    "CudaGraphs": "compute.cuda_graphs",
+    "DataParallel": "distributed.data_parallel",
+    "FasterDevice": "compute.faster_device",
+    "FullySharded": "distributed.fully_sharded",
+    "FusedOptimizer": "compute.fused_optimizer",
+    "GradientAccumulation": "memory.gradient_accumulation",
+    "GradientCompression": "distributed.gradient_compression",
+    "HierarchicalAllreduce": "distributed.hierarchical_allreduce",
+    "LocalSteps": "distributed.local_steps",
+    "MixedPrecision": "compute.mixed_precision",
+    "ModelParallelCompression": "distributed.model_parallel_compression",
+    "ParameterServer": "distributed.parameter_server",
+    "PartialBackprop": "compute.partial_backprop",
+    "PrefetchData": "data.prefetch_data",
+    "Priority": "distributed.priority",
+    "ReconstructBatchnorm": "compute.reconstruct_batchnorm",
     "Remove": "selection",
-    "ReplaceKernel": "replace_kernel",
+    "ReplaceKernel": "compute.replace_kernel",
     "Scale": "selection",
-    "StructuredDropout": "structured_dropout",
+    "StructuredDropout": "compute.structured_dropout",
     "Technique": "base",
-    "TensorPartition": "tensor_partition",
+    "TensorPartition": "distributed.tensor_partition",
     "WhatIf": "whatif",
     "parse": "arguments",
     "techniques": "registry",

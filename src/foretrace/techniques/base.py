@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from foretrace.cost.operator import Operator
+from foretrace.cost.operators.operator import Operator
 from foretrace.errors import CycleError, NotApplicableError
 from foretrace.graph.sound import sound
 from foretrace.graph.taskgraph import Assumption, TaskGraph

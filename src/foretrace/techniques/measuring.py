@@ -10,16 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from foretrace.cost.bench import NO_TIME, Measured
-from foretrace.cost.calibration import Calibration
-from foretrace.cost.operator import Operator
+from foretrace.cost.operators.bench import NO_TIME, Measured
+from foretrace.cost.operators.calibration import Calibration
+from foretrace.cost.operators.operator import Operator
 from foretrace.deadline import Deadline, never
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.techniques.base import Technique
 
 
 class Measure(Protocol):
-    """Times operators on the machine of the recording within so many seconds: `foretrace.cost.bench.measure`."""
+    """Times operators on the machine of the recording within seconds: `foretrace.cost.operators.bench.measure`."""
 
     def __call__(self, operators: list[Operator], /, *, budget_s: float) -> Measured: ...
 

@@ -12,35 +12,35 @@ from importlib.metadata import entry_points
 
 from foretrace.errors import ForetraceError
 from foretrace.names import question, resolve
-from foretrace.techniques.activation_compression import ActivationCompression
-from foretrace.techniques.activation_offload import ActivationOffload
-from foretrace.techniques.activation_recomputation import ActivationRecomputation
 from foretrace.techniques.base import Technique
-from foretrace.techniques.batch_size import BatchSize
-from foretrace.techniques.bucket_fusion import BucketFusion
-from foretrace.techniques.channels_last import ChannelsLast
-from foretrace.techniques.compiled import Compiled
-from foretrace.techniques.contention import Contention
-from foretrace.techniques.cuda_graphs import CudaGraphs
-from foretrace.techniques.data_parallel import DataParallel
-from foretrace.techniques.faster_device import FasterDevice
-from foretrace.techniques.fully_sharded import FullySharded
-from foretrace.techniques.fused_optimizer import FusedOptimizer
-from foretrace.techniques.gradient_accumulation import GradientAccumulation
-from foretrace.techniques.gradient_compression import GradientCompression
-from foretrace.techniques.hierarchical_allreduce import HierarchicalAllreduce
-from foretrace.techniques.local_steps import LocalSteps
-from foretrace.techniques.mixed_precision import MixedPrecision
-from foretrace.techniques.model_parallel_compression import ModelParallelCompression
-from foretrace.techniques.parameter_server import ParameterServer
-from foretrace.techniques.partial_backprop import PartialBackprop
-from foretrace.techniques.prefetch_data import PrefetchData
-from foretrace.techniques.priority import Priority
-from foretrace.techniques.reconstruct_batchnorm import ReconstructBatchnorm
-from foretrace.techniques.replace_kernel import ReplaceKernel
+from foretrace.techniques.compute.batch_size import BatchSize
+from foretrace.techniques.compute.channels_last import ChannelsLast
+from foretrace.techniques.compute.compiled import Compiled
+from foretrace.techniques.compute.cuda_graphs import CudaGraphs
+from foretrace.techniques.compute.faster_device import FasterDevice
+from foretrace.techniques.compute.fused_optimizer import FusedOptimizer
+from foretrace.techniques.compute.mixed_precision import MixedPrecision
+from foretrace.techniques.compute.partial_backprop import PartialBackprop
+from foretrace.techniques.compute.reconstruct_batchnorm import ReconstructBatchnorm
+from foretrace.techniques.compute.replace_kernel import ReplaceKernel
+from foretrace.techniques.compute.structured_dropout import StructuredDropout
+from foretrace.techniques.data.contention import Contention
+from foretrace.techniques.data.prefetch_data import PrefetchData
+from foretrace.techniques.distributed.bucket_fusion import BucketFusion
+from foretrace.techniques.distributed.data_parallel import DataParallel
+from foretrace.techniques.distributed.fully_sharded import FullySharded
+from foretrace.techniques.distributed.gradient_compression import GradientCompression
+from foretrace.techniques.distributed.hierarchical_allreduce import HierarchicalAllreduce
+from foretrace.techniques.distributed.local_steps import LocalSteps
+from foretrace.techniques.distributed.model_parallel_compression import ModelParallelCompression
+from foretrace.techniques.distributed.parameter_server import ParameterServer
+from foretrace.techniques.distributed.priority import Priority
+from foretrace.techniques.distributed.tensor_partition import TensorPartition
+from foretrace.techniques.memory.activation_compression import ActivationCompression
+from foretrace.techniques.memory.activation_offload import ActivationOffload
+from foretrace.techniques.memory.activation_recomputation import ActivationRecomputation
+from foretrace.techniques.memory.gradient_accumulation import GradientAccumulation
 from foretrace.techniques.selection import Remove, Scale
-from foretrace.techniques.structured_dropout import StructuredDropout
-from foretrace.techniques.tensor_partition import TensorPartition
 
 # What people call them elsewhere.
 ALIASES = {

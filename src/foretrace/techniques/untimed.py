@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.cost.twins import Ratios
+from foretrace.cost.operators.twins import Ratios
 from foretrace.techniques.base import Prior
 
 Float64 = npt.NDArray[np.float64]

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from foretrace.cost.operator import Operator
+from foretrace.cost.operators.operator import Operator
 from foretrace.training.batches import Batch
 
 _ALTERNATING_BYTES = 24 * 2**20  # activations that calls timed alone take turns on

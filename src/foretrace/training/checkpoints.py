@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from foretrace.cost.operator import Operator
+from foretrace.cost.operators.operator import Operator
 
 if TYPE_CHECKING:
     from torch import nn

@@ -19,7 +19,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from foretrace.cost.operator import Operator
+from foretrace.cost.operators.operator import Operator
 
 if TYPE_CHECKING:
     from torch import Tensor

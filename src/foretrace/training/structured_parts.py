@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from foretrace.cost.operator import Operator
+from foretrace.cost.operators.operator import Operator
 
 if TYPE_CHECKING:
     from foretrace.training.structured_lstm import Drop

@@ -16,7 +16,7 @@ from foretrace.reading import address
 from foretrace.zoo.registry import entries, job, script_mistakes
 
 if TYPE_CHECKING:
-    from foretrace.model.capture import Like
+    from foretrace.model.capture.capture import Like
     from foretrace.techniques.base import Technique
     from foretrace.training.training import Training
 
@@ -53,7 +53,7 @@ def operators_of(
     cannot be found, read or captured, naming file, operator or layer.
     """
     if precision:
-        from foretrace.model.capture import precision_named
+        from foretrace.model.capture.capture import precision_named
 
         precision = precision_named(precision)
     path = Path(source)
@@ -62,7 +62,7 @@ def operators_of(
     if not path.exists():  # as its release is called ("openai-community/gpt2"), or written in another way
         source = resolve(source.rpartition("/")[2], entries(), ALIASES) or source
     if source in entries() or path.suffix == ".py":
-        from foretrace.model.capture import capture
+        from foretrace.model.capture.capture import capture
 
         shared = tensor if tensor > 1 else 0
         _none({"--dim": dims, "--length": length, "--tensor": shared, "--loss": loss}, f"{source} is a training")
@@ -81,7 +81,7 @@ def operators_of(
         return decoder(source, batch=batch or 1, length=length, precision=words, training=training, tensor=tensor,
                        update=update or "fused", attention=attention, loss=loss)  # fmt: skip
     if path.exists():
-        from foretrace.model.sources import load_operators
+        from foretrace.model.readers.sources import load_operators
 
         asked = {"--do": techniques, "--inference": not training, "--precision": precision, "--length": length,
                  "--tensor": tensor if tensor > 1 else 0, "--optimizer": update, "--attention": attention,
@@ -112,7 +112,7 @@ def _changed(make: Callable[[], Training], techniques: Sequence[Technique], trai
     if training and not techniques:
         return make
 
-    from foretrace.model.capture import forward_only
+    from foretrace.model.capture.capture import forward_only
 
     def changed() -> Training:
         made = make()

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from math import prod
 from typing import Any
 
-from foretrace.cost.operator import Operator
+from foretrace.cost.operators.operator import Operator
 from foretrace.training.compression.settings import Boundary, Settings
 
 ENCODE, DECODE, ALL = "encode", "decode", "all"

@@ -1,0 +1,1 @@
+"""Seconds of calls on a device: measured, learned, roofline."""

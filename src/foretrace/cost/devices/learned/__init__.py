@@ -1,0 +1,110 @@
+"""`Learned`: trained predictors, shipped as weights of a few kilobytes and evaluated with numpy alone.
+
+Learned().predict(calls, named("h100"))     # device seconds, as a stream of queued kernels pays them
+
+float32 products and vector operators: `fp32.py`, trained by `benchmarks/train_predictor.py` on kernels of five GPUs.
+16-bit products: `gemm16.py`. What neither speaks of (convolutions, vector operators in 16 bit, devices that are no GPU
+of a known generation) is NaN, for the next member of a `Chain`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from foretrace.cost.calls import Calls, Family, Precision
+from foretrace.cost.devices.learned import fp32, intervals
+from foretrace.cost.model import CostModel, Float64, Prediction
+from foretrace.hardware.devices import Device
+
+_VECTOR = (Family.ELEMENTWISE, Family.MOVE, Family.SOFTMAX, Family.NORM)
+_SAME = {"sub": "add", "rsub": "add", "threshold": "relu", "gelu_backward": "mul", "tanh_backward": "mul",
+         "threshold_backward": "mul", "silu": "gelu", "sigmoid": "tanh"}  # fmt: skip
+_TWO = 1.5  # a kernel that reads so many times what it writes has two operands
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learned(CostModel):
+    """All trained predictors as one member: each call goes to the one that knows its precision."""
+
+    name: str = "learned"
+
+    def predict(self, calls: Calls, device: Device) -> Prediction:
+        """Device seconds; ranges from devices that were left out in training."""
+        parts = [LearnedFp32().predict(calls, device)]
+        if (np.isin(calls.precision, (Precision.FP16, Precision.BF16)) & (calls.family == Family.GEMM)).any():
+            from foretrace.cost.devices import gpu_products  # it stands on this package
+
+            parts.append(gpu_products.calibrated().predict(calls, device))
+        seconds, low, high = (np.full(len(calls), np.nan) for _ in range(3))
+        whys: list[str] = []
+        for part in parts:
+            said = ~np.isnan(part.seconds)
+            seconds[said], low[said], high[said] = part.seconds[said], part.low_s[said], part.high_s[said]
+            if said.any() or len(parts) == 1:
+                whys += part.whys
+        return Prediction(
+            seconds=seconds, low_s=low, high_s=high, source=np.where(np.isnan(seconds), -1, 0).astype(np.int16),
+            sources=(self.name,), whys=("; ".join(whys),),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnedFp32(CostModel):
+    """float32 kernels by trained nets under physical laws. Times hold under the board's power limit."""
+
+    name: str = "learned"
+
+    def predict(self, calls: Calls, device: Device) -> Prediction:
+        """Device seconds; range from devices that were left out in training."""
+        n = len(calls)
+        seconds, low, high = (np.full(n, np.nan) for _ in range(3))
+        on = fp32.board(device)
+        why = f"{device.short}: no trained predictor knows such a device"
+        if on is not None:
+            model = fp32.shipped()
+            group = self._fill(calls, model, on, seconds)
+            known = ~np.isnan(seconds)
+            table = model.facts["leave_one_device_out"]["intervals"]
+            low[known], high[known] = intervals.factors(table, group[known], seconds[known])
+            worst = max(row["networks"] for row in model.facts["leave_one_device_out"]["table"].values())
+            why = (
+                f"nets trained on {len(model.facts['devices'])} GPUs; {device.short} enters by peak, bandwidth, SMs "
+                f"and power alone; a GPU left out in training is off by up to {worst:.0f} % on bags of large kernels"
+            )
+        return self._answer(seconds, low, high, why)
+
+    def _fill(self, calls: Calls, model: fp32.Fp32, on: fp32.Board, seconds: Float64) -> npt.NDArray[np.int64]:
+        """Fill seconds of the rows that can be told; returns the group of every row (see `intervals`)."""
+        group = np.full(len(calls), 2, dtype=np.int64)
+        single = calls.precision == Precision.FP32
+        rows = np.flatnonzero(single & (calls.family == Family.GEMM) & (calls.b * calls.m * calls.n * calls.k > 0))
+        if len(rows):
+            b, m, k, n = (column[rows] for column in (calls.b, calls.m, calls.k, calls.n))
+            linear = (b == 1).astype(np.float64)
+            seconds[rows] = model.sustained_s(*model.product_s(b, m, k, n, linear, on), on)
+            group[rows] = linear.astype(np.int64)
+        rows = np.flatnonzero(single & np.isin(calls.family, _VECTOR) & (calls.nbytes > 0))
+        if len(rows):
+            op = np.array([_operator(calls, row) for row in rows.tolist()], dtype=np.int64)
+            found, _ = model.vector_s(op, calls.m[rows], calls.n[rows], calls.nbytes[rows], on)
+            seconds[rows] = found
+            group[rows] = 2 + (op >= len(fp32.VECTOR_OPS) - len(fp32.ROW_OPS))
+        return group
+
+
+def _operator(calls: Calls, row: int) -> int:
+    """The measured operator that a call is most like, as an index into `fp32.VECTOR_OPS`."""
+    family = calls.family[row]
+    if family in (Family.SOFTMAX, Family.NORM):
+        return fp32.VECTOR_OPS.index("softmax" if family == Family.SOFTMAX else "ln")
+    base = calls.op[row].removeprefix("aten::").rstrip("_")
+    base = _SAME.get(base, base)
+    two = calls.read_bytes[row] > _TWO * calls.written_bytes[row]
+    if base in ("add", "mul", "div", "pow"):
+        return fp32.VECTOR_OPS.index(base if two else f"{base}u")
+    if base in ("relu", "gelu", "tanh"):
+        return fp32.VECTOR_OPS.index(base)
+    return fp32.VECTOR_OPS.index("add" if two else "addu")

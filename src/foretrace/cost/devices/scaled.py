@@ -1,0 +1,372 @@
+"""`Scaled`: the recorded time of a kernel on one device, carried over to another device.
+
+Two rules stand here. `wave_scaling` is that of Habitat (Yu et al., ATC 2021, section 3.3): bandwidth, clock and number
+of multiprocessors, weighted by how memory-bound the kernel is. It knows nothing of tensor cores or of other vendors'
+units and is kept to be compared with. `rescale` is what `Scaled` uses: the ratio of what such a call typically takes on
+both devices (`typical_s`: start, roofline at the share of the peaks that kernels reach, waves, alignment), applied to
+what was recorded; of what a product took beyond its typical time, only a part carries over, because it is the kernel
+library's and not the call's.
+
+The numbers come from public tables of kernel times and from recordings of single devices; `python
+benchmarks/scaling.py` prints them and the errors between every two devices. No number was chosen on pairs of
+recordings of one model on two devices: those are the test (`benchmarks/device_pairs.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from foretrace.cost.calls import ELEMENT_BYTES, Calls, Family, Precision
+from foretrace.cost.devices import reached
+from foretrace.cost.devices.measured import device_of, recorded_calls
+from foretrace.cost.devices.reached import REACHED, Kind, Reached
+from foretrace.cost.devices.roofline import MATRIX, peak_flops
+from foretrace.cost.model import CostModel, Float64, Prediction
+from foretrace.graph.taskgraph import TaskGraph
+from foretrace.hardware.devices import Device
+
+Int64 = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+# Clock cycles that a product takes in a training step, however small: its matrices come from memory and its launch from
+# Python (products of 5 rows, 6.6 us on an H100 and 6.4 us + 0.7 ns k on an MI300X). Tables, which repeat one product
+# with its matrices in the cache, do not have it.
+PRODUCT_CYCLES = 13_200.0
+PRODUCT_STEP_CYCLES = {"NVIDIA": 0.0, "AMD": 1.5}  # per step along k
+# Clock cycles that a kernel takes, however small: the fastest bf16 products take 4,000 to 5,500 on A100, L40S and RTX
+# PRO, kernels that move a few kB 4,200 on A100 and B200, and 7,000 on an MI300X (recordings of single devices).
+START_CYCLES = {"NVIDIA": 4500.0, "AMD": 7000.0}
+STEP_SHARE = 8 / 4500  # of that, for every step along k of a product, up to `STEPS`
+STEPS = 512  # longer reductions are split over blocks
+TILE = 128  # rows and columns of a product that one block computes, typically
+WAVE_POWER = 0.5  # how much of the loss by a last, partly filled wave shows in the time
+CARRY = 0.3  # share, in logarithms, of a product's excess over its typical time that carries over to another device
+PLAUSIBLE = 2.5  # nine of ten products are within this factor of their typical time; then `CARRY` holds
+DOUBTED = 10.0  # so far off, the sizes of a call are not believed, and its time follows the ratio alone
+ALIGNED_BYTES = 16  # tensor cores of NVIDIA load rows in pieces of so many bytes
+# A product with other rows takes so many times longer there: 29 against 66 TFLOP/s, products of one A100 recording.
+UNALIGNED = 2.25
+# Its kernels are those of older generations, and reach so much of Hopper's peak at most (Luo et al., arXiv 2402.13499).
+MMA_ON_HOPPER = 0.63
+
+# Share of the peak FLOP/s that large products reach: (vendor, 32-bit arithmetic), and of devices that differ.
+_COMPUTE_SHARE = {
+    ("NVIDIA", True): 0.70,
+    ("NVIDIA", False): 0.80,
+    ("AMD", True): 0.52,
+    ("AMD", False): 0.45,
+}
+# The catalog gives the vector rate of these, their products run on matrix units with twice that.
+_COMPUTE_SHARE_OF = {("MI100", True): 1.05, ("MI210", True): 1.05, ("MI250X", True): 1.05}
+# Share of the bandwidth that large kernels reach by family: NVIDIA, AMD.
+_MEMORY_SHARE = {Family.SOFTMAX: (0.62, 0.34), Family.NORM: (0.53, 0.48)}
+_MEMORY_SHARE_OTHERWISE = (0.80, 0.76)
+
+# 80 % range of a call's measured over its scaled time, and of the median over all calls of one kind from one device to
+# another, by which a whole step may be off: every two devices of the tables, of one vendor and of two. The last four
+# hold between vendors. They are wider than what recordings of a model on both showed, because those are few: attention
+# of two models was off by 12 %, and later kernels of either vendor are twice as fast; strided copies of two by 67 %;
+# what no other kind has (fills, changes of layout: the libraries differ in what they launch) of three by a factor of
+# 2.6; convolutions of one, whose library chose another way to compute them, by 7.4.
+RANGES = {"products": (0.70, 1.75), "memory": (0.75, 1.35)}
+STEP_RANGES = {
+    "products": (0.72, 1.50), "kernels": (0.80, 1.30), "attention": (0.50, 2.00), "strided": (0.50, 2.00),
+    "rest": (0.33, 3.00), "convolutions": (0.12, 8.00),
+}  # fmt: skip
+
+
+def step_range(field: str, source: Device, target: Device) -> tuple[float, float]:
+    """By what a field of `STEP_RANGES` of a step may be off; that of "kernels" is wider between vendors.
+
+    There the starts of short kernels are not known well: on one of six recordings they were off by 29 %.
+    """
+    if field == "kernels" and source.vendor != target.vendor:
+        return RANGES["memory"]
+    return STEP_RANGES[field]
+
+
+def start_s(device: Device) -> float:
+    """Seconds that a kernel takes, however small."""
+    return START_CYCLES.get(device.vendor, START_CYCLES["NVIDIA"]) / ((device.boost_mhz or 1500.0) * 1e6)
+
+
+def share_of_bandwidth(device: Device, family: Family = Family.ELEMENTWISE) -> float:
+    """What large kernels of a family reach of the device's bandwidth."""
+    return _MEMORY_SHARE.get(family, _MEMORY_SHARE_OTHERWISE)[device.vendor == "AMD"]
+
+
+def share_of_peak(device: Device, precision: Precision) -> float:
+    """What large products reach of the device's peak in this precision."""
+    wide = precision in (Precision.FP32, Precision.FP64, Precision.OTHER)
+    return _COMPUTE_SHARE_OF.get((device.short, wide), _COMPUTE_SHARE.get((device.vendor, wide), 0.6))
+
+
+def filled(calls: Calls, device: Device) -> Float64:
+    """Share of the multiprocessors' time that products keep them busy, waves and padded tiles considered (n rows)."""
+    rows, columns = np.ceil(calls.m / TILE), np.ceil(calls.n / TILE)
+    waves = np.maximum(calls.b * rows * columns / max(device.sms, 1), 1e-12)
+    padded = (calls.m / TILE / rows) * (calls.n / TILE / columns)
+    return np.asarray(waves / np.ceil(waves) * padded, dtype=np.float64)
+
+
+def unaligned(calls: Calls) -> npt.NDArray[np.bool_]:
+    """Products in 16 bit or less, or TF32, whose rows are no multiple of 16 bytes (n rows)."""
+    size = np.array([ELEMENT_BYTES[Precision(p)] for p in range(len(Precision))], dtype=np.float64)[calls.precision]
+    short = np.isin(calls.precision, (Precision.TF32, Precision.FP16, Precision.BF16, Precision.FP8, Precision.INT8))
+    odd = (calls.k * size % ALIGNED_BYTES != 0) | (calls.n * size % ALIGNED_BYTES != 0)
+    told = calls.flops > 0  # sizes that nobody recorded are all 1, which says nothing
+    return np.asarray(short & odd & told & (calls.family == Family.GEMM), dtype=np.bool_)
+
+
+def typical_s(
+    calls: Calls, device: Device, *, odd_rate: float | None = None, in_training: bool = False
+) -> Float64:  # fmt: skip
+    """What such calls typically take on a device, all in one kernel (n rows).
+
+    `odd_rate` is what products of odd rows are known to move, in bytes per second; `in_training` gives products the
+    start that they have there. NaN where neither FLOPs nor bytes are known, infinite where the device has no such
+    units.
+    """
+    matrix = np.isin(calls.family, MATRIX)
+    rates = np.array([peak_flops(device, p) * share_of_peak(device, p) for p in Precision])[calls.precision]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        compute = np.where(matrix & (calls.flops > 0), calls.flops / rates, 0.0)
+    tiled = np.isin(calls.family, (Family.GEMM, Family.CONV)) & (calls.m * calls.n * calls.k > 1)
+    if tiled.any():
+        compute[tiled] /= filled(calls.take(tiled), device) ** WAVE_POWER
+    odd = unaligned(calls)
+    if device.vendor == "NVIDIA":
+        slower = UNALIGNED / (MMA_ON_HOPPER if device.arch.startswith("Hopper") else 1.0)
+        compute[odd] *= slower
+    share = np.array([share_of_bandwidth(device, Family(f)) for f in range(len(Family))])[calls.family]
+    memory = calls.nbytes / (device.memory_gb_s * 1e9 * share)
+    if odd_rate is not None:
+        memory[odd] = calls.nbytes[odd] / odd_rate
+    body = np.maximum(compute, memory)
+    start = start_s(device) * np.where(matrix, 1 + STEP_SHARE * np.minimum(calls.k, STEPS), 1.0)
+    whole = start + body
+    if in_training:
+        short = np.isin(calls.precision, (Precision.FP16, Precision.BF16)) & (calls.family == Family.GEMM)
+        cycles = PRODUCT_CYCLES + PRODUCT_STEP_CYCLES.get(device.vendor, 0.0) * calls.k
+        # Loading overlaps with computing where there is much of it.
+        whole = np.where(short & ~odd, np.hypot(cycles / ((device.boost_mhz or 1500.0) * 1e6), body), whole)
+    return np.where(body > 0, whole, np.nan)
+
+
+def rescale(
+    seconds: Float64,
+    calls: Calls,
+    source: Device,
+    target: Device,
+    *,
+    wide: Mask | None = None,
+    table: Sequence[Reached] = REACHED,
+) -> Float64:
+    """Seconds on `target` of kernels that took `seconds` on `source` (n rows).
+
+    Products: typical time on the target, times a part (`carried`) of what the recorded one was off its typical time.
+    Everything else: the time to start is the target's, the rest follows the ratio of the reached bandwidths, whatever
+    its bytes are, as access patterns belong to the call. So does fused attention between vendors, with the ratio of
+    what the multiprocessors that it keeps busy reach: each vendor has one kernel, not a library of them.
+    `wide`: kernels that load 16 bytes at once (n rows); `table`: what kinds of kernels reach. Not finite where a device
+    has no rates for a kernel.
+    """
+    if source == target:
+        return seconds.copy()
+    across = source.vendor != target.vendor
+    odd_rates = _both(Kind.ODD_PRODUCT, source, target, table)
+    here, there = (
+        typical_s(calls, device, odd_rate=each, in_training=across)
+        for device, each in zip((source, target), odd_rates or (None, None), strict=True)
+    )
+    starts = start_s(source), start_s(target)
+    body = np.maximum(seconds - starts[0], 0.0)
+    start = np.minimum(seconds / starts[0], 1.0) * starts[1]
+    moved = start + body * _memory_ratios(calls, source, target, wide, table)
+    matrix = np.isin(calls.family, MATRIX)
+    known = matrix & (calls.flops > 0)
+    # How much slower an unaligned product is than expected says nothing of a vendor that has no such rule.
+    odd = unaligned(calls) & across
+    with np.errstate(divide="ignore", invalid="ignore"):
+        excess = np.log(seconds / here)
+        product = there * np.exp(np.where(odd, carried(excess, 0.0, PLAUSIBLE * UNALIGNED), carried(excess)))
+        blind = start + body * _compute_ratios(calls, source, target)
+    found = np.where(known, product, np.where(matrix, blind, moved))
+    fused = known & (calls.family == Family.ATTENTION) & across
+    if fused.any():
+        part = calls.take(fused)
+        found[fused] = start[fused] + body[fused] * _compute_ratios(part, source, target) * (
+            _occupied(part, source) / _occupied(part, target)
+        )
+    return np.where(seconds > 0, found, seconds)
+
+
+def _occupied(calls: Calls, device: Device) -> Float64:
+    """Share of the multiprocessors' time that fused attention keeps them busy (n rows).
+
+    A block keeps `TILE` queries of a head and goes through all keys alone: fewer blocks than multiprocessors leave the
+    others idle, and the time is that of one block, whatever the device has beside it.
+    """
+    waves = calls.b * np.ceil(calls.m / TILE) / max(device.sms, 1)
+    return np.asarray(np.where(waves <= 1, waves, (waves / np.ceil(waves)) ** WAVE_POWER), dtype=np.float64)
+
+
+def odd_rows(calls: Calls) -> Mask:
+    """Softmax of rows that one warp cannot keep and that are no multiple of 16 bytes (n rows)."""
+    size = np.array([ELEMENT_BYTES[Precision(p)] for p in range(len(Precision))], dtype=np.float64)[calls.precision]
+    uneven = calls.n * size % reached.ROW_BYTES != 0
+    return np.asarray((calls.family == Family.SOFTMAX) & (calls.n > reached.LONG_ROW) & uneven, dtype=np.bool_)
+
+
+def _both(kind: Kind, source: Device, target: Device, table: Sequence[Reached]) -> tuple[float, float] | None:
+    """What kernels of a kind reach on both devices; None where it is not known of both."""
+    one, other = (reached.rate(kind, device, table) for device in (source, target))
+    return None if one is None or other is None else (one, other)
+
+
+def _memory_ratios(
+    calls: Calls, source: Device, target: Device, wide: Mask | None, table: Sequence[Reached]
+) -> Float64:  # fmt: skip
+    """Time on the target over that on the source beyond the start, of kernels that move data (n rows)."""
+    families = [Family(f) for f in range(len(Family))]
+    ratio = np.array([_bandwidth_ratio(source, target, family) for family in families])[calls.family]
+    rows = odd_rows(calls)
+    if rows.any():
+        known = _both(Kind.ODD_ROWS, source, target, table)
+        ratio[rows] = known[0] / known[1] if known else source.memory_gb_s / target.memory_gb_s
+    loads = _both(Kind.WIDE, source, target, table)
+    if wide is not None and loads:
+        ratio[wide & (calls.family == Family.ELEMENTWISE)] = loads[0] / loads[1]
+    rows = calls.family == Family.NORM
+    if rows.any():
+        numbers, nbytes = (calls.m * calls.n)[rows], calls.nbytes[rows]
+        times = []
+        for device in (source, target):
+            slowest = nbytes / (device.memory_gb_s * 1e9 * share_of_bandwidth(device, Family.NORM))
+            each = reached.rate(Kind.ROWS, device, table)
+            times.append(slowest if each is None else np.maximum(slowest, numbers / each))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio[rows] = np.where(times[0] > 0, times[1] / times[0], ratio[rows])
+    return np.asarray(ratio, dtype=np.float64)
+
+
+def carried(excess: Float64, share: float = CARRY, plausible: float = PLAUSIBLE) -> Float64:
+    """What carries over of the logarithm of recorded over typical time (n rows); grows with it.
+
+    A `share` of it where the typical time is `plausible`, all of it where the factor is beyond `DOUBTED`.
+    """
+    near, far = np.log(plausible), np.log(DOUBTED)
+    inside = np.interp(excess, [-far, -near, near, far], [-far, -share * near, share * near, far])
+    return np.asarray(np.where(np.abs(excess) < far, inside, excess), dtype=np.float64)
+
+
+def _bandwidth_ratio(source: Device, target: Device, family: Family) -> float:
+    reached = [device.memory_gb_s * share_of_bandwidth(device, family) for device in (source, target)]
+    return reached[0] / reached[1] if reached[1] else np.nan
+
+
+def _compute_ratios(calls: Calls, source: Device, target: Device) -> Float64:
+    """Of products whose sizes are unknown: by the rates alone."""
+    rates = [
+        np.array([peak_flops(device, p) * share_of_peak(device, p) for p in Precision]) for device in (source, target)
+    ]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray((rates[0] / rates[1])[calls.precision], dtype=np.float64)
+
+
+def memory_boundedness(flops: Float64, nbytes: Float64, ridge: float) -> Float64:
+    """Habitat's gamma (n rows): 1 for a kernel that only moves data, 0.5 at the ridge (FLOP per byte), then to 0."""
+    intensity = flops / np.maximum(nbytes, 1.0)
+    return np.where(intensity <= ridge, 1 - 0.5 * intensity / ridge, 0.5 * ridge / np.maximum(intensity, 1e-30))
+
+
+def wave_scaling(
+    seconds: Float64,
+    flops: Float64,
+    nbytes: Float64,
+    source: Device,
+    target: Device,
+    *,
+    blocks: Float64 | None = None,
+    blocks_per_sm: tuple[Float64, Float64] | None = None,
+) -> Float64:
+    """Habitat's rule for kernels that stay alike on both devices (n rows), section 3.3.
+
+    `blocks` is the grid (0 where unknown) and `blocks_per_sm` how many of them a multiprocessor of either device holds
+    (see `occupancy`; 1 each without it): a kernel that fills no wave on both devices scales by its number of waves.
+    """
+    gamma = memory_boundedness(flops, nbytes, peak_flops(target, Precision.FP32) / (target.memory_gb_s * 1e9))
+    clock = source.boost_mhz / target.boost_mhz
+    bandwidth = source.memory_gb_s / target.memory_gb_s
+    scaled = seconds * bandwidth**gamma * (clock * source.sms / target.sms) ** (1 - gamma)
+    if blocks is None:
+        return np.asarray(scaled, dtype=np.float64)
+    held = blocks_per_sm or (np.ones(len(seconds)), np.ones(len(seconds)))
+    wave = [np.maximum(each, 1) * device.sms for each, device in zip(held, (source, target), strict=True)]
+    small = (blocks > 0) & (blocks < wave[0]) & (blocks < wave[1])
+    rounds = [np.ceil(np.maximum(blocks, 1) / device.sms) for device in (source, target)]
+    few = seconds * (clock * rounds[1] / rounds[0]) ** (1 - gamma)
+    return np.asarray(np.where(small, few, scaled), dtype=np.float64)
+
+
+# Per multiprocessor of CUDA devices (CUDA C++ Programming Guide, table of compute capabilities): threads, blocks,
+# registers, bytes of shared memory.
+_LIMITS = {
+    "Kepler": (2048, 16, 131_072, 112 << 10), "Pascal": (2048, 32, 65_536, 64 << 10),
+    "Volta": (2048, 32, 65_536, 96 << 10), "Turing": (1024, 16, 65_536, 64 << 10),
+    "Ampere": (2048, 32, 65_536, 164 << 10), "Ada": (1536, 24, 65_536, 100 << 10),
+    "Hopper": (2048, 32, 65_536, 228 << 10), "Blackwell": (2048, 32, 65_536, 228 << 10),
+}  # fmt: skip
+
+
+def occupancy(device: Device, threads: Float64, registers: Float64, shared_bytes: Float64) -> Float64:
+    """Blocks that one multiprocessor holds at a time (n rows), at least 1; 1 for devices whose limits are unknown.
+
+    `threads` per block, `registers` per thread, `shared_bytes` per block.
+    """
+    limits = _LIMITS.get(device.arch.split()[0] if device.arch else "")
+    if limits is None:
+        return np.ones(len(threads))
+    most_threads, most_blocks, most_registers, most_shared = limits
+    warps = np.ceil(np.maximum(threads, 1) / 32)
+    per_block = warps * np.ceil(np.maximum(registers, 1) * 32 / 256) * 256  # registers come in units of 256 per warp
+    found = np.minimum(most_threads // (warps * 32), most_registers // per_block)
+    found = np.minimum(found, np.where(shared_bytes > 0, most_shared // np.maximum(shared_bytes, 1), most_blocks))
+    return np.asarray(np.maximum(np.minimum(found, most_blocks), 1.0), dtype=np.float64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaled(CostModel):
+    """Calls that were recorded on `source`, on another device. Speaks of no others."""
+
+    name: str = "scaled"
+    source: Device
+    recorded_s: Mapping[tuple[str, str], float]  # (operator, inputs as JSON text) -> seconds of its kernels
+
+    @classmethod
+    def from_graph(cls, graph: TaskGraph, device: Device | None = None) -> Scaled:
+        """The calls of a recording. `device` is where it was made; by default what the recording says.
+
+        Raises ForetraceError where the recording names no device of the catalog and none is given.
+        """
+        times = {call: float(np.mean(seconds)) for call, seconds in recorded_calls(graph).items()}
+        return cls(source=device or device_of(graph), recorded_s=times)
+
+    def predict(self, calls: Calls, device: Device) -> Prediction:
+        key = zip(calls.op, calls.text, strict=True)
+        seconds = np.array([self.recorded_s.get(each, np.nan) for each in key], dtype=np.float64)
+        found = rescale(seconds, calls, self.source, device)
+        same = device == self.source
+        matrix = np.isin(calls.family, MATRIX)
+        low, high = (np.where(matrix, RANGES["products"][i], RANGES["memory"][i]) for i in (0, 1))
+        if device.vendor != self.source.vendor:
+            for family, field in ((Family.ATTENTION, "attention"), (Family.CONV, "convolutions")):
+                low[calls.family == family], high[calls.family == family] = STEP_RANGES[field]
+        if same:
+            low, high = np.full(len(calls), 0.95), np.full(len(calls), 1.05)
+        why = f"recorded on {self.source.short}, scaled by the typical times of such calls on both devices"
+        return self._answer(found, low, high, why)

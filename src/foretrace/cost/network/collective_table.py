@@ -1,0 +1,220 @@
+"""`CollectiveTable`: measured times of collectives by size and number of workers, and the file that keeps them.
+
+Sizes mean what `foretrace.cost.network.network` says. `cost/network/collective_files.py` reads tables of other
+programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from foretrace.cost.network.network import CollectiveKind
+from foretrace.errors import ForetraceError
+from foretrace.files import write_bytes
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """Times of one collective among so many workers, sizes ascending. `per_node` of them share a machine."""
+
+    kind: CollectiveKind
+    workers: int
+    per_node: int
+    nbytes: tuple[float, ...]
+    seconds: tuple[float, ...]
+    spread: tuple[float, ...] = ()  # of the repetitions, relative to the time; empty where it is not known
+    system: str = ""  # which of several machines in one file
+
+    @property
+    def nodes(self) -> int:
+        """Machines that take part."""
+        return -(-self.workers // self.per_node)
+
+    @property
+    def title(self) -> str:
+        """As in "all-reduce of 16 workers, 8 per machine"."""
+        where = f", {self.per_node} per machine" if self.per_node < self.workers else ""
+        return f"{self.kind} of {self.workers} workers{where}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveTable:
+    """Series that belong together, and where they were measured."""
+
+    name: str
+    series: tuple[Series, ...]
+    backend: str = ""  # "gloo", "nccl"; "" where the file does not say
+    device: str = ""
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    measured: str = ""  # date, UTC
+    repetitions: int = 0
+    missing: Mapping[str, str] = field(default_factory=dict)  # kind -> why it was not measured
+
+    def of(self, kind: CollectiveKind) -> tuple[Series, ...]:
+        """The series of one collective."""
+        return tuple(each for each in self.series if each.kind == kind)
+
+    def systems(self) -> tuple[str, ...]:
+        """Machines that the series name, in order."""
+        return tuple(dict.fromkeys(each.system for each in self.series))
+
+    def noisiest(self) -> tuple[Series, float, float] | None:
+        """The series, size and spread of the time that repeated worst; None where no spread is known."""
+        found = [
+            (each, size, spread)
+            for each in self.series
+            for size, spread in zip(each.nbytes, each.spread, strict=bool(each.spread))
+        ]
+        return max(found, key=lambda item: item[2], default=None)
+
+    def save(self, path: Path) -> None:
+        """Write the table as JSON. Raises ForetraceError where the folder is missing or may not be written."""
+        file = _File(
+            format=FORMAT,
+            collectives=[
+                _Series(
+                    kind=each.kind,
+                    workers=each.workers,
+                    per_node=each.per_node,
+                    nbytes=list(each.nbytes),
+                    seconds=list(each.seconds),
+                    spread=list(each.spread),
+                    system=each.system,
+                )
+                for each in self.series
+            ],
+            name=self.name,
+            backend=self.backend,
+            device=self.device,
+            machine=dict(self.machine),
+            measured=self.measured,
+            repetitions=self.repetitions,
+            missing=dict(self.missing),
+        )
+        write_bytes(path, msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n")
+
+
+class _Series(msgspec.Struct, kw_only=True):
+    kind: CollectiveKind
+    workers: int
+    per_node: int
+    nbytes: list[float]
+    seconds: list[float]
+    spread: list[float] = []
+    system: str = ""
+
+
+class _File(msgspec.Struct, kw_only=True):
+    format: int
+    collectives: list[_Series]
+    name: str = ""
+    backend: str = ""
+    device: str = ""
+    machine: dict[str, Any] = {}
+    measured: str = ""
+    repetitions: int = 0
+    missing: dict[str, str] = {}
+
+
+def decode(data: bytes, where: str) -> CollectiveTable:
+    """A table from the bytes of a file that `save` wrote. Raises ForetraceError with the place that is wrong."""
+    try:
+        file = msgspec.json.decode(data, type=_File)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ForetraceError(
+            f"{where} is no table of collectives ({error}); make one with foretrace calibrate network."
+        ) from None
+    if file.format != FORMAT:
+        raise ForetraceError(f"{where} is a table of format {file.format}, this foretrace reads format {FORMAT}.")
+    series = []
+    for each in file.collectives:
+        if len(each.nbytes) != len(each.seconds) or len(each.spread) not in (0, len(each.nbytes)):
+            raise ForetraceError(f"{where}: {each.kind} of {each.workers} workers has not one time per size.")
+        spreads = each.spread or [0.0] * len(each.nbytes)
+        found = series_of(
+            where,
+            kind=each.kind,
+            workers=each.workers,
+            per_node=each.per_node,
+            points=zip(each.nbytes, each.seconds, spreads, strict=True),
+            system=each.system,
+        )
+        series.append(found)
+    return table_of(
+        where,
+        series,
+        name=file.name,
+        backend=file.backend,
+        device=file.device,
+        machine=file.machine,
+        measured=file.measured,
+        repetitions=file.repetitions,
+        missing=file.missing,
+    )
+
+
+def series_of(
+    where: str,
+    *,
+    kind: CollectiveKind,
+    workers: int,
+    per_node: int,
+    points: Iterable[tuple[float, float, float]],
+    system: str = "",
+) -> Series:
+    """A series from (bytes, seconds, spread) in any order; a size that occurs twice counts with its median.
+
+    How far rows of one size lie from that median is spread, too. Raises ForetraceError on numbers that no measurement
+    gives.
+    """
+    if workers < 2 or per_node < 1 or per_node > workers:
+        raise ForetraceError(
+            f"{where}: {kind} among {workers} workers, {per_node} per machine, is no collective; two workers are the "
+            "least, and a machine holds one at least and all at most."
+        )
+    at: dict[float, list[tuple[float, float]]] = {}
+    for nbytes, seconds, spread in points:
+        if not (isfinite(nbytes) and isfinite(seconds) and isfinite(spread) and spread >= 0):
+            raise ForetraceError(f"{where}: {kind} of {nbytes:g} bytes in {seconds:g} s holds no finite number.")
+        if nbytes <= 0 or seconds <= 0:
+            raise ForetraceError(
+                f"{where}: {kind} of {nbytes:g} bytes in {seconds:g} s cannot be; sizes and times are above 0."
+            )
+        at.setdefault(float(nbytes), []).append((float(seconds), float(spread)))
+    if not at:
+        raise ForetraceError(f"{where}: {kind} of {workers} workers has no sizes; a table needs one row at least.")
+    sizes = sorted(at)
+    times = {size: median(seconds for seconds, _ in pairs) for size, pairs in at.items()}
+    spreads = {
+        size: max(max(spread, seconds / times[size] - 1, times[size] / seconds - 1) for seconds, spread in pairs)
+        for size, pairs in at.items()
+    }
+    return Series(
+        kind=kind,
+        workers=workers,
+        per_node=per_node,
+        nbytes=tuple(sizes),
+        seconds=tuple(times[size] for size in sizes),
+        spread=tuple(spreads[size] for size in sizes) if any(spreads.values()) else (),
+        system=system,
+    )
+
+
+def table_of(where: str, series: Sequence[Series], **about: Any) -> CollectiveTable:
+    """A table of these series, in a settled order. Raises ForetraceError where there is none or one comes twice."""
+    if not series:
+        raise ForetraceError(f"{where} holds no measured collective.")
+    keys = [(each.system, each.kind, each.workers, each.per_node) for each in series]
+    if twice := next((each for each, key in zip(series, keys, strict=True) if keys.count(key) > 1), None):
+        raise ForetraceError(f"{where} holds {twice.title} twice; keep one of them.")
+    ordered = sorted(series, key=lambda each: (each.system, each.kind, each.nodes, each.workers))
+    return CollectiveTable(**{**about, "name": about.get("name") or where, "series": tuple(ordered)})

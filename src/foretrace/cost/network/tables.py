@@ -1,0 +1,291 @@
+"""`TableNetwork`: what collectives cost between the numbers of workers that were measured, and between others.
+
+Sizes: `cost/network/curves.py`. Numbers of workers: `cost/network/worker_counts.py`, which takes a time apart into
+moving the bytes and what it takes beyond that. Where cables join the devices, the bandwidth follows how many rings fit
+on them (`hardware/wiring.py`); that wiring is used whose rings explain the measured numbers much better than none, and
+the answer says so. Numbers whose ring is forwarded through a peer say nothing about others then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import log
+from pathlib import Path
+
+import numpy as np
+
+from foretrace.cost.network import curves, worker_counts
+from foretrace.cost.network.collective_files import read
+from foretrace.cost.network.collective_table import CollectiveTable, Series
+from foretrace.cost.network.curves import Fitted
+from foretrace.cost.network.network import NOTHING, CollectiveKind, Cost, Network, asked, bus_share
+from foretrace.cost.network.networks import none_else, whole
+from foretrace.cost.network.worker_counts import Measured
+from foretrace.errors import ForetraceError
+from foretrace.hardware.wiring import KNOWN, Wiring
+
+MODELS = ("table", "pieces")
+_LEAST_OFF = 0.10  # relative error assumed at numbers of workers that were not measured, at least
+_CARDS = 1.25  # the same over several machines, whose workers use other network cards: a published table has 1.15
+_UNCHECKED = 0.25  # the same where no measured number can be left out to see
+_FORWARDED = 0.20  # more, where a ring must be forwarded through a peer
+_OTHER_KIND = 0.30  # for a collective derived from another one
+_EXPLAINS = 3.0  # times less scatter of the bandwidth per ring than without wiring
+_LEAST_SCATTER = 0.05
+
+# A collective that was not measured, from one that moves the same parts in the same way on a ring: (source, factor).
+_DERIVED: Mapping[CollectiveKind, tuple[tuple[CollectiveKind, float], ...]] = {
+    CollectiveKind.ALL_REDUCE: ((CollectiveKind.REDUCE_SCATTER, 2.0), (CollectiveKind.ALL_GATHER, 2.0)),
+    CollectiveKind.REDUCE_SCATTER: ((CollectiveKind.ALL_GATHER, 1.0), (CollectiveKind.ALL_REDUCE, 0.5)),
+    CollectiveKind.ALL_GATHER: ((CollectiveKind.REDUCE_SCATTER, 1.0), (CollectiveKind.ALL_REDUCE, 0.5)),
+    CollectiveKind.BROADCAST: ((CollectiveKind.REDUCE, 1.0),),
+    CollectiveKind.REDUCE: ((CollectiveKind.BROADCAST, 1.0),),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableNetwork(Network):
+    """Measured collectives. `per_node` workers share a machine; `model` is "table" or "pieces"."""
+
+    table: CollectiveTable
+    workers: int
+    per_node: int
+    name: str = ""
+    in_flight: int = 1
+    model: str = "table"
+    wiring: Wiring | None = None
+    fits: dict[int, Fitted] = field(default_factory=dict, repr=False, compare=False)
+    known: dict[tuple[CollectiveKind, float, int], Cost] = field(default_factory=dict, repr=False, compare=False)
+
+    def cost(self, kind: CollectiveKind, nbytes: float, *, workers: int | None = None) -> Cost:
+        """Time of one collective. Raises ForetraceError where nothing like it was measured."""
+        p = asked(self, nbytes, workers)
+        if p < 2 or not nbytes:
+            return NOTHING
+        members = 2 if kind == CollectiveKind.SEND else p
+        key = kind, nbytes, members
+        if key not in self.known:
+            self.known[key] = self._cost(kind, nbytes, members)
+        return self.known[key]
+
+    def _cost(self, kind: CollectiveKind, nbytes: float, members: int) -> Cost:
+        source, factor = self._source(kind)
+        found = self._among(source, nbytes, members)
+        if source == kind:
+            return found
+        seconds = factor * found.seconds
+        return Cost(
+            seconds=seconds,
+            low_s=factor * found.low_s / (1 + _OTHER_KIND),
+            high_s=factor * found.high_s * (1 + _OTHER_KIND),
+            why=f"{kind} was not measured: {factor:g} × {found.why}",
+        )
+
+    def _source(self, kind: CollectiveKind) -> tuple[CollectiveKind, float]:
+        """The measured collective that answers for this one, and the factor of its time."""
+        for source, factor in ((kind, 1.0), *_DERIVED.get(kind, ())):
+            if self.table.of(source):
+                return source, factor
+        measured = ", ".join(dict.fromkeys(str(each.kind) for each in self.table.series))
+        raise ForetraceError(f"{self.table.name} says nothing about {kind}, only about {measured}; measure it, too.")
+
+    def _among(self, kind: CollectiveKind, nbytes: float, workers: int) -> Cost:
+        family = self._family(kind, workers)
+        exact = next((each for each in family if each.workers == workers), None)
+        if exact is not None and exact.nodes == -(-workers // self.per_node):
+            fitted = self._fit(exact)
+            seconds = _at(fitted, nbytes)
+            low, high = fitted.factors(nbytes)
+            spread = _spread(exact, nbytes)
+            low, high = low / (1 + spread), high * (1 + spread)
+            why = f"{exact.title}, {self._how(fitted)} of {self.table.name}"
+            return Cost(seconds=seconds, low_s=seconds * low, high_s=seconds * high, why=why)
+        seconds, why = self._between(family, kind, nbytes, workers)
+        off = self._off(family, kind, nbytes, workers)
+        return Cost(seconds=seconds, low_s=seconds / (1 + off), high_s=seconds * (1 + off), why=why)
+
+    def left_out(self, series: Series) -> float | None:
+        """Mean relative error at sizes left out of the fit of a series; None where it has too few."""
+        fitted = self._fit(series)
+        return fitted.mape if len(fitted.errors) else None
+
+    def _family(self, kind: CollectiveKind, workers: int) -> list[Series]:
+        """Series over as many machines as so many workers take, or over the next number that was measured."""
+        nodes = -(-workers // self.per_node)
+        series = self.table.of(kind)
+        near = min({each.nodes for each in series}, key=lambda measured: (abs(log(measured / nodes)), -measured))
+        return sorted((each for each in series if each.nodes == near), key=lambda each: each.workers)
+
+    def _between(self, family: list[Series], kind: CollectiveKind, nbytes: float, workers: int) -> tuple[float, str]:
+        """Time for a number of workers that was not measured."""
+        measured = [self._measured(each) for each in self._sources(family, workers)]
+        seconds = worker_counts.seconds(
+            measured, workers, nbytes, share=bus_share(kind, workers), rings=self._rings(workers),
+            cables=self.wiring is not None or family[0].nodes > 1,
+        )  # fmt: skip
+        counts = sorted(each.workers for each in measured)
+        below, above = [q for q in counts if q < workers], [q for q in counts if q > workers]
+        said = (
+            f"between {below[-1]} and {above[0]} workers"
+            if below and above
+            else f"from {(below[-1:] or above[:1] or counts)[0]} workers"
+        )
+        nodes, asked_of = -(-workers // self.per_node), family[0].nodes
+        where = f", {asked_of} machines measured and {nodes} asked" if nodes != asked_of else ""
+        wires = f", {self._rings(workers)} rings of {self.wiring.name}" if self.wiring else ""
+        if self._forwarded(workers):
+            wires += f" that lead through a peer, which costs something unknown: the range is {_FORWARDED:.0%} wider"
+        return seconds, f"{kind} of {workers} workers, {said} of {self.table.name}{wires}{where}"
+
+    def _sources(self, family: list[Series], workers: int) -> list[Series]:
+        """Numbers from which another follows: all but those whose ring is forwarded, if any are left.
+
+        Over several machines only the next smaller and larger one: how many share a network card differs in steps.
+        """
+        if family[0].nodes > 1:
+            return [each for each in family if each.workers < workers][-1:] + [
+                each for each in family if each.workers >= workers
+            ][:1]
+        return [each for each in family if not self._forwarded(each.workers)] or family
+
+    def _measured(self, series: Series) -> Measured:
+        return Measured(
+            workers=series.workers,
+            curve=self._fit(series),
+            largest=series.nbytes[-1],
+            smallest=series.nbytes[0],
+            share=bus_share(series.kind, series.workers),
+            rings=self._rings(series.workers),
+        )
+
+    def _rings(self, workers: int) -> int:
+        if self.wiring is None:
+            return 1
+        return max(self.wiring.rings(min(workers, self.wiring.devices)), 1)
+
+    def _forwarded(self, workers: int) -> bool:
+        """Whether the rings of so many lead through a peer somewhere."""
+        return self.wiring is not None and self.wiring.forwards(min(workers, self.wiring.devices))
+
+    def _off(self, family: list[Series], kind: CollectiveKind, nbytes: float, workers: int) -> float:
+        """Relative error at numbers not measured: the largest at measured ones left out, near this size.
+
+        Outside the measured numbers the outermost ones are left out, too. What repetitions of the nearest number
+        differ by at this size comes on top.
+        """
+        outside = workers > family[-1].workers or workers < family[0].workers
+        tried = family if outside else family[1:-1]
+        worst = _LEAST_OFF if len(family) > 2 else _UNCHECKED
+        if family[0].nodes > 1:
+            worst = _CARDS
+        for left_out in tried if len(family) > 2 else ():
+            rest = [each for each in family if each is not left_out]
+            for size in (nbytes / 2, nbytes, nbytes * 2):
+                guess, _ = self._between(rest, kind, size, left_out.workers)
+                worst = max(worst, abs(guess / _at(self._fit(left_out), size) - 1))
+        if outside and (workers > family[-1].workers or len(family) <= 2):
+            worst *= 2
+        if self._forwarded(workers):
+            worst += _FORWARDED
+        nearest = min(family, key=lambda each: abs(log(each.workers / workers)))
+        worst = (1 + worst) * (1 + _spread(nearest, nbytes)) - 1
+        return worst * (1 + abs(log(-(-workers // self.per_node) / family[0].nodes)))
+
+    def _fit(self, series: Series) -> Fitted:
+        fit = curves.cached_pieces if self.model == "pieces" else curves.cached_table
+        return self.fits.setdefault(id(series), fit(series.nbytes, series.seconds))
+
+    def _how(self, fitted: Fitted) -> str:
+        if isinstance(fitted.curve, curves.Pieces):
+            return f"{len(fitted.curve.lines)} alpha-beta pieces"
+        return "table"
+
+
+def _spread(series: Series, nbytes: float) -> float:
+    """What repetitions of a size, and rows that give it twice, differ by, relative to the time."""
+    return float(np.interp(log(nbytes), np.log(series.nbytes), series.spread)) if series.spread else 0.0
+
+
+def _at(fitted: Fitted, nbytes: float) -> float:
+    return float(fitted.curve.seconds(np.array([nbytes]))[0])
+
+
+def table_network(path: Path, workers: int, options: dict[str, str], *, in_flight: int = 1) -> TableNetwork:
+    """The network in a file of measured collectives. Raises ForetraceError.
+
+    Options: `per-node` workers of a machine (else as many as were measured on one), `model` table or pieces, `wiring`
+    a name or none (else found from the numbers), `system` one of several in the file, `kind` and `workers` that were
+    measured where the file does not say.
+    """
+    measured = whole(options, "workers", 0)
+    table = read(path, workers=measured, kind=options.pop("kind", ""))
+    system, model, wiring = options.pop("system", ""), options.pop("model", "table"), options.pop("wiring", "")
+    per_node = whole(options, "per-node", 0)
+    none_else(options, str(path), "per-node, model, wiring, system, workers, kind")
+    return of_table(table, workers, per_node=per_node, model=model, wiring=wiring, system=system, in_flight=in_flight)
+
+
+def of_table(
+    table: CollectiveTable,
+    workers: int,
+    *,
+    per_node: int = 0,
+    model: str = "table",
+    wiring: str = "",
+    system: str = "",
+    in_flight: int = 1,
+) -> TableNetwork:
+    """The network that a table describes; arguments as the options of `table_network`. Raises ForetraceError."""
+    if model not in MODELS:
+        raise ForetraceError(f"model={model} is unknown; there are {' and '.join(MODELS)}.")
+    if wiring not in ("", "none", *KNOWN):
+        raise ForetraceError(f"wiring={wiring} is unknown; there are none, {', '.join(KNOWN)}.")
+    systems = table.systems()
+    if system or len(systems) > 1:
+        if system not in systems:
+            raise ForetraceError(f"{table.name} has several systems; add system= one of {' | '.join(systems)}.")
+        chosen = tuple(each for each in table.series if each.system == system)
+        table = CollectiveTable(name=f"{table.name}, {system}", series=chosen, backend=table.backend)
+    most = max(each.per_node for each in table.series)
+    return TableNetwork(
+        table=table,
+        workers=workers,
+        per_node=per_node or (most if any(each.nodes > 1 for each in table.series) else max(most, workers)),
+        name=table.name,
+        in_flight=in_flight,
+        model=model,
+        wiring=KNOWN[wiring] if wiring in KNOWN else None if wiring == "none" else wiring_of(table),
+    )
+
+
+def wiring_of(table: CollectiveTable) -> Wiring | None:
+    """The wiring whose rings explain the bus bandwidths of large transfers; None where no wiring is needed for it."""
+    series = [each for each in table.of(CollectiveKind.ALL_REDUCE) if each.nodes == 1]
+    return _wiring_of(tuple(series)) if len(series) > 1 else None
+
+
+@lru_cache(maxsize=64)
+def _wiring_of(series: tuple[Series, ...]) -> Wiring | None:
+    largest = min(each.nbytes[-1] for each in series)
+    rates = {
+        each.workers: bus_share(each.kind, each.workers)
+        * largest
+        / float(np.interp(largest, each.nbytes, each.seconds))
+        for each in series
+    }
+    plain = _scatter([log(rate) for rate in rates.values()])
+    found: dict[str, float] = {}
+    for wiring in KNOWN.values():
+        rings = {workers: wiring.rings(workers) for workers in rates}
+        if all(rings.values()):
+            found[wiring.name] = _scatter([log(rates[workers] / rings[workers]) for workers in rates])
+    best = min(found, key=lambda name: found[name], default="")
+    if not best or plain < _EXPLAINS * max(found[best], _LEAST_SCATTER / _EXPLAINS):
+        return None
+    return KNOWN[best]
+
+
+def _scatter(logs: list[float]) -> float:
+    return float(np.std(logs))

@@ -1,0 +1,1 @@
+"""Operators timed on this machine, and the ratios that techniques ask of them."""

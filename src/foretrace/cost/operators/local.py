@@ -1,0 +1,389 @@
+"""`Local`: what calls take on this machine's processor, from a few calls that were measured on it.
+
+A call is so many dispatches, products, elements and bytes (`work_terms`), and each has a price. Prices of every
+operator come with the package: they were fitted to one machine's times of a random pool. Another machine is taken to
+have other prices in a few ways: everything slower or faster (its clock), one resource (dispatches, products, elements,
+bytes near and far), one resource of one family, one resource of one operator, and what remains of one operator nearby
+in size. Each way has a spread that is believed beforehand, in logarithms; a handful of measured calls then says how
+much of each there is, and how sure that is. This is Gaussian process regression on the logarithm of the time
+(Rasmussen and Williams 2006, chapter 2), made linear anew around every estimate (Gauss-Newton).
+
+    local = Local.of(store.load(fingerprint()))
+    found = local.predict(graph.calls, device)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib import resources
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from foretrace.cost.calls import Calls, Family
+from foretrace.cost.model import CostModel, Prediction
+from foretrace.cost.operators.work_terms import NAMES, TERMS, Amounts, amounts
+from foretrace.hardware.devices import Device
+from foretrace.hardware.processor import instruction_sets, named
+
+Float64 = npt.NDArray[np.float64]
+
+RESOURCES = tuple(dict.fromkeys(TERMS.values()))
+_OF = np.array([[TERMS[name] == each for each in RESOURCES] for name in NAMES], dtype=float)  # [terms x resources]
+# What another machine may differ in, beforehand: standard deviations of logarithms.
+_CLOCK = 0.7  # all resources but bytes from afar
+_RESOURCE = dict(zip(RESOURCES, (0.4, 0.7, 0.5, 0.5, 0.8), strict=True))
+_FAMILY, _OPERATOR = 0.2, 0.15
+_NOISE = 0.06  # of one measurement
+_REACH = 2.5  # in factors of two of a size: how far what remains of one call tells of another of its operator
+_SMOOTH = 0.3  # share of what remains that such a call tells of; the rest is each call's own
+_SAME = 1e-6
+_BELIEVED = 1.5  # standard deviations from what the other measured calls say: beyond, a call is taken for disturbed
+_ENOUGH = 8  # operators, to say anything by leaving some out
+_ROUNDS = 8
+_SMALL_BYTES = 32 << 10  # calls below this were only measured with data near
+MIDWAY = 0.5  # share of a call's bytes that lie far from the core, where nothing better is known
+_TENTH = 1.2816  # standard deviations between the middle and either end of an 80 % range
+
+
+class Prices(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds per amount, by family, operator ("" for others of the family) and term; and how far calls stray."""
+
+    of: dict[str, dict[str, dict[str, float]]]
+    spread: dict[str, float]  # per family: deviation of log times that its prices leave unexplained
+    machine: str = ""  # where they were fitted
+    calls: int = 0
+
+    def row(self, family: Family, op: str) -> Float64:
+        """Price of every term for an operator."""
+        mine = self.of.get(family.name) or self.of["ELEMENTWISE"]
+        found = mine.get(op) or mine.get(op.partition(" ")[0].partition(".")[0]) or mine.get(op.rstrip("_"))
+        return np.array([(found or mine[""]).get(name, 0.0) for name in NAMES])
+
+    def table(self, of: Amounts) -> Float64:
+        """Price of every term for every call [n x terms]."""
+        known: dict[tuple[int, str], Float64] = {}
+        for key in zip(of.family.tolist(), of.op, strict=True):
+            if key not in known:
+                known[key] = self.row(Family(key[0]), key[1])
+        return np.array([known[key] for key in zip(of.family.tolist(), of.op, strict=True)]).reshape(-1, len(NAMES))
+
+
+@cache
+def shipped() -> Prices:
+    """The prices that come with the package."""
+    data = resources.files("foretrace.cost.operators").joinpath("prices.json").read_bytes()
+    return msgspec.json.decode(data, type=Prices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rows:
+    """Calls as the regression sees them (n rows): what is spent on each resource at the prices of the package."""
+
+    cost: Float64  # [n x resources] seconds
+    family: npt.NDArray[np.int64]
+    op: npt.NDArray[np.int64]  # number of its name
+    size: Float64  # [n x sizes] logarithms to base 2
+    spread: Float64
+
+    def __len__(self) -> int:
+        return len(self.family)
+
+    def with_more(self, other: Rows) -> Rows:
+        """These and others."""
+        return Rows(**{
+            each.name: np.concatenate([getattr(self, each.name), getattr(other, each.name)]) for each in fields(Rows)
+        })  # fmt: skip
+
+    def take(self, rows: npt.NDArray[np.int64]) -> Rows:
+        """These rows."""
+        return Rows(
+            cost=self.cost[rows], family=self.family[rows], op=self.op[rows], size=self.size[rows],
+            spread=self.spread[rows],
+        )  # fmt: skip
+
+
+def rows_of(calls: Calls, prices: Prices, place: Float64 | float) -> tuple[Rows, npt.NDArray[np.bool_]]:
+    """Calls whose share `place` of their bytes comes from afar, and which of them can be spoken of."""
+    found = amounts(calls)
+    terms = found.terms.copy()
+    terms[:, NAMES.index("far")] *= place
+    cost = terms * prices.table(found) @ _OF
+    sizes = np.stack([calls.flops, calls.nbytes, calls.b, calls.m, calls.n, calls.k], axis=1)
+    spread = [prices.spread.get(Family(each).name, 0.5) for each in calls.family.tolist()]
+    rows = Rows(
+        cost=cost, family=calls.family.astype(np.int64), op=np.array([_number(each) for each in found.op], np.int64),
+        size=np.log2(np.maximum(sizes, 1.0)), spread=np.array(spread, dtype=np.float64),
+    )  # fmt: skip
+    return rows, found.known & (cost.sum(axis=1) > 0)
+
+
+_numbers: dict[str, int] = {}
+
+
+def _number(op: str) -> int:
+    return _numbers.setdefault(op, len(_numbers))
+
+
+def shared(a: Rows, b: Rows) -> Float64:
+    """Prior covariance [a x b x resources] of what multiplies each resource, as logarithms, the clock apart."""
+    family = a.family[:, None] == b.family[None, :]
+    op = family & (a.op[:, None] == b.op[None, :])
+    own = np.array([_RESOURCE[each] ** 2 for each in RESOURCES])
+    found: Float64 = own[None, None, :] + (family * _FAMILY**2 + op * _OPERATOR**2)[:, :, None]
+    return found
+
+
+CLOCKED = np.array([each != "far" for each in RESOURCES], dtype=float)
+
+
+def remaining(a: Rows, b: Rows) -> Float64:
+    """Prior covariance [a x b] of what is left of one operator nearby in size."""
+    apart = ((a.size[:, None, :] - b.size[None, :, :]) ** 2).mean(axis=2)
+    op = (a.family[:, None] == b.family[None, :]) & (a.op[:, None] == b.op[None, :])
+    family = a.family[:, None] == b.family[None, :]
+    near = _SMOOTH * np.exp(-apart / (2 * _REACH**2)) * (0.7 * op + 0.3 * family)
+    found: Float64 = a.spread[:, None] * b.spread[None, :] * (near + (1 - _SMOOTH) * op * (apart < _SAME))
+    return found
+
+
+def covariance(a: Rows, b: Rows, share_a: Float64, share_b: Float64) -> Float64:
+    """Prior covariance [a x b] of log times around estimates that spend such shares on each resource."""
+    found = np.einsum("ar,br,abr->ab", share_a, share_b, shared(a, b))
+    found += _CLOCK**2 * np.outer(share_a @ CLOCKED, share_b @ CLOCKED)
+    return np.asarray(found + remaining(a, b))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Fit:
+    """What measured calls say of a machine."""
+
+    rows: Rows
+    weights: Float64  # of each measured call in a prediction
+    share: Float64
+    inverse: Float64  # of the covariance of the measured calls
+
+    @classmethod
+    def to(cls, rows: Rows, log_s: Float64) -> Fit:
+        """The most probable machine for these log times."""
+        n = len(rows)
+        change = np.zeros((n, len(RESOURCES)))
+        among, rest = shared(rows, rows), remaining(rows, rows)
+        noise = np.full(n, _NOISE**2)
+        for turn in range(_ROUNDS):
+            cost = rows.cost * np.exp(change)
+            total = cost.sum(axis=1)
+            share = cost / total[:, None]
+            clock = share @ CLOCKED
+            kernel = np.einsum("ar,br,abr->ab", share, share, among) + _CLOCK**2 * np.outer(clock, clock) + rest
+            target = log_s - np.log(total) + (share * change).sum(axis=1)
+            inverse = np.linalg.inv(kernel + np.diag(noise))
+            weights = inverse @ target
+            change = np.clip(_change(rows, rows, share, weights), -6.0, 6.0)
+            if turn >= _ROUNDS // 2 and turn < _ROUNDS - 2 and n >= _ENOUGH:  # what no other call believes counts less
+                variance = 1 / np.diag(inverse)
+                beyond = np.maximum(np.abs(weights) * variance - _BELIEVED * np.sqrt(variance), 0.0)
+                noise = np.maximum(noise, beyond**2)
+        return cls(rows=rows, weights=weights, share=share, inverse=inverse)
+
+    def predict(self, rows: Rows) -> tuple[Float64, Float64]:
+        """Log seconds and their variance (n each)."""
+        if not len(self.rows):
+            share = rows.cost / rows.cost.sum(axis=1)[:, None]
+            return np.log(rows.cost.sum(axis=1)), _variance(rows, share)
+        cost = rows.cost * np.exp(np.clip(_change(rows, self.rows, self.share, self.weights), -6.0, 6.0))
+        total = cost.sum(axis=1)
+        share = cost / total[:, None]
+        cross = covariance(rows, self.rows, share, self.share)
+        mean = np.log(total) + remaining(rows, self.rows) @ self.weights
+        explained = np.einsum("ij,jk,ik->i", cross, self.inverse, cross)
+        return mean, np.maximum(_variance(rows, share) - explained, 1e-6)
+
+    def among(self, rows: Rows) -> tuple[Float64, Float64]:
+        """Log seconds (n) and their covariance [n x n]: errors of similar calls go together."""
+        mean, variance = self.predict(rows)
+        if not len(self.rows):
+            share = rows.cost / rows.cost.sum(axis=1)[:, None]
+            return mean, covariance(rows, rows, share, share)
+        cost = rows.cost * np.exp(np.clip(_change(rows, self.rows, self.share, self.weights), -6.0, 6.0))
+        share = cost / cost.sum(axis=1)[:, None]
+        cross = covariance(rows, self.rows, share, self.share)
+        found = covariance(rows, rows, share, share) - cross @ self.inverse @ cross.T
+        np.fill_diagonal(found, variance)
+        return mean, found
+
+    def left_out(self) -> tuple[Float64, Float64]:
+        """Error of every measured call, predicted from those of other operators only, and its standard deviation."""
+        error, deviation = np.zeros(len(self.rows)), np.ones(len(self.rows))
+        for each in np.unique(self.rows.op):
+            out = np.flatnonzero(self.rows.op == each)
+            block = np.linalg.inv(self.inverse[np.ix_(out, out)])
+            error[out] = block @ self.weights[out]
+            deviation[out] = np.sqrt(np.maximum(np.diag(block), 1e-9))
+        return error, deviation
+
+
+def _change(rows: Rows, measured: Rows, share: Float64, weights: Float64) -> Float64:
+    """What multiplies each resource of `rows` [n x resources], as logarithms."""
+    own = np.einsum("abr,br,b->ar", shared(rows, measured), share, weights)
+    clock = _CLOCK**2 * float((share @ CLOCKED) @ weights)
+    return np.asarray(own + clock * CLOCKED[None, :])
+
+
+def _variance(rows: Rows, share: Float64) -> Float64:
+    own = np.array([_RESOURCE[each] ** 2 for each in RESOURCES]) + _FAMILY**2 + _OPERATOR**2
+    return np.asarray(share**2 @ own + (_CLOCK * (share @ CLOCKED)) ** 2 + rows.spread**2)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Local(CostModel):
+    """Seconds of calls on the processor that some calls were measured on. `device` is not looked at."""
+
+    fit: Fit
+    prices: Prices
+    measured: int  # operators
+    place: float = MIDWAY
+    widened: float = 1.0  # of the deviations, from leaving operators out
+    name: str = "local"
+
+    @classmethod
+    def of(cls, seconds: Mapping[str, float], prices: Prices | None = None) -> Local:
+        """From times as a calibration stores them (by `Operator.key`, and by `near_key` with data near).
+
+        Only ATen calls count. Of more than MOST operators those that cover them best are taken.
+        """
+        known = prices or shipped()
+        rows, log_s, operators = _measured(seconds, known)
+        fit = Fit.to(rows, log_s)
+        widened = 1.0
+        if operators >= _ENOUGH:
+            error, deviation = fit.left_out()
+            widened = float(np.clip(np.quantile(np.abs(error) / deviation, 0.8) / _TENTH, 0.5, 2.0))
+        return cls(fit=fit, prices=known, measured=operators, widened=widened)
+
+    def predict(self, calls: Calls, device: Device | None = None) -> Prediction:
+        """Seconds of every call (n rows) with its 80 % range; NaN for products that are not in float32."""
+        mean, deviation = self.logarithms(calls)
+        seconds, stray = np.exp(mean), np.exp(_TENTH * deviation)
+        return self._answer(seconds, 1 / stray, stray, self.why)
+
+    def logarithms(self, calls: Calls, place: Float64 | None = None) -> tuple[Float64, Float64]:
+        """Log seconds of every call and their standard deviation; NaN where it cannot say.
+
+        `place` is the share of its bytes that a call finds far from the core, where that is known (n).
+        """
+        distinct, which, apart = _distinct(calls, place)
+        rows, known = self._rows(distinct, apart)
+        mean, variance = np.full(len(distinct), np.nan), np.full(len(distinct), np.nan)
+        at = np.flatnonzero(known)
+        if len(at):
+            mean[at], variance[at] = self.fit.predict(rows.take(at))
+        return mean[which], self.widened * np.sqrt(variance[which])
+
+    def total(self, calls: Calls, place: Float64 | None = None) -> tuple[float, float]:
+        """Seconds of all calls that can be spoken of, and the standard deviation of its logarithm."""
+        distinct, which, apart = _distinct(calls, place)
+        rows, known = self._rows(distinct, apart)
+        times = np.bincount(which, minlength=len(distinct)).astype(np.float64)
+        at = np.flatnonzero(known)
+        if not len(at):
+            return 0.0, 0.0
+        rows, times = rows.take(at), times[at]
+        if len(rows) > _TOGETHER:  # the largest decide how sure the sum is
+            mean, _ = self.fit.predict(rows)
+            most = np.argsort(-np.exp(mean) * times)[:_TOGETHER]
+            seconds = float((np.exp(mean) * times).sum())
+            rows, times = rows.take(most), times[most]
+        else:
+            seconds = 0.0
+        mean, among = self.fit.among(rows)
+        each = np.exp(mean) * times
+        share = each / each.sum()
+        return max(seconds, float(each.sum())), self.widened * float(np.sqrt(max(share @ among @ share, 0.0)))
+
+    def _rows(self, calls: Calls, place: Float64 | None) -> tuple[Rows, npt.NDArray[np.bool_]]:
+        given = np.full(len(calls), self.place) if place is None else place
+        return rows_of(calls, self.prices, np.where(calls.nbytes < _SMALL_BYTES, 0.0, given))
+
+    @property
+    def why(self) -> str:
+        """Where its numbers come from."""
+        if not self.measured:
+            there, here = self.prices.machine, named(instruction_sets())
+            return f"prices of operators on another processor ({there}); none was measured on this one ({here})."
+        return f"fitted to {self.measured} operators measured on this processor."
+
+
+MOST = 400  # measured operators that are looked at: time and memory grow with their square
+
+
+_TOGETHER = 600  # different calls whose errors are added up together
+
+
+def _distinct(calls: Calls, place: Float64 | None) -> tuple[Calls, npt.NDArray[np.int64], Float64 | None]:
+    """Every call once, which of them each one is, and their places to the nearest quarter."""
+    first: dict[tuple[str, str, float, float, float], int] = {}
+    places = np.zeros(len(calls)) if place is None else np.round(place * 4) / 4
+    keys = zip(calls.op, calls.text, calls.flops.tolist(), calls.nbytes.tolist(), places.tolist(), strict=True)
+    rows: list[int] = []
+    which = np.zeros(len(calls), dtype=np.int64)
+    for i, key in enumerate(keys):
+        if key not in first:
+            first[key] = len(first)
+            rows.append(i)
+        which[i] = first[key]
+    at = np.array(rows, dtype=np.int64)
+    return calls.take(at), which, None if place is None else places[at]
+
+
+def _measured(seconds: Mapping[str, float], prices: Prices) -> tuple[Rows, Float64, int]:
+    names = [key for key in seconds if key.startswith("aten::") and " " in key and "channels_last" not in key]
+    calls = Calls.of([_split(key) for key in names])
+    rows, known = rows_of(calls, prices, 0.0)
+    keep = np.flatnonzero(known)
+    if len(keep) > MOST:
+        keep = keep[choose(rows.take(keep), MOST)]
+    names = [names[i] for i in keep]
+    calls = calls.take(keep)
+    near = np.array([f"near {key}" in seconds for key in names], dtype=bool)
+    far_rows, _ = rows_of(calls, prices, near.astype(np.float64))
+    near_rows = rows_of(calls, prices, 0.0)[0].take(np.flatnonzero(near))
+    log_s = [seconds[key] for key in names] + [
+        seconds[f"near {key}"] for key, has in zip(names, near, strict=True) if has
+    ]
+    return far_rows.with_more(near_rows), np.log(np.array(log_s, dtype=np.float64)), len(names)
+
+
+def _split(key: str) -> tuple[str, str]:
+    name, _, text = key.partition(" ")
+    return name, text
+
+
+def choose(rows: Rows, k: int) -> npt.NDArray[np.int64]:
+    """The k calls that say most about all of them: KMeans task sampling on what a call spends and how large it is."""
+    from foretrace.cost.operators.sampling import choose_tasks
+
+    total = rows.cost.sum(axis=1)
+    family = rows.family[:, None] == np.unique(rows.family)[None, :]
+    share = rows.cost / total[:, None]
+    return choose_tasks(np.concatenate([np.log2(total)[:, None], rows.size, 3 * share, 3 * family], axis=1), k,
+                        standardise=False)  # fmt: skip
+
+
+def choose_designed(rows: Rows, k: int) -> npt.NDArray[np.int64]:
+    """The k calls after which least is left unknown of all rows: greedy, by the mean of the variances."""
+    total = rows.cost.sum(axis=1)
+    share = rows.cost / total[:, None]
+    among = covariance(rows, rows, share, share)
+    chosen: list[int] = []
+    free = np.ones(len(rows), dtype=bool)
+    for _ in range(min(k, len(rows))):
+        gain = (among**2).mean(axis=0) / (np.diag(among) + _NOISE**2)
+        best = int(np.argmax(np.where(free, gain, -1.0)))
+        chosen.append(best)
+        free[best] = False
+        among = among - np.outer(among[:, best], among[best]) / (among[best, best] + _NOISE**2)
+    return np.array(chosen, dtype=np.int64)

@@ -1,0 +1,236 @@
+"""Stalls by differential runs, for real (Stash, ICDCS 2023, section III; the idea is DS-Analyzer's, VLDB 2021).
+
+Four runs over the same number of samples per worker, in turns, several times:
+
+    RUN0  ready batches, one worker              RUN1  ready batches, all workers
+    RUN2  real batches, nothing cached           RUN3  real batches, cached
+
+    interconnect = RUN1 - RUN0        preparation = RUN3 - RUN1        fetch = RUN2 - RUN3
+    network = RUN1 over a shaped link - RUN1 on this machine
+
+The released analysis of Stash subtracts the preparation stall from RUN2 to get fetch, which leaves computing in it;
+here fetch is what the paper means.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from foretrace import executor
+from foretrace.cost.network.network import CollectiveKind
+from foretrace.errors import ForetraceError
+from foretrace.experiment.links import netns
+from foretrace.experiment.links.messages import Block, Collectives, Done, Make, Record, Recorded, Setup, Steps
+from foretrace.experiment.links.processes import Workers, alone, running, together
+from foretrace.experiment.stalls import Stall, Stalls, stalls
+from foretrace.graph import store
+from foretrace.graph.taskgraph import TaskGraph
+from foretrace.hardware.cluster import parse_link
+
+Tell = Callable[[str, float], None]
+
+ROUNDS = 6
+_SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 19, 1 << 20, 1 << 21, 1 << 22, 1 << 23, 1 << 24)
+_RECORDING_S = 240.0
+_PAGE_CACHE = Path("/proc/sys/vm/drop_caches")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What to run."""
+
+    work: str  # a model of the zoo, or a script with training()
+    workers: int
+    size: str = "tiny"
+    link: str = ""  # shaped link between machines, for the network stall; "": none
+    data: tuple[str, ...] = ()  # files and folders of the data set, to be taken out of the page cache
+    steps: int = 8  # of a block
+    threads: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """Bars that were measured, beside those predicted from one worker's recording."""
+
+    predicted: Stalls
+    measured: tuple[Stall, ...]
+    runs_s: dict[str, tuple[float, ...]]  # seconds per step by run and round
+    notes: tuple[str, ...]
+
+
+def differential(wanted: Wanted, tell: Tell) -> Compared:
+    """Record one worker, predict the stalls, then run all four kinds of runs and subtract.
+
+    Raises ForetraceError where the training does not exist, there are fewer cores than workers, or a worker fails.
+    """
+    if wanted.workers < 2:
+        raise ForetraceError("--workers must be 2 or more: stalls between workers need at least two.")
+    if wanted.workers > executor.cores():
+        raise ForetraceError(
+            f"--workers {wanted.workers} compute on {executor.cores()} cores: their steps would tell of the scheduler; "
+            "use at most as many workers as cores."
+        )
+    if wanted.steps < 1:
+        raise ForetraceError(f"--steps {wanted.steps} times nothing; give 1 or more.")
+    files = _files(wanted.data)
+    link = parse_link(wanted.link) if wanted.link else None
+    runs: dict[str, list[float]] = {}
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="foretrace-stash-")))
+        tell("recording one worker alone", 0.0)
+        graph = _recorded(wanted, folder)
+        tell("starting workers", 0.15)
+        with together(wanted.workers, threads=wanted.threads) as workers:
+            tell("measuring this machine's own network", 0.2)
+            near = _table(workers, folder / "near.json", "this machine")
+            cold = "cold" if files or _can_drop() else ""
+            names = ["alone", "all", *([cold] if cold else []), "cached"]
+            runs = _run(wanted, workers, names, files, lambda share: tell("running", 0.25 + 0.45 * share))
+        far = ""
+        if link is not None:
+            tell("running over the shaped link", 0.75)
+            net = stack.enter_context(netns.made(wanted.workers, link))
+            with running(net, threads=wanted.threads) as workers:
+                far = _table(workers, folder / "far.json", wanted.link)
+                runs |= {"network": _run(wanted, workers, ["all"], files, lambda share: None)["all"]}
+        tell("predicting", 0.95)
+        predicted = stalls(graph, workers=wanted.workers, inside=near, between=far)
+    told = {near: "this machine's network, measured", far: wanted.link}
+    predicted = replace(predicted, bars=tuple(_with_link(bar, told) for bar in predicted.bars))
+    notes = () if cold else ("nothing could be taken out of the page cache: fetch was not measured; give --data.",)
+    tell("done", 1.0)
+    return Compared(
+        predicted=predicted,
+        measured=_bars(runs),
+        runs_s={name: tuple(times) for name, times in runs.items()},
+        notes=notes,
+    )
+
+
+def _bars(runs: dict[str, list[float]]) -> tuple[Stall, ...]:
+    """Differences between runs, round by round: median and 80 % range of the rounds' median."""
+    pairs = {
+        "interconnect": ("all", "alone"),
+        "network": ("network", "all"),
+        "preparation": ("cached", "all"),
+        "fetch": ("cold", "cached"),
+    }
+    names = {"alone": "RUN0", "all": "RUN1", "cold": "RUN2", "cached": "RUN3", "network": "RUN1 over the link"}
+    bars = []
+    for name, (more, less) in pairs.items():
+        if more not in runs or less not in runs:
+            continue
+        count = min(len(runs[more]), len(runs[less]))
+        difference = np.array(runs[more][:count]) - np.array(runs[less][:count])
+        drawn = np.random.default_rng(0).integers(0, count, size=(2000, count))
+        low, high = np.quantile(np.median(difference[drawn], axis=1), [0.1, 0.9]).tolist()
+        bars.append(
+            Stall(
+                name=name,
+                seconds=float(np.median(difference)),
+                low_s=low,
+                high_s=high,
+                of_s=median(runs[more]),
+                why=f"{names[more]} less {names[less]}, {count} rounds",
+            )
+        )
+    return tuple(bars)
+
+
+def _recorded(wanted: Wanted, folder: Path) -> TaskGraph:
+    """The graph of one worker alone that reads real batches."""
+    file = folder / "alone.graph"
+    setup = Setup(work=wanted.work, size=wanted.size, loads=True)
+    request = Record(setup=setup, arms=(), threads=wanted.threads, graph=str(file))
+    with alone(threads=wanted.threads) as worker:
+        worker.ask(request, "recording one worker alone", Recorded, seconds=_RECORDING_S)
+    return store.load(file)
+
+
+def _table(workers: Workers, file: Path, name: str) -> str:
+    """Times of collectives between the workers, as the file that techniques take for a network."""
+    request = Collectives(
+        kinds=(CollectiveKind.ALL_REDUCE, CollectiveKind.BROADCAST),
+        sizes=_SIZES,
+        repetitions=15,
+        wanted_spread=0.1,
+        name=name,
+        table=str(file),
+    )
+    workers.ask(request, "measuring the network", Done, seconds=600.0)
+    return str(file)
+
+
+def _run(
+    wanted: Wanted, workers: Workers, names: Sequence[str], files: Sequence[Path], tell: Callable[[float], None]
+) -> dict[str, list[float]]:
+    """Seconds per step of every kind of run, by round; the kinds take turns, and who begins changes."""
+    exchange = (f"data-parallel workers={len(workers)} network=1gbit",)  # the network is real: the text says nothing
+    setups = {
+        "alone": Setup(work=wanted.work, size=wanted.size),
+        "all": Setup(work=wanted.work, size=wanted.size, techniques=exchange),
+        "cold": Setup(work=wanted.work, size=wanted.size, techniques=exchange, loads=True),
+        "cached": Setup(work=wanted.work, size=wanted.size, techniques=exchange, loads=True),
+    }
+    found: dict[str, list[float]] = {name: [] for name in names}
+    order = list(names)
+    for number in range(ROUNDS + 1):  # the first round warms up
+        for name in order:
+            if name == "cold":
+                _evict(files)
+            # A new arm begins its epoch anew, so that every block reads the same batches.
+            workers.ask(Make(name=name, setup=setups[name]), f"making the run {name}", Done)
+            request = Steps(name=name, discarded=2, steps=wanted.steps, together=name != "alone")
+            ask = workers.ask_first if name == "alone" else workers.ask
+            blocks = ask(request, f"running {name}", Block, seconds=600.0)
+            if number:
+                found[name].append(max(block.wall_s for block in blocks))
+        order = order[1:] + order[:1]
+        tell(number / ROUNDS)
+    return found
+
+
+def _files(paths: Sequence[str]) -> list[Path]:
+    """Every file under these paths. Raises ForetraceError for one that does not exist or holds none."""
+    found: list[Path] = []
+    for text in paths:
+        path = Path(text)
+        if not path.exists():
+            raise ForetraceError(f"--data {text}: there is no such file or folder.")
+        found += [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
+    if paths and not found:
+        raise ForetraceError(f"--data {' '.join(paths)} holds no files.")
+    return found
+
+
+def _can_drop() -> bool:
+    return os.access(_PAGE_CACHE, os.W_OK)
+
+
+def _evict(files: Sequence[Path]) -> None:
+    """Take files out of the page cache, or everything where none are named."""
+    os.sync()  # only clean pages can be given up
+    if not files:
+        _PAGE_CACHE.write_text("1\n", encoding="ascii")
+        return
+    for path in files:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(handle)
+
+
+def _with_link(bar: Stall, told: dict[str, str]) -> Stall:
+    why = bar.why
+    for path, name in told.items():
+        why = why.replace(path, name) if path else why
+    return replace(bar, why=why)

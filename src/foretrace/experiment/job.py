@@ -1,0 +1,143 @@
+"""What is asked of the process that measures, and what it answers: the messages between `runner` and `worker`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from foretrace.experiment.statistics import Arm, Ratio, Verdict
+
+LOADING = frozenset(["prefetch-data"])  # techniques that are about loading: batches must come from the loader
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """One verification: techniques applied together to one model."""
+
+    techniques: tuple[str, ...]  # as they are written on the command line
+    model: str  # of the zoo, or a script
+    size: str = "tiny"
+    threads: int = 1
+    seconds: float = 20.0  # for the arms; recording and calibration come on top
+    batches: str = ""  # "ready", "loader", or "" for what the techniques are about
+    seed: int = 0
+    device: str = "cpu"  # where the training runs: "cpu", "cuda", "cuda:1"
+    keep: str = ""  # a folder for both recordings; "": they are thrown away
+    steps: int = 0  # recorded; 0: as many as the recorder's default
+
+    @property
+    def loads(self) -> bool:
+        """Whether steps take their batches from the loader."""
+        if self.batches:
+            return self.batches == "loader"
+        return any(text.split()[0] in LOADING for text in self.techniques)
+
+
+class Assumed(msgspec.Struct, frozen=True, kw_only=True):
+    """A number that the prediction rests on, its range, and the step (s) at either end."""
+
+    technique: str
+    name: str
+    value: float
+    low: float
+    high: float
+    unit: str
+    why: str
+    flag: str
+    step_at_low_s: float
+    step_at_high_s: float
+
+
+class Residual(msgspec.Struct, frozen=True, kw_only=True):
+    """One layer (or operator) of the treated step, predicted and recorded; busy seconds per step.
+
+    Recorded times are scaled so that their step takes the measured share of the step that the prediction starts from:
+    a machine that has become faster or slower since then is no error of the prediction.
+    """
+
+    layer: str
+    phase: str
+    predicted_s: float
+    recorded_s: float
+
+    @property
+    def difference_s(self) -> float:
+        """Recorded minus predicted."""
+        return self.recorded_s - self.predicted_s
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """A verification: predicted and measured. Ratios are treated step over baseline step."""
+
+    job: Job
+    techniques: tuple[str, ...]  # as they write themselves
+    parameters: dict[str, dict[str, Any]]  # per technique, what the user set
+    recorded_s: float  # step of the recording that the prediction starts from
+    predicted: Ratio
+    assumptions: tuple[Assumed, ...]
+    measured: Ratio  # against the mean of the baseline's two arms, round by round
+    same: Ratio  # the baseline against itself
+    before: Arm
+    after: Arm
+    again: Arm  # the baseline's second arm
+    walls: dict[str, Arm]  # the same blocks on the wall clock, by arm
+    cpus: dict[str, Arm]  # and on the CPU clock
+    verdict: Verdict
+    covered: bool  # whether the predicted interval holds the measured ratio
+    uncertain: str  # why nothing was concluded
+    clock: str  # "cpu": the process's own time; "wall"
+    stretch: float  # wall over CPU time of the baseline's blocks
+    rounds: int
+    repeated_rounds: int  # run once more because others disturbed them
+    disturbed_rounds: int  # disturbed and used all the same
+    steps_per_block: int
+    samples_before: int  # per step; 0 if unknown
+    samples_after: int
+    losses_before: tuple[float | None, ...]  # first steps of both arms, from the same weights and random numbers
+    losses_after: tuple[float | None, ...]  # None where it is not a finite number
+    residual: tuple[Residual, ...]
+    treated_recorded_s: float  # step of the recording that the residual comes from; 0 where there is none
+    calibrated: int  # operators that were timed alone
+    free_cores: float
+    machine: dict[str, Any]
+    device: str
+    versions: dict[str, str]
+    allocator: dict[str, str]
+    notes: tuple[str, ...]
+    took_s: float
+
+    @property
+    def error(self) -> float:
+        """Predicted against measured treated step: +0.05 predicts a step 5 % too long."""
+        return self.predicted.value / self.measured.value - 1.0
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
+    """What the worker does now, and how far it has come with it."""
+
+    what: str
+    share: float
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
+    """The end of a verification that worked."""
+
+    outcome: Outcome
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+    """A mistake in what was asked for, or a technique that does not fit."""
+
+    sentence: str
+
+
+class Crashed(msgspec.Struct, frozen=True, kw_only=True, tag="crashed"):
+    """Something was raised; `script` says whether it passed through the user's own file."""
+
+    trace: str
+    error: str
+    during: str
+    script: bool
+
+
+Message = Progress | Answer | Refused | Crashed

@@ -1,0 +1,274 @@
+"""Shape, calibrate, record one worker, predict, and only then run the distributed arms, interleaved."""
+
+from __future__ import annotations
+
+import shlex
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from math import ceil
+from pathlib import Path
+
+from foretrace import executor
+from foretrace.cost.network.network import CollectiveKind
+from foretrace.deadline import Deadline
+from foretrace.errors import ForetraceError
+from foretrace.experiment.links import netns
+from foretrace.experiment.links.arms import is_emulated, training_of
+from foretrace.experiment.links.calibrate import calibrate, title
+from foretrace.experiment.links.job import Job, Outcome
+from foretrace.experiment.links.judge import Ran, judge
+from foretrace.experiment.links.messages import (
+    Block,
+    Buckets,
+    Done,
+    Inspect,
+    Make,
+    Record,
+    Recorded,
+    Request,
+    Setup,
+    Steps,
+)
+from foretrace.experiment.links.processes import PATIENCE_S, Workers, alone, running
+from foretrace.graph import store
+from foretrace.graph.taskgraph import TaskGraph
+from foretrace.hardware.cluster import parse_link
+from foretrace.simulate.timeline import simulate
+from foretrace.techniques.arguments import parse_all
+from foretrace.techniques.registry import technique
+from foretrace.techniques.whatif import WhatIf, whatif
+
+Tell = Callable[[str, float], None]
+
+LEAST_ROUNDS, MOST_ROUNDS = 6, 24
+MOST_STEPS = 20  # of a block
+_FIRST = 3  # steps of the first round: buckets are formed anew after its first, so nothing of it counts
+LEAST_BLOCK_S = 0.8  # an interruption of a few milliseconds is 1 % of that
+_RECORDING_S = 240.0  # for the worker alone, at most
+_FOR_EVER = 10**9  # steps
+_BASELINE, _AGAIN = "baseline", "again"
+
+# What techniques send beside all-reduce, so that the link is calibrated for it.
+KINDS: dict[str, tuple[CollectiveKind, ...]] = {
+    "fully-sharded": (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER),
+    "partial-backprop": (CollectiveKind.BROADCAST,),
+    "local-steps": (CollectiveKind.BROADCAST,),
+}
+DENSE = ("fp16", "bf16", "powersgd")  # methods of gradient-compression that are summed by all-reduce
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Planned:
+    """An arm before it runs."""
+
+    name: str
+    used: tuple[str, ...]  # techniques with the measured table as their network
+    shown: tuple[str, ...]  # with the link as the user wrote it
+    predicted: WhatIf | None  # None for a worker alone
+    step_s: float  # as predicted
+
+
+def verify(job: Job, tell: Tell | None = None) -> Outcome:
+    """Run one session: all arms of a job, each predicted from one worker's recording before it runs.
+
+    Raises ForetraceError where the machine cannot have a rig, NotApplicableError where a technique does not fit, and
+    RigError for a bug of ours in a worker. Nothing is left behind.
+    """
+    began = time.monotonic()
+    say: Tell = tell or (lambda what, share: None)
+    check(job)
+    link = parse_link(job.link)
+    with ExitStack() as stack:
+        folder = Path(job.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="foretrace-rig-")))
+        folder.mkdir(parents=True, exist_ok=True)
+        say("making the network", 0.0)
+        net = stack.enter_context(netns.made(job.workers, link))
+        workers = stack.enter_context(running(net, threads=job.threads))
+        say("calibrating the link", 0.05)
+        table = folder / "network.json"
+        measured = calibrate(workers, link, table, name=title(job.workers, job.link), kinds=_kinds(job))
+        say("recording one worker alone", 0.25)
+        graph, recorded = _recorded(job, folder)
+        say("predicting", 0.35)
+        alone_s = simulate(graph).step_time_s
+        arms = [_planned(f"arm {i}", texts, job, table, graph, alone_s) for i, texts in enumerate(job.arms)]
+        baseline = _planned(_BASELINE, job.against, job, table, graph, alone_s)
+        say("making the arms", 0.4)
+        _make(workers, job, [baseline, *arms])
+        turns = _turns(job, [baseline, replace(baseline, name=_AGAIN), *arms])
+        blocks = _run(workers, turns, lambda share: say("running the arms", 0.45 + 0.5 * share))
+        buckets = [_buckets(workers, arm) for arm in arms]
+    ran = [
+        Ran(
+            techniques=arm.shown,
+            used=parse_all(arm.used),
+            predicted=arm.predicted,
+            blocks=blocks[arm.name],
+            buckets=own,
+        )
+        for arm, own in zip(arms, buckets, strict=True)
+        if arm.predicted is not None
+    ]
+    return judge(
+        job,
+        ran,
+        graph=graph,
+        link=measured,
+        recorded=recorded,
+        recorded_s=alone_s,
+        baseline_s=baseline.step_s,
+        before=blocks[_BASELINE],
+        again=blocks[_AGAIN],
+        steps_per_block=max(turns.steps[arm.name] for arm in arms),
+        samples=training_of(Setup(work=job.work, size=job.size)).batch_size,
+        took_s=time.monotonic() - began,
+    )
+
+
+def check(job: Job) -> None:
+    """Raises ForetraceError for what can be seen to be wrong before anything is made."""
+    netns.check_workers(job.workers)
+    netns.check_link(parse_link(job.link))
+    if not job.arms:
+        raise ForetraceError('no technique to verify; give one, as in "data-parallel bucket_mb=4".')
+    if not is_emulated(job.work) and job.workers > executor.cores():
+        raise ForetraceError(
+            f"{job.workers} workers compute on {executor.cores()} cores: their steps would tell of the scheduler, not "
+            "of the network; use --emulate, or at most as many workers as cores."
+        )
+    for texts in (*job.arms, job.against):
+        for each in parse_all(completed(texts, job.workers, job.link)):
+            if not each.can_apply():
+                raise each.refuse(each.not_applied or "it can be predicted but not applied.")
+    training_of(Setup(work=job.work, size=job.size))
+
+
+def completed(texts: Sequence[str], workers: int, network: str) -> tuple[str, ...]:
+    """Techniques with the rig's workers and network filled in where they take them and the user left them out.
+
+    Raises ForetraceError for techniques that state another number of workers or a network of their own.
+    """
+    return tuple(_completed(text, workers, network) for text in texts)
+
+
+def _completed(text: str, workers: int, network: str) -> str:
+    words = shlex.split(text)
+    if not words:
+        return text
+    takes = {each.name for each in technique(words[0]).parameters()}
+    given = dict(word.partition("=")[::2] for word in words[1:])
+    if "network" in given:
+        raise ForetraceError(f"{text!r}: the rig's link is the network; leave network= out and give --link.")
+    if given.get("workers", str(workers)) != str(workers):
+        raise ForetraceError(f"{text!r}: the rig has {workers} workers; leave workers= out.")
+    added = {"workers": str(workers), "network": network}
+    words += [f"{key}={value}" for key, value in added.items() if key in takes and key not in given]
+    return shlex.join(words)
+
+
+def _kinds(job: Job) -> tuple[CollectiveKind, ...]:
+    """What the link is calibrated for."""
+    words = [shlex.split(text) for texts in (*job.arms, job.against) for text in texts]
+    found = [CollectiveKind.ALL_REDUCE, *(kind for name, *_ in words for kind in KINDS.get(name, ()))]
+    if any("method=" in text and not text.endswith(DENSE) for each in words for text in each):
+        found.append(CollectiveKind.ALL_GATHER)
+    if not is_emulated(job.work):
+        found.append(CollectiveKind.BROADCAST)  # of buffers such as running means
+    return tuple(dict.fromkeys(found))
+
+
+def _recorded(job: Job, folder: Path) -> tuple[TaskGraph, Recorded]:
+    """The graph of one worker alone, and how its recording went."""
+    file = folder / "alone.graph"
+    request = Record(
+        setup=Setup(work=job.work, size=job.size, seed=job.seed),
+        arms=tuple(completed(texts, job.workers, job.link) for texts in (*job.arms, job.against)),
+        threads=job.threads,
+        graph=str(file),
+    )
+    # Real computation is recorded beside other workers that compute: they share memory and caches on this machine,
+    # which is no matter of the network. Layers that sleep share nothing.
+    beside = 0 if is_emulated(job.work) else job.workers - 1
+    with alone(1 + beside, threads=job.threads) as workers:
+        requests: list[Request] = [request]
+        if beside:
+            workers.ask(Make(name=_BASELINE, setup=request.setup), "making the training", Done)
+            requests += [Steps(name=_BASELINE, discarded=0, steps=_FOR_EVER, together=False)] * beside
+        (answer,) = workers.ask_each(
+            requests, "recording one worker", Recorded, patience_s=_RECORDING_S + PATIENCE_S, first=True
+        )
+    return store.load(file), answer
+
+
+def _planned(name: str, texts: Sequence[str], job: Job, table: Path, graph: TaskGraph, alone_s: float) -> _Planned:
+    used = completed(texts, job.workers, str(table))
+    shown = tuple(str(each) for each in parse_all(completed(texts, job.workers, job.link)))
+    predicted = whatif(graph, parse_all(used)) if used else None
+    step_s = predicted.after_s if predicted else alone_s
+    return _Planned(name=name, used=used, shown=shown, predicted=predicted, step_s=step_s)
+
+
+def _make(workers: Workers, job: Job, arms: Sequence[_Planned]) -> None:
+    """Every arm on every worker; the baseline twice, as two copies."""
+    for arm in arms:
+        setup = Setup(work=job.work, size=job.size, seed=job.seed, techniques=arm.used)
+        for name in (arm.name, _AGAIN) if arm.name == _BASELINE else (arm.name,):
+            workers.ask(Make(name=name, setup=setup), f"making {_said(arm)}", Done)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Turns:
+    """How the arms take turns: blocks of `steps` steps behind a discarded one."""
+
+    order: tuple[_Planned, ...]
+    steps: dict[str, int]
+    rounds: int
+    seconds: float  # a round that would not end within is not begun, once LEAST_ROUNDS are done
+
+
+def _turns(job: Job, arms: Sequence[_Planned]) -> _Turns:
+    """Blocks of LEAST_BLOCK_S, at least LEAST_ROUNDS of each arm, more where `seconds` allow for them.
+
+    Where they do not suffice for the least, blocks become shorter, down to a single step.
+    """
+    steps = {arm.name: min(ceil(LEAST_BLOCK_S / max(arm.step_s, 1e-4)), MOST_STEPS) for arm in arms}
+    left = job.seconds - sum(_FIRST * arm.step_s for arm in arms)
+
+    def round_s() -> float:
+        return sum(arm.step_s * (1 + steps[arm.name]) for arm in arms)
+
+    while max(steps.values()) > 1 and LEAST_ROUNDS * round_s() > left:
+        steps = {name: max(count - 1, 1) for name, count in steps.items()}
+    rounds = min(max(int(left / round_s()), LEAST_ROUNDS), MOST_ROUNDS)
+    return _Turns(order=tuple(arms), steps=steps, rounds=rounds, seconds=job.seconds)
+
+
+def _run(workers: Workers, turns: _Turns, tell: Callable[[float], None]) -> dict[str, list[list[Block]]]:
+    """Blocks by arm, round and worker; who begins changes from round to round. The first round is not counted."""
+    found: dict[str, list[list[Block]]] = {arm.name: [] for arm in turns.order}
+    order, until = list(turns.order), Deadline(turns.seconds)
+    for number in range(turns.rounds + 1):
+        if number > LEAST_ROUNDS and not until.allows("round"):
+            break
+        with until.part("round"):
+            for arm in order:
+                steps = turns.steps[arm.name] if number else 1
+                request = Steps(name=arm.name, discarded=1 if number else _FIRST - 1, steps=steps, together=True)
+                blocks = workers.ask(request, f"running {_said(arm)}", Block, seconds=10 * (steps + 2) * arm.step_s)
+                if number:
+                    found[arm.name].append(blocks)
+        order = order[1:] + order[:1]
+        tell(number / turns.rounds)
+    return found
+
+
+def _buckets(workers: Workers, arm: _Planned) -> tuple[int, ...]:
+    first = workers.ask(Inspect(name=arm.name), f"asking for the buckets of {_said(arm)}", Buckets)[0]
+    return first.rebuilt or first.first
+
+
+def _said(arm: _Planned) -> str:
+    return " + ".join(arm.shown) or "one worker alone"

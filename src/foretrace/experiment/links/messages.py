@@ -1,0 +1,119 @@
+"""What a rig and its workers say to each other: one JSON line each, over pipes."""
+
+from __future__ import annotations
+
+import msgspec
+
+from foretrace.cost.network.network import CollectiveKind
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True):
+    """What makes an arm: a training, and the techniques that are applied to it on every worker."""
+
+    work: str  # an emulation ("12x1mb/20ms"), or a model of the zoo, or a script
+    size: str = "tiny"
+    seed: int = 0
+    techniques: tuple[str, ...] = ()
+    loads: bool = False  # whether steps take batches from the loader; else batches were made once and lie ready
+
+
+class Join(msgspec.Struct, frozen=True, kw_only=True, tag="join"):
+    """The first request: who you are, and where the others meet."""
+
+    rank: int
+    workers: int
+    address: str
+    port: int
+    threads: int
+    patience_s: float  # how long a collective may take before gloo gives up
+
+
+class Collectives(msgspec.Struct, frozen=True, kw_only=True, tag="collectives"):
+    """Time collectives of these kinds and sizes; the first worker writes the table."""
+
+    kinds: tuple[CollectiveKind, ...]
+    sizes: tuple[int, ...]  # bytes, as `cost.network` counts them
+    repetitions: int
+    wanted_spread: float  # a size that varies more is measured again
+    name: str
+    table: str  # file
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, tag="record"):
+    """Record the training of one worker alone, and save its graph; for a process that has joined no other."""
+
+    setup: Setup
+    arms: tuple[tuple[str, ...], ...]  # techniques whose operators are to be timed alone, by arm
+    threads: int
+    graph: str  # file
+
+
+class Make(msgspec.Struct, frozen=True, kw_only=True, tag="make"):
+    """Make an arm under this name."""
+
+    name: str
+    setup: Setup
+
+
+class Steps(msgspec.Struct, frozen=True, kw_only=True, tag="steps"):
+    """Run steps of an arm: `discarded` ones first, then `steps` that are timed together.
+
+    `together`: all workers begin the timed steps at once, so that none begins early what another one ends late.
+    """
+
+    name: str
+    discarded: int
+    steps: int
+    together: bool
+
+
+class Inspect(msgspec.Struct, frozen=True, kw_only=True, tag="inspect"):
+    """Say what PyTorch's data parallelism knows of itself, once an arm has run."""
+
+    name: str
+
+
+Request = Join | Collectives | Record | Make | Steps | Inspect
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
+    """Nothing to tell."""
+
+
+class Recorded(msgspec.Struct, frozen=True, kw_only=True, tag="recorded"):
+    """A recording was made; so many operators were timed alone."""
+
+    operators: int
+    notes: tuple[str, ...]
+
+
+class Block(msgspec.Struct, frozen=True, kw_only=True, tag="block"):
+    """Steps of an arm: wall and CPU seconds per step, and the last loss (None where it is not a finite number)."""
+
+    wall_s: float
+    cpu_s: float
+    loss: float | None
+
+
+class Buckets(msgspec.Struct, frozen=True, kw_only=True, tag="buckets"):
+    """Bytes of the buckets that gradients were exchanged in, in the order of the exchange; empty where none are."""
+
+    first: tuple[int, ...]  # of the first step
+    rebuilt: tuple[int, ...]  # since then, in the order in which gradients became ready; empty if they stayed
+    world: int
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+    """A mistake in what was asked for."""
+
+    sentence: str
+
+
+class Crashed(msgspec.Struct, frozen=True, kw_only=True, tag="crashed"):
+    """Something was raised."""
+
+    error: str
+    trace: str
+
+
+Answer = Done | Recorded | Block | Buckets | Refused | Crashed

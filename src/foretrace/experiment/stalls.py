@@ -1,0 +1,132 @@
+"""Stalls of a training step, read from one recording of one worker (Stash, ICDCS 2023, section III; DS-Analyzer).
+
+Stash finds them by differential runs; `foretrace.experiment.differential` does those. Here they come from one graph:
+what the step waits for data is in the recording, and what it would wait for other workers is predicted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from foretrace.errors import GraphError
+from foretrace.graph.taskgraph import TaskGraph
+from foretrace.simulate.timeline import simulate
+from foretrace.techniques.distributed.data_parallel import DataParallel
+from foretrace.techniques.whatif import whatif
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stall:
+    """Seconds per step that the step is longer for one reason, with an 80 % range and how it is known."""
+
+    name: str  # "interconnect", "network", "preparation", "fetch"
+    seconds: float
+    low_s: float
+    high_s: float
+    of_s: float  # step that it is a share of
+    why: str
+
+    @property
+    def share(self) -> float:
+        """Of the step that contains it."""
+        return self.seconds / self.of_s if self.of_s > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stalls:
+    """The bars of one recording."""
+
+    alone_s: float  # step of one worker whose batches lie ready
+    recorded_s: float
+    interval_s: tuple[float, float]  # of `recorded_s`, 80 %
+    bars: tuple[Stall, ...]
+    unknown: tuple[str, ...]  # which bars cannot be told, and why
+
+
+def stalls(
+    graph: TaskGraph, *, workers: int = 1, inside: str = "", between: str = "", gradient_mb: float = 0.0
+) -> Stalls:
+    """Stalls of `workers` joined by the links `inside` a machine, and by `between` where machines are apart.
+
+    Links and files are written as for `data-parallel`. Raises NotApplicableError where gradients are not known,
+    GraphError for a graph of several ranks.
+    """
+    need_one_rank(graph)
+    timeline = simulate(graph)
+    recorded = timeline.step_time_s
+    loading = timeline.breakdown().median_s()["data_loading"]
+    alone = recorded - loading
+    bars, unknown = list[Stall](), list[str]()
+    joined = {"interconnect": inside, "network": between}
+    before_s, before_low, before_high = recorded, recorded, recorded
+    for name, link in joined.items():
+        if workers < 2 or not link:
+            option = "--inside" if name == "interconnect" else "--between"
+            unknown.append(f"{name}: one worker was recorded; say --workers N {option} LINK")
+            continue
+        found = whatif(graph, [DataParallel(workers=workers, network=link, gradient_mb=gradient_mb)])
+        low, high = found.interval_s
+        bars.append(
+            Stall(
+                name=name,
+                seconds=max(found.after_s - before_s, 0.0),
+                low_s=max(low - before_high, 0.0),
+                high_s=max(high - before_low, 0.0),
+                of_s=found.after_s,
+                why=f"{workers} workers over {link}, predicted from one",
+            )
+        )
+        before_s, before_low, before_high = found.after_s, low, high
+    fetch = _fetch(graph)
+    if fetch is None:
+        unknown.append("fetch: batches came from loader processes or the recorder did not time the loader")
+    waiting = loading if fetch is None else max(loading - fetch, 0.0)
+    noise = timeline.interval_s()
+    spread = (noise.high_s - noise.low_s) / 2 / recorded if recorded else 0.0
+    why = "time in the loader that nothing hides" + ("" if fetch is None else ", on the processor")
+    bars.append(_measured("preparation", waiting, spread, recorded, why))
+    if fetch is not None:
+        bars.append(_measured("fetch", min(fetch, loading), spread, recorded, "time in the loader off the processor"))
+    lies = noise.low_s, noise.high_s
+    return Stalls(alone_s=alone, recorded_s=recorded, interval_s=lies, bars=tuple(bars), unknown=tuple(unknown))
+
+
+def need_one_rank(graph: TaskGraph) -> None:
+    """Raise GraphError for a graph of several ranks: what one worker would take alone is not in it."""
+    if len({lane.rank for lane in graph.lanes if lane.rank >= 0}) > 1:
+        raise GraphError(f"{graph.info.source or 'this graph'} holds several ranks; give a recording of one worker.")
+
+
+def loader_s(graph: TaskGraph) -> float | None:
+    """Processor seconds that preparing one step's batches takes; None where the recorder did not time it."""
+    found = [step["loader_cpu_ns"] for step in _steps(graph) if step.get("loader_cpu_ns")]
+    return median(found) / 1e9 if found else None
+
+
+def _measured(name: str, seconds: float, spread: float, recorded: float, why: str) -> Stall:
+    return Stall(
+        name=name,
+        seconds=seconds,
+        low_s=seconds * max(1 - spread, 0.0),
+        high_s=seconds * (1 + spread),
+        of_s=recorded,
+        why=why,
+    )
+
+
+def _fetch(graph: TaskGraph) -> float | None:
+    """Seconds per step in the loader without using the processor: waiting for storage. None where others load."""
+    loaders: list[dict[str, Any]] = graph.info.recording.get("loaders", [])
+    if any(each.get("num_workers") for each in loaders):
+        return None
+    both = [
+        (step["loader_wall_ns"], step.get("loader_cpu_ns", 0)) for step in _steps(graph) if step.get("loader_wall_ns")
+    ]
+    return max(median(wall - cpu for wall, cpu in both), 0.0) / 1e9 if both else None
+
+
+def _steps(graph: TaskGraph) -> list[dict[str, Any]]:
+    steps: list[dict[str, Any]] = graph.info.recording.get("steps", [])
+    return [step for step in steps if step.get("phase") in ("before", "after", "active")]

@@ -1,0 +1,112 @@
+"""Rows of the ledger summed up, and as tables: what `foretrace ledger` shows and `docs/accuracy.md` is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from foretrace.experiment.ledger import JSON_COLUMNS, Row
+from foretrace.experiment.statistics import Ratio, Verdict, floor
+
+HEADER = (
+    "technique", "model", "step, ms", "predicted", "80 % interval", "measured", "error", "covered", "A/A floor",
+    "verdict",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """How well a group of rows was predicted: shares of the treated step, None where nothing was concluded."""
+
+    name: str
+    rows: int
+    concluded: int  # those that were not refused; the rest of the figures is theirs
+    median_error: float | None  # of the absolute errors
+    worst_error: float | None
+    coverage: float | None  # share whose predicted interval holds the measured ratio
+
+
+def summaries(rows: Sequence[Row]) -> tuple[Summary, ...]:
+    """One summary per techniques (as they are named, together where several were applied), and "all" at the end."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(" + ".join(row.names), []).append(row)
+    found = [_summary(name, groups[name]) for name in sorted(groups)]
+    return (*found, _summary("all", rows)) if rows else ()
+
+
+def _summary(name: str, rows: Sequence[Row]) -> Summary:
+    concluded = [row for row in rows if row.verdict != Verdict.INCONCLUSIVE]
+    errors = [abs(row.error) for row in concluded]
+    return Summary(
+        name=name,
+        rows=len(rows),
+        concluded=len(concluded),
+        median_error=float(np.median(errors)) if errors else None,
+        worst_error=max(errors, default=None),
+        coverage=sum(row.covered for row in concluded) / len(concluded) if concluded else None,
+    )
+
+
+def floor_of(row: Row) -> float:
+    """The smallest change that could be seen when the row was measured."""
+    return floor(Ratio(value=row.same, low=row.same_low, high=row.same_high))
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """One line per row, ordered by technique and model. Ratios are treated over baseline step."""
+    ordered = sorted(rows, key=lambda row: (len(row.names), row.techniques, row.model, row.time))
+    lines = [
+        "| " + " | ".join(HEADER) + " |",
+        "|---|---|" + "---:|" * 5 + "---|---:|---|",
+    ]
+    for row in ordered:
+        model = row.model if row.size in ("", "tiny") else f"{row.model} ({row.size})"
+        cells = (
+            row.techniques,
+            model,
+            f"{1e3 * row.before_s:.1f}",
+            f"{row.predicted:.3f}",
+            f"{row.predicted_low:.3f} – {row.predicted_high:.3f}",
+            f"{row.measured:.3f}",
+            _percent(row.error, signed=True),
+            "yes" if row.covered else "no",
+            _percent(floor_of(row)),
+            row.verdict,
+        )
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def markdown_summary(rows: Sequence[Row]) -> str:
+    """Median and worst absolute error and coverage, per technique and over all rows."""
+    header = ("technique", "rows", "concluded", "median error", "worst error", "covered")
+    lines = ["| " + " | ".join(header) + " |", "|---|" + "---:|" * (len(header) - 1)]
+    for each in summaries(rows):
+        name = f"**{each.name}**" if each.name == "all" else each.name
+        figures = (each.median_error, each.worst_error, each.coverage)
+        cells = (name, str(each.rows), str(each.concluded), *(_percent(figure) for figure in figures))
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def csv(rows: Sequence[Row]) -> str:
+    """The plain columns, one line per row."""
+    import csv as writer
+    import io
+
+    names = [name for name in Row.__struct_fields__ if name not in JSON_COLUMNS]
+    out = io.StringIO()
+    table = writer.writer(out, lineterminator="\n")
+    table.writerow(names)
+    table.writerows([getattr(row, name) for name in names] for row in rows)
+    return out.getvalue()
+
+
+def _percent(value: float | None, *, signed: bool = False) -> str:
+    if value is None:
+        return "–"
+    text = f"{100 * value:+.1f}" if signed else f"{100 * value:.1f}"
+    return f"{text} %".replace("-", "−")

@@ -1,0 +1,1 @@
+"""Operator graphs from trainings and modules that never run."""

@@ -1,0 +1,1 @@
+"""Operator graphs from files and recordings."""

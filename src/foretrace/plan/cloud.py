@@ -1,0 +1,258 @@
+"""Which rented machines would train a recorded job: epoch time with stalls, and money (Stash, ICDCS 2023, section V).
+
+Every offer is a number of machines of one type. Its step is simulated: the recorded step with kernels as fast as the
+other device's peaks suggest, data-parallel over the machine's links, batches prepared by the machine's processors.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from math import ceil, sqrt
+from pathlib import Path
+
+from foretrace.errors import ForetraceError, NotApplicableError
+from foretrace.experiment.stalls import loader_s, need_one_rank
+from foretrace.graph.edit import scale
+from foretrace.graph.taskgraph import TaskGraph
+from foretrace.hardware.cluster import Cluster
+from foretrace.hardware.devices import Device, find
+from foretrace.hardware.instances import Instance
+from foretrace.simulate.timeline import simulate
+from foretrace.techniques.compute.batching import recorded_size
+from foretrace.techniques.compute.faster_device import FasterDevice
+from foretrace.techniques.distributed.data_parallel import DataParallel
+
+HOUR_S = 3600.0
+_UNCERTAIN = ("transfer", "waiting_ms", "company")  # priors of data-parallel that are taken to their ends together
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What is to be trained, and within which bounds (0: none)."""
+
+    samples: int  # of an epoch
+    epochs: int = 1
+    hours: float = 0.0
+    dollars: float = 0.0
+    counts: tuple[int, ...] = (1, 2, 4)  # machines
+    gradient_mb: float = 0.0
+    steps_s: dict[str, float] = field(default_factory=dict)  # measured step of one device, by its short name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """One type of machine, how many of them, and what training would take there."""
+
+    instance: Instance
+    count: int
+    step_s: float
+    step_low_s: float
+    step_high_s: float
+    compute_s: float  # of the step: one device alone, batches ready
+    communication_s: float  # longer because of other workers
+    data_s: float  # longer because of preparing batches
+    steps: int  # per epoch
+    hours: float  # of all epochs
+    hours_low: float
+    hours_high: float
+    dollars: float
+    dollars_low: float
+    dollars_high: float
+    on_front: bool = False  # nothing else is both faster and cheaper
+
+    @property
+    def name(self) -> str:
+        """As it is written: "2 x p3.16xlarge"."""
+        return f"{self.count} x {self.instance.name}"
+
+    @property
+    def workers(self) -> int:
+        """Devices of all machines."""
+        return self.count * self.instance.devices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """All offers, fastest first, and the one to take."""
+
+    offers: tuple[Offer, ...]
+    chosen: Offer | None
+    why: str
+    left_out: tuple[str, ...]  # types that could not be predicted, and why
+    batch: int  # samples of a worker's step
+    assumed: tuple[str, ...]
+
+
+def advise(
+    graph: TaskGraph, types: Sequence[Instance], wanted: Wanted, progress: Callable[[float], None] | None = None
+) -> Advice:
+    """Predict every type and count, and choose: cheapest within the time, else fastest within the money, else cheapest.
+
+    Raises ForetraceError where the recording does not say how many samples a step has, or nothing can be predicted.
+    """
+    need_one_rank(graph)
+    batch = recorded_size(graph)
+    if not batch:
+        raise ForetraceError("the recording does not show how many samples a step has; record with shapes.")
+    offers, left_out = list[Offer](), list[str]()
+    kinds = {each.device: each for each in types}
+    for number, (short, first) in enumerate(kinds.items()):
+        try:
+            graphs = _on(graph, first.kind, wanted.steps_s.get(short))
+            for each, count in product([t for t in types if t.device == short], wanted.counts):
+                offers.append(_offer(graphs, each, count, batch, wanted))
+        except NotApplicableError as error:
+            left_out.append(f"{short}: {error}")
+        if progress is not None:
+            progress((number + 1) / len(kinds))
+    if not offers:
+        others = f" (and {len(left_out) - 1} more devices alike)" if len(left_out) > 1 else ""
+        raise ForetraceError(f"no instance type could be predicted: {left_out[0]}{others}")
+    offers.sort(key=lambda offer: (offer.hours, offer.dollars))
+    offers = _with_front(offers)
+    chosen, why = _choose(offers, wanted)
+    return Advice(
+        offers=tuple(offers),
+        chosen=chosen,
+        why=why,
+        left_out=tuple(left_out),
+        batch=batch,
+        assumed=(
+            "the batch of a worker stays as recorded, so the global batch grows with the workers",
+            "links inside a machine carry 75 % of their rate, the network 85 %; where its rate is a burst, a "
+            "quarter of it at the slow end",
+            "an epoch is paid to the second, without starting machines, storage or traffic",
+            "batches are read fast enough; preparing them takes the recorded processor time on all but one core "
+            "of a device's share",
+        ),
+    )
+
+
+def _on(graph: TaskGraph, device: Device, measured_s: float | None) -> tuple[TaskGraph, TaskGraph, TaskGraph]:
+    """The recorded step on one device of a kind: likely, at the fast end, at the slow end."""
+    if measured_s is not None:
+        by = measured_s / simulate(graph).step_time_s
+        same = scale(graph, ~graph.gone, by, technique="measured step")
+        return same, same, same
+    recorded = find(graph.info.devices[0]) if graph.info.devices else None
+    if not graph.on_device.any() or recorded is None:
+        raise NotApplicableError(
+            "recorded on no device of the catalog; say what a step takes there: --step "
+            f"{device.short}=SECONDS, or record on a GPU."
+        )
+    if recorded.name == device.name:
+        return graph, graph, graph
+    memory = device.memory_gb_s / recorded.memory_gb_s
+    rates = [
+        there / here
+        for there, here in (
+            (device.fp32_tflops, recorded.fp32_tflops),
+            (device.fp16_tflops, recorded.fp16_tflops),
+        )
+        if there and here
+    ]
+    if not rates:
+        raise NotApplicableError(f"the catalog has no peak rates of {device.name}.")
+    low, high = min(*rates, memory), max(*rates, memory)
+    middle = sqrt(low * high)
+    return (
+        FasterDevice(compute=middle, memory=memory).predict(graph),
+        FasterDevice(compute=high, memory=memory, host=0.85).predict(graph),
+        FasterDevice(compute=low, memory=memory, host=1.15).predict(graph),
+    )
+
+
+def _offer(
+    graphs: tuple[TaskGraph, TaskGraph, TaskGraph], instance: Instance, count: int, batch: int, wanted: Wanted
+) -> Offer:
+    workers = count * instance.devices
+    alone = [simulate(each) for each in graphs]
+    loading = [each.breakdown().median_s()["data_loading"] for each in alone]
+    clean = [each.step_time_s - lost for each, lost in zip(alone, loading, strict=True)]
+    apart = [0.0, 0.0, 0.0]
+    if workers > 1:
+        with tempfile.TemporaryDirectory(prefix="foretrace-") as folder:
+            path = _written(instance.cluster(count), Path(folder) / "cluster.yaml")
+            dp = DataParallel(workers=workers, network=str(path), gradient_mb=wanted.gradient_mb)
+            priors = dp.priors(graphs[0])
+            ends = [{key: getattr(priors[key], end) for key in _UNCERTAIN} for end in ("low", "high")]
+            variants = (dp, replace(dp, **ends[0]), replace(dp, **ends[1]))
+            apart = [
+                max(simulate(variant.predict(each)).step_time_s - before.step_time_s, 0.0)
+                for variant, each, before in zip(variants, graphs, alone, strict=True)
+            ]
+        if instance.bursts and count > 1:
+            apart[2] *= 4  # what such machines hold once their credits are spent is about a quarter
+    recorded_s = loader_s(graphs[0])
+    prepare = loading[0] if recorded_s is None else recorded_s
+    share = max(instance.vcpus / instance.devices - 1, 1.0)
+    noise = alone[0].interval_s()
+    clean[1] *= noise.low_s / alone[0].step_time_s
+    clean[2] *= noise.high_s / alone[0].step_time_s
+    steps = [a + b for a, b in zip(clean, apart, strict=True)]
+    data = [max(prepare / share - step, 0.0) for step in steps]
+    total = [a + b for a, b in zip(steps, data, strict=True)]
+    per_epoch = max(ceil(wanted.samples / (batch * workers)), 1)
+    hours = [wanted.epochs * per_epoch * each / HOUR_S for each in total]
+    rate = count * instance.price_per_h
+    return Offer(
+        instance=instance,
+        count=count,
+        step_s=total[0],
+        step_low_s=min(total),
+        step_high_s=max(total),
+        compute_s=clean[0],
+        communication_s=apart[0],
+        data_s=data[0],
+        steps=per_epoch,
+        hours=hours[0],
+        hours_low=min(hours),
+        hours_high=max(hours),
+        dollars=hours[0] * rate,
+        dollars_low=min(hours) * rate,
+        dollars_high=max(hours) * rate,
+    )
+
+
+def _written(cluster: Cluster, path: Path) -> Path:
+    """A cluster as a file, the way techniques are told of a network; rates are what payload reaches."""
+
+    def link(gbit_s: float, efficiency: float, latency_us: float) -> str:
+        return f"{gbit_s * efficiency:.6g}gbit/{latency_us:g}us"
+
+    inside, between = cluster.inside, cluster.between
+    path.write_text(
+        f"name: {cluster.name}\nnodes: {cluster.nodes}\nper_node: {cluster.per_node}\n"
+        f"inside: {link(inside.gbit_s, inside.efficiency, inside.latency_us)}\n"
+        f"between: {link(between.gbit_s, between.efficiency, between.latency_us)}\n",
+        encoding="utf-8",
+    )
+    return path
+
+
+def _with_front(offers: Sequence[Offer]) -> list[Offer]:
+    """The same offers (fastest first), those marked that nothing else beats in both time and money."""
+    cheapest, found = float("inf"), []
+    for offer in offers:
+        on_front = offer.dollars < cheapest
+        cheapest = min(cheapest, offer.dollars)
+        found.append(replace(offer, on_front=on_front))
+    return found
+
+
+def _choose(offers: Sequence[Offer], wanted: Wanted) -> tuple[Offer | None, str]:
+    in_time = [o for o in offers if not wanted.hours or o.hours <= wanted.hours]
+    fitting = [o for o in in_time if not wanted.dollars or o.dollars <= wanted.dollars]
+    if not fitting:
+        fastest, cheapest = offers[0], min(offers, key=lambda o: o.dollars)
+        return None, (
+            f"nothing fits: the fastest, {fastest.name}, takes {fastest.hours:.3g} h, the cheapest, {cheapest.name}, "
+            f"{cheapest.dollars:.4g} $"
+        )
+    if wanted.dollars and not wanted.hours:
+        return min(fitting, key=lambda o: (o.hours, o.dollars)), f"fastest within {wanted.dollars:g} $"
+    why = f"cheapest within {wanted.hours:g} h" if wanted.hours else "cheapest"
+    return min(fitting, key=lambda o: (o.dollars, o.hours)), why

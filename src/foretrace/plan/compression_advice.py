@@ -1,0 +1,338 @@
+"""Whether compressing gradients pays: the question of the Utility study, asked of a recorded task graph.
+
+Agarwal et al., On the Utility of Gradient Compression in Distributed Training Systems, MLSys 2022. Every figure is a
+prediction of `data-parallel` and `gradient-compression` on the graph. Gains are differences between two predictions
+under the same assumptions, so what both share (waiting, the network's model) does not widen their interval twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from math import hypot, isfinite, sqrt
+from statistics import NormalDist
+from typing import Any, ClassVar, TypeVar, cast
+
+import numpy as np
+
+from foretrace.cost.network.network import CollectiveKind
+from foretrace.errors import ForetraceError, NotApplicableError
+from foretrace.graph.taskgraph import TaskGraph
+from foretrace.hardware.cluster import parse_link
+from foretrace.simulate.timeline import Timeline, simulate
+from foretrace.techniques.base import Technique, parameter
+from foretrace.techniques.distributed.compressed_exchange import Compressed, compressed, compressible
+from foretrace.techniques.distributed.data_parallel import DataParallel
+from foretrace.techniques.distributed.gradient_compression import GradientCompression
+
+PAYS, DOES_NOT, CANNOT_TELL = "pays", "does not", "cannot tell"
+WORTH = 0.01  # of a step: smaller gains are none
+_SLOWEST, _FASTEST = 1e-3, 1e4  # Gbit/s
+_KEPT = 64  # graphs
+_MOST = 1e6  # ratios beyond it mean that no ratio is enough
+
+DEFAULT = (
+    GradientCompression(method="fp16"),
+    GradientCompression(method="bf16"),
+    GradientCompression(method="powersgd", rank=1),
+    GradientCompression(method="powersgd", rank=4),
+    GradientCompression(method="powersgd", rank=16),
+    GradientCompression(method="topk", share=0.01),
+    GradientCompression(method="topk", share=0.1),
+    GradientCompression(method="randomk", share=0.01),
+    GradientCompression(method="sign"),
+    GradientCompression(method="dgc", share=0.001),
+)
+
+Progress = Callable[[float], None] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ideal(Technique):
+    """Compression by a ratio that costs nothing, or messages that take no time at all (ratio=inf)."""
+
+    name: ClassVar[str] = "ideal-compression"
+    summary: ClassVar[str] = "messages so many times smaller, at no cost"
+    source: ClassVar[str] = "Agarwal et al., MLSys 2022, section 5"
+    not_applied: ClassVar[str] = "it does not exist."
+
+    ratio: float = parameter(doc="how many times fewer bytes")
+
+    def change(self, graph: TaskGraph) -> TaskGraph:
+        plan = compressible(graph, self)
+        buckets = [
+            Compressed(parts=[(CollectiveKind.ALL_REDUCE, part.nbytes / self.ratio)] if isfinite(self.ratio) else [])
+            for part in plan.parts
+        ]
+        return compressed(graph, plan, buckets, self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """What one method is predicted to do to the step."""
+
+    technique: GradientCompression
+    ratio: float  # bytes of gradients relative to what a worker sends
+    sent_bytes: float
+    encode_s: float
+    decode_s: float
+    measured: bool  # the hook was timed on the recorded machine
+    step_s: float
+    interval_s: tuple[float, float]
+    gain_s: float  # off the data-parallel step
+    gain_interval_s: tuple[float, float]
+    verdict: str
+    pays_below_gbit_s: float | None  # None: at no bandwidth that was tried, or the network is no single link
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """Whether compression pays on this recording, with this network and so many workers."""
+
+    parallel: DataParallel
+    level: float
+    tolerance: float
+    alone_s: float  # one worker
+    step_s: float  # data-parallel, uncompressed
+    interval_s: tuple[float, float]
+    free_s: float  # if messages took no time
+    gradient_bytes: int
+    required: float | None  # ratio for near-linear scaling; None: latency alone is too long
+    required_interval: tuple[float | None, float | None]  # with transfers at the fast and the slow end of their range
+    gbit_s: float | None  # of the given link; None for a file
+    methods: tuple[Method, ...]
+    left_out: tuple[str, ...]  # methods that do not fit, with the reason
+
+    @property
+    def paying(self) -> tuple[Method, ...]:
+        """Methods that pay, the best one first."""
+        return tuple(sorted((m for m in self.methods if m.verdict == PAYS), key=lambda m: m.step_s))
+
+
+def advise(
+    graph: TaskGraph,
+    parallel: DataParallel,
+    methods: Sequence[GradientCompression] = DEFAULT,
+    *,
+    tolerance: float = 0.05,
+    level: float = 0.8,
+    progress: Progress = None,
+) -> Advice:
+    """Predict every method on a recording of one worker.
+
+    Args:
+        graph: of one worker, with the times of hooks in its calibration where they were measured.
+        parallel: workers, network and buckets.
+        methods: what to try; one that does not fit is left out.
+        tolerance: how much longer than with free messages a step may take to count as near-linear.
+        level: of the intervals.
+        progress: told the share done.
+
+    Raises:
+        NotApplicableError: data-parallel does not fit the recording, or none of the methods does.
+
+    """
+    if not 0 < tolerance < 10:
+        raise ForetraceError(f"a tolerance of {tolerance} makes no sense; give a share such as 0.05.")
+    asked = _Asked(graph=graph, parallel=parallel)
+    exchanged = asked.exchanged(parallel)
+    base = simulate(exchanged)
+    rows: list[Method] = []
+    refused: list[tuple[str, NotApplicableError]] = []
+    for i, method in enumerate(methods):
+        try:
+            rows.append(_judged(asked, base, method, level))
+        except NotApplicableError as reason:
+            refused.append((str(method).split("method=", 1)[1], reason))
+        if progress is not None:
+            progress((i + 1) / len(methods))
+    if refused and not rows:
+        raise refused[0][1]
+    spread = asked.spread(None, lambda other, _: (asked.step_s(other),), (base.step_time_s,))[0]
+    noise = base.interval_s(level)
+    plan = compressible(exchanged, Ideal(ratio=1.0))
+    return Advice(
+        parallel=parallel,
+        level=level,
+        tolerance=tolerance,
+        alone_s=simulate(graph).step_time_s,
+        step_s=base.step_time_s,
+        interval_s=(
+            max(base.step_time_s - hypot(base.step_time_s - noise.low_s, spread[0]), 0.0),
+            base.step_time_s + hypot(noise.high_s - base.step_time_s, spread[1]),
+        ),
+        free_s=simulate(Ideal(ratio=float("inf")).predict(exchanged)).step_time_s,
+        gradient_bytes=sum(part.nbytes for part in plan.parts),
+        required=required(graph, parallel, tolerance),
+        required_interval=_required_interval(graph, parallel, tolerance),
+        gbit_s=asked.gbit_s,
+        methods=tuple(rows),
+        left_out=tuple(f"{method}: {str(reason).partition(': ')[2]}" for method, reason in refused),
+    )
+
+
+def required(graph: TaskGraph, parallel: DataParallel, tolerance: float) -> float | None:
+    """The smallest ratio at which free compression brings the step within `tolerance` of one with free messages.
+
+    1 where there is nothing to win; None where the latency of messages alone takes longer.
+    """
+    exchanged = parallel.predict(graph)
+    limit = (1 + tolerance) * simulate(Ideal(ratio=float("inf")).predict(exchanged)).step_time_s
+
+    def enough(ratio: float) -> bool:
+        return simulate(Ideal(ratio=ratio).predict(exchanged)).step_time_s <= limit
+
+    if enough(1.0):
+        return 1.0
+    if not enough(_MOST):
+        return None
+    low, high = 1.0, _MOST
+    while high > 1.01 * low:
+        middle = sqrt(low * high)
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
+
+
+def _required_interval(graph: TaskGraph, parallel: DataParallel, tolerance: float) -> tuple[float | None, float | None]:
+    prior = parallel.priors(graph)["transfer"]
+    if parallel.transfer is not None:
+        value = required(graph, parallel, tolerance)
+        return value, value
+    fast, slow = (replace(parallel, transfer=each) for each in (prior.low, prior.high))
+    return required(graph, fast, tolerance), required(graph, slow, tolerance)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Asked:
+    """The recording with the workers asked about; what data-parallel makes of it is kept."""
+
+    graph: TaskGraph
+    parallel: DataParallel
+    kept: dict[DataParallel, TaskGraph] = field(default_factory=dict)
+    steps: dict[DataParallel, float] = field(default_factory=dict)
+
+    def exchanged(self, parallel: DataParallel) -> TaskGraph:
+        """The graph with uncompressed messages."""
+        if parallel not in self.kept:
+            while len(self.kept) >= _KEPT:
+                self.kept.pop(next(iter(self.kept)))
+            self.kept[parallel] = parallel.predict(self.graph)
+        return self.kept[parallel]
+
+    def step_s(self, parallel: DataParallel, method: Technique | None = None) -> float:
+        """The predicted step, uncompressed or compressed."""
+        if method is not None:
+            return simulate(method.predict(self.exchanged(parallel))).step_time_s
+        if parallel not in self.steps:
+            self.steps[parallel] = simulate(self.exchanged(parallel)).step_time_s
+        return self.steps[parallel]
+
+    @property
+    def gbit_s(self) -> float | None:
+        """Rate of the link; None where the network is a file."""
+        try:
+            return parse_link(self.parallel.network).gbit_s
+        except ForetraceError:
+            return None
+
+    def at(self, gbit_s: float) -> DataParallel:
+        """The same workers behind a link of another rate."""
+        link = parse_link(self.parallel.network)
+        return replace(self.parallel, network=f"{gbit_s:.9f}gbit/{link.latency_us:.6f}us")
+
+    def spread(
+        self,
+        method: GradientCompression | None,
+        figures: Callable[[DataParallel, GradientCompression | None], tuple[float, ...]],
+        values: tuple[float, ...],
+    ) -> list[tuple[float, float]]:
+        """How far figures may lie below and above their values if assumptions are off: root of the sum of squares."""
+        ends: list[tuple[tuple[float, ...], tuple[float, ...]]] = []
+        for assumption in self.parallel.uncertain(self.graph):
+            low, high = (
+                figures(_with(self.parallel, assumption.flag, end), method) for end in (assumption.low, assumption.high)
+            )
+            ends.append((low, high))
+        for assumption in method.uncertain(self.exchanged(self.parallel)) if method is not None else ():
+            low, high = (
+                figures(self.parallel, _with(method, assumption.flag, end)) for end in (assumption.low, assumption.high)
+            )
+            ends.append((low, high))
+        found = []
+        for i, value in enumerate(values):
+            below = [max(value - min(low[i], high[i]), 0.0) for low, high in ends]
+            above = [max(max(low[i], high[i]) - value, 0.0) for low, high in ends]
+            found.append((hypot(*below), hypot(*above)))
+        return found
+
+
+Chosen = TypeVar("Chosen", bound=Technique | None)
+
+
+def _with(technique: Chosen, flag: str, value: float) -> Chosen:
+    """The technique with an assumption replaced."""
+    return cast(Chosen, replace(cast(Any, technique), **{flag: value}))
+
+
+def _judged(asked: _Asked, base: Timeline, method: GradientCompression, level: float) -> Method:
+    """One method beside the uncompressed step."""
+    exchanged = asked.exchanged(asked.parallel)
+    after = simulate(method.predict(exchanged))
+    gain = base.step_time_s - after.step_time_s
+    apart = (base.step_times_ns - after.step_times_ns) / 1e9
+    quantile = NormalDist().inv_cdf(0.5 + level / 2)
+    noise = quantile * float(np.std(apart, ddof=1)) / sqrt(len(apart)) if len(apart) > 1 else 0.0
+
+    def figures(parallel: DataParallel, method: GradientCompression | None) -> tuple[float, ...]:
+        step_s = asked.step_s(parallel, method)
+        return step_s, asked.step_s(parallel) - step_s
+
+    (faster, slower), (less, more) = asked.spread(method, figures, (after.step_time_s, gain))
+    interval = gain - hypot(noise, less), gain + hypot(noise, more)
+    step_noise = after.interval_s(level)
+    encode_s, decode_s, measured = method.coding_s(exchanged)
+    sent, ratio = method.sent(exchanged)
+    return Method(
+        technique=method,
+        ratio=ratio,
+        sent_bytes=sent,
+        encode_s=encode_s,
+        decode_s=decode_s,
+        measured=measured,
+        step_s=after.step_time_s,
+        interval_s=(
+            max(after.step_time_s - hypot(after.step_time_s - step_noise.low_s, faster), 0.0),
+            after.step_time_s + hypot(step_noise.high_s - after.step_time_s, slower),
+        ),
+        gain_s=gain,
+        gain_interval_s=interval,
+        verdict=verdict(gain, interval, base.step_time_s),
+        pays_below_gbit_s=None if asked.gbit_s is None else _pays_below(asked, method),
+    )
+
+
+def verdict(gain_s: float, interval_s: tuple[float, float], step_s: float) -> str:
+    """What can be said of a gain: below a hundredth of the step there is none."""
+    least = WORTH * step_s
+    if interval_s[0] > 0 and gain_s > least:
+        return PAYS
+    return DOES_NOT if interval_s[1] < least else CANNOT_TELL
+
+
+def _pays_below(asked: _Asked, method: GradientCompression) -> float | None:
+    """The fastest link (Gbit/s) at which a method takes a hundredth off the step; None if there is none."""
+
+    def pays(rate: float) -> bool:
+        there = asked.at(rate)
+        before = asked.step_s(there)
+        return before - asked.step_s(there, method) > WORTH * before
+
+    grid = np.geomspace(_SLOWEST, _FASTEST, 8).tolist()
+    found = next((i for i in range(len(grid) - 1, -1, -1) if pays(grid[i])), -1)
+    if found < 0 or found == len(grid) - 1:
+        return None if found < 0 else float(grid[-1])
+    low, high = grid[found], grid[found + 1]
+    while high > 1.05 * low:
+        middle = sqrt(low * high)
+        low, high = (middle, high) if pays(middle) else (low, middle)
+    return float(low)

@@ -1,0 +1,198 @@
+"""`rewrite`: the whole story for one model: capture, verify rules, search, fold weights, check, measure.
+
+found = rewrite(model, args, name="mine", wanted=Wanted(alpha=1.05))
+found.module(*args)         # what the original returns
+found.rewriting.uses        # {"merge-convolutions": 9, ...}
+found.check.equal, found.gain.gains["rewritten"]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foretrace.deadline import Deadline
+from foretrace.errors import ForetraceError
+from foretrace.plan.rewrite import catalog, measure
+from foretrace.plan.rewrite.capture import Model, capture
+from foretrace.plan.rewrite.costs import Costs, MeasuredCosts
+from foretrace.plan.rewrite.emit import Emitted, emit
+from foretrace.plan.rewrite.substitute import PART, Rewriting, substitute
+from foretrace.plan.rewrite.verifier import Verdict
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.fx import GraphModule
+
+Tell = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What to do."""
+
+    alpha: float = 1.05  # how much more than the best a graph may cost to be followed; 1 is greedy
+    budget: int = 60  # graphs to expand per part
+    part: int = PART  # operators of a part
+    seconds: float | None = None  # of search, then the best so far
+    rules: Path | None = None  # TASO's file
+    measure: bool = True  # time both models in turns
+    rounds: int = 11
+
+    def checked(self) -> Wanted:
+        """Itself. Raises ForetraceError for values that mean nothing."""
+        if not 1.0 <= self.alpha <= 10.0:
+            raise ForetraceError(f"alpha {self.alpha:g} is not between 1 (greedy) and 10; try 1.05.")
+        if self.budget < 1:
+            raise ForetraceError(f"a budget of {self.budget} graphs allows no search; give at least 1.")
+        if self.seconds is not None and not self.seconds > 0:
+            raise ForetraceError(f"{self.seconds:g} seconds are no time to search; give more than 0.")
+        return self
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rewritten:
+    """The answer."""
+
+    model: Model
+    emitted: Emitted
+    rewriting: Rewriting
+    verdicts: tuple[Verdict, ...]
+    idle: tuple[str, ...]  # imported rules that hold but have nothing to match
+    check: measure.Check
+    gain: measure.Gain | None
+    costs: str  # "measured" or what model on which device
+    near: float | None  # share of data near the core, where costs were measured
+    untimed: dict[str, str]  # operators without a cost, and why
+    priced: int  # distinct operators
+    search_s: float
+
+    @property
+    def module(self) -> Emitted:
+        """What is called like the original."""
+        return self.emitted
+
+    @property
+    def graph_module(self) -> GraphModule:
+        """The rewritten `torch.fx` module, of flat tensors."""
+        return self.emitted.module
+
+    @property
+    def predicted(self) -> float:
+        """Old time over new time, as the costs have it."""
+        return self.rewriting.before_s / self.rewriting.after_s if self.rewriting.after_s else 1.0
+
+
+def rewrite(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, *, name: str = "model",
+    wanted: Wanted | None = None, costs: Costs | None = None, tell: Tell | None = None,
+) -> Rewritten:  # fmt: skip
+    """Rewrite a model for inference on inputs of these sizes.
+
+    Args:
+        module: the model; it is put into eval mode and otherwise left as it is.
+        args: positional arguments of an example call.
+        kwargs: keyword arguments of it.
+        name: what messages call the model.
+        wanted: settings.
+        costs: what operators cost; by default measured on this machine.
+        tell: (what is done, share of it), as it goes on.
+
+    Raises ForetraceError where the model cannot be captured.
+
+    """
+    wanted = (wanted or Wanted()).checked()
+    tell = tell or (lambda what, share: None)
+    tell("verifying rules", 0.0)
+    rules, verdicts = catalog.usable()
+    idle: tuple[str, ...] = ()
+    if wanted.rules is not None:
+        more = catalog.imported(wanted.rules)
+        rules, verdicts, idle = (*rules, *more.rules), (*verdicts, *more.verdicts), more.idle
+    tell("capturing the model", 0.0)
+    model = capture(module, args, kwargs, name=name)
+    costs = costs or MeasuredCosts()
+    near = fit(model, costs)
+    until = Deadline(float("inf") if wanted.seconds is None else wanted.seconds)
+    found = substitute(
+        model.graph, rules, costs, alpha=wanted.alpha, budget=wanted.budget, until=until, most=wanted.part,
+        tell=lambda share, now_s, before_s: tell(f"searching; best {before_s / max(now_s, 1e-12):.2f}×", share),
+    )  # fmt: skip
+    search_s = until.spent
+    priced = len(costs.priced)
+    found, costs = again(model, found, costs)
+    emitted = emit(model, found.after, way=costs.way)
+    tell("checking", 0.0)
+    checked = measure.check(model, found.after, emitted)
+    timed = None
+    if wanted.measure:
+        timed = compared(model, {"rewritten": emitted}, rounds=wanted.rounds, tell=lambda s: tell("measuring", s))
+    return Rewritten(
+        model=model, emitted=emitted, rewriting=found, verdicts=verdicts, idle=idle, check=checked, gain=timed,
+        costs=described(costs), near=near, untimed=untimed(costs), priced=priced, search_s=search_s,
+    )  # fmt: skip
+
+
+def again(model: Model, found: Rewriting, costs: Costs) -> tuple[Rewriting, Costs]:
+    """The prediction from times taken anew, and what runs say of the choice.
+
+    A search by measured costs believes some times that came out low by chance. So the graph as captured, that with the
+    rules that always pay, and the one found run in turns for a moment, and the fastest is kept.
+    """
+    if not isinstance(costs, MeasuredCosts):
+        return found, costs
+    graphs = {"found": found.after, "folded": found.folded, "captured": found.before}
+    new = costs.fresh(*graphs.values())
+    emitted = {name: emit(model, graph, way=new.way) for name, graph in graphs.items()}
+    timed = measure.gain({name: _run(each, model) for name, each in emitted.items()}, rounds=7, block_s=0.05)
+    best = min(timed.arms, key=lambda name: timed.arms[name].median_s)
+    rules = found.rules
+    if best != "found":
+        always = {each.name for each in catalog.RULES if each.always}
+        rules = tuple(each for each in rules if each in always) if best == "folded" else ()
+    after = graphs[best]
+    return replace(found, after=after, rules=rules, before_s=new.of(found.before), after_s=new.of(after)), new
+
+
+def fit(model: Model, costs: Costs) -> float | None:
+    """For measured costs, where the data of the operators lie, from a run of the captured model; returns it."""
+    if not isinstance(costs, MeasuredCosts):
+        return None
+    plain = emit(model, model.graph)
+    flat = plain.flat(model.args, model.kwargs)
+    return costs.fit(model.graph, measure.once(lambda: plain.module(*flat)))
+
+
+def compared(
+    model: Model, arms: dict[str, Emitted], *, rounds: int, tell: Callable[[float], None] | None = None
+) -> measure.Gain:
+    """The original and rewritten models run in turns on the example inputs.
+
+    Beside them "captured" runs: the original's operators without its Python code, which is no merit of a rewriting.
+    """
+    original, args, kwargs = model.module, model.args, model.kwargs
+    plain = emit(model, model.graph)
+    runs: dict[str, Callable[[], object]] = {"original": lambda: original(*args, **kwargs)}
+    for name, each in {"captured": plain, **arms}.items():
+        runs[name] = _run(each, model)
+    return measure.gain(runs, rounds=rounds, tell=tell)
+
+
+def _run(each: Emitted, model: Model) -> Callable[[], object]:
+    flat = each.flat(model.args, model.kwargs)
+    return lambda: each.module(*flat)
+
+
+def described(costs: Costs) -> str:
+    """In words, where costs come from."""
+    model, device = getattr(costs, "model", None), getattr(costs, "device", None)
+    return "measured" if model is None or device is None else f"{model.name} on {device.short}"
+
+
+def untimed(costs: Costs) -> dict[str, str]:
+    """Operators without a cost, and why; they count as nothing before and after."""
+    if isinstance(costs, MeasuredCosts):
+        return dict(costs.failed)
+    return dict.fromkeys(getattr(costs, "unknown", {}), "the cost model cannot say")

@@ -1,0 +1,305 @@
+"""Flows: an event-driven run in which chosen tasks move bytes over links that they share.
+
+All rules of `foretrace.simulate.schedule` hold (lanes, slots, groups, removed tasks); beside them:
+
+- A *flow* carries one or several tasks: a copy, or the COLLECTIVE tasks of all members. It begins when the last of its
+  tasks has begun, waits its latency, then moves its bytes; all its tasks end together. Their durations in the graph do
+  not matter. A removed task takes no part.
+- A flow is a bundle of equal connections that advance in lock step, like those of a ring. `nbytes` is what one of
+  them moves, its rate is that of one of them, and a link that m of them cross carries m times the rate.
+- The flows that move bytes at one time share the links **max-min fairly**: no rate can grow without a smaller or
+  equal one shrinking. Progressive filling (Bertsekas and Gallager, Data Networks, 2nd edition, 6.5.2; for links that
+  a flow crosses several times Radunovic and Le Boudec, IEEE/ACM ToN 15(5), 2007): all rates grow alike until a link
+  is full, the flows on it stop, the others go on. Rates are worked out anew when flows join or end, once per instant.
+- A flow without bytes or without links takes its latency alone.
+- While a rank takes part in a flow, or runs a COLLECTIVE that is none, its kernels progress at 1 / factor of their
+  speed (`Interference`).
+
+**Rounding.** Times are whole nanoseconds: when a rate (float64) changes, the end of that flow becomes now + remaining
+bytes / rate to the nearest ns, halves to even; it stays as it is while the rate does. The same holds for slowed
+kernels. Rates depend on which flows are active, not on how they or the links are numbered.
+
+A task that turns out to have been ready in the past (negative lags) has that start; bytes move from then on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from foretrace.errors import GraphError
+from foretrace.graph.sound import fixed, verify
+from foretrace.graph.taskgraph import TaskGraph, TaskKind
+from foretrace.simulate.flows import twins as flow_twins
+from foretrace.simulate.groups import groups
+from foretrace.simulate.replay import compiled, effective
+from foretrace.simulate.schedule import edges_that_hold, lane_table, need_slots, stuck
+from foretrace.simulate.unwritten import unwritten, written
+
+Int64 = npt.NDArray[np.int64]
+Int32 = npt.NDArray[np.int32]
+Float64 = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+_LONGEST_NS = 1e18  # some thirty years: what all links together may need, far from the end of int64
+_TAKES_NO_TIME = (TaskKind.RETURN, TaskKind.MARK, TaskKind.JOIN, TaskKind.ARRIVAL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """What one flow moves: `nbytes` over each of its connections after `latency_ns`.
+
+    `route` says how many of the connections cross each link (numbers of links as in the capacities).
+    """
+
+    nbytes: float
+    route: Mapping[int, int]
+    latency_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Flows:
+    """F flows as columns: `task` (k rows of a graph) with `flow` (k), the flow that each of them is part of.
+
+    `nbytes` (F) per connection, `latency_ns` (F). Flow f crosses `route_link[route_ptr[f] : route_ptr[f + 1]]` with
+    `route_times` connections each.
+    """
+
+    task: Int32
+    flow: Int32
+    nbytes: Float64
+    latency_ns: Int64
+    route_ptr: Int64
+    route_link: Int32
+    route_times: Int64
+
+    def __len__(self) -> int:
+        return len(self.nbytes)
+
+    @classmethod
+    def of(cls, transfers: Iterable[tuple[Sequence[int], Transfer]]) -> Flows:
+        """Flows from (rows of the graph, what they move together)."""
+        pairs = list(transfers)
+        length = [len(transfer.route) for _, transfer in pairs]
+        return cls(
+            task=np.array([row for rows, _ in pairs for row in rows], dtype=np.int32),
+            flow=np.repeat(np.arange(len(pairs), dtype=np.int32), [len(rows) for rows, _ in pairs]),
+            nbytes=np.array([transfer.nbytes for _, transfer in pairs], dtype=np.float64),
+            latency_ns=np.array([transfer.latency_ns for _, transfer in pairs], dtype=np.int64),
+            route_ptr=np.concatenate([[0], np.cumsum(length, dtype=np.int64)]).astype(np.int64),
+            route_link=np.array([link for _, transfer in pairs for link in transfer.route], dtype=np.int32),
+            route_times=np.array([m for _, transfer in pairs for m in transfer.route.values()], dtype=np.int64),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Interference:
+    """How many times longer a kernel takes while its rank communicates (1 or more), and how that is known.
+
+    `tasks` (n) marks what is slowed; by default the tasks of kind KERNEL that are no flow.
+    """
+
+    factor: float
+    why: str = "stated"
+    tasks: Mask | None = None
+
+
+def simulate_flows(
+    graph: TaskGraph, flows: Flows, capacity: Float64, *, interference: Interference | None = None
+) -> tuple[Int64, Int64]:
+    """Start and end of every task (n each, ns) with flows over links of `capacity` (L, bytes per second each).
+
+    With lanes that are all ordered, `graph.with_columns(dur=end - start)` is the graph whose replay is this run, for
+    critical path and blame. Raises GraphError for capacities, routes or bytes that cannot be, and where flows or
+    collectives wait for each other for ever.
+    """
+    n = len(verify(graph))
+    capacity = np.asarray(capacity, dtype=np.float64)
+    need_slots(graph)
+    _check(graph, flows, capacity)
+    flow = np.full(n, -1, dtype=np.int32)
+    here = ~graph.gone[flows.task]
+    flow[flows.task[here]] = flows.flow[here]
+    slowed, slows, factor = _interfering(graph, flow, interference)
+    per_ns = capacity / 1e9
+    if compiled() is None:
+        start, end, decided = _by_twin(graph, flows, flow, per_ns, slowed, slows, factor)
+    else:
+        start, end, decided = _by_engine(graph, flows, flow, per_ns, slowed, slows, factor)
+    if not decided.all():
+        stuck(graph, np.flatnonzero(decided).astype(np.int32), "flows")
+    written(start, end)
+    return start, end
+
+
+def fair_rates(flows: Flows, capacity: Float64) -> Float64:
+    """Rate (F, bytes per second of one connection) of each flow if all of them move bytes at the same time.
+
+    Infinite for a flow without links. Raises GraphError as `simulate_flows` does.
+    """
+    _check(None, flows, capacity)
+    crossing = np.flatnonzero(np.diff(flows.route_ptr)).astype(np.int32)
+    rate = np.full(len(flows), np.inf)
+    if compiled() is None:
+        for f, value in flow_twins.fair_rates(
+            {f: _route(flows, f) for f in crossing.tolist()}, capacity.tolist()
+        ).items():
+            rate[f] = value
+        return rate
+    from foretrace.simulate.flows import engine as flow_engine
+
+    n_links = len(capacity)
+    flow_engine.fair_rates(
+        crossing, len(crossing), flows.route_ptr, flows.route_link, flows.route_times, capacity, rate,
+        np.zeros(n_links, dtype=np.int64), np.zeros(n_links, dtype=np.int64), np.zeros(n_links),
+        np.zeros(n_links), np.empty(n_links, dtype=np.int32), np.empty(n_links, dtype=np.int32),
+        np.empty(n_links, dtype=np.int64),
+        np.empty(n_links, dtype=np.int64), np.empty(len(flows.route_link), dtype=np.int32),
+    )  # fmt: skip
+    return rate
+
+
+Result = tuple[Int64, Int64, Mask]
+
+
+def _by_engine(
+    graph: TaskGraph, flows: Flows, flow: Int32, per_ns: Float64, slowed: Mask, slows: Mask, factor: float
+) -> Result:
+    from foretrace.simulate.flows import engine as flow_engine
+
+    n = len(graph)
+    columns, lanes, group = effective(graph), lane_table(graph), groups(graph)
+    dst = graph.dst
+    kept = np.flatnonzero(edges_that_hold(graph))
+    by_src = kept[np.argsort(graph.src[kept], kind="stable")]
+    members = np.flatnonzero(flow >= 0)
+    members = members[np.argsort(flow[members], kind="stable")]
+    start, end = unwritten(n), unwritten(n)
+    decided = np.zeros(n, dtype=np.uint8)
+    ranks = np.unique(graph.rank, return_inverse=True)[1].astype(np.int32)
+    holds, arrivals = np.zeros(n, dtype=np.uint8), np.zeros(n, dtype=np.int32)
+    if group.holds is not None and group.arrivals is not None:
+        holds, arrivals = group.holds, group.arrivals
+    arguments: tuple[Any, ...] = (
+        graph.release.astype(np.int64), fixed(columns.dur), fixed(columns.delay), np.bincount(dst[kept], minlength=n),
+        fixed(graph.lane), ranks, fixed(graph.priority), _ptr(graph.src[kept], n), dst[by_src], columns.lag[by_src],
+        graph.from_start[by_src].view(np.uint8), lanes.ordered, lanes.slots, holds, arrivals, flow,
+        slowed.view(np.uint8), slows.view(np.uint8), factor, _ptr(flow[members], len(flows)),
+        members.astype(np.int32), flows.nbytes, flows.latency_ns, flows.route_ptr, flows.route_link,
+        flows.route_times, per_ns, start, end, decided,
+    )  # fmt: skip
+    flow_engine.run(*arguments)
+    return start, end, decided.view(np.bool_)
+
+
+def _by_twin(
+    graph: TaskGraph, flows: Flows, flow: Int32, per_ns: Float64, slowed: Mask, slows: Mask, factor: float
+) -> Result:
+    described = [
+        flow_twins.Flow(
+            members=np.flatnonzero(flow == f).tolist(),
+            nbytes=float(flows.nbytes[f]),
+            latency=int(flows.latency_ns[f]),
+            route=_route(flows, f),
+        )
+        for f in range(len(flows))
+    ]
+    run = flow_twins.FlowRun(
+        graph, described, per_ns.tolist(), slowed=slowed.tolist(), slows=slows.tolist(), factor=factor
+    )
+    start, end, _ = run.run()
+    return np.array(start, dtype=np.int64), np.array(end, dtype=np.int64), np.array(run.decided, dtype=np.bool_)
+
+
+def _route(flows: Flows, f: int) -> dict[int, int]:
+    part = slice(int(flows.route_ptr[f]), int(flows.route_ptr[f + 1]))
+    return dict(zip(flows.route_link[part].tolist(), flows.route_times[part].tolist(), strict=True))
+
+
+def _ptr(groups_of: npt.NDArray[np.int32], count: int) -> Int64:
+    """CSR: where the rows of each of `count` groups begin, once they are sorted by group."""
+    ptr = np.zeros(count + 1, dtype=np.int64)
+    np.cumsum(np.bincount(groups_of, minlength=count), out=ptr[1:])
+    return ptr
+
+
+def _interfering(graph: TaskGraph, flow: Int32, interference: Interference | None) -> tuple[Mask, Mask, float]:
+    """Which tasks are slowed and which, beside flows, slow others; by how much."""
+    n = len(graph)
+    if interference is None:
+        return np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_), 1.0
+    if not (math.isfinite(interference.factor) and interference.factor >= 1):
+        raise GraphError(
+            f"a slow-down of {interference.factor:g} by communication cannot be; write how many times longer a kernel "
+            "takes, 1 or more."
+        )
+    runs = ~graph.gone & (graph.dur > 0) & (flow < 0)
+    tasks = graph.kind == TaskKind.KERNEL if interference.tasks is None else interference.tasks
+    if tasks.shape != (n,):
+        raise GraphError(f"the tasks that communication slows have shape {tasks.shape}; mark each of the {n} tasks.")
+    slowed = runs & tasks
+    return slowed, runs & (graph.kind == TaskKind.COLLECTIVE) & ~slowed, float(interference.factor)
+
+
+def _check(graph: TaskGraph | None, flows: Flows, capacity: Float64) -> None:
+    """Refuse what cannot be, with the sentence that says what and where."""
+    bad = np.flatnonzero(~(np.isfinite(capacity) & (capacity > 0)))
+    if len(bad):
+        raise GraphError(
+            f"link {bad[0]} has a capacity of {capacity[bad[0]]:g} bytes/s; a link carries more than 0 and less than "
+            "infinity."
+        )
+    of = np.repeat(np.arange(len(flows)), np.diff(flows.route_ptr))
+    bad = np.flatnonzero((flows.route_link < 0) | (flows.route_link >= len(capacity)))
+    if len(bad):
+        raise GraphError(
+            f"flow {of[bad[0]]} goes over link {flows.route_link[bad[0]]}, but there are {len(capacity)} links, "
+            "counted from 0."
+        )
+    bad = np.flatnonzero(flows.route_times < 1)
+    if len(bad):
+        raise GraphError(
+            f"flow {of[bad[0]]} crosses link {flows.route_link[bad[0]]} {flows.route_times[bad[0]]} times; leave out "
+            "links that it does not cross."
+        )
+    key = of * max(len(capacity), 1) + flows.route_link
+    if len(np.unique(key)) < len(key):
+        raise GraphError("a flow names the same link twice; give the number of its connections there instead.")
+    bad = np.flatnonzero(~(np.isfinite(flows.nbytes) & (flows.nbytes >= 0)))
+    if len(bad):
+        raise GraphError(f"flow {bad[0]} moves {flows.nbytes[bad[0]]:g} bytes; it moves 0 or more.")
+    bad = np.flatnonzero(flows.latency_ns < 0)
+    if len(bad):
+        raise GraphError(f"flow {bad[0]} has a latency of {flows.latency_ns[bad[0]]} ns; it has 0 or more.")
+    needs = np.bincount(flows.route_link, weights=flows.route_times * flows.nbytes[of], minlength=len(capacity))
+    longest = float((needs / capacity).sum()) * 1e9 + float(flows.latency_ns.sum(dtype=np.float64))
+    if longest > _LONGEST_NS:
+        raise GraphError(
+            f"the flows need {longest / 1e9:.3g} s on these links, more than thirty years; check the units."
+        )
+    if graph is not None:
+        _check_tasks(graph, flows)
+
+
+def _check_tasks(graph: TaskGraph, flows: Flows) -> None:
+    bad = np.flatnonzero((flows.task < 0) | (flows.task >= len(graph)))
+    if len(bad):
+        raise GraphError(
+            f"flow {flows.flow[bad[0]]} carries task {flows.task[bad[0]]}; the graph has {len(graph)} tasks."
+        )
+    rows, count = np.unique(flows.task, return_counts=True)
+    if np.any(count > 1):
+        raise GraphError(f"task {rows[count > 1][0]} is part of two flows; a task is part of one.")
+    bad = np.flatnonzero(np.isin(graph.kind[flows.task], _TAKES_NO_TIME))
+    if len(bad):
+        row = flows.task[bad[0]]
+        kind = TaskKind(int(graph.kind[row])).name
+        raise GraphError(f"task {row} is of kind {kind} and takes no time; a flow carries transfers.")
+    lonely = np.setdiff1d(np.arange(len(flows)), flows.flow)
+    if len(lonely):
+        raise GraphError(f"flow {lonely[0]} carries no task of the graph; give it at least one.")

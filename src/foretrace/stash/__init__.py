@@ -1,1 +1,0 @@
-"""Where a distributed run stalls, checked by differential runs, and which cloud instances would suit it (Stash)."""

@@ -1,0 +1,238 @@
+"""`compiled`: the model through `torch.compile`.
+
+What the interpreter and the dispatcher do between operators goes; runs of operators that are bound by memory
+(elementwise work, normalisation, reductions) become one pass over their data; matrix products and convolutions stay the
+library's. One call checks its guards. Not modelled: kernels that the compiler picks otherwise, changed layouts, and
+normalisation that becomes slower than the library's, which is why the range is wide.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from foretrace.graph.edit import remove, retime
+from foretrace.graph.insert import HostTask, insert
+from foretrace.graph.select import select
+from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
+from foretrace.techniques.base import Across, Prior, Technique, derived, parameter, prior
+from foretrace.techniques.compute.classes import Work, classify, holes
+from foretrace.techniques.distributed.reducing import previous_on_lane
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from foretrace.training.batches import Batch
+    from foretrace.training.training import Loss, Training
+
+Mask = npt.NDArray[np.bool_]
+Int64 = npt.NDArray[np.int64]
+
+# Memory-bound operators that the compiler does not merge into others' loops.
+_APART = ("aten::*embedding*", "aten::*index*", "aten::*scatter*", "aten::*gather*", "aten::*pool*",
+          "aten::*bernoulli*", "aten::*sort*", "aten::*topk*", "aten::*rnn*", "aten::*lstm*",
+          "aten::*gru*", "aten::nll_loss*")  # fmt: skip
+_CALL = "compiled call"
+_VIEWS = tuple(f"aten::{name}" for name in ("view", "reshape", "transpose", "permute", "t", "expand", "unsqueeze",
+               "squeeze", "select", "slice", "split", "chunk", "unbind", "flatten", "as_strided", "detach", "to",
+               "alias", "_unsafe_view", "linear", "matmul", "conv2d", "convolution", "_convolution",
+               "layer_norm", "batch_norm", "_batch_norm_impl_index", "dropout"))  # fmt: skip
+# What the compiler leaves in a recording, and this technique in a graph.
+_COMPILED = ("Torch-Compiled Region*", "CompiledFunction*", "*## Call CompiledFxGraph*", "triton_???_fused*", _CALL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiled(Technique):
+    """Trace the model and compile it; the loss function and the optimizer stay as they are."""
+
+    name: ClassVar[str] = "compiled"
+    across: ClassVar[Across] = "each"
+    summary: ClassVar[str] = "torch.compile: no interpreter between operators, elementwise chains in one pass"
+    source: ClassVar[str] = "Ansel et al., PyTorch 2 (ASPLOS 2024); torch.compile"
+    effort: ClassVar[str] = "one line (torch.compile); minutes of compiling at the start"
+    needs: ClassVar[str] = "a C++ compiler, or a CUDA device"
+
+    mode: str = parameter(
+        "default", doc="default, or reduce-overhead (CUDA graphs)", choices=("default", "reduce-overhead")
+    )
+    rest: float | None = derived(doc="time of what a merged chain holds beside its longest operator, relative")
+    longest: float | None = derived(doc="time of the longest operator of a merged chain, relative")
+    matrix: float | None = prior(
+        1.0,
+        0.93,
+        1.08,
+        doc="time of matrix products and convolutions, relative",
+        why="the same library, but layouts and workspaces may change",
+    )
+    host: float | None = prior(
+        0.25,
+        0.1,
+        0.5,
+        doc="host time around the operators, relative",
+        why="one compiled function instead of the interpreter, dispatcher and autograd for every operator",
+    )
+    holes: float | None = derived(doc="time of host stretches of over 1 ms between two calls or operators, relative")
+    call_us: float | None = prior(
+        120.0,
+        60.0,
+        300.0,
+        unit="µs",
+        doc="host time per call of the compiled model, forward and backward together",
+        why="guards are checked, inputs and saved tensors handed over",
+    )
+
+    def priors(self, graph: TaskGraph) -> dict[str, Prior]:
+        found = {**super().priors(graph), **(_ON_CPU if graph.info.platform == "cpu" else _ON_DEVICE)}
+        return found | ({"holes": _HOLES} if np.any(_body(graph) & holes(graph)) else {})
+
+    def change(self, graph: TaskGraph) -> TaskGraph:
+        kind = TaskKind.OPERATOR if graph.info.platform == "cpu" else TaskKind.KERNEL
+        if self.mode == "reduce-overhead" and graph.info.platform == "cpu":
+            raise self.refuse("mode=reduce-overhead launches CUDA graphs, and the recording has no device work.")
+        body = _body(graph)
+        work = body & (graph.kind == kind)
+        if not work.any():
+            raise self.refuse("the recording shows no operators of a forward or backward pass.")
+        if any(fnmatchcase(name, pattern) for name in graph.names for pattern in _COMPILED):
+            raise self.refuse("the model, or a part of it, is compiled already.")
+        classes, values = classify(graph).work, self.values(graph)
+        matrix = work & np.isin(classes, (Work.GEMM, Work.CONV, Work.ATTENTION))
+        dispatch = _dispatch(graph, body)
+        apart = (select(graph, name=_APART) | select(graph, op=_APART)) & ~dispatch
+        merged = work & (classes == Work.MEMORY) & ~apart & ~dispatch
+        dur = graph.dur.astype(np.float64)
+        dur[matrix] *= values["matrix"]
+        unknown = dispatch & holes(graph)
+        dur[dispatch & ~unknown] *= values["host"]
+        dur[unknown] *= values.get("holes", 1.0)
+        gone = self._merge(graph, merged, matrix | (work & apart), dur, values)
+        changed = (matrix | dispatch | merged) & ~gone
+        what = "compiled {}: less host time, one pass per chain of elementwise work"
+        result = retime(graph, changed, dur[changed], what=what, technique=self.name)
+        if gone.any():
+            result = remove(result, gone, technique=self.name)
+        result = insert(result, self._calls(graph, body, 1e3 * values["call_us"]), technique=self.name)
+        if self.mode == "reduce-overhead":
+            from foretrace.techniques.compute.cuda_graphs import CudaGraphs
+
+            result = CudaGraphs(phases="forward,backward").change(result)
+        return result
+
+    def realise(self, training: Training) -> Training:
+        import torch
+
+        kind = torch.device(training.device).type
+        if kind == "cpu" and self.mode == "reduce-overhead":
+            raise self.refuse("mode=reduce-overhead launches CUDA graphs, and this training runs on a processor.")
+        if kind == "cpu" and not _compiler():
+            raise self.refuse("torch.compile needs a C++ compiler on a processor; install g++, or name one by CXX.")
+        if training.run is not None:
+            raise self.refuse("the training has a step function of its own, which calls parts of the model itself.")
+        return compiled(training, self.mode)
+
+    def _merge(
+        self, graph: TaskGraph, merged: Mask, between: Mask, dur: npt.NDArray[np.float64], values: dict[str, float]
+    ) -> Mask:
+        """New times of chains in `dur`, on their longest member; the others, which go. A chain ends at `between`."""
+        gone = np.zeros(len(graph), dtype=np.bool_)
+        order = np.lexsort((np.arange(len(graph)), graph.lane))
+        order = order[(merged | between)[order]]
+        if not len(order):
+            return gone
+        part = np.stack([graph.lane[order], graph.step[order], graph.phase[order]])
+        ends = np.any(part[:, 1:] != part[:, :-1], axis=0) | between[order[1:]] | between[order[:-1]]
+        chain = np.append(0, np.cumsum(ends))[merged[order]]
+        mine = order[merged[order]]
+        if not len(mine):
+            return gone
+        firsts = np.flatnonzero(np.diff(chain, prepend=-1))
+        total = np.add.reduceat(graph.dur[mine], firsts)
+        most_first = np.lexsort((-graph.dur[mine], chain))  # of equal ones the first
+        longest = mine[most_first[firsts]]
+        rest = total - graph.dur[longest]
+        dur[longest] = graph.dur[longest] * values["longest"] + rest * values["rest"]
+        gone[mine] = True
+        gone[longest] = False
+        return gone
+
+    def _calls(self, graph: TaskGraph, body: Mask, call_ns: float) -> list[HostTask]:
+        """What every step pays for calling the compiled function."""
+        previous = previous_on_lane(graph)
+        host = np.flatnonzero(body & ~graph.on_device & (graph.phase == Phase.FORWARD) & (graph.step >= 0))
+        _, place = np.unique(graph.step[host], return_index=True)
+        firsts = [row for row in host[place].tolist() if previous[row] >= 0]
+        return [HostTask(after=int(previous[row]), like=row, name=_CALL, dur_ns=round(call_ns)) for row in firsts]
+
+
+def compiled(training: Training, mode: str) -> Training:
+    """The training whose model is compiled when it is first called; copies of it are compiled anew."""
+
+    def compiling(inner: Loss) -> Loss:
+        def loss(model: nn.Module, batch: Batch) -> Tensor:
+            if getattr(model, "_compiled_call_impl", None) is None:
+                model.compile(mode=mode)
+            return inner(model, batch)
+
+        return loss
+
+    return replace(training, loss=compiling(training.loss))
+
+
+def _compiler() -> str | None:
+    """The C++ compiler that PyTorch would use, None if there is none."""
+    named = os.environ.get("CXX")
+    return next(
+        (found for each in ([named] if named else ["g++", "clang++", "c++"]) if (found := shutil.which(each))), None
+    )
+
+
+def _body(graph: TaskGraph) -> Mask:
+    """Tasks of the forward and backward pass."""
+    phases = (Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE)
+    return np.asarray(np.isin(graph.phase, phases) & ~graph.gone)
+
+
+def _dispatch(graph: TaskGraph, body: Mask) -> Mask:
+    """Host tasks around the work: the interpreter, autograd's nodes, views, operators that hand on to others."""
+    python = np.isin(graph.kind, (TaskKind.PYTHON, TaskKind.CPU))
+    operator = graph.kind == TaskKind.OPERATOR
+    aten = select(graph, name="aten::*")
+    accumulate = select(graph, name=("*AccumulateGrad*", "c10d::*"))
+    return np.asarray(body & ~accumulate & (python | (operator & (~aten | select(graph, name=_VIEWS)))))
+
+
+_HOLES = Prior(
+    value=1.0,
+    low=0.1,
+    high=1.0,
+    unit="×",
+    why="the recording does not show what the host does in them; what belongs to the model may become faster",
+)
+_ON_CPU = {
+    "matrix": Prior(
+        value=1.0,
+        low=0.7,
+        high=1.5,
+        unit="×",
+        why="convolutions may run in another layout, attention may be taken apart: whole steps of four models came to "
+        "0.76 to 1.29 of those without the compiler",
+    ),
+    "rest": Prior(value=0.35, low=0.1, high=0.9, unit="×", why="data stays in registers; arithmetic remains"),
+    "longest": Prior(
+        value=1.05,
+        low=0.8,
+        high=1.5,
+        unit="×",
+        why="generated loops against the library's; measured on processors: steps 0.9 to 1.09 times as long",
+    ),
+}
+_ON_DEVICE = {
+    "rest": Prior(value=0.15, low=0.0, high=0.5, unit="×", why="data stays in registers"),
+    "longest": Prior(value=1.0, low=0.8, high=1.2, unit="×", why="generated kernels stream as fast as the library's"),
+}

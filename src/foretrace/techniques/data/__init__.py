@@ -1,0 +1,1 @@
+"""Techniques that change how batches are loaded."""

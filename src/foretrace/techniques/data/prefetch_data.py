@@ -1,0 +1,248 @@
+"""`prefetch-data`: a data loader with worker processes, which prepare batches while the step computes.
+
+The time that the training thread spends in `DataLoader.__next__` becomes the hand-over of a finished batch;
+the preparation moves to workers, one lane each. They run beside the training process, which slows both: that
+part is assumed, with a range, because other processes are in no recording.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from foretrace.graph import edit
+from foretrace.graph.select import Mask, select
+from foretrace.graph.taskgraph import Change, EdgeKind, TaskGraph, TaskKind
+from foretrace.hardware.processor import usable_cores
+from foretrace.simulate.replay import replay
+from foretrace.techniques.base import Across, Prior, Technique, parameter, prior
+from foretrace.techniques.data.loading import (
+    MOST_WORKERS,
+    WORKER,
+    Fetches,
+    add_workers,
+    cores,
+    find_fetches,
+    free_workers,
+    recorded_loader,
+)
+
+if TYPE_CHECKING:
+    from foretrace.training.training import Training
+
+_STAGED_BYTES = 64 * 1024  # smaller pageable copies go through a buffer of the driver
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefetchData(Technique):
+    """Hide data loading behind computing by `workers` processes."""
+
+    name: ClassVar[str] = "prefetch-data"
+    across: ClassVar[Across] = "each"
+    summary: ClassVar[str] = "data loader with worker processes: batches are prepared while the step computes"
+    source: ClassVar[str] = "torch.utils.data.DataLoader (num_workers, prefetch_factor); DS-Analyzer (VLDB 2021)"
+    effort: ClassVar[str] = "one argument of the DataLoader; memory and cores for its workers"
+
+    workers: int | None = parameter(
+        None, doc=f"number of worker processes; by default one per core that is free, 1 to {MOST_WORKERS}"
+    )
+    prefetch_factor: int = parameter(2, doc="batches ordered ahead per worker")
+    pinned: bool = parameter(False, doc="batches in pinned memory, whose copies do not block the host")
+    hand_over_ms: float | None = prior(
+        1.0,
+        0.2,
+        2.0,
+        unit="ms",
+        doc="time to take over a finished batch from a worker",
+        why="a queue, unpickling, and mapping a few tensors of shared memory: 0.1 to 1.5 ms where recorded",
+    )
+    fetch: float | None = prior(
+        1.0,
+        0.95,
+        1.25,
+        doc="time to prepare a batch in a worker, relative to the training process",
+        why="a worker has no training loop in its caches, but copies each batch to shared memory",
+    )
+    host_contention: float | None = prior(
+        1.1,
+        1.0,
+        1.4,
+        doc="slow-down of the training process while a worker runs",
+        why="one-core against all-core clock of server processors (up to 1.33), hardware threads, caches, bandwidth",
+    )
+    copy_contention: float | None = prior(
+        1.5,
+        1.0,
+        2.0,
+        doc="slow-down of copies from pageable memory",
+        why="the processor stages them, from pages that another process wrote, over shared bandwidth",
+    )
+
+    pinned_copy: float | None = prior(
+        0.8,
+        0.5,
+        1.0,
+        doc="time of a copy from pinned memory relative to one from pageable memory",
+        why="without the driver's staging buffer a copy runs at the rate of the bus; staging reached half to all of it",
+    )
+
+    def priors(self, graph: TaskGraph) -> dict[str, Prior]:
+        found = dict(super().priors(graph))
+        pageable = bool(_pageable_copies(graph).any())
+        if not pageable or self.pinned:
+            del found["copy_contention"]
+        if not pageable or not self.pinned:
+            del found["pinned_copy"]
+        if graph.info.platform == "cpu" and cores(graph) is not None:
+            found["host_contention"] = Prior(
+                value=1.02,
+                low=0.97,
+                high=1.15,
+                unit="×",
+                why="shared caches and memory bandwidth; the sharing of cores is counted, not assumed",
+            )
+        return found
+
+    def change(self, graph: TaskGraph) -> TaskGraph:
+        if (self.workers is not None and self.workers < 1) or self.prefetch_factor < 1:
+            raise self.refuse("workers and prefetch_factor must be 1 or more.")
+        if self.pinned and not graph.on_device.any():
+            raise self.refuse("pinned memory matters for copies to a device, and the recording shows none.")
+        lanes = [each.lane for each in find_fetches(graph)]
+        if not lanes:
+            raise self.refuse("the recording shows no data loading (no enumerate(DataLoader) ranges).")
+        if select(graph, name=WORKER).any():
+            raise self.refuse("batches are prepared by workers already; give one prefetch-data with more workers=.")
+        for lane in lanes:
+            graph = self._hide(graph, next(each for each in find_fetches(graph) if each.lane == lane))
+        return self._pin(graph) if self.pinned else graph
+
+    def _pin(self, graph: TaskGraph) -> TaskGraph:
+        """Copies from pinned memory: faster, and their calls return at once."""
+        copies = _pageable_copies(graph)
+        if not copies.any():
+            raise self.refuse("the recording shows no copies from pageable memory that pinning could speed up.")
+        faster = edit.scale(graph, copies, self.values(graph)["pinned_copy"], technique=self.name)
+        back = (faster.edge_kind == EdgeKind.SYNC) & (faster.kind[faster.dst] == TaskKind.RETURN) & copies[faster.src]
+        return edit.cut(faster, back, technique=self.name) if back.any() else faster
+
+    def realise(self, training: Training) -> Training:
+        from foretrace.training.batches import rebuilt
+
+        pinning = {"pin_memory": True} if self.pinned else {}
+        loader = rebuilt(
+            training.loader, num_workers=self._workers_here(training), prefetch_factor=self.prefetch_factor, **pinning
+        )
+        return replace(training, loader=loader)
+
+    def workers_for(self, graph: TaskGraph) -> int:
+        """Worker processes: as many as asked for, else those that the recorded process had cores for."""
+        return free_workers(cores(graph), _threads(graph)) if self.workers is None else self.workers
+
+    def _workers_here(self, training: Training) -> int:
+        """The same, of this process."""
+        import torch
+
+        threads = torch.get_num_threads() if training.device == "cpu" else 1
+        return free_workers(usable_cores(), threads) if self.workers is None else self.workers
+
+    def _hide(self, graph: TaskGraph, fetches: Fetches) -> TaskGraph:
+        """Move the preparation of one thread's batches to workers."""
+        values, workers = self.values(graph), self.workers_for(graph)
+        hand_over = 1e6 * values["hand_over_ms"]
+        batch = (self._preparation(graph, fetches, hand_over) * values["fetch"]).astype(np.int64)
+        loading = np.zeros(len(graph), dtype=np.bool_)
+        loading[fetches.first] = loading[fetches.rest] = True
+        left = np.zeros(len(graph))
+        left[fetches.first] = hand_over
+        alone = graph.with_columns(dur=np.where(loading, left, graph.dur).astype(np.int64))
+        what = (
+            f"moved {len(batch)} batches of {batch.mean() / 1e6:.3g} ms to {workers} "
+            f"worker{'s' * (workers > 1)}; taking one over costs {hand_over / 1e6:.2g} ms"
+        )
+        result = add_workers(
+            alone,
+            fetches,
+            batch,
+            workers=workers,
+            ahead=workers * self.prefetch_factor,
+            change=Change(technique=self.name, what=what, tasks=int(loading.sum()) + len(batch)),
+        )
+        batches = _inside(graph, fetches)
+        return self._contend(result, _period(alone, batches), float(batch.mean()), batches)
+
+    def _preparation(self, graph: TaskGraph, fetches: Fetches, hand_over: float) -> npt.NDArray[np.float64]:
+        """Time to prepare each batch in the training process, ns."""
+        if not fetches.processes:
+            return fetches.ns.astype(np.float64)
+        recorded = recorded_loader(graph)
+        has = int(recorded.get("num_workers") or 0)
+        if not has:
+            raise self.refuse("the loader already has worker processes, and the recording does not say how many.")
+        if has >= self.workers_for(graph):
+            raise self.refuse(f"the loader already has {has} workers; ask for more than that, e.g. workers={has + 1}.")
+        used = recorded.get("workers") or {}
+        busy = used["cpu_ns"] / used["batches"] if used.get("batches") else 0.0
+        waited = float(np.maximum(fetches.ns - hand_over, 0).mean())
+        if waited < 0.02 * _period(graph, len(fetches.first)):
+            raise self.refuse(f"nothing to hide: a step waits {waited / 1e6:.2g} ms for the loader's {has} workers.")
+        # The step waits for its workers, so these never rest: each takes `has` steps for a batch.
+        return np.full(len(fetches.first), max(has * _period(graph, len(fetches.first)), busy))
+
+    def _contend(self, graph: TaskGraph, alone_ns: float, batch_ns: float, batches: int) -> TaskGraph:
+        """Slow the training process, its copies and the workers by what they take from each other.
+
+        `alone_ns` is the step without loading, `batch_ns` what a batch costs a worker. With too few cores the
+        work of all processes cannot be done faster than (step · threads + batch) / cores.
+        """
+        period = _period(graph, batches)
+        shared = cores(graph)
+        crowd = 1.0
+        host = select(graph, kind=("cpu", "operator", "python", "call")) & ~_staging(graph)
+        workers = select(graph, name=WORKER)
+        if shared is not None and period > 0:
+            crowd = max((alone_ns * _threads(graph) + batch_ns) / shared / period, 1.0)
+        busy = min(batch_ns / period, 1.0) if period > 0 else 0.0
+        slower = 1 + (self.values(graph)["host_contention"] - 1) * busy
+        result = edit.scale(graph, host, slower * crowd, technique=self.name)
+        if crowd > 1:
+            result = edit.scale(result, workers, crowd, technique=self.name)
+        copies = _pageable_copies(graph)
+        if copies.any() and not self.pinned:
+            result = edit.scale(
+                result, copies | _staging(graph), self.values(graph)["copy_contention"], technique=self.name
+            )
+        return result
+
+
+def _threads(graph: TaskGraph) -> int:
+    """Cores that the recorded process kept busy by itself."""
+    return int(graph.info.recording.get("threads", {}).get("intra_op", 1)) if graph.info.platform == "cpu" else 1
+
+
+def _inside(graph: TaskGraph, fetches: Fetches) -> int:
+    """Batches taken between the first and the last mark."""
+    return int(((fetches.first > graph.marks[0]) & (fetches.first < graph.marks[-1])).sum())
+
+
+def _period(graph: TaskGraph, batches: int) -> float:
+    """Time per batch between the first and the last mark, ns."""
+    _, end = replay(graph)
+    return float(end[graph.marks[-1]] - end[graph.marks[0]]) / max(batches, 1)
+
+
+def _pageable_copies(graph: TaskGraph) -> Mask:
+    """Copies to the device that the processor stages."""
+    copies = select(graph, kind="copy", name=("*HtoD*", "*HostToDevice*")) & ~select(graph, name="*Pinned*")
+    return np.asarray(copies & ((graph.nbytes < 0) | (graph.nbytes > _STAGED_BYTES)))
+
+
+def _staging(graph: TaskGraph) -> Mask:
+    """The calls of these copies."""
+    calls = np.zeros(len(graph), dtype=np.bool_)
+    edges = (graph.edge_kind == EdgeKind.LAUNCH) & _pageable_copies(graph)[graph.dst]
+    calls[graph.src[edges]] = True
+    return np.asarray(calls & (graph.kind == TaskKind.CALL))

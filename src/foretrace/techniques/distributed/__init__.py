@@ -1,0 +1,1 @@
+"""Techniques of several workers: what they exchange, when and over what."""

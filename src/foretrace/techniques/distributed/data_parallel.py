@@ -1,0 +1,263 @@
+"""`data-parallel`: several workers with a copy of the model each, gradients averaged while the backward pass runs.
+
+PyTorch's `DistributedDataParallel` puts gradients into buckets in the order in which they become ready; a bucket is
+sent once it is full, and the update waits for all. Workers do the same thing, so one of them stands for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from foretrace.cost.network.network import CollectiveKind
+from foretrace.graph.edit import scale
+from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
+from foretrace.model.messages import CAP_MB, FIRST_MB, MIB, bucketed
+from foretrace.simulate.noise import expected_max
+from foretrace.simulate.replay import replay
+from foretrace.simulate.timeline import simulate
+from foretrace.techniques.base import Prior, Technique, derived, parameter
+from foretrace.techniques.compute.updates import find_update, update_bandwidth
+from foretrace.techniques.distributed.gradients import Gradient, find_gradients, spread_gradients
+from foretrace.techniques.distributed.messages import Plan, by_size, lay_out
+
+if TYPE_CHECKING:
+    from foretrace.training.training import Training
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataParallel(Technique):
+    """Train on several workers with averaged gradients."""
+
+    name: ClassVar[str] = "data-parallel"
+    summary: ClassVar[str] = "several workers, gradients averaged in buckets while the backward pass runs"
+    source: ClassVar[str] = "Li et al., PyTorch Distributed (VLDB 2020), section 4; PyTorch, DistributedDataParallel"
+    effort: ClassVar[str] = "more devices, a launcher and a process group"
+    needs: ClassVar[str] = "as many processes as workers"
+
+    workers: int = parameter(doc="processes, each with a copy of the model and a batch of its own")
+    network: str = parameter(doc="link between workers (1gbit/50us), or a file of a cluster or of measured collectives")
+    backend: str = parameter("", doc="what exchanges messages", choices=("", "gloo", "nccl"))
+    bucket_mb: float | None = parameter(
+        None, doc="size at which a bucket is sent; 25 with a first one of 1 by default", unit="MiB"
+    )
+    buckets_mb: str = parameter("", doc="sizes of the first buckets, the last one for all further: 1,4,8", unit="MiB")
+    views: bool = parameter(False, doc="gradients are views of buckets (gradient_as_bucket_view): no copies back")
+    unused: bool = parameter(False, doc="look for parameters without a gradient (find_unused_parameters)")
+    gradient_mb: float = parameter(0.0, doc="size of all gradients, where the recording does not show them", unit="MB")
+    skew: float | None = derived(unit="", doc="a share x of unknown gradients is ready after x^skew of the pass")
+    copy_gb_s: float | None = derived(unit="GB/s", doc="bandwidth of copying gradients into buckets and back")
+    gradient_us: float | None = derived(unit="µs", doc="host time of a gradient beside its copies")
+    step_us: float | None = derived(unit="µs", doc="host time of a step in the reducer")
+    launch_us: float | None = derived(unit="µs", doc="host time of starting one collective")
+    waiting_ms: float | None = derived(unit="ms", doc="how much later the last worker is than this one")
+    company: float | None = derived(doc="slow-down of computing while messages are exchanged")
+    transfer: float | None = derived(doc="time of transfers relative to what the network's model says")
+
+    def change(self, graph: TaskGraph) -> TaskGraph:
+        gradients = self._gradients(graph)
+        plan = self.plan(graph, gradients)
+        return lay_out(self.slowed(graph, gradients, plan), plan, self)
+
+    def buckets(self, nbytes: Sequence[int], types: Sequence[object] | None = None) -> list[list[int]]:
+        """Gradients (in the order in which they become ready) that are sent together."""
+        return bucketed(nbytes, [int(cap * MIB) for cap in self._caps()], types)
+
+    def _caps(self) -> tuple[float, ...]:
+        """Sizes (MiB) at which buckets are closed."""
+        if self.buckets_mb:
+            try:
+                caps = tuple(float(each) for each in self.buckets_mb.split(","))
+            except ValueError:
+                caps = ()
+            if not caps or not all(0 < cap < 1e6 for cap in caps):
+                raise self.refuse(f"buckets_mb={self.buckets_mb} is no list of sizes; write 1,4,8 (MiB above 0).")
+            return caps
+        if self.bucket_mb is None:
+            return FIRST_MB, CAP_MB
+        if not 0 < self.bucket_mb < 1e6:
+            raise self.refuse(f"bucket_mb={self.bucket_mb} is no size; give MiB above 0.")
+        return (self.bucket_mb,)
+
+    def plan(self, graph: TaskGraph, gradients: Sequence[Gradient]) -> Plan:
+        values = self.values(graph)
+        sizes = [each.nbytes for each in gradients]
+        total, recording = sum(sizes), graph.info.recording
+        out_ns = 0 if self.views else round(2 * total / values["copy_gb_s"])
+        normed = any("BatchNorm" in each.get("class", "") for each in recording.get("modules", []))
+        return Plan(
+            workers=self.workers,
+            network=self.network,
+            backend=self._backend(graph),
+            parts=by_size(sizes, self.assigned(gradients)),
+            transfer=values["transfer"],
+            waiting_ms=values["waiting_ms"],
+            launch_us=values["launch_us"],
+            copied_ns=out_ns,
+            buffer_bytes=int(recording.get("buffer_bytes") or 0),
+            buffer_types=1 + normed,  # batch norm counts its batches in an int64
+            gradient_mb=self.gradient_mb,
+            skew=values.get("skew", 1.0),
+        )
+
+    def assigned(self, gradients: Sequence[Gradient]) -> list[list[int]]:
+        """Gradients per bucket, as the reducer assigns them from the second step on."""
+        sizes, types = [each.nbytes for each in gradients], [each.itemsize for each in gradients]
+        if not self.unused:
+            return self.buckets(sizes, types)
+        # Buckets that may lack gradients stay as they were made: in the reverse order of registration.
+        if any(each.parameter < 0 for each in gradients):
+            raise self.refuse("unused=yes needs the order of the parameters; record with `foretrace record`.")
+        registered = sorted(range(len(gradients)), key=lambda i: gradients[i].parameter)
+        found = self.buckets([sizes[i] for i in registered], [types[i] for i in registered])
+        found.sort(key=min)
+        return [[registered[i] for i in bucket] for bucket in reversed(found)]
+
+    def priors(self, graph: TaskGraph) -> dict[str, Prior]:
+        found: dict[str, Prior] = {}
+        cpu = graph.info.platform == "cpu"
+        if self.gradient_mb:
+            found["skew"] = Prior(
+                value=1.0,
+                low=0.5,
+                high=2.0,
+                unit="",
+                why="gradients become ready evenly; early in the pass or late, if large layers come last or first",
+            )
+        alone = Prior(value=10.0, low=4.0, high=30.0, unit="GB/s", why="one core copies so much")
+        device = Prior(value=500.0, low=150.0, high=1500.0, unit="GB/s", why="devices copy so much")
+        found["copy_gb_s"] = update_bandwidth(graph) or (alone if cpu else device)
+        found["gradient_us"] = Prior(
+            value=3.5,
+            low=1.5,
+            high=10.0,
+            unit="µs",
+            why="the reducer's hook, measured with PyTorch 2.13 on a server core",
+        )
+        found["step_us"] = Prior(
+            value=240.0, low=80.0, high=600.0, unit="µs", why="DistributedDataParallel around a step, measured likewise"
+        )
+        found["launch_us"] = Prior(
+            value=40.0,
+            low=15.0,
+            high=100.0,
+            unit="µs",
+            why="a call of the process group and its end, measured likewise",
+        )
+        found["waiting_ms"] = self._waiting(graph)
+        if cpu:
+            why = "threads of the backend take memory bandwidth and cycles from computing"
+            found["company"] = Prior(value=1.02, low=1.0, high=1.10, unit="×", why=why)
+        else:
+            why = "NCCL's kernels occupy multiprocessors: 1.04 to 1.1 measured by Agarwal et al. (MLSys 2022)"
+            found["company"] = Prior(value=1.06, low=1.0, high=1.15, unit="×", why=why)
+        found["transfer"] = transfer_prior(self._empty(graph), 4 * MIB)
+        return found
+
+    def _empty(self, graph: TaskGraph) -> Plan:
+        return Plan(workers=self.workers, network=self.network, backend=self._backend(graph), parts=())
+
+    def _waiting(self, graph: TaskGraph) -> Prior:
+        return waiting_prior(graph, self.workers)
+
+    def slowed(self, graph: TaskGraph, gradients: Sequence[Gradient], plan: Plan) -> TaskGraph:
+        """Computing beside messages, and what the reducer adds to every gradient."""
+        values = self.values(graph)
+        first = np.min([each.ready for each in gradients], axis=0)
+        last = np.max([each.ready for each in gradients], axis=0)
+        busy_s = sum(leg.seconds for i in range(len(plan.parts)) for leg in plan.legs(i))
+        graph = beside(graph, first, last, values["company"], busy_s, technique=self.name)
+        dur = graph.dur.copy()
+        on_host = graph.info.platform == "cpu"
+        for each in gradients:
+            copied = 2 * each.nbytes / values["copy_gb_s"]  # into the bucket, divided by the workers
+            np.add.at(dur, each.ready, round(on_host * copied + 1e3 * values["gradient_us"]))
+            if not on_host and np.all(each.device >= 0):
+                np.add.at(dur, each.device, round(copied))
+        np.add.at(dur, first, round(1e3 * values["step_us"]))
+        return graph.with_columns(dur=dur)
+
+    def _gradients(self, graph: TaskGraph) -> tuple[Gradient, ...]:
+        self._check()
+        if graph.info.recording.get("distributed") or bool((graph.kind == TaskKind.COLLECTIVE).any()):
+            raise self.refuse("the recording already exchanges messages between workers; record one worker alone.")
+        if self.gradient_mb:
+            found = spread_gradients(graph, self.gradient_mb * 1e6, skew=self.values(graph)["skew"])
+            if not found:
+                raise self.refuse("the recording shows no backward pass.")
+            return found
+        found = find_gradients(graph)
+        if not found:
+            update = find_update(graph)
+            size = f"gradient_mb={update.nbytes / 1e6:.4g}" if update and update.nbytes else "gradient_mb=MB"
+            raise self.refuse(
+                "the recording does not show when gradients become ready; record with `foretrace record`, with shapes "
+                f"and operators, or give the size of all gradients in MB ({size})."
+            )
+        return found
+
+    def _check(self) -> None:
+        if self.workers < 2:
+            raise self.refuse("workers must be 2 or more.")
+        self._caps()
+        if self.bucket_mb is not None and self.buckets_mb:
+            raise self.refuse("bucket_mb= and buckets_mb= exclude each other; keep one.")
+        if not 0 <= self.gradient_mb < 1e9:
+            raise self.refuse(f"gradient_mb={self.gradient_mb} is no size; give MB above 0.")
+
+    def _backend(self, graph: TaskGraph) -> str:
+        return self.backend or ("gloo" if graph.info.platform == "cpu" else "nccl")
+
+    def realise(self, training: Training) -> Training:
+        from foretrace.training.workers import in_replicas, need_group, sharing
+
+        self._check()
+        need_group(self.name, self.workers)
+        options: dict[str, Any] = {"gradient_as_bucket_view": self.views, "find_unused_parameters": self.unused}
+        if self.buckets_mb:
+            options["bucket_cap_mb_list"] = list(self._caps())
+        elif self.bucket_mb is not None:
+            options["bucket_cap_mb"] = self.bucket_mb
+        return in_replicas(sharing(training, self.name), self.name, **options)
+
+
+def transfer_prior(plan: Plan, nbytes: float) -> Prior:
+    """How far the network's model may be off, at a typical size."""
+    typical = plan.net().cost(CollectiveKind.ALL_REDUCE, nbytes)
+    share = typical.seconds or 1.0
+    return Prior(value=1.0, low=typical.low_s / share, high=typical.high_s / share, unit="×", why=typical.why)
+
+
+def waiting_prior(graph: TaskGraph, workers: int) -> Prior:
+    """The last of W workers whose steps vary as the recorded ones do, relative to the mean (order statistics)."""
+    times = simulate(graph).step_times_ns / 1e9
+    spread = float(np.std(times, ddof=1)) if len(times) > 2 else 0.02 * float(np.mean(times))
+    late = 1e3 * spread * expected_max(workers)
+    why = f"the last of {workers} workers whose steps vary as the {len(times)} recorded ones do"
+    return Prior(value=late, low=0.0, high=2.5 * late, unit="ms", why=why)
+
+
+def beside(
+    graph: TaskGraph,
+    first: npt.NDArray[np.int64],
+    last: npt.NDArray[np.int64],
+    company: float,
+    busy_s: float,
+    *,
+    technique: str,
+) -> TaskGraph:
+    """Backward work between two rows of every step slowed by messages that are under way for `busy_s` of it."""
+    start, end = replay(graph)
+    step = np.clip(graph.step, 0, graph.n_steps - 1)
+    rows = (graph.step == step) & (graph.phase == Phase.BACKWARD) & ~graph.gone
+    rows &= (start >= start[first][step]) & (start <= end[last][step])
+    rows &= ~np.isin(graph.kind, (TaskKind.MARK, TaskKind.JOIN, TaskKind.COLLECTIVE))
+    if graph.on_device.any():
+        rows &= graph.on_device  # messages of a device leave the host alone
+    length = float(np.mean(end[last] - start[first])) / 1e9
+    share = min(busy_s / length, 1.0) if length > 0 else 0.0
+    return scale(graph, rows, 1 + (company - 1) * share, technique=technique)

@@ -1,0 +1,206 @@
+"""`gradient-compression`: data-parallel workers send fewer bytes and pay for it with encoding and decoding.
+
+It changes the messages that `data-parallel` put in, bucket by bucket, as a communication hook does: encode when a
+bucket is full, send, decode when everyone's part is there. Averaging stays all-reduce where codes can be added up (16
+bit, PowerSGD, random-k with a common seed); elsewhere everyone gathers everyone's codes and decodes them all, so bytes
+and decoding grow with the workers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import isfinite
+from typing import TYPE_CHECKING, ClassVar
+
+from foretrace.cost.operators.calibration import Calibration
+from foretrace.cost.operators.operator import Operator
+from foretrace.graph.taskgraph import Change, TaskGraph
+from foretrace.techniques.base import Prior, Technique, derived, parameter
+from foretrace.techniques.distributed.compressed_exchange import Compressed, bucket_shapes, compressed, compressible
+from foretrace.techniques.distributed.compressors import METHODS, measured, parts, rates, ratio, wanted
+from foretrace.techniques.distributed.messages import Plan
+from foretrace.training.compression.settings import Settings
+
+if TYPE_CHECKING:
+    from foretrace.training.training import Training
+
+_ALONE = Prior(
+    value=1.0,
+    low=0.8,
+    high=1.5,
+    unit="×",
+    why="the hook was timed alone; in a step it meets other caches and a busier memory",
+)
+_HOOK = Prior(value=200.0, low=50.0, high=800.0, unit="µs", why="a hook in Python calls ten to a hundred operators")
+_ON_CPU = Prior(
+    value=0.5,
+    low=0.0,
+    high=1.0,
+    unit="×",
+    why="callbacks run on a thread of the back end; whether a core is free for it is not recorded",
+)
+_ON_DEVICE = Prior(
+    value=1.0, low=0.5, high=1.0, unit="×", why="kernels of callbacks take multiprocessors from the backward pass"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientCompression(Technique):
+    """Communication hooks that compress gradients."""
+
+    name: ClassVar[str] = "gradient-compression"
+    summary: ClassVar[str] = "data-parallel workers exchange compressed gradients: fewer bytes, encoding and decoding"
+    source: ClassVar[str] = (
+        "Agarwal et al., On the Utility of Gradient Compression (MLSys 2022); Vogels et al., PowerSGD (NeurIPS 2019); "
+        "Lin et al., Deep Gradient Compression (ICLR 2018); Bernstein et al., signSGD (ICLR 2019); PyTorch, DDP hooks"
+    )
+    effort: ClassVar[str] = "a communication hook; gradients change"
+    needs: ClassVar[str] = "data-parallel before it, and its processes"
+
+    method: str = parameter(doc="how gradients are compressed", choices=METHODS)
+    rank: int = parameter(4, doc="powersgd: columns of P and Q")
+    min_rate: float = parameter(2.0, doc="powersgd: tensors that shrink by no more are sent as they are", unit="×")
+    start: int = parameter(2, doc="powersgd: steps before it sets in; the prediction is for the steps after them")
+    share: float = parameter(0.01, doc="topk, randomk, dgc: elements that are sent", unit="share")
+    clip: float = parameter(0.0, doc="dgc: longest gradient of all workers together, by bucket; 0 is any")
+    warm_steps: int = parameter(0, doc="dgc: steps with more elements; the prediction is for the steps after them")
+    measured: float | None = derived(doc="time of the hook in a step relative to the hook timed alone")
+    encode_gb_s: float | None = derived(unit="GB/s", doc="gradient bytes encoded per second")
+    decode_gb_s: float | None = derived(unit="GB/s", doc="gradient bytes decoded per second")
+    hook_us: float | None = derived(unit="µs", doc="time of a bucket beside what grows with its size")
+    crowding: float | None = derived(doc="part of the callbacks' time that is taken from the backward pass")
+
+    @property
+    def settings(self) -> Settings:
+        """The method for the hooks."""
+        return Settings(
+            method=self.method,
+            rank=self.rank,
+            min_rate=self.min_rate,
+            start=self.start,
+            share=self.share,
+            clip=self.clip,
+            warm_steps=self.warm_steps,
+        )
+
+    def wants(self, graph: TaskGraph) -> tuple[Operator, ...]:
+        plan = self._plan(graph)
+        return wanted(self.settings, bucket_shapes(graph, plan), plan.workers, _device(graph))
+
+    def priors(self, graph: TaskGraph) -> dict[str, Prior]:
+        plan = self._plan(graph)
+        found: dict[str, Prior] = {}
+        if self._timed(graph, plan) is not None:
+            found["measured"] = _ALONE
+        else:
+            encode, decode = rates(self.settings, plan.workers, cpu=graph.info.platform == "cpu")
+            found |= {"encode_gb_s": encode, "decode_gb_s": decode, "hook_us": _HOOK}
+        found["crowding"] = _ON_CPU if graph.info.platform == "cpu" else _ON_DEVICE
+        return found
+
+    def change(self, graph: TaskGraph) -> TaskGraph:
+        plan = self._plan(graph)
+        shapes = bucket_shapes(graph, plan)
+        values = self.values(graph)
+        buckets = [
+            Compressed(
+                parts=[(part.kind, part.nbytes) for part in parts(self.settings, each, plan.workers) if part.nbytes],
+                encode_s=encode,
+                decode_s=decode,
+            )
+            for each, (encode, decode) in zip(shapes, self._times(graph, plan, values), strict=True)
+        ]
+        changed = compressed(
+            graph, plan, buckets, self, crowding=values["crowding"], in_turn=self._in_turn(plan), said=str(self)
+        )
+        every = [shape for each in shapes for shape in each]
+        less = ratio(self.settings, every, plan.workers)
+        coding = sum(each.encode_s + each.decode_s for each in buckets)
+        what = (
+            f"sent {1 / less:.3g} of the gradients' bytes ({less:.3g} times fewer), coding {1e3 * coding:.3g} ms a step"
+        )
+        return changed.noted(Change(technique=self.name, what=what, tasks=len(buckets) * graph.n_steps))
+
+    def coding_s(self, graph: TaskGraph) -> tuple[float, float, bool]:
+        """Seconds of encoding and of decoding all buckets of a step, and whether they were timed on the device."""
+        plan = self._plan(graph)
+        times = self._times(graph, plan, self.values(graph))
+        return sum(each for each, _ in times), sum(each for _, each in times), self._timed(graph, plan) is not None
+
+    def sent(self, graph: TaskGraph) -> tuple[float, float]:
+        """Bytes that a worker sends per step, and how many times fewer they are than its gradients."""
+        plan = self._plan(graph)
+        buckets = bucket_shapes(graph, plan)
+        nbytes = sum(part.sent for each in buckets for part in parts(self.settings, each, plan.workers))
+        return nbytes, sum(part.nbytes for part in plan.parts) / nbytes
+
+    def realise(self, training: Training) -> Training:
+        from foretrace.training.compression.hooks import Registered
+        from foretrace.training.workers import replicas
+
+        self._check()
+        parallel, settings = replicas(training, self.name), self.settings
+        if self.method == "dgc":
+            settings = replace(settings, momentum=_take_momentum(training))
+        return replace(training, around_forward=(*training.around_forward, Registered(parallel, settings)))
+
+    def _plan(self, graph: TaskGraph) -> Plan:
+        self._check()
+        plan = compressible(graph, self)
+        if self.method == "powersgd" and plan.gradient_mb:
+            raise self.refuse("the shapes of the gradients are unknown, and PowerSGD works on matrices.")
+        return plan
+
+    def _check(self) -> None:
+        if self.method not in METHODS:
+            raise self.refuse(f"there is no method {self.method!r}; choose {', '.join(METHODS)}.")
+        if self.rank < 1:
+            raise self.refuse(f"rank={self.rank} is no rank; give 1 or more.")
+        if not 0 < self.share <= 1:
+            raise self.refuse(f"share={self.share} is no share; give more than 0 and at most 1.")
+        if self.start < 2:
+            raise self.refuse("start must be 2 or more: DistributedDataParallel builds its buckets anew after a step.")
+        if not (isfinite(self.min_rate) and self.min_rate > 0):
+            raise self.refuse(f"min_rate={self.min_rate} is no ratio; give a number above 0.")
+        if not (isfinite(self.clip) and self.clip >= 0) or self.warm_steps < 0:
+            raise self.refuse("clip and warm_steps must be 0 or more.")
+        for name in ("measured", "encode_gb_s", "decode_gb_s"):
+            value = getattr(self, name)
+            if value is not None and not (isfinite(value) and value > 0):
+                raise self.refuse(f"{name}={value} must be a number above 0.")
+        if self.hook_us is not None and not (isfinite(self.hook_us) and self.hook_us >= 0):
+            raise self.refuse(f"hook_us={self.hook_us} is no time; give 0 or more.")
+        if self.crowding is not None and not 0 <= self.crowding <= 1:
+            raise self.refuse(f"crowding={self.crowding} is no part; give 0 to 1.")
+
+    def _in_turn(self, plan: Plan) -> bool:
+        return self.method == "powersgd" and plan.backend == "gloo"
+
+    def _timed(self, graph: TaskGraph, plan: Plan) -> list[tuple[float, float]] | None:
+        """Seconds of encoding and decoding per bucket as timed alone; None where they were not, or rates are given."""
+        if self.encode_gb_s is not None or self.decode_gb_s is not None:
+            return None
+        shapes = bucket_shapes(graph, plan)
+        return measured(Calibration.of(graph), self.settings, shapes, plan.workers, _device(graph))
+
+    def _times(self, graph: TaskGraph, plan: Plan, values: dict[str, float]) -> list[tuple[float, float]]:
+        timed = self._timed(graph, plan)
+        if timed is not None:
+            return [(values["measured"] * encode, values["measured"] * decode) for encode, decode in timed]
+        encode, decode, fixed = 1e9 * values["encode_gb_s"], 1e9 * values["decode_gb_s"], 0.5e-6 * values["hook_us"]
+        return [(fixed + part.nbytes / encode, fixed + part.nbytes / decode) for part in plan.parts]
+
+
+def _device(graph: TaskGraph) -> str:
+    return "cpu" if graph.info.platform == "cpu" else "cuda"
+
+
+def _take_momentum(training: Training) -> float:
+    """Momentum of SGD, which DGC applies on every worker before it sends, taken out of the optimizers; else 0."""
+    from torch.optim import SGD
+
+    taken = 0.0
+    for optimizer in training.optimizers:
+        for group in optimizer.param_groups if isinstance(optimizer, SGD) else ():
+            taken, group["momentum"] = float(group["momentum"]) or taken, 0.0
+    return taken

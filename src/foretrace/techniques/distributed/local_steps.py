@@ -1,0 +1,136 @@
+"""`local-steps`: workers train by themselves and average their parameters every K steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import sqrt
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from foretrace.cost.network.network import CollectiveKind
+from foretrace.graph.taskgraph import Change, Phase, TaskGraph, TaskKind
+from foretrace.model.messages import MIB
+from foretrace.techniques.base import Prior, Technique, derived, parameter
+from foretrace.techniques.compute.batching import with_facts
+from foretrace.techniques.compute.updates import find_update, step_tasks, update_bandwidth
+from foretrace.techniques.distributed.data_parallel import transfer_prior, waiting_prior
+from foretrace.techniques.distributed.exchange import Message, Stop, exchange
+from foretrace.techniques.distributed.gradients import find_gradients
+from foretrace.techniques.distributed.messages import Plan
+
+if TYPE_CHECKING:
+    from foretrace.training.training import Training
+
+PASSES = 6  # over the parameters: into one array, divided, back; each read and written
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSteps(Technique):
+    """Average parameters every few steps in place of gradients in every step."""
+
+    name: ClassVar[str] = "local-steps"
+    summary: ClassVar[str] = "several workers by themselves, parameters averaged every K steps"
+    source: ClassVar[str] = "Lin et al., post-local SGD (ICLR 2020); PyTorch, PostLocalSGDOptimizer"
+    effort: ClassVar[str] = "a few lines; convergence to check"
+    needs: ClassVar[str] = "as many processes as workers"
+
+    workers: int = parameter(doc="processes, each with a copy of the model and a batch of its own")
+    network: str = parameter(doc="link between workers (1gbit/50us), or a file of a cluster or of measured collectives")
+    every: int = parameter(4, doc="steps between two averages")
+    backend: str = parameter("", doc="what exchanges messages", choices=("", "gloo", "nccl"))
+    parameter_mb: float = parameter(0.0, doc="size of all parameters, where the recording does not show it", unit="MB")
+    copy_gb_s: float | None = derived(unit="GB/s", doc="bandwidth of copying parameters into one array and back")
+    step_us: float | None = derived(unit="µs", doc="host time of one average beside its copies")
+    waiting_ms: float | None = derived(unit="ms", doc="how much later the last worker is than this one, after one step")
+    transfer: float | None = derived(doc="time of transfers relative to what the network's model says")
+
+    def change(self, graph: TaskGraph) -> TaskGraph:
+        self._check()
+        if graph.info.recording.get("distributed") or bool((graph.kind == TaskKind.COLLECTIVE).any()):
+            raise self.refuse("the recording already exchanges messages between workers; record one worker alone.")
+        nbytes, values = self._nbytes(graph), self.values(graph)
+        rows, device = self._ends(graph)
+        plan = self._plan(graph)
+        cost = plan.net().cost(CollectiveKind.ALL_REDUCE, nbytes).seconds * values["transfer"]
+        copied_s = PASSES * nbytes / (values["copy_gb_s"] * 1e9)
+        # Delays of single steps add up as a random walk until the workers meet.
+        late_ns = values["waiting_ms"] * 1e6 * sqrt(self.every)
+        message = Message(
+            name=f"all-reduce of parameters, 1/{self.every} of it",
+            nbytes=round(nbytes / self.every),
+            dur_ns=round(cost * 1e9 / self.every),
+            wire_ns=round(cost * 1e9 / self.every),
+            after=rows,
+            device=device,
+            waits=rows,
+            lag_ns=round(late_ns / self.every),
+            host_ns=round(values["step_us"] * 1e3 / self.every),
+        )
+        stop = Stop(waits=rows, then_ns=round(copied_s * 1e9 / self.every), device=device)
+        result = exchange(graph, [message], [stop], in_flight=1, technique=self.name)
+        what = (
+            f"every step carries 1/{self.every} of an average; in the run, one step in {self.every} carries all of it "
+            f"({1e3 * (cost + copied_s):.3g} ms)"
+        )
+        facts = {"workers": self.workers, "network": self.network, "backend": plan.backend, "every": self.every}
+        return with_facts(result.noted(Change(technique=self.name, what=what, tasks=len(rows))), distributed=facts)
+
+    def priors(self, graph: TaskGraph) -> dict[str, Prior]:
+        cpu = graph.info.platform == "cpu"
+        alone = Prior(value=10.0, low=4.0, high=30.0, unit="GB/s", why="one core copies so much")
+        device = Prior(value=500.0, low=150.0, high=1500.0, unit="GB/s", why="devices copy so much")
+        return {
+            "copy_gb_s": update_bandwidth(graph) or (alone if cpu else device),
+            "step_us": Prior(
+                value=300.0, low=100.0, high=1000.0, unit="µs", why="Python over all parameters, one call"
+            ),
+            "waiting_ms": waiting_prior(graph, self.workers),
+            "transfer": transfer_prior(self._plan(graph), 4 * MIB),
+        }
+
+    def _plan(self, graph: TaskGraph) -> Plan:
+        backend = self.backend or ("gloo" if graph.info.platform == "cpu" else "nccl")
+        return Plan(workers=self.workers, network=self.network, backend=backend, parts=())
+
+    def _check(self) -> None:
+        if self.workers < 2:
+            raise self.refuse("workers must be 2 or more.")
+        if self.every < 1:
+            raise self.refuse(f"every={self.every} is no number of steps; give 1 or more.")
+        if not 0 <= self.parameter_mb < 1e9:
+            raise self.refuse(f"parameter_mb={self.parameter_mb} is no size; give MB above 0.")
+
+    def _nbytes(self, graph: TaskGraph) -> int:
+        """Bytes of all parameters that are trained."""
+        if self.parameter_mb:
+            return round(self.parameter_mb * 1e6)
+        update = find_update(graph)
+        found = sum(each.nbytes for each in find_gradients(graph)) or (update.nbytes if update else 0)
+        if not found:
+            raise self.refuse("the recording does not tell how large the parameters are; give parameter_mb=.")
+        return found
+
+    def _ends(self, graph: TaskGraph) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
+        """Per step the last host task of the update, and the last device task there."""
+        live = ~graph.gone & ~np.isin(graph.kind, (TaskKind.MARK, TaskKind.JOIN))
+        update = step_tasks(graph) & live
+        update = update if update.any() else (graph.phase == Phase.OPTIMIZER) & live
+        rows, device = np.full(graph.n_steps, -1, dtype=np.int64), np.full(graph.n_steps, -1, dtype=np.int64)
+        for found, where in ((rows, ~graph.on_device), (device, graph.on_device)):
+            for step in range(graph.n_steps):
+                mine = np.flatnonzero(update & where & (graph.step == step))
+                found[step] = mine[-1] if len(mine) else -1
+        if np.any(rows < 0):
+            raise self.refuse("the recording shows no optimizer step (no Optimizer.step ranges).")
+        return rows, device if np.all(device >= 0) else None
+
+    def realise(self, training: Training) -> Training:
+        from foretrace.training.workers import averaged_every, need_group, sharing
+
+        self._check()
+        need_group(self.name, self.workers)
+        shared = sharing(training, self.name)
+        optimizers = tuple(averaged_every(each, self.every) for each in shared.optimizers)
+        return replace(shared, optimizers=optimizers)

@@ -1,0 +1,1 @@
+"""Techniques that trade memory for time."""

@@ -1,0 +1,140 @@
+"""`activation-offload`: activations leave the memory between forward and backward (vDNN).
+
+On a device they are copied to the host beside the forward pass and fetched ahead of the backward pass, each direction
+on a lane of its own; the step grows where a copy is not done in time. On a processor they go to a file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from foretrace.cost.operators.operator import Operator
+from foretrace.graph.taskgraph import TaskGraph
+from foretrace.techniques.base import Across, Prior, Technique, derived, parameter, prior
+from foretrace.techniques.memory.keeping import (
+    Names,
+    hook_time_s,
+    insert_keeping,
+    keeping_operators,
+    keeping_times,
+    saved_note,
+)
+from foretrace.techniques.memory.offloading import insert_copies
+from foretrace.techniques.memory.saved import Saved, Savings, find_saved
+
+if TYPE_CHECKING:
+    from foretrace.training.training import Training
+
+_NAMES = Names(store="write a saved tensor to the file", restore="read a saved tensor from the file")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActivationOffload(Technique):
+    """Saved activations in host memory (of a device) or in a file (of a processor) between forward and backward."""
+
+    name: ClassVar[str] = "activation-offload"
+    across: ClassVar[Across] = "each"
+    summary: ClassVar[str] = "activations wait for the backward pass in host memory, or in a file"
+    source: ClassVar[str] = "vDNN (MICRO 2016), section III; torch saved-tensor hooks"
+    effort: ClassVar[str] = "one context manager; host memory or disk"
+
+    to: str = parameter("auto", doc="host, disk, or what suits the device", choices=("auto", "host", "disk"))
+    min_bytes: int = parameter(1 << 20, doc="smaller tensors stay where they are", unit="B")
+    prefetch: int = parameter(2, doc="tensors fetched ahead in the backward pass of a device")
+    measured: float | None = prior(
+        1.0,
+        0.85,
+        1.6,
+        doc="writing, reading and hooks in a step relative to timed alone",
+        why="the page cache is shared with everything else that the machine does; the code of the hooks is in no cache",
+    )
+    write_gb_s: float | None = derived(unit="GB/s", doc="rate at which activations leave")
+    read_gb_s: float | None = derived(unit="GB/s", doc="rate at which they come back")
+    hook_us: float | None = prior(
+        4.0, 2.0, 10.0, unit="µs", doc="host time per saved variable", why="two calls from autograd into Python"
+    )
+
+    def wants(self, graph: TaskGraph) -> tuple[Operator, ...]:
+        return keeping_operators("disk", self._chosen(graph)[1]) if self._on_disk(graph) else ()
+
+    def priors(self, graph: TaskGraph) -> dict[str, Prior]:
+        found = dict(super().priors(graph))
+        if hook_time_s(graph) is not None:
+            del found["hook_us"]
+        if self._on_disk(graph):
+            if keeping_times(graph, "disk", self._chosen(graph)[1]) is not None:
+                return found
+            found["write_gb_s"], found["read_gb_s"] = _FILE
+        else:
+            found["write_gb_s"], found["read_gb_s"] = _LINK, _LINK
+        del found["measured"]
+        return found
+
+    def change(self, graph: TaskGraph) -> TaskGraph:
+        if self.min_bytes < 0:
+            raise self.refuse(f"min_bytes={self.min_bytes} is no size; give 0 or more.")
+        disk = self._on_disk(graph)
+        if self.prefetch < 1:
+            raise self.refuse(f"prefetch={self.prefetch} is below 1; the backward pass needs one tensor at a time.")
+        if not disk and not graph.on_device.any():
+            raise self.refuse("the activations of this recording lie in host memory already; ask for to=disk.")
+        if disk and graph.on_device.any():
+            raise self.refuse("from a device activations go to host memory first; ask for to=host.")
+        savings, chosen = self._chosen(graph)
+        if not chosen:
+            raise self.refuse(
+                f"the recording shows no activations of {self.min_bytes} bytes or more that autograd saves; "
+                "record with shapes, or give a smaller min_bytes."
+            )
+        values = self.values(graph)
+        hook_s = hook_time_s(graph)
+        hook_s = 1e-6 * values["hook_us"] if hook_s is None or self.hook_us is not None else hook_s
+        times = keeping_times(graph, "disk", chosen) if disk else None
+        if times is None or self.write_gb_s is not None or self.read_gb_s is not None:
+            rates = 1e-9 / values["write_gb_s"], 1e-9 / values["read_gb_s"]
+            times = {each: (each.nbytes * rates[0], each.nbytes * rates[1]) for each in chosen}
+        else:
+            factor = values["measured"]
+            hook_s *= factor
+            times = {each: (factor * there, factor * back) for each, (there, back) in times.items()}
+        if disk:
+            changed = insert_keeping(graph, savings, times, hook_s, _NAMES, self.name)
+        elif all(each.use < 0 for each in chosen):
+            raise self.refuse("the recording shows no backward pass that asks for the activations.")
+        else:
+            changed = insert_copies(graph, savings, times, hook_s, self.prefetch, self.name)
+        where = "written to a file" if disk else "copied to the host"
+        return changed.noted(saved_note(graph, savings, chosen, 0.0, where, self.name))
+
+    def realise(self, training: Training) -> Training:
+        from foretrace.training.saved_tensors import Codec, Disk, Keeping, Pinned
+
+        cuda = training.device.startswith("cuda")
+        if self.to == "host" and not cuda:
+            raise self.refuse("the activations of this training lie in host memory already; ask for to=disk.")
+        if self.to == "disk" and cuda:
+            raise self.refuse("from a device activations go to host memory first; ask for to=host.")
+        codec: Codec = Pinned(self.prefetch) if cuda else Disk()
+        keeping = Keeping(codec, training.model.parameters(), self.min_bytes)
+        return replace(training, around_forward=(*training.around_forward, keeping))
+
+    def _on_disk(self, graph: TaskGraph) -> bool:
+        return self.to == "disk" or (self.to == "auto" and graph.info.platform == "cpu")
+
+    def _chosen(self, graph: TaskGraph) -> tuple[Savings, list[Saved]]:
+        savings = find_saved(graph)
+        return savings, [each for each in savings.tensors if each.nbytes >= self.min_bytes]
+
+
+_FILE = (
+    Prior(value=1.5, low=0.3, high=3.0, unit="GB/s", why="into the page cache at first, at the disk's rate later"),
+    Prior(value=3.0, low=0.5, high=6.0, unit="GB/s", why="from the page cache, or from the disk"),
+)
+_LINK = Prior(
+    value=12.0,
+    low=6.0,
+    high=24.0,
+    unit="GB/s",
+    why="pinned copies over PCIe: about 12 GB/s with the third generation, 24 with the fourth",
+)

@@ -1,0 +1,88 @@
+"""Copies of activations between a device and its host, each direction on a lane of its own, beside the computation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from foretrace.graph.insert import HostTask, edge_columns, extend, insert
+from foretrace.graph.taskgraph import Change, EdgeKind, Lane, Phase, TaskGraph, TaskKind
+from foretrace.techniques.memory.saved import Saved, Savings
+from foretrace.trace.trace import LaneKind
+
+_OUT, _BACK = "Memcpy DtoH (activations)", "Memcpy HtoD (activations)"
+
+
+def insert_copies(
+    graph: TaskGraph,
+    savings: Savings,
+    times: dict[Saved, tuple[float, float]],
+    hook_s: float,
+    prefetch: int,
+    technique: str,
+) -> TaskGraph:
+    """The graph with a copy out after every saving kernel and one back before the kernel that asks.
+
+    A copy back is ordered when the backward pass has come within `prefetch` tensors of its use, so that only so many
+    lie on the device again; on both lanes copies keep their order. Hooks cost host time at the end of the forward pass.
+    """
+    pairs = [(each, *seconds) for each, seconds in times.items() if each.use >= 0]
+    device = graph.lanes[int(graph.lane[pairs[0][0].row])]
+    lanes = tuple(
+        Lane(rank=device.rank, kind=LaneKind.GPU, device=device.device, stream=stream, label=label)
+        for stream, label in ((-2, "activations to the host"), (-3, "activations from the host"))
+    )
+    n, first = len(graph), len(graph.lanes)
+    tasks: dict[str, list[Any]] = {key: [] for key in ("kind", "lane", "name", "dur", "recorded", "nbytes", "flops")}
+    for key in ("phase", "layer", "step", "op", "priority"):
+        tasks[key] = []
+    edges: dict[str, list[Any]] = {key: [] for key in ("src", "dst", "edge_kind", "lag", "from_start")}
+
+    def task(each: Saved, like: int, lane: int, seconds: float, phase: Phase) -> int:
+        tasks["kind"].append(int(TaskKind.COPY))
+        tasks["lane"].append(first + lane)
+        tasks["name"].append(len(graph.names) + lane)
+        tasks["dur"].append(round(1e9 * seconds))
+        tasks["recorded"].append(int(graph.recorded[like]))
+        tasks["nbytes"].append(each.nbytes)
+        tasks["flops"].append(0.0)
+        tasks["phase"].append(int(phase))
+        for key in ("layer", "step", "op", "priority"):
+            tasks[key].append(int(getattr(graph, key)[like]))
+        return n + len(tasks["kind"]) - 1
+
+    def edge(src: int, dst: int, kind: EdgeKind) -> None:
+        for key, value in zip(edges, (src, dst, int(kind), 0, False), strict=True):
+            edges[key].append(value)
+
+    outs: dict[Saved, int] = {}
+    for each, there, _ in pairs:  # in the order of saving
+        row = task(each, each.row, 0, there, Phase.FORWARD)
+        edge(each.row, row, EdgeKind.EVENT)
+        if outs:
+            edge(row - 1, row, EdgeKind.STREAM)
+        outs[each] = row
+    back = sorted(pairs, key=lambda pair: (pair[0].use, -pair[0].row))
+    for i, (each, _, seconds) in enumerate(back):
+        row = task(each, each.use, 1, seconds, Phase.BACKWARD)
+        edge(outs[each], row, EdgeKind.EVENT)
+        edge(row, each.use, EdgeKind.EVENT)
+        if i:
+            edge(row - 1, row, EdgeKind.STREAM)
+        if i >= prefetch and back[i - prefetch][0].use < each.use:
+            edge(back[i - prefetch][0].use, row, EdgeKind.EVENT)
+    kinds = {"edge_kind": np.uint8, "lag": np.int64, "from_start": np.bool_}
+    made, rows = extend(
+        graph,
+        {key: np.array(values) for key, values in tasks.items()},
+        {key: np.array(values, dtype=kinds.get(key, np.int32)) for key, values in edges.items()},
+        names=(_OUT, _BACK),
+        lanes=lanes,
+        old_edges=edge_columns(graph),
+        change=Change(technique=technique, what=f"inserted {len(tasks['kind'])} copies", tasks=len(tasks["kind"])),
+    )
+    last = rows[savings.last_forward[savings.last_forward >= 0]].tolist()
+    each_ns = round(1e9 * hook_s * savings.variables / max(len(last), 1))
+    hooks = [HostTask(after=row, name="saved tensor hooks", dur_ns=each_ns) for row in last]
+    return insert(made, hooks, technique=technique)

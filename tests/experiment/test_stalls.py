@@ -1,0 +1,78 @@
+"""Stalls of a step: from a recording, and by differential runs of real processes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from foretrace.errors import ForetraceError
+from foretrace.executor import cores
+from foretrace.experiment.differential import Wanted, differential
+from foretrace.experiment.stalls import stalls
+from foretrace.flow import read
+from foretrace.graph.taskgraph import TaskGraph
+from foretrace.simulate.timeline import simulate
+
+RECORDED = Path(__file__).parents[1] / "data" / "cnn.json.gz"
+
+
+@pytest.fixture(scope="module")
+def graph() -> TaskGraph:
+    return read(RECORDED).graph().graph
+
+
+def test_the_bars_of_one_worker_are_its_loader(graph: TaskGraph) -> None:
+    found = stalls(graph)
+    loading = simulate(graph).breakdown().median_s()["data_loading"]
+    bars = {bar.name: bar for bar in found.bars}
+    assert set(bars) == {"preparation", "fetch"}
+    assert bars["preparation"].seconds + bars["fetch"].seconds == pytest.approx(loading)
+    assert found.alone_s == pytest.approx(found.recorded_s - loading)
+    assert any(line.startswith("interconnect") for line in found.unknown)
+
+
+def test_a_slower_link_stalls_longer(graph: TaskGraph) -> None:
+    fast = stalls(graph, workers=4, inside="10gbit/5us", between="1gbit/50us")
+    slow = stalls(graph, workers=4, inside="10gbit/5us", between="10mbit/50us")
+    for found in (fast, slow):
+        assert [bar.name for bar in found.bars][:2] == ["interconnect", "network"]
+        assert all(bar.low_s <= bar.seconds <= bar.high_s for bar in found.bars)
+    assert slow.bars[1].seconds > fast.bars[1].seconds
+    assert slow.bars[0].seconds == fast.bars[0].seconds
+
+
+def test_time_off_the_processor_is_fetching(graph: TaskGraph) -> None:
+    step = {"phase": "active", "loader_wall_ns": 10_000_000, "loader_cpu_ns": 9_900_000}
+    told = replace(graph, info=replace(graph.info, recording={**graph.info.recording, "steps": [step]}))
+    assert {bar.name: bar.seconds for bar in stalls(told).bars}["fetch"] == pytest.approx(1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(cores() < 2, reason="two workers need two cores")
+def test_runs_are_subtracted_and_compared() -> None:
+    told: list[str] = []
+    script = str(Path(__file__).parent / "script.py")
+    found = differential(Wanted(work=script, workers=2, steps=2), lambda what, share: told.append(what))
+    assert {"alone", "all", "cached"} <= set(found.runs_s)
+    assert len({len(times) for times in found.runs_s.values()}) == 1
+    names = [bar.name for bar in found.measured]
+    assert "interconnect" in names and "preparation" in names
+    assert found.predicted.bars[0].name == "interconnect"
+    assert found.notes or "fetch" in names
+    assert "running" in told
+
+
+@pytest.mark.parametrize(
+    ("wanted", "complaint"),
+    [
+        (Wanted(work="gpt2", workers=1), "2 or more"),
+        (Wanted(work="gpt2", workers=4096), "cores"),
+        (Wanted(work="gpt2", workers=2, steps=0), "1 or more"),
+        (Wanted(work="gpt2", workers=2, data=("/nowhere/at/all",)), "no such file"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(wanted: Wanted, complaint: str) -> None:
+    with pytest.raises(ForetraceError, match=complaint):
+        differential(wanted, lambda what, share: None)

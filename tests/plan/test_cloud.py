@@ -1,0 +1,120 @@
+"""Offers of rented machines: arithmetic that can be checked by hand, choices, and tables that are wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from foretrace.errors import ForetraceError
+from foretrace.flow import read
+from foretrace.graph.taskgraph import TaskGraph
+from foretrace.hardware.devices import catalog
+from foretrace.hardware.instances import Instance, instances
+from foretrace.plan.cloud import Wanted, advise
+from foretrace.report import stash as report
+from foretrace.simulate.timeline import simulate
+
+RECORDED = Path(__file__).parents[1] / "data" / "cnn.json.gz"
+T4 = Instance(
+    name="one", provider="", region="", device="T4", devices=1, vcpus=8, memory_gb=16, network_gbit_s=10,
+    bursts=False, price_per_h=2.0, date="2026-01-01", source="",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def graph() -> TaskGraph:
+    return read(RECORDED).graph().graph
+
+
+def test_one_machine_is_the_measured_step(graph: TaskGraph) -> None:
+    wanted = Wanted(samples=7200, epochs=5, counts=(1,), steps_s={"T4": 0.5})
+    (offer,) = advise(graph, [T4], wanted).offers
+    loading = simulate(graph).breakdown().median_s()["data_loading"] / simulate(graph).step_time_s
+    assert offer.step_s == pytest.approx(0.5 * (1 - loading), rel=1e-6)
+    assert offer.steps == 3600  # two samples a step
+    assert offer.hours == pytest.approx(5 * 3600 * offer.step_s / 3600)
+    assert offer.dollars == pytest.approx(2 * offer.hours)
+    assert offer.step_low_s <= offer.step_s <= offer.step_high_s
+    assert offer.communication_s == 0
+
+
+def test_more_machines_are_faster_and_dearer_and_the_front_is_what_nothing_beats(graph: TaskGraph) -> None:
+    found = advise(graph, [T4], Wanted(samples=7200, counts=(1, 2, 4), steps_s={"T4": 0.5}))
+    assert [offer.count for offer in found.offers] == [4, 2, 1]
+    assert all(np.diff([offer.dollars for offer in found.offers]) < 0)
+    assert all(offer.on_front for offer in found.offers)
+    dear = replace(T4, name="dear", price_per_h=9.0)
+    both = advise(graph, [T4, dear], Wanted(samples=7200, counts=(1,), steps_s={"T4": 0.5}))
+    assert {offer.instance.name: offer.on_front for offer in both.offers} == {"one": True, "dear": False}
+    assert "</svg>" in report.pareto_svg(report.cloud(both, Wanted(samples=7200), source="run"))
+
+
+def test_the_choice_keeps_within_time_and_money(graph: TaskGraph) -> None:
+    steps = {"T4": 0.5}
+    free = advise(graph, [T4], Wanted(samples=7200, steps_s=steps))
+    assert free.chosen is not None and free.chosen.count == 1 and free.why == "cheapest"
+    quick = advise(graph, [T4], Wanted(samples=7200, hours=0.2, steps_s=steps))
+    assert quick.chosen is not None and quick.chosen.count == 4
+    fastest = advise(graph, [T4], Wanted(samples=7200, dollars=100, steps_s=steps))
+    assert fastest.chosen is not None and fastest.chosen.count == 4
+    none = advise(graph, [T4], Wanted(samples=7200, hours=1e-6, steps_s=steps))
+    assert none.chosen is None and none.why.startswith("nothing fits")
+
+
+def test_slow_processors_stall_the_step(graph: TaskGraph) -> None:
+    slow = replace(T4, vcpus=1)
+    loaded = replace(graph, info=replace(graph.info, recording={
+        **graph.info.recording,
+        "steps": [{"phase": "active", "loader_cpu_ns": 3_000_000_000, "loader_wall_ns": 3_000_000_000}],
+    }))  # fmt: skip
+    (offer,) = advise(loaded, [slow], Wanted(samples=100, counts=(1,), steps_s={"T4": 0.5})).offers
+    assert offer.step_s == pytest.approx(3.0)
+    assert offer.data_s > 2
+
+
+def test_a_recording_on_a_processor_needs_measured_steps(graph: TaskGraph) -> None:
+    with pytest.raises(ForetraceError, match="--step T4=SECONDS"):
+        advise(graph, [T4], Wanted(samples=100))
+
+
+def test_every_shipped_type_has_a_known_device() -> None:
+    names = {each.short for each in catalog()}
+    found = instances()
+    assert len(found) > 20
+    assert all(each.device in names and each.price_per_h > 0 and each.date for each in found)
+    assert len({each.name for each in found}) == len(found)
+    eight = next(each for each in found if each.name == "p3.16xlarge").cluster(2)
+    assert (eight.nodes, eight.per_node, eight.workers) == (2, 8, 16)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "lists no instance types"),
+        ("name,device\n", "lists no instance types"),
+        ("name,device,devices,vcpus,memory_gb,network_gbit_s,price_per_h\na,T4,1,4,16,25,-1\n", "price_per_h is '-1'"),
+        (
+            "name,device,devices,vcpus,memory_gb,network_gbit_s,price_per_h\na,T4,1,4,16,nan,1\n",
+            "network_gbit_s is 'nan'",
+        ),
+        ("name,device,devices,vcpus,memory_gb,network_gbit_s,price_per_h\na,,1,4,16,25,1\n", "no device"),
+    ],
+)
+def test_a_wrong_table_is_named_with_its_line(tmp_path: Path, text: str, complaint: str) -> None:
+    path = tmp_path / "prices.csv"
+    path.write_text(text)
+    with pytest.raises(ForetraceError, match=complaint):
+        instances(path)
+
+
+def test_a_table_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ForetraceError, match="does not exist"):
+        instances(tmp_path / "missing.csv")
+    (tmp_path / "odd.csv").write_text(
+        "name,device,devices,vcpus,memory_gb,network_gbit_s,price_per_h\na,Z9,1,4,16,25,1\n"
+    )
+    with pytest.raises(ForetraceError, match="no device 'Z9'"):
+        _ = instances(tmp_path / "odd.csv")[0].kind
