@@ -804,19 +804,19 @@ def _readers() -> Iterator[Reader]:
     )
     for name, samples, module in (
         ("operators", operator_files, "json_form"),
-        ("execution-trace", execution_traces, "from_chakra"),
-        ("onnx", onnx_models, "from_onnx"),
+        ("execution-trace", execution_traces, "chakra"),
+        ("onnx", onnx_models, "onnx"),
     ):
         covers = (
             "model.readers.sources",
-            f"model.{module}",
+            f"model.readers.{module}",
             "model.texts",
             "model.capture.unroll",
             "techniques.compute.batching",
         )
         yield Reader(name=name, covers=covers, samples=samples, play=_play_operators)
     yield Reader(name="cluster", covers=("hardware.cluster_file",), samples=lambda: CLUSTERS, play=_play_network)
-    covers = ("cost.network.collective_files", "cost.network.collective_table", "rig.calibrate")
+    covers = ("cost.network.collective_files", "cost.network.collective_table", "experiment.links.calibrate")
     yield Reader(name="collectives", covers=covers, samples=collective_tables, play=_play_collectives)
     for format in FORMATS:
         if format not in fleet_logs():
@@ -850,7 +850,7 @@ def _readers() -> Iterator[Reader]:
               "tie_word_embeddings": False, "head_dim": 16}  # fmt: skip
     yield Reader(name="decoder", covers=("model.decoders",), play=_play_decoder,
                  samples=lambda: {"config.json": json.dumps(config).encode()})  # fmt: skip
-    yield Reader(name="rules", covers=("rewrite.taso", "model.readers.protobuf"), samples=_rules, play=_play_rules)
+    yield Reader(name="rules", covers=("plan.rewrite.taso", "model.readers.protobuf"), samples=_rules, play=_play_rules)
     calibration = {
         "format": 1,
         "machine": {"cpu": "x"},
@@ -858,7 +858,7 @@ def _readers() -> Iterator[Reader]:
     }
     yield Reader(name="calibration", covers=("cost.operators.store",), play=_play_calibration,
                  samples=lambda: {"calibration.json": json.dumps(calibration).encode()})  # fmt: skip
-    yield Reader(name="ledger", covers=("verify.ledger",), samples=_ledger_lines, play=_play_ledger)
+    yield Reader(name="ledger", covers=("experiment.ledger",), samples=_ledger_lines, play=_play_ledger)
     covers = (
         "reproductions.shockwave.profile", "reproductions.tiresias.simulator", "reproductions.tiresias.cluster",
     )  # fmt: skip
