@@ -26,7 +26,8 @@ from foretrace.cost.network import curves
 from foretrace.cost.network.collective_files import read
 from foretrace.cost.network.collective_table import CollectiveTable, Series, table_of
 from foretrace.cost.network.curves import Fitted, Floats
-from foretrace.cost.network.network import Network, network
+from foretrace.cost.network.network import Network
+from foretrace.cost.network.parse import network
 from foretrace.cost.network.tables import of_table
 from foretrace.errors import ForetraceError
 

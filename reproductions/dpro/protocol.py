@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from foretrace.cost.network.network import network
+from foretrace.cost.network.parse import network
 from foretrace.plan.buckets import best_buckets, default
 from foretrace.plan.evaluate import Evaluator
 from foretrace.plan.problem import Plan, Problem

@@ -33,7 +33,8 @@ from typing import Any
 
 import numpy as np
 
-from foretrace.cost.network.network import CollectiveKind, network
+from foretrace.cost.network.network import CollectiveKind
+from foretrace.cost.network.parse import network
 from foretrace.errors import ForetraceError
 from foretrace.names import question as question_of
 from foretrace.names import resolve

@@ -158,7 +158,7 @@ def scale(
 ) -> Scaling:
     """Predict a run of so many ranks from the graphs of a few recorded ones; see `foretrace.simulate.folding`.
 
-    `network` is as `foretrace.cost.network.network.network` reads it; without it links are as fast as recorded, and
+    `network` is as `foretrace.cost.network.parse.network` reads it; without it links are as fast as recorded, and
     latency is not counted. Raises NotApplicableError where the recorded ranks cannot stand for more, ForetraceError
     where the network cannot be.
     """
@@ -166,7 +166,7 @@ def scale(
 
     price = None
     if network:
-        from foretrace.cost.network.network import network as parse_network
+        from foretrace.cost.network.parse import network as parse_network
         from foretrace.cost.network.pricing import price as price_of
 
         price = price_of(parse_network(network, max(ranks, 1)))

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from foretrace.cost.network import curves
 from foretrace.cost.network.collective_files import merged, read
 from foretrace.cost.network.collective_table import CollectiveTable, series_of, table_of
-from foretrace.cost.network.collectives import ways
+from foretrace.cost.network.link_network import ways
 from foretrace.cost.network.nccl import Comm, bandwidths
-from foretrace.cost.network.network import CollectiveKind, Network, bus_share, network
+from foretrace.cost.network.network import CollectiveKind, Network, bus_share
+from foretrace.cost.network.parse import network
 from foretrace.cost.network.tables import of_table, wiring_of
 from foretrace.errors import ForetraceError
 from foretrace.hardware.cluster_file import parse

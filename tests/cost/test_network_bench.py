@@ -15,7 +15,8 @@ import pytest
 from foretrace.cost.network import network_bench
 from foretrace.cost.network.collective_bench import LEAST_REPETITIONS, _robust, measure_collectives
 from foretrace.cost.network.collective_table import series_of, table_of
-from foretrace.cost.network.network import CollectiveKind, network
+from foretrace.cost.network.network import CollectiveKind
+from foretrace.cost.network.parse import network
 from foretrace.errors import ForetraceError
 
 MEMBER = """

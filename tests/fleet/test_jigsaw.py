@@ -17,8 +17,8 @@ from foretrace.fleet.jigsaw_schedule import IterationSchedule, Rules, need_bytes
 from foretrace.fleet.jigsaw_tasks import IterationJob, compute_bound, lower_bound_ns, recorded_job
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.simulate.timeline import simulate
-from foretrace.techniques.compute.partial_backprop import backward_costs, grouped
 from foretrace.techniques.distributed.gradients import find_gradients
+from foretrace.techniques.distributed.partial_backprop import backward_costs, grouped
 from reproductions.jigsaw.study import (
     DISPATCH,
     equal_jobs,

@@ -405,7 +405,8 @@ CLUSTERS = {
 
 
 def _play_network(path: Path, way: int) -> Iterator[Figure]:
-    from foretrace.cost.network.network import CollectiveKind, network
+    from foretrace.cost.network.network import CollectiveKind
+    from foretrace.cost.network.parse import network
 
     for workers in (2, 4):
         found = network(str(path), workers)
@@ -691,9 +692,9 @@ def _play_networks(path: Path, way: int) -> Iterator[Figure]:
 
 
 def _play_decoder(path: Path, way: int) -> Iterator[Figure]:
-    from foretrace.model.decoders import shape
+    from foretrace.model.decoder_config import decoder_config
 
-    found = shape(str(path))
+    found = decoder_config(str(path))
     yield "shape", [found.layers, found.hidden, found.heads, found.kv_heads, found.inner, found.words, found.length]
 
 
@@ -848,7 +849,7 @@ def _readers() -> Iterator[Reader]:
     config = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
               "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 1000, "max_position_embeddings": 2048,
               "tie_word_embeddings": False, "head_dim": 16}  # fmt: skip
-    yield Reader(name="decoder", covers=("model.decoders",), play=_play_decoder,
+    yield Reader(name="decoder", covers=("model.decoder_config",), play=_play_decoder,
                  samples=lambda: {"config.json": json.dumps(config).encode()})  # fmt: skip
     yield Reader(name="rules", covers=("plan.rewrite.taso", "model.readers.protobuf"), samples=_rules, play=_play_rules)
     calibration = {

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foretrace.cost.network.network import CollectiveKind, network
+from foretrace.cost.network.network import CollectiveKind
+from foretrace.cost.network.parse import network
 from foretrace.graph.taskgraph import Phase, TaskKind
 from foretrace.hardware.devices import named
 from foretrace.model.estimate import Estimate, estimate
@@ -22,10 +23,11 @@ from foretrace.simulate.check import Verdict, check
 torch = pytest.importorskip("torch")
 
 from foretrace.model.capture.capture import capture  # noqa: E402
-from foretrace.model.decoders import Shape, share, training_of  # noqa: E402
+from foretrace.model.decoder_config import DecoderConfig, share  # noqa: E402
+from foretrace.model.decoders import training_of  # noqa: E402
 
 LAYERS = 4
-SMALL = Shape(name="small", layers=LAYERS, hidden=512, heads=8, kv_heads=8, inner=1024, words=2048, length=256)
+SMALL = DecoderConfig(name="small", layers=LAYERS, hidden=512, heads=8, kv_heads=8, inner=1024, words=2048, length=256)
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from foretrace.techniques import MixedPrecision
 from foretrace.techniques.compute.autocast import CPU_LOWER, CPU_SINGLE
 from foretrace.techniques.compute.casting import overhead_operators
 from foretrace.techniques.compute.classes import Precision, Work, kernel_class, operator_class
-from foretrace.techniques.distributed.reduced import reduce
+from foretrace.techniques.compute.reduced import reduce
 from foretrace.techniques.whatif import whatif
 from foretrace.testing import TechniqueConformance, recorded, small_training
 from foretrace.testing.workloads import Cpu, Gpu, optimizer_facts, processor_facts

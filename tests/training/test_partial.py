@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from foretrace.errors import NotApplicableError
-from foretrace.techniques.compute.partial_backprop import PartialBackprop
+from foretrace.techniques.distributed.partial_backprop import PartialBackprop
 from foretrace.training.batches import Resident
 from foretrace.training.partial import Chain, PartialStep, computed, contributors, depth, find_chain, owners
 from foretrace.training.training import Training

@@ -47,7 +47,7 @@ def check(
     Exit code 1 where they are slower. Example: foretrace network check all_reduce.log --on nccl:H100-SXM5-80GB
     """
     from foretrace.cost.network.collective_files import read
-    from foretrace.cost.network.network import network as parse
+    from foretrace.cost.network.parse import network as parse
     from foretrace.report import network as report
 
     table = read(measured, workers=workers, per_node=per_node, kind=kind)

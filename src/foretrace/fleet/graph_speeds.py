@@ -47,7 +47,7 @@ class GraphSpeeds:
     """Speeds simulated from recordings, one simulation per (graph, kind of GPU, exchange); kept for the object's life.
 
     networks: what joins GPUs inside a unit of each level, innermost (a node) first, whole cluster last, each as
-    `foretrace.cost.network.network.network` reads it: a link ("2400gbit/3us"), a measured table, NCCL's model. graphs:
+    `foretrace.cost.network.parse.network` reads it: a link ("2400gbit/3us"), a measured table, NCCL's model. graphs:
     graphs, or paths of graphs and recordings, by the `model` of the jobs; a model that is not in it is taken as such a
     path. scheme: "levels", reduce-scatter and all-gather inside, all-reduce across (`hierarchical-allreduce`), one
     bucket after the other unless options say backend=nccl; or "ring", one ring over all GPUs on the network of the
@@ -73,7 +73,7 @@ class GraphSpeeds:
         options: Mapping[str, Any] | None = None,
         name: str = "recorded graphs",
     ) -> None:
-        from foretrace.cost.network.network import network
+        from foretrace.cost.network.parse import network
 
         if scheme not in (LEVELS, RING):
             raise ForetraceError(f"scheme={scheme} must be {LEVELS} or {RING}.")
@@ -304,7 +304,7 @@ class GraphSpeeds:
 
 
 def link_text(gbit_s: float, latency_us: float = 0.0) -> str:
-    """A link as `foretrace.cost.network.network.network` reads it."""
+    """A link as `foretrace.cost.network.parse.network` reads it."""
     rate, late = (f"{each:.9f}".rstrip("0").rstrip(".") for each in (gbit_s, latency_us))
     return f"{rate}gbit/{late}us" if latency_us else f"{rate}gbit"
 

@@ -166,10 +166,10 @@ def recorded_job(graph: TaskGraph, *, workers: int, network: str, name: str) -> 
     """
     from foretrace.graph.edit import scale
     from foretrace.simulate.timeline import simulate
-    from foretrace.techniques.compute.partial_backprop import PartialBackprop, backward_costs, grouped
     from foretrace.techniques.compute.updates import find_update
     from foretrace.techniques.distributed.data_parallel import DataParallel
     from foretrace.techniques.distributed.gradients import find_gradients
+    from foretrace.techniques.distributed.partial_backprop import PartialBackprop, backward_costs, grouped
     from foretrace.techniques.memory.saved import find_saved
 
     partial = PartialBackprop(workers=workers, network=network)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from foretrace.errors import GraphError
 from foretrace.graph.collectives import with_collectives
+from foretrace.graph.describe import describe
 from foretrace.graph.device import Device, device_tasks, without_work
 from foretrace.graph.draft import Draft
 from foretrace.graph.events import LATENCY_NS, stream_events
@@ -65,7 +66,9 @@ def build(trace: Trace, rank: int | None = None) -> TaskGraph:
     draft.returns()
     draft.host_collectives()
     draft.step_marks()
-    return with_collectives(draft.finish(events.classes, notes + list(steps.notes)), one)
+    settled = draft.settled()
+    info = describe(draft, settled, events.classes, notes + list(steps.notes))
+    return with_collectives(draft.finish(settled, info), one)
 
 
 def _one_rank(trace: Trace, rank: int | None) -> tuple[Trace, list[str]]:

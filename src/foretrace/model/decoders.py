@@ -10,216 +10,19 @@ grouped-query attention, a gated or a plain feed-forward part.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from foretrace import reading
 from foretrace.errors import ForetraceError
+from foretrace.model.decoder_config import LOSSES, MOST_WORDS, DecoderConfig, decoder_config, share
 from foretrace.model.operator_graph import OperatorGraph
-from foretrace.names import question, resolve
 
 if TYPE_CHECKING:
     from foretrace.training.training import Training
 
-_GPT3 = "Brown et al., Language Models are Few-Shot Learners, NeurIPS 2020, table 2.1"
-_LLAMA = "Touvron et al., LLaMA, 2023, table 2"
-_LLAMA2 = "Touvron et al., Llama 2, 2023, section 2.2 and appendix A.2.1; configuration files of the release"
-_CODE = "Rozière et al., Code Llama, 2023; configuration files of the release"
-_MEGATRON = "Shoeybi et al., Megatron-LM, 2020; Narayanan et al., SC 2021; Korthikanti et al., 2022"
-_MPT = "MosaicML, LLM Foundry, scripts/train/yamls/pretrain"
-_LLAMA3 = "Grattafiori et al., The Llama 3 Herd of Models, 2024, table 3"
 
-
-_MOST_WORDS = 1 << 24
-# How scores become a cross entropy: in float32, operator by operator; or 16-bit scores in one kernel each way (apex,
-# flash-attn, Liger).
-LOSSES = ("separate", "fused")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shape:
-    """The sizes of a decoder."""
-
-    name: str
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    inner: int  # width of the feed-forward part
-    words: int  # vocabulary
-    length: int  # words of a sequence, unless another number is asked for
-    gated: bool = True  # SiLU-gated feed-forward part, RMS norm, rotary positions, no biases; else GPT's
-    tied: bool = False  # embedding and output share their weight
-    width: int = 0  # of a head, where it is not hidden / heads: of a share of the heads
-    dropout: float = 0.0  # of attention's weights, of what is added to the residual, of the embedding
-    loss: str = "separate"  # of LOSSES; what those who trained it use
-    unpads: bool = False  # moves queries, keys and values out of the padded batch ahead of fused attention, and back
-    source: str = ""
-
-    @property
-    def parameters(self) -> int:
-        """Trained numbers."""
-        h, width = self.hidden, self.hidden // self.heads
-        attention = 2 * h * h + 2 * h * self.kv_heads * width
-        table = self.words * h
-        if self.gated:
-            return self.layers * (attention + 3 * h * self.inner + 2 * h) + h + table * (1 if self.tied else 2)
-        biases = 2 * h + 2 * self.kv_heads * width + self.inner + h
-        layer = attention + 2 * h * self.inner + biases + 4 * h
-        return self.layers * layer + 2 * h + table * (1 if self.tied else 2) + self.length * h
-
-
-def _llama(name: str, source: str, layers: int, hidden: int, heads: int, kv: int, inner: int, words: int,
-           length: int) -> Shape:  # fmt: skip
-    return Shape(name=name, layers=layers, hidden=hidden, heads=heads, kv_heads=kv, inner=inner, words=words,
-                 length=length, source=source)  # fmt: skip
-
-
-def _gpt(name: str, layers: int, hidden: int, heads: int) -> Shape:
-    return Shape(name=name, layers=layers, hidden=hidden, heads=heads, kv_heads=heads, inner=4 * hidden, words=50_257,
-                 length=2048, gated=False, tied=True, source=_GPT3)  # fmt: skip
-
-
-def _megatron(name: str, layers: int, hidden: int, heads: int, length: int = 2048) -> Shape:
-    return Shape(name=name, layers=layers, hidden=hidden, heads=heads, kv_heads=heads, inner=4 * hidden, words=51_200,
-                 length=length, gated=False, tied=True, dropout=0.1, source=_MEGATRON)  # fmt: skip
-
-
-def _mpt(name: str, layers: int, hidden: int, heads: int) -> Shape:
-    return Shape(name=name, layers=layers, hidden=hidden, heads=heads, kv_heads=heads, inner=4 * hidden, words=50_368,
-                 length=2048, gated=False, tied=True, loss="fused", unpads=True, source=_MPT)  # fmt: skip
-
-
-SHAPES: dict[str, Shape] = {
-    each.name: each
-    for each in (
-        _llama("llama-7b", _LLAMA, 32, 4096, 32, 32, 11_008, 32_000, 2048),
-        _llama("llama-13b", _LLAMA, 40, 5120, 40, 40, 13_824, 32_000, 2048),
-        _llama("llama-30b", _LLAMA, 60, 6656, 52, 52, 17_920, 32_000, 2048),
-        _llama("llama-65b", _LLAMA, 80, 8192, 64, 64, 22_016, 32_000, 2048),
-        _llama("llama-2-7b", _LLAMA2, 32, 4096, 32, 32, 11_008, 32_000, 4096),
-        _llama("llama-2-13b", _LLAMA2, 40, 5120, 40, 40, 13_824, 32_000, 4096),
-        _llama("llama-2-70b", _LLAMA2, 80, 8192, 64, 8, 28_672, 32_000, 4096),
-        _llama("llama-3-8b", _LLAMA3, 32, 4096, 32, 8, 14_336, 128_256, 8192),
-        _llama("llama-3-70b", _LLAMA3, 80, 8192, 64, 8, 28_672, 128_256, 8192),
-        _llama("llama-3-405b", _LLAMA3, 126, 16_384, 128, 8, 53_248, 128_256, 8192),
-        _gpt("gpt3-1.3b", 24, 2048, 16),
-        _gpt("gpt3-6.7b", 32, 4096, 32),
-        _gpt("gpt3-13b", 40, 5120, 40),
-        _gpt("gpt3-175b", 96, 12_288, 96),
-        _llama("codellama-34b", _CODE, 48, 8192, 64, 8, 22_016, 32_000, 4096),
-        _megatron("megatron-1.2b", 24, 1920, 15, 1024),
-        _megatron("megatron-2b", 30, 2304, 18, 1024),
-        _megatron("megatron-4b", 36, 3072, 24, 1024),
-        _megatron("megatron-8b", 42, 4096, 32, 1024),
-        _megatron("megatron-1.7b", 24, 2304, 24),
-        _megatron("megatron-3.6b", 30, 3072, 32),
-        _megatron("megatron-7.5b", 36, 4096, 32),
-        _megatron("megatron-18b", 40, 6144, 48),
-        _megatron("megatron-22b", 48, 6144, 64),
-        _mpt("mpt-125m", 12, 768, 12),
-        _mpt("mpt-350m", 24, 1024, 16),
-        _mpt("mpt-760m", 24, 1536, 12),
-        _mpt("mpt-1b", 24, 2048, 16),
-        _mpt("mpt-3b", 32, 2560, 20),
-        _mpt("mpt-7b", 32, 4096, 32),
-        _mpt("mpt-13b", 40, 5120, 40),
-        _mpt("mpt-30b", 48, 7168, 56),
-        _mpt("mpt-70b", 80, 8192, 64),
-    )
-}
-
-
-def shape(name: str) -> Shape:
-    """The decoder of this name, or of a local `config.json` of transformers. Raises ForetraceError."""
-    found = decoder_named(name)
-    if found:
-        return SHAPES[found]
-    path = Path(name)
-    if path.suffix == ".json" or path.is_dir():
-        return _from_config(path / "config.json" if path.is_dir() else path)
-    raise ForetraceError(f"there is no decoder {name!r}; {question(name, SHAPES, ALIASES)}")
-
-
-# Llama 3.1 has the sizes of Llama 3; releases put "meta" and what they were trained to do around a name.
-ALIASES = {
-    **{name.replace("llama-3-", "llama-3.1-"): name for name in SHAPES if name.startswith("llama-3-")},
-    **{f"meta-{name}": name for name in SHAPES if name.startswith("llama")},
-    **{f"code-llama-{name.partition('-')[2]}": name for name in SHAPES if name.startswith("codellama")},
-}
-_TUNED = re.compile(r"([-_](hf|chat|instruct|base|v\d[\d.]*))+$", re.IGNORECASE)
-
-
-def decoder_named(name: str) -> str:
-    """The decoder that a user means, also by the name of its release ("meta-llama/Llama-2-7b-hf"); "" if none."""
-    bare = _TUNED.sub("", name.rpartition("/")[2])
-    return resolve(bare, SHAPES, ALIASES) or ""
-
-
-def share(found: Shape, tensor: int) -> Shape:
-    """What one of `tensor` devices has of every layer (Shoeybi et al., Megatron-LM, 2019): heads, width of the
-    feed-forward part and vocabulary are cut. Raises ForetraceError where they cannot be.
-    """
-    if tensor == 1:
-        return found
-    if found.heads % tensor or found.inner % tensor:
-        raise ForetraceError(f"the {found.heads} heads of {found.name} cannot be cut into {tensor} equal shares.")
-    return replace(
-        found,
-        heads=found.heads // tensor,
-        kv_heads=max(found.kv_heads // tensor, 1),
-        inner=found.inner // tensor,
-        words=-(-found.words // tensor),
-        width=found.hidden // found.heads,
-    )
-
-
-_WHOLE = (
-    "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size",
-    "max_position_embeddings", "head_dim",
-)  # fmt: skip
-
-
-_OPTIONAL = ("num_key_value_heads", "max_position_embeddings", "head_dim")
-
-
-def _from_config(path: Path) -> Shape:
-    try:
-        found = msgspec.json.decode(reading.read_bytes(path))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ForetraceError(f"{path} is no configuration that can be read: {error}.") from error
-    kind = found.get("model_type") if isinstance(found, dict) else None
-    for key in _WHOLE:
-        if not isinstance(found, dict) or key not in found or (found[key] is None and key in _OPTIONAL):
-            continue
-        value = found[key]
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < _MOST_WORDS:
-            raise ForetraceError(f"{path}: {key} must be a whole number above 0, got {value!r}; mend it.")
-    if kind not in ("llama", "mistral"):
-        raise ForetraceError(
-            f"{path} is a configuration of model_type {kind!r}; llama and mistral can be taken, or capture the model "
-            "from a script."
-        )
-    try:
-        layers, hidden, heads = (found[key] for key in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
-        made = _llama(
-            path.parent.name or kind, str(path), layers, hidden, heads, found.get("num_key_value_heads") or heads,
-            found["intermediate_size"], found["vocab_size"], min(found.get("max_position_embeddings") or 4096, 4096),
-        )  # fmt: skip
-    except KeyError as error:
-        raise ForetraceError(f"{path} has no {error}; give a whole configuration of transformers.") from error
-    width = found.get("head_dim") or hidden // heads
-    if width * heads != hidden or found.get("attention_bias") or found.get("mlp_bias"):
-        raise ForetraceError(f"{path}: heads of another width or biases are not known here; capture it from a script.")
-    return replace(made, tied=bool(found.get("tie_word_embeddings", False)))
-
-
-def training_of(found: Shape, *, batch: int = 1, length: int | None = None) -> Callable[[], Training]:
+def training_of(found: DecoderConfig, *, batch: int = 1, length: int | None = None) -> Callable[[], Training]:
     """A function that makes the decoder as a training with AdamW; called on meta tensors it needs no memory."""
 
     def make() -> Training:
@@ -274,8 +77,8 @@ def decoder(
     from foretrace.model.capture.light import no_collection, without_compiler
     from foretrace.model.capture.unroll import CAPTURED, unrolled
 
-    found = shape(name)
-    if (length is not None and not 2 <= length <= _MOST_WORDS) or not 1 <= batch <= _MOST_WORDS:
+    found = decoder_config(name)
+    if (length is not None and not 2 <= length <= MOST_WORDS) or not 1 <= batch <= MOST_WORDS:
         raise ForetraceError(
             f"{name}: a batch of {batch} sequences of {length} words is not possible; give fewer words."
         )

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from foretrace.cost.devices.defaults import AsRun
 from foretrace.cost.devices.standard import standard
 from foretrace.cost.model import CostModel
-from foretrace.cost.network.network import CollectiveKind, Cost, Network, network
-from foretrace.cost.network.networks import cluster_network
+from foretrace.cost.network.link_network import cluster_network
+from foretrace.cost.network.network import CollectiveKind, Cost, Network
+from foretrace.cost.network.parse import network
 from foretrace.errors import ForetraceError
 from foretrace.hardware.cluster import Cluster, Link
 from foretrace.hardware.devices import Device, named
@@ -41,7 +42,7 @@ class Target:
 
 
 def networks_of(device: Device, sharding: Sharding, text: str = "") -> dict[str, Network]:
-    """The network of every lane of messages: what `text` says (`cost.network.network`), else what machines with this
+    """The network of every lane of messages: what `text` says (`cost.network.parse`), else what machines with this
     device usually have, by NCCL's model or, where that has no constants, by the catalog's rates.
 
     A tensor group is inside a machine; so its machines hold fewer workers. Raises ForetraceError where the catalog

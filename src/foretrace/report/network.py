@@ -10,9 +10,9 @@ from pathlib import Path
 from statistics import median
 
 from foretrace.cost.network.collective_table import CollectiveTable, Series
-from foretrace.cost.network.collectives import ring_shape
+from foretrace.cost.network.link_network import LinkNetwork, ring_shape
 from foretrace.cost.network.nccl import NcclNetwork
-from foretrace.cost.network.network import Cost, LinkNetwork, Network, bus_share
+from foretrace.cost.network.network import Cost, Network, bus_share
 from foretrace.cost.network.tables import of_table
 from foretrace.hardware.cluster import Cluster
 from foretrace.hardware.devices import Device, named

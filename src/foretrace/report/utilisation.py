@@ -11,7 +11,7 @@ from foretrace.report.units import between, digits, in_unit, share, unit_for
 from foretrace.report.views import SCHEMA_VERSION
 
 if TYPE_CHECKING:
-    from foretrace.model.memory.usage import ModelUsage
+    from foretrace.model.usage import ModelUsage
 
 _LEVEL = 0.8
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from foretrace.techniques.compute.faster_device import FasterDevice
     from foretrace.techniques.compute.fused_optimizer import FusedOptimizer
     from foretrace.techniques.compute.mixed_precision import MixedPrecision
-    from foretrace.techniques.compute.partial_backprop import PartialBackprop
     from foretrace.techniques.compute.reconstruct_batchnorm import ReconstructBatchnorm
     from foretrace.techniques.compute.replace_kernel import ReplaceKernel
     from foretrace.techniques.compute.structured_dropout import StructuredDropout
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from foretrace.techniques.distributed.local_steps import LocalSteps
     from foretrace.techniques.distributed.model_parallel_compression import ModelParallelCompression
     from foretrace.techniques.distributed.parameter_server import ParameterServer
+    from foretrace.techniques.distributed.partial_backprop import PartialBackprop
     from foretrace.techniques.distributed.priority import Priority
     from foretrace.techniques.distributed.tensor_partition import TensorPartition
     from foretrace.techniques.memory.activation_compression import ActivationCompression
@@ -99,7 +99,7 @@ _HOME = {
     "MixedPrecision": "compute.mixed_precision",
     "ModelParallelCompression": "distributed.model_parallel_compression",
     "ParameterServer": "distributed.parameter_server",
-    "PartialBackprop": "compute.partial_backprop",
+    "PartialBackprop": "distributed.partial_backprop",
     "PrefetchData": "data.prefetch_data",
     "Priority": "distributed.priority",
     "ReconstructBatchnorm": "compute.reconstruct_batchnorm",

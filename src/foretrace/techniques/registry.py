@@ -20,7 +20,6 @@ from foretrace.techniques.compute.cuda_graphs import CudaGraphs
 from foretrace.techniques.compute.faster_device import FasterDevice
 from foretrace.techniques.compute.fused_optimizer import FusedOptimizer
 from foretrace.techniques.compute.mixed_precision import MixedPrecision
-from foretrace.techniques.compute.partial_backprop import PartialBackprop
 from foretrace.techniques.compute.reconstruct_batchnorm import ReconstructBatchnorm
 from foretrace.techniques.compute.replace_kernel import ReplaceKernel
 from foretrace.techniques.compute.structured_dropout import StructuredDropout
@@ -34,6 +33,7 @@ from foretrace.techniques.distributed.hierarchical_allreduce import Hierarchical
 from foretrace.techniques.distributed.local_steps import LocalSteps
 from foretrace.techniques.distributed.model_parallel_compression import ModelParallelCompression
 from foretrace.techniques.distributed.parameter_server import ParameterServer
+from foretrace.techniques.distributed.partial_backprop import PartialBackprop
 from foretrace.techniques.distributed.priority import Priority
 from foretrace.techniques.distributed.tensor_partition import TensorPartition
 from foretrace.techniques.memory.activation_compression import ActivationCompression

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from foretrace.errors import ForetraceError, NotApplicableError
-from foretrace.model.decoders import SHAPES, decoder_named
+from foretrace.model.decoder_config import DECODERS, decoder_named
 from foretrace.model.operator_graph import OperatorGraph
 from foretrace.names import near, question, resolve
 from foretrace.reading import address
@@ -90,10 +90,10 @@ def operators_of(
         return load_operators(path, dims=dims, batch=batch or 0, progress=progress)
     if said := address(source):
         raise ForetraceError(f"{said}.")
-    if path.suffix in _FILES or (len(path.parts) > 1 and not near(path.name, [*entries(), *SHAPES], ALIASES)):
+    if path.suffix in _FILES or (len(path.parts) > 1 and not near(path.name, [*entries(), *DECODERS], ALIASES)):
         raise ForetraceError(f"{source} does not exist; give a file, a script, or a model of foretrace zoo.")
     every = "foretrace zoo lists models, docs/estimate.md decoders."
-    hint = question(source.rpartition("/")[2] or source, [*entries(), *SHAPES], ALIASES, lists=every)
+    hint = question(source.rpartition("/")[2] or source, [*entries(), *DECODERS], ALIASES, lists=every)
     raise ForetraceError(f"{source} is no model of the zoo, no decoder and no file; {hint}")
 
 

@@ -10,7 +10,8 @@ from foretrace.errors import ForetraceError
 from foretrace.plan.rewrite import normal
 from foretrace.plan.rewrite.catalog import RULES, named, verified
 from foretrace.plan.rewrite.rules import Maker, Place, Rule, View
-from foretrace.plan.rewrite.terms import Graph, Term, Terms
+from foretrace.plan.rewrite.term import Term
+from foretrace.plan.rewrite.terms import Graph, Terms
 from foretrace.plan.rewrite.verifier import TOLERANCE, difference, verify
 
 pytest.importorskip("torch")

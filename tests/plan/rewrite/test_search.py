@@ -20,7 +20,8 @@ from foretrace.plan.rewrite.rules import Maker
 from foretrace.plan.rewrite.search import neighbours, search
 from foretrace.plan.rewrite.split import Flow, by_level, parts
 from foretrace.plan.rewrite.substitute import substitute
-from foretrace.plan.rewrite.terms import Graph, Term, Terms
+from foretrace.plan.rewrite.term import Term
+from foretrace.plan.rewrite.terms import Graph, Terms
 from foretrace.plan.rewrite.verifier import difference
 
 pytest.importorskip("torch")

@@ -21,7 +21,7 @@ from foretrace.cost.network.collective_files import read
 from foretrace.cost.network.collective_table import CollectiveTable, Series
 from foretrace.cost.network.curves import Fitted
 from foretrace.cost.network.network import NOTHING, CollectiveKind, Cost, Network, asked, bus_share
-from foretrace.cost.network.networks import none_else, whole
+from foretrace.cost.network.options import none_else, whole
 from foretrace.cost.network.worker_counts import Measured
 from foretrace.errors import ForetraceError
 from foretrace.hardware.wiring import KNOWN, Wiring

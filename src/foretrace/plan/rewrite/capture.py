@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from foretrace.errors import ForetraceError
 from foretrace.plan.rewrite import translate
-from foretrace.plan.rewrite.terms import Graph, Term, Terms
+from foretrace.plan.rewrite.term import Term
+from foretrace.plan.rewrite.terms import Graph, Terms
 
 if TYPE_CHECKING:
     import torch

@@ -16,7 +16,8 @@ from foretrace.graph.taskgraph import Phase
 from foretrace.hardware.devices import Device
 from foretrace.model.operator_graph import BEFORE, DTYPE_BYTES, Node, OperatorGraph, Role, Storage, Tensor
 from foretrace.plan.rewrite import ops
-from foretrace.plan.rewrite.terms import Graph, Term
+from foretrace.plan.rewrite.term import Term
+from foretrace.plan.rewrite.terms import Graph
 
 _TYPES = {
     "float32": "float", "float64": "double", "float16": "c10::Half", "bfloat16": "c10::BFloat16", "int64": "long int",

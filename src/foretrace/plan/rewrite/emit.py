@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from foretrace.plan.rewrite import ops
 from foretrace.plan.rewrite.capture import Model, Plain
-from foretrace.plan.rewrite.terms import Graph, Term
+from foretrace.plan.rewrite.term import Term
+from foretrace.plan.rewrite.terms import Graph
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,8 @@ from foretrace.plan.rewrite.rules import Maker, Place, Rule, View
 from foretrace.plan.rewrite.shapes import UnfitError
 from foretrace.plan.rewrite.sizes import Sizes
 from foretrace.plan.rewrite.taso import Pattern, PatternOp, Ref
-from foretrace.plan.rewrite.terms import Graph, Term, Terms
+from foretrace.plan.rewrite.term import Term
+from foretrace.plan.rewrite.terms import Graph, Terms
 
 _SOURCE = "Jia et al., TASO, SOSP 2019, generated"
 

@@ -14,7 +14,8 @@ from functools import cached_property
 from typing import Any
 
 from foretrace.plan.rewrite.shapes import UnfitError
-from foretrace.plan.rewrite.terms import Graph, Term, Terms
+from foretrace.plan.rewrite.term import Term
+from foretrace.plan.rewrite.terms import Graph, Terms
 
 Pairs = tuple[tuple[Term, Term], ...]
 

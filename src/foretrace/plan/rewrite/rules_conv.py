@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from itertools import combinations
 
 from foretrace.plan.rewrite.rules import Maker, Place, Rule, View, column, parts, remade
-from foretrace.plan.rewrite.terms import Graph, Term, Terms
+from foretrace.plan.rewrite.term import Term
+from foretrace.plan.rewrite.terms import Graph, Terms
 
 _METAFLOW = "Jia et al., Optimizing DNN Computation with Relaxed Graph Substitutions, MLSys 2019"
 _TASO = "Jia et al., TASO, SOSP 2019"

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from foretrace.plan.rewrite.rules import Maker, Place, Rule, View, column, parts, remade
 from foretrace.plan.rewrite.rules_conv import zeros
 from foretrace.plan.rewrite.shapes import UNARY
-from foretrace.plan.rewrite.terms import Graph, Term
+from foretrace.plan.rewrite.term import Term
+from foretrace.plan.rewrite.terms import Graph
 
 _TASO = "Jia et al., TASO, SOSP 2019"
 _METAFLOW = "Jia et al., Optimizing DNN Computation with Relaxed Graph Substitutions, MLSys 2019"

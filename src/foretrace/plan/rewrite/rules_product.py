@@ -8,7 +8,8 @@ from itertools import combinations, pairwise
 from foretrace.plan.rewrite.rules import Maker, Place, Rule, View, parts, remade
 from foretrace.plan.rewrite.rules_conv import together
 from foretrace.plan.rewrite.shapes import UNARY
-from foretrace.plan.rewrite.terms import Graph, Term
+from foretrace.plan.rewrite.term import Term
+from foretrace.plan.rewrite.terms import Graph
 
 _METAFLOW = "Jia et al., Optimizing DNN Computation with Relaxed Graph Substitutions, MLSys 2019"
 _TASO = "Jia et al., TASO, SOSP 2019"

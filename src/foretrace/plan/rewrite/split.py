@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from foretrace.plan.rewrite.rules import Rule, View
-from foretrace.plan.rewrite.terms import Graph, Term
+from foretrace.plan.rewrite.term import Term
+from foretrace.plan.rewrite.terms import Graph
 
 INFINITE = 1 << 40
 _PINNED = 0.3  # share of the operators, at either end, that a cut does not pass through

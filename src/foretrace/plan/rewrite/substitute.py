@@ -15,7 +15,8 @@ from foretrace.plan.rewrite.costs import Costs
 from foretrace.plan.rewrite.rules import Rule
 from foretrace.plan.rewrite.search import Found, exhausted, search
 from foretrace.plan.rewrite.split import boundary, by_level, parts
-from foretrace.plan.rewrite.terms import Graph, Term
+from foretrace.plan.rewrite.term import Term
+from foretrace.plan.rewrite.terms import Graph
 
 Tell = Callable[[float, float, float], None]  # share done, seconds now, seconds at the start
 PART = 30  # operators of a part, as the artefact of MetaFlow has it

@@ -13,7 +13,7 @@ from foretrace.plan.rewrite import ops
 if TYPE_CHECKING:
     import torch
 
-    from foretrace.plan.rewrite.terms import Term
+    from foretrace.plan.rewrite.term import Term
 
 _NAME = f"{__name__}:prepare"
 _waiting: dict[str, tuple[Term, str]] = {}  # by text, while they are measured

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from foretrace.plan.rewrite.rules import Maker, Rule, View
 from foretrace.plan.rewrite.shapes import UnfitError
-from foretrace.plan.rewrite.terms import Graph, Term, Terms
+from foretrace.plan.rewrite.term import Term
+from foretrace.plan.rewrite.terms import Graph, Terms
 
 if TYPE_CHECKING:
     import torch

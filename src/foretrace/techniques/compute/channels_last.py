@@ -23,7 +23,7 @@ from foretrace.graph.select import select
 from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
 from foretrace.techniques.base import Across, Prior, Technique, derived
 from foretrace.techniques.compute.classes import Work, classify
-from foretrace.techniques.distributed.reducing import previous_on_lane
+from foretrace.techniques.compute.reducing import previous_on_lane
 from foretrace.techniques.untimed import untimed
 
 if TYPE_CHECKING:

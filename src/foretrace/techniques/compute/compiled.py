@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, ClassVar
 
@@ -23,13 +23,10 @@ from foretrace.graph.select import select
 from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
 from foretrace.techniques.base import Across, Prior, Technique, derived, parameter, prior
 from foretrace.techniques.compute.classes import Work, classify, holes
-from foretrace.techniques.distributed.reducing import previous_on_lane
+from foretrace.techniques.compute.reducing import previous_on_lane
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from foretrace.training.batches import Batch
-    from foretrace.training.training import Loss, Training
+    from foretrace.training.training import Training
 
 Mask = npt.NDArray[np.bool_]
 Int64 = npt.NDArray[np.int64]
@@ -134,7 +131,7 @@ class Compiled(Technique):
             raise self.refuse("torch.compile needs a C++ compiler on a processor; install g++, or name one by CXX.")
         if training.run is not None:
             raise self.refuse("the training has a step function of its own, which calls parts of the model itself.")
-        return compiled(training, self.mode)
+        return training.compiled(self.mode)
 
     def _merge(
         self, graph: TaskGraph, merged: Mask, between: Mask, dur: npt.NDArray[np.float64], values: dict[str, float]
@@ -168,20 +165,6 @@ class Compiled(Technique):
         _, place = np.unique(graph.step[host], return_index=True)
         firsts = [row for row in host[place].tolist() if previous[row] >= 0]
         return [HostTask(after=int(previous[row]), like=row, name=_CALL, dur_ns=round(call_ns)) for row in firsts]
-
-
-def compiled(training: Training, mode: str) -> Training:
-    """The training whose model is compiled when it is first called; copies of it are compiled anew."""
-
-    def compiling(inner: Loss) -> Loss:
-        def loss(model: nn.Module, batch: Batch) -> Tensor:
-            if getattr(model, "_compiled_call_impl", None) is None:
-                model.compile(mode=mode)
-            return inner(model, batch)
-
-        return loss
-
-    return replace(training, loss=compiling(training.loss))
 
 
 def _compiler() -> str | None:

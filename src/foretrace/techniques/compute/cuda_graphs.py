@@ -102,12 +102,10 @@ class CudaGraphs(Technique):
     def realise(self, training: Training) -> Training:
         import torch
 
-        from foretrace.techniques.compute.compiled import compiled
-
         if torch.device(training.device).type != "cuda":
             raise self.refuse("the training runs on a processor, which has no launches to put into a graph.")
         if "optimizer" not in self._phases():
-            return compiled(training, "reduce-overhead")
+            return training.compiled("reduce-overhead")
         raise self.refuse(
             "PyTorch's graphs hold the model, not the loop of this optimizer; ask for phases=forward,backward."
         )

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from foretrace.cost.devices.gpu_products import kept
+from foretrace.cost.devices.learned.gpu_products import kept
 from foretrace.cost.devices.scaled import step_range
 from foretrace.cost.devices.standard import standard
 from foretrace.cost.model import CostModel

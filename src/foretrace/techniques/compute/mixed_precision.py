@@ -29,8 +29,8 @@ from foretrace.techniques.compute.autocast import stays_single
 from foretrace.techniques.compute.casts import cast_tasks, scaler_tasks
 from foretrace.techniques.compute.classes import MATRIX, Classes, Precision, Work, classify
 from foretrace.techniques.compute.half_prices import half_prices, lacks_recurrent
-from foretrace.techniques.distributed.reduced import Reduced, reduce
-from foretrace.techniques.distributed.reducing import HALF, NewTimes, apply_times, insert_casts, wanted
+from foretrace.techniques.compute.reduced import Reduced, reduce
+from foretrace.techniques.compute.reducing import HALF, NewTimes, apply_times, insert_casts, wanted
 
 if TYPE_CHECKING:
     from foretrace.training.training import Training

@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.cost.network.network import LinkNetwork, network
+from foretrace.cost.network.link_network import LinkNetwork
+from foretrace.cost.network.parse import network
 from foretrace.errors import ForetraceError, GraphError
 from foretrace.graph.taskgraph import Change, TaskGraph, TaskKind
 from foretrace.simulate.flows.flows import Interference, simulate_flows

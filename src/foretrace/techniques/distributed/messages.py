@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.cost.network.network import CollectiveKind, Network, network
+from foretrace.cost.network.network import CollectiveKind, Network
+from foretrace.cost.network.parse import network
 from foretrace.graph.taskgraph import Phase, TaskGraph
 from foretrace.techniques.base import Technique
 from foretrace.techniques.compute.batching import with_facts

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.cost.network.network import CollectiveKind, network
+from foretrace.cost.network.network import CollectiveKind
+from foretrace.cost.network.parse import network
 from foretrace.cost.operators.calibration import Calibration
 from foretrace.cost.operators.operator import Operator
 from foretrace.graph.edit import retime

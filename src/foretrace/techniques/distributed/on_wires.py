@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.cost.network.collectives import ring_shape
+from foretrace.cost.network.link_network import ring_shape
 from foretrace.cost.network.network import CollectiveKind
 from foretrace.cost.network.pricing import KINDS
 from foretrace.graph.collectives import collective_calls, kind_of

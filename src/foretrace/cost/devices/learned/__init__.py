@@ -35,7 +35,7 @@ class Learned(CostModel):
         """Device seconds; ranges from devices that were left out in training."""
         parts = [LearnedFp32().predict(calls, device)]
         if (np.isin(calls.precision, (Precision.FP16, Precision.BF16)) & (calls.family == Family.GEMM)).any():
-            from foretrace.cost.devices import gpu_products  # it stands on this package
+            from foretrace.cost.devices.learned import gpu_products  # it stands on this package
 
             parts.append(gpu_products.calibrated().predict(calls, device))
         seconds, low, high = (np.full(len(calls), np.nan) for _ in range(3))

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.cost.network.network import CollectiveKind, Network, network
+from foretrace.cost.network.network import CollectiveKind, Network
+from foretrace.cost.network.parse import network
 from foretrace.graph.edit import scale
 from foretrace.graph.taskgraph import Change, Phase, TaskGraph, TaskKind
 from foretrace.techniques.base import Prior, Technique, derived, parameter

@@ -1,4 +1,4 @@
-"""Times of collective algorithms on links: latency, bandwidth, and which part of a buffer crosses which link.
+"""`LinkNetwork`: times of collective algorithms on links, by latency, bandwidth and which part crosses which link.
 
 Alpha-beta costs of rings, trees and of algorithms in two levels, after Thakur, Rabenseifner and Gropp (2005), Sanders,
 Speck and Traeff (2009, two binary trees), and Cho et al. (BlueConnect, 2019). A cluster has two kinds of links:
@@ -10,8 +10,62 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, log2
 
-from foretrace.cost.network.network import CollectiveKind
+from foretrace.cost.network.network import NOTHING, CollectiveKind, Cost, Network, asked
+from foretrace.errors import ForetraceError
 from foretrace.hardware.cluster import Cluster, Link
+
+# Rates of the catalog are reached to 70 - 90 %; latency per step depends on protocol and size (LL a fifth of Simple).
+_CATALOG_SPREAD = 0.25
+_CATALOG_LATENCY = (0.2, 2.5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkNetwork(Network):
+    """Algorithms over the links that the workers need, alpha-beta: a ring, or the quickest of those there are."""
+
+    cluster: Cluster
+    name: str = ""
+    in_flight: int = 1
+    spread: float = 0.15  # 80 % range of a time, relative
+    latency_factors: tuple[float, float] | None = None  # 80 % range of latency where it is assumed; None: `spread`
+    algorithm: str = "ring"  # or "quickest"
+    members: int = 0  # the first so many take part; 0: all workers of the cluster
+
+    @property
+    def workers(self) -> int:  # type: ignore[override]  # worked out, not stored
+        return self.members or self.cluster.workers
+
+    def cost(self, kind: CollectiveKind, nbytes: float, *, workers: int | None = None) -> Cost:
+        p = asked(self, nbytes, workers)
+        if p < 2 or not nbytes:
+            return NOTHING
+        found = ways(kind, nbytes, self.cluster, p)
+        way = next((each for each in found if each.algorithm == self.algorithm), found[0])
+        seconds = way.seconds
+        why = f"{kind} of {p} workers, {way.algorithm} over {way.link.name}, {way.link.gbit_s:.4g} Gbit/s"
+        low, high = self.latency_factors or (1 - self.spread, 1 + self.spread)
+        return Cost(
+            seconds=seconds,
+            low_s=way.latency_s * low + way.transfer_s * (1 - self.spread),
+            high_s=way.latency_s * high + way.transfer_s * (1 + self.spread),
+            why=why,
+        )
+
+
+def cluster_network(cluster: Cluster, workers: int, *, in_flight: int = 1) -> LinkNetwork:
+    """The quickest algorithms on a cluster. Raises ForetraceError where it has fewer devices than workers."""
+    if cluster.workers < workers:
+        raise ForetraceError(f"{cluster.name} has {cluster.workers} devices, not {workers}; add machines or use fewer.")
+    catalog = any("catalog" in link.source for link in (cluster.inside, cluster.between))
+    return LinkNetwork(
+        cluster=cluster,
+        name=cluster.name,
+        in_flight=in_flight,
+        algorithm="quickest",
+        spread=_CATALOG_SPREAD if catalog else LinkNetwork.spread,
+        latency_factors=_CATALOG_LATENCY if catalog else None,
+        members=workers,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from foretrace.graph.insert import HostTask, insert
 from foretrace.graph.taskgraph import TaskGraph, TaskKind
 from foretrace.techniques.base import Prior
 from foretrace.techniques.compute.casting import Overhead, cast_operator, cast_times_s, overhead_operators
-from foretrace.techniques.distributed.reduced import SINGLE, Reduced
+from foretrace.techniques.compute.reduced import SINGLE, Reduced
 from foretrace.techniques.untimed import by_name, untimed
 
 Float64 = npt.NDArray[np.float64]
