@@ -214,7 +214,7 @@ def _cannot(label: dict[str, str], sheet: Sheet) -> tuple[str, Device | None]:
 
 
 def _row(
-    label: dict[str, str], graph: opgraph.Graph, model: fp32.Fp32, on: fp32.Board, factors: tuple[float, float],
+    label: dict[str, str], graph: opgraph.Graph, model: fp32.Fp32, on: fp32.BoardFeatures, factors: tuple[float, float],
     host: Host | None,
 ) -> Row:  # fmt: skip
     found: Replayed = replay(graph, model, on, host)
@@ -274,13 +274,13 @@ def adapted(model: fp32.Fp32, pool: Pool, k: int) -> fp32.Fp32:
 class _Shifted(fp32.Fp32):
     shift: Shift
 
-    def product_s(self, b: Any, m: Any, k: Any, n: Any, linear: Any, on: fp32.Board) -> Any:
+    def product_s(self, b: Any, m: Any, k: Any, n: Any, linear: Any, on: fp32.BoardFeatures) -> Any:
         seconds, joules = fp32.Fp32.product_s(self, b, m, k, n, linear, on)
         said = self.isolated_product_s(seconds, joules, linear, on)
         factor = self.shift.factor(linear.astype(np.int64), product_rows(b, m, k, n, linear), said)
         return seconds * factor, joules * factor
 
-    def vector_s(self, op: Any, rows: Any, width: Any, nbytes: Any, on: fp32.Board) -> Any:
+    def vector_s(self, op: Any, rows: Any, width: Any, nbytes: Any, on: fp32.BoardFeatures) -> Any:
         seconds, joules = fp32.Fp32.vector_s(self, op, rows, width, nbytes, on)
         kind = np.full(len(op), 2)
         factor = self.shift.factor(kind, vector_rows(op, rows, width), self.isolated_vector_s(seconds, op))

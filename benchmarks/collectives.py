@@ -24,7 +24,7 @@ import numpy as np
 
 from foretrace.cost.network import curves
 from foretrace.cost.network.collective_files import read
-from foretrace.cost.network.collective_table import CollectiveTable, Series, table_of
+from foretrace.cost.network.collective_table import CollectiveSeries, CollectiveTable, table_of
 from foretrace.cost.network.curves import Fitted, Floats
 from foretrace.cost.network.network import Network
 from foretrace.cost.network.parse import network
@@ -62,7 +62,7 @@ class Row:
     small: float | None = None  # the table's error below 16 MiB
 
 
-def size_rows(name: str, series: Series, device: str) -> Iterator[Row]:
+def size_rows(name: str, series: CollectiveSeries, device: str) -> Iterator[Row]:
     """Sizes held out."""
     sizes, times = np.array(series.nbytes), np.array(series.seconds)
     for split, fitted in splits(sizes):
@@ -111,7 +111,9 @@ def single_rows(name: str, table: CollectiveTable, device: str) -> Iterator[Row]
             yield from held_rows(name, [each for each in series if each is not out], [out], device)
 
 
-def held_rows(name: str, fitted: Sequence[Series], held: Sequence[Series], device: str) -> Iterator[Row]:
+def held_rows(
+    name: str, fitted: Sequence[CollectiveSeries], held: Sequence[CollectiveSeries], device: str
+) -> Iterator[Row]:
     """Series predicted from those fitted on."""
     most = max(each.workers for each in (*fitted, *held))
     for whole in held:
@@ -139,7 +141,7 @@ def held_rows(name: str, fitted: Sequence[Series], held: Sequence[Series], devic
         )
 
 
-def twins(files: Sequence[Path]) -> Iterator[tuple[str, str, Series, float, float]]:
+def twins(files: Sequence[Path]) -> Iterator[tuple[str, str, CollectiveSeries, float, float]]:
     """Pairs of tables of the same device, collective and number of workers on one machine.
 
     Gives both names, the series, the mean relative difference over the sizes that both have, and how many of the
@@ -169,13 +171,13 @@ def table_name(file: Path) -> str:
     return file.parent.name if file.name.startswith("AR_GPU") else file.name.split(".")[0]
 
 
-def thinned(series: Series) -> Series:
+def thinned(series: CollectiveSeries) -> CollectiveSeries:
     """At most so many of its sizes, evenly chosen."""
     step = -(-len(series.nbytes) // MOST_POINTS)
     return replace(series, nbytes=series.nbytes[::step], seconds=series.seconds[::step], spread=())
 
 
-def costs(of: Network, series: Series) -> tuple[Floats, Floats, Floats]:
+def costs(of: Network, series: CollectiveSeries) -> tuple[Floats, Floats, Floats]:
     """Time, low and high of every size."""
     found = [of.cost(series.kind, size, workers=series.workers) for size in series.nbytes]
     return (
@@ -195,7 +197,7 @@ def covered(fitted: Fitted, sizes: Floats, times: Floats) -> float:
     return float(np.mean((predicted * factors[:, 0] <= times) & (times <= predicted * factors[:, 1])))
 
 
-def nccl_error(series: Series, sizes: Floats, times: Floats, device: str) -> float | None:
+def nccl_error(series: CollectiveSeries, sizes: Floats, times: Floats, device: str) -> float | None:
     """Error of NCCL's own model on one machine; it knows nothing of the network between machines."""
     if not device or series.nodes > 1 or series.kind == "send":
         return None

@@ -296,12 +296,12 @@ def quality_section(seconds: float) -> str:
 def recordings_section(seconds: float) -> str:
     """The whole command on recordings made here."""
     from foretrace.plan.optimise import Optimiser
-    from foretrace.plan.result import Wanted
+    from foretrace.plan.result import OptimiseRequest
 
     lines = []
     for name, graph in recordings():
         for text, workers in (("1gbit/100us", 4), ("10gbit/20us", 16)):
-            answer = Optimiser(recorded=graph, wanted=Wanted(workers=workers, network=text)).run(10 * seconds)
+            answer = Optimiser(recorded=graph, wanted=OptimiseRequest(workers=workers, network=text)).run(10 * seconds)
             over = "" if answer.overtaking is None else as_text(answer.overtaking.step_s)
             buckets = 0 if answer.best.found is None else len(answer.best.found.plan.ends)
             lines.append(

@@ -14,11 +14,11 @@ from foretrace.graph.taskgraph import Phase, TaskKind
 from foretrace.hardware.devices import named
 from foretrace.model.estimate import Estimate, estimate
 from foretrace.model.memory.memory import Sharding
-from foretrace.model.messages import DATA, TENSOR, Collective, collectives
+from foretrace.model.messages import DATA, TENSOR, ModelCollective, collectives
 from foretrace.model.operator_graph import OperatorGraph, Role
 from foretrace.model.repeat import again
 from foretrace.model.target import networks_of, target
-from foretrace.simulate.check import Verdict, check
+from foretrace.simulate.check import CheckVerdict, check
 
 torch = pytest.importorskip("torch")
 
@@ -37,7 +37,7 @@ def operators() -> OperatorGraph:
 
 def sent(
     operators: OperatorGraph, sharding: Sharding, *, accumulate: int = 1, recompute: int = 0
-) -> tuple[OperatorGraph, list[Collective]]:
+) -> tuple[OperatorGraph, list[ModelCollective]]:
     repeated, origin = again(operators, recompute=recompute, accumulate=accumulate, sharding=sharding)
     return repeated, collectives(operators, repeated, origin, sharding=sharding)
 
@@ -121,7 +121,7 @@ def test_messages_take_as_long_as_the_network_lets_them(operators: OperatorGraph
         assert each.interval_s[0] < each.step_time_s < each.interval_s[1]
         assert each.step_time_s >= each.exchange_s  # one lane
     graph = times[0].lowered.graph
-    assert all(each.verdict != Verdict.FAIL for each in check(graph).findings)
+    assert all(each.verdict != CheckVerdict.FAIL for each in check(graph).findings)
     assert (graph.kind == TaskKind.COLLECTIVE).sum() == len(times[0].lowered.sent)
     assert graph.info.recording["distributed"]["backend"] == "nccl"
 

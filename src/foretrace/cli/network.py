@@ -11,7 +11,7 @@ from foretrace.cli import options
 from foretrace.errors import ForetraceError
 
 if TYPE_CHECKING:
-    from foretrace.cost.network.collective_table import CollectiveTable, Series
+    from foretrace.cost.network.collective_table import CollectiveSeries, CollectiveTable
 
 network = typer.Typer(
     name="network",
@@ -63,7 +63,7 @@ def check(
     raise typer.Exit(0 if view.ok else 1)
 
 
-def _chosen(table: CollectiveTable, workers: int, per_node: int, kind: str, system: str) -> Series:
+def _chosen(table: CollectiveTable, workers: int, per_node: int, kind: str, system: str) -> CollectiveSeries:
     """The one series that is meant. Raises ForetraceError that lists what there is."""
     found = [
         each

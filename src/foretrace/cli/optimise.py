@@ -65,7 +65,7 @@ def optimise(
     from foretrace.plan import answer as answers
     from foretrace.plan.memory import Peak
     from foretrace.plan.optimise import Optimiser
-    from foretrace.plan.result import Wanted
+    from foretrace.plan.result import OptimiseRequest
     from foretrace.report import optimise as report
     from foretrace.simulate.memory import split
 
@@ -78,7 +78,7 @@ def optimise(
         raise ForetraceError(f"--backend {backend} does not exist; choose gloo or nccl.")
     if write is not None and write.suffix not in (".py", ".json"):
         raise ForetraceError(f"--write {write}: name a file that ends in .py or .json.")
-    wanted = Wanted(
+    wanted = OptimiseRequest(
         workers=workers,
         network=network,
         backend=backend,

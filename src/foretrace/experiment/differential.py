@@ -28,7 +28,7 @@ from foretrace import executor
 from foretrace.cost.network.network import CollectiveKind
 from foretrace.errors import ForetraceError
 from foretrace.experiment.links import netns
-from foretrace.experiment.links.messages import Block, Collectives, Done, Make, Record, Recorded, Setup, Steps
+from foretrace.experiment.links.messages import Collectives, Done, Make, Record, Recorded, RunSteps, Setup, TimedSteps
 from foretrace.experiment.links.processes import Workers, alone, running, together
 from foretrace.experiment.stalls import Stall, Stalls, stalls
 from foretrace.graph import store
@@ -44,7 +44,7 @@ _PAGE_CACHE = Path("/proc/sys/vm/drop_caches")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class DifferentialRequest:
     """What to run."""
 
     work: str  # a model of the zoo, or a script with training()
@@ -66,7 +66,7 @@ class Compared:
     notes: tuple[str, ...]
 
 
-def differential(wanted: Wanted, tell: Tell) -> Compared:
+def differential(wanted: DifferentialRequest, tell: Tell) -> Compared:
     """Record one worker, predict the stalls, then run all four kinds of runs and subtract.
 
     Raises ForetraceError where the training does not exist, there are fewer cores than workers, or a worker fails.
@@ -145,7 +145,7 @@ def _bars(runs: dict[str, list[float]]) -> tuple[Stall, ...]:
     return tuple(bars)
 
 
-def _recorded(wanted: Wanted, folder: Path) -> TaskGraph:
+def _recorded(wanted: DifferentialRequest, folder: Path) -> TaskGraph:
     """The graph of one worker alone that reads real batches."""
     file = folder / "alone.graph"
     setup = Setup(work=wanted.work, size=wanted.size, loads=True)
@@ -170,7 +170,11 @@ def _table(workers: Workers, file: Path, name: str) -> str:
 
 
 def _run(
-    wanted: Wanted, workers: Workers, names: Sequence[str], files: Sequence[Path], tell: Callable[[float], None]
+    wanted: DifferentialRequest,
+    workers: Workers,
+    names: Sequence[str],
+    files: Sequence[Path],
+    tell: Callable[[float], None],
 ) -> dict[str, list[float]]:
     """Seconds per step of every kind of run, by round; the kinds take turns, and who begins changes."""
     exchange = (f"data-parallel workers={len(workers)} network=1gbit",)  # the network is real: the text says nothing
@@ -188,9 +192,9 @@ def _run(
                 _evict(files)
             # A new arm begins its epoch anew, so that every block reads the same batches.
             workers.ask(Make(name=name, setup=setups[name]), f"making the run {name}", Done)
-            request = Steps(name=name, discarded=2, steps=wanted.steps, together=name != "alone")
+            request = RunSteps(name=name, discarded=2, steps=wanted.steps, together=name != "alone")
             ask = workers.ask_first if name == "alone" else workers.ask
-            blocks = ask(request, f"running {name}", Block, seconds=600.0)
+            blocks = ask(request, f"running {name}", TimedSteps, seconds=600.0)
             if number:
                 found[name].append(max(block.wall_s for block in blocks))
         order = order[1:] + order[:1]

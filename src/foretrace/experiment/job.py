@@ -119,13 +119,13 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     share: float
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
+class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     """The end of a verification that worked."""
 
     outcome: Outcome
 
 
-class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
     """A mistake in what was asked for, or a technique that does not fit."""
 
     sentence: str
@@ -136,8 +136,8 @@ class Crashed(msgspec.Struct, frozen=True, kw_only=True, tag="crashed"):
 
     trace: str
     error: str
-    during: str
-    script: bool
+    during: str = ""
+    script: bool = False
 
 
-Message = Progress | Answer | Refused | Crashed
+Message = Progress | Finished | Refusal | Crashed

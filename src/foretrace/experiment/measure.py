@@ -20,7 +20,7 @@ from foretrace.cost.operators.calibration import Calibration
 from foretrace.deadline import Deadline
 from foretrace.errors import ForetraceError
 from foretrace.experiment import cores, statistics
-from foretrace.experiment.arms import Plan, Rounds, Running, plan, take_turns, waits, workers
+from foretrace.experiment.arms import CountedRounds, Running, TurnPlan, plan, take_turns, waits, workers
 from foretrace.experiment.job import LOADING, Assumed, Job, Outcome, Residual
 from foretrace.experiment.statistics import Arm, Ratio, paired_ratio
 from foretrace.graph.builder import build
@@ -275,8 +275,8 @@ def _outcome(
     walls: dict[str, Arm],
     cpus: dict[str, Arm],
     measured: Ratio,
-    rounds: Rounds,
-    turns: Plan,
+    rounds: CountedRounds,
+    turns: TurnPlan,
     clock: str,
     needed: int,
     free: float,

@@ -13,7 +13,7 @@ import msgspec
 
 from foretrace.errors import ForetraceError, NotApplicableError
 from foretrace.experiment.cores import environment
-from foretrace.experiment.job import Answer, Crashed, Job, Message, Outcome, Progress, Refused
+from foretrace.experiment.job import Crashed, Finished, Job, Message, Outcome, Progress, Refusal
 
 _GOODBYE_S = 5.0
 _WORDS = 2_000  # of what a process that died had to say
@@ -51,9 +51,9 @@ def run(job: Job, progress: Callable[[str, float], None] | None = None) -> Outco
         said.seek(0)
         words = said.read().decode("utf-8", errors="replace").strip()[-_WORDS:]
     match ended:
-        case Answer():
+        case Finished():
             return ended.outcome
-        case Refused():
+        case Refusal():
             raise NotApplicableError(ended.sentence)
         case Crashed(script=True):
             sentence = f"{job.model} raised {ended.error.splitlines()[0]} while {ended.during}; its traceback is above."

@@ -19,7 +19,7 @@ import msgspec
 from foretrace.cost.operators.bench import lacks
 from foretrace.errors import ForetraceError
 from foretrace.executor import end_with
-from foretrace.experiment.job import Answer, Crashed, Job, Message, Progress, Refused
+from foretrace.experiment.job import Crashed, Finished, Job, Message, Progress, Refusal
 
 # Stages in which nothing of ours has been applied: what a user's script raises there is the script's own.
 USERS_STAGES = ("making the training", "recording the baseline")
@@ -53,14 +53,14 @@ def _answer(job: Job, say: Callable[[Message], None], during: list[str]) -> Mess
     try:
         from foretrace.experiment.measure import measure
 
-        return Answer(outcome=measure(job, lambda what, share: say(Progress(what=what, share=share))))
+        return Finished(outcome=measure(job, lambda what, share: say(Progress(what=what, share=share))))
     except BrokenPipeError:
         raise
     except ForetraceError as error:
-        return Refused(sentence=str(error))
+        return Refusal(sentence=str(error))
     except Exception as error:
         if isinstance(error, RuntimeError) and (lacking := lacks(error)):
-            return Refused(sentence=f"{' + '.join(job.techniques)} cannot run: {lacking}.")
+            return Refusal(sentence=f"{' + '.join(job.techniques)} cannot run: {lacking}.")
         return Crashed(
             trace=traceback.format_exc(),
             error=f"{type(error).__name__}: {error}",

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.graph.assemble import assemble
-from foretrace.graph.calls import Call
+from foretrace.graph.calls import RuntimeCall
 from foretrace.graph.clock import AHEAD
-from foretrace.graph.device import Device
-from foretrace.graph.host import Host
+from foretrace.graph.device import DeviceTasks
+from foretrace.graph.host import HostSpans
 from foretrace.graph.layers import WAYS, Layers
 from foretrace.graph.links import IN_FLIGHT, Links
 from foretrace.graph.lookup import at as values_at
@@ -34,8 +34,8 @@ class Draft:
     """Tasks and edges while they are collected; rows in any order until `finish`."""
 
     trace: Trace
-    host: Host
-    device: Device
+    host: HostSpans
+    device: DeviceTasks
     steps: Steps
     blocking: Blocking
     threads: HostTasks
@@ -254,7 +254,7 @@ class Draft:
         staged = np.isin(device.call[rows], self.blocking.staged)
         # The kernel of a long call starts when the call is nearly over, not one latency after its start.
         long_call = (own > _LONG_CALL_LATENCIES * latency) & (start >= device.launch[rows] + own - latency) & leads
-        from_end = staged | (long_call & (self.host.call[device.call[rows]] != Call.GRAPH))
+        from_end = staged | (long_call & (self.host.call[device.call[rows]] != RuntimeCall.GRAPH))
         typical = np.where(staged, latency, np.where(from_end, 1_000, latency))
         typical = np.where(leads, typical, 0)
         self.edges(call_task, self.first_device + rows, EdgeKind.LAUNCH, typical, from_start=~from_end)

@@ -94,7 +94,7 @@ class Gated(nn.Module):
         return out
 
 
-class Plain(nn.Module):
+class PlainFeedForward(nn.Module):
     """GPT's feed-forward part."""
 
     def __init__(self, shape: DecoderConfig) -> None:
@@ -107,14 +107,14 @@ class Plain(nn.Module):
         return out
 
 
-class Layer(nn.Module):
+class DecoderLayer(nn.Module):
     """Attention and feed-forward part, each behind its norm and beside a residual connection."""
 
     def __init__(self, shape: DecoderConfig) -> None:
         super().__init__()
         norm = RMSNorm if shape.gated else nn.LayerNorm
         self.before_attention, self.attention = norm(shape.hidden), Attention(shape)
-        self.before_inner, self.inner = norm(shape.hidden), Gated(shape) if shape.gated else Plain(shape)
+        self.before_inner, self.inner = norm(shape.hidden), Gated(shape) if shape.gated else PlainFeedForward(shape)
         self.dropout = nn.Dropout(shape.dropout)
 
     def forward(self, x: Tensor, places: tuple[Tensor, Tensor] | None) -> Tensor:
@@ -135,7 +135,7 @@ class Decoder(nn.Module):
             None if shape.gated else nn.Embedding(places, shape.hidden, _weight=torch.empty(places, shape.hidden))
         )
         self.dropout = nn.Dropout(shape.dropout)
-        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
+        self.layers = nn.ModuleList(DecoderLayer(shape) for _ in range(shape.layers))
         self.norm = RMSNorm(shape.hidden) if shape.gated else nn.LayerNorm(shape.hidden)
         self.scores = nn.Linear(shape.hidden, shape.words, bias=False)
         if shape.tied:

@@ -19,8 +19,8 @@ from foretrace.graph.taskgraph import Carried, Phase, TaskGraph, TaskKind
 from foretrace.hardware.cluster import Cluster
 from foretrace.hardware.devices import Device
 from foretrace.model.lower import HostCosts, Lowered, lower
-from foretrace.model.memory.memory import Fit, Memory, Sharding, peak
-from foretrace.model.messages import Collective, collectives
+from foretrace.model.memory.memory import MemoryFit, Sharding, StepMemory, peak
+from foretrace.model.messages import ModelCollective, collectives
 from foretrace.model.operator_graph import OperatorGraph, Role
 from foretrace.model.repeat import again
 from foretrace.model.strategy import Strategy
@@ -67,7 +67,7 @@ def estimate_step(
     cluster: Cluster | None = None,
     host: HostCosts | None = None,
     own_processor: bool = False,
-    messages: Sequence[Collective] = (),
+    messages: Sequence[ModelCollective] = (),
     network: Mapping[str, Network] | None = None,
     workers: int = 1,
 ) -> StepEstimate:
@@ -215,8 +215,8 @@ class Estimate:
     device: Device
     training: bool
     step: StepEstimate
-    memory: Memory
-    fit: Fit
+    memory: StepMemory
+    fit: MemoryFit
     room_bytes: float  # memory of the device
     sharding: Sharding = field(default_factory=Sharding)
     recompute: int = 0

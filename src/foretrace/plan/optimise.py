@@ -24,14 +24,15 @@ from foretrace.deadline import Clock, Deadline
 from foretrace.errors import ForetraceError, NotApplicableError
 from foretrace.files import write_text
 from foretrace.graph.taskgraph import TaskGraph
-from foretrace.plan.buckets import Buckets, best_buckets, by_caps, default, least_step
+from foretrace.plan.advise import LeftOut
+from foretrace.plan.buckets import BucketPlan, best_buckets, by_caps, default, least_step
 from foretrace.plan.evaluate import Evaluator
 from foretrace.plan.memory import Peak
 from foretrace.plan.predictions import Predictions
-from foretrace.plan.problem import Costs, Problem
+from foretrace.plan.problem import Problem, TransferCosts
 from foretrace.plan.recorded import Planned, alone
-from foretrace.plan.result import Answer, Candidate, Gain, LeftOut, Overtaking, Wanted
-from foretrace.plan.search import Search, State, plan_of_json, plan_to_json
+from foretrace.plan.result import Answer, Candidate, Gain, OptimiseRequest, Overtaking
+from foretrace.plan.search import Search, SearchState, plan_of_json, plan_to_json
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques.base import Technique
 from foretrace.techniques.compute.compiled import Compiled
@@ -58,13 +59,13 @@ class Optimiser:
     """A search that can be stopped at any moment and goes on where it stood."""
 
     recorded: TaskGraph
-    wanted: Wanted
+    wanted: OptimiseRequest
     peak: Peak | None = None
     state: Path | None = None
     tell: Tell | None = None
     clock: Clock | None = None  # seconds; by default those in which nothing is compiled
     done: dict[str, dict[str, Any]] = field(default_factory=dict)  # sets of techniques by name
-    overtaking: State | None = None
+    overtaking: SearchState | None = None
     overtakes: str = ""  # the set of techniques that this state belongs to
     left_out: dict[str, str] = field(default_factory=dict)
     states: int = 0
@@ -234,7 +235,7 @@ class Optimiser:
                 parallel, found = self._best(changed, self._parallel())
                 step_s = found.step_ns / 1e9
             else:
-                found = Buckets(
+                found = BucketPlan(
                     plan=plan_of_json(held["plan"]), step_ns=held["step_ns"], bound_ns=held["bound_ns"], states=0
                 )
                 parallel, step_s = replace(self._parallel(), **held["parallel"]), float(held["step_s"])
@@ -261,14 +262,16 @@ class Optimiser:
             self.exchange_s = float(held.get("exchange_s", 0.0))
         return Candidate(techniques=chosen, step_s=step_s, memory=memory, found=found, parallel=parallel)
 
-    def _best(self, graph: TaskGraph, parallel: Planned) -> tuple[Planned, Buckets]:
+    def _best(self, graph: TaskGraph, parallel: Planned) -> tuple[Planned, BucketPlan]:
         """The best buckets, read again with themselves until they stay: messages slow compute down."""
         from foretrace.plan import engine
 
-        best: tuple[Planned, Buckets] | None = None
+        best: tuple[Planned, BucketPlan] | None = None
         for _ in range(_ROUNDS):
             problem = parallel.problem(graph)
-            evaluator = Evaluator(problem=problem, costs=Costs.of(problem, chunks=(1,)))  # DDP sends buckets whole
+            evaluator = Evaluator(
+                problem=problem, costs=TransferCosts.of(problem, chunks=(1,))
+            )  # DDP sends buckets whole
             found = best_buckets(evaluator)
             self.states += found.states
             costs = evaluator.costs
@@ -286,7 +289,7 @@ class Optimiser:
         """The candidate with the best of a few plans by the whole graph, and the problem that it was found in."""
         assert best.parallel is not None and best.found is not None
         problem = best.parallel.problem(changed)
-        evaluator = Evaluator(problem=problem, costs=Costs.of(problem, chunks=(1,)))
+        evaluator = Evaluator(problem=problem, costs=TransferCosts.of(problem, chunks=(1,)))
         plans = dict.fromkeys((best.found.plan, by_caps(evaluator)[0], default(problem)))
         options = {plan: best.parallel.with_plan(problem, plan) for plan in plans}
         times = {plan: simulate(each.predict(changed)).step_time_s for plan, each in options.items()}
@@ -410,7 +413,7 @@ class Optimiser:
             held = json.loads(self.state.read_text())
             same = held["of"] == self._print
             sets, overtaking, self.overtakes = dict(held["sets"]), held["overtaking"], str(held["overtakes"])
-            self.overtaking = None if overtaking is None else State.of_json(overtaking)
+            self.overtaking = None if overtaking is None else SearchState.of_json(overtaking)
         except (OSError, ValueError, KeyError, TypeError):
             raise ForetraceError(
                 f"{self.state} is no state of a search; give the file that `foretrace optimise --resume` wrote, "
@@ -443,7 +446,7 @@ def _name(techniques: Sequence[Technique]) -> str:
     return " + ".join(map(str, techniques))
 
 
-def _fingerprint(graph: TaskGraph, wanted: Wanted) -> str:
+def _fingerprint(graph: TaskGraph, wanted: OptimiseRequest) -> str:
     """Of everything that a search depends on."""
     found = hashlib.sha256(repr(replace(wanted, rounds=None)).encode())
     for column in (graph.dur, graph.delay, graph.lag, graph.src, graph.in_ptr, graph.kind, graph.name):

@@ -25,8 +25,8 @@ from foretrace.report.views import (
 )
 from foretrace.simulate.memory import CATEGORIES, MemorySplit
 from foretrace.simulate.timeline import Timeline
-from foretrace.simulate.utilisation import Limits, Rates, cpu_use, samples_per_step, utilisation
-from foretrace.techniques.compute.classes import MATRIX, Precision, Work, classify
+from foretrace.simulate.utilisation import GroupRates, Limits, cpu_use, samples_per_step, utilisation
+from foretrace.techniques.compute.classes import MATRIX, TaskPrecision, WorkClass, classify
 from foretrace.trace.trace import decode_shapes
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ _BARS = " ▁▂▃▄▅▆▇█"
 _SINGULAR = ("communication", "attention", "normalisation", "pooling")
 _NO_ARITHMETIC = ("communication", "copies to and from the device")
 _LITTLE = 0.01  # rows with less than this share of the work are left to --json
-_MATRIX_CLASSES = {Work.GEMM: "matrix products", Work.CONV: "convolutions", Work.ATTENTION: "attention"}
+_MATRIX_CLASSES = {WorkClass.GEMM: "matrix products", WorkClass.CONV: "convolutions", WorkClass.ATTENTION: "attention"}
 _DEVICE_KINDS = (TaskKind.KERNEL, TaskKind.COPY, TaskKind.MEMSET, TaskKind.COLLECTIVE)
 
 
@@ -181,7 +181,7 @@ def _memory(found: MemorySplit) -> MemoryView:
     )
 
 
-def _rates(found: Rates, total_s: float) -> RatesView:
+def _rates(found: GroupRates, total_s: float) -> RatesView:
     return RatesView(
         name=found.name,
         count=found.count,
@@ -218,8 +218,8 @@ def _classes(graph: TaskGraph) -> tuple[Int64, tuple[str, ...]]:
             text = "copies to and from the device"
         elif kind == TaskKind.OPERATOR:
             text = headline.operator_class(graph.names[name])
-        elif Work(what) in MATRIX:
-            text = _MATRIX_CLASSES[Work(what)]
+        elif WorkClass(what) in MATRIX:
+            text = _MATRIX_CLASSES[WorkClass(what)]
         else:
             text = headline.operator_class(operator) if operator else "kernels of unknown operators"
         found[i] = names.setdefault(text, len(names))
@@ -242,10 +242,10 @@ def _peak_of_tasks(graph: TaskGraph, peaks: Peaks | None) -> Float64:
         matrix = np.isin(classes.work, MATRIX)
         half = peaks.fp16 or peaks.bf16 or (peaks.fp32 if peaks.source == "given" else unknown)
         by_precision = {
-            Precision.OTHER: unknown,
-            Precision.SINGLE: peaks.fp32,
-            Precision.TF32: peaks.tf32 or peaks.fp32,
-            Precision.HALF: half,
+            TaskPrecision.OTHER: unknown,
+            TaskPrecision.SINGLE: peaks.fp32,
+            TaskPrecision.TF32: peaks.tf32 or peaks.fp32,
+            TaskPrecision.HALF: half,
         }
         for precision, value in by_precision.items():
             result[matrix & (classes.precision == precision)] = value
@@ -274,7 +274,9 @@ def _who(platform: str) -> str:
 _CPU_TYPES = ("float", "double", "c10::BFloat16", "c10::Half")
 
 
-def _headline(platform: str, total: Rates, busy: float, classes: tuple[RatesView, ...], peaks: Peaks | None) -> str:
+def _headline(
+    platform: str, total: GroupRates, busy: float, classes: tuple[RatesView, ...], peaks: Peaks | None
+) -> str:
     """As in "The CPU computes at 61.0 % of its peak: convolutions hold 74.0 % of its work."."""
     who = _who(platform)
     verb = "holds" if classes and classes[0].name in _SINGULAR else "hold"

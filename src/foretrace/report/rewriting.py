@@ -11,7 +11,7 @@ from foretrace.report.units import digits, seconds, speed
 from foretrace.report.views import SCHEMA_VERSION
 
 if TYPE_CHECKING:
-    from foretrace.plan.rewrite.session import Rewritten, Wanted
+    from foretrace.plan.rewrite.session import RewriteRequest, Rewritten
 
 
 class RuleUseView(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +102,9 @@ class RewriteView(msgspec.Struct, frozen=True, kw_only=True):
     wrote: str  # "" where nothing was
 
 
-def rewriting(found: Rewritten, wanted: Wanted, *, source: str, size: str, batch: int, wrote: str = "") -> RewriteView:
+def rewriting(
+    found: Rewritten, wanted: RewriteRequest, *, source: str, size: str, batch: int, wrote: str = ""
+) -> RewriteView:
     """The view of a rewriting."""
     from foretrace.plan.rewrite.measure import FLOAT32_TOLERANCE, FLOAT64_TOLERANCE
 

@@ -14,8 +14,8 @@ from foretrace.report.views import SCHEMA_VERSION, AssumptionView, RatioView
 
 if TYPE_CHECKING:
     from foretrace.cost.network.collective_table import CollectiveTable
-    from foretrace.experiment.links.calibrate import Calibrated
-    from foretrace.experiment.links.job import ArmOutcome, Job, Outcome
+    from foretrace.experiment.links.calibrate import LinkCalibration
+    from foretrace.experiment.links.job import ArmOutcome, LinkJob, LinkOutcome
     from foretrace.experiment.links.netns import Capability
     from foretrace.experiment.statistics import Ratio
 
@@ -155,7 +155,9 @@ def clean(removed: Sequence[str]) -> RigCleanView:
     return RigCleanView(headline=headline, removed=tuple(removed))
 
 
-def calibrate(found: Calibrated, *, link: str, workers: int, stated_mbit_s: float, stored: str) -> RigCalibrateView:
+def calibrate(
+    found: LinkCalibration, *, link: str, workers: int, stated_mbit_s: float, stored: str
+) -> RigCalibrateView:
     """A measured link."""
     headline = (
         f"The link carries {digits(found.mbit_s)} of {digits(stated_mbit_s)} Mbit/s as payload of an all-reduce "
@@ -187,7 +189,7 @@ def calibrate_text(view: RigCalibrateView) -> str:
     return "\n".join([*lines, f"  next: {view.next}"])
 
 
-def verify(outcome: Outcome, arm: ArmOutcome, *, ledger: str = "", row: str = "") -> RigVerifyView:
+def verify(outcome: LinkOutcome, arm: ArmOutcome, *, ledger: str = "", row: str = "") -> RigVerifyView:
     """One arm of a session."""
     job = outcome.job
     return RigVerifyView(
@@ -280,7 +282,7 @@ def _buckets(view: RigVerifyView) -> str:
     return f"{len(view.buckets)} ({real}), and {len(view.predicted_buckets)} were predicted"
 
 
-def _next(job: Job, ledger: str) -> str:
+def _next(job: LinkJob, ledger: str) -> str:
     return f"foretrace ledger --model {shlex.quote(job.work)}" if ledger and not job.work.endswith(".py") else ""
 
 

@@ -16,7 +16,7 @@ from foretrace.report.views import SCHEMA_VERSION
 if TYPE_CHECKING:
     from foretrace.experiment.differential import Compared
     from foretrace.experiment.stalls import Stall, Stalls
-    from foretrace.plan.cloud import Advice, Offer, Wanted
+    from foretrace.plan.cloud import Offer, RentalAdvice, RentalRequest
 
 _SHOWN = 12  # offers printed beside those on the front
 
@@ -163,7 +163,7 @@ def _stall(bar: Stall) -> StallView:
     )
 
 
-def cloud(found: Advice, wanted: Wanted, *, source: str) -> CloudAdviseView:
+def cloud(found: RentalAdvice, wanted: RentalRequest, *, source: str) -> CloudAdviseView:
     """The view of an advice."""
     chosen = found.chosen
     if chosen is None:

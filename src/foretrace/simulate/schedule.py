@@ -179,7 +179,7 @@ def edges_that_hold(graph: TaskGraph) -> npt.NDArray[np.bool_]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LaneTable:
+class LaneArrays:
     """Lanes as the loops read them: which have an order, how many slots each can use, where its tasks begin."""
 
     ordered: npt.NDArray[np.uint8]
@@ -187,14 +187,14 @@ class LaneTable:
     ptr: Int64
 
 
-def lane_table(graph: TaskGraph) -> LaneTable:
+def lane_table(graph: TaskGraph) -> LaneArrays:
     """The lanes of a graph as the loops read them; `slots` counts at most the tasks of a lane."""
     count = np.bincount(graph.lane, minlength=len(graph.lanes))
     slots = [0 if lane.ordered else min(lane.slots, int(c)) for lane, c in zip(graph.lanes, count, strict=True)]
     ptr = np.zeros(len(graph.lanes) + 1, dtype=np.int64)
     np.cumsum(count, out=ptr[1:])
     ordered = np.array([lane.ordered for lane in graph.lanes], dtype=np.uint8)
-    return LaneTable(ordered=ordered, slots=np.array(slots, dtype=np.int64), ptr=ptr)
+    return LaneArrays(ordered=ordered, slots=np.array(slots, dtype=np.int64), ptr=ptr)
 
 
 def _slot_givers(graph: TaskGraph, order: Int32) -> Int32:

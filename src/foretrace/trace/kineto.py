@@ -21,7 +21,7 @@ from msgspec import Raw
 from foretrace.errors import TraceError
 from foretrace.trace import foreign
 from foretrace.trace.entries import MALFORMED, Entry, Foreign, decode_array, decode_entry
-from foretrace.trace.stream import BLOCK, CutError, Source
+from foretrace.trace.stream import BLOCK, CutError, RecordingSource
 
 Entries = list[Entry | Foreign]
 
@@ -64,7 +64,7 @@ class Recording:
 
     """
 
-    def __init__(self, source: Source, *, salvage: bool) -> None:
+    def __init__(self, source: RecordingSource, *, salvage: bool) -> None:
         self.name = source.name
         self.metadata: dict[str, Raw] = {}
         self.lost: dict[str, int] = {}

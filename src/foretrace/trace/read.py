@@ -16,7 +16,7 @@ from foretrace.trace import checks, facts
 from foretrace.trace.columns import RankColumns
 from foretrace.trace.decimals import MAX_NS
 from foretrace.trace.kineto import NotARecordingError, Recording
-from foretrace.trace.stream import Source, sources
+from foretrace.trace.stream import RecordingSource, sources
 from foretrace.trace.tables import LaneTable, Tables
 from foretrace.trace.trace import Category, Dropped, Int64, Mask, RankInfo, Trace, TraceLane
 
@@ -165,7 +165,7 @@ def _read(path: str | Path | Sequence[str | Path], ask: _Ask, progress: Callable
     return _merge(kept, tables, notes)
 
 
-def _read_sources(given: Iterable[Source], tables: Tables, ask: _Ask) -> tuple[list[_Rank], list[TraceError]]:
+def _read_sources(given: Iterable[RecordingSource], tables: Tables, ask: _Ask) -> tuple[list[_Rank], list[TraceError]]:
     """What each source holds, and why some could not be read."""
     found: list[_Rank] = []
     refused: list[TraceError] = []
@@ -181,7 +181,7 @@ def _read_sources(given: Iterable[Source], tables: Tables, ask: _Ask) -> tuple[l
     return found, refused
 
 
-def _read_file(source: Source, tables: Tables, ask: _Ask) -> _Rank:
+def _read_file(source: RecordingSource, tables: Tables, ask: _Ask) -> _Rank:
     recording = Recording(source, salvage=ask.salvage)
     rank = _rank_of(recording)
     if ask.ranks is not None and rank is not None and rank not in ask.ranks:

@@ -28,7 +28,7 @@ _ASKED = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class ZooModel:
     """One model of the zoo. `home` is the module with `make(size) -> Training`, loaded when it is used."""
 
     name: str
@@ -41,8 +41,8 @@ class Entry:
 
 
 _ZOO = "foretrace.zoo"
-ENTRIES: tuple[Entry, ...] = (
-    Entry(
+ENTRIES: tuple[ZooModel, ...] = (
+    ZooModel(
         name="resnet50",
         task="image classification",
         summary="ResNet-50: 53 convolutions with batch norm; tiny a quarter of the width on 64 x 64 pixels",
@@ -50,7 +50,7 @@ ENTRIES: tuple[Entry, ...] = (
         home=f"{_ZOO}.vision:resnet50",
         parameters=(1_532_276, 25_557_032),
     ),
-    Entry(
+    ZooModel(
         name="inception-v3",
         task="image classification",
         summary="Inception v3: 94 convolutions in parallel branches; tiny a quarter of the width on 107 x 107 pixels",
@@ -58,7 +58,7 @@ ENTRIES: tuple[Entry, ...] = (
         home=f"{_ZOO}.inception:inception_v3",
         parameters=(1_423_276, 27_161_264),
     ),
-    Entry(
+    ZooModel(
         name="mobilenet-v2",
         task="image classification",
         summary="MobileNetV2: depthwise convolutions, many small operators; tiny width 0.35 on 64 x 64 pixels",
@@ -66,7 +66,7 @@ ENTRIES: tuple[Entry, ...] = (
         home=f"{_ZOO}.vision:mobilenet_v2",
         parameters=(346_180, 3_504_872),
     ),
-    Entry(
+    ZooModel(
         name="vgg11",
         task="image classification",
         summary="VGG-11: convolutions without normalisation, large linear layers; tiny half the width on 32 x 32",
@@ -74,7 +74,7 @@ ENTRIES: tuple[Entry, ...] = (
         home=f"{_ZOO}.vision:vgg11",
         parameters=(3_721_508, 132_863_336),
     ),
-    Entry(
+    ZooModel(
         name="bert",
         task="language model",
         summary="BERT base, masked words and next sentence; tiny 3 layers of 128, 64 words",
@@ -83,7 +83,7 @@ ENTRIES: tuple[Entry, ...] = (
         parameters=(901_250, 110_106_428),
         needs="transformers",
     ),
-    Entry(
+    ZooModel(
         name="gpt2",
         task="language model",
         summary="GPT-2 of 124 million parameters; tiny 4 layers of 128, 64 words",
@@ -92,7 +92,7 @@ ENTRIES: tuple[Entry, ...] = (
         parameters=(1_063_680, 124_439_808),
         needs="transformers",
     ),
-    Entry(
+    ZooModel(
         name="llama",
         task="language model",
         summary="Llama decoder with grouped-query attention in the size of TinyLlama; tiny 4 layers of 160, 64 words",
@@ -101,7 +101,7 @@ ENTRIES: tuple[Entry, ...] = (
         parameters=(1_793_440, 1_100_048_384),
         needs="transformers",
     ),
-    Entry(
+    ZooModel(
         name="lstm-lm",
         task="language model",
         summary="word language model, 2 LSTM layers of 1500 with dropout; tiny 2 of 256, 20 steps",
@@ -109,7 +109,7 @@ ENTRIES: tuple[Entry, ...] = (
         home=f"{_ZOO}.lstm_lm:lstm_lm",
         parameters=(2_078_672, 66_034_000),
     ),
-    Entry(
+    ZooModel(
         name="dropout-lstm",
         task="language model",
         summary="word language model with recurrent dropout, 2 LSTM layers of 650; tiny 2 of 512, 20 steps",
@@ -117,7 +117,7 @@ ENTRIES: tuple[Entry, ...] = (
         home=f"{_ZOO}.dropout_lstm:dropout_lstm",
         parameters=(6_252_496, 19_780_400),
     ),
-    Entry(
+    ZooModel(
         name="dropout-lstm-large",
         task="language model",
         summary="word language model with recurrent dropout, 2 LSTM layers of 1500; tiny 1 of 1024, 12 steps",
@@ -125,7 +125,7 @@ ENTRIES: tuple[Entry, ...] = (
         home=f"{_ZOO}.dropout_lstm:dropout_lstm_large",
         parameters=(10_445_800, 66_034_000),
     ),
-    Entry(
+    ZooModel(
         name="acoustic-lstm",
         task="speech recognition",
         summary="acoustic model with recurrent dropout, 3 LSTM layers of 1024 on frames; tiny 2 of 512, 24 frames",
@@ -133,7 +133,7 @@ ENTRIES: tuple[Entry, ...] = (
         home=f"{_ZOO}.dropout_lstm:acoustic_lstm",
         parameters=(3_584_200, 24_356_816),
     ),
-    Entry(
+    ZooModel(
         name="seq2seq",
         task="translation",
         summary="LSTM encoder and decoder with attention, 4 layers of 1000; tiny 2 of 192, 16 words",
@@ -141,7 +141,7 @@ ENTRIES: tuple[Entry, ...] = (
         home=f"{_ZOO}.translation:seq2seq",
         parameters=(2_376_656, 215_114_000),
     ),
-    Entry(
+    ZooModel(
         name="transformer",
         task="translation",
         summary="Transformer base, 6 + 6 layers of 512; tiny 2 + 2 of 128, 24 words",
@@ -149,7 +149,7 @@ ENTRIES: tuple[Entry, ...] = (
         home=f"{_ZOO}.translation:transformer",
         parameters=(1_181_696, 63_082_496),
     ),
-    Entry(
+    ZooModel(
         name="detector",
         task="object detection",
         summary="Faster R-CNN: ResNet-50, feature pyramid, proposals, RoIAlign; tiny a shallow one on 96 x 96 pixels",
@@ -157,7 +157,7 @@ ENTRIES: tuple[Entry, ...] = (
         home=f"{_ZOO}.detection:detector",
         parameters=(293_092, 41_808_406),
     ),
-    Entry(
+    ZooModel(
         name="deepspeech2",
         task="speech recognition",
         summary="Deep Speech 2: convolutions, 5 bidirectional GRU layers of 800, CTC; tiny 2 layers of 96",
@@ -165,7 +165,7 @@ ENTRIES: tuple[Entry, ...] = (
         home=f"{_ZOO}.speech:deepspeech2",
         parameters=(379_397, 41_190_557),
     ),
-    Entry(
+    ZooModel(
         name="gan",
         task="image generation",
         summary="DCGAN on 64 x 64 pixels: two networks, two optimizers; tiny half the width on 32 x 32 pixels",
@@ -173,7 +173,7 @@ ENTRIES: tuple[Entry, ...] = (
         home=f"{_ZOO}.gan:dcgan",
         parameters=(538_432, 6_342_272),
     ),
-    Entry(
+    ZooModel(
         name="actor-critic",
         task="reinforcement learning",
         summary="actor-critic on drawn cart-poles, many small operators; tiny 36 x 36 pixels, 16 ticks a step",
@@ -181,7 +181,7 @@ ENTRIES: tuple[Entry, ...] = (
         home=f"{_ZOO}.reinforcement:actor_critic",
         parameters=(13_595, 676_915),
     ),
-    Entry(
+    ZooModel(
         name="dlrm",
         task="recommendation",
         summary="DLRM with the tables of Criteo Kaggle, 540 million parameters; tiny at most 80,000 rows a table",
@@ -189,7 +189,7 @@ ENTRIES: tuple[Entry, ...] = (
         home=f"{_ZOO}.recommendation:dlrm",
         parameters=(11_146_673, 540_677_217),
     ),
-    Entry(
+    ZooModel(
         name="ncf",
         task="recommendation",
         summary="NeuMF in the size of MovieLens-20M, bound by its optimizer; tiny a quarter of the factors",
@@ -197,7 +197,7 @@ ENTRIES: tuple[Entry, ...] = (
         home=f"{_ZOO}.recommendation:ncf",
         parameters=(4_614_801, 31_832_577),
     ),
-    Entry(
+    ZooModel(
         name="gnn",
         task="graph classification",
         summary="graph isomorphism network, 5 layers of 64 on graphs of 512 nodes; tiny graphs of 96 nodes",
@@ -208,12 +208,12 @@ ENTRIES: tuple[Entry, ...] = (
 )
 
 
-def entries() -> dict[str, Entry]:
+def entries() -> dict[str, ZooModel]:
     """Every model by name."""
     return {each.name: each for each in ENTRIES}
 
 
-def entry(name: str) -> Entry:
+def entry(name: str) -> ZooModel:
     """The model of this name. Raises ForetraceError naming the nearest ones."""
     known = entries()
     found = resolve(name, known)

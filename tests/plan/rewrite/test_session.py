@@ -51,7 +51,7 @@ def small() -> Any:
     torch.manual_seed(0)
     module, args = Small().eval(), (torch.randn(2, 3, 9, 9),)
     settled(module, args, {"scale": torch.tensor(1.5)})
-    wanted = session.Wanted(alpha=1.5, budget=40, measure=False)
+    wanted = session.RewriteRequest(alpha=1.5, budget=40, measure=False)
     return session.rewrite(
         module, args, {"scale": torch.tensor(1.5)}, name="small", wanted=wanted, costs=Stated(per_product_s=1e-9)
     )

@@ -20,7 +20,7 @@ from math import isclose, isfinite
 from pathlib import Path
 
 from foretrace import reading
-from foretrace.cost.network.collective_table import CollectiveTable, Series, decode, series_of, table_of
+from foretrace.cost.network.collective_table import CollectiveSeries, CollectiveTable, decode, series_of, table_of
 from foretrace.cost.network.network import CollectiveKind, bus_share
 from foretrace.errors import ForetraceError
 from foretrace.plaintext import whole_number
@@ -124,7 +124,9 @@ def _whole(row: Mapping[str, str | None], name: str, path: Path, line: int) -> i
     return int(value)
 
 
-def _columns(path: Path, rows: csv.DictReader[str], workers: int, per_node: int, kind: CollectiveKind | None) -> Series:
+def _columns(
+    path: Path, rows: csv.DictReader[str], workers: int, per_node: int, kind: CollectiveKind | None
+) -> CollectiveSeries:
     columns: dict[str, tuple[str, str]] = {}
     for name in rows.fieldnames or ():
         if match := _HEADER.fullmatch(name):
@@ -146,7 +148,7 @@ def _columns(path: Path, rows: csv.DictReader[str], workers: int, per_node: int,
 _Groups = dict[tuple[str, CollectiveKind, int, int], list[tuple[float, float, float]]]
 
 
-def _vidur(path: Path, rows: csv.DictReader[str]) -> list[Series]:
+def _vidur(path: Path, rows: csv.DictReader[str]) -> list[CollectiveSeries]:
     groups: _Groups = {}
     for line, row in enumerate(rows, 2):
         kind = _kind_of(row.get("collective") or "", f"{path}, row {line}")
@@ -160,7 +162,7 @@ def _vidur(path: Path, rows: csv.DictReader[str]) -> list[Series]:
     return _series(path, groups)
 
 
-def _bandwidths(path: Path, rows: csv.DictReader[str]) -> list[Series]:
+def _bandwidths(path: Path, rows: csv.DictReader[str]) -> list[CollectiveSeries]:
     """Rows without a number of workers are left out: without it a bus bandwidth is no time."""
     groups: _Groups = {}
     for line, row in enumerate(rows, 2):
@@ -178,7 +180,7 @@ def _bandwidths(path: Path, rows: csv.DictReader[str]) -> list[Series]:
     return _series(path, groups)
 
 
-def _plain(path: Path, rows: csv.DictReader[str]) -> list[Series]:
+def _plain(path: Path, rows: csv.DictReader[str]) -> list[CollectiveSeries]:
     groups: _Groups = {}
     for line, row in enumerate(rows, 2):
         kind = _kind_of(row.get("kind") or "", f"{path}, row {line}")
@@ -191,7 +193,7 @@ def _plain(path: Path, rows: csv.DictReader[str]) -> list[Series]:
     return _series(path, groups)
 
 
-def _series(path: Path, groups: _Groups) -> list[Series]:
+def _series(path: Path, groups: _Groups) -> list[CollectiveSeries]:
     return [
         series_of(str(path), kind=kind, workers=workers, per_node=per_node, points=points, system=system)
         for (system, kind, workers, per_node), points in groups.items()
@@ -203,7 +205,7 @@ def _series(path: Path, groups: _Groups) -> list[Series]:
 
 def _nccl_tests(
     path: Path, lines: Sequence[str], workers: int, per_node: int, kind: CollectiveKind | None
-) -> list[Series]:
+) -> list[CollectiveSeries]:
     ranks: dict[str, str] = {}
     alone = 0
     titles: list[str] = []

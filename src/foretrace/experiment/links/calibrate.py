@@ -28,7 +28,7 @@ _SLOWEST = 0.5  # of the stated rate that a link is expected to reach at least, 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Calibrated:
+class LinkCalibration:
     """A measured link."""
 
     table: CollectiveTable
@@ -44,7 +44,7 @@ def calibrate(
     *,
     name: str,
     kinds: Sequence[CollectiveKind] = (CollectiveKind.ALL_REDUCE,),
-) -> Calibrated:
+) -> LinkCalibration:
     """Measure collectives on a rig that is up, and write their table to `file`.
 
     Raises ForetraceError where a size keeps varying by more than MOST_SPREAD.
@@ -67,10 +67,10 @@ def calibrate(
             f"the link varies too much to predict anything for it: {what} spread by {100 * worst:.0f} % over "
             f"{REPETITIONS} repetitions, three times over (limit {100 * MOST_SPREAD:.0f} %); stop what else is running."
         )
-    return Calibrated(table=table, file=file, spread=worst, mbit_s=_bus_mbit_s(table, len(workers)))
+    return LinkCalibration(table=table, file=file, spread=worst, mbit_s=_bus_mbit_s(table, len(workers)))
 
 
-def alone(workers: int, link: str, file: Path) -> Calibrated:
+def alone(workers: int, link: str, file: Path) -> LinkCalibration:
     """Make a rig only to measure its link (written as in "300mbit"), and remove it again.
 
     Raises ForetraceError where the machine cannot have one, or the link varies too much.

@@ -12,9 +12,9 @@ import msgspec
 
 from foretrace.experiment import cores, statistics
 from foretrace.experiment.ledger import Row
-from foretrace.experiment.links.calibrate import Calibrated
-from foretrace.experiment.links.job import ArmOutcome, Job, Link, Outcome
-from foretrace.experiment.links.messages import Block, Recorded
+from foretrace.experiment.links.calibrate import LinkCalibration
+from foretrace.experiment.links.job import ArmOutcome, LinkJob, LinkOutcome, MeasuredLink
+from foretrace.experiment.links.messages import Recorded, TimedSteps
 from foretrace.experiment.measure import assumed, parameters_of, versions
 from foretrace.experiment.statistics import Arm, Ratio, paired_ratio
 from foretrace.graph.taskgraph import TaskGraph
@@ -24,7 +24,7 @@ from foretrace.techniques.whatif import WhatIf
 CLOCK = "wall"  # workers wait for each other
 CPU = "cpu"
 
-Rounds = Sequence[Sequence[Block]]  # by round and worker
+Rounds = Sequence[Sequence[TimedSteps]]  # by round and worker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +39,11 @@ class Ran:
 
 
 def judge(
-    job: Job,
+    job: LinkJob,
     arms: Sequence[Ran],
     *,
     graph: TaskGraph,
-    link: Calibrated,
+    link: LinkCalibration,
     recorded: Recorded,
     recorded_s: float,
     baseline_s: float,
@@ -52,14 +52,14 @@ def judge(
     steps_per_block: int,
     samples: int,
     took_s: float,
-) -> Outcome:
+) -> LinkOutcome:
     """Sum up blocks, compare ratios round by round, and say what became of each prediction."""
     first, second = _summed(before), _summed(again)
     same = paired_ratio(first.blocks_s, second.blocks_s, seed=job.seed)
     points = next(each for each in link.table.series if each.kind == "all-reduce")
-    return Outcome(
+    return LinkOutcome(
         job=job,
-        link=Link(mbit_s=link.mbit_s, spread=link.spread, nbytes=points.nbytes, seconds=points.seconds),
+        link=MeasuredLink(mbit_s=link.mbit_s, spread=link.spread, nbytes=points.nbytes, seconds=points.seconds),
         recorded_s=recorded_s,
         baseline_predicted_s=baseline_s,
         before=first,
@@ -78,7 +78,7 @@ def judge(
     )
 
 
-def _judged(job: Job, arm: Ran, baseline_s: float, before: Arm, again: Arm, same: Ratio) -> ArmOutcome:
+def _judged(job: LinkJob, arm: Ran, baseline_s: float, before: Arm, again: Arm, same: Ratio) -> ArmOutcome:
     measured = _summed(arm.blocks)
     baseline = [(a + b) / 2 for a, b in zip(before.blocks_s, again.blocks_s, strict=True)]
     ratio = paired_ratio(baseline, measured.blocks_s, seed=job.seed)
@@ -110,12 +110,12 @@ def _summed(blocks: Rounds) -> Arm:
     return Arm.of([max(each.wall_s for each in round_) for round_ in blocks])
 
 
-def rows_of(outcome: Outcome) -> tuple[Row, ...]:
+def rows_of(outcome: LinkOutcome) -> tuple[Row, ...]:
     """A row of the ledger per arm. Step and ratio are on the wall clock; `arms["rig"]` holds the link and the rest."""
     return tuple(_row(outcome, arm) for arm in outcome.arms)
 
 
-def _row(outcome: Outcome, arm: ArmOutcome) -> Row:
+def _row(outcome: LinkOutcome, arm: ArmOutcome) -> Row:
     job = outcome.job
     return Row(
         id=str(uuid.uuid4()),
@@ -186,7 +186,7 @@ def _row(outcome: Outcome, arm: ArmOutcome) -> Row:
     )
 
 
-def setting(job: Job) -> str:
+def setting(job: LinkJob) -> str:
     """What a row calls the size: as in "2 workers, 300mbit", with the size of a zoo model before it."""
     own = "" if job.work[:1].isdigit() or job.work.endswith(".py") else f"{job.size}, "
     return f"{own}{job.workers} workers, {job.link}"

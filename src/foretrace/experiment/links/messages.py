@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from foretrace.cost.network.network import CollectiveKind
+from foretrace.experiment.job import Crashed, Refusal
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +56,7 @@ class Make(msgspec.Struct, frozen=True, kw_only=True, tag="make"):
     setup: Setup
 
 
-class Steps(msgspec.Struct, frozen=True, kw_only=True, tag="steps"):
+class RunSteps(msgspec.Struct, frozen=True, kw_only=True, tag="steps"):
     """Run steps of an arm: `discarded` ones first, then `steps` that are timed together.
 
     `together`: all workers begin the timed steps at once, so that none begins early what another one ends late.
@@ -73,7 +74,7 @@ class Inspect(msgspec.Struct, frozen=True, kw_only=True, tag="inspect"):
     name: str
 
 
-Request = Join | Collectives | Record | Make | Steps | Inspect
+Request = Join | Collectives | Record | Make | RunSteps | Inspect
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
@@ -87,7 +88,7 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True, tag="recorded"):
     notes: tuple[str, ...]
 
 
-class Block(msgspec.Struct, frozen=True, kw_only=True, tag="block"):
+class TimedSteps(msgspec.Struct, frozen=True, kw_only=True, tag="block"):
     """Steps of an arm: wall and CPU seconds per step, and the last loss (None where it is not a finite number)."""
 
     wall_s: float
@@ -103,17 +104,4 @@ class Buckets(msgspec.Struct, frozen=True, kw_only=True, tag="buckets"):
     world: int
 
 
-class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
-    """A mistake in what was asked for."""
-
-    sentence: str
-
-
-class Crashed(msgspec.Struct, frozen=True, kw_only=True, tag="crashed"):
-    """Something was raised."""
-
-    error: str
-    trace: str
-
-
-Answer = Done | Recorded | Block | Buckets | Refused | Crashed
+Answer = Done | Recorded | TimedSteps | Buckets | Refusal | Crashed

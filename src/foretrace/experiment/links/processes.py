@@ -22,7 +22,8 @@ import msgspec
 
 from foretrace.errors import ForetraceError, NotApplicableError
 from foretrace.experiment.cores import environment
-from foretrace.experiment.links.messages import Answer, Crashed, Done, Join, Refused, Request
+from foretrace.experiment.job import Crashed, Refusal
+from foretrace.experiment.links.messages import Answer, Done, Join, Request
 from foretrace.experiment.links.netns import INTERFACE, Net
 
 A = TypeVar("A", bound=Answer)
@@ -138,7 +139,7 @@ class Workers:
         """The answer in a line; raises what it complains of, or the death of another worker that explains it."""
         answer: Answer = self._decoder.decode(line)
         match answer:
-            case Refused():
+            case Refusal():
                 raise NotApplicableError(answer.sentence)
             case Crashed():
                 if (dead := self._dead(rank)) is not None:

@@ -21,21 +21,20 @@ from pathlib import Path
 import msgspec
 
 from foretrace.errors import ForetraceError
+from foretrace.experiment.job import Crashed, Refusal
 from foretrace.experiment.links.messages import (
     Answer,
-    Block,
     Buckets,
     Collectives,
-    Crashed,
     Done,
     Inspect,
     Join,
     Make,
     Record,
     Recorded,
-    Refused,
     Request,
-    Steps,
+    RunSteps,
+    TimedSteps,
 )
 from foretrace.experiment.worker import streams
 
@@ -83,12 +82,12 @@ def _answer(worker: Worker, request: Request) -> Answer:
                 return worker.record(request)
             case Make():
                 return worker.make(request)
-            case Steps():
+            case RunSteps():
                 return worker.steps(request)
             case Inspect():
                 return worker.inspect(request)
     except ForetraceError as error:
-        return Refused(sentence=str(error))
+        return Refusal(sentence=str(error))
     except Exception as error:
         return Crashed(error=f"{type(error).__name__}: {error}", trace=traceback.format_exc())
 
@@ -97,10 +96,10 @@ class Worker:
     """What a worker keeps between two requests: its arms."""
 
     def __init__(self) -> None:
-        from foretrace.experiment.links.arms import Arm
+        from foretrace.experiment.links.arms import RunningArm
 
         self.rank, self.workers = 0, 1
-        self.arms: dict[str, Arm] = {}
+        self.arms: dict[str, RunningArm] = {}
 
     def join(self, request: Join) -> Done:
         """Settle threads and meet the others."""
@@ -147,14 +146,14 @@ class Worker:
 
     def make(self, request: Make) -> Done:
         """Make an arm."""
-        from foretrace.experiment.links.arms import Arm
+        from foretrace.experiment.links.arms import RunningArm
 
-        self.arms[request.name] = Arm(request.setup)
+        self.arms[request.name] = RunningArm(request.setup)
         gc.collect()
         gc.freeze()
         return Done()
 
-    def steps(self, request: Steps) -> Block:
+    def steps(self, request: RunSteps) -> TimedSteps:
         """Run steps of an arm."""
         return self.arms[request.name].block(request.discarded, request.steps, together=request.together)
 

@@ -21,7 +21,7 @@ KNOWN = (
 )
 
 
-class Kind(StrEnum):
+class SourceKind(StrEnum):
     """What a file is."""
 
     JSON = "json"
@@ -54,71 +54,71 @@ def load_operators(
 
     path = Path(path)
     kind = kind_of(path)
-    if dims and kind != Kind.ONNX:
+    if dims and kind != SourceKind.ONNX:
         raise ForetraceError(f"{path} is no ONNX model, so it has no open dimensions; leave out --dim.")
-    if step is not None and kind in (Kind.ONNX, Kind.JSON):
+    if step is not None and kind in (SourceKind.ONNX, SourceKind.JSON):
         raise ForetraceError(f"{path} has one step only; leave out the step.")
     called = name or _name(path)
-    if kind in (Kind.RECORDING, Kind.GRAPH):
+    if kind in (SourceKind.RECORDING, SourceKind.GRAPH):
         found = _recorded(path, kind, called, step=step, rank=rank, salvage=salvage, progress=progress)
     elif rank is not None:
         raise ForetraceError(f"{path} is of one rank; leave out the rank.")
     else:
         data = unpacked(path)
-        if kind == Kind.JSON:
+        if kind == SourceKind.JSON:
             found = loads(data, str(path))
-        elif kind == Kind.CHAKRA:
+        elif kind == SourceKind.CHAKRA:
             found = from_chakra(data, called, where=str(path), step=step)
         else:
             found = from_onnx(data, called, where=str(path), dims=dims)
     if batch and found.batch and found.batch != batch:
-        how = "export it with an open dimension for --dim" if kind == Kind.ONNX else "leave out the batch"
+        how = "export it with an open dimension for --dim" if kind == SourceKind.ONNX else "leave out the batch"
         raise ForetraceError(f"{path} has {found.batch} samples per step, not {batch}, and stays so; {how}.")
     if batch:
         found = replace(found, batch=batch)
     return replace(found, name=called) if name or not found.name else found
 
 
-def kind_of(path: Path) -> Kind:
+def kind_of(path: Path) -> SourceKind:
     """What a file is, by its first bytes. Raises ForetraceError where it is none of those known."""
     from foretrace.graph.store import MAGIC
 
     if path.is_dir():
-        return Kind.RECORDING
+        return SourceKind.RECORDING
     head = _head(path)
     if head.startswith(MAGIC):
-        return Kind.GRAPH
+        return SourceKind.GRAPH
     if head.startswith(b"PK\x03\x04") or ".tar" in path.suffixes or path.suffix == ".tgz":
-        return Kind.RECORDING
+        return SourceKind.RECORDING
     if said := foreign.by_content(head[:16]):
         raise ForetraceError(f"{path} {said}.")
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     if text.startswith(b"["):
-        return Kind.RECORDING
+        return SourceKind.RECORDING
     if text.startswith(b"{"):
         return _kind_of_object(path, text)
     inner = path.with_suffix("") if path.suffix == ".gz" else path
     if inner.suffix == ".onnx" or head.startswith(b"\x08"):  # ModelProto begins with its version
-        return Kind.ONNX
+        return SourceKind.ONNX
     if (said := foreign.by_name(path)) and inner.suffix != ".et":
         raise ForetraceError(f"{path} {said}.")
     if inner.suffix == ".et" or re.match(rb"[\x02-\x7f].?[\x0a\x12]", head, re.DOTALL):
-        return Kind.CHAKRA
+        return SourceKind.CHAKRA
     said = foreign.by_content(head)
     raise ForetraceError(f"{path} {said}." if said else f"{path} is not {KNOWN}; give one of those.")
 
 
-def _kind_of_object(path: Path, text: bytes) -> Kind:
+def _kind_of_object(path: Path, text: bytes) -> SourceKind:
     """Of a JSON object, by the keys near its beginning."""
     keys = set(re.findall(rb'"(\w+)"\s*:', text))
     if b"format" in keys or (b"calls" in keys and b"traceEvents" not in keys):
-        return Kind.JSON
+        return SourceKind.JSON
     if b"traceEvents" in keys or b"schemaVersion" in keys or b"deviceProperties" in keys:
-        return Kind.RECORDING
+        return SourceKind.RECORDING
     if b"schema" in keys or b"workload_graph" in keys:
-        return Kind.CHAKRA
+        return SourceKind.CHAKRA
     if b"nodes" in keys or b"tensors" in keys:
-        return Kind.JSON
+        return SourceKind.JSON
     said = foreign.by_content(text)
     raise ForetraceError(f"{path} {said}." if said else f"{path} is JSON, but not {KNOWN}; give one of those.")
 
@@ -155,7 +155,7 @@ def _name(path: Path) -> str:
 
 def _recorded(
     path: Path,
-    kind: Kind,
+    kind: SourceKind,
     name: str,
     *,
     step: int | None,
@@ -165,7 +165,7 @@ def _recorded(
 ) -> OperatorGraph:
     from foretrace.model.readers.recording import from_recording
 
-    if kind == Kind.GRAPH:
+    if kind == SourceKind.GRAPH:
         from foretrace.graph.store import load
 
         graph = load(path)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from foretrace.cost.operators.arguments import Call
+from foretrace.cost.operators.arguments import BoundCall
 from foretrace.cost.operators.operator import Operator
 from foretrace.plan.rewrite import ops
 
@@ -49,7 +49,7 @@ def measure(terms: dict[str, Term], failed: dict[str, str], *, target_s: float) 
     return times
 
 
-def prepare(operator: Operator) -> Call:
+def prepare(operator: Operator) -> BoundCall:
     """The call to be timed."""
     term, way = _waiting[operator.text]
     tensors = tuple(_tensor(each) for each in term.inputs)
@@ -72,10 +72,10 @@ def _compiled(term: Term, way: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Strided(Call):
+class _Strided(BoundCall):
     """A call whose tensors keep their strides when it is copied, holes included."""
 
-    def cloned(self) -> Call:
+    def cloned(self) -> BoundCall:
         return _Strided(function=self.function, args=tuple(_copy(each) for each in self.args), kwargs=self.kwargs)
 
 

@@ -52,7 +52,7 @@ class Flow:
 
 
 @dataclass(kw_only=True)
-class Work:
+class SlowedTask:
     """A task that communication slows, while it runs."""
 
     left: float  # ns at full speed, when its speed was last changed
@@ -80,7 +80,7 @@ class FlowRun(ScheduleRun):
         self.changed = False
         self.clock = NO_RELEASE
         self.transfers = dict.fromkeys((lane.rank for lane in graph.lanes), 0)
-        self.working: dict[int, Work] = {}
+        self.working: dict[int, SlowedTask] = {}
         self.until: dict[int, int] = {}  # end of the fixed transfers under way
         for flow in flows:
             flow.absent, flow.remaining = len(flow.members), flow.nbytes
@@ -190,7 +190,7 @@ class FlowRun(ScheduleRun):
         elif self.slowed[u]:
             dur = float(self.graph.dur[u])
             until = start + round(dur * (self.factor if self.transfers[rank] else 1.0))
-            self.working[u] = Work(left=dur, since=start, until=until)
+            self.working[u] = SlowedTask(left=dur, since=start, until=until)
             heapq.heappush(self.events, (until, WORK_ENDS, u))
         elif self.slows[u]:
             self.until[u] = start + int(self.graph.dur[u])

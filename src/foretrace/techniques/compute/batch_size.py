@@ -29,7 +29,7 @@ from foretrace.techniques.compute.batching import (
     recorded_size,
     with_facts,
 )
-from foretrace.techniques.compute.classes import Work, operator_class
+from foretrace.techniques.compute.classes import WorkClass, operator_class
 
 if TYPE_CHECKING:
     from foretrace.training.training import Training
@@ -283,7 +283,9 @@ def _fixed_classes(graph: TaskGraph, mask: Mask) -> dict[str, Mask]:
 def _class(name: str) -> str:
     if any(word in name for word in ("rnn", "lstm", "gru")):
         return "recurrent"
-    return {Work.CONV: "conv", Work.GEMM: "gemm", Work.ATTENTION: "gemm"}.get(operator_class(name)[0], "other")
+    return {WorkClass.CONV: "conv", WorkClass.GEMM: "gemm", WorkClass.ATTENTION: "gemm"}.get(
+        operator_class(name)[0], "other"
+    )
 
 
 _FIXED = {"conv": "conv_fixed", "recurrent": "recurrent_fixed", "gemm": "gemm_fixed", "other": "other_fixed"}

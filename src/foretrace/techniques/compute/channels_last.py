@@ -22,7 +22,7 @@ from foretrace.graph.insert import HostTask, insert
 from foretrace.graph.select import select
 from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
 from foretrace.techniques.base import Across, Prior, Technique, derived
-from foretrace.techniques.compute.classes import Work, classify
+from foretrace.techniques.compute.classes import WorkClass, classify
 from foretrace.techniques.compute.reducing import previous_on_lane
 from foretrace.techniques.untimed import untimed
 
@@ -64,7 +64,7 @@ class ChannelsLast(Technique):
             return {}
         ratios, changed = twins.ratios(Calibration.of(graph)), _changed(twins)
         known = ratios.known
-        convolution = (classify(graph).work == Work.CONV)[twins.rows]
+        convolution = (classify(graph).work == WorkClass.CONV)[twins.rows]
         found = {"measured": _CARRIED_OVER} if (known & ratios.timed).any() else {}
         guessed = graph.dur[twins.rows] * (changed & ~ratios.timed)
         parts = [(guessed * ratios.value, guessed * ratios.low, guessed * ratios.high)]
@@ -75,7 +75,7 @@ class ChannelsLast(Technique):
         return found
 
     def change(self, graph: TaskGraph) -> TaskGraph:
-        convolution = (classify(graph).work == Work.CONV) & ~graph.gone
+        convolution = (classify(graph).work == WorkClass.CONV) & ~graph.gone
         if graph.info.platform != "cpu":
             return self._on_device(graph, convolution)
         twins = _twins(graph)
@@ -178,7 +178,7 @@ def _twins(graph: TaskGraph) -> Twins:
     Attention has four dimensions, too: only what runs in a step with convolutions counts, and no matrix products.
     """
     work = classify(graph).work
-    mask = np.isin(work, (Work.CONV, Work.MEMORY)) & np.isin(
+    mask = np.isin(work, (WorkClass.CONV, WorkClass.MEMORY)) & np.isin(
         graph.phase, (Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE)
     )
     return Twins.of(graph, mask, _twin)
@@ -192,7 +192,7 @@ def _changed(twins: Twins) -> Mask:
 def _inputs(graph: TaskGraph) -> list[tuple[int, Operator]]:
     """The first convolution of every step: its task, and its operator."""
     twins = _twins(graph)
-    first = select(graph, phase="forward") & (classify(graph).work == Work.CONV) & (graph.step >= 0)
+    first = select(graph, phase="forward") & (classify(graph).work == WorkClass.CONV) & (graph.step >= 0)
     mine = first[twins.rows] & _changed(twins)
     rows, index = twins.rows[mine], twins.index[mine]
     _, place = np.unique(graph.step[rows], return_index=True)

@@ -22,7 +22,7 @@ from foretrace.graph.insert import HostTask, insert
 from foretrace.graph.select import select
 from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
 from foretrace.techniques.base import Across, Prior, Technique, derived, parameter, prior
-from foretrace.techniques.compute.classes import Work, classify, holes
+from foretrace.techniques.compute.classes import WorkClass, classify, holes
 from foretrace.techniques.compute.reducing import previous_on_lane
 
 if TYPE_CHECKING:
@@ -99,10 +99,10 @@ class Compiled(Technique):
         if any(fnmatchcase(name, pattern) for name in graph.names for pattern in _COMPILED):
             raise self.refuse("the model, or a part of it, is compiled already.")
         classes, values = classify(graph).work, self.values(graph)
-        matrix = work & np.isin(classes, (Work.GEMM, Work.CONV, Work.ATTENTION))
+        matrix = work & np.isin(classes, (WorkClass.GEMM, WorkClass.CONV, WorkClass.ATTENTION))
         dispatch = _dispatch(graph, body)
         apart = (select(graph, name=_APART) | select(graph, op=_APART)) & ~dispatch
-        merged = work & (classes == Work.MEMORY) & ~apart & ~dispatch
+        merged = work & (classes == WorkClass.MEMORY) & ~apart & ~dispatch
         dur = graph.dur.astype(np.float64)
         dur[matrix] *= values["matrix"]
         unknown = dispatch & holes(graph)

@@ -45,7 +45,7 @@ class Update:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Run:
+class OptimizerRun:
     """The tasks of one optimizer step: those of its thread, and what they launch on their busiest stream."""
 
     host: Int64
@@ -86,7 +86,7 @@ def find_update(graph: TaskGraph) -> Update | None:
     )
 
 
-def runs(graph: TaskGraph, mask: Mask) -> list[Run]:
+def runs(graph: TaskGraph, mask: Mask) -> list[OptimizerRun]:
     """The optimizer steps in `mask`: runs of its tasks on a thread, whatever step marks lie in them."""
     launch = np.flatnonzero((graph.edge_kind == EdgeKind.LAUNCH) & mask[graph.src])
     launched = graph.dst[launch]
@@ -101,7 +101,7 @@ def runs(graph: TaskGraph, mask: Mask) -> list[Run]:
             device = np.unique(launched[np.isin(graph.src[launch], host)]).astype(np.int64)
             if len(device):
                 device = device[graph.lane[device] == np.bincount(graph.lane[device]).argmax()]
-            found.append(Run(host=host, device=device))
+            found.append(OptimizerRun(host=host, device=device))
     return found
 
 

@@ -28,8 +28,8 @@ from foretrace.techniques.base import Across, Technique, parameter, prior
 from foretrace.techniques.compute.batching import with_facts
 from foretrace.techniques.distributed.messages import HIERARCHICAL
 from foretrace.techniques.distributed.on_wires import (
-    Found,
     Moved,
+    PlacedTransfers,
     PutIn,
     as_flows,
     recorded,
@@ -142,7 +142,9 @@ class Contention(Technique):
 
     # -- transfers -------------------------------------------------------------------------------------------------
 
-    def _found(self, graph: TaskGraph, before: Timeline, live: Mask, facts: dict[str, Any]) -> tuple[Wires, Found]:
+    def _found(
+        self, graph: TaskGraph, before: Timeline, live: Mask, facts: dict[str, Any]
+    ) -> tuple[Wires, PlacedTransfers]:
         """The wires, and the transfers of the graph on them."""
         if facts:
             messages = PutIn(facts=facts, groups=self.groups)
@@ -200,7 +202,7 @@ class Contention(Technique):
             what += ": none takes longer"
         return Change(technique=self.name, what=what, tasks=sum(len(each.rows) for each in run.moved))
 
-    def _limits_notes(self, graph: TaskGraph, found: Found) -> list[Change]:
+    def _limits_notes(self, graph: TaskGraph, found: PlacedTransfers) -> list[Change]:
         """What a recording of collectives leaves open."""
         what = (
             "recorded transfers are taken as alone on their links: what they shared there counts twice if they still do"

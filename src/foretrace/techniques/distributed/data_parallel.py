@@ -23,7 +23,7 @@ from foretrace.simulate.timeline import simulate
 from foretrace.techniques.base import Prior, Technique, derived, parameter
 from foretrace.techniques.compute.updates import find_update, update_bandwidth
 from foretrace.techniques.distributed.gradients import Gradient, find_gradients, spread_gradients
-from foretrace.techniques.distributed.messages import Plan, by_size, lay_out
+from foretrace.techniques.distributed.messages import ExchangePlan, by_size, lay_out
 
 if TYPE_CHECKING:
     from foretrace.training.training import Training
@@ -83,13 +83,13 @@ class DataParallel(Technique):
             raise self.refuse(f"bucket_mb={self.bucket_mb} is no size; give MiB above 0.")
         return (self.bucket_mb,)
 
-    def plan(self, graph: TaskGraph, gradients: Sequence[Gradient]) -> Plan:
+    def plan(self, graph: TaskGraph, gradients: Sequence[Gradient]) -> ExchangePlan:
         values = self.values(graph)
         sizes = [each.nbytes for each in gradients]
         total, recording = sum(sizes), graph.info.recording
         out_ns = 0 if self.views else round(2 * total / values["copy_gb_s"])
         normed = any("BatchNorm" in each.get("class", "") for each in recording.get("modules", []))
-        return Plan(
+        return ExchangePlan(
             workers=self.workers,
             network=self.network,
             backend=self._backend(graph),
@@ -158,13 +158,13 @@ class DataParallel(Technique):
         found["transfer"] = transfer_prior(self._empty(graph), 4 * MIB)
         return found
 
-    def _empty(self, graph: TaskGraph) -> Plan:
-        return Plan(workers=self.workers, network=self.network, backend=self._backend(graph), parts=())
+    def _empty(self, graph: TaskGraph) -> ExchangePlan:
+        return ExchangePlan(workers=self.workers, network=self.network, backend=self._backend(graph), parts=())
 
     def _waiting(self, graph: TaskGraph) -> Prior:
         return waiting_prior(graph, self.workers)
 
-    def slowed(self, graph: TaskGraph, gradients: Sequence[Gradient], plan: Plan) -> TaskGraph:
+    def slowed(self, graph: TaskGraph, gradients: Sequence[Gradient], plan: ExchangePlan) -> TaskGraph:
         """Computing beside messages, and what the reducer adds to every gradient."""
         values = self.values(graph)
         first = np.min([each.ready for each in gradients], axis=0)
@@ -225,7 +225,7 @@ class DataParallel(Technique):
         return in_replicas(sharing(training, self.name), self.name, **options)
 
 
-def transfer_prior(plan: Plan, nbytes: float) -> Prior:
+def transfer_prior(plan: ExchangePlan, nbytes: float) -> Prior:
     """How far the network's model may be off, at a typical size."""
     typical = plan.net().cost(CollectiveKind.ALL_REDUCE, nbytes)
     share = typical.seconds or 1.0

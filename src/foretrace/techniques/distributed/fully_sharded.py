@@ -24,7 +24,7 @@ from foretrace.techniques.compute.updates import find_update, runs, step_tasks, 
 from foretrace.techniques.distributed.data_parallel import beside, transfer_prior, waiting_prior
 from foretrace.techniques.distributed.exchange import Message, Stop, exchange
 from foretrace.techniques.distributed.gradients import Gradient, find_gradients, row_before
-from foretrace.techniques.distributed.messages import Plan, forward_starts
+from foretrace.techniques.distributed.messages import ExchangePlan, forward_starts
 from foretrace.techniques.memory.blocks import AUTO, choose, layer_prefixes, modules_of, recorded_modules
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _OPERATORS = {"Adam": 8, "AdamW": 8, "Adagrad": 4, "SGD": 3}  # of an update, pe
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Unit:
+class ShardedUnit:
     """Parameters that are gathered together, and where; rows per step."""
 
     name: str
@@ -93,7 +93,7 @@ class FullySharded(Technique):
         return with_facts(result.noted(note), distributed=facts)
 
     def _messages(
-        self, graph: TaskGraph, units: Sequence[Unit], plan: Plan, values: dict[str, float]
+        self, graph: TaskGraph, units: Sequence[ShardedUnit], plan: ExchangePlan, values: dict[str, float]
     ) -> tuple[list[Message], list[Stop]]:
         """Gathers and scatters of a step, in the order in which they are issued."""
         net, ahead = plan.net(), plan.backend == "nccl"
@@ -107,7 +107,7 @@ class FullySharded(Technique):
             behind = _device_behind(graph, rows) if on_device else None
             stops[key] = (rows, stops[key][1] + then_ns if key in stops else then_ns, behind)
 
-        def message(kind: CollectiveKind, what: str, unit: Unit, after: Int64, waits: Int64) -> None:
+        def message(kind: CollectiveKind, what: str, unit: ShardedUnit, after: Int64, waits: Int64) -> None:
             leg = plan.collective(kind, unit.nbytes, net, f"{kind} {unit.name}{what}")
             scattered = kind == CollectiveKind.REDUCE_SCATTER
             behind = (unit.device if scattered else _device_behind(graph, after)) if on_device else None
@@ -168,7 +168,7 @@ class FullySharded(Technique):
             technique=self.name,
         )
 
-    def _memory(self, graph: TaskGraph, units: Sequence[Unit]) -> Change:
+    def _memory(self, graph: TaskGraph, units: Sequence[ShardedUnit]) -> Change:
         """What a worker still holds of parameters, gradients and optimizer state."""
         update = find_update(graph)
         states = {"Adam": 2, "AdamW": 2, "SGD": 0, "Adagrad": 1}.get(update.optimizer if update else "", 0)
@@ -205,12 +205,12 @@ class FullySharded(Technique):
             found["company"] = Prior(value=1.06, low=1.0, high=1.15, unit="×", why=why)
         return found
 
-    def _plan(self, graph: TaskGraph) -> Plan:
+    def _plan(self, graph: TaskGraph) -> ExchangePlan:
         backend = self.backend or ("gloo" if graph.info.platform == "cpu" else "nccl")
         values = self.transfer if self.transfer is not None else 1.0
-        return Plan(workers=self.workers, network=self.network, backend=backend, parts=(), transfer=values)
+        return ExchangePlan(workers=self.workers, network=self.network, backend=backend, parts=(), transfer=values)
 
-    def _units(self, graph: TaskGraph) -> list[Unit]:
+    def _units(self, graph: TaskGraph) -> list[ShardedUnit]:
         """Units in the order of their forward passes."""
         if self.workers < 2:
             raise self.refuse("workers must be 2 or more.")
@@ -273,8 +273,8 @@ class FullySharded(Technique):
         return sharded(sharing(training, self.name), [each.path for each in chosen], self.name, reshard=self.reshard)
 
 
-def _unit(name: str, gradients: Sequence[Gradient], forward: Int64, backward: Int64) -> Unit:
-    return Unit(
+def _unit(name: str, gradients: Sequence[Gradient], forward: Int64, backward: Int64) -> ShardedUnit:
+    return ShardedUnit(
         name=name,
         nbytes=sum(each.nbytes for each in gradients),
         forward=forward,

@@ -18,7 +18,7 @@ from foretrace.techniques.compute.updates import find_update, step_tasks, update
 from foretrace.techniques.distributed.data_parallel import transfer_prior, waiting_prior
 from foretrace.techniques.distributed.exchange import Message, Stop, exchange
 from foretrace.techniques.distributed.gradients import find_gradients
-from foretrace.techniques.distributed.messages import Plan
+from foretrace.techniques.distributed.messages import ExchangePlan
 
 if TYPE_CHECKING:
     from foretrace.training.training import Training
@@ -90,9 +90,9 @@ class LocalSteps(Technique):
             "transfer": transfer_prior(self._plan(graph), 4 * MIB),
         }
 
-    def _plan(self, graph: TaskGraph) -> Plan:
+    def _plan(self, graph: TaskGraph) -> ExchangePlan:
         backend = self.backend or ("gloo" if graph.info.platform == "cpu" else "nccl")
-        return Plan(workers=self.workers, network=self.network, backend=backend, parts=())
+        return ExchangePlan(workers=self.workers, network=self.network, backend=backend, parts=())
 
     def _check(self) -> None:
         if self.workers < 2:

@@ -21,7 +21,7 @@ _ISSUE_NS = 200_000  # of host work on either side of a launch, at most, has to 
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Recorded:
+class RecordedAllReduces:
     """Recorded all-reduces (k rows), in the order of their lanes."""
 
     rows: Int64
@@ -62,7 +62,7 @@ class Recorded:
 
 
 @per_graph
-def recorded_all_reduces(graph: TaskGraph) -> Recorded | None:
+def recorded_all_reduces(graph: TaskGraph) -> RecordedAllReduces | None:
     """The all-reduces of the recorded steps; None where there are fewer than two per step."""
     named = np.array([bool(_ALL_REDUCE.search(name)) for name in graph.names], dtype=np.bool_)[graph.name]
     mask = (graph.kind == TaskKind.COLLECTIVE) & named & ~graph.gone & (graph.step >= 0)
@@ -77,7 +77,7 @@ def recorded_all_reduces(graph: TaskGraph) -> Recorded | None:
         if len(set(counts.tolist())) == 1:
             shortest[mine] = np.tile(shortest[mine].reshape(graph.n_steps, -1).min(axis=0), graph.n_steps)
     update = find_update(graph)
-    return Recorded(
+    return RecordedAllReduces(
         rows=rows,
         transfer_ns=shortest,
         nbytes=graph.nbytes[rows].astype(np.float64),
@@ -87,7 +87,7 @@ def recorded_all_reduces(graph: TaskGraph) -> Recorded | None:
 
 def fuse(
     graph: TaskGraph,
-    found: Recorded,
+    found: RecordedAllReduces,
     *,
     cap: float,
     total: float,

@@ -76,7 +76,7 @@ class LearnedFp32(CostModel):
             )
         return self._answer(seconds, low, high, why)
 
-    def _fill(self, calls: Calls, model: fp32.Fp32, on: fp32.Board, seconds: Float64) -> npt.NDArray[np.int64]:
+    def _fill(self, calls: Calls, model: fp32.Fp32, on: fp32.BoardFeatures, seconds: Float64) -> npt.NDArray[np.int64]:
         """Fill seconds of the rows that can be told; returns the group of every row (see `intervals`)."""
         group = np.full(len(calls), 2, dtype=np.int64)
         single = calls.precision == Precision.FP32

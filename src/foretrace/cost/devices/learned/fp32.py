@@ -54,7 +54,7 @@ _ISSUE = 64 / 70
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Board:
+class BoardFeatures:
     """What the model needs to know of a device."""
 
     name: str
@@ -78,7 +78,7 @@ class Board:
         return self.budget_w - 0.27 * self.tdp_w
 
 
-def board(device: Device) -> Board | None:
+def board(device: Device) -> BoardFeatures | None:
     """The board of a device; None where it is of a kind that the model says nothing about."""
     if device.vendor != "NVIDIA" or not (device.fp32_tflops and device.memory_gb_s and device.sms and device.tdp_w):
         return None
@@ -86,7 +86,7 @@ def board(device: Device) -> Board | None:
     if energy is None:
         return None
     gddr = device.arch.startswith(_GDDR)
-    return Board(
+    return BoardFeatures(
         name=device.short,
         peak_flops=device.fp32_tflops * 1e12,
         bytes_per_s=device.memory_gb_s * 1e9,
@@ -141,7 +141,7 @@ class Fp32:
     facts: Mapping[str, Any]  # what `train_predictor.py` wrote beside the weights
 
     def product_s(
-        self, b: Float64, m: Float64, k: Float64, n: Float64, linear: Float64, on: Board
+        self, b: Float64, m: Float64, k: Float64, n: Float64, linear: Float64, on: BoardFeatures
     ) -> tuple[Float64, Float64]:
         """(seconds with all power one wants, joules) of products."""
         out = self.product(product_features(b, m, k, n, linear, on.sms)).astype(np.float64)
@@ -155,7 +155,7 @@ class Fp32:
         return np.exp(smooth_maximum(compute, memory, SHARPNESS)), padded * on.joule_per_flop
 
     def vector_s(
-        self, op: npt.NDArray[np.integer], rows: Float64, width: Float64, nbytes: Float64, on: Board
+        self, op: npt.NDArray[np.integer], rows: Float64, width: Float64, nbytes: Float64, on: BoardFeatures
     ) -> tuple[Float64, Float64]:
         """(seconds, joules) of vector operators that move `nbytes`."""
         out = self.vector(vector_features(op, rows, width))[:, 0].astype(np.float64)
@@ -163,17 +163,17 @@ class Fp32:
         seconds = nbytes / on.bytes_per_s * np.exp(-share)
         return seconds, seconds * on.streaming_w
 
-    def sustained_s(self, seconds: Float64, joules: Float64, on: Board) -> Float64:
+    def sustained_s(self, seconds: Float64, joules: Float64, on: BoardFeatures) -> Float64:
         """Seconds of a kernel that runs for long: not faster than its energy over the power budget."""
         return np.exp(smooth_maximum(np.log(seconds), np.log(joules / on.budget_w), SHARPNESS))
 
-    def measured_s(self, seconds: Float64, joules: Float64, on: Board) -> Float64:
+    def measured_s(self, seconds: Float64, joules: Float64, on: BoardFeatures) -> Float64:
         """Device part of an isolated measurement: power is capped only after a while."""
         capped = self.sustained_s(seconds, joules, on)
         share = 1.0 / (1.0 + (seconds / self.window_s) ** -self.window_slope)
         return seconds * (capped / seconds) ** share
 
-    def isolated_product_s(self, seconds: Float64, joules: Float64, linear: Float64, on: Board) -> Float64:
+    def isolated_product_s(self, seconds: Float64, joules: Float64, linear: Float64, on: BoardFeatures) -> Float64:
         """Seconds that a product measured alone shows, between two events with the host in between."""
         op = linear.astype(np.int64)
         shown, host = self.measured_s(seconds, joules, on) + self.product_launch_s[op], self.product_host_s[op]
