@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.cost.devices.learned.gemm16_fit import Measured
 from foretrace.cost.devices.learned.gemm16_law import Chip
 from foretrace.errors import ForetraceError, MissingExtraError
 from foretrace.hardware.devices import Device, named
+from gemm16_fit import Measured
 
 Floats = npt.NDArray[np.float64]
 COLUMNS = ("system", "m", "n", "k", "latency_ms")
