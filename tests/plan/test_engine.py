@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretrace.plan import engine, twins
+from foretrace.plan import engine
+from tests.plan import twins
 from foretrace.plan.evaluate import Evaluator
 from foretrace.plan.problem import Costs, Plan, Problem
 from tests.plan.problems import plans, problem, problems

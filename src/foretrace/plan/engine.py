@@ -1,4 +1,4 @@
-"""Compiled loops of the plan room; `twins` says in plain Python what each of them computes.
+"""Compiled loops of the plan room; `tests/plan/twins.py` says in plain Python what each of them computes.
 
 All of them live in this file because numba's cache does not see edits across files. Times are int64 nanoseconds.
 """

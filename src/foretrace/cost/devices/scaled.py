@@ -2,8 +2,8 @@
 
 `rescale` applies to the recorded time the ratio of what such a call typically takes on both devices (`typical_s`:
 start, roofline at the share of the peaks that kernels reach, waves, alignment); of what a product took beyond its
-typical time, only a part carries over, because it is the kernel library's and not the call's. `benchmarks/habitat.py` has
-wave scaling of Habitat, which it is compared with.
+typical time, only a part carries over, because it is the kernel library's and not the call's. Habitat's rule, which it
+is compared with, is `benchmarks/habitat.py`.
 
 The numbers come from public tables of kernel times and from recordings of single devices; `python
 benchmarks/scaling.py` prints them and the errors between every two devices. No number was chosen on pairs of
