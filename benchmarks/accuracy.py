@@ -285,8 +285,8 @@ def collectives_section(traces: Path) -> str:
 
 
 def iterations_section(traces: Path) -> str:
-    """Rows of benchmarks/vtrain.py; fits the constants anew on every split, which takes some minutes."""
-    import vtrain
+    """Rows of reproductions/vtrain; fits the constants anew on every split, which takes some minutes."""
+    from reproductions.vtrain import protocol as vtrain
 
     files = sorted((traces.parent / "vtrain").glob("measured_*.csv"))
     return made("iterations of GPT models on up to 512 A100, measured by the authors of vTrain") + vtrain.section(files)

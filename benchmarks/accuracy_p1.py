@@ -28,11 +28,13 @@ from typing import Any
 
 import numpy as np
 
+import isolated
 import opgraph
 from foretrace.cost.devices.learned import fp32
 from foretrace.errors import ForetraceError
 from foretrace.files import write_bytes
 from foretrace.hardware.devices import Device, find, named
+from isolated import Isolated
 from kernel_table import HELD_OUT, TRAINING
 from network_replay import Host, Replayed, replay
 from p1_kernels import SHOTS, Pool, Shift, adapt, few_shot, pools, product_rows, score, vector_rows
@@ -160,7 +162,7 @@ def _contradictions(name: str, device: Device, row: dict[str, str]) -> Iterable[
 
 
 def predict_rows(
-    labels: Sequence[dict[str, str]], folder: Path, sheet: Sheet, model: fp32.Fp32, host: Host | None = None
+    labels: Sequence[dict[str, str]], folder: Path, sheet: Sheet, model: Isolated, host: Host | None = None
 ) -> tuple[list[Row], list[str]]:
     """Every label row that can be scored, and one sentence for each kind of row that cannot."""
     graphs: dict[tuple[str, ...], opgraph.Graph] = {}
@@ -214,7 +216,7 @@ def _cannot(label: dict[str, str], sheet: Sheet) -> tuple[str, Device | None]:
 
 
 def _row(
-    label: dict[str, str], graph: opgraph.Graph, model: fp32.Fp32, on: fp32.BoardFeatures, factors: tuple[float, float],
+    label: dict[str, str], graph: opgraph.Graph, model: Isolated, on: fp32.BoardFeatures, factors: tuple[float, float],
     host: Host | None,
 ) -> Row:  # fmt: skip
     found: Replayed = replay(graph, model, on, host)
@@ -264,24 +266,24 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
     return result
 
 
-def adapted(model: fp32.Fp32, pool: Pool, k: int) -> fp32.Fp32:
+def adapted(model: Isolated, pool: Pool, k: int) -> Isolated:
     """The model after k measurements of a device."""
     shift, _ = adapt(pool, k)
-    return _Shifted(**{name: getattr(model, name) for name in fp32.Fp32.__dataclass_fields__}, shift=shift)
+    return _Shifted(**{name: getattr(model, name) for name in Isolated.__dataclass_fields__}, shift=shift)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Shifted(fp32.Fp32):
+class _Shifted(Isolated):
     shift: Shift
 
     def product_s(self, b: Any, m: Any, k: Any, n: Any, linear: Any, on: fp32.BoardFeatures) -> Any:
-        seconds, joules = fp32.Fp32.product_s(self, b, m, k, n, linear, on)
+        seconds, joules = Isolated.product_s(self, b, m, k, n, linear, on)
         said = self.isolated_product_s(seconds, joules, linear, on)
         factor = self.shift.factor(linear.astype(np.int64), product_rows(b, m, k, n, linear), said)
         return seconds * factor, joules * factor
 
     def vector_s(self, op: Any, rows: Any, width: Any, nbytes: Any, on: fp32.BoardFeatures) -> Any:
-        seconds, joules = fp32.Fp32.vector_s(self, op, rows, width, nbytes, on)
+        seconds, joules = Isolated.vector_s(self, op, rows, width, nbytes, on)
         kind = np.full(len(op), 2)
         factor = self.shift.factor(kind, vector_rows(op, rows, width), self.isolated_vector_s(seconds, op))
         return seconds * factor, joules * factor
@@ -293,7 +295,7 @@ def _percent(value: Any) -> float:
 
 def evaluate(arguments: argparse.Namespace) -> dict[str, Any]:
     """Everything that the command prints."""
-    model = fp32.shipped()
+    model = isolated.shipped()
     sheet = read_sheet(arguments.devices)
     labels = read_rows(arguments.labels)
     if not labels:
@@ -322,7 +324,7 @@ def evaluate(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _few_shot_networks(
     found: Sequence[Pool], labels: Sequence[dict[str, str]], arguments: argparse.Namespace, sheet: Sheet,
-    model: fp32.Fp32,
+    model: Isolated,
 ) -> dict[str, list[dict[str, float]]]:  # fmt: skip
     """Error on the networks of each held-out GPU after k measured kernels of it."""
     result: dict[str, list[dict[str, float]]] = {}

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.cost.devices.learned.gemm16_fit import MeasuredProducts
 from foretrace.cost.devices.learned.gemm16_law import Chip
 from foretrace.errors import ForetraceError, MissingExtraError
 from foretrace.hardware.devices import Device, named

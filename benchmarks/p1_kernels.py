@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.cost.devices.learned import intervals
-from foretrace.cost.devices.learned.fp32 import ROW_OPS, VECTOR_OPS, BoardFeatures, Fp32
+from foretrace.cost.devices.learned.fp32 import ROW_OPS, VECTOR_OPS, BoardFeatures
 from foretrace.cost.operators.sampling import choose_tasks
+from isolated import Isolated
 from kernel_table import Floats, Kernels, boards, read
 
 SHOTS = (0, 10, 20, 50)
@@ -50,14 +51,14 @@ class Pool:
     roofline_s: Floats
 
 
-def pools(path: Path, model: Fp32, names: tuple[str, ...]) -> list[Pool]:
+def pools(path: Path, model: Isolated, names: tuple[str, ...]) -> list[Pool]:
     """Test rows of these devices, predicted without any measurement of them."""
     products, vectors = read(path, "test", names)
     return [_pool(model, name, on, products.take(products.of(i)), vectors.take(vectors.of(i)))
             for i, (name, on) in enumerate(zip(names, boards(names), strict=True))]  # fmt: skip
 
 
-def _pool(model: Fp32, name: str, on: BoardFeatures, p: Kernels, v: Kernels) -> Pool:
+def _pool(model: Isolated, name: str, on: BoardFeatures, p: Kernels, v: Kernels) -> Pool:
     linear = p.op.astype(np.float64)
     free, joules = model.product_s(p.b, p.m, p.k, p.n, linear, on)
     said_p = model.isolated_product_s(free, joules, linear, on)

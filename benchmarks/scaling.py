@@ -28,8 +28,9 @@ import numpy.typing as npt
 
 from foretrace.cost.calls import Call, Calls, Family, Precision
 from foretrace.cost.devices.roofline import MATRIX, floor_s, peak_flops
-from foretrace.cost.devices.scaled import rescale, wave_scaling
+from foretrace.cost.devices.scaled import rescale
 from foretrace.hardware.devices import find, named
+from habitat import wave_scaling
 from tables import ROOT, percent, table
 
 Float64 = npt.NDArray[np.float64]

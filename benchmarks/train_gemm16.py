@@ -24,8 +24,8 @@ import numpy.typing as npt
 
 from foretrace.cost.devices.learned import gemm16_law as law
 from foretrace.cost.devices.learned.gemm16 import features
-from foretrace.cost.devices.learned.gemm16_fit import fit_together
 from foretrace.files import write_bytes
+from gemm16_fit import fit_together
 from gemm_table import System, fingerprint, read
 from tables import ROOT, today
 from transfer_gemm16 import FOLLOW, errors, quantile, sample, transfer

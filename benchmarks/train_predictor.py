@@ -22,6 +22,8 @@ from typing import Any
 import numpy as np
 import torch
 
+import isolated
+import left_out
 from foretrace.cost.devices.learned import fp32, intervals
 from foretrace.files import write_bytes
 from kernel_table import TRAINING, Floats, Kernels, boards, mismeasured, read
@@ -98,7 +100,7 @@ class Law(torch.nn.Module):
     def isolated(self, device: torch.Tensor, c: dict[str, torch.Tensor]) -> torch.Tensor:
         """Log of what a measurement of one kernel shows, from the log of its time on the device."""
         shown = torch.logaddexp(device, self.launch[c["op"]])
-        p = fp32.MEASURED_SHARPNESS
+        p = isolated.MEASURED_SHARPNESS
         return torch.logaddexp(p * shown, p * self.host[c["device"], c["op"]]) / p
 
 
@@ -277,11 +279,11 @@ def leave_one_out(products: Kernels, vectors: Kernels, setting: Setting) -> dict
         said_s.append(np.concatenate([said_p, said_v]))
         true_s.append(np.concatenate([p.seconds, v.seconds]))
         networks.append(-np.log1p(errors))
-    low, high = intervals.weighted_quantiles(networks)
+    low, high = left_out.weighted_quantiles(networks)
     return {
         "table": table,
         "mean_networks": round(float(np.mean([row["networks"] for row in table.values()])), 2),
-        "intervals": intervals.table(group, said_s, true_s),
+        "intervals": left_out.table(group, said_s, true_s),
         "network_interval": [float(np.exp(low)), float(np.exp(high))],
     }
 

@@ -18,8 +18,8 @@ import numpy.typing as npt
 from foretrace.cost.devices.learned import gemm16_law as law
 from foretrace.cost.devices.learned import gemm16_shift as shift
 from foretrace.cost.devices.learned.gemm16 import EDGES_S, Gemm16, features
-from foretrace.cost.devices.learned.gemm16_fit import adapt, fit_together
 from foretrace.cost.devices.learned.gemm16_shift import Belief, Places
+from gemm16_fit import adapt, fit_together
 from gemm_table import System
 
 Floats = npt.NDArray[np.float64]

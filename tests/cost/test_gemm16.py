@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from foretrace.cost.calls import Call, Calls, Family, Precision
 from foretrace.cost.devices.learned import gemm16_law as law
 from foretrace.cost.devices.learned.gemm16 import Gemm16, features
-from foretrace.cost.devices.learned.gemm16_fit import MeasuredProducts, adapt, fit_together, solve
 from foretrace.errors import ForetraceError
 from foretrace.hardware.devices import Device, catalog, named
+from gemm16_fit import adapt, fit_together, solve
 
 CHIP = law.Chip(peak=300e12, bandwidth=2e12, sms=100, l2_bytes=40e6, clock_hz=1.5e9)
 THETA = law.START | law.FOLLOW
@@ -302,7 +302,6 @@ def test_shipped_weights_reach_what_they_did(shared_data: Path) -> None:
 def test_tables_that_cannot_be_read_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arrow = pytest.importorskip("pyarrow")
     pytest.importorskip("pyarrow.parquet")
-    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "benchmarks"))
     table = importlib.import_module("gemm_table")
     text = tmp_path / "text.parquet"
     text.write_text("no table")

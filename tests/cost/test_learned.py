@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import isolated
+import left_out
 from foretrace.cost.calls import Call, Calls, Family, Precision
 from foretrace.cost.devices.learned import Learned, fp32, intervals
 from foretrace.cost.devices.learned.nets import Ensemble, log_sigmoid
@@ -102,7 +104,7 @@ def test_power_caps_small_boards_only() -> None:
 def test_short_measurements_come_before_the_power_limit() -> None:
     board = on("T4")
     one = np.ones(1)
-    model = fp32.shipped()
+    model = isolated.shipped()
     free, joules = model.product_s(one, 512 * one, 512 * one, 512 * one, one, board)
     short = model.measured_s(free, joules, board)[0] / free[0]
     free, joules = model.product_s(one, 8192 * one, 8192 * one, 8192 * one, one, board)
@@ -208,10 +210,10 @@ def test_two_operands_read_more() -> None:
 
 
 def test_quantiles_give_every_device_the_same_weight() -> None:
-    low, high = intervals.weighted_quantiles([np.full(1000, 1.0), np.array([3.0])])
+    low, high = left_out.weighted_quantiles([np.full(1000, 1.0), np.array([3.0])])
     assert low == pytest.approx(1.0)
     assert high == pytest.approx(3.0, abs=0.5)
-    assert intervals.weighted_quantiles([np.array([2.0]), np.array([2.0])]) == (2.0, 2.0)
+    assert left_out.weighted_quantiles([np.array([2.0]), np.array([2.0])]) == (2.0, 2.0)
 
 
 def test_ranges_hold_what_they_were_made_from() -> None:
@@ -223,13 +225,13 @@ def test_ranges_hold_what_they_were_made_from() -> None:
         groups.append(g)
         said.append(s)
         true.append(s * np.exp(rng.normal(0, 0.1 * (1 + g), 4000)))
-    table = intervals.table(groups, said, true)
+    table = left_out.table(groups, said, true)
     low, high = intervals.factors(table, groups[0], said[0])
     inside = (true[0] >= low * said[0]) & (true[0] <= high * said[0])
     assert 0.77 < inside.mean() < 0.83
     assert low[groups[0] == 3].mean() < low[groups[0] == 0].mean()
     with pytest.raises(ForetraceError, match="linear"):
-        intervals.table([np.zeros(9, np.int64)], [np.ones(9)], [np.ones(9)])
+        left_out.table([np.zeros(9, np.int64)], [np.ones(9)], [np.ones(9)])
 
 
 def test_range_covers_devices_that_were_left_out() -> None:

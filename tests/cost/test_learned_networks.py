@@ -15,20 +15,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import isolated
 from foretrace.cost.devices.learned import fp32
 from foretrace.errors import ForetraceError
 from foretrace.hardware.devices import named
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 HEADER = ["Name", "OpName", "FwOps", "BwOps", "AccOps", "Prev", "Next", "InputShapes", "OutputShape"]
 
 
 @pytest.fixture(scope="module")
 def modules() -> dict[str, ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(BENCHMARKS))
-        names = ("opgraph", "eager", "network_replay", "accuracy_p1", "p1_kernels", "kernel_table")
-        return {name: importlib.import_module(name) for name in names}
+    names = ("opgraph", "eager", "network_replay", "accuracy_p1", "p1_kernels", "kernel_table")
+    return {name: importlib.import_module(name) for name in names}
 
 
 def write(path: Path, rows: list[list[str]], header: list[str] = HEADER) -> Path:
@@ -171,7 +169,7 @@ def test_launches_overlap_until_the_host_is_the_limit(modules: dict[str, Any], t
     graph = modules["opgraph"].read(gpt(tmp_path / "gpt9-inf-64-1.csv"), 24)
     quick = network_replay.Host(forward_s=0.0, view_s=0.0, launch_s=0.0, gap_s=0.0)
     slow = network_replay.Host(forward_s=1e-3)
-    free, bound = (network_replay.replay(graph, fp32.shipped(), board, host) for host in (quick, slow))
+    free, bound = (network_replay.replay(graph, isolated.shipped(), board, host) for host in (quick, slow))
     kernels = 24 * 3 + 1
     assert free.seconds == pytest.approx(free.capped_s, abs=kernels * 1e-9)
     assert bound.seconds > kernels * 1e-3

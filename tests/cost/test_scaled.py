@@ -17,18 +17,16 @@ from foretrace.cost.devices.scaled import (
     RANGES,
     Scaled,
     filled,
-    memory_boundedness,
-    occupancy,
     rescale,
     share_of_bandwidth,
     share_of_peak,
     start_s,
     typical_s,
     unaligned,
-    wave_scaling,
 )
 from foretrace.errors import ForetraceError
 from foretrace.hardware.devices import named
+from habitat import memory_boundedness, occupancy, wave_scaling
 
 V100, A100, H100, MI300X = (named(name) for name in ("v100", "a100", "h100", "mi300x"))
 ADD = Call(

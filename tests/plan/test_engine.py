@@ -6,9 +6,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretrace.plan import engine, twins
+from foretrace.plan import engine
 from foretrace.plan.evaluate import Evaluator
 from foretrace.plan.problem import Plan, Problem, TransferCosts
+from tests.plan import twins
 from tests.plan.problems import plans, problem, problems
 
 NEVER = 2**62

@@ -1,4 +1,4 @@
-"""Compiled loops of the plan room; `twins` says in plain Python what each of them computes.
+"""Compiled loops of the plan room; `tests/plan/twins.py` says in plain Python what each of them computes.
 
 All of them live in this file because numba's cache does not see edits across files. Times are int64 nanoseconds.
 """
@@ -303,34 +303,3 @@ def across_steps(
         left[chosen] -= 1
         if left[chosen] == 0:
             queued -= 1
-
-
-@njit(error_model="numpy")
-def pipeline_ends(forward: Int64, backward: Int64, send: Int64, micro_batches: int) -> Int64:
-    """(p,) when each stage has done its last backward under 1F1B with a flush; times as `one_forward_one_backward`.
-
-    The same schedule as that graph, without building it: stages go on in turns, each as far as its inputs allow.
-    """
-    p, m = len(forward), micro_batches
-    ahead, behind = np.zeros((p, m), np.int64), np.zeros((p, m), np.int64)  # ends of forwards and backwards
-    free, begun, ended = np.zeros(p, np.int64), np.zeros(p, np.int64), np.zeros(p, np.int64)
-    done = 0
-    while done < p * m:
-        for s in range(p):
-            warm = min(p - 1 - s, m)
-            while ended[s] < m:
-                i, j = begun[s], ended[s]
-                if i < m and i <= warm + j:
-                    if s > 0 and begun[s - 1] <= i:
-                        break
-                    at = free[s] if s == 0 else max(free[s], ahead[s - 1, i] + send[s - 1])
-                    ahead[s, i] = free[s] = at + forward[s]
-                    begun[s] += 1
-                else:
-                    if s + 1 < p and ended[s + 1] <= j:
-                        break
-                    at = free[s] if s + 1 == p else max(free[s], behind[s + 1, j] + send[s])
-                    behind[s, j] = free[s] = at + backward[s]
-                    ended[s] += 1
-                    done += 1
-    return free

@@ -10,7 +10,7 @@ V / (bandwidth * dram * s(o)), with o from its size, its width and its kind. The
 section 4: utilisation under a roofline, with tiles and waves), without its device inputs.
 
 Times are of the device alone: what a stream of queued kernels pays. Measured one by one, a kernel takes longer, because
-the clock runs while the host launches it: see `isolated`.
+the clock runs while the host launches it (`benchmarks/isolated.py`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ FACTS = "fp32.json"
 TILE = 128  # output rows and columns of the tile that waves are counted with
 ENERGY_TILE = 64  # rows and columns up to which a padded tile is computed, and paid for in energy
 SHARPNESS = 24.0  # of the smooth maximum of compute, memory and power
-MEASURED_SHARPNESS = 6.0  # of the smooth maximum of host and device in isolated measurements
 COMPUTE_BIAS, MEMORY_BIAS = 1.4, 1.0  # a net that says nothing stands for 80 % and 73 % of the peaks
 VECTOR_OPS = ("add", "addu", "mul", "mulu", "div", "divu", "pow", "powu", "relu", "gelu", "tanh", "softmax", "ln")
 ROW_OPS = ("softmax", "ln")  # their time depends on the width of a row, not on the size alone
@@ -132,12 +131,6 @@ class Fp32:
     product_offset: Float64  # [generations, 2]: efficiency of each kernel library against the newest
     product_dram: Float64  # log of the share of the bandwidth that each kind of memory gives (DRAM)
     vector_dram: Float64
-    product_host_s: Float64  # what measuring one kernel alone takes at least: bmm, linear
-    vector_host_s: Float64  # the same per vector operator
-    product_launch_s: Float64  # part of an isolated measurement before the kernel begins: bmm, linear
-    vector_launch_s: Float64
-    window_s: float  # isolated kernels shorter than this were measured before power was capped
-    window_slope: float
     facts: Mapping[str, Any]  # what `train_predictor.py` wrote beside the weights
 
     def product_s(
@@ -167,23 +160,6 @@ class Fp32:
         """Seconds of a kernel that runs for long: not faster than its energy over the power budget."""
         return np.exp(smooth_maximum(np.log(seconds), np.log(joules / on.budget_w), SHARPNESS))
 
-    def measured_s(self, seconds: Float64, joules: Float64, on: BoardFeatures) -> Float64:
-        """Device part of an isolated measurement: power is capped only after a while."""
-        capped = self.sustained_s(seconds, joules, on)
-        share = 1.0 / (1.0 + (seconds / self.window_s) ** -self.window_slope)
-        return seconds * (capped / seconds) ** share
-
-    def isolated_product_s(self, seconds: Float64, joules: Float64, linear: Float64, on: BoardFeatures) -> Float64:
-        """Seconds that a product measured alone shows, between two events with the host in between."""
-        op = linear.astype(np.int64)
-        shown, host = self.measured_s(seconds, joules, on) + self.product_launch_s[op], self.product_host_s[op]
-        return np.exp(smooth_maximum(np.log(shown), np.log(host), MEASURED_SHARPNESS))
-
-    def isolated_vector_s(self, seconds: Float64, op: npt.NDArray[np.integer]) -> Float64:
-        """Seconds that a vector operator measured alone shows."""
-        shown = seconds + self.vector_launch_s[op]
-        return np.exp(smooth_maximum(np.log(shown), np.log(self.vector_host_s[op]), MEASURED_SHARPNESS))
-
 
 def smooth_maximum(x: Float64, y: Float64, sharpness: float) -> Float64:
     """(e^(px) + e^(py))^(1/p) as a logarithm: the maximum, rounded where both are close."""
@@ -199,20 +175,19 @@ def of_arrays(arrays: Mapping[str, npt.NDArray[Any]], facts: Mapping[str, Any]) 
         product_offset=wide["product.offset"],
         product_dram=wide["product.dram"],
         vector_dram=wide["vector.dram"],
-        product_host_s=wide["product.host_s"],
-        vector_host_s=wide["vector.host_s"],
-        product_launch_s=wide["product.launch_s"],
-        vector_launch_s=wide["vector.launch_s"],
-        window_s=float(wide["window_s"]),
-        window_slope=float(wide["window_slope"]),
         facts=facts,
     )
+
+
+def stored() -> tuple[dict[str, npt.NDArray[Any]], Mapping[str, Any]]:
+    """(arrays, facts) that come with the package."""
+    folder = files("foretrace.cost.devices.learned")
+    facts = json.loads(folder.joinpath(FACTS).read_text(encoding="utf-8"))
+    with np.load(BytesIO(folder.joinpath(WEIGHTS).read_bytes())) as arrays:
+        return dict(arrays), facts
 
 
 @cache
 def shipped() -> Fp32:
     """The model whose weights come with the package."""
-    folder = files("foretrace.cost.devices.learned")
-    facts = json.loads(folder.joinpath(FACTS).read_text(encoding="utf-8"))
-    with np.load(BytesIO(folder.joinpath(WEIGHTS).read_bytes())) as arrays:
-        return of_arrays(dict(arrays), facts)
+    return of_arrays(*stored())

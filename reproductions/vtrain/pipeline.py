@@ -7,6 +7,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from foretrace.compiled import njit
 from foretrace.errors import GraphError
 from foretrace.graph.assemble import assemble
 from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, GraphInfo, Lane, Phase, TaskGraph, TaskKind
@@ -97,3 +98,34 @@ def _shape(p: int, m: int) -> TaskGraph:
         ),
         info=GraphInfo(source="1F1B pipeline", world_size=p, steps=(0,)),
     )
+
+
+@njit(error_model="numpy")
+def pipeline_ends(forward: Int64, backward: Int64, send: Int64, micro_batches: int) -> Int64:
+    """(p,) when each stage has done its last backward under 1F1B with a flush; times as `one_forward_one_backward`.
+
+    The same schedule as that graph, without building it: stages go on in turns, each as far as its inputs allow.
+    """
+    p, m = len(forward), micro_batches
+    ahead, behind = np.zeros((p, m), np.int64), np.zeros((p, m), np.int64)  # ends of forwards and backwards
+    free, begun, ended = np.zeros(p, np.int64), np.zeros(p, np.int64), np.zeros(p, np.int64)
+    done = 0
+    while done < p * m:
+        for s in range(p):
+            warm = min(p - 1 - s, m)
+            while ended[s] < m:
+                i, j = begun[s], ended[s]
+                if i < m and i <= warm + j:
+                    if s > 0 and begun[s - 1] <= i:
+                        break
+                    at = free[s] if s == 0 else max(free[s], ahead[s - 1, i] + send[s - 1])
+                    ahead[s, i] = free[s] = at + forward[s]
+                    begun[s] += 1
+                else:
+                    if s + 1 < p and ended[s + 1] <= j:
+                        break
+                    at = free[s] if s + 1 == p else max(free[s], behind[s + 1, j] + send[s])
+                    behind[s, j] = free[s] = at + backward[s]
+                    ended[s] += 1
+                    done += 1
+    return free

@@ -1,13 +1,13 @@
 """Measured Megatron iterations on A100 nodes against iterations simulated as a 1F1B graph.
 
-    python benchmarks/vtrain.py --labels FILE.csv ... [--fit] [--json]
+    python -m reproductions vtrain --labels FILE.csv ... [--fit] [--json]
 
 FILE has the columns of the published tables of vTrain (MICRO 2024): GPUs, global batch, micro batch, hidden size,
 heads, layers, sequence length, tensor, data and pipeline parallelism, iteration time in ms. Rows are scored with the
-constants that the package ships (src/foretrace/plan/megatron.json), by model, by tensor degree and by number of
+constants of `megatron.json`, by model, by tensor degree and by number of
 devices. `--splits` fits anew without each model, each tensor degree and each fifth of the shapes of one node (hidden
 size, tensor degree, micro-batch: rows of a shape that was seen, with other numbers of layers, test nothing), for the
-law of the package and for the one before it. `--fit` does the same and then stores constants fitted on all rows, with
+law of `megatron.py` and for the one before it. `--fit` does the same and then stores constants fitted on all rows, with
 the errors that the left-out ones had.
 
 An outlier is a row that takes more than a fifth longer than its twin with the nearest micro-batch, pipeline bubbles
@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import sys
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -30,8 +29,9 @@ import numpy as np
 
 from foretrace.errors import ForetraceError
 from foretrace.files import write_bytes
-from foretrace.plan.megatron import (
+from reproductions.vtrain.megatron import (
     NODE,
+    STORED,
     VOCABULARY,
     Constants,
     Float64,
@@ -44,9 +44,8 @@ from foretrace.plan.megatron import (
     shipped,
     stage_times,
 )  # fmt: skip
-from tables import ROOT, percent, table
+from tables import percent, table
 
-STORED = ROOT / "src/foretrace/plan/megatron.json"
 COLUMNS = {
     "global batch": "global_batch", "micro batch": "micro_batch", "hidden size": "hidden", "attention heads": "heads",
     "# layers": "layers", "sequence length": "sequence", "tensor parallelism": "tensor", "data parallelism": "data",
@@ -95,7 +94,7 @@ def half(layout: Layout) -> int:
 
 
 def before(layout: Layout, c: Constants) -> Mapping[str, Float64]:
-    """The law that the package had before: `node_gb_s` belongs to each device alone, whole activations are sent.
+    """The law before this one: `node_gb_s` belongs to each device alone, whole activations are sent.
 
     Launching took `host_split` times as long with any tensor degree.
     """
@@ -203,7 +202,7 @@ def score(rows: Sequence[Row], constants: Constants) -> dict[str, float]:
 
 
 def splits(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
-    """Scores of the package's law on rows that it was not fitted on, for several ways to split."""
+    """Scores of the law on rows that it was not fitted on, for several ways to split."""
     ways: dict[str, tuple[Callable[[Layout], bool], Callable[[Layout], bool]]] = {
         "random half": (lambda layout: half(layout) == 1, lambda layout: half(layout) == 0),
         "2 and 4 devices, on 8": (lambda layout: layout.devices in (2, 4), lambda layout: layout.devices == 8),
@@ -271,7 +270,7 @@ def quantiles(logs: np.ndarray) -> tuple[float, float]:
 
 
 def made(rows: Sequence[Row], found: dict[str, dict[int, tuple[list[Row], np.ndarray]]]) -> MegatronFit:
-    """What the package ships: constants of all rows, ranges of the left-out ones."""
+    """What is stored: constants of all rows, ranges of the left-out ones."""
     near = [parts for name, parts in found.items() if name.startswith("one node")]
     far = [
         quantiles(logs) for name, parts in found.items() if name.startswith("several") for _, logs in parts.values()
@@ -306,7 +305,7 @@ def as_left_out(rows: Sequence[Row]) -> tuple[str, dict[str, dict[int, tuple[lis
 
 
 def by_group(rows: Sequence[Row]) -> str:
-    """The package's constants on all rows given, by group, with how many are inside the range; outliers named."""
+    """The stored constants on all rows given, by group, with how many are inside the range; outliers named."""
     far, lines = outliers(rows), []
     for name, key in GROUPS.items():
         for value in sorted({key(layout) for layout, _ in rows}):
@@ -352,8 +351,8 @@ def section(files: Sequence[Path]) -> str:
     groups, _ = as_left_out(rows)
     return (
         "A GPT model split by tensor, pipeline and data parallelism is simulated by the 1F1B schedule "
-        "(`foretrace.plan.megatron`). Errors in %. *Left out*: nothing of the group was fitted on. Rows of one node"
-        " are left out by whole shapes (hidden size, tensor degree, micro-batch): rows of a shape that was seen "
+        "(`reproductions.vtrain.megatron`). Errors in %. *Left out*: nothing of the group was fitted on. Rows of one "
+        "node are left out by whole shapes (hidden size, tensor degree, micro-batch): rows of a shape that was seen "
         "with another number of layers test nothing. *Before*: the law that gave every device its own network card,"
         " fitted in the same way. The form of the factor where data groups change network cards was chosen by "
         "leaving out models and tensor degrees; other forms (without the number of nodes, without the degree) "
@@ -362,7 +361,7 @@ def section(files: Sequence[Path]) -> str:
         " range says so. Outliers take more than "
         "a fifth longer than their twins of the nearest micro-batch; they enter no fit.\n\n"
         + groups
-        + "\n\nThe package's constants, fitted on all of these rows:\n\n"
+        + "\n\nThe stored constants, fitted on all of these rows:\n\n"
         + by_group(rows)
         + "\n\nOther splits, outliers among the rows. *Rank correlation* and *loss by choosing so*: over jobs with "
         "more than two measured layouts, how well layouts are ordered, and how much longer the predicted best one "
@@ -370,36 +369,23 @@ def section(files: Sequence[Path]) -> str:
     )
 
 
-def main() -> int:
+def main(given: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--labels", type=Path, nargs="+", required=True)
     parser.add_argument("--splits", action="store_true", help="fit without each group in turn; takes minutes")
     parser.add_argument("--fit", action="store_true", help="as --splits, and store constants fitted on all rows")
     parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
-    try:
-        rows = [row for path in given.labels for row in read(path)]
-    except (ForetraceError, OSError) as error:
-        print(f"vtrain: {error}", file=sys.stderr)
-        return 2
+    options = parser.parse_args(given)
+    rows = [row for path in options.labels for row in read(path)]
     if not rows:
-        print("vtrain: the files hold no rows.", file=sys.stderr)
-        return 2
+        raise ForetraceError("the files hold no rows; give the tables of vTrain.")
     parts = []
-    if given.fit or given.splits:
-        try:
-            text, found = as_left_out(rows)
-            if given.fit:
-                write_bytes(STORED, (json.dumps(as_json(made(rows, found)), indent=1) + "\n").encode())
-                shipped.cache_clear()
-        except ForetraceError as error:
-            print(f"vtrain: {error}", file=sys.stderr)
-            return 2
+    if options.fit or options.splits:
+        text, found = as_left_out(rows)
+        if options.fit:
+            write_bytes(STORED, (json.dumps(as_json(made(rows, found)), indent=1) + "\n").encode())
+            shipped.cache_clear()
         parts += [text]
-    scored = {"shipped constants, all rows given": score(rows, shipped().constants)}
-    print(json.dumps(scored, indent=1) if given.json else "\n\n".join([*parts, by_group(rows), as_table(scored)]))
+    scored = {"stored constants, all rows given": score(rows, shipped().constants)}
+    print(json.dumps(scored, indent=1) if options.json else "\n\n".join([*parts, by_group(rows), as_table(scored)]))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

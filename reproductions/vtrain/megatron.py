@@ -21,8 +21,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from dataclasses import fields as fields_of
 from functools import cache
-from importlib.resources import files
 from math import exp, hypot, log, log2
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -31,10 +31,11 @@ import numpy.typing as npt
 
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import TaskGraph
-from foretrace.plan.pipeline import Int64, one_forward_one_backward
+from reproductions.vtrain.pipeline import Int64, one_forward_one_backward
 
 Float64 = npt.NDArray[np.float64]
 
+STORED = Path(__file__).with_name("megatron.json")
 VOCABULARY = 51_200  # of GPT-2, padded as Megatron does
 NODE = 8  # devices of a node
 _SMOOTH = 6.0  # of the maximum of device and host time: a larger power is sharper
@@ -128,8 +129,8 @@ class Iteration:
 
 @cache
 def shipped() -> MegatronFit:
-    """The fit of the package, made by `benchmarks/vtrain.py` from the published rows of vTrain."""
-    text = files("foretrace.plan").joinpath("megatron.json").read_bytes()
+    """The fit made by `protocol.py` from the published rows of vTrain."""
+    text = STORED.read_bytes()
     return msgspec.json.decode(text, type=MegatronFit)
 
 
@@ -139,7 +140,7 @@ def as_json(fit: MegatronFit) -> dict[str, Any]:
 
 
 def iteration(layout: Layout, fit: MegatronFit | None = None) -> Iteration:
-    """One iteration of a layout: its time, its range and the reason of that; the package's fit by default.
+    """One iteration of a layout: its time, its range and the reason of that; the stored fit by default.
 
     The range holds errors of the fit at shapes (hidden size, tensor degree, micro-batch) that were left out of it, and
     where data groups change network cards, that this factor is known from few layouts: none to twice of it.
@@ -243,7 +244,7 @@ def graph(layout: Layout, constants: Constants) -> TaskGraph:
 
 def length_s(times: Mapping[str, Float64], micro_batches: int) -> float:
     """Seconds of an iteration of these stage times: what the replay of its graph gives, without building it."""
-    from foretrace.plan.engine import pipeline_ends
+    from reproductions.vtrain.pipeline import pipeline_ends
 
     forward, backward, send, exchange, update = _whole(times)
     return float((pipeline_ends(forward, backward, send, micro_batches) + exchange + update).max()) / 1e9

@@ -10,10 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace.errors import ForetraceError, GraphError
-from foretrace.plan.engine import pipeline_ends
-from foretrace.plan.megatron import Constants, Layout, crosses, graph, iteration, iteration_s, shipped, stage_times
-from foretrace.plan.pipeline import one_forward_one_backward
 from foretrace.simulate.replay import replay
+from reproductions.vtrain.megatron import (
+    Constants,
+    Layout,
+    crosses,
+    graph,
+    iteration,
+    iteration_s,
+    shipped,
+    stage_times,
+)
+from reproductions.vtrain.pipeline import one_forward_one_backward, pipeline_ends
 
 NOTHING = np.zeros(8, dtype=np.int64)
 
