@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from reproductions.systems import front
-
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -36,12 +34,3 @@ def test_every_block_runs(tmp_path: Path) -> None:
         assert done.stdout.strip(), f"this block prints nothing:\n{text}"
     assert (tmp_path / "report.html").stat().st_size > 10_000
     assert (tmp_path / "timeline.json.gz").stat().st_size > 1_000
-
-
-def test_links_lead_somewhere() -> None:
-    reproductions = (ROOT / "reproductions").rglob("README.md")
-    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"), *reproductions):
-        _, text = front(page.read_text(encoding="utf-8"))  # links of a block are as of docs/, where they are shown
-        for target in re.findall(r"\]\(([^)#]+)", text):
-            if "://" not in target:
-                assert (page.parent / target).exists(), f"{page.name} links to {target}, which does not exist"
