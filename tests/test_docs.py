@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import pytest
 
@@ -68,3 +68,18 @@ def test_the_table_of_errors_says_what_its_pages_say() -> None:
             assert re.search(rf"(?<![\d.]){re.escape(figure.lstrip('+-'))}(?![\d.]*\d)", text), f"{page.name}: {figure}"
         assert date.strip() in text, f"{page.name} was not made on {date.strip()}"
     assert named == set((DOCS / "accuracy").glob("*.md"))
+
+
+def test_pages_that_must_stay_short() -> None:
+    for page, limit in (("README.md", 6000), ("docs/architecture.md", 8000)):
+        assert len((ROOT / page).read_bytes()) <= limit, f"{page}: move details to docs/tour.md or docs/rooms/"
+
+
+def test_files_named_by_the_architecture_exist() -> None:
+    """`name.py`, `folder/name.py` or `stem*.py`, anywhere in the package: pages must follow moves."""
+    package = ROOT / "src" / "foretrace"
+    files = {path.relative_to(package).as_posix() for path in package.rglob("*.py")}
+    roots = {path.relative_to(ROOT).as_posix() for folder in ("benchmarks", "tests") for path in (ROOT / folder).rglob("*.py")}
+    for page in (DOCS / "architecture.md", DOCS / "decisions.md", *(DOCS / "rooms").glob("*.md")):
+        for name in re.findall(r"`([\w/*]+\.py)`", page.read_text(encoding="utf-8")):
+            assert any(PurePath("/", file).match(name) for file in files | roots), f"{page.name} names {name}"

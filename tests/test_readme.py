@@ -1,4 +1,4 @@
-"""Every block of the README runs as it stands, from the first to the last, in one folder."""
+"""Every block of the README, then of the tour, runs as it stands, from the first to the last, in one folder."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ def test_every_block_runs(tmp_path: Path) -> None:
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "NO_COLOR": "1",
     }
-    blocks = BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))
-    assert len(blocks) >= 8
+    pages = (ROOT / "README.md", ROOT / "docs" / "tour.md")
+    blocks = [found for page in pages for found in BLOCK.findall(page.read_text(encoding="utf-8")) if found[0]]
+    assert len(blocks) >= 15
     for language, text in blocks:
         runner = {"sh": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}[language]
         done = subprocess.run(
