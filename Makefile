@@ -59,7 +59,7 @@ lint: $(VENV)/dev.stamp
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# How fast it is and how close predictions come: docs/performance.md and docs/accuracy.md. Leave the machine alone meanwhile.
+# How fast it is and how close predictions come: docs/performance.md and docs/accuracy/. Leave the machine alone meanwhile.
 # Techniques whose row in benchmarks/data/ledger.jsonl is conclusive are not measured again (verify_zoo.py --again does);
 # without any it takes about an hour. What cannot be verified here (no compiler, no memory) is named and stops nothing.
 bench: $(VENV)/peers.stamp

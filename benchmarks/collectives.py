@@ -247,7 +247,7 @@ def percent(value: float | None) -> str:
 
 
 def section(data: Path) -> str:
-    """The section of docs/accuracy.md."""
+    """The page docs/accuracy/collectives.md."""
     rows = score(tables_in(data), COUNTS, "")
     sizes: dict[tuple[str, int, int, str], dict[str, Row]] = {}
     for row in rows:
@@ -278,7 +278,7 @@ def section(data: Path) -> str:
         "points inside the 80 % interval of the table fitted on every second size. `python benchmarks/collectives.py "
         "--tables FILE...` scores other files.\n\n"
         + markdown(("table", "kind", "workers / per machine", *names, "NCCL", "in range"), lines)
-        + "\n\n### Numbers of workers that were not fitted\n\n"
+        + "\n\n## Numbers of workers that were not fitted\n\n"
         "Every size of the number held out (at most 256 of them) is predicted from the numbers named, over as many "
         "machines. *Small*: the table's error below 16 MiB. On the V100 the wiring is not given: the bus bandwidths"
         " of the fitted numbers are explained by the rings of a hybrid cube mesh, which then give those of the "
@@ -289,7 +289,7 @@ def section(data: Path) -> str:
         + markdown(
             ("table", "fitted", "workers / per machine", "pieces", "table", "small", "NCCL", "in the 80 % range"), held
         )
-        + "\n\n### Tables of the same number on the same device\n\n"
+        + "\n\n## Tables of the same number on the same device\n\n"
         "The first table taken for the second: what machines and versions differ by, which nobody can predict from one "
         "of them. Rows of one file that give a size twice widen the range by what they differ.\n\n"
         + as_twins(tables_in(data))

@@ -261,7 +261,7 @@ def reached_text(traces: Path) -> str:
 
 
 def section(traces: Path) -> str:
-    """For docs/accuracy.md: the pairs, and single kernels between GPUs."""
+    """For docs/accuracy/devices.md: the pairs, and single kernels between GPUs."""
     import scaling
 
     rows = measure(traces / "tracelens")

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from foretrace.cost.devices.learned.gemm16_law import Chip
 from foretrace.errors import ForetraceError, MissingExtraError
 from foretrace.hardware.devices import Device, named
+from gemm16_fit import MeasuredProducts
 
 Floats = npt.NDArray[np.float64]
 COLUMNS = ("system", "m", "n", "k", "latency_ms")

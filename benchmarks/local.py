@@ -164,7 +164,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def section(data: dict[str, Any]) -> str:
-    """The section of docs/accuracy.md, from what was kept."""
+    """The page docs/accuracy/local.md, from what was kept."""
     percent: Callable[[float], str] = lambda value: f"{100 * value:.1f}"  # noqa: E731
     lines = []
     for row in data["rows"]:

@@ -100,7 +100,7 @@ def test_programs_never_seen_are_scored_with_the_kept_weights() -> None:
     held = score.of_tasks(recording, test)
     found = load().predict_encoded(encode(recording.programs(0)).take(held))
     error = score.metrics(found.seconds, recording.seconds[held, 0], recording.task_of[held])
-    assert 100 * error["mape"] == pytest.approx(28.4, abs=0.1), "as docs/accuracy.md has it"
+    assert 100 * error["mape"] == pytest.approx(28.4, abs=0.1), "as docs/accuracy/programs.md has it"
     assert np.all(found.low_s <= found.high_s)
 
 

@@ -1,4 +1,4 @@
-"""Every block of the README runs as it stands, from the first to the last, in one folder."""
+"""Every block of the README, then of the tour, runs as it stands, from the first to the last, in one folder."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from reproductions.systems import front
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -25,8 +23,9 @@ def test_every_block_runs(tmp_path: Path) -> None:
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "NO_COLOR": "1",
     }
-    blocks = BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))
-    assert len(blocks) >= 8
+    pages = (ROOT / "README.md", ROOT / "docs" / "tour.md")
+    blocks = [found for page in pages for found in BLOCK.findall(page.read_text(encoding="utf-8")) if found[0]]
+    assert len(blocks) >= 15
     for language, text in blocks:
         runner = {"sh": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}[language]
         done = subprocess.run(
@@ -36,12 +35,3 @@ def test_every_block_runs(tmp_path: Path) -> None:
         assert done.stdout.strip(), f"this block prints nothing:\n{text}"
     assert (tmp_path / "report.html").stat().st_size > 10_000
     assert (tmp_path / "timeline.json.gz").stat().st_size > 1_000
-
-
-def test_links_lead_somewhere() -> None:
-    reproductions = (ROOT / "reproductions").rglob("README.md")
-    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"), *reproductions):
-        _, text = front(page.read_text(encoding="utf-8"))  # links of a block are as of docs/, where they are shown
-        for target in re.findall(r"\]\(([^)#]+)", text):
-            if "://" not in target:
-                assert (page.parent / target).exists(), f"{page.name} links to {target}, which does not exist"

@@ -5,7 +5,7 @@
     python -m reproductions cdmpp score [--ablate] [--json]
 
 `measure` goes on where an earlier recording of the same machine stopped; `train` writes the weights;
-`score` writes the section of docs/accuracy.md, or with --json only prints its figures.
+`score` writes docs/accuracy/programs.md, or with --json only prints its figures.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
 from reproductions.cdmpp import data, score  # noqa: E402
-from tables import ROOT, update  # noqa: E402
 
 
 def say(text: str) -> None:
@@ -50,7 +49,5 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     import accuracy
 
-    titles = {name: title for name, (title, *_) in accuracy.SECTIONS.items()}
-    update(accuracy.PAGE, accuracy.HEAD, {titles["programs"]: score.page(found)}, list(titles.values()))
-    say(f"wrote {accuracy.PAGE.relative_to(ROOT)}")
+    accuracy.write("programs", score.page(found))
     return 0

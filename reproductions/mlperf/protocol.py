@@ -297,7 +297,7 @@ def ask(question: Sequence[str], found: Sequence[Measured]) -> dict[str, Any]:
 
 
 def section(files: Sequence[Path]) -> str:
-    """The part of docs/accuracy.md."""
+    """The page docs/accuracy/scaling.md."""
     return (
         "The same benchmark, round, organisation and device on two numbers of devices, with one global batch or two: "
         "the larger run predicted from the smaller one; the speed-up is that of samples per second. *Network alone* "

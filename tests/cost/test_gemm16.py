@@ -17,7 +17,7 @@ from foretrace.cost.devices.learned import gemm16_law as law
 from foretrace.cost.devices.learned.gemm16 import Gemm16, features
 from foretrace.errors import ForetraceError
 from foretrace.hardware.devices import Device, catalog, named
-from gemm16_fit import adapt, fit_together, solve
+from gemm16_fit import MeasuredProducts, adapt, fit_together, solve
 
 CHIP = law.Chip(peak=300e12, bandwidth=2e12, sms=100, l2_bytes=40e6, clock_hz=1.5e9)
 THETA = law.START | law.FOLLOW

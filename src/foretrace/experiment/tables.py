@@ -1,4 +1,4 @@
-"""Rows of the ledger summed up, and as tables: what `foretrace ledger` shows and `docs/accuracy.md` is made of."""
+"""Rows of the ledger summed up, and as tables: what `foretrace ledger` shows and `docs/accuracy/techniques.md` is made of."""
 
 from __future__ import annotations
 

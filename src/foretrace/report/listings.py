@@ -105,7 +105,7 @@ class TechniqueView(msgspec.Struct, frozen=True, kw_only=True):
     effort: str  # what it costs to do
     needs: str
     verified_on: tuple[str, ...]  # models with a conclusive row in the ledger
-    shipped_on: tuple[str, ...]  # the same in the ledger that docs/accuracy.md is made of
+    shipped_on: tuple[str, ...]  # the same in the ledger that docs/accuracy/techniques.md is made of
     parameters: tuple[ParameterView, ...]
 
 
