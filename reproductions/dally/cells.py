@@ -22,7 +22,7 @@ from foretrace.fleet.policies.tiresias import LOW_SKEW, tiresias
 from foretrace.fleet.policy import OrderRule, PlaceRule, Policy
 from foretrace.fleet.setup import Costs
 from foretrace.fleet.simulate import Simulation
-from foretrace.fleet.speed_models import ClosedFormSpeeds
+from foretrace.fleet.speeds.closed_form import ClosedFormSpeeds
 from foretrace.fleet.workload import Workload
 from reproductions.dally.workload import LOADS, PHILLY_SPREAD, SPREAD, consecutive, published_like
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from foretrace.fleet.formats import write_csv
-from foretrace.fleet.throughputs import ThroughputTable
+from foretrace.fleet.speeds.throughputs import ThroughputTable
 from reproductions import simulators
 from reproductions.gavel.generator import generate
 from reproductions.gavel.simulator import Gavel

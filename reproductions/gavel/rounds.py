@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from foretrace.errors import ForetraceError
-from foretrace.fleet.throughputs import ThroughputTable
+from foretrace.fleet.speeds.throughputs import ThroughputTable
 
 ROUND = 360.0
 BETWEEN_RESETS = 1920

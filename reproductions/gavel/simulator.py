@@ -13,7 +13,7 @@ import numpy as np
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet.result import FleetResult
-from foretrace.fleet.throughputs import ThroughputTable
+from foretrace.fleet.speeds.throughputs import ThroughputTable
 from foretrace.fleet.workload import Workload, nanoseconds
 from reproductions.gavel.policies import ALLOTTERS
 from reproductions.gavel.rounds import OFFERED, ROUND, Allotter, Member, Outcome, Rounds

@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 
 from foretrace.fleet.jigsaw import Arms, four_arms, jigsaw_speeds
-from foretrace.fleet.jigsaw_schedule import Rules, need_bytes
-from foretrace.fleet.jigsaw_tasks import IterationJob, compute_bound, recorded_job
+from foretrace.fleet.jigsaw.schedule import Rules, need_bytes
+from foretrace.fleet.jigsaw.tasks import IterationJob, compute_bound, recorded_job
 from foretrace.fleet.workload import SECOND
 
 FORWARD_S, BACKWARD_S = 1.0, 2.0  # only their ratio matters

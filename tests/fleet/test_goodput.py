@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace.errors import ForetraceError, MissingExtraError
-from foretrace.fleet.goodput import (
+from foretrace.fleet.pollux.goodput import (
     BatchLimits,
     Candidates,
     Goodput,
@@ -24,7 +24,7 @@ from foretrace.fleet.goodput import (
     fit_step_model,
     with_work,
 )
-from foretrace.fleet.pollux_profiles import Profiles
+from foretrace.fleet.pollux.profiles import Profiles
 from foretrace.fleet.speeds import Shape, Speeds
 from foretrace.fleet.workload import Workload
 

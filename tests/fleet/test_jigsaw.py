@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 import foretrace as ft
 from foretrace.errors import ForetraceError, NotApplicableError
 from foretrace.fleet.jigsaw import four_arms, jigsaw_speeds, pair_speeds
-from foretrace.fleet.jigsaw_schedule import IterationSchedule, Rules, need_bytes, schedule
-from foretrace.fleet.jigsaw_tasks import IterationJob, compute_bound, lower_bound_ns, recorded_job
+from foretrace.fleet.jigsaw.schedule import IterationSchedule, Rules, need_bytes, schedule
+from foretrace.fleet.jigsaw.tasks import IterationJob, compute_bound, lower_bound_ns, recorded_job
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques.distributed.gradients import find_gradients

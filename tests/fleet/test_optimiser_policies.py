@@ -14,22 +14,22 @@ import pytest
 from foretrace.errors import ForetraceError, MissingExtraError
 from foretrace.fleet import allocations, formats, policies
 from foretrace.fleet.cluster import ClusterTree, parse_cluster
-from foretrace.fleet.goodput import GoodputSpeeds, with_work
 from foretrace.fleet.jigsaw import jigsaw_speeds
-from foretrace.fleet.jigsaw_tasks import IterationJob
+from foretrace.fleet.jigsaw.tasks import IterationJob
 from foretrace.fleet.policies.jigsaw import JigsawSpeeds
 from foretrace.fleet.policies.packing import TablePairs
 from foretrace.fleet.policies.rounds import stretched
 from foretrace.fleet.policy import Policy
-from foretrace.fleet.pollux_profiles import Profiles
+from foretrace.fleet.pollux.goodput import GoodputSpeeds, with_work
+from foretrace.fleet.pollux.profiles import Profiles
 from foretrace.fleet.result import Cause, FleetResult
 from foretrace.fleet.setup import Costs
 from foretrace.fleet.simulate import simulate
-from foretrace.fleet.speed_models import ConstantSpeeds
 from foretrace.fleet.speeds import Shape, Speed
+from foretrace.fleet.speeds.closed_form import ConstantSpeeds
+from foretrace.fleet.speeds.throughputs import ThroughputTable
 from foretrace.fleet.stepping import Stepping
-from foretrace.fleet.stepping_speeds import PairSpeeds, ProportionalSpeeds
-from foretrace.fleet.throughputs import ThroughputTable
+from foretrace.fleet.stepping.speeds import PairSpeeds, ProportionalSpeeds
 from foretrace.fleet.workload import SECOND, Float64, Int64, Workload
 from foretrace.testing import PolicyConformance
 

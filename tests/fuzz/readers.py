@@ -578,7 +578,7 @@ def _throughputs() -> Samples:
 
 
 def _play_throughputs(path: Path, way: int) -> Iterator[Figure]:
-    from foretrace.fleet.throughputs import ThroughputTable
+    from foretrace.fleet.speeds.throughputs import ThroughputTable
 
     table = ThroughputTable.read(path)
     for rows in table.alone.values():
@@ -588,7 +588,7 @@ def _play_throughputs(path: Path, way: int) -> Iterator[Figure]:
 
 
 def _play_speed_table(path: Path, way: int) -> Iterator[Figure]:
-    from foretrace.fleet.speed_models import TableSpeeds
+    from foretrace.fleet.speeds.closed_form import TableSpeeds
     from foretrace.fleet.workload import Workload
 
     speeds = TableSpeeds.read(path, interpolate=True)
@@ -599,8 +599,8 @@ def _play_speed_table(path: Path, way: int) -> Iterator[Figure]:
 
 
 def _play_profiles(path: Path, way: int) -> Iterator[Figure]:
-    from foretrace.fleet.model_profiles import load_profiles
-    from foretrace.fleet.speed_models import ClosedFormSpeeds, speed_table
+    from foretrace.fleet.speeds.closed_form import ClosedFormSpeeds, speed_table
+    from foretrace.fleet.speeds.profiles import load_profiles
 
     profiles = load_profiles(path)
     yield "profiles", [number for each in profiles for number in (each.compute_ms, each.gradient_mb, each.batch)]
@@ -764,7 +764,7 @@ def _play_ledger(path: Path, way: int) -> Iterator[Figure]:
 
 
 def _pollux_rows(path: Path, way: int) -> Iterator[Figure]:
-    from foretrace.fleet.pollux_profiles import _rows
+    from foretrace.fleet.pollux.profiles import _rows
 
     for row in _rows(path, ("num_nodes", "num_replicas", "step_time")):
         yield "row", np.abs(row)  # columns that may be below 0 are its own affair

@@ -13,8 +13,8 @@ from foretrace.fleet.policy import Policy
 from foretrace.fleet.reasons import decisions_of
 from foretrace.fleet.result import FleetResult, Segments
 from foretrace.fleet.setup import NEVER, Costs
-from foretrace.fleet.speed_models import ConstantSpeeds
 from foretrace.fleet.speeds import Shape, Speeds
+from foretrace.fleet.speeds.closed_form import ConstantSpeeds
 from foretrace.fleet.workload import Workload, nanoseconds
 
 _ORDERS = ("key", "remaining", "service", "queues", "network", "last", "fairness")

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from foretrace.fleet.jigsaw import FIRST_READY, jigsaw_speeds
-from foretrace.fleet.jigsaw_schedule import Rules, refusal
-from foretrace.fleet.jigsaw_tasks import IterationJob
+from foretrace.fleet.jigsaw.schedule import Rules, refusal
+from foretrace.fleet.jigsaw.tasks import IterationJob
 from foretrace.fleet.policies.packing import pack
 from foretrace.fleet.policy import Policy
-from foretrace.fleet.shapes import coded
 from foretrace.fleet.speeds import Shape, Speed, Speeds
+from foretrace.fleet.speeds.shapes import coded
 from foretrace.fleet.workload import Int64, Workload
 
 Pair = tuple[str, int]  # model, GPUs

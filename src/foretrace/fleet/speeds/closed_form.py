@@ -12,10 +12,10 @@ import numpy as np
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet.cluster import ClusterTree
-from foretrace.fleet.model_profiles import Profile, above_zero, load_profiles
-from foretrace.fleet.shapes import alone, coded, dimensions
 from foretrace.fleet.speeds import Shape, Speed, Speeds
-from foretrace.fleet.table_speeds import TableSpeeds
+from foretrace.fleet.speeds.profiles import Profile, above_zero, load_profiles
+from foretrace.fleet.speeds.shapes import alone, coded, dimensions
+from foretrace.fleet.speeds.table import TableSpeeds
 from foretrace.fleet.workload import Int64, Object, Workload
 
 __all__ = [

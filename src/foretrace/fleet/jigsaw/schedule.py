@@ -1,6 +1,6 @@
 """List scheduling of training iterations: several jobs on the same GPUs, workers of unequal depth, barriers.
 
-A task is one worker's part of one iteration (`jigsaw_tasks`). A GPU runs one task at a time and never stops in the
+A task is one worker's part of one iteration (`tasks`). A GPU runs one task at a time and never stops in the
 middle of one; a barrier and an exchange end the iteration of a job, during which its GPUs run tasks of other jobs. The
 method is JigSaw's (arXiv 2111.10672), built from its abstract, as no code was released. Exchanges of different jobs do
 not slow each other.
@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 import numpy as np
 
 from foretrace.errors import ForetraceError
-from foretrace.fleet.jigsaw_tasks import FOR_EVER, IterationJob
+from foretrace.fleet.jigsaw.tasks import FOR_EVER, IterationJob
 from foretrace.fleet.workload import Int64
 
 ORDERS = ("longest-first", "first-ready")

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.errors import ForetraceError, MissingExtraError
-from foretrace.fleet.pollux_profiles import EPS, Application, Profiles
+from foretrace.fleet.pollux.profiles import EPS, Application, Profiles
 from foretrace.fleet.speeds import Shape, Speed
 from foretrace.fleet.workload import Float64, Int64, Workload
 

@@ -9,8 +9,8 @@ import numpy as np
 from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.policy import Wait
 from foretrace.fleet.speeds import Speed, Speeds
-from foretrace.fleet.stepping_rules import Rules
-from foretrace.fleet.stepping_state import RUNNING, JobState, State
+from foretrace.fleet.stepping.rules import Rules
+from foretrace.fleet.stepping.state import RUNNING, JobState, State
 from foretrace.fleet.workload import SECOND, Int64, Workload
 
 

@@ -14,8 +14,8 @@ from foretrace.fleet import reasons, setup
 from foretrace.fleet.policy import Policy, Wait
 from foretrace.fleet.result import Cause
 from foretrace.fleet.setup import NEVER
-from foretrace.fleet.stepping_speeds import ROUNDING
-from foretrace.fleet.stepping_state import RUNNING, JobState, State
+from foretrace.fleet.stepping.speeds import ROUNDING
+from foretrace.fleet.stepping.state import RUNNING, JobState, State
 
 Key = tuple[float, float, int]
 

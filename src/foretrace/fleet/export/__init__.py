@@ -104,13 +104,13 @@ def export(
     tenant. image, command: what runs; IMAGE is to be replaced.
     Raises ForetraceError for an unknown target, job or level, and for a job that the level can never hold.
     """
-    from foretrace.fleet import export_kubernetes, export_ray, export_slurm
+    from foretrace.fleet.export import kubernetes, ray, slurm
 
     writers: dict[str, Callable[[Ask, Settings], dict[str, str]]] = {
-        "slurm": export_slurm.script,
-        "kueue": export_kubernetes.kueue,
-        "volcano": export_kubernetes.volcano,
-        "ray": export_ray.group,
+        "slurm": slurm.script,
+        "kueue": kubernetes.kueue,
+        "volcano": kubernetes.volcano,
+        "ray": ray.group,
     }
     to = resolve(to, writers) or to
     if to not in writers:

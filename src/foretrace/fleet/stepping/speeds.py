@@ -13,7 +13,7 @@ from foretrace.fleet.speeds import Shape, Speed, Speeds
 from foretrace.fleet.workload import Int64, Workload
 
 if TYPE_CHECKING:
-    from foretrace.fleet.stepping_state import JobState, State
+    from foretrace.fleet.stepping.state import JobState, State
 
 ROUNDING = 1e-9  # shares such as 0.1 + 0.2 + 0.7 are whole
 

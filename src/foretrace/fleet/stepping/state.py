@@ -1,7 +1,7 @@
 """What the step-by-step engine knows at one moment: jobs, GPUs, the units around them, and how progress is counted.
 
 `engine` holds the same as numpy records for the compiled loop. Times are int nanoseconds, work is float nanoseconds at
-speed 1. Nothing here decides; `stepping_rules` and policies do.
+speed 1. Nothing here decides; `rules` and policies do.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from foretrace.fleet.policy import Policy
 from foretrace.fleet.reasons import minutes, preempted
 from foretrace.fleet.result import Cause
 from foretrace.fleet.setup import NEVER, Costs
-from foretrace.fleet.speed_models import ConstantSpeeds
 from foretrace.fleet.speeds import Speeds
-from foretrace.fleet.stepping_speeds import ROUNDING, ProportionalSpeeds, Rates
+from foretrace.fleet.speeds.closed_form import ConstantSpeeds
+from foretrace.fleet.stepping.speeds import ROUNDING, ProportionalSpeeds, Rates
 from foretrace.fleet.workload import SECOND, Workload, nanoseconds
 
 FUTURE, WAITING, RUNNING, DONE = "future", "waiting", "running", "done"

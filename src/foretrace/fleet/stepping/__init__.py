@@ -18,10 +18,10 @@ from foretrace.fleet.result import Cause, Decision, FleetResult, Segments
 from foretrace.fleet.setup import NEVER, Costs
 from foretrace.fleet.simulate import HORIZON
 from foretrace.fleet.speeds import Speeds
-from foretrace.fleet.stepping_rules import Rules
-from foretrace.fleet.stepping_speeds import ROUNDING
-from foretrace.fleet.stepping_state import RUNNING, WAITING, JobState, State
-from foretrace.fleet.stepping_view import View
+from foretrace.fleet.stepping.rules import Rules
+from foretrace.fleet.stepping.speeds import ROUNDING
+from foretrace.fleet.stepping.state import RUNNING, WAITING, JobState, State
+from foretrace.fleet.stepping.view import View
 from foretrace.fleet.workload import SECOND, Int64, Workload, nanoseconds
 
 __all__ = ["Stepping", "View"]

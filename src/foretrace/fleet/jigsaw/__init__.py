@@ -2,7 +2,7 @@
 
 Time-sharing alone gains, too, so `four_arms` keeps both effects apart: whole or partial backward pass, each on GPUs of
 its own or shared. `jigsaw_speeds` tells how fast jobs run beside each other, as a table for a cluster simulator. The
-schedules are those of `jigsaw_schedule`, the method JigSaw's (arXiv 2111.10672).
+schedules are those of `schedule`, the method JigSaw's (arXiv 2111.10672).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from foretrace.errors import ForetraceError
-from foretrace.fleet.jigsaw_schedule import IterationSchedule, Rules, rate, refusal, schedule
-from foretrace.fleet.jigsaw_tasks import FOR_EVER, IterationJob, compute_bound
+from foretrace.fleet.jigsaw.schedule import IterationSchedule, Rules, rate, refusal, schedule
+from foretrace.fleet.jigsaw.tasks import FOR_EVER, IterationJob, compute_bound
 from foretrace.fleet.workload import Float64
 
 FIRST_READY = Rules(order="first-ready")
