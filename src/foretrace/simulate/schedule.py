@@ -30,9 +30,8 @@ import numpy.typing as npt
 from foretrace.errors import GraphError
 from foretrace.graph.sound import fixed
 from foretrace.graph.taskgraph import EDGE_COLUMNS, NO_RELEASE, TASK_COLUMNS, EdgeKind, TaskGraph
-from foretrace.simulate import twins
 from foretrace.simulate.groups import deadlock, groups
-from foretrace.simulate.replay import compiled, effective, structure
+from foretrace.simulate.replay import effective, structure
 from foretrace.simulate.unwritten import unwritten, written
 from foretrace.trace.trace import LaneKind
 
@@ -60,20 +59,11 @@ def schedule(graph: TaskGraph) -> tuple[Int64, Int64]:
 
 def schedule_in_order(graph: TaskGraph) -> Schedule:
     """`schedule`, with the order of decisions: a topological order of the graph with the lane order of this run."""
+    from foretrace.simulate import schedule_engine
+
     n, n_lanes = len(graph), len(graph.lanes)
     need_slots(graph)
     columns = effective(graph)
-    if compiled() is None:
-        starts, ends, decided = twins.schedule(graph)
-        if len(decided) < n:
-            stuck(graph, np.array(decided, dtype=np.int32))
-        return Schedule(
-            start=np.array(starts, dtype=np.int64),
-            end=np.array(ends, dtype=np.int64),
-            order=np.array(decided, dtype=np.int32),
-        )
-    from foretrace.simulate import schedule_engine
-
     in_ptr, src, from_start = structure(graph)
     lanes, group = lane_table(graph), groups(graph)
     start, end, order = unwritten(n), unwritten(n), unwritten(n, np.int32)
@@ -167,11 +157,9 @@ def lane_table(graph: TaskGraph) -> LaneTable:
 
 def _slot_givers(graph: TaskGraph, order: Int32) -> Int32:
     """Row whose end gave each task (n) its slot in the run that was decided in this order, −1 for none."""
-    columns = effective(graph)
-    if compiled() is None:
-        return np.array(twins.slot_givers(graph, order.tolist()), dtype=np.int32)
     from foretrace.simulate import schedule_engine
 
+    columns = effective(graph)
     lanes, group = lane_table(graph), groups(graph)
     in_ptr, src, from_start = structure(graph)
     start, end = unwritten(len(graph)), unwritten(len(graph))
