@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import numba
-from numba.core import event
+from foretrace.errors import MissingExtraError
+
+try:
+    import numba
+    from numba.core import event
+except ImportError as error:
+    raise MissingExtraError(f"numba cannot be imported ({error}); reinstall it: pip install numba.") from error
 
 COMPILING: Any = event.TimingListener()  # type: ignore[no-untyped-call]  # numba has no types
 event.register("numba:compile", COMPILING)  # type: ignore[no-untyped-call]

@@ -16,7 +16,7 @@ from foretrace.graph.taskgraph import ALL_COLUMNS, TaskGraph
 from foretrace.simulate.copies import replay_copies
 from foretrace.simulate.flows.flows import simulate_flows
 from foretrace.simulate.replay import compiled, replay, replay_variants, structure
-from foretrace.simulate.schedule import Waits, schedule_in_order
+from foretrace.simulate.schedule import schedule_in_order
 from foretrace.simulate.timeline import simulate
 from foretrace.simulate.unwritten import POISON, poisoned, unwritten, written
 from tests.simulate.test_flows import capacities, flows_of
@@ -54,19 +54,15 @@ def test_of_replays(graph: TaskGraph, data: st.DataObject) -> None:
 
 @given(task_graphs(lane_order=None, ranks=2))
 def test_of_schedules(graph: TaskGraph) -> None:
-    waiting = np.flatnonzero(graph.kind == 4)[:3].astype(np.int32)
-    waits = Waits(task=waiting, lane=np.zeros_like(waiting), lag=np.zeros(len(waiting), dtype=np.int64))
-
-    def run(waits: Waits | None) -> Result:
-        result = schedule_in_order(graph, waits=waits)
+    def run() -> Result:
+        result = schedule_in_order(graph)
         return result.start, result.end, result.order
 
     def causes() -> Result:
         timeline = simulate(graph)
         return timeline.slack(), timeline.critical_path().task, timeline.sensitivity().saved_if_zero_ns
 
-    same_whatever_was_there(lambda: run(None))
-    same_whatever_was_there(lambda: run(waits))
+    same_whatever_was_there(run)
     same_whatever_was_there(causes)
 
 

@@ -18,8 +18,7 @@ import numpy.typing as npt
 from foretrace.graph.assemble import assemble
 from foretrace.graph.sound import fixed
 from foretrace.graph.taskgraph import EDGE_COLUMNS, TASK_COLUMNS, TaskGraph
-from foretrace.simulate import twins
-from foretrace.simulate.replay import LANES_OF_A_VECTOR, compiled, effective, structure
+from foretrace.simulate.replay import LANES_OF_A_VECTOR, effective, structure
 from foretrace.simulate.unwritten import unwritten, written
 
 Int32 = npt.NDArray[np.int32]
@@ -48,9 +47,9 @@ def replay_copies(graph: TaskGraph, meets: Mask, group: Int32, scale: Float64, r
         raise ValueError(f"meets: want {graph.edges} edges, and at least one copy")
     if not np.all(np.isfinite(scale)) or np.any(scale < 0):
         raise ValueError("scale: want finite factors, 0 or more")
-    engine, columns = compiled(), effective(graph)
-    if engine is None:
-        return np.array(twins.replay_copies(graph, meets, group, scale), dtype=np.int64)[rows]
+    from foretrace.simulate import engine
+
+    columns = effective(graph)
     width = -(-copies // LANES_OF_A_VECTOR) * LANES_OF_A_VECTOR
     factors = np.ones((n_groups + 1, width))
     factors[1:, :copies] = scale

@@ -13,8 +13,7 @@ import numpy.typing as npt
 
 from foretrace.graph.sound import fixed
 from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, TaskGraph
-from foretrace.simulate import twins
-from foretrace.simulate.replay import compiled, effective, structure
+from foretrace.simulate.replay import effective, structure
 from foretrace.trace.trace import LaneKind
 
 Int64 = npt.NDArray[np.int64]
@@ -39,13 +38,9 @@ class LongestPaths:
 
 def tails(graph: TaskGraph, target: int) -> LongestPaths:
     """Longest path from every task to the end of task `target`, in one backward pass."""
-    engine, columns = compiled(), effective(graph)
-    if engine is None:
-        first, second = (
-            np.array([NO_RELEASE if path is None else path for path in paths], dtype=np.int64)
-            for paths in twins.tails(graph, target)
-        )
-        return LongestPaths(from_start=first, from_end=second)
+    from foretrace.simulate import engine
+
+    columns = effective(graph)
     from_start, from_end = engine.tails(
         *structure(graph), fixed(columns.lag), fixed(columns.dur), fixed(columns.delay), target
     )

@@ -106,9 +106,9 @@ def tails(graph: TaskGraph, target: int) -> tuple[list[int | None], list[int | N
     return from_a_start, from_an_end
 
 
-def schedule(graph: TaskGraph, waits: Iterable[tuple[int, int, int]] = ()) -> tuple[list[int], list[int], list[int]]:
-    """Start, end and order of decision; `waits` are (task, lane, lag). See `foretrace.simulate.schedule.schedule`."""
-    return ScheduleRun(graph, waits).run()
+def schedule(graph: TaskGraph) -> tuple[list[int], list[int], list[int]]:
+    """Start, end and order of decision; see `foretrace.simulate.schedule.schedule`."""
+    return ScheduleRun(graph).run()
 
 
 def slot_givers(graph: TaskGraph, order: Iterable[int]) -> list[int]:
@@ -167,20 +167,14 @@ def own_collective(graph: TaskGraph) -> list[int]:
 class ScheduleRun:
     """State of one event-driven run."""
 
-    def __init__(self, graph: TaskGraph, waits: Iterable[tuple[int, int, int]]) -> None:
+    def __init__(self, graph: TaskGraph) -> None:
         n = len(graph)
         self.graph = graph
-        self.waits: dict[int, list[tuple[int, int]]] = {}
-        for task, lane, lag in waits:
-            self.waits.setdefault(task, []).append((lane, lag))
         self.ready = [int(r) for r in graph.release]
         self.start, self.end, self.order = [0] * n, [0] * n, list[int]()
         self.decided = [False] * n
         self.missing = [0] * n
-        self.successors: list[list[tuple[int, int, bool, bool]]] = [[] for _ in range(n)]  # v, lag, start?, launch?
-        self.waiters: list[list[tuple[int, int]]] = [[] for _ in range(n)]
-        self.launches = [0] * n  # launching edges still open
-        self.launch_time = [NO_RELEASE] * n
+        self.successors: list[list[tuple[int, int, bool]]] = [[] for _ in range(n)]  # v, lag, from the start?
         self.begun: list[int] = []  # start and end known, successors not told yet
         self.events: list[tuple[int, int, int]] = []
         self.queue: list[list[tuple[int, int, int]]] = [[] for _ in graph.lanes]
@@ -189,35 +183,21 @@ class ScheduleRun:
         ]  # heaps: when the slots that nobody holds are free
         self.collective = own_collective(graph)
         self.arrivals = Counter(v for v in self.collective if v >= 0)
-        self.launched: list[list[int]] = [[] for _ in graph.lanes]
         for v in range(n):
             self._read_edges(v)
 
     def _read_edges(self, v: int) -> None:
-        graph, edges = self.graph, list(_edges_into(self.graph, v))
-        by_call = any(graph.edge_kind[e] == EdgeKind.LAUNCH for e in edges)
-        for e in edges:
+        graph = self.graph
+        for e in _edges_into(graph, v):
             u, kind = int(graph.src[e]), int(graph.edge_kind[e])
             same_lane = graph.lane[u] == graph.lane[v]
             ordered = graph.lanes[graph.lane[v]].ordered
             if same_lane and not ordered and kind in DECIDED_AS_IT_RUNS:
                 continue  # decided as it runs
-            if v in self.waits and kind == EdgeKind.SYNC:
-                continue  # resolved as it runs
-            launches = kind == EdgeKind.LAUNCH if by_call else not same_lane
-            lag = _lag(graph, e, v)
-            self.successors[u].append((v, lag, bool(graph.from_start[e]), launches))
+            self.successors[u].append((v, _lag(graph, e, v), bool(graph.from_start[e])))
             self.missing[v] += 1
-            self.launches[v] += launches
-        if not self.launches[v]:
-            self._launch(v)
-
-    def _launch(self, v: int) -> None:
-        if not self.graph.gone[v]:
-            self.launched[self.graph.lane[v]].append(v)
 
     def run(self) -> tuple[list[int], list[int], list[int]]:
-        clock = NO_RELEASE
         for v in [v for v, count in enumerate(self.missing) if count == 0]:
             self._arrive(v)
         while self.begun or self.events:
@@ -225,11 +205,8 @@ class ScheduleRun:
                 self._tell_successors(self.begun.pop())
                 continue
             now, rank, v = heapq.heappop(self.events)
-            clock = max(clock, now)  # negative lags may bring events from the past
             if rank == LANE_FREE:
                 self._serve(v, now)
-            elif v in self.waits:
-                self._resolve(v, clock)
             else:
                 self._take_lane(v, now)
         return self.start, self.end, self.order
@@ -237,9 +214,6 @@ class ScheduleRun:
     def _arrive(self, v: int) -> None:
         """Nothing is missing any more."""
         priority = int(self.graph.priority[v])
-        if v in self.waits:
-            heapq.heappush(self.events, (self.ready[v], priority, v))
-            return
         self.ready[v] += 0 if self.graph.gone[v] else int(self.graph.delay[v])
         if self.graph.lanes[self.graph.lane[v]].ordered or self.arrivals[v]:
             self._begin(v, self.ready[v])
@@ -275,20 +249,6 @@ class ScheduleRun:
         if self.collective[v] < 0:
             heapq.heappush(self.free[lane], self.end[v])
 
-    def _resolve(self, v: int, now: int) -> None:
-        """Let `v` wait for all tasks launched by `now` on the lanes that it waits for."""
-        for lane, lag in self.waits.pop(v):
-            for u in self.launched[lane]:
-                if u == v or self.launch_time[u] > now:
-                    continue
-                if self.decided[u]:
-                    self.ready[v] = max(self.ready[v], self.end[u] + lag)
-                else:
-                    self.waiters[u].append((v, lag))
-                    self.missing[v] += 1
-        if self.missing[v] == 0:
-            self._arrive(v)
-
     def _begin(self, u: int, start: int) -> None:
         """Fix when `u` runs."""
         self.start[u] = start
@@ -303,16 +263,8 @@ class ScheduleRun:
             heapq.heappush(self.free[lane], self.end[u])
         if self.arrivals[u] and self.queue[lane]:
             self._call_when_free(lane)
-        for v, lag, from_start, launches in self.successors[u]:
-            anchor = self.start[u] if from_start else self.end[u]
-            if launches:
-                self.launch_time[v] = max(self.launch_time[v], anchor)
-                self.launches[v] -= 1
-                if not self.launches[v]:
-                    self._launch(v)
-            self._satisfy(v, anchor + lag)
-        for v, lag in self.waiters[u]:
-            self._satisfy(v, self.end[u] + lag)
+        for v, lag, from_start in self.successors[u]:
+            self._satisfy(v, (self.start[u] if from_start else self.end[u]) + lag)
 
     def _satisfy(self, v: int, at: int) -> None:
         self.ready[v] = max(self.ready[v], at)

@@ -73,7 +73,7 @@ class FlowRun(ScheduleRun):
         slows: Sequence[bool],
         factor: float,
     ) -> None:
-        super().__init__(graph, ())
+        super().__init__(graph)
         self.flows, self.capacity, self.slowed, self.slows, self.factor = flows, capacity, slowed, slows, factor
         self.flow_of = {v: f for f, flow in enumerate(flows) for v in flow.members}
         self.active: list[int] = []
@@ -226,6 +226,6 @@ class FlowRun(ScheduleRun):
                 heapq.heappush(self.free[lane], self.end[u])
             if gives and self.queue[lane]:
                 self._call_when_free(lane)
-        for v, lag, from_start, _ in self.successors[u]:
+        for v, lag, from_start in self.successors[u]:
             if from_start != at_end:
                 self._satisfy(v, (self.end[u] if at_end else self.start[u]) + lag)
