@@ -217,7 +217,10 @@ class _Trial:
         return replace(found, how="one by one", interval_s=answer.interval_s, why_not_more=answer.why_not_more)
 
     def _all_at_once(self, found: Tried, after: Timeline, noise: Interval) -> Tried | None:
-        """`found` between all assumptions at their slow and at their fast ends; None where those do not bracket it."""
+        """`found` between all assumptions at their slow and at their fast ends; None where those do not bound it.
+
+        Ends that miss the prediction by up to `_BESIDE` of the step still bound it: the prediction is then the end.
+        """
         slow_s, fast_s = self._step_at_ends(found.techniques, "slower"), self._step_at_ends(found.techniques, "faster")
         missed_s = max(fast_s - found.after_s, found.after_s - slow_s)
         if missed_s > _BESIDE * found.before_s:
