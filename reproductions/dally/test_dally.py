@@ -218,7 +218,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> dally.DallyStudy:
 
 def test_a_wrong_log_is_told_before_anything_is_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = tmp_path / "log.csv"
-    log.write_text("submit,gpus,duration\n0,1,60\n")
+    log.write_text("# foretrace workload 1\njob,submit_s,gpus,work_s\na,0,1,60\n")
     monkeypatch.setattr(dally, "sweep", lambda *_, **__: pytest.fail("played"))
     with pytest.raises(ForetraceError, match="has 1 jobs with 1 GPUs or more, and 500 are needed"):
         dally.run_study(folder=tmp_path, quick=True, trace=log)
