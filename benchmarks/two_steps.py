@@ -2,10 +2,11 @@
 
     python benchmarks/two_steps.py [--pairs 12] [RECORDING ...]
 
-Of every recording with three steps or more, neighbouring steps are taken at random and asked as if nothing else had been
-recorded: for the step, whose range should hold the median of all steps in eight of ten cases, and for what techniques
-save by noise alone, whose range should hold what they save of all steps. *Told*: cases in which something is gained
-beyond doubt; *wrong*: such cases in which all steps say that nothing is. No setting was fitted to any of them.
+Of every recording with three steps or more, neighbouring steps are taken at random and asked as if nothing else had
+been recorded: for the step, whose range should hold the median of all steps in eight of ten cases, and for what
+techniques save by noise alone, whose range should hold what they save of all steps. *Told*: cases in which something
+is gained beyond doubt; *wrong*: such cases in which all steps say that nothing is. No setting was fitted to any of
+them.
 """
 
 from __future__ import annotations

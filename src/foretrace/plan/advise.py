@@ -35,7 +35,7 @@ ORDER = (
     "prefetch-data", "channels-last", "mixed-precision", "reconstruct-batchnorm", "structured-dropout", "compiled",
     "fused-optimizer", "bucket-fusion", "cuda-graphs",
 )  # fmt: skip
-_WORTH = 1e-3  # a further technique has to take this share off the step
+_WORTH = 1e-3  # a technique has to take this share off the step, also one that joins others
 _BESIDE = 0.01  # of the step: ends that miss the prediction by more do not bound it
 _EACH = 2_000  # a prediction costs as much beside its tasks
 _INSERTED = 15  # inserting a task costs as much as so many that are kept
@@ -72,8 +72,9 @@ class Tried:
 
     @property
     def gains(self) -> bool:
-        """Whether the step gets shorter over the whole range."""
-        return self.saved_range_s is not None and self.saved_range_s[0] > 0
+        """Whether the step gets shorter over the whole range, and by as much as a replay can tell."""
+        worth = self.saved_s >= _WORTH * self.before_s
+        return worth and self.saved_range_s is not None and self.saved_range_s[0] > 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,7 +221,8 @@ class _Trial:
     def _all_at_once(self, found: Tried, after: Timeline) -> Tried | None:
         """`found` by noise alone, and all assumptions at their slow or fast ends; None where those do not bound it.
 
-        Ends that miss the prediction by up to `_BESIDE` of the step still bound it: the prediction is then the end.
+        Ends that miss the prediction by up to `_BESIDE` of the step still bound it: the prediction is then the end, and
+        what they miss by counts on either side.
         """
         slow_s, fast_s = self._step_at_ends(found.techniques, "slower"), self._step_at_ends(found.techniques, "faster")
         missed_s = max(fast_s - found.after_s, found.after_s - slow_s)
@@ -232,8 +234,9 @@ class _Trial:
             *company(self.before, after),
             *unverified(self._graphs[""], found.techniques, [*steps, after]),
         ]
-        faster = hypot(found.after_s - fast_s, *(each.faster_s for each in others))
-        slower = hypot(slow_s - found.after_s, *(each.slower_s for each in others))
+        missed_s = max(missed_s, 0.0)
+        faster = hypot(found.after_s - fast_s, missed_s, *(each.faster_s for each in others))
+        slower = hypot(slow_s - found.after_s, missed_s, *(each.slower_s for each in others))
         assert found.interval_s is not None and found.saved_range_s is not None
         (low_s, high_s), (least_s, most_s) = found.interval_s, found.saved_range_s
         return replace(

@@ -12,15 +12,18 @@ the two steps are apart as wholes counts beside that, by Student's t with one de
 waiting and no work.
 
 What a change gains is known better than either step: `between` takes the figure (seconds saved, a ratio) in every
-variant and every step, before and after with the same donors and the same factors. Draws belong to classes and steps,
-not to tasks, so tasks may be inserted, removed or moved between them.
+variant and every step, before and after with the same donors and the same factors, and how far it differs between all
+recorded steps, by Student's t. Draws belong to classes and steps, not to tasks, so tasks may be inserted, removed or
+moved between them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import erf, hypot, pi, sqrt, tan
+from functools import lru_cache
+from math import atan, cos, erf, hypot, pi, sin, sqrt
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -75,7 +78,7 @@ def noise_classes(graph: TaskGraph) -> npt.NDArray[np.int64]:
     return table[graph.kind]
 
 
-Figure = Callable[[Float64, Float64], Float64]  # of the step before and the step after
+Figure = Callable[[Any, Any], Float64]  # of the step before and the step after, numbers or arrays that broadcast
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -95,7 +98,7 @@ class Draws:
 
     def interval(self, step_time_s: float, level: float) -> Interval:
         """Interval around `step_time_s`, the median step of the graph's replay; it always contains it."""
-        below, above = _spread(self.medians_s, self.steps_s if self.few else self.steps_s[:1], level)
+        below, above = _spread(self.medians_s, _apart(self.steps_s, level) if self.few else 0.0, level)
         return Interval(
             low_s=max(step_time_s - below, 0.0),
             high_s=step_time_s + above,
@@ -111,19 +114,28 @@ def between(before: Draws, after: Draws, figure: Figure, level: float) -> tuple[
     Both were drawn alike, so what moves both alike cancels. Where a change makes other steps or ranks of the recorded
     ones, draws do not belong together, and every one before is held against every one after.
     """
-    pairs = [(before.medians_s, after.medians_s), (before.steps_s, after.steps_s)]
-    if len(before.steps_s) != len(after.steps_s) or before.ranks != after.ranks:
-        pairs = [(b[:, None], a[None, :]) for b, a in pairs]
-    drawn, each = (np.ravel(figure(b, a)) for b, a in pairs)
-    return _spread(drawn, each if before.few or after.few else each[:1], level)
+    paired = len(before.steps_s) == len(after.steps_s) and before.ranks == after.ranks
+    b, a = before.medians_s, after.medians_s
+    drawn = figure(b, a) if paired else np.ravel(figure(b[:, None], a[None, :]))
+    b, a = before.steps_s, after.steps_s
+    apart = 0.0
+    if before.recorded or after.recorded:
+        ways = [figure(b, a)] if paired else [figure(b, np.median(a)), figure(np.median(b), a)]
+        apart = hypot(*(_apart(each, level) for each in ways))
+    return _spread(drawn, apart, level)
 
 
-def _spread(drawn: Float64, each: Float64, level: float) -> tuple[float, float]:
-    """How far a figure may lie below and above its value, by all variants and by how far it is apart in two steps."""
+def _spread(drawn: Float64, apart: float, level: float) -> tuple[float, float]:
+    """How far a figure may lie below and above its value, by all variants and by what its steps are apart."""
     low, middle, high = np.quantile(drawn, [(1 - level) / 2, 0.5, (1 + level) / 2]).tolist()
     # Scaled steps are longer in the middle than recorded ones: waits that met no longer meet. Only the spread counts.
-    apart = tan(pi * level / 2) * float(np.ptp(each)) / 2
     return hypot(middle - low, apart), hypot(high - middle, apart)
+
+
+def _apart(each: Float64, level: float) -> float:
+    """How far the mean of a figure that was seen in some steps may be off; 0 of a single one."""
+    n = len(each)
+    return t_quantile(0.5 + level / 2, n - 1) * float(np.std(each, ddof=1)) / sqrt(n) if n > 1 else 0.0
 
 
 def draw(graph: TaskGraph, steps_s: Float64, *, seed: int = 0) -> Draws:
@@ -180,6 +192,32 @@ def _bootstrap(total: Float64, random: np.random.Generator, variants: int) -> Fl
     theirs = total[donor].transpose(0, 2, 1)
     factor = np.divide(theirs, own, out=np.ones_like(own), where=own > 0)
     return factor.reshape(steps * n_classes, variants)
+
+
+@lru_cache
+def t_quantile(p: float, freedom: int) -> float:
+    """Return the quantile p > ½ of Student's t, by bisection of its distribution (finite sums: whole degrees)."""
+
+    def upto(t: float) -> float:
+        angle = atan(t / sqrt(freedom))
+        cosine = cos(angle)
+        if freedom % 2:  # Abramowitz & Stegun 26.7.3
+            total, term = 0.0, cosine
+            for k in range(1, freedom - 1, 2):
+                total += term
+                term *= cosine**2 * (k + 1) / (k + 2)
+            return 0.5 + (angle + sin(angle) * total) / pi
+        total, term = 0.0, 1.0  # 26.7.4
+        for k in range(0, freedom, 2):
+            total += term
+            term *= cosine**2 * (k + 1) / (k + 2)
+        return 0.5 + sin(angle) * total / 2
+
+    low, high = 0.0, 1e4
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if upto(middle) < p else (low, middle)
+    return (low + high) / 2
 
 
 def expected_max(count: int) -> float:
