@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -19,6 +18,7 @@ from collections.abc import Sequence
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
+from reproductions import parser_of  # noqa: E402
 from reproductions.cdmpp import data, score  # noqa: E402
 
 
@@ -27,7 +27,7 @@ def say(text: str) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("cdmpp", __doc__)
     parser.add_argument("what", choices=("measure", "train", "score"))
     parser.add_argument("--minutes", type=float, default=15.0, help="measure: at most so long")
     parser.add_argument("--per-task", type=int, default=24, help="measure: at most so many programs of a task")

@@ -14,7 +14,6 @@ Source: Agarwal et al., On the Utility of Gradient Compression in Distributed Tr
 
 from __future__ import annotations
 
-import argparse
 import gc
 import os
 import platform
@@ -36,6 +35,7 @@ from foretrace.model.messages import MIB, bucketed
 from foretrace.techniques.distributed.compressors import parts
 from foretrace.training.compression.settings import CompressionSettings
 from foretrace.training.compression.timing import ALL, GATHERING, hook_operator
+from reproductions import parser_of
 from reproductions.compression_utility.formula import Link, Sent, compressed_s, required_ratio, synchronous_s
 from reproductions.systems import put
 
@@ -407,7 +407,7 @@ def _machine() -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("compression_utility", __doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     first = commands.add_parser("measure", help="time backward passes and hooks on this machine")
     first.add_argument("--models", default=",".join(MODELS))

@@ -220,7 +220,7 @@ def philly_cells(trace: str, *, quick: bool = False) -> list[dict[str, Any]]:
 
 def play_cell(given: Cell) -> dict[str, Any]:
     """Figures of every policy in a cell, and how the timers went where that is what the cell is for."""
-    workload, cluster = _workload(given), _cluster(str(given["cluster"]))
+    workload, cluster = jobs_of(given), _cluster(str(given["cluster"]))
     speeds = ClosedFormSpeeds(
         bandwidth_gb_s=tuple(float(each) for each in str(given["network"]).split("/")),
         congestion=float(given["congestion"]),
@@ -289,7 +289,8 @@ def _policies(given: Cell) -> dict[str, Policy]:
     return {name: found[name] for name in some}
 
 
-def _workload(given: Cell) -> Workload:
+def jobs_of(given: Cell) -> Workload:
+    """Return the jobs of a cell. Raises ForetraceError where its log cannot be read or has too few."""
     if given["part"] == "philly":
         return _logged(str(given["trace"]), int(given["jobs"]), int(given["gpus_from"]))
     made = _made(given["load"], given["largest"], float(given["spread"]), int(given["draw"]))

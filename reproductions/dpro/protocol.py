@@ -9,7 +9,6 @@ zoo, recorded here. Without names every section is made anew.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +25,7 @@ from foretrace.plan.problem import Plan, Problem
 from foretrace.plan.search import Search
 from foretrace.report.units import seconds as as_text
 from foretrace.simulate.timeline import simulate
+from reproductions import parser_of
 from reproductions.dpro.baselines import greedy, mcmc
 from reproductions.dpro.coarse import as_graph
 from tables import load, machine, table, today, update
@@ -407,7 +407,7 @@ SECTIONS: dict[str, tuple[str, Callable[[float], str]]] = {
 
 
 def main(given: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("dpro", __doc__)
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"some of {', '.join(SECTIONS)}")
     parser.add_argument("--seconds", type=float, default=2.0, help="time of a search for messages that overtake")
     parser.add_argument("--out", type=Path, default=PAGE, help="the page to write")

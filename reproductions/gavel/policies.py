@@ -47,9 +47,7 @@ def _waited(jobs: list[Entry], now: float) -> Float64:
 
 def _as_on_v100(rates: Float64, state: State) -> Float64:
     if "v100" not in state.types:
-        raise ForetraceError(
-            "gavel: this policy goes by speeds on a v100, and the cluster has none; take its _perf form."
-        )
+        raise ForetraceError("this policy goes by speeds on a v100, and the cluster has none; take its _perf form.")
     return np.repeat(rates[:, [state.types.index("v100")]], len(state.types), axis=1)
 
 

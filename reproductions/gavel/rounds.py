@@ -198,7 +198,7 @@ class Rounds:
             out.rounds += 1
             if not running and out.arrived == n and not self.changed:
                 raise ForetraceError(
-                    f"gavel: {len(left)} jobs are never started by this policy on this cluster; take another policy or"
+                    f"{len(left)} jobs are never started by this policy on this cluster; take another policy or"
                     " cluster."
                 )
         out.now = self.now
