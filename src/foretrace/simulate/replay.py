@@ -84,7 +84,7 @@ def replay(graph: TaskGraph, *, structural: bool = False) -> tuple[Int64, Int64]
     columns = effective(graph, structural=structural)
     start, end = unwritten(len(graph)), unwritten(len(graph))
     times = (columns.lag, columns.dur, columns.delay, graph.release)
-    engine.replay(*structure(graph), *map(fixed, times), start, end)
+    engine.replay(*structure(graph), *map(fixed, times), start, end)  # type: ignore[call-arg]
     written(start, end)
     return start, end
 

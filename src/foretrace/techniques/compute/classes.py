@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.cost.calls import Family, describe
-from foretrace.cost.calls import TaskPrecision as Arithmetic
+from foretrace.cost.calls import Precision as Arithmetic
 from foretrace.graph.per_graph import per_graph
 from foretrace.graph.sound import fixed
 from foretrace.graph.taskgraph import TaskGraph, TaskKind
