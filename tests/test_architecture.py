@@ -79,6 +79,40 @@ def test_the_glossary_names_classes_where_they_are() -> None:
     assert public <= set(nouns)
 
 
+def test_options_are_spelled_in_cli_alone() -> None:
+    """Below, texts name parameters (`foretrace.errors.spelled`). Whole commands may be shown; reports end with them."""
+    known = {"cli", "report", "fleet"}  # fleet: not yet
+    command = re.compile(r"foretrace [a-z]+[^.;]*")
+    found: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "src" / "foretrace").rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        told = {
+            id(node.body[0].value)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+            and node.body
+            and isinstance(node.body[0], ast.Expr)
+        }
+        texts = [
+            node.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in told
+        ]
+        if wrong := [text for text in texts if re.search(r"--[a-z]", command.sub("", text))]:
+            found.setdefault(path.relative_to(ROOT / "src" / "foretrace").parts[0], []).extend(wrong)
+    assert not {room: texts for room, texts in found.items() if room not in known}
+    assert known <= found.keys()
+
+
+def test_parameters_are_options_while_a_command_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from foretrace.errors import OPTIONS, ForetraceError
+
+    error = ForetraceError("`workers=2` needs `memory_limit=`; see `foretrace show`")
+    assert str(error) == "`workers=2` needs `memory_limit=`; see `foretrace show`"
+    monkeypatch.setenv(OPTIONS, "1")
+    assert str(error) == "--workers 2 needs --memory-limit; see `foretrace show`"
+
+
 def test_every_room_is_a_floor_and_on_the_plan() -> None:
     config = tomllib.loads((ROOT / "pyproject.toml").read_text())
     layers = config["tool"]["importlinter"]["contracts"][0]["layers"]

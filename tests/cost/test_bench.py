@@ -209,7 +209,7 @@ def test_a_function_of_somebody_else_is_not_called() -> None:
         del sys.modules["somebody_else"]
     assert not called and not found.seconds
     assert set(found.failed) == {each.key for each in operators}
-    assert "--trust somebody_else lets it" in found.failed[operators[0].key]
+    assert "`trust=somebody_else` lets it" in found.failed[operators[0].key]
 
 
 def doubling(operator: Operator) -> Callable[[], object]:

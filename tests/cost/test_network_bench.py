@@ -97,7 +97,7 @@ def test_a_noisy_time_is_refused_with_its_size() -> None:
         network_bench.refuse_noise(table_of("t", [series], repetitions=15))
 
     table(0.09)
-    with pytest.raises(ForetraceError, match=r"2,000,000 bytes varies by 42 %.*--accept-noise"):
+    with pytest.raises(ForetraceError, match=r"2,000,000 bytes varies by 42 %.*`accept_noise=`"):
         table(0.42)
 
 

@@ -129,7 +129,7 @@ def test_messages_take_as_long_as_the_network_lets_them(operators: OperatorGraph
 def test_what_joins_machines_is_asked_for_where_nobody_knows() -> None:
     from foretrace.errors import ForetraceError
 
-    with pytest.raises(ForetraceError, match="--network"):
+    with pytest.raises(ForetraceError, match="`network=200gbit`"):
         networks_of(named("A100-SXM4-40GB"), Sharding(workers=64, stage=3))
     assert networks_of(named("A100-SXM4-40GB"), Sharding(workers=8, stage=3))[DATA].workers == 8
     assert networks_of(named("mi300x"), Sharding(workers=8))[DATA].workers == 8

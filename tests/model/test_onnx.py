@@ -91,14 +91,14 @@ def test_a_small_network() -> None:
 
 
 def test_open_dimensions_are_asked_for_by_name() -> None:
-    with pytest.raises(ForetraceError, match=r"the sizes of batch are not fixed; give them, as in --dim batch=8\."):
+    with pytest.raises(ForetraceError, match=r"the sizes of batch are not fixed; give them, as in `dim=batch=8`\."):
         from_onnx(cnn(), "cnn")
     with pytest.raises(ForetraceError, match=r"has no open dimension 'seq'; it has batch"):
         from_onnx(cnn(), "cnn", dims={"batch": 2, "seq": 3})
     with pytest.raises(ForetraceError, match="a number from 1 on"):
         from_onnx(cnn(), "cnn", dims={"batch": 0})
     nameless = model([onnx.helper.make_node("Relu", ["x"], ["y"])], {"x": [None, 4]}, {"y": [None, 4]}, [])
-    with pytest.raises(ForetraceError, match=r"--dim x\.0=8"):
+    with pytest.raises(ForetraceError, match=r"`dim=x\.0=8`"):
         from_onnx(nameless, "n")
     assert from_onnx(nameless, "n", dims={"x.0": 3}).nodes[0].flops == 12
     assert from_onnx(cnn(4), "cnn").batch == 4

@@ -119,7 +119,7 @@ def test_named_decoders_have_the_recipe_of_those_who_trained_them() -> None:
     assert (megatron.recipe["loss"], megatron.recipe["dropout"]) == ("separate", "0.1")
     forward = decoder("megatron-1.2b", length=128, training=False)
     assert not any("dropout" in node.op for node in forward.nodes)
-    with pytest.raises(ForetraceError, match="--loss is separate or fused"):
+    with pytest.raises(ForetraceError, match="`loss=` is separate or fused"):
         decoder("mpt-125m", loss="chunked")
 
 

@@ -67,7 +67,7 @@ def test_all_that_follows_the_search_is_in_the_time(
 
 def test_what_no_time_was_left_for_is_said(cnn: TaskGraph, monkeypatch: pytest.MonkeyPatch) -> None:
     found, _ = searched(cnn, monkeypatch, 1e-9, OptimiseRequest())
-    assert any("give --seconds more" in each.why for each in found.left_out)
+    assert any("give `seconds=` more" in each.why for each in found.left_out)
 
 
 def test_a_deadline_counts_on_its_clock_and_keeps_time_free() -> None:

@@ -76,7 +76,7 @@ def test_slow_processors_stall_the_step(graph: TaskGraph) -> None:
 
 
 def test_a_recording_on_a_processor_needs_measured_steps(graph: TaskGraph) -> None:
-    with pytest.raises(ForetraceError, match="--step T4=SECONDS"):
+    with pytest.raises(ForetraceError, match="`step=T4=SECONDS`"):
         advise(graph, [T4], RentalRequest(samples=100))
 
 

@@ -202,7 +202,7 @@ def test_without_gradients_there_is_nothing_to_optimise(recommender: TaskGraph) 
     info = replace(recommender.info, recording={})
     keep = [name if "AccumulateGrad" not in name else "other" for name in recommender.names]
     blind = replace(recommender, info=info, names=tuple(keep))
-    with pytest.raises(ForetraceError, match=r"when gradients become ready.*--gradient-mb "):
+    with pytest.raises(ForetraceError, match=r"when gradients become ready.*`gradient_mb="):
         Optimiser(recorded=blind, wanted=OptimiseRequest(workers=4, network="1gbit")).run()
 
 

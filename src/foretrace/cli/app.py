@@ -16,7 +16,7 @@ import typer
 
 from foretrace.cli import streams
 from foretrace.cli.waiting import sign_of_life
-from foretrace.errors import ForetraceError
+from foretrace.errors import OPTIONS, ForetraceError
 from foretrace.plaintext import visible
 from foretrace.reading import ALLOW_LARGE
 
@@ -144,7 +144,8 @@ def run(arguments: Sequence[str]) -> int:
 def _run(arguments: Sequence[str]) -> int:
     command = typer.main.get_command(application())
     _allow_large(command)
-    kept = os.environ.get(ALLOW_LARGE)
+    kept = {name: os.environ.get(name) for name in (ALLOW_LARGE, OPTIONS)}
+    os.environ[OPTIONS] = "1"
     name = arguments[0] if arguments else ""
     # What these start writes to the same terminal, unheard by us.
     speaks = nullcontext() if name in ("record", "calibrate") else sign_of_life(name)
@@ -163,8 +164,10 @@ def _run(arguments: Sequence[str]) -> int:
     except Exception as error:
         return _complain(_usage(error)) if isinstance(error, _USAGE_ERROR) else _bug()
     finally:
-        if kept is None:
-            os.environ.pop(ALLOW_LARGE, None)
+        for variable, value in kept.items():
+            os.environ.pop(variable, None)
+            if value is not None:
+                os.environ[variable] = value
     return code if isinstance(code, int) else 0
 
 

@@ -26,7 +26,7 @@ import numpy as np
 
 from foretrace import executor
 from foretrace.cost.network.network import CollectiveKind
-from foretrace.errors import ForetraceError
+from foretrace.errors import ForetraceError, spelled
 from foretrace.experiment.links import netns
 from foretrace.experiment.links.messages import Collectives, Done, Make, Record, Recorded, RunSteps, Setup, TimedSteps
 from foretrace.experiment.links.processes import Workers, alone, running, together
@@ -72,14 +72,14 @@ def differential(wanted: DifferentialRequest, tell: Tell) -> Compared:
     Raises ForetraceError where the training does not exist, there are fewer cores than workers, or a worker fails.
     """
     if wanted.workers < 2:
-        raise ForetraceError("--workers must be 2 or more: stalls between workers need at least two.")
+        raise ForetraceError("`workers=` must be 2 or more: stalls between workers need at least two.")
     if wanted.workers > executor.cores():
         raise ForetraceError(
-            f"--workers {wanted.workers} compute on {executor.cores()} cores: their steps would tell of the scheduler; "
+            f"`workers={wanted.workers}` compute on {executor.cores()} cores: their steps would tell of the scheduler; "
             "use at most as many workers as cores."
         )
     if wanted.steps < 1:
-        raise ForetraceError(f"--steps {wanted.steps} times nothing; give 1 or more.")
+        raise ForetraceError(f"`steps={wanted.steps}` times nothing; give 1 or more.")
     files = _files(wanted.data)
     link = parse_link(wanted.link) if wanted.link else None
     runs: dict[str, list[float]] = {}
@@ -105,7 +105,8 @@ def differential(wanted: DifferentialRequest, tell: Tell) -> Compared:
         predicted = stalls(graph, workers=wanted.workers, inside=near, between=far)
     told = {near: "this machine's network, measured", far: wanted.link}
     predicted = replace(predicted, bars=tuple(_with_link(bar, told) for bar in predicted.bars))
-    notes = () if cold else ("nothing could be taken out of the page cache: fetch was not measured; give --data.",)
+    warm = "nothing could be taken out of the page cache: fetch was not measured; give `data=`."
+    notes = () if cold else (spelled(warm),)
     tell("done", 1.0)
     return Compared(
         predicted=predicted,
@@ -208,10 +209,10 @@ def _files(paths: Sequence[str]) -> list[Path]:
     for text in paths:
         path = Path(text)
         if not path.exists():
-            raise ForetraceError(f"--data {text}: there is no such file or folder.")
+            raise ForetraceError(f"`data={text}`: there is no such file or folder.")
         found += [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
     if paths and not found:
-        raise ForetraceError(f"--data {' '.join(paths)} holds no files.")
+        raise ForetraceError(f"`data={' '.join(paths)}` holds no files.")
     return found
 
 

@@ -65,7 +65,7 @@ def run(job: Job, progress: Callable[[str, float], None] | None = None) -> Outco
         name = signal.Signals(-code).name
         raise ForetraceError(
             f"the process that measures was ended by {name}; if nobody did that, it had too little memory: "
-            "use --size tiny or a smaller batch."
+            "use `size=tiny` or a smaller batch."
         )
     raise WorkerError(f"the process that measures ended with code {code} and no answer:\n{words}")
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.errors import GraphError
+from foretrace.errors import GraphError, spelled
 from foretrace.graph.alignment import ClockOffsets, rooted
 from foretrace.graph.assemble import TASK_DEFAULTS, assemble
 from foretrace.graph.collectives import collective_calls
@@ -423,7 +423,7 @@ def _info(infos: Sequence[GraphInfo], joint: _Joint, window: tuple[int, int]) ->
     ]
     notes += clock.notes
     if any(info.recording.get("overhead") for info in infos):
-        notes.append("times include the cost of recording; --rank looks at one rank without it.")
+        notes.append(spelled("times include the cost of recording; `rank=` looks at one rank without it."))
     if unsure := [str(rank) for rank, known in zip(clock.ranks, clock.known.tolist(), strict=True) if not known]:
         notes.append(f"the clock of rank {', '.join(unsure)} could not be compared with that of rank {clock.ranks[0]}.")
     said: dict[str, list[int]] = {}

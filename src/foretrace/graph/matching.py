@@ -299,7 +299,7 @@ def _one_job(calls: Sequence[CollectiveCalls]) -> None:
         (a, b), *_ = zip(sorted(sizes), sorted(sizes)[1:], strict=False)
         raise GraphError(
             f"rank {sizes[a]} is one of {a} ranks and rank {sizes[b]} one of {b}: these are recordings of different "
-            "jobs; give the ranks of one job, or choose one with --rank."
+            "jobs; give the ranks of one job, or choose one with `rank=`."
         )
     if sizes and (high := max(ranks)) >= (size := next(iter(sizes))):
         raise GraphError(f"rank {high} does not exist in a job of {size} ranks; give the ranks of one job.")
@@ -315,7 +315,7 @@ def _same_steps(calls: Sequence[CollectiveCalls]) -> None:
         told = "; ".join(f"rank {each.rank} recorded {listed(sorted(each.steps))}" for each in some[:4])
         raise GraphError(
             f"the ranks have no step in common ({told}), so their collectives cannot be matched; record the same steps "
-            "on all ranks, or choose one with --rank."
+            "on all ranks, or choose one with `rank=`."
         )
 
 
@@ -332,7 +332,7 @@ def _same_groups(calls: Sequence[CollectiveCalls]) -> None:
                 raise GraphError(
                     f"process group {group} has the ranks {listed(members)} on rank {rank} and {listed(other[1])} on "
                     f"rank {other[0]}: these are recordings of different jobs; give the ranks of one job, or choose "
-                    "one with --rank."
+                    "one with `rank=`."
                 )
 
 

@@ -63,7 +63,7 @@ def _near(calls: Sequence[CollectiveCalls]) -> None:
     if apart > _FAR_NS:
         raise GraphError(
             f"rank {early.rank} was recorded {_ago(apart / _FAR_NS)} before rank {late.rank}: these are not ranks "
-            "of one run; give the ranks of one job, or choose one with --rank."
+            "of one run; give the ranks of one job, or choose one with `rank=`."
         )
 
 
@@ -195,7 +195,7 @@ def _not_one_job(found: Matching, clock: ClockOffsets, refuted: npt.NDArray[np.b
     return (
         f"the collectives of these ranks do not fit together ({int(refuted.sum())} of {len(refuted)}), as in "
         f"{example.rstrip('.')}: these are recordings of different jobs or steps; give the ranks of one run, or choose "
-        "one with --rank."
+        "one with `rank=`."
     )
 
 
@@ -220,7 +220,7 @@ def _nothing_in_common(calls: Sequence[CollectiveCalls]) -> str:
     )
     return (
         f"the ranks have no collective in common ({told}): these are recordings of different jobs or steps; give the "
-        "ranks of one run, or choose one with --rank."
+        "ranks of one run, or choose one with `rank=`."
     )
 
 

@@ -83,7 +83,7 @@ def decoder(
             f"{name}: a batch of {batch} sequences of {length} words is not possible; give fewer words."
         )
     if loss not in ("", *LOSSES):
-        raise ForetraceError(f"--loss is {' or '.join(LOSSES)}, not {loss!r}.")
+        raise ForetraceError(f"`loss=` is {' or '.join(LOSSES)}, not {loss!r}.")
     found = replace(share(found, tensor), loss=loss or found.loss)
     few = min(found.layers, CAPTURED)
     make = training_of(replace(found, layers=few), batch=batch, length=length)

@@ -140,8 +140,8 @@ def _on(graph: TaskGraph, device: Device, measured_s: float | None) -> tuple[Tas
     recorded = find(graph.info.devices[0]) if graph.info.devices else None
     if not graph.on_device.any() or recorded is None:
         raise NotApplicableError(
-            "recorded on no device of the catalog; say what a step takes there: --step "
-            f"{device.short}=SECONDS, or record on a GPU."
+            "recorded on no device of the catalog; say what a step takes there: "
+            f"`step={device.short}=SECONDS`, or record on a GPU."
         )
     if recorded.name == device.name:
         return graph, graph, graph

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from foretrace.deadline import Clock, Deadline
-from foretrace.errors import ForetraceError, NotApplicableError
+from foretrace.errors import ForetraceError, NotApplicableError, spelled
 from foretrace.files import write_text
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.plan.advise import LeftOut
@@ -47,7 +48,7 @@ FUSION = "tensor fusion"
 EXCHANGED = "The recording exchanged messages itself; they were taken out, also those that are no gradients."
 PARTS = (2, 4, 8)  # micro-batches that are tried
 _SET, _PREDICTION = "a set", "a prediction"  # parts of the search whose time is watched
-_NO_TIME = "no time was left for it; give --seconds more"
+_NO_TIME = "no time was left for it; give `seconds=` more"
 _WORTH = 1e-3  # a technique that gains less of the step is left out
 _ROUNDS = 3  # a problem is read again with the plan found in it, as messages slow compute down
 
@@ -84,13 +85,14 @@ class Optimiser:
         self._load(graph)
         if self.wanted.memory_limit is not None and self.peak is None:
             raise ForetraceError(
-                "--memory-limit needs a recording that shows memory; record with `foretrace record` or profile_memory."
+                "`memory_limit=` needs a recording that shows memory; record with `foretrace record` or profile_memory."
             )
         recorded_s = simulate(graph).step_time_s
         try:
             default_s = self._default_s(graph)
         except NotApplicableError as error:
-            raise ForetraceError(str(error).replace("gradient_mb=", "--gradient-mb ")) from None
+            said = re.sub(r"gradient_mb=\S*\w", r"`\g<0>`", str(error))
+            raise ForetraceError(said) from None
         best, finished = self._sets(graph, default_s)
         gains = self._gains(graph, best, default_s)
         kept = {gain.name for gain in gains}
@@ -137,11 +139,11 @@ class Optimiser:
             if not self._deadline.allows(_SET, then=self._closing(chosen)) and i:
                 if best is None:
                     raise ForetraceError(
-                        f"no step that fits was found within {self._deadline.seconds:g} s; give --seconds more."
+                        f"no step that fits was found within {self._deadline.seconds:g} s; give `seconds=` more."
                     )
                 whole = False
                 for each in chosen if len(chosen) == 1 else ():
-                    self.left_out.setdefault(str(each), _NO_TIME)
+                    self.left_out.setdefault(str(each), spelled(_NO_TIME))
                 continue
             try:
                 with self._deadline.part(_SET):
@@ -167,7 +169,7 @@ class Optimiser:
                 f"{_name(smallest.techniques) or 'no technique'}"
             )  # fmt: skip
             raise ForetraceError(
-                f"no step fits into {(self.wanted.memory_limit or 0) / 1e9:.3g} GB{least}. Raise --memory-limit or "
+                f"no step fits into {(self.wanted.memory_limit or 0) / 1e9:.3g} GB{least}. Raise `memory_limit=` or "
                 "take a smaller model or batch."
             )
         return best, whole
@@ -188,7 +190,7 @@ class Optimiser:
         fits, whole = list[Technique](), True
         for each in FASTER:
             if not self._deadline.allows(_PREDICTION, then=self._closing(())):
-                self.left_out[str(each)] = _NO_TIME
+                self.left_out[str(each)] = spelled(_NO_TIME)
                 whole = False
                 continue
             with self._deadline.part(_PREDICTION):

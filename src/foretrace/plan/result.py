@@ -30,17 +30,17 @@ class OptimiseRequest:
     def checked(self) -> OptimiseRequest:
         """The wish itself; raises ForetraceError where it cannot be met by anyone."""
         if self.workers < 1:
-            raise ForetraceError(f"--workers {self.workers} is not possible; give 1 or more.")
+            raise ForetraceError(f"`workers={self.workers}` is not possible; give 1 or more.")
         if self.workers > 1 and not self.network:
             raise ForetraceError(
-                f"--workers {self.workers} need a network between them; add e.g. --network 10gbit/20us, or a file."
+                f"`workers={self.workers}` need a network between them; add e.g. `network=10gbit/20us`, or a file."
             )
         if self.workers == 1 and self.network:
-            raise ForetraceError("--network joins several workers; add --workers N with 2 or more.")
+            raise ForetraceError("`network=` joins several workers; add `workers=N` with 2 or more.")
         if not 0 <= self.gradient_mb < 1e9:
-            raise ForetraceError(f"--gradient-mb {self.gradient_mb} is no size; give MB above 0.")
+            raise ForetraceError(f"`gradient_mb={self.gradient_mb}` is no size; give MB above 0.")
         if self.memory_limit is not None and self.memory_limit <= 0:
-            raise ForetraceError(f"--memory-limit {self.memory_limit} is not possible; give bytes above 0, e.g. 16GB.")
+            raise ForetraceError(f"`memory_limit={self.memory_limit}` is not possible; give bytes above 0, e.g. 16GB.")
         return self
 
 

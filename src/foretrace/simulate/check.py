@@ -13,6 +13,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
+from foretrace.errors import spelled
 from foretrace.graph.kernels import longest_common
 from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, TaskGraph, TaskKind
 from foretrace.simulate.replay import replay as run
@@ -207,7 +208,7 @@ def device_zero(graph: TaskGraph) -> tuple[int, int]:
 
 def _alone() -> list[Finding]:
     """Of several ranks that wait for each other, neither answer is known."""
-    says = "known for one rank only; look at one with --rank"
+    says = spelled("known for one rank only; look at one with `rank=`")
     return [
         Finding(name=name, verdict=CheckVerdict.SKIP, value=0, limit=0, says=says)
         for name in ("device = 0", "host = 0")

@@ -110,7 +110,7 @@ class Technique(ABC):
         """
         several = len(ranks_of(graph)) > 1
         if several and not self.across:
-            raise self.refuse("it reckons with one rank, not with a graph of several; name one with --rank.")
+            raise self.refuse("it reckons with one rank, not with a graph of several; name one with `rank=`.")
         try:
             changed = on_each_rank(graph, self.change) if several and self.across == "each" else self.change(graph)
             return settle(graph, sound(changed), self.name).noted(assumptions=self.uncertain(graph))

@@ -252,7 +252,7 @@ def _possible(name: str, columns: _Columns, span: checks.Span, lost: dict[str, i
 
 def _refuse(name: str, found: checks.Impossible, lost: dict[str, int], ask: _Ask) -> None:
     if not ask.salvage:
-        raise TraceError(f"{name} {found.what}: record again, or read the rest with --salvage.")
+        raise TraceError(f"{name} {found.what}: record again, or read the rest with `salvage=`.")
     lost[found.reason] = int(np.count_nonzero(found.rows))
 
 
@@ -263,7 +263,7 @@ def _in_steps(name: str, columns: _Columns, names: Sequence[str], steps: Steps) 
     numbers = np.array([number_of[n] for n in columns["name"][marks].tolist()], dtype=np.int64)
     known = np.unique(numbers)
     if not len(known):
-        raise TraceError(f"{name} has no ProfilerStep marks to select steps by: read it without --steps.")
+        raise TraceError(f"{name} has no ProfilerStep marks to select steps by: read it without `steps=`.")
     chosen = known[steps] if isinstance(steps, slice) else np.array(sorted(set(steps)), dtype=np.int64)
     if missing := np.setdiff1d(chosen, known).tolist():
         raise TraceError(f"{name} has no step {listed(missing)}: ask for some of {listed(known.tolist())}.")

@@ -99,7 +99,7 @@ def test_a_rewritten_model_is_written_and_read_again(small: Any, tmp_path: Path)
     for found in (loaded, code):
         assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(want, found, strict=True))
     for bad in (tmp_path / "x.txt", tmp_path):
-        with pytest.raises(ForetraceError, match="--out"):
+        with pytest.raises(ForetraceError, match="`out="):
             write.checked(bad)
 
 

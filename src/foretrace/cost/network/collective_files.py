@@ -76,7 +76,7 @@ def read(path: Path, *, workers: int = 0, per_node: int = 0, kind: str = "") -> 
     if any(match and match["name"].lower() == "size" for match in map(_HEADER.fullmatch, names)):
         found = workers or _workers_in(path.name)
         if not found:
-            raise ForetraceError(f"{path} does not say how many workers were measured; give --workers N.")
+            raise ForetraceError(f"{path} does not say how many workers were measured; give `workers=N`.")
         series = _columns(path, rows, found, per_node or found, given or _kind_in(path.name))
         return table_of(str(path), [series], backend="nccl")
     raise ForetraceError(
@@ -239,7 +239,7 @@ def _nccl_tests(
         raise ForetraceError(f"{path} holds no line of sizes and times as nccl-tests prints them.")
     found = len(ranks) or workers or _workers_in(path.name)
     if not found:
-        raise ForetraceError(f"{path} does not list its ranks; give --workers N.")
+        raise ForetraceError(f"{path} does not list its ranks; give `workers=N`.")
     hosts = list(ranks.values())
     most = max(map(hosts.count, hosts)) if hosts else per_node or found
     named = next((each for each in (_kind_in(title) for title in titles) if each), None)
@@ -304,7 +304,7 @@ def _guessed(path: Path, words: tuple[str, str], ratio: float, workers: int) -> 
     if len(fits) == 1:
         return fits[0]
     which = f" ({' or '.join(fits)} by its figures)" if fits else ""
-    raise ForetraceError(f"{path} does not say which collective it is of{which}; give --kind.")
+    raise ForetraceError(f"{path} does not say which collective it is of{which}; give `kind=`.")
 
 
 def _kind_in(text: str) -> CollectiveKind | None:

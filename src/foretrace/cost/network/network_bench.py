@@ -104,7 +104,7 @@ def refuse_noise(table: CollectiveTable, most: float = MOST_SPREAD) -> None:
         raise ForetraceError(
             f"the {series.kind} of {size:,.0f} bytes varies by {100 * spread:.0f} % (quartiles of {table.repetitions} "
             f"repetitions), and more than {100 * most:.0f} % is no basis for predictions; leave the machine alone "
-            "meanwhile, choose larger sizes, or keep it with a wider interval by --accept-noise."
+            "meanwhile, choose larger sizes, or keep it with a wider interval by `accept_noise=`."
         )
 
 
@@ -172,7 +172,7 @@ def _wait(
             raise _death(running, bad, folder)
         if time.monotonic() > end:
             raise ForetraceError(
-                f"measuring took longer than {limit_s:g} s and was stopped; give fewer or smaller sizes, or --limit."
+                f"measuring took longer than {limit_s:g} s and was stopped; give fewer or smaller sizes, or `limit=`."
             )
         if progress is not None:
             told = Path(orders.progress)

@@ -217,7 +217,7 @@ def _maker(operator: Operator, device: str, trust: Collection[str]) -> Callable[
     package = module.partition(".")[0]
     if package not in {"foretrace", *trust, *_extending()}:
         raise UnknownCallError(
-            f"it would call {operator.name}, which is not foretrace's own; --trust {package} lets it"
+            f"it would call {operator.name}, which is not foretrace's own; `trust={package}` lets it"
         )
     factory: Callable[[Operator], Prepared] = getattr(importlib.import_module(module), function)
     return lambda: factory(operator)

@@ -137,7 +137,7 @@ def check(job: LinkJob) -> None:
     if not is_emulated(job.work) and job.workers > executor.cores():
         raise ForetraceError(
             f"{job.workers} workers compute on {executor.cores()} cores: their steps would tell of the scheduler, not "
-            "of the network; use --emulate, or at most as many workers as cores."
+            "of the network; use `emulate=`, or at most as many workers as cores."
         )
     for texts in (*job.arms, job.against):
         for each in parse_all(completed(texts, job.workers, job.link)):
@@ -161,7 +161,7 @@ def _completed(text: str, workers: int, network: str) -> str:
     takes = {each.name for each in technique(words[0]).parameters()}
     given = dict(word.partition("=")[::2] for word in words[1:])
     if "network" in given:
-        raise ForetraceError(f"{text!r}: the rig's link is the network; leave network= out and give --link.")
+        raise ForetraceError(f"{text!r}: the rig's link is the network; leave network= out and give `link=`.")
     if given.get("workers", str(workers)) != str(workers):
         raise ForetraceError(f"{text!r}: the rig has {workers} workers; leave workers= out.")
     added = {"workers": str(workers), "network": network}

@@ -102,7 +102,7 @@ def _give_sizes(model: Any, dims: dict[str, int], where: str) -> None:
     """Put sizes in place of names in the inputs; forget results of which the exporter stated a name."""
     for key, size in dims.items():
         if not 0 < size < LARGEST:
-            raise ForetraceError(f"--dim {key}={size}: a dimension is a number from 1 on; give another one.")
+            raise ForetraceError(f"`dim={key}={size}`: a dimension is a number from 1 on; give another one.")
     initial = {each.name for each in model.graph.initializer} | {
         each.values.name for each in model.graph.sparse_initializer
     }
@@ -124,7 +124,7 @@ def _give_sizes(model: Any, dims: dict[str, int], where: str) -> None:
     if missing:
         first = missing[0]
         most = ", ".join(dict.fromkeys(missing))
-        raise ForetraceError(f"{where}: the sizes of {most} are not fixed; give them, as in --dim {first}=8.")
+        raise ForetraceError(f"{where}: the sizes of {most} are not fixed; give them, as in `dim={first}=8`.")
     if unknown := [key for key in dims if key not in named]:
         shown = ", ".join(dict.fromkeys(named)) or "none that is open"
         raise ForetraceError(f"{where}: has no open dimension {unknown[0]!r}; it has {shown}.")

@@ -55,7 +55,7 @@ def load_operators(
     path = Path(path)
     kind = kind_of(path)
     if dims and kind != SourceKind.ONNX:
-        raise ForetraceError(f"{path} is no ONNX model, so it has no open dimensions; leave out --dim.")
+        raise ForetraceError(f"{path} is no ONNX model, so it has no open dimensions; leave out `dim=`.")
     if step is not None and kind in (SourceKind.ONNX, SourceKind.JSON):
         raise ForetraceError(f"{path} has one step only; leave out the step.")
     called = name or _name(path)
@@ -72,7 +72,7 @@ def load_operators(
         else:
             found = from_onnx(data, called, where=str(path), dims=dims)
     if batch and found.batch and found.batch != batch:
-        how = "export it with an open dimension for --dim" if kind == SourceKind.ONNX else "leave out the batch"
+        how = "export it with an open dimension for `dim=`" if kind == SourceKind.ONNX else "leave out the batch"
         raise ForetraceError(f"{path} has {found.batch} samples per step, not {batch}, and stays so; {how}.")
     if batch:
         found = replace(found, batch=batch)

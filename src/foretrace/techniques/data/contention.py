@@ -86,7 +86,7 @@ class Contention(Technique):
         live = (graph.kind == TaskKind.COLLECTIVE) & ~graph.gone & (graph.dur > 0)
         if not live.any():
             raise self.refuse(
-                'the graph shows no transfers between workers; put --do "data-parallel workers=... network=..." first, '
+                'the graph shows no transfers between workers; put `do="data-parallel workers=... network=..."` first, '
                 "or record a run of several workers."
             )
         before = simulate(graph)

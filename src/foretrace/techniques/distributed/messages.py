@@ -114,7 +114,7 @@ def plan_of(graph: TaskGraph, technique: Technique, *, only_all_reduce: bool = F
     """The plan that stands in a graph; refuses, in the name of `technique`, where there is none to change."""
     facts = dict(graph.info.recording.get("distributed") or {})
     if not facts:
-        raise technique.refuse('no messages are exchanged yet; put --do "data-parallel workers=... network=..." first.')
+        raise technique.refuse('no messages are exchanged yet; put `do="data-parallel workers=... network=..."` first.')
     if "parts" not in facts:
         raise technique.refuse("it changes the messages of data-parallel, and another technique has replaced those.")
     unknown = set(facts) - set(ExchangePlan.__dataclass_fields__) - {"buckets"}

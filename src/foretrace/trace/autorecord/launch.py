@@ -72,7 +72,7 @@ class Launch:
         self._old = sorted(self._folder.glob("rank*.json.gz"))
         if self._old and not overwrite:
             found = self._old[0].name
-            raise ForetraceError(f"{folder} already holds {found}; give another --out, or --overwrite")
+            raise ForetraceError(f"{folder} already holds {found}; give another `out=`, or `overwrite=`")
         self._options = options
         self._stop_after = stop_after
         self._keep_memory = keep_memory

@@ -143,8 +143,8 @@ def here() -> Device:
 
     if not torch.cuda.is_available():
         raise ForetraceError(
-            "PyTorch sees no GPU here; write the products with --plan FILE, time them where the GPU is, and give the "
-            "file to --times."
+            "PyTorch sees no GPU here; write the products with `plan=FILE`, time them where the GPU is, and give the "
+            "file to `times=`."
         )
     name = torch.cuda.get_device_name()
     device = find(name)
