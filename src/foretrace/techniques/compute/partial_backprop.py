@@ -69,16 +69,14 @@ class PartialBackprop(Technique):
         if self.workers < 2:
             return {}
         cpu = graph.info.platform == "cpu"
-        alone = Prior(value=10.0, low=4.0, high=30.0, unit="GB/s", why="one core copies so much")
-        device = Prior(value=500.0, low=150.0, high=1500.0, unit="GB/s", why="devices copy so much")
+        alone = Prior(10.0, 4.0, 30.0, unit="GB/s", why="one core copies so much")
+        device = Prior(500.0, 150.0, 1500.0, unit="GB/s", why="devices copy so much")
         typical = self._network(graph).cost(CollectiveKind.ALL_REDUCE, 4 << 20)
         whole = typical.seconds or 1.0
         return {
             "copy_gb_s": update_bandwidth(graph) or (alone if cpu else device),
             "waiting_ms": waiting_prior(graph, self.workers),
-            "transfer": Prior(
-                value=1.0, low=typical.low_s / whole, high=typical.high_s / whole, unit="×", why=typical.why
-            ),
+            "transfer": Prior(1.0, typical.low_s / whole, typical.high_s / whole, why=typical.why),
         }
 
     def change(self, graph: TaskGraph) -> TaskGraph:

@@ -122,39 +122,31 @@ class DataParallel(Technique):
         cpu = graph.info.platform == "cpu"
         if self.gradient_mb:
             found["skew"] = Prior(
-                value=1.0,
-                low=0.5,
-                high=2.0,
+                1.0,
+                0.5,
+                2.0,
                 unit="",
                 why="gradients become ready evenly; early in the pass or late, if large layers come last or first",
             )
-        alone = Prior(value=10.0, low=4.0, high=30.0, unit="GB/s", why="one core copies so much")
-        device = Prior(value=500.0, low=150.0, high=1500.0, unit="GB/s", why="devices copy so much")
+        alone = Prior(10.0, 4.0, 30.0, unit="GB/s", why="one core copies so much")
+        device = Prior(500.0, 150.0, 1500.0, unit="GB/s", why="devices copy so much")
         found["copy_gb_s"] = update_bandwidth(graph) or (alone if cpu else device)
         found["gradient_us"] = Prior(
-            value=3.5,
-            low=1.5,
-            high=10.0,
-            unit="µs",
-            why="the reducer's hook, measured with PyTorch 2.13 on a server core",
+            3.5, 1.5, 10.0, unit="µs", why="the reducer's hook, measured with PyTorch 2.13 on a server core"
         )
         found["step_us"] = Prior(
-            value=240.0, low=80.0, high=600.0, unit="µs", why="DistributedDataParallel around a step, measured likewise"
+            240.0, 80.0, 600.0, unit="µs", why="DistributedDataParallel around a step, measured likewise"
         )
         found["launch_us"] = Prior(
-            value=40.0,
-            low=15.0,
-            high=100.0,
-            unit="µs",
-            why="a call of the process group and its end, measured likewise",
+            40.0, 15.0, 100.0, unit="µs", why="a call of the process group and its end, measured likewise"
         )
         found["waiting_ms"] = self._waiting(graph)
         if cpu:
             why = "threads of the backend take memory bandwidth and cycles from computing"
-            found["company"] = Prior(value=1.02, low=1.0, high=1.10, unit="×", why=why)
+            found["company"] = Prior(1.02, 1.0, 1.10, why=why)
         else:
             why = "NCCL's kernels occupy multiprocessors: 1.04 to 1.1 measured by Agarwal et al. (MLSys 2022)"
-            found["company"] = Prior(value=1.06, low=1.0, high=1.15, unit="×", why=why)
+            found["company"] = Prior(1.06, 1.0, 1.15, why=why)
         found["transfer"] = transfer_prior(self._empty(graph), 4 * MIB)
         return found
 
@@ -229,7 +221,7 @@ def transfer_prior(plan: Plan, nbytes: float) -> Prior:
     """How far the network's model may be off, at a typical size."""
     typical = plan.net().cost(CollectiveKind.ALL_REDUCE, nbytes)
     share = typical.seconds or 1.0
-    return Prior(value=1.0, low=typical.low_s / share, high=typical.high_s / share, unit="×", why=typical.why)
+    return Prior(1.0, typical.low_s / share, typical.high_s / share, why=typical.why)
 
 
 def waiting_prior(graph: TaskGraph, workers: int) -> Prior:
@@ -238,7 +230,7 @@ def waiting_prior(graph: TaskGraph, workers: int) -> Prior:
     spread = float(np.std(times, ddof=1)) if len(times) > 2 else 0.02 * float(np.mean(times))
     late = 1e3 * spread * expected_max(workers)
     why = f"the last of {workers} workers whose steps vary as the {len(times)} recorded ones do"
-    return Prior(value=late, low=0.0, high=2.5 * late, unit="ms", why=why)
+    return Prior(late, 0.0, 2.5 * late, unit="ms", why=why)
 
 
 def beside(

@@ -185,24 +185,22 @@ class FullySharded(Technique):
 
     def priors(self, graph: TaskGraph) -> dict[str, Prior]:
         cpu = graph.info.platform == "cpu"
-        alone = Prior(value=10.0, low=4.0, high=30.0, unit="GB/s", why="one core copies so much")
-        device = Prior(value=500.0, low=150.0, high=1500.0, unit="GB/s", why="devices copy so much")
+        alone = Prior(10.0, 4.0, 30.0, unit="GB/s", why="one core copies so much")
+        device = Prior(500.0, 150.0, 1500.0, unit="GB/s", why="devices copy so much")
         found = {
             "copy_gb_s": update_bandwidth(graph) or (alone if cpu else device),
-            "unit_us": Prior(
-                value=400.0, low=150.0, high=1200.0, unit="µs", why="Python of FSDP's hooks around a unit"
-            ),
-            "operator_us": Prior(value=3.0, low=1.0, high=8.0, unit="µs", why="calls on small arrays"),
+            "unit_us": Prior(400.0, 150.0, 1200.0, unit="µs", why="Python of FSDP's hooks around a unit"),
+            "operator_us": Prior(3.0, 1.0, 8.0, unit="µs", why="calls on small arrays"),
             "waiting_ms": waiting_prior(graph, self.workers),
             "transfer": transfer_prior(self._plan(graph), 4 * MIB),
         }
         update = find_update(graph)
         if update is not None and update.tensors and not update.fused:
             why = "dispatch of a DTensor operator on its shard, measured with PyTorch 2.13 on a server core"
-            found["sharded_us"] = Prior(value=20.0, low=8.0, high=40.0, unit="µs", why=why)
+            found["sharded_us"] = Prior(20.0, 8.0, 40.0, unit="µs", why=why)
         if self._plan(graph).backend == "nccl":
             why = "NCCL's kernels occupy multiprocessors: 1.04 to 1.1 measured by Agarwal et al. (MLSys 2022)"
-            found["company"] = Prior(value=1.06, low=1.0, high=1.15, unit="×", why=why)
+            found["company"] = Prior(1.06, 1.0, 1.15, why=why)
         return found
 
     def _plan(self, graph: TaskGraph) -> Plan:

@@ -79,13 +79,11 @@ class LocalSteps(Technique):
 
     def priors(self, graph: TaskGraph) -> dict[str, Prior]:
         cpu = graph.info.platform == "cpu"
-        alone = Prior(value=10.0, low=4.0, high=30.0, unit="GB/s", why="one core copies so much")
-        device = Prior(value=500.0, low=150.0, high=1500.0, unit="GB/s", why="devices copy so much")
+        alone = Prior(10.0, 4.0, 30.0, unit="GB/s", why="one core copies so much")
+        device = Prior(500.0, 150.0, 1500.0, unit="GB/s", why="devices copy so much")
         return {
             "copy_gb_s": update_bandwidth(graph) or (alone if cpu else device),
-            "step_us": Prior(
-                value=300.0, low=100.0, high=1000.0, unit="µs", why="Python over all parameters, one call"
-            ),
+            "step_us": Prior(300.0, 100.0, 1000.0, unit="µs", why="Python over all parameters, one call"),
             "waiting_ms": waiting_prior(graph, self.workers),
             "transfer": transfer_prior(self._plan(graph), 4 * MIB),
         }
