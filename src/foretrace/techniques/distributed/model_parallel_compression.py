@@ -20,9 +20,11 @@ from foretrace.cost.operators.calibration import Calibration
 from foretrace.cost.operators.operator import Operator
 from foretrace.graph.edit import retime
 from foretrace.graph.taskgraph import Change, Phase, TaskGraph, TaskKind
+from foretrace.model.messages import MIB
 from foretrace.techniques.base import Prior, Technique, derived, parameter
 from foretrace.techniques.compute.batching import micro_batches, with_facts
 from foretrace.techniques.distributed.exchange import Message, Stop, exchange
+from foretrace.techniques.distributed.workers import transfer_prior
 from foretrace.training.compression.settings import Boundary, kept
 
 if TYPE_CHECKING:
@@ -82,10 +84,7 @@ class ModelParallelCompression(Technique):
                 for name, value in (("encode_gb_s", encode), ("decode_gb_s", decode)):
                     found[name] = Prior(value, value / 4, value * 4, unit="GB/s", why=why)
         if self.network:
-            net = network(self.network, self.workers)
-            typical = net.cost(CollectiveKind.ALL_REDUCE, 1 << 20)
-            whole = typical.seconds or 1.0
-            found["transfer"] = Prior(1.0, typical.low_s / whole, typical.high_s / whole, why=typical.why)
+            found["transfer"] = transfer_prior(network(self.network, self.workers), MIB)
         return found
 
     def change(self, graph: TaskGraph) -> TaskGraph:
