@@ -20,9 +20,9 @@ from foretrace.graph.edit import scale
 from foretrace.graph.taskgraph import Change, Phase, TaskGraph, TaskKind
 from foretrace.techniques.base import Prior, Technique, derived, parameter
 from foretrace.techniques.compute.batching import with_facts
+from foretrace.techniques.distributed import one_worker
 from foretrace.techniques.distributed.exchange import Message, Stop, exchange
 from foretrace.techniques.distributed.gradients import Gradient, find_gradients
-from foretrace.techniques.distributed.workers import back_end, copy_prior, transfer_prior, waiting_prior
 from foretrace.techniques.memory.saved import find_saved
 
 if TYPE_CHECKING:
@@ -68,9 +68,9 @@ class PartialBackprop(Technique):
         if self.workers < 2:
             return {}
         return {
-            "copy_gb_s": copy_prior(graph),
-            "waiting_ms": waiting_prior(graph, self.workers),
-            "transfer": transfer_prior(self._network(graph)),
+            "copy_gb_s": one_worker.copying(graph),
+            "waiting_ms": one_worker.waiting(graph, self.workers),
+            "transfer": one_worker.transfer(self._network(graph)),
         }
 
     def change(self, graph: TaskGraph) -> TaskGraph:
@@ -104,7 +104,7 @@ class PartialBackprop(Technique):
         )
         noted = [Change(technique=self.name, what=what, tasks=len(messages) * graph.n_steps)]
         noted += self._memory(graph, gradients, group, shares)
-        facts = {"workers": self.workers, "network": self.network, "backend": back_end(graph, self.backend)}
+        facts = {"workers": self.workers, "network": self.network, "backend": one_worker.back_end(graph, self.backend)}
         return with_facts(result.noted(*noted), distributed={**facts, "partial": str(self)})
 
     def _messages(

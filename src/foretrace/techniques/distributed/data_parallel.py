@@ -16,18 +16,9 @@ from foretrace.graph.taskgraph import TaskGraph
 from foretrace.model.messages import CAP_MB, FIRST_MB, MIB, bucketed
 from foretrace.techniques.base import Prior, Technique, derived, parameter
 from foretrace.techniques.compute.updates import find_update
+from foretrace.techniques.distributed import one_worker
 from foretrace.techniques.distributed.gradients import Gradient, find_gradients, spread_gradients
 from foretrace.techniques.distributed.messages import Plan, by_size, lay_out
-from foretrace.techniques.distributed.workers import (
-    back_end,
-    beside,
-    between,
-    company_prior,
-    copy_prior,
-    need_one_worker,
-    transfer_prior,
-    waiting_prior,
-)
 
 if TYPE_CHECKING:
     from foretrace.training.training import Training
@@ -96,7 +87,7 @@ class DataParallel(Technique):
         return Plan(
             workers=self.workers,
             network=self.network,
-            backend=back_end(graph, self.backend),
+            backend=one_worker.back_end(graph, self.backend),
             parts=by_size(sizes, self.assigned(gradients)),
             transfer=values["transfer"],
             waiting_ms=values["waiting_ms"],
@@ -126,7 +117,7 @@ class DataParallel(Technique):
         if self.gradient_mb:
             why = "gradients become ready evenly; early in the pass or late, if large layers come last or first"
             found["skew"] = Prior(1.0, 0.5, 2.0, unit="", why=why)
-        found["copy_gb_s"] = copy_prior(graph)
+        found["copy_gb_s"] = one_worker.copying(graph)
         found["gradient_us"] = Prior(
             3.5, 1.5, 10.0, unit="µs", why="the reducer's hook, measured with PyTorch 2.13 on a server core"
         )
@@ -136,9 +127,11 @@ class DataParallel(Technique):
         found["launch_us"] = Prior(
             40.0, 15.0, 100.0, unit="µs", why="a call of the process group and its end, measured likewise"
         )
-        found["waiting_ms"] = waiting_prior(graph, self.workers)
-        found["company"] = company_prior(graph)
-        found["transfer"] = transfer_prior(between(graph, self.network, self.workers, self.backend))
+        found["waiting_ms"] = one_worker.waiting(graph, self.workers)
+        found["company"] = one_worker.company(graph)
+        found["transfer"] = one_worker.transfer(
+            one_worker.network_between(graph, self.network, self.workers, self.backend)
+        )
         return found
 
     def slowed(self, graph: TaskGraph, gradients: Sequence[Gradient], plan: Plan) -> TaskGraph:
@@ -147,7 +140,7 @@ class DataParallel(Technique):
         first = np.min([each.ready for each in gradients], axis=0)
         last = np.max([each.ready for each in gradients], axis=0)
         busy_s = sum(leg.seconds for i in range(len(plan.parts)) for leg in plan.legs(i))
-        graph = beside(graph, first, last, values["company"], busy_s, technique=self.name)
+        graph = one_worker.slowed_beside(graph, first, last, values["company"], busy_s, technique=self.name)
         dur = graph.dur.copy()
         on_host = graph.info.platform == "cpu"
         for each in gradients:
@@ -160,7 +153,7 @@ class DataParallel(Technique):
 
     def _gradients(self, graph: TaskGraph) -> tuple[Gradient, ...]:
         self._check()
-        need_one_worker(self, graph)
+        one_worker.required(self, graph)
         if self.gradient_mb:
             found = spread_gradients(graph, self.gradient_mb * 1e6, skew=self.values(graph)["skew"])
             if not found:

@@ -20,18 +20,10 @@ from foretrace.graph.taskgraph import Change, EdgeKind, Phase, TaskGraph, TaskKi
 from foretrace.techniques.base import Prior, Technique, derived, parameter
 from foretrace.techniques.compute.batching import with_facts
 from foretrace.techniques.compute.updates import find_update, runs, step_tasks
+from foretrace.techniques.distributed import one_worker
 from foretrace.techniques.distributed.exchange import Message, Stop, exchange
 from foretrace.techniques.distributed.gradients import Gradient, find_gradients, row_before
 from foretrace.techniques.distributed.messages import Plan, forward_starts
-from foretrace.techniques.distributed.workers import (
-    back_end,
-    beside,
-    company_prior,
-    copy_prior,
-    need_one_worker,
-    transfer_prior,
-    waiting_prior,
-)
 from foretrace.techniques.memory.blocks import AUTO, choose, layer_prefixes, modules_of, recorded_modules
 
 if TYPE_CHECKING:
@@ -89,7 +81,7 @@ class FullySharded(Technique):
         busy_s = sum(each.dur_ns for each in messages) / 1e9
         if plan.backend == "nccl":
             first, last = units[-1].backward, np.max([each.ready for each in units], axis=0)
-            graph = beside(graph, first, last, values["company"], busy_s, technique=self.name)
+            graph = one_worker.slowed_beside(graph, first, last, values["company"], busy_s, technique=self.name)
         result = exchange(graph, messages, stops, in_flight=1, technique=self.name, as_issued=True)
         facts = {
             "workers": self.workers,
@@ -192,29 +184,29 @@ class FullySharded(Technique):
 
     def priors(self, graph: TaskGraph) -> dict[str, Prior]:
         found = {
-            "copy_gb_s": copy_prior(graph),
+            "copy_gb_s": one_worker.copying(graph),
             "unit_us": Prior(400.0, 150.0, 1200.0, unit="µs", why="Python of FSDP's hooks around a unit"),
             "operator_us": Prior(3.0, 1.0, 8.0, unit="µs", why="calls on small arrays"),
-            "waiting_ms": waiting_prior(graph, self.workers),
-            "transfer": transfer_prior(self._plan(graph).net()),
+            "waiting_ms": one_worker.waiting(graph, self.workers),
+            "transfer": one_worker.transfer(self._plan(graph).net()),
         }
         update = find_update(graph)
         if update is not None and update.tensors and not update.fused:
             why = "dispatch of a DTensor operator on its shard, measured with PyTorch 2.13 on a server core"
             found["sharded_us"] = Prior(20.0, 8.0, 40.0, unit="µs", why=why)
         if self._plan(graph).backend == "nccl":
-            found["company"] = company_prior(graph)
+            found["company"] = one_worker.company(graph)
         return found
 
     def _plan(self, graph: TaskGraph) -> Plan:
-        transfer, backend = 1.0 if self.transfer is None else self.transfer, back_end(graph, self.backend)
+        transfer, backend = 1.0 if self.transfer is None else self.transfer, one_worker.back_end(graph, self.backend)
         return Plan(workers=self.workers, network=self.network, backend=backend, parts=(), transfer=transfer)
 
     def _units(self, graph: TaskGraph) -> list[Unit]:
         """Units in the order of their forward passes."""
         if self.workers < 2:
             raise self.refuse("workers must be 2 or more.")
-        need_one_worker(self, graph)
+        one_worker.required(self, graph)
         gradients = find_gradients(graph)
         facts = graph.info.recording
         modules = recorded_modules(facts.get("modules", []))

@@ -14,16 +14,9 @@ from foretrace.graph.taskgraph import Change, Phase, TaskGraph, TaskKind
 from foretrace.techniques.base import Prior, Technique, derived, parameter
 from foretrace.techniques.compute.batching import with_facts
 from foretrace.techniques.compute.updates import find_update, step_tasks
+from foretrace.techniques.distributed import one_worker
 from foretrace.techniques.distributed.exchange import Message, Stop, exchange
 from foretrace.techniques.distributed.gradients import find_gradients
-from foretrace.techniques.distributed.workers import (
-    back_end,
-    between,
-    copy_prior,
-    need_one_worker,
-    transfer_prior,
-    waiting_prior,
-)
 
 if TYPE_CHECKING:
     from foretrace.training.training import Training
@@ -53,7 +46,7 @@ class LocalSteps(Technique):
 
     def change(self, graph: TaskGraph) -> TaskGraph:
         self._check()
-        need_one_worker(self, graph)
+        one_worker.required(self, graph)
         nbytes, values = self._nbytes(graph), self.values(graph)
         rows, device = self._ends(graph)
         cost = self._net(graph).cost(CollectiveKind.ALL_REDUCE, nbytes).seconds * values["transfer"]
@@ -80,21 +73,21 @@ class LocalSteps(Technique):
         facts = {
             "workers": self.workers,
             "network": self.network,
-            "backend": back_end(graph, self.backend),
+            "backend": one_worker.back_end(graph, self.backend),
             "every": self.every,
         }
         return with_facts(result.noted(Change(technique=self.name, what=what, tasks=len(rows))), distributed=facts)
 
     def priors(self, graph: TaskGraph) -> dict[str, Prior]:
         return {
-            "copy_gb_s": copy_prior(graph),
+            "copy_gb_s": one_worker.copying(graph),
             "step_us": Prior(300.0, 100.0, 1000.0, unit="µs", why="Python over all parameters, one call"),
-            "waiting_ms": waiting_prior(graph, self.workers),
-            "transfer": transfer_prior(self._net(graph)),
+            "waiting_ms": one_worker.waiting(graph, self.workers),
+            "transfer": one_worker.transfer(self._net(graph)),
         }
 
     def _net(self, graph: TaskGraph) -> Network:
-        return between(graph, self.network, self.workers, self.backend)
+        return one_worker.network_between(graph, self.network, self.workers, self.backend)
 
     def _check(self) -> None:
         if self.workers < 2:

@@ -26,7 +26,7 @@ from foretrace.techniques.distributed.gradients import (
     row_before,
     spread_gradients,
 )
-from foretrace.techniques.distributed.workers import IN_FLIGHT
+from foretrace.techniques.distributed.one_worker import IN_FLIGHT
 
 Int64 = npt.NDArray[np.int64]
 

@@ -23,8 +23,8 @@ from foretrace.graph.taskgraph import Change, Phase, TaskGraph, TaskKind
 from foretrace.model.messages import MIB
 from foretrace.techniques.base import Prior, Technique, derived, parameter
 from foretrace.techniques.compute.batching import micro_batches, with_facts
+from foretrace.techniques.distributed import one_worker
 from foretrace.techniques.distributed.exchange import Message, Stop, exchange
-from foretrace.techniques.distributed.workers import transfer_prior
 from foretrace.training.compression.settings import Boundary, kept
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class ModelParallelCompression(Technique):
                 for name, value in (("encode_gb_s", encode), ("decode_gb_s", decode)):
                     found[name] = Prior(value, value / 4, value * 4, unit="GB/s", why=why)
         if self.network:
-            found["transfer"] = transfer_prior(network(self.network, self.workers), MIB)
+            found["transfer"] = one_worker.transfer(network(self.network, self.workers), MIB)
         return found
 
     def change(self, graph: TaskGraph) -> TaskGraph:

@@ -23,18 +23,18 @@ def back_end(graph: TaskGraph, given: str = "") -> str:
     return given or ("gloo" if graph.info.platform == "cpu" else "nccl")
 
 
-def need_one_worker(technique: Technique, graph: TaskGraph) -> None:
+def required(technique: Technique, graph: TaskGraph) -> None:
     """Refuse, in the name of `technique`, a graph in which workers exchange messages already."""
     if graph.info.recording.get("distributed") or bool((graph.kind == TaskKind.COLLECTIVE).any()):
         raise technique.refuse("the recording already exchanges messages between workers; record one worker alone.")
 
 
-def copy_prior(graph: TaskGraph) -> Prior:
+def copying(graph: TaskGraph) -> Prior:
     """Bandwidth of copying into and out of buffers."""
     return update_bandwidth(graph) or Prior(500.0, 150.0, 1500.0, unit="GB/s", why="devices copy so much")
 
 
-def company_prior(graph: TaskGraph) -> Prior:
+def company(graph: TaskGraph) -> Prior:
     """Slow-down of computing while messages are exchanged."""
     if graph.info.platform == "cpu":
         return Prior(1.02, 1.0, 1.10, why="threads of the backend take memory bandwidth and cycles from computing")
@@ -42,14 +42,14 @@ def company_prior(graph: TaskGraph) -> Prior:
     return Prior(1.06, 1.0, 1.15, why=why)
 
 
-def transfer_prior(net: Network, nbytes: float = 4 * MIB) -> Prior:
+def transfer(net: Network, nbytes: float = 4 * MIB) -> Prior:
     """How far the network's model may be off, at a typical size."""
     typical = net.cost(CollectiveKind.ALL_REDUCE, nbytes)
     share = typical.seconds or 1.0
     return Prior(1.0, typical.low_s / share, typical.high_s / share, why=typical.why)
 
 
-def waiting_prior(graph: TaskGraph, workers: int) -> Prior:
+def waiting(graph: TaskGraph, workers: int) -> Prior:
     """The last of W workers whose steps vary as the recorded ones do, relative to the mean (order statistics)."""
     times = simulate(graph).step_times_ns / 1e9
     spread = float(np.std(times, ddof=1)) if len(times) > 2 else 0.02 * float(np.mean(times))
@@ -58,12 +58,12 @@ def waiting_prior(graph: TaskGraph, workers: int) -> Prior:
     return Prior(late, 0.0, 2.5 * late, unit="ms", why=why)
 
 
-def between(graph: TaskGraph, text: str, workers: int, backend: str = "") -> Network:
+def network_between(graph: TaskGraph, text: str, workers: int, backend: str = "") -> Network:
     """The network between these workers, with as many collectives at a time as the back end allows."""
     return network(text, workers, in_flight=IN_FLIGHT[back_end(graph, backend)])
 
 
-def beside(
+def slowed_beside(
     graph: TaskGraph,
     first: npt.NDArray[np.int64],
     last: npt.NDArray[np.int64],
