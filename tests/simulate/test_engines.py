@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrace.errors import ForetraceError, MissingExtraError
+from foretrace.errors import MissingExtraError
 from foretrace.graph.taskgraph import EdgeKind, TaskGraph, TaskKind
-from foretrace.simulate import engine, twins
+from foretrace.simulate import engine
 from foretrace.simulate.replay import replay, replay_variants
 from foretrace.simulate.schedule import schedule, schedule_in_order
-from foretrace.simulate.timeline import simulate
+from tests.simulate import twins
 from tests.simulate.small import small_graph
 from tests.strategies import task_graphs
 
@@ -64,33 +64,11 @@ def test_an_unordered_lane_runs_one_task_at_a_time(graph: TaskGraph) -> None:
         assert np.all(start[rows][1:] >= end[rows][:-1])
 
 
-@given(task_graphs(lane_order=None))
-def test_python_engine_gives_the_same(graph: TaskGraph) -> None:
-    group = (graph.name % 3).astype(np.int32)
-    scale = np.array([[0.5, 1.0], [1.0, 0.3], [0.0, 1.0]])
-
-    def answers() -> list[npt.NDArray[np.int64]]:
-        slack = simulate(graph).slack()
-        return [*replay(graph), *schedule(graph), replay_variants(graph, group, scale), slack]
-
-    fast = answers()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FORETRACE_ENGINE", "python")
-        slow = answers()
-    assert all(np.array_equal(a, b) for a, b in zip(fast, slow, strict=True))
-
-
-def test_unknown_engine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORETRACE_ENGINE", "fortran")
-    with pytest.raises(ForetraceError, match="choose numba or python"):
-        replay(small_graph([(0, TaskKind.CPU, 5)], []))
-
-
 def test_a_machine_without_numba_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("foretrace.simulate.engine", raising=False)
-    monkeypatch.setitem(sys.modules, "foretrace.simulate.engine", None)
-    with pytest.raises(MissingExtraError, match="set FORETRACE_ENGINE=python"):
-        replay(small_graph([(0, TaskKind.CPU, 5)], []))
+    monkeypatch.setitem(sys.modules, "numba", None)
+    monkeypatch.delitem(sys.modules, "foretrace.compiled")
+    with pytest.raises(MissingExtraError, match="numba cannot be imported"):
+        importlib.import_module("foretrace.compiled")
 
 
 def test_memory_mapped_columns_compile_nothing_new(tmp_path: Path) -> None:

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from foretrace.errors import GraphError
 from foretrace.graph.taskgraph import ALL_COLUMNS, TaskGraph
+from foretrace.simulate import engine
 from foretrace.simulate.copies import replay_copies
 from foretrace.simulate.flows.flows import simulate_flows
-from foretrace.simulate.replay import compiled, replay, replay_variants, structure
+from foretrace.simulate.replay import replay, replay_variants, structure
 from foretrace.simulate.schedule import schedule_in_order
 from foretrace.simulate.timeline import simulate
 from foretrace.simulate.unwritten import POISON, poisoned, unwritten, written
@@ -75,9 +76,6 @@ def test_of_flows(graph: TaskGraph, data: st.DataObject) -> None:
 
 def test_poison_shows_what_a_pass_left_out() -> None:
     """The same pass over edges that go backward, behind the back of the check, is caught."""
-    engine = compiled()
-    if engine is None:
-        pytest.skip("the plain engine reads no memory that was not written")
     n = 3
     in_ptr, from_start = np.array([0, 1, 1, 1]), np.zeros(1, dtype=np.uint8)
     src, zeros = np.array([2], dtype=np.uint32), np.zeros(n, dtype=np.int64)

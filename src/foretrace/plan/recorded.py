@@ -43,7 +43,7 @@ class Planned(DataParallel):
         found = dict(super().priors(graph))
         if any(change.technique == COMPILED for change in graph.changes):
             found["region_us"] = Prior(
-                value=40.0, low=15.0, high=100.0, unit="µs", why="guards are checked and tensors handed over once more"
+                40.0, 15.0, 100.0, unit="µs", why="guards are checked and tensors handed over once more"
             )
         return found
 

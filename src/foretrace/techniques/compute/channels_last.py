@@ -200,24 +200,10 @@ def _inputs(graph: TaskGraph) -> list[tuple[int, Operator]]:
 
 
 _CARRIED_OVER = Prior(
-    value=1.0,
-    low=0.95,
-    high=1.05,
-    unit="×",
-    why="operators timed alone find their inputs in caches and memory otherwise than in a step",
+    1.0, 0.95, 1.05, why="operators timed alone find their inputs in caches and memory otherwise than in a step"
 )
-_CONV = Prior(
-    value=0.88,
-    low=0.6,
-    high=1.05,
-    unit="×",
-    why="measured on processors: 0.62 with 24 channels, 0.9 with 48, 1 from 192",
-)
-_OTHERS = Prior(value=1.0, low=0.7, high=1.3, unit="×", why="the same bytes in another order")
+_CONV = Prior(0.88, 0.6, 1.05, why="measured on processors: 0.62 with 24 channels, 0.9 with 48, 1 from 192")
+_OTHERS = Prior(1.0, 0.7, 1.3, why="the same bytes in another order")
 _ON_DEVICE = Prior(
-    value=0.95,
-    low=0.75,
-    high=1.1,
-    unit="×",
-    why="kernels for this layout are as fast or faster in 16 bit, and not always in float32",
+    0.95, 0.75, 1.1, why="kernels for this layout are as fast or faster in 16 bit, and not always in float32"
 )

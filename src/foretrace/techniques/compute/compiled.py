@@ -191,31 +191,28 @@ def _dispatch(graph: TaskGraph, body: Mask) -> Mask:
 
 
 _HOLES = Prior(
-    value=1.0,
-    low=0.1,
-    high=1.0,
-    unit="×",
+    1.0,
+    0.1,
+    1.0,
     why="the recording does not show what the host does in them; what belongs to the model may become faster",
 )
 _ON_CPU = {
     "matrix": Prior(
-        value=1.0,
-        low=0.7,
-        high=1.5,
-        unit="×",
+        1.0,
+        0.7,
+        1.5,
         why="convolutions may run in another layout, attention may be taken apart: whole steps of four models came to "
         "0.76 to 1.29 of those without the compiler",
     ),
-    "rest": Prior(value=0.35, low=0.1, high=0.9, unit="×", why="data stays in registers; arithmetic remains"),
+    "rest": Prior(0.35, 0.1, 0.9, why="data stays in registers; arithmetic remains"),
     "longest": Prior(
-        value=1.05,
-        low=0.8,
-        high=1.5,
-        unit="×",
+        1.05,
+        0.8,
+        1.5,
         why="generated loops against the library's; measured on processors: steps 0.9 to 1.09 times as long",
     ),
 }
 _ON_DEVICE = {
-    "rest": Prior(value=0.15, low=0.0, high=0.5, unit="×", why="data stays in registers"),
-    "longest": Prior(value=1.0, low=0.8, high=1.2, unit="×", why="generated kernels stream as fast as the library's"),
+    "rest": Prior(0.15, 0.0, 0.5, why="data stays in registers"),
+    "longest": Prior(1.0, 0.8, 1.2, why="generated kernels stream as fast as the library's"),
 }

@@ -93,9 +93,9 @@ class FusedOptimizer(Technique):
             return found
         cost = _TENSOR_US.get(update.optimizer, 3.5)
         found["tensor_us"] = Prior(
-            value=cost,
-            low=0.6 * cost,
-            high=2 * cost,
+            cost,
+            0.6 * cost,
+            2 * cost,
             unit="µs",
             why="measured with PyTorch 2 on a server core; others take 0.6 to 2 times as long",
         )

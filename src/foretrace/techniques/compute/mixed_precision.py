@@ -91,7 +91,7 @@ class MixedPrecision(Technique):
             for name, powers, measured in _GAINS:
                 low, value, high = (peak**power for power in powers)
                 why = f"peak of {device.name}: {peak:.2g}; {measured}"
-                found[name] = Prior(value=value, low=low, high=high, unit="×", why=why)
+                found[name] = Prior(value, low, high, why=why)
         present = _present(graph, classify(graph))
         unused = {kind.name.lower() for kind in MATRIX} - {kind.name.lower() for kind in present}
         unused |= {"overhead_us"} if WorkClass.GEMM not in present else set()
@@ -290,11 +290,7 @@ def _moving(graph: TaskGraph, classes: Classes) -> Mask:
 _ENOUGH_MEASURED = 0.5  # of the time of operators that change
 _KINDS = ("gemm", "conv", "attention", "norm", "elementwise", "overhead_us")
 _CARRIED_OVER = Prior(
-    value=1.0,
-    low=0.93,
-    high=1.07,
-    unit="×",
-    why="operators timed alone find their inputs in caches and memory otherwise than in a step",
+    1.0, 0.93, 1.07, why="operators timed alone find their inputs in caches and memory otherwise than in a step"
 )
 _GAINS = (
     (
@@ -311,10 +307,8 @@ _GAINS = (
     ("attention", (0.4, 0.8, 0.97), "as matrix products"),
 )
 _ON_DEVICE = {
-    "elementwise": Prior(
-        value=0.55, low=0.5, high=0.85, unit="×", why="half the bytes; where float32 joins in, float32 it stays"
-    ),
-    "norm": Prior(value=0.6, low=0.5, high=0.9, unit="×", why="half the bytes, statistics in float32"),
-    "casts": Prior(value=2.0, low=1.0, high=4.0, unit="", why="weight and bias, or an input after float32 work"),
-    "cast_us": Prior(value=12.0, low=6.0, high=25.0, unit="µs", why="two operators through the dispatcher"),
+    "elementwise": Prior(0.55, 0.5, 0.85, why="half the bytes; where float32 joins in, float32 it stays"),
+    "norm": Prior(0.6, 0.5, 0.9, why="half the bytes, statistics in float32"),
+    "casts": Prior(2.0, 1.0, 4.0, unit="", why="weight and bias, or an input after float32 work"),
+    "cast_us": Prior(12.0, 6.0, 25.0, unit="µs", why="two operators through the dispatcher"),
 }

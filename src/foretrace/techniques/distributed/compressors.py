@@ -111,7 +111,7 @@ def rates(settings: CompressionSettings, workers: int, *, cpu: bool) -> tuple[Pr
     decode /= gathered if settings.method == "sign" else 1.0
 
     def prior(value: float) -> Prior:
-        return Prior(value=value, low=value / 2.5, high=value * 2.5, unit="GB/s", why=why)
+        return Prior(value, value / 2.5, value * 2.5, unit="GB/s", why=why)
 
     return prior(encode), prior(decode)
 

@@ -24,24 +24,12 @@ from foretrace.training.compression.settings import CompressionSettings
 if TYPE_CHECKING:
     from foretrace.training.training import Training
 
-_ALONE = Prior(
-    value=1.0,
-    low=0.8,
-    high=1.5,
-    unit="×",
-    why="the hook was timed alone; in a step it meets other caches and a busier memory",
-)
-_HOOK = Prior(value=200.0, low=50.0, high=800.0, unit="µs", why="a hook in Python calls ten to a hundred operators")
+_ALONE = Prior(1.0, 0.8, 1.5, why="the hook was timed alone; in a step it meets other caches and a busier memory")
+_HOOK = Prior(200.0, 50.0, 800.0, unit="µs", why="a hook in Python calls ten to a hundred operators")
 _ON_CPU = Prior(
-    value=0.5,
-    low=0.0,
-    high=1.0,
-    unit="×",
-    why="callbacks run on a thread of the back end; whether a core is free for it is not recorded",
+    0.5, 0.0, 1.0, why="callbacks run on a thread of the back end; whether a core is free for it is not recorded"
 )
-_ON_DEVICE = Prior(
-    value=1.0, low=0.5, high=1.0, unit="×", why="kernels of callbacks take multiprocessors from the backward pass"
-)
+_ON_DEVICE = Prior(1.0, 0.5, 1.0, why="kernels of callbacks take multiprocessors from the backward pass")
 
 
 @dataclass(frozen=True, kw_only=True)

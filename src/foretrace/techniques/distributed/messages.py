@@ -27,10 +27,10 @@ from foretrace.techniques.distributed.gradients import (
     row_before,
     spread_gradients,
 )
+from foretrace.techniques.distributed.one_worker import IN_FLIGHT
 
 Int64 = npt.NDArray[np.int64]
 
-IN_FLIGHT = {"gloo": 2, "nccl": 1}  # collectives at a time of one process group
 ALL_REDUCE, HIERARCHICAL, SERVERS = "all-reduce", "hierarchical", "parameter-server"
 
 

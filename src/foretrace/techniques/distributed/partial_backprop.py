@@ -21,8 +21,7 @@ from foretrace.graph.edit import scale
 from foretrace.graph.taskgraph import Change, Phase, TaskGraph, TaskKind
 from foretrace.techniques.base import Prior, Technique, derived, parameter
 from foretrace.techniques.compute.batching import with_facts
-from foretrace.techniques.compute.updates import update_bandwidth
-from foretrace.techniques.distributed.data_parallel import waiting_prior
+from foretrace.techniques.distributed import one_worker
 from foretrace.techniques.distributed.exchange import Message, Stop, exchange
 from foretrace.techniques.distributed.gradients import Gradient, find_gradients
 from foretrace.techniques.memory.saved import find_saved
@@ -69,17 +68,10 @@ class PartialBackprop(Technique):
     def priors(self, graph: TaskGraph) -> dict[str, Prior]:
         if self.workers < 2:
             return {}
-        cpu = graph.info.platform == "cpu"
-        alone = Prior(value=10.0, low=4.0, high=30.0, unit="GB/s", why="one core copies so much")
-        device = Prior(value=500.0, low=150.0, high=1500.0, unit="GB/s", why="devices copy so much")
-        typical = self._network(graph).cost(CollectiveKind.ALL_REDUCE, 4 << 20)
-        whole = typical.seconds or 1.0
         return {
-            "copy_gb_s": update_bandwidth(graph) or (alone if cpu else device),
-            "waiting_ms": waiting_prior(graph, self.workers),
-            "transfer": Prior(
-                value=1.0, low=typical.low_s / whole, high=typical.high_s / whole, unit="×", why=typical.why
-            ),
+            "copy_gb_s": one_worker.copying(graph),
+            "waiting_ms": one_worker.waiting(graph, self.workers),
+            "transfer": one_worker.transfer(self._network(graph)),
         }
 
     def change(self, graph: TaskGraph) -> TaskGraph:
@@ -113,7 +105,7 @@ class PartialBackprop(Technique):
         )
         noted = [Change(technique=self.name, what=what, tasks=len(messages) * graph.n_steps)]
         noted += self._memory(graph, gradients, group, shares)
-        facts = {"workers": self.workers, "network": self.network, "backend": self._backend(graph)}
+        facts = {"workers": self.workers, "network": self.network, "backend": one_worker.back_end(graph, self.backend)}
         return with_facts(result.noted(*noted), distributed={**facts, "partial": str(self)})
 
     def _messages(
@@ -194,9 +186,6 @@ class PartialBackprop(Technique):
             value = getattr(self, name)
             if value is not None and not (isfinite(value) and value > 0):
                 raise self.refuse(f"{name}={value} must be a number above 0.")
-
-    def _backend(self, graph: TaskGraph) -> str:
-        return self.backend or ("gloo" if graph.info.platform == "cpu" else "nccl")
 
     def _network(self, graph: TaskGraph) -> Network:
         return network(self.network, self.workers, in_flight=1)

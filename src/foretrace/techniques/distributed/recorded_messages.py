@@ -37,24 +37,22 @@ class RecordedAllReduces:
         """What joining them depends on."""
         low, value, high = (float(np.percentile(self.transfer_ns, q)) / 1e3 for q in (0, 5, 25))
         copying = update_bandwidth(graph) or Prior(
-            value=200.0, low=20.0, high=1500.0, unit="GB/s", why="a device copies so much, a core a tenth of it"
+            200.0, 20.0, 1500.0, unit="GB/s", why="a device copies so much, a core a tenth of it"
         )
         return {
-            "fixed_us": Prior(
-                value=value, low=low, high=high, unit="µs", why="the shortest recorded all-reduces take so long"
-            ),
+            "fixed_us": Prior(value, low, high, unit="µs", why="the shortest recorded all-reduces take so long"),
             "waiting": Prior(
-                value=1.0,
-                low=0.0,
-                high=1.0,
+                1.0,
+                0.0,
+                1.0,
                 unit="",
                 why="the others are as late as before, or fewer meetings let their delays even out",
             ),
             "copy_gb_s": copying,
             "host_share": Prior(
-                value=0.6,
-                low=0.1,
-                high=0.95,
+                0.6,
+                0.1,
+                0.95,
                 unit="",
                 why="host work next to a launch prepares and ends that collective, or belongs to something else",
             ),

@@ -55,4 +55,4 @@ class TensorPartition(Technique):
         return replanned(slower, replace(plan, parts=parts), self)
 
     def priors(self, graph: TaskGraph) -> dict[str, Prior]:
-        return {"slice_us": Prior(value=5.0, low=1.0, high=20.0, unit="µs", why="a view of the gradient and a queue")}
+        return {"slice_us": Prior(5.0, 1.0, 20.0, unit="µs", why="a view of the gradient and a queue")}

@@ -1,4 +1,4 @@
-"""The run of flows in plain Python: the readable definition of `flow_engine`, equal to it bit for bit.
+"""The run of flows in plain Python: the readable definition of `simulate.flows.engine`, equal to it bit for bit.
 
 As in `twins`, nothing here is shared with the compiled side.
 """
@@ -9,8 +9,12 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from foretrace.graph.taskgraph import NO_RELEASE, TaskGraph
-from foretrace.simulate.twins import LANE_FREE, ScheduleRun
+from foretrace.simulate.flows.flows import Flows
+from tests.simulate.twins import LANE_FREE, ScheduleRun
 
 Route = Mapping[int, int]  # link -> connections of the flow that cross it
 WORK_ENDS, FLOW_JOINS = -(2**31) - 2, -(2**31) - 1  # below every priority
@@ -229,3 +233,28 @@ class FlowRun(ScheduleRun):
         for v, lag, from_start in self.successors[u]:
             if from_start != at_end:
                 self._satisfy(v, (self.end[u] if at_end else self.start[u]) + lag)
+
+
+def run(
+    graph: TaskGraph, flows: Flows, flow: npt.NDArray[np.int32], per_ns: npt.NDArray[np.float64],
+    slowed: npt.NDArray[np.bool_], slows: npt.NDArray[np.bool_], factor: float,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_]]:  # fmt: skip
+    """What `simulate_flows` asks of the compiled run: start and end of every task, and which could be decided."""
+    described = [
+        Flow(
+            members=np.flatnonzero(flow == f).tolist(),
+            nbytes=float(flows.nbytes[f]),
+            latency=int(flows.latency_ns[f]),
+            route=route(flows, f),
+        )
+        for f in range(len(flows))
+    ]
+    made = FlowRun(graph, described, per_ns.tolist(), slowed=slowed.tolist(), slows=slows.tolist(), factor=factor)
+    start, end, _ = made.run()
+    return np.array(start, dtype=np.int64), np.array(end, dtype=np.int64), np.array(made.decided, dtype=np.bool_)
+
+
+def route(flows: Flows, f: int) -> dict[int, int]:
+    """Link -> connections of flow f that cross it."""
+    part = slice(int(flows.route_ptr[f]), int(flows.route_ptr[f + 1]))
+    return dict(zip(flows.route_link[part].tolist(), flows.route_times[part].tolist(), strict=True))

@@ -1,7 +1,6 @@
 """The engines in plain Python: the readable definition of each compiled loop, equal to it bit for bit.
 
-They also run in its place when the environment says FORETRACE_ENGINE=python (see `replay`), some hundred times
-slower. Nothing here is shared with the compiled side, so that a test which compares the two means something.
+Nothing here is shared with the compiled side, so that a test which compares the two means something.
 """
 
 from __future__ import annotations
