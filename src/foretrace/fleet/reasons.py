@@ -16,11 +16,11 @@ WHAT = ("start", "wait", "preempt", "migrate", "finish", "fail")
 
 def decisions_of(played: Simulation) -> tuple[Decision, ...]:
     """Everything that was decided about the watched jobs, in order."""
-    from foretrace.fleet import engine
+    from foretrace.fleet.engine import memory as engine
 
     state, workload = played.state, played.workload
     made = []
-    for now, job, what, a, b, last in state.log[: state.s[engine.LOG]].tolist():
+    for now, job, what, a, b, last in state.log[: state.s["log"][0]].tolist():
         gpus = int(workload.gpus[job])
         if what == engine.L_WAIT:
             cause = Cause(a // 1_000_000)

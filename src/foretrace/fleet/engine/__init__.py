@@ -1,0 +1,1 @@
+"""The fleet's loop, compiled: `memory` is what it knows, `waiting` the line, `placing` the GPUs, `decisions` the rest."""
