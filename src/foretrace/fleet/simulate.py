@@ -20,7 +20,6 @@ from foretrace.fleet.workload import Workload, nanoseconds
 _ORDERS = ("key", "remaining", "service", "queues", "network", "last", "fairness")
 _ADMITS = ("block", "skip", "backfill")
 _PREEMPTS = ("keep", "lease", "always")
-HORIZON = 10  # failures are drawn for so many times the span that the work alone would take
 
 
 def simulate(
@@ -89,8 +88,6 @@ class Simulation:
     @property
     def finished(self) -> bool:
         """Whether nothing is left to happen."""
-        from foretrace.fleet.engine import memory as engine
-
         s = self.state.s
         return bool(s["heap"][0] == 0 and s["next"][0] == len(self.workload))
 
@@ -113,8 +110,6 @@ class Simulation:
 
     def _learn(self) -> None:
         """Ask the model for the speed that the engine has not met, and put it into its table."""
-        from foretrace.fleet.engine import memory as engine
-
         state, levels = self.state, len(self.cluster.levels)
         ask = state.ask
         job = int(ask[4 + levels])
@@ -220,7 +215,7 @@ class Simulation:
             waited_ns=waited,
             never=self.facts.never,
             segments=_segments(self, int(state.s["segments"][0])),
-            decisions=decisions_of(self),
+            decisions=decisions_of(state.log[: state.s["log"][0]], self.workload, self.cluster),
             facts={
                 "engine": "compiled",
                 "speeds": self.speeds.name,
@@ -328,8 +323,7 @@ def _state(played: Simulation, seed: int, record: str, explain: str | None) -> A
         if level == machine + 1:
             caps[level] = np.ceil(0.8 * policy.history_leases)
     windows = len(sizes) * levels
-    span = int(workload.submit_ns[-1]) + int(facts.work_ns.sum() / max(cluster.gpus, 1)) + int(facts.work_ns.max())
-    fail_at, fail_unit, fail_up = setup.failures(cluster, played.costs, until_ns=HORIZON * span, seed=seed)
+    fail_at, fail_unit, fail_up = setup.failures(workload, cluster, played.costs, facts, seed=seed)
     s = np.zeros(1, engine.NUMBERS)
     s["free"][0] = cluster.gpus
     s["order"][0] = _ORDERS.index(policy.order_rule)

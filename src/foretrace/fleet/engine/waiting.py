@@ -1,7 +1,6 @@
 """Who waits, in which order, why, and what is next: the heap of events, the line, the books of causes."""
 
 # The compiler takes plain loops and nested conditions as they are.
-# ruff: noqa: SIM110
 # mypy: disable-error-code="no-untyped-call,no-any-return,misc"
 
 from __future__ import annotations
@@ -209,7 +208,7 @@ def wait(st, j, cause):  # type: ignore[no-untyped-def]
 def note(st, j, what, a, b):  # type: ignore[no-untyped-def]
     """Write down a decision about a job that is watched."""
     s = st.s
-    if s.track == -1 or s.track == j:
+    if s.track == -1 or s.track == j:  # noqa: PLR1714
         event = st.log[s.log]
         event.time = s.now
         event.job = j
