@@ -130,15 +130,10 @@ def test_the_wheel_holds_the_package_alone() -> None:
     assert config["tool"]["hatch"]["build"]["targets"]["wheel"] == {"packages": ["src/foretrace"]}
 
 
-# The loops of one compiled engine stay together: numba's cache does not see edits across files.
-ONE_COMPILED_ENGINE = {"src/foretrace/fleet/engine.py"}
-
-
 def test_no_file_holds_two_ideas() -> None:
     long = {
         path.relative_to(ROOT): lines
         for path in (ROOT / "src").rglob("*.py")
         if (lines := len(path.read_text().splitlines())) > 550
-        and path.relative_to(ROOT).as_posix() not in ONE_COMPILED_ENGINE
     }
     assert not long, f"split these files: {long}"

@@ -318,11 +318,9 @@ def _cluster(name: str) -> ClusterTree:
 
 def _timers(played: Simulation) -> list[list[float]]:
     """Every change of a tuned timer: hours, GPUs asked for, level (1 rack, 2 between racks), leases."""
-    from foretrace.fleet import engine
-
-    rows = played.state.timer_log[: played.state.s[engine.TIMERS]]
-    lease = float(played.state.s[engine.LEASE_NS])
+    rows = played.state.timer_log[: played.state.s["timers"][0]]
+    lease = float(played.state.s["lease"][0])
     if len(rows) == len(played.state.timer_log):
         raise ForetraceError("the log of timers is full; lengthen the lease.")
-    kept = np.column_stack([rows[:, 0] / HOUR_NS, rows[:, 1], rows[:, 2], rows[:, 3] / lease])
+    kept = np.column_stack([rows["time"] / HOUR_NS, rows["gpus"], rows["level"], rows["wait"] / lease])
     return [[float(each) for each in row] for row in kept]

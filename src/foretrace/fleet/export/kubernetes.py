@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from foretrace.errors import ForetraceError
-from foretrace.fleet.export import Ask, Settings
+from foretrace.fleet.export.ask import Ask, Settings
 
 QUEUE = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 

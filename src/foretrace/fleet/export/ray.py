@@ -10,7 +10,7 @@ import json
 import math
 from typing import Any
 
-from foretrace.fleet.export import Ask, Settings
+from foretrace.fleet.export.ask import Ask, Settings
 
 _CODE = '''"""Reserves the GPUs of job {job}: {within}."""
 

@@ -12,7 +12,7 @@ import re
 import shlex
 
 from foretrace.errors import ForetraceError
-from foretrace.fleet.export import Ask, Settings, clock
+from foretrace.fleet.export.ask import Ask, Settings, clock
 
 PARTITION = re.compile(r"[\w.,-]+", re.ASCII)
 

@@ -230,24 +230,6 @@ def fit_application(app: Application) -> StepModel:
     return fit_step_model(*app.measured.T)
 
 
-@dataclass(frozen=True, slots=True)
-class FitCheck:
-    """Relative errors of step seconds |predicted / measured - 1| on rows that were not fitted to."""
-
-    rows: int
-    median: float
-    p90: float
-
-
-def check_fit(app: Application, *, seed: int = 0) -> FitCheck:
-    """Fit to a random half of a profile's rows and predict the other half."""
-    order = np.random.default_rng(seed).permutation(len(app.measured))
-    half = len(order) // 2
-    n, k, m, step, _ = app.measured[order[half:]].T
-    off = np.abs(fit_step_model(*app.measured[order[:half]].T).step_s(n, k, m) / step - 1)
-    return FitCheck(len(off), float(np.median(off)), float(np.quantile(off, 0.9)))
-
-
 class GoodputSpeeds:
     """`Speeds` of profiled applications: goodput in a placement over goodput of the job's own, consolidated one.
 

@@ -16,11 +16,11 @@ from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.policy import Policy, Wait
 from foretrace.fleet.result import Cause, Decision, FleetResult, Segments
 from foretrace.fleet.setup import NEVER, Costs
-from foretrace.fleet.simulate import HORIZON
 from foretrace.fleet.speeds import Speeds
+from foretrace.fleet.speeds.shared import ROUNDING
+from foretrace.fleet.stepping.holdings import RUNNING, WAITING, JobState
 from foretrace.fleet.stepping.rules import Rules
-from foretrace.fleet.stepping.speeds import ROUNDING
-from foretrace.fleet.stepping.state import RUNNING, WAITING, JobState, State
+from foretrace.fleet.stepping.state import State
 from foretrace.fleet.stepping.view import View
 from foretrace.fleet.workload import SECOND, Int64, Workload, nanoseconds
 
@@ -54,14 +54,12 @@ class Stepping:
         self.rules = Rules(self.state)
         self.view = View(self.state, self.rules)
         self.stopped = False
-        facts = self.state.facts
-        span = int(workload.submit_ns[-1]) + int(facts.work_ns.sum() / max(cluster.gpus, 1)) + int(facts.work_ns.max())
-        broken = setup.failures(cluster, self.state.costs, until_ns=HORIZON * span, seed=seed)
+        broken = setup.failures(workload, cluster, self.state.costs, self.state.facts, seed=seed)
         self._failures = list(zip(*(column.tolist() for column in broken), strict=True))
         self._failed = 0  # failures and repairs that happened
         self._come = 0  # jobs that were submitted
-        self._reviews = type(policy).review is not Policy.review
-        self._preempts = type(policy).preempt is not Policy.preempt
+        self._reviews = policy.overrides("review")
+        self._preempts = policy.overrides("preempt")
         self._look_at: int | None = None
         self._idle = 0
 
@@ -271,7 +269,7 @@ class Stepping:
         if job.ghost:
             state.lose(job)
         state.take(job, gpus)
-        job.rate, job.talking, job.level, job.part = state.rates.on(job, gpus)
+        job.rate, job.talking, job.level, job.part = state.speed_on(job, gpus)
         self.rules.timers.remember(job, job.level)
         state.unschedule(job)
         if state.is_watched(job):
@@ -329,7 +327,7 @@ class Stepping:
             if gpus is None:
                 continue
             state.settle(job)
-            rate, talking, level, part = state.rates.on(job, gpus)
+            rate, talking, level, part = state.speed_on(job, gpus)
             ends = max(state.now, job.ready) + job.restart + job.remaining / rate
             if ends < float(job.finish_at):
                 state.close(job)
@@ -413,7 +411,7 @@ class Stepping:
                 "engine": "stepping",
                 "speeds": state.speeds.name,
                 "machines_are": self.cluster.levels[setup.waits_ns(self.policy, self.cluster)[1]],
-                "distinct_speeds": len(state.rates.known),
+                "distinct_speeds": len(state.known),
             },
             stopped_ns=now if self.stopped else None,
             events=state.events,

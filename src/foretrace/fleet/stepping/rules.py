@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from math import ceil, sqrt
 
 from foretrace.fleet import reasons, setup
-from foretrace.fleet.policy import Policy, Wait
+from foretrace.fleet.policy_rules import Wait
 from foretrace.fleet.result import Cause
 from foretrace.fleet.setup import NEVER
-from foretrace.fleet.stepping.speeds import ROUNDING
-from foretrace.fleet.stepping.state import RUNNING, JobState, State
+from foretrace.fleet.speeds.shared import ROUNDING
+from foretrace.fleet.stepping.holdings import RUNNING, JobState
+from foretrace.fleet.stepping.state import State
 
 Key = tuple[float, float, int]
 
@@ -26,7 +27,7 @@ class Rules:
     def __init__(self, state: State) -> None:
         self.state, self.policy = state, state.policy
         self.timers = Timers(state)
-        self.places = type(state.policy).place is not Policy.place  # elsewhere, or on other numbers of GPUs
+        self.places = state.policy.overrides("place")  # elsewhere, or on other numbers of GPUs
         index = self.policy.index or {}
         values = [float(each) for each in index.get("value", ())]
         self.index = list(zip([float(each) * 1e9 for each in index.get("service_gpu_s", ())], values, strict=True))

@@ -6,7 +6,6 @@ speed 1. Nothing here decides; `rules` and policies do.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import ceil
 
@@ -15,79 +14,25 @@ import numpy as np
 from foretrace.errors import ForetraceError
 from foretrace.fleet import setup
 from foretrace.fleet.cluster import ClusterTree
-from foretrace.fleet.policy import Policy
+from foretrace.fleet.policy_rules import PolicyRules
 from foretrace.fleet.reasons import minutes, preempted
 from foretrace.fleet.result import Cause
 from foretrace.fleet.setup import NEVER, Costs
 from foretrace.fleet.speeds import Speeds
 from foretrace.fleet.speeds.closed_form import ConstantSpeeds
-from foretrace.fleet.stepping.speeds import ROUNDING, ProportionalSpeeds, Rates
+from foretrace.fleet.speeds.shared import ProportionalSpeeds
+from foretrace.fleet.stepping.holdings import DONE, RUNNING, WAITING, Holdings, JobState
 from foretrace.fleet.workload import SECOND, Workload, nanoseconds
 
-FUTURE, WAITING, RUNNING, DONE = "future", "waiting", "running", "done"
 
-
-@dataclass(slots=True, eq=False)
-class JobState:
-    """One job as it stands. `gpus` it holds, or held a moment ago where it is a ghost: it let go of them in this very
-    decision, and gets them back for nothing if they stay free.
-    """
-
-    at: int  # position in the workload
-    wanted: int  # GPUs asked for
-    fewest: int
-    most: int
-    share: float
-    submit: int
-    work: float
-    remaining: float
-    estimate: float
-    key: float
-    restart: int
-    demand: int  # class of (GPUs, kinds allowed)
-    size: int  # class of GPUs alone
-    tenant: int
-    kind: int  # class of jobs that are equally fast
-    eager: bool
-    status: str = FUTURE
-    gpus: list[int] = field(default_factory=list)
-    level: int = 0  # of the smallest unit around them, 0 the innermost units
-    part: float = 0  # devices that count as its own: all of them where it shares none
-    rate: float = 0.0
-    talking: float = 0.0
-    ghost: bool = False
-    band: int = 0
-    last: int = 0  # when it last gained or lost GPUs
-    lease_end: int = 0
-    finish_at: int = 0
-    mark: int = 0  # up to here progress is counted
-    ready: int = 0  # from here it progresses
-    fresh: int = 0  # when this stretch began to progress: what a failure can lose
-    pace: list[tuple[int, float]] = field(default_factory=list)  # (since, speed) within this stretch
-    stretch: int = 0
-    stretch_dead: int = 0
-    first: int = -1
-    ended: int = -1
-    held: int = 0
-    dead: int = 0
-    talk: float = 0.0
-    gpu_ns: float = 0.0
-    starts: int = 0
-    preempted: int = 0
-    failed: int = 0
-    cause: int = 0
-    cause_since: int = 0
-    when: int = -1  # its event in the heap, −1 none
-
-
-class State:
+class State(Holdings):
     """Jobs, GPUs and units. Units are counted from the innermost level outwards; the last is the whole cluster."""
 
     def __init__(
         self,
         workload: Workload,
         cluster: ClusterTree,
-        policy: Policy,
+        policy: PolicyRules,
         *,
         speeds: Speeds | None,
         costs: Costs | None,
@@ -96,21 +41,14 @@ class State:
     ) -> None:
         if record not in ("nothing", "segments", "devices"):
             raise ValueError(f"record is nothing, segments or devices, not {record!r}")
-        self.workload, self.cluster, self.policy = workload, cluster, policy
         elastic = bool((workload.min_gpus != workload.gpus).any() or (workload.max_gpus != workload.gpus).any())
-        self.speeds: Speeds = speeds or (ProportionalSpeeds() if elastic else ConstantSpeeds())
+        super().__init__(workload, cluster, policy, speeds or (ProportionalSpeeds() if elastic else ConstantSpeeds()))
         self.costs, self.record = costs or Costs(), record
         self.facts = setup.prepare(workload, cluster, policy, self.costs)
         self.watched = None if explain is None else -1 if explain == "all" else workload.position(explain)
         self.now, self.events = 0, 0
-        self._number_units()
         self._meet_jobs()
-        self.rates = Rates(self)
-        self.owners: list[list[int]] = [[] for _ in range(cluster.gpus)]
-        self.broken = bytearray(cluster.gpus)
         self.haunted: dict[int, list[int]] = {}  # ghosts of a GPU
-        self.sharers = int(policy.options.get("sharers", 1))  # jobs on one GPU even if their shares are above 1
-        self.sharing = self.sharers > 1 or bool((workload.share < 1).any())
         self.waiting: set[int] = set()
         self.running: set[int] = set()
         self.newly: list[int] = []  # who came to wait since the last decision
@@ -126,35 +64,11 @@ class State:
         self.thresholds = [each * 1e9 for each in policy.thresholds_gpu_s] if policy.order_rule == "queues" else []
         self.checkpoint = int(nanoseconds(self.costs.checkpoint_s))
 
-    def _number_units(self) -> None:
-        cluster = self.cluster
-        self.levels = len(cluster.levels)
-        counts = [cluster.units(level) for level in range(self.levels)]
-        self.first_unit = [sum(counts[:level]) for level in range(self.levels + 1)]
-        self.lo = [int(each) for starts in cluster.starts for each in starts[:-1]]
-        self.hi = [int(each) for starts in cluster.starts for each in starts[1:]]
-        gpus = np.arange(cluster.gpus)
-        self.unit_at = [  # per level the unit that holds each GPU
-            (first + np.searchsorted(starts, gpus, side="right") - 1).tolist()
-            for first, starts in zip(self.first_unit, cluster.starts, strict=False)
-        ]
-        self.children: list[list[int]] = [[] for _ in self.lo]
-        for level in range(self.levels - 1):
-            for unit in range(self.first_unit[level], self.first_unit[level + 1]):
-                self.children[self.unit_at[level + 1][self.lo[unit]]].append(unit)
-        self.kind_of = cluster.gpu_type.tolist()
-        self.around = list(zip(*self.unit_at, strict=True))  # per GPU its unit at every level
-        self.free = [[0] * len(self.lo) for _ in cluster.types]  # GPUs that nobody holds, by kind and unit
-        for gpu, kind in enumerate(self.kind_of):
-            for unit in self.around[gpu]:
-                self.free[kind][unit] += 1
-        self.free_gpus = cluster.gpus
-
     def _meet_jobs(self) -> None:
         work, facts, policy = self.workload, self.facts, self.policy
         fewest, most = np.minimum(work.min_gpus, work.gpus), np.maximum(work.max_gpus, work.gpus)
         self.never = facts.never.copy()
-        if type(policy).place is not Policy.place:  # it may run elastic jobs on fewer GPUs than they ask for
+        if policy.overrides("place"):  # it may run elastic jobs on fewer GPUs than they ask for
             self.never = (fewest > facts.capacity[facts.demand, -1]) | (fewest > facts.quota[facts.tenant])
         self.capacity, self.allowed = facts.capacity.tolist(), facts.allowed[facts.demands].tolist()
         sizes = np.unique(work.gpus, return_inverse=True)[1]
@@ -202,25 +116,7 @@ class State:
             heappop(self.heap)
         return self.heap[0][0] if self.heap else NEVER
 
-    # ---- GPUs
-    def count(self, gpu: int, by: int) -> None:
-        """One GPU more or less is free in all units around it."""
-        free = self.free[self.kind_of[gpu]]
-        for unit in self.around[gpu]:
-            free[unit] += by
-        self.free_gpus += by
-
-    def load(self, gpu: int) -> float:
-        """Sum of the shares on a GPU."""
-        return sum(self.jobs[each].share for each in self.owners[gpu])
-
-    def has_room(self, gpu: int, job: JobState) -> bool:
-        """Whether the job may be on this GPU beside those that are there."""
-        if self.broken[gpu]:
-            return False
-        owners = self.owners[gpu]
-        return not owners or len(owners) < self.sharers or self.load(gpu) + job.share <= 1 + ROUNDING
-
+    # ---- who holds GPUs
     def take(self, job: JobState, gpus: list[int]) -> None:
         """The job holds these GPUs; ghosts that could have had one of them have lost theirs."""
         for gpu in gpus:
@@ -345,7 +241,7 @@ class State:
             if job.status != RUNNING:
                 continue
             self.settle(job)
-            job.rate, job.talking, _, job.part = self.rates.on(job, job.gpus)
+            job.rate, job.talking, _, job.part = self.speed_on(job, job.gpus)
             job.ready = max(job.ready, self.now)
             job.pace.append((job.ready, job.rate))
             self.expect(job)

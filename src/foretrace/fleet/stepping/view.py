@@ -7,10 +7,11 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from foretrace.fleet.cluster import ClusterTree
-from foretrace.fleet.policy import Wait
+from foretrace.fleet.policy_rules import Wait
 from foretrace.fleet.speeds import Speed, Speeds
+from foretrace.fleet.stepping.holdings import RUNNING, JobState
 from foretrace.fleet.stepping.rules import Rules
-from foretrace.fleet.stepping.state import RUNNING, JobState, State
+from foretrace.fleet.stepping.state import State
 from foretrace.fleet.workload import SECOND, Int64, Workload
 
 
@@ -117,7 +118,7 @@ class View:
     def speed_of(self, job: int, gpus: Sequence[int]) -> Speed:
         """How fast the job would run on these GPUs, nobody else being on them."""
         state = self._state
-        return state.rates.alone(state.jobs[job], state.rates.shape([int(each) for each in gpus])[0])
+        return state.speed_alone(state.jobs[job], state.shape([int(each) for each in gpus])[0])
 
     def may_use(self, job: int, gpu: int) -> bool:
         """Whether the GPU is of a kind that the job may use, works, and has room for it now."""

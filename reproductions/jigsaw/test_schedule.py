@@ -12,19 +12,22 @@ from hypothesis import strategies as st
 
 import foretrace as ft
 from foretrace.errors import ForetraceError, NotApplicableError
-from foretrace.fleet.jigsaw import four_arms, jigsaw_speeds, pair_speeds
-from foretrace.fleet.jigsaw.schedule import IterationSchedule, Rules, need_bytes, schedule
-from foretrace.fleet.jigsaw.tasks import IterationJob, compute_bound, lower_bound_ns, recorded_job
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques.distributed.gradients import find_gradients
+<<<<<<< HEAD:tests/fleet/test_jigsaw.py
 from foretrace.techniques.distributed.partial_backprop import backward_costs, grouped
+=======
+from reproductions.jigsaw.schedule import IterationSchedule, Rules, need_bytes, schedule
+from reproductions.jigsaw.sharing import four_arms, jigsaw_speeds, pair_speeds
+>>>>>>> a78eb40 (Fleet: JigSaw's schedules and Gavel's sharing to their reproductions, which alone use them):reproductions/jigsaw/test_schedule.py
 from reproductions.jigsaw.study import (
     DISPATCH,
     equal_jobs,
 )
+from reproductions.jigsaw.tasks import IterationJob, compute_bound, lower_bound_ns, recorded_job
 
-DATA = Path(__file__).resolve().parents[1] / "data"
+DATA = Path(__file__).resolve().parents[2] / "tests" / "data"
 LONGEST, READY = DISPATCH["longest-first"], DISPATCH["first-ready"]
 
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from foretrace.errors import ForetraceError
-from foretrace.fleet.jigsaw.schedule import IterationSchedule, Rules, rate, refusal, schedule
-from foretrace.fleet.jigsaw.tasks import FOR_EVER, IterationJob, compute_bound
 from foretrace.fleet.workload import Float64
+from reproductions.jigsaw.schedule import IterationSchedule, Rules, rate, refusal, schedule
+from reproductions.jigsaw.tasks import FOR_EVER, IterationJob, compute_bound
 
 FIRST_READY = Rules(order="first-ready")
 

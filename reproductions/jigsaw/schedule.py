@@ -15,8 +15,8 @@ from heapq import heappop, heappush
 import numpy as np
 
 from foretrace.errors import ForetraceError
-from foretrace.fleet.jigsaw.tasks import FOR_EVER, IterationJob
 from foretrace.fleet.workload import Int64
+from reproductions.jigsaw.tasks import FOR_EVER, IterationJob
 
 ORDERS = ("longest-first", "first-ready")
 ROTATIONS = ("same", "opposed", "none")
