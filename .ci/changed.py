@@ -1,7 +1,8 @@
 """Print the tests of what changed since the branch left main, and of one way through the whole house.
 
 `make check` runs them. A file of a room stands for the tests of that room, a helper of tests for the folders that
-import it, anything else (a page, a configuration) for the tests that name it. Without a change, the last commit is meant.
+import it, anything else (a page, a configuration) for the tests that name it. Without a change, the last commit
+counts.
 """
 
 from __future__ import annotations

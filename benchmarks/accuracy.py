@@ -248,11 +248,11 @@ def rig_section(_: Path | None) -> str:
     return (
         f"*{when(rows)}.*\n\n"
         "Real gloo processes, each in a network namespace of its own behind a token bucket (`python "
-        "benchmarks/verify_rig.py`, [rig.md](../rig.md)). The link is measured first, one worker is recorded alone, the "
-        "step of all workers is predicted, and only then it is run, interleaved with the worker alone. *Layers that "
-        "sleep* exchange real gradients through PyTorch's own data parallelism but compute nothing, so that two cores "
-        "do not decide. *Error* is predicted / measured step − 1 in %; *covered*: whether the 80 % interval of the "
-        "predicted ratio to one worker alone holds the measured one. Rows are the newest of every setting; "
+        "benchmarks/verify_rig.py`, [rig.md](../rig.md)). The link is measured first, one worker is recorded alone, "
+        "the step of all workers is predicted, and only then it is run, interleaved with the worker alone. *Layers "
+        "that sleep* exchange real gradients through PyTorch's own data parallelism but compute nothing, so that two "
+        "cores do not decide. *Error* is predicted / measured step − 1 in %; *covered*: whether the 80 % interval of "
+        "the predicted ratio to one worker alone holds the measured one. Rows are the newest of every setting; "
         "buckets at 1 Gbit/s were run twice, because other work ran on the cores beside the first.\n\n"
         + table(("", "rows", "median error", "worst", "covered"), summary)
         + "\n\n"

@@ -83,16 +83,17 @@ def sources() -> Iterator[Source]:
 
 def _shared(traces: Path) -> Iterator[Source]:
     """Recordings and execution traces, by content; files whose names differ in numbers alone are ranks of one run."""
-    from foretrace.model.readers.sources import SourceKind, kind_of
+    from foretrace.model.readers.sources import reader_of
+    from foretrace.trace.readers import KINETO
 
     ranks: dict[tuple[Path, str], list[Path]] = {}
     for path in sorted(each for each in traces.rglob("*") if each.is_file()):
         name = str(path.relative_to(traces))
         try:
-            kind = kind_of(path)
+            reader = reader_of(path)
         except ForetraceError:
             continue
-        if kind == SourceKind.RECORDING:
+        if reader == KINETO:
             ranks.setdefault((path.parent, re.sub(r"\d+", "#", path.name)), []).append(path)
             yield Source(name=name, make=partial(_recorded, path))
             yield Source(name=f"{name}, full queue", make=partial(_maimed, path, "full queue"))

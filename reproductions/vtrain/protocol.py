@@ -345,7 +345,7 @@ def as_table(found: dict[str, dict[str, float]]) -> str:
 
 
 def section(files: Sequence[Path]) -> str:
-    """The page docs/accuracy/iterations.md: errors on rows that no constant was fitted on, and the shipped ones."""
+    """The page docs/accuracy/iterations.md: errors on rows not fitted on, and of the shipped constants."""
     rows = [row for path in files for row in read(path)]
     found = splits(rows) | {"shipped constants, all rows": score(rows, shipped().constants)}
     groups, _ = as_left_out(rows)

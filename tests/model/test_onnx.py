@@ -14,7 +14,7 @@ from foretrace.cost.calls import Family
 from foretrace.errors import ForetraceError, MissingExtraError
 from foretrace.model.operator_graph import OperatorGraph, Role
 from foretrace.model.readers.onnx import from_onnx
-from foretrace.model.readers.sources import SourceKind, kind_of, load_operators
+from foretrace.model.readers.sources import ONNX, load_operators, reader_of
 
 onnx = pytest.importorskip("onnx", reason="the onnx extra is not installed")
 FLOAT, INT = 1, 7
@@ -203,7 +203,7 @@ def test_a_weight_of_a_negative_size_is_refused() -> None:
 
 def test_files_are_known_by_their_content(tmp_path: Path) -> None:
     (tmp_path / "model.bin").write_bytes(cnn())
-    assert kind_of(tmp_path / "model.bin") == SourceKind.ONNX
+    assert reader_of(tmp_path / "model.bin") == ONNX
     graph = load_operators(tmp_path / "model.bin", dims={"batch": 2})
     assert (graph.name, graph.batch) == ("model", 2)
 

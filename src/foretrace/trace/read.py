@@ -16,6 +16,7 @@ from foretrace.trace import checks, facts
 from foretrace.trace.columns import RankColumns
 from foretrace.trace.decimals import MAX_NS
 from foretrace.trace.kineto import NotARecordingError, Recording
+from foretrace.trace.readers import opened
 from foretrace.trace.stream import RecordingSource, sources
 from foretrace.trace.tables import LaneTable, Tables
 from foretrace.trace.trace import Category, Dropped, Int64, Mask, RankInfo, Trace, TraceLane
@@ -182,7 +183,7 @@ def _read_sources(given: Iterable[RecordingSource], tables: Tables, ask: _Ask) -
 
 
 def _read_file(source: RecordingSource, tables: Tables, ask: _Ask) -> _Rank:
-    recording = Recording(source, salvage=ask.salvage)
+    recording = opened(source, salvage=ask.salvage)
     rank = _rank_of(recording)
     if ask.ranks is not None and rank is not None and rank not in ask.ranks:
         return _Rank(name=source.name, rank=rank)

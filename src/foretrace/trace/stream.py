@@ -13,7 +13,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
@@ -59,6 +59,17 @@ def sources(
             yield from _open(file, alone, meter)
         except OSError as error:
             raise TraceError(f"{file} cannot be read ({_reason(error)}).") from None
+
+
+def peek(source: RecordingSource) -> tuple[bytes, RecordingSource]:
+    """The first block of a source, at least 512 bytes where it has so many, and the source as if unread."""
+    head = b""
+    cut: CutError | None = None
+    try:
+        head = next(source.blocks, b"")
+    except CutError as error:
+        cut = error
+    return head, replace(source, blocks=_chain(head, source.blocks, cut))
 
 
 def stored_files(path: str | Path | Sequence[str | Path]) -> list[tuple[Path, bool]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.cost.network.network import CollectiveKind, Network, network
+from foretrace.cost.network.network import CollectiveKind, Network
+from foretrace.cost.network.parse import network
 from foretrace.graph.edit import scale
 from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
 from foretrace.model.messages import MIB
