@@ -207,7 +207,11 @@ def rank_archives() -> Samples:
 
 def _of_scenario(run: Any, path: Path, way: int) -> Iterator[Figure]:
     """What show, simulate, blame, whatif and export make of a graph."""
-    from foretrace.report import build, html, perfetto
+    from foretrace.report import blame as blames
+    from foretrace.report import html, perfetto, tracks
+    from foretrace.report import show as shows
+    from foretrace.report import simulate as simulated
+    from foretrace.report import whatif as predicted
     from foretrace.report.jsonout import dumps
     from foretrace.report.terminal import Terminal, render
     from foretrace.techniques.arguments import parse_all
@@ -225,8 +229,8 @@ def _of_scenario(run: Any, path: Path, way: int) -> Iterator[Figure]:
         yield "after", changed.simulate().step_time_s
     if way > 1:
         return
-    show, blame = build.show(timeline, path=str(path)), build.blame(timeline, path=str(path))
-    for view in (show, blame, build.simulate(timeline, path=str(path))):
+    show, blame = shows.show(timeline, path=str(path)), blames.blame(timeline, path=str(path))
+    for view in (show, blame, simulated.simulate(timeline, path=str(path))):
         yield type(view).__name__, view
         dumps(view)
         printed(render(view, Terminal(width=100)))
@@ -235,9 +239,9 @@ def _of_scenario(run: Any, path: Path, way: int) -> Iterator[Figure]:
         return
     found = changed.whatif()
     yield "after", [found.before.step_time_s, found.after.step_time_s, *found.interval_s]
-    yield "what if", build.whatif(found, path=str(path))
-    perfetto.export([build.track("recorded", timeline), build.track("after", found.after)])
-    page = html.render(build.page(found.before, [found], path=str(path)))
+    yield "what if", predicted.whatif(found, path=str(path))
+    perfetto.export([tracks.track("recorded", timeline), tracks.track("after", found.after)])
+    page = html.render(html.page_of(found.before, [found], path=str(path)))
     assert "\x1b" not in page, "an escape sequence reaches the page"
 
 
@@ -264,7 +268,7 @@ def _play_recording(path: Path, way: int) -> Iterator[Figure]:
 
 def _play_ranks(path: Path, way: int) -> Iterator[Figure]:
     from foretrace import flow
-    from foretrace.report import build
+    from foretrace.report import show as shows
     from foretrace.report.jsonout import dumps
     from foretrace.report.terminal import Terminal, render
 
@@ -273,7 +277,7 @@ def _play_ranks(path: Path, way: int) -> Iterator[Figure]:
     joined = run.global_graph(alone=True)
     timeline = joined.simulate()
     yield "step", timeline.step_time_s
-    view = build.show(timeline, path=str(path))
+    view = shows.show(timeline, path=str(path))
     yield "show", view
     dumps(view)
     printed(render(view, Terminal(width=100)))

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from typing import Any
 
 import typer
 
 from foretrace.cli import streams
+from foretrace.cli.answers import answers
 from foretrace.cli.waiting import sign_of_life
 from foretrace.errors import OPTIONS, ForetraceError
 from foretrace.plaintext import visible
@@ -90,7 +91,7 @@ def application() -> typer.Typer:
     # What is recorded follows --, options and all.
     words = "Record a few steps of a training command, left unchanged."
     app.command("record", short_help=words, context_settings={"allow_extra_args": True})(record.record)
-    for command in (
+    commands: tuple[Callable[..., Any], ...] = (
         show.show,
         advise.advise,
         align.align,
@@ -115,8 +116,9 @@ def application() -> typer.Typer:
         verify.verify,
         stash.stash,
         ledger.ledger,
-    ):
-        app.command(command.__name__)(command)
+    )
+    for command in commands:
+        app.command(command.__name__)(command if command.__annotations__["return"] == "None" else answers(command))
     app.add_typer(calibrate.calibrate)
     app.add_typer(cloud.cloud)
     app.add_typer(fleet.fleet)

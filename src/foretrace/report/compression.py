@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from foretrace.report.units import column, digits, seconds, share, speed
-from foretrace.report.views import SCHEMA_VERSION
+from foretrace.report.views import Result
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,10 +35,9 @@ class CompressionMethodView(msgspec.Struct, frozen=True, kw_only=True):
     pays_below_gbit_s: float | None  # by the central prediction, on slower links than this; null: none, or a file
 
 
-class CompressionAdviseView(msgspec.Struct, frozen=True, kw_only=True):
+class CompressionAdviseView(Result, frozen=True, kw_only=True):
     """`foretrace compression advise`: whether compressing gradients pays."""
 
-    schema_version: int = SCHEMA_VERSION
     command: str = "compression advise"
     headline: str
     source: str

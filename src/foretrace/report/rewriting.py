@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from foretrace.report.units import digits, seconds, speed
-from foretrace.report.views import SCHEMA_VERSION
+from foretrace.report.views import Result
 
 if TYPE_CHECKING:
     from foretrace.plan.rewrite.session import RewriteRequest, Rewritten
@@ -70,10 +70,9 @@ class RewriteCheckView(msgspec.Struct, frozen=True, kw_only=True):
     inputs: int
 
 
-class RewriteView(msgspec.Struct, frozen=True, kw_only=True):
+class RewriteView(Result, frozen=True, kw_only=True):
     """`foretrace rewrite`: a model rewritten into an equal, faster one."""
 
-    schema_version: int = SCHEMA_VERSION
     command: str = "rewrite"
     headline: str
     source: str

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from foretrace.report.assumptions import assumption
+from foretrace.report.assumptions import AssumptionView, assumption
 from foretrace.report.units import MINUS, count, digits, seconds, share, speed
-from foretrace.report.views import SCHEMA_VERSION, AssumptionView, RatioView
+from foretrace.report.views import RatioView, Result
 
 if TYPE_CHECKING:
     from foretrace.cost.network.collective_table import CollectiveTable
@@ -22,10 +22,9 @@ if TYPE_CHECKING:
 SHOWN_ASSUMPTIONS = 3
 
 
-class RigCheckView(msgspec.Struct, frozen=True, kw_only=True):
+class RigCheckView(Result, frozen=True, kw_only=True):
     """`foretrace rig check`: whether this machine can have a rig."""
 
-    schema_version: int = SCHEMA_VERSION
     command: str = "rig check"
     headline: str
     ok: bool
@@ -35,10 +34,9 @@ class RigCheckView(msgspec.Struct, frozen=True, kw_only=True):
     leftovers: tuple[str, ...]  # namespaces of rigs that were killed
 
 
-class RigCleanView(msgspec.Struct, frozen=True, kw_only=True):
+class RigCleanView(Result, frozen=True, kw_only=True):
     """`foretrace rig clean`: what killed rigs had left."""
 
-    schema_version: int = SCHEMA_VERSION
     command: str = "rig clean"
     headline: str
     removed: tuple[str, ...]
@@ -53,10 +51,9 @@ class RigPointView(msgspec.Struct, frozen=True, kw_only=True):
     spread: float  # quartile distance of the repetitions over their median
 
 
-class RigCalibrateView(msgspec.Struct, frozen=True, kw_only=True):
+class RigCalibrateView(Result, frozen=True, kw_only=True):
     """`foretrace rig calibrate`: what collectives take on a shaped link."""
 
-    schema_version: int = SCHEMA_VERSION
     command: str = "rig calibrate"
     headline: str
     link: str
@@ -80,10 +77,9 @@ class RigArmView(msgspec.Struct, frozen=True, kw_only=True):
     spread: float
 
 
-class RigVerifyView(msgspec.Struct, frozen=True, kw_only=True):
+class RigVerifyView(Result, frozen=True, kw_only=True):
     """`foretrace rig verify`: the predicted step of a distributed training beside the measured one."""
 
-    schema_version: int = SCHEMA_VERSION
     command: str = "rig verify"
     headline: str
     techniques: tuple[str, ...]
