@@ -40,7 +40,6 @@ DOUBLED = {
     "Measured",
     "Node",
     "Priority",
-    "Rules",
     "State",
     "Table",
     # report
