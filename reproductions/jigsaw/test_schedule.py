@@ -15,12 +15,9 @@ from foretrace.errors import ForetraceError, NotApplicableError
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques.distributed.gradients import find_gradients
-<<<<<<< HEAD:tests/fleet/test_jigsaw.py
 from foretrace.techniques.distributed.partial_backprop import backward_costs, grouped
-=======
 from reproductions.jigsaw.schedule import IterationSchedule, Rules, need_bytes, schedule
 from reproductions.jigsaw.sharing import four_arms, jigsaw_speeds, pair_speeds
->>>>>>> a78eb40 (Fleet: JigSaw's schedules and Gavel's sharing to their reproductions, which alone use them):reproductions/jigsaw/test_schedule.py
 from reproductions.jigsaw.study import (
     DISPATCH,
     equal_jobs,

@@ -45,7 +45,7 @@ def njit(*, files: Sequence[str] = (), **options: Any) -> Callable[[_Loop], _Loo
         made: Any
         try:
             made = numba.njit(cache=True, **options)(loop)
-            if files:  # numba looks whether the loop's own file is still the one that was compiled
+            if files and not numba.config.DISABLE_JIT:  # it looks only whether the loop's own file was changed
                 kept = made._cache._cache_file
                 kept._source_stamp = (kept._source_stamp, *(sha256(Path(each).read_bytes()).digest() for each in files))
         except RuntimeError as error:
