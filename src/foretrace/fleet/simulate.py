@@ -376,7 +376,7 @@ def _state(played: Simulation, seed: int, record: str, explain: str | None) -> A
     fails = np.zeros(len(fail_at), engine.FAILURE)
     fails["at"], fails["unit"], fails["up"] = fail_at, fail_unit, fail_up
     timers = 100_000 if keep and policy.place_rule == "auto" else 0
-    return engine.State(
+    return engine.EngineState(
         s=s,
         jobs=jobs,
         waited=np.zeros((n, engine.CAUSES), np.int64),

@@ -44,7 +44,7 @@ from foretrace.fleet.engine.memory import (
     STOPPED,
     UNWATCHED,
     WAITING,
-    State,
+    EngineState,
     read,
 )
 from foretrace.fleet.engine.placing import (
@@ -519,7 +519,7 @@ def _run(table, until):  # type: ignore[no-untyped-def]
         s.pending = 0
 
 
-def run(state: State, until: int) -> int:
+def run(state: EngineState, until: int) -> int:
     """Play events up to and including `until`; the return value says why it stopped."""
     why: int = _run(state.addresses(), until)
     return why

@@ -20,7 +20,7 @@ from foretrace.fleet.speeds import Speeds
 from foretrace.fleet.speeds.shared import ROUNDING
 from foretrace.fleet.stepping.holdings import RUNNING, WAITING, JobState
 from foretrace.fleet.stepping.rules import Rules
-from foretrace.fleet.stepping.state import State
+from foretrace.fleet.stepping.state import SteppingState
 from foretrace.fleet.stepping.view import View
 from foretrace.fleet.workload import SECOND, Int64, Workload, nanoseconds
 
@@ -50,7 +50,9 @@ class Stepping:
         explain: str | None = None,
     ) -> None:
         self.workload, self.cluster, self.policy = workload, cluster, policy
-        self.state = State(workload, cluster, policy, speeds=speeds, costs=costs, record=record, explain=explain)
+        self.state = SteppingState(
+            workload, cluster, policy, speeds=speeds, costs=costs, record=record, explain=explain
+        )
         self.rules = Rules(self.state)
         self.view = View(self.state, self.rules)
         self.stopped = False

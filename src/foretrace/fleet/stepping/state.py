@@ -25,7 +25,7 @@ from foretrace.fleet.stepping.holdings import DONE, RUNNING, WAITING, Holdings, 
 from foretrace.fleet.workload import SECOND, Workload, nanoseconds
 
 
-class State(Holdings):
+class SteppingState(Holdings):
     """Jobs, GPUs and units. Units are counted from the innermost level outwards; the last is the whole cluster."""
 
     def __init__(
