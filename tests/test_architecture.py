@@ -31,18 +31,6 @@ def test_rooms_that_may_have_circles_have_them() -> None:
 
 # Rooms that are being rebuilt have names of others still; the test says which of these may go.
 DOUBLED = {
-    # fleet
-    "Change",
-    "Comparison",
-    "Device",
-    "Estimate",
-    "Ledger",
-    "Measured",
-    "Node",
-    "Priority",
-    "Rules",
-    "State",
-    "Table",
     # report
     "Assumed",
     "BlameRow",
