@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from foretrace.fleet.cluster import ClusterTree
+from foretrace.fleet.moment.holdings import RUNNING, JobState
+from foretrace.fleet.moment.rules import Rules
+from foretrace.fleet.moment.state import SteppingState
 from foretrace.fleet.policy_rules import Wait
 from foretrace.fleet.speeds import Speed, Speeds
-from foretrace.fleet.stepping.holdings import RUNNING, JobState
-from foretrace.fleet.stepping.rules import Rules
-from foretrace.fleet.stepping.state import SteppingState
 from foretrace.fleet.workload import SECOND, Int64, Workload
 
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from math import ceil, sqrt
 
 from foretrace.fleet import reasons, setup
+from foretrace.fleet.moment.holdings import RUNNING, JobState
+from foretrace.fleet.moment.state import SteppingState
 from foretrace.fleet.policy_rules import Wait
 from foretrace.fleet.result import Cause
 from foretrace.fleet.setup import NEVER
 from foretrace.fleet.speeds.shared import ROUNDING
-from foretrace.fleet.stepping.holdings import RUNNING, JobState
-from foretrace.fleet.stepping.state import SteppingState
 
 Key = tuple[float, float, int]
 

@@ -13,15 +13,15 @@ import numpy as np
 from foretrace.errors import ForetraceError
 from foretrace.fleet import reasons, setup
 from foretrace.fleet.cluster import ClusterTree
+from foretrace.fleet.moment.holdings import RUNNING, WAITING, JobState
+from foretrace.fleet.moment.rules import Rules
+from foretrace.fleet.moment.state import SteppingState
+from foretrace.fleet.moment.view import View
 from foretrace.fleet.policy import Policy, Wait
 from foretrace.fleet.result import Cause, Decision, FleetResult, Segments
 from foretrace.fleet.setup import NEVER, Costs
 from foretrace.fleet.speeds import Speeds
 from foretrace.fleet.speeds.shared import ROUNDING
-from foretrace.fleet.stepping.holdings import RUNNING, WAITING, JobState
-from foretrace.fleet.stepping.rules import Rules
-from foretrace.fleet.stepping.state import SteppingState
-from foretrace.fleet.stepping.view import View
 from foretrace.fleet.workload import SECOND, Int64, Workload, nanoseconds
 
 __all__ = ["Stepping", "View"]
