@@ -5,7 +5,8 @@ the same state again: `st.jobs[j]` is a record whose fields are read and written
 loop to loop; arrays passed by value would be some 200 numbers per call, and most of the time to compile.
 """
 
-# mypy: disable-error-code="no-untyped-call,misc,no-any-return"
+# numba types neither its extensions nor what they are handed.
+# mypy: disable-error-code="no-untyped-call,misc,no-any-return,import-untyped,override,untyped-decorator"
 
 from __future__ import annotations
 
