@@ -19,21 +19,6 @@ def test_imports_only_go_down(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert lint_imports(no_cache=True) == 0, capsys.readouterr().out
 
 
-# Rooms that are being rebuilt have names of others still; the test says which of these may go.
-DOUBLED = {  # all of the fleet
-    "Change",
-    "Comparison",
-    "Device",
-    "Estimate",
-    "Ledger",
-    "Measured",
-    "Node",
-    "Priority",
-    "State",
-    "Table",
-}
-
-
 def test_no_public_class_name_has_two_meanings() -> None:
     """Names with an underscore count for their file alone, and classes within functions for their function."""
     homes: dict[str, set[str]] = {}
@@ -42,8 +27,7 @@ def test_no_public_class_name_has_two_meanings() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, set()).add(path.relative_to(ROOT / "src" / "foretrace").as_posix())
     doubled = {name: sorted(files) for name, files in homes.items() if len(files) > 1}
-    assert not {name: files for name, files in doubled.items() if name not in DOUBLED}
-    assert not DOUBLED - doubled.keys(), "these have one meaning now: take them out of DOUBLED"
+    assert not doubled
 
 
 def test_the_glossary_names_classes_where_they_are() -> None:

@@ -51,7 +51,7 @@ def result(cluster: ClusterTree) -> FleetResult:
 
 
 @pytest.fixture(scope="module")
-def compared(result: FleetResult) -> comparison.Comparison:
+def compared(result: FleetResult) -> comparison.PolicyComparison:
     rng = np.random.default_rng(0)
     samples: dict[str, dict[str, npt.NDArray[np.float64]]] = {"fifo": {}, "las": {}, "slow": {}}
     for name, value in comparison.figures(result).items():
@@ -63,12 +63,12 @@ def compared(result: FleetResult) -> comparison.Comparison:
 
 
 @pytest.fixture(scope="module")
-def view(result: FleetResult, cluster: ClusterTree, compared: comparison.Comparison) -> FleetRunView:
+def view(result: FleetResult, cluster: ClusterTree, compared: comparison.PolicyComparison) -> FleetRunView:
     return fleet.run(result, cluster, path="some/log.csv", repeated=compared, next_="foretrace fleet policies")
 
 
 @pytest.fixture(scope="module")
-def against(compared: comparison.Comparison) -> FleetCompareView:
+def against(compared: comparison.PolicyComparison) -> FleetCompareView:
     return fleet_answers.compare(compared, path="some/log.csv", cluster="2x2x8@v100", gpus=32, jobs=100)
 
 

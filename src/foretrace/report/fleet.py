@@ -9,7 +9,7 @@ import numpy as np
 
 from foretrace.fleet import metrics, overtime
 from foretrace.fleet.cluster import ClusterTree
-from foretrace.fleet.comparison import Comparison
+from foretrace.fleet.comparison import PolicyComparison
 from foretrace.fleet.rates import Bill, Power
 from foretrace.fleet.result import Cause, FleetResult
 from foretrace.fleet.workload import SECOND, Float64
@@ -89,7 +89,7 @@ def run(
     power: Mapping[str, Power] | None = None,
     sizes: Sequence[int] | None = None,
     levels: Sequence[str] | None = None,
-    repeated: Comparison | None = None,
+    repeated: PolicyComparison | None = None,
     next_: str = "",
 ) -> FleetRunView:
     """The answer to one simulation; `repeated` adds intervals from more runs of the same policy.
@@ -298,7 +298,9 @@ def short(values: Float64) -> tuple[float, ...]:
     return tuple(float(f"{value:.5g}") for value in values.tolist())
 
 
-def _intervals(result: FleetResult, repeated: Comparison | None) -> tuple[dict[str, IntervalView], int, str, float]:
+def _intervals(
+    result: FleetResult, repeated: PolicyComparison | None
+) -> tuple[dict[str, IntervalView], int, str, float]:
     if repeated is None:
         return {}, 1, "", 0.0
     mine = {

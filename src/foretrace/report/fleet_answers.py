@@ -9,7 +9,7 @@ from math import isfinite
 from foretrace.errors import ForetraceError
 from foretrace.fleet import overtime
 from foretrace.fleet.cluster import ClusterTree
-from foretrace.fleet.comparison import Comparison
+from foretrace.fleet.comparison import PolicyComparison
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.synthetic import Generator
 from foretrace.fleet.workload import FARTHEST_S, SECOND
@@ -25,7 +25,9 @@ from foretrace.report.fleet_views import (
 from foretrace.report.units import count, digits, share
 
 
-def compare(found: Comparison, *, path: str, cluster: str, gpus: int, jobs: int, next_: str = "") -> FleetCompareView:
+def compare(
+    found: PolicyComparison, *, path: str, cluster: str, gpus: int, jobs: int, next_: str = ""
+) -> FleetCompareView:
     """The answer to a comparison of policies."""
     rows = []
     for policy in found.policies:
@@ -66,7 +68,7 @@ def compare(found: Comparison, *, path: str, cluster: str, gpus: int, jobs: int,
     )
 
 
-def _compare_headline(found: Comparison) -> str:
+def _compare_headline(found: PolicyComparison) -> str:
     figure = found.figures["mean_jct_s"]
     best, mean = figure.best, figure.estimates[figure.best]
     if len(found.policies) == 1:

@@ -151,7 +151,7 @@ class Clock:
 
 
 @dataclass
-class Ledger:
+class RowAccount:
     """Where every row of a source went. Notes that account for rows begin with `N rows`."""
 
     source: Source
@@ -208,7 +208,7 @@ def collect(
     details: Mapping[str, Any] | None = None,
     ties: str = "file",
     notes: Callable[[], Iterable[str]] = tuple,
-    finish: Callable[[Ledger, list[tuple[str, Row]]], list[tuple[str, Row]]] | None = None,
+    finish: Callable[[RowAccount, list[tuple[str, Row]]], list[tuple[str, Row]]] | None = None,
 ) -> Workload:
     """Every row through `parse`, which returns columns of a job or raises Bad or Aside.
 
@@ -220,7 +220,7 @@ def collect(
     drop jobs once all rows are known. ties: order of jobs submitted at the same time (`file`, `reverse`, `name`).
     Raises ForetraceError where a row is refused and `salvage` is off, or no job is left.
     """
-    ledger = Ledger(source)
+    ledger = RowAccount(source)
     good: list[tuple[str, Row]] = []
     for where, cells in rows:
         ledger.places.append(where)
@@ -247,7 +247,7 @@ def collect(
     return _workload(jobs, ledger.origin(format), dated=dated, epoch_s=epoch_s, details=details or {}, ties=ties)
 
 
-def _possible(ledger: Ledger, good: list[tuple[str, Row]], *, most: float, loose: bool) -> list[tuple[str, Row]]:
+def _possible(ledger: RowAccount, good: list[tuple[str, Row]], *, most: float, loose: bool) -> list[tuple[str, Row]]:
     """Refuse what no single column shows: a name used twice, times before the submission or beyond the clock."""
     seen: dict[str, str] = {}
     kept = []
