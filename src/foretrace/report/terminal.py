@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 PIPE_WIDTH = 120
 BAR = 48  # characters of the longest bar
-LEAST_WIDE = 24  # characters of a column that may take several lines
+LEAST_WIDE = 16  # characters of a column that may take several lines
 
 # Blue, orange, violet and greys stay apart for colour-blind readers; the characters differ as well.
 PART_STYLES = {
