@@ -31,6 +31,7 @@ class Reply:
 
     result: Result
     files: Mapping[Path | None, Callable[[Path], object]] = field(default_factory=dict)  # None was not asked for
+    how: Mapping[str, Any] = field(default_factory=dict)  # how its blocks are wanted
     page: Callable[[Path], object] | None = None  # writes --html, where the page shows more than the blocks
     error: Exception | None = None  # raised in the end: a mistake of ours that cost only a part of the answer
 
@@ -55,8 +56,8 @@ def answers(command: Callable[..., Result | Reply]) -> Callable[..., None]:
         reply = said if isinstance(said, Reply) else Reply(result=said)
         result = _read_alike(reply.result, options)
         top = options.get("top", 12)
-        print(_text(result, top, as_json=as_json), end="")
-        files = {html: reply.page or _page(result, top), **reply.files}
+        print(_text(result, top, reply.how, as_json=as_json), end="")
+        files = {html: reply.page or _page(result, top, reply.how), **reply.files}
         for path, write in files.items():
             if path is not None:
                 write(path)
@@ -73,21 +74,21 @@ def answers(command: Callable[..., Result | Reply]) -> Callable[..., None]:
     return answering
 
 
-def _text(result: Result, top: int, *, as_json: bool) -> str:
+def _text(result: Result, top: int, how: Mapping[str, Any], *, as_json: bool) -> str:
     if as_json:
         from foretrace.report import jsonout
 
         return f"{jsonout.dumps(result)}\n"
     from foretrace.report.terminal import Terminal, render
 
-    return render(result, Terminal.of(sys.stdout, os.environ), rows=top)
+    return render(result, Terminal.of(sys.stdout, os.environ), rows=top, **how)
 
 
-def _page(result: Result, top: int) -> Callable[[Path], object]:
+def _page(result: Result, top: int, how: Mapping[str, Any]) -> Callable[[Path], object]:
     def write(path: Path) -> None:
         from foretrace.report import page
 
-        page.write(result, path, top=top)
+        page.write(result, path, top=top, **how)
 
     return write
 

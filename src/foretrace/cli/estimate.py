@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foretrace.cli import options
+from foretrace.cli.answers import Reply
 from foretrace.errors import ForetraceError
 
 if TYPE_CHECKING:
@@ -90,8 +91,7 @@ def estimate(
         int | None, typer.Option("--threads", metavar="N", min=1, help="Threads of an operator, with --device here.")
     ] = None,
     top: options.Top = 14,
-    as_json: options.AsJson = False,
-) -> None:
+) -> Reply:
     """Predict a step's time and memory from the model alone.
 
     Example: foretrace estimate resnet50 --device h100 --batch 32 --precision bf16
@@ -172,10 +172,8 @@ def estimate(
         accumulate=accumulate,
         techniques=tuple(map(str, techniques)),
     )
-    if out is not None:
-        from foretrace.graph.store import save
+    from foretrace.graph.store import save
 
-        save(found.step.lowered.graph, out)
     asked = {
         "--device": device, "--batch": batch, "--precision": precision, "--inference": inference,
         "--size": "" if size == "full" else size, "--do": do, "--recompute": recompute,
@@ -188,13 +186,7 @@ def estimate(
     following = report.again(_further(source, asked, out, launches=on.processor is None))
     chosen = frozenset(flag.removeprefix("--") for flag, given in asked.items() if given)
     view = report.estimate(found, model=source, again=following, chosen=chosen)
-    if as_json:
-        from foretrace.report.jsonout import dumps
-
-        print(dumps(view))
-        return
-    print("\n".join(report.lines(view, rows=top)))
-    options.wrote(out)
+    return Reply(result=view, files={out: lambda path: save(found.step.lowered.graph, path)})
 
 
 def _further(source: str, asked: Mapping[str, object], out: Path | None, *, launches: bool) -> list[str]:
