@@ -27,11 +27,6 @@ Columns = dict[str, npt.NDArray[Any]]
 _TIES = (TaskKind.ARRIVAL, TaskKind.COLLECTIVE, TaskKind.MARK)
 
 
-def ranks_of(graph: TaskGraph) -> tuple[int, ...]:
-    """Ranks that a graph holds, ascending."""
-    return tuple(sorted({lane.rank for lane in graph.lanes if lane.rank >= 0}))
-
-
 def on_each_rank(graph: TaskGraph, change: Callable[[TaskGraph], TaskGraph]) -> TaskGraph:
     """`change` on every rank's own graph, the ranks tied together again as before.
 
@@ -39,7 +34,7 @@ def on_each_rank(graph: TaskGraph, change: Callable[[TaskGraph], TaskGraph]) -> 
     tie ranks together.
     """
     start, _ = replay(graph)
-    parts = [_part(graph, rank, start) for rank in ranks_of(graph)]
+    parts = [_part(graph, rank, start) for rank in graph.ranks]
     changed = []
     for part in parts:
         try:
@@ -52,7 +47,7 @@ def on_each_rank(graph: TaskGraph, change: Callable[[TaskGraph], TaskGraph]) -> 
 def first_rank(graph: TaskGraph) -> TaskGraph:
     """The lowest rank's own graph, as `on_each_rank` shows it to a change."""
     start, _ = replay(graph)
-    return _part(graph, ranks_of(graph)[0], start).graph
+    return _part(graph, graph.ranks[0], start).graph
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -85,8 +80,7 @@ def _part(graph: TaskGraph, rank: int, start: Int64) -> _Part:
     columns: Columns = {key: getattr(graph, key)[rows] for key in TASK_COLUMNS}
     columns["lane"] = lane_place[columns["lane"]]
     waits = columns["kind"] == TaskKind.COLLECTIVE
-    tied = np.zeros(len(graph), dtype=np.bool_)
-    tied[dst[(graph.edge_kind == EdgeKind.COLLECTIVE) & ~inside]] = True
+    tied = graph.mask(dst[(graph.edge_kind == EdgeKind.COLLECTIVE) & ~inside])
     columns["release"] = np.where(waits & tied[rows], start[rows], columns["release"])
     edges: Columns = {key: getattr(graph, key)[inside] for key in EDGE_COLUMNS}
     edges["src"] = place[edges["src"]].astype(np.int32)

@@ -93,8 +93,7 @@ class ChannelsLast(Technique):
         for name, mine in (("conv", convolution[twins.rows]), ("others", ~convolution[twins.rows])):
             factor[unknown & mine] = values.get(name, 1.0)
         rows, factor = twins.rows[changed], factor[changed]
-        mask = np.zeros(len(graph), dtype=np.bool_)
-        mask[rows] = True
+        mask = graph.mask(rows)
         dur = graph.dur.astype(np.float64)
         dur[rows] *= factor
         result = retime(graph, mask, dur[mask], what="ran {} with channels innermost", technique=self.name)

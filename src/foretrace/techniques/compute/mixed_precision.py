@@ -181,8 +181,7 @@ class MixedPrecision(Technique):
         self, graph: TaskGraph, times: NewTimes, classes: Classes, work: Mask, values: dict[str, float]
     ) -> TaskGraph:
         reduced, half = self._reduced(graph), self._half(graph)
-        unknown = np.zeros(len(graph), dtype=np.bool_)
-        unknown[times.rows[np.isnan(times.ratio)]] = True
+        unknown = graph.mask(times.rows[np.isnan(times.ratio)])
         fallback = graph.dur.astype(np.float64)
         if unknown.any():
             kinds = [kind for kind in _present(graph, classes) if (unknown & work & (classes.work == kind)).any()]

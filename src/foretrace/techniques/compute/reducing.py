@@ -83,8 +83,7 @@ def apply_times(
         times.ratio[known] * np.where(times.timed, values["measured"], values.get("untimed", 1.0))[known]
     )
     dur[rows[~known]] = fallback[rows[~known]]
-    mask = np.zeros(len(graph), dtype=np.bool_)
-    mask[rows] = True
+    mask = graph.mask(rows)
     return retime(graph, mask, dur[mask], what="ran {} on 16-bit inputs, by measured times", technique=technique)
 
 
