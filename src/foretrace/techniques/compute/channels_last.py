@@ -19,11 +19,10 @@ from foretrace.cost.operators.operator import CHANNELS_LAST, FLOATS, Operator
 from foretrace.cost.operators.twins import Twins
 from foretrace.graph.edit import remove, retime
 from foretrace.graph.insert import HostTask, insert
-from foretrace.graph.select import select
+from foretrace.graph.select import previous_on_lane, select
 from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
 from foretrace.techniques.base import Across, Prior, Technique, derived
 from foretrace.techniques.compute.classes import WorkClass, classify
-from foretrace.techniques.compute.reducing import previous_on_lane
 from foretrace.techniques.untimed import untimed
 
 if TYPE_CHECKING:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from foretrace.graph.insert import HostTask, edge_columns, extend, insert
+from foretrace.graph.insert import edge_columns, extend, insert
 from foretrace.graph.taskgraph import Change, EdgeKind, Lane, Phase, TaskGraph, TaskKind
+from foretrace.techniques.memory.keeping import hook_tasks
 from foretrace.techniques.memory.saved import Saved, Savings
 from foretrace.trace.trace import LaneKind
 
@@ -82,7 +84,5 @@ def insert_copies(
         old_edges=edge_columns(graph),
         change=Change(technique=technique, what=f"inserted {len(tasks['kind'])} copies", tasks=len(tasks["kind"])),
     )
-    last = rows[savings.last_forward[savings.last_forward >= 0]].tolist()
-    each_ns = round(1e9 * hook_s * savings.variables / max(len(last), 1))
-    hooks = [HostTask(after=row, name="saved tensor hooks", dur_ns=each_ns) for row in last]
+    hooks = [replace(each, after=int(rows[each.after])) for each in hook_tasks(savings, hook_s)]
     return insert(made, hooks, technique=technique)
