@@ -16,13 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.errors import NotApplicableError
-from foretrace.graph.assemble import assemble
+from foretrace.graph.assemble import assemble, part_of
 from foretrace.graph.clock import joint_rows, own_marks
 from foretrace.graph.taskgraph import EDGE_COLUMNS, TASK_COLUMNS, Assumption, Change, EdgeKind, TaskGraph, TaskKind
 from foretrace.simulate.replay import replay
 
 Int64 = npt.NDArray[np.int64]
-Columns = dict[str, npt.NDArray[Any]]
 
 _TIES = (TaskKind.ARRIVAL, TaskKind.COLLECTIVE, TaskKind.MARK)
 
@@ -56,7 +55,6 @@ class _Part:
 
     rank: int
     rows: Int64
-    lanes: Int64
     inside: npt.NDArray[np.bool_]  # edges of the joined graph
     graph: TaskGraph
 
@@ -66,24 +64,11 @@ def _part(graph: TaskGraph, rank: int, start: Int64) -> _Part:
     joint = joint_rows(graph)
     mine = (graph.rank == rank) & ~joint
     rows = np.flatnonzero(mine)
-    only_joint = np.zeros(len(graph.lanes), dtype=np.bool_)
-    only_joint[graph.lane[joint]] = True
-    only_joint[graph.lane[~joint]] = False
-    lanes = np.array([i for i, lane in enumerate(graph.lanes) if lane.rank == rank and not only_joint[i]])
-    place = np.full(len(graph), -1, dtype=np.int64)
-    place[rows] = np.arange(len(rows))
-    lane_place = np.full(len(graph.lanes), -1, dtype=np.int32)
-    lane_place[lanes] = np.arange(len(lanes))
+    lanes = np.array([lane.rank == rank for lane in graph.lanes], dtype=np.bool_)
+    lanes &= ~np.isin(np.arange(len(lanes)), np.setdiff1d(graph.lane[joint], graph.lane[~joint]))
     dst = graph.dst
     inside = mine[graph.src] & mine[dst]
-    count = np.bincount(place[dst[inside]], minlength=len(rows))
-    columns: Columns = {key: getattr(graph, key)[rows] for key in TASK_COLUMNS}
-    columns["lane"] = lane_place[columns["lane"]]
-    waits = columns["kind"] == TaskKind.COLLECTIVE
-    tied = graph.mask(dst[(graph.edge_kind == EdgeKind.COLLECTIVE) & ~inside])
-    columns["release"] = np.where(waits & tied[rows], start[rows], columns["release"])
-    edges: Columns = {key: getattr(graph, key)[inside] for key in EDGE_COLUMNS}
-    edges["src"] = place[edges["src"]].astype(np.int32)
+    tied = graph.mask(dst[(graph.edge_kind == EdgeKind.COLLECTIVE) & ~inside]) & (graph.kind == TaskKind.COLLECTIVE)
     marks = own_marks(graph, rank)
     if not len(marks):
         raise NotApplicableError(
@@ -91,15 +76,12 @@ def _part(graph: TaskGraph, rank: int, start: Int64) -> _Part:
         )
     recorded = graph.recorded[marks[[0, -1]]]
     alone = replace(
-        graph,
-        **columns,  # type: ignore[arg-type]  # keys are array columns
-        **edges,  # type: ignore[arg-type]
-        in_ptr=np.append(0, np.cumsum(count)).astype(np.int64),
-        marks=place[marks].astype(np.int32),
-        lanes=tuple(graph.lanes[i] for i in lanes.tolist()),
+        part_of(graph, mine, lanes),
+        release=np.where(tied, start, graph.release)[rows],
+        marks=np.searchsorted(rows, marks).astype(np.int32),
         info=replace(graph.info, window_ns=(int(recorded[0]), int(recorded[1])), collectives={}),
     )
-    return _Part(rank=rank, rows=rows, lanes=lanes, inside=inside, graph=alone)
+    return _Part(rank=rank, rows=rows, inside=inside, graph=alone)
 
 
 def _together(graph: TaskGraph, parts: Sequence[_Part], changed: Sequence[TaskGraph]) -> TaskGraph:

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from foretrace.graph.assemble import part_of
 from foretrace.graph.edit import remove
 from foretrace.graph.insert import DeviceTask, HostTask, extend, insert_at
 from foretrace.graph.taskgraph import (
-    EDGE_COLUMNS,
-    TASK_COLUMNS,
     Change,
     EdgeKind,
     Lane,
@@ -188,36 +187,17 @@ def exchange(
 
 def without_exchange(graph: TaskGraph, technique: str) -> TaskGraph:
     """The graph without the messages and waits that `exchange` put into it; as it is where there are none."""
-    lanes = [i for i, lane in enumerate(graph.lanes) if lane.kind == LaneKind.LINK and lane.label.split()[:1] == [LINK]]
-    message = np.isin(graph.lane, lanes)
+    links = np.array(
+        [lane.kind == LaneKind.LINK and lane.label.split()[:1] == [LINK] for lane in graph.lanes], np.bool_
+    )
+    message = links[graph.lane]
     if not message.any():
         return graph
-    kept = _without(graph, message, set(lanes))
+    kept = part_of(graph, ~message, ~links)
     count = int(message.sum())
     kept = kept.noted(Change(technique=technique, what=f"took {count} messages out", tasks=count))
     named = np.array([name in (WAIT, LAUNCH, COPIES) for name in kept.names], dtype=np.bool_)[kept.name]
     return remove(kept, named & ~kept.gone, technique=technique)
-
-
-def _without(graph: TaskGraph, mask: npt.NDArray[np.bool_], lanes: set[int]) -> TaskGraph:
-    """The graph without these rows, all their edges and these lanes, which hold nothing else."""
-    place = np.cumsum(~mask) - 1
-    number = np.cumsum([i not in lanes for i in range(len(graph.lanes))]) - 1
-    dst = graph.dst
-    edges = ~(mask[graph.src] | mask[dst])
-    columns: dict[str, Any] = {key: getattr(graph, key)[~mask] for key in TASK_COLUMNS}
-    columns["lane"] = number[columns["lane"]].astype(np.int32)
-    columns |= {key: getattr(graph, key)[edges] for key in EDGE_COLUMNS}
-    columns["src"] = place[columns["src"]].astype(np.int32)
-    in_ptr = np.zeros(len(columns["kind"]) + 1, dtype=np.int64)
-    np.cumsum(np.bincount(place[dst[edges]], minlength=len(in_ptr) - 1), out=in_ptr[1:])
-    return replace(
-        graph,
-        **columns,
-        in_ptr=in_ptr,
-        marks=place[graph.marks].astype(np.int32),
-        lanes=tuple(lane for i, lane in enumerate(graph.lanes) if i not in lanes),
-    )
 
 
 class _Launched:
