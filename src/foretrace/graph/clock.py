@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.graph.insert import edge_columns, extend
+from foretrace.graph.select import launching_call
 from foretrace.graph.taskgraph import Change, EdgeKind, Lane, TaskGraph, TaskKind
 from foretrace.trace.trace import LaneKind
 
@@ -52,9 +53,7 @@ def last_launched(graph: TaskGraph) -> Int64:
     Of several ranks, before the rank's own mark. Their first step begins when the first rank enters it: the others'
     streams have nothing before it.
     """
-    call = np.full(len(graph), -1, dtype=np.int64)
-    launch = graph.edge_kind == EdgeKind.LAUNCH
-    call[graph.dst[launch]] = graph.src[launch]
+    call = launching_call(graph)
     found = []
     joint = bool(joint_rows(graph).any())
     begins = int(graph.lanes[graph.lane[graph.marks[0]]].rank) if len(graph.marks) else 0

@@ -313,6 +313,17 @@ class TaskGraph:
         """Rank of every task (n rows)."""
         return np.array([lane.rank for lane in self.lanes], dtype=np.int32)[self.lane]
 
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks that the graph holds, ascending."""
+        return tuple(sorted({lane.rank for lane in self.lanes if lane.rank >= 0}))
+
+    def mask(self, rows: Any) -> npt.NDArray[np.bool_]:
+        """A mask (n) of these rows."""
+        mask = np.zeros(len(self), dtype=np.bool_)
+        mask[rows] = True
+        return mask
+
     def with_columns(self, **columns: npt.NDArray[Any]) -> TaskGraph:
         """A graph that shares everything but these columns; shapes and types must agree."""
         for key, column in columns.items():

@@ -71,8 +71,7 @@ def deadlock(graph: TaskGraph, holds: Mask, decided: Int32) -> str | None:
 
     `holds` (m) marks the edges that the run respects.
     """
-    done = np.zeros(len(graph), dtype=np.bool_)
-    done[decided] = True
+    done = graph.mask(decided)
     own = own_collective(graph)
     held = np.flatnonzero((own >= 0) & done & ~done[own])  # arrivals that hold a slot
     if not len(held):

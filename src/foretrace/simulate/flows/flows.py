@@ -33,6 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.errors import GraphError
+from foretrace.graph.assemble import pointers
 from foretrace.graph.sound import fixed, verify
 from foretrace.graph.taskgraph import TaskGraph, TaskKind
 from foretrace.simulate.groups import groups
@@ -177,21 +178,14 @@ def _run(
         holds, arrivals = group.holds, group.arrivals
     arguments: tuple[Any, ...] = (
         graph.release.astype(np.int64), fixed(columns.dur), fixed(columns.delay), np.bincount(dst[kept], minlength=n),
-        fixed(graph.lane), ranks, fixed(graph.priority), _ptr(graph.src[kept], n), dst[by_src], columns.lag[by_src],
+        fixed(graph.lane), ranks, fixed(graph.priority), pointers(graph.src[kept], n), dst[by_src], columns.lag[by_src],
         graph.from_start[by_src].view(np.uint8), lanes.ordered, lanes.slots, holds, arrivals, flow,
-        slowed.view(np.uint8), slows.view(np.uint8), factor, _ptr(flow[members], len(flows)),
+        slowed.view(np.uint8), slows.view(np.uint8), factor, pointers(flow[members], len(flows)),
         members.astype(np.int32), flows.nbytes, flows.latency_ns, flows.route_ptr, flows.route_link,
         flows.route_times, per_ns, start, end, decided,
     )  # fmt: skip
     flow_engine.run(*arguments)
     return start, end, decided.view(np.bool_)
-
-
-def _ptr(groups_of: npt.NDArray[np.int32], count: int) -> Int64:
-    """CSR: where the rows of each of `count` groups begin, once they are sorted by group."""
-    ptr = np.zeros(count + 1, dtype=np.int64)
-    np.cumsum(np.bincount(groups_of, minlength=count), out=ptr[1:])
-    return ptr
 
 
 def _interfering(graph: TaskGraph, flow: Int32, interference: Interference | None) -> tuple[Mask, Mask, float]:
