@@ -16,6 +16,7 @@ settings.load_profile(os.environ.get("FORETRACE_EXAMPLES", "quick"))
 
 LONG_S = 20.0  # a test that takes longer says why: @pytest.mark.slow("...")
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of two test processes on two cores wait for each other
 os.environ.setdefault("FORETRACE_POISON", "1")  # what a pass leaves unwritten shows, in subprocesses as well
 
 
