@@ -132,7 +132,8 @@ def _on(graph: TaskGraph, clock: Clock) -> TaskGraph:
         )
     factor = float(np.median(cpu) / np.median(wall)) if clock == "cpu" else float(np.median(wall) / np.median(cpu))
     released = graph.release != NO_RELEASE
-    release = np.where(released, np.rint(graph.release * factor).astype(np.int64), graph.release)
+    release = graph.release.copy()
+    release[released] = np.rint(release[released] * factor).astype(np.int64)
     scaled = {name: np.rint(getattr(graph, name) * factor).astype(np.int64) for name in _TIMES}
     info = replace(graph.info, overhead={**graph.info.overhead, "cpu_clock": float(clock == "cpu")})
     return replace(graph.with_columns(**scaled, release=release), info=info)
