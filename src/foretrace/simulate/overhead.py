@@ -40,7 +40,7 @@ def unprofiled(graph: TaskGraph, clock: Clock | None = None) -> TaskGraph:
     without unprofiled neighbours is then returned as it is. What was measured and removed is kept in `info.overhead`
     (times in seconds) and as a Change. Where other work disturbed a step that never waits, the process's CPU time
     stands for its time: it leaves out what the others took. `clock`, else the recording's own fact of this name, requests
-    for one of the two, where the recording tells it.
+    one of the two, where the recording tells it.
     """
     if graph.changes:
         return graph
