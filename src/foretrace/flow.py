@@ -46,8 +46,8 @@ def read(
 ) -> Run:
     """Read the recordings of one run: a file, an archive or folder of ranks, or a list of files.
 
-    `ranks` and `steps` keep a part of it, `salvage` the good part of a damaged file; `progress` is told the share
-    of the bytes that were read. Raises TraceError with the file, the place and the mend.
+    `ranks` and `steps` keep a part of it, `salvage` the good part of a damaged file; `progress` is called with
+    the share of the bytes that were read. Raises TraceError with the file, the place and what to do.
     """
     from foretrace.trace.read import read as read_trace
 
@@ -243,7 +243,7 @@ class Scenario:
         return whatif(self.graph if self.recorded is None else self.recorded, self.techniques)
 
     def advise(self, *, exact: bool = False) -> Advice:
-        """What to do first: every technique tried, ranked, weighed, the best put together; `exact` however long."""
+        """What to do first: every technique tried, ranked, weighed, the best combined; `exact` however long."""
         from foretrace.plan import advise
 
         return advise.advise(self.graph, work=inf if exact else advise.WORK)

@@ -76,7 +76,7 @@ def host_runs_ahead(graph: TaskGraph, end: Int64) -> bool:
     """Whether steps measured at the marks are too short, because device work piles up behind the host.
 
     `end` are the ends of all tasks of a replay. A host that no longer waits finishes its steps early, and
-    only the end of the device's work tells how long a step takes.
+    only the end of the device's work shows how long a step takes.
     """
     last = last_launched(graph)
     if not len(last) or len(graph.marks) < 2:

@@ -201,7 +201,7 @@ class GraphInfo:
     not_of_step: tuple[NotOfStep, ...] = ()  # what was left out of the only recorded step
     overhead: dict[str, float] = field(default_factory=dict)  # profiler overhead: measured and removed, see docs
     calibration: dict[str, Any] = field(default_factory=dict)  # times of operators on this machine, see cost/
-    collectives: dict[str, Any] = field(default_factory=dict)  # what each one says of itself, see collectives.py
+    collectives: dict[str, Any] = field(default_factory=dict)  # what each one says about itself, see collectives.py
     notes: tuple[str, ...] = ()
 
 

@@ -12,7 +12,7 @@
   ARRIVAL, directly or through one JOIN. It needs no slot of its own and starts when it is ready: when every rank has
   arrived. If either of the two is removed they are no group; each is then a task like any other. A COLLECTIVE
   without an ARRIVAL of its own is a task like any other, too.
-- Two ranks that enter two collectives in opposite orders wait for each other for ever if the slots do not suffice
+- Two ranks that enter two collectives in opposite orders wait for each other forever if the slots do not suffice
   for both, here as with NCCL. That is a GraphError.
 - Decisions are taken in the order of (time, priority, row); at equal times tasks become ready before lanes become
   free. A task that turns out to have been ready in the past (negative lags) competes from then on.

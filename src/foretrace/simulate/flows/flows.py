@@ -10,7 +10,7 @@ All rules of `foretrace.simulate.schedule` hold (lanes, slots, groups, removed t
 - The flows that move bytes at one time share the links **max-min fairly**: no rate can grow without a smaller or
   equal one shrinking. Progressive filling (Bertsekas and Gallager, Data Networks, 2nd edition, 6.5.2; for links that
   a flow crosses several times Radunovic and Le Boudec, IEEE/ACM ToN 15(5), 2007): all rates grow alike until a link
-  is full, the flows on it stop, the others go on. Rates are worked out anew when flows join or end, once per instant.
+  is full, the flows on it stop, the others continue. Rates are computed again when flows join or end, once per instant.
 - A flow without bytes or without links takes its latency alone.
 - While a rank takes part in a flow, or runs a COLLECTIVE that is none, its kernels progress at 1 / factor of their
   speed (`Interference`).
@@ -116,7 +116,7 @@ def simulate_flows(
 
     With lanes that are all ordered, `graph.with_columns(dur=end - start)` is the graph whose replay is this run, for
     critical path and blame. Raises GraphError for capacities, routes or bytes that cannot be, and where flows or
-    collectives wait for each other for ever.
+    collectives wait for each other forever.
     """
     n = len(verify(graph))
     capacity = np.asarray(capacity, dtype=np.float64)
