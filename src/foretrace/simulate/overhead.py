@@ -39,8 +39,8 @@ def unprofiled(graph: TaskGraph, clock: Clock | None = None) -> TaskGraph:
     What else is not the step's is left out first, see `own_step`, which says when it raises GraphError. A recording
     without unprofiled neighbours is then returned as it is. What was measured and removed is kept in `info.overhead`
     (times in seconds) and as a Change. Where other work disturbed a step that never waits, the process's CPU time
-    stands for its time: it leaves out what the others took. `clock`, else the recording's own fact of this name, requests
-    one of the two, where the recording tells it.
+    stands for its time: it leaves out what the others took. `clock`, else the recording's own fact of this name,
+    chooses one of the two, where the recording tells it.
     """
     if graph.changes:
         return graph
