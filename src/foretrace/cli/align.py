@@ -21,7 +21,7 @@ def align(
     """
     from foretrace import flow
 
-    if options.is_graph(source):
+    if flow.is_graph(source):
         raise ForetraceError(f"{source} is a saved graph; name the folder of the ranks' recordings.")
     graphs = options.rank_graphs(source, steps=steps, salvage=salvage, on=on)
     if len(graphs) < 2:

@@ -96,14 +96,10 @@ def estimate(
 
     Example: foretrace estimate resnet50 --device h100 --batch 32 --precision bf16
     """
+    from foretrace import flow
     from foretrace.cli.operators import sizes
-    from foretrace.model.capture.capture import precision_named
-    from foretrace.model.capture.like import ATTENTION, UPDATES
-    from foretrace.model.estimate import estimate as predict
-    from foretrace.model.memory.memory import Sharding
-    from foretrace.model.target import HERE, networks_of, target
+    from foretrace.graph.store import save
     from foretrace.report import estimate as report
-    from foretrace.zoo.operators import is_decoder, operators_of
 
     if pipeline != 1 or sequence:
         what = "--sequence-parallel" if sequence else f"--pipeline {pipeline}"
@@ -114,66 +110,19 @@ def estimate(
         if workers > 1 or gpus % tensor:
             raise ForetraceError(f"--gpus {gpus} must be --workers times --tensor {tensor}; give one of the two.")
         workers = gpus // tensor
-    if zero and workers == 1:
-        raise ForetraceError(f"--zero {zero} shares among several workers; say how many with --workers.")
-    if threads is not None and device != HERE:
-        raise ForetraceError(f"--threads is for --device here, not for {device}; leave it out.")
     techniques: tuple[Technique, ...] = ()
     if do:  # loading all techniques takes a while
         from foretrace.techniques.arguments import parse_all
 
         techniques = parse_all(do)
-    on = target(device, threads=threads)
-    if on.processor is not None and (workers > 1 or tensor > 1 or network):
-        raise ForetraceError("--workers, --tensor and --network are for devices of the catalog, not for --device here.")
-    if attention not in ("", *ATTENTION):
-        raise ForetraceError(f"--attention is {', '.join(ATTENTION)}, not {attention!r}.")
-    if optimizer not in ("", *UPDATES):
-        raise ForetraceError(f"--optimizer is {', '.join(UPDATES)}, not {optimizer!r}.")
-    if network and workers == 1:
-        raise ForetraceError("--network is between workers; say how many with --workers.")
-    precision = precision_named(precision) if precision else ""
-    # What shares out the state of an optimizer keeps it in float32, and computes on 16-bit copies.
-    if zero and precision in ("bf16", "fp16") and is_decoder(source):
-        precision += "-master"
-    master = precision.endswith("-master")
-    sharding = Sharding(workers=workers, stage=zero, tensor=tensor, master=master)
-    networks = networks_of(on.device, sharding, network)
-    every = recompute_every or int(recompute)
-    if reentrant and not every:
-        raise ForetraceError("--reentrant is how blocks are recomputed; add --recompute.")
+    gc.disable()  # what is captured lives as long as the program; the collector need not go through it
     with options.progress(f"capturing {source}") as tell:
-        graph = operators_of(
-            source,
-            size=size,
-            batch=batch,
-            precision=precision,
-            tensor=tensor,
-            update=optimizer,
-            attention=attention,
-            loss=loss,
-            training=not inference,
-            like="gpu" if on.processor is None else "cpu",
-            techniques=techniques,
-            dims=sizes(dim or []),
-            length=length,
-            progress=tell,
-        )
-    gc.freeze()  # these objects live as long as the program; the collector need not go through them
-    found = predict(
-        graph,
-        device=on.device,
-        costs=on.costs,
-        own_processor=on.processor is not None,
-        sharding=sharding,
-        recompute=every,
-        reentrant=reentrant,
-        network=networks,
-        accumulate=accumulate,
-        techniques=tuple(map(str, techniques)),
-    )
-    from foretrace.graph.store import save
-
+        found = flow.estimate(
+            source, device=device, batch=batch, precision=precision, inference=inference, size=size,
+            techniques=techniques, recompute=recompute_every or int(recompute), reentrant=reentrant,
+            accumulate=accumulate, zero=zero, workers=workers, tensor=tensor, network=network, optimizer=optimizer,
+            attention=attention, loss=loss, length=length, dims=sizes(dim or []), threads=threads, progress=tell,
+        )  # fmt: skip
     asked = {
         "--device": device, "--batch": batch, "--precision": precision, "--inference": inference,
         "--size": "" if size == "full" else size, "--do": do, "--recompute": recompute,
@@ -183,7 +132,7 @@ def estimate(
         "--accumulate": accumulate if accumulate > 1 else None, "--zero": zero or None,
         "--workers": workers if workers > 1 else None, "--length": length, "--dim": dim, "--threads": threads,
     }  # fmt: skip
-    following = report.again(_further(source, asked, out, launches=on.processor is None))
+    following = report.again(_further(source, asked, out, launches=device != "here"))
     chosen = frozenset(flag.removeprefix("--") for flag, given in asked.items() if given)
     view = report.estimate(found, model=source, again=following, chosen=chosen)
     return Reply(result=view, files={out: lambda path: save(found.step.lowered.graph, path)})

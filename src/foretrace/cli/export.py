@@ -33,7 +33,7 @@ def export(
     from foretrace.techniques.arguments import parse_all
 
     techniques = parse_all(do or [])
-    run = options.scenario(source, rank=rank, steps=steps, salvage=salvage, together=all_ranks)
+    run = options.scenario(source, rank=rank, steps=steps, salvage=salvage, all_ranks=all_ranks)
     from foretrace.cli import pages
 
     found = run.apply(*techniques).whatif() if techniques else None

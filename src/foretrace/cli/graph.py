@@ -30,5 +30,5 @@ def graph(
     from foretrace.techniques.arguments import parse_all
 
     techniques = parse_all(do or [])
-    options.scenario(source, rank=rank, steps=steps, salvage=salvage, together=all_ranks).apply(*techniques).save(out)
+    options.scenario(source, rank=rank, steps=steps, salvage=salvage, all_ranks=all_ranks).apply(*techniques).save(out)
     options.wrote(out)

@@ -38,7 +38,7 @@ def whatif(
     from foretrace.techniques.arguments import parse_all
 
     techniques = parse_all(do)
-    run = options.scenario(source, rank=rank, steps=steps, salvage=salvage, together=all_ranks)
+    run = options.scenario(source, rank=rank, steps=steps, salvage=salvage, all_ranks=all_ranks)
     if calibration:
         run = run.calibrated()
         if known := len(run.graph.info.calibration.get("seconds", ())):
