@@ -19,6 +19,19 @@ def test_imports_only_go_down(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert lint_imports(no_cache=True) == 0, capsys.readouterr().out
 
 
+def test_no_package_is_in_a_circle_with_its_own_modules() -> None:
+    """As between siblings, which import-linter looks at: TYPE_CHECKING and lazy imports count."""
+    import grimp
+
+    graph = grimp.build_graph("foretrace", cache_dir=None)
+    for package in graph.modules:
+        if graph.find_children(package):
+            for module in graph.find_modules_that_directly_import(package):
+                if module.startswith(f"{package}."):
+                    chain = graph.find_shortest_chain(package, module)
+                    assert chain is None, " -> ".join((*chain, package))
+
+
 def test_no_public_class_name_has_two_meanings() -> None:
     """Names with an underscore count for their file alone, and classes within functions for their function."""
     homes: dict[str, set[str]] = {}
