@@ -93,13 +93,14 @@ class Simulation:
 
     def run(self, *, until_s: float | None = None, max_events: int | None = None) -> Simulation:
         """Play on until this time (inclusive), so many events, or the end."""
-        from foretrace.fleet.engine import decisions as engine
+        from foretrace.fleet.engine import memory as engine
+        from foretrace.fleet.engine.decisions import run
 
         until = int(nanoseconds(until_s)) if until_s is not None else NEVER - 1
         limit = NEVER if max_events is None else max_events
         self.state.s["limit"][0] = limit
         while True:
-            why = engine.run(self.state, until)
+            why = run(self.state, until)
             if why == engine.NEED_SPEED:
                 self._learn()
             elif why == engine.NEED_ROOM:
