@@ -93,13 +93,14 @@ class Simulation:
 
     def run(self, *, until_s: float | None = None, max_events: int | None = None) -> Simulation:
         """Play on until this time (inclusive), so many events, or the end."""
-        from foretrace.fleet.engine import decisions as engine
+        from foretrace.fleet.engine import memory as engine
+        from foretrace.fleet.engine.decisions import run
 
         until = int(nanoseconds(until_s)) if until_s is not None else NEVER - 1
         limit = NEVER if max_events is None else max_events
         self.state.s["limit"][0] = limit
         while True:
-            why = engine.run(self.state, until)
+            why = run(self.state, until)
             if why == engine.NEED_SPEED:
                 self._learn()
             elif why == engine.NEED_ROOM:
@@ -139,27 +140,6 @@ class Simulation:
             for name in ("seg", "devices", "log", "samples")
         }
         self.state = state._replace(**grown)
-
-    def check(self) -> None:
-        """Every GPU is free, broken or in one running job's set, and all counts agree (raises AssertionError)."""
-        from foretrace.fleet.engine import memory as engine
-
-        state = self.state
-        held: dict[int, int] = {}
-        for job in np.flatnonzero(state.jobs["status"] == engine.RUNNING):
-            gpus = self.devices_of(int(job))
-            assert len(gpus) == self.workload.gpus[job], f"job {job} holds {len(gpus)} GPUs"
-            for gpu in gpus:
-                assert gpu not in held, f"GPU {gpu} is held by jobs {held[gpu]} and {job}"
-                held[gpu] = int(job)
-        owners = {gpu: int(owner) for gpu, owner in enumerate(state.devs["owner"]) if owner >= 0}
-        assert owners == held, "owners and holders differ"
-        for unit in range(len(state.units) - 1):
-            inside = slice(state.units["lo"][unit], state.units["hi"][unit])
-            for kind in range(len(self.cluster.types)):
-                free = int(((state.devs["owner"][inside] == -1) & (state.devs["kind"][inside] == kind)).sum())
-                assert free == state.free[kind, unit], f"unit {unit} counts {state.free[kind, unit]} free of {free}"
-        assert state.s["free"][0] == (state.devs["owner"] == -1).sum()
 
     def devices_of(self, job: int) -> list[int]:
         """GPUs that a job holds now, in ascending order."""

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.errors import ForetraceError
-from foretrace.fleet.formats.source import Source, Table
+from foretrace.fleet.formats.source import Source, Table, table
 from foretrace.fleet.workload import SECOND, Origin, Refused, Workload
 
 MOST_SECONDS = 9.0e9  # 285 years: what fits into 64 bits of nanoseconds
@@ -348,6 +348,34 @@ def with_columns(source: Source, taken: Table, wanted: Sequence[str], also: Sequ
     if missing:
         raise source.fail(f"has no column {missing[0]!r}; its columns are {', '.join(taken.header)[:200]}.")
     return {name: at[name] for name in (*wanted, *also) if name in at}
+
+
+def collect_table(
+    source: Source,
+    format: str,
+    parse: Callable[[dict[str, str]], Row],
+    columns: Sequence[str],
+    also: Sequence[str] = (),
+    *,
+    notes: Callable[[], Iterable[str]] = tuple,
+    **options: Any,
+) -> Workload:
+    """`collect` for a CSV file with a header: `parse` takes the cells of a row by column.
+
+    columns: what must be there; also: what may be. Raises ForetraceError as `with_columns` and `collect` do.
+    """
+    taken = table(source)
+    at = with_columns(source, taken, columns, also)
+    width = len(taken.header)
+
+    def row(cells: list[str] | None) -> Row:
+        cells = cut(cells, width)
+        return parse({name: cells[position] for name, position in at.items()})
+
+    def told() -> list[str]:
+        return [*table_notes(taken, (*columns, *also)), *notes()]
+
+    return collect(source, format, placed(taken.rows), row, notes=told, **options)
 
 
 def cut(cells: list[str] | None, width: int) -> list[str]:
