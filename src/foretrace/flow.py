@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from foretrace.graph.alignment import ClockOffsets
@@ -207,13 +207,13 @@ class Scenario:
         """When everything runs: step time, breakdown, critical path, slack, sensitivity, blame."""
         from foretrace.simulate.timeline import simulate
 
-        return simulate(self.graph)
+        return _shown(simulate(self.graph))
 
     def check(self) -> CheckReport:
         """Whether the graph stands up to being changed: invariants and counterfactuals."""
         from foretrace.simulate.check import check
 
-        return check(self.graph)
+        return _shown(check(self.graph))
 
     # --- 4. change -------------------------------------------------------------------------------------------
 
@@ -234,7 +234,7 @@ class Scenario:
 
     def whatif(self) -> WhatIf:
         """Step time before and after the techniques applied, its interval, and what every one of them gave."""
-        return self._whatif
+        return _shown(self._whatif)
 
     @cached_property
     def _whatif(self) -> WhatIf:
@@ -246,7 +246,7 @@ class Scenario:
         """What to do first: every technique tried, ranked, weighed, the best put together; `exact` however long."""
         from foretrace.plan import advise
 
-        return advise.advise(self.graph, work=inf if exact else advise.WORK)
+        return _shown(advise.advise(self.graph, work=inf if exact else advise.WORK))
 
     def save(self, path: str | Path) -> Path:
         """Store the graph and the range of its step in one file, for `load` and `foretrace compare`."""
@@ -263,3 +263,29 @@ def compare(before: Scenario, after: Scenario) -> Comparison:
     from foretrace.simulate.compare import compare as compare_timelines
 
     return compare_timelines(before.simulate(), after.simulate())
+
+
+# --- 6. show: in a notebook, results show what the command that asks the same prints -------------------------
+
+Found = TypeVar("Found")
+
+
+def _shown(found: Found) -> Found:
+    """Let notebooks show a result; the room that makes it knows nothing of reports."""
+    kind: Any = type(found)
+    if "_repr_html_" not in vars(kind):
+        kind._repr_html_ = _html
+        kind._repr_pretty_ = _pretty
+    return found
+
+
+def _html(found: object) -> str:
+    from foretrace.report import notebook
+
+    return notebook.html(found)
+
+
+def _pretty(found: object, printer: Any, cycle: bool) -> None:
+    from foretrace.report import notebook
+
+    printer.text(notebook.text(found))

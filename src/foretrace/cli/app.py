@@ -13,6 +13,7 @@ from contextlib import nullcontext, suppress
 from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from foretrace.cli import streams
 from foretrace.cli.answers import answers
@@ -28,6 +29,29 @@ BUG = (
 
 # The class of every usage error; its module differs between versions of the command-line library.
 _USAGE_ERROR = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+
+
+# Commands in the order of a person's work.
+PANELS = {
+    "Record and look": ("record", "show", "blame", "profile", "simulate", "stash", "report", "export", "graph"),
+    "Ask what if": ("advise", "whatif", "optimise", "compare"),
+    "Check": ("check", "verify", "ledger"),
+    "Models without a run": ("estimate", "operators", "utilisation", "rewrite"),
+    "Many workers": ("align", "scale", "network", "compression", "rig", "cloud"),
+    "Fleets": ("fleet",),
+    "Tools": ("calibrate", "techniques", "zoo", "devices"),
+}
+
+
+class Panels(TyperGroup):
+    """The commands under the headings of `PANELS`."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write a section per panel."""
+        width = formatter.width - 6 - max(map(len, self.commands))
+        for title, names in PANELS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, self.commands[name].get_short_help_str(width)) for name in names])
 
 
 def application() -> typer.Typer:
@@ -68,9 +92,9 @@ def application() -> typer.Typer:
 
     app = typer.Typer(
         name="foretrace",
+        cls=Panels,
         help="Record one deep-learning run, replay it as a task graph, and ask what if.",
         epilog="Start with: foretrace record -- python train.py",
-        add_completion=False,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
@@ -92,39 +116,15 @@ def application() -> typer.Typer:
     words = "Record a few steps of a training command, left unchanged."
     app.command("record", short_help=words, context_settings={"allow_extra_args": True})(record.record)
     commands: tuple[Callable[..., Any], ...] = (
-        show.show,
-        advise.advise,
-        align.align,
-        scale.scale,
-        simulate.simulate,
-        blame.blame,
-        whatif.whatif,
-        optimise.optimise,
-        rewrite.rewrite,
-        compare.compare,
-        check.check,
-        report.report,
-        export.export,
-        graph.graph,
-        profile.profile,
-        techniques.techniques,
-        zoo.zoo,
-        estimate.estimate,
-        operators.operators,
-        utilisation.utilisation,
-        devices.devices,
-        verify.verify,
-        stash.stash,
-        ledger.ledger,
-    )
+        show.show, blame.blame, profile.profile, simulate.simulate, stash.stash, report.report, export.export,
+        graph.graph, advise.advise, whatif.whatif, optimise.optimise, compare.compare, check.check, verify.verify,
+        ledger.ledger, estimate.estimate, operators.operators, utilisation.utilisation, rewrite.rewrite, align.align,
+        scale.scale, techniques.techniques, zoo.zoo, devices.devices,
+    )  # fmt: skip
     for command in commands:
         app.command(command.__name__)(command if command.__annotations__["return"] == "None" else answers(command))
-    app.add_typer(calibrate.calibrate)
-    app.add_typer(cloud.cloud)
-    app.add_typer(fleet.fleet)
-    app.add_typer(network.network)
-    app.add_typer(compression.compression)
-    app.add_typer(rig.rig)
+    for group in (network.network, compression.compression, rig.rig, cloud.cloud, fleet.fleet, calibrate.calibrate):
+        app.add_typer(group)
     return app
 
 

@@ -155,10 +155,7 @@ def _products(gpu: str, operators: int | None, plan: Path | None, times: Path | 
 @answers
 def run(
     source: options.Source,
-    do: Annotated[
-        list[str],
-        typer.Option("--do", metavar='"NAME KEY=VALUE ..."', help="A technique to be predicted; several in order."),
-    ],
+    do: options.Do,
     seconds: Seconds = 30.0,
     trust: Annotated[
         list[str] | None,
@@ -172,7 +169,7 @@ def run(
     """
     from foretrace.techniques.arguments import parse_all
 
-    techniques = parse_all(do)
+    techniques = parse_all(do or [])
     recorded = _machine_of(source)
     words = ["run", str(source), *(word for each in do for word in ("--do", each)), "--seconds", str(seconds)]
     words += [word for each in trust or () for word in ("--trust", each)]

@@ -7,12 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from foretrace.cli import completion
+
 if TYPE_CHECKING:
     from foretrace.report.views import Result
 
 
 def techniques(
-    name: Annotated[str, typer.Argument(metavar="[NAME]", help="One technique, with all it takes.")] = "",
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="[NAME]", help="One technique, with all it takes.", autocompletion=completion.techniques
+        ),
+    ] = "",
     ledger: Annotated[
         Path | None,
         typer.Option("--ledger", metavar="FILE", help="Where verified rows are; by default the user's own."),

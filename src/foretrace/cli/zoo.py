@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foretrace.cli import options
+from foretrace.cli import completion, options
 
 if TYPE_CHECKING:
     from foretrace.report.views import Result
 
 
 def zoo(
-    name: Annotated[str, typer.Argument(metavar="[NAME]", help="One model, to be built and run.")] = "",
+    name: Annotated[
+        str, typer.Argument(metavar="[NAME]", help="One model, to be built and run.", autocompletion=completion.models)
+    ] = "",
     size: options.Size = "tiny",
     steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Steps to time, after a warm-up.")] = 10,
     seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of weights and data.")] = 0,

@@ -94,7 +94,7 @@ def _(view: FleetWhyView, top: int) -> Iterator[Block]:
     if view.decisions:
         yield ""
         rows = [(long_time(each.time_s), each.what, each.why) for each in view.decisions]
-        columns = [Column("decisions", right=True), "", Column(wide=True)]
+        columns: list[Column | str] = [Column("decisions", right=True), "", Column(wide=True)]
         if len(rows) <= 2 * SHOWN_DECISIONS:
             yield table(columns, rows)
         else:

@@ -88,6 +88,7 @@ def text(found: Sequence[Block], terminal: Terminal) -> str:
 
     console = Plain(
         file=out,
+        force_jupyter=False,
         width=terminal.width,
         force_terminal=terminal.colour,
         color_system="256" if terminal.colour else None,
