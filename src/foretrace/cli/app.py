@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import typer
@@ -31,6 +32,7 @@ BUG = (
 _USAGE_ERROR = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 
+COMMANDS = "foretrace.commands"  # entry points of other packages (docs/write-a-command.md)
 # Commands in the order of a person's work.
 PANELS = {
     "Record and look": ("record", "show", "blame", "profile", "simulate", "stash", "report", "export", "graph"),
@@ -49,7 +51,9 @@ class Panels(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write a section per panel."""
         width = formatter.width - 6 - max(map(len, self.commands))
-        for title, names in PANELS.items():
+        ours = {name for names in PANELS.values() for name in names}
+        others = tuple(sorted(self.commands.keys() - ours))
+        for title, names in {**PANELS, **({"Of other packages": others} if others else {})}.items():
             with formatter.section(title):
                 formatter.write_dl([(name, self.commands[name].get_short_help_str(width)) for name in names])
 
@@ -125,7 +129,18 @@ def application() -> typer.Typer:
         app.command(command.__name__)(command if command.__annotations__["return"] == "None" else answers(command))
     for group in (network.network, compression.compression, rig.rig, cloud.cloud, fleet.fleet, calibrate.calibrate):
         app.add_typer(group)
+    for entry in entry_points(group=COMMANDS):
+        app.command(entry.name)(answers(_loaded(entry)))
     return app
+
+
+def _loaded(entry: EntryPoint) -> Callable[..., Any]:
+    """The command of another package. Raises ForetraceError where it cannot be had."""
+    try:
+        loaded: Callable[..., Any] = entry.load()
+    except Exception as error:
+        raise ForetraceError(f"the command {entry.name} of {entry.value} cannot be loaded: {error}") from None
+    return loaded
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -144,8 +159,6 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    command = typer.main.get_command(application())
-    _allow_large(command)
     kept = {name: os.environ.get(name) for name in (ALLOW_LARGE, OPTIONS)}
     os.environ[OPTIONS] = "1"
     name = arguments[0] if arguments else ""
@@ -153,6 +166,8 @@ def _run(arguments: Sequence[str]) -> int:
     speaks = nullcontext() if name in ("record", "calibrate") else sign_of_life(name)
     try:
         with speaks:
+            command: Any = typer.main.get_command(application())
+            _allow_large(command)
             code = command.main(args=list(arguments), prog_name="foretrace", standalone_mode=False)
     except (BrokenPipeError, streams.OutputError):
         raise
