@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from foretrace.errors import ForetraceError
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from foretrace.trace.trace import Trace
 
 
-# === 1. recorded ==========================================================================================
+# === 1. recorded =============================================================================================
 
 # --- 1a. read -------------------------------------------------------------------------------------------------
 
@@ -297,13 +297,13 @@ class Scenario:
         """When everything runs: step time, breakdown, critical path, slack, sensitivity, blame."""
         from foretrace.simulate.timeline import simulate
 
-        return simulate(self.graph)
+        return _shown(simulate(self.graph))
 
     def check(self) -> CheckReport:
         """Whether the graph stands up to being changed: invariants and counterfactuals."""
         from foretrace.simulate.check import check
 
-        return check(self.graph)
+        return _shown(check(self.graph))
 
     # --- 4. change -------------------------------------------------------------------------------------------
 
@@ -324,7 +324,7 @@ class Scenario:
 
     def whatif(self) -> WhatIf:
         """Step time before and after the techniques applied, its interval, and what every one of them gave."""
-        return self._whatif
+        return _shown(self._whatif)
 
     @cached_property
     def _whatif(self) -> WhatIf:
@@ -336,7 +336,7 @@ class Scenario:
         """What to do first: every technique tried, ranked, weighed, the best combined; `exact` however long."""
         from foretrace.plan import advise
 
-        return advise.advise(self.graph, work=inf if exact else advise.WORK)
+        return _shown(advise.advise(self.graph, work=inf if exact else advise.WORK))
 
     def save(self, path: str | Path) -> Path:
         """Store the graph and the range of its step in one file, for `load` and `foretrace compare`."""
@@ -355,7 +355,7 @@ def compare(before: Scenario, after: Scenario) -> Comparison:
     return compare_timelines(before.simulate(), after.simulate())
 
 
-# === 2. modelled ============================================================================================
+# === 2. modelled =============================================================================================
 
 
 def estimate(
@@ -446,3 +446,29 @@ def fleet(log: str | Path, **how: Any) -> Scene:
     from foretrace.fleet.scene import Spec, scene
 
     return scene(Spec(trace=str(log), **how))
+
+
+# --- in a notebook, a result shows what the command that asks the same prints ------------------------------
+
+Found = TypeVar("Found")
+
+
+def _shown(found: Found) -> Found:
+    """Let notebooks show a result; the room that makes it knows nothing of reports."""
+    kind: Any = type(found)
+    if "_repr_html_" not in vars(kind):
+        kind._repr_html_ = _html
+        kind._repr_pretty_ = _pretty
+    return found
+
+
+def _html(found: object) -> str:
+    from foretrace.report import notebook
+
+    return notebook.html(found)
+
+
+def _pretty(found: object, printer: Any, cycle: bool) -> None:
+    from foretrace.report import notebook
+
+    printer.text(notebook.text(found))

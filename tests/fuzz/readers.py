@@ -384,6 +384,7 @@ def _play_operators(path: Path, way: int) -> Iterator[Figure]:
     from foretrace.model.target import target
     from foretrace.report import estimate as report
     from foretrace.report.jsonout import dumps
+    from foretrace.report.terminal import Terminal, render
 
     graph = load_operators(path)
     yield "flops", [graph.flops, graph.nbytes]
@@ -394,7 +395,7 @@ def _play_operators(path: Path, way: int) -> Iterator[Figure]:
     yield "estimate", view
     yield "step", [found.step.step_time_s, *found.step.interval_s, found.step.utilisation]
     dumps(view)
-    printed("\n".join(report.lines(view, rows=14)))
+    printed(render(view, Terminal(width=100)))
 
 
 # --- networks and clusters --------------------------------------------------------------------------------------------
@@ -515,8 +516,8 @@ def _play_fleet(format: str) -> Callable[[Path, int], Iterator[Figure]]:
         from foretrace.fleet.formats import read
         from foretrace.fleet.simulate import simulate
         from foretrace.report import fleet as report
-        from foretrace.report.fleet_text import run_lines
         from foretrace.report.jsonout import dumps
+        from foretrace.report.terminal import Terminal, render
 
         workload = read(path, format if way & 1 else "auto", salvage=bool(way & 2))
         workload.validate()
@@ -531,7 +532,7 @@ def _play_fleet(format: str) -> Callable[[Path, int], Iterator[Figure]]:
             view = report.run(result, parse_cluster("2x2x4"), path=str(path))
             yield name, view
             dumps(view)
-            printed("\n".join(run_lines(view)))
+            printed(render(view, Terminal(width=100)))
 
     return play
 

@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import wraps
 from inspect import Parameter, signature
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from foretrace.errors import ForetraceError
+
 if TYPE_CHECKING:
     from foretrace.report.views import Result
 
@@ -23,6 +26,26 @@ Html = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON (docs/json.md) instead of text.")]
 COMMON = {"html": (Html, None), "as_json": (AsJson, False)}
+
+
+_asked: ContextVar[list[str]] = ContextVar("asked")
+
+
+def asked() -> list[str]:
+    """The words that ask another process for the same kind of answer as this command was asked for."""
+    return _asked.get([])
+
+
+def writable(*files: Path | None) -> None:
+    """Refuse files whose folder is missing, before anything long is done. Raises ForetraceError."""
+    for file in files:
+        if file is not None and not file.parent.is_dir():
+            raise ForetraceError(f"cannot write {file}: there is no folder {file.parent}; choose one that exists.")
+
+
+def page_asked() -> bool:
+    """Whether a page is to be written, which may show more than the answer needs."""
+    return "--html" in asked()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +59,7 @@ class Reply:
     error: Exception | None = None  # raised in the end: a mistake of ours that cost only a part of the answer
 
 
-def answers(command: Callable[..., Result | Reply]) -> Callable[..., None]:
+def answers(command: Callable[..., Result | Reply | None]) -> Callable[..., None]:
     """A command that prints what `command` returns, with the options that all commands have.
 
     `top` of the command is how many rows of a ranking are printed; where it reads a part of a recording (--rank,
@@ -52,7 +75,15 @@ def answers(command: Callable[..., Result | Reply]) -> Callable[..., None]:
 
     @wraps(command)
     def answering(*, html: Path | None, as_json: bool, **options: Any) -> None:
-        said = command(**options)
+        writable(html)
+        common = [*(["--html", str(html)] if html is not None else []), *(["--json"] if as_json else [])]
+        token = _asked.set(common)
+        try:
+            said = command(**options)
+        finally:
+            _asked.reset(token)
+        if said is None:  # another process has answered
+            return
         reply = said if isinstance(said, Reply) else Reply(result=said)
         result = _read_alike(reply.result, options)
         top = options.get("top", 12)

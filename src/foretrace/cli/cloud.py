@@ -54,7 +54,7 @@ def advise(
 ) -> Reply:
     """Predict epoch time and price on rented machines; choose the cheapest in time or the fastest for the money.
 
-    Example: foretrace cloud advise run/ --samples 1281167 --epochs 90 --within 24
+    Example: foretrace cloud advise run/ --samples 100000 --epochs 2 --within 24 --step K80-half=0.2
     """
     from foretrace.files import write_text
     from foretrace.hardware.instances import instances

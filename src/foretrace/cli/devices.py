@@ -6,13 +6,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from foretrace.cli import completion
+
 if TYPE_CHECKING:
     from foretrace.report.views import Result
 
 
 def devices(
     name: Annotated[
-        str, typer.Argument(metavar="[NAME]", help="One device, with the source of every figure.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="[NAME]",
+            help="One device, with the source of every figure.",
+            show_default=False,
+            autocompletion=completion.devices,
+        ),
     ] = "",
 ) -> Result:
     """List the devices whose rates, memory and links are known.

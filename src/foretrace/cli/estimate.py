@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foretrace.cli import options
+from foretrace.cli import completion, options
 from foretrace.cli.answers import Reply
 from foretrace.errors import ForetraceError
 
@@ -21,20 +21,25 @@ def estimate(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL", help="A zoo model, a decoder (llama-2-70b), a script with training(), ONNX, Chakra, JSON."
+            metavar="MODEL",
+            help="A zoo model, a decoder (llama-2-70b), a script with training(), ONNX, Chakra, JSON.",
+            autocompletion=completion.decoders,
         ),
     ],
     device: Annotated[
-        str, typer.Option("--device", metavar="NAME", help="As foretrace devices lists them; here: this processor.")
+        str,
+        typer.Option(
+            "--device",
+            metavar="NAME",
+            help="As foretrace devices lists them; here: this processor.",
+            autocompletion=completion.devices,
+        ),
     ],
     batch: options.Batch = None,
     precision: options.Precision = "",
     inference: options.Inference = False,
     size: options.Size = "full",
-    do: Annotated[
-        list[str] | None,
-        typer.Option("--do", metavar='"NAME KEY=VALUE ..."', help="A technique the training has; several in order."),
-    ] = None,
+    do: options.Do = None,
     recompute: Annotated[
         bool, typer.Option("--recompute", help="Every block's forward pass again before its backward pass.")
     ] = False,

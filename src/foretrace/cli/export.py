@@ -12,10 +12,7 @@ from foretrace.cli import options
 
 def export(
     source: options.Source,
-    do: Annotated[
-        list[str] | None,
-        typer.Option("--do", metavar='"NAME KEY=VALUE ..."', help="Techniques of a predicted run to draw below."),
-    ] = None,
+    do: options.Do = None,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help=".json or .json.gz")] = Path(
         "timeline.json.gz"
     ),

@@ -13,9 +13,7 @@ from foretrace.cli import options
 def graph(
     source: options.Source,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The file to write.")],
-    do: Annotated[
-        list[str] | None, typer.Option("--do", metavar='"NAME KEY=VALUE ..."', help="Techniques to apply first.")
-    ] = None,
+    do: options.Do = None,
     rank: options.Rank = None,
     all_ranks: options.AllRanks = False,
     steps: options.Steps = "",

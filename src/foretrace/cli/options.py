@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foretrace.cli.answers import AsJson, Html
+from foretrace.cli import completion
 from foretrace.errors import ForetraceError
 from foretrace.plaintext import visible
 
 if TYPE_CHECKING:
     from foretrace.flow import Scenario
     from foretrace.graph.taskgraph import TaskGraph
-
-__all__ = ["AsJson", "Html"]
 
 Source = Annotated[
     Path,
@@ -63,6 +61,35 @@ Precision = Annotated[
 ]
 Inference = Annotated[bool, typer.Option("--inference", help="The forward pass alone, without gradients.")]
 Size = Annotated[str, typer.Option("--size", metavar="tiny|full", help="Size of a zoo model.")]
+Do = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--do",
+        metavar='"NAME KEY=VALUE ..."',
+        help="A technique; several are applied in this order. See foretrace techniques.",
+        autocompletion=completion.techniques,
+    ),
+]
+Model = Annotated[
+    str,
+    typer.Option(
+        "--model", metavar="NAME|SCRIPT", help="A zoo model, or a script with training().",
+        autocompletion=completion.models,
+    ),
+]  # fmt: skip
+Device = Annotated[
+    str,
+    typer.Option(
+        "--device", metavar="NAME", help="As foretrace devices lists them.", autocompletion=completion.devices
+    ),
+]
+Techniques = Annotated[
+    list[str],
+    typer.Argument(
+        metavar='"TECHNIQUE [KEY=VALUE ...]" ...', help="What to verify; several are applied together, in order.",
+        autocompletion=completion.techniques,
+    ),
+]  # fmt: skip
 Top = Annotated[int, typer.Option("--top", metavar="N", min=1, help="Rows of a ranking to print.")]
 
 

@@ -71,12 +71,7 @@ def calibrate(
 @rig.command("verify")
 @answers
 def verify(
-    techniques: Annotated[
-        list[str],
-        typer.Argument(
-            metavar='"TECHNIQUE [KEY=VALUE ...]" ...', help="What to verify; several are applied together, in order."
-        ),
-    ],
+    techniques: options.Techniques,
     link: LinkRate,
     workers: Workers = 2,
     emulate: Annotated[
@@ -87,9 +82,7 @@ def verify(
             help="Layers that sleep, with real gradients: 12x1mb/20ms, or 12x1mb/20ms/5ms with a forward pass.",
         ),
     ] = "",
-    model: Annotated[
-        str, typer.Option("--model", metavar="NAME|SCRIPT", help="Real compute: of the zoo, or a script.")
-    ] = "",
+    model: options.Model = "",
     size: options.Size = "tiny",
     against: Annotated[
         list[str] | None,

@@ -19,7 +19,7 @@ def utilisation(
         str,
         typer.Argument(metavar="MODEL", help="A zoo model, a script with training(), or a file: ONNX, Chakra, JSON."),
     ],
-    device: Annotated[str, typer.Option("--device", metavar="NAME", help="As foretrace devices lists them.")] = "h100",
+    device: options.Device = "h100",
     batch: options.Batch = None,
     precision: options.Precision = "",
     inference: options.Inference = False,

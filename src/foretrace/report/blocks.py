@@ -38,6 +38,7 @@ class Line(msgspec.Struct, frozen=True, tag=True):
     text: str
     label: str = ""
     soft: bool = False  # a remark rather than a part of the answer
+    whole: bool = False  # stays on one line, so that it can be copied
 
 
 class BarPart(msgspec.Struct, frozen=True):

@@ -74,7 +74,7 @@ def render(result: Any, terminal: Terminal | None = None, *, rows: int = 12, **h
 
 def text(found: Sequence[Block], terminal: Terminal) -> str:
     """Blocks as text, ending with a newline. The next command is never wrapped, so that it can be copied."""
-    from rich.console import Console, Group
+    from rich.console import Console
     from rich.segment import Segment
 
     out = io.StringIO()
@@ -88,6 +88,7 @@ def text(found: Sequence[Block], terminal: Terminal) -> str:
 
     console = Plain(
         file=out,
+        force_jupyter=False,
         width=terminal.width,
         force_terminal=terminal.colour,
         color_system="256" if terminal.colour else None,
@@ -98,10 +99,15 @@ def text(found: Sequence[Block], terminal: Terminal) -> str:
         soft_wrap=False,
         _environ={},
     )
-    console.print(Group(*(each for block in found for each in _block(block, terminal))))
-    lines = [line.rstrip() for line in out.getvalue().splitlines()]
-    lines += [f"  next: {visible(block.command)}" for block in found if isinstance(block, Next)]
-    return "\n".join(lines) + "\n"
+    for block in found:
+        if isinstance(block, Next):
+            out.write(f"  next: {visible(block.command)}\n")
+        elif isinstance(block, Line) and block.whole:
+            out.write(f"  {visible(f'{block.label}: ' if block.label else '')}{visible(block.text)}\n")
+        else:
+            for each in _block(block, terminal):
+                console.print(each)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
 def _block(block: Block, terminal: Terminal) -> Iterator[RenderableType]:
