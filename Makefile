@@ -49,7 +49,7 @@ check: $(VENV)/dev.stamp
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint test-changed
 
 test-changed: $(VENV)/dev.stamp
-	$(PYTEST) -m "not slow" $(ARGS) $$($(BIN)/python .ci/changed.py)
+	FORETRACE_EXAMPLES=quick $(PYTEST) -m "not slow" $(ARGS) $$($(BIN)/python .ci/changed.py)
 
 test: $(VENV)/dev.stamp
 	$(PYTEST) $(ARGS)

@@ -12,9 +12,9 @@ from hypothesis import settings
 pytest_plugins = ["tests.health"]
 
 # Examples of a property that states no number. How long one takes says something about the machine: no deadline.
-for name, examples in {"quick": 40, "ci": 100, "thorough": 2000}.items():
+for name, examples in {"quick": 25, "full": 100, "thorough": 2000}.items():
     settings.register_profile(name, deadline=None, max_examples=examples)
-settings.load_profile(os.environ.get("FORETRACE_EXAMPLES", "quick"))
+settings.load_profile(os.environ.get("FORETRACE_EXAMPLES", "full"))
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of two test processes on two cores wait for each other
 os.environ.setdefault("FORETRACE_POISON", "1")  # what a pass leaves unwritten shows, in subprocesses as well
