@@ -382,7 +382,7 @@ def estimate(
     threads: int | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Estimate:
-    """Predict a step's time and memory from a model alone, on a device that need not be at hand.
+    """Predict a step's time and memory from a model alone, on a device that need not be available.
 
     - `model` is a model of the zoo, a decoder by name, a script with training(), or a file (ONNX, Chakra, JSON) with
       `dims` for its open dimensions; `device` a name of the catalog, or "here" for this processor with `threads`.
