@@ -68,8 +68,8 @@ class Column(msgspec.Struct, frozen=True):
     """A column of a table.
 
     Kinds of values: texts; names of kernels and operators, which may be shortened; times in one unit for the whole
-    column; changes of time, with their sign; seconds, each in its own unit; long times, up to years; shares; counts; numbers; courses over
-    time (values from 0 to 1), which are drawn where bars are. None is unknown.
+    column; changes of time, with their sign; seconds, each in its own unit; long times, up to years; shares; counts;
+    numbers; courses over time (values from 0 to 1), which are drawn where bars are. None is unknown.
     """
 
     title: str = ""
