@@ -15,11 +15,11 @@ import numpy as np
 
 from foretrace.fleet import metrics, overtime
 from foretrace.fleet.cluster import ClusterTree
-from foretrace.fleet.comparison import Comparison
+from foretrace.fleet.comparison import PolicyComparison
 from foretrace.fleet.rates import Bill, Power
 from foretrace.fleet.result import Cause, FleetResult
 from foretrace.fleet.workload import SECOND, Float64, Int64
-from foretrace.report.blocks import About, Block, Column, Grid, Headline, Line, shown, table
+from foretrace.report.blocks import NARROW, About, Block, Column, Grid, Headline, Line, shown, table
 from foretrace.report.blocks import notes as remarks
 from foretrace.report.units import count, digits, long_range, long_time, share
 from foretrace.report.views import Result, taken
@@ -214,7 +214,7 @@ def run(
     power: Mapping[str, Power] | None = None,
     sizes: Sequence[int] | None = None,
     levels: Sequence[str] | None = None,
-    repeated: Comparison | None = None,
+    repeated: PolicyComparison | None = None,
     next_: str = "",
 ) -> FleetRunView:
     """The answer to one simulation; `repeated` adds intervals from more runs of the same policy.
@@ -397,7 +397,7 @@ def short(values: Float64) -> tuple[float, ...]:
     return tuple(float(f"{value:.5g}") for value in values.tolist())
 
 
-def _intervals(result: FleetResult, repeated: Comparison | None) -> dict[str, IntervalView]:
+def _intervals(result: FleetResult, repeated: PolicyComparison | None) -> dict[str, IntervalView]:
     found = (
         {} if repeated is None else {name: each.estimates.get(result.policy) for name, each in repeated.figures.items()}
     )
@@ -423,6 +423,11 @@ def interval_text(low: float | None, high: float | None, kind: str = "long") -> 
     if low is None or high is None:
         return ""
     return f"{digits(100 * low)} – {share(high)}" if kind == "share" else long_range(low, high)
+
+
+def figure_text(value: float | None, kind: str = "long") -> str:
+    """A long time, or a share."""
+    return "–" if value is None else share(value) if kind == "share" else long_time(value)
 
 
 def about(view: msgspec.Struct) -> About:
@@ -466,9 +471,7 @@ def _figures(view: FleetRunView) -> Grid:
 
     def row(word: str, name: str, kind: str = "long", *, spread: bool = False) -> tuple[str, ...]:
         names = [name, *(name.replace("mean", each) for each in ("p50", "p90", "p99") if spread)]
-        texts = [
-            share(value) if kind == "share" else long_time(value) for value in (getattr(view, each) for each in names)
-        ]
+        texts = [figure_text(getattr(view, each), kind) for each in names]
         found = view.intervals.get(name)
         between = [interval_text(found.low, found.high, kind) if found else ""] if view.intervals else []
         return (word, *texts, *[""] * (4 - len(texts)), *between)
@@ -521,8 +524,8 @@ def slots_table(slots: Sequence[SlotsView]) -> Grid:
     """Room for jobs by size and level."""
     return table(
         [
-            "free slots", Column("now", "count"), Column("on average", "digits"), Column("if together", "digits"),
-            Column("empty cluster", "count"),
+            "free slots", Column("now", "count"), Column("on average", "digits"), Column("if together", "digits", least=NARROW),
+            Column("empty cluster", "count", least=NARROW),
         ],
         [
             (slot_name(each), each.free_now, each.mean_free, each.mean_together, each.capacity)
@@ -539,7 +542,7 @@ def slot_name(each: SlotsView) -> str:
 def _tenants(tenants: Sequence[TenantView]) -> Grid:
     return table(
         [
-            "tenant", Column("jobs", "count"), Column("GPU time", "share"), Column("mean JCT", "long"),
+            "tenant", Column("jobs", "count"), Column("GPU time", "share", least=NARROW), Column("mean JCT", "long"),
             Column("p99", "long"), Column("mean wait", "long"), Column("rho", "digits"),
         ],
         [

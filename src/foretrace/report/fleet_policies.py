@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from foretrace.fleet.comparison import Comparison
+from foretrace.fleet.comparison import PolicyComparison
 from foretrace.fleet.policies import registry
 from foretrace.fleet.sweep import Swept
 from foretrace.fleet.synthetic import Generator
@@ -81,7 +81,9 @@ class FleetCompareView(Result, frozen=True, kw_only=True):
     next: str
 
 
-def compare(found: Comparison, *, path: str, cluster: str, gpus: int, jobs: int, next_: str = "") -> FleetCompareView:
+def compare(
+    found: PolicyComparison, *, path: str, cluster: str, gpus: int, jobs: int, next_: str = ""
+) -> FleetCompareView:
     """The answer to a comparison of policies."""
     notes = []
     if found.repetitions == 1:
@@ -107,7 +109,7 @@ def compare(found: Comparison, *, path: str, cluster: str, gpus: int, jobs: int,
     )
 
 
-def _figures(found: Comparison, policy: str) -> dict[str, PolicyFigureView]:
+def _figures(found: PolicyComparison, policy: str) -> dict[str, PolicyFigureView]:
     figures = {}
     for name, each in found.figures.items():
         mean, against = each.estimates[policy], each.against_baseline.get(policy)
@@ -119,7 +121,7 @@ def _figures(found: Comparison, policy: str) -> dict[str, PolicyFigureView]:
     return figures
 
 
-def _compare_headline(found: Comparison) -> str:
+def _compare_headline(found: PolicyComparison) -> str:
     figure = found.figures["mean_jct_s"]
     best, mean = figure.best, figure.estimates[figure.best]
     if len(found.policies) == 1:
