@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from math import isfinite
 
 import msgspec
@@ -15,8 +15,8 @@ import numpy as np
 
 from foretrace.fleet import metrics, overtime
 from foretrace.fleet.cluster import ClusterTree
-from foretrace.fleet.comparison import PolicyComparison
-from foretrace.fleet.rates import Bill, Power
+from foretrace.fleet.comparison import MeanInterval, PolicyComparison
+from foretrace.fleet.rates import Bill
 from foretrace.fleet.result import Cause, FleetResult
 from foretrace.fleet.workload import SECOND, Float64, Int64
 from foretrace.report.blocks import NARROW, About, Block, Column, Grid, Headline, Line, shown, table
@@ -51,14 +51,6 @@ class CauseView(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
-class IntervalView(msgspec.Struct, frozen=True, kw_only=True):
-    """Bootstrap interval of a mean over repeated runs."""
-
-    mean: float
-    low: float | None
-    high: float | None
-
-
 class FleetCommunicationView(msgspec.Struct, frozen=True, kw_only=True):
     """Communication in three ways: in all, in stretches wider than a machine, as a share of the running time."""
 
@@ -68,17 +60,6 @@ class FleetCommunicationView(msgspec.Struct, frozen=True, kw_only=True):
     above_machine_high_s: float | None  # all of them
     share_of_running: float
     gpu_h: float
-
-
-class LostView(msgspec.Struct, frozen=True, kw_only=True):
-    """GPU-hours held without progress."""
-
-    gpu_h: float
-    of_failed_gpu_h: float
-    of_preempted_gpu_h: float
-    preemptions: int
-    failures: int
-    restarts: int
 
 
 class TenantView(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,7 +167,7 @@ class FleetRunView(Result, frozen=True, kw_only=True):
     worst_rho: float | None
     rho_is: str
     communication: FleetCommunicationView
-    lost: LostView
+    lost: metrics.Lost
     usd_used: float | None
     usd_all: float | None
     kwh: float | None
@@ -195,7 +176,7 @@ class FleetRunView(Result, frozen=True, kw_only=True):
     slots: tuple[SlotsView, ...]
     over_time: FleetSeriesView
     jct_cdf: CdfView
-    intervals: dict[str, IntervalView]  # by the figure's name; empty after one run
+    intervals: dict[str, MeanInterval]  # by the figure's name; empty after one run
     interval_level: float
     repetitions: int
     repeated_how: str
@@ -210,10 +191,6 @@ def run(
     *,
     path: str = "",
     only: overtime.Only = None,
-    prices: Mapping[str, float] | None = None,
-    power: Mapping[str, Power] | None = None,
-    sizes: Sequence[int] | None = None,
-    levels: Sequence[str] | None = None,
     repeated: PolicyComparison | None = None,
     next_: str = "",
 ) -> FleetRunView:
@@ -221,14 +198,14 @@ def run(
 
     `only` restricts what is said of jobs; free slots and curves over time are of all.
     """
-    found = metrics.measure(result, cluster, only, prices=prices, power=power)
+    found = metrics.measure(result, cluster, only)
     notes = _notes(result, found)
     slots: tuple[overtime.Slots, ...] = ()
     if result.segments is None or (len(result.segments) and not len(result.segments.devices)):
         notes.append("which GPUs jobs held was not recorded, so free slots are not known; record devices for them.")
     else:
-        slots = overtime.slots(result, cluster, sizes, levels, edges=overtime.bins(result, BINS))
-    intervals = _intervals(result, repeated)
+        slots = overtime.slots(result, cluster, edges=overtime.bins(result, BINS))
+    intervals = _intervals(result.policy, repeated)
     mine = intervals.get("mean_jct_s")
     if mine and mine.low is not None and mine.high is not None and not mine.low <= found.jct_s.mean <= mine.high:
         notes.append(
@@ -397,15 +374,9 @@ def short(values: Float64) -> tuple[float, ...]:
     return tuple(float(f"{value:.5g}") for value in values.tolist())
 
 
-def _intervals(result: FleetResult, repeated: PolicyComparison | None) -> dict[str, IntervalView]:
-    found = (
-        {} if repeated is None else {name: each.estimates.get(result.policy) for name, each in repeated.figures.items()}
-    )
-    return {
-        name: taken(IntervalView, each)
-        for name, each in found.items()
-        if each is not None and isfinite(each.mean) and each.low is not None
-    }
+def _intervals(policy: str, repeated: PolicyComparison | None) -> dict[str, MeanInterval]:
+    found = {name: each.estimates.get(policy) for name, each in repeated.figures.items()} if repeated else {}
+    return {name: each for name, each in found.items() if each and isfinite(each.mean) and each.low is not None}
 
 
 def energy(kwh: float) -> str:
@@ -524,7 +495,7 @@ def slots_table(slots: Sequence[SlotsView]) -> Grid:
     """Room for jobs by size and level."""
     return table(
         [
-            "free slots", Column("now", "count"), Column("on average", "digits"), Column("if together", "digits", least=NARROW),
+            "free slots", Column("now", "count"), Column("on average", "digits"), Column("if together", "digits"),
             Column("empty cluster", "count", least=NARROW),
         ],
         [

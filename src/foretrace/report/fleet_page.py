@@ -57,7 +57,6 @@ class FleetPage:
     cluster: ClusterTree
     others: Mapping[str, FleetResult] = field(default_factory=dict)
     comparison: FleetCompareView | None = None
-    colour_by: str = ""  # "model", "tenant" or "gpus"; the first that tells jobs apart where empty
 
 
 def render(page: FleetPage) -> str:
@@ -255,7 +254,7 @@ def _groups(page: FleetPage) -> tuple[str, list[str], Int64]:
     """By what jobs are coloured, the names of the groups (the last for all others), and each job's group."""
     load = page.result.workload
     choices = {"model": load.model, "tenant": load.tenant, "gpus": load.gpus.astype(str).astype(object)}
-    by = page.colour_by or next((key for key in ("model", "tenant") if len(set(choices[key].tolist())) > 1), "gpus")
+    by = next((key for key in ("model", "tenant") if len(set(choices[key].tolist())) > 1), "gpus")
     code, names = overtime.codes(choices[by])
     weight = np.bincount(code, page.result.gpu_ns, minlength=len(names))
     top = np.argsort(-weight, kind="stable")[:MOST_GROUPS]

@@ -10,7 +10,7 @@ import numpy as np
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet import overtime
-from foretrace.fleet.ask import Why
+from foretrace.fleet.ask import Room, Why
 from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.comparison import figures
 from foretrace.fleet.result import FleetResult
@@ -21,16 +21,6 @@ from foretrace.report.units import count, long_time
 from foretrace.report.views import Result, taken
 
 MOST_DECISIONS = 24  # more of a job are left out in the middle
-
-
-class RoomView(msgspec.Struct, frozen=True, kw_only=True):
-    """Free GPUs, of kinds that the job may use, in the units of a level."""
-
-    level: str
-    units: int
-    free: int
-    most: int  # in one unit
-    fits: int  # units that could hold the job
 
 
 class HolderView(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +66,7 @@ class FleetWhyView(Result, frozen=True, kw_only=True):
     start_s: float | None
     end_s: float | None
     causes_s: dict[str, float]
-    room: tuple[RoomView, ...]
+    room: tuple[Room, ...]
     holders: tuple[HolderView, ...]
     decisions: tuple[FleetDecisionView, ...]
     remedies: tuple[RemedyView, ...]
@@ -257,7 +247,6 @@ def slots(
     cluster: ClusterTree,
     *,
     sizes: Sequence[int] | None = None,
-    levels: Sequence[str] | None = None,
     at_s: float | None = None,
     path: str = "",
     next_: str = "",
@@ -267,7 +256,7 @@ def slots(
     if at_s is not None and not 0 <= at_s <= FARTHEST_S:
         raise ForetraceError(f"--at {at_s:g} is no time of the log; give seconds from 0 up.")
     at = None if at_s is None else round(at_s * SECOND)
-    found = overtime.slots(result, cluster, sizes, levels, edges=edges, at_ns=at)
+    found = overtime.slots(result, cluster, sizes, edges=edges, at_ns=at)
     one = overtime.slots(result, cluster, [1], [cluster.levels[-1]], edges=edges, at_ns=at)[0]
     end = overtime.horizon_ns(result) if at is None else at
     largest = max(found, key=lambda each: each.size, default=one)  # of equals the innermost level
