@@ -118,7 +118,7 @@ def sweep(
             raise ForetraceError(f"--set {text}: {name} is given twice; write all its values in one list.")
         by[name] = values
     by["seed"] = list(range(seeds))
-    moved = {"jitter_s": jitter_s} if seeds > 1 else {}
+    moved: dict[str, Any] = {"jitter_s": jitter_s} if seeds > 1 else {}
     cells = [replace(spec, **dict(zip(by, each, strict=True)), **moved) for each in itertools.product(*by.values())]
     _check(spec, cells)
     specs = [{name: value for name, value in asdict(each).items() if name != "trace"} for each in cells]

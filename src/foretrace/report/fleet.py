@@ -9,6 +9,7 @@ import csv
 import io
 from collections.abc import Iterator, Sequence
 from math import isfinite
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -401,8 +402,8 @@ def figure_text(value: float | None, kind: str = "long") -> str:
     return "–" if value is None else share(value) if kind == "share" else long_time(value)
 
 
-def about(view: msgspec.Struct) -> About:
-    """What was simulated, in a few words each."""
+def about(view: Any) -> About:
+    """What a result says was simulated, in a few words each."""
     jobs = getattr(view, "jobs", None)
     parts = (
         view.source, f"{count(jobs)} jobs" if jobs is not None else "", f"{view.cluster}, {count(view.gpus)} GPUs",
@@ -455,7 +456,7 @@ def _figures(view: FleetRunView) -> Grid:
     ]
     if view.useful_utilisation is not None and view.lost.gpu_h:
         rows.append(row("without lost time", "useful_utilisation", "share"))
-    columns = ["", *(Column(title, right=True) for title in ("mean", "p50", "p90", "p99"))]
+    columns: list[Column | str] = ["", *(Column(title, right=True) for title in ("mean", "p50", "p90", "p99"))]
     return table([*columns, *(["interval of the mean"] if view.intervals else [])], rows)
 
 

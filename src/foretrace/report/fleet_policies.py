@@ -15,14 +15,14 @@ from foretrace.fleet.policies import registry
 from foretrace.fleet.sweep import Swept
 from foretrace.fleet.synthetic import Generator
 from foretrace.fleet.workload import Workload
-from foretrace.report.blocks import Block, Column, Headline, Line, shown, table
+from foretrace.report.blocks import Block, Column, Headline, Kind, Line, shown, table
 from foretrace.report.blocks import notes as remarks
 from foretrace.report.fleet import about, interval_text, level_text
 from foretrace.report.fleet_questions import figure_text
 from foretrace.report.units import count, digits, long_time, share
 from foretrace.report.views import Result, taken
 
-FIGURES = (
+FIGURES: tuple[tuple[str, str, Kind], ...] = (
     ("mean JCT", "mean_jct_s", "long"),
     ("p50", "p50_jct_s", "long"),
     ("p99", "p99_jct_s", "long"),
@@ -234,7 +234,7 @@ def _(view: FleetSweepView, top: int) -> Iterator[Block]:
     """Cells by mean JCT, shortest first."""
     kept = [at for at, name in enumerate(view.columns) if name not in NOT_SHOWN]
     jct = view.columns.index("mean_jct_s") if "mean_jct_s" in view.columns else 0
-    rows = sorted(view.rows, key=lambda row: row[jct] if isinstance(row[jct], float) else inf)
+    rows = sorted(view.rows, key=lambda row: mean if isinstance(mean := row[jct], float) else inf)
     first = view.columns.index("jobs") if "jobs" in view.columns else 0
     yield Headline(view.headline)
     yield ""

@@ -115,7 +115,7 @@ def _(view: FleetWhyView, top: int) -> Iterator[Block]:
         )  # fmt: skip
     if view.holders:
         yield ""
-        columns = ["holds GPUs then", Column("GPUs", "count"), Column("for another", "long")]
+        columns: list[Column | str] = ["holds GPUs then", Column("GPUs", "count"), Column("for another", "long")]
         yield table(columns, [(each.job, each.gpus, each.until_s) for each in view.holders])
     if view.decisions:
         yield ""
