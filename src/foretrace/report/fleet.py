@@ -492,15 +492,19 @@ def causes_table(causes: Sequence[CauseView]) -> Grid:
     return table(columns, [(each.why, each.wait_s, each.share) for each in causes])
 
 
-def slots_table(slots: Sequence[SlotsView]) -> Grid:
-    """Room for jobs by size and level."""
+def slots_table(slots: Sequence[SlotsView], *, scattered: bool = False) -> Grid:
+    """Room for jobs by size and level; with `scattered`, also the share of it that scattering costs."""
+    lost = [Column("lost to scattering", "share")] if scattered else []
     return table(
         [
             "free slots", Column("now", "count"), Column("on average", "digits"), Column("if together", "digits"),
-            Column("empty cluster", "count", least=NARROW),
+            *lost, Column("empty cluster", "count", least=NARROW),
         ],
         [
-            (slot_name(each), each.free_now, each.mean_free, each.mean_together, each.capacity)
+            (
+                slot_name(each), each.free_now, each.mean_free, each.mean_together,
+                *([each.scattered] if scattered else []), each.capacity,
+            )
             for each in slots
         ],
     )  # fmt: skip

@@ -97,7 +97,7 @@ def _context(page: FleetPage) -> dict[str, Any]:
         "repeated": _repeated(page.comparison),
         "tenants": [_tenant(each) for each in view.tenants[:MOST_TENANTS]],
         "more_tenants": max(len(view.tenants) - MOST_TENANTS, 0),
-        "slots": context(slots_table(view.slots)) if view.slots else None,
+        "slots": context(slots_table(view.slots, scattered=True)) if view.slots else None,
         "figures": _figures(view),
         "notes": view.notes,
         "views": script_json({"run": _brief(view), "compare": page.comparison}),
