@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from foretrace.cli.fleet import per_job, tell_origin
+from foretrace.cli.fleet import tell_origin
 from foretrace.errors import ForetraceError
 from foretrace.files import write_text
 from foretrace.fleet.result import FleetResult
@@ -144,7 +144,7 @@ def play(simulator: Simulator, given: Sequence[str]) -> int:
     only = measured(options.measure, result.workload)
     view = report.run(result, cluster_of(str(result.gpus)), path=options.trace, only=only, next_="")
     if options.out is not None:
-        write_text(options.out, per_job(result, only))
+        write_text(options.out, report.per_job(result, only))
     print(dumps(view) if options.json else render(view, Terminal(width=PIPE_WIDTH)), end="\n" if options.json else "")
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import inspect
 import json
 import os
@@ -20,6 +21,8 @@ import pytest
 
 from foretrace.cli.app import run
 from foretrace.cli.fleet import fleet
+from foretrace.cli.fleet_options import KINDS, Played
+from foretrace.fleet.scene import Spec
 from foretrace.report.jsonout import answers, schema
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -322,3 +325,17 @@ def test_a_mistake_is_one_sentence(
     monkeypatch.chdir(tmp_path)
     assert complaint(capsys, *MISTAKES[name]).startswith("foretrace: ")
     assert not list(tmp_path.iterdir())
+
+
+def test_options_are_fields_of_a_spec_with_its_defaults() -> None:
+    fields = {each.name: each.default for each in dataclasses.fields(Spec)}
+    assert {name: getattr(Played, name) for name in KINDS if name != "trace"} == {
+        name: fields[name] for name in KINDS if name != "trace"
+    }
+    assert set(fields) - set(KINDS) == {"add", "jitter_s"}  # of whatif and sweep alone
+
+
+def test_every_command_answers_in_json_and_as_a_page() -> None:
+    for command in fleet.registered_commands:
+        assert command.callback is not None
+        assert {"html", "as_json"} <= inspect.signature(command.callback).parameters.keys(), command.name

@@ -20,10 +20,12 @@ from foretrace.fleet import comparison, metrics, synthetic
 from foretrace.fleet.cluster import ClusterTree, parse_cluster
 from foretrace.fleet.result import Cause, FleetResult, Segments
 from foretrace.fleet.workload import SECOND, Workload
-from foretrace.report import fleet, fleet_answers, fleet_page
+from foretrace.report import fleet, fleet_page, fleet_policies, fleet_questions
+from foretrace.report.fleet import FleetRunView
 from foretrace.report.fleet_page import FleetPage
-from foretrace.report.fleet_views import FleetCompareView, FleetRunView
+from foretrace.report.fleet_policies import FleetCompareView
 from foretrace.report.terminal import Terminal, render
+from foretrace.report.units import long_range, long_time
 from tests.fleet.fleet_demo import packed
 from tests.report.test_page import Opened
 
@@ -70,7 +72,7 @@ def view(result: FleetResult, cluster: ClusterTree, compared: comparison.PolicyC
 
 @pytest.fixture(scope="module")
 def against(compared: comparison.PolicyComparison) -> FleetCompareView:
-    return fleet_answers.compare(compared, path="some/log.csv", cluster="2x2x8@v100", gpus=32, jobs=100)
+    return fleet_policies.compare(compared, path="some/log.csv", cluster="2x2x8@v100", gpus=32, jobs=100)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +105,7 @@ def test_the_run_answers_with_the_figures_of_the_result(view: FleetRunView, resu
 
 def test_the_sentence_says_what_holds_jobs_up(view: FleetRunView, result: FleetResult, cluster: ClusterTree) -> None:
     waits = 100 * result.queue_s.mean() / result.jct_s.mean()
-    assert view.headline.startswith(f"Jobs take {fleet.long_time(result.jct_s.mean())} on average, {waits:.1f} % of it")
+    assert view.headline.startswith(f"Jobs take {long_time(result.jct_s.mean())} on average, {waits:.1f} % of it")
     assert "mostly because fewer GPUs are free than they ask for" in view.headline
     text = render(view, Terminal(width=200))
     assert text.index(view.headline) < text.index("completion") < text.index("waits because") < text.index("next: ")
@@ -132,9 +134,9 @@ def test_times_read_well() -> None:
         7200: "2.00 h",
         259_200: "3.00 d",
     }
-    assert {value: fleet.long_time(value) for value in texts} == texts
-    assert fleet.long_time(None) == fleet.long_time(float("nan")) == "–"
-    assert fleet.long_range(7000, 8000) == "1.94 – 2.22 h"
+    assert {value: long_time(value) for value in texts} == texts
+    assert long_time(None) == long_time(float("nan")) == "–"
+    assert long_range(7000, 8000) == "1.94 – 2.22 h"
 
 
 def test_the_comparison_says_what_is_noise(against: FleetCompareView) -> None:
@@ -157,14 +159,14 @@ def test_one_run_of_each_policy_tells_no_noise(result: FleetResult) -> None:
             for name, k in (("a", 1), ("b", 0.5))
         }
     )
-    said = fleet_answers.compare(once, path="x", cluster="c", gpus=8, jobs=100)
+    said = fleet_policies.compare(once, path="x", cluster="c", gpus=8, jobs=100)
     assert said.headline.startswith("Under b, jobs complete 2.00× faster than under a")
     assert "one run cannot tell that from noise" in said.headline and "--seeds 20" in said.notes[0]
     assert "noise unknown" in render(said, Terminal(width=200))
 
 
 def test_slots_and_generators_answer(result: FleetResult, cluster: ClusterTree, tmp_path: Path) -> None:
-    said = fleet_answers.slots(result, cluster, sizes=[8], at_s=100.0)
+    said = fleet_questions.slots(result, cluster, sizes=[8], at_s=100.0)
     assert (said.at_s, [each.level for each in said.slots]) == (100, ["node", "rack"])
     node = said.slots[0]
     assert (
@@ -172,7 +174,7 @@ def test_slots_and_generators_answer(result: FleetResult, cluster: ClusterTree, 
     )
     assert "8 GPUs inside a node" in render(said, Terminal(width=200))
     made = synthetic.fit(result.workload)
-    fitted = fleet_answers.fit(made, path="log.csv", stored=str(tmp_path / "g.json"))
+    fitted = fleet_policies.fit(made, path="log.csv", stored=str(tmp_path / "g.json"))
     assert (fitted.jobs, fitted.tenants, fitted.profile_of) == (100, 3, "flat")
     assert "--load 1.2" in render(fitted, Terminal(width=200))
 

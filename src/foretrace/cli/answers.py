@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import wraps
-from inspect import Parameter, signature
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
@@ -25,6 +25,7 @@ Html = Annotated[
     Path | None, typer.Option("--html", metavar="FILE", help="Write the answer as a self-contained page, too.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON (docs/json.md) instead of text.")]
+Made = TypeVar("Made", bound=Callable[..., Any])
 COMMON = {"html": (Html, None), "as_json": (AsJson, False)}
 
 
@@ -65,11 +66,8 @@ def answers(command: Callable[..., Result | Reply | None]) -> Callable[..., None
     `top` of the command is how many rows of a ranking are printed; where it reads a part of a recording (--rank,
     --steps, --salvage), the command to try next reads the same. The exit code is 1 where a result has `ok` False.
     """
-    given = {name: each for name, each in command.__annotations__.items() if name != "return"}
-    hints = get_type_hints(SimpleNamespace(__annotations__=given), command.__globals__, include_extras=True)
-    own = [each.replace(annotation=hints[each.name]) for each in signature(command).parameters.values()]
     more = [
-        Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=kind)
+        Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
         for name, (kind, default) in COMMON.items()
     ]
 
@@ -100,9 +98,22 @@ def answers(command: Callable[..., Result | Reply | None]) -> Callable[..., None
         if not getattr(result, "ok", True):
             raise typer.Exit(1)
 
-    answering.__signature__ = signature(command).replace(parameters=[*own, *more])  # type: ignore[attr-defined]
-    answering.__annotations__ = hints | {name: kind for name, (kind, _) in COMMON.items()}
-    return answering
+    return taking(answering, [*parameters(command), *more])
+
+
+def parameters(command: Callable[..., Any], *but: str) -> list[Parameter]:
+    """The parameters of a command with their annotations as objects; without those named."""
+    given = {name: each for name, each in command.__annotations__.items() if name not in ("return", *but)}
+    hints = get_type_hints(SimpleNamespace(__annotations__=given), command.__globals__, include_extras=True)
+    found = signature(command).parameters.values()
+    return [each.replace(annotation=hints[each.name]) for each in found if each.name not in but]
+
+
+def taking(command: Made, wanted: Sequence[Parameter]) -> Made:
+    """The command as one that takes these parameters."""
+    command.__signature__ = Signature(wanted)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in wanted}
+    return command
 
 
 def _text(result: Result, top: int, how: Mapping[str, Any], *, as_json: bool) -> str:

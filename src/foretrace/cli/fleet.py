@@ -1,59 +1,33 @@
-"""`foretrace fleet`: many jobs on one cluster."""
+"""`foretrace fleet`: many jobs on one cluster, and questions about one run of them."""
 
 from __future__ import annotations
 
-import csv
-import io
 import shlex
-import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretrace.cli import fleet_files, fleet_questions, fleet_sweep
-from foretrace.cli import fleet_options as shared
+from foretrace.cli import fleet_files, fleet_sweep, options
 from foretrace.cli.answers import Reply, answers, page_asked, writable
+from foretrace.cli.fleet_options import COSTS, JOBS, following, plays
+from foretrace.errors import ForetraceError
 
 if TYPE_CHECKING:
+    from foretrace.fleet.cluster import ClusterTree
     from foretrace.fleet.result import FleetResult
-    from foretrace.fleet.workload import Int64
-
-fleet = typer.Typer(
-    name="fleet",
-    short_help="Play logs of many jobs on one cluster; ask why and what if.",
-    help="Many jobs, one cluster: play logs of jobs under scheduling policies, ask why and what if.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
-
-Measure = Annotated[str, typer.Option("--measure", metavar="A-B", help="Means over these jobs only, by number.")]
-COLUMNS = (
-    "job", "gpus", "submit_s", "start_s", "end_s", "jct_s", "queue_s", "held_s", "dead_s", "starts", "preempted",
-    "failed", "status",
-)  # fmt: skip
+    from foretrace.fleet.scene import Spec
+    from foretrace.report.views import Result
 
 
-@fleet.command("run")
-@answers
+@plays(*JOBS, *COSTS, "policy", "cluster", "load", "seed", "checkpoint_gb", "storage_gb_s")
 def run(
-    trace: shared.Trace,
-    format: shared.Format = "auto",
-    policy: shared.Policy = "fifo",
-    cluster: shared.Cluster = "",
-    speeds: shared.Speeds = "constant",
-    salvage: shared.Salvage = False,
-    jobs: shared.Jobs = 0,
-    load: shared.Load = 1.0,
-    measure: Measure = "",
-    seed: shared.Seed = 0,
-    restart_s: shared.RestartS = 0.0,
-    restart_s_per_gpu: shared.RestartPerGpu = 0.0,
-    checkpoint_s: shared.CheckpointS = 0.0,
-    checkpoint_gb: shared.CheckpointGb = "",
-    storage_gb_s: shared.StorageGbS = 2.0,
-    mtbf_h: shared.MtbfH = 0.0,
-    mttr_h: shared.MttrH = 1.0,
+    spec: Spec,
+    *,
+    measure: Annotated[
+        str, typer.Option("--measure", metavar="A-B", help="Means over these jobs only, by number.")
+    ] = "",
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE.csv", help="Write a row per job, too.")] = None,
 ) -> Reply:
     """Play a log of jobs on a cluster under a policy.
@@ -68,28 +42,17 @@ def run(
     from foretrace.report import fleet_page
 
     writable(out)
-    spec = scenes.Spec(
-        trace=str(trace), format=format, salvage=salvage, jobs=jobs, cluster=cluster or scenes.DEFAULT_CLUSTER,
-        policy=policy, speeds=speeds, restart_s=restart_s, restart_s_per_gpu=restart_s_per_gpu,
-        checkpoint_s=checkpoint_s, checkpoint_gb=checkpoint_gb, storage_gb_s=storage_gb_s,
-        mtbf_h=mtbf_h, mttr_h=mttr_h, load=load, seed=seed,
-    )  # fmt: skip
     made = scenes.scene(spec)
-    tree = made.cluster
     result = made.play(record="devices" if page_asked() or len(made.workload) <= scenes.RECORD_UP_TO else "nothing")
     tell_origin(result)
     only = scenes.measured(measure, result.workload)
-    other = "fifo" if policy.split()[:1] == ["las"] else "las"
-    again = shared.again(format=format, speeds=speeds, salvage=salvage, jobs=jobs, restart_s=restart_s)
-    words = [str(trace), "--cluster", cluster or scenes.DEFAULT_CLUSTER, "--policy", policy, "--policy", other, *again]
-    next_ = shlex.join(["foretrace", "fleet", "compare", *words])
-    view = report.run(result, tree, path=str(trace), only=only, next_=next_)
-    page = fleet_page.FleetPage(view=view, result=result, cluster=tree)
-    return Reply(
-        result=view,
-        files={out: lambda path: write_text(path, per_job(result, only))},
-        page=lambda path: fleet_page.write(page, path),
-    )
+    other = "fifo" if spec.policy.split()[:1] == ["las"] else "las"
+    next_ = following(["compare"], spec, "--policy", spec.policy, "--policy", other, also=["restart_s"])
+    view = report.run(result, made.cluster, path=spec.trace, only=only, next_=next_)
+    if out is not None:
+        write_text(out, report.per_job(result, only))
+    page = fleet_page.FleetPage(view=view, result=result, cluster=made.cluster)
+    return Reply(result=view, page=lambda path: fleet_page.write(page, path))
 
 
 def tell_origin(result: FleetResult) -> None:
@@ -97,56 +60,157 @@ def tell_origin(result: FleetResult) -> None:
     origin = result.workload.origin
     if origin.refused:
         first = origin.refused[0]
-        print(
-            f"foretrace: {len(origin.refused):,} of {origin.rows:,} rows were left out, the first at {first.where}: "
-            f"{first.why}",
-            file=sys.stderr,
+        rows = f"{len(origin.refused):,} of {origin.rows:,} rows were left out"
+        options.say(f"{rows}, the first at {first.where}: {first.why}")
+
+
+@plays(*JOBS, "policy", "cluster", "seed", "restart_s")
+def why(
+    spec: Spec,
+    job: Annotated[str, typer.Argument(metavar="JOB", help="The job's name in the log.")],
+    at: Annotated[
+        float | None,
+        typer.Option("--at", metavar="SECONDS", help="When to look; by default where its longest wait begins."),
+    ] = None,
+) -> Result:
+    """Say why a job waits, and what would help.
+
+    Names the binding constraint and who holds the GPUs, and plays changes that could let the job start sooner.
+
+    Example: foretrace fleet why jobs.csv job150 --cluster 2x4x8 --policy fifo
+    """
+    from foretrace.fleet import ask, scene
+    from foretrace.report import fleet_questions as report
+
+    made = scene.scene(spec)
+    with options.progress("playing changes") as tell:
+        found = ask.why(made, job, at_s=at, progress=tell)
+    tried = [each.words for each in (found.best, *found.remedies) if each is not None and each.helps and each.words]
+    asked, named = ("whatif", "--now") if tried else ("run", "--policy")
+    return report.why(
+        found, source=spec.trace, policy=spec.policy, cluster=spec.cluster,
+        next_=following(
+            [asked], spec, named, spec.policy, also=["seed", "restart_s"], then=tried[0] if tried else ()
+        ),
+    )  # fmt: skip
+
+
+@plays(*JOBS, *COSTS, "cluster", "load", "seed")
+def whatif(
+    spec: Spec,
+    add_rack: Annotated[
+        int, typer.Option("--add-rack", metavar="N", min=0, help="More of the cluster's outermost units.")
+    ] = 0,
+    policy: Annotated[str, typer.Option("--policy", metavar="NAME [KEY=VALUE ...]", help="Another policy.")] = "",
+    to_cluster: Annotated[str, typer.Option("--to-cluster", metavar="SHAPE|FILE", help="Another cluster.")] = "",
+    network: Annotated[
+        str,
+        typer.Option("--network", metavar="400Gbps", help="Bandwidth per GPU between machines, at every level above."),
+    ] = "",
+    to_load: Annotated[float, typer.Option("--to-load", metavar="FACTOR", help="Jobs so many times as dense.")] = 0,
+    now: Annotated[str, typer.Option("--now", metavar="NAME [KEY=VALUE ...]", help="The policy as it is.")] = "fifo",
+) -> Result:
+    """Play the same jobs as it is, and with changes.
+
+    Changes are more racks, another policy, another cluster, another network, another load.
+
+    Example: foretrace fleet whatif jobs.csv --cluster 2x4x8 --now fifo --add-rack 2 --policy dally
+    """
+    from foretrace.fleet import scene
+    from foretrace.report import fleet_questions as report
+
+    spec = replace(spec, policy=now)
+    changes = _changes(spec, add_rack, policy, to_cluster, network, to_load)
+    if not changes:
+        raise ForetraceError("nothing would change; give --add-rack, --policy, --to-cluster, --network or --to-load.")
+    after = replace(spec, **{name: value for change in changes.values() for name, value in change.items()})
+    first, second = scene.scene(spec), scene.scene(after)
+    further = ["compare", "--policy", now, "--policy", after.policy]
+    if after.policy == now:  # one policy is compared with itself by nobody
+        further = ["sweep", "--policy", now, "--set", "add=0,1,2", "--out", "sweep"]
+    return report.whatif(
+        first.play(), second.play(), source=spec.trace, changes=list(changes), next_=following(further, spec),
+        words=(f"{now} on {first.cluster.name}", f"{after.policy} on {second.cluster.name}"),
+    )  # fmt: skip
+
+
+def _changes(
+    spec: Spec, add_rack: int, policy: str, to_cluster: str, network: str, to_load: float
+) -> dict[str, dict[str, Any]]:
+    """By its words, what each change makes of a spec."""
+    from foretrace.fleet import scene
+
+    tree = scene.cluster_of(to_cluster or spec.cluster)
+    unit = tree.levels[-2] if len(tree.levels) > 1 else "unit"
+    found = {
+        f"cluster {to_cluster}": to_cluster and {"cluster": to_cluster},
+        f"{add_rack} more {unit}{'s' if add_rack > 1 else ''}": add_rack and {"add": add_rack},
+        f"policy {policy}": policy and {"policy": policy},
+        f"{network} between machines": network and {"speeds": _faster(spec.speeds, network, tree)},
+        f"{to_load:g} × the load": to_load and {"load": to_load},
+    }
+    return {words: change for words, change in found.items() if isinstance(change, dict)}
+
+
+def _faster(speeds: str, network: str, tree: ClusterTree) -> str:
+    """The model of speed with another bandwidth on all levels above the innermost."""
+    from foretrace.hardware.cluster import parse_link
+
+    words = shlex.split(speeds)
+    kind = words[0].partition("=")[0] if words else ""
+    gbit = parse_link(network).gbit_s
+    if kind not in ("closed-form", "graphs"):
+        raise ForetraceError(
+            f"--network changes nothing with --speeds {kind}, which knows no network; use closed-form or graphs."
         )
-
-
-def per_job(result: FleetResult, only: Int64 | None = None) -> str:
-    """CSV text with a row per job: times in seconds after the log's zero, empty where there is none."""
-    workload = result.workload
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    chosen = range(len(workload)) if only is None else only.tolist()
-    jct, queue = result.jct_s, result.queue_s
-
-    def seconds(ns: int) -> str:
-        return repr(ns / 1e9) if ns >= 0 else ""
-
-    for at in chosen:
-        done = result.end_ns[at] >= 0
-        status = (
-            "never" if result.never[at] else "done" if done else "running" if result.start_ns[at] >= 0 else "waiting"
+    key = "gb-s=" if kind == "closed-form" else "links="
+    given = next((word.removeprefix(key) for word in words[1:] if word.startswith(key)), "")
+    if given:
+        inside = given.split(",")[0]
+    elif tree.gbit_s and tree.gbit_s[0]:
+        inside = f"{tree.gbit_s[0] / 8:g}" if kind == "closed-form" else f"{tree.gbit_s[0]:g}gbit"
+    else:
+        raise ForetraceError(
+            f"--network needs to know what joins GPUs inside a machine; give --speeds '{kind} {key}...'."
         )
-        writer.writerow(
-            (
-                workload.job[at],
-                int(workload.gpus[at]),
-                seconds(int(workload.submit_ns[at])),
-                seconds(int(result.start_ns[at])),
-                seconds(int(result.end_ns[at])),
-                repr(float(jct[at])) if done else "",
-                repr(float(queue[at])) if done else "",
-                seconds(int(result.held_ns[at])),
-                seconds(int(result.dead_ns[at])),
-                int(result.starts[at]),
-                int(result.preempted[at]),
-                int(result.failed[at]),
-                status,
-            )
-        )
-    return out.getvalue()
+    outside = f"{gbit / 8:g}" if kind == "closed-form" else f"{gbit:g}gbit"
+    values = ",".join([inside] + [outside] * (len(tree.levels) - 1))
+    return shlex.join([*(word for word in words if not word.startswith(key)), f"{key}{values}"])
 
 
-fleet.command("compare", short_help="Compare policies on one log, with intervals.")(answers(fleet_sweep.compare))
-fleet.command("why")(answers(fleet_questions.why))
-fleet.command("whatif")(answers(fleet_questions.whatif))
-fleet.command("slots")(answers(fleet_questions.slots))
-fleet.command("sweep", short_help="Play every combination; a killed sweep goes on.")(answers(fleet_sweep.sweep))
-fleet.command("fit")(answers(fleet_files.fit))
-fleet.command("generate")(fleet_files.generate)
-fleet.command("export")(fleet_files.export)
-fleet.command("policies")(answers(fleet_files.policies))
+@plays(*JOBS, "policy", "cluster", "seed")
+def slots(
+    spec: Spec,
+    size: Annotated[
+        list[int] | None, typer.Option("--size", metavar="GPUS", min=1, help="Size of a job; repeat it.")
+    ] = None,
+    at: Annotated[
+        float | None, typer.Option("--at", metavar="SECONDS", help="When to look; by default the end.")
+    ] = None,
+) -> Result:
+    """Count jobs of a size for which there is room.
+
+    Fragmentation in slots, at one moment and over time.
+
+    Example: foretrace fleet slots jobs.csv --cluster 4x4x8 --size 8 --size 64 --at 86400
+    """
+    from foretrace.fleet import scene
+    from foretrace.report import fleet_questions as report
+
+    made = scene.scene(spec)
+    next_ = following(["run"], spec, "--policy", spec.policy, also=["seed"], then=["--html", "fleet.html"])
+    return report.slots(made.play(record="devices"), made.cluster, sizes=size, at_s=at, path=spec.trace, next_=next_)
+
+
+fleet = typer.Typer(
+    name="fleet",
+    short_help="Play logs of many jobs on one cluster; ask why and what if.",
+    help="Many jobs, one cluster: play logs of jobs under scheduling policies, ask why and what if.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+for command in (
+    run, fleet_sweep.compare, why, whatif, slots, fleet_sweep.sweep, fleet_files.fit, fleet_files.generate,
+    fleet_files.export, fleet_files.policies,
+):  # fmt: skip
+    fleet.command(command.__name__)(answers(command))

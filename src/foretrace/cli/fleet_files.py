@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import math
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foretrace.cli import fleet_options as shared
+from foretrace.cli.fleet_options import LOG, Load, Seed, plays
 from foretrace.errors import ForetraceError
 
 if TYPE_CHECKING:
+    from foretrace.fleet.scene import Spec
     from foretrace.report.views import Result
 
 
+@plays(*LOG)
 def fit(
-    trace: shared.Trace,
+    spec: Spec,
     out: Annotated[Path, typer.Option("--out", metavar="FILE.json", help="Where the generator is kept.")],
-    format: shared.Format = "auto",
-    salvage: shared.Salvage = False,
 ) -> Result:
     """Fit a generator of workloads to a log.
 
@@ -30,11 +29,11 @@ def fit(
     """
     from foretrace.fleet.scene import workload_of
     from foretrace.fleet.synthetic import fit as fitted
-    from foretrace.report import fleet_answers as report
+    from foretrace.report import fleet_policies as report
 
-    made = fitted(workload_of(str(trace), format, salvage=salvage))
+    made = fitted(workload_of(spec.trace, spec.format, salvage=spec.salvage))
     made.save(out)
-    return report.fit(made, path=str(trace), stored=str(out))
+    return report.fit(made, path=spec.trace, stored=str(out))
 
 
 def generate(
@@ -42,9 +41,9 @@ def generate(
     out: Annotated[Path, typer.Option("--out", metavar="FILE.csv", help="Where the jobs go.")],
     jobs: Annotated[int | None, typer.Option("--jobs", metavar="N", min=1, help="So many jobs.")] = None,
     days: Annotated[float | None, typer.Option("--days", metavar="D", help="Or so many days of jobs.")] = None,
-    load: shared.Load = 1.0,
-    seed: shared.Seed = 0,
-) -> None:
+    load: Load = 1.0,
+    seed: Seed = 0,
+) -> Result:
     """Generate a workload like a fitted one.
 
     It may be of any length and load.
@@ -53,17 +52,18 @@ def generate(
     """
     from foretrace.fleet.formats import write_csv
     from foretrace.fleet.synthetic import load_generator
+    from foretrace.report import fleet_policies as report
 
     if (jobs is None) == (days is None):
         raise ForetraceError("say either --jobs or --days, how much to generate.")
     made = load_generator(generator).generate(jobs=jobs, days=days, load=load, seed=seed)
     write_csv(made, out)
-    span = float(made.submit_ns[-1]) / 86400e9 if len(made) else 0.0
-    print(f"{len(made):,} jobs over {span:.3g} days are in {out}\n  next: foretrace fleet run {shlex.quote(str(out))}")
+    return report.generate(made, stored=str(out))
 
 
+@plays(*LOG, "policy", "cluster", "jobs")
 def export(
-    trace: shared.Trace,
+    spec: Spec,
     to: Annotated[str, typer.Option("--to", metavar="slurm|kueue|volcano|ray", help="For which scheduler.")],
     out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the files go.")],
     job: Annotated[list[str] | None, typer.Option("--job", metavar="JOB", help="Only this job; repeat it.")] = None,
@@ -75,12 +75,7 @@ def export(
         typer.Option("--wait-s", metavar="S", help="How long a job insists on it (the delay timer); inf: for ever."),
     ] = math.inf,
     play: Annotated[bool, typer.Option("--play", help="Take placements from playing the log under --policy.")] = False,
-    format: shared.Format = "auto",
-    policy: shared.Policy = "fifo",
-    cluster: shared.Cluster = "4x4x8",
-    salvage: shared.Salvage = False,
-    jobs: shared.Jobs = 0,
-) -> None:
+) -> Result:
     """Write decisions as a scheduler's own files.
 
     They are Slurm directives, Kueue and Volcano manifests, or placement groups of Ray.
@@ -90,27 +85,22 @@ def export(
     from foretrace.files import write_text
     from foretrace.fleet import scene
     from foretrace.fleet.export import export as exported
+    from foretrace.report import fleet_policies as report
 
-    spec = scene.Spec(trace=str(trace), format=format, salvage=salvage, jobs=jobs, cluster=cluster, policy=policy)
     if job and len(set(job)) < len(job):
         raise ForetraceError("--job names the same job twice; write each once.")
-    if policy != "fifo" and not play:
+    if spec.policy != "fifo" and not play:
         raise ForetraceError("--policy decides where jobs go only with --play; add it, or leave --policy out.")
-    if play:
-        made = scene.scene(spec)
-        workload, tree = made.workload, made.cluster
-        result = made.play(record="devices")
-    else:
-        workload = scene.shaped(scene.workload_of(str(trace), format, salvage=salvage), spec)
-        tree, result = scene.cluster_of(cluster), None
-    files = exported(workload, tree, result, to=to, job=job or None, level=level or None, wait_s=wait_s)
+    made = scene.scene(spec)
+    result = made.play(record="devices") if play else None
+    files = exported(made.workload, made.cluster, result, to=to, job=job or None, level=level or None, wait_s=wait_s)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ForetraceError(f"cannot write to {out} ({error.strerror or error}); choose another folder.") from None
     for name, text in files.items():
         write_text(out / name, text)
-    print(f"{len(files):,} file{'s' if len(files) != 1 else ''} for {to} in {out}")
+    return report.export(list(files), to=to, folder=str(out))
 
 
 def policies() -> Result:
@@ -118,6 +108,6 @@ def policies() -> Result:
 
     Example: foretrace fleet policies
     """
-    from foretrace.report import fleet_questions as report
+    from foretrace.report import fleet_policies as report
 
     return report.policies()

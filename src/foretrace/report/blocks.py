@@ -17,7 +17,7 @@ from foretrace.report import units
 
 NARROW = 72  # columns; below it tables keep what matters most
 
-Kind = Literal["text", "name", "time", "change", "seconds", "share", "count", "digits", "course"]
+Kind = Literal["text", "name", "time", "change", "seconds", "long", "share", "count", "digits", "course"]
 
 
 class About(msgspec.Struct, frozen=True, tag=True):
@@ -68,8 +68,8 @@ class Column(msgspec.Struct, frozen=True):
     """A column of a table.
 
     Kinds of values: texts; names of kernels and operators, which may be shortened; times in one unit for the whole
-    column; changes of time, with their sign; seconds, each in its own unit; shares; counts; numbers; courses over
-    time (values from 0 to 1), which are drawn where bars are. None is unknown.
+    column; changes of time, with their sign; seconds, each in its own unit; long times, up to years; shares; counts;
+    numbers; courses over time (values from 0 to 1), which are drawn where bars are. None is unknown.
     """
 
     title: str = ""
@@ -128,6 +128,7 @@ _FORMATS: dict[str, Callable[[Any], str]] = {
     "text": str,
     "name": str,
     "seconds": units.seconds,
+    "long": units.long_time,
     "share": units.share,
     "count": units.count,
     "digits": units.digits,

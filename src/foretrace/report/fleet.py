@@ -1,37 +1,33 @@
-"""What the questions about a simulated fleet are answered with: from results to views, and the sentences."""
+"""`foretrace fleet run` as an answer: how jobs go on a cluster under a policy, and the words for that.
+
+Times are seconds, shares fractions, null what is not known or covers no job.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import csv
+import io
+from collections.abc import Iterator, Sequence
 from math import isfinite
+from typing import Any
 
+import msgspec
 import numpy as np
 
 from foretrace.fleet import metrics, overtime
 from foretrace.fleet.cluster import ClusterTree
-from foretrace.fleet.comparison import PolicyComparison
-from foretrace.fleet.rates import Bill, Power
+from foretrace.fleet.comparison import MeanInterval, PolicyComparison
+from foretrace.fleet.rates import Bill
 from foretrace.fleet.result import Cause, FleetResult
-from foretrace.fleet.workload import SECOND, Float64
-from foretrace.report.blocks import About, Block, Column, Grid, Headline, Line, notes, shown, table
-from foretrace.report.fleet_views import (
-    BillView,
-    CauseView,
-    CdfView,
-    FleetCommunicationView,
-    FleetRunView,
-    FleetSeriesView,
-    IntervalView,
-    LostView,
-    SlotsView,
-    TenantView,
-)
-from foretrace.report.units import count, digits, seconds, share
-from foretrace.report.views import taken
+from foretrace.fleet.workload import SECOND, Float64, Int64
+from foretrace.report.blocks import NARROW, About, Block, Column, Grid, Headline, Line, shown, table
+from foretrace.report.blocks import notes as remarks
+from foretrace.report.units import count, digits, long_range, long_time, share
+from foretrace.report.views import Result, taken
 
+TENANTS = 8  # rows
 RHO_IS = "JCT / (exclusive run time x max(1, mean GPUs asked for by active jobs during its life / GPUs))"
 BINS = 200
-SHOWN_TENANTS = 8
 WHY = {
     Cause.UNDECIDED: "the policy has not looked at them yet",
     Cause.BEHIND: "a job that is served first does not fit, and nobody may pass it",
@@ -45,41 +41,149 @@ WHY = {
     Cause.ROUND: "they fit, but the next round has to come",
 }
 UNEXPLAINED = "the simulator recorded no reason"
-_UNITS = (("d", 86400.0, 259_200.0), ("h", 3600.0, 7200.0), ("min", 60.0, 120.0))  # name, seconds, used from
 
 
-def long_time(value_s: float | None) -> str:
-    """A time up to years: "58.1 s", "45.0 min", "12.4 h", "9.20 d"; "–" where it is not known."""
-    if value_s is None or not isfinite(value_s):
-        return "–"
-    for name, size, first in _UNITS:
-        if abs(value_s) >= first:
-            return f"{digits(value_s / size)} {name}"
-    return seconds(value_s)
+class CauseView(msgspec.Struct, frozen=True, kw_only=True):
+    """Waiting of all jobs for one reason."""
+
+    cause: str  # name of `Cause` in lower case; "unexplained" for what no cause was recorded for
+    wait_s: float
+    share: float  # of all waiting
+    why: str
 
 
-def long_range(low_s: float, high_s: float) -> str:
-    """As in "12.1 – 12.9 h", in the unit of the larger."""
-    unit, size = next(((name, size) for name, size, first in _UNITS if abs(high_s) >= first), ("s", 1.0))
-    return f"{digits(low_s / size)} – {digits(high_s / size)} {unit}"
+class FleetCommunicationView(msgspec.Struct, frozen=True, kw_only=True):
+    """Communication in three ways: in all, in stretches wider than a machine, as a share of the running time."""
+
+    total_s: float
+    above_machine_s: float | None  # null without segments
+    above_machine_low_s: float | None  # none of the jobs that ran both inside a machine and wider
+    above_machine_high_s: float | None  # all of them
+    share_of_running: float
+    gpu_h: float
 
 
-def energy(kwh: float) -> str:
-    """As in "6,459 kWh", "370 MWh"."""
-    return f"{digits(kwh / 1000)} MWh" if kwh >= 99_950 else f"{kwh:,.0f} kWh"
+class TenantView(msgspec.Struct, frozen=True, kw_only=True):
+    """One tenant; times over its finished jobs."""
+
+    tenant: str
+    jobs: int
+    finished: int
+    never: int
+    mean_jct_s: float | None
+    p50_jct_s: float | None
+    p90_jct_s: float | None
+    p99_jct_s: float | None
+    mean_queue_s: float | None
+    gpu_h: float
+    gpu_share: float
+    mean_rho: float | None
 
 
-def level_text(level: float) -> str:
-    """As in "95 %"."""
-    return f"{100 * level:.3g} %"
+class BillView(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of GPU: hours, cost, energy; null where neither the user nor a catalog states a rate."""
+
+    gpu_type: str
+    gpus: int
+    used_gpu_h: float
+    all_gpu_h: float
+    usd_per_gpu_h: float | None
+    price_from: str
+    usd_used: float | None
+    usd_all: float | None
+    busy_w: float | None
+    idle_w: float | None
+    power_from: str
+    kwh: float | None
 
 
-def known(value: float) -> float | None:
-    """None for nan."""
-    return value if isfinite(value) else None
+class SlotsView(msgspec.Struct, frozen=True, kw_only=True):
+    """Room for jobs of one size inside units of one level."""
+
+    slot_gpus: int
+    level: str
+    capacity: int  # on an empty cluster
+    free_now: int
+    together_now: int  # if the same free GPUs lay together
+    mean_free: float
+    mean_together: float
+    scattered: float  # share of the slots over time that scattering costs
+    free: tuple[float, ...]  # mean per bin of `edges_s`
+    together: tuple[float, ...]
 
 
-# --- one run --------------------------------------------------------------------------------------------------------
+class FleetSeriesView(msgspec.Struct, frozen=True, kw_only=True):
+    """Means per bin of time, between `edges_s` (one more than bins), on the clock of the workload."""
+
+    edges_s: tuple[float, ...]
+    utilisation: tuple[float, ...]
+    waiting_jobs: tuple[float, ...]
+    waiting_gpus: tuple[float, ...]
+    waiting_by_cause: dict[str, tuple[float, ...]]  # a job's waits split by how long it waited for each cause
+    exact: bool  # false where only first starts and ends are known
+
+
+class CdfView(msgspec.Struct, frozen=True, kw_only=True):
+    """Share of the finished jobs that took up to so long."""
+
+    jct_s: tuple[float, ...]
+    share: tuple[float, ...]
+
+
+class FleetRunView(Result, frozen=True, kw_only=True):
+    """`foretrace fleet run`: how a workload goes on a cluster under a policy.
+
+    JCT, queue and rho figures cover the finished jobs; those that are not are counted and named.
+    """
+
+    command: str = "fleet run"
+    headline: str
+    source: str
+    policy: str
+    cluster: str
+    gpus: int
+    jobs: int
+    finished: int
+    running: int
+    waiting: int
+    never: int
+    unfinished_jobs: dict[str, tuple[str, ...]]  # the first few by state: running, waiting, never
+    mean_jct_s: float | None
+    p50_jct_s: float | None
+    p90_jct_s: float | None
+    p99_jct_s: float | None
+    longest_jct_s: float | None
+    mean_jct_at_least_s: float | None  # unfinished jobs counted up to the end of the simulation
+    makespan_s: float | None
+    mean_queue_s: float | None
+    p50_queue_s: float | None
+    p90_queue_s: float | None
+    p99_queue_s: float | None
+    total_queue_s: float
+    utilisation: float | None
+    useful_utilisation: float | None
+    causes: tuple[CauseView, ...]
+    mean_rho: float | None
+    p99_rho: float | None
+    worst_rho: float | None
+    rho_is: str
+    communication: FleetCommunicationView
+    lost: metrics.Lost
+    usd_used: float | None
+    usd_all: float | None
+    kwh: float | None
+    bills: tuple[BillView, ...]
+    tenants: tuple[TenantView, ...]
+    slots: tuple[SlotsView, ...]
+    over_time: FleetSeriesView
+    jct_cdf: CdfView
+    intervals: dict[str, MeanInterval]  # by the figure's name; empty after one run
+    interval_level: float
+    repetitions: int
+    repeated_how: str
+    facts: dict[str, str]  # what only this simulator knows
+    notes: tuple[str, ...]
+    next: str
 
 
 def run(
@@ -88,10 +192,6 @@ def run(
     *,
     path: str = "",
     only: overtime.Only = None,
-    prices: Mapping[str, float] | None = None,
-    power: Mapping[str, Power] | None = None,
-    sizes: Sequence[int] | None = None,
-    levels: Sequence[str] | None = None,
     repeated: PolicyComparison | None = None,
     next_: str = "",
 ) -> FleetRunView:
@@ -99,73 +199,59 @@ def run(
 
     `only` restricts what is said of jobs; free slots and curves over time are of all.
     """
-    found = metrics.measure(result, cluster, only, prices=prices, power=power)
+    found = metrics.measure(result, cluster, only)
     notes = _notes(result, found)
     slots: tuple[overtime.Slots, ...] = ()
     if result.segments is None or (len(result.segments) and not len(result.segments.devices)):
         notes.append("which GPUs jobs held was not recorded, so free slots are not known; record devices for them.")
     else:
-        slots = overtime.slots(result, cluster, sizes, levels, edges=overtime.bins(result, BINS))
-    series = _series(result)
-    intervals, repetitions, how, level = _intervals(result, repeated)
+        slots = overtime.slots(result, cluster, edges=overtime.bins(result, BINS))
+    intervals = _intervals(result.policy, repeated)
     mine = intervals.get("mean_jct_s")
     if mine and mine.low is not None and mine.high is not None and not mine.low <= found.jct_s.mean <= mine.high:
         notes.append(
             f"this run's mean completion of {long_time(found.jct_s.mean)} lies outside the interval of the repeated "
             f"runs, {long_range(mine.low, mine.high)}: judge by those, it is one draw."
         )
-    jct, queue, rho = found.jct_s, found.queueing.of_finished, found.rho
-    cover = found.coverage
     curve = metrics.cdf(result.jct_s[overtime.chosen(result, only)])
-    return FleetRunView(
+    return taken(
+        FleetRunView,
+        found,
+        found.coverage,
+        result,
         headline=headline(found, result.gpus),
         source=path or result.workload.origin.path or result.workload.name,
-        policy=result.policy,
-        cluster=result.cluster,
-        gpus=result.gpus,
-        jobs=cover.jobs,
-        finished=cover.finished,
-        running=cover.running,
-        waiting=cover.waiting,
-        never=cover.never,
-        unfinished_jobs={word: names for word, names in cover.names.items() if names},
-        mean_jct_s=known(jct.mean),
-        p50_jct_s=known(jct.p50),
-        p90_jct_s=known(jct.p90),
-        p99_jct_s=known(jct.p99),
-        longest_jct_s=known(jct.longest),
-        mean_jct_at_least_s=known(found.mean_jct_at_least_s),
-        makespan_s=known(found.makespan_s),
-        mean_queue_s=known(queue.mean),
-        p50_queue_s=known(queue.p50),
-        p90_queue_s=known(queue.p90),
-        p99_queue_s=known(queue.p99),
+        unfinished_jobs={word: names for word, names in found.coverage.names.items() if names},
+        **_spread("jct", found.jct_s),
+        longest_jct_s=found.jct_s.longest,
+        **_spread("queue", found.queueing.of_finished),
         total_queue_s=found.queueing.total_s,
-        utilisation=known(found.utilisation),
-        useful_utilisation=known(found.useful_utilisation),
         causes=_causes(found.queueing),
-        mean_rho=known(rho.mean),
-        p99_rho=known(rho.p99),
-        worst_rho=known(rho.longest),
+        mean_rho=found.rho.mean,
+        p99_rho=found.rho.p99,
+        worst_rho=found.rho.longest,
         rho_is=RHO_IS,
         communication=_communication(found.communication),
-        lost=taken(LostView, found.lost),
         usd_used=found.total("usd"),
         usd_all=found.total("usd_all"),
         kwh=found.total("kwh"),
-        bills=tuple(_bill(each) for each in found.bills),
-        tenants=tuple(_tenant(each) for each in found.tenants),
-        slots=tuple(slots_view(each) for each in slots),
-        over_time=series,
+        bills=tuple(map(_bill, found.bills)),
+        tenants=tuple(taken(TenantView, each, tenant=each.name) for each in found.tenants),
+        slots=tuple(map(slots_view, slots)),
+        over_time=_series(result),
         jct_cdf=CdfView(jct_s=tuple(curve[0].tolist()), share=tuple(curve[1].tolist())),
         intervals=intervals,
-        interval_level=level,
-        repetitions=repetitions,
-        repeated_how=how,
+        interval_level=repeated.level if repeated else 0.0,
+        repetitions=repeated.repetitions if repeated else 1,
+        repeated_how=repeated.how if repeated else "",
         facts={key: str(value) for key, value in result.facts.items() if isinstance(value, str | int | float | bool)},
         notes=tuple(notes),
         next=next_,
-    )  # fmt: skip
+    )
+
+
+def _spread(word: str, found: metrics.Spread) -> dict[str, float]:
+    return {f"{name}_{word}_s": getattr(found, name) for name in ("mean", "p50", "p90", "p99")}
 
 
 def headline(found: metrics.Metrics, gpus: int) -> str:
@@ -244,39 +330,29 @@ def _causes(queue: metrics.Queueing) -> tuple[CauseView, ...]:
 
 def _communication(each: metrics.Communication) -> FleetCommunicationView:
     low, high = each.above_range_s or (None, None)
-    return FleetCommunicationView(
-        total_s=each.total_s, above_machine_s=each.above_s, above_machine_low_s=low, above_machine_high_s=high,
-        share_of_running=each.share, gpu_h=each.gpu_h,
+    return taken(
+        FleetCommunicationView, each, above_machine_s=each.above_s, above_machine_low_s=low, above_machine_high_s=high,
+        share_of_running=each.share,
     )  # fmt: skip
 
 
 def _bill(each: Bill) -> BillView:
-    price, power = each.price, each.power
     return taken(
-        BillView,
-        each,
-        gpu_type=each.kind,
-        usd_per_gpu_h=price.usd_per_h if price else None,
-        price_from=price.source if price else "",
-        usd_used=each.usd,
-        busy_w=power.busy_w if power else None,
-        idle_w=power.idle_w if power else None,
-        power_from=power.source if power else "",
-    )
-
-
-def _tenant(each: metrics.Tenant) -> TenantView:
-    optional = ("mean_jct_s", "p50_jct_s", "p90_jct_s", "p99_jct_s", "mean_queue_s", "mean_rho")
-    return taken(TenantView, each, tenant=each.name, **{name: known(getattr(each, name)) for name in optional})
+        BillView, each, gpu_type=each.kind, usd_used=each.usd,
+        usd_per_gpu_h=each.price.usd_per_h if each.price else None, price_from=each.price.source if each.price else "",
+        busy_w=each.power.busy_w if each.power else None, idle_w=each.power.idle_w if each.power else None,
+        power_from=each.power.source if each.power else "",
+    )  # fmt: skip
 
 
 def slots_view(each: overtime.Slots) -> SlotsView:
-    width = np.diff(each.edges_ns)
-    return SlotsView(
-        slot_gpus=each.size, level=each.level, capacity=each.capacity, free_now=each.now,
-        together_now=each.now_together, mean_free=float(np.average(each.free, weights=width)),
-        mean_together=float(np.average(each.together, weights=width)), scattered=each.scattered,
-        free=short(each.free), together=short(each.together),
+    """Room for one size, over time as means per bin and over all of it."""
+    free, together = (
+        float(np.average(values, weights=np.diff(each.edges_ns))) for values in (each.free, each.together)
+    )
+    return taken(
+        SlotsView, each, slot_gpus=each.size, free_now=each.now, together_now=each.now_together, mean_free=free,
+        mean_together=together, free=short(each.free), together=short(each.together),
     )  # fmt: skip
 
 
@@ -295,46 +371,50 @@ def _series(result: FleetResult) -> FleetSeriesView:
 
 
 def short(values: Float64) -> tuple[float, ...]:
+    """Five significant digits each."""
     return tuple(float(f"{value:.5g}") for value in values.tolist())
 
 
-def _intervals(
-    result: FleetResult, repeated: PolicyComparison | None
-) -> tuple[dict[str, IntervalView], int, str, float]:
-    if repeated is None:
-        return {}, 1, "", 0.0
-    mine = {
-        name: figure.estimates[result.policy]
-        for name, figure in repeated.figures.items()
-        if result.policy in figure.estimates
-    }
-    views = {
-        name: IntervalView(mean=each.mean, low=each.low, high=each.high)
-        for name, each in mine.items()
-        if isfinite(each.mean) and each.low is not None
-    }
-    return views, repeated.repetitions, repeated.how, repeated.level
+def _intervals(policy: str, repeated: PolicyComparison | None) -> dict[str, MeanInterval]:
+    found = {name: each.estimates.get(policy) for name, each in repeated.figures.items()} if repeated else {}
+    return {name: each for name, each in found.items() if each and isfinite(each.mean) and each.low is not None}
 
 
-# --- blocks ---------------------------------------------------------------------------------------------------------
+def energy(kwh: float) -> str:
+    """As in "6,459 kWh", "370 MWh"."""
+    return f"{digits(kwh / 1000)} MWh" if kwh >= 99_950 else f"{kwh:,.0f} kWh"
 
 
-def figure_text(value: float | None, kind: str) -> str:
-    """A figure of a table."""
-    if value is None:
-        return "–"
-    return share(value) if kind == "share" else long_time(value)
+def level_text(level: float) -> str:
+    """As in "95 %"."""
+    return f"{100 * level:.3g} %"
 
 
-def facts(view: FleetRunView) -> list[str]:
-    """What was simulated, in a few words each."""
-    named = (view.source, f"{count(view.jobs)} jobs", f"{view.cluster}, {count(view.gpus)} GPUs", view.policy)
-    return [each for each in named if each]
+def interval_text(low: float | None, high: float | None, kind: str = "long") -> str:
+    """As in "12.1 – 12.9 h" or "45.1 – 45.9 %"; "" where it is not known."""
+    if low is None or high is None:
+        return ""
+    return f"{digits(100 * low)} – {share(high)}" if kind == "share" else long_range(low, high)
+
+
+def figure_text(value: float | None, kind: str = "long") -> str:
+    """A long time, or a share."""
+    return "–" if value is None else share(value) if kind == "share" else long_time(value)
+
+
+def about(view: Any) -> About:
+    """What a result says was simulated, in a few words each."""
+    jobs = getattr(view, "jobs", None)
+    parts = (
+        view.source, f"{count(jobs)} jobs" if jobs is not None else "", f"{view.cluster}, {count(view.gpus)} GPUs",
+        getattr(view, "policy", ""),
+    )  # fmt: skip
+    return About(tuple(filter(None, parts)))
 
 
 @shown.register
 def _(view: FleetRunView, top: int) -> Iterator[Block]:
-    yield About(tuple(facts(view)))
+    yield about(view)
     yield ""
     yield Headline(view.headline)
     yield ""
@@ -343,96 +423,145 @@ def _(view: FleetRunView, top: int) -> Iterator[Block]:
         yield f"{level_text(view.interval_level)} intervals from {count(view.repetitions)} runs: {view.repeated_how}"
     if view.causes:
         yield ""
-        yield table(
-            [Column("waits because", wide=True), Column("of all jobs", right=True), Column("share", "share")],
-            [(cause.why, long_time(cause.wait_s), cause.share) for cause in view.causes],
-        )
-    yield from _remarks(view)
+        yield causes_table(view.causes)
+    yield from _also(view)
     if view.slots:
         yield ""
-        yield slot_table(view.slots)
+        yield slots_table(view.slots)
     if len(view.tenants) > 1:
         yield ""
-        titles = ("mean JCT", "p99", "mean wait")
-        yield table(
-            [
-                "tenant", Column("jobs", "count"), Column("GPU time", "share"),
-                *(Column(title, right=True) for title in titles), Column("rho", "digits"),
-            ],
-            [
-                (each.tenant[:20], each.jobs, each.gpu_share, long_time(each.mean_jct_s), long_time(each.p99_jct_s),
-                 long_time(each.mean_queue_s), each.mean_rho)
-                for each in view.tenants
-            ],
-            top=SHOWN_TENANTS,
-        )  # fmt: skip
+        yield _tenants(view.tenants)
     yield ""
-    yield from notes(view.notes)
+    yield from remarks(view.notes)
     if view.repetitions == 1:
         unknown = "one run has no interval: moving submissions by a minute moves a makespan by some per cent"
         yield Line(view.facts.get("range", unknown), soft=True)
 
 
 def _figures(view: FleetRunView) -> Grid:
-    completion = (view.mean_jct_s, view.p50_jct_s, view.p90_jct_s, view.p99_jct_s)
-    waiting = (view.mean_queue_s, view.p50_queue_s, view.p90_queue_s, view.p99_queue_s)
-    used = figure_text(view.utilisation, "share")
-    lost = view.useful_utilisation is not None and view.lost.gpu_h
-    also = f"{share(view.useful_utilisation or 0.0)} without lost time" if lost else ""
+    """Completion, waiting, makespan and use; with the intervals of their means where there are some."""
+
+    def row(word: str, name: str, kind: str = "long", *, spread: bool = False) -> tuple[str, ...]:
+        names = [name, *(name.replace("mean", each) for each in ("p50", "p90", "p99") if spread)]
+        texts = [figure_text(getattr(view, each), kind) for each in names]
+        found = view.intervals.get(name)
+        between = [interval_text(found.low, found.high, kind) if found else ""] if view.intervals else []
+        return (word, *texts, *[""] * (4 - len(texts)), *between)
+
     rows = [
-        ("completion", *map(long_time, completion), _interval(view, "mean_jct_s")),
-        ("waiting", *map(long_time, waiting), _interval(view, "mean_queue_s")),
-        ("makespan", long_time(view.makespan_s), "", "", "", _interval(view, "makespan_s")),
-        ("GPUs in use", used, "", "", "", _interval(view, "utilisation") or also),
+        row("completion", "mean_jct_s", spread=True),
+        row("waiting", "mean_queue_s", spread=True),
+        row("makespan", "makespan_s"),
+        row("GPUs in use", "utilisation", "share"),
     ]
-    last = Column("interval of the mean" if view.intervals else "")
-    return table(["", *(Column(word, right=True) for word in ("mean", "p50", "p90", "p99")), last], rows)
+    if view.useful_utilisation is not None and view.lost.gpu_h:
+        rows.append(row("without lost time", "useful_utilisation", "share"))
+    columns: list[Column | str] = ["", *(Column(title, right=True) for title in ("mean", "p50", "p90", "p99"))]
+    return table([*columns, *(["interval of the mean"] if view.intervals else [])], rows)
 
 
-def _remarks(view: FleetRunView) -> Iterator[Block]:
-    """What else is known: communication, fairness, lost time, money, energy."""
+def _also(view: FleetRunView) -> Iterator[Block]:
+    """Communication, fairness, losses, cost and energy, a line each."""
     comm, lost = view.communication, view.lost
     if comm.total_s:
         wide = ""
         if comm.above_machine_s is not None:
             wide = f", {long_time(comm.above_machine_s)} of it between machines"
             if comm.above_machine_low_s != comm.above_machine_high_s:
-                wide += f" ({long_range(comm.above_machine_low_s or 0, comm.above_machine_high_s or 0)})"
+                wide += f" ({interval_text(comm.above_machine_low_s, comm.above_machine_high_s)})"
         yield ""
-        running = f"{share(comm.share_of_running)} of the running time"
-        yield Line(f"{long_time(comm.total_s)} over all jobs{wide}; {running}", label="communication")
+        total = f"{long_time(comm.total_s)} over all jobs{wide}"
+        yield Line(f"{total}; {share(comm.share_of_running)} of the running time", label="communication")
     if view.mean_rho is not None:
         worst = f"p99 {digits(view.p99_rho or 0)}, worst {digits(view.worst_rho or 0)}"
         yield Line(f"rho {digits(view.mean_rho)} on average, {worst}; 1 or less is a fair share", label="fairness")
     if lost.gpu_h:
-        why = f"{count(lost.preemptions)} preemptions, {count(lost.failures)} failures"
-        yield Line(f"{digits(lost.gpu_h)} GPU-hours without progress ({why})", label="lost")
+        times = f"({count(lost.preemptions)} preemptions, {count(lost.failures)} failures)"
+        yield Line(f"{digits(lost.gpu_h)} GPU-hours without progress {times}", label="lost")
     if view.usd_all is not None and view.usd_used is not None:
-        held = f"${view.usd_used:,.0f} for what jobs held"
-        yield Line(f"{held}, ${view.usd_all:,.0f} for all GPUs all the time", label="cost")
+        yield Line(
+            f"${view.usd_used:,.0f} for what jobs held, ${view.usd_all:,.0f} for all GPUs all the time", label="cost"
+        )
     if view.kwh is not None:
         yield Line(f"{energy(view.kwh)}, GPUs alone", label="energy")
 
 
-def _interval(view: FleetRunView, name: str) -> str:
-    found = view.intervals.get(name)
-    if found is None or found.low is None or found.high is None:
-        return ""
-    if name == "utilisation":
-        return f"{digits(100 * found.low)} – {share(found.high)}"
-    return long_range(found.low, found.high)
+def causes_table(causes: Sequence[CauseView]) -> Grid:
+    """What jobs wait for, most of it first."""
+    columns = [Column("waits because", wide=True), Column("of all jobs", "long"), Column("share", "share")]
+    return table(columns, [(each.why, each.wait_s, each.share) for each in causes])
 
 
-def slot_table(slots: tuple[SlotsView, ...]) -> Grid:
-    """Room for jobs by size."""
+def slots_table(slots: Sequence[SlotsView], *, scattered: bool = False) -> Grid:
+    """Room for jobs by size and level; with `scattered`, also the share of it that scattering costs."""
+    lost = [Column("lost to scattering", "share")] if scattered else []
     return table(
         [
             "free slots", Column("now", "count"), Column("on average", "digits"), Column("if together", "digits"),
-            Column("empty cluster", "count"),
+            *lost, Column("empty cluster", "count", least=NARROW),
         ],
         [
-            (f"{each.slot_gpus} GPUs inside a {each.level}", each.free_now, each.mean_free, each.mean_together,
-             each.capacity)
+            (
+                slot_name(each), each.free_now, each.mean_free, each.mean_together,
+                *([each.scattered] if scattered else []), each.capacity,
+            )
             for each in slots
         ],
     )  # fmt: skip
+
+
+def slot_name(each: SlotsView) -> str:
+    """As in "8 GPUs inside a node"."""
+    return f"{each.slot_gpus} GPUs inside a {each.level}"
+
+
+def _tenants(tenants: Sequence[TenantView]) -> Grid:
+    return table(
+        [
+            "tenant", Column("jobs", "count"), Column("GPU time", "share", least=NARROW), Column("mean JCT", "long"),
+            Column("p99", "long"), Column("mean wait", "long"), Column("rho", "digits"),
+        ],
+        [
+            (
+                each.tenant, each.jobs, each.gpu_share, each.mean_jct_s, each.p99_jct_s, each.mean_queue_s,
+                each.mean_rho,
+            )
+            for each in tenants
+        ],
+        top=TENANTS,
+    )  # fmt: skip
+
+
+def per_job(result: FleetResult, only: Int64 | None = None) -> str:
+    """CSV text with a row per job: times in seconds after the log's zero, empty where there is none."""
+    load, done = result.workload, result.end_ns >= 0
+
+    def seconds(times_ns: Int64) -> list[str]:
+        return [repr(each / 1e9) if each >= 0 else "" for each in times_ns.tolist()]
+
+    def of_done(values: Float64) -> list[str]:
+        return [repr(each) if known else "" for each, known in zip(values.tolist(), done.tolist(), strict=True)]
+
+    columns = {
+        "job": load.job.tolist(),
+        "gpus": load.gpus.tolist(),
+        "submit_s": seconds(load.submit_ns),
+        "start_s": seconds(result.start_ns),
+        "end_s": seconds(result.end_ns),
+        "jct_s": of_done(result.jct_s),
+        "queue_s": of_done(result.queue_s),
+        "held_s": seconds(result.held_ns),
+        "dead_s": seconds(result.dead_ns),
+        "starts": result.starts.tolist(),
+        "preempted": result.preempted.tolist(),
+        "failed": result.failed.tolist(),
+        "status": np.select(
+            [result.never, done, result.start_ns >= 0], ["never", "done", "running"], "waiting"
+        ).tolist(),
+    }
+    rows = list(zip(*columns.values(), strict=True))
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows if only is None else [rows[at] for at in only.tolist()])
+    return out.getvalue()

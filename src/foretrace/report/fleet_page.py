@@ -22,11 +22,23 @@ from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.workload import SECOND, Int64
 from foretrace.plaintext import visible
-from foretrace.report.fleet import energy, facts, figure_text, level_text, long_range, long_time, short
-from foretrace.report.fleet_answers import COLUMNS, against
-from foretrace.report.fleet_views import FleetCompareView, FleetRunView
+from foretrace.report.fleet import (
+    FleetRunView,
+    TenantView,
+    about,
+    causes_table,
+    energy,
+    figure_text,
+    interval_text,
+    level_text,
+    short,
+    slot_name,
+    slots_table,
+)
+from foretrace.report.fleet_policies import FIGURES, FleetCompareView, against
 from foretrace.report.html import asset, environment, own_version, script_json
-from foretrace.report.units import count, digits, share
+from foretrace.report.page import context
+from foretrace.report.units import count, digits, long_time, share
 
 MOST_ROWS = 48  # of the picture of who ran where
 MOST_PIECES = 4000  # drawn one by one; beyond it shares per bin
@@ -45,7 +57,6 @@ class FleetPage:
     cluster: ClusterTree
     others: Mapping[str, FleetResult] = field(default_factory=dict)
     comparison: FleetCompareView | None = None
-    colour_by: str = ""  # "model", "tenant" or "gpus"; the first that tells jobs apart where empty
 
 
 def render(page: FleetPage) -> str:
@@ -67,40 +78,26 @@ def _context(page: FleetPage) -> dict[str, Any]:
         "gantt": gantt,
         "time": _time(view),
         "cdfs": _cdfs(page),
-        "slots": [
-            {"name": f"{each.slot_gpus} GPUs inside a {each.level}", "free": each.free, "together": each.together}
-            for each in view.slots
-        ],
+        "slots": [{"name": slot_name(each), "free": each.free, "together": each.together} for each in view.slots],
     }
     return {
         "version": own_version(),
         "css": markupsafe.Markup(asset("report.css") + asset("fleet.css")),
         "js": markupsafe.Markup("(() => {\n'use strict';\n" + "\n".join(map(asset, SCRIPTS)) + "\n})();"),
         "view": view,
-        "facts": facts(view),
+        "facts": about(view).parts,
         "big": _split(long_time(view.mean_jct_s)),
         "under": _under(view),
         "parts": _parts(page),
         "gantt": gantt,
-        "causes": [
-            {"why": each.why, "key": each.cause, "wait": long_time(each.wait_s), "share": share(each.share)}
-            for each in view.causes
-        ],
-        "policies": _policies(page),
-        "columns": [title for title, _, _ in COLUMNS],
-        "baseline": page.comparison.baseline if page.comparison else "",
-        "repeated": _repeated(page),
-        "claim": page.comparison.headline if page.comparison else "",
+        "causes": context(causes_table(view.causes)) if view.causes else None,
+        "policies": _policies(page.comparison),
+        "columns": [title for title, _, _ in FIGURES],
+        "comparison": page.comparison,
+        "repeated": _repeated(page.comparison),
         "tenants": [_tenant(each) for each in view.tenants[:MOST_TENANTS]],
         "more_tenants": max(len(view.tenants) - MOST_TENANTS, 0),
-        "slots": [
-            {
-                "name": f"{each.slot_gpus} GPUs inside a {each.level}", "now": count(each.free_now),
-                "mean": digits(each.mean_free), "together": digits(each.mean_together),
-                "lost": share(each.scattered), "capacity": count(each.capacity),
-            }
-            for each in view.slots
-        ],
+        "slots": context(slots_table(view.slots, scattered=True)) if view.slots else None,
         "figures": _figures(view),
         "notes": view.notes,
         "views": script_json({"run": _brief(view), "compare": page.comparison}),
@@ -125,11 +122,12 @@ def _split(text: str) -> dict[str, str]:
 
 
 def _under(view: FleetRunView) -> str:
+    mean = f"mean completion of {count(view.finished)} jobs"
     found = view.intervals.get("mean_jct_s")
-    if found and found.low is not None and found.high is not None:
-        between = f"{long_range(found.low, found.high)} ({level_text(view.interval_level)} interval)"
-        return f"mean completion of {count(view.finished)} jobs; {count(view.repetitions)} repeated runs: {between}"
-    return f"mean completion of {count(view.finished)} jobs; one run, so no interval is known"
+    between = interval_text(found.low, found.high) if found else ""
+    if not between:
+        return f"{mean}; one run, so no interval is known"
+    return f"{mean}; {count(view.repetitions)} repeated runs: {between} ({level_text(view.interval_level)} interval)"
 
 
 def _parts(page: FleetPage) -> list[dict[str, Any]]:
@@ -203,34 +201,20 @@ def _cdfs(page: FleetPage) -> list[dict[str, Any]]:
     return found
 
 
-def _policies(page: FleetPage) -> list[dict[str, Any]]:
-    """Rows of the table: from the comparison, else from the runs that the page was given."""
-    if page.comparison is None:
-        return []
+def _policies(found: FleetCompareView | None) -> list[dict[str, Any]]:
+    """Rows of the table."""
     rows = []
-    for row in page.comparison.policies:
+    for row in found.policies if found else ():
         cells = []
-        for _, name, kind in COLUMNS:
+        for _, name, kind in FIGURES:
             each = row.figures[name]
-            between = ""
-            if each.low is not None and each.high is not None and each.low != each.high:
-                between = long_range(each.low, each.high)
-                if kind == "share":
-                    between = f"{digits(100 * each.low)} – {share(each.high)}"
-            cells.append(
-                {"text": figure_text(each.mean, kind), "between": between, "value": each.mean or 0.0,
-                 "verdict": each.verdict}
-            )  # fmt: skip
-        first = row.figures["mean_jct_s"]
-        rows.append(
-            {"name": row.policy, "cells": cells, "against": against(first), "ratio": first.ratio or 0.0,
-             "verdict": first.verdict}
-        )  # fmt: skip
+            between = interval_text(each.low, each.high, kind) if each.low != each.high else ""
+            cells.append({"text": figure_text(each.mean, kind), "between": between, "verdict": each.verdict})
+        rows.append({"name": row.policy, "cells": cells, "against": against(row.figures["mean_jct_s"])})
     return rows
 
 
-def _repeated(page: FleetPage) -> str:
-    found = page.comparison
+def _repeated(found: FleetCompareView | None) -> str:
     if found is None:
         return ""
     if found.repetitions == 1:
@@ -239,14 +223,15 @@ def _repeated(page: FleetPage) -> str:
     return f"Means and {level} intervals of {count(found.repetitions)} runs of each policy: {found.repeated_how}."
 
 
-def _tenant(each: Any) -> dict[str, Any]:
-    return {
-        "name": each.tenant or "(none)", "jobs": each.jobs, "jobs_text": count(each.jobs), "part": each.gpu_share,
-        "part_text": share(each.gpu_share), "jct": each.mean_jct_s or 0, "jct_text": long_time(each.mean_jct_s),
-        "p99": each.p99_jct_s or 0, "p99_text": long_time(each.p99_jct_s), "queue": each.mean_queue_s or 0,
-        "queue_text": long_time(each.mean_queue_s), "rho": each.mean_rho or 0,
-        "rho_text": "–" if each.mean_rho is None else digits(each.mean_rho),
-    }  # fmt: skip
+def _tenant(each: TenantView) -> dict[str, Any]:
+    """Its name, and value and text of every figure."""
+    cells = [
+        (each.jobs, count(each.jobs)),
+        (each.gpu_share, share(each.gpu_share)),
+        *((value or 0, long_time(value)) for value in (each.mean_jct_s, each.p99_jct_s, each.mean_queue_s)),
+        (each.mean_rho or 0, "–" if each.mean_rho is None else digits(each.mean_rho)),
+    ]
+    return {"name": each.tenant or "(none)", "cells": cells}
 
 
 # --- who ran where --------------------------------------------------------------------------------------------------
@@ -269,7 +254,7 @@ def _groups(page: FleetPage) -> tuple[str, list[str], Int64]:
     """By what jobs are coloured, the names of the groups (the last for all others), and each job's group."""
     load = page.result.workload
     choices = {"model": load.model, "tenant": load.tenant, "gpus": load.gpus.astype(str).astype(object)}
-    by = page.colour_by or next((key for key in ("model", "tenant") if len(set(choices[key].tolist())) > 1), "gpus")
+    by = next((key for key in ("model", "tenant") if len(set(choices[key].tolist())) > 1), "gpus")
     code, names = overtime.codes(choices[by])
     weight = np.bincount(code, page.result.gpu_ns, minlength=len(names))
     top = np.argsort(-weight, kind="stable")[:MOST_GROUPS]

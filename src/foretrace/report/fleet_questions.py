@@ -1,58 +1,91 @@
-"""What `foretrace fleet why`, `whatif`, `sweep` and `policies` answer: views, sentences, lines for people."""
+"""`foretrace fleet why`, `whatif` and `slots` as answers: a job that waits, a change, room; and their words."""
 
 from __future__ import annotations
 
-import inspect
 import math
-import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
+import msgspec
 import numpy as np
 
-from foretrace.fleet.ask import Why
+from foretrace.errors import ForetraceError
+from foretrace.fleet import overtime
+from foretrace.fleet.ask import Room, Why
+from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.comparison import figures
-from foretrace.fleet.policies import registry
 from foretrace.fleet.result import FleetResult
-from foretrace.fleet.sweep import Swept
-from foretrace.report.blocks import Block, Column, Headline, Line, notes, shown, table
-from foretrace.report.fleet import known, long_time
-from foretrace.report.fleet_question_views import (
-    ChangedFigureView,
-    FleetPoliciesView,
-    FleetSweepView,
-    FleetWhatifView,
-    FleetWhyView,
-    HolderView,
-    PolicyParameterView,
-    PolicyView,
-    RemedyView,
-)
-from foretrace.report.units import count
-from foretrace.report.views import taken
+from foretrace.fleet.workload import FARTHEST_S, SECOND
+from foretrace.report.blocks import Block, Column, Headline, notes, shown, table
+from foretrace.report.fleet import BINS, SlotsView, about, slots_table, slots_view
+from foretrace.report.units import count, long_time
+from foretrace.report.views import Result, taken
 
-SHOWN_DECISIONS = 12  # the first and the last
-SHOWN_CELLS = 40
-_FOLDED = ("jobs", "finished", "p50_jct_s", "p90_jct_s", "mean_rho", "p99_rho")  # columns that only --json has
+MOST_DECISIONS = 24  # more of a job are left out in the middle
 
 
-def why(found: Why, *, source: str, policy: str, cluster: str, again: Sequence[str] = ()) -> FleetWhyView:
-    """The answer to why a job waits; `again` are further options of the run, for the command to try next."""
+class HolderView(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that holds GPUs at that moment."""
+
+    job: str
+    gpus: int
+    until_s: float  # from that moment
+
+
+class FleetDecisionView(msgspec.Struct, frozen=True, kw_only=True):
+    """One decision about the job."""
+
+    time_s: float
+    what: str
+    why: str
+
+
+class RemedyView(msgspec.Struct, frozen=True, kw_only=True):
+    """A change that was tried, and what becomes of this job and of all."""
+
+    change: str
+    queue_s: float | None
+    mean_jct_s: float | None
+    helps: bool
+
+
+class FleetWhyView(Result, frozen=True, kw_only=True):
+    """`foretrace fleet why`: one job at one moment."""
+
+    command: str = "fleet why"
+    headline: str
+    source: str
+    policy: str
+    cluster: str
+    job: str
+    tenant: str
+    gpus: int
+    at_s: float
+    status: str
+    reason: str
+    queue_s: float | None
+    start_s: float | None
+    end_s: float | None
+    causes_s: dict[str, float]
+    room: tuple[Room, ...]
+    holders: tuple[HolderView, ...]
+    decisions: tuple[FleetDecisionView, ...]
+    remedies: tuple[RemedyView, ...]
+    next: str
+
+
+def why(found: Why, *, source: str, policy: str, cluster: str, next_: str = "") -> FleetWhyView:
+    """The answer to why a job waits."""
+    gpus = f"{found.gpus:,} GPU{'s' if found.gpus != 1 else ''}"
     if found.status == "never":
         headline = f"Job {found.job} can never run here: {found.reason}."
-    elif found.status == "waiting":
-        headline = f"At {long_time(found.at_s)}, job {found.job} ({_gpus(found.gpus)}) waits: {found.reason}."
     else:
-        headline = (
-            f"At {long_time(found.at_s)}, job {found.job} ({_gpus(found.gpus)}) is {found.status}: {found.reason}."
-        )
+        word = "waits" if found.status == "waiting" else f"is {found.status}"
+        headline = f"At {long_time(found.at_s)}, job {found.job} ({gpus}) {word}: {found.reason}."
     if found.queue_s is not None:
         headline += f" In all it waits {long_time(found.queue_s)}."
     best = found.best
     if best is not None and best.queue_s is not None:
         headline += f" What helps: {best.change}; it would then wait {long_time(best.queue_s)}."
-    asked = next((each.words for each in (best, *found.remedies) if each is not None and each.helps and each.words), ())
-    run = [source, "--cluster", cluster, "--now" if asked else "--policy", policy, *again, *asked]
     return taken(
         FleetWhyView,
         found,
@@ -62,8 +95,7 @@ def why(found: Why, *, source: str, policy: str, cluster: str, again: Sequence[s
         cluster=cluster,
         causes_s=dict(found.causes),
         holders=tuple(HolderView(job=job, gpus=gpus, until_s=until) for job, gpus, until in found.holders),
-        remedies=tuple(taken(RemedyView, each, mean_jct_s=known(each.mean_jct_s)) for each in found.remedies),
-        next=shlex.join(["foretrace", "fleet", "whatif" if asked else "run", *run]),
+        next=next_,
     )
 
 
@@ -73,53 +105,58 @@ def _(view: FleetWhyView, top: int) -> Iterator[Block]:
     if view.causes_s:
         yield ""
         causes = sorted(view.causes_s.items(), key=lambda each: -each[1])
-        yield table(
-            ["waited because", Column("in all", right=True)], [(name, long_time(value)) for name, value in causes]
-        )
+        yield table(["waited because", Column(kind="long")], causes)
     if view.room:
         yield ""
         yield table(
-            [
-                f"free at {long_time(view.at_s)}", Column("GPUs", "count"), Column("most in one", "count"),
-                Column("could hold it", right=True),
-            ],
-            [(room.level, room.free, room.most, f"{room.fits:,} of {room.units:,}") for room in view.room],
+            [f"free at {long_time(view.at_s)}", Column("GPUs", "count"), Column("most in one", "count"),
+             Column("could hold it", right=True)],
+            [(each.level, each.free, each.most, f"{each.fits:,} of {each.units:,}") for each in view.room],
         )  # fmt: skip
     if view.holders:
         yield ""
-        yield table(
-            ["holds GPUs then", Column("GPUs", "count"), Column("for another", right=True)],
-            [(holder.job, holder.gpus, long_time(holder.until_s)) for holder in view.holders],
-        )
+        columns: list[Column | str] = ["holds GPUs then", Column("GPUs", "count"), Column("for another", "long")]
+        yield table(columns, [(each.job, each.gpus, each.until_s) for each in view.holders])
     if view.decisions:
         yield ""
-        rows = [(long_time(each.time_s), each.what, each.why) for each in view.decisions]
-        columns: list[Column | str] = [Column("decisions", right=True), "", Column(wide=True)]
-        if len(rows) <= 2 * SHOWN_DECISIONS:
-            yield table(columns, rows)
-        else:
-            yield table(columns, rows[:SHOWN_DECISIONS])
-            yield f"... {len(rows) - 2 * SHOWN_DECISIONS:,} more (--json has all)"
-            yield table([Column(right=True), "", Column(wide=True)], rows[-SHOWN_DECISIONS:])
+        rows = [(each.time_s, each.what, each.why) for each in view.decisions]
+        if left := max(len(rows) - MOST_DECISIONS, 0):
+            half = MOST_DECISIONS // 2
+            rows = [*rows[:half], (math.nan, "...", f"{left:,} more (--json has all)"), *rows[-half:]]
+        yield table([Column("decisions", "long"), "", Column(wide=True)], rows)
     if view.remedies:
         yield ""
         yield table(
-            [
-                "would it help?", Column("it waits", right=True), Column("mean JCT of all", right=True), "",
-            ],
-            [
-                (
-                    remedy.change, "for ever" if remedy.queue_s is None else long_time(remedy.queue_s),
-                    long_time(remedy.mean_jct_s), "yes" if remedy.helps else "no",
-                )
-                for remedy in view.remedies
-            ],
-        )  # fmt: skip
+            ["would it help?", Column("it waits", "long", unknown="for ever"), Column("mean JCT of all", "long"), ""],
+            [(each.change, each.queue_s, each.mean_jct_s, "yes" if each.helps else "no") for each in view.remedies],
+        )
     yield ""
 
 
-def _gpus(number: int) -> str:
-    return f"{number:,} GPU{'s' if number != 1 else ''}"
+class ChangedFigureView(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure before and after; `ratio` is after over before (None where before is 0 or unknown)."""
+
+    name: str
+    before: float | None
+    after: float | None
+    ratio: float | None
+
+
+class FleetWhatifView(Result, frozen=True, kw_only=True):
+    """`foretrace fleet whatif`: the same jobs on a changed cluster, network or policy."""
+
+    command: str = "fleet whatif"
+    headline: str
+    source: str
+    before: str
+    after: str
+    changes: tuple[str, ...]
+    jobs: int
+    figures: tuple[ChangedFigureView, ...]
+    sooner: int  # jobs that end sooner
+    later: int
+    notes: tuple[str, ...]
+    next: str
 
 
 def whatif(
@@ -127,13 +164,10 @@ def whatif(
 ) -> FleetWhatifView:
     """Two runs of the same jobs side by side."""
     old, new = figures(before), figures(after)
-    rows = []
-    for name, value in old.items():
-        then = new[name]
-        fine = math.isfinite(value) and math.isfinite(then) and value != 0
-        rows.append(
-            ChangedFigureView(name=name, before=known(value), after=known(then), ratio=then / value if fine else None)
-        )
+    rows = [
+        taken(ChangedFigureView, name=name, before=value, after=new[name], ratio=new[name] / value if value else None)
+        for name, value in old.items()
+    ]
     both = before.finished & after.finished
     moved = np.where(both, after.end_ns - before.end_ns, 0)
     mean = (old["mean_jct_s"], new["mean_jct_s"])
@@ -170,102 +204,85 @@ def whatif(
 def _(view: FleetWhatifView, top: int) -> Iterator[Block]:
     yield Headline(view.headline)
     yield ""
-    rows = []
-    for each in view.figures:
-        seconds = each.name.endswith("_s")
-        ratio = f"{each.ratio:.3f}" if each.ratio is not None else None
-        rows.append((each.name, _figure(each.before, seconds), _figure(each.after, seconds), ratio))
-    yield table(["figure", *(Column(title, right=True) for title in ("before", "after", "ratio"))], rows)
+    yield table(
+        ["figure", *(Column(title, right=True) for title in ("before", "after", "ratio"))],
+        [
+            (each.name, figure_text(each.name, each.before), figure_text(each.name, each.after),
+             None if each.ratio is None else f"{each.ratio:.3f}")
+            for each in view.figures
+        ],
+    )  # fmt: skip
     yield ""
     yield f"{count(view.sooner)} jobs end sooner, {count(view.later)} later."
-    yield from notes(view.notes, "note")
+    yield from notes(view.notes, label="note")
     yield ""
 
 
-def _figure(value: float | None, seconds: bool) -> str:
+def figure_text(name: str, value: float | None) -> str:
+    """A figure by what its name ends in."""
     if value is None:
         return "–"
-    return long_time(value) if seconds else f"{value:.4g}"
+    return long_time(value) if name.endswith("_s") else f"{value:.4g}"
 
 
-def sweep(found: Swept, *, source: str, by: Mapping[str, Sequence[Any]], next_: str) -> FleetSweepView:
-    """All cells of a sweep."""
-    columns = list(found.rows[0]) if found.rows else []
-    means = [(row.get("mean_jct_s"), row) for row in found.rows if isinstance(row.get("mean_jct_s"), float)]
-    headline = f"{count(len(found.rows))} cells, {count(found.reused)} of them done before."
-    if means:
-        best = min(means, key=lambda each: float(each[0] or math.inf))[1]
-        words = ", ".join(f"{key} {best[key]}" for key in by if len(by[key]) > 1)
-        headline += f" The shortest mean JCT, {long_time(best['mean_jct_s'])}, has {words or 'the only cell'}."
-    return FleetSweepView(
-        headline=headline,
-        source=source,
-        folder=found.folder,
-        cells=len(found.rows),
-        reused=found.reused,
-        columns=tuple(columns),
-        rows=tuple(tuple(row.get(name) for name in columns) for row in found.rows),
+class FleetSlotsView(Result, frozen=True, kw_only=True):
+    """`foretrace fleet slots`: room for jobs of a size, at one instant and over time."""
+
+    command: str = "fleet slots"
+    headline: str
+    source: str
+    policy: str
+    cluster: str
+    gpus: int
+    at_s: float
+    free_gpus: int
+    edges_s: tuple[float, ...]
+    slots: tuple[SlotsView, ...]
+    notes: tuple[str, ...]
+    next: str
+
+
+def slots(
+    result: FleetResult,
+    cluster: ClusterTree,
+    *,
+    sizes: Sequence[int] | None = None,
+    at_s: float | None = None,
+    path: str = "",
+    next_: str = "",
+) -> FleetSlotsView:
+    """How many jobs of each size would fit, at one instant (the end where None) and over time."""
+    edges = overtime.bins(result, BINS)
+    if at_s is not None and not 0 <= at_s <= FARTHEST_S:
+        raise ForetraceError(f"--at {at_s:g} is no time of the log; give seconds from 0 up.")
+    at = None if at_s is None else round(at_s * SECOND)
+    found = overtime.slots(result, cluster, sizes, edges=edges, at_ns=at)
+    one = overtime.slots(result, cluster, [1], [cluster.levels[-1]], edges=edges, at_ns=at)[0]
+    end = overtime.horizon_ns(result) if at is None else at
+    largest = max(found, key=lambda each: each.size, default=one)  # of equals the innermost level
+    return taken(
+        FleetSlotsView,
+        result,
+        headline=(
+            f"At {long_time(end / SECOND)}, {count(one.now)} of {count(cluster.gpus)} GPUs are free, in which "
+            f"{count(largest.now)} jobs of {largest.size} GPUs find room inside a {largest.level}; "
+            f"if the same GPUs lay together it were {count(largest.now_together)}."
+        ),
+        source=path,
+        at_s=end / SECOND,
+        free_gpus=one.now,
+        edges_s=tuple((edges * 1e-9).round(3).tolist()),
+        slots=tuple(map(slots_view, found)),
+        notes=(),
         next=next_,
     )
 
 
 @shown.register
-def _(view: FleetSweepView, top: int) -> Iterator[Block]:
-    shown = [name for name in view.columns if name not in _FOLDED]
-    at = [view.columns.index(name) for name in shown]
-    jct = view.columns.index("mean_jct_s") if "mean_jct_s" in view.columns else 0
-    rows = sorted(
-        view.rows, key=lambda row: (not isinstance(row[jct], float), row[jct] if isinstance(row[jct], float) else 0)
-    )
-    cells = [[_cell(name, row[i]) for name, i in zip(shown, at, strict=True)] for row in rows]
+def _(view: FleetSlotsView, top: int) -> Iterator[Block]:
+    yield about(view)
+    yield ""
     yield Headline(view.headline)
     yield ""
-    yield table([Column(name, right=True) for name in shown], cells, top=SHOWN_CELLS, noun="cell")
-    yield ""
-    yield Line(f"cells are kept in {view.folder}", whole=True)
-
-
-def _cell(name: str, value: str | float | int | None) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, float):
-        return long_time(value) if name.endswith("_s") and name != "jitter_s" else f"{value:.4g}"
-    return str(value)
-
-
-def policies() -> FleetPoliciesView:
-    """What there is."""
-    found = []
-    for name in registry.names():
-        made = registry.factory(name)
-        parameters = inspect.signature(made).parameters.values()
-        found.append(
-            PolicyView(
-                name=name,
-                about=" ".join((inspect.getdoc(made) or "").split("\n\n")[0].split()),
-                parameters=tuple(
-                    PolicyParameterView(
-                        name=each.name.replace("_", "-"),
-                        default="required" if each.default is inspect.Parameter.empty else _default(each.default),
-                    )
-                    for each in parameters
-                ),
-            )
-        )
-    return FleetPoliciesView(policies=tuple(found))
-
-
-def _default(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-@shown.register
-def _(view: FleetPoliciesView, top: int) -> Iterator[Block]:
-    yield Headline(f"{len(view.policies)} scheduling policies, with their parameters.")
-    yield ""
-    for each in view.policies:
-        yield Line(each.about, label=each.name)
-        if each.parameters:
-            yield Line("  ".join(f"{one.name}={one.default}" for one in each.parameters), soft=True)
+    yield slots_table(view.slots)
+    yield from notes(view.notes)

@@ -43,12 +43,12 @@ def _rendered(template: str, result: Any, found: list[Block]) -> str:
             version=own_version(),
             css=markupsafe.Markup(asset("report.css") if template == "blocks.html.j2" else asset("fragment.css")),
             title=next((block.text for block in found if isinstance(block, Headline)), result.command),
-            blocks=[_context(block) for block in found if block != ""],
+            blocks=[context(block) for block in found if block != ""],
         )
     )
 
 
-def _context(block: Block) -> dict[str, Any]:
+def context(block: Block) -> dict[str, Any]:
     """A block as the template takes it: its kind and its fields, figures as text."""
     if isinstance(block, str):
         return {"kind": "plain", "text": unparted(block)}

@@ -118,3 +118,22 @@ def speed(before_s: float, after_s: float) -> str:
         part = digits(100 * abs(after_s - before_s) / before_s)
         return "no change" if part == "0" else f"{part} % {word}"
     return f"{digits(ratio)}× {word}"
+
+
+_LONG = (("d", 86400.0, 259_200.0), ("h", 3600.0, 7200.0), ("min", 60.0, 120.0))  # name, seconds, used from
+
+
+def long_time(value_s: float | None) -> str:
+    """A time up to years: "58.1 s", "45.0 min", "12.4 h", "9.20 d"; "–" where it is not known."""
+    if value_s is None or not math.isfinite(value_s):
+        return "–"
+    for name, size, first in _LONG:
+        if abs(value_s) >= first:
+            return f"{digits(value_s / size)} {name}"
+    return seconds(value_s)
+
+
+def long_range(low_s: float, high_s: float) -> str:
+    """As in "12.1 – 12.9 h", in the unit of the larger."""
+    unit, size = next(((name, size) for name, size, first in _LONG if abs(high_s) >= first), ("s", 1.0))
+    return f"{digits(low_s / size)} – {digits(high_s / size)} {unit}"

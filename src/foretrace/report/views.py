@@ -7,6 +7,7 @@ Fields are only ever added; a field that changes its meaning or goes away raises
 from __future__ import annotations
 
 from functools import cache
+from math import isfinite
 from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
@@ -49,34 +50,45 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     command: str = ""  # each result says which it is of
 
 
-def taken(kind: type[Made], source: object, /, **others: Any) -> Made:
-    """A struct whose fields are the attributes of `source` with the same names, but for `others`.
+def taken(kind: type[Made], /, *sources: object, **others: Any) -> Made:
+    """A struct whose fields are the attributes with the same names of the first source that has them, but for `others`.
 
     Structs inside it are made in the same way, sequences become tuples; what has a default and is no attribute keeps
-    it.
+    it. A figure that is not finite is None where that may be.
     """
-    if isinstance(source, kind) and not others:
-        return source
+    if len(sources) == 1 and isinstance(sources[0], kind) and not others:
+        return sources[0]
     found = others
-    for name, required, inner in _fields(kind):
-        if name not in others and (required or hasattr(source, name)):
+    for name, required, may_be_none, inner in _fields(kind):
+        if name not in others:
+            source = next((each for each in sources if hasattr(each, name)), None if required else _NOWHERE)
+            if source is _NOWHERE:
+                continue
             value = getattr(source, name)
             if isinstance(value, list | tuple):
                 value = tuple(taken(inner, each) for each in value) if inner else tuple(value)
             found[name] = taken(inner, value) if inner and value is not None and not isinstance(value, tuple) else value
+        if may_be_none and isinstance(found[name], float) and not isfinite(found[name]):
+            found[name] = None
     return kind(**found)
 
 
+_NOWHERE = object()
+
+
 @cache
-def _fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, bool, type[msgspec.Struct] | None], ...]:
-    """Name, whether it must be given, and the struct that it is, may be or is a tuple of."""
+def _fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, bool, bool, type[msgspec.Struct] | None], ...]:
+    """Name, whether it must be given, whether it may be None, and the struct that it is, may be or is a tuple of."""
 
     def struct(type_: Any) -> type[msgspec.Struct] | None:
         if isinstance(type_, type) and issubclass(type_, msgspec.Struct):
             return type_
         return None if get_origin(type_) is dict else next(filter(None, map(struct, get_args(type_))), None)
 
-    return tuple((field.name, field.required, struct(field.type)) for field in msgspec.structs.fields(kind))
+    return tuple(
+        (field.name, field.required, type(None) in get_args(field.type), struct(field.type))
+        for field in msgspec.structs.fields(kind)
+    )
 
 
 class StepTimeView(msgspec.Struct, frozen=True, kw_only=True):
