@@ -6,11 +6,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.plan import twins
 from foretrace.plan.buckets import best_buckets, by_caps, default, least_end, least_step, seeds
 from foretrace.plan.evaluate import Evaluator
 from foretrace.plan.problem import Plan, Problem
 from foretrace.plan.theorems import operators_pay, parts_pay, tensors_pay, walk
+from tests.plan import twins
 from tests.plan.problems import Table, plans, problem, problems
 
 times = st.integers(0, 200)

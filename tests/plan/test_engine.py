@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace.plan import engine
-from tests.plan import twins
 from foretrace.plan.evaluate import Evaluator
 from foretrace.plan.problem import Costs, Plan, Problem
+from tests.plan import twins
 from tests.plan.problems import plans, problem, problems
 
 NEVER = 2**62

@@ -28,8 +28,8 @@ from foretrace import executor
 from foretrace.cost.network.network import CollectiveKind
 from foretrace.errors import ForetraceError
 from foretrace.experiment.links import netns
-from foretrace.experiment.links.messages import Block, Collectives, Done, Make, Record, Recorded, Setup, Steps
-from foretrace.experiment.links.processes import Workers, alone, running, together
+from foretrace.experiment.messages import Block, Collectives, Done, Make, Record, Recorded, Setup, Steps
+from foretrace.experiment.processes import Workers, alone, running, together
 from foretrace.experiment.stalls import Stall, Stalls, stalls
 from foretrace.graph import store
 from foretrace.graph.taskgraph import TaskGraph

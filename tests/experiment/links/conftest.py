@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from foretrace.experiment.links import netns
-from foretrace.experiment.links.processes import Workers, running
+from foretrace.experiment.processes import Workers, running
 from foretrace.hardware.cluster import parse_link
 
 

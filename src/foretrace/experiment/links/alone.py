@@ -12,8 +12,8 @@ from foretrace.cost.operators.calibration import Calibration
 from foretrace.deadline import Deadline
 from foretrace.experiment.job import Job
 from foretrace.experiment.links.arms import is_emulated, training_of
-from foretrace.experiment.links.messages import Record, Recorded
 from foretrace.experiment.measure import CALIBRATION_S, recorded_calmly, recording_of
+from foretrace.experiment.messages import Record, Recorded
 from foretrace.graph import store
 from foretrace.graph.builder import build
 from foretrace.graph.taskgraph import TaskGraph

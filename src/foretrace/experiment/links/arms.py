@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from foretrace.errors import ForetraceError
-from foretrace.experiment.links.messages import Block, Buckets, Setup
 from foretrace.experiment.measure import RESIDENT_BATCHES
+from foretrace.experiment.messages import Block, Buckets, Setup
 
 if TYPE_CHECKING:
     from torch import Tensor

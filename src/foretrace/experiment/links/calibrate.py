@@ -10,8 +10,8 @@ from foretrace.cost.network.collective_table import CollectiveTable, decode
 from foretrace.cost.network.network import CollectiveKind
 from foretrace.errors import ForetraceError
 from foretrace.experiment.links import netns
-from foretrace.experiment.links.messages import Collectives, Done
-from foretrace.experiment.links.processes import Workers, running
+from foretrace.experiment.messages import Collectives, Done
+from foretrace.experiment.processes import Workers, running
 from foretrace.hardware.cluster import Link, parse_link
 
 REPETITIONS = 15

@@ -14,8 +14,8 @@ from foretrace.experiment import cores, statistics
 from foretrace.experiment.ledger import Row
 from foretrace.experiment.links.calibrate import Calibrated
 from foretrace.experiment.links.job import ArmOutcome, Job, Link, Outcome
-from foretrace.experiment.links.messages import Block, Recorded
 from foretrace.experiment.measure import assumed, parameters_of, versions
+from foretrace.experiment.messages import Block, Recorded
 from foretrace.experiment.statistics import Arm, Ratio, paired_ratio
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.techniques.base import Technique

@@ -20,7 +20,7 @@ from foretrace.experiment.links.arms import is_emulated, training_of
 from foretrace.experiment.links.calibrate import calibrate, title
 from foretrace.experiment.links.job import Job, Outcome
 from foretrace.experiment.links.judge import Ran, judge
-from foretrace.experiment.links.messages import (
+from foretrace.experiment.messages import (
     Block,
     Buckets,
     Done,
@@ -32,7 +32,7 @@ from foretrace.experiment.links.messages import (
     Setup,
     Steps,
 )
-from foretrace.experiment.links.processes import PATIENCE_S, Workers, alone, running
+from foretrace.experiment.processes import PATIENCE_S, Workers, alone, running
 from foretrace.graph import store
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.hardware.cluster import parse_link
@@ -75,7 +75,7 @@ def verify(job: Job, tell: Tell | None = None) -> Outcome:
     """Run one session: all arms of a job, each predicted from one worker's recording before it runs.
 
     Raises ForetraceError where the machine cannot have a rig, NotApplicableError where a technique does not fit, and
-    RigError for a bug of ours in a worker. Nothing is left behind.
+    WorkerError for a bug of ours in a worker. Nothing is left behind.
     """
     began = time.monotonic()
     say: Tell = tell or (lambda what, share: None)
