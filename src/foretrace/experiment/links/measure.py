@@ -15,11 +15,14 @@ from foretrace import executor
 from foretrace.cost.network.network import CollectiveKind
 from foretrace.deadline import Deadline
 from foretrace.errors import ForetraceError
+from foretrace.experiment import cores
 from foretrace.experiment.links import netns
 from foretrace.experiment.links.arms import is_emulated, training_of
 from foretrace.experiment.links.calibrate import calibrate, title
 from foretrace.experiment.links.job import Job, Outcome
-from foretrace.experiment.links.judge import Ran, judge
+from foretrace.experiment.links.job import Link as MeasuredLink
+from foretrace.experiment.links.judge import Ran, judge, summed
+from foretrace.experiment.measure import versions
 from foretrace.experiment.messages import (
     Block,
     Buckets,
@@ -33,6 +36,7 @@ from foretrace.experiment.messages import (
     Steps,
 )
 from foretrace.experiment.processes import PATIENCE_S, Workers, alone, running
+from foretrace.experiment.statistics import paired_ratio
 from foretrace.graph import store
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.hardware.cluster import parse_link
@@ -112,18 +116,26 @@ def verify(job: Job, tell: Tell | None = None) -> Outcome:
         for arm, own in zip(arms, buckets, strict=True)
         if arm.predicted is not None
     ]
-    return judge(
-        job,
-        ran,
-        graph=graph,
-        link=measured,
-        recorded=recorded,
+    before, again = summed(blocks[_BASELINE]), summed(blocks[_AGAIN])
+    same = paired_ratio(before.blocks_s, again.blocks_s, seed=job.seed)
+    points = next(each for each in measured.table.series if each.kind == "all-reduce")
+    return Outcome(
+        job=job,
+        link=MeasuredLink(mbit_s=measured.mbit_s, spread=measured.spread, nbytes=points.nbytes, seconds=points.seconds),
         recorded_s=alone_s,
-        baseline_s=baseline.step_s,
-        before=blocks[_BASELINE],
-        again=blocks[_AGAIN],
+        baseline_predicted_s=baseline.step_s,
+        before=before,
+        again=again,
+        same=same,
+        arms=tuple(judge(job, each, baseline.step_s, before, again, same) for each in ran),
+        rounds=len(blocks[_BASELINE]),
         steps_per_block=max(turns.steps[arm.name] for arm in arms),
+        operators_timed=recorded.operators,
         samples=training_of(Setup(work=job.work, size=job.size)).batch_size,
+        machine=dict(graph.info.recording.get("machine") or {}),
+        versions=versions(),
+        allocator=dict(cores.ALLOCATOR),
+        notes=(*recorded.notes, *graph.info.notes),
         took_s=time.monotonic() - began,
     )
 
