@@ -29,7 +29,6 @@ from foretrace.simulate.noise import expected_max
 from foretrace.simulate.timeline import simulate
 
 _HOST = (TaskKind.CPU, TaskKind.CALL)
-_MUCH = 0.01  # a share of the time that is worth a warning
 # Slow-down of kernels for as long as NCCL's run beside them, which also take longer than alone: 1.04 to 1.1 in all by
 # Agarwal et al., On the Utility of Gradient Compression (MLSys 2022), where little was sent; chosen with the eight-GPU
 # rows of `benchmarks/training_figures.py`, where up to a third of the time is.
@@ -181,16 +180,6 @@ def _peak_s(calls: Calls, device: Device) -> float:
     )
 
 
-def _defaults(operators: OperatorGraph, device: Device) -> list[str]:
-    """What PyTorch's default settings are taken to do."""
-    changed = as_run(operators.calls, device).precision != operators.calls.precision
-    if not changed.any():
-        return []
-    return [
-        f"{int(changed.sum())} float32 convolutions and recurrent layers run in TF32, as PyTorch has it by default."
-    ]
-
-
 def _warnings(operators: OperatorGraph, device: Device, share: float) -> list[str]:
     found = list(operators.notes)
     half = {Precision.FP16: device.fp16_tflops, Precision.BF16: device.bf16_tflops}
@@ -302,7 +291,6 @@ def estimate(
         allocator="none" if own_processor else "cuda",
     )
     room = device.memory_gb * 1e9
-    warnings = list(memory.notes)
     return Estimate(
         operators=repeated,
         device=device,
@@ -317,5 +305,5 @@ def estimate(
         accumulate=accumulate,
         networks=tuple(each.name for each in (network or {}).values()),
         techniques=techniques,
-        warnings=tuple(warnings),
+        warnings=tuple(memory.notes),
     )
