@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from foretrace.zoo.table import table
+from zoo_table import table
 
 DOC = Path(__file__).resolve().parents[2] / "docs" / "zoo.md"
 

@@ -49,6 +49,7 @@ CALIBRATION_S = 20.0
 _RECORDING_S = 10.0  # a recording that would take longer gets fewer steps
 _WAIT_FOR_CORES_S = 10.0
 _RECORDINGS = 4
+PLAIN = ("before", "after")  # phases of steps without the profiler
 _CALM = 0.05  # median over shortest step of a recording that nothing disturbed
 
 
@@ -209,13 +210,14 @@ def recorded_calmly(training: Training, job: Job, clock: Clock | None, tell: Tel
 
 def _unrest(trace: Trace) -> float:
     """How much longer the median step of a recording took than the shortest, in CPU time; profiled or plain steps."""
+    return max(unrest(trace, phases, "cpu_ns") for phases in (("active",), PLAIN))
+
+
+def unrest(trace: Trace, phases: Sequence[str], clock: str) -> float:
+    """The same of the steps of some phases on one clock; 0 where none was timed."""
     steps = trace.ranks[0].recording.get("steps", []) if trace.ranks else []
-    spread = [0.0]
-    for phases in (("active",), ("before", "after")):
-        times = [step["cpu_ns"] for step in steps if step.get("phase") in phases and step.get("cpu_ns")]
-        if times:
-            spread.append(median(times) / min(times) - 1.0)
-    return max(spread)
+    times = [step[clock] for step in steps if step.get("phase") in phases and step.get(clock)]
+    return median(times) / min(times) - 1.0 if times else 0.0
 
 
 def recording_of(

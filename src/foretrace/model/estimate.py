@@ -16,14 +16,12 @@ from foretrace.cost.model import CostModel
 from foretrace.cost.network.network import Network
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import Carried, Phase, TaskGraph, TaskKind
-from foretrace.hardware.cluster import Cluster
 from foretrace.hardware.devices import Device
 from foretrace.model.lower import HostCosts, Lowered, lower
 from foretrace.model.memory.memory import Fit, Memory, Sharding, peak
 from foretrace.model.messages import Collective, collectives
 from foretrace.model.operator_graph import OperatorGraph, Role
 from foretrace.model.repeat import again
-from foretrace.model.strategy import Strategy
 from foretrace.simulate.doubt import doubted
 from foretrace.simulate.noise import expected_max
 from foretrace.simulate.timeline import simulate
@@ -62,9 +60,6 @@ def estimate_step(
     *,
     device: Device,
     costs: CostModel,
-    strategy: Strategy | None = None,
-    cluster: Cluster | None = None,
-    host: HostCosts | None = None,
     own_processor: bool = False,
     messages: Sequence[Collective] = (),
     network: Mapping[str, Network] | None = None,
@@ -75,14 +70,10 @@ def estimate_step(
     What one model says is taken to be wrong in the same direction for all its calls (errors of a model on a device it
     has not seen are), and models and host independently of each other. Raises ForetraceError as `lower` does.
     """
-    host = host or HostCosts()
     lowered = lower(
         operators,
         device=device,
         costs=costs,
-        strategy=strategy,
-        cluster=cluster,
-        host=host,
         own_processor=own_processor,
         messages=messages,
         network=network,
@@ -92,7 +83,7 @@ def estimate_step(
         kernels = lowered.graph.kind == TaskKind.KERNEL
         slower = _scaled(lowered.graph, kernels, slowed(COMPANY))
         lowered = replace(lowered, graph=slower.with_columns(recorded=simulate(slower).start))
-    graph = _doubted(lowered, None if own_processor else host, slowed)
+    graph = _doubted(lowered, None if own_processor else HostCosts(), slowed)
     step_s = _step_s(graph)
     late = UNSEEN[1] + LATE * expected_max(workers)
     unseen = Carried(
