@@ -1,12 +1,14 @@
-# make demo | test | test-avx2 | golden | lint | bench | reproduce | fuzz      needs Python 3.11-3.14 (PYTHON=...) and nothing else
+# make demo | check | test | test-avx2 | golden | lint | bench | reproduce | fuzz      needs Python 3.11-3.14 (PYTHON=...) and nothing else
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PACKAGE = pyproject.toml constraints.txt
+# Two processes, whole files each, in the order that conftest.py gives them: those with slow tests first.
+PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 DEMO := demo-out
 
-.PHONY: help demo test test-avx2 golden lint bench reproduce fuzz clean
+.PHONY: help demo check test test-changed test-avx2 golden lint bench reproduce fuzz clean
 help:
 	@grep -E '^# make' Makefile | cut -c 3-
 
@@ -42,12 +44,19 @@ demo: $(VENV)/run.stamp
 	$(BIN)/foretrace verify prefetch-data --model examples/train_cnn.py --seconds 6 --ledger $(DEMO)/ledger.sqlite
 	$(BIN)/foretrace ledger --ledger $(DEMO)/ledger.sqlite
 
+# Before a commit: lint and types beside the quick tests of what changed and one way through the whole house.
+check: $(VENV)/dev.stamp
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint test-changed
+
+test-changed: $(VENV)/dev.stamp
+	$(PYTEST) -m "not slow" $(ARGS) $$($(BIN)/python .ci/changed.py)
+
 test: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	$(PYTEST) $(ARGS)
 
 # What depends on the processor, once more as if it had AVX2 and no more. All tests: ONEDNN_MAX_CPU_ISA=AVX2 make test
 test-avx2: $(VENV)/dev.stamp
-	ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/python -m pytest -n 2 --dist loadfile -m processor $(ARGS)
+	ONEDNN_MAX_CPU_ISA=AVX2 $(PYTEST) -m processor $(ARGS)
 
 # What 118 commands answer, against the answers that are kept; ARGS="--write NAME" where one is meant to change.
 golden: $(VENV)/dev.stamp
@@ -59,7 +68,7 @@ lint: $(VENV)/dev.stamp
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# How fast it is and how close predictions come: docs/performance.md and docs/accuracy.md. Leave the machine alone meanwhile.
+# How fast it is and how close predictions come: docs/performance.md and docs/accuracy/. Leave the machine alone meanwhile.
 # Techniques whose row in benchmarks/data/ledger.jsonl is conclusive are not measured again (verify_zoo.py --again does);
 # without any it takes about an hour. What cannot be verified here (no compiler, no memory) is named and stops nothing.
 bench: $(VENV)/peers.stamp

@@ -1,9 +1,10 @@
-"""How far predictions are off, against everything that was really measured; writes docs/accuracy.md.
+"""Score predictions against everything that was really measured; writes the pages of docs/accuracy/.
 
-    python benchmarks/accuracy.py [replay] [kernels] [loader] [gpu] [ledger] ... [collectives]
+    python benchmarks/accuracy.py [replay] [kernels] [loader] [gpu] [techniques] ... [collectives]
 
-Without arguments every section is made anew; a named one leaves the others as they are. Recordings of other
-machines are found by FORETRACE_SHARED_DATA; sections that need them are left out where they are absent.
+Without arguments every page is written again; with names, only those. Recordings of other machines are found by
+FORETRACE_SHARED_DATA; pages that need them are skipped where they are absent. docs/accuracy.md, the table of one line
+per page, is written by hand: tests/test_docs.py fails where a figure of a line is not on its page.
 """
 
 from __future__ import annotations
@@ -19,23 +20,17 @@ from foretrace import flow
 from foretrace.experiment.ledger import Row, import_lines, models_of
 from foretrace.experiment.statistics import Verdict
 from foretrace.experiment.tables import markdown, markdown_summary
-from foretrace.files import write_bytes
+from foretrace.files import write_bytes, write_text
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.simulate.check import check, device_zero, host_zero, structural_error, swap_steps
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques.arguments import parse_all
 from kernel_swap import swap
-from tables import ROOT, percent, shared_traces, table, today, update
+from tables import ROOT, percent, shared_traces, table, today
 
-PAGE = ROOT / "docs" / "accuracy.md"
+PAGES = ROOT / "docs" / "accuracy"
 DATA = ROOT / "benchmarks" / "data"
 GPU = DATA / "gpu"
-HEAD = """
-# How far predictions are off
-
-Written by `python benchmarks/accuracy.py` (`make bench`). Errors are shares of the measured or treated step, in %.
-A prediction sees the recording *before* a change only. Every section says when and where it was made.
-"""
 LOADER = tuple(f"kineto/resnet50_num_workers_{n}.*.json.gz" for n in (0, 4))
 DEVICES = ("Qwen_Qwen1.5-0.5B-Chat", "gaunernst_bert-small-uncased", "google_owlv2-large-patch14-ensemble")
 
@@ -184,7 +179,7 @@ def gpu_section(_: Path | None) -> str:
     if not rows:
         return (
             "None yet: no GPU was at hand. `python benchmarks/record_pairs.py` records them, and this command then "
-            "puts them here. Until then no GPU what-if but the loader pair above was held against a measurement."
+            "puts them here. Until then no GPU what-if but the [loader pair](loader.md) was held against a measurement."
         )
     return f"*{when(rows)}.*\n\n{markdown_summary(rows)}\n{markdown(rows)}"
 
@@ -216,8 +211,8 @@ def ledger_section(_: Path | None) -> str:
         f"were run again once, whatever they said; {unlike(rows)} of {len(rows)} rows shown still differ by that "
         "much.\n\n"
         f"{markdown_summary(single)}\n{markdown(single)}\n"
-        f"### Two techniques predicted together, and applied together\n\n{markdown(several)}\n"
-        f"### Where predictions miss\n\n{misses(rows)}"
+        f"## Two techniques predicted together, and applied together\n\n{markdown(several)}\n"
+        f"## Where predictions miss\n\n{misses(rows)}"
     )
 
 
@@ -253,11 +248,11 @@ def rig_section(_: Path | None) -> str:
     return (
         f"*{when(rows)}.*\n\n"
         "Real gloo processes, each in a network namespace of its own behind a token bucket (`python "
-        "benchmarks/verify_rig.py`, [rig.md](rig.md)). The link is measured first, one worker is recorded alone, the "
-        "step of all workers is predicted, and only then it is run, interleaved with the worker alone. *Layers that "
-        "sleep* exchange real gradients through PyTorch's own data parallelism but compute nothing, so that two cores "
-        "do not decide. *Error* is predicted / measured step − 1 in %; *covered*: whether the 80 % interval of the "
-        "predicted ratio to one worker alone holds the measured one. Rows are the newest of every setting; "
+        "benchmarks/verify_rig.py`, [rig.md](../rig.md)). The link is measured first, one worker is recorded alone, "
+        "the step of all workers is predicted, and only then it is run, interleaved with the worker alone. *Layers "
+        "that sleep* exchange real gradients through PyTorch's own data parallelism but compute nothing, so that two "
+        "cores do not decide. *Error* is predicted / measured step − 1 in %; *covered*: whether the 80 % interval of "
+        "the predicted ratio to one worker alone holds the measured one. Rows are the newest of every setting; "
         "buckets at 1 Gbit/s were run twice, because other work ran on the cores beside the first.\n\n"
         + table(("", "rows", "median error", "worst", "covered"), summary)
         + "\n\n"
@@ -406,7 +401,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Path], str] | Callable[[Path | None], s
     "kernels": ("Kernel times of another GPU", kernels_section, True),
     "loader": ("Loader workers 0 → 4 on a GPU", loader_section, True),
     "gpu": ("GPU pairs", gpu_section, False),
-    "ledger": ("Techniques verified on a processor", ledger_section, False),
+    "techniques": ("Techniques verified on a processor", ledger_section, False),
     "rig": ("Several workers on real links", rig_section, False),
     "collectives": ("Collectives", collectives_section, True),
     "iterations": ("Iterations of many GPUs", iterations_section, True),
@@ -421,19 +416,25 @@ SECTIONS: dict[str, tuple[str, Callable[[Path], str] | Callable[[Path | None], s
 }
 
 
+def write(name: str, text: str) -> None:
+    """Write the page of a section."""
+    page = PAGES / f"{name}.md"
+    write_text(page, f"# {SECTIONS[name][0]}\n\n{text.strip()}\n")
+    print(f"wrote {page.relative_to(ROOT)}", file=sys.stderr)
+
+
 def main(wanted: Sequence[str]) -> int:
     if unknown := [name for name in wanted if name not in SECTIONS]:
         print(f"there is no section {' or '.join(unknown)}; choose from {', '.join(SECTIONS)}", file=sys.stderr)
         return 2
     traces = shared_traces()
     for name in wanted or SECTIONS:
-        title, section, needs_traces = SECTIONS[name]
+        _, section, needs_traces = SECTIONS[name]
         if needs_traces and traces is None:
             print(f"{name}: left out, no recordings of other machines (FORETRACE_SHARED_DATA)", file=sys.stderr)
             continue
         print(f"{name} ...", file=sys.stderr)
-        update(PAGE, HEAD, {title: section(traces)}, [each[0] for each in SECTIONS.values()])  # type: ignore[arg-type]
-    print(f"wrote {PAGE.relative_to(ROOT)}", file=sys.stderr)
+        write(name, section(traces))  # type: ignore[arg-type]
     return 0
 
 

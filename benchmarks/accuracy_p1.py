@@ -216,7 +216,7 @@ def _cannot(label: dict[str, str], sheet: Sheet) -> tuple[str, Device | None]:
 
 
 def _row(
-    label: dict[str, str], graph: opgraph.Graph, model: Isolated, on: fp32.Board, factors: tuple[float, float],
+    label: dict[str, str], graph: opgraph.Graph, model: Isolated, on: fp32.BoardFeatures, factors: tuple[float, float],
     host: Host | None,
 ) -> Row:  # fmt: skip
     found: Replayed = replay(graph, model, on, host)
@@ -276,13 +276,13 @@ def adapted(model: Isolated, pool: Pool, k: int) -> Isolated:
 class _Shifted(Isolated):
     shift: Shift
 
-    def product_s(self, b: Any, m: Any, k: Any, n: Any, linear: Any, on: fp32.Board) -> Any:
+    def product_s(self, b: Any, m: Any, k: Any, n: Any, linear: Any, on: fp32.BoardFeatures) -> Any:
         seconds, joules = Isolated.product_s(self, b, m, k, n, linear, on)
         said = self.isolated_product_s(seconds, joules, linear, on)
         factor = self.shift.factor(linear.astype(np.int64), product_rows(b, m, k, n, linear), said)
         return seconds * factor, joules * factor
 
-    def vector_s(self, op: Any, rows: Any, width: Any, nbytes: Any, on: fp32.Board) -> Any:
+    def vector_s(self, op: Any, rows: Any, width: Any, nbytes: Any, on: fp32.BoardFeatures) -> Any:
         seconds, joules = Isolated.vector_s(self, op, rows, width, nbytes, on)
         kind = np.full(len(op), 2)
         factor = self.shift.factor(kind, vector_rows(op, rows, width), self.isolated_vector_s(seconds, op))

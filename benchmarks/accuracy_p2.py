@@ -310,7 +310,7 @@ def _given(value: float | None) -> str:
 
 
 def section(shared: Path) -> str:
-    """For docs/accuracy.md; `shared` is the folder of tables."""
+    """For docs/accuracy/gemm.md; `shared` is the folder of tables."""
     gemm, deep = shared / "gemm" / "gemm_bf16.parquet", shared / "deepbench" / "gemm.csv.gz"
     return text(run(gemm, shared / "hardware" / "hardware.csv", deep, None))
 

@@ -24,9 +24,10 @@ import numpy as np
 
 from foretrace.cost.network import curves
 from foretrace.cost.network.collective_files import read
-from foretrace.cost.network.collective_table import CollectiveTable, Series, table_of
+from foretrace.cost.network.collective_table import CollectiveSeries, CollectiveTable, table_of
 from foretrace.cost.network.curves import Fitted, Floats
-from foretrace.cost.network.network import Network, network
+from foretrace.cost.network.network import Network
+from foretrace.cost.network.parse import network
 from foretrace.cost.network.tables import of_table
 from foretrace.errors import ForetraceError
 
@@ -61,7 +62,7 @@ class Row:
     small: float | None = None  # the table's error below 16 MiB
 
 
-def size_rows(name: str, series: Series, device: str) -> Iterator[Row]:
+def size_rows(name: str, series: CollectiveSeries, device: str) -> Iterator[Row]:
     """Sizes held out."""
     sizes, times = np.array(series.nbytes), np.array(series.seconds)
     for split, fitted in splits(sizes):
@@ -110,7 +111,9 @@ def single_rows(name: str, table: CollectiveTable, device: str) -> Iterator[Row]
             yield from held_rows(name, [each for each in series if each is not out], [out], device)
 
 
-def held_rows(name: str, fitted: Sequence[Series], held: Sequence[Series], device: str) -> Iterator[Row]:
+def held_rows(
+    name: str, fitted: Sequence[CollectiveSeries], held: Sequence[CollectiveSeries], device: str
+) -> Iterator[Row]:
     """Series predicted from those fitted on."""
     most = max(each.workers for each in (*fitted, *held))
     for whole in held:
@@ -138,7 +141,7 @@ def held_rows(name: str, fitted: Sequence[Series], held: Sequence[Series], devic
         )
 
 
-def twins(files: Sequence[Path]) -> Iterator[tuple[str, str, Series, float, float]]:
+def twins(files: Sequence[Path]) -> Iterator[tuple[str, str, CollectiveSeries, float, float]]:
     """Pairs of tables of the same device, collective and number of workers on one machine.
 
     Gives both names, the series, the mean relative difference over the sizes that both have, and how many of the
@@ -168,13 +171,13 @@ def table_name(file: Path) -> str:
     return file.parent.name if file.name.startswith("AR_GPU") else file.name.split(".")[0]
 
 
-def thinned(series: Series) -> Series:
+def thinned(series: CollectiveSeries) -> CollectiveSeries:
     """At most so many of its sizes, evenly chosen."""
     step = -(-len(series.nbytes) // MOST_POINTS)
     return replace(series, nbytes=series.nbytes[::step], seconds=series.seconds[::step], spread=())
 
 
-def costs(of: Network, series: Series) -> tuple[Floats, Floats, Floats]:
+def costs(of: Network, series: CollectiveSeries) -> tuple[Floats, Floats, Floats]:
     """Time, low and high of every size."""
     found = [of.cost(series.kind, size, workers=series.workers) for size in series.nbytes]
     return (
@@ -194,7 +197,7 @@ def covered(fitted: Fitted, sizes: Floats, times: Floats) -> float:
     return float(np.mean((predicted * factors[:, 0] <= times) & (times <= predicted * factors[:, 1])))
 
 
-def nccl_error(series: Series, sizes: Floats, times: Floats, device: str) -> float | None:
+def nccl_error(series: CollectiveSeries, sizes: Floats, times: Floats, device: str) -> float | None:
     """Error of NCCL's own model on one machine; it knows nothing of the network between machines."""
     if not device or series.nodes > 1 or series.kind == "send":
         return None
@@ -244,7 +247,7 @@ def percent(value: float | None) -> str:
 
 
 def section(data: Path) -> str:
-    """The section of docs/accuracy.md."""
+    """The page docs/accuracy/collectives.md."""
     rows = score(tables_in(data), COUNTS, "")
     sizes: dict[tuple[str, int, int, str], dict[str, Row]] = {}
     for row in rows:
@@ -275,7 +278,7 @@ def section(data: Path) -> str:
         "points inside the 80 % interval of the table fitted on every second size. `python benchmarks/collectives.py "
         "--tables FILE...` scores other files.\n\n"
         + markdown(("table", "kind", "workers / per machine", *names, "NCCL", "in range"), lines)
-        + "\n\n### Numbers of workers that were not fitted\n\n"
+        + "\n\n## Numbers of workers that were not fitted\n\n"
         "Every size of the number held out (at most 256 of them) is predicted from the numbers named, over as many "
         "machines. *Small*: the table's error below 16 MiB. On the V100 the wiring is not given: the bus bandwidths"
         " of the fitted numbers are explained by the rings of a hybrid cube mesh, which then give those of the "
@@ -286,7 +289,7 @@ def section(data: Path) -> str:
         + markdown(
             ("table", "fitted", "workers / per machine", "pieces", "table", "small", "NCCL", "in the 80 % range"), held
         )
-        + "\n\n### Tables of the same number on the same device\n\n"
+        + "\n\n## Tables of the same number on the same device\n\n"
         "The first table taken for the second: what machines and versions differ by, which nobody can predict from one "
         "of them. Rows of one file that give a size twice widen the range by what they differ.\n\n"
         + as_twins(tables_in(data))

@@ -5,7 +5,7 @@
 Recordings are found, not listed: those of tests/data, whatever `foretrace` can read under the shared data
 (FORETRACE_SHARED_DATA), the ranks of one run joined, execution traces, an ONNX model, and steps estimated from models
 of the zoo; those of a device with a full launch queue as well, and the project's own in every way that a recording can
-tell less. Techniques are those of the registry, two settings each (`foretrace.testing.cross`). With --pairs, every
+tell less. Techniques are those of the registry, two settings each (`tests.techniques.cross`). With --pairs, every
 ordered pair of techniques on the three recordings on which most are sound. Every cell is judged by two processes, whose
 answers must be the same to the byte. One cell more per recording is `foretrace advise`, which must not say that a
 technique failed. Wrong cells are printed and make the exit code 1.
@@ -43,8 +43,8 @@ from foretrace.model.operator_graph import OperatorGraph
 from foretrace.plan.advise import advise
 from foretrace.techniques.arguments import parse
 from foretrace.techniques.registry import techniques
-from foretrace.testing.cross import Cell, judge, maimed, settings
 from tables import ROOT, machine, shared_traces, table, today
+from tests.techniques.cross import Cell, judge, maimed, settings
 
 MODELS = ("resnet50", "bert", "gpt2", "dlrm", "lstm-lm")  # of the zoo, those that there are
 PAIR_RECORDINGS = 3
@@ -83,16 +83,17 @@ def sources() -> Iterator[Source]:
 
 def _shared(traces: Path) -> Iterator[Source]:
     """Recordings and execution traces, by content; files whose names differ in numbers alone are ranks of one run."""
-    from foretrace.model.readers.sources import Kind, kind_of
+    from foretrace.model.readers.sources import reader_of
+    from foretrace.trace.readers import KINETO
 
     ranks: dict[tuple[Path, str], list[Path]] = {}
     for path in sorted(each for each in traces.rglob("*") if each.is_file()):
         name = str(path.relative_to(traces))
         try:
-            kind = kind_of(path)
+            reader = reader_of(path)
         except ForetraceError:
             continue
-        if kind == Kind.RECORDING:
+        if reader == KINETO:
             ranks.setdefault((path.parent, re.sub(r"\d+", "#", path.name)), []).append(path)
             yield Source(name=name, make=partial(_recorded, path))
             yield Source(name=f"{name}, full queue", make=partial(_maimed, path, "full queue"))

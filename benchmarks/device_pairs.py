@@ -27,7 +27,7 @@ import numpy as np
 from foretrace import flow
 from foretrace.cost.calls import Family, Precision
 from foretrace.cost.devices import reached
-from foretrace.cost.devices.reached import Kind
+from foretrace.cost.devices.reached import LoadKind
 from foretrace.cost.devices.scaled import odd_rows, start_s, step_range
 from foretrace.graph import edit
 from foretrace.graph.taskgraph import TaskGraph, TaskKind
@@ -222,10 +222,10 @@ def seen(graph: TaskGraph) -> dict[str, float]:
     numbers = calls.m * calls.n
     wide = (found.kind == Sort.WIDE) & (calls.family == Family.ELEMENTWISE) & (calls.precision != Precision.OTHER)
     kinds = {
-        Kind.WIDE: (wide & (calls.nbytes > 0), calls.nbytes / bandwidth),
-        Kind.ODD_ROWS: (odd_rows(calls), numbers / cycles),
-        Kind.ODD_PRODUCT: (found.kind == Sort.ODD_PRODUCTS, calls.nbytes / bandwidth),
-        Kind.ROWS: ((found.kind == Sort.NORM) & (calls.nbytes > 0), numbers / cycles),
+        LoadKind.WIDE: (wide & (calls.nbytes > 0), calls.nbytes / bandwidth),
+        LoadKind.ODD_ROWS: (odd_rows(calls), numbers / cycles),
+        LoadKind.ODD_PRODUCT: (found.kind == Sort.ODD_PRODUCTS, calls.nbytes / bandwidth),
+        LoadKind.ROWS: ((found.kind == Sort.NORM) & (calls.nbytes > 0), numbers / cycles),
     }
     rates = {
         kind.name: float(amount[rows & long].sum() / body[rows & long].sum())
@@ -252,8 +252,8 @@ def reached_text(traces: Path) -> str:
             if device is None or row["op"] not in ("softmax", "ln") or seconds < _TABLE_S:
                 continue
             width = float(row["H"])
-            of = Kind.ROWS if row["op"] == "ln" else Kind.ODD_ROWS
-            if of == Kind.ROWS or (width > reached.LONG_ROW and 4 * width % reached.ROW_BYTES):
+            of = LoadKind.ROWS if row["op"] == "ln" else LoadKind.ODD_ROWS
+            if of == LoadKind.ROWS or (width > reached.LONG_ROW and 4 * width % reached.ROW_BYTES):
                 rate = float(row["B"]) * width / seconds / (device.sms * device.boost_mhz * 1e6)
                 found[device.short, of.name].append(rate)
     rows += [[f"table of kernels, {name}", kind, f"{np.median(v):.3g}"] for (name, kind), v in sorted(found.items())]
@@ -261,7 +261,7 @@ def reached_text(traces: Path) -> str:
 
 
 def section(traces: Path) -> str:
-    """For docs/accuracy.md: the pairs, and single kernels between GPUs."""
+    """For docs/accuracy/devices.md: the pairs, and single kernels between GPUs."""
     import scaling
 
     rows = measure(traces / "tracelens")

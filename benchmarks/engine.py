@@ -25,12 +25,12 @@ import numpy.typing as npt
 
 from foretrace.graph.assemble import assemble
 from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, GraphInfo, Lane, TaskGraph, TaskKind
-from foretrace.simulate import twins
 from foretrace.simulate.flows.flows import Flows, Interference, Transfer, simulate_flows
 from foretrace.simulate.replay import replay, replay_variants
 from foretrace.simulate.schedule import schedule
 from foretrace.simulate.timeline import simulate
 from foretrace.trace.trace import LaneKind
+from tests.simulate import twins
 
 LANES = 64
 REACH = 200  # rows that an edge looks back at most

@@ -28,8 +28,8 @@ from foretrace.fleet.formats import read
 from foretrace.fleet.policies import make
 from foretrace.fleet.policy import Policy
 from foretrace.fleet.simulate import Simulation
-from foretrace.fleet.speed_models import ClosedFormSpeeds
 from foretrace.fleet.speeds import Speeds
+from foretrace.fleet.speeds.closed_form import ClosedFormSpeeds
 from foretrace.fleet.workload import Workload
 from tables import load, machine, shared_traces
 

@@ -23,7 +23,7 @@ _LEAST_RESIDUAL = 0.04  # smaller ones count as squares: measurements repeat no 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredProducts:
     """Products timed on one device."""
 
     chip: Chip
@@ -35,13 +35,15 @@ class Measured:
     def __len__(self) -> int:
         return len(self.m)
 
-    def take(self, rows: NDArray[np.int64]) -> Measured:
+    def take(self, rows: NDArray[np.int64]) -> MeasuredProducts:
         """The products of these rows."""
-        return Measured(chip=self.chip, m=self.m[rows], n=self.n[rows], k=self.k[rows], seconds=self.seconds[rows])
+        return MeasuredProducts(
+            chip=self.chip, m=self.m[rows], n=self.n[rows], k=self.k[rows], seconds=self.seconds[rows]
+        )
 
 
 def adapt(
-    theta: Mapping[str, float], spread: Mapping[str, float], measured: Measured, *, noise: float = NOISE
+    theta: Mapping[str, float], spread: Mapping[str, float], measured: MeasuredProducts, *, noise: float = NOISE
 ) -> dict[str, float]:
     """The law shifted to measurements of one device; only parameters in `spread` move, by about so much.
 
@@ -62,7 +64,7 @@ def adapt(
 
 def fit_together(
     start: Mapping[str, float],
-    devices: Sequence[Measured],
+    devices: Sequence[MeasuredProducts],
     own: Mapping[str, float],
     *,
     spread: float = 1.5,

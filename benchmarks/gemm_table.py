@@ -15,7 +15,7 @@ import numpy.typing as npt
 from foretrace.cost.devices.learned.gemm16_law import Chip
 from foretrace.errors import ForetraceError, MissingExtraError
 from foretrace.hardware.devices import Device, named
-from gemm16_fit import Measured
+from gemm16_fit import MeasuredProducts
 
 Floats = npt.NDArray[np.float64]
 COLUMNS = ("system", "m", "n", "k", "latency_ms")
@@ -42,10 +42,12 @@ class System:
     def __len__(self) -> int:
         return len(self.m)
 
-    def measured(self, rows: npt.NDArray[np.int64] | None = None) -> Measured:
+    def measured(self, rows: npt.NDArray[np.int64] | None = None) -> MeasuredProducts:
         """As the law is fitted to them."""
         at = np.arange(len(self)) if rows is None else rows
-        return Measured(chip=Chip.of(self.device), m=self.m[at], n=self.n[at], k=self.k[at], seconds=self.seconds[at])
+        return MeasuredProducts(
+            chip=Chip.of(self.device), m=self.m[at], n=self.n[at], k=self.k[at], seconds=self.seconds[at]
+        )
 
 
 def fingerprint(systems: Mapping[str, System]) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.cost.devices.learned import fp32
-from foretrace.cost.devices.learned.fp32 import Board, smooth_maximum
+from foretrace.cost.devices.learned.fp32 import BoardFeatures, smooth_maximum
 
 Float64 = npt.NDArray[np.float64]
 
@@ -28,13 +28,13 @@ class Isolated(fp32.Fp32):
     window_s: float  # isolated kernels shorter than this were measured before power was capped
     window_slope: float
 
-    def measured_s(self, seconds: Float64, joules: Float64, on: Board) -> Float64:
+    def measured_s(self, seconds: Float64, joules: Float64, on: BoardFeatures) -> Float64:
         """Device part of an isolated measurement: power is capped only after a while."""
         capped = self.sustained_s(seconds, joules, on)
         share = 1.0 / (1.0 + (seconds / self.window_s) ** -self.window_slope)
         return seconds * (capped / seconds) ** share
 
-    def isolated_product_s(self, seconds: Float64, joules: Float64, linear: Float64, on: Board) -> Float64:
+    def isolated_product_s(self, seconds: Float64, joules: Float64, linear: Float64, on: BoardFeatures) -> Float64:
         """Seconds that a product measured alone shows, between two events with the host in between."""
         op = linear.astype(np.int64)
         shown, host = self.measured_s(seconds, joules, on) + self.product_launch_s[op], self.product_host_s[op]

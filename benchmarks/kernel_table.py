@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.cost.devices.learned.fp32 import VECTOR_OPS, Board, board
+from foretrace.cost.devices.learned.fp32 import VECTOR_OPS, BoardFeatures, board
 from foretrace.errors import ForetraceError
 from foretrace.hardware.devices import find
 
@@ -63,7 +63,7 @@ class Kernels:
         return np.equal(self.device, device)
 
 
-def boards(devices: Collection[str]) -> list[Board]:
+def boards(devices: Collection[str]) -> list[BoardFeatures]:
     """Boards by our own catalog, whatever a sheet says; raises ForetraceError for a device that it lacks."""
     found = []
     for name in devices:

@@ -82,11 +82,11 @@ def predicted(
     """Per case, step seconds by k with their range; and why the others could not be captured."""
     from foretrace.cost.operators.local import Local
     from foretrace.model.capture.capture import capture
-    from foretrace.model.on_processor import Host, Processor
+    from foretrace.model.on_processor import HostOverhead, Processor
 
     processors = {k: Processor.of(seconds) for k, seconds in calibrated.items()}
     nothing = Local.of({})
-    processors[0] = Processor(local=nothing, host=Host.of({}, nothing))
+    processors[0] = Processor(local=nothing, host=HostOverhead.of({}, nothing))
     rows, refused = [], {}
     for label, name, batch in cases(chosen):
         try:
@@ -164,7 +164,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def section(data: dict[str, Any]) -> str:
-    """The section of docs/accuracy.md, from what was kept."""
+    """The page docs/accuracy/local.md, from what was kept."""
     percent: Callable[[float], str] = lambda value: f"{100 * value:.1f}"  # noqa: E731
     lines = []
     for row in data["rows"]:

@@ -1,7 +1,7 @@
 """How far predicted peaks of memory are off, against the allocator of this machine; FLOPs against PyTorch's counter.
 
     python benchmarks/memory.py [MODEL ...] [--batch N] [--json]
-    python benchmarks/memory.py --store            # all rows anew, for docs/accuracy.md
+    python benchmarks/memory.py --store            # all rows anew, for docs/accuracy/memory.md
 
 A training is made and run for two steps inside PyTorch's profiler, so that every allocation is seen: weights, optimizer
 state, batch and all that the second step needs. Its peak stands beside that of the captured step, which is not run.
@@ -158,7 +158,7 @@ def store(found: Sequence[Row]) -> None:
 
 
 def section() -> str:
-    """The part of docs/accuracy.md, from the stored rows."""
+    """The page docs/accuracy/memory.md, from the stored rows."""
     stored = json.loads(STORED.read_text(encoding="utf-8"))
     found = [Row(**each) for each in stored["rows"]]
     known = [each for each in found if not each.why]
@@ -185,7 +185,7 @@ def main() -> int:
     parser.add_argument("models", nargs="*", help="of the zoo; all, and some in larger batches, if none is given")
     parser.add_argument("--batch", type=int, help="samples of a step, for the models given")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--store", action="store_true", help="keep the rows for docs/accuracy.md")
+    parser.add_argument("--store", action="store_true", help="keep the rows for docs/accuracy/memory.md")
     given = parser.parse_args()
     try:
         found = rows(given.models, given.batch, keep=given.store)

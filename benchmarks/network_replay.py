@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 import eager
 from eager import Kernel, Lowered
-from foretrace.cost.devices.learned.fp32 import VECTOR_OPS, Board
+from foretrace.cost.devices.learned.fp32 import VECTOR_OPS, BoardFeatures
 from foretrace.graph.assemble import assemble
 from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, GraphInfo, Lane, Phase, TaskGraph, TaskKind
 from foretrace.simulate.timeline import simulate
@@ -56,7 +56,7 @@ class Replayed:
     graph: TaskGraph
 
 
-def kernel_times(model: Isolated, kernels: Sequence[Kernel], on: Board) -> tuple[Floats, Floats]:
+def kernel_times(model: Isolated, kernels: Sequence[Kernel], on: BoardFeatures) -> tuple[Floats, Floats]:
     """(seconds, joules above idle) of kernels, without the power limit."""
     seconds, joules = np.zeros(len(kernels)), np.zeros(len(kernels))
     products = np.array([each.k > 0 for each in kernels], dtype=bool)
@@ -76,7 +76,7 @@ def kernel_times(model: Isolated, kernels: Sequence[Kernel], on: Board) -> tuple
     return seconds, joules
 
 
-def isolated(model: Isolated, kernels: Sequence[Kernel], seconds: Floats, joules: Floats, on: Board) -> Floats:
+def isolated(model: Isolated, kernels: Sequence[Kernel], seconds: Floats, joules: Floats, on: BoardFeatures) -> Floats:
     """What measuring each kernel alone would show."""
     linear = np.array([float(each.op == "Linear") for each in kernels])
     op = np.array([VECTOR_OPS.index(each.op) if not each.k else 0 for each in kernels], dtype=np.int64)
@@ -87,7 +87,7 @@ def isolated(model: Isolated, kernels: Sequence[Kernel], seconds: Floats, joules
     return found
 
 
-def under_power(seconds: Floats, joules: Floats, on: Board, window_s: float) -> Floats:
+def under_power(seconds: Floats, joules: Floats, on: BoardFeatures, window_s: float) -> Floats:
     """Seconds of kernels in stream order under the board's limit.
 
     A kernel that draws less than the limit saves energy, up to the limit times the window; one that draws more spends
@@ -107,7 +107,7 @@ def under_power(seconds: Floats, joules: Floats, on: Board, window_s: float) -> 
     return found
 
 
-def replay(graph: Graph, model: Isolated, on: Board, host: Host | None = None) -> Replayed:
+def replay(graph: Graph, model: Isolated, on: BoardFeatures, host: Host | None = None) -> Replayed:
     """Predict one network on one board."""
     host = host or Host()
     lowered = eager.lower(graph)

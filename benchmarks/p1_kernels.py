@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.cost.devices.learned import intervals
-from foretrace.cost.devices.learned.fp32 import ROW_OPS, VECTOR_OPS, Board
+from foretrace.cost.devices.learned.fp32 import ROW_OPS, VECTOR_OPS, BoardFeatures
 from foretrace.cost.operators.sampling import choose_tasks
 from isolated import Isolated
 from kernel_table import Floats, Kernels, boards, read
@@ -58,7 +58,7 @@ def pools(path: Path, model: Isolated, names: tuple[str, ...]) -> list[Pool]:
             for i, (name, on) in enumerate(zip(names, boards(names), strict=True))]  # fmt: skip
 
 
-def _pool(model: Isolated, name: str, on: Board, p: Kernels, v: Kernels) -> Pool:
+def _pool(model: Isolated, name: str, on: BoardFeatures, p: Kernels, v: Kernels) -> Pool:
     linear = p.op.astype(np.float64)
     free, joules = model.product_s(p.b, p.m, p.k, p.n, linear, on)
     said_p = model.isolated_product_s(free, joules, linear, on)

@@ -1,4 +1,4 @@
-"""The section of docs/accuracy.md on networks and kernels of GPUs that the predictor never saw."""
+"""The page docs/accuracy/predictor.md on networks and kernels of GPUs that the predictor never saw."""
 
 from __future__ import annotations
 

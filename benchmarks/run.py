@@ -218,7 +218,7 @@ def predictors_section(_: str) -> str:
         + (
             "Predictions per second of the thread's CPU time, batches of a million, numpy alone but for the last row; "
             f"target 1,000,000. The nets are {found['nets_against_torch']} times as fast as in PyTorch, in turns. "
-            "16-bit products are in accuracy.md.\n\n"
+            "16-bit products are in [accuracy/gemm.md](accuracy/gemm.md).\n\n"
         )
         + table(("what", "predictions / s"), [(text, f"{found[key]:,}") for key, text in names.items()])
     )

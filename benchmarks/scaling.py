@@ -249,7 +249,7 @@ def rows_of(found: dict[str, Any]) -> str:
 
 
 def section(found: dict[str, Any]) -> str:
-    """For docs/accuracy.md."""
+    """For docs/accuracy/devices.md."""
     intro = (
         "Single kernels, from every GPU to every other that measured the same shapes (`python benchmarks/scaling.py`): "
         "mean absolute error in %. float32 on A100-40, P100, P4, T4, V100, from 0.2 ms on, below which the times of "

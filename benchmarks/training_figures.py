@@ -1,6 +1,6 @@
 """Published training throughputs against `foretrace estimate`, which has seen none of these machines or runs.
 
-    python benchmarks/training_figures.py            # the table of docs/accuracy.md
+    python benchmarks/training_figures.py            # the tables of docs/accuracy/trainings.md
     python benchmarks/training_figures.py --write    # puts it there
 
 Every row is a figure that its authors measured and printed, with the recipe that they state; the estimate is asked for
@@ -32,7 +32,7 @@ NVIDIA = "NVIDIA/DeepLearningExamples, ConvNets/resnet50v1.5/README.md (NGC 21.0
 MEGATRON = "Shoeybi et al., Megatron-LM, 2020, table of iteration times"
 SC21 = "Narayanan et al., SC 2021, table 1"
 SELECTIVE = "Korthikanti et al., 2022, table 5"
-ACCURACY = Path(__file__).parent.parent / "docs" / "accuracy.md"
+ACCURACY = Path(__file__).parent.parent / "docs" / "accuracy" / "trainings.md"
 BEGIN, END = "<!-- training figures: begin -->", "<!-- training figures: end -->"
 
 
@@ -214,7 +214,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="rows whose group or model contains this")
-    parser.add_argument("--write", action="store_true", help="write the table into docs/accuracy.md")
+    parser.add_argument("--write", action="store_true", help="write the tables into docs/accuracy/trainings.md")
     parser.add_argument("--raw", type=Path, help="write what was estimated there, as JSON")
     given = parser.parse_args()
     rows = []

@@ -21,7 +21,7 @@ from pathlib import Path
 from foretrace.errors import ForetraceError
 from foretrace.experiment.ledger import Ledger, Row
 from foretrace.experiment.links import netns
-from foretrace.experiment.links.job import Job, Outcome
+from foretrace.experiment.links.job import LinkJob, LinkOutcome
 from foretrace.experiment.links.judge import rows_of, setting
 from foretrace.experiment.links.measure import completed, verify
 from foretrace.experiment.processes import WorkerError
@@ -46,12 +46,12 @@ class Session:
     """One rig of the plan."""
 
     name: str
-    job: Job
+    job: LinkJob
 
 
 def session(name: str, work: str, link: str, arms: Sequence[tuple[str, ...]], *, workers: int = 2) -> Session:
     """A session with as few rounds as a verdict needs."""
-    job = Job(work=work, link=link, workers=workers, arms=tuple(arms), seconds=20.0)
+    job = LinkJob(work=work, link=link, workers=workers, arms=tuple(arms), seconds=20.0)
     return Session(name=f"{name} {work} {link} x{workers}", job=job)
 
 
@@ -105,7 +105,7 @@ def main(arguments: Sequence[str]) -> int:
     return int(failed > 0)
 
 
-def left(job: Job, rows: Sequence[Row]) -> Job:
+def left(job: LinkJob, rows: Sequence[Row]) -> LinkJob:
     """The job without the arms that have a conclusive row."""
     done = {
         row.techniques
@@ -115,7 +115,7 @@ def left(job: Job, rows: Sequence[Row]) -> Job:
     return replace_arms(job, [arm for arm in job.arms if written(arm, job) not in done])
 
 
-def written(arm: Sequence[str], job: Job) -> str:
+def written(arm: Sequence[str], job: LinkJob) -> str:
     """Techniques as a row has them; as they stand where this foretrace does not know one."""
     try:
         return " + ".join(str(each) for each in parse_all(completed(arm, job.workers, job.link)))
@@ -123,13 +123,13 @@ def written(arm: Sequence[str], job: Job) -> str:
         return " + ".join(arm)
 
 
-def replace_arms(job: Job, arms: Sequence[tuple[str, ...]]) -> Job:
+def replace_arms(job: LinkJob, arms: Sequence[tuple[str, ...]]) -> LinkJob:
     from msgspec.structs import replace as with_fields
 
     return with_fields(job, arms=tuple(arms))
 
 
-def summary(outcome: Outcome) -> str:
+def summary(outcome: LinkOutcome) -> str:
     """A line per arm."""
     lines = [
         f"  link {outcome.link.mbit_s:.1f} Mbit/s within {100 * outcome.link.spread:.1f} %, alone "

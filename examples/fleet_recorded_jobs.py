@@ -19,11 +19,11 @@ import numpy as np
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet.cluster import ClusterTree
-from foretrace.fleet.graph_speeds import GraphSpeeds
 from foretrace.fleet.policy import Policy
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.simulate import simulate
 from foretrace.fleet.speeds import Shape
+from foretrace.fleet.speeds.graph import GraphSpeeds
 from foretrace.fleet.workload import Workload
 
 HERE = Path(__file__).resolve().parent

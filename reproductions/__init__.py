@@ -5,6 +5,7 @@ The product never imports this, and no wheel holds it.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -12,3 +13,10 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # Tables, machine and date are written as the benchmarks write them (`tables`).
 sys.path.append(str(ROOT / "benchmarks"))
+
+
+def parser_of(name: str, about: str | None) -> argparse.ArgumentParser:
+    """Make the parser of `python -m reproductions NAME`, which calls itself so."""
+    return argparse.ArgumentParser(
+        prog=f"reproductions {name}", description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )

@@ -5,7 +5,6 @@ Each plays a trace by the rules of the published program, quirks included, so th
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import time
@@ -25,6 +24,7 @@ from foretrace.fleet.workload import Workload
 from foretrace.report import fleet as report
 from foretrace.report.fleet_text import run_lines
 from foretrace.report.jsonout import dumps
+from reproductions import parser_of
 from tables import percent, shared_traces, table
 
 
@@ -105,7 +105,7 @@ def main(simulator: Simulator, known: Sequence[Known], given: Sequence[str], *, 
     """`play TRACE ...` plays any log; nothing compares all known answers."""
     if given[:1] == ["play"]:
         return play(simulator, given[1:])
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(simulator.name, about)
     parser.add_argument("--quick", action="store_true", help="leave out what takes long")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(given)
@@ -119,7 +119,7 @@ def main(simulator: Simulator, known: Sequence[Known], given: Sequence[str], *, 
 
 def play(simulator: Simulator, given: Sequence[str]) -> int:
     """Play a log by the simulator's rules, and answer as `foretrace fleet run` does."""
-    parser = argparse.ArgumentParser(description=f"Play a log of jobs by the rules of {simulator.name}'s simulator.")
+    parser = parser_of(f"{simulator.name} play", f"Play a log of jobs by the rules of {simulator.name}'s simulator.")
     parser.add_argument("trace", help="a log of jobs (docs/fleet-formats.md)")
     parser.add_argument("--format", default=simulator.name)
     parser.add_argument("--salvage", action="store_true", help="leave out rows that cannot be read")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from reproductions import ROOT
-from reproductions.__main__ import main
+from reproductions.__main__ import NAMES, main
 from tests.fleet.test_pollux_profiles import write_profile
 
 JOBS = str(ROOT / "examples" / "jobs.csv")
@@ -62,6 +62,25 @@ def test_mistakes_are_one_line(given: tuple[str, ...], capsys: pytest.CaptureFix
     assert main(given) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"{given[0]}: ") and said.count("\n") == 1
+    assert said.count(f"{given[0]}: ") == 1
+
+
+@pytest.mark.parametrize("text", ["benchmark,round,org\n", "a,b\n1,2\n", "", "\xff"])
+def test_a_file_without_runs_is_no_table_of_mlperf(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_bytes(text.encode("latin-1"))
+    assert main(["mlperf", "--labels", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert ("is no table of MLPerf runs" in said or "is no text" in said) and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_reproduction_calls_itself_by_its_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main([name, "--help"])
+    assert capsys.readouterr().out.startswith(f"usage: reproductions {name} ")
 
 
 def test_the_table_of_compression_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -100,7 +119,7 @@ def test_programs_never_seen_are_scored_with_the_kept_weights() -> None:
     held = score.of_tasks(recording, test)
     found = load().predict_encoded(encode(recording.programs(0)).take(held))
     error = score.metrics(found.seconds, recording.seconds[held, 0], recording.task_of[held])
-    assert 100 * error["mape"] == pytest.approx(28.4, abs=0.1), "as docs/accuracy.md has it"
+    assert 100 * error["mape"] == pytest.approx(28.4, abs=0.1), "as docs/accuracy/programs.md has it"
     assert np.all(found.low_s <= found.high_s)
 
 

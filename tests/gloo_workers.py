@@ -21,7 +21,9 @@ def together(function: Callable[..., Any], workers: int, *args: Any, timeout_s: 
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.nn.parallel", "foretrace.training.training"])
+    context.set_forkserver_preload(
+        ["torch._dynamo", "torch.distributed.fsdp", "torch.nn.parallel", "foretrace.training.training"]
+    )
     answers: Any = context.Queue()
     processes = [
         context.Process(target=_work, args=(function, rank, workers, port, answers, args), daemon=True)

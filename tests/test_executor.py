@@ -89,9 +89,9 @@ def test_a_killed_worker_is_told() -> None:
 
 
 def test_places_that_do_not_exist(monkeypatch: pytest.MonkeyPatch, ranks: Path) -> None:
-    with pytest.raises(ForetraceError, match="--on moon does not exist; choose here or ray"):
+    with pytest.raises(ForetraceError, match="`on=moon` does not exist; choose here or ray"):
         executor.map(square, [1], on="moon")
-    with pytest.raises(ForetraceError, match="--on moon"):
+    with pytest.raises(ForetraceError, match="`on=moon`"):
         flow.rank_graphs(ranks, on="moon")
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtraError, match=r"foretrace\[ray\]"):

@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 
 from foretrace.errors import ForetraceError
 from foretrace.hardware.devices import catalog, named
-from foretrace.model.decoders import SHAPES, decoder_named
+from foretrace.model.decoder_config import DECODERS, decoder_named
 from foretrace.names import near, plain, question, resolve
 from foretrace.techniques.arguments import _convert
 from foretrace.techniques.registry import ALIASES, technique, techniques
 
 
-@given(st.sampled_from(sorted(SHAPES)), st.sampled_from([str.upper, str.title, lambda text: text.replace("-", " ")]))
+@given(st.sampled_from(sorted(DECODERS)), st.sampled_from([str.upper, str.title, lambda text: text.replace("-", " ")]))
 def test_case_and_signs_do_not_matter(name: str, write: object) -> None:
-    assert resolve(write(name), SHAPES) == name  # type: ignore[operator]
+    assert resolve(write(name), DECODERS) == name  # type: ignore[operator]
 
 
 @given(st.text(max_size=20))

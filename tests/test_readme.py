@@ -1,47 +1,68 @@
-"""Every block of the README runs as it stands, from the first to the last, in one folder."""
+"""Every block of the README, then of the tour, runs as it stands, from the first to the last, in one folder."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from reproductions.systems import front
+from foretrace.cli.app import run
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
+def blocks(page: str) -> list[tuple[str, str]]:
+    """Language and text of each block of a page that names a language."""
+    return [found for found in BLOCK.findall((ROOT / page).read_text(encoding="utf-8")) if found[0]]
+
+
+def in_a_shell(language: str, text: str) -> tuple[int, str, str]:
+    """Exit code, output and errors of a block in a process of its own."""
+    runner = {"sh": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}[language]
+    done = subprocess.run([*runner, text], capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture
+def in_this_process(capfd: pytest.CaptureFixture[str]) -> Callable[[str, str], tuple[int, str, str]]:
+    """Run the commands of a block here, where PyTorch is imported once; what else it holds, in a shell."""
+
+    def called(language: str, text: str) -> tuple[int, str, str]:
+        words = [shlex.split(line) for line in text.replace("\\\n", " ").splitlines()]
+        if language != "sh" or any(line[:1] != ["foretrace"] or "|" in line for line in words):
+            return in_a_shell(language, text)
+        capfd.readouterr()
+        codes = [run(line[1:]) for line in words]
+        return max(codes), *capfd.readouterr()
+
+    return called
+
+
 @pytest.mark.slow
-def test_every_block_runs(tmp_path: Path) -> None:
+def test_every_block_runs(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    in_this_process: Callable[[str, str], tuple[int, str, str]],
+) -> None:
     pytest.importorskip("torch", reason="the tour records a training run; install the extra torch")
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    environment = os.environ | {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "NO_COLOR": "1",
-    }
-    blocks = BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))
-    assert len(blocks) >= 8
-    for language, text in blocks:
-        runner = {"sh": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}[language]
-        done = subprocess.run(
-            [*runner, text], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
-        assert done.stdout.strip(), f"this block prints nothing:\n{text}"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("NO_COLOR", "1")
+    asked = [(in_a_shell, *block) for block in blocks("README.md")]
+    asked += [(in_this_process, *block) for block in blocks("docs/tour.md")]
+    assert len(asked) >= 15
+    for how, language, text in asked:
+        code, out, said = how(language, text)
+        assert code == 0, f"{text}\n{out}\n{said}"
+        assert out.strip(), f"this block prints nothing:\n{text}"
     assert (tmp_path / "report.html").stat().st_size > 10_000
     assert (tmp_path / "timeline.json.gz").stat().st_size > 1_000
-
-
-def test_links_lead_somewhere() -> None:
-    reproductions = (ROOT / "reproductions").rglob("README.md")
-    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"), *reproductions):
-        _, text = front(page.read_text(encoding="utf-8"))  # links of a block are as of docs/, where they are shown
-        for target in re.findall(r"\]\(([^)#]+)", text):
-            if "://" not in target:
-                assert (page.parent / target).exists(), f"{page.name} links to {target}, which does not exist"

@@ -5,12 +5,11 @@
     python -m reproductions cdmpp score [--ablate] [--json]
 
 `measure` goes on where an earlier recording of the same machine stopped; `train` writes the weights;
-`score` writes the section of docs/accuracy.md, or with --json only prints its figures.
+`score` writes docs/accuracy/programs.md, or with --json only prints its figures.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -19,8 +18,8 @@ from collections.abc import Sequence
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
+from reproductions import parser_of  # noqa: E402
 from reproductions.cdmpp import data, score  # noqa: E402
-from tables import ROOT, update  # noqa: E402
 
 
 def say(text: str) -> None:
@@ -28,7 +27,7 @@ def say(text: str) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("cdmpp", __doc__)
     parser.add_argument("what", choices=("measure", "train", "score"))
     parser.add_argument("--minutes", type=float, default=15.0, help="measure: at most so long")
     parser.add_argument("--per-task", type=int, default=24, help="measure: at most so many programs of a task")
@@ -50,7 +49,5 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     import accuracy
 
-    titles = {name: title for name, (title, *_) in accuracy.SECTIONS.items()}
-    update(accuracy.PAGE, accuracy.HEAD, {titles["programs"]: score.page(found)}, list(titles.values()))
-    say(f"wrote {accuracy.PAGE.relative_to(ROOT)}")
+    accuracy.write("programs", score.page(found))
     return 0

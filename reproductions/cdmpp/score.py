@@ -241,7 +241,7 @@ def transfer(
 
 
 def page(found: dict[str, Any]) -> str:
-    """The section of docs/accuracy.md."""
+    """The page docs/accuracy/programs.md."""
     about = found["about"]
 
     def pct(value: float) -> str:

@@ -14,7 +14,6 @@ Source: Agarwal et al., On the Utility of Gradient Compression in Distributed Tr
 
 from __future__ import annotations
 
-import argparse
 import gc
 import os
 import platform
@@ -34,23 +33,24 @@ from foretrace.cost.network.network import CollectiveKind
 from foretrace.files import write_bytes
 from foretrace.model.messages import MIB, bucketed
 from foretrace.techniques.distributed.compressors import parts
-from foretrace.training.compression.settings import Settings
+from foretrace.training.compression.settings import CompressionSettings
 from foretrace.training.compression.timing import ALL, GATHERING, hook_operator
+from reproductions import parser_of
 from reproductions.compression_utility.formula import Link, Sent, compressed_s, required_ratio, synchronous_s
 from reproductions.systems import put
 
 HERE = Path(__file__).parent
 MODELS = ("resnet50", "inception-v3", "vgg11", "lstm-lm", "transformer", "bert", "dlrm")
 METHODS = {
-    "fp16": Settings(method="fp16"),
-    "PowerSGD rank 1": Settings(method="powersgd", rank=1),
-    "PowerSGD rank 4": Settings(method="powersgd", rank=4),
-    "PowerSGD rank 16": Settings(method="powersgd", rank=16),
-    "top-k 1 %": Settings(method="topk", share=0.01),
-    "top-k 10 %": Settings(method="topk", share=0.1),
-    "random-k 1 %": Settings(method="randomk", share=0.01),
-    "sign": Settings(method="sign"),
-    "DGC 0.1 %": Settings(method="dgc", share=0.001),
+    "fp16": CompressionSettings(method="fp16"),
+    "PowerSGD rank 1": CompressionSettings(method="powersgd", rank=1),
+    "PowerSGD rank 4": CompressionSettings(method="powersgd", rank=4),
+    "PowerSGD rank 16": CompressionSettings(method="powersgd", rank=16),
+    "top-k 1 %": CompressionSettings(method="topk", share=0.01),
+    "top-k 10 %": CompressionSettings(method="topk", share=0.1),
+    "random-k 1 %": CompressionSettings(method="randomk", share=0.01),
+    "sign": CompressionSettings(method="sign"),
+    "DGC 0.1 %": CompressionSettings(method="dgc", share=0.001),
 }
 GBIT = (0.1, 0.5, 1.0, 5.0, 8.0, 10.0, 25.0, 100.0)
 WORKERS = (4, 16, 64)
@@ -167,7 +167,7 @@ def _measure_model(name: str, size: str) -> Model:
     return msgspec.structs.replace(model, coding_s=coding)
 
 
-def _coding(model: Model, settings: Settings) -> tuple[float, float]:
+def _coding(model: Model, settings: CompressionSettings) -> tuple[float, float]:
     """Seconds of a hook on all buckets, with few and with many workers; the least of a few repetitions."""
     totals = []
     for workers in AT if settings.method in GATHERING else AT[:1]:
@@ -185,7 +185,7 @@ def _coding(model: Model, settings: Settings) -> tuple[float, float]:
     return totals[0], totals[-1]
 
 
-def _prepared(settings: Settings, bucket: list[tuple[int, ...]], workers: int) -> Any:
+def _prepared(settings: CompressionSettings, bucket: list[tuple[int, ...]], workers: int) -> Any:
     from foretrace.training.compression.timing import prepared_hook
 
     return prepared_hook(hook_operator(settings, bucket, workers, ALL))
@@ -407,7 +407,7 @@ def _machine() -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("compression_utility", __doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     first = commands.add_parser("measure", help="time backward passes and hooks on this machine")
     first.add_argument("--models", default=",".join(MODELS))

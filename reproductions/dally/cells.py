@@ -22,7 +22,7 @@ from foretrace.fleet.policies.tiresias import LOW_SKEW, tiresias
 from foretrace.fleet.policy import OrderRule, PlaceRule, Policy
 from foretrace.fleet.setup import Costs
 from foretrace.fleet.simulate import Simulation
-from foretrace.fleet.speed_models import ClosedFormSpeeds
+from foretrace.fleet.speeds.closed_form import ClosedFormSpeeds
 from foretrace.fleet.workload import Workload
 from reproductions.dally.workload import LOADS, PHILLY_SPREAD, SPREAD, consecutive, published_like
 
@@ -220,7 +220,7 @@ def philly_cells(trace: str, *, quick: bool = False) -> list[dict[str, Any]]:
 
 def play_cell(given: Cell) -> dict[str, Any]:
     """Figures of every policy in a cell, and how the timers went where that is what the cell is for."""
-    workload, cluster = _workload(given), _cluster(str(given["cluster"]))
+    workload, cluster = jobs_of(given), _cluster(str(given["cluster"]))
     speeds = ClosedFormSpeeds(
         bandwidth_gb_s=tuple(float(each) for each in str(given["network"]).split("/")),
         congestion=float(given["congestion"]),
@@ -289,7 +289,8 @@ def _policies(given: Cell) -> dict[str, Policy]:
     return {name: found[name] for name in some}
 
 
-def _workload(given: Cell) -> Workload:
+def jobs_of(given: Cell) -> Workload:
+    """Return the jobs of a cell. Raises ForetraceError where its log cannot be read or has too few."""
     if given["part"] == "philly":
         return _logged(str(given["trace"]), int(given["jobs"]), int(given["gpus_from"]))
     made = _made(given["load"], given["largest"], float(given["spread"]), int(given["draw"]))
@@ -317,11 +318,9 @@ def _cluster(name: str) -> ClusterTree:
 
 def _timers(played: Simulation) -> list[list[float]]:
     """Every change of a tuned timer: hours, GPUs asked for, level (1 rack, 2 between racks), leases."""
-    from foretrace.fleet import engine
-
-    rows = played.state.timer_log[: played.state.s[engine.TIMERS]]
-    lease = float(played.state.s[engine.LEASE_NS])
+    rows = played.state.timer_log[: played.state.s["timers"][0]]
+    lease = float(played.state.s["lease"][0])
     if len(rows) == len(played.state.timer_log):
         raise ForetraceError("the log of timers is full; lengthen the lease.")
-    kept = np.column_stack([rows[:, 0] / HOUR_NS, rows[:, 1], rows[:, 2], rows[:, 3] / lease])
+    kept = np.column_stack([rows["time"] / HOUR_NS, rows["gpus"], rows["level"], rows["wait"] / lease])
     return [[float(each) for each in row] for row in kept]

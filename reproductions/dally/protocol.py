@@ -7,18 +7,18 @@ Every cell is a file of the folder; a study that is stopped goes on where it was
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from foretrace.cli.options import progress
+from reproductions import parser_of
 from reproductions.dally import study, tables
 
 
 def main(given: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("dally", __doc__)
     parser.add_argument("--out", type=Path, default=Path("dally-cells"), help="where cells are kept")
     parser.add_argument("--seeds", type=int, default=20, help="repetitions behind an interval")
     parser.add_argument("--quick", action="store_true", help="a few cells of each table, in about a minute")

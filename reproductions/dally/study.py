@@ -233,9 +233,13 @@ def run_study(
 
     seeds: repetitions of the named cells. quick: a few dozens of cells. trace: a log in any format that `formats` reads
     (Philly), whose middle is played, too. on: "here" or "ray". A folder belongs to one version of the study.
+    Raises ForetraceError, before anything is played, where the log cannot be read or has too few jobs.
     """
     began = time.perf_counter()
     wanted = all_cells(seeds=seeds, quick=quick, trace=trace)
+    for each in wanted:
+        if each["part"] == "philly":
+            cells.jobs_of(each)
     said = {"study": "dally", "version": cells.VERSION}
     swept = sweep(cells.play_cell, wanted, folder=folder, of=said, on=on, progress=progress)
     return study_of(

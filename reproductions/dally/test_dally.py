@@ -216,6 +216,16 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> dally.DallyStudy:
     return first
 
 
+def test_a_wrong_log_is_told_before_anything_is_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("# foretrace workload 1\njob,submit_s,gpus,work_s\na,0,1,60\n")
+    monkeypatch.setattr(dally, "sweep", lambda *_, **__: pytest.fail("played"))
+    with pytest.raises(ForetraceError, match="has 1 jobs with 1 GPUs or more, and 500 are needed"):
+        dally.run_study(folder=tmp_path, quick=True, trace=log)
+    with pytest.raises(ForetraceError, match="does not exist"):
+        dally.run_study(folder=tmp_path, quick=True, trace=tmp_path / "none.csv")
+
+
 def test_the_study_is_json_and_has_every_table(study: dally.DallyStudy) -> None:
     assert msgspec.json.decode(msgspec.json.encode(study), type=dally.DallyStudy) == study
     assert study.capped == 0 and study.runs > 80

@@ -9,7 +9,6 @@ zoo, recorded here. Without names every section is made anew.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from foretrace.cost.network.network import network
+from foretrace.cost.network.parse import network
 from foretrace.plan.buckets import best_buckets, default
 from foretrace.plan.evaluate import Evaluator
 from foretrace.plan.problem import Plan, Problem
 from foretrace.plan.search import Search
 from foretrace.report.units import seconds as as_text
 from foretrace.simulate.timeline import simulate
+from reproductions import parser_of
 from reproductions.dpro.baselines import greedy, mcmc
 from reproductions.dpro.coarse import as_graph
 from tables import load, machine, table, today, update
@@ -296,12 +296,12 @@ def quality_section(seconds: float) -> str:
 def recordings_section(seconds: float) -> str:
     """The whole command on recordings made here."""
     from foretrace.plan.optimise import Optimiser
-    from foretrace.plan.result import Wanted
+    from foretrace.plan.result import OptimiseRequest
 
     lines = []
     for name, graph in recordings():
         for text, workers in (("1gbit/100us", 4), ("10gbit/20us", 16)):
-            answer = Optimiser(recorded=graph, wanted=Wanted(workers=workers, network=text)).run(10 * seconds)
+            answer = Optimiser(recorded=graph, wanted=OptimiseRequest(workers=workers, network=text)).run(10 * seconds)
             over = "" if answer.overtaking is None else as_text(answer.overtaking.step_s)
             buckets = 0 if answer.best.found is None else len(answer.best.found.plan.ends)
             lines.append(
@@ -407,7 +407,7 @@ SECTIONS: dict[str, tuple[str, Callable[[float], str]]] = {
 
 
 def main(given: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("dpro", __doc__)
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"some of {', '.join(SECTIONS)}")
     parser.add_argument("--seconds", type=float, default=2.0, help="time of a search for messages that overtake")
     parser.add_argument("--out", type=Path, default=PAGE, help="the page to write")

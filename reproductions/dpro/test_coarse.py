@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from foretrace.errors import GraphError
 from foretrace.plan.evaluate import MEASURED, WARM_UP, Evaluator
-from foretrace.plan.problem import Costs, Plan
+from foretrace.plan.problem import Plan, TransferCosts
 from foretrace.simulate.timeline import simulate
 from reproductions.dpro.coarse import as_graph
 from tests.plan.problems import plans, problem, problems
@@ -49,4 +49,4 @@ def test_many_workers_do_what_one_does(data: st.DataObject, workers: int, operat
 def test_overtaking_needs_a_link_that_sends_one_message_at_a_time() -> None:
     p = problem([1], [1], slots=2)
     with pytest.raises(GraphError, match="one message at a time"):
-        as_graph(p, Plan(ends=(0,), chunks=(1,), ahead=True), Costs.of(p))
+        as_graph(p, Plan(ends=(0,), chunks=(1,), ahead=True), TransferCosts.of(p))

@@ -169,7 +169,7 @@ def _solve(cost: Float64, rows: Float64, limits: Float64) -> Float64:
         x, z, s = x + far * dx, z + far * dz, s + far * ds
         tau, kappa = tau + far * dt, kappa + far * dk
     if best_off > 1e-4:
-        raise ForetraceError("gavel: no allotment was found for the jobs that are active; check their speeds.")
+        raise ForetraceError("no allotment was found for the jobs that are active; check their speeds.")
     return np.asarray(best / by_column, np.float64)
 
 

@@ -13,7 +13,7 @@ import random
 import numpy as np
 
 from foretrace.errors import ForetraceError
-from foretrace.fleet.throughputs import ThroughputTable
+from foretrace.fleet.speeds.throughputs import ThroughputTable
 from foretrace.fleet.workload import Origin, Workload
 
 # What is drawn from: models by batch size, and whether they may run on several GPUs.

@@ -15,6 +15,7 @@ import numpy as np
 from foretrace.errors import ForetraceError
 from foretrace.fleet import allocations
 from foretrace.fleet.workload import Float64
+from reproductions.gavel.allocations import max_min_shared
 from reproductions.gavel.centre import inside_centre, level_centre, total_centre
 from reproductions.gavel.rounds import Allotter, Entry, Key, State
 
@@ -47,9 +48,7 @@ def _waited(jobs: list[Entry], now: float) -> Float64:
 
 def _as_on_v100(rates: Float64, state: State) -> Float64:
     if "v100" not in state.types:
-        raise ForetraceError(
-            "gavel: this policy goes by speeds on a v100, and the cluster has none; take its _perf form."
-        )
+        raise ForetraceError("this policy goes by speeds on a v100, and the cluster has none; take its _perf form.")
     return np.repeat(rates[:, [state.types.index("v100")]], len(state.types), axis=1)
 
 
@@ -115,7 +114,7 @@ class _MaxMinPacked(_Policy):
         members = [[*(place[job.at] for job in entry.members), -1][:2] for entry in entries]
         rates = [[[*each, 0.0][:2] for each in entry.rates] for entry in entries]
         weights = [entry.members[0].weight for entry in jobs]
-        return _given(entries, allocations.max_min_shared(members, rates, _scales(jobs), state.workers, weights))
+        return _given(entries, max_min_shared(members, rates, _scales(jobs), state.workers, weights))
 
 
 class _Makespan(_Policy):

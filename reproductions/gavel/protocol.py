@@ -7,13 +7,12 @@ python -m reproductions gavel generate --throughputs FILE --jobs 5000 --interarr
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 from foretrace.fleet.formats import write_csv
-from foretrace.fleet.throughputs import ThroughputTable
-from reproductions import simulators
+from foretrace.fleet.speeds.throughputs import ThroughputTable
+from reproductions import parser_of, simulators
 from reproductions.gavel.generator import generate
 from reproductions.gavel.simulator import Gavel
 from reproductions.simulators import Known
@@ -42,7 +41,7 @@ def main(given: Sequence[str]) -> int:
 
 def _generate(given: Sequence[str]) -> int:
     """Draw jobs as Gavel's generator does, seed for seed."""
-    parser = argparse.ArgumentParser(description="Draw jobs as Gavel's generator does, seed for seed.")
+    parser = parser_of("gavel generate", _generate.__doc__)
     parser.add_argument("--throughputs", type=Path, required=True, help="its table of measured speeds")
     parser.add_argument("--jobs", type=int, required=True)
     parser.add_argument("--interarrival-s", type=float, default=0.0, help="mean seconds between jobs (its lambda)")

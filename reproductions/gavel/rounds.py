@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from foretrace.errors import ForetraceError
-from foretrace.fleet.throughputs import ThroughputTable
+from foretrace.fleet.speeds.throughputs import ThroughputTable
 
 ROUND = 360.0
 BETWEEN_RESETS = 1920
@@ -198,7 +198,7 @@ class Rounds:
             out.rounds += 1
             if not running and out.arrived == n and not self.changed:
                 raise ForetraceError(
-                    f"gavel: {len(left)} jobs are never started by this policy on this cluster; take another policy or"
+                    f"{len(left)} jobs are never started by this policy on this cluster; take another policy or"
                     " cluster."
                 )
         out.now = self.now

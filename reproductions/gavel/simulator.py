@@ -13,7 +13,7 @@ import numpy as np
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet.result import FleetResult
-from foretrace.fleet.throughputs import ThroughputTable
+from foretrace.fleet.speeds.throughputs import ThroughputTable
 from foretrace.fleet.workload import Workload, nanoseconds
 from reproductions.gavel.policies import ALLOTTERS
 from reproductions.gavel.rounds import OFFERED, ROUND, Allotter, Member, Outcome, Rounds
@@ -53,7 +53,7 @@ class Gavel:
         window = _window(options.get("window"), len(jobs))
         allotter = ALLOTTERS[policy](seed, _above_zero(options, "alpha", 1.0))
         if policy == "allox" and (workload.gpus > 1).any():
-            raise ForetraceError("gavel: allox is for jobs on one GPU; leave the others out or take another policy.")
+            raise ForetraceError("allox is for jobs on one GPU; leave the others out or take another policy.")
         rounds = Rounds(jobs, table, workers, allotter, seed, window, _above_zero(options, "round", ROUND))
         return _result(workload, policy, cluster, workers, rounds.run(), window, str(path), allotter)
 
@@ -61,7 +61,7 @@ class Gavel:
 def _cluster(text: str) -> dict[str, int]:
     parts = text.split(":")
     if len(parts) != 3 or not all(part.strip().isdigit() for part in parts) or not any(map(int, parts)):
-        raise ForetraceError(f"gavel: cluster {text!r} is not written V100S:P100S:K80S, such as 36:36:36.")
+        raise ForetraceError(f"cluster {text!r} is not written V100S:P100S:K80S, such as 36:36:36.")
     return dict(zip(OFFERED, map(int, parts), strict=True))
 
 
@@ -73,7 +73,7 @@ def _profiles(workload: Workload, options: Mapping[str, str]) -> Path:
         for name in (FILE, FILE + ".gz"):
             if (place / name).is_file():
                 return place / name
-    raise ForetraceError(f"gavel: no {FILE} beside the jobs or in the folder above; name one by -o profiles=FILE.")
+    raise ForetraceError(f"no {FILE} beside the jobs or in the folder above; name one by -o profiles=FILE.")
 
 
 def _jobs(workload: Workload, workers: Mapping[str, int], cluster: str) -> list[Member]:
@@ -103,7 +103,7 @@ def _window(text: str | None, jobs: int) -> range | None:
         return None
     first, colon, last = text.partition(":")
     if not colon or not first.isdigit() or not last.isdigit() or not int(first) < int(last) <= jobs:
-        raise ForetraceError(f"gavel: window {text!r} is not written FIRST:BEHIND_LAST within the {jobs} jobs.")
+        raise ForetraceError(f"window {text!r} is not written FIRST:BEHIND_LAST within the {jobs} jobs.")
     return range(int(first), int(last))
 
 
@@ -113,7 +113,7 @@ def _above_zero(options: Mapping[str, str], key: str, default: float) -> float:
     except ValueError:
         value = float("nan")
     if not 0 < value < float("inf"):
-        raise ForetraceError(f"gavel: option {key}={options[key]} must be a number above zero.")
+        raise ForetraceError(f"option {key}={options[key]} must be a number above zero.")
     return value
 
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from foretrace.fleet import allocations
+from reproductions.gavel.allocations import most_progress
 from reproductions.gavel.centre import inside_centre, level_centre, total_centre
 from tests.fleet.test_allocations import CASE, cases, feasible
 
@@ -42,7 +43,7 @@ def test_the_total_of_most_progress(case: CASE) -> None:
     rates, scale, workers, _ = case
     centre = total_centre(rates, scale, workers)
     assert feasible(centre, scale, workers, 1e-6)
-    best = (rates * allocations.most_progress(rates, scale, workers)).sum()
+    best = (rates * most_progress(rates, scale, workers)).sum()
     assert (rates * centre).sum() == pytest.approx(best, rel=1e-5)
 
 

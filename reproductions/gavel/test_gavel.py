@@ -12,7 +12,7 @@ import pytest
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet.result import FleetResult
-from foretrace.fleet.throughputs import ThroughputTable
+from foretrace.fleet.speeds.throughputs import ThroughputTable
 from foretrace.fleet.workload import SECOND, Origin, Workload
 from reproductions.gavel.generator import generate
 from reproductions.gavel.simulator import Gavel

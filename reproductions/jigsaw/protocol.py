@@ -5,18 +5,18 @@ python -m reproductions jigsaw [--quick] [--recording RUN ...] [--write README.m
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from foretrace.cli.options import progress
+from reproductions import parser_of
 from reproductions.jigsaw import section, study
 
 
 def main(given: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("jigsaw", __doc__)
     parser.add_argument("--seeds", type=int, default=20, help="repetitions behind an interval")
     parser.add_argument("--quick", action="store_true", help="a few cells of each table, in about a minute")
     parser.add_argument("--recording", type=Path, action="append", default=[], help="a recorded job; repeat it")

@@ -16,10 +16,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from foretrace.fleet.jigsaw import Arms, four_arms, jigsaw_speeds
-from foretrace.fleet.jigsaw_schedule import Rules, need_bytes
-from foretrace.fleet.jigsaw_tasks import IterationJob, compute_bound, recorded_job
 from foretrace.fleet.workload import SECOND
+from reproductions.jigsaw.schedule import Rules, need_bytes
+from reproductions.jigsaw.sharing import Arms, four_arms, jigsaw_speeds
+from reproductions.jigsaw.tasks import IterationJob, compute_bound, recorded_job
 
 FORWARD_S, BACKWARD_S = 1.0, 2.0  # only their ratio matters
 WORKERS = (2, 3, 4, 8)

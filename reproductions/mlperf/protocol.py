@@ -17,9 +17,7 @@ hand, and those of the run in question: it answers with samples per second as a 
 
 from __future__ import annotations
 
-import argparse
 import csv
-import gzip
 import io
 import json
 from collections import defaultdict
@@ -33,10 +31,13 @@ from typing import Any
 
 import numpy as np
 
-from foretrace.cost.network.network import CollectiveKind, network
+from foretrace.cost.network.network import CollectiveKind
+from foretrace.cost.network.parse import network
 from foretrace.errors import ForetraceError
 from foretrace.names import question as question_of
 from foretrace.names import resolve
+from foretrace.reading import read_text
+from reproductions import parser_of
 from reproductions.mlperf.law import Pair, fit_overhead, speedup
 from tables import percent, shared_traces, table
 
@@ -75,17 +76,21 @@ def read(paths: Iterable[Path]) -> list[Measured]:
         lambda: defaultdict(list)
     )
     for path in paths:
+        usable = 0
         try:
-            raw = path.read_bytes()
-            text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode()
-            for row in csv.DictReader(io.StringIO(text)):
+            for row in csv.DictReader(io.StringIO(read_text(path))):
                 if row["status"] != "success" or not row["accelerators"] or not row["gbs"] or not row["run_min"]:
                     continue
                 key = (row["benchmark"], row["round"], row["org"], row["accelerator"])
                 figures = (float(row["median_throughput"] or 0), float(row["run_min"]), int(float(row["acc_per_node"])))
                 runs[key][int(float(row["accelerators"])), int(float(row["gbs"]))].append(figures)
-        except (OSError, KeyError, ValueError, EOFError) as error:
+                usable += 1
+        except (KeyError, ValueError, TypeError, csv.Error) as error:
             raise ForetraceError(f"{path} is no table of MLPerf runs ({error!r}).") from error
+        if not usable:
+            raise ForetraceError(
+                f"{path} is no table of MLPerf runs (no row has a run that succeeded); give one of its RUNS.csv."
+            )
     found, seen = [], set()
     for (benchmark, number, org, device), sizes in sorted(runs.items()):
         middle = {
@@ -296,7 +301,7 @@ def ask(question: Sequence[str], found: Sequence[Measured]) -> dict[str, Any]:
 
 
 def section(files: Sequence[Path]) -> str:
-    """The part of docs/accuracy.md."""
+    """The page docs/accuracy/scaling.md."""
     return (
         "The same benchmark, round, organisation and device on two numbers of devices, with one global batch or two: "
         "the larger run predicted from the smaller one; the speed-up is that of samples per second. *Network alone* "
@@ -309,7 +314,7 @@ def section(files: Sequence[Path]) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("mlperf", __doc__)
     parser.add_argument("--labels", type=Path, nargs="+", help="by default those of the shared data")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--ask", nargs=5, metavar=("BENCHMARK", "FEWER", "BATCH", "MORE", "BATCH"))

@@ -19,9 +19,9 @@ import numpy.typing as npt
 
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import Phase
-from foretrace.model.draft import Draft
+from foretrace.model.draft import OperatorGraphDraft
 from foretrace.model.operator_graph import OperatorGraph, Role
-from foretrace.model.texts import Value, text_of
+from foretrace.model.texts import TensorType, text_of
 
 Float64 = npt.NDArray[np.float64]
 
@@ -147,7 +147,7 @@ def operator_graph(arch: str, batch: int = 1) -> OperatorGraph:
     if batch < 1:
         raise ForetraceError(f"a batch of {batch} has no images; give 1 or more.")
     draft = _Network(batch)
-    x = draft.draft.tensor(Value(dims=(batch, 3, PIXELS[0], PIXELS[0])), role=Role.INPUT, name="images")
+    x = draft.draft.tensor(TensorType(dims=(batch, 3, PIXELS[0], PIXELS[0])), role=Role.INPUT, name="images")
     x = draft.normalised(draft.convolution(x, CHANNELS[0], 3, layer="stem"), layer="stem")
     for stage, channels in enumerate(CHANNELS):
         if stage:
@@ -162,19 +162,19 @@ class _Network:
     """Writes the operators of a network."""
 
     def __init__(self, batch: int) -> None:
-        self.draft = Draft()
+        self.draft = OperatorGraphDraft()
         self.batch = batch
 
     def convolution(self, x: int, channels: int, kernel: int, *, layer: str, stride: int = 1) -> int:
         """A convolution without bias that keeps the size but for its stride."""
         dims = self.draft.value(x).dims
-        weight = self.draft.tensor(Value(dims=(channels, dims[1], kernel, kernel)), role=Role.WEIGHT, name=layer)
+        weight = self.draft.tensor(TensorType(dims=(channels, dims[1], kernel, kernel)), role=Role.WEIGHT, name=layer)
         side, pad = dims[2] // stride, kernel // 2
         sizes = [list(dims), list(self.draft.value(weight).dims), [], [], [], [], [], [], []]
         steps, padding = f"[{stride}, {stride}]", f"[{pad}, {pad}]"
         concrete = ["", "", "", steps, padding, "[1, 1]", "False", "[0, 0]", "1"]
         kinds = ["float32", "float32", "", *["ScalarList"] * 3, "Scalar", "ScalarList", "Scalar"]
-        out = self.draft.tensor(Value(dims=(self.batch, channels, side, side)))
+        out = self.draft.tensor(TensorType(dims=(self.batch, channels, side, side)))
         text = text_of(sizes, kinds, concrete)
         self._node("aten::convolution", [x, weight], out, layer, text)
         return out
@@ -184,7 +184,7 @@ class _Network:
         channels = self.draft.value(x).dims[1]
         roles = {"weight": Role.WEIGHT, "bias": Role.WEIGHT, "running_mean": Role.BUFFER, "running_var": Role.BUFFER}
         state = [
-            self.draft.tensor(Value(dims=(channels,)), role=role, name=f"{layer}.{name}")
+            self.draft.tensor(TensorType(dims=(channels,)), role=role, name=f"{layer}.{name}")
             for name, role in roles.items()
         ]
         return self._alike("aten::native_batch_norm", [x, *state], layer)
@@ -222,7 +222,7 @@ class _Network:
         first = self.block(x, channels, 3, layer=f"{layer}.a", stride=2)
         second = self.block(first, channels, 3, layer=f"{layer}.b")
         b, c, h, w = self.draft.value(x).dims
-        pooled = self.draft.tensor(Value(dims=(b, c, h // 2, w // 2)))
+        pooled = self.draft.tensor(TensorType(dims=(b, c, h // 2, w // 2)))
         self._node("aten::avg_pool2d", [x], pooled, layer)
         shortcut = self.convolution(pooled, channels, 1, layer=f"{layer}.shortcut")
         return self._alike("aten::add", [shortcut, second], layer)
@@ -231,14 +231,16 @@ class _Network:
         """Normalisation, ReLU, global pooling and the classifier."""
         x = self._alike("aten::relu", [self.normalised(x, layer="head")], "head")
         b, c = self.draft.value(x).dims[:2]
-        pooled = self.draft.tensor(Value(dims=(b, c)))
+        pooled = self.draft.tensor(TensorType(dims=(b, c)))
         self._node("aten::mean", [x], pooled, "head")
-        weight = self.draft.tensor(Value(dims=(c, CLASSES)), role=Role.WEIGHT, name="classifier.weight")
-        bias = self.draft.tensor(Value(dims=(CLASSES,)), role=Role.WEIGHT, name="classifier.bias")
-        self._node("aten::addmm", [bias, pooled, weight], self.draft.tensor(Value(dims=(b, CLASSES))), "classifier")
+        weight = self.draft.tensor(TensorType(dims=(c, CLASSES)), role=Role.WEIGHT, name="classifier.weight")
+        bias = self.draft.tensor(TensorType(dims=(CLASSES,)), role=Role.WEIGHT, name="classifier.bias")
+        self._node(
+            "aten::addmm", [bias, pooled, weight], self.draft.tensor(TensorType(dims=(b, CLASSES))), "classifier"
+        )
 
     def _alike(self, op: str, inputs: list[int], layer: str) -> int:
-        out = self.draft.tensor(Value(dims=self.draft.value(inputs[0]).dims))
+        out = self.draft.tensor(TensorType(dims=self.draft.value(inputs[0]).dims))
         self._node(op, inputs, out, layer)
         return out
 

@@ -7,7 +7,6 @@ Without files those of the shared data are taken, where they are. `--measure` is
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,13 +14,14 @@ import msgspec
 
 from foretrace.cli.options import progress
 from foretrace.report.units import digits, share
+from reproductions import parser_of
 from reproductions.nas_bench_201.study import Study, study
 from reproductions.nas_bench_201.tables import SPACE, read_networks
 from tables import shared_traces
 
 
 def main(given: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("nas_bench_201", __doc__)
     parser.add_argument("--archs", type=Path, help="the networks, CSV")
     parser.add_argument("--latencies", type=Path, help="their latencies by device and batch, CSV, ms")
     parser.add_argument("--measure", type=int, default=100, help="networks that a search may measure")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.cost.devices.utilisation import Peaks
+from foretrace.cost.devices.utilisation import Ceilings
 from foretrace.errors import ForetraceError
 from foretrace.plaintext import whole_number
 
@@ -26,16 +26,16 @@ _LIKE = 0.02  # networks of "equal" FLOPs lie so far apart, in logarithms
 
 # Devices of the published latencies; most are in no catalog of accelerators. Correlations do not depend on the figures.
 _MEASURED_ON = {
-    "1080ti": Peaks(name="GTX 1080 Ti", flops_per_s=11.34e12, bytes_per_s=484e9, source="vendor, boost clock"),
-    "2080ti": Peaks(name="RTX 2080 Ti", flops_per_s=13.45e12, bytes_per_s=616e9, source="vendor, boost clock"),
-    "titan_rtx": Peaks(name="Titan RTX", flops_per_s=16.31e12, bytes_per_s=672e9, source="vendor, boost clock"),
-    "raspi4": Peaks(
+    "1080ti": Ceilings(name="GTX 1080 Ti", flops_per_s=11.34e12, bytes_per_s=484e9, source="vendor, boost clock"),
+    "2080ti": Ceilings(name="RTX 2080 Ti", flops_per_s=13.45e12, bytes_per_s=616e9, source="vendor, boost clock"),
+    "titan_rtx": Ceilings(name="Titan RTX", flops_per_s=16.31e12, bytes_per_s=672e9, source="vendor, boost clock"),
+    "raspi4": Ceilings(
         name="Raspberry Pi 4", flops_per_s=48e9, bytes_per_s=12.8e9, source="4 cores x 1.5 GHz x 8; LPDDR4-3200"
     ),
 }  # fmt: skip
 
 
-def column(name: str) -> tuple[Peaks, int]:
+def column(name: str) -> tuple[Ceilings, int]:
     """Device and batch of a column of latencies, e.g. "2080ti_256"; a device without suffix ran one image.
 
     Raises ForetraceError for devices that are not known here.
@@ -78,7 +78,7 @@ class Column:
     """One device and batch."""
 
     name: str
-    peaks: Peaks
+    peaks: Ceilings
     batch: int
     utilisation: tuple[float, float, float]  # 10th, 50th, 90th percentile over networks
     highest: float
@@ -196,7 +196,7 @@ def _alike(flops: Float64) -> list[Int64]:
 
 
 def _searches(
-    networks: Networks, latency: Float64, batch: int, peaks: Peaks, measured: int, draws: int, seed: int
+    networks: Networks, latency: Float64, batch: int, peaks: Ceilings, measured: int, draws: int, seed: int
 ) -> tuple[Search, ...]:
     """FLOPs lost by each way to choose the `measured` networks.
 

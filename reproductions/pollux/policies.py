@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from foretrace.fleet.pollux_profiles import Application
+from foretrace.fleet.pollux.profiles import Application
 
 Allocations = dict[int, list[int]]
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet.cluster import ClusterTree, parse_cluster
-from foretrace.fleet.pollux_profiles import Profiles
+from foretrace.fleet.pollux.profiles import Profiles
 from foretrace.fleet.result import FleetResult, Segments
 from foretrace.fleet.workload import SECOND, Workload
 from reproductions.pollux.policies import PAUSE_S, Allocations, Job, Optimus, Policy, Tiresias

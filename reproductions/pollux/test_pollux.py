@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace.errors import ForetraceError
-from foretrace.fleet.pollux_profiles import Application, Profiles, read_application
+from foretrace.fleet.pollux.profiles import Application, Profiles, read_application
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.workload import SECOND, Origin, Workload
 from reproductions.pollux.policies import Job, Optimus, Tiresias, fill

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from foretrace.fleet.goodput import (
+from foretrace.fleet.pollux.goodput import (
     with_work,
 )
-from foretrace.fleet.pollux_profiles import Profiles
+from foretrace.fleet.pollux.profiles import Profiles
 from foretrace.fleet.workload import SECOND, Workload
 from reproductions.pollux.simulator import PolluxSimulator
 

@@ -61,7 +61,7 @@ class Settings:
             except ValueError:
                 said[key] = math.nan
             if not 0 < said[key] < math.inf or (key in ("window", "again") and said[key] != int(said[key])):
-                raise ForetraceError(f"shockwave: option market_{key}={text} must be a number above zero.")
+                raise ForetraceError(f"option market_{key}={text} must be a number above zero.")
         return cls(**said)
 
 
@@ -263,7 +263,7 @@ class Market:
             from scipy.optimize import Bounds, LinearConstraint, milp
             from scipy.sparse import csr_array
         except ImportError:
-            raise MissingExtraError("shockwave: its own policy needs scipy: pip install 'foretrace[fleet]'.") from None
+            raise MissingExtraError("its own policy needs scipy: pip install 'foretrace[fleet]'.") from None
         offsets = np.cumsum([0, *(len(row[0]) for row in rows)])
         columns = np.concatenate([row[0] for row in rows])
         values = np.concatenate([row[1] for row in rows])
@@ -275,7 +275,7 @@ class Market:
         )  # fmt: skip
         if found.x is None and found.status == 1:
             raise ForetraceError(
-                f"shockwave: the solver found no plan for round {self.round} in {self.settings.limit_s:g} s; set"
+                f"the solver found no plan for round {self.round} in {self.settings.limit_s:g} s; set"
                 " market_limit_s higher."
             )
         return None if found.x is None else np.asarray(found.x)

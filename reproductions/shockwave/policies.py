@@ -163,7 +163,7 @@ def _first_in_line(left_s: Float64, waited_s: Float64, workers: int) -> Int64:
     try:
         from scipy.optimize import linear_sum_assignment
     except ImportError:
-        raise MissingExtraError("shockwave: the policy allox needs scipy: pip install 'foretrace[fleet]'.") from None
+        raise MissingExtraError("the policy allox needs scipy: pip install 'foretrace[fleet]'.") from None
     # Column k * workers + w: place k (counted from the end of the line) on worker w.
     place = np.repeat(np.arange(1, m + 1), workers)
     rows, columns = linear_sum_assignment(left_s[:, None] * place[None, :] + waited_s[:, None])

@@ -160,7 +160,7 @@ def _phases(workload: Workload, at: int, speeds: Speeds) -> tuple[Job, float]:
         work = float(workload.work_s[at])
         if not work > 0:
             raise ForetraceError(
-                f"shockwave: job {workload.job[at]!r} has no run time; give it a duration or a model of the study."
+                f"job {workload.job[at]!r} has no run time; give it a duration or a model of the study."
             )
         count = steps if steps > 0 else work
         parts = float(PARTS)
@@ -183,7 +183,7 @@ def profiles(workload: Workload, *, kind: str, path: str, without: str) -> tuple
     Raises ForetraceError for an unknown kind, or results that are named but cannot be used.
     """
     if kind and kind not in KINDS:
-        raise ForetraceError(f"shockwave: option profile={kind} is unknown; write one of {', '.join(KINDS)}.")
+        raise ForetraceError(f"option profile={kind} is unknown; write one of {', '.join(KINDS)}.")
     speeds = Speeds(workload)
     found = [_phases(workload, at, speeds) for at in range(len(workload))]
     facts: dict[str, Any] = {"speeds guessed": sorted(f"{m} {b} x{g}" for m, b, g in speeds.guessed)}
@@ -220,7 +220,7 @@ def _recorded(workload: Workload, path: str, without: str, must: bool) -> tuple[
             return seconds, f"fairness field of {len(usable)} recorded results of {others} in {file.name}"
         found = f"{file.name} has no results of other policies for this log"
     if must:
-        raise ForetraceError(f"shockwave: {found}; name the recorded results by the option profiles.")
+        raise ForetraceError(f"{found}; name the recorded results by the option profiles.")
     return None, found
 
 

@@ -20,7 +20,6 @@ one rule at a time.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import time
@@ -34,6 +33,7 @@ from foretrace.errors import ForetraceError
 from foretrace.fleet.formats import read
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.workload import Workload
+from reproductions import parser_of
 from reproductions.shockwave.profile import rows_of
 from reproductions.shockwave.simulator import RUNS, Prediction, Shockwave, compare, recorded_runs
 from reproductions.simulators import play
@@ -286,7 +286,7 @@ def main(arguments: Sequence[str]) -> int:
     if arguments[:1] == ["play"]:
         return play(Shockwave(), arguments[1:])
     shared = Path(os.environ.get("FORETRACE_SHARED_DATA", ROOT.parent / "shared" / "data"))
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("shockwave", __doc__)
     parser.add_argument("--shared-data", type=Path, default=shared)
     parser.add_argument("--results", type=Path, default=None)
     parser.add_argument("--choose", action="store_true", help="choose the two rules again, leaving one policy out")

@@ -295,5 +295,5 @@ def simulate(fleet: Fleet, chooser: Chooser, rules: Rules, queue: list[int]) -> 
         if not fleet.present and not runs.ready and at < len(queue):  # boundaries stay where they are
             index = max(index, int(fleet.submit[queue[at]] // rules.round_s) - 1)
         if now > FOREVER:
-            raise ForetraceError("shockwave: jobs are not done after thirty years; give the cluster more GPUs.")
+            raise ForetraceError("jobs are not done after thirty years; give the cluster more GPUs.")
     return runs

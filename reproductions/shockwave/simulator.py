@@ -121,7 +121,7 @@ class Shockwave:
         study = self._study(workload, policy, cluster, options)
         runs = _number(options, "runs", 0, 0)
         if runs != int(runs):
-            raise ForetraceError(f"shockwave: option runs={options['runs']} must be a whole number.")
+            raise ForetraceError(f"option runs={options['runs']} must be a whole number.")
         said = (
             self.predict(workload, policy=policy, cluster=cluster, seed=seed, options=options, runs=int(runs)).why
             if runs
@@ -143,11 +143,11 @@ class Shockwave:
         ones, and `RULES` beyond on both sides. Raises as `run`, and ForetraceError for fewer than two runs.
         """
         if runs < 2:
-            raise ForetraceError(f"shockwave: {runs} runs give no range; take 2 or more.")
+            raise ForetraceError(f"{runs} runs give no range; take 2 or more.")
         study = self._study(workload, policy, cluster, options)
         random, n = np.random.default_rng(seed), len(workload)
         if not n or (workload.gpus > study.rules.gpus).any():
-            raise ForetraceError("shockwave: a range needs jobs that all fit the cluster; leave the others out.")
+            raise ForetraceError("a range needs jobs that all fit the cluster; leave the others out.")
         normal, slow = list[Float64](), list[Float64]()
         for _ in range(runs):
             times = np.exp(random.normal(0.0, RUN_TIMES, n))
@@ -181,9 +181,7 @@ class Shockwave:
                 raise ForetraceError(f"shockwave has no option {key!r}; there are {', '.join(OPTIONS)}.")
         for key, among in CHOICES.items():
             if options.get(key, among[0]) not in among:
-                raise ForetraceError(
-                    f"shockwave: option {key}={options[key]} is unknown; write one of {', '.join(among)}."
-                )
+                raise ForetraceError(f"option {key}={options[key]} is unknown; write one of {', '.join(among)}.")
         tree = parse_cluster(cluster)
         rules = Rules(
             round_s=_number(options, "round_s", 120.0, 1.0), restart_s=_number(options, "restart_s", 24.0, 0.0),
@@ -193,7 +191,7 @@ class Shockwave:
         )  # fmt: skip
         if rules.restart_s >= rules.round_s:
             raise ForetraceError(
-                f"shockwave: a restart of {rules.restart_s:g} s in rounds of {rules.round_s:g} s leaves jobs no time to"
+                f"a restart of {rules.restart_s:g} s in rounds of {rules.round_s:g} s leaves jobs no time to"
                 " progress; make round_s longer."
             )
         jobs, facts = profiles(
@@ -244,7 +242,7 @@ def _number(options: Mapping[str, str], key: str, default: float, least: float) 
     except ValueError:
         value = float("nan")
     if not least <= value < FOREVER:
-        raise ForetraceError(f"shockwave: option {key}={options[key]} must be a number from {least:g} on.")
+        raise ForetraceError(f"option {key}={options[key]} must be a number from {least:g} on.")
     return value
 
 
@@ -313,5 +311,5 @@ def recorded_runs(path: str | Path) -> dict[str, Any]:
     file = Path(path)
     found = read_results(file / RECORDED if file.is_dir() else file)
     if isinstance(found, str):
-        raise ForetraceError(f"shockwave: {found}; name the recorded results of the study.")
+        raise ForetraceError(f"{found}; name the recorded results of the study.")
     return found

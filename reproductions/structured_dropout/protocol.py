@@ -10,7 +10,6 @@ Perplexity: a word model trained on the documentation topics that come with Pyth
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import platform
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from foretrace.experiment.cores import environment
+from reproductions import parser_of
 from reproductions.systems import put
 
 TIME_STEPS, BATCH, LAYERS = 35, 20, 2
@@ -154,7 +154,7 @@ def perplexities(seeds: int, epochs: int) -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description="Structured dropout of LSTMs: speed and perplexity.")
+    parser = parser_of("structured_dropout", "Structured dropout of LSTMs: speed and perplexity.")
     parser.add_argument("--blocks", type=int, default=4, help="repetitions of every variant; 0: no speed")
     parser.add_argument("--seeds", type=int, default=3, help="0: no perplexity")
     parser.add_argument("--epochs", type=int, default=4)

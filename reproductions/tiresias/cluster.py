@@ -62,7 +62,7 @@ class Cluster:
         path = Path(text)
         if not path.is_file():
             raise ForetraceError(
-                f"tiresias: cluster {text!r} is neither SWITCHESxNODESxGPUS (1x32x4) nor a cluster file; write one."
+                f"cluster {text!r} is neither SWITCHESxNODESxGPUS (1x32x4) nor a cluster file; write one."
             )
         columns = ("num_switch", "num_node_p_switch", "num_gpu_p_node", "num_cpu_p_node", "mem_p_node")
         text = reading.read_text(path)

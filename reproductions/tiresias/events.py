@@ -164,7 +164,7 @@ class Queues:
         for job in self.jobs:
             if LIMITS[0] < job.gpus <= self.gpus:
                 raise ForetraceError(
-                    f"tiresias: a job asks for {job.gpus} GPUs, more than the first queue's limit of {LIMITS[0]} GPU"
+                    f"a job asks for {job.gpus} GPUs, more than the first queue's limit of {LIMITS[0]} GPU"
                     " seconds, on which the published program never ends; leave it out or set the option python=3."
                 )
 

@@ -91,7 +91,7 @@ class Tiresias:
     def _check(self, policy: str, options: Mapping[str, str]) -> None:
         if policy == "gittins":
             raise ForetraceError(
-                "tiresias: the published program stops with an error in its policy gittins, so there is no answer to"
+                "the published program stops with an error in its policy gittins, so there is no answer to"
                 " agree with; take dlas-gpu-gittins."
             )
         if policy not in self.policies:
@@ -102,7 +102,7 @@ class Tiresias:
                 raise ForetraceError(f"tiresias has no option {key!r}; there are {', '.join(allowed)}.")
             among = allowed[key]
             if among is not None and value not in among:
-                raise ForetraceError(f"tiresias: option {key}={value} is unknown; write one of {', '.join(among)}.")
+                raise ForetraceError(f"option {key}={value} is unknown; write one of {', '.join(among)}.")
 
 
 _KEYS: dict[str, Callable[[Job], float]] = {
@@ -142,9 +142,7 @@ def _samples_file(workload: Workload, options: Mapping[str, str]) -> Path:
     for folder in (beside, beside.parent, beside.parent / "tiresias"):
         if (folder / "yarn-gput1000.csv").is_file():
             return folder / "yarn-gput1000.csv"
-    raise ForetraceError(
-        "tiresias: this policy learns from GPU times of past jobs; name a file by -o samples=FILE.csv."
-    )
+    raise ForetraceError("this policy learns from GPU times of past jobs; name a file by -o samples=FILE.csv.")
 
 
 def _read_samples(path: Path) -> list[int]:

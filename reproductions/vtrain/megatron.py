@@ -104,7 +104,7 @@ class Constants:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
+class MegatronFit:
     """Constants, and how far they were off where nothing like the layout had been fitted on.
 
     10 % and 90 % quantiles of log(measured / predicted) over left-out rows: one_node by tensor degree, over left-out
@@ -128,18 +128,18 @@ class Iteration:
 
 
 @cache
-def shipped() -> Fit:
+def shipped() -> MegatronFit:
     """The fit made by `protocol.py` from the published rows of vTrain."""
     text = STORED.read_bytes()
-    return msgspec.json.decode(text, type=Fit)
+    return msgspec.json.decode(text, type=MegatronFit)
 
 
-def as_json(fit: Fit) -> dict[str, Any]:
+def as_json(fit: MegatronFit) -> dict[str, Any]:
     """A fit as it is stored."""
     return asdict(fit)
 
 
-def iteration(layout: Layout, fit: Fit | None = None) -> Iteration:
+def iteration(layout: Layout, fit: MegatronFit | None = None) -> Iteration:
     """One iteration of a layout: its time, its range and the reason of that; the stored fit by default.
 
     The range holds errors of the fit at shapes (hidden size, tensor degree, micro-batch) that were left out of it, and

@@ -34,9 +34,9 @@ from reproductions.vtrain.megatron import (
     STORED,
     VOCABULARY,
     Constants,
-    Fit,
     Float64,
     Layout,
+    MegatronFit,
     as_json,
     iteration,
     iteration_s,
@@ -269,7 +269,7 @@ def quantiles(logs: np.ndarray) -> tuple[float, float]:
     return min(float(low), -0.01), max(float(high), 0.01)
 
 
-def made(rows: Sequence[Row], found: dict[str, dict[int, tuple[list[Row], np.ndarray]]]) -> Fit:
+def made(rows: Sequence[Row], found: dict[str, dict[int, tuple[list[Row], np.ndarray]]]) -> MegatronFit:
     """What is stored: constants of all rows, ranges of the left-out ones."""
     near = [parts for name, parts in found.items() if name.startswith("one node")]
     far = [
@@ -277,7 +277,7 @@ def made(rows: Sequence[Row], found: dict[str, dict[int, tuple[list[Row], np.nda
     ]  # of groups, because what is asked will be another group, not more rows of these
     if not near or not far:
         raise ForetraceError("a fit needs rows of one node and of several; name both tables.")
-    return Fit(
+    return MegatronFit(
         constants=fit(rows),
         one_node={t: quantiles(logs) for t, (_, logs) in near[0].items()},
         several_nodes=(min(low for low, _ in far), max(high for _, high in far)),
@@ -345,7 +345,7 @@ def as_table(found: dict[str, dict[str, float]]) -> str:
 
 
 def section(files: Sequence[Path]) -> str:
-    """The part of docs/accuracy.md: errors on rows that the constants were not fitted on, and the shipped ones."""
+    """The page docs/accuracy/iterations.md: errors on rows not fitted on, and of the shipped constants."""
     rows = [row for path in files for row in read(path)]
     found = splits(rows) | {"shipped constants, all rows": score(rows, shipped().constants)}
     groups, _ = as_left_out(rows)

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from pathlib import Path
 from typing import Any, TypeVar
 
-import numba
-from numba.core import event
+from foretrace.errors import MissingExtraError
+
+try:
+    import numba
+    from numba.core import event
+    from numba.core.codegen import JITCodeLibrary
+    from numba.core.compiler import Compiler
+except ImportError as error:
+    raise MissingExtraError(f"numba cannot be imported ({error}); reinstall it: pip install numba.") from error
 
 COMPILING: Any = event.TimingListener()  # type: ignore[no-untyped-call]  # numba has no types
 event.register("numba:compile", COMPILING)  # type: ignore[no-untyped-call]
@@ -25,21 +34,66 @@ def compiled_s() -> float:
 _Loop = TypeVar("_Loop", bound=Callable[..., Any])
 
 
-def njit(**options: Any) -> Callable[[_Loop], _Loop]:
-    """`numba.njit`, kept on disk where that can be.
+def njit(*, files: Sequence[str] = (), **options: Any) -> Callable[[_Loop], _Loop]:
+    """`numba.njit`, kept on disk where that can be; `files` hold loops that it calls beside those of its own file.
 
     Where neither the installation nor the user's cache folder may be written (a container without a home), every
     process compiles for itself; NUMBA_CACHE_DIR names a folder.
     """
 
     def compiled(loop: _Loop) -> _Loop:
-        made: _Loop
+        made: Any
         try:
             made = numba.njit(cache=True, **options)(loop)
+            if files:  # numba looks whether the loop's own file is still the one that was compiled
+                kept = made._cache._cache_file
+                kept._source_stamp = (kept._source_stamp, *(sha256(Path(each).read_bytes()).digest() for each in files))
         except RuntimeError as error:
             if "cannot cache" not in str(error):
                 raise
             made = numba.njit(**options)(loop)
-        return made
+        found: _Loop = made
+        return found
 
     return compiled
+
+
+class _Merged(JITCodeLibrary):  # type: ignore[misc]  # numba has no types
+    """Code of a loop that is not optimised and made executable by itself, only within the loops that call it."""
+
+    def _optimize_final_module(self) -> None:
+        pass
+
+    def _finalize_final_module(self) -> None:
+        self._finalize_dynamic_globals()
+        self._finalized = True
+
+    def get_pointer_to_function(self, name: str) -> int:
+        return 0
+
+    @property
+    def codegen(self) -> Any:
+        return _NoEnvironment
+
+
+class _NoEnvironment:
+    @staticmethod
+    def set_env(name: str, env: Any) -> None:
+        """Leave it: the environment is that of the loop that is executed."""
+
+
+class _Inner(Compiler):  # type: ignore[misc]
+    def __init__(self, typing: Any, target: Any, library: Any, *rest: Any) -> None:
+        super().__init__(typing, target, library or _Merged(target.codegen(), "inner"), *rest)
+
+
+def inner(loop: _Loop) -> _Loop:
+    """Compile a loop that only other loops call. It allocates nothing, so that nothing has to be counted.
+
+    numba would optimise it once by itself and again in each of its callers, and give it wrappers for Python: twice the
+    time to compile.
+    """
+    made: _Loop = numba.njit(
+        no_cpython_wrapper=True, no_cfunc_wrapper=True, error_model="numpy", _nrt=False, pipeline_class=_Inner
+    )(loop)
+    return made

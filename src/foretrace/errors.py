@@ -6,17 +6,34 @@ our bug and keeps its traceback.
 
 from __future__ import annotations
 
+import os
+import re
+
 from foretrace.plaintext import sentence
+
+OPTIONS = "FORETRACE_OPTIONS"  # in the environment while a command runs, and so in the processes that it starts
+_PARAMETER = re.compile(r"`([a-z_]+)=([^`]*)`")
+
+
+def spelled(text: str) -> str:
+    """Spell parameters, written as in `workers=4`, as options of the running command, as in --workers 4.
+
+    What stands below the command line names parameters and knows no options; without a command they stay as they are.
+    """
+    if not os.environ.get(OPTIONS):
+        return text
+    return _PARAMETER.sub(lambda found: f"--{found[1].replace('_', '-')} {found[2]}".rstrip(), text)
 
 
 class ForetraceError(Exception):
     """A mistake in the input: the message is one sentence with the file or argument, the place and the mend.
 
+    Parameters stand in it as in `workers=4`; a command shows its options instead (`spelled`).
     What others wrote may stand in it: it is shown on one line, without what a terminal would obey, and not without end.
     """
 
     def __str__(self) -> str:
-        return sentence(super().__str__())
+        return sentence(spelled(super().__str__()))
 
 
 class TraceError(ForetraceError):

@@ -35,7 +35,7 @@ _ANSWER_S = 5.0  # a cluster answers sooner
 def check_place(on: str) -> None:
     """Raise ForetraceError unless `on` is one of PLACES."""
     if on not in PLACES:
-        raise ForetraceError(f"--on {on} does not exist; choose {' or '.join(PLACES)}.")
+        raise ForetraceError(f"`on={on}` does not exist; choose {' or '.join(PLACES)}.")
 
 
 def cores() -> int:
@@ -168,7 +168,7 @@ def _on_ray(function: Callable[[Item], Result], items: Sequence[Item], progress:
         except ray.exceptions.RayError as error:
             raise ForetraceError(
                 f"the Ray cluster failed after {len(results)} of {len(items)} parts "
-                f"({str(error).splitlines()[0] or type(error).__name__}); look at its logs, or use --on here."
+                f"({str(error).splitlines()[0] or type(error).__name__}); look at its logs, or use `on=here`."
             ) from None
         finally:
             for left in waiting:
@@ -189,7 +189,7 @@ def _cluster() -> Iterator[Any]:
     try:
         ray: Any = importlib.import_module("ray")
     except ImportError:
-        raise MissingExtraError("--on ray needs Ray; install it with pip install 'foretrace[ray]'.") from None
+        raise MissingExtraError("`on=ray` needs Ray; install it with pip install 'foretrace[ray]'.") from None
     if ray.is_initialized():
         yield ray
         return
@@ -202,7 +202,7 @@ def _started(ray: Any) -> Iterator[Any]:
         ray.init(address=_address(), include_dashboard=False, log_to_driver=False, configure_logging=False)
     except (ConnectionError, OSError, RuntimeError, TimeoutError, ValueError) as error:
         raise ForetraceError(
-            f"Ray cannot be started ({str(error).splitlines()[0] or type(error).__name__}); use --on here."
+            f"Ray cannot be started ({str(error).splitlines()[0] or type(error).__name__}); use `on=here`."
         ) from None
     try:
         yield ray
@@ -218,7 +218,7 @@ def _address() -> str:
     given = os.environ.get("RAY_ADDRESS", "")
     if given:
         if not _reachable(given):
-            raise ForetraceError(f"no Ray cluster answers at RAY_ADDRESS={given}; correct it, or use --on here.")
+            raise ForetraceError(f"no Ray cluster answers at RAY_ADDRESS={given}; correct it, or use `on=here`.")
         return given
     left = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
     started = left.read_text(encoding="utf-8").strip() if left.is_file() else ""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from foretrace.graph.alignment import Clock
+    from foretrace.graph.alignment import ClockOffsets
     from foretrace.graph.matching import Matching
     from foretrace.graph.taskgraph import TaskGraph
     from foretrace.plan.advise import Advice
@@ -84,7 +84,7 @@ class Run:
         """
         return joined(self._rank_graphs(), alone=alone)
 
-    def alignment(self) -> tuple[Matching, Clock]:
+    def alignment(self) -> tuple[Matching, ClockOffsets]:
         """Which collectives of the ranks are one, and how far the rank's clocks are apart. Raises GraphError."""
         return alignment(self._rank_graphs())
 
@@ -139,7 +139,7 @@ def joined(graphs: Sequence[TaskGraph], *, alone: bool = False, as_recorded: boo
     return Scenario(graph=replace(one, info=replace(one.info, notes=notes, collectives=graph.info.collectives)))
 
 
-def alignment(graphs: Sequence[TaskGraph]) -> tuple[Matching, Clock]:
+def alignment(graphs: Sequence[TaskGraph]) -> tuple[Matching, ClockOffsets]:
     """See `Run.alignment`."""
     from foretrace.graph.collectives import collective_calls
     from foretrace.graph.one_run import match_and_align
@@ -158,7 +158,7 @@ def scale(
 ) -> Scaling:
     """Predict a run of so many ranks from the graphs of a few recorded ones; see `foretrace.simulate.folding`.
 
-    `network` is as `foretrace.cost.network.network.network` reads it; without it links are as fast as recorded, and
+    `network` is as `foretrace.cost.network.parse.network` reads it; without it links are as fast as recorded, and
     latency is not counted. Raises NotApplicableError where the recorded ranks cannot stand for more, ForetraceError
     where the network cannot be.
     """
@@ -166,7 +166,7 @@ def scale(
 
     price = None
     if network:
-        from foretrace.cost.network.network import network as parse_network
+        from foretrace.cost.network.parse import network as parse_network
         from foretrace.cost.network.pricing import price as price_of
 
         price = price_of(parse_network(network, max(ranks, 1)))

@@ -74,11 +74,11 @@ class Budget:
         if self._free:
             return
         if self._unpacked > self._most:
-            raise TooLargeError(f"it unpacks to more than {self._most >> 30} GiB; say --allow-large if that is meant")
+            raise TooLargeError(f"it unpacks to more than {self._most >> 30} GiB; say `allow_large=` if that is meant")
         if self._unpacked > FREE and self._unpacked > EXPANSION * self.stored:
             raise TooLargeError(
                 f"it unpacks to more than {EXPANSION} times its size, as no recording and no log does; say "
-                "--allow-large if that is meant"
+                "`allow_large=` if that is meant"
             )
 
 
@@ -104,7 +104,7 @@ def read_bytes(path: Path, *, mend: str = "give a file that exists") -> bytes:
             raise ForetraceError(f"cannot read {path}, which is no file; {mend}.")
         size = path.stat().st_size
         if size > WHOLE and not os.environ.get(ALLOW_LARGE):
-            raise TooLargeError(f"{path} has more than {WHOLE >> 30} GiB; say --allow-large if that is meant.")
+            raise TooLargeError(f"{path} has more than {WHOLE >> 30} GiB; say `allow_large=` if that is meant.")
         data = path.read_bytes()
     except FileNotFoundError:
         if said := address(path):

@@ -20,7 +20,7 @@ import pytest
 
 from foretrace.cli.app import run
 from foretrace.cli.fleet import fleet
-from foretrace.report.jsonout import ANSWERS, schema
+from foretrace.report.jsonout import answers, schema
 
 ROOT = Path(__file__).resolve().parents[2]
 LOG = str(ROOT / "examples" / "jobs.csv")
@@ -30,7 +30,7 @@ SMALL = (LOG, "--cluster", "2x4x8")
 def answer(capsys: pytest.CaptureFixture[str], command: str, *words: str) -> dict[str, Any]:
     assert run(["fleet", command, *words, "--json"]) == 0, capsys.readouterr().err
     text = capsys.readouterr().out
-    msgspec.json.decode(text, type=ANSWERS[f"fleet {command}"])
+    msgspec.json.decode(text, type=answers()[f"fleet {command}"])
     found: dict[str, Any] = json.loads(text)
     assert set(found) == set(schema(f"fleet {command}")["properties"])
     return found

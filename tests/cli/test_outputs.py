@@ -54,11 +54,11 @@ def test_names_do_not_command_the_terminal(cli: Cli, evil: Path, arguments: tupl
 
 def test_names_do_not_command_the_terminal_in_colours(evil: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from foretrace import flow
-    from foretrace.report import build
+    from foretrace.report.show import show
     from foretrace.report.terminal import Terminal, render
 
     timeline = flow.read(evil).graph().simulate()
-    text = render(build.show(timeline, path=str(evil)), Terminal(width=100, bars=True, colour=True))
+    text = render(show(timeline, path=str(evil)), Terminal(width=100, bars=True, colour=True))
     assert "\x1b[" in text  # colours of ours
     assert "\x1b[31mred" not in text
     assert "\\u001b[31mred" in text

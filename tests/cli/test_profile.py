@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from foretrace.report.jsonout import loads, schema
-from foretrace.report.views import ProfileView
+from foretrace.report.profile import ProfileView
 from tests.cli.conftest import Cli
 from tests.report.test_jsonout import check
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from foretrace.cost.operators.arguments import Call, UnknownCallError, parse, prepare
+from foretrace.cost.operators.arguments import BoundCall, UnknownCallError, parse, prepare
 from foretrace.cost.operators.bench import lacks, measure
 from foretrace.cost.operators.grid import grid
 from foretrace.cost.operators.operator import BFLOAT16, CHANNELS_LAST, Operator
@@ -209,7 +209,7 @@ def test_a_function_of_somebody_else_is_not_called() -> None:
         del sys.modules["somebody_else"]
     assert not called and not found.seconds
     assert set(found.failed) == {each.key for each in operators}
-    assert "--trust somebody_else lets it" in found.failed[operators[0].key]
+    assert "`trust=somebody_else` lets it" in found.failed[operators[0].key]
 
 
 def doubling(operator: Operator) -> Callable[[], object]:
@@ -303,7 +303,7 @@ def test_values_are_read_as_they_are_written(value: object) -> None:
 
 def test_calls_know_their_bytes() -> None:
     call = prepare(Operator.of("aten::cat", [[[4, 8], [4, 8]], []], ["TensorList", "Scalar"], ["", "0"]))
-    assert isinstance(call, Call)
+    assert isinstance(call, BoundCall)
     assert call.nbytes == 2 * 4 * 8 * 4
     with pytest.raises(UnknownCallError, match="no operator"):
         prepare(Operator.of("gloo:all_reduce", [[4]], ["float"]))

@@ -18,7 +18,7 @@ from torch import nn
 import foretrace
 from foretrace import flow
 from foretrace.cli.app import run
-from foretrace.cost.operators.bench import Measured, measure
+from foretrace.cost.operators.bench import OperatorTimings, measure
 from foretrace.cost.operators.calibration import Calibration
 from foretrace.cost.operators.operator import Operator
 from foretrace.report.jsonout import schema
@@ -132,7 +132,7 @@ def test_techniques_are_asked_in_their_order(recording: Path) -> None:
     graph = flow.read(recording).graph().graph
     asked: list[list[Operator]] = []
 
-    def timing(operators: Sequence[Operator], *, budget_s: float) -> Measured:
+    def timing(operators: Sequence[Operator], *, budget_s: float) -> OperatorTimings:
         asked.append(list(operators))
         return measure(operators, budget_s=budget_s, target_s=0.0)
 

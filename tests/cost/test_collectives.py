@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from foretrace.cost.network import curves
 from foretrace.cost.network.collective_files import read
 from foretrace.cost.network.collective_table import CollectiveTable, series_of, table_of
-from foretrace.cost.network.collectives import ways
+from foretrace.cost.network.link_network import ways
 from foretrace.cost.network.nccl import Comm, bandwidths
-from foretrace.cost.network.network import CollectiveKind, Network, bus_share, network
+from foretrace.cost.network.network import CollectiveKind, Network, bus_share
+from foretrace.cost.network.parse import network
 from foretrace.cost.network.tables import of_table, wiring_of
 from foretrace.errors import ForetraceError
 from foretrace.hardware.cluster_file import parse
@@ -409,7 +410,7 @@ def test_a_log_of_two_workers_may_be_of_two_collectives(tmp_path: Path) -> None:
 def test_the_collective_of_a_log_follows_from_its_bandwidths(tmp_path: Path) -> None:
     file = tmp_path / "run.log"
     file.write_text(LOG.format(redop="none", bus=" 7.50").replace("20.97", "10.49").replace("25.15", "12.57"))
-    with pytest.raises(ForetraceError, match="--kind"):
+    with pytest.raises(ForetraceError, match="`kind=`"):
         read(file)  # all-gather and all-to-all have the same factor
     assert read(file, kind="all_gather").series[0].kind == CollectiveKind.ALL_GATHER
     named = tmp_path / "alltoall_perf.log"
@@ -425,7 +426,7 @@ def test_older_output_of_nccl_tests_has_fewer_columns(tmp_path: Path) -> None:
     )
     (series,) = read(file, workers=4).series
     assert series.kind == CollectiveKind.BROADCAST and series.seconds == pytest.approx((104.9e-6,))
-    with pytest.raises(ForetraceError, match="--workers"):
+    with pytest.raises(ForetraceError, match="`workers=N`"):
         read(file)
 
 
@@ -462,7 +463,7 @@ def test_a_file_of_several_systems_wants_one_named(tmp_path: Path) -> None:
     [
         ("a.csv", "", "is empty"),
         ("a.csv", "a,b\n1,2\n", "table of collectives"),
-        ("a.csv", "size(B),time(us)\n1,2\n", "--workers"),
+        ("a.csv", "size(B),time(us)\n1,2\n", "`workers=N`"),
         ("AR_GPU2.csv", "size(B),time(us)\n1,x\n", "no number"),
         ("AR_GPU2.csv", "size(B),time(us)\n1,nan\n", "no finite number"),
         ("AR_GPU2.csv", "size(B),time(us)\n1,-2\n", "above 0"),

@@ -17,7 +17,7 @@ from foretrace.cost.devices.learned import gemm16_law as law
 from foretrace.cost.devices.learned.gemm16 import Gemm16, features
 from foretrace.errors import ForetraceError
 from foretrace.hardware.devices import Device, catalog, named
-from gemm16_fit import Measured, adapt, fit_together, solve
+from gemm16_fit import MeasuredProducts, adapt, fit_together, solve
 
 CHIP = law.Chip(peak=300e12, bandwidth=2e12, sms=100, l2_bytes=40e6, clock_hz=1.5e9)
 THETA = law.START | law.FOLLOW
@@ -128,10 +128,10 @@ def test_a_data_sheet_without_what_is_needed() -> None:
 # --- fitting -----------------------------------------------------------------------------------------------------
 
 
-def measured(theta: dict[str, float], chip: law.Chip, count: int, seed: int) -> Measured:
+def measured(theta: dict[str, float], chip: law.Chip, count: int, seed: int) -> MeasuredProducts:
     rng = np.random.default_rng(seed)
     m, n, k = (np.exp2(rng.uniform(5, 14, count)).round() for _ in range(3))
-    return Measured(chip=chip, m=m, n=n, k=k, seconds=law.seconds(theta, chip, m, n, k))
+    return MeasuredProducts(chip=chip, m=m, n=n, k=k, seconds=law.seconds(theta, chip, m, n, k))
 
 
 def test_solve_finds_the_median_line_in_spite_of_outliers() -> None:

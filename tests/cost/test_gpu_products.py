@@ -12,8 +12,7 @@ import pytest
 from foretrace import deadline
 from foretrace.cli.app import run
 from foretrace.cost.calls import Call, Calls, Family, Precision
-from foretrace.cost.devices import gpu_products
-from foretrace.cost.devices.learned import Learned, gemm16_shift
+from foretrace.cost.devices.learned import Learned, gemm16_shift, gpu_products
 from foretrace.cost.devices.learned.gemm16 import Gemm16
 from foretrace.cost.devices.learned.gemm16_law import Chip
 from foretrace.errors import ForetraceError
@@ -143,7 +142,7 @@ def test_one_time_is_too_few_to_keep() -> None:
 
 def test_left_out_families_are_never_worse_with_measurements_than_without() -> None:
     """What the training run reports of the shipped weights: means over five pools, 0.3 points for the pool."""
-    report = json.loads((Path(gpu_products.__file__).parent / "learned" / "gemm16.json").read_text(encoding="utf-8"))
+    report = json.loads((Path(gpu_products.__file__).parent / "gemm16.json").read_text(encoding="utf-8"))
     table = report["law, error by measured products of the GPU left out"]
     assert len(table) == 5
     for rows in table.values():

@@ -36,7 +36,7 @@ def vector(op: str, family: Family, rows: float, width: float, operands: int = 1
     return Call(family=family, m=rows, n=width, read_bytes=operands * nbytes, written_bytes=nbytes, op=op)
 
 
-def on(name: str) -> fp32.Board:
+def on(name: str) -> fp32.BoardFeatures:
     board = fp32.board(named(name))
     assert board is not None
     return board

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from foretrace.cost.calls import Call, Calls, Family, Precision
 from foretrace.cost.devices import reached
-from foretrace.cost.devices.reached import Kind
+from foretrace.cost.devices.reached import LoadKind
 from foretrace.cost.devices.scaled import (
     CARRY,
     RANGES,
@@ -114,7 +114,7 @@ def softmax(width: float) -> Call:
 
 def test_long_odd_rows_follow_numbers_per_cycle_where_both_generations_are_known() -> None:
     body = 1e-2
-    rates = [reached.rate(Kind.ODD_ROWS, device) for device in (H100, MI300X)]
+    rates = [reached.rate(LoadKind.ODD_ROWS, device) for device in (H100, MI300X)]
     assert rates[0] is not None and rates[1] is not None
     odd = moved(softmax(5185), start_s(H100) + body, "h100", "mi300x")
     assert odd == pytest.approx(start_s(MI300X) + body * rates[0] / rates[1])
@@ -133,7 +133,7 @@ def test_wide_loads_are_elementwise_and_known_on_both_sides() -> None:
     plain = rescale(seconds, calls, H100, MI300X)
     wide = rescale(seconds, calls, H100, MI300X, wide=np.array([True, True]))
     assert wide[0] > plain[0] and wide[1] == plain[1]
-    known = [reached.rate(Kind.WIDE, device) for device in (H100, MI300X)]
+    known = [reached.rate(LoadKind.WIDE, device) for device in (H100, MI300X)]
     assert known[0] is not None and known[1] is not None
     assert wide[0] == pytest.approx(start_s(MI300X) + (1e-3 - start_s(H100)) * known[0] / known[1])
     unknown = rescale(seconds, calls, V100, MI300X, wide=np.array([True, True]))
@@ -165,10 +165,10 @@ def test_figures_of_a_recording_can_be_left_out() -> None:
     for name in seen:
         rest = reached.without(name)
         assert {each.seen for each in rest} == seen - {name}
-    assert reached.rate(Kind.ODD_ROWS, MI300X, ()) is None
-    two = [each for each in reached.REACHED if each.kind == Kind.ODD_PRODUCT and each.generation == "Hopper"]
+    assert reached.rate(LoadKind.ODD_ROWS, MI300X, ()) is None
+    two = [each for each in reached.REACHED if each.kind == LoadKind.ODD_PRODUCT and each.generation == "Hopper"]
     mean = float(np.exp(np.mean(np.log([each.value for each in two]))))
-    assert reached.rate(Kind.ODD_PRODUCT, H100) == pytest.approx(mean * H100.memory_gb_s * 1e9)
+    assert reached.rate(LoadKind.ODD_PRODUCT, H100) == pytest.approx(mean * H100.memory_gb_s * 1e9)
 
 
 def test_small_products_take_to_start_what_they_do_in_training() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from foretrace.cost.calls import Call, Calls, Family, Precision
 from foretrace.cost.devices.utilisation import (
-    Peaks,
+    Ceilings,
     usage,
 )
 from foretrace.hardware.devices import named
@@ -38,5 +38,5 @@ def test_a_model_without_products_is_bandwidth_bound() -> None:
 
 
 def test_peaks_of_the_catalog() -> None:
-    assert Peaks.of(H100, Precision.BF16).flops_per_s == pytest.approx(989e12)
-    assert Peaks.of(named("v100"), Precision.BF16).flops_per_s >= 15e12
+    assert Ceilings.of(H100, Precision.BF16).flops_per_s == pytest.approx(989e12)
+    assert Ceilings.of(named("v100"), Precision.BF16).flops_per_s >= 15e12

@@ -14,7 +14,7 @@ from foretrace.experiment.statistics import Arm, Ratio, Verdict
 from foretrace.report import verification
 from foretrace.report.jsonout import dumps, loads, schema
 from foretrace.report.terminal import Terminal, render
-from foretrace.report.views import LedgerView, VerifyView
+from foretrace.report.verification import LedgerView, VerifyView
 from tests.experiment.rows import make_row
 from tests.report.test_jsonout import check
 

@@ -13,8 +13,8 @@ from foretrace.experiment.arms import (
     MOST_ROUNDS,
     ROUNDS_OF_SHORT_STEPS,
     SHORT_STEP_S,
-    Plan,
     Running,
+    TurnPlan,
     plan,
     take_turns,
     waits,
@@ -38,7 +38,7 @@ def test_plans_keep_to_the_time_or_to_the_least(step_s: float, ratio: float, sec
 
 def test_plans_by_hand() -> None:
     same = {"before": 0.1, "after": 0.1, "again": 0.1}
-    assert plan(same, 20.0) == Plan(discarded=1, steps=3, rounds=16, seconds=20.0)
+    assert plan(same, 20.0) == TurnPlan(discarded=1, steps=3, rounds=16, seconds=20.0)
     assert plan(same, 20.0, workers=2).discarded == 5  # what two workers have fetched ahead
     assert plan(same, 20.0, workers=1, epoch=8).steps == 5  # a block does not reach into the next epoch
     assert plan(dict.fromkeys(same, 0.004), 20.0).steps == 25
@@ -66,7 +66,9 @@ def test_arms_take_turns_and_keep_their_blocks() -> None:
     first = running(torch.nn.Linear(8, 8))
     arms = {"before": first, "after": Running(training=first.training.copied(), fresh=False)}
     told: list[float] = []
-    rounds = take_turns(arms, Plan(discarded=1, steps=2, rounds=9, seconds=60.0), one_thread=False, tell=told.append)
+    rounds = take_turns(
+        arms, TurnPlan(discarded=1, steps=2, rounds=9, seconds=60.0), one_thread=False, tell=told.append
+    )
     assert rounds.kept == tuple(range(9))
     assert (rounds.repeated, rounds.disturbed) == (0, 0)
     assert all(len(arm.wall_s) == len(arm.cpu_s) == 9 and min(arm.wall_s) > 0 for arm in arms.values())
@@ -79,13 +81,13 @@ def test_turns_keep_their_time(seconds: float, monkeypatch: pytest.MonkeyPatch) 
     torch.manual_seed(0)
     now, real = [0.0], Running.block
 
-    def block(self: Running, plan: Plan) -> None:
+    def block(self: Running, plan: TurnPlan) -> None:
         real(self, plan)
         now[0] += 0.5
 
     monkeypatch.setattr(Running, "block", block)
     arms = {"before": running(torch.nn.Linear(8, 8)), "after": running(torch.nn.Linear(8, 8))}
-    wanted = Plan(discarded=1, steps=1, rounds=24, seconds=seconds)
+    wanted = TurnPlan(discarded=1, steps=1, rounds=24, seconds=seconds)
     rounds = take_turns(arms, wanted, one_thread=False, clock=lambda: now[0])
     assert len(rounds.kept) >= LEAST_ROUNDS
     assert now[0] <= max(seconds, LEAST_ROUNDS * 1.0)  # a round takes a second

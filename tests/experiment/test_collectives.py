@@ -14,7 +14,8 @@ import pytest
 
 from foretrace.cost.network.collective_bench import LEAST_REPETITIONS, _robust, measure_collectives
 from foretrace.cost.network.collective_table import series_of, table_of
-from foretrace.cost.network.network import CollectiveKind, network
+from foretrace.cost.network.network import CollectiveKind
+from foretrace.cost.network.parse import network
 from foretrace.errors import ForetraceError
 from foretrace.experiment import collectives
 
@@ -96,7 +97,7 @@ def test_a_noisy_time_is_refused_with_its_size() -> None:
         collectives.refuse_noise(table_of("t", [series], repetitions=15))
 
     table(0.09)
-    with pytest.raises(ForetraceError, match=r"2,000,000 bytes varies by 42 %.*--accept-noise"):
+    with pytest.raises(ForetraceError, match=r"2,000,000 bytes varies by 42 %.*`accept_noise=`"):
         table(0.42)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from foretrace.errors import ForetraceError
 from foretrace.executor import cores
-from foretrace.experiment.differential import Wanted, differential
+from foretrace.experiment.differential import DifferentialRequest, differential
 from foretrace.experiment.stalls import stalls
 from foretrace.flow import read
 from foretrace.graph.taskgraph import TaskGraph
@@ -54,7 +54,7 @@ def test_time_off_the_processor_is_fetching(graph: TaskGraph) -> None:
 def test_runs_are_subtracted_and_compared() -> None:
     told: list[str] = []
     script = str(Path(__file__).parent / "script.py")
-    found = differential(Wanted(work=script, workers=2, steps=2), lambda what, share: told.append(what))
+    found = differential(DifferentialRequest(work=script, workers=2, steps=2), lambda what, share: told.append(what))
     assert {"alone", "all", "cached"} <= set(found.runs_s)
     assert len({len(times) for times in found.runs_s.values()}) == 1
     names = [bar.name for bar in found.measured]
@@ -67,12 +67,12 @@ def test_runs_are_subtracted_and_compared() -> None:
 @pytest.mark.parametrize(
     ("wanted", "complaint"),
     [
-        (Wanted(work="gpt2", workers=1), "2 or more"),
-        (Wanted(work="gpt2", workers=4096), "cores"),
-        (Wanted(work="gpt2", workers=2, steps=0), "1 or more"),
-        (Wanted(work="gpt2", workers=2, data=("/nowhere/at/all",)), "no such file"),
+        (DifferentialRequest(work="gpt2", workers=1), "2 or more"),
+        (DifferentialRequest(work="gpt2", workers=4096), "cores"),
+        (DifferentialRequest(work="gpt2", workers=2, steps=0), "1 or more"),
+        (DifferentialRequest(work="gpt2", workers=2, data=("/nowhere/at/all",)), "no such file"),
     ],
 )
-def test_what_cannot_be_run_is_refused(wanted: Wanted, complaint: str) -> None:
+def test_what_cannot_be_run_is_refused(wanted: DifferentialRequest, complaint: str) -> None:
     with pytest.raises(ForetraceError, match=complaint):
         differential(wanted, lambda what, share: None)

@@ -1,4 +1,4 @@
-"""The tables that docs/accuracy.md is made of."""
+"""The tables that docs/accuracy/techniques.md is made of."""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet.cluster import ClusterTree, parse_cluster
-from foretrace.fleet.export import clock, export
+from foretrace.fleet.export import export
+from foretrace.fleet.export.ask import clock
 from foretrace.fleet.result import FleetResult, Segments
 from foretrace.fleet.workload import Workload
 

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet.cluster import ClusterTree, parse_cluster
-from foretrace.fleet.graph_speeds import Exchange, GraphSpeeds, link_text
-from foretrace.fleet.model_profiles import Profile
 from foretrace.fleet.policy import Policy
 from foretrace.fleet.simulate import simulate
-from foretrace.fleet.speed_models import ClosedFormSpeeds, speed_table
 from foretrace.fleet.speeds import Shape, Speed
+from foretrace.fleet.speeds.closed_form import ClosedFormSpeeds, speed_table
+from foretrace.fleet.speeds.graph import Exchange, GraphSpeeds, link_text
+from foretrace.fleet.speeds.profiles import Profile
 from foretrace.fleet.workload import Workload
 from foretrace.flow import read
 from foretrace.graph.edit import scale

@@ -17,8 +17,8 @@ from foretrace.fleet.result import FleetResult
 from foretrace.fleet.setup import Costs
 from foretrace.fleet.simulate import Simulation, simulate
 from foretrace.fleet.speeds import Shape
+from foretrace.fleet.speeds.shared import ProportionalSpeeds
 from foretrace.fleet.stepping import Stepping
-from foretrace.fleet.stepping_speeds import ProportionalSpeeds
 from foretrace.fleet.workload import SECOND
 from foretrace.testing import small_jobs
 from tests.fleet.stepping_cases import Case, cases

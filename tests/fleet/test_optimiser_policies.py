@@ -14,22 +14,19 @@ import pytest
 from foretrace.errors import ForetraceError, MissingExtraError
 from foretrace.fleet import allocations, formats, policies
 from foretrace.fleet.cluster import ClusterTree, parse_cluster
-from foretrace.fleet.goodput import GoodputSpeeds, with_work
-from foretrace.fleet.jigsaw import jigsaw_speeds
-from foretrace.fleet.jigsaw_tasks import IterationJob
-from foretrace.fleet.policies.jigsaw import JigsawSpeeds
 from foretrace.fleet.policies.packing import TablePairs
 from foretrace.fleet.policies.rounds import stretched
 from foretrace.fleet.policy import Policy
-from foretrace.fleet.pollux_profiles import Profiles
+from foretrace.fleet.pollux.goodput import GoodputSpeeds, with_work
+from foretrace.fleet.pollux.profiles import Profiles
 from foretrace.fleet.result import Cause, FleetResult
 from foretrace.fleet.setup import Costs
 from foretrace.fleet.simulate import simulate
-from foretrace.fleet.speed_models import ConstantSpeeds
 from foretrace.fleet.speeds import Shape, Speed
+from foretrace.fleet.speeds.closed_form import ConstantSpeeds
+from foretrace.fleet.speeds.shared import PairSpeeds, ProportionalSpeeds
+from foretrace.fleet.speeds.throughputs import ThroughputTable
 from foretrace.fleet.stepping import Stepping
-from foretrace.fleet.stepping_speeds import PairSpeeds, ProportionalSpeeds
-from foretrace.fleet.throughputs import ThroughputTable
 from foretrace.fleet.workload import SECOND, Float64, Int64, Workload
 from foretrace.testing import PolicyConformance
 
@@ -302,36 +299,6 @@ def test_packing_takes_the_better_partner_and_moves_out_when_a_gpu_is_free() -> 
 def test_sharing_needs_a_model_of_pairs(name: str) -> None:
     with pytest.raises(ForetraceError, match="does not; give one with pair"):
         simulate(jobs([100, 100], "ab"), parse_cluster("1x1"), policies.make(name))
-
-
-def told(model: str, gpus: int) -> IterationJob:
-    return IterationJob.of(
-        name=model, workers=gpus, forward_s=0.1, backward_s=0.2, communication_s={"a": 0.02, "b": 0.1}[model]
-    )
-
-
-@pytest.mark.parametrize("partial", [True, False])
-def test_jigsaw_runs_as_fast_as_its_iterations(partial: bool) -> None:
-    speeds = JigsawSpeeds(base=ProportionalSpeeds(), tasks=told, partial=partial)
-    work = jobs([1000, 1000], "ab", gpus=[2, 2])
-    result = simulate(work, parse_cluster("1x2"), policies.make("jigsaw"), speeds=speeds)
-    relative = jigsaw_speeds([told("a", 2), told("b", 2)], partial=partial).relative
-    first, second = sorted(1000 / relative)
-    assert result.end_ns.min() / SECOND == pytest.approx(first)
-    alone = jigsaw_speeds([told("ab"[int(relative.argmin())], 2)], partial=partial).relative[0]
-    assert result.end_ns.max() / SECOND == pytest.approx(first + (1000 - first * 1000 / second) / alone)
-    assert speeds.pair(jobs([1, 1], "ab", gpus=[1, 2]), 0, 1) == 0  # gangs of unequal size
-
-
-def test_jigsaw_adds_to_packing() -> None:
-    work = jobs([1000] * 8, "abababab", gpus=[2] * 8)
-
-    def mean(partial: bool) -> float:
-        speeds = JigsawSpeeds(base=ProportionalSpeeds(), tasks=told, partial=partial)
-        return float(simulate(work, parse_cluster("1x4"), policies.make("jigsaw"), speeds=speeds).jct_s.mean())
-
-    turns = float(simulate(work, parse_cluster("1x4"), policies.make("fifo")).jct_s.mean())
-    assert mean(True) < mean(False) < turns
 
 
 # ---- parameters

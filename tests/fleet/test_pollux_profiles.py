@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from foretrace.errors import ForetraceError, MissingExtraError
-from foretrace.fleet.pollux_profiles import Application, Profiles, read_application
+from foretrace.fleet.pollux.profiles import Application, Profiles, read_application
 
 
 def step(nodes: int, replicas: int, local: float) -> tuple[float, float]:

@@ -18,9 +18,9 @@ from foretrace.fleet.policy import Policy, Wait
 from foretrace.fleet.result import Cause, FleetResult
 from foretrace.fleet.setup import Costs
 from foretrace.fleet.simulate import Simulation, simulate
-from foretrace.fleet.speed_models import ConstantSpeeds
+from foretrace.fleet.speeds.closed_form import ConstantSpeeds
+from foretrace.fleet.speeds.shared import PairSpeeds, ProportionalSpeeds
 from foretrace.fleet.stepping import Stepping, View
-from foretrace.fleet.stepping_speeds import PairSpeeds, ProportionalSpeeds
 from foretrace.fleet.workload import SECOND, Workload
 from tests.fleet.stepping_cases import Case, cases
 from tests.fleet.stepping_policies import Packs, Resizes

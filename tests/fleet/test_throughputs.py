@@ -12,7 +12,7 @@ import pytest
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet.speeds import Shape, Speeds
-from foretrace.fleet.throughputs import ThroughputTable
+from foretrace.fleet.speeds.throughputs import ThroughputTable
 from foretrace.fleet.workload import Workload
 
 SMALL: dict[str, Any] = {

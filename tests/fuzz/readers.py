@@ -207,7 +207,11 @@ def rank_archives() -> Samples:
 
 def _of_scenario(run: Any, path: Path, way: int) -> Iterator[Figure]:
     """What show, simulate, blame, whatif and export make of a graph."""
-    from foretrace.report import build, html, perfetto
+    from foretrace.report import blame as blames
+    from foretrace.report import html, perfetto, tracks
+    from foretrace.report import show as shows
+    from foretrace.report import simulate as simulated
+    from foretrace.report import whatif as predicted
     from foretrace.report.jsonout import dumps
     from foretrace.report.terminal import Terminal, render
     from foretrace.techniques.arguments import parse_all
@@ -225,8 +229,8 @@ def _of_scenario(run: Any, path: Path, way: int) -> Iterator[Figure]:
         yield "after", changed.simulate().step_time_s
     if way > 1:
         return
-    show, blame = build.show(timeline, path=str(path)), build.blame(timeline, path=str(path))
-    for view in (show, blame, build.simulate(timeline, path=str(path))):
+    show, blame = shows.show(timeline, path=str(path)), blames.blame(timeline, path=str(path))
+    for view in (show, blame, simulated.simulate(timeline, path=str(path))):
         yield type(view).__name__, view
         dumps(view)
         printed(render(view, Terminal(width=100)))
@@ -235,9 +239,9 @@ def _of_scenario(run: Any, path: Path, way: int) -> Iterator[Figure]:
         return
     found = changed.whatif()
     yield "after", [found.before.step_time_s, found.after.step_time_s, *found.interval_s]
-    yield "what if", build.whatif(found, path=str(path))
-    perfetto.export([build.track("recorded", timeline), build.track("after", found.after)])
-    page = html.render(build.page(found.before, [found], path=str(path)))
+    yield "what if", predicted.whatif(found, path=str(path))
+    perfetto.export([tracks.track("recorded", timeline), tracks.track("after", found.after)])
+    page = html.render(html.page_of(found.before, [found], path=str(path)))
     assert "\x1b" not in page, "an escape sequence reaches the page"
 
 
@@ -264,7 +268,7 @@ def _play_recording(path: Path, way: int) -> Iterator[Figure]:
 
 def _play_ranks(path: Path, way: int) -> Iterator[Figure]:
     from foretrace import flow
-    from foretrace.report import build
+    from foretrace.report import show as shows
     from foretrace.report.jsonout import dumps
     from foretrace.report.terminal import Terminal, render
 
@@ -273,7 +277,7 @@ def _play_ranks(path: Path, way: int) -> Iterator[Figure]:
     joined = run.global_graph(alone=True)
     timeline = joined.simulate()
     yield "step", timeline.step_time_s
-    view = build.show(timeline, path=str(path))
+    view = shows.show(timeline, path=str(path))
     yield "show", view
     dumps(view)
     printed(render(view, Terminal(width=100)))
@@ -405,7 +409,8 @@ CLUSTERS = {
 
 
 def _play_network(path: Path, way: int) -> Iterator[Figure]:
-    from foretrace.cost.network.network import CollectiveKind, network
+    from foretrace.cost.network.network import CollectiveKind
+    from foretrace.cost.network.parse import network
 
     for workers in (2, 4):
         found = network(str(path), workers)
@@ -577,7 +582,7 @@ def _throughputs() -> Samples:
 
 
 def _play_throughputs(path: Path, way: int) -> Iterator[Figure]:
-    from foretrace.fleet.throughputs import ThroughputTable
+    from foretrace.fleet.speeds.throughputs import ThroughputTable
 
     table = ThroughputTable.read(path)
     for rows in table.alone.values():
@@ -587,7 +592,7 @@ def _play_throughputs(path: Path, way: int) -> Iterator[Figure]:
 
 
 def _play_speed_table(path: Path, way: int) -> Iterator[Figure]:
-    from foretrace.fleet.speed_models import TableSpeeds
+    from foretrace.fleet.speeds.closed_form import TableSpeeds
     from foretrace.fleet.workload import Workload
 
     speeds = TableSpeeds.read(path, interpolate=True)
@@ -598,8 +603,8 @@ def _play_speed_table(path: Path, way: int) -> Iterator[Figure]:
 
 
 def _play_profiles(path: Path, way: int) -> Iterator[Figure]:
-    from foretrace.fleet.model_profiles import load_profiles
-    from foretrace.fleet.speed_models import ClosedFormSpeeds, speed_table
+    from foretrace.fleet.speeds.closed_form import ClosedFormSpeeds, speed_table
+    from foretrace.fleet.speeds.profiles import load_profiles
 
     profiles = load_profiles(path)
     yield "profiles", [number for each in profiles for number in (each.compute_ms, each.gradient_mb, each.batch)]
@@ -691,9 +696,9 @@ def _play_networks(path: Path, way: int) -> Iterator[Figure]:
 
 
 def _play_decoder(path: Path, way: int) -> Iterator[Figure]:
-    from foretrace.model.decoders import shape
+    from foretrace.model.decoder_config import decoder_config
 
-    found = shape(str(path))
+    found = decoder_config(str(path))
     yield "shape", [found.layers, found.hidden, found.heads, found.kv_heads, found.inner, found.words, found.length]
 
 
@@ -763,7 +768,7 @@ def _play_ledger(path: Path, way: int) -> Iterator[Figure]:
 
 
 def _pollux_rows(path: Path, way: int) -> Iterator[Figure]:
-    from foretrace.fleet.pollux_profiles import _rows
+    from foretrace.fleet.pollux.profiles import _rows
 
     for row in _rows(path, ("num_nodes", "num_replicas", "step_time")):
         yield "row", np.abs(row)  # columns that may be below 0 are its own affair
@@ -848,7 +853,7 @@ def _readers() -> Iterator[Reader]:
     config = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
               "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 1000, "max_position_embeddings": 2048,
               "tie_word_embeddings": False, "head_dim": 16}  # fmt: skip
-    yield Reader(name="decoder", covers=("model.decoders",), play=_play_decoder,
+    yield Reader(name="decoder", covers=("model.decoder_config",), play=_play_decoder,
                  samples=lambda: {"config.json": json.dumps(config).encode()})  # fmt: skip
     yield Reader(name="rules", covers=("plan.rewrite.taso", "model.readers.protobuf"), samples=_rules, play=_play_rules)
     calibration = {

@@ -1,7 +1,8 @@
 """Hold what commands answer equal to the answers kept here: `python -m tests.golden.golden [--write] [NAME ...]`.
 
 `questions.txt` names the commands; each answer is kept as `answers/NAME.json`: its exit code, its --json and its
-messages. Numbers are equal within one part in 10^12, everything else to the letter; what a run measured is left out.
+messages. Numbers are equal within one part in 10^12, or within 10^-12 of their unit; everything else to the letter;
+what a run measured is left out.
 A change that means to change an answer says so: `make golden ARGS="--write NAME"`, and the difference is committed.
 """
 
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from foretrace.files import write_bytes
+from foretrace.names import question
 from foretrace.report.jsonout import MEASURED
 
 HERE = Path(__file__).parent
@@ -120,18 +122,19 @@ def compare(found: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare all answers, or keep them anew; the exit code is 1 where any differs."""
+    """Compare all answers, or keep them anew; the exit code is 1 where any differs, 2 for a name of no question."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these questions, and those that begin so")
     parser.add_argument("--write", action="store_true", help="keep the answers as they are now")
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data", help="the shared recordings")
     given = parser.parse_args(arguments)
+    known = questions()
+    if unknown := [each for each in given.names if not any(name.startswith(each) for name in known)]:
+        mend = question(unknown[0], known, lists="read questions.txt.")
+        parser.error(f"NAME must begin a question, got {', '.join(unknown)}; {mend}")
     data = given.data if given.data.is_dir() else None
-    chosen = {
-        name: words
-        for name, words in questions().items()
-        if (data or " D/" not in words) and (not given.names or name.startswith(tuple(given.names)))
-    }
+    asked = {name: words for name, words in known.items() if not given.names or name.startswith(tuple(given.names))}
+    chosen = {name: words for name, words in asked.items() if data or " D/" not in words}
     with tempfile.TemporaryDirectory() as folder:
         found = answers(chosen, data, Path(folder))
     wrong = compare(found)
@@ -142,7 +145,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             write_bytes(ANSWERS / f"{name}.json", text.encode())
     for name, said in wrong.items():
         print(f"{name}: {'; '.join(said[:4])}{f'; and {len(said) - 4} more' if len(said) > 4 else ''}")
-    print(f"{len(found)} answers, {len(wrong)} {'written anew' if given.write else 'differ'}")
+    left = f"; {len(asked) - len(chosen)} left out, as {given.data} is absent" if len(chosen) < len(asked) else ""
+    print(f"{len(found)} answers, {len(wrong)} {'written anew' if given.write else 'differ'}{left}")
     return int(bool(wrong) and not given.write)
 
 

@@ -21,6 +21,17 @@ def test_every_question_has_an_answer_and_no_answer_lacks_a_question() -> None:
     assert {path.stem for path in golden.ANSWERS.iterdir()} == set(golden.questions())
 
 
+def test_unknown_names_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        golden.main(["show-missing", "NOSUCH", "show-cnm"])
+    assert ended.value.code == 2 and "got NOSUCH, show-cnm" in capsys.readouterr().err
+
+
+def test_questions_without_their_data_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert golden.main(["show-resnet50", "show-missing", "--data", str(tmp_path / "none")]) == 0
+    assert "1 answers, 0 differ; 2 left out, as" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("found", [{"s": 1.0 + 1e-11}, {"s": "1"}, {}, {"s": 1.0, "t": 0}, {"s": [1.0]}, {"s": True}])
 def test_a_difference_is_found(found: object) -> None:
     assert list(golden.differences({"s": 1.0}, found))

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from foretrace.graph.assemble import assemble
 from foretrace.graph.taskgraph import EdgeKind, GraphInfo, Lane, Phase, TaskGraph, TaskKind
-from foretrace.simulate import twins
 from foretrace.trace.trace import LaneKind
+from tests.simulate import twins
 
 CPU, STREAM_A, STREAM_B = 0, 1, 2
 LANES = (

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from foretrace.graph.alignment import align
 from foretrace.graph.builder import build
-from foretrace.graph.collectives import Calls, What, collective_calls
+from foretrace.graph.collectives import CollectiveCalls, What, collective_calls
 from foretrace.graph.matching import Matching
 from foretrace.graph.one_run import match_and_align
 from foretrace.trace.read import read
@@ -32,7 +32,7 @@ def a_set(
     kind: str = "all_reduce",
     hosts: Sequence[str] = (),
     members: Sequence[Sequence[int]] | None = None,
-) -> list[Calls]:
+) -> list[CollectiveCalls]:
     """Calls of a set of ranks from true arrivals (collectives x ranks, ns), as clocks that are off recorded them."""
     ranks = len(arrivals[0])
     result = []
@@ -45,7 +45,7 @@ def a_set(
         clock = [np.rint(t * pace + offsets[r]).astype(np.int64) for t in (start, end)]
         group = [() if members is None else tuple(members[i]) for i in mine]
         result.append(
-            Calls(
+            CollectiveCalls(
                 rank=r, world_size=ranks, host=hosts[r] if hosts else "", steps=(), row=np.arange(len(mine)),
                 start=clock[0], end=clock[1], step_number=np.zeros(len(mine), np.int64),
                 sequence=np.array([sum(members is None or members[j] == members[i] for j in range(i)) for i in mine]),
@@ -57,7 +57,7 @@ def a_set(
     return result
 
 
-def random_set(seed: int, ranks: int, count: int, offsets: Sequence[float], **more: object) -> list[Calls]:
+def random_set(seed: int, ranks: int, count: int, offsets: Sequence[float], **more: object) -> list[CollectiveCalls]:
     random = np.random.default_rng(seed)
     base = np.cumsum(random.integers(1 * MS, 9 * MS, size=count))
     arrivals = (base[:, None] + random.integers(0, 900_000, size=(count, ranks))).tolist()

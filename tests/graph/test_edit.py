@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrace.errors import GraphError
-from foretrace.graph.edit import cut, drop_contention, drop_delays, remove, retime, scale, set_priority
+from foretrace.graph.edit import cut, remove, retime, scale, set_priority
 from foretrace.graph.select import select
 from foretrace.graph.taskgraph import EdgeKind, TaskGraph, TaskKind
 from foretrace.testing.technique import check_valid
@@ -41,8 +41,6 @@ def test_every_edit_keeps_the_graph_valid_and_the_original_untouched(graph: Task
         retime(graph, mask, np.arange(mask.sum())),
         remove(graph, mask),
         cut(graph, edges & ~order),
-        drop_delays(graph, mask),
-        drop_contention(graph, mask),
         set_priority(graph, mask, -1),
     ):
         check_valid(edited)
@@ -132,17 +130,6 @@ def test_contention_ends_with_either_kernel() -> None:
     graph = recording.graph()
     contention = EdgeKind.CONTENTION
     assert (remove(graph, select(graph, name="gemm")).edge_kind == contention).sum() == 0
-    assert (drop_contention(graph, select(graph, name="relu")).edge_kind == contention).sum() == 0
-    assert total(drop_contention(graph, select(graph))) == total(graph) - 10
-
-
-def test_delays_are_dropped_with_their_amount() -> None:
-    graph = two_steps()
-    delay = graph.delay.copy()
-    delay[select(graph, name="gemm")] = 3_000_000
-    edited = drop_delays(graph.with_columns(delay=delay), select(graph, kind="kernel"))
-    assert edited.delay.sum() == 0
-    assert edited.changes[-1].what == "dropped 3 ms of unexplained waiting of 1 kernel"
 
 
 def full_queue(places: int, kernels: int) -> TaskGraph:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from foretrace.errors import GraphError
 from foretrace.graph.builder import build
-from foretrace.graph.collectives import Calls, What, collective_calls, kind_of
+from foretrace.graph.collectives import CollectiveCalls, What, collective_calls, kind_of
 from foretrace.graph.matching import listed, match
 from foretrace.graph.one_run import match_and_align
 from foretrace.trace.read import read
@@ -22,7 +22,7 @@ from tests.kineto_files import Recording
 RANDOM = np.random.default_rng(7)
 
 
-def calls_of(job: Job, folder: Path, ranks: list[int] | None = None) -> list[Calls]:
+def calls_of(job: Job, folder: Path, ranks: list[int] | None = None) -> list[CollectiveCalls]:
     return [collective_calls(graph) for graph in job.graphs(folder, ranks)]
 
 
@@ -110,7 +110,7 @@ def test_lost_calls_without_numbers_are_matched_by_time(tmp_path: Path) -> None:
     assert np.allclose(clock.offset_ns, [0, 4e6, -5e6], atol=2000)
 
 
-def _without(calls: Calls, rows: list[int]) -> Calls:
+def _without(calls: CollectiveCalls, rows: list[int]) -> CollectiveCalls:
     keep = np.setdiff1d(np.arange(len(calls)), rows)
     columns = {key: getattr(calls, key)[keep] for key in ("row", "start", "end", "step_number", "sequence")}
     return replace(calls, **columns, what=tuple(calls.what[i] for i in keep))
@@ -264,10 +264,10 @@ def test_any_lost_calls_leave_only_true_matches(
         assert found.matched == whole
 
 
-_CACHE: dict[bool, list[Calls]] = {}
+_CACHE: dict[bool, list[CollectiveCalls]] = {}
 
 
-def _whole(factory: pytest.TempPathFactory, numbered: bool) -> list[Calls]:
+def _whole(factory: pytest.TempPathFactory, numbered: bool) -> list[CollectiveCalls]:
     if numbered not in _CACHE:
         job = Job(work_us=work(np.random.default_rng(3), 3, 5, 2), collectives=(Collective(),) * 2, described=numbered)
         _CACHE[numbered] = calls_of(job, factory.mktemp("set"))

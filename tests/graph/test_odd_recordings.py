@@ -15,8 +15,9 @@ from foretrace import flow
 from foretrace.errors import ForetraceError
 from foretrace.graph.builder import build as build_graph
 from foretrace.graph.store import load, save
-from foretrace.report import build
+from foretrace.report.blame import blame
 from foretrace.report.profile import peaks_of, profile
+from foretrace.report.show import show
 from foretrace.simulate.memory import split
 from foretrace.simulate.overhead import unprofiled
 from foretrace.simulate.timeline import simulate
@@ -47,9 +48,9 @@ def outcome(path: Path, events: list[dict[str, Any]], head: dict[str, Any]) -> s
             assert np.isfinite(timeline.step_time_s)
             assert timeline.step_time_s >= 0
             assert (scenario.graph.dur >= 0).all()
-            build.show(timeline)
+            show(timeline)
             for by in ("name", "layer", "phase"):
-                build.blame(timeline, by)
+                blame(timeline, by)
             timeline.critical_path()
         profile(timeline, peaks=peaks_of(scenario.graph, gflops=1e3, gb_s=100.0), memory=split(run.trace))
     except ForetraceError as error:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrace.graph.calls import Call, classify_call, is_collective
+from foretrace.graph.calls import RuntimeCall, classify_call, is_collective
 from foretrace.graph.work import operator_work
 
 
@@ -67,31 +67,31 @@ def test_odd_shapes_are_survived(name: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "call"),
     [
-        ("cudaLaunchKernel", Call.LAUNCH),
-        ("cudaLaunchKernelExC", Call.LAUNCH),
-        ("cuLaunchKernelEx", Call.LAUNCH),
-        ("hipExtModuleLaunchKernel", Call.LAUNCH),
-        ("hipModuleLaunchKernel", Call.LAUNCH),
-        ("cudaLaunchCooperativeKernel", Call.LAUNCH),
-        ("cudaGraphLaunch", Call.GRAPH),
-        ("hipGraphLaunch", Call.GRAPH),
-        ("cudaMemcpyAsync", Call.COPY),
-        ("hipMemcpyWithStream", Call.COPY_SYNC),
-        ("cudaMemsetAsync", Call.MEMSET),
-        ("cudaDeviceSynchronize", Call.SYNC_DEVICE),
-        ("cudaStreamSynchronize", Call.SYNC_STREAM),
-        ("hipEventSynchronize", Call.SYNC_EVENT),
-        ("cudaEventRecordWithFlags", Call.RECORD),
-        ("hipStreamWaitEvent", Call.WAIT),
-        ("cudaMalloc", Call.ALLOC),
-        ("cudaFree", Call.ALLOC),
-        ("cuModuleLoadData", Call.LOAD),
-        ("cudaEventQuery", Call.CHEAP),
-        ("cudaFuncGetAttributes", Call.CHEAP),
-        ("INVALID", Call.CHEAP),
+        ("cudaLaunchKernel", RuntimeCall.LAUNCH),
+        ("cudaLaunchKernelExC", RuntimeCall.LAUNCH),
+        ("cuLaunchKernelEx", RuntimeCall.LAUNCH),
+        ("hipExtModuleLaunchKernel", RuntimeCall.LAUNCH),
+        ("hipModuleLaunchKernel", RuntimeCall.LAUNCH),
+        ("cudaLaunchCooperativeKernel", RuntimeCall.LAUNCH),
+        ("cudaGraphLaunch", RuntimeCall.GRAPH),
+        ("hipGraphLaunch", RuntimeCall.GRAPH),
+        ("cudaMemcpyAsync", RuntimeCall.COPY),
+        ("hipMemcpyWithStream", RuntimeCall.COPY_SYNC),
+        ("cudaMemsetAsync", RuntimeCall.MEMSET),
+        ("cudaDeviceSynchronize", RuntimeCall.SYNC_DEVICE),
+        ("cudaStreamSynchronize", RuntimeCall.SYNC_STREAM),
+        ("hipEventSynchronize", RuntimeCall.SYNC_EVENT),
+        ("cudaEventRecordWithFlags", RuntimeCall.RECORD),
+        ("hipStreamWaitEvent", RuntimeCall.WAIT),
+        ("cudaMalloc", RuntimeCall.ALLOC),
+        ("cudaFree", RuntimeCall.ALLOC),
+        ("cuModuleLoadData", RuntimeCall.LOAD),
+        ("cudaEventQuery", RuntimeCall.CHEAP),
+        ("cudaFuncGetAttributes", RuntimeCall.CHEAP),
+        ("INVALID", RuntimeCall.CHEAP),
     ],
 )
-def test_call_classes(name: str, call: Call) -> None:
+def test_call_classes(name: str, call: RuntimeCall) -> None:
     assert classify_call(name) == call
 
 

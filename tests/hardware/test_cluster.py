@@ -11,8 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from foretrace.errors import ForetraceError
-from foretrace.hardware.cluster import Cluster, parse_link
-from foretrace.hardware.cluster_file import parse
+from foretrace.hardware.cluster import parse_link
+from foretrace.hardware.cluster_file import load, parse
 from foretrace.hardware.fabric import cycle_in
 from foretrace.hardware.wiring import FULL_MESH, HYBRID_CUBE_MESH, Wiring
 
@@ -155,12 +155,12 @@ def test_mistakes_are_sentences(text: str, says: str) -> None:
 def test_files_are_loaded_and_refused(tmp_path: Path) -> None:
     file = tmp_path / "lab.yaml"
     file.write_text(SHORT)
-    assert Cluster.load(file).workers == 16
+    assert load(file).workers == 16
     with pytest.raises(ForetraceError, match="cannot read"):
-        Cluster.load(tmp_path / "none.yaml")
+        load(tmp_path / "none.yaml")
     file.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ForetraceError, match="no text"):
-        Cluster.load(file)
+        load(file)
 
 
 values = st.recursive(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from foretrace.graph.taskgraph import Phase
-from foretrace.model.draft import Draft
+from foretrace.model.draft import OperatorGraphDraft
 from foretrace.model.operator_graph import OperatorGraph, Role
-from foretrace.model.texts import Value
+from foretrace.model.texts import TensorType
 
 ROWS, WIDTH = 6, 8
 SHAPES = ((ROWS, WIDTH), (WIDTH, ROWS), (ROWS * WIDTH,))
@@ -19,9 +19,9 @@ PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 @st.composite
 def operator_graphs(draw: st.DrawFn, *, most: int = 14) -> OperatorGraph:
     """One to `most` nodes; every read is of the value that its storage holds at that time."""
-    draft = Draft()
-    x = draft.tensor(Value(dims=(ROWS, WIDTH)), role=Role.INPUT, name="s0")
-    w = draft.tensor(Value(dims=(WIDTH, WIDTH)), role=Role.WEIGHT, name="s1")
+    draft = OperatorGraphDraft()
+    x = draft.tensor(TensorType(dims=(ROWS, WIDTH)), role=Role.INPUT, name="s0")
+    w = draft.tensor(TensorType(dims=(WIDTH, WIDTH)), role=Role.WEIGHT, name="s1")
     live = [x]
     phases = sorted(draw(st.lists(st.sampled_from(PHASES), min_size=1, max_size=most)))
     for phase in phases:
@@ -42,12 +42,12 @@ def operator_graphs(draw: st.DrawFn, *, most: int = 14) -> OperatorGraph:
             storage = draft.tensors[read].storage
             live = [i for i in live if draft.tensors[i].storage != storage]  # the old values are gone
         elif kind == "view" and len(value.dims) == 2:
-            made = draft.tensor(Value(dims=draw(st.sampled_from(SHAPES))), storage=draft.tensors[read].storage)
+            made = draft.tensor(TensorType(dims=draw(st.sampled_from(SHAPES))), storage=draft.tensors[read].storage)
             if draft.tensors[made].nbytes != draft.tensors[read].nbytes:
                 continue
             draft.node("aten::view", [read], [made], phase=phase)
         elif kind == "mm" and value.dims == (ROWS, WIDTH):
-            made = draft.tensor(Value(dims=(ROWS, WIDTH)), name=name)
+            made = draft.tensor(TensorType(dims=(ROWS, WIDTH)), name=name)
             draft.node("aten::mm", [read, w], [made], phase=phase)
         elif kind == "norm" and value.dims == (ROWS, WIDTH):
             made = draft.tensor(value, name=name)
@@ -56,7 +56,7 @@ def operator_graphs(draw: st.DrawFn, *, most: int = 14) -> OperatorGraph:
             made = draft.tensor(value, name=name)
             draft.node("aten::_softmax", [read], [made], phase=phase)
         elif kind == "sum" and value.dims == (ROWS, WIDTH):
-            made = draft.tensor(Value(dims=(WIDTH,)), name=name)
+            made = draft.tensor(TensorType(dims=(WIDTH,)), name=name)
             draft.node("aten::sum", [read], [made], phase=phase)
             continue  # of another size: a result
         elif kind == "cat":

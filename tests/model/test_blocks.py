@@ -10,9 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from foretrace.model.blocks import find, repeats, with_blocks
-from foretrace.model.draft import Draft
+from foretrace.model.draft import OperatorGraphDraft
 from foretrace.model.operator_graph import OperatorGraph, Role
-from foretrace.model.texts import Value
+from foretrace.model.texts import TensorType
 from tests.model.graphs import chain
 from tests.model.random_graphs import operator_graphs
 
@@ -21,10 +21,10 @@ OPS = ("aten::relu", "aten::gelu", "aten::exp", "aten::neg", "aten::sin")
 
 def graph_of(word: list[int], layers: list[str] | None = None) -> OperatorGraph:
     """A chain of operators, one per number."""
-    draft = Draft()
-    x = draft.tensor(Value(dims=(4, 4)), role=Role.INPUT)
+    draft = OperatorGraphDraft()
+    x = draft.tensor(TensorType(dims=(4, 4)), role=Role.INPUT)
     for at, letter in enumerate(word):
-        made = draft.tensor(Value(dims=(4, 4)))
+        made = draft.tensor(TensorType(dims=(4, 4)))
         draft.node(OPS[letter], [x], [made], layer=layers[at] if layers else "")
         x = made
     return draft.finish("word")

@@ -19,7 +19,8 @@ from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import Phase
 from foretrace.model.capture.capture import capture, capture_module, forward_only
 from foretrace.model.capture.unroll import unrolled
-from foretrace.model.decoders import SHAPES, Shape, decoder, shape, training_of
+from foretrace.model.decoder_config import DECODERS, DecoderConfig, decoder_config
+from foretrace.model.decoders import decoder, training_of
 from foretrace.model.operator_graph import BEFORE, OperatorGraph, Role
 from foretrace.training.training import Training
 from foretrace.zoo.registry import job, training
@@ -27,7 +28,7 @@ from foretrace.zoo.registry import job, training
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-SMALL = Shape(name="small", layers=4, hidden=32, heads=4, kv_heads=2, inner=48, words=64, length=8)
+SMALL = DecoderConfig(name="small", layers=4, hidden=32, heads=4, kv_heads=2, inner=48, words=64, length=8)
 
 
 def plain(model: Any, *shapes: tuple[int, ...], loss: Callable[..., Any] | None = None, **settings: Any) -> Training:
@@ -290,7 +291,7 @@ def canonical(graph: OperatorGraph) -> tuple[list[Any], list[Any]]:
         replace(SMALL, gated=False, loss="fused", unpads=True),
     ],
 )
-def test_unrolled_is_the_same_as_captured_whole(few: Shape) -> None:
+def test_unrolled_is_the_same_as_captured_whole(few: DecoderConfig) -> None:
     short = unrolled(capture(training_of(few, batch=2), precision="bf16-weights"), "layers", 7)
     whole = capture(training_of(replace(few, layers=7), batch=2), precision="bf16-weights")
     for mine, truth in zip(canonical(short), canonical(whole), strict=True):
@@ -348,12 +349,12 @@ def test_decoder_is_the_one_of_transformers() -> None:
 def test_named_decoders_have_their_published_size() -> None:
     for name, thousand_millions in (("llama-2-7b", 6.74), ("llama-2-70b", 68.98), ("llama-3-8b", 8.03),
                                     ("llama-3-405b", 405.85), ("gpt3-175b", 174.6)):  # fmt: skip
-        assert SHAPES[name].parameters / 1e9 == pytest.approx(thousand_millions, rel=1e-3)
+        assert DECODERS[name].parameters / 1e9 == pytest.approx(thousand_millions, rel=1e-3)
 
 
 def test_large_decoder() -> None:
     graph = decoder("llama-2-7b", length=128)
-    assert graph.parameters == SHAPES["llama-2-7b"].parameters
+    assert graph.parameters == DECODERS["llama-2-7b"].parameters
     # 6 operations per weight of a product and word, less those of the embedding, which is looked up
     tokens = 128
     assert products(graph) == pytest.approx(6 * (graph.parameters - 32_000 * 4096) * tokens, rel=0.02)
@@ -367,10 +368,10 @@ def test_configuration_file(tmp_path: Path) -> None:
     assert len({node.layer.split(".")[1] for node in decoder(str(path)).nodes if "layers." in node.layer}) == 5
     path.write_text(json.dumps(config | {"model_type": "mamba"}), encoding="utf-8")
     with pytest.raises(ForetraceError, match="mamba"):
-        shape(str(path))
+        decoder_config(str(path))
     with pytest.raises(ForetraceError, match="did you mean llama-2-70b"):
-        shape("lama2-70b")
-    assert shape("Llama 2 70B") == SHAPES["llama-2-70b"]
+        decoder_config("lama2-70b")
+    assert decoder_config("Llama 2 70B") == DECODERS["llama-2-70b"]
 
 
 @pytest.mark.parametrize("like", ["gpu", "cpu"])
@@ -421,7 +422,8 @@ def test_autocast_is_seen_wherever_it_is_entered() -> None:
 COLD = """
 import sys
 from foretrace.model.capture.light import without_compiler
-from foretrace.model.decoders import Shape, decoder, SHAPES
+from foretrace.model.decoder_config import DECODERS, DecoderConfig
+from foretrace.model.decoders import decoder
 import torch
 with without_compiler():
     with without_compiler():
@@ -434,8 +436,9 @@ assert not any(type(each).__name__ == "_StandIn" for each in sys.meta_path)
 """
 FIRST = """
 import sys
-from foretrace.model.decoders import Shape, decoder, SHAPES
-SHAPES["small"] = Shape(name="small", layers=6, hidden=32, heads=4, kv_heads=2, inner=48, words=64, length=8)
+from foretrace.model.decoder_config import DECODERS, DecoderConfig
+from foretrace.model.decoders import decoder
+DECODERS["small"] = DecoderConfig(name="small", layers=6, hidden=32, heads=4, kv_heads=2, inner=48, words=64, length=8)
 for precision in ("bf16", "fp16", "bf16-weights", "fp32"):
     for training in (True, False):
         assert decoder("small", precision=precision, training=training).notes

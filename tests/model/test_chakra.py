@@ -17,7 +17,7 @@ from foretrace.graph.taskgraph import Phase
 from foretrace.model.operator_graph import BEFORE, OperatorGraph, Role
 from foretrace.model.readers import protobuf
 from foretrace.model.readers.chakra import VERSIONS, from_chakra
-from foretrace.model.readers.sources import Kind, kind_of, load_operators
+from foretrace.model.readers.sources import CHAKRA, load_operators, reader_of
 
 Argument = tuple[Any, Any, str]
 
@@ -224,7 +224,7 @@ def test_a_trace_that_this_pytorch_records(tmp_path: Path) -> None:
     step()
     observer.stop()
     observer.unregister_callback()
-    assert kind_of(tmp_path / "et.json") == Kind.CHAKRA
+    assert reader_of(tmp_path / "et.json") == CHAKRA
     graph = load_operators(tmp_path / "et.json", batch=4)
     assert graph.parameters == sum(p.numel() for p in model.parameters())
     conv, product = 2 * 4 * 8 * 36 * 27, 2 * 4 * 288 * 10

@@ -15,8 +15,8 @@ from foretrace.graph.taskgraph import Phase, TaskGraph
 from foretrace.model.operator_graph import Role
 from foretrace.model.readers.calls import Called, from_calls, outputs_of
 from foretrace.model.readers.recording import from_recording
-from foretrace.model.readers.sources import Kind, kind_of, load_operators
-from foretrace.model.texts import Value, text_of
+from foretrace.model.readers.sources import GRAPH, load_operators, reader_of
+from foretrace.model.texts import TensorType, text_of
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -60,7 +60,7 @@ def test_mistakes(cnn: TaskGraph, tmp_path: Path) -> None:
 
 def test_a_saved_graph_is_as_good_as_the_recording(cnn: TaskGraph, tmp_path: Path) -> None:
     flow.read(DATA / "cnn.json.gz").graph().save(tmp_path / "cnn.graph")
-    assert kind_of(tmp_path / "cnn.graph") == Kind.GRAPH
+    assert reader_of(tmp_path / "cnn.graph") == GRAPH
     one, other = load_operators(tmp_path / "cnn.graph"), load_operators(DATA / "cnn.json.gz")
     assert one == replace(other, name=one.name)
 
@@ -82,7 +82,7 @@ def text(*dims: list[int], dtype: str = "float32") -> str:
     ],
 )
 def test_results_follow_from_inputs(op: str, dims: list[list[int]], result: tuple[int, ...]) -> None:
-    assert outputs_of(op, text(*dims)) == [Value(dims=result)]
+    assert outputs_of(op, text(*dims)) == [TensorType(dims=result)]
 
 
 def test_gradients_find_the_weights_of_their_layer() -> None:

@@ -12,25 +12,27 @@ from hypothesis import given, settings
 
 from foretrace.cost.calls import Family
 from foretrace.graph.taskgraph import Phase
-from foretrace.model.draft import Draft
-from foretrace.model.fusion import Rule, fuse
+from foretrace.model.draft import OperatorGraphDraft
+from foretrace.model.fusion import FusionRule, fuse
 from foretrace.model.operator_graph import OperatorGraph, Role
-from foretrace.model.texts import Value
+from foretrace.model.texts import TensorType
 from tests.model.random_graphs import operator_graphs
 
-ROW = Value(dims=(32, 64))
+ROW = TensorType(dims=(32, 64))
 
 
 def ops(graph: OperatorGraph) -> list[str]:
     return [node.op for node in graph.nodes]
 
 
-def start() -> tuple[Draft, int]:
-    draft = Draft()
+def start() -> tuple[OperatorGraphDraft, int]:
+    draft = OperatorGraphDraft()
     return draft, draft.tensor(ROW, role=Role.INPUT)
 
 
-def after(draft: Draft, op: str, *inputs: int, value: Value = ROW, phase: Phase = Phase.FORWARD) -> int:
+def after(
+    draft: OperatorGraphDraft, op: str, *inputs: int, value: TensorType = ROW, phase: Phase = Phase.FORWARD
+) -> int:
     made = draft.tensor(value)
     draft.node(op, inputs, [made], phase=phase)
     return made
@@ -65,13 +67,13 @@ def test_a_value_that_others_read_is_still_written() -> None:
 
 def test_epilogue_only_where_nobody_else_reads_the_product() -> None:
     draft, x = start()
-    w = draft.tensor(Value(dims=(64, 64)), role=Role.WEIGHT)
+    w = draft.tensor(TensorType(dims=(64, 64)), role=Role.WEIGHT)
     y = after(draft, "aten::mm", x, w)
     z = after(draft, "aten::relu", y)
     after(draft, "aten::add", z, x)
     graph = draft.finish("epilogue")
     assert ops(fuse(graph)) == ["aten::mm"]
-    assert ops(fuse(graph, [Rule.POINTWISE])) == ["aten::mm", "fused::pointwise"]
+    assert ops(fuse(graph, [FusionRule.POINTWISE])) == ["aten::mm", "fused::pointwise"]
     draft.node("aten::cat", [y], [draft.tensor(ROW)])
     assert ops(fuse(draft.finish("read twice"))) == ["aten::mm", "fused::pointwise", "aten::cat"]
 
@@ -79,17 +81,17 @@ def test_epilogue_only_where_nobody_else_reads_the_product() -> None:
 def test_norm_takes_what_follows_and_a_view_between_is_gone() -> None:
     draft, x = start()
     y = after(draft, "aten::native_layer_norm", x)
-    flat = draft.tensor(Value(dims=(32 * 64,)), storage=draft.tensors[y].storage)
+    flat = draft.tensor(TensorType(dims=(32 * 64,)), storage=draft.tensors[y].storage)
     draft.node("aten::view", [y], [flat])
-    after(draft, "aten::gelu", flat, value=Value(dims=(32 * 64,)))
+    after(draft, "aten::gelu", flat, value=TensorType(dims=(32 * 64,)))
     assert ops(fuse(draft.finish("norm"))) == ["aten::native_layer_norm"]
 
 
 def test_sum_takes_what_makes_its_input() -> None:
     draft, x = start()
     y = after(draft, "aten::mul", x, x)
-    s = after(draft, "aten::sum", y, value=Value(dims=(64,)))
-    after(draft, "aten::sqrt", s, value=Value(dims=(64,)))
+    s = after(draft, "aten::sum", y, value=TensorType(dims=(64,)))
+    after(draft, "aten::sqrt", s, value=TensorType(dims=(64,)))
     graph = draft.finish("sum")
     assert ops(fuse(graph)) == ["aten::sum"]
     assert fuse(graph).nodes[0].written_bytes == 64 * 4
@@ -151,7 +153,7 @@ def check(graph: OperatorGraph) -> None:
 @given(operator_graphs())
 def test_flops_stay_bytes_never_grow_order_and_results_hold(graph: OperatorGraph) -> None:
     check(graph)
-    for rules in ([], [Rule.POINTWISE], list(Rule)):
+    for rules in ([], [FusionRule.POINTWISE], list(FusionRule)):
         fused = fuse(graph, rules)
         check(fused)
         assert fused.flops == pytest.approx(graph.flops)
@@ -206,16 +208,16 @@ def test_same_kernels_as_torch_compile_plans() -> None:
     if "calls" not in done.stdout:
         pytest.skip(f"torch.compile does not plan kernels here: {done.stderr[-300:]}")
     planned = done.stdout.split("calls")[1].split()
-    draft = Draft()
-    x = draft.tensor(Value(dims=(32, 64)), role=Role.INPUT)
-    wide = Value(dims=(32, 256))
+    draft = OperatorGraphDraft()
+    x = draft.tensor(TensorType(dims=(32, 64)), role=Role.INPUT)
+    wide = TensorType(dims=(32, 256))
     for _ in range(2):
-        up, down = (draft.tensor(Value(dims=dims), role=Role.WEIGHT) for dims in ((64, 256), (256, 64)))
-        n = after(draft, "aten::native_layer_norm", x, value=Value(dims=(32, 64)))
+        up, down = (draft.tensor(TensorType(dims=dims), role=Role.WEIGHT) for dims in ((64, 256), (256, 64)))
+        n = after(draft, "aten::native_layer_norm", x, value=TensorType(dims=(32, 64)))
         h = after(draft, "aten::gelu", after(draft, "aten::addmm", n, up, value=wide), value=wide)
         d = after(draft, "aten::mul", after(draft, "aten::addmm", h, down))
         x = after(draft, "aten::relu", after(draft, "aten::add", x, d))
     # On a processor, products are calls of a library, which knows no epilogue.
-    fused = fuse(draft.finish("blocks"), [Rule.POINTWISE, Rule.NORM, Rule.REDUCTION])
+    fused = fuse(draft.finish("blocks"), [FusionRule.POINTWISE, FusionRule.NORM, FusionRule.REDUCTION])
     assert ["addmm" in each for each in planned] == ["addmm" in each for each in ops(fused)]
     assert len(ops(fused)) == 9  # 5 kernels and 4 products, of 14 operators

@@ -22,7 +22,7 @@ from foretrace.model.lower import HostCosts, lower
 from foretrace.model.operator_graph import Role, Storage
 from foretrace.model.strategy import Strategy
 from foretrace.simulate.timeline import simulate
-from foretrace.techniques.compute.classes import Precision, Work, classify
+from foretrace.techniques.compute.classes import TaskPrecision, WorkClass, classify
 from foretrace.techniques.distributed.gradients import find_gradients
 from tests.model.graphs import chain
 
@@ -173,8 +173,8 @@ def test_a_lowered_graph_says_what_its_kernels_are() -> None:
     found = lower(chain(2, views=True), device=H100, costs=costs(1e-3)).graph
     classes = classify(found)
     kernels = found.kind == TaskKind.KERNEL
-    assert set(classes.work[kernels].tolist()) == {Work.GEMM}
-    assert set(classes.precision[kernels].tolist()) == {Precision.SINGLE}
+    assert set(classes.work[kernels].tolist()) == {WorkClass.GEMM}
+    assert set(classes.precision[kernels].tolist()) == {TaskPrecision.SINGLE}
 
 
 def test_gradients_are_known_where_every_weight_has_one() -> None:

@@ -8,24 +8,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foretrace.cost.network.network import CollectiveKind, network
+from foretrace.cost.network.network import CollectiveKind
+from foretrace.cost.network.parse import network
 from foretrace.graph.taskgraph import Phase, TaskKind
 from foretrace.hardware.devices import named
 from foretrace.model.estimate import Estimate, estimate
 from foretrace.model.memory.memory import Sharding
-from foretrace.model.messages import DATA, TENSOR, Collective, collectives
+from foretrace.model.messages import DATA, TENSOR, ModelCollective, collectives
 from foretrace.model.operator_graph import OperatorGraph, Role
 from foretrace.model.repeat import again
 from foretrace.model.target import networks_of, target
-from foretrace.simulate.check import Verdict, check
+from foretrace.simulate.check import CheckVerdict, check
 
 torch = pytest.importorskip("torch")
 
 from foretrace.model.capture.capture import capture  # noqa: E402
-from foretrace.model.decoders import Shape, share, training_of  # noqa: E402
+from foretrace.model.decoder_config import DecoderConfig, share  # noqa: E402
+from foretrace.model.decoders import training_of  # noqa: E402
 
 LAYERS = 4
-SMALL = Shape(name="small", layers=LAYERS, hidden=512, heads=8, kv_heads=8, inner=1024, words=2048, length=256)
+SMALL = DecoderConfig(name="small", layers=LAYERS, hidden=512, heads=8, kv_heads=8, inner=1024, words=2048, length=256)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +37,7 @@ def operators() -> OperatorGraph:
 
 def sent(
     operators: OperatorGraph, sharding: Sharding, *, accumulate: int = 1, recompute: int = 0
-) -> tuple[OperatorGraph, list[Collective]]:
+) -> tuple[OperatorGraph, list[ModelCollective]]:
     repeated, origin = again(operators, recompute=recompute, accumulate=accumulate, sharding=sharding)
     return repeated, collectives(operators, repeated, origin, sharding=sharding)
 
@@ -119,7 +121,7 @@ def test_messages_take_as_long_as_the_network_lets_them(operators: OperatorGraph
         assert each.interval_s[0] < each.step_time_s < each.interval_s[1]
         assert each.step_time_s >= each.exchange_s  # one lane
     graph = times[0].lowered.graph
-    assert all(each.verdict != Verdict.FAIL for each in check(graph).findings)
+    assert all(each.verdict != CheckVerdict.FAIL for each in check(graph).findings)
     assert (graph.kind == TaskKind.COLLECTIVE).sum() == len(times[0].lowered.sent)
     assert graph.info.recording["distributed"]["backend"] == "nccl"
 
@@ -127,7 +129,7 @@ def test_messages_take_as_long_as_the_network_lets_them(operators: OperatorGraph
 def test_what_joins_machines_is_asked_for_where_nobody_knows() -> None:
     from foretrace.errors import ForetraceError
 
-    with pytest.raises(ForetraceError, match="--network"):
+    with pytest.raises(ForetraceError, match="`network=200gbit`"):
         networks_of(named("A100-SXM4-40GB"), Sharding(workers=64, stage=3))
     assert networks_of(named("A100-SXM4-40GB"), Sharding(workers=8, stage=3))[DATA].workers == 8
     assert networks_of(named("mi300x"), Sharding(workers=8))[DATA].workers == 8

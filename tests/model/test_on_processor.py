@@ -18,7 +18,7 @@ from foretrace.model import on_processor
 from foretrace.model.capture.capture import capture
 from foretrace.model.host_chains import KINDS, PARTS, STRIDED, chains, kinds_of, network, time_key
 from foretrace.model.lower import lower
-from foretrace.model.on_processor import LEAST, Host, Processor, calibrated, operators
+from foretrace.model.on_processor import LEAST, HostOverhead, Processor, calibrated, operators
 from foretrace.simulate.timeline import simulate
 from foretrace.training.training import Training
 
@@ -50,14 +50,14 @@ def made_up(beyond_s: tuple[float, float, float], view_s: float) -> dict[str, fl
 
 def test_what_calls_cost_beyond_their_operators_is_recovered() -> None:
     beyond = (8e-6, 6e-6, 7e-6)
-    found = Host.of(made_up(beyond, -1e-6), Local.of({}))
+    found = HostOverhead.of(made_up(beyond, -1e-6), Local.of({}))
     assert found.networks == 2
     assert found.call_s == pytest.approx(beyond, rel=0.3)
     assert found.view_s[:2] == pytest.approx((-1e-6, -1e-6), abs=1.5e-6)
 
 
 def test_without_networks_it_is_assumed() -> None:
-    found = Host.of({}, Local.of({}))
+    found = HostOverhead.of({}, Local.of({}))
     assert found.networks == 0
     assert all(each == pytest.approx(1.5 * found.alone_s) for each in found.call_s)
 
@@ -93,7 +93,7 @@ def small() -> Training:
 
 def test_a_step_is_its_operators_and_what_calls_them() -> None:
     local = Local.of({})
-    host = Host(call_s=(1e-3, 2e-3, 4e-3), view_s=(0.0, 0.0, 0.0), alone_s=1e-6, networks=2)
+    host = HostOverhead(call_s=(1e-3, 2e-3, 4e-3), view_s=(0.0, 0.0, 0.0), alone_s=1e-6, networks=2)
     graph = capture(small(), like="cpu")
     found = Processor(local=local, host=host).step(graph)
     work = graph.calls.family != Family.NONE
@@ -107,7 +107,7 @@ def test_a_step_is_its_operators_and_what_calls_them() -> None:
 
 def test_lowered_on_the_processor_it_takes_as_long() -> None:
     graph = capture(small(), like="cpu")
-    processor = Processor(local=Local.of({}), host=Host.of({}, Local.of({})))
+    processor = Processor(local=Local.of({}), host=HostOverhead.of({}, Local.of({})))
     lowered = lower(graph, device=named("h100"), costs=processor.costs(graph), own_processor=True)
     assert simulate(lowered.graph).step_time_s == pytest.approx(processor.step(graph).seconds, rel=1e-3)
     with pytest.raises(ForetraceError, match="give all of its calls"):

@@ -14,7 +14,7 @@ from foretrace.cost.calls import Family
 from foretrace.errors import ForetraceError, MissingExtraError
 from foretrace.model.operator_graph import OperatorGraph, Role
 from foretrace.model.readers.onnx import from_onnx
-from foretrace.model.readers.sources import Kind, kind_of, load_operators
+from foretrace.model.readers.sources import ONNX, load_operators, reader_of
 
 onnx = pytest.importorskip("onnx", reason="the onnx extra is not installed")
 FLOAT, INT = 1, 7
@@ -91,14 +91,14 @@ def test_a_small_network() -> None:
 
 
 def test_open_dimensions_are_asked_for_by_name() -> None:
-    with pytest.raises(ForetraceError, match=r"the sizes of batch are not fixed; give them, as in --dim batch=8\."):
+    with pytest.raises(ForetraceError, match=r"the sizes of batch are not fixed; give them, as in `dim=batch=8`\."):
         from_onnx(cnn(), "cnn")
     with pytest.raises(ForetraceError, match=r"has no open dimension 'seq'; it has batch"):
         from_onnx(cnn(), "cnn", dims={"batch": 2, "seq": 3})
     with pytest.raises(ForetraceError, match="a number from 1 on"):
         from_onnx(cnn(), "cnn", dims={"batch": 0})
     nameless = model([onnx.helper.make_node("Relu", ["x"], ["y"])], {"x": [None, 4]}, {"y": [None, 4]}, [])
-    with pytest.raises(ForetraceError, match=r"--dim x\.0=8"):
+    with pytest.raises(ForetraceError, match=r"`dim=x\.0=8`"):
         from_onnx(nameless, "n")
     assert from_onnx(nameless, "n", dims={"x.0": 3}).nodes[0].flops == 12
     assert from_onnx(cnn(4), "cnn").batch == 4
@@ -203,7 +203,7 @@ def test_a_weight_of_a_negative_size_is_refused() -> None:
 
 def test_files_are_known_by_their_content(tmp_path: Path) -> None:
     (tmp_path / "model.bin").write_bytes(cnn())
-    assert kind_of(tmp_path / "model.bin") == Kind.ONNX
+    assert reader_of(tmp_path / "model.bin") == ONNX
     graph = load_operators(tmp_path / "model.bin", dims={"batch": 2})
     assert (graph.name, graph.batch) == ("model", 2)
 

@@ -21,18 +21,19 @@ from foretrace.model.target import target
 torch = pytest.importorskip("torch")
 
 from foretrace.model.capture.capture import capture  # noqa: E402
-from foretrace.model.decoders import Shape, decoder, training_of  # noqa: E402
+from foretrace.model.decoder_config import DecoderConfig  # noqa: E402
+from foretrace.model.decoders import decoder, training_of  # noqa: E402
 from foretrace.training.checkpoints import recomputed  # noqa: E402
 from foretrace.training.training import Training  # noqa: E402
 from foretrace.zoo.operators import operators_of  # noqa: E402
 
 BATCH, LAYERS = 2, 4
-SMALL = Shape(name="small", layers=LAYERS, hidden=256, heads=4, kv_heads=4, inner=1024, words=8192, length=128,
+SMALL = DecoderConfig(name="small", layers=LAYERS, hidden=256, heads=4, kv_heads=4, inner=1024, words=8192, length=128,
               gated=False)  # fmt: skip
 ROWS = BATCH * SMALL.length
 
 
-def captured(found: Shape = SMALL, attention: str = "") -> OperatorGraph:
+def captured(found: DecoderConfig = SMALL, attention: str = "") -> OperatorGraph:
     return capture(training_of(found, batch=BATCH), precision="bf16-weights", update="fused", attention=attention)
 
 
@@ -118,7 +119,7 @@ def test_named_decoders_have_the_recipe_of_those_who_trained_them() -> None:
     assert (megatron.recipe["loss"], megatron.recipe["dropout"]) == ("separate", "0.1")
     forward = decoder("megatron-1.2b", length=128, training=False)
     assert not any("dropout" in node.op for node in forward.nodes)
-    with pytest.raises(ForetraceError, match="--loss is separate or fused"):
+    with pytest.raises(ForetraceError, match="`loss=` is separate or fused"):
         decoder("mpt-125m", loss="chunked")
 
 

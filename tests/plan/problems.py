@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from foretrace.cost.network.network import CollectiveKind, Cost, Network, network
+from foretrace.cost.network.network import CollectiveKind, Cost, Network
+from foretrace.cost.network.parse import network
 from foretrace.plan.problem import Problem
 
 

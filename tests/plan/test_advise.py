@@ -8,6 +8,7 @@ from math import inf
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import pytest
 
 from foretrace import flow
@@ -16,6 +17,7 @@ from foretrace.graph.select import select
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.plan import advise as plan
 from foretrace.plan.advise import Advice, advise
+from foretrace.simulate.timeline import simulate
 from foretrace.techniques import registry
 from foretrace.techniques.arguments import parse_all
 from foretrace.techniques.base import Technique
@@ -28,13 +30,19 @@ ONE_STEP = "traces/triosim/h100_vgg13_kineto.json.gz"
 
 
 @pytest.fixture(scope="module")
+def recommender() -> TaskGraph:
+    return flow.read(RECORDINGS / "recommender.json.gz").graph().graph
+
+
+@pytest.fixture(scope="module")
 def cnn() -> TaskGraph:
+    """Two steps, of 4.2 and 3.3 ms."""
     return flow.read(RECORDINGS / "cnn.json.gz").graph().graph
 
 
 @pytest.fixture(scope="module")
-def exact(cnn: TaskGraph) -> Advice:
-    return advise(cnn, work=inf)
+def exact(recommender: TaskGraph) -> Advice:
+    return advise(recommender, work=inf)
 
 
 def test_every_technique_is_accounted_for_once(exact: Advice) -> None:
@@ -44,12 +52,12 @@ def test_every_technique_is_accounted_for_once(exact: Advice) -> None:
     assert sorted([*tried, *left]) == sorted(name for name, kind in techniques().items() if kind.can_apply())
 
 
-def test_gains_are_what_whatif_says_and_most_first(cnn: TaskGraph, exact: Advice) -> None:
+def test_gains_are_what_whatif_says_and_most_first(recommender: TaskGraph, exact: Advice) -> None:
     assert exact.gains
     saved = [each.saved_s for each in exact.gains]
     assert saved == sorted(saved, reverse=True)
     for each in exact.gains:
-        found = whatif(cnn, each.techniques)
+        found = whatif(recommender, each.techniques)
         assert (each.after_s, each.interval_s) == (found.after_s, found.interval_s)
 
 
@@ -58,20 +66,20 @@ def test_what_is_hidden_includes_no_change_and_what_is_shown_does_not(exact: Adv
         assert each.saved_range_s is not None
         assert 0 < each.saved_range_s[0] <= each.saved_s <= each.saved_range_s[1]
     for each in exact.hidden:
-        assert each.saved_range_s is None or each.saved_range_s[0] <= 0
+        assert each.saved_range_s is None or each.saved_range_s[0] <= 0 or each.saved_s < 1e-3 * each.before_s
         assert each.saved_range_s is not None or each.saved_s == 0
 
 
-def test_the_best_are_predicted_together_and_not_summed(cnn: TaskGraph, exact: Advice) -> None:
+def test_the_best_are_predicted_together_and_not_summed(recommender: TaskGraph, exact: Advice) -> None:
     assert exact.together is not None
     assert 2 <= len(exact.together.techniques) <= plan.MOST
-    found = whatif(cnn, parse_all(map(str, exact.together.techniques)))
+    found = whatif(recommender, parse_all(map(str, exact.together.techniques)))
     assert (exact.together.after_s, exact.together.interval_s) == (found.after_s, found.interval_s)
     assert exact.together.saved_s > exact.gains[0].saved_s
 
 
-def test_a_range_found_all_at_once_holds_the_one_found_one_by_one(cnn: TaskGraph, exact: Advice) -> None:
-    _holds(exact, advise(cnn, work=0))
+def test_a_range_found_all_at_once_holds_the_one_found_one_by_one(recommender: TaskGraph, exact: Advice) -> None:
+    _holds(exact, advise(recommender, work=0))
 
 
 def _holds(exact: Advice, quick: Advice) -> None:
@@ -87,6 +95,27 @@ def _holds(exact: Advice, quick: Advice) -> None:
         assert wide[each.name].after_s == each.after_s
         compared += 1
     assert compared > 1
+
+
+def test_two_steps_that_differ_tell_little_of_either_and_more_of_what_is_gained(
+    cnn: TaskGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = simulate(cnn)
+    apart_s = np.ptp(before.step_times_ns) / 1e9
+    assert before.noise_s().high_s - before.step_time_s > 1.5 * apart_s, "Student's t of two"
+    _with(monkeypatch, _Halves)
+    gained = advise(cnn).gains[0]
+    assert gained.name == "halves"
+    assert gained.saved_range_s is not None and gained.interval_s is not None
+    assert gained.saved_range_s[0] > 0.5 * gained.saved_s
+    assert np.ptp(gained.saved_range_s) < np.ptp(gained.interval_s), "what moves both alike cancels"
+
+
+def test_what_two_steps_save_differently_is_hidden(cnn: TaskGraph) -> None:
+    before, fused = simulate(cnn), techniques()["fused-optimizer"]()
+    steps = np.subtract(before.step_times_ns, simulate(fused.predict(cnn)).step_times_ns)
+    assert steps.max() > 2 * steps.min() > 0
+    assert "fused-optimizer" in {each.name for each in advise(cnn, work=inf).hidden}
 
 
 @pytest.mark.parametrize("name", ["cnn", "recommender"])
@@ -149,7 +178,7 @@ def test_every_technique_that_can_be_applied_says_what_it_costs() -> None:
 
 
 def test_a_broken_technique_is_named_and_costs_no_other_its_advice(
-    cnn: TaskGraph, exact: Advice, monkeypatch: pytest.MonkeyPatch
+    recommender: TaskGraph, exact: Advice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @dataclass(frozen=True, kw_only=True)
     class Broken(_Halves):
@@ -159,18 +188,18 @@ def test_a_broken_technique_is_named_and_costs_no_other_its_advice(
             raise IndexError("list index out of range")
 
     _with(monkeypatch, Broken)
-    found = advise(cnn, work=inf)
+    found = advise(recommender, work=inf)
     assert [(each.name, each.why) for each in found.failed] == [("broken", "IndexError: list index out of range")]
     assert isinstance(found.failed[0].error, IndexError)
     assert [each.name for each in found.gains] == [each.name for each in exact.gains]
 
 
 def test_a_technique_of_another_package_is_tried_and_put_together(
-    cnn: TaskGraph, monkeypatch: pytest.MonkeyPatch
+    recommender: TaskGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _with(monkeypatch, _Halves)
-    found = advise(cnn)
-    assert found.gains[0].name == "halves"
+    found = advise(recommender)
+    assert "halves" in [each.name for each in found.gains]
     assert found.together is not None
     assert "halves" in found.together.name
 

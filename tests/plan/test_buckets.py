@@ -94,10 +94,10 @@ def test_theorem_1_is_sufficient_and_its_fused_form_exact_where_the_link_is_idle
 @settings(max_examples=40)
 @given(problems(most=6, cuts=False, slots=1))
 def test_parts_pay_only_where_the_costs_say_so(p: Problem) -> None:
-    from foretrace.plan.problem import Costs
+    from foretrace.plan.problem import TransferCosts
 
     evaluate = Evaluator.of(p)
-    whole = Evaluator(problem=p, costs=Costs.of(p, chunks=(1,)))
+    whole = Evaluator(problem=p, costs=TransferCosts.of(p, chunks=(1,)))
     if not parts_pay(evaluate.costs):
         assert best_buckets(evaluate).step_ns == best_buckets(whole).step_ns
 

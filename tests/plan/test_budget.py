@@ -10,7 +10,7 @@ import foretrace as ft
 from foretrace.deadline import Deadline
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.plan.optimise import Optimiser
-from foretrace.plan.result import Answer, Wanted
+from foretrace.plan.result import Answer, OptimiseRequest
 from foretrace.techniques.base import Technique
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -32,7 +32,9 @@ def cnn() -> TaskGraph:
     return ft.read(DATA / "cnn.json.gz").graph().graph
 
 
-def searched(graph: TaskGraph, monkeypatch: pytest.MonkeyPatch, seconds: float, wanted: Wanted) -> tuple[Answer, float]:
+def searched(
+    graph: TaskGraph, monkeypatch: pytest.MonkeyPatch, seconds: float, wanted: OptimiseRequest
+) -> tuple[Answer, float]:
     clock, plain = Clock(), Technique.predict
 
     def predict(self: Technique, graph: TaskGraph) -> TaskGraph:
@@ -49,7 +51,7 @@ def searched(graph: TaskGraph, monkeypatch: pytest.MonkeyPatch, seconds: float, 
 def test_all_that_follows_the_search_is_in_the_time(
     cnn: TaskGraph, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
-    wanted = Wanted(workers=workers, network="1gbit" if workers > 1 else "", rounds=1)
+    wanted = OptimiseRequest(workers=workers, network="1gbit" if workers > 1 else "", rounds=1)
     least, always = searched(cnn, monkeypatch, 1e-9, wanted)
     assert least.whatif.interval_s[0] <= least.step_s <= least.whatif.interval_s[1]
     first = max(COSTS.values())  # nothing is known of the first prediction of a kind
@@ -64,8 +66,8 @@ def test_all_that_follows_the_search_is_in_the_time(
 
 
 def test_what_no_time_was_left_for_is_said(cnn: TaskGraph, monkeypatch: pytest.MonkeyPatch) -> None:
-    found, _ = searched(cnn, monkeypatch, 1e-9, Wanted())
-    assert any("give --seconds more" in each.why for each in found.left_out)
+    found, _ = searched(cnn, monkeypatch, 1e-9, OptimiseRequest())
+    assert any("give `seconds=` more" in each.why for each in found.left_out)
 
 
 def test_a_deadline_counts_on_its_clock_and_keeps_time_free() -> None:

@@ -13,7 +13,7 @@ from foretrace.flow import read
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.hardware.devices import catalog
 from foretrace.hardware.instances import Instance, instances
-from foretrace.plan.cloud import Wanted, advise
+from foretrace.plan.cloud import RentalRequest, advise
 from foretrace.report import stash as report
 from foretrace.simulate.timeline import simulate
 
@@ -30,7 +30,7 @@ def graph() -> TaskGraph:
 
 
 def test_one_machine_is_the_measured_step(graph: TaskGraph) -> None:
-    wanted = Wanted(samples=7200, epochs=5, counts=(1,), steps_s={"T4": 0.5})
+    wanted = RentalRequest(samples=7200, epochs=5, counts=(1,), steps_s={"T4": 0.5})
     (offer,) = advise(graph, [T4], wanted).offers
     loading = simulate(graph).breakdown().median_s()["data_loading"] / simulate(graph).step_time_s
     assert offer.step_s == pytest.approx(0.5 * (1 - loading), rel=1e-6)
@@ -42,25 +42,25 @@ def test_one_machine_is_the_measured_step(graph: TaskGraph) -> None:
 
 
 def test_more_machines_are_faster_and_dearer_and_the_front_is_what_nothing_beats(graph: TaskGraph) -> None:
-    found = advise(graph, [T4], Wanted(samples=7200, counts=(1, 2, 4), steps_s={"T4": 0.5}))
+    found = advise(graph, [T4], RentalRequest(samples=7200, counts=(1, 2, 4), steps_s={"T4": 0.5}))
     assert [offer.count for offer in found.offers] == [4, 2, 1]
     assert all(np.diff([offer.dollars for offer in found.offers]) < 0)
     assert all(offer.on_front for offer in found.offers)
     dear = replace(T4, name="dear", price_per_h=9.0)
-    both = advise(graph, [T4, dear], Wanted(samples=7200, counts=(1,), steps_s={"T4": 0.5}))
+    both = advise(graph, [T4, dear], RentalRequest(samples=7200, counts=(1,), steps_s={"T4": 0.5}))
     assert {offer.instance.name: offer.on_front for offer in both.offers} == {"one": True, "dear": False}
-    assert "</svg>" in report.pareto_svg(report.cloud(both, Wanted(samples=7200), source="run"))
+    assert "</svg>" in report.pareto_svg(report.cloud(both, RentalRequest(samples=7200), source="run"))
 
 
 def test_the_choice_keeps_within_time_and_money(graph: TaskGraph) -> None:
     steps = {"T4": 0.5}
-    free = advise(graph, [T4], Wanted(samples=7200, steps_s=steps))
+    free = advise(graph, [T4], RentalRequest(samples=7200, steps_s=steps))
     assert free.chosen is not None and free.chosen.count == 1 and free.why == "cheapest"
-    quick = advise(graph, [T4], Wanted(samples=7200, hours=0.2, steps_s=steps))
+    quick = advise(graph, [T4], RentalRequest(samples=7200, hours=0.2, steps_s=steps))
     assert quick.chosen is not None and quick.chosen.count == 4
-    fastest = advise(graph, [T4], Wanted(samples=7200, dollars=100, steps_s=steps))
+    fastest = advise(graph, [T4], RentalRequest(samples=7200, dollars=100, steps_s=steps))
     assert fastest.chosen is not None and fastest.chosen.count == 4
-    none = advise(graph, [T4], Wanted(samples=7200, hours=1e-6, steps_s=steps))
+    none = advise(graph, [T4], RentalRequest(samples=7200, hours=1e-6, steps_s=steps))
     assert none.chosen is None and none.why.startswith("nothing fits")
 
 
@@ -70,14 +70,14 @@ def test_slow_processors_stall_the_step(graph: TaskGraph) -> None:
         **graph.info.recording,
         "steps": [{"phase": "active", "loader_cpu_ns": 3_000_000_000, "loader_wall_ns": 3_000_000_000}],
     }))  # fmt: skip
-    (offer,) = advise(loaded, [slow], Wanted(samples=100, counts=(1,), steps_s={"T4": 0.5})).offers
+    (offer,) = advise(loaded, [slow], RentalRequest(samples=100, counts=(1,), steps_s={"T4": 0.5})).offers
     assert offer.step_s == pytest.approx(3.0)
     assert offer.data_s > 2
 
 
 def test_a_recording_on_a_processor_needs_measured_steps(graph: TaskGraph) -> None:
-    with pytest.raises(ForetraceError, match="--step T4=SECONDS"):
-        advise(graph, [T4], Wanted(samples=100))
+    with pytest.raises(ForetraceError, match="`step=T4=SECONDS`"):
+        advise(graph, [T4], RentalRequest(samples=100))
 
 
 def test_every_shipped_type_has_a_known_device() -> None:

@@ -13,8 +13,8 @@ from foretrace.cli.optimise import size
 from foretrace.errors import ForetraceError
 from foretrace.plan import optimise as module
 from foretrace.report import jsonout
-from foretrace.report.optimise import OptimiseView, text
-from foretrace.report.terminal import Terminal
+from foretrace.report.optimise import OptimiseView
+from foretrace.report.terminal import Terminal, render
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 RECORDING = str(DATA / "recommender.json.gz")
@@ -62,7 +62,7 @@ def test_it_reads_well_without_colour_and_on_one_worker(capsys: pytest.CaptureFi
     view = msgspec.json.decode(capsys.readouterr().out, type=OptimiseView)
     assert view.configuration.buckets == () and view.overtaking is None
     for terminal in (Terminal(width=60), Terminal(width=120, bars=True, colour=True)):
-        assert view.headline.split()[0] in text(view, terminal)
+        assert view.headline.split()[0] in render(view, terminal)
 
 
 def test_a_state_is_kept_and_gone_on_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

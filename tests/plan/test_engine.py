@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from foretrace.plan import engine
 from foretrace.plan.evaluate import Evaluator
-from foretrace.plan.problem import Costs, Plan, Problem
+from foretrace.plan.problem import Plan, Problem, TransferCosts
 from tests.plan import twins
 from tests.plan.problems import plans, problem, problems
 
@@ -19,7 +19,7 @@ NEVER = 2**62
 def test_the_queue_of_the_link_equals_its_twin(data: st.DataObject) -> None:
     p = data.draw(problems())
     plan = data.draw(plans(len(p), ahead=False))
-    costs = Costs.of(p)
+    costs = TransferCosts.of(p)
     times = costs.of_plan(plan)
     free = np.zeros(p.slots + 1, dtype=np.int64)
     ends, chunks = (np.array(each, dtype=np.int64) for each in (plan.ends, plan.chunks))
@@ -34,7 +34,7 @@ def test_the_queue_of_the_link_equals_its_twin(data: st.DataObject) -> None:
 def test_a_queue_resumed_in_the_middle_ends_alike(data: st.DataObject) -> None:
     p = data.draw(problems())
     plan = data.draw(plans(len(p), ahead=False))
-    costs = Costs.of(p)
+    costs = TransferCosts.of(p)
     times = costs.of_plan(plan)
     ends, chunks = (np.array(each, dtype=np.int64) for each in (plan.ends, plan.chunks))
     whole = np.zeros(p.slots + 1, dtype=np.int64)
@@ -54,7 +54,7 @@ def test_a_queue_resumed_in_the_middle_ends_alike(data: st.DataObject) -> None:
 def test_steps_that_run_into_each_other_equal_their_twin(data: st.DataObject) -> None:
     p = data.draw(problems())
     plan = data.draw(plans(len(p), ahead=True))
-    costs = Costs.of(p)
+    costs = TransferCosts.of(p)
     times = costs.of_plan(plan) + 1
     order = np.argsort(p.forward_place).astype(np.int64)
     begins = list(plan.begins)
@@ -77,7 +77,7 @@ def test_steps_that_run_into_each_other_equal_their_twin(data: st.DataObject) ->
 @settings(max_examples=40)
 @given(problems(most=6))
 def test_dynamic_programming_finds_what_trying_everything_finds(p: Problem) -> None:
-    costs = Costs.of(p, chunks=(1, 2))
+    costs = TransferCosts.of(p, chunks=(1, 2))
     best, ends, kinds, _, complete = engine.best_buckets(
         p.ready_ns, p.cut_ns, costs.table, costs.chunks, costs.latency_ns, p.slots, p.last_ns, NEVER, 10_000
     )

@@ -7,7 +7,7 @@ import pytest
 
 from foretrace.errors import ForetraceError
 from foretrace.plan.evaluate import Evaluator
-from foretrace.plan.problem import Costs, Plan
+from foretrace.plan.problem import Plan, TransferCosts
 from tests.plan.problems import Table, problem
 
 
@@ -29,7 +29,7 @@ def test_an_overtaking_message_shortens_the_step() -> None:
 def test_costs_are_those_of_the_network_for_every_size() -> None:
     n = 40
     p = problem([1] * n, list(range(1, n + 1)), network=Table(latency_ns=7, flat_below=50))
-    costs = Costs.of(p)
+    costs = TransferCosts.of(p)
     prefix = np.concatenate([[0], np.cumsum(p.nbytes)])
     for c, count in enumerate(costs.chunks.tolist()):
         for i in range(n):

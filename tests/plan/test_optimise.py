@@ -21,7 +21,7 @@ from foretrace.plan.memory import Peak
 from foretrace.plan.optimise import FUSION, Optimiser
 from foretrace.plan.problem import Plan
 from foretrace.plan.recorded import Planned, alone
-from foretrace.plan.result import Answer, Wanted
+from foretrace.plan.result import Answer, OptimiseRequest
 from foretrace.simulate.timeline import simulate
 from foretrace.testing.workloads import Gpu, optimizer_facts
 
@@ -41,7 +41,7 @@ def cnn() -> TaskGraph:
 def found(graph: TaskGraph, monkeypatch: pytest.MonkeyPatch, **wanted: object) -> Answer:
     """The answer with no technique but the buckets: the search of sets takes seconds."""
     monkeypatch.setattr(module, "FASTER", ())
-    return Optimiser(recorded=graph, wanted=Wanted(**wanted)).run()  # type: ignore[arg-type]
+    return Optimiser(recorded=graph, wanted=OptimiseRequest(**wanted)).run()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("network", ["1gbit/50us", "100mbit", "10gbit/20us"])
@@ -70,7 +70,7 @@ def test_one_step_on_a_device_tells_nothing_about_an_exchange() -> None:
     short = replace(graph, marks=graph.marks[:2])
     cut = short.with_columns(step=np.where(graph.step == 0, 0, -1).astype(np.int32))
     with pytest.raises(ForetraceError):
-        Optimiser(recorded=cut, wanted=Wanted(workers=4, network="1gbit", gradient_mb=4.0)).run()
+        Optimiser(recorded=cut, wanted=OptimiseRequest(workers=4, network="1gbit", gradient_mb=4.0)).run()
 
 
 def test_what_is_found_is_no_worse_than_any_single_size(
@@ -86,7 +86,7 @@ def test_what_is_found_is_no_worse_than_any_single_size(
 
 
 def test_gains_add_up(recommender: TaskGraph) -> None:
-    answer = Optimiser(recorded=recommender, wanted=Wanted(workers=4, network="1gbit/50us", rounds=1)).run()
+    answer = Optimiser(recorded=recommender, wanted=OptimiseRequest(workers=4, network="1gbit/50us", rounds=1)).run()
     assert FUSION in [gain.name for gain in answer.gains] or FUSION in [each.name for each in answer.left_out]
     saved = sum(gain.saved_s for gain in answer.gains)
     assert answer.default_s - saved == pytest.approx(answer.step_s, rel=5e-3)
@@ -99,7 +99,7 @@ def test_gains_add_up(recommender: TaskGraph) -> None:
 
 
 def test_one_worker_has_nothing_to_exchange(recommender: TaskGraph) -> None:
-    answer = Optimiser(recorded=recommender, wanted=Wanted()).run()
+    answer = Optimiser(recorded=recommender, wanted=OptimiseRequest()).run()
     assert answer.problem is None and answer.overtaking is None
     assert answer.default_s == answer.recorded_s
     assert answer.step_s < answer.recorded_s
@@ -128,7 +128,7 @@ def test_interrupted_and_resumed_is_as_never_interrupted(
     cnn: TaskGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "FASTER", module.FASTER[-1:])
-    wanted = Wanted(workers=4, network="100mbit/50us", rounds=3)
+    wanted = OptimiseRequest(workers=4, network="100mbit/50us", rounds=3)
     whole = Optimiser(recorded=cnn, wanted=wanted).run()
     state = tmp_path / "state.json"
     first = Optimiser(recorded=cnn, wanted=replace(wanted, rounds=1), state=state).run(1e-9)
@@ -151,7 +151,7 @@ def test_a_foreign_state_is_refused(
 ) -> None:
     monkeypatch.setattr(module, "FASTER", ())
     state = tmp_path / "state.json"
-    wanted = Wanted(workers=2, network="1gbit", rounds=1)
+    wanted = OptimiseRequest(workers=2, network="1gbit", rounds=1)
     Optimiser(recorded=cnn, wanted=wanted, state=state).run()
     with pytest.raises(ForetraceError, match="another recording"):
         Optimiser(recorded=recommender, wanted=wanted, state=state).run()
@@ -174,7 +174,7 @@ def test_interrupting_gives_the_best_so_far(recommender: TaskGraph, monkeypatch:
         return real(self, graph, parallel)
 
     monkeypatch.setattr(Optimiser, "_best", interrupted)
-    answer = Optimiser(recorded=recommender, wanted=Wanted(workers=4, network="1gbit")).run()
+    answer = Optimiser(recorded=recommender, wanted=OptimiseRequest(workers=4, network="1gbit")).run()
     assert not answer.finished
     assert answer.best.techniques == ()
     assert answer.step_s <= answer.default_s * 1.001
@@ -195,15 +195,15 @@ def test_interrupting_gives_the_best_so_far(recommender: TaskGraph, monkeypatch:
 )
 def test_what_cannot_be_is_said(recommender: TaskGraph, wanted: dict[str, object], says: str) -> None:
     with pytest.raises(ForetraceError, match=says):
-        Optimiser(recorded=recommender, wanted=Wanted(**wanted)).run()  # type: ignore[arg-type]
+        Optimiser(recorded=recommender, wanted=OptimiseRequest(**wanted)).run()  # type: ignore[arg-type]
 
 
 def test_without_gradients_there_is_nothing_to_optimise(recommender: TaskGraph) -> None:
     info = replace(recommender.info, recording={})
     keep = [name if "AccumulateGrad" not in name else "other" for name in recommender.names]
     blind = replace(recommender, info=info, names=tuple(keep))
-    with pytest.raises(ForetraceError, match=r"when gradients become ready.*--gradient-mb "):
-        Optimiser(recorded=blind, wanted=Wanted(workers=4, network="1gbit")).run()
+    with pytest.raises(ForetraceError, match=r"when gradients become ready.*`gradient_mb="):
+        Optimiser(recorded=blind, wanted=OptimiseRequest(workers=4, network="1gbit")).run()
 
 
 class TestMemory:
@@ -218,7 +218,7 @@ class TestMemory:
 
     def test_a_limit_brings_the_techniques_that_save(self, cnn: TaskGraph, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "FASTER", ())
-        wanted = Wanted(workers=2, network="1gbit", memory_limit=650_000_000, rounds=1)
+        wanted = OptimiseRequest(workers=2, network="1gbit", memory_limit=650_000_000, rounds=1)
         answer = Optimiser(recorded=cnn, wanted=wanted, peak=self.PEAK).run()
         assert answer.best.memory is not None and answer.best.memory <= 650_000_000
         assert answers.configuration(answer).accumulation_steps > 1 or answers.configuration(answer).recompute
@@ -227,7 +227,7 @@ class TestMemory:
         self, cnn: TaskGraph, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(module, "FASTER", ())
-        wanted = Wanted(workers=2, network="1gbit", memory_limit=100_000_000)
+        wanted = OptimiseRequest(workers=2, network="1gbit", memory_limit=100_000_000)
         with pytest.raises(ForetraceError, match=r"no step fits into 0.1 GB; the least that was found is 0\.\d+ GB"):
             Optimiser(recorded=cnn, wanted=wanted, peak=self.PEAK).run()
 

@@ -12,7 +12,7 @@ from foretrace.plan.buckets import least_step
 from foretrace.plan.evaluate import Evaluator
 from foretrace.plan.moves import alike, all_moves, around, random_move, together, toggled
 from foretrace.plan.problem import Plan, Problem
-from foretrace.plan.search import Search, State
+from foretrace.plan.search import Search, SearchState
 from tests.plan.problems import Table, plans, problem, problems
 
 
@@ -67,7 +67,7 @@ def test_it_is_repeatable_and_resumes_where_it_stood() -> None:
     evaluate = Evaluator.of(blocks())
     whole = Search.begin(evaluate, seed=3).run(rounds=6)
     first = Search.begin(evaluate, seed=3).run(rounds=2)
-    again = Search.resume(evaluate, State.of_json(first.to_json())).run(rounds=6)
+    again = Search.resume(evaluate, SearchState.of_json(first.to_json())).run(rounds=6)
     assert again == whole
 
 

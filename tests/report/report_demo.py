@@ -13,8 +13,7 @@ import numpy as np
 
 from foretrace.graph.assemble import assemble
 from foretrace.graph.taskgraph import EdgeKind, GraphInfo, Lane, Phase, TaskGraph, TaskKind
-from foretrace.report.build import track
-from foretrace.report.tracks import Track
+from foretrace.report.tracks import Track, track
 from foretrace.simulate.timeline import Timeline, simulate
 from foretrace.trace.trace import LaneKind
 

@@ -7,24 +7,16 @@ from typing import Any
 from msgspec import structs
 
 from foretrace.report import headline
-from foretrace.report.views import (
-    AssumptionView,
-    BlameRow,
-    BlameView,
-    Breakdown,
-    ChangeView,
-    CompareRow,
-    CompareView,
-    PathPart,
-    ShowView,
-    SimulateView,
-    StageView,
-    StepTime,
-    WhatIfView,
-)
+from foretrace.report.assumptions import AssumptionView
+from foretrace.report.blame import BlameView
+from foretrace.report.compare import CompareRowView, CompareView
+from foretrace.report.show import ShowView
+from foretrace.report.simulate import SimulateView
+from foretrace.report.views import BlameRowView, BreakdownView, StepTimeView
+from foretrace.report.whatif import ChangeView, PathPartView, StageView, WhatIfView
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
-PARTS = Breakdown(
+PARTS = BreakdownView(
     compute=0.112,
     exposed_copy=0.002,
     exposed_communication=0.0,
@@ -33,7 +25,7 @@ PARTS = Breakdown(
     synchronisation=0.0,
     idle=0.0,
 )
-FASTER = Breakdown(
+FASTER = BreakdownView(
     compute=0.088,
     exposed_copy=0.003,
     exposed_communication=0.0,
@@ -42,22 +34,22 @@ FASTER = Breakdown(
     synchronisation=0.0,
     idle=0.0,
 )
-MEAN = Breakdown(**{name: value * 173 / 174 for name, value in PARTS.parts().items()})
+MEAN = BreakdownView(**{name: value * 173 / 174 for name, value in PARTS.parts().items()})
 ROWS = (
-    BlameRow(
+    BlameRowView(
         name=LOADER, layer="", kind="data", count=1, time_s=0.058,
         saved_if_removed_s=0.057, saved_if_10pct_faster_s=0.0058,
     ),
-    BlameRow(
+    BlameRowView(
         name="volta_scudnn_128x64_relu_interior_nn_v1", layer="layer4.2.conv2", kind="kernel", count=3,
         time_s=0.0091, saved_if_removed_s=0.0088, saved_if_10pct_faster_s=0.0009,
     ),
-    BlameRow(
+    BlameRowView(
         name="<script>document.title='owned'</script>[bold]", layer="a&b", kind="kernel", count=1 / 6,
         time_s=0.001, saved_if_removed_s=0.0, saved_if_10pct_faster_s=0.0,
     ),
 )  # fmt: skip
-STEP = StepTime(median=0.174, p10=0.164, p90=0.179, mean=0.173)
+STEP = StepTimeView(median=0.174, p10=0.164, p90=0.179, mean=0.173)
 
 
 def make_show(**changes: Any) -> ShowView:
@@ -125,8 +117,11 @@ def make_whatif(**changes: Any) -> WhatIfView:
         interval_source="noise between 6 steps",
         breakdown_before_s=PARTS,
         breakdown_after_s=FASTER,
-        critical_path_before=(PathPart(name="data loading", time_s=0.058), PathPart(name="kernels", time_s=0.116)),
-        critical_path_after=(PathPart(name="kernels", time_s=0.09), PathPart(name="host work", time_s=0.002)),
+        critical_path_before=(
+            PathPartView(name="data loading", time_s=0.058),
+            PathPartView(name="kernels", time_s=0.116),
+        ),
+        critical_path_after=(PathPartView(name="kernels", time_s=0.09), PathPartView(name="host work", time_s=0.002)),
         critical_path_moved=True,
         stages=(
             StageView(
@@ -153,8 +148,8 @@ def make_whatif(**changes: Any) -> WhatIfView:
 
 
 def make_compare(**changes: Any) -> CompareView:
-    moved = Breakdown(**{name: FASTER.parts()[name] - value for name, value in PARTS.parts().items()})
-    row = CompareRow(
+    moved = BreakdownView(**{name: FASTER.parts()[name] - value for name, value in PARTS.parts().items()})
+    row = CompareRowView(
         name="layer4.2.conv2", phase="backward", before_s=0.0091, after_s=0.0046, change_s=-0.0045,
         critical_before_s=0.0088, critical_after_s=0.0046, matched=3, changed=3, replaced=1,
         only_before=0, only_after=0,
@@ -171,7 +166,7 @@ def make_compare(**changes: Any) -> CompareView:
         change_s=-0.082,
         speedup=0.174 / 0.092,
         before_time_s=STEP,
-        after_time_s=StepTime(median=0.092, p10=0.09, p90=0.095, mean=0.092),
+        after_time_s=StepTimeView(median=0.092, p10=0.09, p90=0.095, mean=0.092),
         breakdown_before_s=PARTS,
         breakdown_after_s=FASTER,
         breakdown_change_s=moved,

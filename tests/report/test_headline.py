@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from foretrace.report import headline
-from foretrace.report.views import PARTS, BlameRow, Breakdown
+from foretrace.report.views import PARTS, BlameRowView, BreakdownView
 from tests.report.report_views import ROWS
 
 
-def breakdown(**parts: float) -> Breakdown:
-    return Breakdown(**{name: parts.get(name, 0.0) for name in PARTS})
+def breakdown(**parts: float) -> BreakdownView:
+    return BreakdownView(**{name: parts.get(name, 0.0) for name in PARTS})
 
 
-def row(name: str, kind: str, time_s: float) -> BlameRow:
-    return BlameRow(
+def row(name: str, kind: str, time_s: float) -> BlameRowView:
+    return BlameRowView(
         name=name, layer="", kind=kind, count=1, time_s=time_s, saved_if_removed_s=time_s, saved_if_10pct_faster_s=0
     )
 

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from foretrace.report.terminal import PIPE_WIDTH, Terminal, render
-from foretrace.report.views import View
+from foretrace.report.views import Result
 from tests.report.report_views import make_blame, make_compare, make_show, make_simulate, make_whatif
 
 VIEWS = [make_show(), make_blame(), make_whatif(), make_compare(), make_simulate()]
@@ -39,14 +39,14 @@ def test_whatif_says_what_why_and_what_was_assumed() -> None:
 
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.command)
 @pytest.mark.parametrize("width", [40, 60, 79, 80, 120, 200])
-def test_every_line_fits(view: View, width: int) -> None:
+def test_every_line_fits(view: Result, width: int) -> None:
     for line in render(view, Terminal(width=width, bars=True)).splitlines():
         if not line.startswith("  next: "):  # a command stays whole so that it can be copied
             assert len(line) <= width
 
 
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.command)
-def test_colour_changes_nothing_but_colour(view: View) -> None:
+def test_colour_changes_nothing_but_colour(view: Result) -> None:
     plain = render(view, Terminal(width=100, bars=True))
     coloured = render(view, Terminal(width=100, bars=True, colour=True))
     assert "\x1b[" in coloured and "\x1b[" not in plain
@@ -54,7 +54,7 @@ def test_colour_changes_nothing_but_colour(view: View) -> None:
 
 
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.command)
-def test_a_pipe_gets_no_bars(view: View) -> None:
+def test_a_pipe_gets_no_bars(view: Result) -> None:
     text = render(view, Terminal(width=PIPE_WIDTH))
     assert not set("█▓▒░") & set(text)
     assert "\x1b" not in text

@@ -9,7 +9,7 @@ import pytest
 
 from foretrace.graph.builder import build
 from foretrace.graph.taskgraph import EdgeKind, TaskGraph, TaskKind
-from foretrace.simulate.check import Verdict, check, device_zero, host_zero, structural_error, swap_steps
+from foretrace.simulate.check import CheckVerdict, check, device_zero, host_zero, structural_error, swap_steps
 from foretrace.trace.read import read
 from tests.kineto_files import Recording
 
@@ -50,14 +50,14 @@ def without(graph: TaskGraph, kind: EdgeKind) -> TaskGraph:
 def test_good_graph_passes_everything() -> None:
     report = check(build(steps_of_two_kernels().trace()))
     assert report.ok
-    assert {f.verdict for f in report.findings} == {Verdict.OK}
+    assert {f.verdict for f in report.findings} == {CheckVerdict.OK}
 
 
 def test_missing_sync_edges_fail_structurally_though_replay_is_exact() -> None:
     graph = without(build(steps_of_two_kernels().trace()), EdgeKind.SYNC)
     report = check(graph)
-    assert report.of("self-replay").verdict == Verdict.OK
-    assert report.of("structural replay").verdict == Verdict.FAIL
+    assert report.of("self-replay").verdict == CheckVerdict.OK
+    assert report.of("structural replay").verdict == CheckVerdict.FAIL
 
 
 def test_device_time_zero_leaves_the_host() -> None:
@@ -86,7 +86,7 @@ def test_unexplained_delay_refuses_device_whatifs() -> None:
     for busy_from in (27, 487, 1027, 1647):
         r.launch("side", busy_from - 10, 5, busy_from + 100, 20, stream=9, tid=150)
     report = check(build(r.trace()))
-    assert report.of("unexplained delay").verdict == Verdict.FAIL
+    assert report.of("unexplained delay").verdict == CheckVerdict.FAIL
     assert not report.gpu_whatifs
 
 
@@ -94,7 +94,7 @@ def test_edited_graph_has_no_recording_to_reproduce() -> None:
     from foretrace.graph.taskgraph import Change
 
     graph = build(steps_of_two_kernels().trace()).noted(Change(technique="", what="nothing", tasks=0))
-    assert check(graph).of("self-replay").verdict == Verdict.SKIP
+    assert check(graph).of("self-replay").verdict == CheckVerdict.SKIP
 
 
 REAL = {  # file -> (most structural error of a step, most step-swap error); None: unusable, and why is tested below
@@ -113,7 +113,7 @@ REAL = {  # file -> (most structural error of a step, most step-swap error); Non
 def test_real_recordings_stand_the_checks(shared_data: Path, name: str) -> None:
     graph = build(read(shared_data / "traces" / name))
     report = check(graph)
-    assert report.ok, [f.says for f in report.findings if f.verdict == Verdict.FAIL]
+    assert report.ok, [f.says for f in report.findings if f.verdict == CheckVerdict.FAIL]
     structural, swapped = REAL[name]
     assert structural_error(graph)[1] <= structural
     if graph.n_steps > 1:

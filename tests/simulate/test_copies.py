@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrace.graph.taskgraph import EdgeKind, TaskGraph
-from foretrace.simulate import twins
-from foretrace.simulate.copies import replay_copies, unfolded
+from foretrace.simulate.copies import replay_copies
 from foretrace.simulate.replay import replay
+from tests.simulate import twins
+from tests.simulate.unfolded import unfolded
 from tests.strategies import task_graphs
 
 

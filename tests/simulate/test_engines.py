@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
-from dataclasses import replace as with_fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrace.errors import ForetraceError, GraphError, MissingExtraError
+from foretrace.errors import MissingExtraError
 from foretrace.graph.taskgraph import EdgeKind, TaskGraph, TaskKind
-from foretrace.simulate import engine, twins
+from foretrace.simulate import engine
 from foretrace.simulate.replay import replay, replay_variants
-from foretrace.simulate.schedule import Waits, schedule, schedule_in_order
-from foretrace.simulate.timeline import simulate
+from foretrace.simulate.schedule import schedule, schedule_in_order
+from tests.simulate import twins
 from tests.simulate.small import small_graph
 from tests.strategies import task_graphs
 
@@ -48,18 +47,12 @@ def test_schedule_of_ordered_lanes_is_the_replay(graph: TaskGraph) -> None:
         assert np.array_equal(mine, theirs)
 
 
-@given(task_graphs(lane_order=None), st.data())
-def test_schedule_equals_its_twin(graph: TaskGraph, data: st.DataObject) -> None:
-    waits = data.draw(_waits(graph))
-    rows = list(zip(waits.task.tolist(), waits.lane.tolist(), waits.lag.tolist(), strict=True))
-    start, end, order = twins.schedule(graph, rows)
-    if len(order) < len(graph):
-        with pytest.raises(GraphError, match="cycle"):
-            schedule(graph, waits=waits)
-    else:
-        result = schedule_in_order(graph, waits=waits)
-        assert (result.start.tolist(), result.end.tolist()) == (start, end)
-        assert sorted(result.order.tolist()) == list(range(len(graph)))
+@given(task_graphs(lane_order=None))
+def test_schedule_equals_its_twin(graph: TaskGraph) -> None:
+    result = schedule_in_order(graph)
+    start, end, order = twins.schedule(graph)
+    assert (result.start.tolist(), result.end.tolist()) == (start, end)
+    assert sorted(result.order.tolist()) == sorted(order) == list(range(len(graph)))
 
 
 @given(task_graphs(lane_order=False))
@@ -71,33 +64,11 @@ def test_an_unordered_lane_runs_one_task_at_a_time(graph: TaskGraph) -> None:
         assert np.all(start[rows][1:] >= end[rows][:-1])
 
 
-@given(task_graphs(lane_order=None))
-def test_python_engine_gives_the_same(graph: TaskGraph) -> None:
-    group = (graph.name % 3).astype(np.int32)
-    scale = np.array([[0.5, 1.0], [1.0, 0.3], [0.0, 1.0]])
-
-    def answers() -> list[npt.NDArray[np.int64]]:
-        slack = simulate(graph).slack()
-        return [*replay(graph), *schedule(graph), replay_variants(graph, group, scale), slack]
-
-    fast = answers()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FORETRACE_ENGINE", "python")
-        slow = answers()
-    assert all(np.array_equal(a, b) for a, b in zip(fast, slow, strict=True))
-
-
-def test_unknown_engine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORETRACE_ENGINE", "fortran")
-    with pytest.raises(ForetraceError, match="choose numba or python"):
-        replay(small_graph([(0, TaskKind.CPU, 5)], []))
-
-
 def test_a_machine_without_numba_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("foretrace.simulate.engine", raising=False)
-    monkeypatch.setitem(sys.modules, "foretrace.simulate.engine", None)
-    with pytest.raises(MissingExtraError, match="set FORETRACE_ENGINE=python"):
-        replay(small_graph([(0, TaskKind.CPU, 5)], []))
+    monkeypatch.setitem(sys.modules, "numba", None)
+    monkeypatch.delitem(sys.modules, "foretrace.compiled")
+    with pytest.raises(MissingExtraError, match="numba cannot be imported"):
+        importlib.import_module("foretrace.compiled")
 
 
 def test_memory_mapped_columns_compile_nothing_new(tmp_path: Path) -> None:
@@ -184,57 +155,3 @@ def test_a_lane_becomes_free_after_tasks_become_ready() -> None:
         [(0, TaskKind.KERNEL, 10), (0, TaskKind.KERNEL, 10), (0, TaskKind.KERNEL, 10)], [], ordered=False
     ).with_columns(release=np.array([0, 1, 10]), priority=np.array([0, 0, -1], dtype=np.int32))
     assert schedule(graph)[0].tolist() == [0, 20, 10]
-
-
-def test_a_run_time_wait_waits_for_what_was_launched_before_it() -> None:
-    """Recorded: launch A, synchronise, launch B. With B's call moved before the wait, the wait covers B as well."""
-    tasks = [
-        (0, TaskKind.CALL, 5), (1, TaskKind.KERNEL, 50), (0, TaskKind.RETURN, 0), (0, TaskKind.CALL, 5),
-        (1, TaskKind.KERNEL, 30),
-    ]  # fmt: skip
-    launches = [(0, 1, EdgeKind.LAUNCH, 6, True), (1, 4, EdgeKind.STREAM, 1, False), (3, 4, EdgeKind.LAUNCH, 6, True)]
-    waits = Waits(task=np.array([2], dtype=np.int32), lane=np.array([1], dtype=np.int32), lag=np.array([2]))
-    recorded = small_graph(
-        tasks,
-        [
-            *launches, (0, 2, EdgeKind.PROGRAM, 0, False), (1, 2, EdgeKind.SYNC, 2, False),
-            (2, 3, EdgeKind.PROGRAM, 0, False),
-        ],
-    )  # fmt: skip
-    moved = small_graph(
-        [tasks[i] for i in (0, 1, 3, 4, 2)],
-        [
-            (0, 1, EdgeKind.LAUNCH, 6, True), (1, 3, EdgeKind.STREAM, 1, False), (2, 3, EdgeKind.LAUNCH, 6, True),
-            (0, 2, EdgeKind.PROGRAM, 0, False), (2, 4, EdgeKind.PROGRAM, 0, False), (1, 4, EdgeKind.SYNC, 2, False),
-        ],
-    )  # fmt: skip
-    assert schedule(recorded, waits=waits)[1].tolist() == replay(recorded)[1].tolist() == [5, 56, 58, 63, 94]
-    assert replay(moved)[1].tolist()[4] == 58  # the recorded edge misses B
-    of_moved = with_fields(waits, task=np.array([4], dtype=np.int32))
-    assert schedule(moved, waits=of_moved)[1].tolist() == [5, 56, 10, 87, 89]
-
-
-def test_waits_that_wait_for_each_other_are_an_error() -> None:
-    """The kernel was launched before the wait but needs something that comes after it."""
-    graph = small_graph(
-        [(0, TaskKind.CALL, 5), (0, TaskKind.RETURN, 0), (0, TaskKind.CPU, 5), (1, TaskKind.KERNEL, 30)],
-        [
-            (0, 1, EdgeKind.PROGRAM, 0, False), (1, 2, EdgeKind.PROGRAM, 0, False), (0, 3, EdgeKind.LAUNCH, 0, False),
-            (2, 3, EdgeKind.DATA, 0, False),
-        ],
-    )  # fmt: skip
-    waits = Waits(task=np.array([1], dtype=np.int32), lane=np.array([1], dtype=np.int32), lag=np.array([0]))
-    with pytest.raises(GraphError, match=r"task 1 \(cudaStreamSynchronize\) and task 2"):
-        schedule(graph, waits=waits)
-
-
-@st.composite
-def _waits(draw: st.DrawFn, graph: TaskGraph) -> Waits:
-    rows = draw(
-        st.lists(
-            st.tuples(st.integers(0, len(graph) - 1), st.integers(0, len(graph.lanes) - 1), st.integers(-3, 3)),
-            max_size=4,
-        )
-    )
-    task, lane, lag = np.array(rows, dtype=np.int64).reshape(-1, 3).T
-    return Waits(task=task.astype(np.int32), lane=lane.astype(np.int32), lag=lag.copy())

@@ -14,6 +14,7 @@ from foretrace.simulate.flows.flows import Flows, Interference, Transfer, fair_r
 from foretrace.simulate.replay import replay
 from foretrace.simulate.schedule import schedule
 from foretrace.simulate.timeline import simulate
+from tests.simulate import flow_twins
 from tests.simulate.small import small_graph
 from tests.simulate.test_groups import LINK, Ranks, group_graphs
 from tests.strategies import task_graphs
@@ -68,7 +69,7 @@ def test_a_run_with_flows_equals_its_twin(graph: TaskGraph, data: st.DataObject)
     interference = None if factor is None else Interference(factor=factor)
     fast, why = _run(graph, flows, capacity, interference)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FORETRACE_ENGINE", "python")
+        patch.setattr("foretrace.simulate.flows.flows._run", flow_twins.run)
         slow, why_slow = _run(graph, flows, capacity, interference)
     assert (fast, why) == (slow, why_slow)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from foretrace.errors import GraphError
 from foretrace.graph.builder import build
 from foretrace.graph.join import join
-from foretrace.simulate.ranks import Cause, Parts, lateness, parts, shares, straggler
+from foretrace.simulate.ranks import Parts, StragglerCause, lateness, parts, shares, straggler
 from foretrace.simulate.timeline import Timeline, simulate
 from foretrace.trace.read import read
 from tests.graph.rank_sets import Collective, Job, work
@@ -73,7 +73,7 @@ def test_a_rank_whose_host_works_longer_is_named_with_the_operator(tmp_path: Pat
     assert late is not None
     row, why = late
     assert (row.rank, row.last) == (2, 6)
-    assert (why.cause, why.name) == (Cause.HOST, "aten::work")
+    assert (why.cause, why.name) == (StragglerCause.HOST, "aten::work")
     assert why.more_s == pytest.approx(500e-6, abs=1e-6)
     assert why.by_s == pytest.approx(500e-6, abs=1e-6)
     assert why.sentence("500 us", "500 us", "work") == "its host works 500 us longer (500 us of that is work)"
@@ -83,7 +83,7 @@ def test_a_rank_that_enters_later_is_late_for_reasons_outside_the_recording(tmp_
     job = Job(work_us=np.full((3, 1, 1), 200.0).tolist(), entry_us=(0, 6000, 30))
     timeline, found = timeline_of(job, tmp_path)
     why = lateness(timeline, found, 0)
-    assert (why.rank, why.cause) == (1, Cause.ENTRY)
+    assert (why.rank, why.cause) == (1, StragglerCause.ENTRY)
     assert why.more_s == pytest.approx(6e-3, abs=40e-6)
     assert "step-entry skew from outside the recording" in why.sentence("6.00 ms", "", "")
 
@@ -94,7 +94,7 @@ def test_only_the_last_stretch_counts_against_a_rank(tmp_path: Path) -> None:
     times[1, 3] = 800.0
     timeline, found = timeline_of(Job(work_us=times.tolist()), tmp_path)
     why = lateness(timeline, found, 3)
-    assert (why.rank, why.cause) == (1, Cause.HOST)
+    assert (why.rank, why.cause) == (1, StragglerCause.HOST)
     assert why.more_s == pytest.approx(500e-6, abs=1e-6)
 
 
@@ -138,9 +138,9 @@ def test_the_eight_ranks_of_a_recommender(shared_data: Path) -> None:
     assert np.mean([row.wait_s for row in rows]) == pytest.approx(5.86e-3, abs=0.01e-3)
     assert np.mean([row.transfer_s for row in rows]) == pytest.approx(0.21e-3, abs=0.01e-3)
     why = lateness(timeline, found, 0)
-    assert (why.rank, why.cause) == (7, Cause.ENTRY)
+    assert (why.rank, why.cause) == (7, StragglerCause.ENTRY)
     late = straggler(timeline, found)
-    assert late is not None and late[0].rank == 7 and late[1].cause == Cause.ENTRY
+    assert late is not None and late[0].rank == 7 and late[1].cause == StragglerCause.ENTRY
 
 
 def test_a_collective_of_one_rank_has_no_last_arriver(tmp_path: Path) -> None:

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from foretrace.errors import ForetraceError, GraphError
 from foretrace.graph.taskgraph import EdgeKind, TaskGraph, TaskKind
-from foretrace.simulate import twins
 from foretrace.simulate.critical import UNBOUNDED, UNREACHED, reason_name, tails
 from foretrace.simulate.replay import effective, replay
 from foretrace.simulate.schedule import as_run, schedule_in_order
 from foretrace.simulate.sensitivity import range_maximum, with_calls
 from foretrace.simulate.timeline import simulate
+from tests.simulate import twins
 from tests.simulate.small import small_graph
 from tests.strategies import task_graphs
 

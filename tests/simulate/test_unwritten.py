@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from foretrace.errors import GraphError
 from foretrace.graph.taskgraph import ALL_COLUMNS, TaskGraph
+from foretrace.simulate import engine
 from foretrace.simulate.copies import replay_copies
 from foretrace.simulate.flows.flows import simulate_flows
-from foretrace.simulate.replay import compiled, replay, replay_variants, structure
-from foretrace.simulate.schedule import Waits, schedule_in_order
+from foretrace.simulate.replay import replay, replay_variants, structure
+from foretrace.simulate.schedule import schedule_in_order
 from foretrace.simulate.timeline import simulate
 from foretrace.simulate.unwritten import POISON, poisoned, unwritten, written
 from tests.simulate.test_flows import capacities, flows_of
@@ -54,19 +55,15 @@ def test_of_replays(graph: TaskGraph, data: st.DataObject) -> None:
 
 @given(task_graphs(lane_order=None, ranks=2))
 def test_of_schedules(graph: TaskGraph) -> None:
-    waiting = np.flatnonzero(graph.kind == 4)[:3].astype(np.int32)
-    waits = Waits(task=waiting, lane=np.zeros_like(waiting), lag=np.zeros(len(waiting), dtype=np.int64))
-
-    def run(waits: Waits | None) -> Result:
-        result = schedule_in_order(graph, waits=waits)
+    def run() -> Result:
+        result = schedule_in_order(graph)
         return result.start, result.end, result.order
 
     def causes() -> Result:
         timeline = simulate(graph)
         return timeline.slack(), timeline.critical_path().task, timeline.sensitivity().saved_if_zero_ns
 
-    same_whatever_was_there(lambda: run(None))
-    same_whatever_was_there(lambda: run(waits))
+    same_whatever_was_there(run)
     same_whatever_was_there(causes)
 
 
@@ -79,9 +76,6 @@ def test_of_flows(graph: TaskGraph, data: st.DataObject) -> None:
 
 def test_poison_shows_what_a_pass_left_out() -> None:
     """The same pass over edges that go backward, behind the back of the check, is caught."""
-    engine = compiled()
-    if engine is None:
-        pytest.skip("the plain engine reads no memory that was not written")
     n = 3
     in_ptr, from_start = np.array([0, 1, 1, 1]), np.zeros(1, dtype=np.uint8)
     src, zeros = np.array([2], dtype=np.uint32), np.zeros(n, dtype=np.int64)

@@ -16,7 +16,7 @@ from foretrace.graph.taskgraph import TaskGraph, TaskKind
 from foretrace.graph.work import conv_output, is_product, operator_work
 from foretrace.hardware.probe import Peaks
 from foretrace.report import profile as report
-from foretrace.report.views import ProfileView
+from foretrace.report.profile import ProfileView
 from foretrace.simulate.timeline import simulate
 from foretrace.simulate.utilisation import Limits, cpu_use, known_work, samples_per_step, utilisation
 from foretrace.trace.read import read

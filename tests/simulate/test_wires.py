@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -31,20 +32,26 @@ def ends(wires: Wires, moves: list[Transfer]) -> list[int]:
     return [int(e) for e in end]
 
 
+def all_reduce(wires: Wires, workers: Sequence[int], nbytes: float) -> Transfer:
+    """2 (p − 1) messages of a p-th of the buffer around a ring (Thakur et al., IJHPCA 19(1), 2005, section 4.5)."""
+    p = len(workers)
+    return wires.ring(workers, 2 * (p - 1) / p * nbytes, steps=2 * (p - 1))
+
+
 def test_a_ring_alone_takes_what_alpha_beta_says() -> None:
     """2 (p − 1) latencies and 2 (p − 1) / p of the buffer over the slowest link, however many workers a machine has."""
     for nodes, per_node, latency, rate in ((4, 1, 10_000, 1), (1, 4, 1_000, 10), (2, 2, 10_000, 1)):
         wires = Wires.of(cluster(nodes, per_node))
-        assert ends(wires, [wires.ring_all_reduce(range(4), 1_000_000)]) == [6 * latency + 1_500_000 // rate]
-        assert ends(wires, [wires.ring_half(range(4), 1_000_000)]) == [3 * latency + 750_000 // rate]
+        assert ends(wires, [all_reduce(wires, range(4), 1_000_000)]) == [6 * latency + 1_500_000 // rate]
+        assert ends(wires, [wires.ring(range(4), 750_000, steps=3)]) == [3 * latency + 750_000 // rate]
 
 
 def test_rings_that_share_the_way_out_of_a_machine_halve_their_rates() -> None:
     wires = Wires.of(cluster(2, 2))
-    rings = [wires.ring_all_reduce([0, 2], 1_000_000), wires.ring_all_reduce([1, 3], 1_000_000)]
+    rings = [all_reduce(wires, [0, 2], 1_000_000), all_reduce(wires, [1, 3], 1_000_000)]
     assert ends(wires, rings[:1]) == [20_000 + 1_000_000]
     assert ends(wires, rings) == [20_000 + 2_000_000] * 2
-    inside = [wires.ring_all_reduce([0, 1], 1_000_000), wires.ring_all_reduce([2, 3], 1_000_000)]
+    inside = [all_reduce(wires, [0, 1], 1_000_000), all_reduce(wires, [2, 3], 1_000_000)]
     assert ends(wires, inside) == [2_000 + 100_000] * 2  # each in its own machine
 
 
@@ -52,7 +59,7 @@ def test_an_oversubscribed_core_is_shared_by_all_machines() -> None:
     """Four machines behind a core that carries half of their links: four connections of a ring get half a link each."""
     wires = Wires.of(cluster(4, 1, oversubscription=2.0))
     assert wires.names[-1] == "core" and wires.capacity[-1] == 2e9
-    assert ends(wires, [wires.ring_all_reduce(range(4), 1_000_000)]) == [60_000 + 3_000_000]
+    assert ends(wires, [all_reduce(wires, range(4), 1_000_000)]) == [60_000 + 3_000_000]
     assert ends(wires, [wires.send(0, 3, 1_000)]) == [10_000 + 1_000]
 
 
@@ -89,7 +96,7 @@ def test_routes_follow_the_cables_of_a_fabric() -> None:
 
 def test_one_worker_needs_no_link() -> None:
     wires = Wires.of(cluster(2, 2))
-    for move in (wires.ring_all_reduce([1], 1_000), wires.all_to_all([1], 1_000), wires.send(1, 1, 1_000)):
+    for move in (all_reduce(wires, [1], 1_000), wires.all_to_all([1], 1_000), wires.send(1, 1, 1_000)):
         assert ends(wires, [move]) == [0]
     assert np.isinf(fair_rates(Flows.of([([], wires.send(1, 1, 5))]), wires.capacity)[0])
 
@@ -102,7 +109,7 @@ def test_links_are_as_many_as_named() -> None:
 
 def test_a_worker_that_is_not_there_and_a_link_without_rate_are_refused() -> None:
     with pytest.raises(GraphError, match="worker 4 is not in test, which has 4"):
-        Wires.of(cluster(2, 2)).ring_all_reduce(range(5), 1_000)
+        all_reduce(Wires.of(cluster(2, 2)), range(5), 1_000)
     with pytest.raises(ForetraceError, match="a link carries more than 0"):
         wires = Wires.of(replace(cluster(2, 2), between=Link(name="cut", gbit_s=0)))
         ends(wires, [wires.send(0, 2, 1_000)])

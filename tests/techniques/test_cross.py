@@ -21,8 +21,8 @@ from foretrace.graph.taskgraph import EdgeKind, TaskGraph
 from foretrace.techniques import base
 from foretrace.techniques.arguments import parse
 from foretrace.techniques.registry import techniques
-from foretrace.testing.cross import Cell, full_queue, judge, maimed, settings
 from foretrace.testing.workloads import Gpu, optimizer_facts
+from tests.techniques.cross import Cell, full_queue, judge, maimed, settings
 
 HERE = Path(__file__).parents[1]
 RECORDINGS = sorted((HERE / "data").glob("*.json.gz"))

@@ -233,7 +233,7 @@ def test_what_reckons_with_one_rank_is_refused(kind: type[Technique]) -> None:
         for each in kind.parameters()
         if each.required
     }
-    with pytest.raises(NotApplicableError, match=rf"^{kind.name}: it reckons with one rank.*--rank"):
+    with pytest.raises(NotApplicableError, match=rf"^{kind.name}: it reckons with one rank.*`rank=`"):
         kind(**wanted).predict(small())
 
 

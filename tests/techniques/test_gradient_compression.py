@@ -25,7 +25,7 @@ from foretrace.techniques.distributed.data_parallel import DataParallel
 from foretrace.techniques.distributed.gradient_compression import GradientCompression
 from foretrace.techniques.whatif import whatif
 from foretrace.testing import TechniqueConformance, recorded, small_training
-from foretrace.training.compression.settings import Settings
+from foretrace.training.compression.settings import CompressionSettings
 from tests.gloo_workers import together
 
 SLOW = "0.02gbit/50us"
@@ -88,7 +88,7 @@ def test_powersgd_ratios_of_resnet_50() -> None:
         by_hand = sum(n * m for n, m in n_m) / sum(rank * (n + m) for n, m in n_m)
         everything = sum(torch.Size(shape).numel() for shape in RESNET_50)
         vectors = everything - sum(n * m for n, m in n_m)
-        compressed = ratio(Settings(method="powersgd", rank=rank, min_rate=1.0), RESNET_50)
+        compressed = ratio(CompressionSettings(method="powersgd", rank=rank, min_rate=1.0), RESNET_50)
         assert compressed == pytest.approx(everything / (vectors + sum(rank * (n + m) for n, m in n_m)))
         quoted = {4: 72, 8: 37, 16: 19}[rank]
         assert compressed < quoted < by_hand  # the matrices alone shrink by more than that
@@ -121,7 +121,7 @@ def test_messages_by_hand() -> None:
     reduce, gather = CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER
 
     def found(**given: object) -> list[tuple[CollectiveKind, float]]:
-        return [(part.kind, part.nbytes) for part in parts(Settings(**given), shapes, 8)]  # type: ignore[arg-type]
+        return [(part.kind, part.nbytes) for part in parts(CompressionSettings(**given), shapes, 8)]  # type: ignore[arg-type]
 
     assert found(method="fp16") == found(method="bf16") == [(reduce, 2048)]
     assert found(method="powersgd", rank=2) == [(reduce, 4 * 24), (reduce, 4 * 200), (reduce, 4 * 20)]

@@ -250,7 +250,7 @@ def test_only_one_way_at_a_time(second: str) -> None:
     "text", ["bucket-fusion", "tensor-partition", "priority", "hierarchical-allreduce levels=2x2", "parameter-server"]
 )
 def test_without_messages_the_reason_is_given(text: str) -> None:
-    with pytest.raises(NotApplicableError, match=r"put --do .data-parallel workers"):
+    with pytest.raises(NotApplicableError, match=r"put `do=.data-parallel workers"):
         parse(text).predict(Backward(elements=THREE).graph())
     local = parse("local-steps workers=2 network=1gbit").predict(Backward(elements=THREE).graph())
     with pytest.raises(NotApplicableError, match="another technique has replaced"):

@@ -24,8 +24,8 @@ from foretrace.simulate.timeline import simulate
 from foretrace.techniques import MixedPrecision
 from foretrace.techniques.compute.autocast import CPU_LOWER, CPU_SINGLE
 from foretrace.techniques.compute.casting import overhead_operators
-from foretrace.techniques.compute.classes import Precision, Work, kernel_class, operator_class
-from foretrace.techniques.distributed.reduced import reduce
+from foretrace.techniques.compute.classes import TaskPrecision, WorkClass, kernel_class, operator_class
+from foretrace.techniques.compute.reduced import reduce
 from foretrace.techniques.whatif import whatif
 from foretrace.testing import TechniqueConformance, recorded, small_training
 from foretrace.testing.workloads import Cpu, Gpu, optimizer_facts, processor_facts
@@ -43,46 +43,76 @@ A100 = "NVIDIA A100-SXM4-40GB"
 @pytest.mark.parametrize(
     ("name", "op", "work", "precision"),
     [
-        ("volta_sgemm_128x64_nn", "aten::mm", Work.GEMM, Precision.SINGLE),
-        ("volta_sgemm_64x64_nt", "aten::convolution_backward", Work.CONV, Precision.SINGLE),
-        ("volta_fp16_s884gemm_fp16_128x128_ldg8_f2f_nn", "aten::addmm", Work.GEMM, Precision.HALF),
-        ("ampere_fp16_s16816gemm_fp16_128x64", "aten::mm", Work.GEMM, Precision.HALF),
-        ("void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_128x128_16x4_nt>", "aten::mm", Work.GEMM, Precision.TF32),
-        (HALF, "aten::addmm", Work.GEMM, Precision.HALF),
-        (TF32, "aten::cudnn_convolution", Work.CONV, Precision.TF32),
-        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", "aten::mm", Work.GEMM, Precision.HALF),
-        ("nvjet_tst_64x64_64x16_2x1_2cta_v_bz_bias_TNT", "aten::addmm", Work.GEMM, Precision.HALF),
-        ("nvjet_hsh_128x256_64x4", "aten::addmm", Work.GEMM, Precision.HALF),
-        ("Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_MT128x256x32", "aten::mm", Work.GEMM, Precision.HALF),
-        ("Cijk_Ailk_Bjlk_SB_Bias_AS_SAV_MT64x16x16", "aten::mm", Work.GEMM, Precision.SINGLE),
-        ("Cijk_Alik_Bljk_DB_MT32x32x8", "aten::mm", Work.GEMM, Precision.OTHER),
-        ("igemm_fwd_gtcx3_nhwc_bf16_bx0_ex1_bt128x128x32", "aten::miopen_convolution", Work.CONV, Precision.HALF),
-        ("void cudnn::winograd_nonfused::winogradForwardData4x4<float, float>", "", Work.CONV, Precision.SINGLE),
-        ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64>>", "", Work.ATTENTION, Precision.HALF),
-        ("fmha_cutlassF_f32_aligned_64x64_rf_sm80", "", Work.ATTENTION, Precision.SINGLE),
-        ("void cudnn::ops::nchwToNhwcKernel<float, float>", "aten::cudnn_convolution", Work.MEMORY, Precision.SINGLE),
-        ("void at::native::vectorized_elementwise_kernel<4, FillFunctor<int>>", "", Work.MEMORY, Precision.OTHER),
-        ("void fbgemm_gpu::permute_2D_data_kernel<float>", "fbgemm::permute", Work.MEMORY, Precision.SINGLE),
-        ("void at::native::batch_norm_backward_kernel<c10::BFloat16>", "", Work.MEMORY, Precision.HALF),
+        ("volta_sgemm_128x64_nn", "aten::mm", WorkClass.GEMM, TaskPrecision.SINGLE),
+        ("volta_sgemm_64x64_nt", "aten::convolution_backward", WorkClass.CONV, TaskPrecision.SINGLE),
+        ("volta_fp16_s884gemm_fp16_128x128_ldg8_f2f_nn", "aten::addmm", WorkClass.GEMM, TaskPrecision.HALF),
+        ("ampere_fp16_s16816gemm_fp16_128x64", "aten::mm", WorkClass.GEMM, TaskPrecision.HALF),
+        (
+            "void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_128x128_16x4_nt>",
+            "aten::mm",
+            WorkClass.GEMM,
+            TaskPrecision.TF32,
+        ),
+        (HALF, "aten::addmm", WorkClass.GEMM, TaskPrecision.HALF),
+        (TF32, "aten::cudnn_convolution", WorkClass.CONV, TaskPrecision.TF32),
+        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", "aten::mm", WorkClass.GEMM, TaskPrecision.HALF),
+        ("nvjet_tst_64x64_64x16_2x1_2cta_v_bz_bias_TNT", "aten::addmm", WorkClass.GEMM, TaskPrecision.HALF),
+        ("nvjet_hsh_128x256_64x4", "aten::addmm", WorkClass.GEMM, TaskPrecision.HALF),
+        ("Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_MT128x256x32", "aten::mm", WorkClass.GEMM, TaskPrecision.HALF),
+        ("Cijk_Ailk_Bjlk_SB_Bias_AS_SAV_MT64x16x16", "aten::mm", WorkClass.GEMM, TaskPrecision.SINGLE),
+        ("Cijk_Alik_Bljk_DB_MT32x32x8", "aten::mm", WorkClass.GEMM, TaskPrecision.OTHER),
+        (
+            "igemm_fwd_gtcx3_nhwc_bf16_bx0_ex1_bt128x128x32",
+            "aten::miopen_convolution",
+            WorkClass.CONV,
+            TaskPrecision.HALF,
+        ),
+        (
+            "void cudnn::winograd_nonfused::winogradForwardData4x4<float, float>",
+            "",
+            WorkClass.CONV,
+            TaskPrecision.SINGLE,
+        ),
+        (
+            "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64>>",
+            "",
+            WorkClass.ATTENTION,
+            TaskPrecision.HALF,
+        ),
+        ("fmha_cutlassF_f32_aligned_64x64_rf_sm80", "", WorkClass.ATTENTION, TaskPrecision.SINGLE),
+        (
+            "void cudnn::ops::nchwToNhwcKernel<float, float>",
+            "aten::cudnn_convolution",
+            WorkClass.MEMORY,
+            TaskPrecision.SINGLE,
+        ),
+        (
+            "void at::native::vectorized_elementwise_kernel<4, FillFunctor<int>>",
+            "",
+            WorkClass.MEMORY,
+            TaskPrecision.OTHER,
+        ),
+        ("void fbgemm_gpu::permute_2D_data_kernel<float>", "fbgemm::permute", WorkClass.MEMORY, TaskPrecision.SINGLE),
+        ("void at::native::batch_norm_backward_kernel<c10::BFloat16>", "", WorkClass.MEMORY, TaskPrecision.HALF),
     ],
 )
-def test_kernels_are_classified_by_name(name: str, op: str, work: Work, precision: Precision) -> None:
+def test_kernels_are_classified_by_name(name: str, op: str, work: WorkClass, precision: TaskPrecision) -> None:
     assert kernel_class(name, op) == (work, precision)
 
 
 @pytest.mark.parametrize(
     ("name", "work"),
     [
-        ("aten::addmm", Work.GEMM),
-        ("aten::mkldnn_convolution", Work.CONV),
-        ("aten::convolution_backward", Work.CONV),
-        ("aten::_scaled_dot_product_flash_attention_for_cpu_backward", Work.ATTENTION),
-        ("aten::conv2d", Work.OTHER),  # hands on
-        ("aten::native_batch_norm", Work.MEMORY),
-        ("AddmmBackward0", Work.OTHER),
+        ("aten::addmm", WorkClass.GEMM),
+        ("aten::mkldnn_convolution", WorkClass.CONV),
+        ("aten::convolution_backward", WorkClass.CONV),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu_backward", WorkClass.ATTENTION),
+        ("aten::conv2d", WorkClass.OTHER),  # hands on
+        ("aten::native_batch_norm", WorkClass.MEMORY),
+        ("AddmmBackward0", WorkClass.OTHER),
     ],
 )
-def test_operators_are_classified_by_name(name: str, work: Work) -> None:
+def test_operators_are_classified_by_name(name: str, work: WorkClass) -> None:
     assert operator_class(name)[0] == work
 
 

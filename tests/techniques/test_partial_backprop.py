@@ -15,8 +15,8 @@ from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques.arguments import parse
 from foretrace.techniques.base import Technique
-from foretrace.techniques.compute.partial_backprop import PartialBackprop, backward_costs, grouped
 from foretrace.techniques.distributed.gradients import find_gradients
+from foretrace.techniques.distributed.partial_backprop import PartialBackprop, backward_costs, grouped
 from foretrace.testing import TechniqueConformance, recorded, small_training
 
 

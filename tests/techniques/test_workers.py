@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import time
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,35 +15,10 @@ from foretrace.techniques.arguments import parse
 from foretrace.testing import small_training
 from foretrace.training.batches import Resident
 from foretrace.training.workers import Shared, need_group, shared_loader
-from tests.techniques.worker_process import STEPS, make, weights
+from tests.gloo_workers import together
+from tests.techniques.worker_process import STEPS, answers, make, weights
 
 TOGETHER = "data-parallel workers={n} network=1gbit"
-SCRIPT = Path(__file__).with_name("worker_process.py")
-SECONDS = 150
-
-
-def together(workers: int, cases: list[dict[str, Any]], folder: Path) -> list[list[dict[str, Any]]]:
-    """Answers of every worker to every case; processes that hang are ended."""
-    root = Path(__file__).parents[2]
-    paths = [str(root), str(root / "src"), os.environ.get("PYTHONPATH", "")]
-    (folder / "cases.json").write_text(json.dumps(cases), encoding="utf-8")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "GLOO_SOCKET_IFNAME": "lo"}
-    started = []
-    try:
-        for rank in range(workers):
-            command = [sys.executable, "-W", "ignore", str(SCRIPT), str(rank), str(workers), str(folder)]
-            with (folder / f"{rank}.log").open("w") as log, (folder / "cases.json").open() as given:
-                started.append(subprocess.Popen(command, stdin=given, stdout=log, stderr=log, env=environment))
-        until = time.monotonic() + SECONDS
-        for rank, each in enumerate(started):
-            each.wait(max(until - time.monotonic(), 0.1))
-            assert each.returncode == 0, (folder / f"{rank}.log").read_text()[-2000:]
-    finally:
-        for each in started:
-            if each.poll() is None:
-                each.kill()
-                each.wait()
-    return [json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(workers)]
 
 
 def single(batch_size: int) -> tuple[list[float], list[float]]:
@@ -74,7 +43,7 @@ TWO = {
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+def two() -> dict[str, list[dict[str, Any]]]:
     """Answers of two workers by case."""
 
     def written(text: str) -> str:
@@ -88,8 +57,8 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, An
         {"techniques": [written(text) for text in texts], "count": name in ("micro", "plain")}
         for name, texts in TWO.items()
     ]
-    answers = together(2, cases, tmp_path_factory.mktemp("two"))
-    return dict(zip(TWO, map(list, zip(*answers, strict=True)), strict=True))
+    found = together(answers, 2, cases)
+    return dict(zip(TWO, map(list, zip(*found, strict=True)), strict=True))
 
 
 @pytest.mark.parametrize("name", ["plain", "buckets", "list", "unused", "micro", "fused", "sharded", "kept"])
@@ -144,15 +113,15 @@ def test_refusals_of_processes_are_sentences(two: dict[str, list[dict[str, Any]]
     assert "apply data-parallel first" in two["nothing"][0]["refused"]
 
 
-def test_two_levels_of_four_workers(tmp_path: Path) -> None:
+def test_two_levels_of_four_workers() -> None:
     levels = ["data-parallel workers=4 network=1gbit bucket_mb=0.004", "hierarchical-allreduce levels=2x2"]
     three = [levels[0], "hierarchical-allreduce levels=2x2x1"]
-    answers = together(4, [{"techniques": levels}, {"techniques": three}], tmp_path)
+    found = together(answers, 4, [{"techniques": levels}, {"techniques": three}])
     losses, expected = single(32)
-    for worker in answers:
+    for worker in found:
         assert np.allclose(worker[0]["weights"], expected, rtol=1e-4, atol=1e-6)
         assert "names no levels" in worker[1]["refused"]
-    assert np.allclose(np.mean([worker[0]["losses"] for worker in answers], axis=0), losses, rtol=1e-4, atol=1e-5)
+    assert np.allclose(np.mean([worker[0]["losses"] for worker in found], axis=0), losses, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,7 @@
-"""One process of several that train together: applies techniques, trains, and writes what came out as JSON.
-
-python worker_process.py RANK WORKERS FOLDER, and a list of cases as JSON on standard input; one answer per case.
-"""
+"""What one process of several that train together does: applies techniques, trains, says what came out."""
 
 from __future__ import annotations
 
-import json
-import sys
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 STEPS = 4
@@ -87,20 +80,6 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     return {"losses": losses, "weights": weights(model), "calls": calls, "buckets": buckets, "held": held}
 
 
-def main() -> None:
-    """Join the group, run every case, write the answers."""
-    import torch
-    from torch import distributed
-
-    torch.set_num_threads(1)
-    rank, workers, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-    where, limit = f"file://{folder / 'store'}", timedelta(seconds=90)
-    distributed.init_process_group("gloo", init_method=where, rank=rank, world_size=workers, timeout=limit)
-    answers = [run(case) for case in json.load(sys.stdin)]
-    (folder / f"{rank}.json").write_text(json.dumps(answers), encoding="utf-8")
-    distributed.barrier()
-    distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
+def answers(rank: int, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One answer per case."""
+    return [run(case) for case in cases]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from foretrace.errors import ForetraceError
-from foretrace.model.readers.sources import kind_of
+from foretrace.model.readers.sources import reader_of
 from foretrace.trace.read import read
 from tests.trace.recordings import document, training, write
 
@@ -77,7 +77,7 @@ def test_each_is_called_by_its_name(tmp_path: Path) -> None:
 def test_operators_say_the_same(tmp_path: Path, name: str) -> None:
     path, says = _files(tmp_path)[name]
     with pytest.raises(ForetraceError, match=says.partition(".*")[0]):
-        kind_of(path)
+        reader_of(path)
 
 
 @pytest.mark.parametrize("name", ["run.prof", "weights.pt", "train.py", "x.pftrace"])

@@ -45,7 +45,7 @@ def test_cut_json(tmp_path: Path) -> None:
     size = path.stat().st_size
     message = refusal(path)
     assert f"ends in the middle of an event (byte {size:,})" in message
-    assert "read its 56 whole events with --salvage" in message
+    assert "read its 56 whole events with `salvage=`" in message
     trace = read(path, salvage=True)
     assert len(trace) == 37  # of 56 events 18 are flow arrows and one names a thread
     assert notes(trace) == {f"file ends in the middle of an event (byte {size:,})": 1}
@@ -56,7 +56,7 @@ def test_cut_gzip(tmp_path: Path) -> None:
     path = write(tmp_path / "t.json", packed[: len(packed) // 2])
     message = refusal(path)
     assert "gzip stream cut" in message
-    assert "whole events with --salvage" in message
+    assert "whole events with `salvage=`" in message
     trace = read(path, salvage=True)
     assert 1000 < len(trace) < 12_000
     assert len(trace.dropped) == 1
@@ -71,7 +71,7 @@ def test_gzip_without_its_checksum(tmp_path: Path) -> None:
 def test_damaged_gzip(tmp_path: Path) -> None:
     packed = bytearray(gzip.compress(document(training(3000))))
     packed[len(packed) // 2] ^= 0xFF
-    assert "--salvage" in refusal(write(tmp_path / "t.json", bytes(packed)))
+    assert "`salvage=`" in refusal(write(tmp_path / "t.json", bytes(packed)))
     assert "copy it again" in refusal(write(tmp_path / "u.json", bytes(packed[:10])))
 
 
@@ -142,7 +142,7 @@ def test_rubbish_between_events(tmp_path: Path) -> None:
     content = document(training(3000))
     at = content.index(b"aten::mm", len(content) // 2)
     path = write(tmp_path / "t.json", content[:at] + bytes(range(256)) * 4 + content[at + 1024 :])
-    assert "copy the file again, or read the rest with --salvage" in refusal(path)
+    assert "copy the file again, or read the rest with `salvage=`" in refusal(path)
     trace = read(path, salvage=True)
     assert 11_980 <= len(trace) < 12_000
 
@@ -253,7 +253,7 @@ def test_damaged_archives(tmp_path: Path) -> None:
     assert "zip archive" in refusal(write(tmp_path / "cut.zip", content[: len(content) // 2]))
     damaged = bytearray(content)
     damaged[-3000] ^= 0xFF
-    assert "--salvage" in refusal(write(tmp_path / "damaged.zip", bytes(damaged)))
+    assert "`salvage=`" in refusal(write(tmp_path / "damaged.zip", bytes(damaged)))
     with zipfile.ZipFile(tmp_path / "none.zip", "w") as archive:
         archive.writestr("readme.txt", "nothing")
     assert "holds no recording" in refusal(tmp_path / "none.zip")

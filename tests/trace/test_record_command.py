@@ -16,7 +16,7 @@ import pytest
 
 from foretrace.errors import ForetraceError
 from foretrace.trace.autorecord import guard
-from foretrace.trace.autorecord.launch import Launch, Outcome
+from foretrace.trace.autorecord.launch import Launch, LaunchOutcome
 from foretrace.trace.recorder import RecordOptions
 
 pytest.importorskip("torch")
@@ -80,7 +80,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def launched(command: Sequence[str], folder: Path, options: RecordOptions = SHORT, **more: bool) -> Outcome:
+def launched(command: Sequence[str], folder: Path, options: RecordOptions = SHORT, **more: bool) -> LaunchOutcome:
     return Launch(command, folder, options, **more).run()
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from foretrace.errors import NotApplicableError
 from foretrace.techniques.distributed.model_parallel_compression import ModelParallelCompression
 from foretrace.training.batches import Resident
-from foretrace.training.compression.boundaries import Codec, Receiver, Sender
+from foretrace.training.compression.boundaries import ActivationCodec, Receiver, Sender
 from foretrace.training.compression.settings import Boundary
 from foretrace.training.training import Training
 from tests.gloo_workers import together
@@ -100,7 +100,7 @@ def test_a_tensor_parallel_pair_computes_what_one_process_does() -> None:
 
 
 def test_an_auto_encoder_starts_as_a_projection() -> None:
-    codec = Codec(Boundary(method="autoencoder", share=0.25), 32)
+    codec = ActivationCodec(Boundary(method="autoencoder", share=0.25), 32)
     assert codec.encoder.shape == (32, 8)
     both = codec.encoder @ codec.decoder
     torch.testing.assert_close(both @ both, both, rtol=1e-4, atol=1e-5)

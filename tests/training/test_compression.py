@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from foretrace.cost.operators.bench import measure
 from foretrace.training.compression import codecs
 from foretrace.training.compression.hooks import register
-from foretrace.training.compression.settings import Settings, kept, share_at
+from foretrace.training.compression.settings import CompressionSettings, kept, share_at
 from foretrace.training.compression.timing import ALL, ENCODE, hook_operator, prepared_hook
 from tests.gloo_workers import together
 
@@ -70,7 +70,7 @@ def test_quantisation_is_off_by_half_a_step_at_most(flat: Tensor, bits: int) -> 
 
 def _hooked(shapes: list[tuple[int, ...]], **given: object) -> tuple[Tensor, Tensor]:
     """A bucket before and what a hook alone makes of it."""
-    operator = hook_operator(Settings(**given), shapes, 2, ALL)  # type: ignore[arg-type]
+    operator = hook_operator(CompressionSettings(**given), shapes, 2, ALL)  # type: ignore[arg-type]
     call = prepared_hook(operator)
     torch.manual_seed(0)
     before = torch.randn(sum(prod(shape) for shape in shapes))
@@ -92,7 +92,9 @@ def test_powersgd_is_exact_from_the_rank_of_the_matrix_on(rank: int, n: int, m: 
     torch.manual_seed(rank)
     matrix = torch.randn(n, rank) @ torch.randn(rank, m)
     bucket = _Bucket(matrix.reshape(-1).clone(), [(n, m)])
-    state, hook = make_hook(Settings(method="powersgd", rank=rank, min_rate=0.01), _stand_in(1, answers=True))
+    state, hook = make_hook(
+        CompressionSettings(method="powersgd", rank=rank, min_rate=0.01), _stand_in(1, answers=True)
+    )
     state.iter = state.start_powerSGD_iter
     hook(state, bucket).wait()
     torch.testing.assert_close(bucket.buffer().view(n, m), matrix, rtol=1e-3, atol=1e-3)
@@ -102,7 +104,7 @@ def test_powersgd_is_exact_from_the_rank_of_the_matrix_on(rank: int, n: int, m: 
 def test_what_was_not_sent_is_sent_later(method: str) -> None:
     """The sum of what a hook sent of the same gradient approaches the sum of the gradients: error feedback."""
     shapes = [(40,)]
-    call = prepared_hook(hook_operator(Settings(method=method, share=0.2, momentum=0.0), shapes, 1, ALL))
+    call = prepared_hook(hook_operator(CompressionSettings(method=method, share=0.2, momentum=0.0), shapes, 1, ALL))
     torch.manual_seed(0)
     gradient = torch.randn(40)
     total = sum((call().wait() for _ in range(100)), torch.zeros(40))  # type: ignore[attr-defined]
@@ -117,7 +119,7 @@ def test_sign_is_the_majority_times_the_mean_magnitude() -> None:
 
 
 def test_warm_up_of_dgc_sends_less_and_less() -> None:
-    dgc = Settings(method="dgc", share=0.001, warm_steps=8)
+    dgc = CompressionSettings(method="dgc", share=0.001, warm_steps=8)
     assert [share_at(dgc, step) for step in (0, 1, 2, 4, 6, 7, 8, 99)] == [
         0.25, 0.25, 0.0625, 0.015625, 0.004, 0.004, 0.001, 0.001,
     ]  # fmt: skip
@@ -125,7 +127,9 @@ def test_warm_up_of_dgc_sends_less_and_less() -> None:
 
 @pytest.mark.parametrize("method", ["fp16", "bf16", "powersgd", "topk", "randomk", "sign", "dgc"])
 def test_every_hook_can_be_timed_alone(method: str) -> None:
-    operators = [hook_operator(Settings(method=method), [(64, 32), (64,)], 4, part) for part in (ENCODE, ALL)]
+    operators = [
+        hook_operator(CompressionSettings(method=method), [(64, 32), (64,)], 4, part) for part in (ENCODE, ALL)
+    ]
     found = measure(operators, target_s=0.002)
     assert not found.failed
     assert set(found.seconds) >= {each.key for each in operators}
@@ -133,13 +137,13 @@ def test_every_hook_can_be_timed_alone(method: str) -> None:
 
 METHODS = (
     None,
-    Settings(method="fp16"),
-    Settings(method="bf16"),
-    Settings(method="powersgd", rank=2),
-    Settings(method="topk", share=0.05),
-    Settings(method="randomk", share=0.1),
-    Settings(method="sign"),
-    Settings(method="dgc", share=0.05, warm_steps=4, clip=10.0),
+    CompressionSettings(method="fp16"),
+    CompressionSettings(method="bf16"),
+    CompressionSettings(method="powersgd", rank=2),
+    CompressionSettings(method="topk", share=0.05),
+    CompressionSettings(method="randomk", share=0.1),
+    CompressionSettings(method="sign"),
+    CompressionSettings(method="dgc", share=0.05, warm_steps=4, clip=10.0),
 )
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from foretrace.errors import NotApplicableError
-from foretrace.techniques.compute.partial_backprop import PartialBackprop
+from foretrace.techniques.distributed.partial_backprop import PartialBackprop
 from foretrace.training.batches import Resident
-from foretrace.training.partial import Chain, PartialStep, computed, contributors, depth, find_chain, owners
+from foretrace.training.partial import BlockSequence, PartialStep, computed, contributors, depth, find_chain, owners
 from foretrace.training.training import Training
 from tests.gloo_workers import together
 
@@ -59,7 +59,7 @@ def losses_and_weights(rank: int, workers: int, steps: int) -> tuple[list[float]
 def averages(rank: int, workers: int, step: int) -> list[dict[str, torch.Tensor | None]]:
     """Gradients of this worker's batch, all of them, and what the step made of them."""
     training = deep_training()
-    chain = Chain(blocks=tuple(f"blocks.{i}" for i in range(BLOCKS)), cost_s=(1.0,) * BLOCKS)
+    chain = BlockSequence(blocks=tuple(f"blocks.{i}" for i in range(BLOCKS)), cost_s=(1.0,) * BLOCKS)
     batch = list(training.loader)[rank]
     training.loss(training.model, batch).backward()
     whole = {name: each.grad.clone() for name, each in training.model.named_parameters() if each.grad is not None}
@@ -108,7 +108,7 @@ def test_one_worker_is_the_plain_training() -> None:
 
 def test_what_is_not_back_propagated_saves_nothing() -> None:
     training = deep_training()
-    chain = Chain(blocks=tuple(f"blocks.{i}" for i in range(BLOCKS)), cost_s=(1.0,) * BLOCKS)
+    chain = BlockSequence(blocks=tuple(f"blocks.{i}" for i in range(BLOCKS)), cost_s=(1.0,) * BLOCKS)
     step = PartialStep(training.model, chain, 4, 4, 0)
     batch = next(iter(training.loader))
     sizes = []
@@ -133,9 +133,9 @@ def test_every_worker_goes_every_way_once() -> None:
 
 
 def test_groups_cost_about_the_same_and_none_is_empty() -> None:
-    assert Chain(blocks=tuple("abcdef"), cost_s=(1,) * 6).groups(3) == (2, 2, 1, 1, 0, 0)
-    assert Chain(blocks=tuple("abcd"), cost_s=(1, 1, 1, 97)).groups(4) == (3, 2, 1, 0)
-    assert Chain(blocks=tuple("abcd"), cost_s=(97, 1, 1, 1)).groups(2) == (1, 0, 0, 0)
+    assert BlockSequence(blocks=tuple("abcdef"), cost_s=(1,) * 6).groups(3) == (2, 2, 1, 1, 0, 0)
+    assert BlockSequence(blocks=tuple("abcd"), cost_s=(1, 1, 1, 97)).groups(4) == (3, 2, 1, 0)
+    assert BlockSequence(blocks=tuple("abcd"), cost_s=(97, 1, 1, 1)).groups(2) == (1, 0, 0, 0)
 
 
 def test_blocks_of_models_are_found() -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from foretrace.cli import options
+from foretrace.cli.answers import Reply
 
 
 def advise(
@@ -18,8 +19,7 @@ def advise(
     steps: options.Steps = "",
     salvage: options.Salvage = False,
     top: options.Top = 6,
-    as_json: options.AsJson = False,
-) -> None:
+) -> Reply:
     """Try every technique that applies and say what to do first.
 
     Ranked by what the step would save, the best three predicted together, refusals with their reason.
@@ -29,12 +29,13 @@ def advise(
     run = options.scenario(source, rank=rank, steps=steps, salvage=salvage, together=all_ranks)
     if calibration:
         run = run.calibrated()
-    from foretrace.report import advise as report
+    from foretrace.report.advise import advise
 
     with options.progress("trying techniques"):
         advice = run.advise(exact=exact)
-    view = report.advise(advice, path=str(source))
-    options.answer(view, as_json=as_json, top=top, rank=rank, steps=steps, salvage=salvage)
-    if advice.failed:  # our bug; it costs no other technique its advice, but it is reported like any other
-        names = ", ".join(each.name for each in advice.failed)
-        raise ExceptionGroup(f"these techniques failed: {names}", [each.error for each in advice.failed])
+    # A failure is our bug; it costs no other technique its advice, but it is reported like any other.
+    names = ", ".join(each.name for each in advice.failed)
+    failed = (
+        ExceptionGroup(f"these techniques failed: {names}", [each.error for each in advice.failed]) if names else None
+    )
+    return Reply(result=advise(advice, path=str(source)), error=failed)

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from typing import Any
 
 import typer
 
 from foretrace.cli import streams
+from foretrace.cli.answers import answers
 from foretrace.cli.waiting import sign_of_life
-from foretrace.errors import ForetraceError
+from foretrace.errors import OPTIONS, ForetraceError
 from foretrace.plaintext import visible
 from foretrace.reading import ALLOW_LARGE
 
@@ -90,7 +91,7 @@ def application() -> typer.Typer:
     # What is recorded follows --, options and all.
     words = "Record a few steps of a training command, left unchanged."
     app.command("record", short_help=words, context_settings={"allow_extra_args": True})(record.record)
-    for command in (
+    commands: tuple[Callable[..., Any], ...] = (
         show.show,
         advise.advise,
         align.align,
@@ -115,8 +116,9 @@ def application() -> typer.Typer:
         verify.verify,
         stash.stash,
         ledger.ledger,
-    ):
-        app.command(command.__name__)(command)
+    )
+    for command in commands:
+        app.command(command.__name__)(command if command.__annotations__["return"] == "None" else answers(command))
     app.add_typer(calibrate.calibrate)
     app.add_typer(cloud.cloud)
     app.add_typer(fleet.fleet)
@@ -144,7 +146,8 @@ def run(arguments: Sequence[str]) -> int:
 def _run(arguments: Sequence[str]) -> int:
     command = typer.main.get_command(application())
     _allow_large(command)
-    kept = os.environ.get(ALLOW_LARGE)
+    kept = {name: os.environ.get(name) for name in (ALLOW_LARGE, OPTIONS)}
+    os.environ[OPTIONS] = "1"
     name = arguments[0] if arguments else ""
     # What these start writes to the same terminal, unheard by us.
     speaks = nullcontext() if name in ("record", "calibrate") else sign_of_life(name)
@@ -163,8 +166,10 @@ def _run(arguments: Sequence[str]) -> int:
     except Exception as error:
         return _complain(_usage(error)) if isinstance(error, _USAGE_ERROR) else _bug()
     finally:
-        if kept is None:
-            os.environ.pop(ALLOW_LARGE, None)
+        for variable, value in kept.items():
+            os.environ.pop(variable, None)
+            if value is not None:
+                os.environ[variable] = value
     return code if isinstance(code, int) else 0
 
 

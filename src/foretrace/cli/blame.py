@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from foretrace.cli import options
+
+if TYPE_CHECKING:
+    from foretrace.report.views import Result
 
 
 class By(StrEnum):
@@ -27,8 +30,7 @@ def blame(
     steps: options.Steps = "",
     salvage: options.Salvage = False,
     top: options.Top = 12,
-    as_json: options.AsJson = False,
-) -> None:
+) -> Result:
     """Rank who holds the step back by what it would save.
 
     Kernels, operators, layers or phases: the step time saved if they were 10 % faster, or gone.
@@ -36,13 +38,6 @@ def blame(
     Example: foretrace blame run/ --by layer
     """
     run = options.scenario(source, rank=rank, steps=steps, salvage=salvage, together=all_ranks)
-    from foretrace.report import build
+    from foretrace.report.blame import blame
 
-    options.answer(
-        build.blame(run.simulate(), by.value, path=str(source)),
-        as_json=as_json,
-        top=top,
-        rank=rank,
-        steps=steps,
-        salvage=salvage,
-    )
+    return blame(run.simulate(), by.value, path=str(source))

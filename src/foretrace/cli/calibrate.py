@@ -131,7 +131,7 @@ def _products(
     gpu: str, operators: int | None, plan: Path | None, times: Path | None, seconds: float, as_json: bool
 ) -> None:
     """The 16-bit products of a GPU that say most of all others: named, timed here, or read."""
-    from foretrace.cost.devices import gpu_products
+    from foretrace.cost.devices.learned import gpu_products
     from foretrace.hardware.devices import named
 
     if plan is not None and times is not None:

@@ -69,7 +69,7 @@ def advise(
     found = [each for each in instances(prices) if _named(each.name, types)]
     if not found:
         raise ForetraceError(f"--types {types}: no instance type begins so.")
-    wanted = offers.Wanted(
+    wanted = offers.RentalRequest(
         samples=samples,
         epochs=epochs,
         hours=within,

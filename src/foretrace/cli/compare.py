@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from foretrace.cli import options
+
+if TYPE_CHECKING:
+    from foretrace.report.views import Result
 
 
 def compare(
@@ -18,8 +21,7 @@ def compare(
     steps: options.Steps = "",
     salvage: options.Salvage = False,
     top: options.Top = 12,
-    as_json: options.AsJson = False,
-) -> None:
+) -> Result:
     """Explain by layer why one of two runs takes longer.
 
     Example: foretrace compare before/ after/
@@ -28,7 +30,6 @@ def compare(
         options.scenario(source, rank=rank, steps=steps, salvage=salvage, together=all_ranks).simulate()
         for source in (before, after)
     ]
-    from foretrace.report import build
+    from foretrace.report.compare import compare
 
-    view = build.compare(*sides, before_path=str(before), after_path=str(after))
-    options.answer(view, as_json=as_json, top=top)
+    return compare(*sides, before_path=str(before), after_path=str(after))

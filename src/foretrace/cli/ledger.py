@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from foretrace.cli import options
+from foretrace.cli.answers import Reply
 from foretrace.cli.verify import LedgerFile
 from foretrace.errors import ForetraceError
 
@@ -26,8 +27,7 @@ def ledger(
     ] = None,
     ledger: LedgerFile = None,
     top: options.Top = 12,
-    as_json: options.AsJson = False,
-) -> None:
+) -> Reply:
     """Show predictions beside their measurements.
 
     Example: foretrace ledger --technique mixed-precision --export rows.csv
@@ -44,13 +44,14 @@ def ledger(
         added = base.import_jsonl(import_)
         options.say(f"{added} new {'row' if added == 1 else 'rows'} from {import_}")
     rows = base.rows(model=model, technique=technique)
-    options.answer(verification.ledger(rows, source=str(base.path), summary_only=summary), as_json=as_json, top=top)
-    if export is None:
-        return
-    if export.suffix == ".jsonl":
-        base.export(export, rows)
-    elif export.suffix == ".csv":
-        write_text(export, tables.csv(rows))
-    else:
-        write_text(export, f"{tables.markdown(rows)}\n{tables.markdown_summary(rows)}")
-    options.wrote(export, quiet=as_json)
+    view = verification.ledger(rows, source=str(base.path), summary_only=summary)
+
+    def write(path: Path) -> None:
+        if path.suffix == ".jsonl":
+            base.export(path, rows)
+        elif path.suffix == ".csv":
+            write_text(path, tables.csv(rows))
+        else:
+            write_text(path, f"{tables.markdown(rows)}\n{tables.markdown_summary(rows)}")
+
+    return Reply(result=view, files={export: write})

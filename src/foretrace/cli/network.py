@@ -11,7 +11,7 @@ from foretrace.cli import options
 from foretrace.errors import ForetraceError
 
 if TYPE_CHECKING:
-    from foretrace.cost.network.collective_table import CollectiveTable, Series
+    from foretrace.cost.network.collective_table import CollectiveSeries, CollectiveTable
 
 network = typer.Typer(
     name="network",
@@ -47,7 +47,7 @@ def check(
     Exit code 1 where they are slower. Example: foretrace network check all_reduce.log --on nccl:H100-SXM5-80GB
     """
     from foretrace.cost.network.collective_files import read
-    from foretrace.cost.network.network import network as parse
+    from foretrace.cost.network.parse import network as parse
     from foretrace.report import network as report
 
     table = read(measured, workers=workers, per_node=per_node, kind=kind)
@@ -63,7 +63,7 @@ def check(
     raise typer.Exit(0 if view.ok else 1)
 
 
-def _chosen(table: CollectiveTable, workers: int, per_node: int, kind: str, system: str) -> Series:
+def _chosen(table: CollectiveTable, workers: int, per_node: int, kind: str, system: str) -> CollectiveSeries:
     """The one series that is meant. Raises ForetraceError that lists what there is."""
     found = [
         each

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from foretrace.cli import options
+from foretrace.cli.answers import Reply
 from foretrace.errors import ForetraceError
 from foretrace.names import resolve
 
@@ -55,8 +56,7 @@ def optimise(
     rank: options.Rank = None,
     steps: options.Steps = "",
     salvage: options.Salvage = False,
-    as_json: options.AsJson = False,
-) -> None:
+) -> Reply:
     """Find the techniques and buckets that make a step fastest.
 
     Interrupt it for the best so far. Example: foretrace optimise run/ --for step-time --workers 8 --network 10gbit/20us
@@ -65,7 +65,7 @@ def optimise(
     from foretrace.plan import answer as answers
     from foretrace.plan.memory import Peak
     from foretrace.plan.optimise import Optimiser
-    from foretrace.plan.result import Wanted
+    from foretrace.plan.result import OptimiseRequest
     from foretrace.report import optimise as report
     from foretrace.simulate.memory import split
 
@@ -78,7 +78,7 @@ def optimise(
         raise ForetraceError(f"--backend {backend} does not exist; choose gloo or nccl.")
     if write is not None and write.suffix not in (".py", ".json"):
         raise ForetraceError(f"--write {write}: name a file that ends in .py or .json.")
-    wanted = Wanted(
+    wanted = OptimiseRequest(
         workers=workers,
         network=network,
         backend=backend,
@@ -99,22 +99,15 @@ def optimise(
         ).run(seconds)
     chosen = answers.configuration(found)
     python = answers.snippet(chosen)
-    view = report.optimise(found, chosen, python, source=str(source))
-    if write is not None:
-        import json
+    import json
 
-        write_text(write, python if write.suffix == ".py" else json.dumps(answers.as_json(chosen), indent=2) + "\n")
-    if as_json:
-        from foretrace.report import jsonout
-
-        print(jsonout.dumps(view))
-        return
-    import os
-
-    from foretrace.report.terminal import Terminal
-
-    print(report.text(view, Terminal.of(sys.stdout, os.environ)), end="")
-    options.wrote(write)
+    text = (
+        python if write is not None and write.suffix == ".py" else json.dumps(answers.as_json(chosen), indent=2) + "\n"
+    )
+    return Reply(
+        result=report.optimise(found, chosen, python, source=str(source)),
+        files={write: lambda path: write_text(path, text)},
+    )
 
 
 def size(text: str) -> int | None:

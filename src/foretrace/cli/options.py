@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,14 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from foretrace.cli.answers import AsJson, Html
 from foretrace.errors import ForetraceError
 from foretrace.plaintext import visible
 
 if TYPE_CHECKING:
     from foretrace.flow import Run, Scenario
     from foretrace.graph.taskgraph import TaskGraph
-    from foretrace.report.views import View
     from foretrace.trace.trace import Trace
+
+__all__ = ["AsJson", "Html"]
 
 Source = Annotated[
     Path,
@@ -37,7 +38,6 @@ Steps = Annotated[
 Salvage = Annotated[
     bool, typer.Option("--salvage", help="Use the good part of a damaged file and say what was left out.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON (docs/json.md) instead of text.")]
 Calibration = Annotated[
     bool,
     typer.Option(
@@ -45,7 +45,6 @@ Calibration = Annotated[
         help="Use operator times that foretrace calibrate stored for the recorded machine.",
     ),
 ]
-Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a self-contained page, too.")]
 Perfetto = Annotated[
     Path | None,
     typer.Option("--perfetto", metavar="FILE", help="Write both timelines for Perfetto (.json or .json.gz), too."),
@@ -214,41 +213,6 @@ def step_numbers(text: str) -> list[int] | None:
             raise ForetraceError(f"--steps {text}: {part!r} is no range; write the smaller number first.")
         numbers += range(low, high + 1)
     return numbers
-
-
-def answer(
-    view: View,
-    *,
-    as_json: bool,
-    top: int = 12,
-    rank: int | None = None,
-    steps: str = "",
-    salvage: bool = False,
-) -> None:
-    """Print a view on standard output, as JSON or for people.
-
-    `rank`, `steps` and `salvage` are how the recording was read: the command to try next reads it in the same way.
-    """
-    if view.next and (words := _reading(rank, steps, salvage)):
-        import msgspec
-
-        view = msgspec.structs.replace(view, next=f"{view.next} {words}")
-    if as_json:
-        from foretrace.report import jsonout
-
-        print(jsonout.dumps(view))
-        return
-    import os
-
-    from foretrace.report.terminal import Terminal, render
-
-    print(render(view, Terminal.of(sys.stdout, os.environ), rows=top), end="")
-
-
-def _reading(rank: int | None, steps: str, salvage: bool) -> str:
-    words = [] if rank is None else ["--rank", str(rank)]
-    words += ["--steps", steps] if steps else []
-    return shlex.join([*words, *(["--salvage"] if salvage else [])])
 
 
 def wrote(*files: Path | None, quiet: bool = False) -> None:

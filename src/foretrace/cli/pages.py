@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from foretrace.report import build, html, perfetto
+from foretrace.report import perfetto
+from foretrace.report.tracks import track
+from foretrace.report.whatif import whatif
 
 if TYPE_CHECKING:
     from foretrace.simulate.timeline import Timeline
     from foretrace.techniques.whatif import WhatIf
 
 
-def write_report(target: Path, recorded: Timeline, found: Sequence[WhatIf], *, path: str) -> None:
-    """One self-contained page: the recorded run, and every what-if beside it."""
-    html.write(build.page(recorded, found, path=path), target)
-
-
 def write_timeline(target: Path, recorded: Timeline, found: WhatIf | None = None) -> None:
     """Chrome trace JSON for Perfetto: the lanes of the recorded run, and below them those of a prediction."""
-    tracks = [build.track("recorded", recorded, recorded.interval_s())]
+    tracks = [track("recorded", recorded, recorded.interval_s())]
     if found is not None:
         low_s, high_s = found.interval_s
-        view = build.whatif(found)
+        view = whatif(found)
         step = replace(found.noise, low_s=low_s, high_s=high_s, source=view.interval_source)
-        tracks.append(build.track(view.name, found.after, step))
+        tracks.append(track(view.name, found.after, step))
     perfetto.write(tracks, target)

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foretrace.cli import options
+from foretrace.cli.answers import Reply
 from foretrace.errors import ForetraceError
 
 if TYPE_CHECKING:
-    from foretrace.report.views import ProfileView
+    from foretrace.report.profile import ProfileView
 
 _WAIT = 3  # unprofiled steps on each side: enough for the CPU time beside the recorded steps
 
@@ -40,8 +41,7 @@ def profile(
     rank: options.Rank = None,
     salvage: options.Salvage = False,
     top: options.Top = 8,
-    as_json: options.AsJson = False,
-) -> None:
+) -> Reply:
     """Say how near its peaks a job runs, and what holds its memory.
 
     Example: foretrace profile resnet50, or foretrace profile run/
@@ -53,8 +53,7 @@ def profile(
         with _folder(out) as folder:
             name = _record(what, size, steps, threads, folder)
             view = _of_trace(folder, limits, batch=batch, name=name, kept=out is not None)
-    options.answer(view, as_json=as_json, top=top)
-    options.wrote(out, quiet=as_json)
+    return Reply(result=view, files={out: lambda path: None})  # the recorder has written it
 
 
 def _of_trace(

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from foretrace.trace.autorecord.launch import Launch, Outcome, RankRecording
+from foretrace.trace.autorecord.launch import Launch, LaunchOutcome, RankRecording
 from foretrace.trace.recorder import RecordOptions
 
 _DEFAULT = RecordOptions()
@@ -64,7 +64,7 @@ def record(
     raise typer.Exit(outcome.exit_code)
 
 
-def _report(outcome: Outcome, out: Path) -> list[str]:
+def _report(outcome: LaunchOutcome, out: Path) -> list[str]:
     if not outcome.recordings:
         return [outcome.trouble]
     ranks, first = len(outcome.recordings), outcome.recordings[0]

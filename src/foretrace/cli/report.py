@@ -32,9 +32,9 @@ def report(
 
     techniques = parse_all(do or [])
     run = options.scenario(source, rank=rank, steps=steps, salvage=salvage, together=all_ranks)
-    from foretrace.cli import pages
+    from foretrace.report import html
 
     with options.progress("weighing the what-ifs"):
         found = [run.apply(technique).whatif() for technique in techniques]
-        pages.write_report(out, run.simulate(), found, path=str(source))
+        html.write(html.page_of(run.simulate(), found, path=str(source)), out)
     options.wrote(out)

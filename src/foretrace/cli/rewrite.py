@@ -16,7 +16,7 @@ from foretrace.errors import ForetraceError, MissingExtraError
 if TYPE_CHECKING:
     from torch import nn
 
-    from foretrace.plan.rewrite.costs import Costs
+    from foretrace.plan.rewrite.costs import OperatorCosts
 
 
 def rewrite(
@@ -62,13 +62,13 @@ def rewrite(
                 'foretrace rewrite needs torch, which is not installed: pip install "foretrace[torch]"'
             ) from error
         from foretrace.plan.rewrite import write
-        from foretrace.plan.rewrite.session import Wanted
+        from foretrace.plan.rewrite.session import RewriteRequest
         from foretrace.plan.rewrite.session import rewrite as rewritten
         from foretrace.report import rewriting as report
 
         if out is not None:
             write.checked(out)
-        wanted = Wanted(alpha=alpha, budget=budget, seconds=seconds, rules=rules, measure=measure).checked()
+        wanted = RewriteRequest(alpha=alpha, budget=budget, seconds=seconds, rules=rules, measure=measure).checked()
         costs = _costs(device)
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
@@ -111,7 +111,7 @@ def _model(source: str, size: str, batch: int | None) -> tuple[nn.Module, tuple[
     return model, args, kwargs, samples(args) or samples(kwargs)
 
 
-def _costs(device: str) -> Costs | None:
+def _costs(device: str) -> OperatorCosts | None:
     if not device:
         return None
     from foretrace.cost.devices.roofline import Roofline

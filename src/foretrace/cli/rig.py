@@ -113,7 +113,7 @@ def verify(
     Example: foretrace rig verify "data-parallel bucket_mb=4" --workers 2 --link 300mbit --emulate 12x1mb/20ms
     """
     from foretrace.experiment.ledger import Ledger
-    from foretrace.experiment.links.job import Job
+    from foretrace.experiment.links.job import LinkJob
     from foretrace.experiment.links.judge import rows_of
     from foretrace.experiment.links.measure import check as check_job
     from foretrace.experiment.links.measure import verify as run
@@ -123,7 +123,7 @@ def verify(
         raise ForetraceError("give one of --emulate 12x1mb/20ms and --model NAME.")
     if not isfinite(seconds):
         raise ForetraceError(f"--seconds {seconds} never ends; give a number of seconds, e.g. --seconds 30.")
-    job = Job(
+    job = LinkJob(
         work=emulate or model,
         link=link,
         workers=workers,

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from foretrace.cli import options
+
+if TYPE_CHECKING:
+    from foretrace.report.views import Result
 
 
 def show(
@@ -12,8 +17,7 @@ def show(
     salvage: options.Salvage = False,
     on: options.On = "here",
     top: options.Top = 6,
-    as_json: options.AsJson = False,
-) -> None:
+) -> Result:
     """Say what is in a recording and what holds its step back.
 
     Of several ranks: who waits for whom, and why; --rank looks at one of them.
@@ -21,8 +25,6 @@ def show(
     Example: foretrace show run/
     """
     run = options.all_ranks(source, rank=rank, steps=steps, salvage=salvage, on=on)
-    from foretrace.report import build
+    from foretrace.report.show import show
 
-    options.answer(
-        build.show(run.simulate(), path=str(source)), as_json=as_json, top=top, rank=rank, steps=steps, salvage=salvage
-    )
+    return show(run.simulate(), path=str(source))

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from foretrace.cli import options
+
+if TYPE_CHECKING:
+    from foretrace.report.views import Result
 
 
 def simulate(
@@ -11,15 +16,12 @@ def simulate(
     all_ranks: options.AllRanks = False,
     steps: options.Steps = "",
     salvage: options.Salvage = False,
-    as_json: options.AsJson = False,
-) -> None:
+) -> Result:
     """Replay a recording unchanged, beside what was measured.
 
     Example: foretrace simulate run/
     """
     run = options.scenario(source, rank=rank, steps=steps, salvage=salvage, as_recorded=True, together=all_ranks)
-    from foretrace.report import build
+    from foretrace.report.simulate import simulate
 
-    options.answer(
-        build.simulate(run.simulate(), path=str(source)), as_json=as_json, rank=rank, steps=steps, salvage=salvage
-    )
+    return simulate(run.simulate(), path=str(source))

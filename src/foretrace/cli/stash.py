@@ -55,7 +55,7 @@ def stash(
         view = report.stash(found, source=source, workers=workers)
     else:
         from foretrace.cli.verify import progress
-        from foretrace.experiment.differential import Wanted, differential
+        from foretrace.experiment.differential import DifferentialRequest, differential
         from foretrace.zoo.registry import job
 
         if inside or gradient_mb or rank is not None:
@@ -63,7 +63,9 @@ def stash(
                 "--inside, --gradient-mb and --rank are for recordings; runs measure these themselves."
             )
         job(source, size)
-        wanted = Wanted(work=source, workers=workers, size=size, link=between, data=tuple(data or ()), steps=steps)
+        wanted = DifferentialRequest(
+            work=source, workers=workers, size=size, link=between, data=tuple(data or ()), steps=steps
+        )
         with progress() as tell:
             compared = differential(wanted, tell or (lambda what, share: None))
         view = report.stash(compared, source=source, workers=workers)

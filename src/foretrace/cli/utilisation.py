@@ -35,7 +35,7 @@ def utilisation(
     """
     from foretrace.cost.devices.standard import standard
     from foretrace.hardware.devices import named
-    from foretrace.model.memory.usage import model_usage
+    from foretrace.model.usage import model_usage
     from foretrace.report import utilisation as report
     from foretrace.report.jsonout import dumps
     from foretrace.zoo.operators import operators_of

@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from foretrace.cli import options
 from foretrace.errors import ForetraceError
+
+if TYPE_CHECKING:
+    from foretrace.report.views import Result
 
 LedgerFile = Annotated[
     Path | None,
@@ -54,8 +57,7 @@ def verify(
     ] = 0,
     ledger: LedgerFile = None,
     no_ledger: Annotated[bool, typer.Option("--no-ledger", help="Write no row.")] = False,
-    as_json: options.AsJson = False,
-) -> None:
+) -> Result:
     """Predict a change, make it, measure it, keep both figures.
 
     Example: foretrace verify mixed-precision fused-optimizer --model bert
@@ -99,8 +101,7 @@ def verify(
         kept.add([row])
     from foretrace.report import verification
 
-    view = verification.verify(outcome, ledger=str(kept.path) if kept else "", row=row.id if kept else "")
-    options.answer(view, as_json=as_json)
+    return verification.verify(outcome, ledger=str(kept.path) if kept else "", row=row.id if kept else "")
 
 
 @contextmanager

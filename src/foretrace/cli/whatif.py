@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from foretrace.cli import options
+from foretrace.cli.answers import Reply
 
 
 def whatif(
@@ -20,7 +21,6 @@ def whatif(
             help="A technique; may be given several times, applied in this order. See foretrace techniques.",
         ),
     ],
-    html: options.Html = None,
     perfetto: options.Perfetto = None,
     save: Annotated[
         Path | None, typer.Option("--save", metavar="FILE", help="Keep the predicted graph, for compare.")
@@ -30,8 +30,7 @@ def whatif(
     all_ranks: options.AllRanks = False,
     steps: options.Steps = "",
     salvage: options.Salvage = False,
-    as_json: options.AsJson = False,
-) -> None:
+) -> Reply:
     """Predict the step time with changes that nobody has made yet.
 
     Example: foretrace whatif run/ --do mixed-precision --do "prefetch-data workers=4" --html report.html
@@ -47,17 +46,15 @@ def whatif(
                 f"using {known:,} operator times measured on the recorded machine (--no-calibration ignores them)"
             )
     predicted = run.apply(*techniques)
-    from foretrace.cli import pages
-    from foretrace.report import build
+    from foretrace.cli.pages import write_timeline
+    from foretrace.report.html import page_of, write
+    from foretrace.report.whatif import whatif
 
     with options.progress("weighing the assumptions"):
         found = predicted.whatif()
-        view = build.whatif(found, path=str(source))
-    options.answer(view, as_json=as_json, rank=rank, steps=steps, salvage=salvage)
-    if html is not None:
-        pages.write_report(html, found.before, [found], path=str(source))
-    if perfetto is not None:
-        pages.write_timeline(perfetto, found.before, found)
-    if save is not None:
-        predicted.save(save)
-    options.wrote(html, perfetto, save, quiet=as_json)
+        view = whatif(found, path=str(source))
+    return Reply(
+        result=view,
+        page=lambda path: write(page_of(found.before, [found], path=str(source)), path),
+        files={perfetto: lambda path: write_timeline(path, found.before, found), save: predicted.save},
+    )

@@ -10,7 +10,7 @@ from foretrace.cli import options
 
 if TYPE_CHECKING:
     from foretrace.report.listings import ModelView, TrialView
-    from foretrace.zoo.registry import Entry
+    from foretrace.zoo.registry import ZooModel
     from foretrace.zoo.trial import Trial
 
 
@@ -45,7 +45,7 @@ def zoo(
         _list(registry.ENTRIES)
 
 
-def _list(entries: tuple[Entry, ...]) -> None:
+def _list(entries: tuple[ZooModel, ...]) -> None:
     width, wide = (max(len(getattr(each, field)) for each in entries) for field in ("name", "task"))
     print(f"{len(entries)} models in two sizes: tiny takes 20 to 170 ms per step on one core, full is as published.\n")
     print(f"{'':<{width}}  {'task':<{wide}}  {'tiny':>7}  {'full':>7}  parameters")
@@ -58,7 +58,7 @@ def _list(entries: tuple[Entry, ...]) -> None:
     print(f"\nnext: foretrace zoo {smallest.name}")
 
 
-def _tell(entry: Entry, size: str, run: Trial) -> None:
+def _tell(entry: ZooModel, size: str, run: Trial) -> None:
     from foretrace.report import units
 
     low, median, high = run.quantiles_s()
@@ -83,7 +83,7 @@ def _count(parameters: int) -> str:
     return f"{millions:.0f} M" if millions >= 99.5 else f"{millions:.1f} M" if millions >= 1 else f"{millions:.2f} M"
 
 
-def _facts(entry: Entry) -> ModelView:
+def _facts(entry: ZooModel) -> ModelView:
     from foretrace.report.listings import ModelView, ParametersView
 
     tiny, full = entry.parameters
@@ -114,7 +114,7 @@ def _measured(run: Trial, size: str, seed: int) -> TrialView:
     )
 
 
-def _print_json(entries: tuple[Entry, ...], run: TrialView | None = None) -> None:
+def _print_json(entries: tuple[ZooModel, ...], run: TrialView | None = None) -> None:
     from foretrace.report.jsonout import dumps
     from foretrace.report.listings import ZooView
 

@@ -31,7 +31,7 @@ _LOADED_STEPS = 8  # of a block whose batches are made by workers, which come in
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class TurnPlan:
     """How the arms take turns."""
 
     discarded: int  # first steps of every block, not counted: caches are another arm's
@@ -40,7 +40,7 @@ class Plan:
     seconds: float  # a round that would not end within is not begun, once LEAST_ROUNDS are done
 
 
-def plan(step_s: Mapping[str, float], seconds: float, *, workers: int = 0, epoch: int = 0) -> Plan:
+def plan(step_s: Mapping[str, float], seconds: float, *, workers: int = 0, epoch: int = 0) -> TurnPlan:
     """Blocks for arms whose steps take about so long; `workers` is the most that a loader has, `epoch` its batches.
 
     Where `seconds` do not suffice for LEAST_ROUNDS of three steps, blocks become shorter, down to a single step;
@@ -56,7 +56,7 @@ def plan(step_s: Mapping[str, float], seconds: float, *, workers: int = 0, epoch
         steps -= 1
     wanted = ROUNDS_OF_SHORT_STEPS if longest < SHORT_STEP_S else LEAST_ROUNDS
     rounds = int(seconds / ((discarded + steps) * total))
-    return Plan(discarded=discarded, steps=steps, rounds=min(max(rounds, wanted), MOST_ROUNDS), seconds=seconds)
+    return TurnPlan(discarded=discarded, steps=steps, rounds=min(max(rounds, wanted), MOST_ROUNDS), seconds=seconds)
 
 
 @dataclass(kw_only=True)
@@ -69,7 +69,7 @@ class Running:
     cpu_s: list[float] = field(default_factory=list)
     _steps: Iterator[Tensor] | None = None
 
-    def block(self, plan: Plan) -> None:
+    def block(self, plan: TurnPlan) -> None:
         """Run one block and keep its mean step on both clocks."""
         steps = self._begun()
         for _ in range(plan.discarded):
@@ -126,7 +126,7 @@ def workers(training: Training) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rounds:
+class CountedRounds:
     """Which rounds of `take_turns` count."""
 
     kept: tuple[int, ...]
@@ -136,12 +136,12 @@ class Rounds:
 
 def take_turns(
     arms: Mapping[str, Running],
-    plan: Plan,
+    plan: TurnPlan,
     *,
     one_thread: bool,
     tell: Callable[[float], None] | None = None,
     clock: Clock | None = None,
-) -> Rounds:
+) -> CountedRounds:
     """Run blocks of all arms in turns, who begins changing from round to round.
 
     Arms of one thread that wait for nothing tell which rounds others disturbed (`_calm`): these are run once more, as
@@ -165,7 +165,9 @@ def take_turns(
     kept = [i for i, quiet in enumerate(calm) if quiet]
     if len(kept) < LEAST_ROUNDS:
         kept = list(range(done))
-    return Rounds(kept=tuple(kept), repeated=max(done - plan.rounds, 0), disturbed=sum(not calm[i] for i in kept))
+    return CountedRounds(
+        kept=tuple(kept), repeated=max(done - plan.rounds, 0), disturbed=sum(not calm[i] for i in kept)
+    )
 
 
 def _calm(arms: Mapping[str, Running]) -> list[bool]:

@@ -72,7 +72,7 @@ def calibrate(
                 )  # fmt: skip
         except SilentError:
             raise ForetraceError(
-                f"measuring took longer than {limit_s:g} s and was stopped; give fewer or smaller sizes, or --limit."
+                f"measuring took longer than {limit_s:g} s and was stopped; give fewer or smaller sizes, or `limit=`."
             ) from None
         except DeadError as error:
             raise ForetraceError(f"{error} Nothing was stored.") from None
@@ -88,7 +88,7 @@ def refuse_noise(table: CollectiveTable, most: float = MOST_SPREAD) -> None:
         raise ForetraceError(
             f"the {series.kind} of {size:,.0f} bytes varies by {100 * spread:.0f} % (quartiles of {table.repetitions} "
             f"repetitions), and more than {100 * most:.0f} % is no basis for predictions; leave the machine alone "
-            "meanwhile, choose larger sizes, or keep it with a wider interval by --accept-noise."
+            "meanwhile, choose larger sizes, or keep it with a wider interval by `accept_noise=`."
         )
 
 

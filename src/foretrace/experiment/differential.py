@@ -26,10 +26,10 @@ import numpy as np
 
 from foretrace import executor
 from foretrace.cost.network.network import CollectiveKind
-from foretrace.errors import ForetraceError
+from foretrace.errors import ForetraceError, spelled
 from foretrace.experiment.links import netns
-from foretrace.experiment.messages import Block, Collectives, Done, Make, Record, Recorded, Setup, Steps
-from foretrace.experiment.processes import Workers, alone, running, together
+from foretrace.experiment.messages import Collectives, Done, Make, Record, Recorded, RunSteps, Setup, TimedSteps
+from foretrace.experiment.processes import Workers, alone, together
 from foretrace.experiment.stalls import Stall, Stalls, stalls
 from foretrace.graph import store
 from foretrace.graph.taskgraph import TaskGraph
@@ -44,7 +44,7 @@ _PAGE_CACHE = Path("/proc/sys/vm/drop_caches")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class DifferentialRequest:
     """What to run."""
 
     work: str  # a model of the zoo, or a script with training()
@@ -66,20 +66,20 @@ class Compared:
     notes: tuple[str, ...]
 
 
-def differential(wanted: Wanted, tell: Tell) -> Compared:
+def differential(wanted: DifferentialRequest, tell: Tell) -> Compared:
     """Record one worker, predict the stalls, then run all four kinds of runs and subtract.
 
     Raises ForetraceError where the training does not exist, there are fewer cores than workers, or a worker fails.
     """
     if wanted.workers < 2:
-        raise ForetraceError("--workers must be 2 or more: stalls between workers need at least two.")
+        raise ForetraceError("`workers=` must be 2 or more: stalls between workers need at least two.")
     if wanted.workers > executor.cores():
         raise ForetraceError(
-            f"--workers {wanted.workers} compute on {executor.cores()} cores: their steps would tell of the scheduler; "
+            f"`workers={wanted.workers}` compute on {executor.cores()} cores: their steps would tell of the scheduler; "
             "use at most as many workers as cores."
         )
     if wanted.steps < 1:
-        raise ForetraceError(f"--steps {wanted.steps} times nothing; give 1 or more.")
+        raise ForetraceError(f"`steps={wanted.steps}` times nothing; give 1 or more.")
     files = _files(wanted.data)
     link = parse_link(wanted.link) if wanted.link else None
     runs: dict[str, list[float]] = {}
@@ -98,14 +98,15 @@ def differential(wanted: Wanted, tell: Tell) -> Compared:
         if link is not None:
             tell("running over the shaped link", 0.75)
             net = stack.enter_context(netns.made(wanted.workers, link))
-            with running(net, threads=wanted.threads) as workers:
+            with netns.running(net, threads=wanted.threads) as workers:
                 far = _table(workers, folder / "far.json", wanted.link)
                 runs |= {"network": _run(wanted, workers, ["all"], files, lambda share: None)["all"]}
         tell("predicting", 0.95)
         predicted = stalls(graph, workers=wanted.workers, inside=near, between=far)
     told = {near: "this machine's network, measured", far: wanted.link}
     predicted = replace(predicted, bars=tuple(_with_link(bar, told) for bar in predicted.bars))
-    notes = () if cold else ("nothing could be taken out of the page cache: fetch was not measured; give --data.",)
+    warm = "nothing could be taken out of the page cache: fetch was not measured; give `data=`."
+    notes = () if cold else (spelled(warm),)
     tell("done", 1.0)
     return Compared(
         predicted=predicted,
@@ -145,7 +146,7 @@ def _bars(runs: dict[str, list[float]]) -> tuple[Stall, ...]:
     return tuple(bars)
 
 
-def _recorded(wanted: Wanted, folder: Path) -> TaskGraph:
+def _recorded(wanted: DifferentialRequest, folder: Path) -> TaskGraph:
     """The graph of one worker alone that reads real batches."""
     file = folder / "alone.graph"
     setup = Setup(work=wanted.work, size=wanted.size, loads=True)
@@ -170,7 +171,11 @@ def _table(workers: Workers, file: Path, name: str) -> str:
 
 
 def _run(
-    wanted: Wanted, workers: Workers, names: Sequence[str], files: Sequence[Path], tell: Callable[[float], None]
+    wanted: DifferentialRequest,
+    workers: Workers,
+    names: Sequence[str],
+    files: Sequence[Path],
+    tell: Callable[[float], None],
 ) -> dict[str, list[float]]:
     """Seconds per step of every kind of run, by round; the kinds take turns, and who begins changes."""
     exchange = (f"data-parallel workers={len(workers)} network=1gbit",)  # the network is real: the text says nothing
@@ -188,9 +193,9 @@ def _run(
                 _evict(files)
             # A new arm begins its epoch anew, so that every block reads the same batches.
             workers.ask(Make(name=name, setup=setups[name]), f"making the run {name}", Done)
-            request = Steps(name=name, discarded=2, steps=wanted.steps, together=name != "alone")
+            request = RunSteps(name=name, discarded=2, steps=wanted.steps, together=name != "alone")
             ask = workers.ask_first if name == "alone" else workers.ask
-            blocks = ask(request, f"running {name}", Block, seconds=600.0)
+            blocks = ask(request, f"running {name}", TimedSteps, seconds=600.0)
             if number:
                 found[name].append(max(block.wall_s for block in blocks))
         order = order[1:] + order[:1]
@@ -204,10 +209,10 @@ def _files(paths: Sequence[str]) -> list[Path]:
     for text in paths:
         path = Path(text)
         if not path.exists():
-            raise ForetraceError(f"--data {text}: there is no such file or folder.")
+            raise ForetraceError(f"`data={text}`: there is no such file or folder.")
         found += [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
     if paths and not found:
-        raise ForetraceError(f"--data {' '.join(paths)} holds no files.")
+        raise ForetraceError(f"`data={' '.join(paths)}` holds no files.")
     return found
 
 

@@ -278,7 +278,7 @@ class Ledger:
         except (sqlite3.DatabaseError, msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
             raise ForetraceError(
                 f"{self.path} is no readable ledger ({error}); move it away and import an export of it, or choose "
-                "another file with --ledger."
+                "another file with `ledger=`."
             ) from None
 
     @contextmanager
@@ -298,7 +298,8 @@ class Ledger:
         )
         if application != APPLICATION:
             raise ForetraceError(
-                f"{self.path} is an SQLite file but no ledger, and was left as it is; choose another one with --ledger."
+                f"{self.path} is an SQLite file but no ledger, and was left as it is; choose another one with "
+                "`ledger=`."
             )
         if schema != SCHEMA:
             raise ForetraceError(
@@ -307,7 +308,7 @@ class Ledger:
             )
 
     def _unusable(self, why: str) -> ForetraceError:
-        return ForetraceError(f"cannot use the ledger {self.path} ({why}); choose another one with --ledger.")
+        return ForetraceError(f"cannot use the ledger {self.path} ({why}); choose another one with `ledger=`.")
 
 
 def verified_on(path: Path | None = None) -> dict[str, tuple[str, ...]]:

@@ -98,7 +98,7 @@ def measure(job: Job, tell: Tell) -> Outcome:
     if clock == "cpu" and waits(treated):
         raise ForetraceError(
             f"{' + '.join(job.techniques)} makes the step wait for other processes, and the prediction was made in CPU "
-            "time; give --batches loader with a loader that has workers."
+            "time; give `batches=loader` with a loader that has workers."
         )
     patience = min(_WAIT_FOR_CORES_S, job.seconds) if clock == "wall" else 0.0
     free = [cores.wait_for_cores(needed, patience)]
@@ -178,12 +178,12 @@ def _need_cores(threads: int) -> None:
     """Refuse several threads without cores for them: they wait for each other, and steps can take 40 times as long."""
     if threads > executor.cores():
         raise ForetraceError(
-            f"--threads {threads}: this process may use {executor.cores()} cores; give at most as many."
+            f"`threads={threads}`: this process may use {executor.cores()} cores; give at most as many."
         )
     if threads > 1 and (free := cores.wait_for_cores(threads, _WAIT_FOR_CORES_S)) < 0.7 * threads:
         raise ForetraceError(
-            f"--threads {threads} needs as many free cores and the machine has {free:.1f} left; stop what else is "
-            "running, or use --threads 1."
+            f"`threads={threads}` needs as many free cores and the machine has {free:.1f} left; stop what else is "
+            "running, or use `threads=1`."
         )
 
 

@@ -69,7 +69,7 @@ class Make(msgspec.Struct, frozen=True, kw_only=True, tag="make"):
     setup: Setup
 
 
-class Steps(msgspec.Struct, frozen=True, kw_only=True, tag="steps"):
+class RunSteps(msgspec.Struct, frozen=True, kw_only=True, tag="steps"):
     """Run steps of an arm: `discarded` ones first, then `steps` that are timed together.
 
     `together`: all workers begin the timed steps at once, so that none begins early what another one ends late.
@@ -87,7 +87,7 @@ class Inspect(msgspec.Struct, frozen=True, kw_only=True, tag="inspect"):
     name: str
 
 
-Request = Verify | Join | Collectives | Record | Make | Steps | Inspect
+Request = Verify | Join | Collectives | Record | Make | RunSteps | Inspect
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
@@ -114,7 +114,7 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True, tag="recorded"):
     notes: tuple[str, ...]
 
 
-class Block(msgspec.Struct, frozen=True, kw_only=True, tag="block"):
+class TimedSteps(msgspec.Struct, frozen=True, kw_only=True, tag="block"):
     """Steps of an arm: wall and CPU seconds per step, and the last loss (None where it is not a finite number)."""
 
     wall_s: float
@@ -130,7 +130,7 @@ class Buckets(msgspec.Struct, frozen=True, kw_only=True, tag="buckets"):
     world: int
 
 
-class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
     """A mistake in what was asked for, or a technique that does not fit."""
 
     sentence: str
@@ -145,4 +145,4 @@ class Crashed(msgspec.Struct, frozen=True, kw_only=True, tag="crashed"):
     script: bool
 
 
-Answer = Progress | Verified | Done | Recorded | Block | Buckets | Refused | Crashed
+Answer = Progress | Verified | Done | Recorded | TimedSteps | Buckets | Refusal | Crashed

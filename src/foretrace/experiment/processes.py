@@ -23,16 +23,14 @@ import msgspec
 
 from foretrace.errors import ForetraceError, NotApplicableError
 from foretrace.experiment.cores import environment
-from foretrace.experiment.links.netns import INTERFACE, Net
-from foretrace.experiment.messages import Answer, Crashed, Done, Join, Progress, Refused, Request
+from foretrace.experiment.messages import Answer, Crashed, Done, Join, Progress, Refusal, Request
 
 A = TypeVar("A", bound=Answer)
 Tell = Callable[[str, float], None]
 
-PORT = 29_500  # in the first worker's own namespace, so nothing else can have it
 START_S = 120.0  # importing PyTorch on a busy machine
 PATIENCE_S = 120.0  # of one request beyond the time that it should take
-_SETTLE_S = {Refused: 0.3, Crashed: 2.0}  # when a worker complains: time for the end of another one to be seen
+_SETTLE_S = {Refusal: 0.3, Crashed: 2.0}  # when a worker complains: time for the end of another one to be seen
 _GOODBYE_S = 5.0
 _LINES = 4  # of what a worker that died had to say
 
@@ -164,10 +162,10 @@ class Workers:
     def _checked(self, rank: int, line: bytes, what: str) -> Answer:
         """The answer in a line; raises what it complains of, or the death of another worker that explains it."""
         answer: Answer = self._decoder.decode(line)
-        if isinstance(answer, Refused | Crashed) and (dead := self._dead(rank, _SETTLE_S[type(answer)])) is not None:
+        if isinstance(answer, Refusal | Crashed) and (dead := self._dead(rank, _SETTLE_S[type(answer)])) is not None:
             raise self._died(dead, what)
         match answer:
-            case Refused():
+            case Refusal():
                 raise NotApplicableError(answer.sentence)
             case Crashed():
                 raise WorkerError(f"worker {rank}, while {answer.during or what}:\n{answer.trace}", answer)
@@ -198,33 +196,22 @@ class Workers:
 
 
 @contextmanager
-def running(net: Net, *, threads: int = 1) -> Iterator[Workers]:
-    """One worker in every namespace, joined over gloo; ended with the block.
-
-    Raises ForetraceError where they do not come up.
-    """
-    inside = [("ip", "netns", "exec", name) for name in net.namespaces]
-    with _started(inside, threads, INTERFACE) as workers:
-        _join(workers, net.addresses[0], PORT, threads)
-        yield workers
-
-
-@contextmanager
 def together(count: int, *, threads: int = 1, backend: str = "gloo", first: bool = True) -> Iterator[Workers]:
     """So many workers on this machine's own network, joined; ended with the block."""
-    with _started([()] * count, threads, "lo", first=first) as workers:
-        _join(workers, "127.0.0.1", _free_port(), threads, backend)
+    with started([()] * count, threads, "lo", first=first) as workers:
+        join(workers, "127.0.0.1", _free_port(), threads, backend)
         yield workers
 
 
 @contextmanager
 def alone(count: int = 1, *, threads: int = 1, first: bool = True) -> Iterator[Workers]:
     """Workers that have joined no other, in the same environment; ended with the block."""
-    with _started([()] * count, threads, "lo", first=first) as workers:
+    with started([()] * count, threads, "lo", first=first) as workers:
         yield workers
 
 
-def _join(workers: Workers, address: str, port: int, threads: int, backend: str = "gloo") -> None:
+def join(workers: Workers, address: str, port: int, threads: int, backend: str = "gloo") -> None:
+    """Let workers meet at the address of the first one."""
     common = {"address": address, "port": port, "threads": threads, "patience_s": PATIENCE_S, "backend": backend}
     joins = [msgspec.convert({**common, "rank": rank, "workers": len(workers)}, Join) for rank in range(len(workers))]
     workers.ask_each(joins, "joining the others", Done, patience_s=START_S)
@@ -238,7 +225,7 @@ def _free_port() -> int:
 
 
 @contextmanager
-def _started(
+def started(
     before: Sequence[tuple[str, ...]], threads: int, interface: str, *, first: bool = True
 ) -> Iterator[Workers]:
     """A process per item, each behind its words; ended with the block. `first`: ahead of what else the machine runs."""

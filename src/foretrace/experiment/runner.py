@@ -38,6 +38,6 @@ def run(job: Job, progress: Tell | None = None) -> Outcome:
             raise
         raise ForetraceError(
             f"the process that measures was ended by {error.signal}; if nobody did that, it had too little memory: "
-            "use --size tiny or a smaller batch."
+            "use `size=tiny` or a smaller batch."
         ) from None
     return found.outcome

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from foretrace.errors import GraphError
+from foretrace.errors import GraphError, spelled
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques.distributed.data_parallel import DataParallel
@@ -63,8 +63,8 @@ def stalls(
     before_s, before_low, before_high = recorded, recorded, recorded
     for name, link in joined.items():
         if workers < 2 or not link:
-            option = "--inside" if name == "interconnect" else "--between"
-            unknown.append(f"{name}: one worker was recorded; say --workers N {option} LINK")
+            given = "inside" if name == "interconnect" else "between"
+            unknown.append(spelled(f"{name}: one worker was recorded; say `workers=N` `{given}=LINK`"))
             continue
         found = whatif(graph, [DataParallel(workers=workers, network=link, gradient_mb=gradient_mb)])
         low, high = found.interval_s

@@ -1,4 +1,4 @@
-"""Rows of the ledger summed up, and as tables: what `foretrace ledger` shows and `docs/accuracy.md` is made of."""
+"""Summaries and tables of ledger rows, for `foretrace ledger` and docs/accuracy/techniques.md."""
 
 from __future__ import annotations
 

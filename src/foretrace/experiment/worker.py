@@ -28,7 +28,6 @@ from foretrace.errors import ForetraceError
 from foretrace.experiment.job import Job
 from foretrace.experiment.messages import (
     Answer,
-    Block,
     Buckets,
     Collectives,
     Crashed,
@@ -39,9 +38,10 @@ from foretrace.experiment.messages import (
     Progress,
     Record,
     Recorded,
-    Refused,
+    Refusal,
     Request,
-    Steps,
+    RunSteps,
+    TimedSteps,
     Verified,
     Verify,
 )
@@ -113,12 +113,12 @@ def _answer(worker: Worker, request: Request) -> Answer:
                 return worker.record(request)
             case Make():
                 return worker.make(request)
-            case Steps():
+            case RunSteps():
                 return worker.steps(request)
             case Inspect():
                 return worker.inspect(request)
     except ForetraceError as error:
-        return Refused(sentence=str(error))
+        return Refusal(sentence=str(error))
     except Exception as error:
         return Crashed(
             trace=traceback.format_exc(),
@@ -141,11 +141,11 @@ class Worker:
     """What a worker keeps between two requests: its arms, and what it does."""
 
     def __init__(self, say: Callable[[Progress], None]) -> None:
-        from foretrace.experiment.links.arms import Arm
+        from foretrace.experiment.links.arms import RunningArm
 
         self.say, self.during = say, ""
         self.rank, self.workers = 0, 1
-        self.arms: dict[str, Arm] = {}
+        self.arms: dict[str, RunningArm] = {}
 
     def tell(self, what: str, share: float) -> None:
         """Say what is done now, and how far it has come."""
@@ -210,14 +210,14 @@ class Worker:
 
     def make(self, request: Make) -> Done:
         """Make an arm."""
-        from foretrace.experiment.links.arms import Arm
+        from foretrace.experiment.links.arms import RunningArm
 
-        self.arms[request.name] = Arm(request.setup)
+        self.arms[request.name] = RunningArm(request.setup)
         gc.collect()
         gc.freeze()
         return Done()
 
-    def steps(self, request: Steps) -> Block:
+    def steps(self, request: RunSteps) -> TimedSteps:
         """Run steps of an arm."""
         return self.arms[request.name].block(request.discarded, request.steps, together=request.together)
 

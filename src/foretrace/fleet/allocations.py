@@ -25,7 +25,7 @@ Bool = npt.NDArray[np.bool_]
 
 def isolated(scale: npt.ArrayLike, workers: npt.ArrayLike) -> Float64:
     """Every job gets an equal part of each type, as if it had a cluster of its own that much smaller."""
-    size, have = _vector(scale), _vector(workers)
+    size, have = vector(scale), vector(workers)
     if not len(size):
         return np.zeros((0, len(have)))
     share = have[None, :] / len(size) / size[:, None]
@@ -38,7 +38,7 @@ def proportional(jobs: int, workers: npt.ArrayLike) -> Float64:
 
     What Gavel measures progress against; it takes no notice of how many jobs there are, so it is not feasible as such.
     """
-    have = _vector(workers)
+    have = vector(workers)
     return np.tile(have / have.sum(), (jobs, 1))
 
 
@@ -50,7 +50,7 @@ def max_min(
     Progress counts against what the job would make with `proportional`, divided by its weight (1), times its scale.
     A job that runs on no type takes no part and gets nothing.
     """
-    rates = _matrix(throughputs)
+    rates = matrix(throughputs)
     return best_worst(normalised(rates, scale, workers, weights), scale, workers)[0]
 
 
@@ -58,83 +58,18 @@ def normalised(
     throughputs: npt.ArrayLike, scale: npt.ArrayLike, workers: npt.ArrayLike, weights: npt.ArrayLike | None = None
 ) -> Float64:
     """(m, types) the gains per fraction of time that `max_min` levels; 0 for a job that runs nowhere."""
-    rates = _matrix(throughputs)
-    weight = np.ones(len(rates)) if weights is None else _vector(weights)
+    rates = matrix(throughputs)
+    weight = np.ones(len(rates)) if weights is None else vector(weights)
     base = (rates * proportional(len(rates), workers)).sum(axis=1) * weight
-    gain = rates * (_vector(scale) / np.where(base > 0, base, 1.0))[:, None]
+    gain = rates * (vector(scale) / np.where(base > 0, base, 1.0))[:, None]
     return np.where((base > 0)[:, None], gain, 0.0)
-
-
-def max_min_shared(
-    members: npt.ArrayLike,
-    rates: npt.ArrayLike,
-    scale: npt.ArrayLike,
-    workers: npt.ArrayLike,
-    weights: npt.ArrayLike | None = None,
-) -> Float64:
-    """(entries, types) the same where two jobs may share their GPUs: what runs is a job alone or a pair.
-
-    members: (entries, 2) positions of the jobs of an entry, -1 in the second place for a job alone; every job stands
-    alone in one entry. rates: (entries, types, 2) steps per second of both members; 0 in the second place for one
-    alone. scale, weights: (m,) as in `max_min`; the members of a pair have the same scale. A job's fractions add up to
-    at most 1 over all entries that it is in.
-    """
-    who, speed = np.asarray(members, np.int64), np.asarray(rates, np.float64)
-    size, have = _vector(scale), _vector(workers)
-    entries, n = len(who), len(have)
-    if not entries:
-        return np.zeros((0, n))
-    m = len(size)
-    alone = who[:, 1] < 0
-    own = np.zeros((m, n))
-    own[who[alone, 0]] = speed[alone, :, 0]
-    weight = np.ones(m) if weights is None else _vector(weights)
-    base = (own * proportional(m, have)).sum(axis=1) * weight
-    part = np.flatnonzero(base > 0)
-    row_of = np.full(m, -1)
-    row_of[part] = np.arange(len(part))
-    at = np.arange(entries)[:, None] * n + np.arange(n)[None, :]  # the variable of each entry and type
-    held: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Float64]] = []  # row, variable, value
-    for place in (0, 1):
-        here = np.flatnonzero(who[:, place] >= 0)
-        job = who[here, place]
-        held.append((np.repeat(job, n), at[here].ravel(), np.ones(len(here) * n)))
-        some = base[job] > 0
-        here, job = here[some], job[some]
-        gain = speed[here, :, place] * (size[job] / base[job])[:, None]
-        held.append((np.repeat(m + n + row_of[job], n), at[here].ravel(), -gain.ravel()))
-    used = size[who[:, 0]]
-    held.append((m + np.tile(np.arange(n), entries), at.ravel(), np.repeat(used, n)))
-    level = entries * n
-    held.append((m + n + np.arange(len(part)), np.full(len(part), level), np.ones(len(part))))
-    row, column, value = (np.concatenate(each) for each in zip(*held, strict=True))
-    limits = np.concatenate([np.ones(m), have, np.zeros(len(part))])
-    cost = np.append(np.zeros(level), -1.0)
-    found = _solve(cost, (row, column, value), limits, [(0.0, 1.0)] * level + [(0.0, None)])
-    assert found is not None  # nothing at all is always feasible
-    x = np.clip(found[:level].reshape(entries, n), 0.0, 1.0)
-    over = max(
-        _busiest(who, x, m),
-        float(((used[:, None] * x).sum(axis=0) / np.where(have > 0, have, np.inf)).max()),
-        1.0,
-    )
-    return x / over
-
-
-def _busiest(who: npt.NDArray[np.int64], x: Float64, jobs: int) -> float:
-    """The most time that any job has over all entries."""
-    time = np.zeros(jobs)
-    for place in (0, 1):
-        here = who[:, place] >= 0
-        np.add.at(time, who[here, place], x[here].sum(axis=1))
-    return float(time.max())
 
 
 def makespan(
     throughputs: npt.ArrayLike, scale: npt.ArrayLike, workers: npt.ArrayLike, remaining: npt.ArrayLike
 ) -> tuple[Float64, float]:
     """X and the seconds until the last of the jobs ends if X stays: remaining (m,) steps, as short as it can be."""
-    rates, left = _matrix(throughputs), _vector(remaining)
+    rates, left = matrix(throughputs), vector(remaining)
     work = np.where(left > 0, left, 1.0)
     x, speed = best_worst(np.where((left > 0)[:, None], rates / work[:, None], 0.0), scale, workers)
     return x, 1.0 / speed if speed > 0 else float("inf") if (left > 0).any() else 0.0
@@ -159,21 +94,21 @@ def finish_time_fairness(
     program takes the tangents of these needs at one ρ: its smallest ρ is a lower bound, where the next tangents are
     taken, and its X gives an upper bound; both meet after a few (Newton's method).
     """
-    rates, left = _matrix(throughputs), _vector(remaining)
-    past, fair = _vector(elapsed), _vector(alone)
+    rates, left = matrix(throughputs), vector(remaining)
+    past, fair = vector(elapsed), vector(alone)
     part = (left > 0) & (rates.max(axis=1, initial=0.0) > 0)
     made = np.zeros_like(rates)
     if not part.any():
         return made, 0.0
-    rates, left, past, fair, size = rates[part], left[part], past[part], fair[part], _vector(scale)[part]
+    rates, left, past, fair, size = rates[part], left[part], past[part], fair[part], vector(scale)[part]
     k, n = rates.shape
-    have = _vector(workers)
+    have = vector(workers)
 
     def worst(x: Float64) -> float:
         progress = (rates * x).sum(axis=1)
         return float(((past + left / np.maximum(progress, 1e-300)) / fair).max())
 
-    rows, limits = _capacity(size, have)
+    rows, limits = capacity(size, have)
     rows = np.hstack([rows, np.zeros((len(rows), 1))])
     best = isolated(size, have)
     rho = worst(best)
@@ -181,16 +116,16 @@ def finish_time_fairness(
     at = (least + rho) / 2 if least < rho else rho
     for _ in range(100):
         slack = at * fair - past  # seconds that each job may still take
-        tangent = np.hstack([-_per_job(rates * (slack / left)[:, None]), -(fair / slack)[:, None]])
+        tangent = np.hstack([-per_job(rates * (slack / left)[:, None]), -(fair / slack)[:, None]])
         need = -(1.0 + fair * at / slack)
-        found = _solve(
+        found = solve(
             np.append(np.zeros(k * n), 1.0),
             np.vstack([rows, tangent]),
             np.concatenate([limits, need]),
             [(0.0, 1.0)] * (k * n) + [(least, None)],
         )
         assert found is not None  # a ρ that is large enough always exists
-        x = _feasible(found[:-1].reshape(k, n), size, have)
+        x = feasible(found[:-1].reshape(k, n), size, have)
         reached = worst(x)
         if reached < rho:
             best, rho = x, reached
@@ -202,51 +137,24 @@ def finish_time_fairness(
     return made, rho
 
 
-def most_progress(
-    throughputs: npt.ArrayLike,
-    scale: npt.ArrayLike,
-    workers: npt.ArrayLike,
-    *,
-    cost: npt.ArrayLike | None = None,
-    at_least: npt.ArrayLike | None = None,
-) -> Float64:
-    """The largest sum of steps per second, or per unit of money with `cost` (types,) per GPU type.
-
-    at_least: (m,) steps per second each job must make. Raises ForetraceError where that cannot be for all.
-    """
-    rates = _matrix(throughputs)
-    m, n = rates.shape
-    if not m:
-        return np.zeros((0, n))
-    price = np.ones(n) if cost is None else _vector(cost)
-    rows, limits = _capacity(_vector(scale), _vector(workers))
-    if at_least is not None:
-        rows = np.vstack([rows, -_per_job(rates)])
-        limits = np.concatenate([limits, -_vector(at_least)])
-    found = _solve(-(rates / price).ravel(), rows, limits, [(0.0, 1.0)] * (m * n))
-    if found is None:
-        raise ForetraceError("no allocation gives every job the progress that is asked for; lower it or add GPUs.")
-    return _feasible(found.reshape(m, n), scale, workers)
-
-
 def best_worst(gain: npt.ArrayLike, scale: npt.ArrayLike, workers: npt.ArrayLike) -> tuple[Float64, float]:
     """X with the largest smallest Σ_j gain[m, j] · X[m, j] over jobs that have any gain, and that value."""
-    value = _matrix(gain)
+    value = matrix(gain)
     m, n = value.shape
     part = value.max(axis=1, initial=0.0) > 0
     if not part.any():
         return np.zeros((m, n)), 0.0
-    used, size = value[part], _vector(scale)[part]
+    used, size = value[part], vector(scale)[part]
     k = len(used)
     unit = used.max()  # HiGHS judges feasibility by absolute sizes
-    rows, limits = _capacity(size, _vector(workers))
-    level = np.hstack([-_per_job(used / unit), np.ones((k, 1))])
+    rows, limits = capacity(size, vector(workers))
+    level = np.hstack([-per_job(used / unit), np.ones((k, 1))])
     rows = np.vstack([np.hstack([rows, np.zeros((len(rows), 1))]), level])
     limits = np.concatenate([limits, np.zeros(k)])
-    found = _solve(np.append(np.zeros(k * n), -1.0), rows, limits, [(0.0, 1.0)] * (k * n) + [(0.0, None)])
+    found = solve(np.append(np.zeros(k * n), -1.0), rows, limits, [(0.0, 1.0)] * (k * n) + [(0.0, None)])
     assert found is not None  # nothing at all is always feasible
     x = np.zeros((m, n))
-    x[part] = _feasible(found[:-1].reshape(k, n), size, workers)
+    x[part] = feasible(found[:-1].reshape(k, n), size, workers)
     return x, float((value * x).sum(axis=1)[part].min())
 
 
@@ -264,17 +172,17 @@ def allox(
     max(⌊alpha · m⌋, free GPUs) jobs that waited longest take part. A job in the k-th place from the end of a GPU's
     list costs k times its run time there; the assignment of jobs to places is solved exactly (AlloX, section 4).
     """
-    rates, have = _matrix(throughputs), np.asarray(free, np.int64)
+    rates, have = matrix(throughputs), np.asarray(free, np.int64)
     lists = np.repeat(np.arange(len(have)), have)  # the type of each free GPU
     n = len(lists)
-    oldest = np.argsort(-_vector(waited), kind="stable")[: max(int(alpha * len(rates)), n)]
+    oldest = np.argsort(-vector(waited), kind="stable")[: max(int(alpha * len(rates)), n)]
     chosen = np.full(len(rates), -1, np.int64)
     if not len(oldest) or not n:
         return chosen
     speed = np.where(rates == 0.0, 1e-10, rates)[oldest][:, lists]
-    run = _vector(remaining)[oldest][:, None] / speed
+    run = vector(remaining)[oldest][:, None] / speed
     places = np.arange(1, len(oldest) + 1)
-    cost = (places[None, :, None] * run[:, None, :] + _vector(waited)[oldest][:, None, None]).reshape(len(oldest), -1)
+    cost = (places[None, :, None] * run[:, None, :] + vector(waited)[oldest][:, None, None]).reshape(len(oldest), -1)
     try:
         from scipy.optimize import linear_sum_assignment
     except ImportError:
@@ -290,18 +198,20 @@ def allox(
     return chosen
 
 
-def _vector(values: npt.ArrayLike) -> Float64:
+def vector(values: npt.ArrayLike) -> Float64:
+    """Numbers in a row."""
     return np.asarray(values, np.float64).reshape(-1)
 
 
-def _matrix(values: npt.ArrayLike) -> Float64:
+def matrix(values: npt.ArrayLike) -> Float64:
+    """Numbers by job and type; raises ValueError where they are not."""
     made = np.asarray(values, np.float64)
     if made.ndim != 2:
         raise ValueError("throughputs are a matrix of jobs by GPU types")
     return made
 
 
-def _per_job(values: Float64) -> Float64:
+def per_job(values: Float64) -> Float64:
     """(m, m · types) a row per job with its values at its variables."""
     m, n = values.shape
     rows = np.zeros((m, m * n))
@@ -310,14 +220,14 @@ def _per_job(values: Float64) -> Float64:
     return rows
 
 
-def _capacity(scale: Float64, workers: Float64) -> tuple[Float64, Float64]:
+def capacity(scale: Float64, workers: Float64) -> tuple[Float64, Float64]:
     """Rows and limits of: nobody gets more than all his time, no type gives more than it has."""
     m, n = len(scale), len(workers)
     types = np.kron(scale, np.eye(n)).reshape(n, m * n) if m else np.zeros((n, 0))
-    return np.vstack([_per_job(np.ones((m, n))), types]), np.concatenate([np.ones(m), workers])
+    return np.vstack([per_job(np.ones((m, n))), types]), np.concatenate([np.ones(m), workers])
 
 
-def _solve(
+def solve(
     cost: Float64, rows: Float64 | tuple[Any, Any, Any], limits: Float64, bounds: list[tuple[float, float | None]]
 ) -> Float64 | None:
     """Smallest cost · z where rows · z <= limits, None where there is no such z. Rows also as (row, column, value)."""
@@ -337,11 +247,11 @@ def _solve(
     return np.asarray(found.x, np.float64)
 
 
-def _feasible(x: Float64, scale: npt.ArrayLike, workers: npt.ArrayLike) -> Float64:
+def feasible(x: Float64, scale: npt.ArrayLike, workers: npt.ArrayLike) -> Float64:
     """Take the solver's tolerance (1e-7) off, so that limits hold exactly but for rounding."""
     x = np.clip(x, 0.0, 1.0)
     x = x / np.maximum(x.sum(axis=1), 1.0)[:, None]
-    used, have = (_vector(scale)[:, None] * x).sum(axis=0), _vector(workers)
+    used, have = (vector(scale)[:, None] * x).sum(axis=0), vector(workers)
     return x * np.where(used > have, have / np.where(used > 0, used, 1.0), 1.0)[None, :]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import atan, cos, pi, sin, sqrt
+from math import sqrt
 from statistics import NormalDist
 
 import numpy as np
@@ -20,6 +20,7 @@ from foretrace.fleet import metrics
 from foretrace.fleet.overtime import Only, chosen
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.workload import SECOND, Float64, Workload
+from foretrace.simulate.noise import t_quantile
 
 Run = Callable[[Workload], FleetResult]
 LEVEL = 0.95
@@ -290,30 +291,5 @@ class Tails:
         """For n repetitions."""
         if n < 2:
             return cls(float("inf"), 0.0)
-        t = _t_quantile(0.5 + level / 2, n - 1)
+        t = t_quantile(0.5 + level / 2, n - 1)
         return cls(t, NormalDist().cdf(-sqrt(n / (n - 1)) * t))
-
-
-def _t_quantile(p: float, freedom: int) -> float:
-    """Quantile p > ½ of Student's t, by bisection of its distribution (finite sums for whole degrees of freedom)."""
-
-    def upto(t: float) -> float:
-        angle = atan(t / sqrt(freedom))
-        cosine = cos(angle)
-        if freedom % 2:  # Abramowitz & Stegun 26.7.3
-            total, term = 0.0, cosine
-            for k in range(1, freedom - 1, 2):
-                total += term
-                term *= cosine**2 * (k + 1) / (k + 2)
-            return 0.5 + (angle + sin(angle) * total) / pi
-        total, term = 0.0, 1.0  # 26.7.4
-        for k in range(0, freedom, 2):
-            total += term
-            term *= cosine**2 * (k + 1) / (k + 2)
-        return 0.5 + sin(angle) * total / 2
-
-    low, high = 0.0, 1e4
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (middle, high) if upto(middle) < p else (low, middle)
-    return (low + high) / 2

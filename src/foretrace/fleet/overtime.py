@@ -267,17 +267,6 @@ def slots(
     return tuple(found)
 
 
-def slots_free(cluster: ClusterTree, free: npt.NDArray[np.bool_], size: int, level: str) -> tuple[int, int]:
-    """(slots of this size free in units of this level, as many as there were if the free GPUs lay together).
-
-    free: (GPUs,) mask. Raises ForetraceError where the cluster has no such level.
-    """
-    at = cluster.level(level)
-    inside = np.add.reduceat(free.astype(np.int64), cluster.starts[at][:-1])
-    capacity = int((np.diff(cluster.starts[at]) // size).sum())
-    return int((inside // size).sum()), min(int(free.sum()) // size, capacity)
-
-
 def _transitions(result: FleetResult, cluster: ClusterTree) -> tuple[Int64, Int64, Int64]:
     """(GPU, time, +1 freed or −1 taken) in order of time; several jobs on one GPU take it once."""
     each = result.segments

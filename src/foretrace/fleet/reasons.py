@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
+from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.result import Cause, Decision
-from foretrace.fleet.workload import SECOND
-
-if TYPE_CHECKING:
-    from foretrace.fleet.cluster import ClusterTree
-    from foretrace.fleet.simulate import Simulation
+from foretrace.fleet.workload import SECOND, Workload
 
 WHAT = ("start", "wait", "preempt", "migrate", "finish", "fail")
 
 
-def decisions_of(played: Simulation) -> tuple[Decision, ...]:
-    """Everything that was decided about the watched jobs, in order."""
-    from foretrace.fleet import engine
+def decisions_of(log: Any, workload: Workload, cluster: ClusterTree) -> tuple[Decision, ...]:
+    """Everything that was decided about the watched jobs, in order; `log` is the compiled engine's (`EVENT`)."""
+    from foretrace.fleet.engine import memory as engine
 
-    state, workload = played.state, played.workload
     made = []
-    for now, job, what, a, b, last in state.log[: state.s[engine.LOG]].tolist():
+    for now, job, what, a, b, last in log.tolist():
         gpus = int(workload.gpus[job])
         if what == engine.L_WAIT:
             cause = Cause(a // 1_000_000)
-            why = waiting(cause, gpus, played.cluster, widest=a % 1_000_000, value=b, now=now, last=last)
+            why = waiting(cause, gpus, cluster, widest=a % 1_000_000, value=b, now=now, last=last)
         elif what == engine.L_START:
-            why = started(gpus, played.cluster, level=a, gpu=b)
+            why = started(gpus, cluster, level=a, gpu=b)
         elif what == engine.L_PREEMPT:
             why = preempted(a)
         elif what == engine.L_MIGRATE:
-            why = f"a {_unit(played.cluster, a)} became free that holds all its {gpus} GPUs, and it ends sooner there"
+            why = f"a {_unit(cluster, a)} became free that holds all its {gpus} GPUs, and it ends sooner there"
         elif what == engine.L_FAIL:
             why = f"a machine under it broke; {minutes(a)} of work since its last checkpoint are lost"
         else:

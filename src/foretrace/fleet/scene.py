@@ -22,8 +22,8 @@ from foretrace.fleet.policy import Policy
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.setup import Costs, checkpoint_cost
 from foretrace.fleet.simulate import simulate
-from foretrace.fleet.speed_models import ClosedFormSpeeds, ConstantSpeeds
 from foretrace.fleet.speeds import Speeds
+from foretrace.fleet.speeds.closed_form import ClosedFormSpeeds, ConstantSpeeds
 from foretrace.fleet.workload import FARTHEST_S, SECOND, Int64, Workload
 from foretrace.names import resolve
 
@@ -251,7 +251,7 @@ def _closed_form(value: str, given: dict[str, str], cluster: ClusterTree) -> Spe
 
 
 def _table(value: str, given: dict[str, str], cluster: ClusterTree) -> Speeds:
-    from foretrace.fleet.table_speeds import TableSpeeds
+    from foretrace.fleet.speeds.table import TableSpeeds
 
     parameters: dict[str, Any] = {}
     if "reference" in given:
@@ -262,7 +262,7 @@ def _table(value: str, given: dict[str, str], cluster: ClusterTree) -> Speeds:
 
 
 def _throughputs(value: str, given: dict[str, str], cluster: ClusterTree) -> Speeds:
-    from foretrace.fleet.throughputs import ThroughputTable
+    from foretrace.fleet.speeds.throughputs import ThroughputTable
 
     table = ThroughputTable.read(value, reference=given.pop("reference", "v100"))
     if given.pop("pairs", "no") in ("yes", "true"):
@@ -273,14 +273,14 @@ def _throughputs(value: str, given: dict[str, str], cluster: ClusterTree) -> Spe
 
 
 def _goodput(value: str, given: dict[str, str], cluster: ClusterTree) -> Speeds:
-    from foretrace.fleet.goodput import GoodputSpeeds
+    from foretrace.fleet.pollux.goodput import GoodputSpeeds
 
     adapt = given.pop("adapt", "no") in ("yes", "true")
     return GoodputSpeeds(Path(value), per_node=cluster.per_node, adapt=adapt)
 
 
 def _graphs(value: str, given: dict[str, str], cluster: ClusterTree) -> Speeds:
-    from foretrace.fleet.graph_speeds import GraphSpeeds
+    from foretrace.fleet.speeds.graph import GraphSpeeds
 
     links = given.pop("links", "")
     graphs = {name: Path(path) for name, path in given.items()}

@@ -9,10 +9,11 @@ import numpy.typing as npt
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet.cluster import ClusterTree
-from foretrace.fleet.policy import MACHINE, Policy, estimates
+from foretrace.fleet.policy_rules import MACHINE, PolicyRules, estimates
 from foretrace.fleet.workload import SECOND, Float64, Int64, Workload, nanoseconds
 
 NEVER = 2**62
+HORIZON = 10  # failures are drawn for so many times the span that the work alone would take
 MOST_FAILURES = 5_000_000  # drawn ahead; more would be seconds between failures, which nobody runs
 Bool = npt.NDArray[np.bool_]
 
@@ -83,7 +84,7 @@ class Facts:
     work_ns: Float64
 
 
-def prepare(workload: Workload, cluster: ClusterTree, policy: Policy, costs: Costs) -> Facts:
+def prepare(workload: Workload, cluster: ClusterTree, policy: PolicyRules, costs: Costs) -> Facts:
     """Check that the parts fit together; raises ForetraceError with what to mend."""
     policy.validate()
     costs.validate()
@@ -142,7 +143,7 @@ def prepare(workload: Workload, cluster: ClusterTree, policy: Policy, costs: Cos
     )
 
 
-def alike(policy: Policy, cluster: ClusterTree) -> bool:
+def alike(policy: PolicyRules, cluster: ClusterTree) -> bool:
     """Whether jobs of a class fare alike in one decision: neither timers nor quotas tell them apart. Once one of them
     did not fit, the others need not be tried.
     """
@@ -154,7 +155,7 @@ def _some(names: npt.NDArray[np.str_]) -> str:
     return shown + (", ..." if len(names) > 3 else "")
 
 
-def waits_ns(policy: Policy, cluster: ClusterTree) -> tuple[Int64, int]:
+def waits_ns(policy: PolicyRules, cluster: ClusterTree) -> tuple[Int64, int]:
     """(levels,) wait before spreading over a unit of each level, and the widest level that needs none."""
     machine = 0  # a cluster that calls nothing a node: its innermost units are taken for them
     if policy.machine in cluster.levels or policy.machine != MACHINE:
@@ -169,7 +170,9 @@ def waits_ns(policy: Policy, cluster: ClusterTree) -> tuple[Int64, int]:
     return waits, machine
 
 
-def failures(cluster: ClusterTree, costs: Costs, *, until_ns: int, seed: int) -> tuple[Int64, Int64, Int64]:
+def failures(
+    workload: Workload, cluster: ClusterTree, costs: Costs, facts: Facts, *, seed: int
+) -> tuple[Int64, Int64, Int64]:
     """When innermost units break and are repaired, by seed: times (ns, ascending), units, 1 for a repair.
 
     Times between failures and to repair are exponential; a broken unit does not break again before its repair.
@@ -178,7 +181,8 @@ def failures(cluster: ClusterTree, costs: Costs, *, until_ns: int, seed: int) ->
         empty = np.zeros(0, np.int64)
         return empty, empty, empty
     random = np.random.default_rng(seed)
-    horizon = until_ns / SECOND
+    span = int(workload.submit_ns[-1]) + int(facts.work_ns.sum() / max(cluster.gpus, 1)) + int(facts.work_ns.max())
+    horizon = HORIZON * span / SECOND
     if cluster.units(0) * horizon / (costs.mtbf_h * 3600) > MOST_FAILURES:
         raise ForetraceError(
             f"with mtbf-h {costs.mtbf_h:g}, machines would break more than {MOST_FAILURES:,} times; give more hours."

@@ -13,15 +13,13 @@ from foretrace.fleet.policy import Policy
 from foretrace.fleet.reasons import decisions_of
 from foretrace.fleet.result import FleetResult, Segments
 from foretrace.fleet.setup import NEVER, Costs
-from foretrace.fleet.speed_models import ConstantSpeeds
 from foretrace.fleet.speeds import Shape, Speeds
+from foretrace.fleet.speeds.closed_form import ConstantSpeeds
 from foretrace.fleet.workload import Workload, nanoseconds
 
 _ORDERS = ("key", "remaining", "service", "queues", "network", "last", "fairness")
 _ADMITS = ("block", "skip", "backfill")
 _PREEMPTS = ("keep", "lease", "always")
-_UNWATCHED = -2  # no decision is written down
-HORIZON = 10  # failures are drawn for so many times the span that the work alone would take
 
 
 def simulate(
@@ -85,25 +83,23 @@ class Simulation:
     @property
     def now_s(self) -> float:
         """Time of the last event in seconds after the workload's zero."""
-        return float(self.state.s[0]) * 1e-9
+        return float(self.state.s["now"][0]) * 1e-9
 
     @property
     def finished(self) -> bool:
         """Whether nothing is left to happen."""
-        from foretrace.fleet import engine
-
         s = self.state.s
-        return bool(s[engine.HEAP] == 0 and s[engine.NEXT] == len(self.workload))
+        return bool(s["heap"][0] == 0 and s["next"][0] == len(self.workload))
 
     def run(self, *, until_s: float | None = None, max_events: int | None = None) -> Simulation:
         """Play on until this time (inclusive), so many events, or the end."""
-        from foretrace.fleet import engine
+        from foretrace.fleet.engine import decisions as engine
 
         until = int(nanoseconds(until_s)) if until_s is not None else NEVER - 1
         limit = NEVER if max_events is None else max_events
-        self.state.s[engine.LIMIT] = limit
+        self.state.s["limit"][0] = limit
         while True:
-            why = engine.run(self.state, until)  # type: ignore[no-untyped-call]
+            why = engine.run(self.state, until)
             if why == engine.NEED_SPEED:
                 self._learn()
             elif why == engine.NEED_ROOM:
@@ -114,8 +110,6 @@ class Simulation:
 
     def _learn(self) -> None:
         """Ask the model for the speed that the engine has not met, and put it into its table."""
-        from foretrace.fleet import engine
-
         state, levels = self.state, len(self.cluster.levels)
         ask = state.ask
         job = int(ask[4 + levels])
@@ -134,8 +128,8 @@ class Simulation:
         at = int(ask[5 + levels])
         state.rows[at] = ask[: 4 + levels]
         state.table[at] = (1, speed.progress, speed.communication)
-        state.s[engine.FILLED] += 1
-        if state.s[engine.FILLED] * 2 > len(state.table):
+        state.s["filled"][0] += 1
+        if state.s["filled"][0] * 2 > len(state.table):
             self.state = _rehashed(state)
 
     def _make_room(self) -> None:
@@ -148,7 +142,7 @@ class Simulation:
 
     def check(self) -> None:
         """Every GPU is free, broken or in one running job's set, and all counts agree (raises AssertionError)."""
-        from foretrace.fleet import engine
+        from foretrace.fleet.engine import memory as engine
 
         state = self.state
         held: dict[int, int] = {}
@@ -165,11 +159,11 @@ class Simulation:
             for kind in range(len(self.cluster.types)):
                 free = int(((state.devs["owner"][inside] == -1) & (state.devs["kind"][inside] == kind)).sum())
                 assert free == state.free[kind, unit], f"unit {unit} counts {state.free[kind, unit]} free of {free}"
-        assert state.s[engine.FREE] == (state.devs["owner"] == -1).sum()
+        assert state.s["free"][0] == (state.devs["owner"] == -1).sum()
 
     def devices_of(self, job: int) -> list[int]:
         """GPUs that a job holds now, in ascending order."""
-        from foretrace.fleet import engine
+        from foretrace.fleet.engine import memory as engine
 
         found: list[int] = []
         if self.state.jobs["status"][job] == engine.RUNNING:
@@ -181,13 +175,13 @@ class Simulation:
 
     def result(self) -> FleetResult:
         """What happened so far."""
-        from foretrace.fleet import engine
+        from foretrace.fleet.engine import memory as engine
 
         state = self.state
         waiting = state.jobs["status"] == engine.WAITING
         waited = state.waited.copy()
         waited[np.flatnonzero(waiting), state.jobs["cause"][waiting]] += (
-            state.s[engine.NOW] - state.jobs["cause_since"][waiting]
+            state.s["now"][0] - state.jobs["cause_since"][waiting]
         )
         held, dead, talk, gpu_ns = (
             state.jobs["held"].copy(),
@@ -196,9 +190,9 @@ class Simulation:
             state.jobs["gpu_ns"].copy(),
         )
         running = np.flatnonzero(state.jobs["status"] == engine.RUNNING)
-        since = state.s[engine.NOW] - state.jobs["mark"][running]
+        since = state.s["now"][0] - state.jobs["mark"][running]
         begun = np.clip(
-            state.s[engine.NOW] - np.maximum(state.jobs["mark"][running], state.jobs["ready"][running]), 0, None
+            state.s["now"][0] - np.maximum(state.jobs["mark"][running], state.jobs["ready"][running]), 0, None
         )
         held[running] += since
         dead[running] += since - begun
@@ -220,51 +214,48 @@ class Simulation:
             failed=state.jobs["failed"].copy(),
             waited_ns=waited,
             never=self.facts.never,
-            segments=_segments(self, int(state.s[engine.SEGMENTS])),
-            decisions=decisions_of(self),
+            segments=_segments(self, int(state.s["segments"][0])),
+            decisions=decisions_of(state.log[: state.s["log"][0]], self.workload, self.cluster),
             facts={
                 "engine": "compiled",
                 "speeds": self.speeds.name,
-                "machines_are": self.cluster.levels[int(state.s[engine.MACHINE])],
-                "distinct_speeds": int(state.s[engine.FILLED]),
+                "machines_are": self.cluster.levels[int(state.s["machine"][0])],
+                "distinct_speeds": int(state.s["filled"][0]),
             },
-            stopped_ns=int(state.s[engine.NOW]) if self.stopped else None,
-            events=int(state.s[engine.EVENTS]),
+            stopped_ns=int(state.s["now"][0]) if self.stopped else None,
+            events=int(state.s["events"][0]),
         )
 
 
 def _segments(played: Simulation, count: int) -> Segments | None:
-    from foretrace.fleet import engine
+    from foretrace.fleet.engine import memory as engine
 
     state = played.state
-    if not state.s[engine.KEEP_SEGMENTS]:
+    if not state.s["keep"][0]:
         return None
-    rows = state.seg[:count]
-    open_ = np.flatnonzero(state.jobs["status"] == engine.RUNNING)
-    now = int(state.s[engine.NOW])
-    held = [played.devices_of(int(job)) for job in open_] if state.s[engine.KEEP_SEGMENTS] > 1 else []
-    more = np.zeros((len(open_), 7), np.int64)
-    more[:, 0] = open_
-    more[:, 1] = state.jobs["stretch"][open_]
-    more[:, 2] = now
-    more[:, 3] = played.workload.gpus[open_]
-    more[:, 4] = state.jobs["level"][open_]
-    more[:, 5] = np.minimum(state.jobs["stretch_dead"][open_], now - state.jobs["stretch"][open_])
-    sizes = np.concatenate([rows[:, 3], more[:, 3]]) if held or len(rows) else rows[:, 3]
-    devices = np.concatenate([state.devices[: state.s[engine.DEVICES]], *(np.array(each, np.int64) for each in held)])
-    rows = np.concatenate([rows, more])
-    sizes = rows[:, 3] if state.s[engine.KEEP_SEGMENTS] > 1 else np.zeros(len(rows), np.int64)
+    running = np.flatnonzero(state.jobs["status"] == engine.RUNNING)
+    now, whole = int(state.s["now"][0]), state.s["keep"][0] > 1
+    held = [played.devices_of(int(job)) for job in running] if whole else []
+    going = np.zeros(len(running), engine.SEGMENT)
+    going["job"], going["end"] = running, now
+    for name, of in (("start", "stretch"), ("gpus", "gpus"), ("level", "level")):
+        going[name] = state.jobs[of][running]
+    going["dead"] = np.minimum(state.jobs["stretch_dead"][running], now - going["start"])
+    devices = np.concatenate([state.devices[: state.s["devices"][0]], *(np.array(each, np.int64) for each in held)])
+    rows = np.concatenate([state.seg[:count], going])
+    sizes = rows["gpus"] if whole else np.zeros(len(rows), np.int64)
     offset = np.concatenate([[0], np.cumsum(sizes)])
-    order = np.lexsort((rows[:, 0], rows[:, 1]))
+    order = np.lexsort((rows["job"], rows["start"]))
     if len(devices):
         devices = np.concatenate([np.sort(devices[offset[i] : offset[i + 1]]) for i in order])
+    rows = rows[order]
     return Segments(
-        job=rows[order, 0],
-        start_ns=rows[order, 1],
-        end_ns=rows[order, 2],
-        gpus=rows[order, 3],
-        level=_levels(rows[order, 4], rows[order, 3]),
-        dead_ns=rows[order, 5],
+        job=rows["job"].copy(),
+        start_ns=rows["start"].copy(),
+        end_ns=rows["end"].copy(),
+        gpus=rows["gpus"].copy(),
+        level=_levels(rows["level"], rows["gpus"]),
+        dead_ns=rows["dead"].copy(),
         offset=np.concatenate([[0], np.cumsum(sizes[order])]),
         devices=devices,
     )
@@ -288,14 +279,6 @@ def _rehashed(state: Any) -> Any:
     return state._replace(rows=rows, table=table)
 
 
-def _line(gpus: Any) -> Any:
-    """Per class of jobs: GPUs, how many wait, why none fits, how wide it was tried."""
-    line = np.zeros((len(gpus), 4), np.int64)
-    line[:, 0] = gpus
-    line[:, 2] = -1
-    return line
-
-
 def _slot(row: Any, mask: int) -> int:
     """As the compiled loop hashes: FNV-1a over the row in 64 bits with sign."""
     code = 1469598103934665603
@@ -306,7 +289,7 @@ def _slot(row: Any, mask: int) -> int:
 
 
 def _state(played: Simulation, seed: int, record: str, explain: str | None) -> Any:
-    from foretrace.fleet import engine
+    from foretrace.fleet.engine import memory as engine
 
     workload, cluster, policy, facts = played.workload, played.cluster, played.policy, played.facts
     if record not in ("nothing", "segments", "devices"):
@@ -340,25 +323,24 @@ def _state(played: Simulation, seed: int, record: str, explain: str | None) -> A
         if level == machine + 1:
             caps[level] = np.ceil(0.8 * policy.history_leases)
     windows = len(sizes) * levels
-    span = int(workload.submit_ns[-1]) + int(facts.work_ns.sum() / max(cluster.gpus, 1)) + int(facts.work_ns.max())
-    fail_at, fail_unit, fail_up = setup.failures(cluster, played.costs, until_ns=HORIZON * span, seed=seed)
-    s = np.zeros(engine.NUMBERS, np.int64)
-    s[engine.FREE] = cluster.gpus
-    s[engine.ORDER] = _ORDERS.index(policy.order_rule)
-    s[engine.ADMIT] = _ADMITS.index(policy.admit_rule)
-    s[engine.PREEMPT] = _PREEMPTS.index(policy.preempt_rule)
-    s[engine.LEASE_NS] = nanoseconds(policy.lease_s) if policy.preempt_rule == "lease" else 0
-    s[engine.MACHINE] = machine
-    s[engine.AUTO] = policy.place_rule == "auto"
-    s[engine.HISTORY] = policy.history_leases
-    s[engine.MIGRATE] = policy.migrate
-    s[engine.FINAL] = setup.alike(policy, cluster)
-    s[engine.SHARE] = round(policy.share * 1e6)
-    s[engine.KEEP_SEGMENTS] = ("nothing", "segments", "devices").index(record)
-    s[engine.CHECKPOINT_NS] = nanoseconds(played.costs.checkpoint_s)
-    s[engine.FIRST_COST] = played.costs.first_start
-    s[engine.TRACK] = _UNWATCHED if explain is None else -1 if explain == "all" else workload.position(explain)
-    keep, track = int(s[engine.KEEP_SEGMENTS]), int(s[engine.TRACK])
+    fail_at, fail_unit, fail_up = setup.failures(workload, cluster, played.costs, facts, seed=seed)
+    s = np.zeros(1, engine.NUMBERS)
+    s["free"][0] = cluster.gpus
+    s["order"][0] = _ORDERS.index(policy.order_rule)
+    s["admit"][0] = _ADMITS.index(policy.admit_rule)
+    s["preempt"][0] = _PREEMPTS.index(policy.preempt_rule)
+    s["lease"][0] = nanoseconds(policy.lease_s) if policy.preempt_rule == "lease" else 0
+    s["machine"][0] = machine
+    s["auto"][0] = policy.place_rule == "auto"
+    s["history"][0] = policy.history_leases
+    s["migrate"][0] = policy.migrate
+    s["final"][0] = setup.alike(policy, cluster)
+    s["share"][0] = round(policy.share * 1e6)
+    s["keep"][0] = ("nothing", "segments", "devices").index(record)
+    s["checkpoint"][0] = nanoseconds(played.costs.checkpoint_s)
+    s["first_cost"][0] = played.costs.first_start
+    s["track"][0] = engine.UNWATCHED if explain is None else -1 if explain == "all" else workload.position(explain)
+    keep, track = int(s["keep"][0]), int(s["track"][0])
     index = policy.index or {}
     jobs = np.zeros(n, engine.JOB)
     jobs["submit"], jobs["gpus"], jobs["work"], jobs["remaining"] = (
@@ -381,6 +363,8 @@ def _state(played: Simulation, seed: int, record: str, explain: str | None) -> A
     table["lo"][:-1], table["hi"][:-1], table["parent"][:-1], table["child"] = lo, hi, parent, child
     steps = np.zeros(levels + 1, engine.LEVEL)
     steps["at"], steps["wait"][:-1], steps["floor"][:-1], steps["cap"][:-1] = level_at, waits, floors, caps
+    groups = np.zeros(len(facts.demands), engine.DEMAND)
+    groups["gpus"] = workload.gpus[facts.demands]
     tenants = np.zeros(len(facts.quota), engine.TENANT)
     tenants["quota"] = facts.quota
     tuned = np.zeros(windows, engine.WINDOW)
@@ -399,26 +383,26 @@ def _state(played: Simulation, seed: int, record: str, explain: str | None) -> A
         heap=np.zeros(n, np.int64),
         queue=np.zeros(n, np.int64),
         order=np.zeros(n, np.int64),
+        merged=np.zeros(n, np.int64),
         newly=np.zeros(2 * n, np.int64),
         devs=devs,
         units=table,
         free=free,
         levels=steps,
         capacity=facts.capacity,
-        allowed=facts.allowed[facts.demands],
-        memo=np.full(len(facts.demands), -1, np.int64),
-        line=_line(workload.gpus[facts.demands]),
+        allowed=facts.allowed[facts.demands].astype(np.int64),
+        demands=groups,
         thresholds=np.asarray(policy.thresholds_gpu_s, np.float64) * 1e9,
         index=ranks,
         tenants=tenants,
         windows=tuned,
         samples=np.zeros(1024, engine.SAMPLE),
-        timer_log=np.zeros((timers, 4), np.int64),
+        timer_log=np.zeros(timers, engine.TIMER),
         rows=np.zeros((1024, 4 + levels), np.int64),
         table=np.zeros(1024, engine.RATE),
         ask=np.zeros(6 + levels, np.int64),
         fails=fails,
-        seg=np.zeros((1024 if keep else 0, 7), np.int64),
+        seg=np.zeros(1024 if keep else 0, engine.SEGMENT),
         devices=np.zeros(4 * cluster.gpus if keep > 1 else 0, np.int64),
-        log=np.zeros((1024 if track > _UNWATCHED else 0, 6), np.int64),
+        log=np.zeros(1024 if track > engine.UNWATCHED else 0, engine.EVENT),
     )

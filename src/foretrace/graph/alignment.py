@@ -37,7 +37,7 @@ _SHARED_CLOCK_NS = 1_000.0  # every process reads it through a calibration of it
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Clock:
+class ClockOffsets:
     """How far the clock of every rank (R, in the order of `ranks`) is ahead of the first rank's, ns.
 
     `offset_ns` holds at time 0 of the set; `drift` is in seconds per second. `known` is false where nothing connects
@@ -68,18 +68,18 @@ class Clock:
         return float(self.uncertainty_ns[self.known].max()) if self.known.sum() > 1 else None
 
 
-def no_clock(ranks: Sequence[int]) -> Clock:
+def no_clock(ranks: Sequence[int]) -> ClockOffsets:
     """Clocks taken as they are."""
     count = len(ranks)
     known = np.zeros(count, dtype=np.bool_)
     known[:1] = True
-    return Clock(
+    return ClockOffsets(
         ranks=tuple(ranks), offset_ns=np.zeros(count), drift=np.zeros(count), known=known,
         uncertainty_ns=np.zeros(count), low_ns=np.full(count, -np.inf), high_ns=np.full(count, np.inf),
     )  # fmt: skip
 
 
-def align(found: Matching) -> Clock:
+def align(found: Matching) -> ClockOffsets:
     """Offsets and drifts of the clocks of a matched set, the first rank's being 0."""
     ranks = found.ranks
     clock = no_clock(ranks)
@@ -98,7 +98,7 @@ def align(found: Matching) -> Clock:
     notes: list[str] = []
     offset, known, uncertainty = _by_host(found, offset, component, uncertainty, high, drift, notes)
     offset = _within(offset, high)
-    return Clock(
+    return ClockOffsets(
         ranks=ranks,
         offset_ns=np.where(known, offset - offset[0], offset),
         drift=drift,

@@ -12,10 +12,11 @@ import numpy.typing as npt
 
 from foretrace.errors import GraphError
 from foretrace.graph.collectives import with_collectives
-from foretrace.graph.device import Device, device_tasks, without_work
+from foretrace.graph.describe import describe
+from foretrace.graph.device import DeviceTasks, device_tasks, without_work
 from foretrace.graph.draft import Draft
 from foretrace.graph.events import LATENCY_NS, stream_events
-from foretrace.graph.host import Host, host_spans
+from foretrace.graph.host import HostSpans, host_spans
 from foretrace.graph.links import host_collectives
 from foretrace.graph.steps import Steps, find_steps, whole_steps
 from foretrace.graph.streams import Streams
@@ -65,7 +66,9 @@ def build(trace: Trace, rank: int | None = None) -> TaskGraph:
     draft.returns()
     draft.host_collectives()
     draft.step_marks()
-    return with_collectives(draft.finish(events.classes, notes + list(steps.notes)), one)
+    settled = draft.settled()
+    info = describe(draft, settled, events.classes, notes + list(steps.notes))
+    return with_collectives(draft.finish(settled, info), one)
 
 
 def _one_rank(trace: Trace, rank: int | None) -> tuple[Trace, list[str]]:
@@ -85,7 +88,7 @@ def _source(trace: Trace) -> str:
     return trace.ranks[0].source if trace.ranks else "the trace"
 
 
-def _steps(host: Host, device: Device) -> Steps:
+def _steps(host: HostSpans, device: DeviceTasks) -> Steps:
     ends = [array.max() for array in (host.end, device.end) if len(array)]
     starts = host.start if len(host.start) else device.start
     captured, cut_off = without_work(host, device)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 
-class Call(IntEnum):
+class RuntimeCall(IntEnum):
     """What a runtime call does, as far as dependencies go."""
 
     CHEAP = 0  # attribute, occupancy and event queries, capture state: stays inside the host work around it
@@ -27,22 +27,22 @@ class Call(IntEnum):
     LOAD = 12  # module load
 
 
-_PATTERNS: tuple[tuple[Call, str], ...] = (
-    (Call.GRAPH, r"(cuda|cu|hip)GraphLaunch"),
-    (Call.LAUNCH, r"(cuda|cu|hip)(Ext)?(Module)?Launch(Cooperative)?(Kernel|HostFunc)"),
-    (Call.COPY, r"(cuda|cu|hip)Memcpy\w*Async"),
-    (Call.COPY_SYNC, r"(cuda|cu|hip)Memcpy"),
-    (Call.MEMSET, r"(cuda|cu|hip)Memset"),
-    (Call.SYNC_DEVICE, r"(cudaDevice|cuCtx|hipDevice|hipCtx|cudaThread)Synchronize"),
-    (Call.SYNC_STREAM, r"(cuda|cu|hip)StreamSynchronize"),
-    (Call.SYNC_EVENT, r"(cuda|cu|hip)EventSynchronize"),
-    (Call.RECORD, r"(cuda|cu|hip)EventRecord"),
-    (Call.WAIT, r"(cuda|cu|hip)StreamWaitEvent"),
+_PATTERNS: tuple[tuple[RuntimeCall, str], ...] = (
+    (RuntimeCall.GRAPH, r"(cuda|cu|hip)GraphLaunch"),
+    (RuntimeCall.LAUNCH, r"(cuda|cu|hip)(Ext)?(Module)?Launch(Cooperative)?(Kernel|HostFunc)"),
+    (RuntimeCall.COPY, r"(cuda|cu|hip)Memcpy\w*Async"),
+    (RuntimeCall.COPY_SYNC, r"(cuda|cu|hip)Memcpy"),
+    (RuntimeCall.MEMSET, r"(cuda|cu|hip)Memset"),
+    (RuntimeCall.SYNC_DEVICE, r"(cudaDevice|cuCtx|hipDevice|hipCtx|cudaThread)Synchronize"),
+    (RuntimeCall.SYNC_STREAM, r"(cuda|cu|hip)StreamSynchronize"),
+    (RuntimeCall.SYNC_EVENT, r"(cuda|cu|hip)EventSynchronize"),
+    (RuntimeCall.RECORD, r"(cuda|cu|hip)EventRecord"),
+    (RuntimeCall.WAIT, r"(cuda|cu|hip)StreamWaitEvent"),
     (
-        Call.ALLOC,
+        RuntimeCall.ALLOC,
         r"(cuda|cu|hip)(Malloc|Free|HostAlloc|HostRegister|HostMalloc|MemAlloc|MemFree|MemCreate|MemMap)",
     ),
-    (Call.LOAD, r"(cuModule|cuLibrary|hipModule|cudaLibrary)Load"),
+    (RuntimeCall.LOAD, r"(cuModule|cuLibrary|hipModule|cudaLibrary)Load"),
 )
 
 _COLLECTIVE = re.compile(
@@ -51,12 +51,12 @@ _COLLECTIVE = re.compile(
 )
 
 
-def classify_call(name: str) -> Call:
+def classify_call(name: str) -> RuntimeCall:
     """Class of a runtime or driver call by its name; unknown names are CHEAP."""
     for call, pattern in _PATTERNS:
         if re.match(pattern, name):
             return call
-    return Call.CHEAP
+    return RuntimeCall.CHEAP
 
 
 def call_classes(names: tuple[str, ...], used: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:

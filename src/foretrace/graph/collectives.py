@@ -124,7 +124,7 @@ def _plain(dtype: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Calls:
+class CollectiveCalls:
     """The collectives of one rank (c each) in order of their start; times in ns on the rank's own clock."""
 
     rank: int
@@ -175,7 +175,7 @@ def with_collectives(graph: TaskGraph, trace: Trace) -> TaskGraph:
     return replace(graph, info=replace(graph.info, collectives=said))
 
 
-def collective_calls(graph: TaskGraph) -> Calls:
+def collective_calls(graph: TaskGraph) -> CollectiveCalls:
     """The collectives of a rank's recorded graph.
 
     Where the graph does not hold what the recording said of them (`with_collectives`), only names, channels, times
@@ -191,7 +191,7 @@ def collective_calls(graph: TaskGraph) -> Calls:
     else:
         what, sequence = [_by_graph(graph, row) for row in rows.tolist()], np.full(len(rows), -1, dtype=np.int64)
         world = graph.info.world_size if graph.info.world_size > 1 else 0
-    return Calls(
+    return CollectiveCalls(
         rank=graph.lanes[0].rank if graph.lanes else 0,
         world_size=world,
         host=_host(graph),

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from foretrace.graph.draft import Draft
 from foretrace.graph.facts import check_facts
 from foretrace.graph.layers import WAYS
 from foretrace.graph.settle import Settled
 from foretrace.graph.taskgraph import Carried, EdgeClass, GraphInfo, TaskKind
 
-if TYPE_CHECKING:
-    from foretrace.graph.draft import Draft
-
 Int64 = npt.NDArray[np.int64]
 
 
-def describe(
-    draft: Draft, window: Int64, settled: Settled, classes: tuple[EdgeClass, ...], notes: list[str]
-) -> GraphInfo:
-    """Facts of the recording for `TaskGraph.info`; `window` holds the recorded times of the step boundaries, ns."""
+def describe(draft: Draft, settled: Settled, classes: tuple[EdgeClass, ...], notes: list[str]) -> GraphInfo:
+    """Collect the facts of the recording for `TaskGraph.info`."""
     device = draft.device
+    window = draft.columns()["recorded"][draft.marks]  # ns, of the step boundaries
     rank = draft.trace.ranks[0] if draft.trace.ranks else None
     share: dict[str, float] = {}
     linked = 1.0

@@ -9,8 +9,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.graph.calls import Call, is_collective
-from foretrace.graph.host import Host
+from foretrace.graph.calls import RuntimeCall, is_collective
+from foretrace.graph.host import HostSpans
 from foretrace.graph.kernels import farthest
 from foretrace.graph.lookup import at
 from foretrace.graph.taskgraph import TaskKind
@@ -31,7 +31,7 @@ _DEFAULT_GAP = {"cuda": 1_200, "rocm": 500}
 
 
 @dataclass(frozen=True, eq=False)
-class Device:
+class DeviceTasks:
     """Device tasks ordered by (lane, start); one entry per task unless said otherwise."""
 
     trace: Trace
@@ -167,7 +167,7 @@ _KINDS = {
 }
 
 
-def device_tasks(trace: Trace, host: Host, platform: str) -> Device:
+def device_tasks(trace: Trace, host: HostSpans, platform: str) -> DeviceTasks:
     """Collect the device tasks of one rank and link them to their launch calls through the correlation id."""
     rows = np.flatnonzero(np.isin(trace.category, list(_KINDS)))
     lane_is_gpu = trace.lane_kind()[trace.lane[rows]] == LaneKind.GPU
@@ -198,7 +198,7 @@ def device_tasks(trace: Trace, host: Host, platform: str) -> Device:
     # Calls nested in another kept call belong to it: the outermost one is the task.
     launches = np.zeros(len(host.event), dtype=np.bool_)
     launches[inner[inner >= 0]] = True
-    outer = farthest(host.parent, host.rows(launches | (host.call != Call.CHEAP)))
+    outer = farthest(host.parent, host.rows(launches | (host.call != RuntimeCall.CHEAP)))
     call = at(outer, inner, -1)
     launch = at(host.start, call, BEFORE)
     same = np.zeros(len(rows), dtype=np.bool_)
@@ -209,7 +209,7 @@ def device_tasks(trace: Trace, host: Host, platform: str) -> Device:
     leads = call >= 0
     follows = previous >= 0
     leads[follows] &= call[follows] != call[previous[follows]]
-    return Device(
+    return DeviceTasks(
         trace=trace,
         platform=platform,
         event=rows,
@@ -226,12 +226,14 @@ def device_tasks(trace: Trace, host: Host, platform: str) -> Device:
     )
 
 
-def without_work(host: Host, device: Device) -> tuple[Int64, Int64]:
+def without_work(host: HostSpans, device: DeviceTasks) -> tuple[Int64, Int64]:
     """Launches (rows of the host) whose work is not in the recording: captured into a graph, and cut off by its end.
 
     Those begin on the host after everything that did run was launched. (Memsets that leave nothing are common.)
     """
-    launches = np.flatnonzero(np.isin(host.call, (Call.LAUNCH, Call.GRAPH, Call.COPY, Call.COPY_SYNC)))
+    launches = np.flatnonzero(
+        np.isin(host.call, (RuntimeCall.LAUNCH, RuntimeCall.GRAPH, RuntimeCall.COPY, RuntimeCall.COPY_SYNC))
+    )
     linked = np.unique(np.concatenate([device.call, device.inner_call]))
     linked = linked[linked >= 0]
     if not len(linked) or not len(launches):

@@ -10,17 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.graph.assemble import assemble
-from foretrace.graph.calls import Call
+from foretrace.graph.calls import RuntimeCall
 from foretrace.graph.clock import AHEAD
-from foretrace.graph.describe import describe
-from foretrace.graph.device import Device
-from foretrace.graph.host import Host
+from foretrace.graph.device import DeviceTasks
+from foretrace.graph.host import HostSpans
 from foretrace.graph.layers import WAYS, Layers
 from foretrace.graph.links import IN_FLIGHT, Links
 from foretrace.graph.lookup import at as values_at
-from foretrace.graph.settle import settle
+from foretrace.graph.settle import Settled, settle
 from foretrace.graph.steps import Steps
-from foretrace.graph.taskgraph import NO_RELEASE, EdgeClass, EdgeKind, Lane, Phase, TaskGraph, TaskKind
+from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, GraphInfo, Lane, Phase, TaskGraph, TaskKind
 from foretrace.graph.threads import HostTasks
 from foretrace.graph.waits import Blocking
 from foretrace.trace.trace import LaneKind, Trace
@@ -35,8 +34,8 @@ class Draft:
     """Tasks and edges while they are collected; rows in any order until `finish`."""
 
     trace: Trace
-    host: Host
-    device: Device
+    host: HostSpans
+    device: DeviceTasks
     steps: Steps
     blocking: Blocking
     threads: HostTasks
@@ -255,7 +254,7 @@ class Draft:
         staged = np.isin(device.call[rows], self.blocking.staged)
         # The kernel of a long call starts when the call is nearly over, not one latency after its start.
         long_call = (own > _LONG_CALL_LATENCIES * latency) & (start >= device.launch[rows] + own - latency) & leads
-        from_end = staged | (long_call & (self.host.call[device.call[rows]] != Call.GRAPH))
+        from_end = staged | (long_call & (self.host.call[device.call[rows]] != RuntimeCall.GRAPH))
         typical = np.where(staged, latency, np.where(from_end, 1_000, latency))
         typical = np.where(leads, typical, 0)
         self.edges(call_task, self.first_device + rows, EdgeKind.LAUNCH, typical, from_start=~from_end)
@@ -385,21 +384,32 @@ class Draft:
 
     # -- together ----------------------------------------------------------------------------------------------
 
-    def finish(self, classes: tuple[EdgeClass, ...], notes: list[str]) -> TaskGraph:
-        """Set recorded lags, releases and delays, then put everything in topological order."""
-        tasks = {key: np.concatenate(parts) for key, parts in self.tasks.items()}
-        edges = self._joined()
-        settled = settle(
-            tasks["recorded"].astype(np.int64), tasks["dur"].astype(np.int64), edges, self.device, self.first_device
+    def columns(self) -> dict[str, npt.NDArray[Any]]:
+        """All tasks so far, as columns."""
+        self.tasks = {key: [np.concatenate(parts)] if len(parts) > 1 else parts for key, parts in self.tasks.items()}
+        return {key: column for key, (column,) in self.tasks.items()}
+
+    def settled(self) -> Settled:
+        """Recorded lags, releases and delays."""
+        tasks = self.columns()
+        return settle(
+            tasks["recorded"].astype(np.int64),
+            tasks["dur"].astype(np.int64),
+            self._joined(),
+            self.device,
+            self.first_device,
         )
+
+    def finish(self, settled: Settled, info: GraphInfo) -> TaskGraph:
+        """Put everything in topological order."""
         return assemble(
-            {**tasks, "delay": settled.delay, "release": settled.release},
+            {**self.columns(), "delay": settled.delay, "release": settled.release},
             settled.edges,
             marks=self.marks,
             names=(*self.trace.names, *self.extra_names),
             layers=self.layers.names if len(self.host.event) else (),
             lanes=tuple(self.lanes),
-            info=describe(self, tasks["recorded"][self.marks], settled, classes, notes),
+            info=info,
             shapes=self.trace.shapes,
         )
 

@@ -1,4 +1,4 @@
-"""Edits that keep the rows of a graph: scale, remove, cut, drop delays, set priorities.
+"""Edits that keep the rows of a graph: scale, remove, cut, set priorities.
 
 Every edit returns a new graph that shares the untouched columns with the old one and carries a `Change`; the
 rows keep their numbers, so masks and row numbers stay good from one of these edits to the next. Edits that
@@ -110,23 +110,6 @@ def cut(graph: TaskGraph, edges: Mask, *, technique: str = "") -> TaskGraph:
     kinds = sorted({EdgeKind(kind).name.lower() for kind in np.unique(graph.edge_kind[edges])})
     what = f"cut {int(edges.sum())} {' and '.join(kinds)} edges"
     return _without(graph, edges).noted(Change(technique=technique, what=what, tasks=int(edges.sum())))
-
-
-def drop_delays(graph: TaskGraph, mask: Mask, *, technique: str = "") -> TaskGraph:
-    """Forget what the chosen tasks waited in the recording without a known reason."""
-    held = mask & (graph.delay > 0)
-    delay = np.where(held, 0, graph.delay)
-    what = f"dropped {graph.delay[held].sum() / 1e6:.3g} ms of unexplained waiting of {describe(graph, held)}"
-    return graph.with_columns(delay=delay).noted(_change(technique, what, held))
-
-
-def drop_contention(graph: TaskGraph, mask: Mask, *, technique: str = "") -> TaskGraph:
-    """Let the chosen tasks no longer be held up by, nor hold up, tasks of other streams."""
-    edges = (graph.edge_kind == EdgeKind.CONTENTION) & (mask[graph.src] | mask[graph.dst])
-    held = np.zeros(len(graph), dtype=np.bool_)
-    held[graph.dst[edges]] = True
-    what = f"no longer held up by another stream: {describe(graph, held)}"
-    return _without(graph, edges).noted(_change(technique, what, held))
 
 
 def set_priority(graph: TaskGraph, mask: Mask, priority: int, *, technique: str = "") -> TaskGraph:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.graph.calls import Call
-from foretrace.graph.device import Device
-from foretrace.graph.host import Host
+from foretrace.graph.calls import RuntimeCall
+from foretrace.graph.device import DeviceTasks
+from foretrace.graph.host import HostSpans
 from foretrace.graph.streams import Streams
 from foretrace.graph.taskgraph import EdgeClass, EdgeKind, TaskKind
 from foretrace.trace.trace import Category
@@ -35,7 +35,7 @@ class Events:
     classes: tuple[EdgeClass, ...]
 
 
-def stream_events(host: Host, device: Device, streams: Streams) -> Events:
+def stream_events(host: HostSpans, device: DeviceTasks, streams: Streams) -> Events:
     """Edges from event record to stream wait: stated by the recording, else classified (R3)."""
     return _Events(host, device, streams).resolve()
 
@@ -44,14 +44,14 @@ def stream_events(host: Host, device: Device, streams: Streams) -> Events:
 class _Events:
     """Resolves the stream waits of one rank's recording."""
 
-    host: Host
-    device: Device
+    host: HostSpans
+    device: DeviceTasks
     streams: Streams
 
     def resolve(self) -> Events:
         """Edges from event record to stream wait: stated by the recording, else classified (R3)."""
         host, device = self.host, self.device
-        waits = np.flatnonzero(host.call == Call.WAIT)
+        waits = np.flatnonzero(host.call == RuntimeCall.WAIT)
         if len(device.lanes) < 2 or not len(waits):
             empty = np.empty(0, np.int64)
             return Events(empty, empty, np.empty(0, np.bool_), ())

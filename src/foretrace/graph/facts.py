@@ -87,7 +87,7 @@ class _Options(TypedDict, total=False):
     samples: Count | None
 
 
-class Facts(TypedDict, total=False):
+class RecordingFacts(TypedDict, total=False):
     """Keys of `GraphInfo.recording` that this program reads."""
 
     parameters: list[_Parameter]
@@ -116,7 +116,7 @@ class _Calibration(TypedDict, total=False):
 
 def check_facts(recording: dict[str, Any], where: str) -> None:
     """Raise GraphError, naming the fact, where one of those above has another type."""
-    _check(recording, Facts, f"{where} says of its recording", where)
+    _check(recording, RecordingFacts, f"{where} says of its recording", where)
 
 
 def check_shapes(shapes: Sequence[str], where: str) -> None:

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.graph.calls import Call, call_classes
+from foretrace.graph.calls import RuntimeCall, call_classes
 from foretrace.graph.kernels import farthest, nearest, nest
 from foretrace.graph.taskgraph import Phase
 from foretrace.trace.trace import Category, LaneKind, Trace
@@ -54,7 +54,7 @@ _COMMUNICATION = re.compile(r"^(record_param_comms|c10d::|nccl:|rccl:)")
 
 
 @dataclass(frozen=True, eq=False)
-class Host:
+class HostSpans:
     """Host spans ordered by (lane, start, longest first), with what each inherits from the spans around it.
 
     Every array has one entry per span; `event` is the row in the trace. Index columns hold rows of this table, −1
@@ -192,7 +192,7 @@ class Host:
         return np.unique(self.lane[self.is_autograd])
 
 
-def host_spans(trace: Trace) -> Host:
+def host_spans(trace: Trace) -> HostSpans:
     """Nest operators, annotations, modules, Python functions and runtime calls of every CPU thread of one rank."""
     wanted = np.isin(
         trace.category,
@@ -207,7 +207,7 @@ def host_spans(trace: Trace) -> Host:
     end = start + trace.dur[rows]
     runtime = trace.category[rows] == Category.RUNTIME
     classes = call_classes(trace.names, trace.name[rows[runtime]])
-    return Host(
+    return HostSpans(
         trace=trace,
         event=rows,
         lane=lane,
@@ -216,5 +216,5 @@ def host_spans(trace: Trace) -> Host:
         name=trace.name[rows],
         category=trace.category[rows],
         parent=nest(lane, start, end),
-        call=np.where(runtime, classes[trace.name[rows]], np.uint8(Call.CHEAP)),
+        call=np.where(runtime, classes[trace.name[rows]], np.uint8(RuntimeCall.CHEAP)),
     )

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.errors import GraphError
-from foretrace.graph.alignment import Clock, rooted
+from foretrace.errors import GraphError, spelled
+from foretrace.graph.alignment import ClockOffsets, rooted
 from foretrace.graph.assemble import TASK_DEFAULTS, assemble
 from foretrace.graph.collectives import collective_calls
 from foretrace.graph.matching import Matching, listed
@@ -49,7 +49,9 @@ _MOST_NOTES = 6
 NO_RANK = -1  # rank of lanes that belong to all ranks
 
 
-def join(graphs: Sequence[TaskGraph], *, matching: Matching | None = None, clock: Clock | None = None) -> TaskGraph:
+def join(
+    graphs: Sequence[TaskGraph], *, matching: Matching | None = None, clock: ClockOffsets | None = None
+) -> TaskGraph:
     """One graph of all ranks; its replay reproduces the recordings on the aligned clock to the nanosecond.
 
     `graphs` are recorded graphs of one rank each, as `foretrace.graph.builder.build` makes them. `matching` and `clock`
@@ -71,7 +73,7 @@ def join(graphs: Sequence[TaskGraph], *, matching: Matching | None = None, clock
 class _Joint:
     """Collects the tasks and edges of the joined graph; row numbers are those of the graphs, one after the other."""
 
-    def __init__(self, graphs: Sequence[TaskGraph], matching: Matching, clock: Clock) -> None:
+    def __init__(self, graphs: Sequence[TaskGraph], matching: Matching, clock: ClockOffsets) -> None:
         self.graphs, self.matching, self.clock = graphs, matching, clock
         self.first = np.cumsum([0, *(len(graph) for graph in graphs)])
         self.names = _Table([graph.names for graph in graphs])
@@ -421,7 +423,7 @@ def _info(infos: Sequence[GraphInfo], joint: _Joint, window: tuple[int, int]) ->
     ]
     notes += clock.notes
     if any(info.recording.get("overhead") for info in infos):
-        notes.append("times include the cost of recording; --rank looks at one rank without it.")
+        notes.append(spelled("times include the cost of recording; `rank=` looks at one rank without it."))
     if unsure := [str(rank) for rank, known in zip(clock.ranks, clock.known.tolist(), strict=True) if not known]:
         notes.append(f"the clock of rank {', '.join(unsure)} could not be compared with that of rank {clock.ranks[0]}.")
     said: dict[str, list[int]] = {}
@@ -480,7 +482,7 @@ def _who(of: Sequence[int], ranks: int) -> str:
     return f"rank {of[0]}: " if len(of) == 1 else f"ranks {listed(of)}: "
 
 
-def _summary(matching: Matching, clock: Clock) -> dict[str, Any]:
+def _summary(matching: Matching, clock: ClockOffsets) -> dict[str, Any]:
     """What was found about the set, for the file and for reports: JSON, times in ns.
 
     `what` has kind, group and bytes of every collective, in the order in which they begin on the aligned clock.

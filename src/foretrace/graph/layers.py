@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.graph.host import Host
+from foretrace.graph.host import HostSpans
 from foretrace.graph.kernels import nearest
 from foretrace.graph.steps import Steps
 from foretrace.graph.taskgraph import Phase
@@ -32,7 +32,7 @@ WAYS = ("module", "sequence number", "collective", "optimizer", "annotation", "o
 class Layers:
     """Layer names and, per host span, which layer it belongs to and how that was found."""
 
-    host: Host
+    host: HostSpans
     steps: Steps
 
     @cached_property

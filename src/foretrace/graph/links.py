@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.graph.host import Host
+from foretrace.graph.host import HostSpans
 from foretrace.graph.kernels import innermost_at
 from foretrace.trace.trace import Category
 
@@ -29,7 +29,7 @@ class Links:
     held_from: Int64
 
 
-def host_collectives(host: Host, main: int) -> Links:
+def host_collectives(host: HostSpans, main: int) -> Links:
     """Find gloo's collectives, who issued each one, and where the main thread stood still until one was over."""
     rows = np.flatnonzero(host.is_annotation & host.named(lambda name: name.startswith("gloo:")))
     rows = rows[host.lane[rows] != main]
@@ -49,7 +49,7 @@ def host_collectives(host: Host, main: int) -> Links:
     return Links(span=rows, start=start, end=end, issued=issued, held=held, held_from=held_from)
 
 
-def _holds(host: Host, main: int, start: Int64, end: Int64) -> tuple[npt.NDArray[np.bool_], Int64]:
+def _holds(host: HostSpans, main: int, start: Int64, end: Int64) -> tuple[npt.NDArray[np.bool_], Int64]:
     held = np.zeros(len(end), dtype=np.bool_)
     since = np.zeros(len(end), dtype=np.int64)
     if not len(end) or main < 0:

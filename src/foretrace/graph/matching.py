@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.errors import GraphError
-from foretrace.graph.collectives import BEFORE, Calls, What
+from foretrace.graph.collectives import BEFORE, CollectiveCalls, What
 
 Int64 = npt.NDArray[np.int64]
 
@@ -53,7 +53,7 @@ class Matching:
     `mismatches` and `missing` are sentences: calls that disagree, and what the set of recordings lacks.
     """
 
-    calls: tuple[Calls, ...]
+    calls: tuple[CollectiveCalls, ...]
     matches: tuple[Match, ...]
     mismatches: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
@@ -133,7 +133,7 @@ class Matching:
         return sum(key in each.groups for each in self.calls)
 
 
-def match(calls: Sequence[Calls]) -> Matching:
+def match(calls: Sequence[CollectiveCalls]) -> Matching:
     """Match what is certain: by sequence number, or by order where all ranks made the same calls in a step.
 
     Raises GraphError where the recordings cannot be of one job: a rank twice, other world sizes, a process group that
@@ -186,7 +186,7 @@ def without(found: Matching, dropped: npt.NDArray[np.bool_], sentences: Iterable
     return replace(found, matches=kept, mismatches=(*found.mismatches, *_counted(list(sentences))))
 
 
-def _match(calls: Sequence[Calls], members: list[Member], having: int) -> Match:
+def _match(calls: Sequence[CollectiveCalls], members: list[Member], having: int) -> Match:
     what = calls[members[0].rank].what[members[0].call]
     ranks = {each.rank for each in calls}
     if what.peers:
@@ -197,11 +197,11 @@ def _match(calls: Sequence[Calls], members: list[Member], having: int) -> Match:
     return Match(what=what, members=tuple(members), present=present, size=size)
 
 
-def _in_order(calls: Sequence[Calls], matches: Iterable[Match]) -> tuple[Match, ...]:
+def _in_order(calls: Sequence[CollectiveCalls], matches: Iterable[Match]) -> tuple[Match, ...]:
     return tuple(sorted(matches, key=lambda m: min(int(calls[p.rank].start[p.call]) for p in m.members)))
 
 
-def _numbered(calls: Calls, rows: Int64) -> dict[object, int]:
+def _numbered(calls: CollectiveCalls, rows: Int64) -> dict[object, int]:
     """Token of every call of a group: its sequence number, and which of several with that number it is."""
     seen: Counter[object] = Counter()
     tokens: dict[object, int] = {}
@@ -212,7 +212,7 @@ def _numbered(calls: Calls, rows: Int64) -> dict[object, int]:
     return tokens
 
 
-def _ordered(calls: Calls, rows: Int64, by_step: bool) -> dict[object, int]:
+def _ordered(calls: CollectiveCalls, rows: Int64, by_step: bool) -> dict[object, int]:
     """Token of every call of a group: its step, kind and size, and which of several alike it is in that step.
 
     Calls before the first common step count backwards from it: where a recording begins is chance.
@@ -242,7 +242,7 @@ def _drop_uneven(tokens: dict[int, dict[object, int]]) -> None:
             del each[token]
 
 
-def _agreeing(calls: Sequence[Calls], members: list[Member]) -> tuple[list[Member], str]:
+def _agreeing(calls: Sequence[CollectiveCalls], members: list[Member]) -> tuple[list[Member], str]:
     """The members that agree in kind and size with most, and a sentence about the others."""
     signatures = [calls[m.rank].what[m.call].signature for m in members]
     common, count = Counter(signatures).most_common(1)[0]
@@ -262,7 +262,7 @@ def _counted(sentences: list[str]) -> tuple[str, ...]:
     return tuple(sorted(set(sentences)))
 
 
-def _same_channels(calls: Sequence[Calls]) -> Sequence[Calls]:
+def _same_channels(calls: Sequence[CollectiveCalls]) -> Sequence[CollectiveCalls]:
     """The calls with channels of one name on all ranks: the k-th that each rank uses, where their names differ."""
     used = [
         list(dict.fromkeys(what.channel for what in each.what if what.key[0] == "channel"))
@@ -283,13 +283,13 @@ def _same_channels(calls: Sequence[Calls]) -> Sequence[Calls]:
     return renamed
 
 
-def _common_steps(calls: Sequence[Calls]) -> bool:
+def _common_steps(calls: Sequence[CollectiveCalls]) -> bool:
     """Whether all ranks with collectives number their steps, and share some."""
     numbers = [set(each.steps) for each in calls if len(each)]
     return bool(numbers) and all(numbers) and bool(set.intersection(*numbers))
 
 
-def _one_job(calls: Sequence[Calls]) -> None:
+def _one_job(calls: Sequence[CollectiveCalls]) -> None:
     """Raise GraphError where the recordings contradict each other."""
     ranks = Counter(each.rank for each in calls)
     if twice := [rank for rank, count in ranks.items() if count > 1]:
@@ -299,14 +299,14 @@ def _one_job(calls: Sequence[Calls]) -> None:
         (a, b), *_ = zip(sorted(sizes), sorted(sizes)[1:], strict=False)
         raise GraphError(
             f"rank {sizes[a]} is one of {a} ranks and rank {sizes[b]} one of {b}: these are recordings of different "
-            "jobs; give the ranks of one job, or choose one with --rank."
+            "jobs; give the ranks of one job, or choose one with `rank=`."
         )
     if sizes and (high := max(ranks)) >= (size := next(iter(sizes))):
         raise GraphError(f"rank {high} does not exist in a job of {size} ranks; give the ranks of one job.")
     _same_groups(calls)
 
 
-def _same_steps(calls: Sequence[Calls]) -> None:
+def _same_steps(calls: Sequence[CollectiveCalls]) -> None:
     """Raise GraphError where only order could match calls, and the ranks recorded different steps."""
     some = [each for each in calls if len(each)]
     if len(some) < 2 or not all(each.steps for each in some) or all(np.all(each.sequence >= 0) for each in some):
@@ -315,11 +315,11 @@ def _same_steps(calls: Sequence[Calls]) -> None:
         told = "; ".join(f"rank {each.rank} recorded {listed(sorted(each.steps))}" for each in some[:4])
         raise GraphError(
             f"the ranks have no step in common ({told}), so their collectives cannot be matched; record the same steps "
-            "on all ranks, or choose one with --rank."
+            "on all ranks, or choose one with `rank=`."
         )
 
 
-def _same_groups(calls: Sequence[Calls]) -> None:
+def _same_groups(calls: Sequence[CollectiveCalls]) -> None:
     said: dict[str, list[tuple[int, tuple[int, ...]]]] = defaultdict(list)
     for each in calls:
         for what in each.described:
@@ -332,11 +332,11 @@ def _same_groups(calls: Sequence[Calls]) -> None:
                 raise GraphError(
                     f"process group {group} has the ranks {listed(members)} on rank {rank} and {listed(other[1])} on "
                     f"rank {other[0]}: these are recordings of different jobs; give the ranks of one job, or choose "
-                    "one with --rank."
+                    "one with `rank=`."
                 )
 
 
-def _missing(calls: Sequence[Calls]) -> Iterable[str]:
+def _missing(calls: Sequence[CollectiveCalls]) -> Iterable[str]:
     """Sentences about what the set lacks."""
     ranks = {each.rank for each in calls}
     world = max((each.world_size for each in calls), default=0)

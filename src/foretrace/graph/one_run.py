@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.errors import GraphError
-from foretrace.graph.alignment import LEAST_SPAN_NS, LEAST_TOLERANCE_NS, MOST_DRIFT, Clock, align, is_rooted
-from foretrace.graph.collectives import Calls
+from foretrace.graph.alignment import LEAST_SPAN_NS, LEAST_TOLERANCE_NS, MOST_DRIFT, ClockOffsets, align, is_rooted
+from foretrace.graph.collectives import CollectiveCalls
 from foretrace.graph.matching import Matching, Member, listed, match, with_matches, without
 
 Int64 = npt.NDArray[np.int64]
@@ -28,7 +28,7 @@ _UNALIGNED_NS = 1_000_000  # what clocks may differ by where nothing has aligned
 _FAR_NS = 3_600 * 10**9
 
 
-def match_and_align(calls: Sequence[Calls]) -> tuple[Matching, Clock]:
+def match_and_align(calls: Sequence[CollectiveCalls]) -> tuple[Matching, ClockOffsets]:
     """Match the collectives of a set of ranks and align their clocks.
 
     Calls that order alone cannot match are matched by time once the certain ones have aligned the clocks; a match that
@@ -52,7 +52,7 @@ def match_and_align(calls: Sequence[Calls]) -> tuple[Matching, Clock]:
     return found, clock
 
 
-def _near(calls: Sequence[Calls]) -> None:
+def _near(calls: Sequence[CollectiveCalls]) -> None:
     """Raise GraphError where two ranks were recorded hours apart: no clock is that wrong."""
     some = [each for each in calls if len(each)]
     if len(some) < 2:
@@ -63,7 +63,7 @@ def _near(calls: Sequence[Calls]) -> None:
     if apart > _FAR_NS:
         raise GraphError(
             f"rank {early.rank} was recorded {_ago(apart / _FAR_NS)} before rank {late.rank}: these are not ranks "
-            "of one run; give the ranks of one job, or choose one with --rank."
+            "of one run; give the ranks of one job, or choose one with `rank=`."
         )
 
 
@@ -123,7 +123,7 @@ def _components(joined: npt.NDArray[np.bool_]) -> list[list[int]]:
     return [np.flatnonzero(label == each).tolist() for each in np.unique(label)]
 
 
-def _by_time(found: Matching, clock: Clock) -> list[list[Member]]:
+def _by_time(found: Matching, clock: ClockOffsets) -> list[list[Member]]:
     """Calls without a partner that overlap and end together on the aligned clocks."""
     pools: dict[object, list[tuple[int, int, int, int]]] = defaultdict(list)
     for i, (calls, rows) in enumerate(zip(found.calls, found.left, strict=True)):
@@ -154,16 +154,16 @@ def _together(group: list[tuple[int, int, int, int]], new: tuple[int, int, int, 
     return latest <= earliest + LEAST_TOLERANCE_NS + slop and end - earliest <= longest // 4 + LEAST_TOLERANCE_NS
 
 
-def _refuted(found: Matching, clock: Clock) -> npt.NDArray[np.bool_]:
+def _refuted(found: Matching, clock: ClockOffsets) -> npt.NDArray[np.bool_]:
     """Matches (mask) of which, on the aligned clocks, a rank leaves before another one enters."""
     return _too_early(found, clock) > _tolerance(clock)
 
 
-def _tolerance(clock: Clock) -> float:
+def _tolerance(clock: ClockOffsets) -> float:
     return max(LEAST_TOLERANCE_NS, 6 * (clock.worst_ns or 0.0))
 
 
-def _too_early(found: Matching, clock: Clock) -> Float:
+def _too_early(found: Matching, clock: ClockOffsets) -> Float:
     """By how much the first end of every match comes before its last start (ns), negative where it does not."""
     which, rank, _ = found.flat
     starts, ends = found.starts.copy(), found.ends.copy()  # theirs are kept
@@ -178,7 +178,7 @@ def _too_early(found: Matching, clock: Clock) -> Float:
     return np.where(even, last - first, -1).astype(np.float64)
 
 
-def _refutation(found: Matching, clock: Clock, index: int) -> str:
+def _refutation(found: Matching, clock: ClockOffsets, index: int) -> str:
     each = found.matches[index]
     ends = {m.rank: clock.aligned(m.rank, found.calls[m.rank].end[[m.call]])[0] for m in each.members}
     starts = {m.rank: clock.aligned(m.rank, found.calls[m.rank].start[[m.call]])[0] for m in each.members}
@@ -190,16 +190,16 @@ def _refutation(found: Matching, clock: Clock, index: int) -> str:
     )
 
 
-def _not_one_job(found: Matching, clock: Clock, refuted: npt.NDArray[np.bool_]) -> str:
+def _not_one_job(found: Matching, clock: ClockOffsets, refuted: npt.NDArray[np.bool_]) -> str:
     example = _refutation(found, clock, int(np.argmax(refuted)))
     return (
         f"the collectives of these ranks do not fit together ({int(refuted.sum())} of {len(refuted)}), as in "
         f"{example.rstrip('.')}: these are recordings of different jobs or steps; give the ranks of one run, or choose "
-        "one with --rank."
+        "one with `rank=`."
     )
 
 
-def _should_match(calls: Sequence[Calls]) -> bool:
+def _should_match(calls: Sequence[CollectiveCalls]) -> bool:
     """Whether two ranks share a group or a channel, or cannot know."""
     some = [each for each in calls if len(each)]
     if len(some) < 2:
@@ -212,7 +212,7 @@ def _should_match(calls: Sequence[Calls]) -> bool:
     return shared or expected or not grouped
 
 
-def _nothing_in_common(calls: Sequence[Calls]) -> str:
+def _nothing_in_common(calls: Sequence[CollectiveCalls]) -> str:
     told = "; ".join(
         f"rank {each.rank} runs {_counts(each)}"
         + (f" in the steps {each.steps[0]}-{each.steps[-1]}" if each.steps else "")
@@ -220,11 +220,11 @@ def _nothing_in_common(calls: Sequence[Calls]) -> str:
     )
     return (
         f"the ranks have no collective in common ({told}): these are recordings of different jobs or steps; give the "
-        "ranks of one run, or choose one with --rank."
+        "ranks of one run, or choose one with `rank=`."
     )
 
 
-def _counts(calls: Calls) -> str:
+def _counts(calls: CollectiveCalls) -> str:
     found: dict[str, int] = defaultdict(int)
     for what in calls.what:
         found[what.kind] += 1

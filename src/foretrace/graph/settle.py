@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.graph.device import Device
+from foretrace.graph.device import DeviceTasks
 from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind
 
 Int64 = npt.NDArray[np.int64]
@@ -31,7 +31,7 @@ class Settled:
     contention_ns: int  # delay that contention edges took over
 
 
-def settle(start: Int64, dur: Int64, edges: Edges, device: Device, first: int) -> Settled:
+def settle(start: Int64, dur: Int64, edges: Edges, device: DeviceTasks, first: int) -> Settled:
     """Recorded lag of every edge, release and delay of every task.
 
     `start` and `dur` (ns) are the recorded times of all tasks; `edges` holds src, dst, typical and from_start; rows
@@ -65,7 +65,9 @@ def settle(start: Int64, dur: Int64, edges: Edges, device: Device, first: int) -
     )
 
 
-def _contention(edges: Edges, start: Int64, end: Int64, delay: Int64, device: Device, first: int) -> tuple[Edges, int]:
+def _contention(
+    edges: Edges, start: Int64, end: Int64, delay: Int64, device: DeviceTasks, first: int
+) -> tuple[Edges, int]:
     """Kernels without a reason to be late that start when another stream's kernel ends wait for it (R7).
 
     Returns the edges with removable ones added and the time explained (ns), which is taken out of `delay`.

@@ -10,8 +10,6 @@ an edge goes backward, and refuses what has no order.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from math import inf
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakSet
@@ -230,7 +228,9 @@ def _edges(graph: TaskGraph) -> Fault | None:
         return None
     if ptr[0] != 0 or ptr[-1] != graph.edges or np.any(ptr[1:] < ptr[:-1]):
         return Fault(f"in_ptr must rise from 0 to the {graph.edges} edges")
-    at = _backward()(fixed(ptr), fixed(src))
+    from foretrace.graph.kernels import backward  # loads the compiler
+
+    at = backward(fixed(ptr), fixed(src))
     if at >= 0:
         dst = int(np.searchsorted(ptr, at, side="right")) - 1
         kind = EdgeKind(int(graph.edge_kind[at])).name.lower()
@@ -248,18 +248,3 @@ _PLURAL = {"dur": "durations", "delay": "delays", "lag": "lags", "typical": "typ
 def _task(graph: TaskGraph, row: int) -> str:
     name = int(graph.name[row])
     return f"task {row} ({graph.names[name][:60]})" if 0 <= name < len(graph.names) else f"task {row}"
-
-
-def _backward() -> Callable[[Int64, npt.NDArray[np.int32]], int]:
-    """The loop over the edges, compiled unless FORETRACE_ENGINE=python."""
-    if os.environ.get("FORETRACE_ENGINE") == "python":
-        return _plain_backward
-    from foretrace.graph.kernels import backward
-
-    return backward
-
-
-def _plain_backward(in_ptr: Int64, src: npt.NDArray[np.int32]) -> int:
-    """First edge whose source is not an earlier row than its successor, −1 for none: what the compiled loop finds."""
-    found = np.flatnonzero(src >= np.repeat(np.arange(len(in_ptr) - 1), np.diff(in_ptr)))
-    return int(found[0]) if len(found) else -1

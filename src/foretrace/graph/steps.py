@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.graph.host import Host
+from foretrace.graph.host import HostSpans
 
 _PROFILER_STEP = re.compile(r"^ProfilerStep#([0-9]{1,18})$")
 
@@ -25,7 +25,7 @@ class Steps:
     cut_off: int = 0  # launches of the only step whose work the recording lacks
 
 
-def main_lane(host: Host) -> int:
+def main_lane(host: HostSpans) -> int:
     """The thread that drives the step.
 
     The one with step annotations, else with optimizer or loader annotations, else the one without autograd nodes
@@ -44,7 +44,7 @@ def main_lane(host: Host) -> int:
     return int(others.argmax() if others.any() else busy.argmax())
 
 
-def find_steps(host: Host, first: int, last: int) -> Steps:
+def find_steps(host: HostSpans, first: int, last: int) -> Steps:
     """Step boundaries from ProfilerStep annotations, else from the ends of optimizer steps, else the whole recording.
 
     `first` and `last` (ns) bound the recording and are used where nothing marks a step. A recorder that knows which
@@ -95,7 +95,7 @@ def whole_steps(steps: Steps, cut_off: npt.NDArray[np.int64]) -> Steps:
     )
 
 
-def _profiler_steps(host: Host, marked: npt.NDArray[np.int64], lane: int) -> Steps:
+def _profiler_steps(host: HostSpans, marked: npt.NDArray[np.int64], lane: int) -> Steps:
     numbers = []
     for row in marked.tolist():
         match = _PROFILER_STEP.search(host.trace.names[host.name[row]])

@@ -8,8 +8,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.graph.device import Device
-from foretrace.graph.host import Host
+from foretrace.graph.device import DeviceTasks
+from foretrace.graph.host import HostSpans
 from foretrace.graph.taskgraph import TaskKind
 from foretrace.trace.trace import Category
 
@@ -20,8 +20,8 @@ Int64 = npt.NDArray[np.int64]
 class Streams:
     """Streams of one rank's recording as its host threads use them."""
 
-    host: Host
-    device: Device
+    host: HostSpans
+    device: DeviceTasks
 
     @cached_property
     def sync_rows(self) -> dict[int, int]:

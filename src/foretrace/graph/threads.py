@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.graph.calls import Call
-from foretrace.graph.device import Device
-from foretrace.graph.host import BOOKKEEPING, Host
+from foretrace.graph.calls import RuntimeCall
+from foretrace.graph.device import DeviceTasks
+from foretrace.graph.host import BOOKKEEPING, HostSpans
 from foretrace.graph.kernels import innermost_at
 from foretrace.graph.links import Links
 from foretrace.graph.steps import Steps
@@ -55,13 +55,15 @@ class _Burst:
     blocks: bool
 
 
-def kept_calls(host: Host, device: Device, blocking: Blocking) -> Int64:
+def kept_calls(host: HostSpans, device: DeviceTasks, blocking: Blocking) -> Int64:
     """Calls that become tasks: launches with work on the device, calls that may wait, long allocations and loads."""
     keep = np.zeros(len(host.event), dtype=np.bool_)
     keep[device.call[device.call >= 0]] = True
     keep[blocking.call] = True
-    keep |= np.isin(host.call, [Call.SYNC_DEVICE, Call.SYNC_STREAM, Call.SYNC_EVENT, Call.GRAPH])
-    keep |= np.isin(host.call, [Call.ALLOC, Call.LOAD]) & (host.end - host.start >= _KEPT_ALLOC_NS)
+    keep |= np.isin(
+        host.call, [RuntimeCall.SYNC_DEVICE, RuntimeCall.SYNC_STREAM, RuntimeCall.SYNC_EVENT, RuntimeCall.GRAPH]
+    )
+    keep |= np.isin(host.call, [RuntimeCall.ALLOC, RuntimeCall.LOAD]) & (host.end - host.start >= _KEPT_ALLOC_NS)
     rows = np.flatnonzero(keep)
     # Only the outermost of nested calls is a task.
     inside = host.parent[rows]
@@ -72,7 +74,7 @@ def kept_calls(host: Host, device: Device, blocking: Blocking) -> Int64:
     return rows[~nested]
 
 
-def host_tasks(host: Host, device: Device, blocking: Blocking, steps: Steps, links: Links) -> HostTasks:
+def host_tasks(host: HostSpans, device: DeviceTasks, blocking: Blocking, steps: Steps, links: Links) -> HostTasks:
     """Cut every working thread into tasks in program order and find forks and joins (R2).
 
     Where the main thread stood still for a host collective it has no work, only a JOIN at the collective's end.
@@ -158,7 +160,7 @@ def host_tasks(host: Host, device: Device, blocking: Blocking, steps: Steps, lin
 _FORK, _JOIN = -2, -3  # in `span` of a JOIN task until the edges are made
 
 
-def _bursts(host: Host, main: int, calls: Int64) -> list[_Burst]:
+def _bursts(host: HostSpans, main: int, calls: Int64) -> list[_Burst]:
     """Stretches of work of the other threads; threads that only poll are left out."""
     active = np.isin(host.category, [Category.OPERATOR, Category.RUNTIME])
     around = np.where(host.parent >= 0, active[host.parent], False)
@@ -204,7 +206,7 @@ def _one_join_each(bursts: list[_Burst]) -> list[_Burst]:
 
 
 def _chain(
-    host: Host,
+    host: HostSpans,
     lane: int,
     calls: Int64,
     own: dict[int, int],

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.graph.calls import Call
-from foretrace.graph.device import Device
-from foretrace.graph.host import Host
+from foretrace.graph.calls import RuntimeCall
+from foretrace.graph.device import DeviceTasks
+from foretrace.graph.host import HostSpans
 from foretrace.graph.lookup import at
 from foretrace.graph.streams import Streams
 from foretrace.graph.taskgraph import EdgeKind, TaskKind
@@ -44,7 +44,7 @@ class Blocking:
     staged: Int64  # rows in Host of calls whose own cost is the staging of a pageable copy
 
 
-def blocking_calls(host: Host, device: Device, streams: Streams) -> Blocking:
+def blocking_calls(host: HostSpans, device: DeviceTasks, streams: Streams) -> Blocking:
     """Split every call that may wait into own cost and targets (R1, R4, R5)."""
     return _Waits(host, device, streams).resolve()
 
@@ -53,8 +53,8 @@ def blocking_calls(host: Host, device: Device, streams: Streams) -> Blocking:
 class _Waits:
     """Resolves the blocking calls of one rank's recording."""
 
-    host: Host
-    device: Device
+    host: HostSpans
+    device: DeviceTasks
     streams: Streams
 
     def resolve(self) -> Blocking:
@@ -130,9 +130,9 @@ class _Waits:
         """Copies whose call returns only after (or shortly before) their end."""
         device, host = self.device, self.host
         linked = device.call >= 0
-        call_class = at(host.call, np.where(linked, device.inner_call, -1), Call.CHEAP)
+        call_class = at(host.call, np.where(linked, device.inner_call, -1), RuntimeCall.CHEAP)
         call_end = at(host.end, device.call, 0)
-        synchronous = linked & (call_class == Call.COPY_SYNC) & (device.kind == TaskKind.COPY)
+        synchronous = linked & (call_class == RuntimeCall.COPY_SYNC) & (device.kind == TaskKind.COPY)
         pageable = linked & device.waits_for_copy
         # A small pageable copy to the device is handed over: its call ends before the copy starts (R4).
         handed_over = device.to_device & (call_end <= device.start)
@@ -140,7 +140,7 @@ class _Waits:
 
     def _stream_syncs(self, pairs: list[tuple[Int64, Int64, npt.NDArray[np.bool_]]]) -> None:
         host, device = self.host, self.device
-        calls = np.flatnonzero(host.call == Call.SYNC_STREAM)
+        calls = np.flatnonzero(host.call == RuntimeCall.SYNC_STREAM)
         if not len(calls):
             return
         lane, inferred = self._sync_lane(calls)
@@ -168,7 +168,7 @@ class _Waits:
 
     def _device_syncs(self, pairs: list[tuple[Int64, Int64, npt.NDArray[np.bool_]]]) -> None:
         host, device = self.host, self.device
-        calls = np.flatnonzero(host.call == Call.SYNC_DEVICE)
+        calls = np.flatnonzero(host.call == RuntimeCall.SYNC_DEVICE)
         for lane in device.lanes:
             task = device.last_launched(lane, host.start[calls])
             keep = task >= 0
@@ -177,10 +177,10 @@ class _Waits:
     def _event_syncs(self, pairs: list[tuple[Int64, Int64, npt.NDArray[np.bool_]]]) -> None:
         """An event synchronise waits for what had been launched before the event was recorded."""
         host, device = self.host, self.device
-        records = np.flatnonzero(host.call == Call.RECORD)
+        records = np.flatnonzero(host.call == RuntimeCall.RECORD)
         records = records[np.argsort(host.start[records], kind="stable")]
         by_id = {int(c): int(r) for r, c in zip(records, host.trace.correlation[host.event[records]], strict=True)}
-        for call in np.flatnonzero(host.call == Call.SYNC_EVENT).tolist():
+        for call in np.flatnonzero(host.call == RuntimeCall.SYNC_EVENT).tolist():
             row = self.streams.sync_rows.get(int(host.trace.correlation[host.event[call]]))
             stated = row is not None and int(host.trace.wait_correlation[row]) in by_id
             if stated:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from foretrace.errors import ForetraceError
 from foretrace.hardware.fabric import Fabric
@@ -80,13 +79,6 @@ class Cluster:
     def workers(self) -> int:
         """Devices of all machines."""
         return sum(each.per_node for each in self.machines) or self.nodes * self.per_node
-
-    @classmethod
-    def load(cls, path: Path | str) -> Cluster:
-        """The cluster that a YAML file describes (docs/network.md). Raises ForetraceError with key and mend."""
-        from foretrace.hardware.cluster_file import load
-
-        return load(Path(path))
 
     def spread_over(self, workers: int) -> tuple[int, int]:
         """Machines that so many workers take, the first ones filled first, and most workers of one of them."""

@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.model.operator_graph import Block, Node, OperatorGraph
+from foretrace.model.operator_graph import Node, OperatorGraph, RepeatedBlock
 
 Int64 = npt.NDArray[np.int64]
 
@@ -29,7 +29,7 @@ def with_blocks(graph: OperatorGraph, *, least: int = 2) -> OperatorGraph:
     return replace(graph, blocks=find(graph, least=least))
 
 
-def find(graph: OperatorGraph, *, least: int = 2) -> tuple[Block, ...]:
+def find(graph: OperatorGraph, *, least: int = 2) -> tuple[RepeatedBlock, ...]:
     """Blocks that do not overlap, in order. Each saves `least` nodes or more; those that save most are chosen first."""
     word = letters(graph)
     layers = [node.layer for node in graph.nodes]
@@ -38,7 +38,7 @@ def find(graph: OperatorGraph, *, least: int = 2) -> tuple[Block, ...]:
     limits = [first for first, _, _ in runs[1:]] + [len(word)]
     for (first, length, times), limit in zip(runs, limits, strict=False):
         start = _aligned(layers, word, (first, length, times), limit)
-        found.append(Block(first=start, length=length, times=times, layer=layers[start]))
+        found.append(RepeatedBlock(first=start, length=length, times=times, layer=layers[start]))
     return tuple(found)
 
 

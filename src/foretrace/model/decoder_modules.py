@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from foretrace.model.decoders import Shape
+from foretrace.model.decoder_config import DecoderConfig
 
 _BASE = 10_000.0  # of rotary positions (Su et al., RoFormer, 2021)
 
@@ -29,7 +29,7 @@ class RMSNorm(nn.Module):
 class Attention(nn.Module):
     """Causal attention; `kv_heads` heads of keys and values are shared by groups of queries."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: DecoderConfig) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.width = shape.heads, shape.kv_heads, shape.width or shape.hidden // shape.heads
         biased, narrow = not shape.gated, shape.kv_heads * self.width
@@ -83,7 +83,7 @@ def _rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 class Gated(nn.Module):
     """SiLU-gated feed-forward part (Shazeer 2020)."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: DecoderConfig) -> None:
         super().__init__()
         self.gate = nn.Linear(shape.hidden, shape.inner, bias=False)
         self.up = nn.Linear(shape.hidden, shape.inner, bias=False)
@@ -94,10 +94,10 @@ class Gated(nn.Module):
         return out
 
 
-class Plain(nn.Module):
+class PlainFeedForward(nn.Module):
     """GPT's feed-forward part."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: DecoderConfig) -> None:
         super().__init__()
         self.up = nn.Linear(shape.hidden, shape.inner)
         self.down = nn.Linear(shape.inner, shape.hidden)
@@ -107,14 +107,14 @@ class Plain(nn.Module):
         return out
 
 
-class Layer(nn.Module):
+class DecoderLayer(nn.Module):
     """Attention and feed-forward part, each behind its norm and beside a residual connection."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: DecoderConfig) -> None:
         super().__init__()
         norm = RMSNorm if shape.gated else nn.LayerNorm
         self.before_attention, self.attention = norm(shape.hidden), Attention(shape)
-        self.before_inner, self.inner = norm(shape.hidden), Gated(shape) if shape.gated else Plain(shape)
+        self.before_inner, self.inner = norm(shape.hidden), Gated(shape) if shape.gated else PlainFeedForward(shape)
         self.dropout = nn.Dropout(shape.dropout)
 
     def forward(self, x: Tensor, places: tuple[Tensor, Tensor] | None) -> Tensor:
@@ -126,7 +126,7 @@ class Layer(nn.Module):
 class Decoder(nn.Module):
     """Embedding, layers, norm, scores of the next word."""
 
-    def __init__(self, shape: Shape, length: int) -> None:
+    def __init__(self, shape: DecoderConfig, length: int) -> None:
         super().__init__()
         # Weights are given, so that nothing is drawn for them: of tensors without data that only takes time.
         self.embedding = nn.Embedding(shape.words, shape.hidden, _weight=torch.empty(shape.words, shape.hidden))
@@ -135,7 +135,7 @@ class Decoder(nn.Module):
             None if shape.gated else nn.Embedding(places, shape.hidden, _weight=torch.empty(places, shape.hidden))
         )
         self.dropout = nn.Dropout(shape.dropout)
-        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
+        self.layers = nn.ModuleList(DecoderLayer(shape) for _ in range(shape.layers))
         self.norm = RMSNorm(shape.hidden) if shape.gated else nn.LayerNorm(shape.hidden)
         self.scores = nn.Linear(shape.hidden, shape.words, bias=False)
         if shape.tied:

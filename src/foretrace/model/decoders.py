@@ -10,151 +10,19 @@ grouped-query attention, a gated or a plain feed-forward part.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from foretrace import reading, shipped
 from foretrace.errors import ForetraceError
+from foretrace.model.decoder_config import LOSSES, MOST_WORDS, DecoderConfig, decoder_config, share
 from foretrace.model.operator_graph import OperatorGraph
-from foretrace.names import question, resolve
 
 if TYPE_CHECKING:
     from foretrace.training.training import Training
 
-_MOST_WORDS = 1 << 24
-# How scores become a cross entropy: in float32, operator by operator; or 16-bit scores in one kernel each way (apex,
-# flash-attn, Liger).
-LOSSES = ("separate", "fused")
 
-
-@dataclass(frozen=True, kw_only=True)
-class Shape:
-    """The sizes of a decoder."""
-
-    name: str
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    inner: int  # width of the feed-forward part
-    words: int  # vocabulary
-    length: int  # words of a sequence, unless another number is asked for
-    gated: bool = True  # SiLU-gated feed-forward part, RMS norm, rotary positions, no biases; else GPT's
-    tied: bool = False  # embedding and output share their weight
-    width: int = 0  # of a head, where it is not hidden / heads: of a share of the heads
-    dropout: float = 0.0  # of attention's weights, of what is added to the residual, of the embedding
-    loss: str = "separate"  # of LOSSES; what those who trained it use
-    unpads: bool = False  # moves queries, keys and values out of the padded batch ahead of fused attention, and back
-    source: str = ""
-
-    @property
-    def parameters(self) -> int:
-        """Trained numbers."""
-        h, width = self.hidden, self.hidden // self.heads
-        attention = 2 * h * h + 2 * h * self.kv_heads * width
-        table = self.words * h
-        if self.gated:
-            return self.layers * (attention + 3 * h * self.inner + 2 * h) + h + table * (1 if self.tied else 2)
-        biases = 2 * h + 2 * self.kv_heads * width + self.inner + h
-        layer = attention + 2 * h * self.inner + biases + 4 * h
-        return self.layers * layer + 2 * h + table * (1 if self.tied else 2) + self.length * h
-
-
-SHAPES = {each.name: each for each in shipped.rows("foretrace.model", "decoders.csv", Shape)}
-
-
-def shape(name: str) -> Shape:
-    """The decoder of this name, or of a local `config.json` of transformers. Raises ForetraceError."""
-    found = decoder_named(name)
-    if found:
-        return SHAPES[found]
-    path = Path(name)
-    if path.suffix == ".json" or path.is_dir():
-        return _from_config(path / "config.json" if path.is_dir() else path)
-    raise ForetraceError(f"there is no decoder {name!r}; {question(name, SHAPES, ALIASES)}")
-
-
-# Llama 3.1 has the sizes of Llama 3; releases put "meta" and what they were trained to do around a name.
-ALIASES = {
-    **{name.replace("llama-3-", "llama-3.1-"): name for name in SHAPES if name.startswith("llama-3-")},
-    **{f"meta-{name}": name for name in SHAPES if name.startswith("llama")},
-    **{f"code-llama-{name.partition('-')[2]}": name for name in SHAPES if name.startswith("codellama")},
-}
-_TUNED = re.compile(r"([-_](hf|chat|instruct|base|v\d[\d.]*))+$", re.IGNORECASE)
-
-
-def decoder_named(name: str) -> str:
-    """The decoder that a user means, also by the name of its release ("meta-llama/Llama-2-7b-hf"); "" if none."""
-    bare = _TUNED.sub("", name.rpartition("/")[2])
-    return resolve(bare, SHAPES, ALIASES) or ""
-
-
-def share(found: Shape, tensor: int) -> Shape:
-    """What one of `tensor` devices has of every layer (Shoeybi et al., Megatron-LM, 2019): heads, width of the
-    feed-forward part and vocabulary are cut. Raises ForetraceError where they cannot be.
-    """
-    if tensor == 1:
-        return found
-    if found.heads % tensor or found.inner % tensor:
-        raise ForetraceError(f"the {found.heads} heads of {found.name} cannot be cut into {tensor} equal shares.")
-    return replace(
-        found,
-        heads=found.heads // tensor,
-        kv_heads=max(found.kv_heads // tensor, 1),
-        inner=found.inner // tensor,
-        words=-(-found.words // tensor),
-        width=found.hidden // found.heads,
-    )
-
-
-_WHOLE = (
-    "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size",
-    "max_position_embeddings", "head_dim",
-)  # fmt: skip
-
-
-_OPTIONAL = ("num_key_value_heads", "max_position_embeddings", "head_dim")
-
-
-def _from_config(path: Path) -> Shape:
-    try:
-        found = msgspec.json.decode(reading.read_bytes(path))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ForetraceError(f"{path} is no configuration that can be read: {error}.") from error
-    kind = found.get("model_type") if isinstance(found, dict) else None
-    for key in _WHOLE:
-        if not isinstance(found, dict) or key not in found or (found[key] is None and key in _OPTIONAL):
-            continue
-        value = found[key]
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < _MOST_WORDS:
-            raise ForetraceError(f"{path}: {key} must be a whole number above 0, got {value!r}; mend it.")
-    if kind not in ("llama", "mistral"):
-        raise ForetraceError(
-            f"{path} is a configuration of model_type {kind!r}; llama and mistral can be taken, or capture the model "
-            "from a script."
-        )
-    try:
-        layers, hidden, heads = (found[key] for key in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
-        made = Shape(
-            name=path.parent.name or kind, source=str(path), layers=layers, hidden=hidden, heads=heads,
-            kv_heads=found.get("num_key_value_heads") or heads, inner=found["intermediate_size"],
-            words=found["vocab_size"], length=min(found.get("max_position_embeddings") or 4096, 4096),
-            tied=bool(found.get("tie_word_embeddings", False)),
-        )  # fmt: skip
-    except KeyError as error:
-        raise ForetraceError(f"{path} has no {error}; give a whole configuration of transformers.") from error
-    width = found.get("head_dim") or hidden // heads
-    if width * heads != hidden or found.get("attention_bias") or found.get("mlp_bias"):
-        raise ForetraceError(f"{path}: heads of another width or biases are not known here; capture it from a script.")
-    return made
-
-
-def training_of(found: Shape, *, batch: int = 1, length: int | None = None) -> Callable[[], Training]:
+def training_of(found: DecoderConfig, *, batch: int = 1, length: int | None = None) -> Callable[[], Training]:
     """A function that makes the decoder as a training with AdamW; called on meta tensors it needs no memory."""
 
     def make() -> Training:
@@ -209,13 +77,13 @@ def decoder(
     from foretrace.model.capture.light import no_collection, without_compiler
     from foretrace.model.capture.unroll import CAPTURED, unrolled
 
-    found = shape(name)
-    if (length is not None and not 2 <= length <= _MOST_WORDS) or not 1 <= batch <= _MOST_WORDS:
+    found = decoder_config(name)
+    if (length is not None and not 2 <= length <= MOST_WORDS) or not 1 <= batch <= MOST_WORDS:
         raise ForetraceError(
             f"{name}: a batch of {batch} sequences of {length} words is not possible; give fewer words."
         )
     if loss not in ("", *LOSSES):
-        raise ForetraceError(f"--loss is {' or '.join(LOSSES)}, not {loss!r}.")
+        raise ForetraceError(f"`loss=` is {' or '.join(LOSSES)}, not {loss!r}.")
     found = replace(share(found, tensor), loss=loss or found.loss)
     few = min(found.layers, CAPTURED)
     make = training_of(replace(found, layers=few), batch=batch, length=length)

@@ -12,8 +12,17 @@ from dataclasses import dataclass, field
 
 from foretrace.cost.calls import Call, Family, family_of
 from foretrace.graph.taskgraph import Phase
-from foretrace.model.operator_graph import BEFORE, DTYPE_BYTES, Block, Node, OperatorGraph, Role, Storage, Tensor
-from foretrace.model.texts import Price, Value, price, text_of_values
+from foretrace.model.operator_graph import (
+    BEFORE,
+    DTYPE_BYTES,
+    Node,
+    OperatorGraph,
+    RepeatedBlock,
+    Role,
+    Storage,
+    Tensor,
+)
+from foretrace.model.texts import CallWork, TensorType, price, text_of_values
 
 _BACKWARD = (Phase.BACKWARD, Phase.RECOMPUTE)
 _WITH_WEIGHTS = (Family.GEMM, Family.CONV, Family.NORM, Family.LOOKUP, Family.RECURRENT)
@@ -38,21 +47,21 @@ class _Memory:
         return at if writes else BEFORE
 
 
-class Draft:
+class OperatorGraphDraft:
     """Tensors, storages and nodes in program order; `finish` makes the graph."""
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
         self.nodes: list[Node] = []
         self._memories: list[_Memory] = []
-        self._priced: dict[tuple[object, ...], tuple[Call, Price]] = {}  # equal calls are described once
+        self._priced: dict[tuple[object, ...], tuple[Call, CallWork]] = {}  # equal calls are described once
 
     def storage(self, nbytes: int, role: Role | None = None, name: str = "") -> int:
         """A piece of memory; what it is for is found out unless `role` says so."""
         self._memories.append(_Memory(nbytes=nbytes, role=role, name=name))
         return len(self._memories) - 1
 
-    def tensor(self, value: Value, *, storage: int = -1, role: Role | None = None, name: str = "") -> int:
+    def tensor(self, value: TensorType, *, storage: int = -1, role: Role | None = None, name: str = "") -> int:
         """A tensor on that storage, or on one of its own."""
         tensor = Tensor(dims=value.dims, dtype=value.dtype, storage=max(storage, 0))
         if storage < 0:
@@ -63,9 +72,9 @@ class Draft:
         self.tensors.append(tensor)
         return len(self.tensors) - 1
 
-    def value(self, tensor: int) -> Value:
+    def value(self, tensor: int) -> TensorType:
         """Sizes and type of a tensor."""
-        return Value(dims=self.tensors[tensor].dims, dtype=self.tensors[tensor].dtype)
+        return TensorType(dims=self.tensors[tensor].dims, dtype=self.tensors[tensor].dtype)
 
     def node(
         self,
@@ -116,7 +125,7 @@ class Draft:
         *,
         batch: int = 0,
         source: str = "",
-        blocks: tuple[Block, ...] = (),
+        blocks: tuple[RepeatedBlock, ...] = (),
         notes: Sequence[str] = (),
         unread_live: bool = True,
     ) -> OperatorGraph:

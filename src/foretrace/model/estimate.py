@@ -18,8 +18,8 @@ from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import Carried, Phase, TaskGraph, TaskKind
 from foretrace.hardware.devices import Device
 from foretrace.model.lower import HostCosts, Lowered, lower
-from foretrace.model.memory.memory import Fit, Memory, Sharding, peak
-from foretrace.model.messages import Collective, collectives
+from foretrace.model.memory.memory import MemoryFit, Sharding, StepMemory, peak
+from foretrace.model.messages import ModelCollective, collectives
 from foretrace.model.operator_graph import OperatorGraph, Role
 from foretrace.model.repeat import again
 from foretrace.simulate.doubt import doubted
@@ -61,7 +61,7 @@ def estimate_step(
     device: Device,
     costs: CostModel,
     own_processor: bool = False,
-    messages: Sequence[Collective] = (),
+    messages: Sequence[ModelCollective] = (),
     network: Mapping[str, Network] | None = None,
     workers: int = 1,
 ) -> StepEstimate:
@@ -195,8 +195,8 @@ class Estimate:
     device: Device
     training: bool
     step: StepEstimate
-    memory: Memory
-    fit: Fit
+    memory: StepMemory
+    fit: MemoryFit
     room_bytes: float  # memory of the device
     sharding: Sharding = field(default_factory=Sharding)
     recompute: int = 0

@@ -23,12 +23,12 @@ from math import prod
 
 from foretrace.cost.calls import Family
 from foretrace.model.operator_graph import BEFORE, Node, OperatorGraph, Storage, Tensor
-from foretrace.model.texts import Value, text_of_values
+from foretrace.model.texts import TensorType, text_of_values
 
 _SEARCHED = 400  # groups looked at for a way around; beyond that the two are not fused
 
 
-class Rule(StrEnum):
+class FusionRule(StrEnum):
     """What may become one kernel."""
 
     POINTWISE = "pointwise"
@@ -37,7 +37,7 @@ class Rule(StrEnum):
     REDUCTION = "reduction"
 
 
-ALL = tuple(Rule)
+ALL = tuple(FusionRule)
 
 # Operators that compute one element from one of each input (without "aten::" and "_" behind).
 _POINTWISE = frozenset([
@@ -69,18 +69,18 @@ class _Group:
     before: set[int] = field(default_factory=set)  # groups that must come first, maybe by an old name
 
 
-def fuse(graph: OperatorGraph, rules: Collection[Rule | str] = ALL) -> OperatorGraph:
+def fuse(graph: OperatorGraph, rules: Collection[FusionRule | str] = ALL) -> OperatorGraph:
     """The graph as fused kernels. A fused node keeps the name of its product, norm or sum, else it is fused::pointwise.
 
     Blocks are dropped (find them again); a note counts what was fused. Raises ValueError for an unknown rule.
     """
-    fuser = _Fuser(graph, frozenset(Rule(each) for each in rules))
+    fuser = _Fuser(graph, frozenset(FusionRule(each) for each in rules))
     fuser.group()
     return fuser.rebuilt()
 
 
 class _Fuser:
-    def __init__(self, graph: OperatorGraph, rules: frozenset[Rule]) -> None:
+    def __init__(self, graph: OperatorGraph, rules: frozenset[FusionRule]) -> None:
         self.graph, self.rules = graph, rules
         self._family = [Family(each) for each in graph.calls.family.tolist()]
         self._root = self._roots()
@@ -89,7 +89,7 @@ class _Fuser:
         self._readers = self._reading()
         self._groups: dict[int, _Group] = {}
         self._into: list[int] = list(range(len(graph)))  # node -> group, by way of those that it was merged into
-        self._used: Counter[Rule] = Counter()
+        self._used: Counter[FusionRule] = Counter()
 
     # --- what depends on what ---
 
@@ -192,22 +192,22 @@ class _Fuser:
             return _Group(members=[at], anchor=at, kind="reduction", elements=max(sizes), reduced=max(made))
         return _Group(members=[at], kind="other")
 
-    def _rule(self, first: _Group, second: _Group) -> Rule | None:
+    def _rule(self, first: _Group, second: _Group) -> FusionRule | None:
         """The rule by which a group may take in the one that reads its result."""
         kinds = first.kind, second.kind
         same = first.elements == second.elements
         if kinds == ("pointwise", "pointwise"):
-            return Rule.POINTWISE if same else None
+            return FusionRule.POINTWISE if same else None
         if kinds == ("product", "pointwise"):
-            return Rule.EPILOGUE if same else None
+            return FusionRule.EPILOGUE if same else None
         if kinds in (("rows", "pointwise"), ("pointwise", "rows"), ("channels", "pointwise"), ("rows", "rows")):
-            return Rule.NORM if same and kinds != ("rows", "rows") else None
+            return FusionRule.NORM if same and kinds != ("rows", "rows") else None
         if kinds == ("pointwise", "reduction"):
-            return Rule.REDUCTION if same else None
+            return FusionRule.REDUCTION if same else None
         if kinds == ("reduction", "pointwise"):
-            return Rule.REDUCTION if second.elements in (first.elements, first.reduced) else None
+            return FusionRule.REDUCTION if second.elements in (first.elements, first.reduced) else None
         if kinds == ("reduction", "reduction"):
-            return Rule.REDUCTION if same and first.reduced == second.reduced else None
+            return FusionRule.REDUCTION if same and first.reduced == second.reduced else None
         return None
 
     def _try(self, producer: int, reader: int, at: int) -> None:
@@ -217,7 +217,7 @@ class _Fuser:
         rule = self._rule(first, second)
         if rule is None or rule not in self.rules:
             return
-        if rule == Rule.EPILOGUE and not self._read_inside(first, {*first.members, *second.members}):
+        if rule == FusionRule.EPILOGUE and not self._read_inside(first, {*first.members, *second.members}):
             return
         if self._around(producer, reader):
             return
@@ -316,7 +316,7 @@ class _Fuser:
         text = anchor.text
         if group.anchor < 0:
             values = (self.graph.tensors[i] for i in inputs)
-            text = text_of_values(Value(dims=each.dims, dtype=each.dtype) for each in values)
+            text = text_of_values(TensorType(dims=each.dims, dtype=each.dtype) for each in values)
         return Node(
             op=anchor.op if group.anchor >= 0 else "fused::pointwise",
             inputs=tuple(inputs),

@@ -71,7 +71,7 @@ def _attention(width: int) -> nn.Module:
     import torch
     from torch import nn
 
-    class Block(nn.Module):
+    class ProbeBlock(nn.Module):
         """Pre-norm attention with two heads, written out."""
 
         def __init__(self) -> None:
@@ -87,7 +87,7 @@ def _attention(width: int) -> nn.Module:
             found: torch.Tensor = x + self.outer((scores @ v).transpose(1, 2).reshape(b, n, width))
             return found
 
-    return Block()
+    return ProbeBlock()
 
 
 class _Same:

@@ -25,7 +25,7 @@ from foretrace.graph.assemble import assemble
 from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, GraphInfo, Lane, Phase, TaskGraph, TaskKind
 from foretrace.hardware.cluster import Cluster
 from foretrace.hardware.devices import Device
-from foretrace.model.messages import Collective
+from foretrace.model.messages import ModelCollective
 from foretrace.model.operator_graph import OperatorGraph, Role
 from foretrace.model.strategy import Strategy
 from foretrace.model.texts import LARGEST
@@ -84,7 +84,7 @@ def lower(
     cluster: Cluster | None = None,
     host: HostCosts | None = None,
     own_processor: bool = False,
-    messages: Sequence[Collective] = (),
+    messages: Sequence[ModelCollective] = (),
     network: Mapping[str, Network] | None = None,
 ) -> Lowered:
     """The task graph of one step of `operators`, with the `messages` of its worker to others: what they take is asked
@@ -125,7 +125,7 @@ def _on_processor(operators: OperatorGraph, found: Prediction) -> Lowered:
 
 def _on_devices(
     operators: OperatorGraph, found: Prediction, device: Device, place: Int64, cluster: Cluster | None, host: HostCosts,
-    messages: Sequence[Collective], sent: Sequence[Cost],
+    messages: Sequence[ModelCollective], sent: Sequence[Cost],
 ) -> Lowered:  # fmt: skip
     n = len(operators)
     used, stream = np.unique(place, return_inverse=True) if n else (np.zeros(1, np.int64), place)
@@ -176,7 +176,7 @@ def _on_devices(
 
 
 def _exchange(
-    draft: _Draft, messages: Sequence[Collective], sent: Sequence[Cost], rows: Int64, hosts: Int64, back: Int64,
+    draft: _Draft, messages: Sequence[ModelCollective], sent: Sequence[Cost], rows: Int64, hosts: Int64, back: Int64,
     device: Device,
 ) -> Int64:  # fmt: skip
     """Messages on lanes of their own, in the order in which they are issued, and their rows.

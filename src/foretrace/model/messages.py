@@ -38,7 +38,7 @@ _COLUMNS = ((".attention.query", ".attention.key", ".attention.value"), (".inner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collective:
+class ModelCollective:
     """One message of a step; nodes are those of the graph that runs."""
 
     kind: CollectiveKind
@@ -85,7 +85,7 @@ class _Run:
 
 def collectives(
     operators: OperatorGraph, repeated: OperatorGraph, origin: Int64, *, sharding: Sharding
-) -> list[Collective]:
+) -> list[ModelCollective]:
     """The messages of a step, in the order in which they are issued.
 
     `operators` is one micro-batch, `repeated` the step that runs, and `origin` says which node of the one each node of
@@ -148,13 +148,13 @@ def _copied(wide: int) -> float:
     return _FLAT + (_WIDENED if wide > 1 else 0.0)
 
 
-def _gathered(step: _Step, wide: int) -> Iterator[Collective]:
+def _gathered(step: _Step, wide: int) -> Iterator[ModelCollective]:
     """ZeRO 3."""
     sizes, root = _units(step)
     names = step.blocks.names
     if root:
         kind = CollectiveKind.ALL_GATHER
-        yield Collective(kind=kind, name=f"{kind} what no block holds", nbytes=root, issued=-1, after=-1, before=0)
+        yield ModelCollective(kind=kind, name=f"{kind} what no block holds", nbytes=root, issued=-1, after=-1, before=0)
     runs = [run for run in step.runs if run.block in sizes]
     for i, run in enumerate(runs):
         size, name = sizes[run.block], names[run.block]
@@ -162,23 +162,23 @@ def _gathered(step: _Step, wide: int) -> Iterator[Collective]:
         former = runs[i - 1].first if i else -1
         free = runs[i - 2].last if i > 1 else -1  # two gathered blocks are there at most
         kind = CollectiveKind.ALL_GATHER
-        yield Collective(kind=kind, name=f"{kind} {name}{again}", nbytes=size, issued=former, after=free,
+        yield ModelCollective(kind=kind, name=f"{kind} {name}{again}", nbytes=size, issued=former, after=free,
                          before=run.first)  # fmt: skip
         if not run.forward:
             kind = CollectiveKind.REDUCE_SCATTER
-            yield Collective(
+            yield ModelCollective(
                 kind=kind, name=f"{kind} {name}", nbytes=wide * size, issued=run.last, after=run.last,
                 before=step.until, copied=_copied(wide) * size,
             )  # fmt: skip
     if root and step.until:
         kind, last = CollectiveKind.REDUCE_SCATTER, step.until - 1
-        yield Collective(
+        yield ModelCollective(
             kind=kind, name=f"{kind} what no block holds", nbytes=wide * root, issued=last, after=last,
             before=step.until, copied=_copied(wide) * root,
         )  # fmt: skip
 
 
-def _reduced(step: _Step, stage: int, wide: int) -> Iterator[Collective]:
+def _reduced(step: _Step, stage: int, wide: int) -> Iterator[ModelCollective]:
     """Data parallel and ZeRO 1, 2."""
     graph = step.operators
     gradients = sorted((each.born, each.nbytes) for each in graph.storages if each.role == Role.GRADIENT)
@@ -190,18 +190,18 @@ def _reduced(step: _Step, stage: int, wide: int) -> Iterator[Collective]:
         places = np.flatnonzero(step.origin == ready) if stage == 2 else [step.last_of[ready]]
         size = sum(gradients[i][1] for i in bucket)
         for at in places:
-            yield Collective(
+            yield ModelCollective(
                 kind=kind, name=f"{kind} bucket {number}", nbytes=wide * size, issued=int(at), after=int(at),
                 before=step.until, copied=_copied(wide) * size,
             )  # fmt: skip
     weights = sum(each.nbytes for each in graph.storages if each.role == Role.WEIGHT)
     if stage and len(step.update):
         kind, last = CollectiveKind.ALL_GATHER, int(step.update[-1])
-        yield Collective(kind=kind, name=f"{kind} updated parameters", nbytes=weights, issued=last, after=last,
+        yield ModelCollective(kind=kind, name=f"{kind} updated parameters", nbytes=weights, issued=last, after=last,
                          before=step.count)  # fmt: skip
 
 
-def _of_tensors(step: _Step) -> Iterator[Collective]:
+def _of_tensors(step: _Step) -> Iterator[ModelCollective]:
     """Tensor parallel: sums over the group where a block's two products are cut along what is summed over."""
     graph = step.operators
     nbytes = next(
@@ -214,8 +214,8 @@ def _of_tensors(step: _Step) -> Iterator[Collective]:
     )
     kind = CollectiveKind.ALL_REDUCE
 
-    def behind(last: int, what: str) -> Collective:
-        return Collective(
+    def behind(last: int, what: str) -> ModelCollective:
+        return ModelCollective(
             kind=kind, name=f"{kind} {what}", nbytes=nbytes, issued=last, after=last, before=last + 1, lane=TENSOR
         )
 

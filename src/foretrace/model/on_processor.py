@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from foretrace.cost.calls import Calls, Family
 from foretrace.cost.model import CostModel, Prediction
-from foretrace.cost.operators.bench import Measured
+from foretrace.cost.operators.bench import OperatorTimings
 from foretrace.cost.operators.local import Local, choose_designed, rows_of, shipped
 from foretrace.cost.operators.operator import Operator
 from foretrace.deadline import Deadline
@@ -88,10 +88,10 @@ def probe() -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timed:
+class TimedOperators:
     """Seconds by key, why the others have none, and the probe of the calm machine."""
 
-    measured: Measured
+    measured: OperatorTimings
     probe_s: float
     alike: float  # share of the times that met the machine calm
 
@@ -103,7 +103,7 @@ def calibrated(
     target_s: float = 0.004,
     budget_s: float | None = None,
     progress: Callable[[float], None] | None = None,
-) -> Timed:
+) -> TimedOperators:
     """Time the k operators, several times over.
 
     A machine that others use is fast in some seconds and slow in others (twice as slow, where two of its processors
@@ -146,7 +146,9 @@ def calibrated(
         met += bool(alike)
         seconds[key] = float(np.median(alike or [value for value, _ in values]))
     failed = {key: why for key, why in failed.items() if key not in seconds}
-    return Timed(measured=Measured(seconds=seconds, failed=failed), probe_s=calm, alike=met / max(len(seconds), 1))
+    return TimedOperators(
+        measured=OperatorTimings(seconds=seconds, failed=failed), probe_s=calm, alike=met / max(len(seconds), 1)
+    )
 
 
 def _calm(states: Sequence[float]) -> float:
@@ -163,7 +165,7 @@ def _met(chunk: Sequence[Operator], times: Mapping[str, list[tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
+class HostOverhead:
     """Seconds that a call takes in a step beyond those that it takes alone, by phase; fewer for a view."""
 
     call_s: tuple[float, float, float]
@@ -173,7 +175,7 @@ class Host:
     strided: float = 1.0  # times that a copy takes longer where its tensor was transposed
 
     @classmethod
-    def of(cls, seconds: Mapping[str, float], local: Local) -> Host:
+    def of(cls, seconds: Mapping[str, float], local: Local) -> HostOverhead:
         """From the times of the networks, as `calibrated` gives them."""
         alone = float(np.exp(local.logarithms(_VIEW_CALL)[0][0]))
         rows: list[list[tuple[float, float, float, float]]] = [[], [], []]
@@ -253,7 +255,7 @@ class StepTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
+class ProcessorRates:
     """What a calibration says of a processor, in figures that can be compared."""
 
     product_gflop_s: float  # 512 x 512 x 512
@@ -289,7 +291,7 @@ class Processor:
     """The processor of this machine, as some measured operators show it."""
 
     local: Local
-    host: Host
+    host: HostOverhead
 
     @classmethod
     def of(cls, seconds: Mapping[str, float]) -> Processor:
@@ -299,15 +301,15 @@ class Processor:
             raise ForetraceError(
                 "no operator was timed on this machine yet; run foretrace calibrate device --operators 50."
             )
-        return cls(local=local, host=Host.of(seconds, local))
+        return cls(local=local, host=HostOverhead.of(seconds, local))
 
-    def rates(self) -> Rates:
+    def rates(self) -> ProcessorRates:
         """Predicted times of some telling calls, as rates."""
         calls = Calls.of([(each.name, each.text) for each in _telling()])
         found = self.local.predict(calls)
         away = replace(self.local, place=1.0).predict(calls).seconds
         alone = found.seconds
-        return Rates(
+        return ProcessorRates(
             product_gflop_s=float(calls.flops[0] / alone[0] / 1e9),
             convolution_gflop_s=float(calls.flops[1] / alone[1] / 1e9),
             near_gb_s=float(calls.nbytes[2] / replace(self.local, place=0.0).predict(calls).seconds[2] / 1e9),

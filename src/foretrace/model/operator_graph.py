@@ -83,7 +83,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class RepeatedBlock:
     """A run of nodes that repeats: nodes first .. first + length come `times` times, one after another."""
 
     first: int
@@ -102,7 +102,7 @@ class OperatorGraph:
     storages: tuple[Storage, ...]
     batch: int = 0  # samples per step, 0 if unknown
     source: str = ""  # "capture", "recording", "chakra 1.1.1", "onnx opset 18", "json"
-    blocks: tuple[Block, ...] = ()
+    blocks: tuple[RepeatedBlock, ...] = ()
     notes: tuple[str, ...] = ()
     recipe: Mapping[str, str] = field(default_factory=dict)  # of a captured training: its optimizer, weights, layout
 

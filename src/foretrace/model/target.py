@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from foretrace.cost.devices.defaults import AsRun
 from foretrace.cost.devices.standard import standard
 from foretrace.cost.model import CostModel
-from foretrace.cost.network.network import CollectiveKind, Cost, Network, network
-from foretrace.cost.network.networks import cluster_network
+from foretrace.cost.network.link_network import cluster_network
+from foretrace.cost.network.network import CollectiveKind, Cost, Network
+from foretrace.cost.network.parse import network
 from foretrace.errors import ForetraceError
 from foretrace.hardware.cluster import Cluster, Link
 from foretrace.hardware.devices import Device, named
@@ -41,7 +42,7 @@ class Target:
 
 
 def networks_of(device: Device, sharding: Sharding, text: str = "") -> dict[str, Network]:
-    """The network of every lane of messages: what `text` says (`cost.network.network`), else what machines with this
+    """The network of every lane of messages: what `text` says (`cost.network.parse`), else what machines with this
     device usually have, by NCCL's model or, where that has no constants, by the catalog's rates.
 
     A tensor group is inside a machine; so its machines hold fewer workers. Raises ForetraceError where the catalog
@@ -51,7 +52,7 @@ def networks_of(device: Device, sharding: Sharding, text: str = "") -> dict[str,
     found = {}
     if sharding.tensor > 1:
         if sharding.tensor > node:
-            raise ForetraceError(f"--tensor {sharding.tensor} is more than the {node} devices of a machine; give less.")
+            raise ForetraceError(f"`tensor={sharding.tensor}` is more than the {node} devices of a machine; give less.")
         found[TENSOR] = _usual(device, sharding.tensor, node)
     if sharding.workers > 1:
         near = max(node // sharding.tensor, 1)
@@ -82,8 +83,8 @@ class Either(Network):
 def _usual(device: Device, workers: int, node: int) -> Network:
     if workers > node and not device.network_gb_s:
         raise ForetraceError(
-            f"the catalog does not know what joins machines with {device.short}; name it: --network 200gbit, or "
-            f'--network "nccl:{device.short},nics={node},nic=200gbit".'
+            f"the catalog does not know what joins machines with {device.short}; name it: `network=200gbit`, or "
+            f'`network="nccl:{device.short},nics={node},nic=200gbit"`.'
         )
     if device.short == "V100-SXM2" and 1 < workers <= NODE:
         ways = (f"nccl:{device.short},per-node={workers}", f"nccl:{device.short},per-node={2 * NODE}")
@@ -93,7 +94,7 @@ def _usual(device: Device, workers: int, node: int) -> Network:
         return network(f"nccl:{device.short},per-node={min(node, workers)}{nic}", workers)
     inside = device.scaleup_gb_s / 2 or device.pcie_gb_s
     if not inside:
-        raise ForetraceError(f"the catalog knows no link of {device.short}; name one: --network 200gbit.")
+        raise ForetraceError(f"the catalog knows no link of {device.short}; name one: `network=200gbit`.")
     between = device.network_gb_s or inside
     cluster = Cluster(
         name=f"machines with {device.short}",

@@ -30,7 +30,7 @@ LARGEST = 2**62  # elements or bytes of anything
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Value:
+class TensorType:
     """Sizes and type of a tensor."""
 
     dims: tuple[int, ...]
@@ -38,7 +38,7 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Price:
+class CallWork:
     """Work of one call: floating-point operations, and bytes read and written, each tensor once."""
 
     flops: float
@@ -56,7 +56,7 @@ def text_of(dims: Sequence[Any], dtypes: Sequence[Any], concrete: Sequence[str] 
     return msgspec.json.encode([list(dims), types, values]).decode()
 
 
-def text_of_values(inputs: Iterable[Value], concrete: Sequence[str] = ()) -> str:
+def text_of_values(inputs: Iterable[TensorType], concrete: Sequence[str] = ()) -> str:
     """The text of a call whose arguments are these tensors, and after them what is no tensor."""
     given = list(inputs)
     dims: list[Any] = [list(each.dims) for each in given] + [[] for _ in concrete]
@@ -64,7 +64,9 @@ def text_of_values(inputs: Iterable[Value], concrete: Sequence[str] = ()) -> str
     return msgspec.json.encode([dims, types, [""] * len(given) + list(concrete)]).decode()
 
 
-def price(op: str, text: str, outputs: Sequence[Value], written_bytes: float | None = None) -> tuple[Call, Price]:
+def price(
+    op: str, text: str, outputs: Sequence[TensorType], written_bytes: float | None = None
+) -> tuple[Call, CallWork]:
     """What a call does. `written_bytes` are the bytes of its outputs, where their types are known."""
     sizes = [each.dims for each in outputs]
     call = describe(op, text, sizes)
@@ -78,7 +80,7 @@ def price(op: str, text: str, outputs: Sequence[Value], written_bytes: float | N
             flops = work.operator_work(op, text, between)[1]
     if call.family == Family.OTHER:
         flops = 0.0
-    return call, Price(flops=flops, read_bytes=call.read_bytes, written_bytes=written)
+    return call, CallWork(flops=flops, read_bytes=call.read_bytes, written_bytes=written)
 
 
 @lru_cache(maxsize=4096)
@@ -115,7 +117,7 @@ def tensor_dims(text: str) -> list[tuple[int, ...]]:
         return []
 
 
-def inputs_of(text: str) -> list[Value]:
+def inputs_of(text: str) -> list[TensorType]:
     """The tensors among the inputs of a call, lists walked into (their types are float32 unless known)."""
     try:
         shapes = decode_shapes(text)
@@ -129,7 +131,7 @@ def inputs_of(text: str) -> list[Value]:
         if kind.startswith("TensorList") or (dims and isinstance(dims[0], list)):
             inner = DTYPES.get(kind.partition(":")[2].lower(), "float32")
             lists = [each for each in dims if isinstance(each, list) and all(isinstance(d, int) for d in each)]
-            found += [Value(dims=tuple(each), dtype=inner) for each in lists]
+            found += [TensorType(dims=tuple(each), dtype=inner) for each in lists]
         elif dtype is not None and all(isinstance(d, int) for d in dims):
-            found.append(Value(dims=tuple(dims), dtype=dtype))
+            found.append(TensorType(dims=tuple(dims), dtype=dtype))
     return found

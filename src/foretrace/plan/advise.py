@@ -1,10 +1,11 @@
 """What to do first: every technique tried on one run, ranked by what it saves, and the best three predicted together.
 
-Every technique that can be applied is predicted once with its default settings. What gains and is not hidden by the
-noise between the steps alone gets a range: *one by one*, as `foretrace.techniques.whatif` weighs assumptions, while a
-fixed amount of work lasts, else *all at once*: one prediction with all assumptions at the ends that make the step
-slower, and one with all at the other ends. The second is the wider one. What is told apart from nothing is then put
-together, most saving first, as far as techniques bear each other, and predicted as a chain: savings do not add up.
+Every technique that can be applied is predicted once with its default settings. What gains more than noise can explain,
+as far as that does not move the step before and after alike, gets a range: *one by one*, as
+`foretrace.techniques.whatif` weighs assumptions, while a fixed amount of work lasts, else *all at once*: one prediction
+with all assumptions at the ends that make the step slower, and one with all at the other ends. The second is the wider
+one. What is told apart from nothing is then put together, most saving first, as far as techniques bear each other, and
+predicted as a chain: savings do not add up.
 
 Work is counted in tasks that are predicted, not in seconds, so that the same run always gets the same answer.
 """
@@ -17,9 +18,11 @@ from dataclasses import dataclass, replace
 from math import hypot, inf
 from typing import Literal
 
+import numpy as np
+
 from foretrace.errors import NotApplicableError
 from foretrace.graph.taskgraph import TaskGraph
-from foretrace.simulate.noise import Interval
+from foretrace.simulate.noise import between
 from foretrace.simulate.timeline import Timeline, simulate
 from foretrace.techniques.base import Larger, Technique
 from foretrace.techniques.explain import why_not_more
@@ -32,7 +35,7 @@ ORDER = (
     "prefetch-data", "channels-last", "mixed-precision", "reconstruct-batchnorm", "structured-dropout", "compiled",
     "fused-optimizer", "bucket-fusion", "cuda-graphs",
 )  # fmt: skip
-_WORTH = 1e-3  # a further technique has to take this share off the step
+_WORTH = 1e-3  # a technique has to take this share off the step, also one that joins others
 _BESIDE = 0.01  # of the step: ends that miss the prediction by more do not bound it
 _EACH = 2_000  # a prediction costs as much beside its tasks
 _INSERTED = 15  # inserting a task costs as much as so many that are kept
@@ -45,7 +48,8 @@ How = Literal["", "noise alone", "all at once", "one by one"]
 class Tried:
     """Techniques applied one after the other, and the step that they lead to.
 
-    `how` says how `interval_s` was found; by "noise alone" it is at least as wide as that, and "" has none.
+    `interval_s` is that of the step, `saved_range_s` of what is taken off: narrower where noise moves both alike.
+    `how` says how they were found; by "noise alone" they are at least as wide as that, and "" has none.
     """
 
     techniques: tuple[Technique, ...]
@@ -53,6 +57,7 @@ class Tried:
     after_s: float
     how: How = ""
     interval_s: tuple[float, float] | None = None
+    saved_range_s: tuple[float, float] | None = None
     why_not_more: str = ""
 
     @property
@@ -66,23 +71,15 @@ class Tried:
         return self.before_s - self.after_s
 
     @property
-    def saved_range_s(self) -> tuple[float, float] | None:
-        """What is taken off at least and at most, by `interval_s`."""
-        return (
-            None
-            if self.interval_s is None
-            else (self.before_s - self.interval_s[1], self.before_s - self.interval_s[0])
-        )
-
-    @property
     def gains(self) -> bool:
-        """Whether the step gets shorter over the whole range."""
-        return self.interval_s is not None and self.interval_s[1] < self.before_s
+        """Whether the step gets shorter over the whole range, and by as much as a replay can tell."""
+        worth = self.saved_s >= _WORTH * self.before_s
+        return worth and self.saved_range_s is not None and self.saved_range_s[0] > 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOut:
-    """A technique that was not predicted, and why."""
+    """A technique that was not predicted, or is not in an answer, and why."""
 
     name: str
     why: str
@@ -200,10 +197,12 @@ class _Trial:
         with self._noted(found.techniques):
             after = self._timelines[found.name]
             noise = after.interval_s(self.level)
-            alone = replace(found, how="noise alone", interval_s=(noise.low_s, noise.high_s))
+            less, more = between(self.before.draws, after.draws, np.subtract, self.level)
+            saved = found.saved_s - less, found.saved_s + more
+            alone = replace(found, how="noise alone", interval_s=(noise.low_s, noise.high_s), saved_range_s=saved)
             if not alone.gains:
                 return alone
-            return self._one_by_one(found) or self._all_at_once(found, after, noise) or self._one_by_one(found, inf)
+            return self._one_by_one(found) or self._all_at_once(alone, after) or self._one_by_one(found, inf)
         return None
 
     def _one_by_one(self, found: Tried, most: float | None = None) -> Tried | None:
@@ -214,10 +213,17 @@ class _Trial:
             return None
         self._left -= cost
         answer = whatif(self._graphs[""], found.techniques, level=self.level)
-        return replace(found, how="one by one", interval_s=answer.interval_s, why_not_more=answer.why_not_more)
+        return replace(
+            found, how="one by one", interval_s=answer.interval_s, saved_range_s=answer.saved_interval_s,
+            why_not_more=answer.why_not_more,
+        )  # fmt: skip
 
-    def _all_at_once(self, found: Tried, after: Timeline, noise: Interval) -> Tried | None:
-        """`found` between all assumptions at their slow and at their fast ends; None where those do not bracket it."""
+    def _all_at_once(self, found: Tried, after: Timeline) -> Tried | None:
+        """`found` by noise alone, and all assumptions at their slow or fast ends; None where those do not bound it.
+
+        Ends that miss the prediction by up to `_BESIDE` of the step still bound it: the prediction is then the end, and
+        what they miss by counts on either side.
+        """
         slow_s, fast_s = self._step_at_ends(found.techniques, "slower"), self._step_at_ends(found.techniques, "faster")
         missed_s = max(fast_s - found.after_s, found.after_s - slow_s)
         if missed_s > _BESIDE * found.before_s:
@@ -228,10 +234,24 @@ class _Trial:
             *company(self.before, after),
             *unverified(self._graphs[""], found.techniques, [*steps, after]),
         ]
-        faster = hypot(found.after_s - noise.low_s, found.after_s - fast_s, *(each.faster_s for each in others))
-        slower = hypot(noise.high_s - found.after_s, slow_s - found.after_s, *(each.slower_s for each in others))
-        range_s = max(found.after_s - faster, 0.0), found.after_s + slower
-        return replace(found, how="all at once", interval_s=range_s, why_not_more=why_not_more(after))
+        missed_s = max(missed_s, 0.0)
+        faster = hypot(found.after_s - fast_s, missed_s, *(each.faster_s for each in others))
+        slower = hypot(slow_s - found.after_s, missed_s, *(each.slower_s for each in others))
+        assert found.interval_s is not None and found.saved_range_s is not None
+        (low_s, high_s), (least_s, most_s) = found.interval_s, found.saved_range_s
+        return replace(
+            found,
+            how="all at once",
+            interval_s=(
+                max(found.after_s - hypot(found.after_s - low_s, faster), 0.0),
+                found.after_s + hypot(high_s - found.after_s, slower),
+            ),
+            saved_range_s=(
+                found.saved_s - hypot(found.saved_s - least_s, slower),
+                found.saved_s + hypot(most_s - found.saved_s, faster),
+            ),
+            why_not_more=why_not_more(after),
+        )
 
     def compose(self, gains: Sequence[Tried]) -> Tried | None:
         """The best three that bear each other, predicted together; None where there are no two."""

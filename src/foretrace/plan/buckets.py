@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.plan.evaluate import Evaluator
-from foretrace.plan.problem import Costs, Plan, Problem
+from foretrace.plan.problem import Plan, Problem, TransferCosts
 from foretrace.plan.theorems import parts_pay, walk
 
 Int64 = npt.NDArray[np.int64]
@@ -19,7 +19,7 @@ MOST_STATES = 200  # kept per tensor; beyond, a plan is good but not proven best
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Buckets:
+class BucketPlan:
     """A plan that sends in the order of readiness, and how near it is to the best one."""
 
     plan: Plan
@@ -38,7 +38,7 @@ def default(problem: Problem) -> Plan:
     return Plan.capped(problem.nbytes, DDP_CAP, DDP_FIRST)
 
 
-def seeds(problem: Problem, costs: Costs) -> list[Plan]:
+def seeds(problem: Problem, costs: TransferCosts) -> list[Plan]:
     """Plans to begin with: what DDP does, caps of all sizes, dPRO's walk."""
     total = int(problem.nbytes.sum())
     caps = np.unique(np.geomspace(max(total / 256, 1), max(total, 2), 24).astype(np.int64)).tolist()
@@ -46,7 +46,7 @@ def seeds(problem: Problem, costs: Costs) -> list[Plan]:
     return list(dict.fromkeys([*found, *(Plan.capped(problem.nbytes, cap) for cap in caps)]))
 
 
-def best_buckets(evaluator: Evaluator, *, most: int = MOST_STATES) -> Buckets:
+def best_buckets(evaluator: Evaluator, *, most: int = MOST_STATES) -> BucketPlan:
     """The buckets with the shortest step among all that send neighbours in the order of readiness.
 
     Exact by dynamic programming with dominance, see `engine.best_buckets`; the theorems give the first bound.
@@ -76,7 +76,7 @@ def best_buckets(evaluator: Evaluator, *, most: int = MOST_STATES) -> Buckets:
         chunks = costs.chunks[kept][kinds]
         plan, reached = Plan(ends=tuple(ends.tolist()), chunks=tuple(chunks.tolist())), end
     least = reached if complete else least_end(evaluator)
-    return Buckets(
+    return BucketPlan(
         plan=plan,
         step_ns=float(reached + problem.after_ns),
         bound_ns=float(min(least, reached) + problem.after_ns),

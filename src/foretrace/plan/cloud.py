@@ -30,7 +30,7 @@ _UNCERTAIN = ("transfer", "waiting_ms", "company")  # priors of data-parallel th
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class RentalRequest:
     """What is to be trained, and within which bounds (0: none)."""
 
     samples: int  # of an epoch
@@ -75,7 +75,7 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Advice:
+class RentalAdvice:
     """All offers, fastest first, and the one to take."""
 
     offers: tuple[Offer, ...]
@@ -87,8 +87,8 @@ class Advice:
 
 
 def advise(
-    graph: TaskGraph, types: Sequence[Instance], wanted: Wanted, progress: Callable[[float], None] | None = None
-) -> Advice:
+    graph: TaskGraph, types: Sequence[Instance], wanted: RentalRequest, progress: Callable[[float], None] | None = None
+) -> RentalAdvice:
     """Predict every type and count, and choose: cheapest within the time, else fastest within the money, else cheapest.
 
     Raises ForetraceError where the recording does not say how many samples a step has, or nothing can be predicted.
@@ -114,7 +114,7 @@ def advise(
     offers.sort(key=lambda offer: (offer.hours, offer.dollars))
     offers = _with_front(offers)
     chosen, why = _choose(offers, wanted)
-    return Advice(
+    return RentalAdvice(
         offers=tuple(offers),
         chosen=chosen,
         why=why,
@@ -140,8 +140,8 @@ def _on(graph: TaskGraph, device: Device, measured_s: float | None) -> tuple[Tas
     recorded = find(graph.info.devices[0]) if graph.info.devices else None
     if not graph.on_device.any() or recorded is None:
         raise NotApplicableError(
-            "recorded on no device of the catalog; say what a step takes there: --step "
-            f"{device.short}=SECONDS, or record on a GPU."
+            "recorded on no device of the catalog; say what a step takes there: "
+            f"`step={device.short}=SECONDS`, or record on a GPU."
         )
     if recorded.name == device.name:
         return graph, graph, graph
@@ -166,7 +166,7 @@ def _on(graph: TaskGraph, device: Device, measured_s: float | None) -> tuple[Tas
 
 
 def _offer(
-    graphs: tuple[TaskGraph, TaskGraph, TaskGraph], instance: Instance, count: int, batch: int, wanted: Wanted
+    graphs: tuple[TaskGraph, TaskGraph, TaskGraph], instance: Instance, count: int, batch: int, wanted: RentalRequest
 ) -> Offer:
     workers = count * instance.devices
     alone = [simulate(each) for each in graphs]
@@ -243,7 +243,7 @@ def _with_front(offers: Sequence[Offer]) -> list[Offer]:
     return found
 
 
-def _choose(offers: Sequence[Offer], wanted: Wanted) -> tuple[Offer | None, str]:
+def _choose(offers: Sequence[Offer], wanted: RentalRequest) -> tuple[Offer | None, str]:
     in_time = [o for o in offers if not wanted.hours or o.hours <= wanted.hours]
     fitting = [o for o in in_time if not wanted.dollars or o.dollars <= wanted.dollars]
     if not fitting:

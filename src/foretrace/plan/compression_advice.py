@@ -86,7 +86,7 @@ class Method:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Advice:
+class CompressionAdvice:
     """Whether compression pays on this recording, with this network and so many workers."""
 
     parallel: DataParallel
@@ -117,7 +117,7 @@ def advise(
     tolerance: float = 0.05,
     level: float = 0.8,
     progress: Progress = None,
-) -> Advice:
+) -> CompressionAdvice:
     """Predict every method on a recording of one worker.
 
     Args:
@@ -151,7 +151,7 @@ def advise(
     spread = asked.spread(None, lambda other, _: (asked.step_s(other),), (base.step_time_s,))[0]
     noise = base.interval_s(level)
     plan = compressible(exchanged, Ideal(ratio=1.0))
-    return Advice(
+    return CompressionAdvice(
         parallel=parallel,
         level=level,
         tolerance=tolerance,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.plan.problem import Costs, Plan, Problem
+from foretrace.plan.problem import Plan, Problem, TransferCosts
 
 Int64 = npt.NDArray[np.int64]
 
@@ -25,7 +25,7 @@ class Evaluator:
     """Step times of plans for one problem."""
 
     problem: Problem
-    costs: Costs
+    costs: TransferCosts
     _order: Int64 = field(init=False)  # tensors as the forward pass needs them
 
     def __post_init__(self) -> None:
@@ -34,7 +34,7 @@ class Evaluator:
     @classmethod
     def of(cls, problem: Problem) -> Evaluator:
         """With the costs of all its buckets."""
-        return cls(problem=problem, costs=Costs.of(problem))
+        return cls(problem=problem, costs=TransferCosts.of(problem))
 
     def step_ns(self, plan: Plan) -> float:
         """Length of a step in the long run (ns)."""

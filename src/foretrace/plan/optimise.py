@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
@@ -21,17 +22,18 @@ from pathlib import Path
 from typing import Any
 
 from foretrace.deadline import Clock, Deadline
-from foretrace.errors import ForetraceError, NotApplicableError
+from foretrace.errors import ForetraceError, NotApplicableError, spelled
 from foretrace.files import write_text
 from foretrace.graph.taskgraph import TaskGraph
-from foretrace.plan.buckets import Buckets, best_buckets, by_caps, default, least_step
+from foretrace.plan.advise import LeftOut
+from foretrace.plan.buckets import BucketPlan, best_buckets, by_caps, default, least_step
 from foretrace.plan.evaluate import Evaluator
 from foretrace.plan.memory import Peak
 from foretrace.plan.predictions import Predictions
-from foretrace.plan.problem import Costs, Problem
+from foretrace.plan.problem import Problem, TransferCosts
 from foretrace.plan.recorded import Planned, alone
-from foretrace.plan.result import Answer, Candidate, Gain, LeftOut, Overtaking, Wanted
-from foretrace.plan.search import Search, State, plan_of_json, plan_to_json
+from foretrace.plan.result import Answer, Candidate, Gain, OptimiseRequest, Overtaking
+from foretrace.plan.search import Search, SearchState, plan_of_json, plan_to_json
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques.base import Technique
 from foretrace.techniques.compute.compiled import Compiled
@@ -46,7 +48,7 @@ FUSION = "tensor fusion"
 EXCHANGED = "The recording exchanged messages itself; they were taken out, also those that are no gradients."
 PARTS = (2, 4, 8)  # micro-batches that are tried
 _SET, _PREDICTION = "a set", "a prediction"  # parts of the search whose time is watched
-_NO_TIME = "no time was left for it; give --seconds more"
+_NO_TIME = "no time was left for it; give `seconds=` more"
 _WORTH = 1e-3  # a technique that gains less of the step is left out
 _ROUNDS = 3  # a problem is read again with the plan found in it, as messages slow compute down
 
@@ -58,13 +60,13 @@ class Optimiser:
     """A search that can be stopped at any moment and goes on where it stood."""
 
     recorded: TaskGraph
-    wanted: Wanted
+    wanted: OptimiseRequest
     peak: Peak | None = None
     state: Path | None = None
     tell: Tell | None = None
     clock: Clock | None = None  # seconds; by default those in which nothing is compiled
     done: dict[str, dict[str, Any]] = field(default_factory=dict)  # sets of techniques by name
-    overtaking: State | None = None
+    overtaking: SearchState | None = None
     overtakes: str = ""  # the set of techniques that this state belongs to
     left_out: dict[str, str] = field(default_factory=dict)
     states: int = 0
@@ -83,13 +85,14 @@ class Optimiser:
         self._load(graph)
         if self.wanted.memory_limit is not None and self.peak is None:
             raise ForetraceError(
-                "--memory-limit needs a recording that shows memory; record with `foretrace record` or profile_memory."
+                "`memory_limit=` needs a recording that shows memory; record with `foretrace record` or profile_memory."
             )
         recorded_s = simulate(graph).step_time_s
         try:
             default_s = self._default_s(graph)
         except NotApplicableError as error:
-            raise ForetraceError(str(error).replace("gradient_mb=", "--gradient-mb ")) from None
+            said = re.sub(r"gradient_mb=\S*\w", r"`\g<0>`", str(error))
+            raise ForetraceError(said) from None
         best, finished = self._sets(graph, default_s)
         gains = self._gains(graph, best, default_s)
         kept = {gain.name for gain in gains}
@@ -136,11 +139,11 @@ class Optimiser:
             if not self._deadline.allows(_SET, then=self._closing(chosen)) and i:
                 if best is None:
                     raise ForetraceError(
-                        f"no step that fits was found within {self._deadline.seconds:g} s; give --seconds more."
+                        f"no step that fits was found within {self._deadline.seconds:g} s; give `seconds=` more."
                     )
                 whole = False
                 for each in chosen if len(chosen) == 1 else ():
-                    self.left_out.setdefault(str(each), _NO_TIME)
+                    self.left_out.setdefault(str(each), spelled(_NO_TIME))
                 continue
             try:
                 with self._deadline.part(_SET):
@@ -166,7 +169,7 @@ class Optimiser:
                 f"{_name(smallest.techniques) or 'no technique'}"
             )  # fmt: skip
             raise ForetraceError(
-                f"no step fits into {(self.wanted.memory_limit or 0) / 1e9:.3g} GB{least}. Raise --memory-limit or "
+                f"no step fits into {(self.wanted.memory_limit or 0) / 1e9:.3g} GB{least}. Raise `memory_limit=` or "
                 "take a smaller model or batch."
             )
         return best, whole
@@ -187,7 +190,7 @@ class Optimiser:
         fits, whole = list[Technique](), True
         for each in FASTER:
             if not self._deadline.allows(_PREDICTION, then=self._closing(())):
-                self.left_out[str(each)] = _NO_TIME
+                self.left_out[str(each)] = spelled(_NO_TIME)
                 whole = False
                 continue
             with self._deadline.part(_PREDICTION):
@@ -234,7 +237,7 @@ class Optimiser:
                 parallel, found = self._best(changed, self._parallel())
                 step_s = found.step_ns / 1e9
             else:
-                found = Buckets(
+                found = BucketPlan(
                     plan=plan_of_json(held["plan"]), step_ns=held["step_ns"], bound_ns=held["bound_ns"], states=0
                 )
                 parallel, step_s = replace(self._parallel(), **held["parallel"]), float(held["step_s"])
@@ -261,14 +264,16 @@ class Optimiser:
             self.exchange_s = float(held.get("exchange_s", 0.0))
         return Candidate(techniques=chosen, step_s=step_s, memory=memory, found=found, parallel=parallel)
 
-    def _best(self, graph: TaskGraph, parallel: Planned) -> tuple[Planned, Buckets]:
+    def _best(self, graph: TaskGraph, parallel: Planned) -> tuple[Planned, BucketPlan]:
         """The best buckets, read again with themselves until they stay: messages slow compute down."""
         from foretrace.plan import engine
 
-        best: tuple[Planned, Buckets] | None = None
+        best: tuple[Planned, BucketPlan] | None = None
         for _ in range(_ROUNDS):
             problem = parallel.problem(graph)
-            evaluator = Evaluator(problem=problem, costs=Costs.of(problem, chunks=(1,)))  # DDP sends buckets whole
+            evaluator = Evaluator(
+                problem=problem, costs=TransferCosts.of(problem, chunks=(1,))
+            )  # DDP sends buckets whole
             found = best_buckets(evaluator)
             self.states += found.states
             costs = evaluator.costs
@@ -286,7 +291,7 @@ class Optimiser:
         """The candidate with the best of a few plans by the whole graph, and the problem that it was found in."""
         assert best.parallel is not None and best.found is not None
         problem = best.parallel.problem(changed)
-        evaluator = Evaluator(problem=problem, costs=Costs.of(problem, chunks=(1,)))
+        evaluator = Evaluator(problem=problem, costs=TransferCosts.of(problem, chunks=(1,)))
         plans = dict.fromkeys((best.found.plan, by_caps(evaluator)[0], default(problem)))
         options = {plan: best.parallel.with_plan(problem, plan) for plan in plans}
         times = {plan: simulate(each.predict(changed)).step_time_s for plan, each in options.items()}
@@ -410,7 +415,7 @@ class Optimiser:
             held = json.loads(self.state.read_text())
             same = held["of"] == self._print
             sets, overtaking, self.overtakes = dict(held["sets"]), held["overtaking"], str(held["overtakes"])
-            self.overtaking = None if overtaking is None else State.of_json(overtaking)
+            self.overtaking = None if overtaking is None else SearchState.of_json(overtaking)
         except (OSError, ValueError, KeyError, TypeError):
             raise ForetraceError(
                 f"{self.state} is no state of a search; give the file that `foretrace optimise --resume` wrote, "
@@ -443,7 +448,7 @@ def _name(techniques: Sequence[Technique]) -> str:
     return " + ".join(map(str, techniques))
 
 
-def _fingerprint(graph: TaskGraph, wanted: Wanted) -> str:
+def _fingerprint(graph: TaskGraph, wanted: OptimiseRequest) -> str:
     """Of everything that a search depends on."""
     found = hashlib.sha256(repr(replace(wanted, rounds=None)).encode())
     for column in (graph.dur, graph.delay, graph.lag, graph.src, graph.in_ptr, graph.kind, graph.name):

@@ -163,7 +163,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Costs:
+class TransferCosts:
     """What transfers take: `table[c, i, j]` ns for one of `chunks[c]` parts of the bucket of tensors i to j.
 
     With several transfers in flight the wire is free for the next one `latency_ns` before a transfer ends; with one,
@@ -175,7 +175,7 @@ class Costs:
     latency_ns: int
 
     @classmethod
-    def of(cls, problem: Problem, chunks: Sequence[int] = CHUNKS) -> Costs:
+    def of(cls, problem: Problem, chunks: Sequence[int] = CHUNKS) -> TransferCosts:
         """Costs of all buckets of neighbours, by the network's own answer for every size."""
         n = len(problem)
         prefix = np.concatenate([[0], np.cumsum(problem.nbytes)])

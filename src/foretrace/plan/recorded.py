@@ -19,8 +19,8 @@ from foretrace.techniques.compute.batching import with_facts
 from foretrace.techniques.distributed.data_parallel import DataParallel
 from foretrace.techniques.distributed.exchange import WAIT
 from foretrace.techniques.distributed.gradients import Gradient, first_uses
-from foretrace.techniques.distributed.messages import Part, lay_out
-from foretrace.techniques.distributed.messages import Plan as Messages
+from foretrace.techniques.distributed.messages import ExchangePlan as Messages
+from foretrace.techniques.distributed.messages import MessagePart, lay_out
 
 Int64 = npt.NDArray[np.int64]
 
@@ -43,7 +43,7 @@ class Planned(DataParallel):
         found = dict(super().priors(graph))
         if any(change.technique == COMPILED for change in graph.changes):
             found["region_us"] = Prior(
-                value=40.0, low=15.0, high=100.0, unit="µs", why="guards are checked and tensors handed over once more"
+                40.0, 15.0, 100.0, unit="µs", why="guards are checked and tensors handed over once more"
             )
         return found
 
@@ -66,7 +66,7 @@ class Planned(DataParallel):
             found = replace(
                 found,
                 parts=tuple(
-                    Part(gradients=part.gradients, nbytes=-(-part.nbytes // count))
+                    MessagePart(gradients=part.gradients, nbytes=-(-part.nbytes // count))
                     for part, count in zip(found.parts, counts, strict=True)
                     for _ in range(count)
                 ),
@@ -103,17 +103,19 @@ class Planned(DataParallel):
         felt, after = 1.0, None
         if graph.info.platform != "cpu":
 
-            def steps(parts: Sequence[Part]) -> Int64:
+            def steps(parts: Sequence[MessagePart]) -> Int64:
                 return simulate(
                     lay_out(slowed, replace(messages, parts=tuple(parts), prioritised=False), self)
                 ).step_times_ns
 
             everything, total = tuple(range(len(gradients))), sum(each.nbytes for each in gradients)
-            apart = float(np.median(steps([Part(gradients=(i,), nbytes=0) for i in everything])))
+            apart = float(np.median(steps([MessagePart(gradients=(i,), nbytes=0) for i in everything])))
             more = apart - float(np.median(timeline.step_times_ns))
             felt = float(np.clip(more / (launch * len(gradients)), 0, 1)) if launch else 1.0
             whole = net.cost(CollectiveKind.ALL_REDUCE, total).seconds
-            slow = Part(gradients=everything, nbytes=total * (1 + round(2e-9 * apart / whole)) if whole else total)
+            slow = MessagePart(
+                gradients=everything, nbytes=total * (1 + round(2e-9 * apart / whole)) if whole else total
+            )
             took = round(1e9 * net.cost(CollectiveKind.ALL_REDUCE, slow.nbytes).seconds)
             sent = found.all_ready()[:, -1] + late + round(felt * launch)
             felt_ns = steps([slow])

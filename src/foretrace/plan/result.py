@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import TaskGraph
-from foretrace.plan.buckets import Buckets
+from foretrace.plan.advise import LeftOut
+from foretrace.plan.buckets import BucketPlan
 from foretrace.plan.problem import Plan, Problem
 from foretrace.plan.recorded import Planned
 from foretrace.techniques.base import Technique
@@ -14,7 +15,7 @@ from foretrace.techniques.whatif import WhatIf
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class OptimiseRequest:
     """What is asked for."""
 
     workers: int = 1
@@ -26,20 +27,20 @@ class Wanted:
     rounds: int | None = None  # of that search, at most
     seed: int = 0
 
-    def checked(self) -> Wanted:
+    def checked(self) -> OptimiseRequest:
         """The wish itself; raises ForetraceError where it cannot be met by anyone."""
         if self.workers < 1:
-            raise ForetraceError(f"--workers {self.workers} is not possible; give 1 or more.")
+            raise ForetraceError(f"`workers={self.workers}` is not possible; give 1 or more.")
         if self.workers > 1 and not self.network:
             raise ForetraceError(
-                f"--workers {self.workers} need a network between them; add e.g. --network 10gbit/20us, or a file."
+                f"`workers={self.workers}` need a network between them; add e.g. `network=10gbit/20us`, or a file."
             )
         if self.workers == 1 and self.network:
-            raise ForetraceError("--network joins several workers; add --workers N with 2 or more.")
+            raise ForetraceError("`network=` joins several workers; add `workers=N` with 2 or more.")
         if not 0 <= self.gradient_mb < 1e9:
-            raise ForetraceError(f"--gradient-mb {self.gradient_mb} is no size; give MB above 0.")
+            raise ForetraceError(f"`gradient_mb={self.gradient_mb}` is no size; give MB above 0.")
         if self.memory_limit is not None and self.memory_limit <= 0:
-            raise ForetraceError(f"--memory-limit {self.memory_limit} is not possible; give bytes above 0, e.g. 16GB.")
+            raise ForetraceError(f"`memory_limit={self.memory_limit}` is not possible; give bytes above 0, e.g. 16GB.")
         return self
 
 
@@ -50,7 +51,7 @@ class Candidate:
     techniques: tuple[Technique, ...]
     step_s: float  # by the coarsened view; by the whole graph on one worker
     memory: int | None  # bytes at the peak, if known
-    found: Buckets | None  # None on one worker
+    found: BucketPlan | None  # None on one worker
     parallel: Planned | None
 
     @property
@@ -74,14 +75,6 @@ class Gain:
         return self.before_s - self.after_s
 
 
-@dataclass(frozen=True, kw_only=True)
-class LeftOut:
-    """A technique that is not in the answer, and why."""
-
-    name: str
-    why: str
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Overtaking:
     """What messages that overtake each other would reach beyond DistributedDataParallel."""
@@ -100,7 +93,7 @@ class Answer:
     """The best configuration found."""
 
     graph: TaskGraph
-    wanted: Wanted
+    wanted: OptimiseRequest
     recorded_s: float  # one worker as recorded
     default_s: float  # as it would be without this search: data-parallel as it is by default, or as recorded
     best: Candidate

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from foretrace.plan.problem import Costs, Plan, Problem
+from foretrace.plan.problem import Plan, Problem, TransferCosts
 
 
 def tensors_pay(*, sent_before: float, sent_first: float, ready_second: float, both: float, second: float) -> bool:
@@ -34,7 +34,7 @@ def operators_pay(*, both: float, second: float, gain: float) -> bool:
     return both - second <= gain
 
 
-def parts_pay(costs: Costs) -> bool:
+def parts_pay(costs: TransferCosts) -> bool:
     """Whether any bucket is sent faster in parts, one after the other, than whole."""
     whole = costs.table[costs.chunks == 1]
     if not len(whole):
@@ -45,7 +45,7 @@ def parts_pay(costs: Costs) -> bool:
     return bool((parts < whole[0]).any())
 
 
-def walk(problem: Problem, costs: Costs) -> Plan:
+def walk(problem: Problem, costs: TransferCosts) -> Plan:
     """Buckets by one walk over neighbouring tensors: fuse where the theorems say so (dPRO, algorithm 1).
 
     A good plan in linear time, not the best one: fusing is decided with the transfers before it as they are.

@@ -2,42 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 from foretrace.plan.advise import Advice, Tried
-from foretrace.plan.advise import LeftOut as Left
-from foretrace.report import build, ranks
+from foretrace.report import ranks, runs
 from foretrace.report.advise_views import AdviceRow, LeftOutView, row
-from foretrace.report.terminal import (
-    NARROW,
-    Terminal,
-    _bold,
-    _column,
-    _indented,
-    _labelled,
-    _note,
-    _plain,
-    _table,
-    _text,
-)
-from foretrace.report.units import Unit, between, change, in_unit, unit_for
-from foretrace.report.views import AdviseView
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
+from foretrace.report.blocks import NARROW, Block, Column, Headline, Line, notes, shown, table
+from foretrace.report.units import TimeUnit, between, change, in_unit, unit_for
+from foretrace.report.views import Result, taken
 
 SHOWN_REFUSALS = 8
+
+
+class AdviseView(Result, frozen=True, kw_only=True):
+    """`foretrace advise`: what to do first, what together, and what was left out."""
+
+    command: str = "advise"
+    headline: str
+    source: str
+    platform: str
+    rank_numbers: tuple[int, ...]  # ranks that the answer is about
+    steps: int
+    before_s: float
+    interval_level: float
+    rows: tuple[AdviceRow, ...]  # told apart from no change, most saved first
+    together: AdviceRow | None  # the best of them applied together; null where there are no two
+    hidden: tuple[AdviceRow, ...]  # cannot be told apart from no change
+    slower: tuple[AdviceRow, ...]  # by a first estimate
+    refused: tuple[LeftOutView, ...]
+    asks: tuple[LeftOutView, ...]  # not tried: `why` lists the parameters that have no default
+    failed: tuple[LeftOutView, ...]  # mistakes of foretrace
+    notes: tuple[str, ...]
+    next: str
 
 
 def advise(advice: Advice, *, path: str = "") -> AdviseView:
     """What to do about a run, what was refused, and the command that predicts the best of it."""
     graph = advice.before.graph
     first = advice.together or next(iter(advice.gains), None)
-    again = build._again(graph, path)
-    return AdviseView(
+    again = runs.again(graph, path)
+    return taken(
+        AdviseView,
+        advice,
         headline=_headline(advice),
-        source=build._source(path, graph.info.source),
+        source=runs.source(path, graph.info.source),
         platform=graph.info.platform,
         rank_numbers=ranks.numbers(graph),
         steps=graph.n_steps,
@@ -47,20 +55,13 @@ def advise(advice: Advice, *, path: str = "") -> AdviseView:
         together=None if advice.together is None else row(advice.together),
         hidden=tuple(map(row, advice.hidden)),
         slower=tuple(map(row, advice.slower)),
-        refused=_left(advice.refused),
-        asks=_left(advice.asks),
-        failed=_left(advice.failed),
-        notes=build._notes(graph),
+        notes=runs.notes(graph),
         next=""
         if not path
         else f"foretrace blame {again}"
         if first is None
-        else f"foretrace whatif {again} {build._do(list(map(str, first.techniques)))}",
+        else f"foretrace whatif {again} {runs.do(list(map(str, first.techniques)))}",
     )
-
-
-def _left(found: Iterable[Left]) -> tuple[LeftOutView, ...]:
-    return tuple(LeftOutView(name=each.name, why=each.why) for each in found)
 
 
 def _headline(advice: Advice) -> str:
@@ -81,67 +82,52 @@ def _headline(advice: Advice) -> str:
     return f"{text}."
 
 
-def _step(tried: Tried, unit: Unit) -> str:
+def _step(tried: Tried, unit: TimeUnit) -> str:
     assert tried.interval_s is not None
     return f"{in_unit(tried.after_s, unit)} {unit.name} ({between(*tried.interval_s, unit)})"
 
 
-def text(view: AdviseView, terminal: Terminal, rows: int) -> str:
-    """`AdviseView` for people."""
+@shown.register
+def _(view: AdviseView, top: int) -> Iterator[Block]:
     unit = unit_for(view.before_s)
-    parts: list[RenderableType] = [_bold(view.headline), ""]
+    yield Headline(view.headline)
+    yield ""
     if view.rows:
-        parts.append(_indented(_ranking(view, unit, terminal, rows)))
-        if terminal.width < NARROW:
-            parts += [_labelled(f"{each.name} costs", each.effort) for each in view.rows[:rows] if each.effort]
-        if len(view.rows) > rows:
-            parts.append(_note(f"{len(view.rows) - rows} more: --top {len(view.rows)} or --json."))
-        parts.append("")
+        yield table(
+            [
+                Column("what to do"), Column(f"saves {unit.name}", right=True), Column("range", right=True),
+                Column("costs", wide=True, least=NARROW, under=True),
+            ],
+            [(row.name, in_unit(row.saved_s, unit), _range(row, unit), row.effort or "–") for row in view.rows],
+            top=top, how="--top",
+        )  # fmt: skip
+        yield ""
     if view.together is not None:
-        parts.append(_labelled("together", _together(view.together, unit)))
+        saved = f"{in_unit(view.together.saved_s, unit)} {unit.name}"
+        yield Line(f"{view.together.name} saves {saved} ({_range(view.together, unit)})", label="together")
         if view.together.why_not_more:
-            parts.append(_labelled("why not more", view.together.why_not_more))
+            yield Line(view.together.why_not_more, label="why not more")
     if view.hidden:
-        parts.append(_labelled("not told apart from nothing", ", ".join(each.name for each in view.hidden)))
+        yield Line(", ".join(each.name for each in view.hidden), label="not told apart from nothing")
     if view.slower:
         slower = ", ".join(f"{each.name} {change(-each.saved_s)}" for each in view.slower)
-        parts.append(_labelled("slower, by a first estimate", slower))
+        yield Line(slower, label="slower, by a first estimate")
     refused = list(_by_reason(view.refused).items())
     for why, names in refused[:SHOWN_REFUSALS]:
-        parts.append(_labelled(f"refused {', '.join(names)}", why))
+        yield Line(why, label=f"refused {', '.join(names)}")
     if len(refused) > SHOWN_REFUSALS:
-        parts.append(_note(f"{len(refused) - SHOWN_REFUSALS} more refusals: --json."))
+        yield Line(f"{len(refused) - SHOWN_REFUSALS} more refusals: --json.", soft=True)
     if view.asks:
         asked = ", ".join(f"{each.name} {each.why}" for each in view.asks)
-        parts.append(_labelled("not tried, as they need a choice", asked))
+        yield Line(asked, label="not tried, as they need a choice")
     for each in view.failed:
-        parts.append(_labelled(f"failed {each.name}", f"{each.why}; this is a bug in foretrace, see the end"))
-    for note in view.notes:
-        parts.append(_note(note))
-    parts.append(_note(f"Ranges hold with {100 * view.interval_level:.3g} %. {_how(view)}".rstrip()))
-    return _text(parts, terminal) + (f"  next: {view.next}\n" if view.next else "")
+        yield Line(f"{each.why}; this is a bug in foretrace, see the end", label=f"failed {each.name}")
+    yield from notes([*view.notes, f"Ranges hold with {100 * view.interval_level:.3g} %. {_how(view)}".rstrip()])
 
 
-def _ranking(view: AdviseView, unit: Unit, terminal: Terminal, rows: int) -> RenderableType:
-    narrow = terminal.width < NARROW
-    table = _table()
-    _column(table, "what to do")
-    for title in (f"saves {unit.name}", "range"):
-        _column(table, title, right=True)
-    if not narrow:
-        _column(table, "costs", wide=True)
-    for each in view.rows[:rows]:
-        assert each.saved_range_s is not None
-        mark = "*" if each.how == "all at once" else ""
-        cells = [in_unit(each.saved_s, unit), between(*each.saved_range_s, unit) + mark]
-        table.add_row(_plain(each.name), *cells, *([] if narrow else [_plain(each.effort or "–")]))
-    return table
-
-
-def _together(row: AdviceRow, unit: Unit) -> str:
+def _range(row: AdviceRow, unit: TimeUnit) -> str:
     assert row.saved_range_s is not None
-    mark = "*" if row.how == "all at once" else ""
-    return f"{row.name} saves {in_unit(row.saved_s, unit)} {unit.name} ({between(*row.saved_range_s, unit)}{mark})"
+    return between(*row.saved_range_s, unit) + ("*" if row.how == "all at once" else "")
 
 
 def _how(view: AdviseView) -> str:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from foretrace.report.views import taken
+
 if TYPE_CHECKING:
     from foretrace.plan.advise import Tried
 
@@ -32,13 +34,9 @@ class LeftOutView(msgspec.Struct, frozen=True, kw_only=True):
 
 def row(tried: Tried) -> AdviceRow:
     """One line of advice."""
-    return AdviceRow(
-        name=tried.name,
+    return taken(
+        AdviceRow,
+        tried,
         do=tuple(map(str, tried.techniques)),
-        after_s=tried.after_s,
-        saved_s=tried.saved_s,
-        saved_range_s=tried.saved_range_s,
-        how=tried.how,
         effort="; ".join(each.effort for each in tried.techniques if each.effort),
-        why_not_more=tried.why_not_more,
     )

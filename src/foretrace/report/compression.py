@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from foretrace.report.units import column, digits, seconds, share, speed
-from foretrace.report.views import SCHEMA_VERSION
+from foretrace.report.views import Result
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from foretrace.plan.compression_advice import Advice, Method
+    from foretrace.plan.compression_advice import CompressionAdvice, Method
 
 MINUS = "−"
 
@@ -35,10 +35,9 @@ class CompressionMethodView(msgspec.Struct, frozen=True, kw_only=True):
     pays_below_gbit_s: float | None  # by the central prediction, on slower links than this; null: none, or a file
 
 
-class CompressionAdviseView(msgspec.Struct, frozen=True, kw_only=True):
+class CompressionAdviseView(Result, frozen=True, kw_only=True):
     """`foretrace compression advise`: whether compressing gradients pays."""
 
-    schema_version: int = SCHEMA_VERSION
     command: str = "compression advise"
     headline: str
     source: str
@@ -61,7 +60,7 @@ class CompressionAdviseView(msgspec.Struct, frozen=True, kw_only=True):
     next: str
 
 
-def advise(advice: Advice, *, source: str, notes: Sequence[str] = ()) -> CompressionAdviseView:
+def advise(advice: CompressionAdvice, *, source: str, notes: Sequence[str] = ()) -> CompressionAdviseView:
     """The view of an advice."""
     from foretrace.plan.compression_advice import CANNOT_TELL, DOES_NOT, PAYS
 
@@ -109,7 +108,7 @@ def _method(method: Method) -> CompressionMethodView:
     )
 
 
-def headline(advice: Advice) -> str:
+def headline(advice: CompressionAdvice) -> str:
     """As in "Compression pays: powersgd takes 41 ms (35 – 47) off a step of 120 ms …; 2.3× is needed, …"."""
     from foretrace.plan.compression_advice import CANNOT_TELL
 
@@ -138,7 +137,7 @@ def headline(advice: Advice) -> str:
     return f"Compression does not pay for {where}: {most} of {seconds(advice.step_s)}; {needed}."
 
 
-def _needed(advice: Advice) -> str:
+def _needed(advice: CompressionAdvice) -> str:
     if advice.required is None:
         return f"no ratio brings the step within {share(advice.tolerance)} of free messages, latency alone takes longer"
     if advice.required <= 1:
@@ -161,7 +160,7 @@ def _short(method: Method) -> str:
     return str(method.technique).split("method=", 1)[1]
 
 
-def _notes(advice: Advice) -> list[str]:
+def _notes(advice: CompressionAdvice) -> list[str]:
     found = [f"left out {each}" for each in advice.left_out]
     guessed = [_short(each) for each in advice.methods if not each.measured]
     if guessed:

@@ -13,7 +13,7 @@ from foretrace.cost.calls import Family, Precision
 from foretrace.cost.devices.defaults import as_run
 from foretrace.cost.devices.roofline import MATRIX
 from foretrace.report.units import between, count, digits, in_unit, seconds, share, unit_for
-from foretrace.report.views import SCHEMA_VERSION
+from foretrace.report.views import Result
 
 if TYPE_CHECKING:
     from foretrace.model.estimate import Estimate
@@ -52,10 +52,9 @@ class ChoiceView(msgspec.Struct, frozen=True, kw_only=True):
     default: bool
 
 
-class EstimateView(msgspec.Struct, frozen=True, kw_only=True):
+class EstimateView(Result, frozen=True, kw_only=True):
     """`foretrace estimate`: a step of a model on a device, from the model alone."""
 
-    schema_version: int = SCHEMA_VERSION
     command: str = "estimate"
     headline: str
     model: str

@@ -25,7 +25,7 @@ from foretrace.plaintext import visible
 from foretrace.report import fleet_text
 from foretrace.report.fleet import energy, level_text, long_range, long_time, short
 from foretrace.report.fleet_views import FleetCompareView, FleetRunView
-from foretrace.report.html import asset, own_version, script_json, unparted
+from foretrace.report.html import asset, environment, own_version, script_json
 from foretrace.report.units import count, digits, share
 
 MOST_ROWS = 48  # of the picture of who ran where
@@ -50,14 +50,7 @@ class FleetPage:
 
 def render(page: FleetPage) -> str:
     """The page as one HTML text. Deterministic: the same page gives the same bytes."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("foretrace.report"), autoescape=True, undefined=jinja2.StrictUndefined,
-        keep_trailing_newline=True,
-    )  # fmt: skip
-    environment.filters["whole"] = unparted
-    return visible(environment.get_template("fleet.html.j2").render(_context(page)))
+    return visible(environment().get_template("fleet.html.j2").render(_context(page)))
 
 
 def write(page: FleetPage, path: Path) -> None:

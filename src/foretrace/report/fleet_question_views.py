@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from foretrace.report.views import SCHEMA_VERSION
+from foretrace.report.views import Result
 
 
 class RoomView(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,10 +42,9 @@ class RemedyView(msgspec.Struct, frozen=True, kw_only=True):
     helps: bool
 
 
-class FleetWhyView(msgspec.Struct, frozen=True, kw_only=True):
+class FleetWhyView(Result, frozen=True, kw_only=True):
     """`foretrace fleet why`: one job at one moment."""
 
-    schema_version: int = SCHEMA_VERSION
     command: str = "fleet why"
     headline: str
     source: str
@@ -77,10 +76,9 @@ class ChangedFigureView(msgspec.Struct, frozen=True, kw_only=True):
     ratio: float | None
 
 
-class FleetWhatifView(msgspec.Struct, frozen=True, kw_only=True):
+class FleetWhatifView(Result, frozen=True, kw_only=True):
     """`foretrace fleet whatif`: the same jobs on a changed cluster, network or policy."""
 
-    schema_version: int = SCHEMA_VERSION
     command: str = "fleet whatif"
     headline: str
     source: str
@@ -95,10 +93,9 @@ class FleetWhatifView(msgspec.Struct, frozen=True, kw_only=True):
     next: str
 
 
-class FleetSweepView(msgspec.Struct, frozen=True, kw_only=True):
+class FleetSweepView(Result, frozen=True, kw_only=True):
     """`foretrace fleet sweep`: one row per cell; `columns` names the values, cells' own first."""
 
-    schema_version: int = SCHEMA_VERSION
     command: str = "fleet sweep"
     headline: str
     source: str
@@ -125,9 +122,8 @@ class PolicyView(msgspec.Struct, frozen=True, kw_only=True):
     parameters: tuple[PolicyParameterView, ...]
 
 
-class FleetPoliciesView(msgspec.Struct, frozen=True, kw_only=True):
+class FleetPoliciesView(Result, frozen=True, kw_only=True):
     """`foretrace fleet policies`: what --policy takes."""
 
-    schema_version: int = SCHEMA_VERSION
     command: str = "fleet policies"
     policies: tuple[PolicyView, ...]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from foretrace.report.views import SCHEMA_VERSION
+from foretrace.report.views import Result
 
 
 class CauseView(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,13 +116,12 @@ class CdfView(msgspec.Struct, frozen=True, kw_only=True):
     share: tuple[float, ...]
 
 
-class FleetRunView(msgspec.Struct, frozen=True, kw_only=True):
+class FleetRunView(Result, frozen=True, kw_only=True):
     """`foretrace fleet run`: how a workload goes on a cluster under a policy.
 
     JCT, queue and rho figures cover the finished jobs; those that are not are counted and named.
     """
 
-    schema_version: int = SCHEMA_VERSION
     command: str = "fleet run"
     headline: str
     source: str
@@ -200,10 +199,9 @@ class BestView(msgspec.Struct, frozen=True, kw_only=True):
     tied: tuple[str, ...]
 
 
-class FleetCompareView(msgspec.Struct, frozen=True, kw_only=True):
+class FleetCompareView(Result, frozen=True, kw_only=True):
     """`foretrace fleet compare`: policies on the same workload."""
 
-    schema_version: int = SCHEMA_VERSION
     command: str = "fleet compare"
     headline: str
     source: str
@@ -220,10 +218,9 @@ class FleetCompareView(msgspec.Struct, frozen=True, kw_only=True):
     next: str
 
 
-class FleetSlotsView(msgspec.Struct, frozen=True, kw_only=True):
+class FleetSlotsView(Result, frozen=True, kw_only=True):
     """`foretrace fleet slots`: room for jobs of a size, at one instant and over time."""
 
-    schema_version: int = SCHEMA_VERSION
     command: str = "fleet slots"
     headline: str
     source: str
@@ -238,10 +235,9 @@ class FleetSlotsView(msgspec.Struct, frozen=True, kw_only=True):
     next: str
 
 
-class FleetFitView(msgspec.Struct, frozen=True, kw_only=True):
+class FleetFitView(Result, frozen=True, kw_only=True):
     """`foretrace fleet fit`: a generator of workloads learnt from a log."""
 
-    schema_version: int = SCHEMA_VERSION
     command: str = "fleet fit"
     headline: str
     source: str

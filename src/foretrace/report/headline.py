@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from foretrace.report.names import short_name
 from foretrace.report.units import between, change, in_unit, of, seconds, share, speed, unit_for
-from foretrace.report.views import PARTS, BlameRow, Breakdown, part_word
+from foretrace.report.views import PARTS, BlameRowView, BreakdownView, part_word
 
 WASTE_SHARE = 0.15  # a wait shorter than this share of the step is not what holds it back, unless nothing is longer
 NOISE_SHARE = 0.001  # breakdown parts below this share of the step are not worth a word
@@ -46,7 +46,7 @@ def operator_class(name: str) -> str:
     return "pointwise operators" if name.startswith("aten::") else "other operators"
 
 
-def bottleneck(breakdown: Breakdown) -> str:
+def bottleneck(breakdown: BreakdownView) -> str:
     """The part that holds the step back: the longest wait if it matters, else compute."""
     parts = breakdown.parts()
     total = sum(parts.values())
@@ -86,14 +86,14 @@ def recurring(steps_ns: npt.NDArray[np.int64]) -> Recurring | None:
 
 
 def show(
-    breakdown: Breakdown,
-    rows: Sequence[BlameRow],
+    breakdown: BreakdownView,
+    rows: Sequence[BlameRowView],
     *,
     platform: str,
     ranks: int,
     every: bool,
     recurring: Recurring | None = None,
-    mean: Breakdown | None = None,
+    mean: BreakdownView | None = None,
 ) -> str:
     """What holds the step back. `rows` are blame rows by name; `every` is false for a single step.
 
@@ -131,7 +131,7 @@ def show(
     return f"{who} idles{when}: {spent} pass without work, and the recording does not say why."
 
 
-def _compute(breakdown: Breakdown, rows: Sequence[BlameRow], *, platform: str, every: bool) -> str:
+def _compute(breakdown: BreakdownView, rows: Sequence[BlameRowView], *, platform: str, every: bool) -> str:
     parts = breakdown.parts()
     total = sum(parts.values())
     spent = of(parts["compute"], total, every=every)
@@ -174,7 +174,7 @@ def simulate(step_s: float, measured_s: float, structural_error: float) -> str:
     )
 
 
-def blame(rows: Sequence[BlameRow], step_s: float, *, every: bool) -> str:
+def blame(rows: Sequence[BlameRowView], step_s: float, *, every: bool) -> str:
     """The first of the ranking: who saves most if 10 % faster, and what is saved without it."""
     named = [row for row in rows if row.saved_if_10pct_faster_s > 0]
     if not named:
@@ -205,7 +205,7 @@ def whatif(
     return f"{answer}: {numbers} ({between(*interval_s, unit)})."
 
 
-def compare(before_s: float, after_s: float, parts: Breakdown, *, platform: str) -> str:
+def compare(before_s: float, after_s: float, parts: BreakdownView, *, platform: str) -> str:
     """Which side is faster and which part of the step explains most of it."""
     unit = unit_for(max(before_s, after_s))
     numbers = f"{in_unit(before_s, unit)} → {in_unit(after_s, unit)} {unit.name} per step"

@@ -13,13 +13,17 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from foretrace.files import write_text
 from foretrace.plaintext import encoded, visible
-from foretrace.report import wording
+from foretrace.report import assumptions
+from foretrace.report.blame import BlameView, blame
 from foretrace.report.names import short_names
-from foretrace.report.tracks import MAX_TASKS, Track, pack
+from foretrace.report.show import ShowView, facts, reading_notes, show, step_spread
+from foretrace.report.tracks import MAX_TASKS, Track, pack, track
 from foretrace.report.units import (
     between,
     column,
@@ -30,7 +34,20 @@ from foretrace.report.units import (
     speed,
     unit_for,
 )
-from foretrace.report.views import BlameView, Breakdown, ShowView, WhatIfView, part_word
+from foretrace.report.views import BreakdownView, part_word
+from foretrace.report.whatif import (
+    WhatIfView,
+    assumptions_that_matter,
+    change_text,
+    interval_text,
+    path_change,
+    whatif,
+)
+from foretrace.simulate.timeline import Timeline
+from foretrace.techniques.whatif import WhatIf
+
+if TYPE_CHECKING:
+    import jinja2
 
 PADS = ("\N{FIGURE SPACE}", "\N{PUNCTUATION SPACE}")  # as wide as a digit and as a point
 MOST_ROWS = 400  # of a ranking; all of them are in the JSON of `blame`
@@ -48,19 +65,44 @@ class Page:
     focus_step: int = 0  # position of the step that the timeline opens on
 
 
+def page_of(recorded: Timeline, whatifs: Sequence[WhatIf] = (), *, path: str = "") -> Page:
+    """Everything that the page shows of a recording and of what-ifs about it."""
+    views = [whatif(each, path=path) for each in whatifs]
+    return Page(
+        show=show(recorded, path=path),
+        blames=[blame(recorded, by, path=path) for by in ("name", "layer", "kind", "phase")],
+        whatifs=views,
+        tracks=[
+            track("recorded", recorded),
+            *(track(view.name, each.after) for view, each in zip(views, whatifs, strict=True)),
+        ],
+        focus_step=median_step(recorded),
+    )
+
+
+def median_step(timeline: Timeline) -> int:
+    """Position of the (lower) median step."""
+    order = np.argsort(timeline.step_times_ns, kind="stable")
+    return int(order[(len(order) - 1) // 2])
+
+
 def render(page: Page, *, max_tasks: int = MAX_TASKS) -> str:
     """The page as one HTML text. Deterministic: the same page gives the same bytes."""
+    return visible(environment().get_template("report.html.j2").render(_context(page, max_tasks)))
+
+
+def environment() -> jinja2.Environment:
+    """What fills the templates of this room: all that is not marked as markup is escaped."""
     import jinja2
 
-    environment = jinja2.Environment(
+    made = jinja2.Environment(
         loader=jinja2.PackageLoader("foretrace.report"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
-        trim_blocks=False,
         keep_trailing_newline=True,
     )
-    environment.filters["whole"] = unparted
-    return visible(environment.get_template("report.html.j2").render(_context(page, max_tasks)))
+    made.filters["whole"] = unparted
+    return made
 
 
 def write(page: Page, path: Path, *, max_tasks: int = MAX_TASKS) -> None:
@@ -71,12 +113,12 @@ def write(page: Page, path: Path, *, max_tasks: int = MAX_TASKS) -> None:
 def _context(page: Page, max_tasks: int) -> dict[str, Any]:
     import markupsafe
 
-    show = page.show
-    step = show.step_time_s
+    shown = page.show
+    step = shown.step_time_s
     unit = unit_for(step.median)
     longest = max([step.median, *(max(w.after_s, w.interval_s[1]) for w in page.whatifs)])
     longest = longest or 1.0  # a step without any time is drawn all the same
-    notes = wording.reading_notes(show)
+    notes = reading_notes(shown)
     meta, data = {}, ""
     if page.tracks:
         packed, data = pack(page.tracks, focus_step=page.focus_step, max_tasks=max_tasks)
@@ -84,24 +126,24 @@ def _context(page: Page, max_tasks: int) -> dict[str, Any]:
         meta = packed | {"focus": page.focus_step - first["first_step"]}
         if len(first["steps"]) < first["all_steps"]:
             notes = [*notes, _partly_drawn(first)]
-    views = {"show": show, "whatif": list(page.whatifs)}
+    views = {"show": shown, "whatif": list(page.whatifs)}
     return {
         "version": own_version(),
         "css": markupsafe.Markup(asset("report.css")),
         "js": markupsafe.Markup("(() => {\n'use strict';\n" + "\n".join(map(asset, SCRIPTS)) + "\n})();"),
-        "show": show,
-        "facts": wording.facts(show),
+        "show": shown,
+        "facts": facts(shown),
         "whatif_lines": [{"name": w.name, "headline": w.headline} for w in page.whatifs],
         "step": {
             "number": in_unit(step.median, unit),
             "unit": unit.name,
-            "spread": wording.step_spread(show),
+            "spread": step_spread(shown),
         },
-        "breakdown": _breakdown(show.breakdown_s, show.platform),
+        "breakdown": _breakdown(shown.breakdown_s, shown.platform),
         "blames": [_blame(blame) for blame in page.blames],
         "whatifs": [_whatif(w, longest) for w in page.whatifs],
         "scale": longest,
-        "tasks": count(show.tasks),
+        "tasks": count(shown.tasks),
         "notes": notes,
         "views": script_json(views),
         "meta": script_json(meta),
@@ -122,7 +164,7 @@ def _partly_drawn(track: dict[str, Any]) -> str:
     )
 
 
-def _breakdown(breakdown: Breakdown, platform: str) -> dict[str, Any]:
+def _breakdown(breakdown: BreakdownView, platform: str) -> dict[str, Any]:
     parts = breakdown.parts()
     total = sum(parts.values())
     unit = unit_for(total)
@@ -184,7 +226,7 @@ def _whatif(view: WhatIfView, longest: float) -> dict[str, Any]:
         "breakdown": _breakdown(view.breakdown_after_s, view.platform),
         "low": 100 * low / longest,
         "high": 100 * high / longest,
-        "interval_text": wording.interval_text(view),
+        "interval_text": interval_text(view),
         "after": seconds(view.after_s),
         "speed": f"{speed(view.before_s, view.after_s)} ({between(low, high, unit)})",
         "stages": [
@@ -196,19 +238,19 @@ def _whatif(view: WhatIfView, longest: float) -> dict[str, Any]:
                 strict=True,
             )
         ],
-        "changes": [wording.change_text(made, len(view.techniques) > 1) for made in view.changes],
-        "matter": len(wording.assumptions_that_matter(view)),
+        "changes": [change_text(made, len(view.techniques) > 1) for made in view.changes],
+        "matter": len(assumptions_that_matter(view)),
         "assumptions": [
             {
                 "name": a.name,
-                "value": wording.assumption_value(a),
-                "range": wording.assumption_range(a),
+                "value": assumptions.value_text(a),
+                "range": assumptions.range_text(a),
                 "why": a.why.rstrip(".") + ".",
-                "flag": wording.assumption_flag(a) if a.flag else "",
+                "flag": assumptions.flag_text(a) if a.flag else "",
             }
             for a in view.assumptions
         ],
-        "path": wording.path_change(view) if view.critical_path_after else "",
+        "path": path_change(view) if view.critical_path_after else "",
         "why_not_more": "" if view.stages else view.why_not_more,
         "notes": view.notes,
     }

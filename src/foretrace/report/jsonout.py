@@ -6,19 +6,20 @@ importing us; a test holds the files equal to the structs.
 
 from __future__ import annotations
 
+from functools import cache
+from importlib import import_module
 from importlib.resources import files
 from inspect import cleandoc
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 import msgspec
 
+from foretrace import report
 from foretrace.files import write_bytes
 from foretrace.plaintext import encoded
-from foretrace.report.listings import LISTINGS, Listing
-from foretrace.report.views import SCHEMA_VERSION, VIEWS, View
-
-ANSWERS: dict[str, type[View] | type[Listing]] = {**VIEWS, **LISTINGS}  # by command
+from foretrace.report.views import SCHEMA_VERSION, Result
 
 # Fields that hold what a run took on this machine, by command: all others are the same bytes in every run on one input.
 MEASURED: dict[str, tuple[str, ...]] = {
@@ -27,14 +28,29 @@ MEASURED: dict[str, tuple[str, ...]] = {
 }
 
 
-def dumps(view: View | Listing, *, indent: int = 2) -> str:
+@cache
+def answers() -> dict[str, type[Result]]:
+    """The results of all commands, by command; every module of this room is imported for it."""
+    for module in iter_modules(report.__path__, "foretrace.report."):
+        import_module(module.name)
+    found = {}
+    waiting = Result.__subclasses__()
+    while waiting:
+        each = waiting.pop()
+        waiting += each.__subclasses__()
+        command = next(field.default for field in msgspec.structs.fields(each) if field.name == "command")
+        found[command] = each
+    return dict(sorted(found.items()))
+
+
+def dumps(view: Result, *, indent: int = 2) -> str:
     """JSON text of an answer, fields in the documented order, no trailing newline."""
     return msgspec.json.format(encoded(view), indent=indent).decode()
 
 
-def loads(text: str | bytes, command: str) -> View:
+def loads(text: str | bytes, command: str) -> Any:
     """The view in the JSON of one command; raises msgspec.ValidationError where it breaks the schema."""
-    return msgspec.json.decode(text, type=VIEWS[command])
+    return msgspec.json.decode(text, type=answers()[command])
 
 
 def schema(command: str) -> dict[str, Any]:
@@ -47,7 +63,7 @@ def schema(command: str) -> dict[str, Any]:
 def generate_schema(command: str) -> dict[str, Any]:
     """The schema made anew from the struct; every answer carries every field, so all are required."""
     components: dict[str, Any]
-    (reference,), components = msgspec.json.schema_components([ANSWERS[command]], ref_template="#/$defs/{name}")
+    (reference,), components = msgspec.json.schema_components([answers()[command]], ref_template="#/$defs/{name}")
     name = reference["$ref"].rsplit("/", 1)[-1]
     for part in components.values():
         part["required"] = list(part["properties"])
@@ -72,7 +88,7 @@ def _file(command: str) -> str:
 def main() -> None:
     """Write the schema files of the package anew: `python -m foretrace.report.jsonout`."""
     folder = Path(__file__).parent / "schemas"
-    for command in ANSWERS:
+    for command in answers():
         text = msgspec.json.format(msgspec.json.encode(generate_schema(command)), indent=2)
         write_bytes(folder / _file(command), text + b"\n")
 

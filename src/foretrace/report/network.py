@@ -9,10 +9,10 @@ from math import log
 from pathlib import Path
 from statistics import median
 
-from foretrace.cost.network.collective_table import CollectiveTable, Series
-from foretrace.cost.network.collectives import ring_shape
+from foretrace.cost.network.collective_table import CollectiveSeries, CollectiveTable
+from foretrace.cost.network.link_network import LinkNetwork, ring_shape
 from foretrace.cost.network.nccl import NcclNetwork
-from foretrace.cost.network.network import Cost, LinkNetwork, Network, bus_share
+from foretrace.cost.network.network import Cost, Network, bus_share
 from foretrace.cost.network.tables import of_table
 from foretrace.hardware.cluster import Cluster
 from foretrace.hardware.devices import Device, named
@@ -51,7 +51,7 @@ class _Facts:
     inside_nvlink: bool
 
 
-def check(series: Series, expected: Network, *, on: str, source: str) -> NetworkCheckView:
+def check(series: CollectiveSeries, expected: Network, *, on: str, source: str) -> NetworkCheckView:
     """Measured times of one collective held against a network, size by size, regime by regime."""
     found = _sizes(series, expected)
     regimes = tuple(_regimes(found, series))
@@ -72,7 +72,7 @@ def check(series: Series, expected: Network, *, on: str, source: str) -> Network
     )
 
 
-def _sizes(series: Series, expected: Network) -> tuple[SizeView, ...]:
+def _sizes(series: CollectiveSeries, expected: Network) -> tuple[SizeView, ...]:
     costs = [expected.cost(series.kind, size, workers=series.workers) for size in series.nbytes]
     factor = bus_share(series.kind, series.workers) / 1e9
     rates = [factor * size / cost.seconds for size, cost in zip(series.nbytes, costs, strict=True)]
@@ -105,7 +105,7 @@ def _verdict(time_s: float, cost: Cost) -> str:
     return "slower" if time_s > cost.high_s else "faster" if time_s < cost.low_s else "as expected"
 
 
-def _regimes(sizes: Sequence[SizeView], series: Series) -> Iterator[RegimeView]:
+def _regimes(sizes: Sequence[SizeView], series: CollectiveSeries) -> Iterator[RegimeView]:
     for regime in ("latency", "ramp", "link"):
         mine = [each for each in sizes if each.regime == regime]
         if not mine:
@@ -123,7 +123,7 @@ def _regimes(sizes: Sequence[SizeView], series: Series) -> Iterator[RegimeView]:
         )
 
 
-def _why(regime: str, verdict: str, mine: Sequence[SizeView], series: Series) -> str:
+def _why(regime: str, verdict: str, mine: Sequence[SizeView], series: CollectiveSeries) -> str:
     if regime == "latency":
         steps = max(ring_shape(series.kind, series.workers)[0], 1)
         more_s = median(each.measured_s - each.expected_s for each in mine)
@@ -153,7 +153,7 @@ def _facts(expected: Network) -> _Facts:
 
 
 def _suspicions(
-    sizes: Sequence[SizeView], regimes: Sequence[RegimeView], series: Series, facts: _Facts
+    sizes: Sequence[SizeView], regimes: Sequence[RegimeView], series: CollectiveSeries, facts: _Facts
 ) -> Iterator[str]:
     """What the shape of a miss looks like; nothing where the link is as expected."""
     by_name = {each.regime: each for each in regimes}
@@ -174,7 +174,7 @@ def _suspicions(
         )
 
 
-def _slow_link(measured: float, expected: float, series: Series, facts: _Facts) -> Iterator[str]:
+def _slow_link(measured: float, expected: float, series: CollectiveSeries, facts: _Facts) -> Iterator[str]:
     reached = measured / expected
     explained = False
     device = facts.device

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from foretrace.report.views import SCHEMA_VERSION
+from foretrace.report.views import Result
 
 
 class SizeView(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,10 +33,9 @@ class RegimeView(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
-class NetworkCheckView(msgspec.Struct, frozen=True, kw_only=True):
+class NetworkCheckView(Result, frozen=True, kw_only=True):
     """`foretrace network check`: whether measured collectives are what the machine should give."""
 
-    schema_version: int = SCHEMA_VERSION
     command: str = "network check"
     headline: str
     ok: bool  # nothing is slower than expected
@@ -61,10 +60,9 @@ class MeasuredSizeView(msgspec.Struct, frozen=True, kw_only=True):
     bus_gb_s: float
 
 
-class CalibrateNetworkView(msgspec.Struct, frozen=True, kw_only=True):
+class CalibrateNetworkView(Result, frozen=True, kw_only=True):
     """`foretrace calibrate network`: collectives between processes of this machine."""
 
-    schema_version: int = SCHEMA_VERSION
     command: str = "calibrate network"
     headline: str
     backend: str
@@ -110,9 +108,8 @@ class DeviceView(msgspec.Struct, frozen=True, kw_only=True):
     note: str
 
 
-class DevicesView(msgspec.Struct, frozen=True, kw_only=True):
+class DevicesView(Result, frozen=True, kw_only=True):
     """`foretrace devices`: the catalog, or the device that was named."""
 
-    schema_version: int = SCHEMA_VERSION
     command: str = "devices"
     devices: tuple[DeviceView, ...]

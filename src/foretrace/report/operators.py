@@ -11,7 +11,7 @@ import msgspec
 
 from foretrace.cost.calls import Family
 from foretrace.report.units import digits, share
-from foretrace.report.views import SCHEMA_VERSION
+from foretrace.report.views import Result
 
 if TYPE_CHECKING:
     from foretrace.model.operator_graph import OperatorGraph
@@ -40,10 +40,9 @@ class OperatorBlockView(msgspec.Struct, frozen=True, kw_only=True):
     flops: float  # of one copy
 
 
-class OperatorsView(msgspec.Struct, frozen=True, kw_only=True):
+class OperatorsView(Result, frozen=True, kw_only=True):
     """`foretrace operators`: a model's step as operators."""
 
-    schema_version: int = SCHEMA_VERSION
     command: str = "operators"
     headline: str
     name: str

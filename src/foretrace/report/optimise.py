@@ -1,32 +1,21 @@
-"""What `foretrace optimise` answers: its view, its sentences and its text for people."""
+"""What `foretrace optimise` answers: its result, sentences and blocks."""
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from foretrace.plaintext import visible
-from foretrace.report import wording
-from foretrace.report.assumptions import assumption
-from foretrace.report.terminal import (
-    Terminal,
-    _bold,
-    _column,
-    _indented,
-    _labelled,
-    _note,
-    _plain,
-    _table,
-    _text,
-)
-from foretrace.report.units import between, column, count, digits, seconds, share, speed, unit_for
-from foretrace.report.views import SCHEMA_VERSION, AssumptionView
+from foretrace.report import assumptions
+from foretrace.report.advise_views import LeftOutView
+from foretrace.report.assumptions import AssumptionView, assumption
+from foretrace.report.blocks import Block, Column, Headline, Line, notes, shown, table
+from foretrace.report.units import between, count, digits, seconds, share, speed, unit_for
+from foretrace.report.views import Result, taken
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from foretrace.plan.answer import Configuration
     from foretrace.plan.result import Answer
 
@@ -43,13 +32,6 @@ class GainView(msgspec.Struct, frozen=True, kw_only=True):
     before_s: float
     after_s: float
     saved_s: float
-
-
-class LeftOutView(msgspec.Struct, frozen=True, kw_only=True):
-    """A technique that is not in the answer, and why."""
-
-    name: str
-    why: str
 
 
 class BucketView(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,10 +91,9 @@ class SearchView(msgspec.Struct, frozen=True, kw_only=True):
     difference: float  # of the coarsened view from the whole graph, relative
 
 
-class OptimiseView(msgspec.Struct, frozen=True, kw_only=True):
+class OptimiseView(Result, frozen=True, kw_only=True):
     """`foretrace optimise`: the fastest configuration found."""
 
-    schema_version: int = SCHEMA_VERSION
     command: str = "optimise"
     headline: str
     source: str
@@ -144,67 +125,42 @@ def optimise(answer: Answer, found: Configuration, python: str, *, source: str) 
     """The answer of a search as its view."""
     wanted, best, over = answer.wanted, answer.best, answer.overtaking
     techniques = tuple(_without_search(str(each)) if each is best.parallel else str(each) for each in best.chain)
-    return OptimiseView(
+    return taken(
+        OptimiseView,
+        answer,
         headline=headline(answer, found),
         source=source,
         workers=wanted.workers,
         network=wanted.network,
-        recorded_s=answer.recorded_s,
-        default_s=answer.default_s,
-        step_s=answer.step_s,
         interval_s=answer.whatif.interval_s,
         interval_level=answer.whatif.level,
-        bound_s=answer.bound_s,
         proven=best.found is None or best.found.proven,
         techniques=techniques,
-        gains=tuple(
-            GainView(name=g.name, what=g.what, before_s=g.before_s, after_s=g.after_s, saved_s=g.saved_s)
-            for g in answer.gains
-        ),
-        left_out=tuple(LeftOutView(name=each.name, why=each.why) for each in answer.left_out),
-        configuration=ConfigurationView(
-            buckets=tuple(
-                BucketView(first=each.first, last=each.last, gradients=each.gradients, bytes=each.nbytes)
-                for each in found.buckets
-            ),
-            bucket_cap_mb_list=found.bucket_cap_mb_list,
-            bucket_cap_mb=found.bucket_cap_mb,
-            bucket_cap_step_s=found.bucket_cap_step_s,
-            gradient_as_bucket_view=found.gradient_as_bucket_view,
+        configuration=taken(
+            ConfigurationView,
+            found,
+            buckets=tuple(taken(BucketView, each, bytes=each.nbytes) for each in found.buckets),
             autocast=found.autocast or None,
             compile_mode=found.compile_mode or None,
             regions=tuple(RegionView(first=first, last=last) for first, last in found.regions),
-            fused_optimizer=found.fused_optimizer,
-            accumulation_steps=found.accumulation_steps,
             recompute=found.recompute or None,
         ),
         snippet=python,
         overtaking=None
         if over is None
-        else OvertakingView(
-            step_s=over.step_s,
-            checked_s=over.checked_s,
-            bound_s=over.bound_s,
-            proven=over.proven,
-            buckets=len(over.plan.ends),
-            parts=sum(over.plan.chunks),
-            rounds=over.rounds,
-            evaluations=over.evaluations,
-        ),
+        else taken(OvertakingView, over, buckets=len(over.plan.ends), parts=sum(over.plan.chunks)),
         memory_recorded_bytes=answer.memory_recorded,
         memory_bytes=best.memory,
         memory_limit_bytes=wanted.memory_limit,
         assumptions=tuple(
             assumption(each.assumption, each.at_low_s, each.at_high_s) for each in answer.whatif.assumptions
         ),
-        search=SearchView(
-            seconds=answer.seconds,
-            sets=answer.sets,
+        search=taken(
+            SearchView,
+            answer,
             plans=answer.states + (over.evaluations if over else 0),
             tensors=0 if answer.problem is None else len(answer.problem),
             tasks=len(answer.graph),
-            finished=answer.finished,
-            difference=answer.difference,
         ),
         notes=_notes(answer),
         next=_next(answer, source, techniques),
@@ -228,78 +184,62 @@ def headline(answer: Answer, found: Configuration) -> str:
     return f"{speed(answer.default_s, answer.step_s)}{where}: {numbers} with {_and(names) or 'gradients as views'}."
 
 
-def text(view: OptimiseView, terminal: Terminal) -> str:
-    """`OptimiseView` for people."""
-    parts: list[RenderableType] = [_bold(view.headline), ""]
-    table = _table()
-    for title in ("change", "step", "saved", "what"):
-        _column(table, title, right=title in ("step", "saved"), wide=title == "what")
+@shown.register
+def _(view: OptimiseView, top: int) -> Iterator[Block]:
+    yield Headline(view.headline)
+    yield ""
     label = "data-parallel by default" if view.workers > 1 else "as recorded"
-    default, *after = column([view.default_s, *(gain.after_s for gain in view.gains)])
-    table.add_row(label, default, "", "")
-    saved = column([-gain.saved_s for gain in view.gains], signed=True)
-    for gain, *cells in zip(view.gains, after, saved, strict=True):
-        table.add_row(_plain(gain.name), *cells, _plain(gain.what))
-    parts += [_indented(table), ""]
-    parts += _buckets(view)
-    parts.append(_labelled("sure", _sure(view)))
+    gains = ((gain.name, gain.after_s, -gain.saved_s, gain.what) for gain in view.gains)
+    yield table(
+        ["change", Column("step", "time"), Column("saved", "change", unknown=""), Column("what", wide=True)],
+        [(label, view.default_s, None, ""), *gains],
+    )
+    yield ""
+    yield from _buckets(view.configuration)
+    yield Line(_sure(view), label="sure")
     if view.memory_bytes is not None and view.memory_recorded_bytes is not None:
         limit = "" if view.memory_limit_bytes is None else f", limit {_size(view.memory_limit_bytes)}"
-        parts.append(
-            _labelled("memory", f"{_size(view.memory_recorded_bytes)} recorded, {_size(view.memory_bytes)} now{limit}")
-        )
+        yield Line(f"{_size(view.memory_recorded_bytes)} recorded, {_size(view.memory_bytes)} now{limit}", "memory")
     if view.overtaking is not None and view.overtaking.step_s < view.step_s * (1 - 1e-3):
         over = view.overtaking
         checked = "" if over.checked_s is None else f", {seconds(over.checked_s)} by the whole graph"
-        parts.append(
-            _labelled(
-                "beyond DDP",
-                f"messages that overtake each other (P3): {seconds(over.step_s)}{checked}; nothing is faster than "
-                f"{seconds(over.bound_s)} with this compute",
-            )
+        yield Line(
+            f"messages that overtake each other (P3): {seconds(over.step_s)}{checked}; nothing is faster than "
+            f"{seconds(over.bound_s)} with this compute",
+            label="beyond DDP",
         )
     for left in view.left_out:
-        parts.append(_labelled("left out", f"{left.name}: {left.why}"))
+        yield Line(f"{left.name}: {left.why}", label="left out")
     for each in view.assumptions[:SHOWN_ASSUMPTIONS]:
-        parts.append(_labelled("assumed", wording.assumption_text(each)))
+        yield Line(assumptions.said(each), label="assumed")
     if len(view.assumptions) > SHOWN_ASSUMPTIONS:
-        parts.append(_note(f"{count(len(view.assumptions) - SHOWN_ASSUMPTIONS)} more assumptions: --json."))
-    for note in view.notes:
-        parts.append(_note(note))
+        yield Line(f"{count(len(view.assumptions) - SHOWN_ASSUMPTIONS)} more assumptions: --json.", soft=True)
     search = view.search
-    parts.append(
-        _note(
-            f"{count(search.sets)} sets of techniques and {count(search.plans)} plans in {seconds(search.seconds)}; "
-            f"the coarsened view ({count(search.tensors)} gradients of {count(search.tasks)} tasks) is off the whole "
-            f"graph by {share(abs(search.difference))}."
-            if view.workers > 1
-            else f"{count(search.sets)} sets of techniques in {seconds(search.seconds)}."
-        )
+    done = (
+        f"{count(search.sets)} sets of techniques and {count(search.plans)} plans in {seconds(search.seconds)}; "
+        f"the coarsened view ({count(search.tensors)} gradients of {count(search.tasks)} tasks) is off the whole "
+        f"graph by {share(abs(search.difference))}."
+        if view.workers > 1
+        else f"{count(search.sets)} sets of techniques in {seconds(search.seconds)}."
     )
-    return _text(parts, terminal) + (f"  next: {visible(view.next)}\n" if view.next else "")
+    yield from notes([*view.notes, done])
 
 
-def _buckets(view: OptimiseView) -> list[RenderableType]:
-    found = view.configuration
+def _buckets(found: ConfigurationView) -> Iterator[Block]:
     if not found.buckets:
-        return []
-    table = _table()
-    for title in ("bucket", "size", "gradients", "from", "to"):
-        _column(table, title, right=title in ("bucket", "size", "gradients"))
-    for i, each in enumerate(found.buckets[:SHOWN_BUCKETS]):
-        table.add_row(str(i), _size(each.bytes), count(each.gradients), _plain(each.first), _plain(each.last))
-    parts: list[RenderableType] = [_indented(table)]
-    if len(found.buckets) > SHOWN_BUCKETS:
-        parts.append(_note(f"{count(len(found.buckets) - SHOWN_BUCKETS)} more buckets: --json or --write FILE."))
+        return
+    rows = [(i, _size(each.bytes), each.gradients, each.first, each.last) for i, each in enumerate(found.buckets)]
+    yield table(
+        [Column("bucket", "count"), Column("size", right=True), Column("gradients", "count"), "from", "to"],
+        rows, top=SHOWN_BUCKETS, noun="bucket", how="--write FILE",
+    )  # fmt: skip
     if found.bucket_cap_mb is not None and found.bucket_cap_step_s is not None:
-        parts.append(
-            _labelled(
-                "single size",
-                f"bucket_cap_mb={digits(found.bucket_cap_mb)} comes to {seconds(found.bucket_cap_step_s)}, where "
-                "PyTorch lacks bucket_cap_mb_list",
-            )
+        yield Line(
+            f"bucket_cap_mb={digits(found.bucket_cap_mb)} comes to {seconds(found.bucket_cap_step_s)}, where "
+            "PyTorch lacks bucket_cap_mb_list",
+            label="single size",
         )
-    return [*parts, ""]
+    yield ""
 
 
 def _sure(view: OptimiseView) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -12,35 +13,115 @@ from foretrace.graph.taskgraph import TaskGraph, TaskKind
 from foretrace.graph.work import is_product
 from foretrace.hardware.devices import find
 from foretrace.hardware.probe import Peaks
-from foretrace.report import build, headline
-from foretrace.report.names import short_names
-from foretrace.report.terminal import Terminal, _bold, _column, _indented, _note, _room, _soft, _table
-from foretrace.report.units import MINUS, column, count, digits, in_unit, share, unit_for
-from foretrace.report.views import (
-    CpuUseView,
-    MemoryView,
-    PeaksView,
-    ProfileView,
-    RatesView,
-)
+from foretrace.report import headline, runs
+from foretrace.report.blocks import About, Block, Column, Grid, Headline, shown, table
+from foretrace.report.blocks import notes as remarks
+from foretrace.report.units import MINUS, between, count, digits, in_unit, share, unit_for
+from foretrace.report.views import Result, StepTimeView, taken
 from foretrace.simulate.memory import CATEGORIES, MemorySplit
 from foretrace.simulate.timeline import Timeline
-from foretrace.simulate.utilisation import Limits, Rates, cpu_use, samples_per_step, utilisation
-from foretrace.techniques.compute.classes import MATRIX, Precision, Work, classify
+from foretrace.simulate.utilisation import GroupRates, Limits, cpu_use, samples_per_step, utilisation
+from foretrace.techniques.compute.classes import MATRIX, TaskPrecision, WorkClass, classify
 from foretrace.trace.trace import decode_shapes
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
-_BARS = " ▁▂▃▄▅▆▇█"
 _SINGULAR = ("communication", "attention", "normalisation", "pooling")
 _NO_ARITHMETIC = ("communication", "copies to and from the device")
 _LITTLE = 0.01  # rows with less than this share of the work are left to --json
-_MATRIX_CLASSES = {Work.GEMM: "matrix products", Work.CONV: "convolutions", Work.ATTENTION: "attention"}
+_MATRIX_CLASSES = {WorkClass.GEMM: "matrix products", WorkClass.CONV: "convolutions", WorkClass.ATTENTION: "attention"}
 _DEVICE_KINDS = (TaskKind.KERNEL, TaskKind.COPY, TaskKind.MEMSET, TaskKind.COLLECTIVE)
+
+
+class PeaksView(msgspec.Struct, frozen=True, kw_only=True):
+    """What the device can reach, FLOP/s and bytes/s; null where not known. `source`: catalog, measured or given."""
+
+    name: str
+    source: str
+    fp32_flops_per_s: float | None
+    tf32_flops_per_s: float | None
+    fp16_flops_per_s: float | None
+    bf16_flops_per_s: float | None
+    bytes_per_s: float | None
+    ridge: float | None  # FLOP/B above which float32 work is bound by arithmetic
+
+
+class RatesView(msgspec.Struct, frozen=True, kw_only=True):
+    """What a class of work, an operator or a kernel computes and moves, per step.
+
+    Rates are over the part of its time whose FLOPs and bytes are known (`known_share`).
+    """
+
+    name: str
+    count: float
+    time_s: float
+    share: float  # of the time of all work
+    known_share: float
+    flops: float
+    bytes: float
+    flops_per_s: float
+    bytes_per_s: float
+    intensity: float  # FLOP/B
+    of_peak_flops: float | None  # of the peak of each task's precision
+    of_peak_bandwidth: float | None
+    of_roofline: float | None  # shortest time that both peaks allow, over the time taken
+
+
+class CpuUseView(msgspec.Struct, frozen=True, kw_only=True):
+    """CPU time of the process over cores x elapsed time, in unprofiled steps."""
+
+    share: float
+    cores: int
+    busy_cores: float
+    steps: int
+
+
+class MemoryView(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory of one device by category at its peak and over the step that holds the peak."""
+
+    device: str
+    peak_bytes: int
+    at_peak_bytes: dict[str, int]  # sums to peak_bytes
+    peak_phase: str
+    peak_operator: str
+    step: int
+    over_time_bytes: dict[str, tuple[int, ...]]  # the fullest moment of equal pieces of that step
+    allocated_per_step_bytes: float
+    allocations_per_step: float
+    recorded_peak_bytes: int | None  # the allocator's own figure
+    notes: tuple[str, ...]
+
+
+class ProfileView(Result, frozen=True, kw_only=True):
+    """`foretrace profile`: how much of the device a step uses, and what holds its memory."""
+
+    command: str = "profile"
+    headline: str
+    source: str
+    device: str
+    platform: str
+    steps: int
+    step_time_s: StepTimeView
+    interval_s: tuple[float, float]
+    interval_level: float
+    samples_per_step: float | None
+    samples_per_s: float | None
+    samples_per_s_p10: float | None
+    samples_per_s_p90: float | None
+    busy_share: float
+    peaks: PeaksView | None
+    total: RatesView
+    step_flops_per_s: float  # over the whole step, idle time included
+    compute_bound_share: float | None
+    bandwidth_bound_share: float | None
+    cpu: CpuUseView | None
+    threads_busy: dict[str, float]  # CPU thread -> share of the time with recorded work
+    classes: tuple[RatesView, ...]
+    operators: tuple[RatesView, ...]  # longest first, at most 100
+    memory: MemoryView | None
+    notes: tuple[str, ...]
+    next: str
 
 
 def peaks_of(graph: TaskGraph, *, gflops: float | None = None, gb_s: float | None = None) -> Peaks | None:
@@ -48,7 +129,7 @@ def peaks_of(graph: TaskGraph, *, gflops: float | None = None, gb_s: float | Non
 
     None where nobody knows: a CPU that was not probed, a device that the catalog lacks.
     """
-    name = build._device(graph)
+    name = runs.device(graph)
     found: Peaks | None = None
     device = find(name) if graph.info.platform != "cpu" else None
     if device is not None:
@@ -91,12 +172,12 @@ def profile(
         bytes_per_s=peaks.bytes_per_s if peaks and peaks.bytes_per_s else float("nan"),
     )
     found = utilisation(timeline, limits, classes=label, class_names=names)
-    step = build.step_time(timeline)
+    step = runs.step_time(timeline)
     interval = timeline.interval_s()
     per_step = samples or samples_per_step(info.recording)
     use = cpu_use(info.recording)
     total_s = found.total.time_s
-    notes = list(build._corrections(graph))
+    notes = list(runs.corrections(graph))
     computing = [each for each in found.classes if each.name not in _NO_ARITHMETIC]
     computing_s = sum(each.time_s for each in computing)
     covered = sum(each.known_s for each in computing) / computing_s if computing_s else 1.0
@@ -121,10 +202,12 @@ def profile(
         notes.append("The recording holds no allocations with addresses (profile_memory), so memory is not split.")
     classes = tuple(_rates(each, total_s) for each in found.classes)
     platform = info.platform
-    return ProfileView(
+    return taken(
+        ProfileView,
+        found,
         headline=_headline(platform, found.total, found.busy_share, classes, peaks),
-        source=name or build._source(path, info.source),
-        device=(peaks.name if peaks and peaks.threads else "") or build._device(graph) or _who(platform),
+        source=name or runs.source(path, info.source),
+        device=(peaks.name if peaks and peaks.threads else "") or runs.device(graph) or _who(platform),
         platform=platform,
         steps=graph.n_steps,
         step_time_s=step,
@@ -134,12 +217,11 @@ def profile(
         samples_per_s=per_step / step.median if per_step and step.median else None,
         samples_per_s_p10=per_step / step.p90 if per_step and step.p90 else None,
         samples_per_s_p90=per_step / step.p10 if per_step and step.p10 else None,
-        busy_share=found.busy_share,
         peaks=None
         if peaks is None
-        else PeaksView(
-            name=peaks.name,
-            source=peaks.source,
+        else taken(
+            PeaksView,
+            peaks,
             fp32_flops_per_s=peaks.fp32 or None,
             tf32_flops_per_s=peaks.tf32 or None,
             fp16_flops_per_s=peaks.fp16 or None,
@@ -148,54 +230,25 @@ def profile(
             ridge=peaks.ridge or None,
         ),
         total=_rates(found.total, total_s),
-        step_flops_per_s=found.step_flops_per_s,
-        compute_bound_share=found.compute_bound_share,
-        bandwidth_bound_share=found.bandwidth_bound_share,
-        cpu=None
-        if use is None
-        else CpuUseView(share=use.share, cores=use.cores, busy_cores=use.busy_cores, steps=use.steps),
+        cpu=None if use is None else taken(CpuUseView, use),
         threads_busy=found.lane_busy,
         classes=classes,
         operators=tuple(_rates(each, total_s) for each in found.operators),
-        memory=None if memory is None else _memory(memory),
+        memory=None
+        if memory is None
+        else taken(MemoryView, memory, at_peak_bytes=memory.at_peak, over_time_bytes=memory.over_time),
         notes=tuple(notes),
-        next=f"foretrace show {build._quoted(path)}"
-        if path
-        else f"foretrace profile {name.partition(' ')[0]} --out run",
+        next=f"foretrace show {runs.quoted(path)}" if path else f"foretrace profile {name.partition(' ')[0]} --out run",
     )
 
 
-def _memory(found: MemorySplit) -> MemoryView:
-    return MemoryView(
-        device=found.device,
-        peak_bytes=found.peak_bytes,
-        at_peak_bytes=found.at_peak,
-        peak_phase=found.peak_phase,
-        peak_operator=found.peak_operator,
-        step=found.step,
-        over_time_bytes=found.over_time,
-        allocated_per_step_bytes=found.allocated_per_step_bytes,
-        allocations_per_step=found.allocations_per_step,
-        recorded_peak_bytes=found.recorded_peak_bytes,
-        notes=found.notes,
-    )
-
-
-def _rates(found: Rates, total_s: float) -> RatesView:
-    return RatesView(
-        name=found.name,
-        count=found.count,
-        time_s=found.time_s,
+def _rates(found: GroupRates, total_s: float) -> RatesView:
+    return taken(
+        RatesView,
+        found,
         share=found.time_s / total_s if total_s else 0.0,
         known_share=found.known_s / found.time_s if found.time_s else 0.0,
-        flops=found.flops,
         bytes=found.nbytes,
-        flops_per_s=found.flops_per_s,
-        bytes_per_s=found.bytes_per_s,
-        intensity=found.intensity,
-        of_peak_flops=found.of_peak_flops,
-        of_peak_bandwidth=found.of_peak_bandwidth,
-        of_roofline=found.of_roofline,
     )
 
 
@@ -218,8 +271,8 @@ def _classes(graph: TaskGraph) -> tuple[Int64, tuple[str, ...]]:
             text = "copies to and from the device"
         elif kind == TaskKind.OPERATOR:
             text = headline.operator_class(graph.names[name])
-        elif Work(what) in MATRIX:
-            text = _MATRIX_CLASSES[Work(what)]
+        elif WorkClass(what) in MATRIX:
+            text = _MATRIX_CLASSES[WorkClass(what)]
         else:
             text = headline.operator_class(operator) if operator else "kernels of unknown operators"
         found[i] = names.setdefault(text, len(names))
@@ -242,10 +295,10 @@ def _peak_of_tasks(graph: TaskGraph, peaks: Peaks | None) -> Float64:
         matrix = np.isin(classes.work, MATRIX)
         half = peaks.fp16 or peaks.bf16 or (peaks.fp32 if peaks.source == "given" else unknown)
         by_precision = {
-            Precision.OTHER: unknown,
-            Precision.SINGLE: peaks.fp32,
-            Precision.TF32: peaks.tf32 or peaks.fp32,
-            Precision.HALF: half,
+            TaskPrecision.OTHER: unknown,
+            TaskPrecision.SINGLE: peaks.fp32,
+            TaskPrecision.TF32: peaks.tf32 or peaks.fp32,
+            TaskPrecision.HALF: half,
         }
         for precision, value in by_precision.items():
             result[matrix & (classes.precision == precision)] = value
@@ -274,7 +327,9 @@ def _who(platform: str) -> str:
 _CPU_TYPES = ("float", "double", "c10::BFloat16", "c10::Half")
 
 
-def _headline(platform: str, total: Rates, busy: float, classes: tuple[RatesView, ...], peaks: Peaks | None) -> str:
+def _headline(
+    platform: str, total: GroupRates, busy: float, classes: tuple[RatesView, ...], peaks: Peaks | None
+) -> str:
     """As in "The CPU computes at 61.0 % of its peak: convolutions hold 74.0 % of its work."."""
     who = _who(platform)
     verb = "holds" if classes and classes[0].name in _SINGULAR else "hold"
@@ -292,114 +347,90 @@ def _headline(platform: str, total: Rates, busy: float, classes: tuple[RatesView
     return f"The {who} {reached} and is busy {share(busy)} of the step: {held}."
 
 
-# --- text ------------------------------------------------------------------------------------------------------
+# --- blocks ----------------------------------------------------------------------------------------------------
 
 
-def text(view: ProfileView, terminal: Terminal, rows: int) -> list[RenderableType]:
-    """The view as parts for a terminal."""
+@shown.register
+def _(view: ProfileView, top: int) -> Iterator[Block]:
+    yield About((view.source, view.device, f"{count(view.steps)} {'step' if view.steps == 1 else 'steps'}"))
+    yield ""
+    yield Headline(view.headline)
+    yield ""
+    yield table(["metric", Column("value", right=True), Column(wide=True)], _metrics(view))
+    yield ""
+    yield _rates_table("class", [row for row in view.classes if row.share >= _LITTLE])
+    yield ""
+    yield _rates_table("operator" if view.platform == "cpu" else "kernel", view.operators[:top])
+    if view.memory is not None:
+        yield ""
+        yield from _memory_blocks(view.memory)
+    yield from remarks(view.notes)
+
+
+def _metrics(view: ProfileView) -> Iterator[tuple[str, str, str]]:
+    """Name, value and remark of every metric."""
     unit = unit_for(view.step_time_s.median)
-    facts = [view.source, view.device, f"{count(view.steps)} {'step' if view.steps == 1 else 'steps'}"]
-    parts: list[RenderableType] = [_soft(" · ".join(facts)), "", _bold(view.headline), ""]
-    table = _table()
-    _column(table, "metric")
-    _column(table, "value", right=True)
-    _column(table, "", wide=True)
     time = view.step_time_s
-    low, high = view.interval_s
-    table.add_row(
-        "step",
-        f"{in_unit(time.median, unit)} {unit.name}",
-        f"p10 {in_unit(time.p10, unit)} – p90 {in_unit(time.p90, unit)}; {100 * view.interval_level:.3g} % interval "
-        f"{in_unit(low, unit)} – {in_unit(high, unit)}",
-    )
+    spread = f"p10 {in_unit(time.p10, unit)} – p90 {in_unit(time.p90, unit)}"
+    interval = f"{100 * view.interval_level:.3g} % interval {between(*view.interval_s, unit)}"
+    yield "step", f"{in_unit(time.median, unit)} {unit.name}", f"{spread}; {interval}"
     if view.samples_per_s is not None:
         assert view.samples_per_s_p10 is not None and view.samples_per_s_p90 is not None
-        table.add_row(
-            "throughput",
-            f"{digits(view.samples_per_s)} samples/s",
-            f"p10 {digits(view.samples_per_s_p10)} – p90 {digits(view.samples_per_s_p90)}; "
-            f"{count(view.samples_per_step or 0)} samples per step",
-        )
+        spread = f"p10 {digits(view.samples_per_s_p10)} – p90 {digits(view.samples_per_s_p90)}"
+        per_step = f"{count(view.samples_per_step or 0)} samples per step"
+        yield "throughput", f"{digits(view.samples_per_s)} samples/s", f"{spread}; {per_step}"
     total, peaks = view.total, view.peaks
     if total.flops:
-        table.add_row("arithmetic", flop_rate(total.flops_per_s), _of(total.of_peak_flops, _flop_peaks(peaks)))
+        yield "arithmetic", flop_rate(total.flops_per_s), _of(total.of_peak_flops, _flop_peaks(peaks))
     else:
-        table.add_row("arithmetic", "–", "not known: no shapes were recorded (record_shapes)")
-    table.add_row(
-        "memory traffic",
-        byte_rate(total.bytes_per_s),
-        _of(total.of_peak_bandwidth, byte_rate(peaks.bytes_per_s) if peaks and peaks.bytes_per_s else ""),
-    )
-    table.add_row("busy", share(view.busy_share), "of the step with device work" if view.platform != "cpu" else
-                  "of the step inside operators")  # fmt: skip
+        yield "arithmetic", "–", "not known: no shapes were recorded (record_shapes)"
+    memory = byte_rate(peaks.bytes_per_s) if peaks and peaks.bytes_per_s else ""
+    yield "memory traffic", byte_rate(total.bytes_per_s), _of(total.of_peak_bandwidth, memory)
+    where = "of the step with device work" if view.platform != "cpu" else "of the step inside operators"
+    yield "busy", share(view.busy_share), where
     bound = ""
     if peaks and peaks.ridge and view.compute_bound_share is not None and view.bandwidth_bound_share is not None:
         bound = (
             f"ridge {digits(peaks.ridge)}; {share(view.compute_bound_share)} of the time compute-bound, "
             f"{share(view.bandwidth_bound_share)} bandwidth-bound"
         )
-    table.add_row("intensity", f"{digits(total.intensity)} FLOP/B", bound)
+    yield "intensity", f"{digits(total.intensity)} FLOP/B", bound
     if view.cpu is not None:
-        table.add_row(
-            "CPU",
-            share(view.cpu.share),
-            f"{digits(view.cpu.busy_cores)} of {view.cpu.cores} cores, over {view.cpu.steps} steps beside the recorded",
-        )
+        cores = f"{digits(view.cpu.busy_cores)} of {view.cpu.cores} cores"
+        yield "CPU", share(view.cpu.share), f"{cores}, over {view.cpu.steps} steps beside the recorded"
     else:
         busiest = sorted(view.threads_busy.items(), key=lambda item: -item[1])[:3]
-        table.add_row("CPU", "–", ", ".join(f"{name} {share(value)} at work" for name, value in busiest))
-    parts += [_indented(table), ""]
-    parts.append(_indented(_rates_table("class", [r for r in view.classes if r.share >= _LITTLE], terminal)))
-    parts += ["", _indented(_rates_table("operator" if view.platform == "cpu" else "kernel",
-                                         view.operators[:rows], terminal))]  # fmt: skip
-    if view.memory is not None:
-        parts += ["", *_memory_text(view.memory, terminal)]
-    return [*parts, *(_note(note) for note in view.notes)]
+        yield "CPU", "–", ", ".join(f"{name} {share(value)} at work" for name, value in busiest)
 
 
-def _rates_table(title: str, rows: list[RatesView] | tuple[RatesView, ...], terminal: Terminal) -> RenderableType:
-    from rich.text import Text
-
-    table = _table()
-    _column(table, title)
-    wide = terminal.width >= 100
-    for name in ("time", "share", "FLOP/s", "of peak", *(("B/s", "of peak") if wide else ()), "roofline"):
-        _column(table, name, right=True)
-    shorts = short_names([row.name for row in rows], max(_room(terminal) - (24 if wide else 8), 16))
-    for row, short, time in zip(rows, shorts, column([row.time_s for row in rows]), strict=True):
-        memory = (byte_rate(row.bytes_per_s), _percent(row.of_peak_bandwidth)) if wide else ()
-        table.add_row(
-            Text(short),
-            time,
-            share(row.share),
-            flop_rate(row.flops_per_s),
-            _percent(row.of_peak_flops),
-            *memory,
-            _percent(row.of_roofline),
-        )
-    return table
+def _rates_table(title: str, rows: Sequence[RatesView]) -> Grid:
+    columns = [
+        Column(title, "name", beside=84), Column("time", "time"), Column("share", "share"),
+        Column("FLOP/s", right=True), Column("of peak", "share"), Column("B/s", right=True, least=100),
+        Column("of peak", "share", least=100), Column("roofline", "share"),
+    ]  # fmt: skip
+    return table(
+        columns,
+        [
+            (row.name, row.time_s, row.share, flop_rate(row.flops_per_s), row.of_peak_flops, byte_rate(row.bytes_per_s),
+             row.of_peak_bandwidth, row.of_roofline)
+            for row in rows
+        ],
+    )  # fmt: skip
 
 
-def _memory_text(memory: MemoryView, terminal: Terminal) -> list[RenderableType]:
-    from rich.text import Text
-
-    table = _table()
-    _column(table, f"memory at the peak ({memory.device})")
-    _column(table, "size", right=True)
-    _column(table, "share", right=True)
-    drawn = terminal.bars and terminal.width >= 90
-    if drawn:
-        _column(table, f"over step {memory.step}")
+def _memory_blocks(memory: MemoryView) -> Iterator[Block]:
+    rows = []
     for name in CATEGORIES:
-        size = memory.at_peak_bytes[name]
-        course = memory.over_time_bytes[name]
-        if not size and not any(course):
-            continue
-        heights = (min(max(round(8 * each / max(memory.peak_bytes, 1)), int(each > 0)), 8) for each in course)
-        line = "".join(_BARS[height] for height in heights)
-        cells = (Text(line, style="blue"),) if drawn else ()
-        table.add_row(name, nbytes(size), share(size / memory.peak_bytes if memory.peak_bytes else 0.0), *cells)
-    table.add_row("all", nbytes(memory.peak_bytes), "", *([""] if drawn else []))
+        size, course = memory.at_peak_bytes[name], memory.over_time_bytes[name]
+        if size or any(course):
+            part = size / memory.peak_bytes if memory.peak_bytes else 0.0
+            rows.append((name, nbytes(size), share(part), tuple(each / max(memory.peak_bytes, 1) for each in course)))
+    columns: list[Column | str] = [
+        f"memory at the peak ({memory.device})", Column("size", right=True), Column("share", right=True),
+        Column(f"over step {memory.step}", "course", least=90),
+    ]  # fmt: skip
+    yield table(columns, [*rows, ("all", nbytes(memory.peak_bytes), "", ())])
     where = f"peak in {memory.peak_phase or 'no phase'}" + (f", {memory.peak_operator}" if memory.peak_operator else "")
     line = (
         f"{where}; {count(round(memory.allocations_per_step))} allocations of "
@@ -407,7 +438,7 @@ def _memory_text(memory: MemoryView, terminal: Terminal) -> list[RenderableType]
     )
     if memory.recorded_peak_bytes is not None:
         line += f" The allocator's own peak: {nbytes(memory.recorded_peak_bytes)}."
-    return [_indented(table), _note(line), *(_note(note[:1].upper() + note[1:]) for note in memory.notes)]
+    yield from remarks([line, *(note[:1].upper() + note[1:] for note in memory.notes)])
 
 
 def _of(part: float | None, whole: str) -> str:
@@ -420,10 +451,6 @@ def _flop_peaks(peaks: PeaksView | None) -> str:
     known = {"fp32": peaks.fp32_flops_per_s, "TF32": peaks.tf32_flops_per_s, "fp16": peaks.fp16_flops_per_s}
     known["bf16"] = peaks.bf16_flops_per_s if peaks.bf16_flops_per_s != peaks.fp16_flops_per_s else None
     return ", ".join(f"{flop_rate(v)} {k}" for k, v in known.items() if v) + f" ({peaks.source})"
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else share(value)
 
 
 def flop_rate(value: float) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from foretrace.graph.alignment import Clock
+from foretrace.graph.alignment import ClockOffsets
 from foretrace.graph.edit import scale
 from foretrace.graph.matching import Matching
 from foretrace.graph.taskgraph import TaskGraph, TaskKind
@@ -108,7 +108,7 @@ def clock(graph: TaskGraph) -> ClockView | None:
     return _clock(said["ranks"], said["offset_ns"], said["drift"], said["uncertainty_ns"])
 
 
-def clock_of(found: Clock) -> ClockView:
+def clock_of(found: ClockOffsets) -> ClockView:
     """Clocks as `foretrace align` tells them."""
     offsets = [o if known else None for o, known in zip(found.offset_ns.tolist(), found.known.tolist(), strict=True)]
     return _clock(found.ranks, offsets, found.drift.tolist(), found.worst_ns)
@@ -157,7 +157,7 @@ def headline(view: CollectivesView, step_s: float, *, every: bool, all_there: bo
     return f"{first}; rank {late.rank} arrives last {times}: {late.reason}{lacking}."
 
 
-def align_lines(found: Matching, aligned: Clock) -> list[str]:
+def align_lines(found: Matching, aligned: ClockOffsets) -> list[str]:
     """`foretrace align` for people."""
     view = clock_of(aligned)
     ranks = len(view.offsets_s)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from foretrace.report.units import digits, seconds, speed
-from foretrace.report.views import SCHEMA_VERSION
+from foretrace.report.views import Result
 
 if TYPE_CHECKING:
-    from foretrace.plan.rewrite.session import Rewritten, Wanted
+    from foretrace.plan.rewrite.session import RewriteRequest, Rewritten
 
 
 class RuleUseView(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,10 +70,9 @@ class RewriteCheckView(msgspec.Struct, frozen=True, kw_only=True):
     inputs: int
 
 
-class RewriteView(msgspec.Struct, frozen=True, kw_only=True):
+class RewriteView(Result, frozen=True, kw_only=True):
     """`foretrace rewrite`: a model rewritten into an equal, faster one."""
 
-    schema_version: int = SCHEMA_VERSION
     command: str = "rewrite"
     headline: str
     source: str
@@ -102,7 +101,9 @@ class RewriteView(msgspec.Struct, frozen=True, kw_only=True):
     wrote: str  # "" where nothing was
 
 
-def rewriting(found: Rewritten, wanted: Wanted, *, source: str, size: str, batch: int, wrote: str = "") -> RewriteView:
+def rewriting(
+    found: Rewritten, wanted: RewriteRequest, *, source: str, size: str, batch: int, wrote: str = ""
+) -> RewriteView:
     """The view of a rewriting."""
     from foretrace.plan.rewrite.measure import FLOAT32_TOLERANCE, FLOAT64_TOLERANCE
 

@@ -8,24 +8,23 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from foretrace.report.assumptions import assumption
+from foretrace.report.assumptions import AssumptionView, assumption
 from foretrace.report.units import MINUS, count, digits, seconds, share, speed
-from foretrace.report.views import SCHEMA_VERSION, AssumptionView, RatioView
+from foretrace.report.views import RatioView, Result
 
 if TYPE_CHECKING:
     from foretrace.cost.network.collective_table import CollectiveTable
-    from foretrace.experiment.links.calibrate import Calibrated
-    from foretrace.experiment.links.job import ArmOutcome, Job, Outcome
+    from foretrace.experiment.links.calibrate import LinkCalibration
+    from foretrace.experiment.links.job import ArmOutcome, LinkJob, LinkOutcome
     from foretrace.experiment.links.netns import Capability
     from foretrace.experiment.statistics import Ratio
 
 SHOWN_ASSUMPTIONS = 3
 
 
-class RigCheckView(msgspec.Struct, frozen=True, kw_only=True):
+class RigCheckView(Result, frozen=True, kw_only=True):
     """`foretrace rig check`: whether this machine can have a rig."""
 
-    schema_version: int = SCHEMA_VERSION
     command: str = "rig check"
     headline: str
     ok: bool
@@ -35,10 +34,9 @@ class RigCheckView(msgspec.Struct, frozen=True, kw_only=True):
     leftovers: tuple[str, ...]  # namespaces of rigs that were killed
 
 
-class RigCleanView(msgspec.Struct, frozen=True, kw_only=True):
+class RigCleanView(Result, frozen=True, kw_only=True):
     """`foretrace rig clean`: what killed rigs had left."""
 
-    schema_version: int = SCHEMA_VERSION
     command: str = "rig clean"
     headline: str
     removed: tuple[str, ...]
@@ -53,10 +51,9 @@ class RigPointView(msgspec.Struct, frozen=True, kw_only=True):
     spread: float  # quartile distance of the repetitions over their median
 
 
-class RigCalibrateView(msgspec.Struct, frozen=True, kw_only=True):
+class RigCalibrateView(Result, frozen=True, kw_only=True):
     """`foretrace rig calibrate`: what collectives take on a shaped link."""
 
-    schema_version: int = SCHEMA_VERSION
     command: str = "rig calibrate"
     headline: str
     link: str
@@ -80,10 +77,9 @@ class RigArmView(msgspec.Struct, frozen=True, kw_only=True):
     spread: float
 
 
-class RigVerifyView(msgspec.Struct, frozen=True, kw_only=True):
+class RigVerifyView(Result, frozen=True, kw_only=True):
     """`foretrace rig verify`: the predicted step of a distributed training beside the measured one."""
 
-    schema_version: int = SCHEMA_VERSION
     command: str = "rig verify"
     headline: str
     techniques: tuple[str, ...]
@@ -155,7 +151,9 @@ def clean(removed: Sequence[str]) -> RigCleanView:
     return RigCleanView(headline=headline, removed=tuple(removed))
 
 
-def calibrate(found: Calibrated, *, link: str, workers: int, stated_mbit_s: float, stored: str) -> RigCalibrateView:
+def calibrate(
+    found: LinkCalibration, *, link: str, workers: int, stated_mbit_s: float, stored: str
+) -> RigCalibrateView:
     """A measured link."""
     headline = (
         f"The link carries {digits(found.mbit_s)} of {digits(stated_mbit_s)} Mbit/s as payload of an all-reduce "
@@ -187,7 +185,7 @@ def calibrate_text(view: RigCalibrateView) -> str:
     return "\n".join([*lines, f"  next: {view.next}"])
 
 
-def verify(outcome: Outcome, arm: ArmOutcome, *, ledger: str = "", row: str = "") -> RigVerifyView:
+def verify(outcome: LinkOutcome, arm: ArmOutcome, *, ledger: str = "", row: str = "") -> RigVerifyView:
     """One arm of a session."""
     job = outcome.job
     return RigVerifyView(
@@ -280,7 +278,7 @@ def _buckets(view: RigVerifyView) -> str:
     return f"{len(view.buckets)} ({real}), and {len(view.predicted_buckets)} were predicted"
 
 
-def _next(job: Job, ledger: str) -> str:
+def _next(job: LinkJob, ledger: str) -> str:
     return f"foretrace ledger --model {shlex.quote(job.work)}" if ledger and not job.work.endswith(".py") else ""
 
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from foretrace.report import wording
-from foretrace.report.assumptions import assumption
+from foretrace.report import assumptions
+from foretrace.report.assumptions import AssumptionView, assumption
 from foretrace.report.units import MINUS, between, change, count, digits, in_unit, seconds, share, unit_for
-from foretrace.report.views import SCHEMA_VERSION, AssumptionView
+from foretrace.report.views import Result
 
 if TYPE_CHECKING:
     from foretrace.simulate.folding import Scaling
@@ -48,10 +48,9 @@ class PerRankView(msgspec.Struct, frozen=True, kw_only=True):
     last_share: tuple[float, ...]
 
 
-class ScaleView(msgspec.Struct, frozen=True, kw_only=True):
+class ScaleView(Result, frozen=True, kw_only=True):
     """`foretrace scale`: a run of many ranks predicted from a few recorded ones."""
 
-    schema_version: int = SCHEMA_VERSION
     command: str = "scale"
     headline: str
     source: str
@@ -194,7 +193,7 @@ def lines(view: ScaleView, *, rows: int) -> Iterator[str]:
         yield f"  noise: {view.noise}; {count(view.samples)} runs of {count(view.ranks)} ranks sampled"
     for a in view.assumptions[:SHOWN_ASSUMPTIONS]:
         flag = f"; replace it with {a.flag}" if a.flag else ""
-        effect = f" {wording.assumption_range(a)}" if a.step_at_low_s != a.step_at_high_s else ""
+        effect = f" {assumptions.range_text(a)}" if a.step_at_low_s != a.step_at_high_s else ""
         value = count(a.value) if a.unit in ("ranks", "collectives") else digits(a.value)
         yield f"  assumed: {a.name} {value} {a.unit}{effect}: {a.why}{flag}"
     for note in view.notes:

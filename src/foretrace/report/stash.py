@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from foretrace.report.units import digits, seconds, share
-from foretrace.report.views import SCHEMA_VERSION
+from foretrace.report.views import Result
 
 if TYPE_CHECKING:
     from foretrace.experiment.differential import Compared
     from foretrace.experiment.stalls import Stall, Stalls
-    from foretrace.plan.cloud import Advice, Offer, Wanted
+    from foretrace.plan.cloud import Offer, RentalAdvice, RentalRequest
 
 _SHOWN = 12  # offers printed beside those on the front
 
@@ -32,10 +32,9 @@ class StallView(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
-class StashView(msgspec.Struct, frozen=True, kw_only=True):
+class StashView(Result, frozen=True, kw_only=True):
     """`foretrace stash`: stalls from one recording, and by differential runs where a script was given."""
 
-    schema_version: int = SCHEMA_VERSION
     command: str = "stash"
     headline: str
     source: str
@@ -77,10 +76,9 @@ class OfferView(msgspec.Struct, frozen=True, kw_only=True):
     on_front: bool
 
 
-class CloudAdviseView(msgspec.Struct, frozen=True, kw_only=True):
+class CloudAdviseView(Result, frozen=True, kw_only=True):
     """`foretrace cloud advise`: what training would take on rented machines, fastest first."""
 
-    schema_version: int = SCHEMA_VERSION
     command: str = "cloud advise"
     headline: str
     source: str
@@ -163,7 +161,7 @@ def _stall(bar: Stall) -> StallView:
     )
 
 
-def cloud(found: Advice, wanted: Wanted, *, source: str) -> CloudAdviseView:
+def cloud(found: RentalAdvice, wanted: RentalRequest, *, source: str) -> CloudAdviseView:
     """The view of an advice."""
     chosen = found.chosen
     if chosen is None:

@@ -20,6 +20,8 @@ from foretrace.graph.taskgraph import EdgeKind, Lane, Phase, TaskGraph, TaskKind
 from foretrace.report.names import short_names
 from foretrace.simulate.critical import binding
 from foretrace.simulate.noise import Interval
+from foretrace.simulate.schedule import as_run
+from foretrace.simulate.timeline import Timeline
 from foretrace.trace.trace import LaneKind
 
 Int64 = npt.NDArray[np.int64]
@@ -58,6 +60,23 @@ class Track:
         if len(self.graph.marks):
             return self.end[self.graph.marks]
         return np.array([self.start.min(initial=0), self.end.max(initial=0)], dtype=np.int64)
+
+
+def track(name: str, timeline: Timeline, step: Interval | None = None) -> Track:
+    """A run as the page and the export draw it, with its lanes in the order in which they ran.
+
+    `step` is where its step lies; the page has that from its views.
+    """
+    path = timeline.critical_path().task.astype(np.int64)
+    if timeline.order is None:
+        graph, start, end = timeline.graph, timeline.start, timeline.end
+    else:
+        order = timeline.order
+        graph, start, end = as_run(timeline.graph, order), timeline.start[order], timeline.end[order]
+        place = np.empty(len(order), dtype=np.int64)
+        place[order] = np.arange(len(order))
+        path = place[path]
+    return Track(name=name, graph=graph, start=start, end=end, critical=path, step=step)
 
 
 def binding_edges(graph: TaskGraph, start: Int64, end: Int64) -> tuple[Int64, npt.NDArray[np.uint8]]:

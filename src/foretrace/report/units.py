@@ -10,7 +10,7 @@ MINUS = "\N{MINUS SIGN}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unit:
+class TimeUnit:
     """A unit of time and its length in seconds."""
 
     name: str
@@ -18,14 +18,14 @@ class Unit:
 
 
 UNITS = (
-    Unit(name="ns", seconds=1e-9),
-    Unit(name="µs", seconds=1e-6),
-    Unit(name="ms", seconds=1e-3),
-    Unit(name="s", seconds=1.0),
+    TimeUnit(name="ns", seconds=1e-9),
+    TimeUnit(name="µs", seconds=1e-6),
+    TimeUnit(name="ms", seconds=1e-3),
+    TimeUnit(name="s", seconds=1.0),
 )
 
 
-def unit_for(value_s: float) -> Unit:
+def unit_for(value_s: float) -> TimeUnit:
     """The unit in which `value_s` reads 1 to 999; seconds above, nanoseconds below, milliseconds for 0."""
     size = abs(value_s)
     if not math.isfinite(size) or size == 0:
@@ -51,7 +51,7 @@ def digits(value: float) -> str:
     return MINUS + text if value < 0 else text
 
 
-def in_unit(value_s: float, unit: Unit) -> str:
+def in_unit(value_s: float, unit: TimeUnit) -> str:
     """`value_s` in a given unit, without its name."""
     return digits(value_s / unit.seconds)
 
@@ -93,7 +93,7 @@ def of(part_s: float, whole_s: float, *, every: bool = True) -> str:
     return f"{in_unit(part_s, unit)} of {'every ' if every else ''}{in_unit(whole_s, unit)} {unit.name}"
 
 
-def between(low_s: float, high_s: float, unit: Unit) -> str:
+def between(low_s: float, high_s: float, unit: TimeUnit) -> str:
     """As in "84.0 – 101" in a given unit."""
     return f"{in_unit(low_s, unit)} – {in_unit(high_s, unit)}"
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from foretrace.report.units import between, digits, in_unit, share, unit_for
-from foretrace.report.views import SCHEMA_VERSION
+from foretrace.report.views import Result
 
 if TYPE_CHECKING:
-    from foretrace.model.memory.usage import ModelUsage
+    from foretrace.model.usage import ModelUsage
 
 _LEVEL = 0.8
 
@@ -39,10 +39,9 @@ class ModelUsageView(msgspec.Struct, frozen=True, kw_only=True):
     cost_sources: dict[str, float]
 
 
-class UtilisationView(msgspec.Struct, frozen=True, kw_only=True):
+class UtilisationView(Result, frozen=True, kw_only=True):
     """`foretrace utilisation`."""
 
-    schema_version: int = SCHEMA_VERSION
     command: str = "utilisation"
     headline: str
     usage: ModelUsageView

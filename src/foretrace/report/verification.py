@@ -1,54 +1,140 @@
-"""What `foretrace verify` and `foretrace ledger` answer: their views, sentences and terminal text."""
+"""What `foretrace verify` and `foretrace ledger` answer: results, sentences and blocks."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+
+import msgspec
 
 from foretrace.experiment import statistics
 from foretrace.experiment.job import Outcome
 from foretrace.experiment.ledger import Row
 from foretrace.experiment.statistics import Ratio, Verdict
 from foretrace.experiment.tables import Summary, floor_of, summaries
-from foretrace.report import wording
-from foretrace.report.assumptions import assumption
-from foretrace.report.names import short_names
-from foretrace.report.terminal import (
-    Terminal,
-    _bold,
-    _column,
-    _indented,
-    _labelled,
-    _note,
-    _plain,
-    _room,
-    _table,
-)
-from foretrace.report.units import MINUS, between, column, count, digits, seconds, share, speed, unit_for
-from foretrace.report.views import (
-    ArmView,
-    AssumptionView,
-    LedgerRowView,
-    LedgerSummaryView,
-    LedgerView,
-    RatioView,
-    ResidualView,
-    VerifyView,
-)
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
+from foretrace.report import assumptions
+from foretrace.report.assumptions import AssumptionView, assumption
+from foretrace.report.blocks import Block, Column, Headline, Line, notes, shown, table
+from foretrace.report.units import MINUS, between, count, digits, seconds, share, speed, unit_for
+from foretrace.report.views import RatioView, Result, taken
 
 SHOWN_RESIDUALS = 6
 _ARMS = {"before": "baseline", "after": "with it", "again": "baseline again"}
 _CLOCKS = {"cpu": "CPU time", "wall": "wall clock"}
 
 
+class ArmView(msgspec.Struct, frozen=True, kw_only=True):
+    """Blocks of one arm of a verification: seconds per step on the clock that decides; `spread` is IQR over median."""
+
+    name: str  # "before", "after", "again" (the baseline's second copy)
+    median_s: float
+    p10_s: float
+    p90_s: float
+    spread: float
+    wall_s: float  # medians on both clocks
+    cpu_s: float
+
+
+class ResidualView(msgspec.Struct, frozen=True, kw_only=True):
+    """One layer of the treated step, as predicted and as recorded: busy seconds per step."""
+
+    name: str
+    phase: str
+    predicted_s: float
+    recorded_s: float
+    difference_s: float  # recorded − predicted
+
+
+class VerifyView(Result, frozen=True, kw_only=True):
+    """`foretrace verify`: the predicted change beside the measured one."""
+
+    command: str = "verify"
+    headline: str
+    name: str  # the techniques, joined
+    techniques: tuple[str, ...]
+    model: str
+    size: str
+    threads: int
+    batches: str
+    device: str
+    verdict: str
+    covered: bool
+    uncertain: str  # why nothing was concluded, if nothing was
+    predicted: RatioView
+    measured: RatioView
+    same: RatioView  # the baseline against itself
+    floor: float  # smallest change that could be seen
+    error: float  # predicted / measured − 1
+    recorded_s: float
+    arms: tuple[ArmView, ...]
+    clock: str
+    rounds: int
+    repeated_rounds: int
+    disturbed_rounds: int
+    steps_per_block: int
+    samples_before: int
+    samples_after: int
+    losses_before: tuple[float | None, ...]
+    losses_after: tuple[float | None, ...]
+    calibrated: int
+    assumptions: tuple[AssumptionView, ...]
+    residual: tuple[ResidualView, ...]
+    treated_recorded_s: float
+    ledger: str  # file that the row went to; "" where none was written
+    row: str  # its id
+    notes: tuple[str, ...]
+    next: str
+
+
+class LedgerRowView(msgspec.Struct, frozen=True, kw_only=True):
+    """One verification as the ledger keeps it."""
+
+    id: str
+    time: str
+    techniques: str
+    model: str
+    size: str
+    threads: int
+    device: str
+    predicted: RatioView
+    measured: RatioView
+    before_s: float
+    after_s: float
+    error: float
+    covered: bool
+    floor: float
+    verdict: str
+
+
+class LedgerSummaryView(msgspec.Struct, frozen=True, kw_only=True):
+    """How well the rows of one technique were predicted; errors and coverage over those that were concluded."""
+
+    name: str
+    rows: int
+    concluded: int
+    median_error: float | None
+    worst_error: float | None
+    coverage: float | None
+
+
+class LedgerView(Result, frozen=True, kw_only=True):
+    """`foretrace ledger`: what was verified so far."""
+
+    command: str = "ledger"
+    headline: str
+    source: str
+    rows: tuple[LedgerRowView, ...]
+    summary: tuple[LedgerSummaryView, ...]
+    notes: tuple[str, ...]
+    next: str
+
+
 def verify(outcome: Outcome, *, ledger: str = "", row: str = "") -> VerifyView:
     """A verification: what was predicted, what was measured, and where the row went."""
     job = outcome.job
-    return VerifyView(
+    return taken(
+        VerifyView,
+        outcome,
         headline=headline(outcome),
         name=" + ".join(outcome.techniques),
         techniques=tuple(outcome.parameters),
@@ -56,53 +142,15 @@ def verify(outcome: Outcome, *, ledger: str = "", row: str = "") -> VerifyView:
         size=job.size,
         threads=job.threads,
         batches="loader" if job.loads else "ready",
-        device=outcome.device,
-        verdict=outcome.verdict,
-        covered=outcome.covered,
-        uncertain=outcome.uncertain,
-        predicted=_ratio(outcome.predicted),
-        measured=_ratio(outcome.measured),
-        same=_ratio(outcome.same),
         floor=statistics.floor(outcome.same),
-        error=outcome.error,
-        recorded_s=outcome.recorded_s,
         arms=tuple(
-            ArmView(
-                name=name,
-                median_s=arm.median_s,
-                p10_s=arm.p10_s,
-                p90_s=arm.p90_s,
-                spread=arm.spread,
-                wall_s=outcome.walls[name].median_s,
-                cpu_s=outcome.cpus[name].median_s,
-            )
+            taken(ArmView, arm, name=name, wall_s=outcome.walls[name].median_s, cpu_s=outcome.cpus[name].median_s)
             for name, arm in (("before", outcome.before), ("after", outcome.after), ("again", outcome.again))
         ),
-        clock=outcome.clock,
-        rounds=outcome.rounds,
-        repeated_rounds=outcome.repeated_rounds,
-        disturbed_rounds=outcome.disturbed_rounds,
-        steps_per_block=outcome.steps_per_block,
-        samples_before=outcome.samples_before,
-        samples_after=outcome.samples_after,
-        losses_before=outcome.losses_before,
-        losses_after=outcome.losses_after,
-        calibrated=outcome.calibrated,
         assumptions=tuple(assumption(each, each.step_at_low_s, each.step_at_high_s) for each in outcome.assumptions),
-        residual=tuple(
-            ResidualView(
-                name=each.layer,
-                phase=each.phase,
-                predicted_s=each.predicted_s,
-                recorded_s=each.recorded_s,
-                difference_s=each.difference_s,
-            )
-            for each in outcome.residual
-        ),
-        treated_recorded_s=outcome.treated_recorded_s,
+        residual=tuple(taken(ResidualView, each, name=each.layer) for each in outcome.residual),
         ledger=ledger,
         row=row,
-        notes=outcome.notes,
         next=_next(outcome, ledger),
     )
 
@@ -128,113 +176,90 @@ def ledger(rows: Sequence[Row], *, source: str, summary_only: bool = False) -> L
         headline=_ledger_headline(found[-1] if found else None),
         source=source,
         rows=() if summary_only else tuple(_ledger_row(row) for row in rows),
-        summary=tuple(
-            LedgerSummaryView(
-                name=each.name,
-                rows=each.rows,
-                concluded=each.concluded,
-                median_error=each.median_error,
-                worst_error=each.worst_error,
-                coverage=each.coverage,
-            )
-            for each in found
-        ),
+        summary=tuple(taken(LedgerSummaryView, each) for each in found),
         notes=(),
         next="" if summary_only or not found else "foretrace ledger --summary",
     )
 
 
-def verify_text(view: VerifyView, terminal: Terminal) -> list[RenderableType]:
-    """`VerifyView` for people."""
-    parts: list[RenderableType] = [_bold(view.headline), ""]
-    table = _table()
-    for title in ("arm", "step", "p10 – p90", "wall", "CPU"):
-        _column(table, title, right=title != "arm")
-    figures = [[arm.median_s, arm.wall_s, arm.cpu_s] for arm in view.arms]
+@shown.register
+def _(view: VerifyView, top: int) -> Iterator[Block]:
     unit = unit_for(max((arm.median_s for arm in view.arms), default=0.0))
-    for arm, median, wall, cpu in zip(view.arms, *map(column, zip(*figures, strict=True)), strict=True):
-        table.add_row(_ARMS[arm.name], median, f"{between(arm.p10_s, arm.p90_s, unit)} {unit.name}", wall, cpu)
-    parts += [_indented(table), ""]
-    parts.append(
-        _labelled(
-            "floor",
-            f"{share(view.floor)}; the baseline against itself came to {_numbers(view.same)}, 80 % interval",
-        )
+    yield Headline(view.headline)
+    yield ""
+    yield table(
+        ["arm", Column("step", "time"), Column("p10 – p90", right=True), Column("wall", "time"), Column("CPU", "time")],
+        [
+            (_ARMS[arm.name], arm.median_s, f"{between(arm.p10_s, arm.p90_s, unit)} {unit.name}", arm.wall_s, arm.cpu_s)
+            for arm in view.arms
+        ],
     )
-    parts.append(_labelled("measured", _how(view)))
+    yield ""
+    same = f"the baseline against itself came to {_numbers(view.same)}, 80 % interval"
+    yield Line(f"{share(view.floor)}; {same}", label="floor")
+    yield Line(_how(view), label="measured")
     if view.samples_before != view.samples_after:
-        parts.append(_labelled("samples per step", f"{count(view.samples_before)} → {count(view.samples_after)}"))
+        yield Line(f"{count(view.samples_before)} → {count(view.samples_after)}", label="samples per step")
     if view.losses_before:
-        parts.append(_labelled("first losses", f"{_losses(view.losses_before)}; with it {_losses(view.losses_after)}"))
+        yield Line(f"{_losses(view.losses_before)}; with it {_losses(view.losses_after)}", label="first losses")
     for each in view.assumptions[:3]:
-        parts.append(_labelled("assumed", _assumed(each)))
+        yield Line(assumptions.said(each, replaced=False), label="assumed")
     if view.residual:
-        parts += ["", _indented(_residual(view, terminal))]
-        parts.append(
-            _note(
-                f"The prediction starts from a step of {seconds(view.recorded_s)}; the treated step was recorded once "
-                f"({seconds(view.treated_recorded_s)}) and scaled to {seconds(view.measured.value * view.recorded_s)}, "
-                "the share that the arms measured."
-            )
+        yield ""
+        yield table(
+            [
+                Column("where the treated step differs most", "name"), "phase", Column("predicted", "time"),
+                Column("recorded", "time"), Column("difference", "change"),
+            ],
+            [
+                (row.name, row.phase, row.predicted_s, row.recorded_s, row.difference_s)
+                for row in view.residual[:SHOWN_RESIDUALS]
+            ],
+        )  # fmt: skip
+        yield Line(
+            f"The prediction starts from a step of {seconds(view.recorded_s)}; the treated step was recorded once "
+            f"({seconds(view.treated_recorded_s)}) and scaled to {seconds(view.measured.value * view.recorded_s)}, "
+            "the share that the arms measured.",
+            soft=True,
         )
-    for note in view.notes:
-        parts.append(_note(note))
-    parts.append(_note(f"row {view.row[:8]} added to {view.ledger}" if view.ledger else "no row was written"))
-    return parts
+    row = f"row {view.row[:8]} added to {view.ledger}" if view.ledger else "no row was written"
+    yield from notes([*view.notes, row])
 
 
-def ledger_text(view: LedgerView, terminal: Terminal, rows: int) -> list[RenderableType]:
-    """`LedgerView` for people; the newest rows first."""
-    parts: list[RenderableType] = [_bold(view.headline), ""]
+@shown.register
+def _(view: LedgerView, top: int) -> Iterator[Block]:
+    yield Headline(view.headline)
+    yield ""
     if view.rows:
-        table = _table()
-        for title in ("techniques", "model", "predicted", "measured", "error", "floor", "verdict"):
-            _column(table, title, right=title in ("predicted", "measured", "error", "floor"))
-        shown = view.rows[::-1][:rows]
-        for row in shown:
-            table.add_row(
-                _plain(row.techniques),
-                _plain(row.model),
-                _numbers(row.predicted),
-                digits(row.measured.value),
-                _signed(row.error),
-                share(row.floor),
-                row.verdict,
-            )
-        parts += [_indented(table), ""]
-        if len(shown) < len(view.rows):
-            parts.append(_note(f"{count(len(view.rows) - len(shown))} older rows: --top {len(view.rows)} or --json."))
-    summary = _table()
-    for title in ("technique", "rows", "median error", "worst", "covered"):
-        _column(summary, title, right=title != "technique")
-    for each in view.summary:
-        figures = (each.median_error, each.worst_error, each.coverage)
-        rows_text = count(each.rows) if each.rows == each.concluded else f"{count(each.concluded)} of {each.rows}"
-        summary.add_row(_plain(each.name), rows_text, *("–" if f is None else share(f) for f in figures))
+        yield table(
+            [
+                "techniques", "model", Column("predicted", right=True), Column("measured", "digits"),
+                Column("error", right=True), Column("floor", "share"), "verdict",
+            ],
+            [
+                (row.techniques, row.model, _numbers(row.predicted), row.measured.value, _signed(row.error), row.floor,
+                 row.verdict)
+                for row in view.rows[::-1]  # the newest first
+            ],
+            top=top, noun="older row", how="--top",
+        )  # fmt: skip
+        yield ""
     if view.summary:
-        parts.append(_indented(summary))
-    for note in view.notes:
-        parts.append(_note(note))
-    return parts
-
-
-def _residual(view: VerifyView, terminal: Terminal) -> RenderableType:
-    table = _table()
-    _column(table, "where the treated step differs most")
-    _column(table, "phase")
-    for title in ("predicted", "recorded", "difference"):
-        _column(table, title, right=True)
-    shown = view.residual[:SHOWN_RESIDUALS]
-    for name, row, *cells in zip(
-        short_names([row.name for row in shown], _room(terminal)),
-        shown,
-        column([row.predicted_s for row in shown]),
-        column([row.recorded_s for row in shown]),
-        column([row.difference_s for row in shown], signed=True),
-        strict=True,
-    ):
-        table.add_row(_plain(name), row.phase, *cells)
-    return table
+        yield table(
+            [
+                "technique", Column("rows", right=True), Column("median error", "share"), Column("worst", "share"),
+                Column("covered", "share"),
+            ],
+            [
+                (
+                    each.name,
+                    count(each.rows) if each.rows == each.concluded else f"{count(each.concluded)} of {each.rows}",
+                    each.median_error, each.worst_error, each.coverage,
+                )
+                for each in view.summary
+            ],
+        )  # fmt: skip
+    yield from notes(view.notes)
 
 
 def _how(view: VerifyView) -> str:
@@ -257,11 +282,6 @@ def _rounds(number: int) -> str:
     return f"{count(number)} {'round' if number == 1 else 'rounds'}"
 
 
-def _assumed(a: AssumptionView) -> str:
-    why = a.why.rstrip(".")
-    return f"{a.name} {wording.assumption_value(a)} {wording.assumption_range(a)}: {why}"
-
-
 def _losses(values: Sequence[float | None]) -> str:
     return ", ".join("not finite" if value is None else f"{value:.4g}" for value in values)
 
@@ -279,10 +299,6 @@ def _signed(value: float) -> str:
     return text if text.startswith(MINUS) or text in ("0 %", "–") else f"+{text}"
 
 
-def _ratio(ratio: Ratio) -> RatioView:
-    return RatioView(value=ratio.value, low=ratio.low, high=ratio.high)
-
-
 def _next(outcome: Outcome, ledger: str) -> str:
     if outcome.verdict == Verdict.INCONCLUSIVE:
         words = [shlex.quote(text) for text in outcome.job.techniques]
@@ -292,22 +308,12 @@ def _next(outcome: Outcome, ledger: str) -> str:
 
 
 def _ledger_row(row: Row) -> LedgerRowView:
-    return LedgerRowView(
-        id=row.id,
-        time=row.time,
-        techniques=row.techniques,
-        model=row.model,
-        size=row.size,
-        threads=row.threads,
-        device=row.device,
+    return taken(
+        LedgerRowView,
+        row,
         predicted=RatioView(value=row.predicted, low=row.predicted_low, high=row.predicted_high),
         measured=RatioView(value=row.measured, low=row.measured_low, high=row.measured_high),
-        before_s=row.before_s,
-        after_s=row.after_s,
-        error=row.error,
-        covered=row.covered,
         floor=floor_of(row),
-        verdict=row.verdict,
     )
 
 

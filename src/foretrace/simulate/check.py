@@ -13,6 +13,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
+from foretrace.errors import spelled
 from foretrace.graph.kernels import longest_common
 from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, TaskGraph, TaskKind
 from foretrace.simulate.replay import replay as run
@@ -27,7 +28,7 @@ _LONG_SYNC_NS = 50_000
 _MOST_EDITS = 3_000
 
 
-class Verdict(StrEnum):
+class CheckVerdict(StrEnum):
     """How a check ended."""
 
     OK = "ok"
@@ -41,7 +42,7 @@ class Finding:
     """One check: what was measured, what it may be, and what that means."""
 
     name: str
-    verdict: Verdict
+    verdict: CheckVerdict
     value: float
     limit: float
     says: str
@@ -56,12 +57,12 @@ class CheckReport:
     @property
     def ok(self) -> bool:
         """Whether nothing failed."""
-        return all(f.verdict != Verdict.FAIL for f in self.findings)
+        return all(f.verdict != CheckVerdict.FAIL for f in self.findings)
 
     @property
     def gpu_whatifs(self) -> bool:
         """Whether what-ifs on device tasks may be asked: enough of the device's delay is explained."""
-        return not any(f.name == "unexplained delay" and f.verdict == Verdict.FAIL for f in self.findings)
+        return not any(f.name == "unexplained delay" and f.verdict == CheckVerdict.FAIL for f in self.findings)
 
     def of(self, name: str) -> Finding:
         """The finding of that name; KeyError if it was not made."""
@@ -116,16 +117,16 @@ def _structure(graph: TaskGraph) -> list[Finding]:
 
 def _finding(name: str, value: float, limit: float, says: str, warn: float | None = None) -> Finding:
     if value <= (limit if warn is None else warn):
-        verdict = Verdict.OK
+        verdict = CheckVerdict.OK
     else:
-        verdict = Verdict.WARN if warn is not None and value <= limit else Verdict.FAIL
+        verdict = CheckVerdict.WARN if warn is not None and value <= limit else CheckVerdict.FAIL
     return Finding(name=name, verdict=verdict, value=float(value), limit=float(limit), says=says)
 
 
 def _self_replay(graph: TaskGraph) -> Finding:
     """Recorded times are reproduced to the nanosecond; an edited graph has no recording to reproduce."""
     if graph.changes:
-        return Finding(name="self-replay", verdict=Verdict.SKIP, value=0, limit=0, says="the graph was edited")
+        return Finding(name="self-replay", verdict=CheckVerdict.SKIP, value=0, limit=0, says="the graph was edited")
     start, _ = run(graph)
     worst = int(np.max(np.abs(start - graph.recorded))) if len(graph) else 0
     return _finding("self-replay", worst, 0, f"replayed starts differ from recorded ones by up to {worst} ns")
@@ -207,9 +208,10 @@ def device_zero(graph: TaskGraph) -> tuple[int, int]:
 
 def _alone() -> list[Finding]:
     """Of several ranks that wait for each other, neither answer is known."""
-    says = "known for one rank only; look at one with --rank"
+    says = spelled("known for one rank only; look at one with `rank=`")
     return [
-        Finding(name=name, verdict=Verdict.SKIP, value=0, limit=0, says=says) for name in ("device = 0", "host = 0")
+        Finding(name=name, verdict=CheckVerdict.SKIP, value=0, limit=0, says=says)
+        for name in ("device = 0", "host = 0")
     ]
 
 
@@ -224,7 +226,7 @@ def _device_zero(graph: TaskGraph) -> Finding:
     allowed = max(_HOST_ONLY, returns * 2.0 * latency / max(host, 1), 100_000 / window)
     says = f"without device time the window is {with_edges / 1e6:.2f} ms, the host alone needs {host / 1e6:.2f} ms"
     if with_edges < host:
-        return Finding(name="device = 0", verdict=Verdict.FAIL, value=off, limit=allowed, says=says)
+        return Finding(name="device = 0", verdict=CheckVerdict.FAIL, value=off, limit=allowed, says=says)
     return _finding("device = 0", off, allowed, says)
 
 
@@ -267,7 +269,7 @@ def _linked(graph: TaskGraph) -> Finding:
     says = f"{share:.1%} of device time has its launch in the recording; the rest is work of earlier steps"
     return Finding(
         name="linked",
-        verdict=Verdict.OK if share > 0.95 else Verdict.WARN,
+        verdict=CheckVerdict.OK if share > 0.95 else CheckVerdict.WARN,
         value=share,
         limit=0.95,
         says=says,
@@ -296,7 +298,7 @@ def _own_costs(graph: TaskGraph) -> Finding:
     says = f"{len(long)} synchronising calls cost the host more than {_LONG_SYNC_NS // 1000} us by themselves"
     return Finding(
         name="own cost of waits",
-        verdict=Verdict.WARN if len(long) else Verdict.OK,
+        verdict=CheckVerdict.WARN if len(long) else CheckVerdict.OK,
         value=worst / 1e3,
         limit=_LONG_SYNC_NS / 1e3,
         says=says,
@@ -410,5 +412,7 @@ def _swap(graph: TaskGraph) -> Finding:
     if swap.mean_error > limit and abs(swap.window_error) < _STRUCTURAL:
         # Where the host runs ahead, the distance between the two is a state, not a duration.
         says += f"; single steps depend on how far the host is ahead, the window changes by {swap.window_error:+.2%}"
-        return Finding(name="step swap", verdict=Verdict.OK, value=abs(swap.window_error), limit=_STRUCTURAL, says=says)
+        return Finding(
+            name="step swap", verdict=CheckVerdict.OK, value=abs(swap.window_error), limit=_STRUCTURAL, says=says
+        )
     return _finding("step swap", swap.mean_error, 1.0, says, limit)

@@ -3,23 +3,17 @@
 The graph holds the ranks that were recorded. A run of N ranks is ceil(N / recorded ranks) copies of it: everything is
 as recorded inside a copy, and through the edges of collectives that grow with the job (`meets`) a task waits for
 its source in all copies. `replay_copies` keeps copies side by side, as `replay_variants` keeps variants, so the
-memory it takes does not grow with the graph. `unfolded` is the same run as one graph with all tasks: N times
-as large, for validation and for questions about single tasks.
+memory it takes does not grow with the graph.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.graph.assemble import assemble
 from foretrace.graph.sound import fixed
-from foretrace.graph.taskgraph import EDGE_COLUMNS, TASK_COLUMNS, TaskGraph
-from foretrace.simulate import twins
-from foretrace.simulate.replay import LANES_OF_A_VECTOR, compiled, effective, structure
+from foretrace.graph.taskgraph import TaskGraph
+from foretrace.simulate.replay import LANES_OF_A_VECTOR, effective, structure
 from foretrace.simulate.unwritten import unwritten, written
 
 Int32 = npt.NDArray[np.int32]
@@ -38,7 +32,7 @@ def replay_copies(graph: TaskGraph, meets: Mask, group: Int32, scale: Float64, r
         scale: factor of the durations of a group in a copy (G x K), finite, 0 or more.
         rows: the tasks that are asked for.
 
-    Equal to the replay of `unfolded`, bit for bit.
+    Equal to the replay of one graph with all copies in it, bit for bit.
 
     """
     n_groups, copies = scale.shape
@@ -48,9 +42,9 @@ def replay_copies(graph: TaskGraph, meets: Mask, group: Int32, scale: Float64, r
         raise ValueError(f"meets: want {graph.edges} edges, and at least one copy")
     if not np.all(np.isfinite(scale)) or np.any(scale < 0):
         raise ValueError("scale: want finite factors, 0 or more")
-    engine, columns = compiled(), effective(graph)
-    if engine is None:
-        return np.array(twins.replay_copies(graph, meets, group, scale), dtype=np.int64)[rows]
+    from foretrace.simulate import engine
+
+    columns = effective(graph)
     width = -(-copies // LANES_OF_A_VECTOR) * LANES_OF_A_VECTOR
     factors = np.ones((n_groups + 1, width))
     factors[1:, :copies] = scale
@@ -68,40 +62,3 @@ def replay_copies(graph: TaskGraph, meets: Mask, group: Int32, scale: Float64, r
     ends[in_order] = out[:, :copies]
     written(ends)
     return ends
-
-
-def unfolded(graph: TaskGraph, meets: Mask, copies: int) -> tuple[TaskGraph, Int64]:
-    """The run of K copies as one graph, and the row of every task in every copy (n x K).
-
-    Copy k of rank r is rank r + k · (highest rank + 1). The marks are those of copy 0.
-    """
-    n, m = len(graph), graph.edges
-    block = max((lane.rank for lane in graph.lanes), default=0) + 1
-    lanes = tuple(replace(lane, rank=lane.rank + k * block) for k in range(copies) for lane in graph.lanes)
-    tasks: dict[str, npt.NDArray[Any]] = {key: np.tile(getattr(graph, key), copies) for key in TASK_COLUMNS}
-    tasks["lane"] = tasks["lane"] + np.repeat(np.arange(copies), n) * len(graph.lanes)
-    tasks["probes"] = np.arange(n * copies)  # carries the number of a task through the sort by `assemble`
-    # Every edge inside its own copy; those that meet between all pairs of different copies as well.
-    meeting = np.flatnonzero(meets & ~graph.gone[graph.dst])
-    from_copy, to_copy = np.nonzero(~np.eye(copies, dtype=np.bool_))
-    edge = np.concatenate([np.tile(np.arange(m), copies), np.repeat(meeting, len(from_copy))])
-    own = np.repeat(np.arange(copies), m)
-    edges: dict[str, npt.NDArray[Any]] = {key: getattr(graph, key)[edge] for key in EDGE_COLUMNS}
-    edges["src"] = graph.src[edge] + n * np.concatenate([own, np.tile(from_copy, len(meeting))])
-    edges["dst"] = graph.dst[edge] + n * np.concatenate([own, np.tile(to_copy, len(meeting))])
-    result = assemble(
-        tasks,
-        edges,
-        marks=graph.marks,
-        names=graph.names,
-        layers=graph.layers,
-        lanes=lanes,
-        info=graph.info,
-        shapes=graph.shapes,
-        changes=graph.changes,
-        assumptions=graph.assumptions,
-    )
-    number = result.probes.astype(np.int64)
-    row = np.empty(n * copies, dtype=np.int64)
-    row[number] = np.arange(n * copies)
-    return result.with_columns(probes=np.tile(graph.probes, copies)[number]), row.reshape(copies, n).T

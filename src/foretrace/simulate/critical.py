@@ -13,8 +13,7 @@ import numpy.typing as npt
 
 from foretrace.graph.sound import fixed
 from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, TaskGraph
-from foretrace.simulate import twins
-from foretrace.simulate.replay import compiled, effective, structure
+from foretrace.simulate.replay import effective, structure
 from foretrace.trace.trace import LaneKind
 
 Int64 = npt.NDArray[np.int64]
@@ -27,7 +26,7 @@ WINDOW = 255  # or the path reached the beginning of the window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Tails:
+class LongestPaths:
     """Longest paths (n each, ns) to the end of one task; below UNREACHED where there is none.
 
     `from_start[v]` leaves the start of v (the delay of v comes before it), `from_end[v]` its end.
@@ -37,19 +36,15 @@ class Tails:
     from_end: Int64
 
 
-def tails(graph: TaskGraph, target: int) -> Tails:
+def tails(graph: TaskGraph, target: int) -> LongestPaths:
     """Longest path from every task to the end of task `target`, in one backward pass."""
-    engine, columns = compiled(), effective(graph)
-    if engine is None:
-        first, second = (
-            np.array([NO_RELEASE if path is None else path for path in paths], dtype=np.int64)
-            for paths in twins.tails(graph, target)
-        )
-        return Tails(from_start=first, from_end=second)
+    from foretrace.simulate import engine
+
+    columns = effective(graph)
     from_start, from_end = engine.tails(
         *structure(graph), fixed(columns.lag), fixed(columns.dur), fixed(columns.delay), target
     )
-    return Tails(from_start=from_start, from_end=from_end)
+    return LongestPaths(from_start=from_start, from_end=from_end)
 
 
 def slack(graph: TaskGraph, end: Int64) -> Int64:
@@ -60,7 +55,7 @@ def slack(graph: TaskGraph, end: Int64) -> Int64:
     return np.where(reached, end[last] - end - np.where(reached, from_end, 0), UNBOUNDED)
 
 
-class Part(StrEnum):
+class PathCause(StrEnum):
     """What the time between two points of the critical path went into."""
 
     WORK = "work"
@@ -119,14 +114,16 @@ class CriticalPath:
             worked = here & (self.work_ns != 0)
             if worked.any():
                 time = int(self.work_ns[here].sum())
-                rows.append(_row(Part.WORK, LaneKind(kind).name.lower(), graph.names[name], int(worked.sum()), time))
+                rows.append(
+                    _row(PathCause.WORK, LaneKind(kind).name.lower(), graph.names[name], int(worked.sum()), time)
+                )
         for reason in np.unique(self.reason):
             here = (self.reason == reason) & (self.lag_ns != 0)
             if here.any():
                 rows.append(_row(reason_name(int(reason)), "", "", int(here.sum()), int(self.lag_ns[here].sum())))
         delayed = self.delay_ns != 0
         if delayed.any():
-            rows.append(_row(Part.DELAY, "", "", int(delayed.sum()), int(self.delay_ns.sum())))
+            rows.append(_row(PathCause.DELAY, "", "", int(delayed.sum()), int(self.delay_ns.sum())))
         return tuple(sorted(rows, key=lambda row: (-row.time_ns, row.reason, row.lane, row.name)))
 
 

@@ -1,4 +1,4 @@
-"""Compiled loops of replays; `twins` says in plain Python what each of them computes.
+"""Compiled loops of replays; `tests/simulate/twins.py` says in plain Python what each of them computes.
 
 Compiled loops live here, in `schedule_engine` and in `flow_engine`. None of them calls one of another file, because
 numba's cache does not see edits across files. They take bare columns: the callers (`replay`, `schedule`, `slack`)

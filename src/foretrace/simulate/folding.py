@@ -119,11 +119,6 @@ class Scaling:
     last_share: Float64
     assumptions: tuple[tuple[Assumption, float, float], ...]  # with the step at its low and at its high end
 
-    @property
-    def growth_s(self) -> float:
-        """How much longer a step takes because more ranks vary."""
-        return self.predicted_s - self.folded_s
-
 
 def fold(graphs: Sequence[TaskGraph], ranks: int, *, price: Price | None = None) -> Folded:
     """The recorded graphs of some ranks as a run of `ranks`.

@@ -83,7 +83,7 @@ def deadlock(graph: TaskGraph, holds: Mask, decided: Int32) -> str | None:
         blocked = _first_blocked(graph, holds, done, int(own[arrival]))
         here = held[graph.lane[held] == graph.lane[blocked]]
         if not len(here) or blocked == own[arrival]:
-            return None  # it waits for something else: a run-time wait
+            return None  # it waits for something else: a flow
         waits.append((int(own[arrival]), blocked))
         arrival = int(here[0])
         known = [transfer for transfer, _ in waits]

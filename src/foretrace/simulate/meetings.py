@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.graph.alignment import Clock
+from foretrace.graph.alignment import ClockOffsets
 from foretrace.graph.matching import Matching
 from foretrace.graph.taskgraph import EdgeKind, TaskGraph, TaskKind
 
@@ -46,7 +46,7 @@ class Meetings:
     edge: Int64
 
 
-def meetings_of(graph: TaskGraph, matching: Matching, clock: Clock) -> Meetings:
+def meetings_of(graph: TaskGraph, matching: Matching, clock: ClockOffsets) -> Meetings:
     """The collectives of a graph that `join(..., matching=matching, clock=clock)` made."""
     dst = graph.dst
     of_collective = graph.edge_kind == EdgeKind.COLLECTIVE
@@ -83,7 +83,7 @@ def meetings_of(graph: TaskGraph, matching: Matching, clock: Clock) -> Meetings:
     )
 
 
-def _places(matching: Matching, clock: Clock) -> dict[tuple[int, int], list[int]]:
+def _places(matching: Matching, clock: ClockOffsets) -> dict[tuple[int, int], list[int]]:
     """Indices of the matches in which a rank arrives at a time of the common clock."""
     places: dict[tuple[int, int], list[int]] = defaultdict(list)
     which, rank, _ = matching.flat

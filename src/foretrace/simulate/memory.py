@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.graph.host import Host, host_spans
+from foretrace.graph.host import HostSpans, host_spans
 from foretrace.graph.lookup import at as values_at
 from foretrace.graph.steps import find_steps
 from foretrace.graph.taskgraph import Phase
@@ -55,7 +55,7 @@ _STATES = {"SGD": 0, "Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adamax": 2,
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Blocks:
+class AllocationColumns:
     """Allocations of one device; n events in time order, of which `made` and `freed` are indices.
 
     `made` is −1 for memory that is older than the recording, `freed` is n for what outlives it.
@@ -191,7 +191,7 @@ def static_bytes(facts: Mapping[str, Any]) -> Static:
     )
 
 
-def find_blocks(trace: Trace, host: Host, static: Static) -> Blocks | None:
+def find_blocks(trace: Trace, host: HostSpans, static: Static) -> AllocationColumns | None:
     """Pair allocations with releases and name them; None without allocations."""
     device = _device(trace)
     if device is None:
@@ -220,11 +220,11 @@ def find_blocks(trace: Trace, host: Host, static: Static) -> Blocks | None:
     start, end = np.array(made, dtype=np.int64), np.array(freed, dtype=np.int64)
     sizes = np.array(nbytes, dtype=np.int64)
     category = _named(host, _around(host, trace.lane[rows], time), time, start, end, sizes, static)
-    return Blocks(device=device, time=time, made=start, freed=end, nbytes=sizes, category=category)
+    return AllocationColumns(device=device, time=time, made=start, freed=end, nbytes=sizes, category=category)
 
 
 def _named(
-    host: Host, span: Int64, time: Int64, made: Int64, freed: Int64, nbytes: Int64, static: Static
+    host: HostSpans, span: Int64, time: Int64, made: Int64, freed: Int64, nbytes: Int64, static: Static
 ) -> npt.NDArray[np.uint8]:
     """Category of every block, from the host spans around the events (n) that made and freed it."""
     n = len(time)
@@ -258,7 +258,7 @@ def _named(
     return result
 
 
-def _around(host: Host, lane: npt.NDArray[np.int32], time: Int64) -> Int64:
+def _around(host: HostSpans, lane: npt.NDArray[np.int32], time: Int64) -> Int64:
     """Innermost host span around each moment of a thread, −1 if none."""
     found = np.full(len(time), -1, dtype=np.int64)
     for each in np.unique(lane).tolist():
@@ -273,7 +273,7 @@ def _around(host: Host, lane: npt.NDArray[np.int32], time: Int64) -> Int64:
     return found
 
 
-def _starts(host: Host, phase: Phase) -> Int64:
+def _starts(host: HostSpans, phase: Phase) -> Int64:
     """When outermost spans of a phase begin, in order."""
     mine = host.phase == phase
     outer = mine & ~np.where(host.parent >= 0, mine[host.parent], False)
@@ -285,7 +285,7 @@ def _next(starts: Int64, after: Int64) -> Int64:
     return np.append(starts, np.iinfo(np.int64).max)[np.searchsorted(starts, after, side="right")]
 
 
-def _has(host: Host, phase: Phase) -> bool:
+def _has(host: HostSpans, phase: Phase) -> bool:
     return bool((host.phase == phase).any())
 
 

@@ -6,14 +6,24 @@ donor step j, and the durations of class c in step i are scaled by S[j, c] / S[i
 class in a step. The variants are replayed side by side; the interval has the spread of their median steps, around the
 step time of the graph itself.
 
-From one or two steps nothing can be learnt about noise: the classes are then scaled by random factors with the
-spread that other recordings showed (`PRIOR_CV`), and the interval says so.
+One step says nothing about noise and two say little: the classes are then scaled by random factors with the spread
+that other recordings showed (`PRIOR_CV`), or that of the two steps where it is wider, and the interval says so. How far
+the two steps are apart as wholes counts beside that, by Student's t with one degree of freedom, as what differs may be
+waiting and no work.
+
+What a change gains is known better than either step: `between` takes the figure (seconds saved, a ratio) in every
+variant and every step, before and after with the same donors and the same factors, and how far it differs between all
+recorded steps, by Student's t. Draws belong to classes and steps, not to tasks, so tasks may be inserted, removed or
+moved between them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from math import erf, sqrt
+from functools import lru_cache
+from math import atan, cos, erf, hypot, pi, sin, sqrt
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -68,8 +78,68 @@ def noise_classes(graph: TaskGraph) -> npt.NDArray[np.int64]:
     return table[graph.kind]
 
 
-def interval(graph: TaskGraph, step_time_s: float, *, level: float = 0.8, seed: int = 0) -> Interval:
-    """Interval around `step_time_s`, the median step of this graph's replay; it always contains it."""
+Figure = Callable[[Any, Any], Float64]  # of the step before and the step after, numbers or arrays that broadcast
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Draws:
+    """What noise makes of a graph: `medians_s` (variants), the median step of each; `steps_s` (steps), as replayed."""
+
+    medians_s: Float64
+    steps_s: Float64
+    ranks: tuple[int, ...]
+    recorded: bool  # whether any of its durations was
+    source: str
+
+    @property
+    def few(self) -> bool:
+        """Whether two recorded steps are all that is known: too few to be drawn from, and one more than none."""
+        return self.recorded and len(self.steps_s) == 2
+
+    def interval(self, step_time_s: float, level: float) -> Interval:
+        """Interval around `step_time_s`, the median step of the graph's replay; it always contains it."""
+        below, above = _spread(self.medians_s, _apart(self.steps_s, level) if self.few else 0.0, level)
+        return Interval(
+            low_s=max(step_time_s - below, 0.0),
+            high_s=step_time_s + above,
+            level=level,
+            steps=len(self.steps_s),
+            source=self.source,
+        )
+
+
+def between(before: Draws, after: Draws, figure: Figure, level: float) -> tuple[float, float]:
+    """How far noise may move a figure of the step before and after below and above its value, in the figure's unit.
+
+    Both were drawn alike, so what moves both alike cancels. Where a change makes other steps or ranks of the recorded
+    ones, draws do not belong together, and every one before is held against every one after.
+    """
+    paired = len(before.steps_s) == len(after.steps_s) and before.ranks == after.ranks
+    b, a = before.medians_s, after.medians_s
+    drawn = figure(b, a) if paired else np.ravel(figure(b[:, None], a[None, :]))
+    b, a = before.steps_s, after.steps_s
+    apart = 0.0
+    if before.recorded or after.recorded:
+        ways = [figure(b, a)] if paired else [figure(b, np.median(a)), figure(np.median(b), a)]
+        apart = hypot(*(_apart(each, level) for each in ways))
+    return _spread(drawn, apart, level)
+
+
+def _spread(drawn: Float64, apart: float, level: float) -> tuple[float, float]:
+    """How far a figure may lie below and above its value, by all variants and by what its steps are apart."""
+    low, middle, high = np.quantile(drawn, [(1 - level) / 2, 0.5, (1 + level) / 2]).tolist()
+    # Scaled steps are longer in the middle than recorded ones: waits that met no longer meet. Only the spread counts.
+    return hypot(middle - low, apart), hypot(high - middle, apart)
+
+
+def _apart(each: Float64, level: float) -> float:
+    """How far the mean of a figure that was seen in some steps may be off; 0 of a single one."""
+    n = len(each)
+    return t_quantile(0.5 + level / 2, n - 1) * float(np.std(each, ddof=1)) / sqrt(n) if n > 1 else 0.0
+
+
+def draw(graph: TaskGraph, steps_s: Float64, *, seed: int = 0) -> Draws:
+    """Draw what noise makes of a graph, whose steps take `steps_s` (steps) in its replay."""
     random = np.random.default_rng(seed)
     ranks = sorted({lane.rank for lane in graph.lanes if lane.rank >= 0})
     steps, n_classes = graph.n_steps, len(_CLASSES) * max(len(ranks), 1)
@@ -88,22 +158,14 @@ def interval(graph: TaskGraph, step_time_s: float, *, level: float = 0.8, seed: 
         source = ""  # nothing was recorded
     ends = replay_variants(graph, group, scale)
     medians = np.median(np.diff(ends, axis=0), axis=0) / 1e9
-    low, middle, high = np.quantile(medians, [(1 - level) / 2, 0.5, (1 + level) / 2])
-    # Scaled steps are longer in the middle than recorded ones: waits that met no longer meet. Only the spread counts.
-    return Interval(
-        low_s=step_time_s + float(low - middle),
-        high_s=step_time_s + float(high - middle),
-        level=level,
-        steps=steps,
-        source=source,
-    )
+    return Draws(medians_s=medians, steps_s=steps_s, ranks=tuple(ranks), recorded=bool(inside.any()), source=source)
 
 
 def factors(total: Float64, random: np.random.Generator, variants: int) -> tuple[Float64, str]:
     """Factors of the durations by (step, class) (steps · classes x variants), and how they are known.
 
     `total` (steps x classes, of one rank or of several after each other) is how much time the classes take in the
-    recorded steps.
+    recorded steps. Two steps say how far a class is apart at least: the standard deviation of both over their mean.
     """
     steps, n_classes = total.shape
     if steps >= FEWEST_STEPS:
@@ -111,10 +173,14 @@ def factors(total: Float64, random: np.random.Generator, variants: int) -> tuple
         return _bootstrap(total, random, variants), how
     ranks = n_classes // len(_CLASSES)
     used = [_CLASSES[c] for c in np.flatnonzero(total.sum(axis=0).reshape(ranks, -1).sum(axis=0))]
-    spread = np.tile(list(PRIOR_CV.values()), ranks)[:, None]
-    drawn = 1.0 + spread * random.standard_normal((n_classes, variants))
+    spread = np.tile(list(PRIOR_CV.values()), ranks)
+    if steps == 2:
+        mean = total.mean(axis=0)
+        spread = np.maximum(spread, np.divide(total.std(axis=0, ddof=1), mean, out=np.zeros_like(mean), where=mean > 0))
+    drawn = 1.0 + spread[:, None] * random.standard_normal((n_classes, variants))
     spreads = ", ".join(f"{name} {100 * PRIOR_CV[name]:g} %" for name in used)
     how = f"{steps} step{'s' if steps > 1 else ''} recorded: noise of other recordings ({spreads})"
+    how += ", and how far the two are apart" if steps == 2 else ""
     return np.tile(np.maximum(drawn, 0.0), (steps, 1)), how
 
 
@@ -126,6 +192,32 @@ def _bootstrap(total: Float64, random: np.random.Generator, variants: int) -> Fl
     theirs = total[donor].transpose(0, 2, 1)
     factor = np.divide(theirs, own, out=np.ones_like(own), where=own > 0)
     return factor.reshape(steps * n_classes, variants)
+
+
+@lru_cache
+def t_quantile(p: float, freedom: int) -> float:
+    """Return the quantile p > ½ of Student's t, by bisection of its distribution (finite sums: whole degrees)."""
+
+    def upto(t: float) -> float:
+        angle = atan(t / sqrt(freedom))
+        cosine = cos(angle)
+        if freedom % 2:  # Abramowitz & Stegun 26.7.3
+            total, term = 0.0, cosine
+            for k in range(1, freedom - 1, 2):
+                total += term
+                term *= cosine**2 * (k + 1) / (k + 2)
+            return 0.5 + (angle + sin(angle) * total) / pi
+        total, term = 0.0, 1.0  # 26.7.4
+        for k in range(0, freedom, 2):
+            total += term
+            term *= cosine**2 * (k + 1) / (k + 2)
+        return 0.5 + sin(angle) * total / 2
+
+    low, high = 0.0, 1e4
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if upto(middle) < p else (low, middle)
+    return (low + high) / 2
 
 
 def expected_max(count: int) -> float:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.errors import GraphError
-from foretrace.graph.calls import Call, call_classes
+from foretrace.graph.calls import RuntimeCall, call_classes
 from foretrace.graph.taskgraph import NO_RELEASE, Change, EdgeKind, NotOfStep, TaskGraph, TaskKind
 from foretrace.simulate.doubt import doubted
 from foretrace.simulate.replay import replay
@@ -27,7 +27,7 @@ Rows = npt.NDArray[np.bool_]
 # Recordings of several steps say what belongs to a step, as it comes back in others, and those that begin with their
 # process what does not. Chosen on the recordings of HTA and PARAM, held against those of Kineto and TraceLens.
 MOST = 0.75  # of what was recorded: what is left says nothing of the next step. No share lies between 70 and 85 %
-_ONCE = (Call.LAUNCH, Call.ALLOC, Call.LOAD)
+_ONCE = (RuntimeCall.LAUNCH, RuntimeCall.ALLOC, RuntimeCall.LOAD)
 _ONCE_NS = 3_000_000  # the longest that came back while the device was idle took 2.7 ms, of the others 0.5 ms
 _UNSURE_NS = 300_000  # from here on such a call may be either: it stays, with a range
 _UNLIKE = 20  # times the median of the calls of that name

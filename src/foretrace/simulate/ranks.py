@@ -154,7 +154,7 @@ def shares(timeline: Timeline, found: Parts) -> tuple[RankShare, ...]:
     return tuple(rows)
 
 
-class Cause(StrEnum):
+class StragglerCause(StrEnum):
     """What made a rank late."""
 
     ENTRY = "entry"  # it entered the recording later: the cause is outside of it
@@ -169,14 +169,14 @@ class Cause(StrEnum):
 
 
 _WORDS = {
-    Cause.HOST: "its host works {} longer",
-    Cause.DATA: "it waits {} longer for data",
-    Cause.KERNELS: "its kernels take {} longer",
-    Cause.COPIES: "its copies take {} longer",
-    Cause.LAUNCH: "launching and queueing take {} longer",
-    Cause.TRANSFER: "its earlier transfers take {} longer",
-    Cause.WAIT: "it waits {} longer in earlier collectives",
-    Cause.DELAY: "its streams stand {} longer without a recorded reason",
+    StragglerCause.HOST: "its host works {} longer",
+    StragglerCause.DATA: "it waits {} longer for data",
+    StragglerCause.KERNELS: "its kernels take {} longer",
+    StragglerCause.COPIES: "its copies take {} longer",
+    StragglerCause.LAUNCH: "launching and queueing take {} longer",
+    StragglerCause.TRANSFER: "its earlier transfers take {} longer",
+    StragglerCause.WAIT: "it waits {} longer in earlier collectives",
+    StragglerCause.DELAY: "its streams stand {} longer without a recorded reason",
 }
 
 
@@ -192,14 +192,14 @@ class Lateness:
     rank: int
     than: int
     by_s: float
-    cause: Cause
+    cause: StragglerCause
     more_s: float
     name: str
     name_more_s: float
 
     def sentence(self, seconds: str, name_seconds: str, short: str) -> str:
         """The cause in words, with the times as text and the name as short as it should be read."""
-        if self.cause == Cause.ENTRY:
+        if self.cause == StragglerCause.ENTRY:
             return f"it enters the step {seconds} after rank {self.than} (step-entry skew from outside the recording)"
         words = _WORDS[self.cause].format(seconds)
         return f"{words} ({name_seconds} of that is {short})" if self.name else words
@@ -228,7 +228,7 @@ def straggler(timeline: Timeline, found: Parts) -> tuple[RankShare, Lateness] | 
     heaviest = mine[np.argsort(-found.caused_ns[mine], kind="stable")][:_HEAVIEST]
     walks = _Walks(timeline, found)
     reasons = [walks.explain(int(each)) for each in heaviest.tolist()]
-    votes: dict[Cause, float] = defaultdict(float)
+    votes: dict[StragglerCause, float] = defaultdict(float)
     for reason in reasons:
         votes[reason.cause] += float(found.caused_ns[reason.collective])
     cause = max(votes, key=lambda each: votes[each])
@@ -251,14 +251,14 @@ class _Walks:
         self.collective[found.transfer] = found.collective
         lane = graph.lane_kinds[graph.lane]
         kind = graph.kind
-        cause = np.full(len(graph), list(Cause).index(Cause.HOST))
+        cause = np.full(len(graph), list(StragglerCause).index(StragglerCause.HOST))
         for each, mask in (
-            (Cause.KERNELS, np.isin(kind, (TaskKind.KERNEL, TaskKind.MEMSET))),
-            (Cause.COPIES, kind == TaskKind.COPY),
-            (Cause.DATA, kind == TaskKind.DATA),
-            (Cause.TRANSFER, (kind == TaskKind.COLLECTIVE) | (lane == LaneKind.LINK)),
+            (StragglerCause.KERNELS, np.isin(kind, (TaskKind.KERNEL, TaskKind.MEMSET))),
+            (StragglerCause.COPIES, kind == TaskKind.COPY),
+            (StragglerCause.DATA, kind == TaskKind.DATA),
+            (StragglerCause.TRANSFER, (kind == TaskKind.COLLECTIVE) | (lane == LaneKind.LINK)),
         ):
-            cause[mask] = list(Cause).index(each)
+            cause[mask] = list(StragglerCause).index(each)
         self.cause = cause
 
     def path(self, row: int) -> Int64:
@@ -281,15 +281,15 @@ class _Walks:
         late, other = int(part[-1]), int(part[(len(part) - 2) // 2])
         mine, theirs = self.path(int(found.arrival[late])), self.path(int(found.arrival[other]))
         mine, theirs, common = self._cut(mine, theirs)
-        more: dict[tuple[Cause, str], float] = defaultdict(float)
+        more: dict[tuple[StragglerCause, str], float] = defaultdict(float)
         for sign, chain in ((1.0, mine), (-1.0, theirs)):
             for key, time in self._spent(chain, common).items():
                 more[key] += sign * time
         entry = 0.0
         if not common:
             entry = self._entry(mine) - self._entry(theirs)
-            more[Cause.ENTRY, ""] += entry
-        by_cause: dict[Cause, float] = defaultdict(float)
+            more[StragglerCause.ENTRY, ""] += entry
+        by_cause: dict[StragglerCause, float] = defaultdict(float)
         for (cause, _), time in more.items():
             by_cause[cause] += time
         cause = max(by_cause, key=lambda each: by_cause[each])
@@ -304,7 +304,7 @@ class _Walks:
             by_s=by / 1e9,
             cause=cause,
             more_s=by_cause[cause] / 1e9,
-            name=name if graph.names and cause != Cause.LAUNCH else "",
+            name=name if graph.names and cause != StragglerCause.LAUNCH else "",
             name_more_s=name_more / 1e9,
         )
 
@@ -320,11 +320,11 @@ class _Walks:
     def _entry(self, chain: Int64) -> float:
         return float(self.timeline.start[chain[-1]] - self.timeline.graph.delay[chain[-1]])
 
-    def _spent(self, chain: Int64, common: bool) -> dict[tuple[Cause, str], float]:
+    def _spent(self, chain: Int64, common: bool) -> dict[tuple[StragglerCause, str], float]:
         """Time of a path by cause and name, ns; the shared collective at its end counts from its beginning."""
         graph, start, end = self.timeline.graph, self.timeline.start, self.timeline.end
-        spent: dict[tuple[Cause, str], float] = defaultdict(float)
-        causes = list(Cause)
+        spent: dict[tuple[StragglerCause, str], float] = defaultdict(float)
+        causes = list(StragglerCause)
         for i, row in enumerate(chain.tolist()):
             name = graph.names[
                 graph.op[row] if graph.kind[row] == TaskKind.CPU and graph.op[row] >= 0 else graph.name[row]
@@ -337,13 +337,13 @@ class _Walks:
             before = int(chain[i + 1])
             gap = float(start[row] - (start[before] if self.from_start[row] else end[before]))
             if self.collective[row] >= 0:
-                spent[Cause.WAIT, name] += gap
+                spent[StragglerCause.WAIT, name] += gap
             else:
                 held = float(graph.delay[row])
-                spent[Cause.DELAY, ""] += held
-                spent[Cause.LAUNCH, ""] += gap - held
+                spent[StragglerCause.DELAY, ""] += held
+                spent[StragglerCause.LAUNCH, ""] += gap - held
         if not common:
-            spent[Cause.DELAY, ""] += float(graph.delay[chain[-1]])
+            spent[StragglerCause.DELAY, ""] += float(graph.delay[chain[-1]])
         return spent
 
 

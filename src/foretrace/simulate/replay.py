@@ -8,24 +8,19 @@ THREAD edges stay as they are. `LAG_CEILING_WHEN_GONE` holds this rule, as an up
 
 **Rounding.** A scaled duration is rounded to the nearest nanosecond, halves to even.
 
-The environment variable FORETRACE_ENGINE chooses who computes: "numba" (default) or "python" (`twins`, some hundred
-times slower, for machines where numba does not work). There is no silent fallback.
+The loops are compiled by numba. With its own NUMBA_DISABLE_JIT=1 they run as plain Python, some hundred times slower.
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.errors import ForetraceError, MissingExtraError
 from foretrace.graph.sound import fixed, verify
 from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, TaskGraph
-from foretrace.simulate import twins
 from foretrace.simulate.unwritten import unwritten, written
 
 Int64 = npt.NDArray[np.int64]
@@ -84,13 +79,12 @@ def replay(graph: TaskGraph, *, structural: bool = False) -> tuple[Int64, Int64]
 
     `structural` takes typical lags and no delays: the test of the edges, see `TaskGraph`.
     """
-    engine, columns = compiled(), effective(graph, structural=structural)
-    if engine is None:
-        starts, ends = twins.replay(graph, structural=structural)
-        return np.array(starts, dtype=np.int64), np.array(ends, dtype=np.int64)
+    from foretrace.simulate import engine  # loads the compiler
+
+    columns = effective(graph, structural=structural)
     start, end = unwritten(len(graph)), unwritten(len(graph))
     times = (columns.lag, columns.dur, columns.delay, graph.release)
-    engine.replay(*structure(graph), *map(fixed, times), start, end)
+    engine.replay(*structure(graph), *map(fixed, times), start, end)  # type: ignore[call-arg]
     written(start, end)
     return start, end
 
@@ -118,10 +112,9 @@ def replay_variants(
     rows = np.arange(len(graph), dtype=np.int32) if full else graph.marks
     if n_variants == 0 or len(rows) == 0:
         return np.zeros((len(rows), n_variants), dtype=np.int64)
-    engine, columns = compiled(), effective(graph)
-    if engine is None:
-        return np.array(twins.replay_variants(graph, group, scale, gone), dtype=np.int64)[rows]
+    from foretrace.simulate import engine
 
+    columns = effective(graph)
     blocks = -(-n_variants // WIDEST_BLOCK)
     width = -(-n_variants // (blocks * LANES_OF_A_VECTOR)) * LANES_OF_A_VECTOR
     factors = np.ones((n_groups + 1, blocks * width))
@@ -152,23 +145,6 @@ def replay_variants(
 def by_block(table: npt.NDArray[Any], blocks: int) -> npt.NDArray[Any]:
     """Groups x (blocks · width) -> blocks x groups x width."""
     return np.ascontiguousarray(table.reshape(len(table), blocks, -1).swapaxes(0, 1))
-
-
-def compiled() -> ModuleType | None:
-    """The compiled engine, or None if the user asked for plain Python."""
-    choice = os.environ.get("FORETRACE_ENGINE", "numba")
-    if choice == "python":
-        return None
-    if choice != "numba":
-        raise ForetraceError(f"FORETRACE_ENGINE={choice} does not exist; choose numba or python.")
-    try:
-        from foretrace.simulate import engine
-    except ImportError as error:
-        raise MissingExtraError(
-            f"numba cannot be imported ({error}); reinstall it, or set FORETRACE_ENGINE=python to use the plain "
-            "Python engine, which is some hundred times slower."
-        ) from error
-    return engine
 
 
 def structure(graph: TaskGraph) -> tuple[Int64, npt.NDArray[np.uint32], npt.NDArray[np.uint8]]:

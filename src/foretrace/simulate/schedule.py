@@ -1,8 +1,8 @@
-"""Schedule: an event-driven run in which the order on a lane, and what a call waits for, are decided as it goes.
+"""Schedule: an event-driven run in which the order on a lane is decided as it goes.
 
 - A task becomes *ready* when everything that it waits for is known: max(release, anchors + lags) + delay.
-- On an ordered lane it starts when it is ready; its edges keep the order. If all lanes are ordered (and nothing
-  waits at run time) the result equals `replay`.
+- On an ordered lane it starts when it is ready; its edges keep the order. If all lanes are ordered, the
+  result equals `replay`.
 - On an unordered lane (`Lane.ordered` False) PROGRAM and STREAM edges between tasks of that lane are ignored and
   the lane runs as many tasks at a time as it has `slots`. A lane with a free slot starts the next task that becomes
   ready; a slot that becomes free at time t starts, among the tasks ready at t or before, the one with the smallest
@@ -17,9 +17,6 @@
 - Decisions are taken in the order of (time, priority, row); at equal times tasks become ready before lanes become
   free. A task that turns out to have been ready in the past (negative lags) competes from then on.
 - Removed tasks follow the rule of `replay`.
-
-Run-time waits (Lumos, MLSys 2025, section on run-time dependencies): a synchronising call waits for what has been
-launched before it in *this* run, which the edges of a recording cannot know once the launch order changes.
 """
 
 from __future__ import annotations
@@ -33,31 +30,13 @@ import numpy.typing as npt
 from foretrace.errors import GraphError
 from foretrace.graph.sound import fixed
 from foretrace.graph.taskgraph import EDGE_COLUMNS, NO_RELEASE, TASK_COLUMNS, EdgeKind, TaskGraph
-from foretrace.simulate import twins
 from foretrace.simulate.groups import deadlock, groups
-from foretrace.simulate.replay import compiled, effective, structure
+from foretrace.simulate.replay import effective, structure
 from foretrace.simulate.unwritten import unwritten, written
 from foretrace.trace.trace import LaneKind
 
 Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Waits:
-    """Rows (task, lane, lag): the task waits until everything launched on the lane before it has ended, plus lag ns.
-
-    Launched before it: when the task has met its other dependencies, all LAUNCH edges into the waited-for task have
-    left their source (for a task without LAUNCH edges: all its edges from other lanes); removed tasks do not count.
-    SYNC edges into the tasks listed here are ignored. A task may have several rows, one per lane.
-    """
-
-    task: Int32
-    lane: Int32
-    lag: Int64
-
-    def __len__(self) -> int:
-        return len(self.task)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -69,56 +48,35 @@ class Schedule:
     order: Int32
 
 
-def schedule(graph: TaskGraph, *, waits: Waits | None = None) -> tuple[Int64, Int64]:
+def schedule(graph: TaskGraph) -> tuple[Int64, Int64]:
     """Start and end of every task (n each, ns).
 
-    Raises GraphError if collectives or run-time waits wait for each other, or a lane has no slot.
+    Raises GraphError if collectives wait for each other, or a lane has no slot.
     """
-    result = schedule_in_order(graph, waits=waits)
+    result = schedule_in_order(graph)
     return result.start, result.end
 
 
-def schedule_in_order(graph: TaskGraph, *, waits: Waits | None = None) -> Schedule:
+def schedule_in_order(graph: TaskGraph) -> Schedule:
     """`schedule`, with the order of decisions: a topological order of the graph with the lane order of this run."""
+    from foretrace.simulate import schedule_engine
+
     n, n_lanes = len(graph), len(graph.lanes)
     need_slots(graph)
     columns = effective(graph)
-    if compiled() is None:
-        rows = () if waits is None else zip(*(c.tolist() for c in (waits.task, waits.lane, waits.lag)), strict=True)
-        starts, ends, decided = twins.schedule(graph, rows)
-        if len(decided) < n:
-            stuck(graph, np.array(decided, dtype=np.int32))
-        return Schedule(
-            start=np.array(starts, dtype=np.int64),
-            end=np.array(ends, dtype=np.int64),
-            order=np.array(decided, dtype=np.int32),
-        )
-    from foretrace.simulate import schedule_engine
-
-    waited = np.zeros(n_lanes, dtype=np.uint8)
-    wait_ptr = wait_lag = np.zeros(0, dtype=np.int64)
-    wait_lane = np.zeros(0, dtype=np.int32)
-    if waits is not None and len(waits):
-        by_task = np.argsort(waits.task, kind="stable")
-        wait_lane, wait_lag = waits.lane[by_task], waits.lag[by_task]
-        wait_ptr = np.zeros(n + 1, dtype=np.int64)
-        np.cumsum(np.bincount(waits.task, minlength=n), out=wait_ptr[1:])
-        waited[wait_lane] = 1
     in_ptr, src, from_start = structure(graph)
     lanes, group = lane_table(graph), groups(graph)
     start, end, order = unwritten(n), unwritten(n), unwritten(n, np.int32)
     task, out = unwritten((n, 8)), unwritten((graph.edges, 2))
     kept = schedule_engine.successors(
         in_ptr, src, fixed(graph.edge_kind), from_start, fixed(columns.lag), fixed(columns.dur),
-        fixed(columns.delay), fixed(graph.release), fixed(graph.lane), fixed(graph.priority), lanes.ordered, wait_ptr,
-        task, out,
+        fixed(columns.delay), fixed(graph.release), fixed(graph.lane), fixed(graph.priority), lanes.ordered, task, out,
     )  # fmt: skip
     spare = np.full(6 * n, NO_RELEASE) if lanes.slots.max(initial=0) > 1 else None
     queue, events = unwritten(3 * n), unwritten(3 * (n + group.collectives + n_lanes))
     done = schedule_engine.schedule(
         task, out[:kept], lanes.ptr, lanes.ordered, lanes.slots, spare, group.holds, group.arrivals,
-        fixed(graph.gone).view(np.uint8), waited, wait_ptr, fixed(wait_lane), fixed(wait_lag), queue, events, start,
-        end, order,
+        queue, events, start, end, order,
     )  # fmt: skip
     if done < n:
         stuck(graph, order[:done])
@@ -179,7 +137,7 @@ def edges_that_hold(graph: TaskGraph) -> npt.NDArray[np.bool_]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LaneTable:
+class LaneArrays:
     """Lanes as the loops read them: which have an order, how many slots each can use, where its tasks begin."""
 
     ordered: npt.NDArray[np.uint8]
@@ -187,23 +145,21 @@ class LaneTable:
     ptr: Int64
 
 
-def lane_table(graph: TaskGraph) -> LaneTable:
+def lane_table(graph: TaskGraph) -> LaneArrays:
     """The lanes of a graph as the loops read them; `slots` counts at most the tasks of a lane."""
     count = np.bincount(graph.lane, minlength=len(graph.lanes))
     slots = [0 if lane.ordered else min(lane.slots, int(c)) for lane, c in zip(graph.lanes, count, strict=True)]
     ptr = np.zeros(len(graph.lanes) + 1, dtype=np.int64)
     np.cumsum(count, out=ptr[1:])
     ordered = np.array([lane.ordered for lane in graph.lanes], dtype=np.uint8)
-    return LaneTable(ordered=ordered, slots=np.array(slots, dtype=np.int64), ptr=ptr)
+    return LaneArrays(ordered=ordered, slots=np.array(slots, dtype=np.int64), ptr=ptr)
 
 
 def _slot_givers(graph: TaskGraph, order: Int32) -> Int32:
     """Row whose end gave each task (n) its slot in the run that was decided in this order, −1 for none."""
-    columns = effective(graph)
-    if compiled() is None:
-        return np.array(twins.slot_givers(graph, order.tolist()), dtype=np.int32)
     from foretrace.simulate import schedule_engine
 
+    columns = effective(graph)
     lanes, group = lane_table(graph), groups(graph)
     in_ptr, src, from_start = structure(graph)
     start, end = unwritten(len(graph)), unwritten(len(graph))
@@ -226,7 +182,7 @@ def need_slots(graph: TaskGraph) -> None:
             )
 
 
-def stuck(graph: TaskGraph, decided: Int32, what: str = "run-time waits") -> NoReturn:
+def stuck(graph: TaskGraph, decided: Int32, what: str = "tasks") -> NoReturn:
     """Say why a run got no further than these rows."""
     deadlocked = deadlock(graph, edges_that_hold(graph), decided)
     if deadlocked:

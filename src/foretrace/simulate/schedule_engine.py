@@ -1,4 +1,4 @@
-"""Compiled loops of `schedule`; `twins` says in plain Python what each of them computes.
+"""Compiled loops of `schedule`; `tests/simulate/twins.py` says in plain Python what each of them computes.
 
 They stand apart from `engine` because that file is long, and call nothing of it: numba's cache does not see edits
 across files.
@@ -27,7 +27,7 @@ TWO = np.uint64(2)
 THREE = np.uint64(3)
 HELD = -NO_RELEASE  # when a slot becomes free that is held for a collective whose end is not known
 LANE_FREE = 2**31  # as a priority, above all of them: tasks become ready before lanes become free
-PROGRAM, STREAM, LAUNCH, SYNC = map(int, (EdgeKind.PROGRAM, EdgeKind.STREAM, EdgeKind.LAUNCH, EdgeKind.SYNC))
+PROGRAM, STREAM = int(EdgeKind.PROGRAM), int(EdgeKind.STREAM)
 
 
 @njit(error_model="numpy")
@@ -77,9 +77,9 @@ def _pop(heap: Int64, base: int, size: int) -> tuple[int, int, int]:
 
 
 @njit(inline="always")
-def _replaced(kind: int, same_lane: bool, ordered: bool, resolves: bool) -> bool:
+def _replaced(kind: int, same_lane: bool, ordered: bool) -> bool:
     """Whether the run itself decides what an edge of the recording says."""
-    return bool((same_lane and not ordered and kind in (PROGRAM, STREAM)) or (resolves and kind == SYNC))
+    return bool(same_lane and not ordered and kind in (PROGRAM, STREAM))
 
 
 # Columns of the table of tasks in `schedule`: one cache line per task, as tasks are visited out of order.
@@ -89,39 +89,32 @@ READY, DUR, DELAY, MISSING, FIRST_OUT, LAST_OUT, LANE, PRIORITY = range(8)  # RE
 @njit(error_model="numpy")
 def successors(
     in_ptr: Int64, src: UInt32, edge_kind: UInt8, from_start: UInt8, lag: Int64, dur: Int64, delay: Int64,
-    release: Int64, lane: Int32, priority: Int32, ordered: UInt8, wait_ptr: Int64, task: Int64, out: Int64,
+    release: Int64, lane: Int32, priority: Int32, ordered: UInt8, task: Int64, out: Int64,
 ) -> int:  # fmt: skip
     """Fill the tables of `schedule` and return the number of edges in them.
 
     `task` (n, 8) has the columns above; `out` has the edges that hold in every order, grouped by source: (successor
-    · 4 + launches it · 2 + leaves from the start, lag).
+    · 2 + leaves from the start, lag).
     """
     n = len(dur)
-    waiting = len(wait_ptr) > 0
     for v in range(n):
         task[v, READY], task[v, DUR], task[v, DELAY], task[v, MISSING] = release[v], dur[v], delay[v], 0
         task[v, LANE], task[v, PRIORITY] = lane[v], priority[v]
     out_ptr = np.zeros(n + 2, dtype=np.int32)
     for v in range(n):
-        resolves = waiting and wait_ptr[v + 1] > wait_ptr[v]
         for e in range(in_ptr[v], in_ptr[v + 1]):
             u = np.int64(src[e])
-            if not _replaced(edge_kind[e], lane[u] == lane[v], ordered[lane[v]] != 0, resolves):
+            if not _replaced(edge_kind[e], lane[u] == lane[v], ordered[lane[v]] != 0):
                 out_ptr[u + 2] += 1
                 task[v, MISSING] += 1
     for v in range(n):
         out_ptr[v + 2] += out_ptr[v + 1]
     for v in range(n):
-        resolves = waiting and wait_ptr[v + 1] > wait_ptr[v]
-        by_call = False
-        for e in range(in_ptr[v], in_ptr[v + 1]):
-            by_call |= edge_kind[e] == LAUNCH
         for e in range(in_ptr[v], in_ptr[v + 1]):
             u = np.int64(src[e])
-            if not _replaced(edge_kind[e], lane[u] == lane[v], ordered[lane[v]] != 0, resolves):
-                launches = edge_kind[e] == LAUNCH if by_call else lane[u] != lane[v]
+            if not _replaced(edge_kind[e], lane[u] == lane[v], ordered[lane[v]] != 0):
                 place = out_ptr[u + 1]
-                out[place, 0] = v * 4 + np.int64(launches) * 2 + np.int64(from_start[e] != 0)
+                out[place, 0] = v * 2 + np.int64(from_start[e] != 0)
                 out[place, 1] = lag[e]
                 out_ptr[u + 1] = place + 1
     for v in range(n):
@@ -147,20 +140,18 @@ def _next_free(spare: Int64 | None, base: int, size: int, until: int) -> int:
 @njit(error_model="numpy")
 def schedule(
     task: Int64, out: Int64, lane_ptr: Int64, ordered: UInt8, slots: Int64, spare: Int64 | None, holds: UInt8 | None,
-    arrivals: Int32 | None, gone: UInt8, waited: UInt8, wait_ptr: Int64, wait_lane: Int32, wait_lag: Int64,
-    queue: Int64, events: Int64, start: Int64, end: Int64, order: Int32,
+    arrivals: Int32 | None, queue: Int64, events: Int64, start: Int64, end: Int64, order: Int32,
 ) -> int:  # fmt: skip
     """Fill `start`, `end` and `order` (rows as they were decided); return how many tasks could be decided.
 
     `lane_ptr` (lanes + 1) counts the tasks of the lanes. `holds` (n) marks the ARRIVALs that keep their slot and
-    `arrivals` (n) counts the slots that a COLLECTIVE frees; both are None where there are none. `wait_ptr` (n + 1)
-    assigns rows of `wait_lane`, `wait_lag` to tasks; it is empty where nothing waits at run time. `queue` (3 n),
+    `arrivals` (n) counts the slots that a COLLECTIVE frees; both are None where there are none. `queue` (3 n),
     `events` (3 (n + collectives + lanes)) and `spare` (6 n of NO_RELEASE, None where no lane has two slots) are
     scratch space for heaps with three keys a row. The caller allocates the large arrays because numpy asks for huge
     pages, without which most of the time goes into address translation.
     """
-    n, n_out, n_lanes = len(task), len(out), len(ordered)
-    waiting, grouped = len(wait_ptr) > 0, holds is not None
+    n, n_lanes = len(task), len(ordered)
+    grouped = holds is not None
 
     # Tasks that wait for an unordered lane: one heap (priority, ready, row) per lane, each in a slice of `queue`.
     # Events: one heap (time, priority or LANE_FREE, row or lane).
@@ -172,31 +163,7 @@ def schedule(
     n_events = 0
     arrived = np.empty(n, dtype=np.int32)  # nothing is missing any more
     begun = np.empty(n, dtype=np.int32)  # start decided, successors not told yet
-    n_arrived, n_begun, n_order, clock = 0, 0, 0, NO_RELEASE
-
-    # Run-time waits: per lane a heap (time of launch, row) and the tasks launched so far whose end is not known.
-    size = n if waiting else 0
-    launched = np.empty(3 * size, dtype=np.int64)
-    n_launched = np.zeros(n_lanes, dtype=np.int64)
-    unlaunched = np.zeros(size, dtype=np.int32)
-    launch_time = np.full(size, NO_RELEASE, dtype=np.int64)
-    running = np.empty(size, dtype=np.int32)
-    n_running = np.zeros(n_lanes, dtype=np.int64)
-    n_ended = np.zeros(n_lanes, dtype=np.int64)  # launched tasks whose end is known, and the last of their ends
-    last_end = np.full(n_lanes, NO_RELEASE, dtype=np.int64)
-    decided = np.zeros(size, dtype=np.uint8)
-    resolved = np.zeros(size, dtype=np.uint8)
-    first_waiter = np.full(size, -1, dtype=np.int64)
-    waiter = np.empty((16 if waiting else 0, 3), dtype=np.int64)  # linked lists of (task, lag, next)
-    n_waiters = 0
-    if waiting:
-        for p in range(n_out):
-            unlaunched[out[p, 0] >> 2] += (out[p, 0] >> 1) & 1
-        for v in range(n):
-            if unlaunched[v] == 0 and not gone[v]:
-                i = task[v, LANE]
-                _push(launched, lane_ptr[i], n_launched[i], NO_RELEASE, v, 0)
-                n_launched[i] += 1
+    n_arrived, n_begun, n_order = 0, 0, 0
 
     for v in range(n):
         if task[v, MISSING] == 0:
@@ -206,10 +173,6 @@ def schedule(
         while n_arrived > 0:
             n_arrived -= 1
             v = np.int64(arrived[n_arrived])
-            if waiting and wait_ptr[v + 1] > wait_ptr[v] and not resolved[v]:
-                _push(events, 0, n_events, task[v, READY], task[v, PRIORITY], v)
-                n_events += 1
-                continue
             task[v, READY] += task[v, DELAY]
             if ordered[task[v, LANE]] or _of(arrivals, v) > 0:
                 begun[n_begun] = v
@@ -236,31 +199,13 @@ def schedule(
                         spares[i] += 1
                         free[i] = min(finish, free[i])
             for p in range(task[u, FIRST_OUT], task[u, LAST_OUT]):
-                v = out[p, 0] >> 2
+                v = out[p, 0] >> 1
                 anchor = begin if out[p, 0] & 1 else finish
                 task[v, READY] = max(task[v, READY], anchor + out[p, 1])
                 task[v, MISSING] -= 1
                 if task[v, MISSING] == 0:
                     arrived[n_arrived] = v
                     n_arrived += 1
-                if waiting and out[p, 0] & 2:
-                    i = task[v, LANE]
-                    launch_time[v] = max(launch_time[v], anchor)
-                    unlaunched[v] -= 1
-                    if unlaunched[v] == 0 and waited[i] and not gone[v]:
-                        _push(launched, lane_ptr[i], n_launched[i], launch_time[v], v, 0)
-                        n_launched[i] += 1
-            if waiting:
-                decided[u] = 1
-                w = first_waiter[u]
-                while w >= 0:
-                    v = waiter[w, 0]
-                    task[v, READY] = max(task[v, READY], finish + waiter[w, 1])
-                    task[v, MISSING] -= 1
-                    if task[v, MISSING] == 0:
-                        arrived[n_arrived] = v
-                        n_arrived += 1
-                    w = waiter[w, 2]
             continue
         if n_events == 0:
             break
@@ -276,65 +221,28 @@ def schedule(
             until = HELD if _of(holds, v) else task[v, READY] + task[v, DUR]
             free[i] = _next_free(spare, 2 * lane_ptr[i], spares[i], until)
             if queued[i] > 0 and free[i] != HELD:
-                now, _, _ = _replace(events, 0, n_events, free[i], LANE_FREE, i)
+                _replace(events, 0, n_events, free[i], LANE_FREE, i)
             else:
-                now, _, _ = _pop(events, 0, n_events)
+                _pop(events, 0, n_events)
                 n_events -= 1
-            clock = max(clock, now)  # negative lags may bring events from the past
             begun[n_begun] = v
             n_begun += 1
             continue
         now, _, v = _pop(events, 0, n_events)
         n_events -= 1
-        clock = max(clock, now)
-        if waiting and wait_ptr[v + 1] > wait_ptr[v] and not resolved[v]:
-            resolved[v] = 1
-            for w in range(wait_ptr[v], wait_ptr[v + 1]):
-                i = np.int64(wait_lane[w])
-                base = lane_ptr[i]
-                while n_launched[i] > 0 and launched[3 * base] <= clock:
-                    _, u, _ = _pop(launched, base, n_launched[i])
-                    n_launched[i] -= 1
-                    running[base + n_running[i]] = u
-                    n_running[i] += 1
-                kept = 0
-                for p in range(base, base + n_running[i]):
-                    u = np.int64(running[p])
-                    if decided[u]:
-                        n_ended[i] += 1
-                        last_end[i] = max(last_end[i], task[u, READY] + task[u, DUR])
-                        continue
-                    running[base + kept] = u
-                    kept += 1
-                    if u != v:
-                        if n_waiters == len(waiter):
-                            grown = np.empty((2 * n_waiters, 3), dtype=np.int64)
-                            grown[:n_waiters] = waiter
-                            waiter = grown
-                        waiter[n_waiters, 0], waiter[n_waiters, 1] = v, wait_lag[w]
-                        waiter[n_waiters, 2] = first_waiter[u]
-                        first_waiter[u] = n_waiters
-                        n_waiters += 1
-                        task[v, MISSING] += 1
-                n_running[i] = kept
-                if n_ended[i] > 0:
-                    task[v, READY] = max(task[v, READY], last_end[i] + wait_lag[w])
-            if task[v, MISSING] == 0:
-                arrived[n_arrived] = v
-                n_arrived += 1
-        else:  # ready: it starts if its lane is idle, and waits otherwise
-            i = task[v, LANE]
-            if queued[i] == 0 and free[i] <= now:
-                until = HELD if _of(holds, v) else now + task[v, DUR]
-                free[i] = _next_free(spare, 2 * lane_ptr[i], spares[i], until)
-                begun[n_begun] = v
-                n_begun += 1
-            else:
-                if queued[i] == 0 and free[i] != HELD:
-                    _push(events, 0, n_events, free[i], LANE_FREE, i)
-                    n_events += 1
-                _push(queue, lane_ptr[i], queued[i], task[v, PRIORITY], task[v, READY], v)
-                queued[i] += 1
+        # Ready: it starts if its lane is idle, and waits otherwise.
+        i = task[v, LANE]
+        if queued[i] == 0 and free[i] <= now:
+            until = HELD if _of(holds, v) else now + task[v, DUR]
+            free[i] = _next_free(spare, 2 * lane_ptr[i], spares[i], until)
+            begun[n_begun] = v
+            n_begun += 1
+        else:
+            if queued[i] == 0 and free[i] != HELD:
+                _push(events, 0, n_events, free[i], LANE_FREE, i)
+                n_events += 1
+            _push(queue, lane_ptr[i], queued[i], task[v, PRIORITY], task[v, READY], v)
+            queued[i] += 1
     for v in range(n):
         start[v] = task[v, READY]
         end[v] = task[v, READY] + task[v, DUR]
@@ -362,7 +270,7 @@ def slot_givers(
         at = release[v]
         for e in range(in_ptr[v], in_ptr[v + 1]):
             u = np.int64(src[e])
-            if not _replaced(edge_kind[e], lane[u] == i, ordered[i] != 0, False):
+            if not _replaced(edge_kind[e], lane[u] == i, ordered[i] != 0):
                 at = max(at, (start[u] if from_start[e] else end[u]) + lag[e])
         at += delay[v]
         gives = 0 if ordered[i] else 1

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, TaskGraph, TaskKind
-from foretrace.simulate.critical import UNREACHED, Tails, tails
+from foretrace.simulate.critical import UNREACHED, LongestPaths, tails
 from foretrace.simulate.replay import WIDEST_BLOCK, effective, replay_variants
 
 Int64 = npt.NDArray[np.int64]
@@ -61,7 +61,7 @@ def single_tasks(graph: TaskGraph, start: Int64, end: Int64, *, faster: float = 
     return Sensitivity(faster=faster, saved_if_faster_ns=saved_faster, saved_if_zero_ns=saved_zero)
 
 
-def _most_to_save(graph: TaskGraph, start: Int64, end: Int64, mark: int, tail: Tails) -> Int64:
+def _most_to_save(graph: TaskGraph, start: Int64, end: Int64, mark: int, tail: LongestPaths) -> Int64:
     """Length of the longest path to the end of `mark` minus that of the longest one which avoids a task (n)."""
     n, columns = len(graph), effective(graph)
     rows = np.arange(n)

@@ -86,8 +86,13 @@ class Timeline:
 
     def noise_s(self, level: float = 0.8) -> noise.Interval:
         """Where the median step lies as far as noise decides; see `foretrace.simulate.noise`."""
+        return self.draws.interval(self.step_time_s, level)
+
+    @cached_property
+    def draws(self) -> noise.Draws:
+        """The steps in variants that noise makes of the graph, the same for every graph of one recording."""
         _, graph, _, _ = self._ordered
-        return noise.interval(graph, self.step_time_s, level=level)
+        return noise.draw(graph, self.step_times_ns / 1e9)
 
     @cached_property
     def shifts(self) -> tuple[doubt.Shift, ...]:

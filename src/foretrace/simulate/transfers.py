@@ -10,6 +10,7 @@ from math import log2
 import numpy as np
 import numpy.typing as npt
 
+from foretrace.errors import spelled
 from foretrace.graph.taskgraph import Assumption, TaskGraph
 from foretrace.simulate.meetings import Meetings
 
@@ -107,7 +108,7 @@ def _spread(total_ns: Int64) -> list[Assumption]:
     return [
         Assumption(
             technique="scale", name="times of the network", value=1.0, low=low / likely, high=high / likely, unit="x",
-            why="the range that the network itself gives", flag="--network",
+            why="the range that the network itself gives", flag=spelled("`network=`"),
         )
     ]  # fmt: skip
 
@@ -146,7 +147,7 @@ def _assumptions(
         says.append(
             assumed("growth of transfers", value, 1.0, max(log2(ranks) / log2(base), value), "x",
                     f"no network given: links among {ranks:,} ranks as fast as those among the recorded ones, latency "
-                    "not counted; the range goes from no growth to that of a tree's depth", "--network")
+                    "not counted; the range goes from no growth to that of a tree's depth", spelled("`network=`"))
         )  # fmt: skip
     elif ratio is not None:
         says.append(

@@ -36,7 +36,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
+class GroupRates:
     """What a group of tasks computes and moves per step, and how near the device's peaks it comes.
 
     Rates are over the time of those tasks of the group whose work is known (`known_s`). None: not known.
@@ -72,10 +72,10 @@ class Utilisation:
 
     busy_s: float  # any device work running (without a device: any operator), per step
     busy_share: float  # of the elapsed time
-    total: Rates
+    total: GroupRates
     step_flops_per_s: float  # over the elapsed time instead of the time of the work
-    classes: tuple[Rates, ...]  # longest first
-    operators: tuple[Rates, ...]
+    classes: tuple[GroupRates, ...]  # longest first
+    operators: tuple[GroupRates, ...]
     compute_bound_share: float | None  # of the time of known work: intensity above the ridge
     bandwidth_bound_share: float | None
     lane_busy: dict[str, float]  # CPU thread -> share of the elapsed time with recorded work
@@ -100,12 +100,12 @@ def utilisation(timeline: Timeline, limits: Limits, *, classes: Int64, class_nam
     parts = timeline.breakdown().total_ns()
     busy_s = sum(parts[name] for name in ("compute", "exposed_copy", "exposed_communication")) / 1e9
 
-    def rates(name: str, mine: Mask) -> Rates:
+    def rates(name: str, mine: Mask) -> GroupRates:
         known_time = float(time[mine & known].sum())
         compute = _share(ideal_compute[mine], known_time)
         memory = _share(ideal_memory[mine], known_time)
         best = np.fmax(ideal_compute[mine], ideal_memory[mine]) if compute is not None and memory is not None else None
-        return Rates(
+        return GroupRates(
             name=name,
             count=int(mine.sum()) / steps,
             time_s=float(time[mine].sum()) / steps,

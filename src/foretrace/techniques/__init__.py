@@ -9,110 +9,75 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from foretrace.techniques.arguments import parse
-    from foretrace.techniques.base import Technique
-    from foretrace.techniques.compute.batch_size import BatchSize
-    from foretrace.techniques.compute.channels_last import ChannelsLast
-    from foretrace.techniques.compute.compiled import Compiled
-    from foretrace.techniques.compute.cuda_graphs import CudaGraphs
-    from foretrace.techniques.compute.faster_device import FasterDevice
-    from foretrace.techniques.compute.fused_optimizer import FusedOptimizer
-    from foretrace.techniques.compute.mixed_precision import MixedPrecision
-    from foretrace.techniques.compute.partial_backprop import PartialBackprop
-    from foretrace.techniques.compute.reconstruct_batchnorm import ReconstructBatchnorm
-    from foretrace.techniques.compute.replace_kernel import ReplaceKernel
-    from foretrace.techniques.compute.structured_dropout import StructuredDropout
-    from foretrace.techniques.data.contention import Contention
-    from foretrace.techniques.data.prefetch_data import PrefetchData
-    from foretrace.techniques.distributed.bucket_fusion import BucketFusion
-    from foretrace.techniques.distributed.data_parallel import DataParallel
-    from foretrace.techniques.distributed.fully_sharded import FullySharded
-    from foretrace.techniques.distributed.gradient_compression import GradientCompression
-    from foretrace.techniques.distributed.hierarchical_allreduce import HierarchicalAllreduce
-    from foretrace.techniques.distributed.local_steps import LocalSteps
-    from foretrace.techniques.distributed.model_parallel_compression import ModelParallelCompression
-    from foretrace.techniques.distributed.parameter_server import ParameterServer
-    from foretrace.techniques.distributed.priority import Priority
-    from foretrace.techniques.distributed.tensor_partition import TensorPartition
-    from foretrace.techniques.memory.activation_compression import ActivationCompression
-    from foretrace.techniques.memory.activation_offload import ActivationOffload
-    from foretrace.techniques.memory.activation_recomputation import ActivationRecomputation
-    from foretrace.techniques.memory.gradient_accumulation import GradientAccumulation
-    from foretrace.techniques.registry import techniques
-    from foretrace.techniques.selection import Remove, Scale
-    from foretrace.techniques.whatif import WhatIf
+    from foretrace.techniques.arguments import parse as parse
+    from foretrace.techniques.base import Technique as Technique
+    from foretrace.techniques.compute.batch_size import BatchSize as BatchSize
+    from foretrace.techniques.compute.channels_last import ChannelsLast as ChannelsLast
+    from foretrace.techniques.compute.compiled import Compiled as Compiled
+    from foretrace.techniques.compute.cuda_graphs import CudaGraphs as CudaGraphs
+    from foretrace.techniques.compute.faster_device import FasterDevice as FasterDevice
+    from foretrace.techniques.compute.fused_optimizer import FusedOptimizer as FusedOptimizer
+    from foretrace.techniques.compute.mixed_precision import MixedPrecision as MixedPrecision
+    from foretrace.techniques.compute.reconstruct_batchnorm import ReconstructBatchnorm as ReconstructBatchnorm
+    from foretrace.techniques.compute.replace_kernel import ReplaceKernel as ReplaceKernel
+    from foretrace.techniques.compute.structured_dropout import StructuredDropout as StructuredDropout
+    from foretrace.techniques.data.contention import Contention as Contention
+    from foretrace.techniques.data.prefetch_data import PrefetchData as PrefetchData
+    from foretrace.techniques.distributed.bucket_fusion import BucketFusion as BucketFusion
+    from foretrace.techniques.distributed.data_parallel import DataParallel as DataParallel
+    from foretrace.techniques.distributed.fully_sharded import FullySharded as FullySharded
+    from foretrace.techniques.distributed.gradient_compression import GradientCompression as GradientCompression
+    from foretrace.techniques.distributed.hierarchical_allreduce import HierarchicalAllreduce as HierarchicalAllreduce
+    from foretrace.techniques.distributed.local_steps import LocalSteps as LocalSteps
+    from foretrace.techniques.distributed.model_parallel_compression import (
+        ModelParallelCompression as ModelParallelCompression,
+    )
+    from foretrace.techniques.distributed.parameter_server import ParameterServer as ParameterServer
+    from foretrace.techniques.distributed.partial_backprop import PartialBackprop as PartialBackprop
+    from foretrace.techniques.distributed.priority import Priority as Priority
+    from foretrace.techniques.distributed.tensor_partition import TensorPartition as TensorPartition
+    from foretrace.techniques.memory.activation_compression import ActivationCompression as ActivationCompression
+    from foretrace.techniques.memory.activation_offload import ActivationOffload as ActivationOffload
+    from foretrace.techniques.memory.activation_recomputation import ActivationRecomputation as ActivationRecomputation
+    from foretrace.techniques.memory.gradient_accumulation import GradientAccumulation as GradientAccumulation
+    from foretrace.techniques.registry import techniques as techniques
+    from foretrace.techniques.selection import Remove as Remove
+    from foretrace.techniques.selection import Scale as Scale
+    from foretrace.techniques.whatif import WhatIf as WhatIf
 
-__all__ = [
-    "ActivationCompression",
-    "ActivationOffload",
-    "ActivationRecomputation",
-    "BatchSize",
-    "BucketFusion",
-    "ChannelsLast",
-    "Compiled",
-    "Contention",
-    "CudaGraphs",
-    "DataParallel",
-    "FasterDevice",
-    "FullySharded",
-    "FusedOptimizer",
-    "GradientAccumulation",
-    "GradientCompression",
-    "HierarchicalAllreduce",
-    "LocalSteps",
-    "MixedPrecision",
-    "ModelParallelCompression",
-    "ParameterServer",
-    "PartialBackprop",
-    "PrefetchData",
-    "Priority",
-    "ReconstructBatchnorm",
-    "Remove",
-    "ReplaceKernel",
-    "Scale",
-    "StructuredDropout",
-    "Technique",
-    "TensorPartition",
-    "WhatIf",
-    "parse",
-    "techniques",
-]
-
-_HOME = {
-    "ActivationCompression": "memory.activation_compression",
-    "ActivationOffload": "memory.activation_offload",
-    "ActivationRecomputation": "memory.activation_recomputation",
-    "BatchSize": "compute.batch_size",
-    "BucketFusion": "distributed.bucket_fusion",
-    "ChannelsLast": "compute.channels_last",
-    "Compiled": "compute.compiled",
-    "Contention": "data.contention",
-    "CudaGraphs": "compute.cuda_graphs",
-    "DataParallel": "distributed.data_parallel",
-    "FasterDevice": "compute.faster_device",
-    "FullySharded": "distributed.fully_sharded",
-    "FusedOptimizer": "compute.fused_optimizer",
-    "GradientAccumulation": "memory.gradient_accumulation",
-    "GradientCompression": "distributed.gradient_compression",
-    "HierarchicalAllreduce": "distributed.hierarchical_allreduce",
-    "LocalSteps": "distributed.local_steps",
-    "MixedPrecision": "compute.mixed_precision",
-    "ModelParallelCompression": "distributed.model_parallel_compression",
-    "ParameterServer": "distributed.parameter_server",
-    "PartialBackprop": "compute.partial_backprop",
+# Where every technique is, in the order in which they are listed.
+BUILT_IN = {
     "PrefetchData": "data.prefetch_data",
-    "Priority": "distributed.priority",
+    "MixedPrecision": "compute.mixed_precision",
+    "FusedOptimizer": "compute.fused_optimizer",
+    "CudaGraphs": "compute.cuda_graphs",
+    "Compiled": "compute.compiled",
+    "ChannelsLast": "compute.channels_last",
+    "BatchSize": "compute.batch_size",
+    "GradientAccumulation": "memory.gradient_accumulation",
+    "ActivationRecomputation": "memory.activation_recomputation",
     "ReconstructBatchnorm": "compute.reconstruct_batchnorm",
-    "Remove": "selection",
+    "ActivationOffload": "memory.activation_offload",
+    "ActivationCompression": "memory.activation_compression",
+    "StructuredDropout": "compute.structured_dropout",
+    "DataParallel": "distributed.data_parallel",
+    "FullySharded": "distributed.fully_sharded",
+    "BucketFusion": "distributed.bucket_fusion",
+    "TensorPartition": "distributed.tensor_partition",
+    "Priority": "distributed.priority",
+    "HierarchicalAllreduce": "distributed.hierarchical_allreduce",
+    "ParameterServer": "distributed.parameter_server",
+    "LocalSteps": "distributed.local_steps",
+    "GradientCompression": "distributed.gradient_compression",
+    "ModelParallelCompression": "distributed.model_parallel_compression",
+    "PartialBackprop": "distributed.partial_backprop",
+    "Contention": "data.contention",
+    "FasterDevice": "compute.faster_device",
     "ReplaceKernel": "compute.replace_kernel",
     "Scale": "selection",
-    "StructuredDropout": "compute.structured_dropout",
-    "Technique": "base",
-    "TensorPartition": "distributed.tensor_partition",
-    "WhatIf": "whatif",
-    "parse": "arguments",
-    "techniques": "registry",
+    "Remove": "selection",
 }
+_HOME = {**BUILT_IN, "Technique": "base", "WhatIf": "whatif", "parse": "arguments", "techniques": "registry"}
 
 
 def __getattr__(name: str) -> Any:
@@ -122,4 +87,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_HOME})

@@ -25,9 +25,9 @@ def parse(text: str) -> Technique:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise ForetraceError(f"--do {text!r}: {error}; close the quote.") from error
+        raise ForetraceError(f"`do={text!r}`: {error}; close the quote.") from error
     if not words:
-        raise ForetraceError('--do "" names no technique; write for example --do "prefetch-data workers=4".')
+        raise ForetraceError('`do=""` names no technique; write for example `do="prefetch-data workers=4"`.')
     kind = technique(words[0])
     known = {each.name: each for each in kind.parameters()}
     given: dict[str, Any] = {}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import KW_ONLY, MISSING, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from foretrace.cost.operators.operator import Operator
@@ -30,14 +30,15 @@ Across = Literal["", "each", "all"]
 Larger = Literal["slower", "faster"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Prior:
-    """What is plausible for a number before anyone measured it: central value and 80 % range."""
+    """What is plausible for a number before anyone measured it: central value and 80 % range, written as `prior`."""
 
     value: float
     low: float
     high: float
-    unit: str
+    _: KW_ONLY
+    unit: str = "×"
     why: str
 
 
@@ -69,7 +70,7 @@ def prior(
 
     `larger_is` says what a larger value does to the step: slower, unless it is a rate.
     """
-    stands_in = Prior(value=value, low=low, high=high, unit=unit, why=why)
+    stands_in = Prior(value, low, high, unit=unit, why=why)
     return field(default=None, metadata=_stated(doc, unit, larger_is) | {"choices": (), "prior": stands_in})
 
 
@@ -110,7 +111,7 @@ class Technique(ABC):
         """
         several = len(ranks_of(graph)) > 1
         if several and not self.across:
-            raise self.refuse("it reckons with one rank, not with a graph of several; name one with --rank.")
+            raise self.refuse("it reckons with one rank, not with a graph of several; name one with `rank=`.")
         try:
             changed = on_each_rank(graph, self.change) if several and self.across == "each" else self.change(graph)
             return settle(graph, sound(changed), self.name).noted(assumptions=self.uncertain(graph))

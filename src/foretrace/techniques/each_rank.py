@@ -92,7 +92,9 @@ def _part(graph: TaskGraph, rank: int, start: Int64) -> _Part:
     edges["src"] = place[edges["src"]].astype(np.int32)
     marks = own_marks(graph, rank)
     if not len(marks):
-        raise NotApplicableError(f"rank {rank} has no steps of its own in this graph; look at another one with --rank.")
+        raise NotApplicableError(
+            f"rank {rank} has no steps of its own in this graph; look at another one with `rank=`."
+        )
     recorded = graph.recorded[marks[[0, -1]]]
     alone = replace(
         graph,
@@ -120,7 +122,7 @@ def _together(graph: TaskGraph, parts: Sequence[_Part], changed: Sequence[TaskGr
         if not _same_ties(part.graph, after, before, now):
             raise NotApplicableError(
                 f"it changes which collectives rank {part.rank} takes part in, which all ranks share; look at one rank "
-                "with --rank."
+                "with `rank=`."
             )
         row[part.rows[before]] = now + n
         between &= ~part.inside

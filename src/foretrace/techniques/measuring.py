@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from foretrace.cost.operators.bench import NO_TIME, Measured
+from foretrace.cost.operators.bench import NO_TIME, OperatorTimings
 from foretrace.cost.operators.calibration import Calibration
 from foretrace.cost.operators.operator import Operator
 from foretrace.deadline import Deadline, never
@@ -21,11 +21,11 @@ from foretrace.techniques.base import Technique
 class Measure(Protocol):
     """Times operators on the machine of the recording within seconds: `foretrace.cost.operators.bench.measure`."""
 
-    def __call__(self, operators: list[Operator], /, *, budget_s: float) -> Measured: ...
+    def __call__(self, operators: list[Operator], /, *, budget_s: float) -> OperatorTimings: ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Calibrated:
+class CalibratedGraph:
     """A graph that carries what was measured for its techniques."""
 
     graph: TaskGraph
@@ -35,7 +35,7 @@ class Calibrated:
 
 def calibrated(
     graph: TaskGraph, techniques: Sequence[Technique], measure: Measure, until: Deadline | None = None
-) -> Calibrated:
+) -> CalibratedGraph:
     """`graph` with the times of all operators that `techniques`, applied in this order, want and it lacks.
 
     After `until` no technique is asked any more: predicting those before it takes time, too. Raises
@@ -58,4 +58,4 @@ def calibrated(
             seconds |= measured.seconds
             failed |= measured.failed
             found = found.extended(measured.seconds)
-    return Calibrated(graph=found.on(graph) if found else graph, seconds=seconds, failed=failed)
+    return CalibratedGraph(graph=found.on(graph) if found else graph, seconds=seconds, failed=failed)

@@ -10,37 +10,10 @@ from __future__ import annotations
 
 from importlib.metadata import entry_points
 
+from foretrace import techniques as ours
 from foretrace.errors import ForetraceError
 from foretrace.names import question, resolve
 from foretrace.techniques.base import Technique
-from foretrace.techniques.compute.batch_size import BatchSize
-from foretrace.techniques.compute.channels_last import ChannelsLast
-from foretrace.techniques.compute.compiled import Compiled
-from foretrace.techniques.compute.cuda_graphs import CudaGraphs
-from foretrace.techniques.compute.faster_device import FasterDevice
-from foretrace.techniques.compute.fused_optimizer import FusedOptimizer
-from foretrace.techniques.compute.mixed_precision import MixedPrecision
-from foretrace.techniques.compute.partial_backprop import PartialBackprop
-from foretrace.techniques.compute.reconstruct_batchnorm import ReconstructBatchnorm
-from foretrace.techniques.compute.replace_kernel import ReplaceKernel
-from foretrace.techniques.compute.structured_dropout import StructuredDropout
-from foretrace.techniques.data.contention import Contention
-from foretrace.techniques.data.prefetch_data import PrefetchData
-from foretrace.techniques.distributed.bucket_fusion import BucketFusion
-from foretrace.techniques.distributed.data_parallel import DataParallel
-from foretrace.techniques.distributed.fully_sharded import FullySharded
-from foretrace.techniques.distributed.gradient_compression import GradientCompression
-from foretrace.techniques.distributed.hierarchical_allreduce import HierarchicalAllreduce
-from foretrace.techniques.distributed.local_steps import LocalSteps
-from foretrace.techniques.distributed.model_parallel_compression import ModelParallelCompression
-from foretrace.techniques.distributed.parameter_server import ParameterServer
-from foretrace.techniques.distributed.priority import Priority
-from foretrace.techniques.distributed.tensor_partition import TensorPartition
-from foretrace.techniques.memory.activation_compression import ActivationCompression
-from foretrace.techniques.memory.activation_offload import ActivationOffload
-from foretrace.techniques.memory.activation_recomputation import ActivationRecomputation
-from foretrace.techniques.memory.gradient_accumulation import GradientAccumulation
-from foretrace.techniques.selection import Remove, Scale
 
 # What people call them elsewhere.
 ALIASES = {
@@ -55,37 +28,7 @@ ALIASES = {
     "cpu-offload": "activation-offload",
 }  # fmt: skip
 GROUP = "foretrace.techniques"
-BUILT_IN: tuple[type[Technique], ...] = (
-    PrefetchData,
-    MixedPrecision,
-    FusedOptimizer,
-    CudaGraphs,
-    Compiled,
-    ChannelsLast,
-    BatchSize,
-    GradientAccumulation,
-    ActivationRecomputation,
-    ReconstructBatchnorm,
-    ActivationOffload,
-    ActivationCompression,
-    StructuredDropout,
-    DataParallel,
-    FullySharded,
-    BucketFusion,
-    TensorPartition,
-    Priority,
-    HierarchicalAllreduce,
-    ParameterServer,
-    LocalSteps,
-    GradientCompression,
-    ModelParallelCompression,
-    PartialBackprop,
-    Contention,
-    FasterDevice,
-    ReplaceKernel,
-    Scale,
-    Remove,
-)
+BUILT_IN: tuple[type[Technique], ...] = tuple(getattr(ours, name) for name in ours.BUILT_IN)
 
 
 def techniques() -> dict[str, type[Technique]]:

@@ -60,10 +60,9 @@ def untimed(
     share = before_ns / all_ns if all_ns > 0 else 0.0
     return {
         "untimed": Prior(
-            value=1.0,
-            low=min(low / value, 1.0),
-            high=max(high / value, 1.0),
-            unit="×",
+            1.0,
+            min(low / value, 1.0),
+            max(high / value, 1.0),
             why=f"{100 * share:.2g} % of all work is changed and was not timed itself; similar calls, or others of its "
             "name, stand for it; foretrace calibrate run times it",
         )

@@ -1,7 +1,8 @@
 """`whatif`: techniques applied one after the other, and how sure the prediction is.
 
 The interval of the predicted step has five sources, taken as independent. *Noise* between the recorded steps moves the
-step around its prediction (`Timeline.noise_s`). *Estimates*: durations that the graph carries with a range of their
+step around its prediction (`Timeline.noise_s`); of what is gained, only as far as it does not move both steps alike
+(`noise.between`). *Estimates*: durations that the graph carries with a range of their
 own (`Timeline.shifts`); they are as far off before as after a change, so they cancel in the ratio of the two steps as
 far as both rest on them. *Assumptions*: the whole chain is predicted again with one
 assumption after the other at its low and its high end; how far the step moves down or up is that assumption's
@@ -23,7 +24,7 @@ import numpy.typing as npt
 
 from foretrace.graph.taskgraph import Assumption, Carried, Change, TaskGraph
 from foretrace.simulate.doubt import assumed, work_between
-from foretrace.simulate.noise import Interval
+from foretrace.simulate.noise import Figure, Interval, between
 from foretrace.simulate.overlap import overlap_assumption, overlap_change
 from foretrace.simulate.replay import replay
 from foretrace.simulate.timeline import Timeline, simulate
@@ -127,15 +128,29 @@ class WhatIf:
         """Where the predicted step lies as a share of the step before; what moves both alike does not count."""
         if not self.before_s:
             return 1.0, 1.0
-        ratio, low, high = self.after_s / self.before_s, list[float](), list[float]()
+        low, high = self._interval(lambda before, after: after / np.where(before > 0, before, self.before_s))
+        return max(low, 0.0), high
+
+    @property
+    def saved_interval_s(self) -> tuple[float, float]:
+        """Where lies what is taken off the step; what moves both alike does not count."""
+        return self._interval(np.subtract)
+
+    def _interval(self, figure: Figure) -> tuple[float, float]:
+        """Where a figure of the step before and after lies with probability `level`."""
+
+        def of(before_s: float, after_s: float) -> float:
+            return float(figure(np.array([before_s]), np.array([after_s]))[0])
+
+        value = of(self.before_s, self.after_s)
+        below, above = between(self.before.draws, self.after.draws, figure, self.level)
+        low, high = [below], [above]
         for each in self.assumptions:
             before = each.before_s or (self.before_s, self.before_s)
-            ends = [a / b if b else ratio for a, b in zip((each.at_low_s, each.at_high_s), before, strict=True)]
-            low.append(max(ratio - min(ends), 0.0))
-            high.append(max(max(ends) - ratio, 0.0))
-        low.append((self.after_s - self.noise.low_s) / self.before_s)
-        high.append((self.noise.high_s - self.after_s) / self.before_s)
-        return max(ratio - hypot(*low), 0.0), ratio + hypot(*high)
+            ends = list(map(of, before, (each.at_low_s, each.at_high_s)))
+            low.append(max(value - min(ends), 0.0))
+            high.append(max(max(ends) - value, 0.0))
+        return value - hypot(*low), value + hypot(*high)
 
     def saved(self) -> TaskGraph:
         """The predicted graph with the range of every assumption: on the tasks that rest on it, else on the step.

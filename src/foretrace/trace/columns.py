@@ -270,7 +270,7 @@ class RankColumns:
         bad = rows[int(np.argmax(mask))]
         number = self._entries + 1 + next(i for i, e in enumerate(entries) if e is bad)
         raise TraceError(
-            f"{self.name}: event {number:,} ({bad.name[:60]!r}) {what}; record again, or read the rest with --salvage."
+            f"{self.name}: event {number:,} ({bad.name[:60]!r}) {what}; record again, or read the rest with `salvage=`."
         )
 
 

@@ -44,7 +44,7 @@ class _Threads(TypedDict, total=False):
     inter_op: Annotated[int, msgspec.Meta(ge=1, le=2**20)] | None
 
 
-class Machine(TypedDict, total=False):
+class MachineFacts(TypedDict, total=False):
     cpu: str | None
     cores: _Count | None
     affinity: list[int] | None
@@ -129,7 +129,7 @@ _FORMS: dict[str, Any] = {
     "whole_steps": list[_Count] | None,
     "overhead": _Overhead | None,
     "threads": _Threads | None,
-    "machine": Machine | None,
+    "machine": MachineFacts | None,
     "environment": dict[str, str] | None,
     "device": _Device | None,
     "options": _Options | None,

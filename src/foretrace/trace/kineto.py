@@ -21,7 +21,7 @@ from msgspec import Raw
 from foretrace.errors import TraceError
 from foretrace.trace import foreign
 from foretrace.trace.entries import MALFORMED, Entry, Foreign, decode_array, decode_entry
-from foretrace.trace.stream import BLOCK, CutError, Source
+from foretrace.trace.stream import BLOCK, CutError, RecordingSource
 
 Entries = list[Entry | Foreign]
 
@@ -64,7 +64,7 @@ class Recording:
 
     """
 
-    def __init__(self, source: Source, *, salvage: bool) -> None:
+    def __init__(self, source: RecordingSource, *, salvage: bool) -> None:
         self.name = source.name
         self.metadata: dict[str, Raw] = {}
         self.lost: dict[str, int] = {}
@@ -151,7 +151,7 @@ class Recording:
             raise self._refusal()
         what = f"has broken metadata before its events (byte {events.start():,})"
         if not self._salvage:
-            raise TraceError(f"{self.name} {what}: copy it again, or read its events with --salvage.")
+            raise TraceError(f"{self.name} {what}: copy it again, or read its events with `salvage=`.")
         self.lost[f"file {what}"] = 0
         self._advance(events.end())
 
@@ -235,7 +235,7 @@ class Recording:
             at = self._text.find(bytes(text))
             raise TraceError(
                 f"{self.name}: event {self._count + before + 1:,} (byte {self._base + max(at, 0):,}) {what}; "
-                "copy the file again, or read the rest with --salvage."
+                "copy the file again, or read the rest with `salvage=`."
             )
         reason = f"event {what}"
         self.lost[reason] = self.lost.get(reason, 0) + 1
@@ -297,7 +297,8 @@ class Recording:
             self.lost[f"file {what} ({place})"] = 1
         elif self._count:
             raise TraceError(
-                f"{self.name} {what} ({place}). Copy it again, or read its {self._count:,} whole events with --salvage."
+                f"{self.name} {what} ({place}). Copy it again, or read its {self._count:,} whole events with "
+                "`salvage=`."
             )
         else:
             raise TraceError(f"{self.name} {what} ({place}) and has no whole event: copy it again.")

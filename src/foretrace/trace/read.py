@@ -16,7 +16,8 @@ from foretrace.trace import checks, facts
 from foretrace.trace.columns import RankColumns
 from foretrace.trace.decimals import MAX_NS
 from foretrace.trace.kineto import NotARecordingError, Recording
-from foretrace.trace.stream import Source, sources
+from foretrace.trace.readers import opened
+from foretrace.trace.stream import RecordingSource, sources
 from foretrace.trace.tables import LaneTable, Tables
 from foretrace.trace.trace import Category, Dropped, Int64, Mask, RankInfo, Trace, TraceLane
 
@@ -165,7 +166,7 @@ def _read(path: str | Path | Sequence[str | Path], ask: _Ask, progress: Callable
     return _merge(kept, tables, notes)
 
 
-def _read_sources(given: Iterable[Source], tables: Tables, ask: _Ask) -> tuple[list[_Rank], list[TraceError]]:
+def _read_sources(given: Iterable[RecordingSource], tables: Tables, ask: _Ask) -> tuple[list[_Rank], list[TraceError]]:
     """What each source holds, and why some could not be read."""
     found: list[_Rank] = []
     refused: list[TraceError] = []
@@ -181,8 +182,8 @@ def _read_sources(given: Iterable[Source], tables: Tables, ask: _Ask) -> tuple[l
     return found, refused
 
 
-def _read_file(source: Source, tables: Tables, ask: _Ask) -> _Rank:
-    recording = Recording(source, salvage=ask.salvage)
+def _read_file(source: RecordingSource, tables: Tables, ask: _Ask) -> _Rank:
+    recording = opened(source, salvage=ask.salvage)
     rank = _rank_of(recording)
     if ask.ranks is not None and rank is not None and rank not in ask.ranks:
         return _Rank(name=source.name, rank=rank)
@@ -252,7 +253,7 @@ def _possible(name: str, columns: _Columns, span: checks.Span, lost: dict[str, i
 
 def _refuse(name: str, found: checks.Impossible, lost: dict[str, int], ask: _Ask) -> None:
     if not ask.salvage:
-        raise TraceError(f"{name} {found.what}: record again, or read the rest with --salvage.")
+        raise TraceError(f"{name} {found.what}: record again, or read the rest with `salvage=`.")
     lost[found.reason] = int(np.count_nonzero(found.rows))
 
 
@@ -263,7 +264,7 @@ def _in_steps(name: str, columns: _Columns, names: Sequence[str], steps: Steps) 
     numbers = np.array([number_of[n] for n in columns["name"][marks].tolist()], dtype=np.int64)
     known = np.unique(numbers)
     if not len(known):
-        raise TraceError(f"{name} has no ProfilerStep marks to select steps by: read it without --steps.")
+        raise TraceError(f"{name} has no ProfilerStep marks to select steps by: read it without `steps=`.")
     chosen = known[steps] if isinstance(steps, slice) else np.array(sorted(set(steps)), dtype=np.int64)
     if missing := np.setdiff1d(chosen, known).tolist():
         raise TraceError(f"{name} has no step {listed(missing)}: ask for some of {listed(known.tolist())}.")

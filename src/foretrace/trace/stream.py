@@ -13,7 +13,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
@@ -32,7 +32,7 @@ class CutError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class RecordingSource:
     """One recording: where it comes from and its unpacked bytes; read it before asking for the next one."""
 
     name: str
@@ -42,7 +42,7 @@ class Source:
 
 def sources(
     path: str | Path | Sequence[str | Path], progress: Callable[[float], None] | None = None
-) -> Iterator[Source]:
+) -> Iterator[RecordingSource]:
     """All recordings under a file, archive or folder, or in a list of those, in natural order of their names.
 
     `progress` is told the share of the stored bytes that were read (0 to 1).
@@ -59,6 +59,17 @@ def sources(
             yield from _open(file, alone, meter)
         except OSError as error:
             raise TraceError(f"{file} cannot be read ({_reason(error)}).") from None
+
+
+def peek(source: RecordingSource) -> tuple[bytes, RecordingSource]:
+    """The first block of a source, at least 512 bytes where it has so many, and the source as if unread."""
+    head = b""
+    cut: CutError | None = None
+    try:
+        head = next(source.blocks, b"")
+    except CutError as error:
+        cut = error
+    return head, replace(source, blocks=_chain(head, source.blocks, cut))
 
 
 def stored_files(path: str | Path | Sequence[str | Path]) -> list[tuple[Path, bool]]:
@@ -129,7 +140,7 @@ def _beside(path: Path) -> str:
     return question(path.name, there, lists="give a recording, or make one: foretrace record -- python train.py")
 
 
-def _open(path: Path, alone: bool, meter: _Meter) -> Iterator[Source]:
+def _open(path: Path, alone: bool, meter: _Meter) -> Iterator[RecordingSource]:
     with ExitStack() as stack:
         file = stack.enter_context(path.open("rb"))
         budget = Budget(path.stat().st_size, most=STREAMED)
@@ -150,7 +161,7 @@ def _raw(file: io.BufferedReader, meter: _Meter) -> Iterator[bytes]:
         raise CutError(f"it cannot be read further: {_reason(error)}") from None
 
 
-def _peel(name: str, blocks: Iterator[bytes], alone: bool, budget: Budget, depth: int) -> Iterator[Source]:
+def _peel(name: str, blocks: Iterator[bytes], alone: bool, budget: Budget, depth: int) -> Iterator[RecordingSource]:
     """Undo gzip and tar as often as the first bytes ask for it."""
     head = b""
     cut: CutError | None = None
@@ -169,7 +180,7 @@ def _peel(name: str, blocks: Iterator[bytes], alone: bool, budget: Budget, depth
     elif head[257:262] == b"ustar" and depth < 3:
         yield from _tar(name, blocks, budget, depth)
     else:
-        yield Source(name=name, blocks=blocks, alone=alone)
+        yield RecordingSource(name=name, blocks=blocks, alone=alone)
 
 
 def _chain(head: bytes, blocks: Iterator[bytes], cut: CutError | None) -> Iterator[bytes]:
@@ -255,7 +266,7 @@ def _read_member(member: IO[bytes]) -> Iterator[bytes]:
         raise CutError(f"archive damaged: {error}") from None
 
 
-def _tar(name: str, blocks: Iterator[bytes], budget: Budget, depth: int) -> Iterator[Source]:
+def _tar(name: str, blocks: Iterator[bytes], budget: Budget, depth: int) -> Iterator[RecordingSource]:
     found = False
     damage = ""
     try:
@@ -270,7 +281,7 @@ def _tar(name: str, blocks: Iterator[bytes], budget: Budget, depth: int) -> Iter
     except (tarfile.TarError, EOFError, CutError) as error:
         damage = f"archive damaged: {error}"
     if damage:
-        yield Source(name=f"{name} (the rest of the archive)", blocks=_cut(damage), alone=True)
+        yield RecordingSource(name=f"{name} (the rest of the archive)", blocks=_cut(damage), alone=True)
     elif not found:
         raise TraceError(f"{name} holds no recording: no file in it is named *.json or *.json.gz.")
 
@@ -280,7 +291,7 @@ def _cut(reason: str) -> Iterator[bytes]:
     raise CutError(reason)
 
 
-def _zip(path: Path, meter: _Meter, budget: Budget) -> Iterator[Source]:
+def _zip(path: Path, meter: _Meter, budget: Budget) -> Iterator[RecordingSource]:
     try:
         archive = zipfile.ZipFile(path)
     except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError) as error:

@@ -78,7 +78,7 @@ class ShapeTable(dict[bytes, int]):
         return number
 
 
-class CollectiveTable:
+class CollectiveColumns:
     """Collectives as their kernels and calls describe them."""
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class Tables:
     def __init__(self) -> None:
         self.names = NameTable()
         self.shapes = ShapeTable()
-        self.collectives = CollectiveTable()
+        self.collectives = CollectiveColumns()
 
 
 class ThreadTable(dict[tuple[Number, Number], int]):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chain:
+class BlockSequence:
     """Blocks of a model in the order in which a forward pass calls them."""
 
     blocks: tuple[str, ...]  # paths of modules
@@ -61,7 +61,7 @@ def contributors(group: int, groups: int, workers: int) -> int:
     return sum(computed(i, groups, workers) > group for i in range(1, workers + 1))
 
 
-def find_chain(training: Training, name: str) -> Chain:
+def find_chain(training: Training, name: str) -> BlockSequence:
     """The blocks of a model, found in forward passes of a copy.
 
     Blocks are the children of the model; lists and sequences of modules, and modules that hold such a list, are taken
@@ -105,7 +105,7 @@ def find_chain(training: Training, name: str) -> Chain:
                 "chain of blocks."
             )
     found = [path for path in found if calls.count(path) == 1]
-    return Chain(blocks=tuple(found), cost_s=tuple(spent[path] for path in found))
+    return BlockSequence(blocks=tuple(found), cost_s=tuple(spent[path] for path in found))
 
 
 def _parts(module: nn.Module, prefix: str) -> Iterator[str]:
@@ -132,7 +132,7 @@ def owners(model: nn.Module, blocks: Sequence[str]) -> dict[str, int]:
 class PartialStep:
     """One step of a worker, to be put in the place of the plain one (`Training.run`)."""
 
-    def __init__(self, model: nn.Module, chain: Chain, groups: int, workers: int, rank: int) -> None:
+    def __init__(self, model: nn.Module, chain: BlockSequence, groups: int, workers: int, rank: int) -> None:
         self.blocks, self.count, self.workers, self.rank = chain.blocks, groups, workers, rank
         self.group_of_block = chain.groups(groups)
         self.group_of = {name: self.group_of_block[i] for name, i in owners(model, chain.blocks).items()}

@@ -22,7 +22,7 @@ INPUT, RECURRENT = "input", "recurrent"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class LayerPart:
     """One part of a layer over a sequence."""
 
     what: str  # draw a mask or units; products forward; backward, to what was fed; to the weight
@@ -40,10 +40,10 @@ class Part:
 
 
 def prepared_part(operator: Operator) -> Callable[[], object]:
-    """What `Part.operator` stands for, ready to be called."""
+    """What `LayerPart.operator` stands for, ready to be called."""
     settings = json.loads(operator.concrete[2])
     p, span = settings.pop("p"), settings.pop("span")
-    part = Part(**settings)
+    part = LayerPart(**settings)
     drop = _draw(part, p, span)
     if part.what == DRAW:
         return drop
@@ -54,7 +54,7 @@ def prepared_part(operator: Operator) -> Callable[[], object]:
     return _recurrent(part, drop())
 
 
-def _draw(part: Part, p: float, span: int | None) -> Callable[[], Drop]:
+def _draw(part: LayerPart, p: float, span: int | None) -> Callable[[], Drop]:
     import torch
 
     from foretrace.training.structured_lstm import keep_elements, keep_units
@@ -65,7 +65,7 @@ def _draw(part: Part, p: float, span: int | None) -> Callable[[], Drop]:
     return lambda: keep_units(part.units, part.time_steps, p, span or part.time_steps)
 
 
-def _weight(part: Part, drop: Drop) -> Callable[[], object]:
+def _weight(part: LayerPart, drop: Drop) -> Callable[[], object]:
     import torch
 
     from foretrace.training.structured_lstm import Kept, weight_gradient
@@ -76,7 +76,7 @@ def _weight(part: Part, drop: Drop) -> Callable[[], object]:
     return lambda: weight_gradient(d_gates, fed, drop, part.units)
 
 
-def _input(part: Part, drop: Drop) -> Callable[[], object]:
+def _input(part: LayerPart, drop: Drop) -> Callable[[], object]:
     import torch
 
     from foretrace.training.structured_lstm import input_gradient, project, smaller_weights
@@ -90,7 +90,7 @@ def _input(part: Part, drop: Drop) -> Callable[[], object]:
     return lambda: input_gradient(d_gates, smaller, drop, part.units)
 
 
-def _recurrent(part: Part, drop: Drop) -> Callable[[], object]:
+def _recurrent(part: LayerPart, drop: Drop) -> Callable[[], object]:
     import torch
 
     from foretrace.training.structured_lstm import Kept, feed_back, pass_back, smaller_weights

@@ -14,7 +14,7 @@ from torch import distributed as dist
 from torch import nn
 
 from foretrace.errors import NotApplicableError
-from foretrace.training.compression.boundaries import Columns, Rows
+from foretrace.training.compression.boundaries import ColumnParallelLinear, RowParallelLinear
 from foretrace.training.compression.settings import Boundary
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ def divided(training: Training, boundary: Boundary, workers: int, *, all_layers:
     before = {id(each): each for each in training.model.parameters()}
     for i, layer in enumerate(layers):
         compress = all_layers or i >= len(layers) // 2
-        layer.linear2 = Columns(layer.linear2, rank, workers, boundary if compress else PLAIN)
-        layer.linear1 = Rows(layer.linear1, rank, workers)
+        layer.linear2 = RowParallelLinear(layer.linear2, rank, workers, boundary if compress else PLAIN)
+        layer.linear1 = ColumnParallelLinear(layer.linear1, rank, workers)
         layer.activation_relu_or_gelu = 0  # no fused path in evaluation, which would take a part for the whole
     now = {id(each): each for each in training.model.parameters()}
     gone, added = before.keys() - now.keys(), [each for key, each in now.items() if key not in before]

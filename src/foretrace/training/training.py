@@ -52,6 +52,17 @@ class Training:
         model, optimizers, around = copy.deepcopy((self.model, self.optimizers, self.around_forward))
         return replace(self, model=model, optimizers=optimizers, around_forward=around)
 
+    def compiled(self, mode: str) -> Training:
+        """The same job with its model compiled (`torch.compile`) on first use; copies of it are compiled anew."""
+        inner = self.loss
+
+        def loss(model: nn.Module, batch: Batch) -> Tensor:
+            if getattr(model, "_compiled_call_impl", None) is None:
+                model.compile(mode=mode)
+            return inner(model, batch)
+
+        return replace(self, loss=loss)
+
     def on(self, device: str) -> Training:
         """The same job on another device; its model is moved. Raises ForetraceError where there is no such device."""
         import torch

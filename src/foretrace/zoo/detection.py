@@ -22,7 +22,7 @@ _OFFSET_SCALE = (10.0, 10.0, 5.0, 5.0)  # of the second stage, so that its offse
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scene:
+class RectangleScenes:
     """Coloured rectangles on noise, the colour of each by its class."""
 
     side: int
@@ -188,12 +188,12 @@ def detector(size: str) -> Training:
             ResNet((3, 4, 6, 3), classes=0), width=64, channels=256, hidden=1024, classes=90, side=800, scale=8,
             counts=Counts(per_level=1000, proposals=1000, first=256, second=512),
         )  # fmt: skip
-        batches = loader(Scene(side=800, objects=8, classes=90), batch_size=2)
+        batches = loader(RectangleScenes(side=800, objects=8, classes=90), batch_size=2)
     else:
         model = FasterRCNN(
             ResNet((1, 1, 1, 1), width=8, classes=0), width=8, channels=24, hidden=96, classes=8, side=96, scale=4,
             counts=Counts(per_level=48, proposals=64, first=32, second=32),
         )  # fmt: skip
-        batches = loader(Scene(side=96, objects=4, classes=8), batch_size=8)
+        batches = loader(RectangleScenes(side=96, objects=4, classes=8), batch_size=8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
     return Training(name="detector", model=model, optimizers=(optimizer,), loader=batches, loss=detection_loss)

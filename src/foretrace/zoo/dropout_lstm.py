@@ -18,7 +18,7 @@ from foretrace.zoo.data import loader
 from foretrace.zoo.lstm_lm import Passage, word_loss
 
 
-class WordModel(nn.Module):
+class RecurrentDropoutModel(nn.Module):
     """Embedding, LSTM layers with dropout on every connection, the recurrent ones included, and a linear decoder."""
 
     def __init__(self, *, words: int, hidden: int, layers: int, p: float) -> None:
@@ -52,7 +52,7 @@ class AcousticModel(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Utterance:
+class StateUtterance:
     """Frames of sound that go through a few states, and the state of every frame."""
 
     frames: int
@@ -73,7 +73,7 @@ def state_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def _word_model(name: str, *, words: int, hidden: int, layers: int, p: float, steps: int, batch: int) -> Training:
-    model = WordModel(words=words, hidden=hidden, layers=layers, p=p)
+    model = RecurrentDropoutModel(words=words, hidden=hidden, layers=layers, p=p)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     batches = loader(Passage(steps=steps, words=words), batch_size=batch)
     return Training(name=name, model=model, optimizers=(optimizer,), loader=batches, loss=word_loss)
@@ -98,5 +98,5 @@ def acoustic_lstm(size: str) -> Training:
     hidden, layers, frames, batch = (1024, 3, 80, 32) if size == "full" else (512, 2, 24, 12)
     model = AcousticModel(features=features, hidden=hidden, layers=layers, states=states, p=0.5)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    batches = loader(Utterance(frames=frames, features=features, states=states), batch_size=batch)
+    batches = loader(StateUtterance(frames=frames, features=features, states=states), batch_size=batch)
     return Training(name="acoustic-lstm", model=model, optimizers=(optimizer,), loader=batches, loss=state_loss)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from foretrace.errors import ForetraceError, NotApplicableError
-from foretrace.model.decoders import SHAPES, decoder_named
+from foretrace.model.decoder_config import DECODERS, decoder_named
 from foretrace.model.operator_graph import OperatorGraph
 from foretrace.names import near, question, resolve
 from foretrace.reading import address
@@ -65,7 +65,7 @@ def operators_of(
         from foretrace.model.capture.capture import capture
 
         shared = tensor if tensor > 1 else 0
-        _none({"--dim": dims, "--length": length, "--tensor": shared, "--loss": loss}, f"{source} is a training")
+        _none({"dim": dims, "length": length, "tensor": shared, "loss": loss}, f"{source} is a training")
         make = job(source, size)
         wanted = precision or "fp32"
         with script_mistakes(source), warnings.catch_warnings():
@@ -76,24 +76,24 @@ def operators_of(
     if is_decoder(source):
         from foretrace.model.decoders import decoder
 
-        _none({"--do": techniques, "--dim": dims}, f"{source} is a decoder by name")
+        _none({"do": techniques, "dim": dims}, f"{source} is a decoder by name")
         words = precision or "bf16-weights"
         return decoder(source, batch=batch or 1, length=length, precision=words, training=training, tensor=tensor,
                        update=update or "fused", attention=attention, loss=loss)  # fmt: skip
     if path.exists():
         from foretrace.model.readers.sources import load_operators
 
-        asked = {"--do": techniques, "--inference": not training, "--precision": precision, "--length": length,
-                 "--tensor": tensor if tensor > 1 else 0, "--optimizer": update, "--attention": attention,
-                 "--loss": loss}  # fmt: skip
+        asked = {"do": techniques, "inference": not training, "precision": precision, "length": length,
+                 "tensor": tensor if tensor > 1 else 0, "optimizer": update, "attention": attention,
+                 "loss": loss}  # fmt: skip
         _none(asked, f"{source} is a file")
         return load_operators(path, dims=dims, batch=batch or 0, progress=progress)
     if said := address(source):
         raise ForetraceError(f"{said}.")
-    if path.suffix in _FILES or (len(path.parts) > 1 and not near(path.name, [*entries(), *SHAPES], ALIASES)):
+    if path.suffix in _FILES or (len(path.parts) > 1 and not near(path.name, [*entries(), *DECODERS], ALIASES)):
         raise ForetraceError(f"{source} does not exist; give a file, a script, or a model of foretrace zoo.")
     every = "foretrace zoo lists models, docs/estimate.md decoders."
-    hint = question(source.rpartition("/")[2] or source, [*entries(), *SHAPES], ALIASES, lists=every)
+    hint = question(source.rpartition("/")[2] or source, [*entries(), *DECODERS], ALIASES, lists=every)
     raise ForetraceError(f"{source} is no model of the zoo, no decoder and no file; {hint}")
 
 
@@ -104,7 +104,9 @@ def is_decoder(source: str) -> bool:
 
 def _none(asked: Mapping[str, object], what: str) -> None:
     if flags := [flag for flag, given in asked.items() if given]:
-        raise ForetraceError(f"{what}, so {' and '.join(flags)} cannot be asked for; leave it out.")
+        raise ForetraceError(
+            f"{what}, so {' and '.join(f'`{flag}=`' for flag in flags)} cannot be asked for; leave it out."
+        )
 
 
 def _changed(make: Callable[[], Training], techniques: Sequence[Technique], training: bool) -> Callable[[], Training]:
@@ -125,7 +127,7 @@ def _changed(make: Callable[[], Training], techniques: Sequence[Technique], trai
             except NotApplicableError as error:
                 raise ForetraceError(
                     f"{str(error).rstrip('.')}; leave {technique.name} out here, and ask foretrace whatif for it with "
-                    "the task graph that --out writes."
+                    "the task graph that `out=` writes."
                 ) from error
             if made.loader is not before.loader and _same_step(made, before):
                 raise ForetraceError(

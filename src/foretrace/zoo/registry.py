@@ -29,7 +29,7 @@ _ASKED = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class ZooModel:
     """One model of the zoo. `home` is the module with `make(size) -> Training`, loaded when it is used."""
 
     name: str
@@ -41,15 +41,15 @@ class Entry:
     needs: str = ""  # a package beside torch
 
 
-ENTRIES = shipped.rows("foretrace.zoo", "models.csv", Entry, {"parameters": lambda text: text.split("|")})
+ENTRIES = shipped.rows("foretrace.zoo", "models.csv", ZooModel, {"parameters": lambda text: text.split("|")})
 
 
-def entries() -> dict[str, Entry]:
+def entries() -> dict[str, ZooModel]:
     """Every model by name."""
     return {each.name: each for each in ENTRIES}
 
 
-def entry(name: str) -> Entry:
+def entry(name: str) -> ZooModel:
     """The model of this name. Raises ForetraceError naming the nearest ones."""
     known = entries()
     found = resolve(name, known)

@@ -32,7 +32,7 @@ class SentencePair:
         return source, torch.cat([torch.tensor([_BEGIN]), target])
 
 
-class Attention(nn.Module):
+class LuongAttention(nn.Module):
     """Scores of every decoder state against every encoder state: Luong's "general" form, then tanh of both."""
 
     def __init__(self, hidden: int) -> None:
@@ -58,7 +58,7 @@ class Seq2Seq(nn.Module):
         between = dropout if layers > 2 else 0.0
         self.encoder = nn.LSTM(hidden, hidden, layers - 1, dropout=between, batch_first=True)
         self.decoder = nn.LSTM(hidden, hidden, layers, dropout=dropout, batch_first=True)
-        self.attention = Attention(hidden)
+        self.attention = LuongAttention(hidden)
         self.output = nn.Linear(hidden, words)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import pytest
 
 from foretrace.errors import ForetraceError, NotApplicableError
 from foretrace.experiment.links import netns
-from foretrace.experiment.messages import Block, Buckets, Done, Inspect, Make, Setup, Steps
+from foretrace.experiment.messages import Buckets, Done, Inspect, Make, RunSteps, Setup, TimedSteps
 from foretrace.experiment.processes import WorkerError, Workers, alone
 
 pytest.importorskip("torch")
@@ -25,8 +25,7 @@ STARTS_A_PAIR = """
 import time
 from foretrace.hardware.cluster import parse_link
 from foretrace.experiment.links import netns
-from foretrace.experiment.processes import running
-with netns.made(2, parse_link("100mbit")) as net, running(net) as workers:
+with netns.made(2, parse_link("100mbit")) as net, netns.running(net) as workers:
     print(*(each.pid for each in workers.processes), flush=True)
     time.sleep(600)
 """
@@ -34,7 +33,7 @@ with netns.made(2, parse_link("100mbit")) as net, running(net) as workers:
 
 def test_arms_run_and_show_their_buckets(pair: Workers) -> None:
     pair.ask(Make(name="a", setup=EMULATED), "making", Done)
-    blocks = pair.ask(Steps(name="a", discarded=2, steps=3, together=True), "stepping", Block)
+    blocks = pair.ask(RunSteps(name="a", discarded=2, steps=3, together=True), "stepping", TimedSteps)
     assert all(block.wall_s >= 4 * 0.001 and block.loss is not None for block in blocks)
     found = pair.ask(Inspect(name="a"), "asking", Buckets)
     assert {each.world for each in found} == {2}
@@ -47,10 +46,10 @@ def test_a_killed_worker_is_named(pair: Workers) -> None:
     killer = threading.Timer(0.5, pair.processes[1].kill)
     killer.start()
     with pytest.raises(ForetraceError, match="worker 1 was ended by SIGKILL while running for ever"):
-        pair.ask(Steps(name="a", discarded=0, steps=1_000_000, together=True), "running for ever", Block)
+        pair.ask(RunSteps(name="a", discarded=0, steps=1_000_000, together=True), "running for ever", TimedSteps)
     assert all(each.poll() is not None for each in pair.processes)
     with pytest.raises(ForetraceError, match="ended"):  # and asking again does not hang either
-        pair.ask(Steps(name="a", discarded=0, steps=1, together=True), "asking the dead", Block)
+        pair.ask(RunSteps(name="a", discarded=0, steps=1, together=True), "asking the dead", TimedSteps)
 
 
 def test_a_silent_worker_is_named() -> None:
@@ -65,7 +64,7 @@ def test_a_mistake_is_a_sentence_and_a_bug_a_traceback() -> None:
     with alone() as worker, pytest.raises(NotApplicableError, match="is no emulated training"):
         worker.ask(Make(name="a", setup=Setup(work="12x")), "making", Done)
     with alone() as worker, pytest.raises(WorkerError, match="KeyError"):
-        worker.ask(Steps(name="never made", discarded=0, steps=1, together=True), "stepping", Block)
+        worker.ask(RunSteps(name="never made", discarded=0, steps=1, together=True), "stepping", TimedSteps)
 
 
 def test_workers_end_with_the_process_that_started_them(able: netns.Capability) -> None:

@@ -16,10 +16,10 @@ from foretrace.errors import ForetraceError
 from foretrace.experiment.ledger import Ledger
 from foretrace.experiment.links import measure, netns
 from foretrace.experiment.links.calibrate import MOST_SPREAD, alone
-from foretrace.experiment.links.job import Job
+from foretrace.experiment.links.job import LinkJob
 from foretrace.experiment.links.judge import rows_of, setting
 from foretrace.experiment.links.measure import check, completed, verify
-from foretrace.experiment.messages import Block, Steps
+from foretrace.experiment.messages import RunSteps, TimedSteps
 from foretrace.experiment.processes import Workers
 
 pytest.importorskip("torch")
@@ -42,7 +42,7 @@ def test_a_calibrated_link_carries_nearly_what_was_stated(able: netns.Capability
 @pytest.mark.slow
 def test_a_session_predicts_then_measures(able: netns.Capability, tmp_path: Path) -> None:
     arms = (("data-parallel bucket_mb=0.25",), ("data-parallel bucket_mb=25",))
-    job = Job(work="6x128kb/5ms", link="100mbit", workers=2, arms=arms, seconds=1.0)
+    job = LinkJob(work="6x128kb/5ms", link="100mbit", workers=2, arms=arms, seconds=1.0)
     try:
         outcome = verify(job)
     except ForetraceError as error:
@@ -75,14 +75,14 @@ def test_techniques_are_given_the_rigs_workers_and_network() -> None:
 
 
 def test_what_a_row_calls_its_setting() -> None:
-    job = Job(work="resnet50", link="1gbit", workers=2, arms=(("data-parallel",),))
+    job = LinkJob(work="resnet50", link="1gbit", workers=2, arms=(("data-parallel",),))
     assert setting(job) == "tiny, 2 workers, 1gbit"
 
 
 def test_real_compute_needs_a_core_per_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foretrace.executor.cores", lambda: 2)
     with pytest.raises(ForetraceError, match="4 workers compute on 2 cores"):
-        check(Job(work="resnet50", link="1gbit", workers=4, arms=(("data-parallel",),)))
+        check(LinkJob(work="resnet50", link="1gbit", workers=4, arms=(("data-parallel",),)))
 
 
 @given(
@@ -93,14 +93,14 @@ def test_real_compute_needs_a_core_per_worker(monkeypatch: pytest.MonkeyPatch) -
 def test_turns_keep_their_time(steps_s: list[float], seconds: float, slow: float) -> None:
     """On a clock that moves with steps; they last `slow` times as long as predicted."""
     arms = [measure._Planned(name=str(i), used=(), shown=(), predicted=None, step_s=s) for i, s in enumerate(steps_s)]
-    job = Job(work="1x1mb/1ms", link="1gbit", workers=2, arms=(("data-parallel",),), seconds=seconds)
+    job = LinkJob(work="1x1mb/1ms", link="1gbit", workers=2, arms=(("data-parallel",),), seconds=seconds)
     turns = measure._turns(job, arms)
     now = [0.0]
 
     class Asked:
-        def ask(self, request: Steps, *_: object, **__: object) -> list[Block]:
+        def ask(self, request: RunSteps, *_: object, **__: object) -> list[TimedSteps]:
             now[0] += (request.discarded + request.steps) * slow * steps_s[int(request.name)]
-            return [Block(wall_s=1.0, cpu_s=1.0, loss=None)] * 2
+            return [TimedSteps(wall_s=1.0, cpu_s=1.0, loss=None)] * 2
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(deadline, "uncompiled", lambda: now[0])

@@ -8,8 +8,9 @@ import pytest
 
 from foretrace.plan.rewrite import normal
 from foretrace.plan.rewrite.catalog import RULES, verified
-from foretrace.plan.rewrite.rules import Maker, Place, Rule, View
-from foretrace.plan.rewrite.terms import Graph, Term, Terms
+from foretrace.plan.rewrite.rules import GraphView, Maker, Rule, RuleMatch
+from foretrace.plan.rewrite.term import Term
+from foretrace.plan.rewrite.terms import Graph, Terms
 from foretrace.plan.rewrite.verifier import TOLERANCE, difference, verify
 
 pytest.importorskip("torch")
@@ -29,8 +30,8 @@ def test_names_differ() -> None:
 
 
 def test_a_wrong_rule_is_not_usable() -> None:
-    def find(view: View) -> list[Place]:
-        return [Place(((term, view.terms.make("tanh", term.inputs)),), (term,)) for term in view.of("relu")]
+    def find(view: GraphView) -> list[RuleMatch]:
+        return [RuleMatch(((term, view.terms.make("tanh", term.inputs)),), (term,)) for term in view.of("relu")]
 
     wrong = Rule(
         name="wrong", what="", source="", find=find, sample=lambda m: m.graph(m.terms.make("relu", (m.image(),)))

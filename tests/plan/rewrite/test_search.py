@@ -15,18 +15,19 @@ from foretrace.cost.devices.roofline import Roofline
 from foretrace.deadline import Deadline
 from foretrace.hardware.devices import named
 from foretrace.plan.rewrite.catalog import RULES
-from foretrace.plan.rewrite.costs import Costs, ModelCosts, operators
+from foretrace.plan.rewrite.costs import ModelCosts, OperatorCosts, operators
 from foretrace.plan.rewrite.rules import Maker
 from foretrace.plan.rewrite.search import neighbours, search
-from foretrace.plan.rewrite.split import Flow, by_level, parts
+from foretrace.plan.rewrite.split import MaximumFlow, by_level, parts
 from foretrace.plan.rewrite.substitute import substitute
-from foretrace.plan.rewrite.terms import Graph, Term, Terms
+from foretrace.plan.rewrite.term import Term
+from foretrace.plan.rewrite.terms import Graph, Terms
 from foretrace.plan.rewrite.verifier import difference
 
 pytest.importorskip("torch")
 
 
-class Stated(Costs):
+class Stated(OperatorCosts):
     """A start for every operator but views, and its multiplications; so a search has a known answer."""
 
     def __init__(self, start_s: float = 1e-3, per_product_s: float = 1e-7) -> None:
@@ -183,7 +184,7 @@ def test_flow_is_that_of_scipy_and_the_cut_is_as_large(count: int, edges: list[t
     sparse = pytest.importorskip("scipy.sparse")
     edges = [(a % count, b % count, room) for a, b, room in edges if a % count != b % count]
     dense = np.zeros((count, count), dtype=np.int32)
-    flow = Flow(count)
+    flow = MaximumFlow(count)
     for a, b, room in edges:
         dense[a, b] += room
         flow.add(a, b, room)

@@ -51,7 +51,7 @@ def small() -> Any:
     torch.manual_seed(0)
     module, args = Small().eval(), (torch.randn(2, 3, 9, 9),)
     settled(module, args, {"scale": torch.tensor(1.5)})
-    wanted = session.Wanted(alpha=1.5, budget=40, measure=False)
+    wanted = session.RewriteRequest(alpha=1.5, budget=40, measure=False)
     return session.rewrite(
         module, args, {"scale": torch.tensor(1.5)}, name="small", wanted=wanted, costs=Stated(per_product_s=1e-9)
     )
@@ -99,7 +99,7 @@ def test_a_rewritten_model_is_written_and_read_again(small: Any, tmp_path: Path)
     for found in (loaded, code):
         assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(want, found, strict=True))
     for bad in (tmp_path / "x.txt", tmp_path):
-        with pytest.raises(ForetraceError, match="--out"):
+        with pytest.raises(ForetraceError, match="`out="):
             write.checked(bad)
 
 

@@ -10,7 +10,7 @@ import pytest
 from foretrace.errors import ForetraceError
 from foretrace.plan.rewrite import patterns, taso
 from foretrace.plan.rewrite.catalog import imported
-from foretrace.plan.rewrite.rules import Maker, View
+from foretrace.plan.rewrite.rules import GraphView, Maker
 from foretrace.plan.rewrite.shapes import UnfitError
 from foretrace.plan.rewrite.terms import Graph, Terms
 from foretrace.plan.rewrite.verifier import difference, verify
@@ -73,7 +73,7 @@ def test_a_rule_with_a_split_holds_and_is_found_in_a_graph() -> None:
     m = Maker(Terms(), random.Random(0))
     a, b, c = m.input(3, 4), m.input(4, 2), m.input(4, 5)
     graph = m.graph(m.terms.make("matmul", (a, b)), m.terms.make("matmul", (a, c)))
-    places = list(found.places(View(graph)))
+    places = list(found.places(GraphView(graph)))
     assert places
     for place in places:
         changed = graph.replaced(place.pairs)
@@ -145,4 +145,4 @@ def test_two_groups_ask_for_equal_halves(shared_data: Path) -> None:
         m = Maker(Terms(), random.Random(0))
         convs = [m.conv(m.input(1, 2, 5, 5), out=out, kernel=(3, 3), same=True, bias=False, act="") for out in channels]
         graph = Graph(m.terms, (m.terms.make("concat", convs, axis=1),))
-        assert len(list(found.places(View(graph)))) == places
+        assert len(list(found.places(GraphView(graph)))) == places

@@ -26,7 +26,7 @@ import numpy as np
 from foretrace.hardware.devices import Device
 
 
-class Kind(IntEnum):
+class LoadKind(IntEnum):
     """How kernels load what they work on."""
 
     WIDE = 0
@@ -39,35 +39,35 @@ class Kind(IntEnum):
 class Reached:
     """One figure. `generation` is the first word of `Device.arch`."""
 
-    kind: Kind
+    kind: LoadKind
     generation: str
     value: float
     seen: str
 
 
-PER_CYCLE = (Kind.ODD_ROWS, Kind.ROWS)  # numbers; the others are shares of the bandwidth
+PER_CYCLE = (LoadKind.ODD_ROWS, LoadKind.ROWS)  # numbers; the others are shares of the bandwidth
 LONG_ROW = 1024  # numbers of a row up to which one warp keeps it (PyTorch, PersistentSoftmax.cuh)
 ROW_BYTES = 16
 
 _OWLV2, _QWEN, _BERT = "owlv2-large-patch14-ensemble", "Qwen1.5-0.5B-Chat", "bert-small-uncased"
 #: Sums of bytes (or numbers) over sums of time beyond the start, kernels of more than three starts.
 REACHED = (
-    Reached(kind=Kind.WIDE, generation="Hopper", value=0.92, seen=_QWEN),
-    Reached(kind=Kind.WIDE, generation="Hopper", value=0.95, seen=_OWLV2),
-    Reached(kind=Kind.WIDE, generation="CDNA3", value=0.82, seen=_QWEN),
-    Reached(kind=Kind.WIDE, generation="CDNA3", value=0.69, seen=_OWLV2),
-    Reached(kind=Kind.ODD_ROWS, generation="Ampere", value=0.78, seen="table of kernels, A100"),
-    Reached(kind=Kind.ODD_ROWS, generation="Volta", value=0.63, seen="table of kernels, V100"),
-    Reached(kind=Kind.ODD_ROWS, generation="Hopper", value=0.75, seen=_OWLV2),
-    Reached(kind=Kind.ODD_ROWS, generation="CDNA1", value=0.32, seen="table of kernels, MI100"),
-    Reached(kind=Kind.ODD_ROWS, generation="CDNA2", value=0.32, seen="table of kernels, MI210"),
-    Reached(kind=Kind.ODD_ROWS, generation="CDNA3", value=0.53, seen=_OWLV2),
-    Reached(kind=Kind.ODD_PRODUCT, generation="Hopper", value=0.31, seen=_BERT),
-    Reached(kind=Kind.ODD_PRODUCT, generation="Hopper", value=0.28, seen=_OWLV2),
-    Reached(kind=Kind.ODD_PRODUCT, generation="CDNA3", value=0.34, seen=_BERT),
-    Reached(kind=Kind.ODD_PRODUCT, generation="CDNA3", value=0.42, seen=_OWLV2),
-    Reached(kind=Kind.ROWS, generation="CDNA3", value=0.47, seen="table of kernels, MI100 and MI210"),
-    Reached(kind=Kind.ROWS, generation="CDNA3", value=0.49, seen=_OWLV2),
+    Reached(kind=LoadKind.WIDE, generation="Hopper", value=0.92, seen=_QWEN),
+    Reached(kind=LoadKind.WIDE, generation="Hopper", value=0.95, seen=_OWLV2),
+    Reached(kind=LoadKind.WIDE, generation="CDNA3", value=0.82, seen=_QWEN),
+    Reached(kind=LoadKind.WIDE, generation="CDNA3", value=0.69, seen=_OWLV2),
+    Reached(kind=LoadKind.ODD_ROWS, generation="Ampere", value=0.78, seen="table of kernels, A100"),
+    Reached(kind=LoadKind.ODD_ROWS, generation="Volta", value=0.63, seen="table of kernels, V100"),
+    Reached(kind=LoadKind.ODD_ROWS, generation="Hopper", value=0.75, seen=_OWLV2),
+    Reached(kind=LoadKind.ODD_ROWS, generation="CDNA1", value=0.32, seen="table of kernels, MI100"),
+    Reached(kind=LoadKind.ODD_ROWS, generation="CDNA2", value=0.32, seen="table of kernels, MI210"),
+    Reached(kind=LoadKind.ODD_ROWS, generation="CDNA3", value=0.53, seen=_OWLV2),
+    Reached(kind=LoadKind.ODD_PRODUCT, generation="Hopper", value=0.31, seen=_BERT),
+    Reached(kind=LoadKind.ODD_PRODUCT, generation="Hopper", value=0.28, seen=_OWLV2),
+    Reached(kind=LoadKind.ODD_PRODUCT, generation="CDNA3", value=0.34, seen=_BERT),
+    Reached(kind=LoadKind.ODD_PRODUCT, generation="CDNA3", value=0.42, seen=_OWLV2),
+    Reached(kind=LoadKind.ROWS, generation="CDNA3", value=0.47, seen="table of kernels, MI100 and MI210"),
+    Reached(kind=LoadKind.ROWS, generation="CDNA3", value=0.49, seen=_OWLV2),
 )
 
 
@@ -76,7 +76,7 @@ def without(seen: str) -> tuple[Reached, ...]:
     return tuple(each for each in REACHED if each.seen != seen)
 
 
-def rate(kind: Kind, device: Device, table: Iterable[Reached] = REACHED) -> float | None:
+def rate(kind: LoadKind, device: Device, table: Iterable[Reached] = REACHED) -> float | None:
     """Bytes (WIDE, ODD_PRODUCT) or numbers per second of such kernels; None where nobody saw it.
 
     The geometric mean, where several recordings say so.

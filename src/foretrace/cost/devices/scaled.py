@@ -21,7 +21,7 @@ import numpy.typing as npt
 from foretrace.cost.calls import ELEMENT_BYTES, Calls, Family, Precision
 from foretrace.cost.devices import reached
 from foretrace.cost.devices.measured import device_of, recorded_calls
-from foretrace.cost.devices.reached import REACHED, Kind, Reached
+from foretrace.cost.devices.reached import REACHED, LoadKind, Reached
 from foretrace.cost.devices.roofline import MATRIX, peak_flops
 from foretrace.cost.model import CostModel, Float64, Prediction
 from foretrace.graph.taskgraph import TaskGraph
@@ -176,7 +176,7 @@ def rescale(
     if source == target:
         return seconds.copy()
     across = source.vendor != target.vendor
-    odd_rates = _both(Kind.ODD_PRODUCT, source, target, table)
+    odd_rates = _both(LoadKind.ODD_PRODUCT, source, target, table)
     here, there = (
         typical_s(calls, device, odd_rate=each, in_training=across)
         for device, each in zip((source, target), odd_rates or (None, None), strict=True)
@@ -220,7 +220,7 @@ def odd_rows(calls: Calls) -> Mask:
     return np.asarray((calls.family == Family.SOFTMAX) & (calls.n > reached.LONG_ROW) & uneven, dtype=np.bool_)
 
 
-def _both(kind: Kind, source: Device, target: Device, table: Sequence[Reached]) -> tuple[float, float] | None:
+def _both(kind: LoadKind, source: Device, target: Device, table: Sequence[Reached]) -> tuple[float, float] | None:
     """What kernels of a kind reach on both devices; None where it is not known of both."""
     one, other = (reached.rate(kind, device, table) for device in (source, target))
     return None if one is None or other is None else (one, other)
@@ -234,9 +234,9 @@ def _memory_ratios(
     ratio = np.array([_bandwidth_ratio(source, target, family) for family in families])[calls.family]
     rows = odd_rows(calls)
     if rows.any():
-        known = _both(Kind.ODD_ROWS, source, target, table)
+        known = _both(LoadKind.ODD_ROWS, source, target, table)
         ratio[rows] = known[0] / known[1] if known else source.memory_gb_s / target.memory_gb_s
-    loads = _both(Kind.WIDE, source, target, table)
+    loads = _both(LoadKind.WIDE, source, target, table)
     if wide is not None and loads:
         ratio[wide & (calls.family == Family.ELEMENTWISE)] = loads[0] / loads[1]
     rows = calls.family == Family.NORM
@@ -245,7 +245,7 @@ def _memory_ratios(
         times = []
         for device in (source, target):
             slowest = nbytes / (device.memory_gb_s * 1e9 * share_of_bandwidth(device, Family.NORM))
-            each = reached.rate(Kind.ROWS, device, table)
+            each = reached.rate(LoadKind.ROWS, device, table)
             times.append(slowest if each is None else np.maximum(slowest, numbers / each))
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio[rows] = np.where(times[0] > 0, times[1] / times[0], ratio[rows])

@@ -18,7 +18,7 @@ Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Peaks:
+class Ceilings:
     """What a device can do at most. `source` says where that is from."""
 
     name: str
@@ -32,7 +32,7 @@ class Peaks:
         return self.flops_per_s / self.bytes_per_s
 
     @classmethod
-    def of(cls, device: Device, precision: Precision) -> Peaks:
+    def of(cls, device: Device, precision: Precision) -> Ceilings:
         """Dense peak of products in this precision, and the memory's bandwidth."""
         return cls(
             name=device.short,
@@ -49,7 +49,7 @@ class Usage:
     flops: float  # of products
     nbytes: float  # that all operators read and write, each tensor of a call once
     step_s: float
-    peaks: Peaks
+    peaks: Ceilings
     precision: Precision  # in which most FLOPs run
     of_peak_flops: float
     of_peak_bandwidth: float
@@ -68,7 +68,7 @@ def usage(calls: Calls, device: Device, *, step_s: float, busy_s: float) -> Usag
     flops = float(calls.flops[matrix].sum())
     by_precision = np.bincount(calls.precision[matrix], weights=calls.flops[matrix], minlength=len(Precision))
     precision = Precision(int(by_precision.argmax())) if flops else Precision.FP32
-    peaks = Peaks.of(device, precision)
+    peaks = Ceilings.of(device, precision)
     # Products in several precisions: each at its own peak.
     ideal = sum(float(share) / peak_flops(device, Precision(p)) for p, share in enumerate(by_precision) if share > 0)
     own_bytes = float(calls.nbytes[matrix].sum())

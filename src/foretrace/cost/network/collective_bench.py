@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrace.cost.network.collective_table import CollectiveTable, Series, series_of, table_of
+from foretrace.cost.network.collective_table import CollectiveSeries, CollectiveTable, series_of, table_of
 from foretrace.cost.network.network import CollectiveKind
 from foretrace.errors import ForetraceError, MissingExtraError
 from foretrace.names import resolve
@@ -158,7 +158,7 @@ class _Bench:
         wanted_spread: float,
         progress: Progress | None,
     ) -> CollectiveTable:
-        found: list[Series] = []
+        found: list[CollectiveSeries] = []
         missing: dict[str, str] = {}
         for at, kind in enumerate(kinds):
             reason = self._reason_against(kind)

@@ -20,7 +20,7 @@ from math import isclose, isfinite
 from pathlib import Path
 
 from foretrace import reading
-from foretrace.cost.network.collective_table import CollectiveTable, Series, decode, series_of, table_of
+from foretrace.cost.network.collective_table import CollectiveSeries, CollectiveTable, decode, series_of, table_of
 from foretrace.cost.network.network import CollectiveKind, bus_share
 from foretrace.errors import ForetraceError
 from foretrace.plaintext import whole_number
@@ -76,7 +76,7 @@ def read(path: Path, *, workers: int = 0, per_node: int = 0, kind: str = "") -> 
     if any(match and match["name"].lower() == "size" for match in map(_HEADER.fullmatch, names)):
         found = workers or _workers_in(path.name)
         if not found:
-            raise ForetraceError(f"{path} does not say how many workers were measured; give --workers N.")
+            raise ForetraceError(f"{path} does not say how many workers were measured; give `workers=N`.")
         series = _columns(path, rows, found, per_node or found, given or _kind_in(path.name))
         return table_of(str(path), [series], backend="nccl")
     raise ForetraceError(
@@ -124,7 +124,9 @@ def _whole(row: Mapping[str, str | None], name: str, path: Path, line: int) -> i
     return int(value)
 
 
-def _columns(path: Path, rows: csv.DictReader[str], workers: int, per_node: int, kind: CollectiveKind | None) -> Series:
+def _columns(
+    path: Path, rows: csv.DictReader[str], workers: int, per_node: int, kind: CollectiveKind | None
+) -> CollectiveSeries:
     columns: dict[str, tuple[str, str]] = {}
     for name in rows.fieldnames or ():
         if match := _HEADER.fullmatch(name):
@@ -146,7 +148,7 @@ def _columns(path: Path, rows: csv.DictReader[str], workers: int, per_node: int,
 _Groups = dict[tuple[str, CollectiveKind, int, int], list[tuple[float, float, float]]]
 
 
-def _vidur(path: Path, rows: csv.DictReader[str]) -> list[Series]:
+def _vidur(path: Path, rows: csv.DictReader[str]) -> list[CollectiveSeries]:
     groups: _Groups = {}
     for line, row in enumerate(rows, 2):
         kind = _kind_of(row.get("collective") or "", f"{path}, row {line}")
@@ -160,7 +162,7 @@ def _vidur(path: Path, rows: csv.DictReader[str]) -> list[Series]:
     return _series(path, groups)
 
 
-def _bandwidths(path: Path, rows: csv.DictReader[str]) -> list[Series]:
+def _bandwidths(path: Path, rows: csv.DictReader[str]) -> list[CollectiveSeries]:
     """Rows without a number of workers are left out: without it a bus bandwidth is no time."""
     groups: _Groups = {}
     for line, row in enumerate(rows, 2):
@@ -178,7 +180,7 @@ def _bandwidths(path: Path, rows: csv.DictReader[str]) -> list[Series]:
     return _series(path, groups)
 
 
-def _plain(path: Path, rows: csv.DictReader[str]) -> list[Series]:
+def _plain(path: Path, rows: csv.DictReader[str]) -> list[CollectiveSeries]:
     groups: _Groups = {}
     for line, row in enumerate(rows, 2):
         kind = _kind_of(row.get("kind") or "", f"{path}, row {line}")
@@ -191,7 +193,7 @@ def _plain(path: Path, rows: csv.DictReader[str]) -> list[Series]:
     return _series(path, groups)
 
 
-def _series(path: Path, groups: _Groups) -> list[Series]:
+def _series(path: Path, groups: _Groups) -> list[CollectiveSeries]:
     return [
         series_of(str(path), kind=kind, workers=workers, per_node=per_node, points=points, system=system)
         for (system, kind, workers, per_node), points in groups.items()
@@ -203,7 +205,7 @@ def _series(path: Path, groups: _Groups) -> list[Series]:
 
 def _nccl_tests(
     path: Path, lines: Sequence[str], workers: int, per_node: int, kind: CollectiveKind | None
-) -> list[Series]:
+) -> list[CollectiveSeries]:
     ranks: dict[str, str] = {}
     alone = 0
     titles: list[str] = []
@@ -237,7 +239,7 @@ def _nccl_tests(
         raise ForetraceError(f"{path} holds no line of sizes and times as nccl-tests prints them.")
     found = len(ranks) or workers or _workers_in(path.name)
     if not found:
-        raise ForetraceError(f"{path} does not list its ranks; give --workers N.")
+        raise ForetraceError(f"{path} does not list its ranks; give `workers=N`.")
     hosts = list(ranks.values())
     most = max(map(hosts.count, hosts)) if hosts else per_node or found
     named = next((each for each in (_kind_in(title) for title in titles) if each), None)
@@ -302,7 +304,7 @@ def _guessed(path: Path, words: tuple[str, str], ratio: float, workers: int) -> 
     if len(fits) == 1:
         return fits[0]
     which = f" ({' or '.join(fits)} by its figures)" if fits else ""
-    raise ForetraceError(f"{path} does not say which collective it is of{which}; give --kind.")
+    raise ForetraceError(f"{path} does not say which collective it is of{which}; give `kind=`.")
 
 
 def _kind_in(text: str) -> CollectiveKind | None:

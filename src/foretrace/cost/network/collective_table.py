@@ -23,7 +23,7 @@ FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
+class CollectiveSeries:
     """Times of one collective among so many workers, sizes ascending. `per_node` of them share a machine."""
 
     kind: CollectiveKind
@@ -51,7 +51,7 @@ class CollectiveTable:
     """Series that belong together, and where they were measured."""
 
     name: str
-    series: tuple[Series, ...]
+    series: tuple[CollectiveSeries, ...]
     backend: str = ""  # "gloo", "nccl"; "" where the file does not say
     device: str = ""
     machine: Mapping[str, Any] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class CollectiveTable:
     repetitions: int = 0
     missing: Mapping[str, str] = field(default_factory=dict)  # kind -> why it was not measured
 
-    def of(self, kind: CollectiveKind) -> tuple[Series, ...]:
+    def of(self, kind: CollectiveKind) -> tuple[CollectiveSeries, ...]:
         """The series of one collective."""
         return tuple(each for each in self.series if each.kind == kind)
 
@@ -67,7 +67,7 @@ class CollectiveTable:
         """Machines that the series name, in order."""
         return tuple(dict.fromkeys(each.system for each in self.series))
 
-    def noisiest(self) -> tuple[Series, float, float] | None:
+    def noisiest(self) -> tuple[CollectiveSeries, float, float] | None:
         """The series, size and spread of the time that repeated worst; None where no spread is known."""
         found = [
             (each, size, spread)
@@ -87,7 +87,7 @@ _ABOUT = ("name", "backend", "device", "machine", "measured", "repetitions", "mi
 
 class _File(msgspec.Struct, kw_only=True):
     format: int
-    collectives: tuple[Series, ...]
+    collectives: tuple[CollectiveSeries, ...]
     name: str = ""
     backend: str = ""
     device: str = ""
@@ -132,7 +132,7 @@ def series_of(
     per_node: int,
     points: Iterable[tuple[float, float, float]],
     system: str = "",
-) -> Series:
+) -> CollectiveSeries:
     """A series from (bytes, seconds, spread) in any order; a size that occurs twice counts with its median.
 
     How far rows of one size lie from that median is spread, too. Raises ForetraceError on numbers that no measurement
@@ -160,7 +160,7 @@ def series_of(
         size: max(max(spread, seconds / times[size] - 1, times[size] / seconds - 1) for seconds, spread in pairs)
         for size, pairs in at.items()
     }
-    return Series(
+    return CollectiveSeries(
         kind=kind,
         workers=workers,
         per_node=per_node,
@@ -171,7 +171,7 @@ def series_of(
     )
 
 
-def table_of(where: str, series: Sequence[Series], **about: Any) -> CollectiveTable:
+def table_of(where: str, series: Sequence[CollectiveSeries], **about: Any) -> CollectiveTable:
     """A table of these series, in a settled order. Raises ForetraceError where there is none or one comes twice."""
     if not series:
         raise ForetraceError(f"{where} holds no measured collective.")

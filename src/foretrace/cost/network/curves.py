@@ -77,7 +77,7 @@ class Pieces:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class TableCurve:
     """Interpolation on logarithmic scales; beyond the points an alpha-beta line of the outer ones goes on."""
 
     nbytes: Floats
@@ -185,7 +185,7 @@ def _left_out(sizes: Floats, times: Floats, fit: _Fit) -> tuple[Floats, Floats]:
 def _table_of(window: int, *, curved: bool = False) -> _Fit:
     def fit(sizes: Floats, times: Floats) -> Curve:
         quarter = max(len(sizes) // 4, 2)
-        return Table(
+        return TableCurve(
             curved=curved and len(sizes) > 2,
             nbytes=sizes,
             times=_running_median(times, window),

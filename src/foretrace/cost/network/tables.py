@@ -18,11 +18,11 @@ import numpy as np
 
 from foretrace.cost.network import curves, worker_counts
 from foretrace.cost.network.collective_files import read
-from foretrace.cost.network.collective_table import CollectiveTable, Series
+from foretrace.cost.network.collective_table import CollectiveSeries, CollectiveTable
 from foretrace.cost.network.curves import Fitted
 from foretrace.cost.network.network import NOTHING, CollectiveKind, Cost, Network, asked, bus_share
-from foretrace.cost.network.networks import none_else, whole
-from foretrace.cost.network.worker_counts import Measured
+from foretrace.cost.network.options import none_else, whole
+from foretrace.cost.network.worker_counts import MeasuredCount
 from foretrace.errors import ForetraceError
 from foretrace.hardware.wiring import KNOWN, Wiring
 
@@ -106,19 +106,21 @@ class TableNetwork(Network):
         off = self._off(family, kind, nbytes, workers)
         return Cost(seconds=seconds, low_s=seconds / (1 + off), high_s=seconds * (1 + off), why=why)
 
-    def left_out(self, series: Series) -> float | None:
+    def left_out(self, series: CollectiveSeries) -> float | None:
         """Mean relative error at sizes left out of the fit of a series; None where it has too few."""
         fitted = self._fit(series)
         return fitted.mape if len(fitted.errors) else None
 
-    def _family(self, kind: CollectiveKind, workers: int) -> list[Series]:
+    def _family(self, kind: CollectiveKind, workers: int) -> list[CollectiveSeries]:
         """Series over as many machines as so many workers take, or over the next number that was measured."""
         nodes = -(-workers // self.per_node)
         series = self.table.of(kind)
         near = min({each.nodes for each in series}, key=lambda measured: (abs(log(measured / nodes)), -measured))
         return sorted((each for each in series if each.nodes == near), key=lambda each: each.workers)
 
-    def _between(self, family: list[Series], kind: CollectiveKind, nbytes: float, workers: int) -> tuple[float, str]:
+    def _between(
+        self, family: list[CollectiveSeries], kind: CollectiveKind, nbytes: float, workers: int
+    ) -> tuple[float, str]:
         """Time for a number of workers that was not measured."""
         measured = [self._measured(each) for each in self._sources(family, workers)]
         seconds = worker_counts.seconds(
@@ -139,7 +141,7 @@ class TableNetwork(Network):
             wires += f" that lead through a peer, which costs something unknown: the range is {_FORWARDED:.0%} wider"
         return seconds, f"{kind} of {workers} workers, {said} of {self.table.name}{wires}{where}"
 
-    def _sources(self, family: list[Series], workers: int) -> list[Series]:
+    def _sources(self, family: list[CollectiveSeries], workers: int) -> list[CollectiveSeries]:
         """Numbers from which another follows: all but those whose ring is forwarded, if any are left.
 
         Over several machines only the next smaller and larger one: how many share a network card differs in steps.
@@ -150,8 +152,8 @@ class TableNetwork(Network):
             ][:1]
         return [each for each in family if not self._forwarded(each.workers)] or family
 
-    def _measured(self, series: Series) -> Measured:
-        return Measured(
+    def _measured(self, series: CollectiveSeries) -> MeasuredCount:
+        return MeasuredCount(
             workers=series.workers,
             curve=self._fit(series),
             largest=series.nbytes[-1],
@@ -169,7 +171,7 @@ class TableNetwork(Network):
         """Whether the rings of so many lead through a peer somewhere."""
         return self.wiring is not None and self.wiring.forwards(min(workers, self.wiring.devices))
 
-    def _off(self, family: list[Series], kind: CollectiveKind, nbytes: float, workers: int) -> float:
+    def _off(self, family: list[CollectiveSeries], kind: CollectiveKind, nbytes: float, workers: int) -> float:
         """Relative error at numbers not measured: the largest at measured ones left out, near this size.
 
         Outside the measured numbers the outermost ones are left out, too. What repetitions of the nearest number
@@ -193,7 +195,7 @@ class TableNetwork(Network):
         worst = (1 + worst) * (1 + _spread(nearest, nbytes)) - 1
         return worst * (1 + abs(log(-(-workers // self.per_node) / family[0].nodes)))
 
-    def _fit(self, series: Series) -> Fitted:
+    def _fit(self, series: CollectiveSeries) -> Fitted:
         fit = curves.cached_pieces if self.model == "pieces" else curves.cached_table
         return self.fits.setdefault(id(series), fit(series.nbytes, series.seconds))
 
@@ -203,7 +205,7 @@ class TableNetwork(Network):
         return "table"
 
 
-def _spread(series: Series, nbytes: float) -> float:
+def _spread(series: CollectiveSeries, nbytes: float) -> float:
     """What repetitions of a size, and rows that give it twice, differ by, relative to the time."""
     return float(np.interp(log(nbytes), np.log(series.nbytes), series.spread)) if series.spread else 0.0
 
@@ -267,7 +269,7 @@ def wiring_of(table: CollectiveTable) -> Wiring | None:
 
 
 @lru_cache(maxsize=64)
-def _wiring_of(series: tuple[Series, ...]) -> Wiring | None:
+def _wiring_of(series: tuple[CollectiveSeries, ...]) -> Wiring | None:
     largest = min(each.nbytes[-1] for each in series)
     rates = {
         each.workers: bus_share(each.kind, each.workers)

@@ -26,7 +26,7 @@ _MOST_LOST = 1.0  # b over a: two workers reach half of what many do, at least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredCount:
     """One number of workers: its curve, its largest size, its share of bytes on the bus, and the rings that it has."""
 
     workers: int
@@ -54,7 +54,13 @@ class Measured:
 
 
 def seconds(
-    measured: Sequence[Measured], workers: int, nbytes: float, *, share: float, rings: int = 1, cables: bool = False
+    measured: Sequence[MeasuredCount],
+    workers: int,
+    nbytes: float,
+    *,
+    share: float,
+    rings: int = 1,
+    cables: bool = False,
 ) -> float:
     """Seconds of `nbytes` among `workers`, of whose collective `share` is the part on the bus.
 

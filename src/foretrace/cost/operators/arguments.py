@@ -48,7 +48,7 @@ class UnknownCallError(ForetraceError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
+class BoundCall:
     """One set of arguments of an operator, ready to be called."""
 
     function: Any
@@ -58,9 +58,9 @@ class Call:
     def __call__(self) -> object:
         return self.function(*self.args, **self.kwargs)
 
-    def cloned(self) -> Call:
+    def cloned(self) -> BoundCall:
         """The same call on copies of its tensors."""
-        return Call(
+        return BoundCall(
             function=self.function,
             args=tuple(_clone(each) for each in self.args),
             kwargs={key: _clone(each) for key, each in self.kwargs.items()},
@@ -80,7 +80,7 @@ def _clone(value: Any) -> Any:
     return value.clone() if hasattr(value, "element_size") else value  # keeps the memory layout
 
 
-def prepare(operator: Operator, device: str = "cpu") -> Call:
+def prepare(operator: Operator, device: str = "cpu") -> BoundCall:
     """The call with fresh arguments. Raises UnknownCallError with the reason."""
     from foretrace.cost.operators.consistent import completed
 
@@ -104,7 +104,7 @@ def prepare(operator: Operator, device: str = "cpu") -> Call:
             kwargs[argument.name] = value
         else:
             args.append(value)
-    return Call(function=overload._op, args=completed(operator.name, args, kwargs), kwargs=kwargs)
+    return BoundCall(function=overload._op, args=completed(operator.name, args, kwargs), kwargs=kwargs)
 
 
 def _dispatched(operator: Operator) -> Operator:

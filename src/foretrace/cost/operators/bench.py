@@ -20,7 +20,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from math import ceil
 
-from foretrace.cost.operators.arguments import Call, UnknownCallError, prepare
+from foretrace.cost.operators.arguments import BoundCall, UnknownCallError, prepare
 from foretrace.cost.operators.operator import Operator
 from foretrace.deadline import Deadline
 from foretrace.hardware.processor import instruction_sets, named
@@ -47,7 +47,7 @@ _LACKS = re.compile(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class OperatorTimings:
     """Seconds per call and why the others could not be timed, by `Operator.key`; times with near data by `near_key`."""
 
     seconds: dict[str, float] = field(default_factory=dict)
@@ -62,7 +62,7 @@ def measure(
     device: str = "cpu",
     target_s: float = TARGET_S,
     trust: Collection[str] = (),
-) -> Measured:
+) -> OperatorTimings:
     """Time every operator once, in the order given; pairs to be compared should follow each other.
 
     Args:
@@ -81,7 +81,7 @@ def measure(
     import torch
 
     distinct = list(dict.fromkeys(operators))
-    found = Measured()
+    found = OperatorTimings()
     until, done = Deadline(float("inf") if budget_s is None else budget_s), 0
     if budget_s is not None:  # preparing and warming up takes about as long as the repetitions
         target_s = min(max(0.2 * budget_s / max(len(distinct), 1), _LEAST_TARGET_S), target_s)
@@ -124,7 +124,7 @@ def _groups(operators: list[Operator]) -> Iterator[list[Operator]]:
 
 
 def _measure_group(
-    group: list[Operator], found: Measured, device: str, target_s: float, trust: Collection[str]
+    group: list[Operator], found: OperatorTimings, device: str, target_s: float, trust: Collection[str]
 ) -> None:
     far: dict[str, _Runner] = {}
     near: dict[str, _Runner] = {}
@@ -199,7 +199,7 @@ class _Runner:
 def _input_sets(make: Callable[[], Prepared], clock: Callable[[], float]) -> list[Prepared]:
     """The call with as many sets of inputs as no cache holds, or as can be walked through in _TURN_S."""
     first = make()
-    if not isinstance(first, Call) or first.nbytes < _NEAR_BYTES:
+    if not isinstance(first, BoundCall) or first.nbytes < _NEAR_BYTES:
         return [first]
     first()
     begin = clock()
@@ -217,7 +217,7 @@ def _maker(operator: Operator, device: str, trust: Collection[str]) -> Callable[
     package = module.partition(".")[0]
     if package not in {"foretrace", *trust, *_extending()}:
         raise UnknownCallError(
-            f"it would call {operator.name}, which is not foretrace's own; --trust {package} lets it"
+            f"it would call {operator.name}, which is not foretrace's own; `trust={package}` lets it"
         )
     factory: Callable[[Operator], Prepared] = getattr(importlib.import_module(module), function)
     return lambda: factory(operator)

@@ -23,7 +23,7 @@ _APART = 0.03  # times that differ by less with data near and far say nothing ab
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ratio:
+class OperatorRatio:
     """Time of an operator relative to another, with its 80 % range, and how it was found."""
 
     value: float
@@ -110,7 +110,7 @@ class Calibration:
         first, second = (low + place * (high - low) for low, high in zip(near, (far[0], far[1]), strict=True))
         return first, second
 
-    def ratio(self, before: Operator, after: Operator, own_s: float = 0.0) -> Ratio | None:
+    def ratio(self, before: Operator, after: Operator, own_s: float = 0.0) -> OperatorRatio | None:
         """Time of `after` relative to `before`; None where neither they nor similar pairs were measured.
 
         `own_s` is the recorded time of `before`, see `times_s`.
@@ -118,9 +118,9 @@ class Calibration:
         found = self.times_s(before, after, own_s)
         if found is not None:
             value = found[1] / found[0]
-            return Ratio(value=value, low=0.93 * value, high=1.07 * value, timed=True)
+            return OperatorRatio(value=value, low=0.93 * value, high=1.07 * value, timed=True)
         near = self.similar.ratio(before, after)
-        return None if near is None else Ratio(value=near.value, low=near.low, high=near.high, timed=False)
+        return None if near is None else OperatorRatio(value=near.value, low=near.low, high=near.high, timed=False)
 
     @cached_property
     def similar(self) -> Similar:

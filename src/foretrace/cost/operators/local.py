@@ -80,7 +80,7 @@ def shipped() -> Prices:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Rows:
+class RegressionRows:
     """Calls as the regression sees them (n rows): what is spent on each resource at the prices of the package."""
 
     cost: Float64  # [n x resources] seconds
@@ -92,21 +92,20 @@ class Rows:
     def __len__(self) -> int:
         return len(self.family)
 
-    def with_more(self, other: Rows) -> Rows:
+    def with_more(self, other: RegressionRows) -> RegressionRows:
         """These and others."""
-        return Rows(**{
-            each.name: np.concatenate([getattr(self, each.name), getattr(other, each.name)]) for each in fields(Rows)
-        })  # fmt: skip
+        names = [each.name for each in fields(self)]
+        return RegressionRows(**{n: np.concatenate([getattr(self, n), getattr(other, n)]) for n in names})
 
-    def take(self, rows: npt.NDArray[np.int64]) -> Rows:
+    def take(self, rows: npt.NDArray[np.int64]) -> RegressionRows:
         """These rows."""
-        return Rows(
+        return RegressionRows(
             cost=self.cost[rows], family=self.family[rows], op=self.op[rows], size=self.size[rows],
             spread=self.spread[rows],
         )  # fmt: skip
 
 
-def rows_of(calls: Calls, prices: Prices, place: Float64 | float) -> tuple[Rows, npt.NDArray[np.bool_]]:
+def rows_of(calls: Calls, prices: Prices, place: Float64 | float) -> tuple[RegressionRows, npt.NDArray[np.bool_]]:
     """Calls whose share `place` of their bytes comes from afar, and which of them can be spoken of."""
     found = amounts(calls)
     terms = found.terms.copy()
@@ -114,7 +113,7 @@ def rows_of(calls: Calls, prices: Prices, place: Float64 | float) -> tuple[Rows,
     cost = terms * prices.table(found) @ _OF
     sizes = np.stack([calls.flops, calls.nbytes, calls.b, calls.m, calls.n, calls.k], axis=1)
     spread = [prices.spread.get(Family(each).name, 0.5) for each in calls.family.tolist()]
-    rows = Rows(
+    rows = RegressionRows(
         cost=cost, family=calls.family.astype(np.int64), op=np.array([_number(each) for each in found.op], np.int64),
         size=np.log2(np.maximum(sizes, 1.0)), spread=np.array(spread, dtype=np.float64),
     )  # fmt: skip
@@ -128,7 +127,7 @@ def _number(op: str) -> int:
     return _numbers.setdefault(op, len(_numbers))
 
 
-def shared(a: Rows, b: Rows) -> Float64:
+def shared(a: RegressionRows, b: RegressionRows) -> Float64:
     """Prior covariance [a x b x resources] of what multiplies each resource, as logarithms, the clock apart."""
     family = a.family[:, None] == b.family[None, :]
     op = family & (a.op[:, None] == b.op[None, :])
@@ -140,7 +139,7 @@ def shared(a: Rows, b: Rows) -> Float64:
 CLOCKED = np.array([each != "far" for each in RESOURCES], dtype=float)
 
 
-def remaining(a: Rows, b: Rows) -> Float64:
+def remaining(a: RegressionRows, b: RegressionRows) -> Float64:
     """Prior covariance [a x b] of what is left of one operator nearby in size."""
     apart = ((a.size[:, None, :] - b.size[None, :, :]) ** 2).mean(axis=2)
     op = (a.family[:, None] == b.family[None, :]) & (a.op[:, None] == b.op[None, :])
@@ -150,7 +149,7 @@ def remaining(a: Rows, b: Rows) -> Float64:
     return found
 
 
-def covariance(a: Rows, b: Rows, share_a: Float64, share_b: Float64) -> Float64:
+def covariance(a: RegressionRows, b: RegressionRows, share_a: Float64, share_b: Float64) -> Float64:
     """Prior covariance [a x b] of log times around estimates that spend such shares on each resource."""
     found = np.einsum("ar,br,abr->ab", share_a, share_b, shared(a, b))
     found += _CLOCK**2 * np.outer(share_a @ CLOCKED, share_b @ CLOCKED)
@@ -158,16 +157,16 @@ def covariance(a: Rows, b: Rows, share_a: Float64, share_b: Float64) -> Float64:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Fit:
+class LocalFit:
     """What measured calls say of a machine."""
 
-    rows: Rows
+    rows: RegressionRows
     weights: Float64  # of each measured call in a prediction
     share: Float64
     inverse: Float64  # of the covariance of the measured calls
 
     @classmethod
-    def to(cls, rows: Rows, log_s: Float64) -> Fit:
+    def to(cls, rows: RegressionRows, log_s: Float64) -> LocalFit:
         """The most probable machine for these log times."""
         n = len(rows)
         change = np.zeros((n, len(RESOURCES)))
@@ -189,7 +188,7 @@ class Fit:
                 noise = np.maximum(noise, beyond**2)
         return cls(rows=rows, weights=weights, share=share, inverse=inverse)
 
-    def predict(self, rows: Rows) -> tuple[Float64, Float64]:
+    def predict(self, rows: RegressionRows) -> tuple[Float64, Float64]:
         """Log seconds and their variance (n each)."""
         if not len(self.rows):
             share = rows.cost / rows.cost.sum(axis=1)[:, None]
@@ -202,7 +201,7 @@ class Fit:
         explained = np.einsum("ij,jk,ik->i", cross, self.inverse, cross)
         return mean, np.maximum(_variance(rows, share) - explained, 1e-6)
 
-    def among(self, rows: Rows) -> tuple[Float64, Float64]:
+    def among(self, rows: RegressionRows) -> tuple[Float64, Float64]:
         """Log seconds (n) and their covariance [n x n]: errors of similar calls go together."""
         mean, variance = self.predict(rows)
         if not len(self.rows):
@@ -226,14 +225,14 @@ class Fit:
         return error, deviation
 
 
-def _change(rows: Rows, measured: Rows, share: Float64, weights: Float64) -> Float64:
+def _change(rows: RegressionRows, measured: RegressionRows, share: Float64, weights: Float64) -> Float64:
     """What multiplies each resource of `rows` [n x resources], as logarithms."""
     own = np.einsum("abr,br,b->ar", shared(rows, measured), share, weights)
     clock = _CLOCK**2 * float((share @ CLOCKED) @ weights)
     return np.asarray(own + clock * CLOCKED[None, :])
 
 
-def _variance(rows: Rows, share: Float64) -> Float64:
+def _variance(rows: RegressionRows, share: Float64) -> Float64:
     own = np.array([_RESOURCE[each] ** 2 for each in RESOURCES]) + _FAMILY**2 + _OPERATOR**2
     return np.asarray(share**2 @ own + (_CLOCK * (share @ CLOCKED)) ** 2 + rows.spread**2)
 
@@ -242,7 +241,7 @@ def _variance(rows: Rows, share: Float64) -> Float64:
 class Local(CostModel):
     """Seconds of calls on the processor that some calls were measured on. `device` is not looked at."""
 
-    fit: Fit
+    fit: LocalFit
     prices: Prices
     measured: int  # operators
     place: float = MIDWAY
@@ -257,7 +256,7 @@ class Local(CostModel):
         """
         known = prices or shipped()
         rows, log_s, operators = _measured(seconds, known)
-        fit = Fit.to(rows, log_s)
+        fit = LocalFit.to(rows, log_s)
         widened = 1.0
         if operators >= _ENOUGH:
             error, deviation = fit.left_out()
@@ -304,7 +303,7 @@ class Local(CostModel):
         share = each / each.sum()
         return max(seconds, float(each.sum())), self.widened * float(np.sqrt(max(share @ among @ share, 0.0)))
 
-    def _rows(self, calls: Calls, place: Float64 | None) -> tuple[Rows, npt.NDArray[np.bool_]]:
+    def _rows(self, calls: Calls, place: Float64 | None) -> tuple[RegressionRows, npt.NDArray[np.bool_]]:
         given = np.full(len(calls), self.place) if place is None else place
         return rows_of(calls, self.prices, np.where(calls.nbytes < _SMALL_BYTES, 0.0, given))
 
@@ -339,7 +338,7 @@ def _distinct(calls: Calls, place: Float64 | None) -> tuple[Calls, npt.NDArray[n
     return calls.take(at), which, None if place is None else places[at]
 
 
-def _measured(seconds: Mapping[str, float], prices: Prices) -> tuple[Rows, Float64, int]:
+def _measured(seconds: Mapping[str, float], prices: Prices) -> tuple[RegressionRows, Float64, int]:
     names = [key for key in seconds if key.startswith("aten::") and " " in key and "channels_last" not in key]
     calls = Calls.of([_split(key) for key in names])
     rows, known = rows_of(calls, prices, 0.0)
@@ -362,7 +361,7 @@ def _split(key: str) -> tuple[str, str]:
     return name, text
 
 
-def choose(rows: Rows, k: int) -> npt.NDArray[np.int64]:
+def choose(rows: RegressionRows, k: int) -> npt.NDArray[np.int64]:
     """The k calls that say most about all of them: KMeans task sampling on what a call spends and how large it is."""
     from foretrace.cost.operators.sampling import choose_tasks
 
@@ -373,7 +372,7 @@ def choose(rows: Rows, k: int) -> npt.NDArray[np.int64]:
                         standardise=False)  # fmt: skip
 
 
-def choose_designed(rows: Rows, k: int) -> npt.NDArray[np.int64]:
+def choose_designed(rows: RegressionRows, k: int) -> npt.NDArray[np.int64]:
     """The k calls after which least is left unknown of all rows: greedy, by the mean of the variances."""
     total = rows.cost.sum(axis=1)
     share = rows.cost / total[:, None]

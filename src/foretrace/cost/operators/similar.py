@@ -47,7 +47,7 @@ _CLASS = {f"aten::{name}": family for family, names in _CLASSES.items() for name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class OperatorChange:
     """What happens to an operator: types, layout, or sizes."""
 
     family: str
@@ -55,7 +55,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class MeasuredChange:
     """A measured change: where it was measured and what came of it, as the logarithm of a ratio or a fixed share."""
 
     size: Size
@@ -64,7 +64,7 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
+class RelativeTime:
     """Time relative to before, with an 80 % range."""
 
     value: float
@@ -107,7 +107,7 @@ class Similar:
 
     seconds: Mapping[str, float]
 
-    def ratio(self, before: Operator, after: Operator, without: frozenset[str] = frozenset()) -> Estimate | None:
+    def ratio(self, before: Operator, after: Operator, without: frozenset[str] = frozenset()) -> RelativeTime | None:
         """Time of `after` relative to `before` from similar pairs; None where there are none.
 
         `without` leaves the pairs out that contain one of these keys, to see how well the others predict them.
@@ -115,8 +115,8 @@ class Similar:
         if before.name != after.name or len(before.dims) != len(after.dims):
             return None
         if before == after:
-            return Estimate(value=1.0, low=1.0, high=1.0)
-        total: list[Estimate] = []
+            return RelativeTime(value=1.0, low=1.0, high=1.0)
+        total: list[RelativeTime] = []
         for first, second in _stages(before, after):
             one = self._exact(first, second, without) or self._single(first, second, without)
             if one is None:
@@ -126,13 +126,13 @@ class Similar:
             total.append(one)
         return _product(total)
 
-    def _exact(self, before: Operator, after: Operator, without: frozenset[str]) -> Estimate | None:
+    def _exact(self, before: Operator, after: Operator, without: frozenset[str]) -> RelativeTime | None:
         if before.key in without or after.key in without:
             return None
         first, second = self.seconds.get(before.key), self.seconds.get(after.key)
         return _around(log(second / first), log(1.07)) if first and second else None
 
-    def _single(self, before: Operator, after: Operator, without: frozenset[str]) -> Estimate | None:
+    def _single(self, before: Operator, after: Operator, without: frozenset[str]) -> RelativeTime | None:
         change, factor = _change(before, after)
         pairs = [each for each in self._known.get(change, []) if not without.intersection(each.pair)]
         near = _nearest(size(before), pairs)
@@ -146,14 +146,14 @@ class Similar:
         low, middle, high = (
             max(f + (1.0 - f) * factor, 1e-3) for f in (max(share - spread, -0.2), share, min(share + spread, 1.0))
         )
-        return Estimate(
+        return RelativeTime(
             value=middle,
             low=min(low, high, middle / exp(LEAST_SPREAD)),
             high=max(low, high, middle * exp(LEAST_SPREAD)),
         )
 
     @cached_property
-    def _missed(self) -> dict[tuple[Change, tuple[str, str]], float]:
+    def _missed(self) -> dict[tuple[OperatorChange, tuple[str, str]], float]:
         """By how much every measured pair is missed by its neighbours, those of its own size left out."""
         found = {}
         for change, pairs in self._known.items():
@@ -162,7 +162,7 @@ class Similar:
                 found[change, each.pair] = abs(_weighted(near)[0] - each.value) if near else 0.0
         return found
 
-    def _apart(self, before: Operator, after: Operator, without: frozenset[str]) -> Estimate | None:
+    def _apart(self, before: Operator, after: Operator, without: frozenset[str]) -> RelativeTime | None:
         """A change of layout and of types, where both at once were not measured."""
         if before.layout == after.layout or before.types == after.types:
             return None
@@ -173,13 +173,13 @@ class Similar:
         return _product([each for each in stages if each is not None]) if None not in stages else None
 
     @cached_property
-    def _known(self) -> dict[Change, list[Known]]:
-        found: dict[Change, list[Known]] = defaultdict(list)
+    def _known(self) -> dict[OperatorChange, list[MeasuredChange]]:
+        found: dict[OperatorChange, list[MeasuredChange]] = defaultdict(list)
         for before, after in self.pairs():
             change, factor = _change(before, after)
             ratio = self.seconds[after.key] / self.seconds[before.key]
             value = log(ratio) if factor == 1.0 else (factor - ratio) / (factor - 1.0)
-            found[change].append(Known(size=size(before), value=value, pair=(before.key, after.key)))
+            found[change].append(MeasuredChange(size=size(before), value=value, pair=(before.key, after.key)))
         return found
 
     def pairs(self) -> Iterator[tuple[Operator, Operator]]:
@@ -212,15 +212,15 @@ def _stages(before: Operator, after: Operator) -> Iterator[tuple[Operator, Opera
         yield before, after
 
 
-def _change(before: Operator, after: Operator) -> tuple[Change, float]:
+def _change(before: Operator, after: Operator) -> tuple[OperatorChange, float]:
     """What changes, and the factor in size where that is it."""
     if before.dims != after.dims:
         factor = _factor(before, after) or 0.0
         kind: tuple[Any, ...] = ("size", factor > 1.0, _floating(before), before.layout) if factor else ("unknown",)
-        return Change(family=family(before), kind=kind), factor
+        return OperatorChange(family=family(before), kind=kind), factor
     types = sorted({(a, b) for a, b in zip(before.types, after.types, strict=True) if a != b})
     kind = (*types, before.layout, after.layout) if types else (_floating(before), before.layout, after.layout)
-    return Change(family=family(before), kind=kind), 1.0
+    return OperatorChange(family=family(before), kind=kind), 1.0
 
 
 def _factor(before: Operator, after: Operator) -> float | None:
@@ -253,13 +253,13 @@ def _sizes(dims: list[Any]) -> Iterator[list[int]]:
             yield each
 
 
-def _nearest(at: Size, known: list[Known]) -> list[tuple[float, Known]]:
+def _nearest(at: Size, known: list[MeasuredChange]) -> list[tuple[float, MeasuredChange]]:
     """The nearest neighbours with their distance."""
     found = [(dist(at, each.size), each) for each in known if len(each.size) == len(at)]
     return sorted(found, key=lambda pair: (pair[0], pair[1].pair))[:NEIGHBOURS]
 
 
-def _weighted(near: list[tuple[float, Known]]) -> tuple[float, float]:
+def _weighted(near: list[tuple[float, MeasuredChange]]) -> tuple[float, float]:
     """Mean of the neighbours, the near ones counting more, and the 80 % spread around it."""
     weights = [1.0 / (0.1 + (distance / _FAR) ** 2) for distance, _ in near]
     total = sum(weights)
@@ -276,18 +276,18 @@ def _local(missed: list[tuple[float, float]]) -> float:
     return _Z80 * sqrt(sum(w * each**2 for w, (_, each) in zip(weights, missed, strict=True)) / sum(weights))
 
 
-def _around(value: float, spread: float) -> Estimate:
-    return Estimate(value=exp(value), low=exp(value - spread), high=exp(value + spread))
+def _around(value: float, spread: float) -> RelativeTime:
+    return RelativeTime(value=exp(value), low=exp(value - spread), high=exp(value + spread))
 
 
-def _product(parts: list[Estimate]) -> Estimate | None:
+def _product(parts: list[RelativeTime]) -> RelativeTime | None:
     """One change after the other; independent ranges add in squares."""
     if not parts:
         return None
     value = prod(each.value for each in parts)
     below = sqrt(sum(log(each.value / each.low) ** 2 for each in parts))
     above = sqrt(sum(log(each.high / each.value) ** 2 for each in parts))
-    return Estimate(value=value, low=value * exp(-below), high=value * exp(above))
+    return RelativeTime(value=value, low=value * exp(-below), high=value * exp(above))
 
 
 def _tensors(operator: Operator) -> list[list[int]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from foretrace.experiment.arms import next_loss
 from foretrace.experiment.measure import RESIDENT_BATCHES
-from foretrace.experiment.messages import Block, Buckets, Setup
+from foretrace.experiment.messages import Buckets, Setup, TimedSteps
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,7 +37,7 @@ def is_emulated(work: str) -> bool:
     return work[:1].isdigit()
 
 
-class Arm:
+class RunningArm:
     """A training under way on one worker."""
 
     def __init__(self, setup: Setup) -> None:
@@ -49,7 +49,7 @@ class Arm:
         self._steps: Iterator[Tensor] = self.training.steps()
         self._first: tuple[int, ...] = ()
 
-    def block(self, discarded: int, steps: int, *, together: bool) -> Block:
+    def block(self, discarded: int, steps: int, *, together: bool) -> TimedSteps:
         """Run steps of which the last `steps` are timed together, all workers beginning them at once if asked to."""
         import torch.distributed as dist
 
@@ -62,7 +62,7 @@ class Arm:
             loss = next_loss(self._steps)
         wall, cpu = time.perf_counter() - began, time.process_time() - began_cpu
         last = float(loss)
-        return Block(wall_s=wall / steps, cpu_s=cpu / steps, loss=last if math.isfinite(last) else None)
+        return TimedSteps(wall_s=wall / steps, cpu_s=cpu / steps, loss=last if math.isfinite(last) else None)
 
     def buckets(self) -> Buckets:
         """What PyTorch's data parallelism says of its buckets; empty lists where the arm is not made of it."""

@@ -11,7 +11,7 @@ from foretrace.cost.network.network import CollectiveKind
 from foretrace.errors import ForetraceError
 from foretrace.experiment.links import netns
 from foretrace.experiment.messages import Collectives, Done
-from foretrace.experiment.processes import Workers, running
+from foretrace.experiment.processes import Workers
 from foretrace.hardware.cluster import Link, parse_link
 
 REPETITIONS = 15
@@ -28,7 +28,7 @@ _SLOWEST = 0.5  # of the stated rate that a link is expected to reach at least, 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Calibrated:
+class LinkCalibration:
     """A measured link."""
 
     table: CollectiveTable
@@ -44,7 +44,7 @@ def calibrate(
     *,
     name: str,
     kinds: Sequence[CollectiveKind] = (CollectiveKind.ALL_REDUCE,),
-) -> Calibrated:
+) -> LinkCalibration:
     """Measure collectives on a rig that is up, and write their table to `file`.
 
     Raises ForetraceError where a size keeps varying by more than MOST_SPREAD.
@@ -67,16 +67,16 @@ def calibrate(
             f"the link varies too much to predict anything for it: {what} spread by {100 * worst:.0f} % over "
             f"{REPETITIONS} repetitions, three times over (limit {100 * MOST_SPREAD:.0f} %); stop what else is running."
         )
-    return Calibrated(table=table, file=file, spread=worst, mbit_s=_bus_mbit_s(table, len(workers)))
+    return LinkCalibration(table=table, file=file, spread=worst, mbit_s=_bus_mbit_s(table, len(workers)))
 
 
-def alone(workers: int, link: str, file: Path) -> Calibrated:
+def alone(workers: int, link: str, file: Path) -> LinkCalibration:
     """Make a rig only to measure its link (written as in "300mbit"), and remove it again.
 
     Raises ForetraceError where the machine cannot have one, or the link varies too much.
     """
     parsed = parse_link(link)
-    with netns.made(workers, parsed) as net, running(net) as started:
+    with netns.made(workers, parsed) as net, netns.running(net) as started:
         return calibrate(started, parsed, file, name=title(workers, link))
 
 

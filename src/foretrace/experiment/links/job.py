@@ -10,7 +10,7 @@ from foretrace.experiment.job import Assumed
 from foretrace.experiment.statistics import Arm, Ratio, Verdict
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class LinkJob(msgspec.Struct, frozen=True, kw_only=True):
     """Arms to be predicted and measured on one link, interleaved."""
 
     work: str  # an emulation ("12x1mb/20ms"), a model of the zoo, or a script
@@ -25,7 +25,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     keep: str = ""  # a folder for the graph of the worker alone and the table of the link; "": thrown away
 
 
-class Link(msgspec.Struct, frozen=True, kw_only=True):
+class MeasuredLink(msgspec.Struct, frozen=True, kw_only=True):
     """The link as it was measured before anything was predicted for it."""
 
     mbit_s: float  # payload of the largest all-reduce, as bus bandwidth
@@ -64,11 +64,11 @@ class ArmOutcome(msgspec.Struct, frozen=True, kw_only=True):
         return self.predicted_s / self.measured.median_s - 1.0
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class LinkOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """A session of the rig."""
 
-    job: Job
-    link: Link
+    job: LinkJob
+    link: MeasuredLink
     recorded_s: float  # step of the worker alone, recorded
     baseline_predicted_s: float  # the same, or the predicted step of `against`
     before: Arm

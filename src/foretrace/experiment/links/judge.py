@@ -10,9 +10,9 @@ import msgspec
 
 from foretrace.experiment import statistics
 from foretrace.experiment.ledger import Row, new_row
-from foretrace.experiment.links.job import ArmOutcome, Job, Outcome
+from foretrace.experiment.links.job import ArmOutcome, LinkJob, LinkOutcome
 from foretrace.experiment.measure import assumed, foretold, parameters_of
-from foretrace.experiment.messages import Block
+from foretrace.experiment.messages import TimedSteps
 from foretrace.experiment.statistics import Arm, Ratio, paired_ratio
 from foretrace.techniques.base import Technique
 from foretrace.techniques.whatif import WhatIf
@@ -20,7 +20,7 @@ from foretrace.techniques.whatif import WhatIf
 CLOCK = "wall"  # workers wait for each other
 CPU = "cpu"
 
-Rounds = Sequence[Sequence[Block]]  # by round and worker
+Rounds = Sequence[Sequence[TimedSteps]]  # by round and worker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class Ran:
     buckets: tuple[int, ...]
 
 
-def judge(job: Job, arm: Ran, baseline_s: float, before: Arm, again: Arm, same: Ratio) -> ArmOutcome:
+def judge(job: LinkJob, arm: Ran, baseline_s: float, before: Arm, again: Arm, same: Ratio) -> ArmOutcome:
     """What became of one arm's prediction; ratios are compared round by round with the mean of the baseline's arms."""
     measured = summed(arm.blocks)
     baseline = [(a + b) / 2 for a, b in zip(before.blocks_s, again.blocks_s, strict=True)]
@@ -67,12 +67,12 @@ def summed(blocks: Rounds) -> Arm:
     return Arm.of([max(each.wall_s for each in round_) for round_ in blocks])
 
 
-def rows_of(outcome: Outcome) -> tuple[Row, ...]:
+def rows_of(outcome: LinkOutcome) -> tuple[Row, ...]:
     """A row of the ledger per arm. Step and ratio are on the wall clock; `arms["rig"]` holds the link and the rest."""
     return tuple(_row(outcome, arm) for arm in outcome.arms)
 
 
-def _row(outcome: Outcome, arm: ArmOutcome) -> Row:
+def _row(outcome: LinkOutcome, arm: ArmOutcome) -> Row:
     job = outcome.job
     return new_row(
         job,
@@ -127,7 +127,7 @@ def _row(outcome: Outcome, arm: ArmOutcome) -> Row:
     )
 
 
-def setting(job: Job) -> str:
+def setting(job: LinkJob) -> str:
     """What a row calls the size: as in "2 workers, 300mbit", with the size of a zoo model before it."""
     own = "" if job.work[:1].isdigit() or job.work.endswith(".py") else f"{job.size}, "
     return f"{own}{job.workers} workers, {job.link}"

@@ -19,12 +19,10 @@ from foretrace.experiment import cores
 from foretrace.experiment.links import netns
 from foretrace.experiment.links.arms import is_emulated, training_of
 from foretrace.experiment.links.calibrate import calibrate, title
-from foretrace.experiment.links.job import Job, Outcome
-from foretrace.experiment.links.job import Link as MeasuredLink
+from foretrace.experiment.links.job import LinkJob, LinkOutcome, MeasuredLink
 from foretrace.experiment.links.judge import Ran, judge, summed
 from foretrace.experiment.measure import versions
 from foretrace.experiment.messages import (
-    Block,
     Buckets,
     Done,
     Inspect,
@@ -32,10 +30,11 @@ from foretrace.experiment.messages import (
     Record,
     Recorded,
     Request,
+    RunSteps,
     Setup,
-    Steps,
+    TimedSteps,
 )
-from foretrace.experiment.processes import PATIENCE_S, Workers, alone, running
+from foretrace.experiment.processes import PATIENCE_S, Workers, alone
 from foretrace.experiment.statistics import paired_ratio
 from foretrace.graph import store
 from foretrace.graph.taskgraph import TaskGraph
@@ -75,7 +74,7 @@ class _Planned:
     step_s: float  # as predicted
 
 
-def verify(job: Job, tell: Tell | None = None) -> Outcome:
+def verify(job: LinkJob, tell: Tell | None = None) -> LinkOutcome:
     """Run one session: all arms of a job, each predicted from one worker's recording before it runs.
 
     Raises ForetraceError where the machine cannot have a rig, NotApplicableError where a technique does not fit, and
@@ -90,7 +89,7 @@ def verify(job: Job, tell: Tell | None = None) -> Outcome:
         folder.mkdir(parents=True, exist_ok=True)
         say("making the network", 0.0)
         net = stack.enter_context(netns.made(job.workers, link))
-        workers = stack.enter_context(running(net, threads=job.threads))
+        workers = stack.enter_context(netns.running(net, threads=job.threads))
         say("calibrating the link", 0.05)
         table = folder / "network.json"
         measured = calibrate(workers, link, table, name=title(job.workers, job.link), kinds=_kinds(job))
@@ -119,7 +118,7 @@ def verify(job: Job, tell: Tell | None = None) -> Outcome:
     before, again = summed(blocks[_BASELINE]), summed(blocks[_AGAIN])
     same = paired_ratio(before.blocks_s, again.blocks_s, seed=job.seed)
     points = next(each for each in measured.table.series if each.kind == "all-reduce")
-    return Outcome(
+    return LinkOutcome(
         job=job,
         link=MeasuredLink(mbit_s=measured.mbit_s, spread=measured.spread, nbytes=points.nbytes, seconds=points.seconds),
         recorded_s=alone_s,
@@ -140,7 +139,7 @@ def verify(job: Job, tell: Tell | None = None) -> Outcome:
     )
 
 
-def check(job: Job) -> None:
+def check(job: LinkJob) -> None:
     """Raises ForetraceError for what can be seen to be wrong before anything is made."""
     netns.check_workers(job.workers)
     netns.check_link(parse_link(job.link))
@@ -149,7 +148,7 @@ def check(job: Job) -> None:
     if not is_emulated(job.work) and job.workers > executor.cores():
         raise ForetraceError(
             f"{job.workers} workers compute on {executor.cores()} cores: their steps would tell of the scheduler, not "
-            "of the network; use --emulate, or at most as many workers as cores."
+            "of the network; use `emulate=`, or at most as many workers as cores."
         )
     for texts in (*job.arms, job.against):
         for each in parse_all(completed(texts, job.workers, job.link)):
@@ -173,7 +172,7 @@ def _completed(text: str, workers: int, network: str) -> str:
     takes = {each.name for each in technique(words[0]).parameters()}
     given = dict(word.partition("=")[::2] for word in words[1:])
     if "network" in given:
-        raise ForetraceError(f"{text!r}: the rig's link is the network; leave network= out and give --link.")
+        raise ForetraceError(f"{text!r}: the rig's link is the network; leave network= out and give `link=`.")
     if given.get("workers", str(workers)) != str(workers):
         raise ForetraceError(f"{text!r}: the rig has {workers} workers; leave workers= out.")
     added = {"workers": str(workers), "network": network}
@@ -181,7 +180,7 @@ def _completed(text: str, workers: int, network: str) -> str:
     return shlex.join(words)
 
 
-def _kinds(job: Job) -> tuple[CollectiveKind, ...]:
+def _kinds(job: LinkJob) -> tuple[CollectiveKind, ...]:
     """What the link is calibrated for."""
     words = [shlex.split(text) for texts in (*job.arms, job.against) for text in texts]
     found = [CollectiveKind.ALL_REDUCE, *(kind for name, *_ in words for kind in KINDS.get(name, ()))]
@@ -192,7 +191,7 @@ def _kinds(job: Job) -> tuple[CollectiveKind, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _recorded(job: Job, folder: Path) -> tuple[TaskGraph, Recorded]:
+def _recorded(job: LinkJob, folder: Path) -> tuple[TaskGraph, Recorded]:
     """The graph of one worker alone, and how its recording went."""
     file = folder / "alone.graph"
     request = Record(
@@ -208,14 +207,14 @@ def _recorded(job: Job, folder: Path) -> tuple[TaskGraph, Recorded]:
         requests: list[Request] = [request]
         if beside:
             workers.ask(Make(name=_BASELINE, setup=request.setup), "making the training", Done)
-            requests += [Steps(name=_BASELINE, discarded=0, steps=_FOR_EVER, together=False)] * beside
+            requests += [RunSteps(name=_BASELINE, discarded=0, steps=_FOR_EVER, together=False)] * beside
         (answer,) = workers.ask_each(
             requests, "recording one worker", Recorded, patience_s=_RECORDING_S + PATIENCE_S, first=True
         )
     return store.load(file), answer
 
 
-def _planned(name: str, texts: Sequence[str], job: Job, table: Path, graph: TaskGraph, alone_s: float) -> _Planned:
+def _planned(name: str, texts: Sequence[str], job: LinkJob, table: Path, graph: TaskGraph, alone_s: float) -> _Planned:
     used = completed(texts, job.workers, str(table))
     shown = tuple(str(each) for each in parse_all(completed(texts, job.workers, job.link)))
     predicted = whatif(graph, parse_all(used)) if used else None
@@ -223,7 +222,7 @@ def _planned(name: str, texts: Sequence[str], job: Job, table: Path, graph: Task
     return _Planned(name=name, used=used, shown=shown, predicted=predicted, step_s=step_s)
 
 
-def _make(workers: Workers, job: Job, arms: Sequence[_Planned]) -> None:
+def _make(workers: Workers, job: LinkJob, arms: Sequence[_Planned]) -> None:
     """Every arm on every worker; the baseline twice, as two copies."""
     for arm in arms:
         setup = Setup(work=job.work, size=job.size, seed=job.seed, techniques=arm.used)
@@ -241,7 +240,7 @@ class _Turns:
     seconds: float  # a round that would not end within is not begun, once LEAST_ROUNDS are done
 
 
-def _turns(job: Job, arms: Sequence[_Planned]) -> _Turns:
+def _turns(job: LinkJob, arms: Sequence[_Planned]) -> _Turns:
     """Blocks of LEAST_BLOCK_S, at least LEAST_ROUNDS of each arm, more where `seconds` allow for them.
 
     Where they do not suffice for the least, blocks become shorter, down to a single step.
@@ -258,9 +257,9 @@ def _turns(job: Job, arms: Sequence[_Planned]) -> _Turns:
     return _Turns(order=tuple(arms), steps=steps, rounds=rounds, seconds=job.seconds)
 
 
-def _run(workers: Workers, turns: _Turns, tell: Callable[[float], None]) -> dict[str, list[list[Block]]]:
+def _run(workers: Workers, turns: _Turns, tell: Callable[[float], None]) -> dict[str, list[list[TimedSteps]]]:
     """Blocks by arm, round and worker; who begins changes from round to round. The first round is not counted."""
-    found: dict[str, list[list[Block]]] = {arm.name: [] for arm in turns.order}
+    found: dict[str, list[list[TimedSteps]]] = {arm.name: [] for arm in turns.order}
     order, until = list(turns.order), Deadline(turns.seconds)
     for number in range(turns.rounds + 1):
         if number > LEAST_ROUNDS and not until.allows("round"):
@@ -268,8 +267,10 @@ def _run(workers: Workers, turns: _Turns, tell: Callable[[float], None]) -> dict
         with until.part("round"):
             for arm in order:
                 steps = turns.steps[arm.name] if number else 1
-                request = Steps(name=arm.name, discarded=1 if number else _FIRST - 1, steps=steps, together=True)
-                blocks = workers.ask(request, f"running {_said(arm)}", Block, seconds=10 * (steps + 2) * arm.step_s)
+                request = RunSteps(name=arm.name, discarded=1 if number else _FIRST - 1, steps=steps, together=True)
+                blocks = workers.ask(
+                    request, f"running {_said(arm)}", TimedSteps, seconds=10 * (steps + 2) * arm.step_s
+                )
                 if number:
                     found[arm.name].append(blocks)
         order = order[1:] + order[:1]

@@ -14,7 +14,7 @@ import numpy as np
 from foretrace.errors import ForetraceError
 from foretrace.fleet.policy import PlaceRule, Policy, Wait
 from foretrace.fleet.speeds import Shape, Speed
-from foretrace.fleet.throughputs import ThroughputTable
+from foretrace.fleet.speeds.throughputs import ThroughputTable
 from foretrace.fleet.workload import Float64, Int64, Workload
 
 if TYPE_CHECKING:

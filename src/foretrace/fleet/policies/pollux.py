@@ -105,7 +105,7 @@ class Pollux(Rounds):
 
     def _bred(self, view: View, memory: Memory, board: Board, hopes: list[_Hopes]) -> dict[int, Option]:
         """By the genetic search of the re-created simulator, on GPUs by (job, node)."""
-        from foretrace.fleet import pollux_search
+        from foretrace.fleet.pollux import search
 
         table = memory.table
         if len(table.cluster.types) > 1 or table.cluster.quotas or any(each.share < 1 for each in hopes):
@@ -125,7 +125,7 @@ class Pollux(Rounds):
                 # wider than need be it is taken to be as fast as on the fewest nodes; the GPUs are laid out anew
                 if size <= total:
                     speedup[row, -(-size // per_node) : min(size, len(nodes)) + 1, size] = value
-        aim = pollux_search.Aim(
+        aim = search.Aim(
             base=base,
             nodes=nodes,
             most=np.array([max(size for _, size in each.values) for each in hopes], np.int64),
@@ -133,7 +133,7 @@ class Pollux(Rounds):
             kept=np.ones(len(hopes)),  # it is in the speed-ups
         )
         random = np.random.default_rng([self.seed, view.now_ns // self._round_ns])
-        states = pollux_search.search(aim, base[None], self.population, self.generations, random)
+        states = search.search(aim, base[None], self.population, self.generations, random)
         best = states[int(np.argmin(aim.judge(states)[:, 0]))].sum(axis=1).tolist()
         return {
             each.job: (0, int(size)) for each, size in zip(hopes, best, strict=True) if (0, int(size)) in each.values

@@ -17,8 +17,8 @@ import numpy.typing as npt
 from foretrace.errors import ForetraceError
 from foretrace.fleet.policy import Policy, Wait
 from foretrace.fleet.result import Cause
-from foretrace.fleet.speed_models import ConstantSpeeds
-from foretrace.fleet.stepping_speeds import ROUNDING
+from foretrace.fleet.speeds.closed_form import ConstantSpeeds
+from foretrace.fleet.speeds.shared import ROUNDING
 from foretrace.fleet.workload import SECOND, Float64, Int64, Workload, nanoseconds
 
 if TYPE_CHECKING:

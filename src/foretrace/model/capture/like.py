@@ -91,7 +91,7 @@ def _implement(optimizer: Any, group: dict[str, Any], update: str) -> None:
     key = {"for-loop": "foreach"}.get(update, update)
     if key not in group:
         name = type(optimizer).__name__
-        raise ForetraceError(f"{name} has no {update} implementation; leave out --optimizer {update}.")
+        raise ForetraceError(f"{name} has no {update} implementation; leave out `optimizer={update}`.")
     group["fused"], group["foreach"] = update == "fused", update == "foreach"
     if update == "fused":
         optimizer._step_supports_amp_scaling = True  # as its constructor has it

@@ -21,7 +21,7 @@ import msgspec
 from foretrace.cost.calls import describe
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import Phase
-from foretrace.model.operator_graph import DTYPE_BYTES, Block, Node, OperatorGraph, Storage, Tensor
+from foretrace.model.operator_graph import DTYPE_BYTES, Node, OperatorGraph, RepeatedBlock, Storage, Tensor
 
 CAPTURED = 4  # blocks that a capture must have: first, two to compare, last
 _A, _B = 1, 2  # the two
@@ -417,7 +417,7 @@ class _Unrolling:
             more += [self._tensor(item, copy) for item in mine] if copies else mine
         return [*items[:first], *more, *items[first:]]
 
-    def _blocks(self) -> tuple[Block, ...]:
+    def _blocks(self) -> tuple[RepeatedBlock, ...]:
         """The copies as repeated blocks, which begin with block 1 or, in the backward pass, with block 2."""
         found = []
         for run, after in zip(self.runs, self.runs[1:], strict=False):
@@ -425,6 +425,6 @@ class _Unrolling:
                 layer = self.pattern.match(self.graph.nodes[run.first].layer)
                 name = self._moved(layer.group(0)) if layer else ""
                 found.append(
-                    Block(first=self.at[run.first], length=run.end - run.first, times=self.more + 2, layer=name)
+                    RepeatedBlock(first=self.at[run.first], length=run.end - run.first, times=self.more + 2, layer=name)
                 )
         return tuple(found)

@@ -110,7 +110,7 @@ class Lives:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fit:
+class MemoryFit:
     """Whether a step fits a device. `needed_bytes` is a range; the margin is what is left, negative if it lacks."""
 
     verdict: str  # "fits", "tight" (it depends on what was assumed) or "does not fit"
@@ -120,7 +120,7 @@ class Fit:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Memory:
+class StepMemory:
     """Memory of a step."""
 
     timeline: Int64  # bytes by category during each node (categories x nodes)
@@ -154,13 +154,13 @@ class Memory:
         """What the allocator holds beyond the peak of tensors."""
         return max(self.reserved_bytes - self.peak_bytes, 0)
 
-    def fits(self, device_bytes: float) -> Fit:
+    def fits(self, device_bytes: float) -> MemoryFit:
         """Whether it fits a device with so much memory."""
         least = self.peak_bytes + CONTEXT_BYTES[0]
         most = max(self.reserved_bytes, self.peak_bytes) * (1 + _GROWTH) + CONTEXT_BYTES[1]
         verdict = "fits" if most <= device_bytes else "does not fit" if least > device_bytes else "tight"
         low, high = (each / 1e9 for each in CONTEXT_BYTES)
-        return Fit(
+        return MemoryFit(
             verdict=verdict,
             needed_bytes=(least, most),
             margin_bytes=(device_bytes - most, device_bytes - least),
@@ -179,7 +179,7 @@ def peak(
     sharding: Sharding | None = None,
     accumulate: int = 1,
     allocator: str = "cuda",
-) -> Memory:
+) -> StepMemory:
     """The memory of a step. Every `recompute`-th block computes its activations again (0: none).
 
     `accumulate` is the number of micro-batches whose gradients are added up; `graph` is one of them. `allocator`
@@ -203,7 +203,7 @@ def peak(
     if allocator == "cuda":
         lives = _changed(lives, nbytes=-(-lives.nbytes // BLOCK_BYTES) * BLOCK_BYTES)
     held = reserved(lives.nbytes, lives.born, lives.dies, len(graph)) if allocator == "cuda" else 0
-    return Memory(timeline=lives.timeline(len(graph)), reserved_bytes=held, notes=tuple(notes))
+    return StepMemory(timeline=lives.timeline(len(graph)), reserved_bytes=held, notes=tuple(notes))
 
 
 # --- blocks of a model

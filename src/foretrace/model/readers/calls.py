@@ -15,9 +15,9 @@ import msgspec
 
 from foretrace.cost.calls import Call, Family, describe
 from foretrace.graph.taskgraph import Phase
-from foretrace.model.draft import Draft
+from foretrace.model.draft import OperatorGraphDraft
 from foretrace.model.operator_graph import OperatorGraph, Role
-from foretrace.model.texts import Value, inputs_of
+from foretrace.model.texts import TensorType, inputs_of
 from foretrace.trace.trace import decode_shapes
 
 GUESSED = "the source names no tensors: which result is read by which operator is guessed from sizes."
@@ -51,7 +51,7 @@ class _Linker:
     """Guesses which tensor an input is."""
 
     def __init__(self) -> None:
-        self.draft = Draft()
+        self.draft = OperatorGraphDraft()
         self._made: dict[_Key, list[int]] = {}  # results, latest last
         self._existing: dict[_Key, list[int]] = {}  # what was there before the step
         self._weights: dict[tuple[str, int, str], list[int]] = {}  # by layer, too
@@ -87,12 +87,12 @@ class _Linker:
             flops=row.flops, read_bytes=half, written_bytes=half,
         )  # fmt: skip
 
-    def _new(self, value: Value, role: Role | None = None) -> int:
+    def _new(self, value: TensorType, role: Role | None = None) -> int:
         tensor = self.draft.tensor(value, role=role)
         self._existing.setdefault((prod(value.dims), value.dtype), []).append(tensor)
         return tensor
 
-    def _weight(self, row: Called, position: int, value: Value) -> int:
+    def _weight(self, row: Called, position: int, value: TensorType) -> int:
         statistics = "batch_norm" in row.op and position > 2
         tensor = self._new(value, Role.BUFFER if statistics else Role.WEIGHT)
         self._weights.setdefault((row.layer, prod(value.dims), value.dtype), []).append(tensor)
@@ -108,7 +108,7 @@ def _holds_weight(base: str, family: Family, position: int) -> bool:
     return base in ("embedding", "index_select", "embedding_bag", "_embedding_bag") and position == 0
 
 
-def outputs_of(op: str, text: str, call: Call | None = None) -> list[Value]:
+def outputs_of(op: str, text: str, call: Call | None = None) -> list[TensorType]:
     """Sizes and types of what a call returns, as far as they follow from its inputs."""
     call = call or describe(op, text)
     tensors = inputs_of(text)
@@ -121,7 +121,7 @@ def outputs_of(op: str, text: str, call: Call | None = None) -> list[Value]:
         return [first]
     if call.family == Family.GEMM:
         lead = (int(call.b),) if call.b > 1 else ()
-        return [Value(dims=(*lead, int(call.m), int(call.n)), dtype=first.dtype)]
+        return [TensorType(dims=(*lead, int(call.m), int(call.n)), dtype=first.dtype)]
     if call.family == Family.CONV:
         if "backward" in base:
             return [each for each in tensors[1:3] if len(each.dims) > 1]
@@ -131,23 +131,23 @@ def outputs_of(op: str, text: str, call: Call | None = None) -> list[Value]:
             pixels = call.flops / 2 / window / max(images * channels, 1)
             known = pixels >= 1 and pixels == int(pixels)
             dims = (images, channels, int(pixels)) if known else (images, channels, *first.dims[2:])
-            return [Value(dims=dims, dtype=first.dtype)]
+            return [TensorType(dims=dims, dtype=first.dtype)]
         return [first]
     if call.family == Family.ATTENTION:
         return list(tensors[1:4]) if "backward" in base else [first]
     if base in ("embedding", "index_select") and len(tensors) > 1:
         width = first.dims[1:] if base == "embedding" else (first.dims[-1],)
-        return [Value(dims=(*tensors[1].dims, *width), dtype=first.dtype)]
+        return [TensorType(dims=(*tensors[1].dims, *width), dtype=first.dtype)]
     if call.family == Family.LOOKUP and base == "embedding_dense_backward":
         return [first]
     if base in ("cat", "stack"):
-        return [Value(dims=(sum(prod(each.dims) for each in tensors),), dtype=first.dtype)]
+        return [TensorType(dims=(sum(prod(each.dims) for each in tensors),), dtype=first.dtype)]
     if call.family == Family.REDUCTION:
-        return [Value(dims=_reduced(first.dims, text), dtype=first.dtype)]
+        return [TensorType(dims=_reduced(first.dims, text), dtype=first.dtype)]
     if call.family == Family.OPTIMIZER:
         return []
     dtype = "bool" if base in _COMPARISONS else largest.dtype
-    return [Value(dims=largest.dims, dtype=dtype)]
+    return [TensorType(dims=largest.dims, dtype=dtype)]
 
 
 def _reduced(dims: tuple[int, ...], text: str) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ import msgspec
 from foretrace.errors import ForetraceError
 from foretrace.model.operator_graph import OperatorGraph
 from foretrace.model.readers import protobuf
-from foretrace.model.readers.chakra_graph import Entry, build
+from foretrace.model.readers.chakra_graph import ChakraNode, build
 
 #: Versions of the JSON form that files of which were read.
 VERSIONS = (
@@ -61,7 +61,7 @@ def _check_version(version: str, where: str) -> None:
 # --- JSON ----------------------------------------------------------------------------------------------------
 
 
-def _json(data: bytes, where: str) -> tuple[str, list[Entry]]:
+def _json(data: bytes, where: str) -> tuple[str, list[ChakraNode]]:
     try:
         form = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -96,7 +96,7 @@ def _lenient(data: bytes, where: str) -> Any:
         ) from None
 
 
-def _entry(node: Any, index: int, where: str) -> Entry:
+def _entry(node: Any, index: int, where: str) -> ChakraNode:
     """One node of either JSON form."""
     try:
         attributes: dict[str, Any]
@@ -110,7 +110,7 @@ def _entry(node: Any, index: int, where: str) -> Entry:
             attributes, parent = node, node["parent"]
         if isinstance(parent, list):
             parent = parent[0] if parent else -1
-        return Entry(
+        return ChakraNode(
             id=int(node["id"]),
             name=str(node["name"]),
             parent=int(parent),
@@ -148,7 +148,7 @@ class _Message:
     thread: int = 0
 
 
-def _protobuf(data: bytes, where: str) -> tuple[str, list[Entry]]:
+def _protobuf(data: bytes, where: str) -> tuple[str, list[ChakraNode]]:
     """Global metadata first, then one message per node."""
     try:
         parts = list(protobuf.messages(data))
@@ -183,7 +183,7 @@ def _attribute(value: protobuf.Wire) -> tuple[str, Any]:
     return name, found
 
 
-def _node(data: bytes, index: int, where: str) -> Iterator[Entry]:
+def _node(data: bytes, index: int, where: str) -> Iterator[ChakraNode]:
     """The operator in a message; nothing for kernels and for later pieces of an operator."""
     message = _Message()
     for number, value in protobuf.fields(data):
@@ -204,7 +204,7 @@ def _node(data: bytes, index: int, where: str) -> Iterator[Entry]:
     piece = _PIECE.search(message.name)
     if not message.cpu or (piece and int(piece[1]) > 0):
         return
-    yield Entry(
+    yield ChakraNode(
         id=message.id,
         name=_PIECE.sub("", message.name),
         parent=message.parents[0] if message.parents else -1,

@@ -14,9 +14,9 @@ from foretrace.cost.calls import Family, family_of
 from foretrace.errors import ForetraceError
 from foretrace.graph import work
 from foretrace.graph.taskgraph import Phase
-from foretrace.model.draft import Draft
+from foretrace.model.draft import OperatorGraphDraft
 from foretrace.model.operator_graph import OperatorGraph
-from foretrace.model.texts import DTYPES, LARGEST, Value, price, tensor_dims
+from foretrace.model.texts import DTYPES, LARGEST, TensorType, price, tensor_dims
 
 Argument = tuple[Any, Any, str]  # value, shape, type
 
@@ -29,7 +29,7 @@ _LIST = re.compile(r"^(?:GenericList|Tuple)\[(.*)\]$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class ChakraNode:
     """One node of a trace."""
 
     id: int  # nodes start in the order of their ids
@@ -45,12 +45,12 @@ class _Held:
     """A tensor argument: which one it is, where it lies, and what it is."""
 
     key: tuple[int, int]  # (tensor, storage), as the observer counts
-    value: Value
+    value: TensorType
     nbytes: int  # of elements in the storage up to its end
 
 
 def build(
-    entries: Sequence[Entry], name: str, *, version: str, where: str, step: int | None = None, batch: int = 0
+    entries: Sequence[ChakraNode], name: str, *, version: str, where: str, step: int | None = None, batch: int = 0
 ) -> OperatorGraph:
     """The operators of one step. Raises ForetraceError where there are none."""
     tree = _Tree(entries)
@@ -82,7 +82,7 @@ def build(
 class _Tree:
     """Who called whom, and in which phase."""
 
-    def __init__(self, entries: Sequence[Entry]) -> None:
+    def __init__(self, entries: Sequence[ChakraNode]) -> None:
         self.entries = entries
         row_of = {entry.id: row for row, entry in enumerate(entries)}
         # A caller starts before what it calls, so its id is smaller; anything else is a mistake of the file.
@@ -180,7 +180,7 @@ class _Tree:
         return not any(self.phase[row] == Phase.BACKWARD for row in range(begin, end))
 
 
-def _backward_threads(entries: Sequence[Entry]) -> set[int]:
+def _backward_threads(entries: Sequence[ChakraNode]) -> set[int]:
     """Threads of the backward pass: all but the first one that run a backward operator."""
     first = next((each.thread for each in entries if _OPERATOR.match(each.name)), 0)
     return {each.thread for each in entries if each.thread != first and "backward" in each.name.lower()}
@@ -190,7 +190,7 @@ class _Reader:
     """Puts calls into a draft, following every tensor by its identity."""
 
     def __init__(self, tree: _Tree, where: str) -> None:
-        self.draft, self._tree, self._where = Draft(), tree, where
+        self.draft, self._tree, self._where = OperatorGraphDraft(), tree, where
         self._tensor: dict[tuple[int, int], int] = {}  # -> latest tensor of that identity
         self._storage: dict[int, int] = {}  # the observer's storage -> ours, of now
         self._blank: set[int] = set()  # our storages that were allocated and not written
@@ -261,11 +261,11 @@ class _Reader:
         self._tensor[held.key] = tensor
         return tensor
 
-    def _tensors(self, arguments: Sequence[Argument], entry: Entry) -> Iterator[_Held]:
+    def _tensors(self, arguments: Sequence[Argument], entry: ChakraNode) -> Iterator[_Held]:
         for value, shape, kind in arguments:
             yield from self._held(value, shape, kind, entry)
 
-    def _held(self, value: Any, shape: Any, kind: str, entry: Entry, depth: int = 0) -> Iterator[_Held]:
+    def _held(self, value: Any, shape: Any, kind: str, entry: ChakraNode, depth: int = 0) -> Iterator[_Held]:
         if found := _TENSOR.match(kind):
             dtype = DTYPES.get(found[1].lower())
             if dtype is None or not isinstance(value, list) or len(value) < 5:
@@ -282,7 +282,7 @@ class _Reader:
                     f"{self._where}: node {entry.id} ({entry.name}) has a tensor of sizes {shape!r:.60}, more than any "
                     "memory holds; record the trace anew."
                 )
-            held = Value(dims=tuple(shape), dtype=dtype)
+            held = TensorType(dims=tuple(shape), dtype=dtype)
             nbytes = (min(offset, elements) + min(elements, prod(shape))) * min(size, 16)
             yield _Held(key=(number, storage), value=held, nbytes=max(nbytes, 0))
         elif (inner := _LIST.match(kind)) and isinstance(value, list) and isinstance(shape, list) and depth < 4:
@@ -290,7 +290,7 @@ class _Reader:
                 yield from self._held(each, dims, one, entry, depth + 1)
 
 
-def _without_out(entry: Entry) -> Entry:
+def _without_out(entry: ChakraNode) -> ChakraNode:
     """Without the arguments that only say where the result goes, as in `mm(a, b, out=c)`; Triton's come last."""
     if entry.name.startswith("triton_") and not entry.outputs:
         tensors = [at for at, each in enumerate(entry.inputs) if _TENSOR.match(each[2])]
@@ -320,7 +320,7 @@ def _split(text: str) -> list[str]:
     return [*parts, text[begin:].strip()]
 
 
-def _text(entry: Entry) -> str:
+def _text(entry: ChakraNode) -> str:
     """Inputs as a recording has them."""
     dims: list[Any] = []
     types, concrete = [], []
@@ -345,7 +345,7 @@ def _recorded(kind: str) -> str:
     return {"long": "long int"}.get(kind, kind)
 
 
-def _own_work(entry: Entry, known: dict[tuple[str, str, str], tuple[float, float]]) -> tuple[float, float]:
+def _own_work(entry: ChakraNode, known: dict[tuple[str, str, str], tuple[float, float]]) -> tuple[float, float]:
     """Bytes, and FLOPs of products. `known` keeps them for equal calls."""
     if not entry.name.startswith("aten::") or not entry.inputs or family_of(entry.name) == Family.NONE:
         return 0.0, 0.0

@@ -15,10 +15,19 @@ import msgspec
 from foretrace.errors import ForetraceError
 from foretrace.files import write_bytes
 from foretrace.graph.taskgraph import Phase
-from foretrace.model.draft import Draft
-from foretrace.model.operator_graph import BEFORE, DTYPE_BYTES, Block, Node, OperatorGraph, Role, Storage, Tensor
+from foretrace.model.draft import OperatorGraphDraft
+from foretrace.model.operator_graph import (
+    BEFORE,
+    DTYPE_BYTES,
+    Node,
+    OperatorGraph,
+    RepeatedBlock,
+    Role,
+    Storage,
+    Tensor,
+)
 from foretrace.model.readers.calls import Called, from_calls
-from foretrace.model.texts import LARGEST, Value, complaint, text_of
+from foretrace.model.texts import LARGEST, TensorType, complaint, text_of
 
 FORMAT = "foretrace operators"
 VERSION = 1
@@ -271,15 +280,15 @@ class _Reader:
             notes=form.notes,
         )
 
-    def _draft(self) -> Draft:
+    def _draft(self) -> OperatorGraphDraft:
         """Nodes with everything that follows from their tensors."""
-        form, draft = self.form, Draft()
+        form, draft = self.form, OperatorGraphDraft()
         for i, tensor in enumerate(form.tensors):
             role = self._role(f"tensors[{i}]", tensor.role) if tensor.role else None
             if tensor.of >= i or tensor.of < -1:
                 self._fail(f"tensors[{i}].of", f"is {tensor.of}", "name a tensor that stands before it")
             storage = draft.tensors[tensor.of].storage if tensor.of >= 0 else -1
-            draft.tensor(Value(dims=tensor.dims, dtype=tensor.dtype), storage=storage, role=role, name=tensor.name)
+            draft.tensor(TensorType(dims=tensor.dims, dtype=tensor.dtype), storage=storage, role=role, name=tensor.name)
         for node in form.nodes:
             full = None not in (node.flops, node.read_bytes, node.written_bytes)
             if full and form.storages is not None:  # nothing to find out
@@ -303,8 +312,10 @@ class _Reader:
             form.name, batch=form.batch, source=form.source, blocks=self._blocks(), notes=form.notes
         )
 
-    def _blocks(self) -> tuple[Block, ...]:
-        return tuple(Block(first=b.first, length=b.length, times=b.times, layer=b.layer) for b in self.form.blocks)
+    def _blocks(self) -> tuple[RepeatedBlock, ...]:
+        return tuple(
+            RepeatedBlock(first=b.first, length=b.length, times=b.times, layer=b.layer) for b in self.form.blocks
+        )
 
     def _of_calls(self) -> OperatorGraph:
         """A list of calls, with the sizes of their inputs."""

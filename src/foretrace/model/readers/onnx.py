@@ -9,10 +9,10 @@ from typing import Any
 
 from foretrace.errors import ForetraceError, MissingExtraError
 from foretrace.graph.taskgraph import Phase
-from foretrace.model.draft import Draft, is_view
+from foretrace.model.draft import OperatorGraphDraft, is_view
 from foretrace.model.operator_graph import OperatorGraph, Role
 from foretrace.model.readers.onnx_ops import CONTROL_FLOW, VIEWS, Mapped, mapped
-from foretrace.model.texts import LARGEST, Value
+from foretrace.model.texts import LARGEST, TensorType
 
 _TYPES = {
     1: "float32", 2: "uint8", 3: "int8", 4: "int16", 5: "int16", 6: "int32", 7: "int64", 9: "bool", 10: "float16",
@@ -102,7 +102,7 @@ def _give_sizes(model: Any, dims: dict[str, int], where: str) -> None:
     """Put sizes in place of names in the inputs; forget results of which the exporter stated a name."""
     for key, size in dims.items():
         if not 0 < size < LARGEST:
-            raise ForetraceError(f"--dim {key}={size}: a dimension is a number from 1 on; give another one.")
+            raise ForetraceError(f"`dim={key}={size}`: a dimension is a number from 1 on; give another one.")
     initial = {each.name for each in model.graph.initializer} | {
         each.values.name for each in model.graph.sparse_initializer
     }
@@ -124,7 +124,7 @@ def _give_sizes(model: Any, dims: dict[str, int], where: str) -> None:
     if missing:
         first = missing[0]
         most = ", ".join(dict.fromkeys(missing))
-        raise ForetraceError(f"{where}: the sizes of {most} are not fixed; give them, as in --dim {first}=8.")
+        raise ForetraceError(f"{where}: the sizes of {most} are not fixed; give them, as in `dim={first}=8`.")
     if unknown := [key for key in dims if key not in named]:
         shown = ", ".join(dict.fromkeys(named)) or "none that is open"
         raise ForetraceError(f"{where}: has no open dimension {unknown[0]!r}; it has {shown}.")
@@ -171,7 +171,7 @@ def _inferred(model: Any, where: str) -> tuple[Any, list[str]]:
 _MOST_ELEMENTS = 1 << 50  # of a tensor: petabytes
 
 
-def _values(model: Any) -> dict[str, Value]:
+def _values(model: Any) -> dict[str, TensorType]:
     """Tensors of known sizes and type, by name."""
     found = {}
     for entry in (*model.graph.input, *model.graph.value_info, *model.graph.output):
@@ -180,9 +180,9 @@ def _values(model: Any) -> dict[str, Value]:
         fixed = all(each.HasField("dim_value") and each.dim_value >= 0 for each in sizes)
         known = entry.type.HasField("tensor_type") and tensor.HasField("shape") and tensor.elem_type in _TYPES
         if fixed and known:
-            found[entry.name] = Value(dims=tuple(each.dim_value for each in sizes), dtype=_TYPES[tensor.elem_type])
+            found[entry.name] = TensorType(dims=tuple(each.dim_value for each in sizes), dtype=_TYPES[tensor.elem_type])
     for each in model.graph.initializer:
-        found[each.name] = Value(dims=tuple(each.dims), dtype=_TYPES.get(each.data_type, "float32"))
+        found[each.name] = TensorType(dims=tuple(each.dims), dtype=_TYPES.get(each.data_type, "float32"))
     for name, value in found.items():
         if any(size < 0 for size in value.dims) or prod(value.dims) > _MOST_ELEMENTS:
             sizes = ", ".join(map(str, value.dims))
@@ -196,7 +196,7 @@ class _Reader:
     """Makes nodes of an inferred model."""
 
     def __init__(self, model: Any, guessed: list[str], where: str) -> None:
-        self.model, self.where, self.draft = model, where, Draft()
+        self.model, self.where, self.draft = model, where, OperatorGraphDraft()
         self._values = _values(model)
         self._tensor: dict[str, int] = {}
         self._constant: set[str] = set()  # weights and what follows from them alone: found before the model runs

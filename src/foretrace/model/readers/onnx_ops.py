@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from foretrace.model.texts import Value, text_of
+from foretrace.model.texts import TensorType, text_of
 
 Attributes = Mapping[str, Any]
 
@@ -61,7 +61,12 @@ class Mapped:
 
 
 def mapped(
-    kind: str, inputs: Sequence[Value], outputs: Sequence[Value], attributes: Attributes, *, table: bool = False
+    kind: str,
+    inputs: Sequence[TensorType],
+    outputs: Sequence[TensorType],
+    attributes: Attributes,
+    *,
+    table: bool = False,
 ) -> Mapped | None:
     """The ATen call of an ONNX operator; None for one that is not known.
 
@@ -86,14 +91,14 @@ def mapped(
     return _plain(name, inputs)
 
 
-def _plain(op: str, inputs: Sequence[Value], concrete: Sequence[str] = (), flops: float | None = None) -> Mapped:
+def _plain(op: str, inputs: Sequence[TensorType], concrete: Sequence[str] = (), flops: float | None = None) -> Mapped:
     """A call of these tensors and, behind them, of arguments that are no tensors."""
     dims = [list(each.dims) for each in inputs] + [[] for _ in concrete]
     types = [each.dtype for each in inputs] + ["Scalar"] * len(concrete)
     return Mapped(op=op, text=text_of(dims, types, [*[""] * len(inputs), *concrete]), flops=flops)
 
 
-def _conv(inputs: Sequence[Value], outputs: Sequence[Value], attributes: Attributes) -> Mapped:
+def _conv(inputs: Sequence[TensorType], outputs: Sequence[TensorType], attributes: Attributes) -> Mapped:
     x, w = inputs[0], inputs[1]
     spatial = len(w.dims) - 2
     stride = list(attributes.get("strides") or [1] * spatial)
@@ -109,24 +114,24 @@ def _conv(inputs: Sequence[Value], outputs: Sequence[Value], attributes: Attribu
     return Mapped(op="aten::convolution", text=text_of(dims, types, concrete), flops=flops)
 
 
-def _conv_transposed(inputs: Sequence[Value], outputs: Sequence[Value], attributes: Attributes) -> Mapped:
+def _conv_transposed(inputs: Sequence[TensorType], outputs: Sequence[TensorType], attributes: Attributes) -> Mapped:
     del outputs, attributes
     spatial = min(max(len(inputs[1].dims) - 2, 1), 3)
     return _plain(f"aten::conv_transpose{spatial}d", inputs[:3])
 
 
-def _gemm(inputs: Sequence[Value], outputs: Sequence[Value], attributes: Attributes) -> Mapped:
+def _gemm(inputs: Sequence[TensorType], outputs: Sequence[TensorType], attributes: Attributes) -> Mapped:
     del outputs
     a, b = inputs[0], inputs[1]
     left = a.dims[::-1] if attributes.get("transA") else a.dims
     right = b.dims[::-1] if attributes.get("transB") else b.dims
-    pair = [Value(dims=left, dtype=a.dtype), Value(dims=right, dtype=b.dtype)]
+    pair = [TensorType(dims=left, dtype=a.dtype), TensorType(dims=right, dtype=b.dtype)]
     if left[1] != right[0]:
         raise ValueError(f"{left} and {right} cannot be multiplied")
     return _plain("aten::addmm", [inputs[2], *pair]) if len(inputs) > 2 else _plain("aten::mm", pair)
 
 
-def _matmul(inputs: Sequence[Value], outputs: Sequence[Value], attributes: Attributes) -> Mapped:
+def _matmul(inputs: Sequence[TensorType], outputs: Sequence[TensorType], attributes: Attributes) -> Mapped:
     del attributes
     a, b = inputs[0].dims, inputs[1].dims
     a, b = (a if len(a) > 1 else (1, *a)), (b if len(b) > 1 else (*b, 1))
@@ -138,10 +143,12 @@ def _matmul(inputs: Sequence[Value], outputs: Sequence[Value], attributes: Attri
     else:
         lead = prod(outputs[0].dims) // max(a[-2] * b[-1], 1)
         pair, name = [(lead, a[-2], a[-1]), (lead, b[-2], b[-1])], "aten::bmm"
-    return _plain(name, [Value(dims=pair[0], dtype=inputs[0].dtype), Value(dims=pair[1], dtype=inputs[1].dtype)])
+    return _plain(
+        name, [TensorType(dims=pair[0], dtype=inputs[0].dtype), TensorType(dims=pair[1], dtype=inputs[1].dtype)]
+    )
 
 
-def _einsum(inputs: Sequence[Value], outputs: Sequence[Value], attributes: Attributes) -> Mapped | None:
+def _einsum(inputs: Sequence[TensorType], outputs: Sequence[TensorType], attributes: Attributes) -> Mapped | None:
     """A product of two tensors: labels in both and in the result are the batch, in both and not there, the sum."""
     del outputs
     equation = str(attributes.get("equation", "")).replace(" ", "")
@@ -158,11 +165,11 @@ def _einsum(inputs: Sequence[Value], outputs: Sequence[Value], attributes: Attri
     k = prod(size[label] for label in both - set(result))
     m, n = (prod(size[label] for label in side) for side in (left - right, right - left))
     dtype = inputs[0].dtype
-    return _plain("aten::bmm", [Value(dims=(b, m, k), dtype=dtype), Value(dims=(b, k, n), dtype=dtype)])
+    return _plain("aten::bmm", [TensorType(dims=(b, m, k), dtype=dtype), TensorType(dims=(b, k, n), dtype=dtype)])
 
 
-def _pool(name: str) -> Callable[[Sequence[Value], Sequence[Value], Attributes], Mapped]:
-    def build(inputs: Sequence[Value], outputs: Sequence[Value], attributes: Attributes) -> Mapped:
+def _pool(name: str) -> Callable[[Sequence[TensorType], Sequence[TensorType], Attributes], Mapped]:
+    def build(inputs: Sequence[TensorType], outputs: Sequence[TensorType], attributes: Attributes) -> Mapped:
         kernel = list(attributes["kernel_shape"])
         stride = list(attributes.get("strides") or [1] * len(kernel))
         pads = list(attributes.get("pads") or [0] * len(kernel))[: len(kernel)]
@@ -174,7 +181,7 @@ def _pool(name: str) -> Callable[[Sequence[Value], Sequence[Value], Attributes],
     return build
 
 
-def _gather(inputs: Sequence[Value], attributes: Attributes, *, table: bool) -> Mapped:
+def _gather(inputs: Sequence[TensorType], attributes: Attributes, *, table: bool) -> Mapped:
     data, indices = inputs[0], inputs[1]
     axis = int(attributes.get("axis", 0))
     if table and axis == 0:
@@ -186,7 +193,7 @@ def _gather(inputs: Sequence[Value], attributes: Attributes, *, table: bool) -> 
     )
 
 
-def _attention(inputs: Sequence[Value], outputs: Sequence[Value], attributes: Attributes) -> Mapped:
+def _attention(inputs: Sequence[TensorType], outputs: Sequence[TensorType], attributes: Attributes) -> Mapped:
     """Of ONNX 23, and MultiHeadAttention of ONNX Runtime: [b, s, heads x width] or [b, heads, s, width]."""
     del outputs
     heads = int(attributes.get("q_num_heads") or attributes.get("num_heads") or 1)
@@ -195,12 +202,12 @@ def _attention(inputs: Sequence[Value], outputs: Sequence[Value], attributes: At
     for position, each in enumerate(inputs[:3]):
         count = heads if position == 0 else shared
         dims = each.dims if len(each.dims) == 4 else (each.dims[0], count, each.dims[1], each.dims[2] // count)
-        found.append(Value(dims=dims, dtype=each.dtype))
+        found.append(TensorType(dims=dims, dtype=each.dtype))
     return _plain("aten::scaled_dot_product_attention", found)
 
 
-def _recurrent(name: str) -> Callable[[Sequence[Value], Sequence[Value], Attributes], Mapped]:
-    def build(inputs: Sequence[Value], outputs: Sequence[Value], attributes: Attributes) -> Mapped:
+def _recurrent(name: str) -> Callable[[Sequence[TensorType], Sequence[TensorType], Attributes], Mapped]:
+    def build(inputs: Sequence[TensorType], outputs: Sequence[TensorType], attributes: Attributes) -> Mapped:
         del outputs, attributes
         x, w, r = inputs[:3]
         weights = [list(each.dims[1:]) for _ in range(w.dims[0]) for each in (w, r)]
@@ -209,7 +216,7 @@ def _recurrent(name: str) -> Callable[[Sequence[Value], Sequence[Value], Attribu
     return build
 
 
-_Builder = Callable[[Sequence[Value], Sequence[Value], Attributes], Mapped | None]
+_Builder = Callable[[Sequence[TensorType], Sequence[TensorType], Attributes], Mapped | None]
 _BUILDERS: dict[str, _Builder] = {
     "Conv": _conv,
     "ConvTranspose": _conv_transposed,

@@ -6,13 +6,13 @@ import re
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
 
 from foretrace import reading
 from foretrace.errors import ForetraceError
 from foretrace.model.operator_graph import OperatorGraph
 from foretrace.trace import foreign
+from foretrace.trace.readers import KINETO, Reader, keys_of, plugged
 
 _HEAD = 1 << 16  # bytes that tell what a file is
 KNOWN = (
@@ -21,14 +21,58 @@ KNOWN = (
 )
 
 
-class Kind(StrEnum):
-    """What a file is."""
+def _json_form(data: bytes, name: str, *, where: str) -> OperatorGraph:
+    from foretrace.model.readers.json_form import loads
 
-    JSON = "json"
-    CHAKRA = "chakra"
-    ONNX = "onnx"
-    RECORDING = "recording"
-    GRAPH = "graph"
+    return loads(data, where)
+
+
+def _chakra(data: bytes, name: str, *, where: str, step: int | None = None) -> OperatorGraph:
+    from foretrace.model.readers.chakra import from_chakra
+
+    return from_chakra(data, name, where=where, step=step)
+
+
+def _onnx(data: bytes, name: str, *, where: str, dims: Mapping[str, int] | None = None) -> OperatorGraph:
+    from foretrace.model.readers.onnx import from_onnx
+
+    return from_onnx(data, name, where=where, dims=dims)
+
+
+def _is_graph(_: str, head: bytes) -> bool:
+    from foretrace.graph.store import MAGIC
+
+    return head.startswith(MAGIC)
+
+
+def _is_json_form(_: str, head: bytes) -> bool:
+    keys = keys_of(head)
+    if b"format" in keys or (b"calls" in keys and b"traceEvents" not in keys):
+        return True
+    return bool(keys & {b"nodes", b"tensors"}) and not keys & _CHAKRA_KEYS and not KINETO.knows("", head)
+
+
+def _is_onnx(name: str, head: bytes) -> bool:
+    """A ModelProto begins with its version."""
+    return not _is_text(head) and (name.removesuffix(".gz").endswith(".onnx") or head.startswith(b"\x08"))
+
+
+def _is_chakra(name: str, head: bytes) -> bool:
+    if _is_text(head):
+        return bool(keys_of(head) & _CHAKRA_KEYS)
+    begins = re.match(rb"[\x02-\x7f].?[\x0a\x12]", head, re.DOTALL) is not None
+    return name.removesuffix(".gz").endswith(".et") or (begins and not foreign.by_name(name))
+
+
+def _is_text(head: bytes) -> bool:
+    return head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"[")
+
+
+_CHAKRA_KEYS = {b"schema", b"workload_graph"}
+GRAPH = Reader(name="graph", knows=_is_graph)
+JSON = Reader(name="json", knows=_is_json_form, operators=_json_form, takes=frozenset({"where"}))
+ONNX = Reader(name="onnx", knows=_is_onnx, operators=_onnx, takes=frozenset({"where", "dims"}))
+CHAKRA = Reader(name="chakra", knows=_is_chakra, operators=_chakra, takes=frozenset({"where", "step"}))
 
 
 def load_operators(
@@ -48,79 +92,50 @@ def load_operators(
     traces); `batch` is the samples per step, where the file does not tell them. Raises ForetraceError (TraceError,
     GraphError, MissingExtraError) for what cannot be read, and for arguments that do not go with the kind of file.
     """
-    from foretrace.model.readers.chakra import from_chakra
-    from foretrace.model.readers.json_form import loads
-    from foretrace.model.readers.onnx import from_onnx
-
     path = Path(path)
-    kind = kind_of(path)
-    if dims and kind != Kind.ONNX:
-        raise ForetraceError(f"{path} is no ONNX model, so it has no open dimensions; leave out --dim.")
-    if step is not None and kind in (Kind.ONNX, Kind.JSON):
+    reader = reader_of(path)
+    recorded = reader.operators is None
+    if dims and "dims" not in reader.takes:
+        raise ForetraceError(f"{path} is no ONNX model, so it has no open dimensions; leave out `dim=`.")
+    if step is not None and not recorded and "step" not in reader.takes:
         raise ForetraceError(f"{path} has one step only; leave out the step.")
     called = name or _name(path)
-    if kind in (Kind.RECORDING, Kind.GRAPH):
-        found = _recorded(path, kind, called, step=step, rank=rank, salvage=salvage, progress=progress)
+    if recorded:
+        found = _recorded(path, reader, called, step=step, rank=rank, salvage=salvage, progress=progress)
     elif rank is not None:
         raise ForetraceError(f"{path} is of one rank; leave out the rank.")
     else:
-        data = unpacked(path)
-        if kind == Kind.JSON:
-            found = loads(data, str(path))
-        elif kind == Kind.CHAKRA:
-            found = from_chakra(data, called, where=str(path), step=step)
-        else:
-            found = from_onnx(data, called, where=str(path), dims=dims)
+        found = _operators(path, reader, called, step=step, dims=dims)
     if batch and found.batch and found.batch != batch:
-        how = "export it with an open dimension for --dim" if kind == Kind.ONNX else "leave out the batch"
+        how = "export it with an open dimension for `dim=`" if "dims" in reader.takes else "leave out the batch"
         raise ForetraceError(f"{path} has {found.batch} samples per step, not {batch}, and stays so; {how}.")
     if batch:
         found = replace(found, batch=batch)
     return replace(found, name=called) if name or not found.name else found
 
 
-def kind_of(path: Path) -> Kind:
-    """What a file is, by its first bytes. Raises ForetraceError where it is none of those known."""
-    from foretrace.graph.store import MAGIC
-
+def reader_of(path: Path) -> Reader:
+    """The reader of a file, by its first bytes and its name. Raises ForetraceError where there is none."""
     if path.is_dir():
-        return Kind.RECORDING
-    head = _head(path)
-    if head.startswith(MAGIC):
-        return Kind.GRAPH
+        return KINETO
+    head, name = _head(path), path.name
+    if GRAPH.knows(name, head):
+        return GRAPH
     if head.startswith(b"PK\x03\x04") or ".tar" in path.suffixes or path.suffix == ".tgz":
-        return Kind.RECORDING
+        return KINETO
+    for reader in plugged():
+        if reader.knows(str(path), head):
+            return reader
     if said := foreign.by_content(head[:16]):
         raise ForetraceError(f"{path} {said}.")
-    text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
-    if text.startswith(b"["):
-        return Kind.RECORDING
-    if text.startswith(b"{"):
-        return _kind_of_object(path, text)
-    inner = path.with_suffix("") if path.suffix == ".gz" else path
-    if inner.suffix == ".onnx" or head.startswith(b"\x08"):  # ModelProto begins with its version
-        return Kind.ONNX
-    if (said := foreign.by_name(path)) and inner.suffix != ".et":
-        raise ForetraceError(f"{path} {said}.")
-    if inner.suffix == ".et" or re.match(rb"[\x02-\x7f].?[\x0a\x12]", head, re.DOTALL):
-        return Kind.CHAKRA
-    said = foreign.by_content(head)
+    for reader in (JSON, KINETO, ONNX, CHAKRA):
+        if reader.knows(name, head):
+            return reader
+    if _is_text(head):
+        said = foreign.by_content(head)
+        raise ForetraceError(f"{path} {said}." if said else f"{path} is JSON, but not {KNOWN}; give one of those.")
+    said = foreign.by_name(path) or foreign.by_content(head)
     raise ForetraceError(f"{path} {said}." if said else f"{path} is not {KNOWN}; give one of those.")
-
-
-def _kind_of_object(path: Path, text: bytes) -> Kind:
-    """Of a JSON object, by the keys near its beginning."""
-    keys = set(re.findall(rb'"(\w+)"\s*:', text))
-    if b"format" in keys or (b"calls" in keys and b"traceEvents" not in keys):
-        return Kind.JSON
-    if b"traceEvents" in keys or b"schemaVersion" in keys or b"deviceProperties" in keys:
-        return Kind.RECORDING
-    if b"schema" in keys or b"workload_graph" in keys:
-        return Kind.CHAKRA
-    if b"nodes" in keys or b"tensors" in keys:
-        return Kind.JSON
-    said = foreign.by_content(text)
-    raise ForetraceError(f"{path} {said}." if said else f"{path} is JSON, but not {KNOWN}; give one of those.")
 
 
 def _head(path: Path) -> bytes:
@@ -153,9 +168,20 @@ def _name(path: Path) -> str:
     return name.rpartition(".")[0] or name
 
 
+def _operators(
+    path: Path, reader: Reader, name: str, *, step: int | None, dims: Mapping[str, int] | None
+) -> OperatorGraph:
+    assert reader.operators is not None  # `plugged` and `load_operators` see to that
+    asked = {"where": str(path), "step": step, "dims": dims}
+    found = reader.operators(unpacked(path), name, **{key: asked[key] for key in reader.takes})
+    if not isinstance(found, OperatorGraph):
+        raise ForetraceError(f"the reader {reader.name} must return an OperatorGraph, got {type(found).__name__}.")
+    return found
+
+
 def _recorded(
     path: Path,
-    kind: Kind,
+    reader: Reader,
     name: str,
     *,
     step: int | None,
@@ -165,7 +191,7 @@ def _recorded(
 ) -> OperatorGraph:
     from foretrace.model.readers.recording import from_recording
 
-    if kind == Kind.GRAPH:
+    if reader == GRAPH:
         from foretrace.graph.store import load
 
         graph = load(path)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from foretrace.errors import ForetraceError
 from foretrace.plan.rewrite import translate
-from foretrace.plan.rewrite.terms import Graph, Term, Terms
+from foretrace.plan.rewrite.term import Term
+from foretrace.plan.rewrite.terms import Graph, Terms
 
 if TYPE_CHECKING:
     import torch
@@ -34,11 +35,11 @@ class Model:
     inputs: tuple[Term | None, ...]  # of the flat arguments; None where one is no tensor or is not used
     weights: dict[Term, torch.Tensor]  # leaves that are constant
     structure: Any  # how flat results become what the model returns
-    results: tuple[Any, ...]  # of the flat results: index into `graph.outputs`, or `Plain`
+    results: tuple[Any, ...]  # of the flat results: index into `graph.outputs`, or `PlainValue`
 
 
 @dataclass(frozen=True, slots=True)
-class Plain:
+class PlainValue:
     """A result that is no tensor."""
 
     value: Any
@@ -156,7 +157,7 @@ def capture(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | N
                 results.append(len(outputs))
                 outputs.append(reader.term(each))
             else:
-                results.append(Plain(each))
+                results.append(PlainValue(each))
     return Model(
         name=name, module=module, args=args, kwargs=kwargs, graph=Graph(terms, tuple(outputs)), inputs=tuple(inputs),
         weights=weights, structure=program.call_spec.out_spec, results=tuple(results),

@@ -17,7 +17,8 @@ from foretrace.hardware.devices import Device
 from foretrace.model.operator_graph import BEFORE, DTYPE_BYTES, Node, OperatorGraph, Role, Storage, Tensor
 from foretrace.model.texts import RECORDED
 from foretrace.plan.rewrite import ops
-from foretrace.plan.rewrite.terms import Graph, Term
+from foretrace.plan.rewrite.term import Term
+from foretrace.plan.rewrite.terms import Graph
 
 _ATEN = {"concat": "cat", "mul_scalar": "mul", "add_scalar": "add", "avg_pool": "avg_pool2d", "max_pool": "max_pool2d",
          "pad_kernel": "constant_pad_nd"}  # fmt: skip
@@ -30,7 +31,7 @@ def signature(term: Term) -> str:
     return msgspec.json.encode([term.op, attributes, inputs]).decode()
 
 
-class Costs(ABC):
+class OperatorCosts(ABC):
     """Seconds of operators. Each distinct one is priced once."""
 
     def __init__(self) -> None:
@@ -71,7 +72,7 @@ class Costs(ABC):
         """Seconds by signature of operators that differ."""
 
 
-class ModelCosts(Costs):
+class ModelCosts(OperatorCosts):
     """By a cost model on a device. What no model can say is left out on both sides, and counted in `unknown`."""
 
     def __init__(self, model: CostModel, device: Device) -> None:
@@ -156,7 +157,7 @@ def call(term: Term) -> tuple[str, str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timed:
+class OperatorTime:
     """Seconds of an operator with its data far and near, and the way that is fastest."""
 
     far_s: float
@@ -164,7 +165,7 @@ class Timed:
     way: str
 
 
-class MeasuredCosts(Costs):
+class MeasuredCosts(OperatorCosts):
     """By timing every distinct operator on this machine, in each way that it can be computed.
 
     `near` is the share of the operators' data that is found in a cache: `fit` takes it from one measured run of the
@@ -174,14 +175,14 @@ class MeasuredCosts(Costs):
     def __init__(self, *, target_s: float = 0.004, near: float = 0.5) -> None:
         super().__init__()
         self.target_s, self.near = target_s, near
-        self.timed: dict[str, Timed] = {}
+        self.timed: dict[str, OperatorTime] = {}
         self.failed: dict[str, str] = {}  # operator -> why it could not be timed
 
     def price(self, new: dict[str, Term]) -> dict[str, float]:
         from foretrace.plan.rewrite import timing
 
         for text, (far_s, near_s, way) in timing.measure(new, self.failed, target_s=self.target_s).items():
-            self.timed[text] = Timed(far_s=far_s, near_s=near_s, way=way)
+            self.timed[text] = OperatorTime(far_s=far_s, near_s=near_s, way=way)
         return {text: self._seconds(text) for text in new}
 
     def _seconds(self, text: str) -> float:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from foretrace.plan.rewrite import ops
-from foretrace.plan.rewrite.capture import Model, Plain
-from foretrace.plan.rewrite.terms import Graph, Term
+from foretrace.plan.rewrite.capture import Model, PlainValue
+from foretrace.plan.rewrite.term import Term
+from foretrace.plan.rewrite.terms import Graph
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +44,7 @@ class Emitted:
         from torch.utils import _pytree as pytree
 
         found = self.module(*self.flat(args, kwargs))
-        values = [each.value if isinstance(each, Plain) else found[each] for each in self.model.results]
+        values = [each.value if isinstance(each, PlainValue) else found[each] for each in self.model.results]
         return pytree.tree_unflatten(values, self.model.structure)
 
 

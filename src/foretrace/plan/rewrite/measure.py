@@ -119,7 +119,7 @@ def _floats(value: Any) -> list[torch.Tensor]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gain:
+class MeasuredGain:
     """Runs of the original and of rewritten models in turns. Ratios are old time over new time: above 1 is faster."""
 
     arms: dict[str, Arm]
@@ -131,7 +131,7 @@ class Gain:
 def gain(
     arms: dict[str, Callable[[], object]], *, rounds: int = _ROUNDS, block_s: float = _BLOCK_S,
     tell: Callable[[float], None] | None = None,
-) -> Gain:  # fmt: skip
+) -> MeasuredGain:  # fmt: skip
     """Time these in turns, the first being what the others are compared with: A B A B ..., one block each per round."""
     import torch
 
@@ -156,7 +156,7 @@ def gain(
             if collecting:
                 gc.enable()
     first = next(iter(arms))
-    return Gain(
+    return MeasuredGain(
         arms={name: Arm.of(times) for name, times in blocks.items()},
         gains={name: paired_ratio(times, blocks[first]) for name, times in blocks.items() if name != first},
         clock="cpu" if threads == 1 else "wall",

@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
-if TYPE_CHECKING:
-    from foretrace.plan.rewrite.terms import Term, Terms
+from foretrace.plan.rewrite.term import Term
+
+Make = Callable[..., Term]  # `Terms.make`
 
 CANCELLATIONS = {
     "slice-of-all": "a slice of everything is the tensor",
@@ -23,49 +24,49 @@ CANCELLATIONS = {
 }
 
 
-def simplified(terms: Terms, op: str, inputs: Sequence[Term], a: dict[str, Any]) -> Term | None:
+def simplified(make: Make, op: str, inputs: Sequence[Term], a: dict[str, Any]) -> Term | None:
     """The simpler value; None where the operator is in normal form already."""
     if op == "slice":
-        return _slice(terms, inputs[0], a["axis"], a["start"], a["length"])
+        return _slice(make, inputs[0], a["axis"], a["start"], a["length"])
     if op == "concat":
-        return _concat(terms, list(inputs), a["axis"])
+        return _concat(make, list(inputs), a["axis"])
     if op == "permute":
-        return _permute(terms, inputs[0], tuple(a["order"]))
+        return _permute(make, inputs[0], tuple(a["order"]))
     if op == "reshape":
         x = inputs[0]
         if x.dims == tuple(a["dims"]):
             return x
         if x.op == "reshape":
-            return terms.make("reshape", x.inputs, dims=tuple(a["dims"]))
+            return make("reshape", x.inputs, dims=tuple(a["dims"]))
     return None
 
 
-def _slice(terms: Terms, x: Term, axis: int, start: int, length: int) -> Term | None:
+def _slice(make: Make, x: Term, axis: int, start: int, length: int) -> Term | None:
     if start == 0 and length == x.dims[axis]:
         return x
     if x.op == "slice" and x["axis"] == axis:
-        return terms.make("slice", x.inputs, axis=axis, start=x["start"] + start, length=length)
+        return make("slice", x.inputs, axis=axis, start=x["start"] + start, length=length)
     if x.op == "concat" and x["axis"] == axis:
-        return _slice_of_concat(terms, x, axis, start, length)
+        return _slice_of_concat(make, x, axis, start, length)
     return None
 
 
-def _slice_of_concat(terms: Terms, x: Term, axis: int, start: int, length: int) -> Term | None:
+def _slice_of_concat(make: Make, x: Term, axis: int, start: int, length: int) -> Term | None:
     """Only where it begins and ends with parts, or lies in one: else work would be added."""
     at, whole = 0, []
     for part in x.inputs:
         size = part.dims[axis]
         if at <= start and start + length <= at + size:
-            return terms.make("slice", (part,), axis=axis, start=start - at, length=length)
+            return make("slice", (part,), axis=axis, start=start - at, length=length)
         if start <= at and at + size <= start + length:
             whole.append(part)
         at += size
     if whole and sum(each.dims[axis] for each in whole) == length:
-        return terms.make("concat", whole, axis=axis)
+        return make("concat", whole, axis=axis)
     return None
 
 
-def _concat(terms: Terms, parts: list[Term], axis: int) -> Term | None:
+def _concat(make: Make, parts: list[Term], axis: int) -> Term | None:
     if len(parts) == 1:
         return parts[0]
     flat: list[Term] = []
@@ -78,19 +79,19 @@ def _concat(terms: Terms, parts: list[Term], axis: int) -> Term | None:
             last.op == part.op == "slice" and last.inputs == part.inputs and last["axis"] == part["axis"] == axis
             and last["start"] + last["length"] == part["start"]
         ):  # fmt: skip
-            joined[-1] = terms.make(
+            joined[-1] = make(
                 "slice", part.inputs, axis=axis, start=last["start"], length=last["length"] + part["length"]
             )
         else:
             joined.append(part)
     if len(joined) == len(parts) and all(a is b for a, b in zip(joined, parts, strict=True)):
         return None
-    return terms.make("concat", joined, axis=axis)
+    return make("concat", joined, axis=axis)
 
 
-def _permute(terms: Terms, x: Term, order: tuple[int, ...]) -> Term | None:
+def _permute(make: Make, x: Term, order: tuple[int, ...]) -> Term | None:
     if order == tuple(range(len(order))):
         return x
     if x.op == "permute":
-        return terms.make("permute", x.inputs, order=tuple(x["order"][i] for i in order))
+        return make("permute", x.inputs, order=tuple(x["order"][i] for i in order))
     return None

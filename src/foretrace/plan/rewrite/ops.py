@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from foretrace.plan.rewrite.terms import Term
+    from foretrace.plan.rewrite.term import Term
 
 PLAIN, FUSED = "aten", "onednn"
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from foretrace.plan.rewrite.rules import Maker, Place, Rule, View
+from foretrace.plan.rewrite.rules import GraphView, Maker, Rule, RuleMatch
 from foretrace.plan.rewrite.shapes import UnfitError
-from foretrace.plan.rewrite.sizes import Sizes
+from foretrace.plan.rewrite.sizes import SymbolicSizes
 from foretrace.plan.rewrite.taso import Pattern, PatternOp, Ref
-from foretrace.plan.rewrite.terms import Graph, Term, Terms
+from foretrace.plan.rewrite.term import Term
+from foretrace.plan.rewrite.terms import Graph, Terms
 
 _SOURCE = "Jia et al., TASO, SOSP 2019, generated"
 
@@ -37,9 +38,9 @@ class Value:
 
 def as_rule(pattern: Pattern) -> Rule:
     """The rule of a pattern. What it is worth, the verifier says. Raises UnfitError where no sizes fit both sides."""
-    sizes = Sizes.of(pattern)
+    sizes = SymbolicSizes.of(pattern)
 
-    def find(view: View) -> Iterator[Place]:
+    def find(view: GraphView) -> Iterator[RuleMatch]:
         for matched, given in _matches(pattern, view):
             try:
                 made = build(view.terms, pattern.target, given, sizes.groups)
@@ -47,7 +48,7 @@ def as_rule(pattern: Pattern) -> Rule:
                 continue
             pairs = [(matched[old.op, old.out], made[new.op][new.out].term) for old, new in pattern.outputs]
             if all(old.dims == new.dims for old, new in pairs):
-                yield Place(tuple(pairs), tuple(dict.fromkeys(matched.values())))
+                yield RuleMatch(tuple(pairs), tuple(dict.fromkeys(matched.values())))
 
     def both(maker: Maker) -> tuple[Graph, Graph]:
         given = {at: maker.input(*each) for at, each in sorted(sizes.drawn(maker.draw).items())}
@@ -163,7 +164,7 @@ def _split(terms: Terms, op: PatternOp, whole: Value) -> list[Value]:
 Matched = dict[tuple[int, int], Term]
 
 
-def _matches(pattern: Pattern, view: View) -> Iterator[tuple[Matched, dict[int, Term]]]:
+def _matches(pattern: Pattern, view: GraphView) -> Iterator[tuple[Matched, dict[int, Term]]]:
     """(term of every source output, term of every input), each place once."""
     kinds = {each.kind for each in pattern.source}
     if any(not view.of("slice" if kind == "split" else kind) for kind in kinds):
@@ -177,7 +178,7 @@ def _matches(pattern: Pattern, view: View) -> Iterator[tuple[Matched, dict[int, 
 
 
 def _extended(
-    pattern: Pattern, view: View, matched: Matched, given: dict[int, Term]
+    pattern: Pattern, view: GraphView, matched: Matched, given: dict[int, Term]
 ) -> Iterator[tuple[Matched, dict[int, Term]]]:
     """Match the last operator that is not matched yet, in every way, and go on."""
     open_ops = [i for i in range(len(pattern.source)) if (i, 0) not in matched]
@@ -194,7 +195,7 @@ def _extended(
 
 
 def _assigned(
-    pattern: Pattern, view: View, at: int, out: int, term: Term, matched: Matched, given: dict[int, Term]
+    pattern: Pattern, view: GraphView, at: int, out: int, term: Term, matched: Matched, given: dict[int, Term]
 ) -> Iterator[tuple[Matched, dict[int, Term]]]:
     """Take `term` for an output of a source operator, and its inputs for those of the operator."""
     known = matched.get((at, out))
@@ -216,7 +217,7 @@ def _assigned(
 
 
 def _bound(
-    pattern: Pattern, view: View, ref: Ref, term: Term, matched: Matched, given: dict[int, Term]
+    pattern: Pattern, view: GraphView, ref: Ref, term: Term, matched: Matched, given: dict[int, Term]
 ) -> Iterator[tuple[Matched, dict[int, Term]]]:
     if ref.op >= 0:
         yield from _assigned(pattern, view, ref.op, ref.out, term, matched, given)

@@ -1,4 +1,4 @@
-"""`Rule`: a small named rewrite of a graph; `View`: a graph as rules look at it.
+"""`Rule`: a small named rewrite of a graph; `GraphView`: a graph as rules look at it.
 
 A rule finds places: pairs of terms, old and new, that are equal for all inputs. It has a condition on sizes and
 attributes, which is the code that finds, and a maker of random examples, on which the verifier (`verifier.py`) holds
@@ -14,20 +14,21 @@ from functools import cached_property
 from typing import Any
 
 from foretrace.plan.rewrite.shapes import UnfitError
-from foretrace.plan.rewrite.terms import Graph, Term, Terms
+from foretrace.plan.rewrite.term import Term
+from foretrace.plan.rewrite.terms import Graph, Terms
 
 Pairs = tuple[tuple[Term, Term], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Place:
+class RuleMatch:
     """Where a rule fits: what replaces what, and the operators that it looked at."""
 
     pairs: Pairs
     looked_at: tuple[Term, ...]
 
 
-class View:
+class GraphView:
     """A graph with what rules ask of it."""
 
     def __init__(self, graph: Graph) -> None:
@@ -67,7 +68,7 @@ class View:
         return self.runs(term, *ops) and self.alone(term)
 
 
-Find = Callable[[View], Iterable[Place]]
+Find = Callable[[GraphView], Iterable[RuleMatch]]
 Sample = Callable[["Maker"], Graph]
 
 
@@ -83,7 +84,7 @@ class Rule:
     always: bool = False  # removes work wherever it fits, so it is applied before any search
     both: Callable[[Maker], tuple[Graph, Graph]] | None = None  # old and new, made without looking for a place
 
-    def places(self, view: View) -> Iterator[Place]:
+    def places(self, view: GraphView) -> Iterator[RuleMatch]:
         """Where it fits, in the order of the graph. A place whose sizes do not fit after all is left out."""
         found = iter(self.find(view))
         while True:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import combinations
 
-from foretrace.plan.rewrite.rules import Maker, Place, Rule, View, column, parts, remade
-from foretrace.plan.rewrite.terms import Graph, Term, Terms
+from foretrace.plan.rewrite.rules import GraphView, Maker, Rule, RuleMatch, column, parts, remade
+from foretrace.plan.rewrite.term import Term
+from foretrace.plan.rewrite.terms import Graph, Terms
 
 _METAFLOW = "Jia et al., Optimizing DNN Computation with Relaxed Graph Substitutions, MLSys 2019"
 _TASO = "Jia et al., TASO, SOSP 2019"
@@ -23,19 +24,19 @@ def _affine(terms: Terms, conv: Term, scale: Term, shift: Term | None) -> Term:
     return remade(terms, conv, x, weight, offset)
 
 
-def _linear(view: View, term: Term) -> bool:
+def _linear(view: GraphView, term: Term) -> bool:
     """A convolution that nothing follows yet, and that only one operator reads."""
     return view.private(term, "conv2d") and not term["act"] and not term["added"]
 
 
-def _batch_norm(view: View) -> Iterator[Place]:
+def _batch_norm(view: GraphView) -> Iterator[RuleMatch]:
     make = view.terms.make
     for norm in view.of("batch_norm"):
         conv, gamma, beta, mean, variance = norm.inputs
         if _linear(view, conv):
             scale = make("mul", (gamma, make("rsqrt_eps", (variance,), eps=norm["eps"])))
             less = make("neg", (make("mul", (mean, scale)),))
-            yield Place(((norm, _affine(view.terms, conv, scale, make("add", (beta, less)))),), (norm, conv))
+            yield RuleMatch(((norm, _affine(view.terms, conv, scale, make("add", (beta, less)))),), (norm, conv))
 
 
 def _batch_norm_sample(m: Maker) -> Graph:
@@ -46,7 +47,7 @@ def _batch_norm_sample(m: Maker) -> Graph:
     return m.graph(m.terms.make("batch_norm", (conv, *statistics), eps=1e-3))
 
 
-def _scale(view: View) -> Iterator[Place]:
+def _scale(view: GraphView) -> Iterator[RuleMatch]:
     for term in view.of("mul_scalar"):
         conv = term.inputs[0]
         if view.private(conv, "conv2d", "linear") and not conv["act"] and not conv["added"]:
@@ -55,12 +56,12 @@ def _scale(view: View) -> Iterator[Place]:
                 None if e is None else view.terms.make("mul_scalar", (e,), value=term["value"]) for e in (w, bias)
             ]
             if w.constant and scaled[0] is not None:
-                yield Place(((term, remade(view.terms, conv, x, scaled[0], scaled[1])),), (term, conv))
+                yield RuleMatch(((term, remade(view.terms, conv, x, scaled[0], scaled[1])),), (term, conv))
     for term in view.of("mul"):
         for conv, other in (term.inputs, term.inputs[::-1]):
             if _linear(view, conv) and other.constant and term.dims == conv.dims and _per_channel(other, conv):
                 scale = view.terms.make("reshape", (other,), dims=(conv.dims[1],))
-                yield Place(((term, _affine(view.terms, conv, scale, None)),), (term, conv))
+                yield RuleMatch(((term, _affine(view.terms, conv, scale, None)),), (term, conv))
 
 
 def _per_channel(other: Term, conv: Term) -> bool:
@@ -78,14 +79,14 @@ def _scale_sample(m: Maker) -> Graph:
     return m.graph(m.terms.make("mul", (conv, m.weight(conv.dims[1], 1, 1))))
 
 
-def _relu(view: View) -> Iterator[Place]:
+def _relu(view: GraphView) -> Iterator[RuleMatch]:
     for term in view.of("relu", "gelu"):
         inner = term.inputs[0]
         if not view.private(inner, "conv2d", "linear") or inner["act"]:
             continue
         if term.op == "relu" or (inner.op == "linear" and term["approximate"] == "none"):
             x, w, bias, added = parts(inner)
-            yield Place(((term, remade(view.terms, inner, x, w, bias, added, act=term.op)),), (term, inner))
+            yield RuleMatch(((term, remade(view.terms, inner, x, w, bias, added, act=term.op)),), (term, inner))
 
 
 def _relu_sample(m: Maker) -> Graph:
@@ -97,7 +98,7 @@ def _relu_sample(m: Maker) -> Graph:
     )
 
 
-def _add(view: View) -> Iterator[Place]:
+def _add(view: GraphView) -> Iterator[RuleMatch]:
     for term in view.of("add"):
         for inner, other in (term.inputs, term.inputs[::-1]):
             if not view.private(inner, "conv2d", "linear") or inner is other or inner["act"] or inner["added"]:
@@ -105,9 +106,9 @@ def _add(view: View) -> Iterator[Place]:
             x, w, bias, _ = parts(inner)
             if bias is None and other.constant and _is_bias(other, inner):
                 vector = view.terms.make("reshape", (other,), dims=(w.dims[0],))
-                yield Place(((term, remade(view.terms, inner, x, w, vector)),), (term, inner))
+                yield RuleMatch(((term, remade(view.terms, inner, x, w, vector)),), (term, inner))
             elif other.dims == inner.dims:
-                yield Place(((term, remade(view.terms, inner, x, w, bias, other)),), (term, inner))
+                yield RuleMatch(((term, remade(view.terms, inner, x, w, bias, other)),), (term, inner))
 
 
 def _is_bias(other: Term, inner: Term) -> bool:
@@ -125,7 +126,7 @@ def _add_sample(m: Maker) -> Graph:
 # --- side by side ---------------------------------------------------------------------------------------------------
 
 
-def _twins(view: View) -> Iterator[list[Term]]:
+def _twins(view: GraphView) -> Iterator[list[Term]]:
     """Convolutions of the same input and the same geometry; groups of at least two."""
     found: dict[tuple[object, ...], list[Term]] = {}
     for conv in view.of("conv2d"):
@@ -157,12 +158,12 @@ def zeros(terms: Terms, w: Term) -> Term:
     return terms.make("mul_scalar", (terms.make("sum_kernel", (w,)),), value=0.0)
 
 
-def _merge(view: View) -> Iterator[Place]:
+def _merge(view: GraphView) -> Iterator[RuleMatch]:
     for group in _twins(view):
         if len(group) > 2:
-            yield Place(together(view.terms, group, 1), tuple(group))
+            yield RuleMatch(together(view.terms, group, 1), tuple(group))
         for pair in combinations(group, 2):
-            yield Place(together(view.terms, list(pair), 1), pair)
+            yield RuleMatch(together(view.terms, list(pair), 1), pair)
 
 
 def _merge_sample(m: Maker) -> Graph:
@@ -172,7 +173,7 @@ def _merge_sample(m: Maker) -> Graph:
     return m.graph(*convs)
 
 
-def _enlarge(view: View) -> Iterator[Place]:
+def _enlarge(view: GraphView) -> Iterator[RuleMatch]:
     """To the kernel of a neighbour on the same input, so that both can be merged."""
     for conv in view.of("conv2d"):
         x, w, bias, added = parts(conv)
@@ -191,7 +192,7 @@ def _enlarge(view: View) -> Iterator[Place]:
             ):  # fmt: skip
                 continue
             larger = view.terms.make("pad_kernel", (w,), rows=grown[0] // 2, columns=grown[1] // 2)
-            yield Place(((conv, remade(view.terms, conv, x, larger, bias, added, padding=padding)),), (conv,))
+            yield RuleMatch(((conv, remade(view.terms, conv, x, larger, bias, added, padding=padding)),), (conv,))
 
 
 def _enlarge_sample(m: Maker) -> Graph:
@@ -203,7 +204,7 @@ def _enlarge_sample(m: Maker) -> Graph:
     )
 
 
-def _sum(view: View) -> Iterator[Place]:
+def _sum(view: GraphView) -> Iterator[RuleMatch]:
     make = view.terms.make
     for term in view.of("add"):
         one, two = term.inputs
@@ -219,7 +220,7 @@ def _sum(view: View) -> Iterator[Place]:
         else:
             weights = make("concat", (w1, w2), axis=1)
             merged = remade(view.terms, one, make("concat", (x1, x2), axis=1), weights, bias)
-        yield Place(((term, merged),), (term, one, two))
+        yield RuleMatch(((term, merged),), (term, one, two))
 
 
 def _sum_sample(m: Maker) -> Graph:
@@ -230,7 +231,7 @@ def _sum_sample(m: Maker) -> Graph:
     return m.graph(m.terms.make("add", (one, two)))
 
 
-def _residual(view: View) -> Iterator[Place]:
+def _residual(view: GraphView) -> Iterator[RuleMatch]:
     make = view.terms.make
     for term in view.of("add"):
         for conv, x in (term.inputs, term.inputs[::-1]):
@@ -241,7 +242,7 @@ def _residual(view: View) -> Iterator[Place]:
             centred = conv["padding"] == (rows // 2, columns // 2) and conv["stride"] == conv["dilation"] == (1, 1)
             if centred and rows % 2 and columns % 2:
                 unit = make("unit_kernel", (), channels=w.dims[0], rows=rows, columns=columns, dtype=w.dtype)
-                yield Place(((term, remade(view.terms, conv, x, make("add", (w, unit)), bias)),), (term, conv))
+                yield RuleMatch(((term, remade(view.terms, conv, x, make("add", (w, unit)), bias)),), (term, conv))
 
 
 def _residual_sample(m: Maker) -> Graph:
@@ -249,7 +250,7 @@ def _residual_sample(m: Maker) -> Graph:
     return m.graph(m.terms.make("add", (m.conv(x, out=x.dims[1], same=True, act=""), x)))
 
 
-def _pointwise_chain(view: View) -> Iterator[Place]:
+def _pointwise_chain(view: GraphView) -> Iterator[RuleMatch]:
     for outer in view.of("conv2d"):
         inner, w2, b2, added = parts(outer)
         if not _linear(view, inner) or inner["groups"] != 1 or outer["groups"] != 1:
@@ -265,7 +266,7 @@ def _pointwise_chain(view: View) -> Iterator[Place]:
                            dims=w2.dims)  # fmt: skip
             more = make("sum_kernel", (through,))
             bias = make("add", (b2, more)) if b2 is not None else more
-        yield Place(((outer, remade(view.terms, outer, x, weights, bias, added)),), (outer, inner))
+        yield RuleMatch(((outer, remade(view.terms, outer, x, weights, bias, added)),), (outer, inner))
 
 
 def _pointwise_chain_sample(m: Maker) -> Graph:

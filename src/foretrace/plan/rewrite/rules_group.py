@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from foretrace.plan.rewrite.rules import Maker, Place, Rule, View, column, parts, remade
+from foretrace.plan.rewrite.rules import GraphView, Maker, Rule, RuleMatch, column, parts, remade
 from foretrace.plan.rewrite.rules_conv import zeros
 from foretrace.plan.rewrite.shapes import UNARY
-from foretrace.plan.rewrite.terms import Graph, Term
+from foretrace.plan.rewrite.term import Term
+from foretrace.plan.rewrite.terms import Graph
 
 _TASO = "Jia et al., TASO, SOSP 2019"
 _METAFLOW = "Jia et al., Optimizing DNN Computation with Relaxed Graph Substitutions, MLSys 2019"
@@ -15,7 +16,7 @@ _SHARES = (2, 4, 8)  # groups put together at once
 _MOST_GROUPS = 64
 
 
-def _merge_groups(view: View) -> Iterator[Place]:
+def _merge_groups(view: GraphView) -> Iterator[RuleMatch]:
     for conv in view.of("conv2d"):
         x, w, bias, added = parts(conv)
         groups = conv["groups"]
@@ -25,7 +26,7 @@ def _merge_groups(view: View) -> Iterator[Place]:
             if groups % share == 0 and (share < groups or share not in _SHARES or groups == share):
                 into = groups // share
                 dense = view.terms.make("grouped_kernel", (w,), groups=groups, into=into)
-                yield Place(((conv, remade(view.terms, conv, x, dense, bias, added, groups=into)),), (conv,))
+                yield RuleMatch(((conv, remade(view.terms, conv, x, dense, bias, added, groups=into)),), (conv,))
 
 
 def _merge_groups_sample(m: Maker) -> Graph:
@@ -33,7 +34,7 @@ def _merge_groups_sample(m: Maker) -> Graph:
     return m.graph(m.conv(m.image(channels=groups * m.size(2, 3)), groups=groups))
 
 
-def _group(view: View) -> Iterator[Place]:
+def _group(view: GraphView) -> Iterator[RuleMatch]:
     """Convolutions of all slices of a tensor, put together again, are one in groups."""
     for term in view.of("concat"):
         convs = list(term.inputs)
@@ -51,7 +52,7 @@ def _group(view: View) -> Iterator[Place]:
                 "concat", [parts(each)[2] or zeros(view.terms, each.inputs[1]) for each in convs], axis=0
             )
         if groups <= _MOST_GROUPS:
-            yield Place(((term, remade(view.terms, first, source, weights, bias, groups=groups)),), (term, *convs))
+            yield RuleMatch(((term, remade(view.terms, first, source, weights, bias, groups=groups)),), (term, *convs))
 
 
 def _geometry(conv: Term) -> tuple[object, ...]:
@@ -76,7 +77,7 @@ def _of(image: Term, channels: int) -> tuple[int, ...]:
     return (image.dims[0], channels, *image.dims[2:])
 
 
-def _ungroup(view: View) -> Iterator[Place]:
+def _ungroup(view: GraphView) -> Iterator[RuleMatch]:
     """A convolution in few groups as one for every slice of the channels."""
     make = view.terms.make
     for conv in view.of("conv2d"):
@@ -91,7 +92,7 @@ def _ungroup(view: View) -> Iterator[Place]:
             weight = make("slice", (w,), axis=0, start=i * out, length=out)
             offset = None if bias is None else make("slice", (bias,), axis=0, start=i * out, length=out)
             pieces.append(remade(view.terms, conv, own, weight, offset, groups=1))
-        yield Place(((conv, make("concat", pieces, axis=1)),), (conv,))
+        yield RuleMatch(((conv, make("concat", pieces, axis=1)),), (conv,))
 
 
 def _ungroup_sample(m: Maker) -> Graph:
@@ -99,7 +100,7 @@ def _ungroup_sample(m: Maker) -> Graph:
     return m.graph(m.conv(m.image(channels=groups * m.size(2, 3)), groups=groups))
 
 
-def _split_input(view: View) -> Iterator[Place]:
+def _split_input(view: GraphView) -> Iterator[RuleMatch]:
     """A convolution of a concatenation as a sum of convolutions of its parts."""
     make = view.terms.make
     for conv in view.of("conv2d"):
@@ -112,7 +113,7 @@ def _split_input(view: View) -> Iterator[Place]:
         first = make("slice", (w,), axis=1, start=0, length=cut)
         second = make("slice", (w,), axis=1, start=cut, length=w.dims[1] - cut)
         one = remade(view.terms, conv, x.inputs[0], first, bias, act="")
-        yield Place(((conv, remade(view.terms, conv, x.inputs[1], second, None, one)),), (conv, x))
+        yield RuleMatch(((conv, remade(view.terms, conv, x.inputs[1], second, None, one)),), (conv, x))
 
 
 def _split_input_sample(m: Maker) -> Graph:
@@ -121,7 +122,7 @@ def _split_input_sample(m: Maker) -> Graph:
     return m.graph(m.conv(m.terms.make("concat", (x, other), axis=1)))
 
 
-def _pool_after(view: View) -> Iterator[Place]:
+def _pool_after(view: GraphView) -> Iterator[RuleMatch]:
     """Average pooling after a pointwise convolution instead of before it: fewer channels, and a neighbour to merge."""
     make = view.terms.make
     for conv in view.of("conv2d"):
@@ -136,7 +137,7 @@ def _pool_after(view: View) -> Iterator[Place]:
             value = make("add", (value, column(view.terms, bias, 3)))
         if conv["act"]:
             value = make(conv["act"], (value,))
-        yield Place(((conv, value),), (conv, pool))
+        yield RuleMatch(((conv, value),), (conv, pool))
 
 
 def _pool(m: Maker, x: Term) -> Term:
@@ -150,7 +151,7 @@ def _pool_after_sample(m: Maker) -> Graph:
     return m.graph(m.conv(_pool(m, m.image()), kernel=(1, 1), stride=(1, 1), padding=(0, 0)))
 
 
-def _hoist(view: View) -> Iterator[Place]:
+def _hoist(view: GraphView) -> Iterator[RuleMatch]:
     """An elementwise operator on all slices of a tensor as one on the tensor."""
     make = view.terms.make
     for source, users in view.users.items():
@@ -169,7 +170,7 @@ def _hoist(view: View) -> Iterator[Place]:
         pairs = tuple(
             (each[0], make("slice", (whole,), **piece.lookup)) for each, piece in zip(after, slices, strict=True)
         )
-        yield Place(pairs, (*slices, *(each[0] for each in after)))
+        yield RuleMatch(pairs, (*slices, *(each[0] for each in after)))
 
 
 def _hoist_sample(m: Maker) -> Graph:
@@ -183,7 +184,7 @@ def _hoist_sample(m: Maker) -> Graph:
     return m.graph(*(m.terms.make(op, (each,)) for each in pieces))
 
 
-def _after_concat(view: View) -> Iterator[Place]:
+def _after_concat(view: GraphView) -> Iterator[RuleMatch]:
     """The same elementwise operator on all parts of a concatenation as one on the whole."""
     for term in view.of("concat"):
         first = term.inputs[0]
@@ -192,7 +193,7 @@ def _after_concat(view: View) -> Iterator[Place]:
         ):
             whole = view.terms.make("concat", [each.inputs[0] for each in term.inputs], axis=term["axis"])
             new = view.terms.make(first.op, (whole,), **first.lookup)
-            yield Place(((term, new),), (term, *term.inputs))
+            yield RuleMatch(((term, new),), (term, *term.inputs))
 
 
 def _after_concat_sample(m: Maker) -> Graph:

@@ -5,25 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import combinations, pairwise
 
-from foretrace.plan.rewrite.rules import Maker, Place, Rule, View, parts, remade
+from foretrace.plan.rewrite.rules import GraphView, Maker, Rule, RuleMatch, parts, remade
 from foretrace.plan.rewrite.rules_conv import together
 from foretrace.plan.rewrite.shapes import UNARY
-from foretrace.plan.rewrite.terms import Graph, Term
+from foretrace.plan.rewrite.term import Term
+from foretrace.plan.rewrite.terms import Graph
 
 _METAFLOW = "Jia et al., Optimizing DNN Computation with Relaxed Graph Substitutions, MLSys 2019"
 _TASO = "Jia et al., TASO, SOSP 2019"
 
 
-def _merge_linear(view: View) -> Iterator[Place]:
+def _merge_linear(view: GraphView) -> Iterator[RuleMatch]:
     found: dict[tuple[Term, str], list[Term]] = {}
     for term in view.of("linear"):
         if term.inputs[1].constant and not term["added"]:
             found.setdefault((term.inputs[0], term["act"]), []).append(term)
     for group in found.values():
         if len(group) > 2:
-            yield Place(together(view.terms, group, group[0].rank - 1), tuple(group))
+            yield RuleMatch(together(view.terms, group, group[0].rank - 1), tuple(group))
         for pair in combinations(group, 2):
-            yield Place(together(view.terms, list(pair), pair[0].rank - 1), pair)
+            yield RuleMatch(together(view.terms, list(pair), pair[0].rank - 1), pair)
 
 
 def _merge_linear_sample(m: Maker) -> Graph:
@@ -32,7 +33,7 @@ def _merge_linear_sample(m: Maker) -> Graph:
     return m.graph(*(m.linear(x, act=act) for _ in range(m.size(2, 4))))
 
 
-def _linear_chain(view: View) -> Iterator[Place]:
+def _linear_chain(view: GraphView) -> Iterator[RuleMatch]:
     make = view.terms.make
     for outer in view.of("linear"):
         inner, w2, b2, added = parts(outer)
@@ -46,23 +47,23 @@ def _linear_chain(view: View) -> Iterator[Place]:
             through = make("reshape", (make("matmul", (w2, make("reshape", (b1,), dims=(b1.dims[0], 1)))),),
                            dims=(w2.dims[0],))  # fmt: skip
             bias = make("add", (b2, through)) if b2 is not None else through
-        yield Place(((outer, remade(view.terms, outer, x, make("matmul", (w2, w1)), bias, added)),), (outer, inner))
+        yield RuleMatch(((outer, remade(view.terms, outer, x, make("matmul", (w2, w1)), bias, added)),), (outer, inner))
 
 
 def _linear_chain_sample(m: Maker) -> Graph:
     return m.graph(m.linear(m.linear(m.input(m.size(), m.size())), act=m.pick("", "relu")))
 
 
-def _associate(view: View) -> Iterator[Place]:
+def _associate(view: GraphView) -> Iterator[RuleMatch]:
     make = view.terms.make
     for term in view.of("matmul"):
         left, right = term.inputs
         if view.private(left, "matmul"):
             a, b = left.inputs
-            yield Place(((term, make("matmul", (a, make("matmul", (b, right))))),), (term, left))
+            yield RuleMatch(((term, make("matmul", (a, make("matmul", (b, right))))),), (term, left))
         if view.private(right, "matmul"):
             b, c = right.inputs
-            yield Place(((term, make("matmul", (make("matmul", (left, b)), c))),), (term, right))
+            yield RuleMatch(((term, make("matmul", (make("matmul", (left, b)), c))),), (term, right))
 
 
 def _matrices(m: Maker, *sizes: int) -> list[Term]:
@@ -78,7 +79,7 @@ def _associate_sample(m: Maker) -> Graph:
     return m.graph(make("matmul", (a, make("matmul", (b, c)))))
 
 
-def _distribute(view: View) -> Iterator[Place]:
+def _distribute(view: GraphView) -> Iterator[RuleMatch]:
     make = view.terms.make
     for term in view.of("add"):
         one, two = term.inputs
@@ -87,12 +88,12 @@ def _distribute(view: View) -> Iterator[Place]:
         (a, b), (c, d) = one.inputs, two.inputs
         seen = (term, one, two)
         if a is c and b.dims == d.dims:
-            yield Place(((term, make("matmul", (a, make("add", (b, d))))),), seen)
+            yield RuleMatch(((term, make("matmul", (a, make("add", (b, d))))),), seen)
         elif b is d and a.dims == c.dims:
-            yield Place(((term, make("matmul", (make("add", (a, c)), b))),), seen)
+            yield RuleMatch(((term, make("matmul", (make("add", (a, c)), b))),), seen)
         elif a.rank == b.rank == c.rank == d.rank and a.dims[:-2] == b.dims[:-2] == c.dims[:-2] == d.dims[:-2]:
             wide = make("concat", (a, c), axis=a.rank - 1)
-            yield Place(((term, make("matmul", (wide, make("concat", (b, d), axis=b.rank - 2)))),), seen)
+            yield RuleMatch(((term, make("matmul", (wide, make("concat", (b, d), axis=b.rank - 2)))),), seen)
 
 
 def _distribute_sample(m: Maker) -> Graph:
@@ -106,7 +107,7 @@ def _distribute_sample(m: Maker) -> Graph:
     return m.graph(m.terms.make("add", (one, two)))
 
 
-def _as_product(view: View) -> Iterator[Place]:
+def _as_product(view: GraphView) -> Iterator[RuleMatch]:
     """A linear layer as a product and a sum, as rules on products want it."""
     make = view.terms.make
     for term in view.of("linear"):
@@ -114,20 +115,20 @@ def _as_product(view: View) -> Iterator[Place]:
         if term["act"] or added is not None or x.rank < 2:
             continue
         value = make("matmul", (x, make("permute", (w,), order=(1, 0))))
-        yield Place(((term, value if bias is None else make("add", (value, bias))),), (term,))
+        yield RuleMatch(((term, value if bias is None else make("add", (value, bias))),), (term,))
 
 
 def _as_product_sample(m: Maker) -> Graph:
     return m.graph(m.linear(m.input(*(m.size() for _ in range(m.size(2, 3))))))
 
 
-def _as_linear(view: View) -> Iterator[Place]:
+def _as_linear(view: GraphView) -> Iterator[RuleMatch]:
     make = view.terms.make
     for term in view.of("matmul"):
         x, w = term.inputs
         if w.constant and w.rank == 2:
             weight = make("permute", (w,), order=(1, 0))
-            yield Place(((term, make("linear", (x, weight), bias=False, added=False, act="")),), (term,))
+            yield RuleMatch(((term, make("linear", (x, weight), bias=False, added=False, act="")),), (term,))
 
 
 def _as_linear_sample(m: Maker) -> Graph:
@@ -136,13 +137,13 @@ def _as_linear_sample(m: Maker) -> Graph:
     return m.graph(m.terms.make("matmul", (x, m.weight(inner, m.size()))))
 
 
-def _permute_unary(view: View) -> Iterator[Place]:
+def _permute_unary(view: GraphView) -> Iterator[RuleMatch]:
     """An elementwise operator before a view of its input instead of after it."""
     for term in view.of(*UNARY):
         inner = term.inputs[0]
         if view.private(inner, "permute", "reshape"):
             moved = view.terms.make(term.op, inner.inputs, **term.lookup)
-            yield Place(((term, view.terms.make(inner.op, (moved,), **inner.lookup)),), (term, inner))
+            yield RuleMatch(((term, view.terms.make(inner.op, (moved,), **inner.lookup)),), (term, inner))
 
 
 def _permute_unary_sample(m: Maker) -> Graph:
@@ -152,7 +153,7 @@ def _permute_unary_sample(m: Maker) -> Graph:
     return m.graph(m.terms.make("mul_scalar", (view,), value=0.5) if m.pick(0, 1) else m.terms.make("relu", (view,)))
 
 
-def _permute_binary(view: View) -> Iterator[Place]:
+def _permute_binary(view: GraphView) -> Iterator[RuleMatch]:
     for term in view.of("add", "mul"):
         one, two = term.inputs
         if (
@@ -162,7 +163,7 @@ def _permute_binary(view: View) -> Iterator[Place]:
         ):
             inner = view.terms.make(term.op, (one.inputs[0], two.inputs[0]))
             if inner.rank == term.rank:
-                yield Place(((term, view.terms.make("permute", (inner,), order=one["order"])),), (term, one, two))
+                yield RuleMatch(((term, view.terms.make("permute", (inner,), order=one["order"])),), (term, one, two))
 
 
 def _permute_binary_sample(m: Maker) -> Graph:
@@ -171,7 +172,7 @@ def _permute_binary_sample(m: Maker) -> Graph:
     return m.graph(m.terms.make(m.pick("add", "mul"), views))
 
 
-def _product_of_permuted(view: View) -> Iterator[Place]:
+def _product_of_permuted(view: GraphView) -> Iterator[RuleMatch]:
     """A'B' = (BA)'."""
     make = view.terms.make
     for term in view.of("matmul"):
@@ -179,7 +180,7 @@ def _product_of_permuted(view: View) -> Iterator[Place]:
         if not all(each.op == "permute" and _swaps(each) for each in (one, two)) or one.rank != two.rank:
             continue
         inner = make("matmul", (two.inputs[0], one.inputs[0]))
-        yield Place(((term, make("permute", (inner,), order=_last_two(term.rank))),), (term,))
+        yield RuleMatch(((term, make("permute", (inner,), order=_last_two(term.rank))),), (term,))
 
 
 def _last_two(rank: int) -> tuple[int, ...]:
@@ -199,7 +200,7 @@ def _product_of_permuted_sample(m: Maker) -> Graph:
     return m.graph(m.terms.make("matmul", views))
 
 
-def _slices_of_linear(view: View) -> Iterator[Place]:
+def _slices_of_linear(view: GraphView) -> Iterator[RuleMatch]:
     """Slices of a merged layer with one reader each as layers of their own again."""
     make = view.terms.make
     for term, users in view.users.items():
@@ -215,7 +216,7 @@ def _slices_of_linear(view: View) -> Iterator[Place]:
             offset = None if bias is None else make("slice", (bias,), **cut)
             pairs.append((each, remade(view.terms, term, x, make("slice", (w,), **cut), offset)))
         if view.private(users[0]) or len(users) > 1:
-            yield Place(tuple(pairs), (term, *users))
+            yield RuleMatch(tuple(pairs), (term, *users))
 
 
 def _slices_of_linear_sample(m: Maker) -> Graph:

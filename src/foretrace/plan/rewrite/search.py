@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from foretrace.deadline import Deadline, never
-from foretrace.plan.rewrite.costs import Costs
-from foretrace.plan.rewrite.rules import Rule, View
+from foretrace.plan.rewrite.costs import OperatorCosts
+from foretrace.plan.rewrite.rules import GraphView, Rule
 from foretrace.plan.rewrite.terms import Graph
 
 _GROWTH = 2  # a graph with more than twice the operators (and some) is not followed
@@ -24,7 +24,7 @@ Tell = Callable[[int, float], None]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Found:
+class SearchResult:
     """The best graph of a search, and how it was reached."""
 
     graph: Graph
@@ -47,9 +47,9 @@ class _Queue:
 
 
 def search(
-    graph: Graph, rules: Sequence[Rule], costs: Costs, *, alpha: float = 1.05, budget: int = 100,
+    graph: Graph, rules: Sequence[Rule], costs: OperatorCosts, *, alpha: float = 1.05, budget: int = 100,
     until: Deadline | None = None, tell: Tell | None = None,
-) -> Found:  # fmt: skip
+) -> SearchResult:  # fmt: skip
     """The best graph that `budget` expansions reach.
 
     Args:
@@ -92,7 +92,7 @@ def search(
                     best, best_s, best_rules = candidate, cost, (*path, name)
         if tell is not None:
             tell(steps, best_s)
-    return Found(
+    return SearchResult(
         graph=best, seconds=best_s, first_s=first, rules=best_rules, steps=steps, seen=len(seen),
         complete=not queue.heap,
     )  # fmt: skip
@@ -100,7 +100,7 @@ def search(
 
 def neighbours(graph: Graph, rules: Sequence[Rule]) -> Iterator[tuple[str, Graph]]:
     """Every graph that one rule makes of this one, at one place or at all."""
-    view = View(graph)
+    view = GraphView(graph)
     for rule in rules:
         count = 0
         for place in rule.places(view):
@@ -118,7 +118,7 @@ def exhausted(graph: Graph, rule: Rule, *, most: int) -> tuple[Graph, int]:
     """A graph with a rule applied again and again at its first place, at most so often; and how often it was."""
     used = 0
     while used < most:
-        view = View(graph)
+        view = GraphView(graph)
         for place in rule.places(view):
             changed = graph.replaced(place.pairs)
             if changed is not None and changed.key != graph.key:

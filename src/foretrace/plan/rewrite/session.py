@@ -17,10 +17,10 @@ from foretrace.deadline import Deadline
 from foretrace.errors import ForetraceError
 from foretrace.plan.rewrite import catalog, measure
 from foretrace.plan.rewrite.capture import Model, capture
-from foretrace.plan.rewrite.costs import Costs, MeasuredCosts
+from foretrace.plan.rewrite.costs import MeasuredCosts, OperatorCosts
 from foretrace.plan.rewrite.emit import Emitted, emit
 from foretrace.plan.rewrite.substitute import PART, Rewriting, substitute
-from foretrace.plan.rewrite.verifier import Verdict
+from foretrace.plan.rewrite.verifier import RuleVerdict
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,7 +29,7 @@ Tell = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class RewriteRequest:
     """What to do."""
 
     alpha: float = 1.05  # how much more than the best a graph may cost to be followed; 1 is greedy
@@ -40,7 +40,7 @@ class Wanted:
     measure: bool = True  # time both models in turns
     rounds: int = 11
 
-    def checked(self) -> Wanted:
+    def checked(self) -> RewriteRequest:
         """Itself. Raises ForetraceError for values that mean nothing."""
         if not 1.0 <= self.alpha <= 10.0:
             raise ForetraceError(f"alpha {self.alpha:g} is not between 1 (greedy) and 10; try 1.05.")
@@ -58,10 +58,10 @@ class Rewritten:
     model: Model
     emitted: Emitted
     rewriting: Rewriting
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[RuleVerdict, ...]
     idle: tuple[str, ...]  # imported rules that hold but have nothing to match
     check: measure.Check
-    gain: measure.Gain | None
+    gain: measure.MeasuredGain | None
     costs: str  # "measured" or what model on which device
     near: float | None  # share of data near the core, where costs were measured
     untimed: dict[str, str]  # operators without a cost, and why
@@ -81,7 +81,7 @@ class Rewritten:
 
 def rewrite(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, *, name: str = "model",
-    wanted: Wanted | None = None, costs: Costs | None = None, tell: Tell | None = None,
+    wanted: RewriteRequest | None = None, costs: OperatorCosts | None = None, tell: Tell | None = None,
 ) -> Rewritten:  # fmt: skip
     """Rewrite a model for inference on inputs of these sizes.
 
@@ -97,7 +97,7 @@ def rewrite(
     Raises ForetraceError where the model cannot be captured.
 
     """
-    wanted = (wanted or Wanted()).checked()
+    wanted = (wanted or RewriteRequest()).checked()
     tell = tell or (lambda what, share: None)
     tell("verifying rules", 0.0)
     rules, verdicts = catalog.usable()
@@ -129,7 +129,7 @@ def rewrite(
     )  # fmt: skip
 
 
-def again(model: Model, found: Rewriting, costs: Costs) -> tuple[Rewriting, Costs]:
+def again(model: Model, found: Rewriting, costs: OperatorCosts) -> tuple[Rewriting, OperatorCosts]:
     """The prediction from times taken anew, and what runs say of the choice.
 
     A search by measured costs believes some times that came out low by chance. So the graph as captured, that with the
@@ -150,7 +150,7 @@ def again(model: Model, found: Rewriting, costs: Costs) -> tuple[Rewriting, Cost
     return replace(found, after=after, rules=rules, before_s=new.of(found.before), after_s=new.of(after)), new
 
 
-def fit(model: Model, costs: Costs) -> float | None:
+def fit(model: Model, costs: OperatorCosts) -> float | None:
     """For measured costs, where the data of the operators lie, from a run of the captured model; returns it."""
     if not isinstance(costs, MeasuredCosts):
         return None
@@ -161,7 +161,7 @@ def fit(model: Model, costs: Costs) -> float | None:
 
 def compared(
     model: Model, arms: dict[str, Emitted], *, rounds: int, tell: Callable[[float], None] | None = None
-) -> measure.Gain:
+) -> measure.MeasuredGain:
     """The original and rewritten models run in turns on the example inputs.
 
     Beside them "captured" runs: the original's operators without its Python code, which is no merit of a rewriting.
@@ -179,13 +179,13 @@ def _run(each: Emitted, model: Model) -> Callable[[], object]:
     return lambda: each.module(*flat)
 
 
-def described(costs: Costs) -> str:
+def described(costs: OperatorCosts) -> str:
     """In words, where costs come from."""
     model, device = getattr(costs, "model", None), getattr(costs, "device", None)
     return "measured" if model is None or device is None else f"{model.name} on {device.short}"
 
 
-def untimed(costs: Costs) -> dict[str, str]:
+def untimed(costs: OperatorCosts) -> dict[str, str]:
     """Operators without a cost, and why; they count as nothing before and after."""
     if isinstance(costs, MeasuredCosts):
         return dict(costs.failed)

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from foretrace.errors import ForetraceError
-
-if TYPE_CHECKING:
-    from foretrace.plan.rewrite.terms import Term
-
-Dims = tuple[int, ...]
+from foretrace.plan.rewrite.term import Dims, Term
 
 UNARY = ("relu", "sigmoid", "tanh", "gelu", "silu", "hardtanh", "neg", "mul_scalar", "add_scalar")
 BINARY = ("add", "mul")

@@ -17,7 +17,7 @@ Row = dict[Variable | None, Fraction]
 _LARGEST, _TRIES = 5, 200
 
 
-class Sizes:
+class SymbolicSizes:
     """The dimensions of a pattern's inputs as unknowns.
 
     A convolution has as many groups as the channels of its data are times those of its weights; `groups` says it of
@@ -34,7 +34,7 @@ class Sizes:
         self.pivots = _eliminated(self.equations)
 
     @classmethod
-    def of(cls, pattern: Pattern) -> Sizes:
+    def of(cls, pattern: Pattern) -> SymbolicSizes:
         """With the fewest groups that let sizes fit. Raises UnfitError where none do, or no ranks."""
         choices = [(1, 2) if op.kind == "conv2d" else (1,) for op in pattern.target]
         why = UnfitError("sizes do not fit.")

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from foretrace.plan.rewrite.rules import Rule, View
-from foretrace.plan.rewrite.terms import Graph, Term
+from foretrace.plan.rewrite.rules import GraphView, Rule
+from foretrace.plan.rewrite.term import Term
+from foretrace.plan.rewrite.terms import Graph
 
 INFINITE = 1 << 40
 _PINNED = 0.3  # share of the operators, at either end, that a cut does not pass through
 
 
-class Flow:
+class MaximumFlow:
     """Maximum flow by Dinic's algorithm; capacities are whole numbers."""
 
     def __init__(self, count: int) -> None:
@@ -92,7 +93,7 @@ def by_level(graph: Graph) -> list[Term]:
 
 def weights(graph: Graph, rules: Sequence[Rule]) -> dict[tuple[Term, Term], int]:
     """Of every edge (maker, reader): one more than the number of places that hold both."""
-    view = View(graph)
+    view = GraphView(graph)
     found: dict[tuple[Term, Term], int] = {
         (source, term): 1 for term in view.order for source in term.inputs if view.runs(source)
     }
@@ -119,7 +120,7 @@ def _cut(order: list[Term], edges: dict[tuple[Term, Term], int], most: int) -> l
     if n <= most:
         return [order] if order else []
     place = {term: i for i, term in enumerate(order)}
-    flow = Flow(n + 2)
+    flow = MaximumFlow(n + 2)
     source, sink = n, n + 1
     pinned = max(1, int(_PINNED * n))
     for i in range(pinned):

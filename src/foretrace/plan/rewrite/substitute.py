@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from foretrace.deadline import Deadline
-from foretrace.plan.rewrite.costs import Costs
+from foretrace.plan.rewrite.costs import OperatorCosts
 from foretrace.plan.rewrite.rules import Rule
-from foretrace.plan.rewrite.search import Found, exhausted, search
+from foretrace.plan.rewrite.search import SearchResult, exhausted, search
 from foretrace.plan.rewrite.split import boundary, by_level, parts
-from foretrace.plan.rewrite.terms import Graph, Term
+from foretrace.plan.rewrite.term import Term
+from foretrace.plan.rewrite.terms import Graph
 
 Tell = Callable[[float, float, float], None]  # share done, seconds now, seconds at the start
 PART = 30  # operators of a part, as the artefact of MetaFlow has it
@@ -51,11 +52,11 @@ class _Run:
     """The searches of one rewriting, with what they have in common."""
 
     rules: tuple[Rule, ...]
-    costs: Costs
+    costs: OperatorCosts
     alpha: float
     budget: int
     until: Deadline | None
-    known: dict[tuple[int, ...], Found]
+    known: dict[tuple[int, ...], SearchResult]
     used: list[str]
     steps: int = 0
     seen: int = 0
@@ -83,7 +84,7 @@ class _Run:
 
 
 def substitute(
-    graph: Graph, rules: Sequence[Rule], costs: Costs, *, alpha: float = 1.05, budget: int = 60,
+    graph: Graph, rules: Sequence[Rule], costs: OperatorCosts, *, alpha: float = 1.05, budget: int = 60,
     until: Deadline | None = None, most: int = PART, tell: Tell | None = None,
 ) -> Rewriting:  # fmt: skip
     """The graph rewritten by these rules (verified ones) as far as the costs fall.

@@ -1,4 +1,4 @@
-"""`Term`: one value of a functional graph; `Terms`: where every distinct value exists once.
+"""`Terms`: where every distinct value of a functional graph exists once; `Graph`: the values that are wanted.
 
     terms = Terms()
     x = terms.leaf("x", (1, 8, 14, 14))
@@ -17,51 +17,13 @@ permutations are cancelled at once. These cancellations are rules like others an
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from math import prod
+from dataclasses import dataclass
 from typing import Any
 
 from foretrace.plan.rewrite import normal, shapes
+from foretrace.plan.rewrite.term import Dims, Term
 
-Dims = tuple[int, ...]
-Attributes = tuple[tuple[str, Any], ...]
 COMMUTATIVE = ("add", "mul")
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Term:
-    """One value: an operator of `shapes.KNOWN`, "leaf", or the name of an ATen operator that rules leave alone."""
-
-    op: str
-    inputs: tuple[Term, ...]
-    attributes: Attributes  # sorted by name; hashable values
-    dims: Dims
-    strides: Dims  # in elements
-    dtype: str  # as PyTorch calls it, "float32"
-    constant: bool
-    number: int
-    lookup: dict[str, Any] = field(repr=False)
-
-    def __getitem__(self, name: str) -> Any:
-        """An attribute."""
-        return self.lookup[name]
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """An attribute, or the default."""
-        return self.lookup.get(name, default)
-
-    @property
-    def rank(self) -> int:
-        """Number of dimensions."""
-        return len(self.dims)
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return prod(self.dims)
-
-    def __repr__(self) -> str:
-        return f"%{self.number}={self.op}({', '.join(f'%{each.number}' for each in self.inputs)}){list(self.dims)}"
 
 
 class Terms:
@@ -86,7 +48,7 @@ class Terms:
         """The value of a known operator, in normal form. Raises `shapes.UnfitError` where the inputs do not fit it."""
         if op in COMMUTATIVE and len(inputs) == 2 and inputs[0].number > inputs[1].number:
             inputs = (inputs[1], inputs[0])
-        simpler = normal.simplified(self, op, inputs, attributes)
+        simpler = normal.simplified(self.make, op, inputs, attributes)
         if simpler is not None:
             return simpler
         key = (op, tuple(each.number for each in inputs), *sorted(attributes.items()))

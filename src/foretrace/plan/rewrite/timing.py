@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from foretrace.cost.operators.arguments import Call
+from foretrace.cost.operators.arguments import BoundCall
 from foretrace.cost.operators.operator import Operator
 from foretrace.plan.rewrite import ops
 
 if TYPE_CHECKING:
     import torch
 
-    from foretrace.plan.rewrite.terms import Term
+    from foretrace.plan.rewrite.term import Term
 
 _NAME = f"{__name__}:prepare"
 _waiting: dict[str, tuple[Term, str]] = {}  # by text, while they are measured
@@ -49,7 +49,7 @@ def measure(terms: dict[str, Term], failed: dict[str, str], *, target_s: float) 
     return times
 
 
-def prepare(operator: Operator) -> Call:
+def prepare(operator: Operator) -> BoundCall:
     """The call to be timed."""
     term, way = _waiting[operator.text]
     tensors = tuple(_tensor(each) for each in term.inputs)
@@ -72,10 +72,10 @@ def _compiled(term: Term, way: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Strided(Call):
+class _Strided(BoundCall):
     """A call whose tensors keep their strides when it is copied, holes included."""
 
-    def cloned(self) -> Call:
+    def cloned(self) -> BoundCall:
         return _Strided(function=self.function, args=tuple(_copy(each) for each in self.args), kwargs=self.kwargs)
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from foretrace.errors import ForetraceError
 from foretrace.plan.rewrite.ops import In
-from foretrace.plan.rewrite.terms import Term, Terms
+from foretrace.plan.rewrite.term import Term
+from foretrace.plan.rewrite.terms import Terms
 
 _SAME = ("clone", "detach", "alias", "contiguous", "dropout", "lift_fresh_copy", "lift", "detach_copy")
 _CHECKS = ("_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range_for_size")

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from math import isnan
 from typing import TYPE_CHECKING
 
-from foretrace.plan.rewrite.rules import Maker, Rule, View
+from foretrace.plan.rewrite.rules import GraphView, Maker, Rule
 from foretrace.plan.rewrite.shapes import UnfitError
-from foretrace.plan.rewrite.terms import Graph, Term, Terms
+from foretrace.plan.rewrite.term import Term
+from foretrace.plan.rewrite.terms import Graph, Terms
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +21,7 @@ _TRIES = 20  # samples per example that is wanted: a sample may not fit the rule
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class RuleVerdict:
     """What the verifier found of one rule."""
 
     name: str
@@ -31,7 +32,7 @@ class Verdict:
     why: str = ""  # why it does not hold, or could not be tried
 
 
-def verify(rule: Rule, *, seed: int = 0, examples: int = 5) -> Verdict:
+def verify(rule: Rule, *, seed: int = 0, examples: int = 5) -> RuleVerdict:
     """Hold a rule against random examples of its own. It holds where all of them agree and there were enough."""
     fitted = places = 0
     worst = 0.0
@@ -50,12 +51,12 @@ def verify(rule: Rule, *, seed: int = 0, examples: int = 5) -> Verdict:
             worst = max(worst, off)
             if not off <= TOLERANCE:
                 why = f"differs by {off:.2g} of the largest value on {graph.outputs} against {changed.outputs}"
-                return Verdict(name=rule.name, holds=False, examples=fitted, places=places, worst=worst, why=why)
+                return RuleVerdict(name=rule.name, holds=False, examples=fitted, places=places, worst=worst, why=why)
         fitted += bool(used)
         places += used
     least = min(_LEAST_EXAMPLES, examples)
     why = "" if fitted >= least else f"only {fitted} of {_TRIES * examples} random graphs fitted it"
-    return Verdict(name=rule.name, holds=not why, examples=fitted, places=places, worst=worst, why=why)
+    return RuleVerdict(name=rule.name, holds=not why, examples=fitted, places=places, worst=worst, why=why)
 
 
 def _pairs(rule: Rule, maker: Maker) -> list[tuple[Graph, Graph]]:
@@ -63,7 +64,7 @@ def _pairs(rule: Rule, maker: Maker) -> list[tuple[Graph, Graph]]:
     if rule.both is not None:
         return [rule.both(maker)]
     graph = rule.sample(maker)
-    changed = [graph.replaced(place.pairs) for place in rule.places(View(graph))]
+    changed = [graph.replaced(place.pairs) for place in rule.places(GraphView(graph))]
     return [(graph, each) for each in changed if each is not None]
 
 

@@ -37,11 +37,11 @@ class Rewritten(torch.nn.Module):
 def checked(path: Path) -> Path:
     """Itself. Raises ForetraceError for a name that says no format, or a folder that holds other things."""
     if path.suffix not in (".pt2", ""):
-        raise ForetraceError(f"--out {path}: name a file that ends in .pt2, or a folder.")
+        raise ForetraceError(f"`out={path}`: name a file that ends in .pt2, or a folder.")
     if path.suffix == "" and path.exists() and (not path.is_dir() or _strange(path)):
-        raise ForetraceError(f"--out {path} exists and is no folder of a rewritten model; name another one.")
+        raise ForetraceError(f"`out={path}` exists and is no folder of a rewritten model; name another one.")
     if not path.parent.is_dir():
-        raise ForetraceError(f"--out {path}: there is no folder {path.parent}; make it, or choose one that exists.")
+        raise ForetraceError(f"`out={path}`: there is no folder {path.parent}; make it, or choose one that exists.")
     return path
 
 

@@ -1,4 +1,4 @@
-"""Compiled loops of `flows`; `flow_twins` says in plain Python what each of them computes.
+"""Compiled loops of `flows`; `tests/simulate/flow_twins.py` says in plain Python what each of them computes.
 
 They stand apart from `engine` because that file is long, and call nothing of it: numba's cache does not see edits
 across files.

@@ -35,9 +35,8 @@ import numpy.typing as npt
 from foretrace.errors import GraphError
 from foretrace.graph.sound import fixed, verify
 from foretrace.graph.taskgraph import TaskGraph, TaskKind
-from foretrace.simulate.flows import twins as flow_twins
 from foretrace.simulate.groups import groups
-from foretrace.simulate.replay import compiled, effective
+from foretrace.simulate.replay import effective
 from foretrace.simulate.schedule import edges_that_hold, lane_table, need_slots, stuck
 from foretrace.simulate.unwritten import unwritten, written
 
@@ -127,10 +126,7 @@ def simulate_flows(
     flow[flows.task[here]] = flows.flow[here]
     slowed, slows, factor = _interfering(graph, flow, interference)
     per_ns = capacity / 1e9
-    if compiled() is None:
-        start, end, decided = _by_twin(graph, flows, flow, per_ns, slowed, slows, factor)
-    else:
-        start, end, decided = _by_engine(graph, flows, flow, per_ns, slowed, slows, factor)
+    start, end, decided = _run(graph, flows, flow, per_ns, slowed, slows, factor)
     if not decided.all():
         stuck(graph, np.flatnonzero(decided).astype(np.int32), "flows")
     written(start, end)
@@ -142,17 +138,11 @@ def fair_rates(flows: Flows, capacity: Float64) -> Float64:
 
     Infinite for a flow without links. Raises GraphError as `simulate_flows` does.
     """
+    from foretrace.simulate.flows import engine as flow_engine
+
     _check(None, flows, capacity)
     crossing = np.flatnonzero(np.diff(flows.route_ptr)).astype(np.int32)
     rate = np.full(len(flows), np.inf)
-    if compiled() is None:
-        for f, value in flow_twins.fair_rates(
-            {f: _route(flows, f) for f in crossing.tolist()}, capacity.tolist()
-        ).items():
-            rate[f] = value
-        return rate
-    from foretrace.simulate.flows import engine as flow_engine
-
     n_links = len(capacity)
     flow_engine.fair_rates(
         crossing, len(crossing), flows.route_ptr, flows.route_link, flows.route_times, capacity, rate,
@@ -167,7 +157,7 @@ def fair_rates(flows: Flows, capacity: Float64) -> Float64:
 Result = tuple[Int64, Int64, Mask]
 
 
-def _by_engine(
+def _run(
     graph: TaskGraph, flows: Flows, flow: Int32, per_ns: Float64, slowed: Mask, slows: Mask, factor: float
 ) -> Result:
     from foretrace.simulate.flows import engine as flow_engine
@@ -195,30 +185,6 @@ def _by_engine(
     )  # fmt: skip
     flow_engine.run(*arguments)
     return start, end, decided.view(np.bool_)
-
-
-def _by_twin(
-    graph: TaskGraph, flows: Flows, flow: Int32, per_ns: Float64, slowed: Mask, slows: Mask, factor: float
-) -> Result:
-    described = [
-        flow_twins.Flow(
-            members=np.flatnonzero(flow == f).tolist(),
-            nbytes=float(flows.nbytes[f]),
-            latency=int(flows.latency_ns[f]),
-            route=_route(flows, f),
-        )
-        for f in range(len(flows))
-    ]
-    run = flow_twins.FlowRun(
-        graph, described, per_ns.tolist(), slowed=slowed.tolist(), slows=slows.tolist(), factor=factor
-    )
-    start, end, _ = run.run()
-    return np.array(start, dtype=np.int64), np.array(end, dtype=np.int64), np.array(run.decided, dtype=np.bool_)
-
-
-def _route(flows: Flows, f: int) -> dict[int, int]:
-    part = slice(int(flows.route_ptr[f]), int(flows.route_ptr[f + 1]))
-    return dict(zip(flows.route_link[part].tolist(), flows.route_times[part].tolist(), strict=True))
 
 
 def _ptr(groups_of: npt.NDArray[np.int32], count: int) -> Int64:

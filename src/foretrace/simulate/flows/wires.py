@@ -111,16 +111,6 @@ class Wires:
         pairs = zip(around, around[1:] + around[:1], strict=True) if len(around) > 1 else ()
         return self._transfer(pairs, nbytes, steps=steps)
 
-    def ring_all_reduce(self, workers: Sequence[int], nbytes: float) -> Transfer:
-        """2 (p − 1) messages of a p-th of the buffer (Thakur et al., IJHPCA 19(1), 2005, section 4.5)."""
-        p = len(workers)
-        return self.ring(workers, 2 * (p - 1) / p * nbytes if p else 0.0, steps=max(2 * (p - 1), 0))
-
-    def ring_half(self, workers: Sequence[int], nbytes: float) -> Transfer:
-        """All-gather or reduce-scatter: p − 1 messages of a p-th of the whole buffer."""
-        p = len(workers)
-        return self.ring(workers, (p - 1) / p * nbytes if p else 0.0, steps=max(p - 1, 0))
-
     def all_to_all(self, workers: Sequence[int], nbytes: float) -> Transfer:
         """Every worker sends a p-th of its buffer to every other one, to all of them at a time."""
         pairs = [(a, b) for a in workers for b in workers if a != b]

@@ -29,7 +29,7 @@ from foretrace.techniques.compute.batching import (
     recorded_size,
     with_facts,
 )
-from foretrace.techniques.compute.classes import Work, operator_class
+from foretrace.techniques.compute.classes import WorkClass, operator_class
 
 if TYPE_CHECKING:
     from foretrace.training.training import Training
@@ -283,39 +283,23 @@ def _fixed_classes(graph: TaskGraph, mask: Mask) -> dict[str, Mask]:
 def _class(name: str) -> str:
     if any(word in name for word in ("rnn", "lstm", "gru")):
         return "recurrent"
-    return {Work.CONV: "conv", Work.GEMM: "gemm", Work.ATTENTION: "gemm"}.get(operator_class(name)[0], "other")
+    return {WorkClass.CONV: "conv", WorkClass.GEMM: "gemm", WorkClass.ATTENTION: "gemm"}.get(
+        operator_class(name)[0], "other"
+    )
 
 
 _FIXED = {"conv": "conv_fixed", "recurrent": "recurrent_fixed", "gemm": "gemm_fixed", "other": "other_fixed"}
 _CPU = "measured with PyTorch 2 on a server core, two batch sizes per class"
 _PRIORS = {
-    "measured": Prior(
-        value=1.0,
-        low=0.96,
-        high=1.04,
-        unit="×",
-        why="operators timed alone find other data in the caches than in a step",
-    ),
-    "conv_fixed": Prior(value=0.11, low=0.05, high=0.2, unit="", why=f"{_CPU}: 0.07 to 0.24, more with more channels"),
-    "recurrent_fixed": Prior(
-        value=0.135, low=0.05, high=0.3, unit="", why=f"{_CPU}: weights are read once per time step"
-    ),
-    "gemm_fixed": Prior(value=0.045, low=0.0, high=0.12, unit="", why=f"{_CPU}: 0.03 to 0.06"),
-    "other_fixed": Prior(value=0.02, low=0.0, high=0.1, unit="", why="bytes over bandwidth, beside the call itself"),
-    "dispatch_us": Prior(
-        value=2.0, low=1.0, high=5.0, unit="µs", why="an operator through the dispatcher, outputs allocated"
-    ),
-    "latency_us": Prior(
-        value=4.0, low=2.0, high=12.0, unit="µs", why="start, ramp and tail of a kernel on recent devices"
-    ),
+    "measured": Prior(1.0, 0.96, 1.04, why="operators timed alone find other data in the caches than in a step"),
+    "conv_fixed": Prior(0.11, 0.05, 0.2, unit="", why=f"{_CPU}: 0.07 to 0.24, more with more channels"),
+    "recurrent_fixed": Prior(0.135, 0.05, 0.3, unit="", why=f"{_CPU}: weights are read once per time step"),
+    "gemm_fixed": Prior(0.045, 0.0, 0.12, unit="", why=f"{_CPU}: 0.03 to 0.06"),
+    "other_fixed": Prior(0.02, 0.0, 0.1, unit="", why="bytes over bandwidth, beside the call itself"),
+    "dispatch_us": Prior(2.0, 1.0, 5.0, unit="µs", why="an operator through the dispatcher, outputs allocated"),
+    "latency_us": Prior(4.0, 2.0, 12.0, unit="µs", why="start, ramp and tail of a kernel on recent devices"),
     "filling": Prior(
-        value=0.95,
-        low=0.8,
-        high=1.0,
-        unit="",
-        why="more samples fill a device better; kernels that fill it grow in step",
+        0.95, 0.8, 1.0, unit="", why="more samples fill a device better; kernels that fill it grow in step"
     ),
-    "loading": Prior(
-        value=1.0, low=0.85, high=1.1, unit="×", why="samples are loaded one by one; collecting grows with them"
-    ),
+    "loading": Prior(1.0, 0.85, 1.1, why="samples are loaded one by one; collecting grows with them"),
 }

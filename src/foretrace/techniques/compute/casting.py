@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from foretrace.cost.operators.calibration import Calibration
 from foretrace.cost.operators.operator import Operator
-from foretrace.techniques.distributed.reduced import SINGLE, Cast
+from foretrace.techniques.compute.reduced import SINGLE, Cast
 
 _OVERHEAD_S = 2.5e-6  # where it was not timed: two operators through the dispatcher
 _AT_ONCE = 16  # per timed call, so that what surrounds them hardly counts

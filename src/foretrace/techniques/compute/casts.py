@@ -7,8 +7,8 @@ import numpy.typing as npt
 
 from foretrace.graph.insert import DeviceTask, HostTask, Typical, typical
 from foretrace.graph.taskgraph import EdgeKind, Phase, TaskGraph, TaskKind
+from foretrace.techniques.compute.reducing import previous_on_lane
 from foretrace.techniques.compute.updates import find_update, runs, step_tasks, update_bandwidth
-from foretrace.techniques.distributed.reducing import previous_on_lane
 
 Mask = npt.NDArray[np.bool_]
 New = list[HostTask | DeviceTask]

@@ -22,8 +22,8 @@ from foretrace.graph.insert import HostTask, insert
 from foretrace.graph.select import select
 from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
 from foretrace.techniques.base import Across, Prior, Technique, derived
-from foretrace.techniques.compute.classes import Work, classify
-from foretrace.techniques.distributed.reducing import previous_on_lane
+from foretrace.techniques.compute.classes import WorkClass, classify
+from foretrace.techniques.compute.reducing import previous_on_lane
 from foretrace.techniques.untimed import untimed
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class ChannelsLast(Technique):
             return {}
         ratios, changed = twins.ratios(Calibration.of(graph)), _changed(twins)
         known = ratios.known
-        convolution = (classify(graph).work == Work.CONV)[twins.rows]
+        convolution = (classify(graph).work == WorkClass.CONV)[twins.rows]
         found = {"measured": _CARRIED_OVER} if (known & ratios.timed).any() else {}
         guessed = graph.dur[twins.rows] * (changed & ~ratios.timed)
         parts = [(guessed * ratios.value, guessed * ratios.low, guessed * ratios.high)]
@@ -75,7 +75,7 @@ class ChannelsLast(Technique):
         return found
 
     def change(self, graph: TaskGraph) -> TaskGraph:
-        convolution = (classify(graph).work == Work.CONV) & ~graph.gone
+        convolution = (classify(graph).work == WorkClass.CONV) & ~graph.gone
         if graph.info.platform != "cpu":
             return self._on_device(graph, convolution)
         twins = _twins(graph)
@@ -178,7 +178,7 @@ def _twins(graph: TaskGraph) -> Twins:
     Attention has four dimensions, too: only what runs in a step with convolutions counts, and no matrix products.
     """
     work = classify(graph).work
-    mask = np.isin(work, (Work.CONV, Work.MEMORY)) & np.isin(
+    mask = np.isin(work, (WorkClass.CONV, WorkClass.MEMORY)) & np.isin(
         graph.phase, (Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE)
     )
     return Twins.of(graph, mask, _twin)
@@ -192,7 +192,7 @@ def _changed(twins: Twins) -> Mask:
 def _inputs(graph: TaskGraph) -> list[tuple[int, Operator]]:
     """The first convolution of every step: its task, and its operator."""
     twins = _twins(graph)
-    first = select(graph, phase="forward") & (classify(graph).work == Work.CONV) & (graph.step >= 0)
+    first = select(graph, phase="forward") & (classify(graph).work == WorkClass.CONV) & (graph.step >= 0)
     mine = first[twins.rows] & _changed(twins)
     rows, index = twins.rows[mine], twins.index[mine]
     _, place = np.unique(graph.step[rows], return_index=True)
@@ -200,24 +200,10 @@ def _inputs(graph: TaskGraph) -> list[tuple[int, Operator]]:
 
 
 _CARRIED_OVER = Prior(
-    value=1.0,
-    low=0.95,
-    high=1.05,
-    unit="×",
-    why="operators timed alone find their inputs in caches and memory otherwise than in a step",
+    1.0, 0.95, 1.05, why="operators timed alone find their inputs in caches and memory otherwise than in a step"
 )
-_CONV = Prior(
-    value=0.88,
-    low=0.6,
-    high=1.05,
-    unit="×",
-    why="measured on processors: 0.62 with 24 channels, 0.9 with 48, 1 from 192",
-)
-_OTHERS = Prior(value=1.0, low=0.7, high=1.3, unit="×", why="the same bytes in another order")
+_CONV = Prior(0.88, 0.6, 1.05, why="measured on processors: 0.62 with 24 channels, 0.9 with 48, 1 from 192")
+_OTHERS = Prior(1.0, 0.7, 1.3, why="the same bytes in another order")
 _ON_DEVICE = Prior(
-    value=0.95,
-    low=0.75,
-    high=1.1,
-    unit="×",
-    why="kernels for this layout are as fast or faster in 16 bit, and not always in float32",
+    0.95, 0.75, 1.1, why="kernels for this layout are as fast or faster in 16 bit, and not always in float32"
 )

@@ -17,7 +17,7 @@ from foretrace.graph.sound import fixed
 from foretrace.graph.taskgraph import TaskGraph, TaskKind
 
 
-class Work(IntEnum):
+class WorkClass(IntEnum):
     """What bounds a task by its nature."""
 
     OTHER = 0  # not floating-point work, or unknown
@@ -27,7 +27,7 @@ class Work(IntEnum):
     MEMORY = 4  # elementwise, normalisation, reduction, pooling, copies: bytes over bandwidth
 
 
-class Precision(IntEnum):
+class TaskPrecision(IntEnum):
     """Arithmetic that a task uses."""
 
     OTHER = 0  # integers, double, or unknown
@@ -36,11 +36,11 @@ class Precision(IntEnum):
     HALF = 3  # 16 bit or less
 
 
-MATRIX = (Work.GEMM, Work.CONV, Work.ATTENTION)
+MATRIX = (WorkClass.GEMM, WorkClass.CONV, WorkClass.ATTENTION)
 
 _OF_FAMILY = {
-    Family.GEMM: Work.GEMM, Family.RECURRENT: Work.GEMM, Family.CONV: Work.CONV, Family.ATTENTION: Work.ATTENTION,
-    Family.OTHER: Work.OTHER,
+    Family.GEMM: WorkClass.GEMM, Family.RECURRENT: WorkClass.GEMM, Family.CONV: WorkClass.CONV,
+    Family.ATTENTION: WorkClass.ATTENTION, Family.OTHER: WorkClass.OTHER,
 }  # fmt: skip
 _ATTENTION = re.compile(r"flash|fmha|attn_|attention|efficient_attention|scaled_dot_product", re.IGNORECASE)
 _CONV = re.compile(
@@ -84,7 +84,7 @@ _HOLE_NS = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Classes:
-    """`Work` and `Precision` of every task (n rows each)."""
+    """`WorkClass` and `TaskPrecision` of every task (n rows each)."""
 
     work: npt.NDArray[np.uint8]
     precision: npt.NDArray[np.uint8]
@@ -123,48 +123,48 @@ def _classify_lowered(
         key = (int(graph.op[row]), int(graph.shape[row]))
         if key not in known:
             call = describe(graph.names[key[0]], graph.shapes[key[1]])
-            kind = _OF_FAMILY.get(call.family, Work.MEMORY)
+            kind = _OF_FAMILY.get(call.family, WorkClass.MEMORY)
             narrow = call.precision in (Arithmetic.FP16, Arithmetic.BF16, Arithmetic.FP8, Arithmetic.INT8)
-            single = Precision.SINGLE if call.precision == Arithmetic.FP32 else Precision.OTHER
-            known[key] = (kind, Precision.HALF if narrow else single)
+            single = TaskPrecision.SINGLE if call.precision == Arithmetic.FP32 else TaskPrecision.OTHER
+            known[key] = (kind, TaskPrecision.HALF if narrow else single)
         work[row], precision[row] = known[key]
 
 
 @lru_cache(maxsize=8192)
-def operator_class(name: str) -> tuple[Work, Precision]:
+def operator_class(name: str) -> tuple[WorkClass, TaskPrecision]:
     """Class of an operator by its name; what hands work on or is not of ATen is OTHER."""
     if not name.startswith("aten::") or name in _WRAPPERS:
-        return Work.OTHER, Precision.OTHER
-    work = Work.MEMORY
+        return WorkClass.OTHER, TaskPrecision.OTHER
+    work = WorkClass.MEMORY
     if _GEMM_OP.match(name):
-        work = Work.GEMM
+        work = WorkClass.GEMM
     elif _CONV_OP.match(name):
-        work = Work.CONV
+        work = WorkClass.CONV
     elif _ATTENTION.search(name):
-        work = Work.ATTENTION
-    return work, Precision.SINGLE
+        work = WorkClass.ATTENTION
+    return work, TaskPrecision.SINGLE
 
 
 @lru_cache(maxsize=8192)
-def kernel_class(name: str, op: str) -> tuple[Work, Precision]:
+def kernel_class(name: str, op: str) -> tuple[WorkClass, TaskPrecision]:
     """Class of a kernel that the operator `op` launched ("" if unknown)."""
     if _HELPER.search(name):
-        return Work.MEMORY, _precision(name)
+        return WorkClass.MEMORY, _precision(name)
     if _ATTENTION.search(name):  # flash kernels exist for 16 bit only and do not always say so
-        return Work.ATTENTION, Precision.SINGLE if "f32" in name else Precision.HALF
+        return WorkClass.ATTENTION, TaskPrecision.SINGLE if "f32" in name else TaskPrecision.HALF
     if _CONV.search(name) or (_GEMM.search(name) and _CONV_OP.match(op)):
-        return Work.CONV, _precision(name)
-    return Work.GEMM if _GEMM.search(name) else Work.MEMORY, _precision(name)
+        return WorkClass.CONV, _precision(name)
+    return WorkClass.GEMM if _GEMM.search(name) else WorkClass.MEMORY, _precision(name)
 
 
-def _precision(name: str) -> Precision:
+def _precision(name: str) -> TaskPrecision:
     tensile, nvjet = _TENSILE.search(name), _NVJET.search(name)
     if tensile:
-        return {"S": Precision.SINGLE, "D": Precision.OTHER}.get(tensile.group(1)[0], Precision.HALF)
+        return {"S": TaskPrecision.SINGLE, "D": TaskPrecision.OTHER}.get(tensile.group(1)[0], TaskPrecision.HALF)
     if nvjet:
-        return Precision.TF32 if nvjet.group(1).startswith("s") else Precision.HALF
+        return TaskPrecision.TF32 if nvjet.group(1).startswith("s") else TaskPrecision.HALF
     if _HALF.search(name):
-        return Precision.HALF
+        return TaskPrecision.HALF
     if _TF32.search(name):
-        return Precision.TF32
-    return Precision.OTHER if _WHOLE.search(name) else Precision.SINGLE
+        return TaskPrecision.TF32
+    return TaskPrecision.OTHER if _WHOLE.search(name) else TaskPrecision.SINGLE

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, ClassVar
 
@@ -22,14 +22,11 @@ from foretrace.graph.insert import HostTask, insert
 from foretrace.graph.select import select
 from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
 from foretrace.techniques.base import Across, Prior, Technique, derived, parameter, prior
-from foretrace.techniques.compute.classes import Work, classify, holes
-from foretrace.techniques.distributed.reducing import previous_on_lane
+from foretrace.techniques.compute.classes import WorkClass, classify, holes
+from foretrace.techniques.compute.reducing import previous_on_lane
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from foretrace.training.batches import Batch
-    from foretrace.training.training import Loss, Training
+    from foretrace.training.training import Training
 
 Mask = npt.NDArray[np.bool_]
 Int64 = npt.NDArray[np.int64]
@@ -102,10 +99,10 @@ class Compiled(Technique):
         if any(fnmatchcase(name, pattern) for name in graph.names for pattern in _COMPILED):
             raise self.refuse("the model, or a part of it, is compiled already.")
         classes, values = classify(graph).work, self.values(graph)
-        matrix = work & np.isin(classes, (Work.GEMM, Work.CONV, Work.ATTENTION))
+        matrix = work & np.isin(classes, (WorkClass.GEMM, WorkClass.CONV, WorkClass.ATTENTION))
         dispatch = _dispatch(graph, body)
         apart = (select(graph, name=_APART) | select(graph, op=_APART)) & ~dispatch
-        merged = work & (classes == Work.MEMORY) & ~apart & ~dispatch
+        merged = work & (classes == WorkClass.MEMORY) & ~apart & ~dispatch
         dur = graph.dur.astype(np.float64)
         dur[matrix] *= values["matrix"]
         unknown = dispatch & holes(graph)
@@ -134,7 +131,7 @@ class Compiled(Technique):
             raise self.refuse("torch.compile needs a C++ compiler on a processor; install g++, or name one by CXX.")
         if training.run is not None:
             raise self.refuse("the training has a step function of its own, which calls parts of the model itself.")
-        return compiled(training, self.mode)
+        return training.compiled(self.mode)
 
     def _merge(
         self, graph: TaskGraph, merged: Mask, between: Mask, dur: npt.NDArray[np.float64], values: dict[str, float]
@@ -170,20 +167,6 @@ class Compiled(Technique):
         return [HostTask(after=int(previous[row]), like=row, name=_CALL, dur_ns=round(call_ns)) for row in firsts]
 
 
-def compiled(training: Training, mode: str) -> Training:
-    """The training whose model is compiled when it is first called; copies of it are compiled anew."""
-
-    def compiling(inner: Loss) -> Loss:
-        def loss(model: nn.Module, batch: Batch) -> Tensor:
-            if getattr(model, "_compiled_call_impl", None) is None:
-                model.compile(mode=mode)
-            return inner(model, batch)
-
-        return loss
-
-    return replace(training, loss=compiling(training.loss))
-
-
 def _compiler() -> str | None:
     """The C++ compiler that PyTorch would use, None if there is none."""
     named = os.environ.get("CXX")
@@ -208,31 +191,28 @@ def _dispatch(graph: TaskGraph, body: Mask) -> Mask:
 
 
 _HOLES = Prior(
-    value=1.0,
-    low=0.1,
-    high=1.0,
-    unit="×",
+    1.0,
+    0.1,
+    1.0,
     why="the recording does not show what the host does in them; what belongs to the model may become faster",
 )
 _ON_CPU = {
     "matrix": Prior(
-        value=1.0,
-        low=0.7,
-        high=1.5,
-        unit="×",
+        1.0,
+        0.7,
+        1.5,
         why="convolutions may run in another layout, attention may be taken apart: whole steps of four models came to "
         "0.76 to 1.29 of those without the compiler",
     ),
-    "rest": Prior(value=0.35, low=0.1, high=0.9, unit="×", why="data stays in registers; arithmetic remains"),
+    "rest": Prior(0.35, 0.1, 0.9, why="data stays in registers; arithmetic remains"),
     "longest": Prior(
-        value=1.05,
-        low=0.8,
-        high=1.5,
-        unit="×",
+        1.05,
+        0.8,
+        1.5,
         why="generated loops against the library's; measured on processors: steps 0.9 to 1.09 times as long",
     ),
 }
 _ON_DEVICE = {
-    "rest": Prior(value=0.15, low=0.0, high=0.5, unit="×", why="data stays in registers"),
-    "longest": Prior(value=1.0, low=0.8, high=1.2, unit="×", why="generated kernels stream as fast as the library's"),
+    "rest": Prior(0.15, 0.0, 0.5, why="data stays in registers"),
+    "longest": Prior(1.0, 0.8, 1.2, why="generated kernels stream as fast as the library's"),
 }

@@ -60,25 +60,24 @@ class CudaGraphs(Technique):
             return found
         gap = typical(graph).gap_ns / 1e3
         found["gap_us"] = Prior(
-            value=min(gap, 1.0),
-            low=min(gap, 0.5),
-            high=max(gap, 0.5),
+            min(gap, 1.0),
+            min(gap, 0.5),
+            max(gap, 0.5),
             unit="µs",
             why=f"kernels of a graph follow after about 1 µs; recorded without a graph: {gap:.2g} µs",
         )
         if np.any(select(graph, phase=self._phases()) & holes(graph)):
             found["holes"] = Prior(
-                value=1.0,
-                low=0.0,
-                high=1.0,
-                unit="×",
+                1.0,
+                0.0,
+                1.0,
                 why="the recording does not show what the host does in them; what only leads to launches would go",
             )
         rocm = graph.info.platform == "rocm"
         found["node_us"] = Prior(
-            value=2.9 if rocm else 0.05,
-            low=1.0 if rocm else 0.01,
-            high=3.5 if rocm else 0.3,
+            2.9 if rocm else 0.05,
+            1.0 if rocm else 0.01,
+            3.5 if rocm else 0.3,
             unit="µs",
             why="a recorded HIP graph launch of 544 kernels took 1.57 ms"
             if rocm
@@ -102,12 +101,10 @@ class CudaGraphs(Technique):
     def realise(self, training: Training) -> Training:
         import torch
 
-        from foretrace.techniques.compute.compiled import compiled
-
         if torch.device(training.device).type != "cuda":
             raise self.refuse("the training runs on a processor, which has no launches to put into a graph.")
         if "optimizer" not in self._phases():
-            return compiled(training, "reduce-overhead")
+            return training.compiled("reduce-overhead")
         raise self.refuse(
             "PyTorch's graphs hold the model, not the loop of this optimizer; ask for phases=forward,backward."
         )

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from foretrace.cost.devices.gpu_products import kept
+from foretrace.cost.devices.learned.gpu_products import kept
 from foretrace.cost.devices.scaled import step_range
 from foretrace.cost.devices.standard import standard
 from foretrace.cost.model import CostModel
@@ -83,7 +83,7 @@ class FasterDevice(Technique):
         for field in ("products", "kernels", *apart):
             if self._stated(field) is None:
                 low, high = step_range(field, source, target)
-                found[field] = Prior(value=1.0, low=low, high=high, unit="×", why=_APART.get(field, _WHY))
+                found[field] = Prior(1.0, low, high, why=_APART.get(field, _WHY))
         return found
 
     def _stated(self, field: str) -> float | None:

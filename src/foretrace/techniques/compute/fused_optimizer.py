@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from foretrace.cost.operators.calibration import Calibration, Ratio
+from foretrace.cost.operators.calibration import Calibration, OperatorRatio
 from foretrace.cost.operators.operator import Operator
 from foretrace.graph.edit import remove
 from foretrace.graph.insert import DeviceTask, HostTask, insert, typical
 from foretrace.graph.taskgraph import TaskGraph, TaskKind
 from foretrace.techniques.base import Across, Prior, Technique, derived, parameter, prior
-from foretrace.techniques.compute.updates import Run, Update, find_update, runs, step_tasks, update_bandwidth
+from foretrace.techniques.compute.updates import OptimizerRun, Update, find_update, runs, step_tasks, update_bandwidth
 from foretrace.training.optimizers import step_operator
 
 if TYPE_CHECKING:
@@ -93,9 +93,9 @@ class FusedOptimizer(Technique):
             return found
         cost = _TENSOR_US.get(update.optimizer, 3.5)
         found["tensor_us"] = Prior(
-            value=cost,
-            low=0.6 * cost,
-            high=2 * cost,
+            cost,
+            0.6 * cost,
+            2 * cost,
             unit="µs",
             why="measured with PyTorch 2 on a server core; others take 0.6 to 2 times as long",
         )
@@ -130,7 +130,7 @@ class FusedOptimizer(Technique):
         optimizers = tuple(remade(each, **settings) for each in training.optimizers)
         return replace(training, optimizers=optimizers)
 
-    def _check(self, graph: TaskGraph, update: Update, ratio: Ratio | None) -> None:
+    def _check(self, graph: TaskGraph, update: Update, ratio: OperatorRatio | None) -> None:
         allowed = _ON_CPU if graph.info.platform == "cpu" else _ON_DEVICE
         if update.fused:
             raise self.refuse(f"the optimizer ({update.optimizer}) is fused already.")
@@ -158,12 +158,14 @@ class FusedOptimizer(Technique):
         after = kept | {"foreach": self.implementation == "foreach", "fused": self.implementation == "fused"}
         return step_operator(update.optimizer, sizes, before), step_operator(update.optimizer, sizes, after)
 
-    def _ratio(self, graph: TaskGraph, update: Update) -> Ratio | None:
+    def _ratio(self, graph: TaskGraph, update: Update) -> OperatorRatio | None:
         pair = self._operators(graph, update)
         return Calibration.of(graph).ratio(pair[0], pair[1]) if pair else None
 
 
-def _fused(graph: TaskGraph, run: Run, update: Update, values: dict[str, float]) -> list[HostTask | DeviceTask]:
+def _fused(
+    graph: TaskGraph, run: OptimizerRun, update: Update, values: dict[str, float]
+) -> list[HostTask | DeviceTask]:
     """What takes the place of one optimizer step."""
     anchor = int(run.host[0])
     if update.tensors:

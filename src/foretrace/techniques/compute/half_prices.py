@@ -26,7 +26,7 @@ def half_prices(graph: TaskGraph, dtype: str) -> dict[str, Prior]:
     found = {}
     for name, (low, value, high, unit, more) in {**_ON_ALL, **table}.items():
         why = (where if name in table else _ANYWHERE) + more
-        found[name] = Prior(value=value, low=low, high=high, unit=unit, why=why)
+        found[name] = Prior(value, low, high, unit=unit, why=why)
     return found
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from foretrace.cost.operators.operator import Operator
 from foretrace.graph.taskgraph import TaskGraph, TaskKind
-from foretrace.training.structured_parts import BACKWARD, DRAW, FORWARD, INPUT, RECURRENT, WEIGHT, Part
+from foretrace.training.structured_parts import BACKWARD, DRAW, FORWARD, INPUT, RECURRENT, WEIGHT, LayerPart
 
 Int64 = npt.NDArray[np.int64]
 
@@ -23,10 +23,10 @@ _X, _W_IH, _MASK_X, _MASK_H = 0, 3, 6, 7  # arguments of LSTMLayer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Place:
+class LstmCall:
     """One part of one layer in one step, and its tasks."""
 
-    part: Part
+    part: LayerPart
     rows: Int64
 
 
@@ -60,8 +60,8 @@ class _Layer:
             drops_recurrent=drops[1],
         )
 
-    def part(self, what: str, connection: str) -> Part:
-        return Part(
+    def part(self, what: str, connection: str) -> LayerPart:
+        return LayerPart(
             what=what,
             connection=connection,
             time_steps=self.time_steps,
@@ -71,9 +71,9 @@ class _Layer:
         )
 
 
-def places(graph: TaskGraph) -> list[Place]:
+def places(graph: TaskGraph) -> list[LstmCall]:
     """All parts with ordinary dropout that structured dropout would change, in program order."""
-    found: list[Place] = []
+    found: list[LstmCall] = []
     names = {name: i for i, name in enumerate(graph.names)}
     marked = [names[each] for each in (_FORWARD, _BACKWARD) if each in names]
     for lane in np.unique(graph.lane[np.isin(graph.op, marked)]).tolist():
@@ -91,9 +91,9 @@ class _Thread:
         bounds = np.flatnonzero(np.diff(np.concatenate([[True], python, [True]]).astype(np.int8)))
         self.runs = [self.rows[begin:end] for begin, end in bounds.reshape(-1, 2).tolist()]
 
-    def places(self) -> list[Place]:
+    def places(self) -> list[LstmCall]:
         """Parts of all layers; a backward pass belongs to the last forward pass of its sizes that had none yet."""
-        found: list[Place] = []
+        found: list[LstmCall] = []
         waiting: list[_Layer] = []
         drawn: list[Int64] = []
         for run in self.runs:
@@ -115,18 +115,18 @@ class _Thread:
                 drawn.append(run)
         return found
 
-    def _drawn(self, layer: _Layer, runs: list[Int64]) -> list[Place]:
+    def _drawn(self, layer: _Layer, runs: list[Int64]) -> list[LstmCall]:
         """Drawing the masks, which comes before the layer: three runs of operators for each."""
         wanted = [(INPUT, layer.drops_input), (RECURRENT, layer.drops_recurrent)]
         connections = [connection for connection, drops in wanted if drops]
         mine = runs[len(runs) - 3 * len(connections) :] if len(runs) >= 3 * len(connections) else []
         return [
-            Place(part=layer.part(DRAW, connection), rows=np.concatenate(mine[3 * i : 3 * i + 3]))
+            LstmCall(part=layer.part(DRAW, connection), rows=np.concatenate(mine[3 * i : 3 * i + 3]))
             for i, connection in enumerate(connections)
             if mine
         ]
 
-    def _forward(self, layer: _Layer, run: Int64) -> list[Place]:
+    def _forward(self, layer: _Layer, run: Int64) -> list[LstmCall]:
         """One product over all time steps, with the mask before it; then one per time step, each with its mask."""
         calls = self._calls(run)
         names = [name for name, _ in calls]
@@ -144,7 +144,7 @@ class _Thread:
             found.append(self._place(layer, FORWARD, RECURRENT, rows))
         return found
 
-    def _backward(self, layer: _Layer, run: Int64) -> list[Place]:
+    def _backward(self, layer: _Layer, run: Int64) -> list[LstmCall]:
         """One product per time step, each with its mask; then the input's gradient if wanted, and the weights'."""
         calls = self._calls(run)
         products = [i for i, (name, _) in enumerate(calls) if name in ("aten::mm", "aten::addmm_")]
@@ -162,8 +162,8 @@ class _Thread:
             found.append(self._place(layer, WEIGHT, INPUT, [calls[after[-2]][1]]))
         return found
 
-    def _place(self, layer: _Layer, what: str, connection: str, rows: list[int]) -> Place:
-        return Place(part=layer.part(what, connection), rows=np.array(rows, dtype=np.int64))
+    def _place(self, layer: _Layer, what: str, connection: str, rows: list[int]) -> LstmCall:
+        return LstmCall(part=layer.part(what, connection), rows=np.array(rows, dtype=np.int64))
 
     def _calls(self, run: Int64) -> list[tuple[str, int]]:
         """Operators inside the layer that compute, in their order, with their tasks."""

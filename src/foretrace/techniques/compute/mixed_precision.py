@@ -27,10 +27,10 @@ from foretrace.hardware.processor import named, recorded_sets
 from foretrace.techniques.base import Across, Prior, Technique, derived, parameter
 from foretrace.techniques.compute.autocast import stays_single
 from foretrace.techniques.compute.casts import cast_tasks, scaler_tasks
-from foretrace.techniques.compute.classes import MATRIX, Classes, Precision, Work, classify
+from foretrace.techniques.compute.classes import MATRIX, Classes, TaskPrecision, WorkClass, classify
 from foretrace.techniques.compute.half_prices import half_prices, lacks_recurrent
-from foretrace.techniques.distributed.reduced import Reduced, reduce
-from foretrace.techniques.distributed.reducing import HALF, NewTimes, apply_times, insert_casts, wanted
+from foretrace.techniques.compute.reduced import Reduced, reduce
+from foretrace.techniques.compute.reducing import HALF, NewTimes, apply_times, insert_casts, wanted
 
 if TYPE_CHECKING:
     from foretrace.training.training import Training
@@ -91,13 +91,13 @@ class MixedPrecision(Technique):
             for name, powers, measured in _GAINS:
                 low, value, high = (peak**power for power in powers)
                 why = f"peak of {device.name}: {peak:.2g}; {measured}"
-                found[name] = Prior(value=value, low=low, high=high, unit="×", why=why)
+                found[name] = Prior(value, low, high, why=why)
         present = _present(graph, classify(graph))
         unused = {kind.name.lower() for kind in MATRIX} - {kind.name.lower() for kind in present}
-        unused |= {"overhead_us"} if Work.GEMM not in present else set()
+        unused |= {"overhead_us"} if WorkClass.GEMM not in present else set()
         return {name: each for name, each in found.items() if name not in unused}
 
-    def _lacking(self, graph: TaskGraph, kinds: list[Work], values: dict[str, float]) -> NotApplicableError | None:
+    def _lacking(self, graph: TaskGraph, kinds: list[WorkClass], values: dict[str, float]) -> NotApplicableError | None:
         """Why there is no number for some kinds of matrix work; None if there are all."""
         lacking = [kind.name.lower() for kind in kinds if kind.name.lower() not in values]
         if not lacking:
@@ -122,7 +122,7 @@ class MixedPrecision(Technique):
         matrix = _matrix(graph, classes)
         if not matrix.any():
             raise self.refuse("the recording shows no matrix products, convolutions or attention in a step.")
-        share = graph.dur[matrix & (classes.precision == Precision.HALF)].sum() / max(graph.dur[matrix].sum(), 1)
+        share = graph.dur[matrix & (classes.precision == TaskPrecision.HALF)].sum() / max(graph.dur[matrix].sum(), 1)
         if share > 0.5:
             raise self.refuse(f"{100 * share:.0f} % of the matrix work runs in 16 bit already.")
         if graph.info.platform == "cpu" and _casts_already(graph, matrix):
@@ -133,7 +133,7 @@ class MixedPrecision(Technique):
         if recurrent and (why := lacks_recurrent(graph, self.type_name(graph))):
             raise self.refuse(f"{why}.")
         values = self.values(graph)
-        work = matrix & (classes.precision != Precision.HALF)
+        work = matrix & (classes.precision != TaskPrecision.HALF)
         times = self._times(graph)
         if times is not None:
             return self._by_measured(graph, times, classes, work, values)
@@ -200,14 +200,14 @@ class MixedPrecision(Technique):
         cpu, device = graph.info.platform == "cpu", _device(graph)
         dur = graph.dur.astype(np.float64)
         for kind in _present(graph, classes):
-            mine, slow = work & (classes.work == kind), classes.precision == Precision.TF32
+            mine, slow = work & (classes.work == kind), classes.precision == TaskPrecision.TF32
             if not mine.any():
                 continue
             gain = values[kind.name.lower()]
             dur[mine & ~slow] /= gain
             dur[mine & slow] /= _beyond_tf32(gain, device, _rate(device, bfloat16=self._bfloat16(device)))
         if cpu:
-            products = work & (classes.work == Work.GEMM)
+            products = work & (classes.work == WorkClass.GEMM)
             known = products & (graph.flops > 0)
             if products.any():
                 dur[known if known.any() else products] += 1e3 * values["overhead_us"]
@@ -273,15 +273,15 @@ def _casts_already(graph: TaskGraph, matrix: Mask) -> bool:
     return bool(casts.sum() >= (counted if counted.any() else operators).sum() > 0)
 
 
-def _present(graph: TaskGraph, classes: Classes) -> list[Work]:
+def _present(graph: TaskGraph, classes: Classes) -> list[WorkClass]:
     """Kinds of matrix work that a graph has outside 16 bit."""
-    single = _matrix(graph, classes) & (classes.precision != Precision.HALF)
+    single = _matrix(graph, classes) & (classes.precision != TaskPrecision.HALF)
     return [kind for kind in MATRIX if (single & (classes.work == kind)).any()]
 
 
 def _moving(graph: TaskGraph, classes: Classes) -> Mask:
     """Memory-bound work whose data becomes 16 bit wide."""
-    moving = (classes.work == Work.MEMORY) & (classes.precision == Precision.SINGLE) & ~graph.gone
+    moving = (classes.work == WorkClass.MEMORY) & (classes.precision == TaskPrecision.SINGLE) & ~graph.gone
     if graph.info.platform == "cpu":
         moving &= graph.dur >= _DISPATCH_NS
     return np.asarray(moving & ~stays_single(graph))
@@ -290,11 +290,7 @@ def _moving(graph: TaskGraph, classes: Classes) -> Mask:
 _ENOUGH_MEASURED = 0.5  # of the time of operators that change
 _KINDS = ("gemm", "conv", "attention", "norm", "elementwise", "overhead_us")
 _CARRIED_OVER = Prior(
-    value=1.0,
-    low=0.93,
-    high=1.07,
-    unit="×",
-    why="operators timed alone find their inputs in caches and memory otherwise than in a step",
+    1.0, 0.93, 1.07, why="operators timed alone find their inputs in caches and memory otherwise than in a step"
 )
 _GAINS = (
     (
@@ -311,10 +307,8 @@ _GAINS = (
     ("attention", (0.4, 0.8, 0.97), "as matrix products"),
 )
 _ON_DEVICE = {
-    "elementwise": Prior(
-        value=0.55, low=0.5, high=0.85, unit="×", why="half the bytes; where float32 joins in, float32 it stays"
-    ),
-    "norm": Prior(value=0.6, low=0.5, high=0.9, unit="×", why="half the bytes, statistics in float32"),
-    "casts": Prior(value=2.0, low=1.0, high=4.0, unit="", why="weight and bias, or an input after float32 work"),
-    "cast_us": Prior(value=12.0, low=6.0, high=25.0, unit="µs", why="two operators through the dispatcher"),
+    "elementwise": Prior(0.55, 0.5, 0.85, why="half the bytes; where float32 joins in, float32 it stays"),
+    "norm": Prior(0.6, 0.5, 0.9, why="half the bytes, statistics in float32"),
+    "casts": Prior(2.0, 1.0, 4.0, unit="", why="weight and bias, or an input after float32 work"),
+    "cast_us": Prior(12.0, 6.0, 25.0, unit="µs", why="two operators through the dispatcher"),
 }

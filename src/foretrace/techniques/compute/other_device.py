@@ -24,13 +24,13 @@ from foretrace.graph.select import select
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.hardware.devices import Device, find
 from foretrace.techniques.compute import classes
-from foretrace.techniques.compute.classes import Work, classify
+from foretrace.techniques.compute.classes import WorkClass, classify
 
 Float64 = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
-_FAMILY = {Work.GEMM: Family.GEMM, Work.CONV: Family.CONV, Work.ATTENTION: Family.ATTENTION}
-_PRECISION = {classes.Precision.SINGLE: Precision.FP32, classes.Precision.TF32: Precision.TF32}
+_FAMILY = {WorkClass.GEMM: Family.GEMM, WorkClass.CONV: Family.CONV, WorkClass.ATTENTION: Family.ATTENTION}
+_PRECISION = {classes.TaskPrecision.SINGLE: Precision.FP32, classes.TaskPrecision.TF32: Precision.TF32}
 _SHORT = (Precision.FP16, Precision.BF16, Precision.FP8, Precision.INT8)
 
 
@@ -184,7 +184,7 @@ def _calls(graph: TaskGraph, rows: npt.NDArray[np.int64]) -> tuple[Calls, npt.ND
         if (op, shape) not in known:
             name = graph.names[op] if op >= 0 else ""
             known[op, shape] = describe(name, graph.shapes[shape] if shape >= 0 else "")
-        described.append(_as_kernel(known[op, shape], Work(work), classes.Precision(precision)))
+        described.append(_as_kernel(known[op, shape], WorkClass(work), classes.TaskPrecision(precision)))
     calls = Calls.from_rows([described[i] for i in which.tolist()])
     flops, share = _own_flops(graph, rows, np.isin(calls.family, MATRIX))
     return replace(
@@ -192,13 +192,13 @@ def _calls(graph: TaskGraph, rows: npt.NDArray[np.int64]) -> tuple[Calls, npt.ND
     ), (which)
 
 
-def _as_kernel(call: Call, work: Work, precision: classes.Precision) -> Call:
+def _as_kernel(call: Call, work: WorkClass, precision: classes.TaskPrecision) -> Call:
     """A kernel of this work within a call: a product may bring kernels along that only move data."""
     if work not in _FAMILY:
         moves = call.family not in (*MATRIX, Family.NONE, Family.OTHER)
         return call if moves else replace(call, family=Family.ELEMENTWISE)
     runs_in = _PRECISION.get(precision)
-    if precision == classes.Precision.HALF:
+    if precision == classes.TaskPrecision.HALF:
         runs_in = call.precision if call.precision in _SHORT else Precision.BF16
     family = call.family if call.family in MATRIX else _FAMILY[work]
     return replace(call, family=family, precision=call.precision if runs_in is None else runs_in)

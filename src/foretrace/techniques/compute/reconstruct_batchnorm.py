@@ -190,15 +190,9 @@ def _relu_behind(graph: TaskGraph, norms: Mask) -> Mask:
 
 
 _ON_DEVICE = {
-    "forward": Prior(value=0.5, low=0.4, high=0.9, unit="×", why="Daydream's rule; half of the passes are left"),
-    "backward": Prior(value=0.5, low=0.4, high=1.0, unit="×", why="Daydream's rule; half of the passes are left"),
+    "forward": Prior(0.5, 0.4, 0.9, why="Daydream's rule; half of the passes are left"),
+    "backward": Prior(0.5, 0.4, 1.0, why="Daydream's rule; half of the passes are left"),
 }
 _ON_CPU = {
-    "forward": Prior(
-        value=0.35,
-        low=0.15,
-        high=1.0,
-        unit="×",
-        why="PyTorch's own statistics take most of it; measured with one thread",
-    ),
+    "forward": Prior(0.35, 0.15, 1.0, why="PyTorch's own statistics take most of it; measured with one thread"),
 }

@@ -23,8 +23,8 @@ from foretrace.errors import NotApplicableError
 from foretrace.graph.edit import scale
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.techniques.base import Across, Prior, Technique, parameter, prior
-from foretrace.techniques.compute.lstm_calls import Place, places
-from foretrace.training.structured_parts import DRAW, INPUT, Part
+from foretrace.techniques.compute.lstm_calls import LstmCall, places
+from foretrace.training.structured_parts import DRAW, INPUT, LayerPart
 
 if TYPE_CHECKING:
     from torch import nn
@@ -146,7 +146,7 @@ class StructuredDropout(Technique):
         if self.span < 0:
             raise self.refuse(f"span={self.span} is below 0; give a number of time steps, or 0 for the whole sequence.")
 
-    def _places(self, graph: TaskGraph) -> list[Place]:
+    def _places(self, graph: TaskGraph) -> list[LstmCall]:
         """Where the recording shows what shrinks; refuses where there is nothing."""
         self._check()
         found = places(graph)
@@ -161,11 +161,11 @@ class StructuredDropout(Technique):
             raise self.refuse(f"the recorded LSTM has no dropout on its recurrent connections; {_ONLY_INPUT}")
         return found
 
-    def _pair(self, part: Part) -> tuple[Operator, Operator]:
+    def _pair(self, part: LayerPart) -> tuple[Operator, Operator]:
         """The part with ordinary and with structured dropout, to be timed alone."""
         return part.operator(self.p, None), part.operator(self.p, self.span)
 
-    def _ratio(self, calibration: Calibration, part: Part) -> float | None:
+    def _ratio(self, calibration: Calibration, part: LayerPart) -> float | None:
         before, after = (calibration.time_s(each) for each in self._pair(part))
         return after / before if before and after else None
 

@@ -45,7 +45,7 @@ class Update:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Run:
+class OptimizerRun:
     """The tasks of one optimizer step: those of its thread, and what they launch on their busiest stream."""
 
     host: Int64
@@ -86,7 +86,7 @@ def find_update(graph: TaskGraph) -> Update | None:
     )
 
 
-def runs(graph: TaskGraph, mask: Mask) -> list[Run]:
+def runs(graph: TaskGraph, mask: Mask) -> list[OptimizerRun]:
     """The optimizer steps in `mask`: runs of its tasks on a thread, whatever step marks lie in them."""
     launch = np.flatnonzero((graph.edge_kind == EdgeKind.LAUNCH) & mask[graph.src])
     launched = graph.dst[launch]
@@ -101,7 +101,7 @@ def runs(graph: TaskGraph, mask: Mask) -> list[Run]:
             device = np.unique(launched[np.isin(graph.src[launch], host)]).astype(np.int64)
             if len(device):
                 device = device[graph.lane[device] == np.bincount(graph.lane[device]).argmax()]
-            found.append(Run(host=host, device=device))
+            found.append(OptimizerRun(host=host, device=device))
     return found
 
 
@@ -114,13 +114,11 @@ def update_bandwidth(graph: TaskGraph) -> Prior | None:
         if not shown.any():
             shown = select(graph, kind="operator", name=_IN_PLACE, ignore_case=False) & large
         if not shown.any():
-            return Prior(
-                value=20.0, low=8.0, high=60.0, unit="GB/s", why="one core streams so much from memory or cache"
-            )
+            return Prior(20.0, 8.0, 60.0, unit="GB/s", why="one core streams so much from memory or cache")
         time, moved = (np.bincount(graph.step[shown] + 1, column[shown]) for column in (graph.dur, graph.nbytes))
         value = min(float(np.median(moved[time > 0] / time[time > 0])), _MOST_GB_S)
         why = f"{int(shown.sum())} large in-place operators of the recording reach it on average"
-        return Prior(value=value, low=0.6 * value, high=1.6 * value, unit="GB/s", why=why)
+        return Prior(value, 0.6 * value, 1.6 * value, unit="GB/s", why=why)
     device = find(graph.info.devices[0]) if graph.info.devices else None
     peak = device.memory_gb_s if device else np.inf
     shown = select(graph, kind="kernel", name=("*elementwise*", "*multi_tensor_apply*"))
@@ -128,11 +126,11 @@ def update_bandwidth(graph: TaskGraph) -> Prior | None:
     if shown.sum() >= 3:
         value = min(float(np.percentile(graph.nbytes[shown] / graph.dur[shown], 75)), 0.95 * peak)
         why = f"{int(shown.sum())} large elementwise kernels of the recording reach it"
-        return Prior(value=value, low=0.8 * value, high=min(1.2 * value, peak), unit="GB/s", why=why)
+        return Prior(value, 0.8 * value, min(1.2 * value, peak), unit="GB/s", why=why)
     if device is None:
         return None
     why = f"60 to 90 % of the peak of {device.name}, as streaming kernels reach"
-    return Prior(value=0.75 * peak, low=0.6 * peak, high=0.9 * peak, unit="GB/s", why=why)
+    return Prior(0.75 * peak, 0.6 * peak, 0.9 * peak, unit="GB/s", why=why)
 
 
 def _sizes(graph: TaskGraph, optimizer: str) -> tuple[tuple[int, ...], ...]:

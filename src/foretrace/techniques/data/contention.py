@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.cost.network.network import LinkNetwork, network
+from foretrace.cost.network.link_network import LinkNetwork
+from foretrace.cost.network.parse import network
 from foretrace.errors import ForetraceError, GraphError
 from foretrace.graph.taskgraph import Change, TaskGraph, TaskKind
 from foretrace.simulate.flows.flows import Interference, simulate_flows
@@ -27,8 +28,8 @@ from foretrace.techniques.base import Across, Technique, parameter, prior
 from foretrace.techniques.compute.batching import with_facts
 from foretrace.techniques.distributed.messages import HIERARCHICAL
 from foretrace.techniques.distributed.on_wires import (
-    Found,
     Moved,
+    PlacedTransfers,
     PutIn,
     as_flows,
     recorded,
@@ -85,7 +86,7 @@ class Contention(Technique):
         live = (graph.kind == TaskKind.COLLECTIVE) & ~graph.gone & (graph.dur > 0)
         if not live.any():
             raise self.refuse(
-                'the graph shows no transfers between workers; put --do "data-parallel workers=... network=..." first, '
+                'the graph shows no transfers between workers; put `do="data-parallel workers=... network=..."` first, '
                 "or record a run of several workers."
             )
         before = simulate(graph)
@@ -141,7 +142,9 @@ class Contention(Technique):
 
     # -- transfers -------------------------------------------------------------------------------------------------
 
-    def _found(self, graph: TaskGraph, before: Timeline, live: Mask, facts: dict[str, Any]) -> tuple[Wires, Found]:
+    def _found(
+        self, graph: TaskGraph, before: Timeline, live: Mask, facts: dict[str, Any]
+    ) -> tuple[Wires, PlacedTransfers]:
         """The wires, and the transfers of the graph on them."""
         if facts:
             messages = PutIn(facts=facts, groups=self.groups)
@@ -199,7 +202,7 @@ class Contention(Technique):
             what += ": none takes longer"
         return Change(technique=self.name, what=what, tasks=sum(len(each.rows) for each in run.moved))
 
-    def _limits_notes(self, graph: TaskGraph, found: Found) -> list[Change]:
+    def _limits_notes(self, graph: TaskGraph, found: PlacedTransfers) -> list[Change]:
         """What a recording of collectives leaves open."""
         what = (
             "recorded transfers are taken as alone on their links: what they shared there counts twice if they still do"

@@ -98,11 +98,7 @@ class PrefetchData(Technique):
             del found["pinned_copy"]
         if graph.info.platform == "cpu" and cores(graph) is not None:
             found["host_contention"] = Prior(
-                value=1.02,
-                low=0.97,
-                high=1.15,
-                unit="×",
-                why="shared caches and memory bandwidth; the sharing of cores is counted, not assumed",
+                1.02, 0.97, 1.15, why="shared caches and memory bandwidth; the sharing of cores is counted, not assumed"
             )
         return found
 

@@ -13,7 +13,7 @@ from foretrace.graph.taskgraph import TaskGraph
 from foretrace.model.messages import MIB, bucketed
 from foretrace.techniques.base import Prior, Technique, derived, parameter
 from foretrace.techniques.distributed.messages import by_size, plan_of, replanned
-from foretrace.techniques.distributed.recorded_messages import Recorded, fuse, recorded_all_reduces
+from foretrace.techniques.distributed.recorded_messages import RecordedAllReduces, fuse, recorded_all_reduces
 
 if TYPE_CHECKING:
     from foretrace.training.training import Training
@@ -66,7 +66,7 @@ class BucketFusion(Technique):
         found = self._recorded(graph)
         return found.priors(graph) if found is not None else {}
 
-    def _recorded(self, graph: TaskGraph) -> Recorded | None:
+    def _recorded(self, graph: TaskGraph) -> RecordedAllReduces | None:
         """Messages of a recording of several workers; None where `data-parallel` put them in."""
         if graph.info.recording.get("distributed"):
             return None

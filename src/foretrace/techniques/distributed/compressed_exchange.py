@@ -15,7 +15,7 @@ from foretrace.graph.taskgraph import Phase, TaskGraph
 from foretrace.techniques.base import Technique
 from foretrace.techniques.compute.batching import with_facts
 from foretrace.techniques.distributed.exchange import Message, Stop, exchange, without_exchange
-from foretrace.techniques.distributed.messages import Plan, buffer_messages, plan_of
+from foretrace.techniques.distributed.messages import ExchangePlan, buffer_messages, plan_of
 
 Parts = Sequence[tuple[CollectiveKind, float]]
 
@@ -29,13 +29,13 @@ class Compressed:
     decode_s: float = 0.0
 
 
-def bucket_shapes(graph: TaskGraph, plan: Plan) -> list[tuple[tuple[int, ...], ...]]:
+def bucket_shapes(graph: TaskGraph, plan: ExchangePlan) -> list[tuple[tuple[int, ...], ...]]:
     """Shapes of the gradients of every bucket."""
     gradients = plan.gradients(graph)
     return [tuple(gradients[i].shape for i in part.gradients) for part in plan.parts]
 
 
-def compressible(graph: TaskGraph, technique: Technique) -> Plan:
+def compressible(graph: TaskGraph, technique: Technique) -> ExchangePlan:
     """The plan of the messages in a graph; refuses, in the name of `technique`, where no hook could change them."""
     plan = plan_of(graph, technique, only_all_reduce=True)
     if plan.prioritised:
@@ -56,7 +56,7 @@ def compressible(graph: TaskGraph, technique: Technique) -> Plan:
 
 def compressed(
     graph: TaskGraph,
-    plan: Plan,
+    plan: ExchangePlan,
     buckets: Sequence[Compressed],
     technique: Technique,
     *,

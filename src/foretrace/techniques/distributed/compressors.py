@@ -10,7 +10,7 @@ from foretrace.cost.network.network import CollectiveKind, Network
 from foretrace.cost.operators.calibration import Calibration
 from foretrace.cost.operators.operator import Operator
 from foretrace.techniques.base import Prior
-from foretrace.training.compression.settings import Settings, kept
+from foretrace.training.compression.settings import CompressionSettings, kept
 from foretrace.training.compression.timing import ALL, ENCODE, hook_operator
 
 METHODS = ("fp16", "bf16", "powersgd", "topk", "randomk", "sign", "dgc")
@@ -20,7 +20,7 @@ Shapes = Sequence[tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class CompressedCollective:
     """One collective of a bucket. `nbytes` as `cost.network` counts them, `sent` what one worker contributes."""
 
     kind: CollectiveKind
@@ -28,7 +28,7 @@ class Part:
     sent: float
 
 
-def parts(settings: Settings, shapes: Shapes, workers: int) -> tuple[Part, ...]:
+def parts(settings: CompressionSettings, shapes: Shapes, workers: int) -> tuple[CompressedCollective, ...]:
     """The collectives of a bucket of float32 gradients, one after the other."""
     elements = sum(prod(shape) for shape in shapes)
     match settings.method:
@@ -66,18 +66,18 @@ def low_rank(shapes: Shapes, rank: int, min_rate: float) -> tuple[int, int, int]
     return plain, p, q
 
 
-def ratio(settings: Settings, shapes: Shapes, workers: int = 2) -> float:
+def ratio(settings: CompressionSettings, shapes: Shapes, workers: int = 2) -> float:
     """Bytes of float32 gradients relative to what one worker sends."""
     elements = sum(prod(shape) for shape in shapes)
     return _BITS_32 * elements / sum(part.sent for part in parts(settings, shapes, workers))
 
 
-def transfer_s(parts: Sequence[Part], network: Network) -> float:
+def transfer_s(parts: Sequence[CompressedCollective], network: Network) -> float:
     """Seconds of the collectives, one after the other."""
     return sum(network.cost(part.kind, part.nbytes).seconds for part in parts)
 
 
-def wanted(settings: Settings, buckets: Sequence[Shapes], workers: int, device: str) -> tuple[Operator, ...]:
+def wanted(settings: CompressionSettings, buckets: Sequence[Shapes], workers: int, device: str) -> tuple[Operator, ...]:
     """The real hook on every bucket, to be timed alone: up to where it returns, and all of it."""
     pairs = [
         hook_operator(settings, list(shapes), workers, part, device) for shapes in buckets for part in (ENCODE, ALL)
@@ -86,7 +86,7 @@ def wanted(settings: Settings, buckets: Sequence[Shapes], workers: int, device: 
 
 
 def measured(
-    calibration: Calibration, settings: Settings, buckets: Sequence[Shapes], workers: int, device: str
+    calibration: Calibration, settings: CompressionSettings, buckets: Sequence[Shapes], workers: int, device: str
 ) -> list[tuple[float, float]] | None:
     """Seconds of encoding and decoding per bucket as they were timed; None where one is missing."""
     found = []
@@ -100,7 +100,7 @@ def measured(
     return found
 
 
-def rates(settings: Settings, workers: int, *, cpu: bool) -> tuple[Prior, Prior]:
+def rates(settings: CompressionSettings, workers: int, *, cpu: bool) -> tuple[Prior, Prior]:
     """Gradient bytes per second that a device encodes and decodes, before anyone timed it."""
     where = "one core" if cpu else "a data-centre GPU"
     why = f"{where} handles {settings.method} so fast, {'timed on one machine' if cpu else 'as was published for V100'}"
@@ -111,7 +111,7 @@ def rates(settings: Settings, workers: int, *, cpu: bool) -> tuple[Prior, Prior]
     decode /= gathered if settings.method == "sign" else 1.0
 
     def prior(value: float) -> Prior:
-        return Prior(value=value, low=value / 2.5, high=value * 2.5, unit="GB/s", why=why)
+        return Prior(value, value / 2.5, value * 2.5, unit="GB/s", why=why)
 
     return prior(encode), prior(decode)
 
@@ -139,9 +139,9 @@ _GPU = {
 }
 
 
-def _reduced(nbytes: float) -> Part:
-    return Part(kind=CollectiveKind.ALL_REDUCE, nbytes=nbytes, sent=nbytes)
+def _reduced(nbytes: float) -> CompressedCollective:
+    return CompressedCollective(kind=CollectiveKind.ALL_REDUCE, nbytes=nbytes, sent=nbytes)
 
 
-def _gathered(nbytes: float, workers: int) -> Part:
-    return Part(kind=CollectiveKind.ALL_GATHER, nbytes=nbytes * workers, sent=nbytes)
+def _gathered(nbytes: float, workers: int) -> CompressedCollective:
+    return CompressedCollective(kind=CollectiveKind.ALL_GATHER, nbytes=nbytes * workers, sent=nbytes)

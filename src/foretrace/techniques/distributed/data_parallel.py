@@ -11,19 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
-from foretrace.cost.network.network import CollectiveKind
-from foretrace.graph.edit import scale
-from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
+from foretrace.graph.taskgraph import TaskGraph
 from foretrace.model.messages import CAP_MB, FIRST_MB, MIB, bucketed
-from foretrace.simulate.noise import expected_max
-from foretrace.simulate.replay import replay
-from foretrace.simulate.timeline import simulate
 from foretrace.techniques.base import Prior, Technique, derived, parameter
-from foretrace.techniques.compute.updates import find_update, update_bandwidth
+from foretrace.techniques.compute.updates import find_update
+from foretrace.techniques.distributed import one_worker
 from foretrace.techniques.distributed.gradients import Gradient, find_gradients, spread_gradients
-from foretrace.techniques.distributed.messages import Plan, by_size, lay_out
+from foretrace.techniques.distributed.messages import ExchangePlan, by_size, lay_out
 
 if TYPE_CHECKING:
     from foretrace.training.training import Training
@@ -83,16 +78,16 @@ class DataParallel(Technique):
             raise self.refuse(f"bucket_mb={self.bucket_mb} is no size; give MiB above 0.")
         return (self.bucket_mb,)
 
-    def plan(self, graph: TaskGraph, gradients: Sequence[Gradient]) -> Plan:
+    def plan(self, graph: TaskGraph, gradients: Sequence[Gradient]) -> ExchangePlan:
         values = self.values(graph)
         sizes = [each.nbytes for each in gradients]
         total, recording = sum(sizes), graph.info.recording
         out_ns = 0 if self.views else round(2 * total / values["copy_gb_s"])
         normed = any("BatchNorm" in each.get("class", "") for each in recording.get("modules", []))
-        return Plan(
+        return ExchangePlan(
             workers=self.workers,
             network=self.network,
-            backend=self._backend(graph),
+            backend=one_worker.back_end(graph, self.backend),
             parts=by_size(sizes, self.assigned(gradients)),
             transfer=values["transfer"],
             waiting_ms=values["waiting_ms"],
@@ -119,58 +114,33 @@ class DataParallel(Technique):
 
     def priors(self, graph: TaskGraph) -> dict[str, Prior]:
         found: dict[str, Prior] = {}
-        cpu = graph.info.platform == "cpu"
         if self.gradient_mb:
-            found["skew"] = Prior(
-                value=1.0,
-                low=0.5,
-                high=2.0,
-                unit="",
-                why="gradients become ready evenly; early in the pass or late, if large layers come last or first",
-            )
-        alone = Prior(value=10.0, low=4.0, high=30.0, unit="GB/s", why="one core copies so much")
-        device = Prior(value=500.0, low=150.0, high=1500.0, unit="GB/s", why="devices copy so much")
-        found["copy_gb_s"] = update_bandwidth(graph) or (alone if cpu else device)
+            why = "gradients become ready evenly; early in the pass or late, if large layers come last or first"
+            found["skew"] = Prior(1.0, 0.5, 2.0, unit="", why=why)
+        found["copy_gb_s"] = one_worker.copying(graph)
         found["gradient_us"] = Prior(
-            value=3.5,
-            low=1.5,
-            high=10.0,
-            unit="µs",
-            why="the reducer's hook, measured with PyTorch 2.13 on a server core",
+            3.5, 1.5, 10.0, unit="µs", why="the reducer's hook, measured with PyTorch 2.13 on a server core"
         )
         found["step_us"] = Prior(
-            value=240.0, low=80.0, high=600.0, unit="µs", why="DistributedDataParallel around a step, measured likewise"
+            240.0, 80.0, 600.0, unit="µs", why="DistributedDataParallel around a step, measured likewise"
         )
         found["launch_us"] = Prior(
-            value=40.0,
-            low=15.0,
-            high=100.0,
-            unit="µs",
-            why="a call of the process group and its end, measured likewise",
+            40.0, 15.0, 100.0, unit="µs", why="a call of the process group and its end, measured likewise"
         )
-        found["waiting_ms"] = self._waiting(graph)
-        if cpu:
-            why = "threads of the backend take memory bandwidth and cycles from computing"
-            found["company"] = Prior(value=1.02, low=1.0, high=1.10, unit="×", why=why)
-        else:
-            why = "NCCL's kernels occupy multiprocessors: 1.04 to 1.1 measured by Agarwal et al. (MLSys 2022)"
-            found["company"] = Prior(value=1.06, low=1.0, high=1.15, unit="×", why=why)
-        found["transfer"] = transfer_prior(self._empty(graph), 4 * MIB)
+        found["waiting_ms"] = one_worker.waiting(graph, self.workers)
+        found["company"] = one_worker.company(graph)
+        found["transfer"] = one_worker.transfer(
+            one_worker.network_between(graph, self.network, self.workers, self.backend)
+        )
         return found
 
-    def _empty(self, graph: TaskGraph) -> Plan:
-        return Plan(workers=self.workers, network=self.network, backend=self._backend(graph), parts=())
-
-    def _waiting(self, graph: TaskGraph) -> Prior:
-        return waiting_prior(graph, self.workers)
-
-    def slowed(self, graph: TaskGraph, gradients: Sequence[Gradient], plan: Plan) -> TaskGraph:
+    def slowed(self, graph: TaskGraph, gradients: Sequence[Gradient], plan: ExchangePlan) -> TaskGraph:
         """Computing beside messages, and what the reducer adds to every gradient."""
         values = self.values(graph)
         first = np.min([each.ready for each in gradients], axis=0)
         last = np.max([each.ready for each in gradients], axis=0)
         busy_s = sum(leg.seconds for i in range(len(plan.parts)) for leg in plan.legs(i))
-        graph = beside(graph, first, last, values["company"], busy_s, technique=self.name)
+        graph = one_worker.slowed_beside(graph, first, last, values["company"], busy_s, technique=self.name)
         dur = graph.dur.copy()
         on_host = graph.info.platform == "cpu"
         for each in gradients:
@@ -183,8 +153,7 @@ class DataParallel(Technique):
 
     def _gradients(self, graph: TaskGraph) -> tuple[Gradient, ...]:
         self._check()
-        if graph.info.recording.get("distributed") or bool((graph.kind == TaskKind.COLLECTIVE).any()):
-            raise self.refuse("the recording already exchanges messages between workers; record one worker alone.")
+        one_worker.required(self, graph)
         if self.gradient_mb:
             found = spread_gradients(graph, self.gradient_mb * 1e6, skew=self.values(graph)["skew"])
             if not found:
@@ -209,9 +178,6 @@ class DataParallel(Technique):
         if not 0 <= self.gradient_mb < 1e9:
             raise self.refuse(f"gradient_mb={self.gradient_mb} is no size; give MB above 0.")
 
-    def _backend(self, graph: TaskGraph) -> str:
-        return self.backend or ("gloo" if graph.info.platform == "cpu" else "nccl")
-
     def realise(self, training: Training) -> Training:
         from foretrace.training.workers import in_replicas, need_group, sharing
 
@@ -223,41 +189,3 @@ class DataParallel(Technique):
         elif self.bucket_mb is not None:
             options["bucket_cap_mb"] = self.bucket_mb
         return in_replicas(sharing(training, self.name), self.name, **options)
-
-
-def transfer_prior(plan: Plan, nbytes: float) -> Prior:
-    """How far the network's model may be off, at a typical size."""
-    typical = plan.net().cost(CollectiveKind.ALL_REDUCE, nbytes)
-    share = typical.seconds or 1.0
-    return Prior(value=1.0, low=typical.low_s / share, high=typical.high_s / share, unit="×", why=typical.why)
-
-
-def waiting_prior(graph: TaskGraph, workers: int) -> Prior:
-    """The last of W workers whose steps vary as the recorded ones do, relative to the mean (order statistics)."""
-    times = simulate(graph).step_times_ns / 1e9
-    spread = float(np.std(times, ddof=1)) if len(times) > 2 else 0.02 * float(np.mean(times))
-    late = 1e3 * spread * expected_max(workers)
-    why = f"the last of {workers} workers whose steps vary as the {len(times)} recorded ones do"
-    return Prior(value=late, low=0.0, high=2.5 * late, unit="ms", why=why)
-
-
-def beside(
-    graph: TaskGraph,
-    first: npt.NDArray[np.int64],
-    last: npt.NDArray[np.int64],
-    company: float,
-    busy_s: float,
-    *,
-    technique: str,
-) -> TaskGraph:
-    """Backward work between two rows of every step slowed by messages that are under way for `busy_s` of it."""
-    start, end = replay(graph)
-    step = np.clip(graph.step, 0, graph.n_steps - 1)
-    rows = (graph.step == step) & (graph.phase == Phase.BACKWARD) & ~graph.gone
-    rows &= (start >= start[first][step]) & (start <= end[last][step])
-    rows &= ~np.isin(graph.kind, (TaskKind.MARK, TaskKind.JOIN, TaskKind.COLLECTIVE))
-    if graph.on_device.any():
-        rows &= graph.on_device  # messages of a device leave the host alone
-    length = float(np.mean(end[last] - start[first])) / 1e9
-    share = min(busy_s / length, 1.0) if length > 0 else 0.0
-    return scale(graph, rows, 1 + (company - 1) * share, technique=technique)

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.cost.network.network import Cost
 from foretrace.graph.edit import remove
 from foretrace.graph.insert import DeviceTask, HostTask, extend, insert_at
 from foretrace.graph.taskgraph import (
@@ -72,11 +71,6 @@ class Stop:
     then_ns: int = 0
     name: str = COPIES
     device: Int64 | None = None
-
-
-def timed(cost: Cost, *, scale: float = 1.0) -> int:
-    """Nanoseconds of a transfer."""
-    return round(cost.seconds * scale * 1e9)
 
 
 def exchange(

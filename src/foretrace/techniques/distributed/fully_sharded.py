@@ -17,14 +17,13 @@ import numpy.typing as npt
 from foretrace.cost.network.network import CollectiveKind
 from foretrace.graph.edit import retime
 from foretrace.graph.taskgraph import Change, EdgeKind, Phase, TaskGraph, TaskKind
-from foretrace.model.messages import MIB
 from foretrace.techniques.base import Prior, Technique, derived, parameter
 from foretrace.techniques.compute.batching import with_facts
-from foretrace.techniques.compute.updates import find_update, runs, step_tasks, update_bandwidth
-from foretrace.techniques.distributed.data_parallel import beside, transfer_prior, waiting_prior
+from foretrace.techniques.compute.updates import find_update, runs, step_tasks
+from foretrace.techniques.distributed import one_worker
 from foretrace.techniques.distributed.exchange import Message, Stop, exchange
 from foretrace.techniques.distributed.gradients import Gradient, find_gradients, row_before
-from foretrace.techniques.distributed.messages import Plan, forward_starts
+from foretrace.techniques.distributed.messages import ExchangePlan, forward_starts
 from foretrace.techniques.memory.blocks import AUTO, choose, layer_prefixes, modules_of, recorded_modules
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ _OPERATORS = {"Adam": 8, "AdamW": 8, "Adagrad": 4, "SGD": 3}  # of an update, pe
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Unit:
+class ShardedUnit:
     """Parameters that are gathered together, and where; rows per step."""
 
     name: str
@@ -82,7 +81,7 @@ class FullySharded(Technique):
         busy_s = sum(each.dur_ns for each in messages) / 1e9
         if plan.backend == "nccl":
             first, last = units[-1].backward, np.max([each.ready for each in units], axis=0)
-            graph = beside(graph, first, last, values["company"], busy_s, technique=self.name)
+            graph = one_worker.slowed_beside(graph, first, last, values["company"], busy_s, technique=self.name)
         result = exchange(graph, messages, stops, in_flight=1, technique=self.name, as_issued=True)
         facts = {
             "workers": self.workers,
@@ -93,7 +92,7 @@ class FullySharded(Technique):
         return with_facts(result.noted(note), distributed=facts)
 
     def _messages(
-        self, graph: TaskGraph, units: Sequence[Unit], plan: Plan, values: dict[str, float]
+        self, graph: TaskGraph, units: Sequence[ShardedUnit], plan: ExchangePlan, values: dict[str, float]
     ) -> tuple[list[Message], list[Stop]]:
         """Gathers and scatters of a step, in the order in which they are issued."""
         net, ahead = plan.net(), plan.backend == "nccl"
@@ -107,7 +106,7 @@ class FullySharded(Technique):
             behind = _device_behind(graph, rows) if on_device else None
             stops[key] = (rows, stops[key][1] + then_ns if key in stops else then_ns, behind)
 
-        def message(kind: CollectiveKind, what: str, unit: Unit, after: Int64, waits: Int64) -> None:
+        def message(kind: CollectiveKind, what: str, unit: ShardedUnit, after: Int64, waits: Int64) -> None:
             leg = plan.collective(kind, unit.nbytes, net, f"{kind} {unit.name}{what}")
             scattered = kind == CollectiveKind.REDUCE_SCATTER
             behind = (unit.device if scattered else _device_behind(graph, after)) if on_device else None
@@ -168,7 +167,7 @@ class FullySharded(Technique):
             technique=self.name,
         )
 
-    def _memory(self, graph: TaskGraph, units: Sequence[Unit]) -> Change:
+    def _memory(self, graph: TaskGraph, units: Sequence[ShardedUnit]) -> Change:
         """What a worker still holds of parameters, gradients and optimizer state."""
         update = find_update(graph)
         states = {"Adam": 2, "AdamW": 2, "SGD": 0, "Adagrad": 1}.get(update.optimizer if update else "", 0)
@@ -184,38 +183,30 @@ class FullySharded(Technique):
         return Change(technique=self.name, what=what, tasks=len(units))
 
     def priors(self, graph: TaskGraph) -> dict[str, Prior]:
-        cpu = graph.info.platform == "cpu"
-        alone = Prior(value=10.0, low=4.0, high=30.0, unit="GB/s", why="one core copies so much")
-        device = Prior(value=500.0, low=150.0, high=1500.0, unit="GB/s", why="devices copy so much")
         found = {
-            "copy_gb_s": update_bandwidth(graph) or (alone if cpu else device),
-            "unit_us": Prior(
-                value=400.0, low=150.0, high=1200.0, unit="µs", why="Python of FSDP's hooks around a unit"
-            ),
-            "operator_us": Prior(value=3.0, low=1.0, high=8.0, unit="µs", why="calls on small arrays"),
-            "waiting_ms": waiting_prior(graph, self.workers),
-            "transfer": transfer_prior(self._plan(graph), 4 * MIB),
+            "copy_gb_s": one_worker.copying(graph),
+            "unit_us": Prior(400.0, 150.0, 1200.0, unit="µs", why="Python of FSDP's hooks around a unit"),
+            "operator_us": Prior(3.0, 1.0, 8.0, unit="µs", why="calls on small arrays"),
+            "waiting_ms": one_worker.waiting(graph, self.workers),
+            "transfer": one_worker.transfer(self._plan(graph).net()),
         }
         update = find_update(graph)
         if update is not None and update.tensors and not update.fused:
             why = "dispatch of a DTensor operator on its shard, measured with PyTorch 2.13 on a server core"
-            found["sharded_us"] = Prior(value=20.0, low=8.0, high=40.0, unit="µs", why=why)
+            found["sharded_us"] = Prior(20.0, 8.0, 40.0, unit="µs", why=why)
         if self._plan(graph).backend == "nccl":
-            why = "NCCL's kernels occupy multiprocessors: 1.04 to 1.1 measured by Agarwal et al. (MLSys 2022)"
-            found["company"] = Prior(value=1.06, low=1.0, high=1.15, unit="×", why=why)
+            found["company"] = one_worker.company(graph)
         return found
 
-    def _plan(self, graph: TaskGraph) -> Plan:
-        backend = self.backend or ("gloo" if graph.info.platform == "cpu" else "nccl")
-        values = self.transfer if self.transfer is not None else 1.0
-        return Plan(workers=self.workers, network=self.network, backend=backend, parts=(), transfer=values)
+    def _plan(self, graph: TaskGraph) -> ExchangePlan:
+        transfer, backend = 1.0 if self.transfer is None else self.transfer, one_worker.back_end(graph, self.backend)
+        return ExchangePlan(workers=self.workers, network=self.network, backend=backend, parts=(), transfer=transfer)
 
-    def _units(self, graph: TaskGraph) -> list[Unit]:
+    def _units(self, graph: TaskGraph) -> list[ShardedUnit]:
         """Units in the order of their forward passes."""
         if self.workers < 2:
             raise self.refuse("workers must be 2 or more.")
-        if graph.info.recording.get("distributed") or bool((graph.kind == TaskKind.COLLECTIVE).any()):
-            raise self.refuse("the recording already exchanges messages between workers; record one worker alone.")
+        one_worker.required(self, graph)
         gradients = find_gradients(graph)
         facts = graph.info.recording
         modules = recorded_modules(facts.get("modules", []))
@@ -273,8 +264,8 @@ class FullySharded(Technique):
         return sharded(sharing(training, self.name), [each.path for each in chosen], self.name, reshard=self.reshard)
 
 
-def _unit(name: str, gradients: Sequence[Gradient], forward: Int64, backward: Int64) -> Unit:
-    return Unit(
+def _unit(name: str, gradients: Sequence[Gradient], forward: Int64, backward: Int64) -> ShardedUnit:
+    return ShardedUnit(
         name=name,
         nbytes=sum(each.nbytes for each in gradients),
         forward=forward,

@@ -18,30 +18,18 @@ from foretrace.graph.taskgraph import Change, TaskGraph
 from foretrace.techniques.base import Prior, Technique, derived, parameter
 from foretrace.techniques.distributed.compressed_exchange import Compressed, bucket_shapes, compressed, compressible
 from foretrace.techniques.distributed.compressors import METHODS, measured, parts, rates, ratio, wanted
-from foretrace.techniques.distributed.messages import Plan
-from foretrace.training.compression.settings import Settings
+from foretrace.techniques.distributed.messages import ExchangePlan
+from foretrace.training.compression.settings import CompressionSettings
 
 if TYPE_CHECKING:
     from foretrace.training.training import Training
 
-_ALONE = Prior(
-    value=1.0,
-    low=0.8,
-    high=1.5,
-    unit="×",
-    why="the hook was timed alone; in a step it meets other caches and a busier memory",
-)
-_HOOK = Prior(value=200.0, low=50.0, high=800.0, unit="µs", why="a hook in Python calls ten to a hundred operators")
+_ALONE = Prior(1.0, 0.8, 1.5, why="the hook was timed alone; in a step it meets other caches and a busier memory")
+_HOOK = Prior(200.0, 50.0, 800.0, unit="µs", why="a hook in Python calls ten to a hundred operators")
 _ON_CPU = Prior(
-    value=0.5,
-    low=0.0,
-    high=1.0,
-    unit="×",
-    why="callbacks run on a thread of the back end; whether a core is free for it is not recorded",
+    0.5, 0.0, 1.0, why="callbacks run on a thread of the back end; whether a core is free for it is not recorded"
 )
-_ON_DEVICE = Prior(
-    value=1.0, low=0.5, high=1.0, unit="×", why="kernels of callbacks take multiprocessors from the backward pass"
-)
+_ON_DEVICE = Prior(1.0, 0.5, 1.0, why="kernels of callbacks take multiprocessors from the backward pass")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +59,9 @@ class GradientCompression(Technique):
     crowding: float | None = derived(doc="part of the callbacks' time that is taken from the backward pass")
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> CompressionSettings:
         """The method for the hooks."""
-        return Settings(
+        return CompressionSettings(
             method=self.method,
             rank=self.rank,
             min_rate=self.min_rate,
@@ -144,7 +132,7 @@ class GradientCompression(Technique):
             settings = replace(settings, momentum=_take_momentum(training))
         return replace(training, around_forward=(*training.around_forward, Registered(parallel, settings)))
 
-    def _plan(self, graph: TaskGraph) -> Plan:
+    def _plan(self, graph: TaskGraph) -> ExchangePlan:
         self._check()
         plan = compressible(graph, self)
         if self.method == "powersgd" and plan.gradient_mb:
@@ -173,17 +161,17 @@ class GradientCompression(Technique):
         if self.crowding is not None and not 0 <= self.crowding <= 1:
             raise self.refuse(f"crowding={self.crowding} is no part; give 0 to 1.")
 
-    def _in_turn(self, plan: Plan) -> bool:
+    def _in_turn(self, plan: ExchangePlan) -> bool:
         return self.method == "powersgd" and plan.backend == "gloo"
 
-    def _timed(self, graph: TaskGraph, plan: Plan) -> list[tuple[float, float]] | None:
+    def _timed(self, graph: TaskGraph, plan: ExchangePlan) -> list[tuple[float, float]] | None:
         """Seconds of encoding and decoding per bucket as timed alone; None where they were not, or rates are given."""
         if self.encode_gb_s is not None or self.decode_gb_s is not None:
             return None
         shapes = bucket_shapes(graph, plan)
         return measured(Calibration.of(graph), self.settings, shapes, plan.workers, _device(graph))
 
-    def _times(self, graph: TaskGraph, plan: Plan, values: dict[str, float]) -> list[tuple[float, float]]:
+    def _times(self, graph: TaskGraph, plan: ExchangePlan, values: dict[str, float]) -> list[tuple[float, float]]:
         timed = self._timed(graph, plan)
         if timed is not None:
             return [(values["measured"] * encode, values["measured"] * decode) for encode, decode in timed]

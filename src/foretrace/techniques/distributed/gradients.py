@@ -213,13 +213,6 @@ def row_before(graph: TaskGraph, rows: Int64) -> Int64:
     return found
 
 
-def last_backward(graph: TaskGraph) -> Int64 | None:
-    """The last host row of the backward pass of every step; None where a step has none."""
-    host = (graph.phase == Phase.BACKWARD) & ~graph.on_device & ~graph.gone & (graph.kind != TaskKind.JOIN)
-    rows = [np.flatnonzero(host & (graph.step == step)) for step in range(graph.n_steps)]
-    return np.array([each[-1] for each in rows]) if all(len(each) for each in rows) else None
-
-
 def _places(graph: TaskGraph, phase: Phase, share: npt.NDArray[np.float64]) -> tuple[Int64, Int64] | None:
     """Host and device rows (shares x steps) at whose end these shares of a phase are over; None where it is missing.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.techniques.base import Technique, parameter
-from foretrace.techniques.distributed.messages import HIERARCHICAL, Plan, level_count, plan_of, replanned
+from foretrace.techniques.distributed.messages import HIERARCHICAL, ExchangePlan, level_count, plan_of, replanned
 
 if TYPE_CHECKING:
     from foretrace.training.training import Training
@@ -50,7 +50,7 @@ class HierarchicalAllreduce(Technique):
             raise self.refuse(f"levels={self.levels} are not the {workers} workers of data-parallel.")
         return sizes
 
-    def _check_links(self, plan: Plan) -> None:
+    def _check_links(self, plan: ExchangePlan) -> None:
         for size, text in plan.levels:
             try:
                 plan.net(text, size)

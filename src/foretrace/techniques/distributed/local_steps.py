@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.cost.network.network import CollectiveKind
+from foretrace.cost.network.network import CollectiveKind, Network
 from foretrace.graph.taskgraph import Change, Phase, TaskGraph, TaskKind
-from foretrace.model.messages import MIB
 from foretrace.techniques.base import Prior, Technique, derived, parameter
 from foretrace.techniques.compute.batching import with_facts
-from foretrace.techniques.compute.updates import find_update, step_tasks, update_bandwidth
-from foretrace.techniques.distributed.data_parallel import transfer_prior, waiting_prior
+from foretrace.techniques.compute.updates import find_update, step_tasks
+from foretrace.techniques.distributed import one_worker
 from foretrace.techniques.distributed.exchange import Message, Stop, exchange
 from foretrace.techniques.distributed.gradients import find_gradients
-from foretrace.techniques.distributed.messages import Plan
 
 if TYPE_CHECKING:
     from foretrace.training.training import Training
@@ -48,12 +46,10 @@ class LocalSteps(Technique):
 
     def change(self, graph: TaskGraph) -> TaskGraph:
         self._check()
-        if graph.info.recording.get("distributed") or bool((graph.kind == TaskKind.COLLECTIVE).any()):
-            raise self.refuse("the recording already exchanges messages between workers; record one worker alone.")
+        one_worker.required(self, graph)
         nbytes, values = self._nbytes(graph), self.values(graph)
         rows, device = self._ends(graph)
-        plan = self._plan(graph)
-        cost = plan.net().cost(CollectiveKind.ALL_REDUCE, nbytes).seconds * values["transfer"]
+        cost = self._net(graph).cost(CollectiveKind.ALL_REDUCE, nbytes).seconds * values["transfer"]
         copied_s = PASSES * nbytes / (values["copy_gb_s"] * 1e9)
         # Delays of single steps add up as a random walk until the workers meet.
         late_ns = values["waiting_ms"] * 1e6 * sqrt(self.every)
@@ -74,25 +70,24 @@ class LocalSteps(Technique):
             f"every step carries 1/{self.every} of an average; in the run, one step in {self.every} carries all of it "
             f"({1e3 * (cost + copied_s):.3g} ms)"
         )
-        facts = {"workers": self.workers, "network": self.network, "backend": plan.backend, "every": self.every}
+        facts = {
+            "workers": self.workers,
+            "network": self.network,
+            "backend": one_worker.back_end(graph, self.backend),
+            "every": self.every,
+        }
         return with_facts(result.noted(Change(technique=self.name, what=what, tasks=len(rows))), distributed=facts)
 
     def priors(self, graph: TaskGraph) -> dict[str, Prior]:
-        cpu = graph.info.platform == "cpu"
-        alone = Prior(value=10.0, low=4.0, high=30.0, unit="GB/s", why="one core copies so much")
-        device = Prior(value=500.0, low=150.0, high=1500.0, unit="GB/s", why="devices copy so much")
         return {
-            "copy_gb_s": update_bandwidth(graph) or (alone if cpu else device),
-            "step_us": Prior(
-                value=300.0, low=100.0, high=1000.0, unit="µs", why="Python over all parameters, one call"
-            ),
-            "waiting_ms": waiting_prior(graph, self.workers),
-            "transfer": transfer_prior(self._plan(graph), 4 * MIB),
+            "copy_gb_s": one_worker.copying(graph),
+            "step_us": Prior(300.0, 100.0, 1000.0, unit="µs", why="Python over all parameters, one call"),
+            "waiting_ms": one_worker.waiting(graph, self.workers),
+            "transfer": one_worker.transfer(self._net(graph)),
         }
 
-    def _plan(self, graph: TaskGraph) -> Plan:
-        backend = self.backend or ("gloo" if graph.info.platform == "cpu" else "nccl")
-        return Plan(workers=self.workers, network=self.network, backend=backend, parts=())
+    def _net(self, graph: TaskGraph) -> Network:
+        return one_worker.network_between(graph, self.network, self.workers, self.backend)
 
     def _check(self) -> None:
         if self.workers < 2:

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.cost.network.network import CollectiveKind, Network, network
+from foretrace.cost.network.network import CollectiveKind, Network
+from foretrace.cost.network.parse import network
 from foretrace.graph.taskgraph import Phase, TaskGraph
 from foretrace.techniques.base import Technique
 from foretrace.techniques.compute.batching import with_facts
@@ -26,15 +27,15 @@ from foretrace.techniques.distributed.gradients import (
     row_before,
     spread_gradients,
 )
+from foretrace.techniques.distributed.one_worker import IN_FLIGHT
 
 Int64 = npt.NDArray[np.int64]
 
-IN_FLIGHT = {"gloo": 2, "nccl": 1}  # collectives at a time of one process group
 ALL_REDUCE, HIERARCHICAL, SERVERS = "all-reduce", "hierarchical", "parameter-server"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class MessagePart:
     """Gradients (numbers in the order in which they become ready) that are sent together; a slice holds one of them."""
 
     gradients: tuple[int, ...]
@@ -53,13 +54,13 @@ class Leg:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class ExchangePlan:
     """Messages of a step of data-parallel training, for one worker that stands for all."""
 
     workers: int
     network: str
     backend: str
-    parts: tuple[Part, ...]  # in the order in which they are sent
+    parts: tuple[MessagePart, ...]  # in the order in which they are sent
     transfer: float = 1.0  # time of transfers relative to the model of the network
     waiting_ms: float = 0.0  # from this worker's arrival to that of the last one
     launch_us: float = 0.0  # host time of starting a collective
@@ -109,31 +110,33 @@ class Plan:
         return {**asdict(self), "buckets": [part.nbytes for part in self.parts]}
 
 
-def plan_of(graph: TaskGraph, technique: Technique, *, only_all_reduce: bool = False) -> Plan:
+def plan_of(graph: TaskGraph, technique: Technique, *, only_all_reduce: bool = False) -> ExchangePlan:
     """The plan that stands in a graph; refuses, in the name of `technique`, where there is none to change."""
     facts = dict(graph.info.recording.get("distributed") or {})
     if not facts:
-        raise technique.refuse('no messages are exchanged yet; put --do "data-parallel workers=... network=..." first.')
+        raise technique.refuse('no messages are exchanged yet; put `do="data-parallel workers=... network=..."` first.')
     if "parts" not in facts:
         raise technique.refuse("it changes the messages of data-parallel, and another technique has replaced those.")
-    unknown = set(facts) - set(Plan.__dataclass_fields__) - {"buckets"}
+    unknown = set(facts) - set(ExchangePlan.__dataclass_fields__) - {"buckets"}
     if unknown:
         raise technique.refuse(f"the messages are changed by {' and '.join(sorted(unknown))} already; put it first.")
     facts.pop("buckets")
-    facts["parts"] = tuple(Part(gradients=tuple(p["gradients"]), nbytes=int(p["nbytes"])) for p in facts["parts"])
+    facts["parts"] = tuple(
+        MessagePart(gradients=tuple(p["gradients"]), nbytes=int(p["nbytes"])) for p in facts["parts"]
+    )
     facts["levels"] = tuple((int(size), str(text)) for size, text in facts["levels"])
-    plan = Plan(**facts)
+    plan = ExchangePlan(**facts)
     if only_all_reduce and plan.scheme != ALL_REDUCE:
         raise technique.refuse(f"the messages take another way already ({plan.scheme}).")
     return plan
 
 
-def replanned(graph: TaskGraph, plan: Plan, technique: Technique) -> TaskGraph:
+def replanned(graph: TaskGraph, plan: ExchangePlan, technique: Technique) -> TaskGraph:
     """The graph with the messages of this plan in the place of those that it has."""
     return lay_out(without_exchange(graph, technique.name), plan, technique)
 
 
-def lay_out(graph: TaskGraph, plan: Plan, technique: Technique) -> TaskGraph:
+def lay_out(graph: TaskGraph, plan: ExchangePlan, technique: Technique) -> TaskGraph:
     """The graph with the messages of this plan."""
     gradients = plan.gradients(graph)
     if not gradients:
@@ -191,7 +194,7 @@ def lay_out(graph: TaskGraph, plan: Plan, technique: Technique) -> TaskGraph:
     return with_facts(changed, distributed=plan.facts)
 
 
-def buffer_messages(graph: TaskGraph, plan: Plan) -> tuple[list[Message], list[Stop]]:
+def buffer_messages(graph: TaskGraph, plan: ExchangePlan) -> tuple[list[Message], list[Stop]]:
     """Buffers (running statistics) that are sent before the forward pass and waited for at once."""
     if not plan.buffer_bytes:
         return [], []
@@ -225,16 +228,16 @@ def forward_starts(graph: TaskGraph) -> Int64 | None:
     return rows if np.all(rows >= 0) else None
 
 
-def by_size(nbytes: Sequence[int], parts: Sequence[Sequence[int]]) -> tuple[Part, ...]:
+def by_size(nbytes: Sequence[int], parts: Sequence[Sequence[int]]) -> tuple[MessagePart, ...]:
     """Parts of whole gradients."""
-    return tuple(Part(gradients=tuple(each), nbytes=sum(nbytes[i] for i in each)) for each in parts)
+    return tuple(MessagePart(gradients=tuple(each), nbytes=sum(nbytes[i] for i in each)) for each in parts)
 
 
-def _ring(plan: Plan, number: int, nbytes: int) -> list[Leg]:
+def _ring(plan: ExchangePlan, number: int, nbytes: int) -> list[Leg]:
     return [plan.collective(CollectiveKind.ALL_REDUCE, nbytes, plan.net(), f"all-reduce bucket {number}")]
 
 
-def _hierarchical(plan: Plan, number: int, nbytes: int) -> list[Leg]:
+def _hierarchical(plan: ExchangePlan, number: int, nbytes: int) -> list[Leg]:
     """Reduce-scatter along every level but the outermost, all-reduce there, all-gather back (BlueConnect, 2019)."""
     scatter, gather = list[Leg](), list[Leg]()
     share = float(nbytes)
@@ -255,13 +258,13 @@ def _hierarchical(plan: Plan, number: int, nbytes: int) -> list[Leg]:
     return [replace(leg, link=LINK, wire_s=leg.seconds) for leg in chain]
 
 
-def _link(plan: Plan, level: int) -> str:
+def _link(plan: ExchangePlan, level: int) -> str:
     """The lane of a level; levels on the same network share it."""
     texts = [text for _, text in plan.levels]
     return f"{LINK} level {texts.index(texts[level])}"
 
 
-def _servers(plan: Plan, number: int, nbytes: int) -> list[Leg]:
+def _servers(plan: ExchangePlan, number: int, nbytes: int) -> list[Leg]:
     """Push to the servers, which add up, and pull the result (Li et al., OSDI 2014; BytePS, OSDI 2020)."""
     workers, servers, net = plan.workers, plan.servers, plan.net()
     own = int(plan.colocated)
@@ -281,7 +284,7 @@ def _servers(plan: Plan, number: int, nbytes: int) -> list[Leg]:
     return [push, pull]
 
 
-_SCHEMES: dict[str, Callable[[Plan, int, int], list[Leg]]] = {
+_SCHEMES: dict[str, Callable[[ExchangePlan, int, int], list[Leg]]] = {
     ALL_REDUCE: _ring,
     HIERARCHICAL: _hierarchical,
     SERVERS: _servers,

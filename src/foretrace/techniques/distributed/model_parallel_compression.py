@@ -15,13 +15,16 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.cost.network.network import CollectiveKind, network
+from foretrace.cost.network.network import CollectiveKind
+from foretrace.cost.network.parse import network
 from foretrace.cost.operators.calibration import Calibration
 from foretrace.cost.operators.operator import Operator
 from foretrace.graph.edit import retime
 from foretrace.graph.taskgraph import Change, Phase, TaskGraph, TaskKind
+from foretrace.model.messages import MIB
 from foretrace.techniques.base import Prior, Technique, derived, parameter
 from foretrace.techniques.compute.batching import micro_batches, with_facts
+from foretrace.techniques.distributed import one_worker
 from foretrace.techniques.distributed.exchange import Message, Stop, exchange
 from foretrace.training.compression.settings import Boundary, kept
 
@@ -74,22 +77,15 @@ class ModelParallelCompression(Technique):
         found: dict[str, Prior] = {}
         if self.method != "none":
             if self._timed(graph) is not None:
-                found["measured"] = Prior(
-                    value=1.0, low=0.8, high=1.5, unit="×", why="timed alone; in a step caches and memory are busier"
-                )
+                found["measured"] = Prior(1.0, 0.8, 1.5, why="timed alone; in a step caches and memory are busier")
             else:
                 cpu = graph.info.platform == "cpu"
                 encode, decode = (_CPU if cpu else _GPU)[self.method]
                 why = f"{'one core' if cpu else 'a data-centre GPU'} handles {self.method} so fast"
                 for name, value in (("encode_gb_s", encode), ("decode_gb_s", decode)):
-                    found[name] = Prior(value=value, low=value / 4, high=value * 4, unit="GB/s", why=why)
+                    found[name] = Prior(value, value / 4, value * 4, unit="GB/s", why=why)
         if self.network:
-            net = network(self.network, self.workers)
-            typical = net.cost(CollectiveKind.ALL_REDUCE, 1 << 20)
-            whole = typical.seconds or 1.0
-            found["transfer"] = Prior(
-                value=1.0, low=typical.low_s / whole, high=typical.high_s / whole, unit="×", why=typical.why
-            )
+            found["transfer"] = one_worker.transfer(network(self.network, self.workers), MIB)
         return found
 
     def change(self, graph: TaskGraph) -> TaskGraph:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.cost.network.collectives import ring_shape
+from foretrace.cost.network.link_network import ring_shape
 from foretrace.cost.network.network import CollectiveKind
 from foretrace.cost.network.pricing import KINDS
 from foretrace.graph.collectives import collective_calls, kind_of
@@ -57,7 +57,7 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class PlacedTransfers:
     """All transfers that could be placed, and how many could not because nobody knows who takes part."""
 
     moved: tuple[Moved, ...]
@@ -91,7 +91,7 @@ class PutIn:
     def _by_servers(self) -> bool:
         return self.facts.get("scheme") == SERVERS
 
-    def found(self, graph: TaskGraph, live: Mask, wires: Wires) -> Found:
+    def found(self, graph: TaskGraph, live: Mask, wires: Wires) -> PlacedTransfers:
         """The transfers `live` (n, a mask of tasks), each a flow of its own."""
         fixed_ns, result = _fixed_ns(graph), []
         for row in np.flatnonzero(live).tolist():
@@ -100,7 +100,7 @@ class PutIn:
             dur = int(graph.dur[row])
             latency = min(one.latency_ns if fixed < 0 else fixed, dur)
             result.append(Moved(rows=(row,), alone_ns=dur, latency_ns=latency, one=one, route=route))
-        return Found(moved=tuple(result))
+        return PlacedTransfers(moved=tuple(result))
 
     def _transfer(self, name: str, nbytes: int, wires: Wires) -> tuple[Transfer, Mapping[int, int]]:
         level, bucket = _LEVEL.search(name), _BUCKET.search(name)
@@ -166,7 +166,7 @@ def recorded_workers(graph: TaskGraph) -> int:
     return max([graph.info.world_size, *(lane.rank + 1 for lane in graph.lanes)]) if graph.info.world_size > 1 else 0
 
 
-def recorded(graph: TaskGraph, timeline: Timeline, live: Mask, wires: Wires) -> Found:
+def recorded(graph: TaskGraph, timeline: Timeline, live: Mask, wires: Wires) -> PlacedTransfers:
     """The collectives `live` (n, a mask of tasks) of one or several ranks; rank r is worker r of the cluster."""
     if len({lane.rank for lane in graph.lanes if lane.rank >= 0}) > 1:
         return _of_ranks(graph, timeline, live, wires)
@@ -183,10 +183,10 @@ def recorded(graph: TaskGraph, timeline: Timeline, live: Mask, wires: Wires) -> 
             continue
         dur = int(graph.dur[row])
         result.append(Moved(rows=(row,), alone_ns=dur, latency_ns=min(one.latency_ns, dur), one=one, route=one.route))
-    return Found(moved=tuple(result), lost=int(live.sum()) - len(result))
+    return PlacedTransfers(moved=tuple(result), lost=int(live.sum()) - len(result))
 
 
-def _of_ranks(graph: TaskGraph, timeline: Timeline, live: Mask, wires: Wires) -> Found:
+def _of_ranks(graph: TaskGraph, timeline: Timeline, live: Mask, wires: Wires) -> PlacedTransfers:
     """Members that wait for all others end together. One that may leave early, like a sender, keeps its time."""
     meets = parts(timeline)
     into = graph.edge_kind == EdgeKind.COLLECTIVE
@@ -219,7 +219,7 @@ def _of_ranks(graph: TaskGraph, timeline: Timeline, live: Mask, wires: Wires) ->
                 route=one.route,
             )
         )
-    return Found(moved=tuple(result), lost=int(live.sum()) - placed)
+    return PlacedTransfers(moved=tuple(result), lost=int(live.sum()) - placed)
 
 
 # -- flows ---------------------------------------------------------------------------------------------------------

@@ -47,4 +47,4 @@ class ParameterServer(Technique):
 
     def priors(self, graph: TaskGraph) -> dict[str, Prior]:
         why = "adding streams two arrays in and one out; a core or two of a server's memory bandwidth"
-        return {"sum_gb_s": Prior(value=8.0, low=3.0, high=30.0, unit="GB/s", why=why)}
+        return {"sum_gb_s": Prior(8.0, 3.0, 30.0, unit="GB/s", why=why)}

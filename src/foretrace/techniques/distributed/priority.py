@@ -47,4 +47,4 @@ class Priority(Technique):
         if not np.any(step_tasks(graph) & ~graph.gone):
             return {}
         why = "each parameter is updated when its sum arrives: by this worker, beside its computing, or by a server"
-        return {"update": Prior(value=1.0, low=0.0, high=1.0, unit="", why=why)}
+        return {"update": Prior(1.0, 0.0, 1.0, unit="", why=why)}

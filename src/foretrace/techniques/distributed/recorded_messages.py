@@ -21,7 +21,7 @@ _ISSUE_NS = 200_000  # of host work on either side of a launch, at most, has to 
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Recorded:
+class RecordedAllReduces:
     """Recorded all-reduces (k rows), in the order of their lanes."""
 
     rows: Int64
@@ -37,24 +37,22 @@ class Recorded:
         """What joining them depends on."""
         low, value, high = (float(np.percentile(self.transfer_ns, q)) / 1e3 for q in (0, 5, 25))
         copying = update_bandwidth(graph) or Prior(
-            value=200.0, low=20.0, high=1500.0, unit="GB/s", why="a device copies so much, a core a tenth of it"
+            200.0, 20.0, 1500.0, unit="GB/s", why="a device copies so much, a core a tenth of it"
         )
         return {
-            "fixed_us": Prior(
-                value=value, low=low, high=high, unit="µs", why="the shortest recorded all-reduces take so long"
-            ),
+            "fixed_us": Prior(value, low, high, unit="µs", why="the shortest recorded all-reduces take so long"),
             "waiting": Prior(
-                value=1.0,
-                low=0.0,
-                high=1.0,
+                1.0,
+                0.0,
+                1.0,
                 unit="",
                 why="the others are as late as before, or fewer meetings let their delays even out",
             ),
             "copy_gb_s": copying,
             "host_share": Prior(
-                value=0.6,
-                low=0.1,
-                high=0.95,
+                0.6,
+                0.1,
+                0.95,
                 unit="",
                 why="host work next to a launch prepares and ends that collective, or belongs to something else",
             ),
@@ -62,7 +60,7 @@ class Recorded:
 
 
 @per_graph
-def recorded_all_reduces(graph: TaskGraph) -> Recorded | None:
+def recorded_all_reduces(graph: TaskGraph) -> RecordedAllReduces | None:
     """The all-reduces of the recorded steps; None where there are fewer than two per step."""
     named = np.array([bool(_ALL_REDUCE.search(name)) for name in graph.names], dtype=np.bool_)[graph.name]
     mask = (graph.kind == TaskKind.COLLECTIVE) & named & ~graph.gone & (graph.step >= 0)
@@ -77,7 +75,7 @@ def recorded_all_reduces(graph: TaskGraph) -> Recorded | None:
         if len(set(counts.tolist())) == 1:
             shortest[mine] = np.tile(shortest[mine].reshape(graph.n_steps, -1).min(axis=0), graph.n_steps)
     update = find_update(graph)
-    return Recorded(
+    return RecordedAllReduces(
         rows=rows,
         transfer_ns=shortest,
         nbytes=graph.nbytes[rows].astype(np.float64),
@@ -87,7 +85,7 @@ def recorded_all_reduces(graph: TaskGraph) -> Recorded | None:
 
 def fuse(
     graph: TaskGraph,
-    found: Recorded,
+    found: RecordedAllReduces,
     *,
     cap: float,
     total: float,

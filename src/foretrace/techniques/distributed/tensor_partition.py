@@ -11,15 +11,15 @@ from foretrace.graph.edit import retime
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.techniques.base import Prior, Technique, derived, parameter
 from foretrace.techniques.distributed.gradients import Gradient
-from foretrace.techniques.distributed.messages import Part, plan_of, replanned
+from foretrace.techniques.distributed.messages import MessagePart, plan_of, replanned
 
 MOST = 20_000  # slices of a step
 
 
-def slices(gradients: tuple[Gradient, ...], elements: int) -> tuple[Part, ...]:
+def slices(gradients: tuple[Gradient, ...], elements: int) -> tuple[MessagePart, ...]:
     """Every gradient in slices of at most so many numbers, in the order in which gradients become ready."""
     return tuple(
-        Part(gradients=(i,), nbytes=min(elements, each.elements - begin) * each.itemsize)
+        MessagePart(gradients=(i,), nbytes=min(elements, each.elements - begin) * each.itemsize)
         for i, each in enumerate(gradients)
         for begin in range(0, each.elements, elements)
     )
@@ -55,4 +55,4 @@ class TensorPartition(Technique):
         return replanned(slower, replace(plan, parts=parts), self)
 
     def priors(self, graph: TaskGraph) -> dict[str, Prior]:
-        return {"slice_us": Prior(value=5.0, low=1.0, high=20.0, unit="µs", why="a view of the gradient and a queue")}
+        return {"slice_us": Prior(5.0, 1.0, 20.0, unit="µs", why="a view of the gradient and a queue")}

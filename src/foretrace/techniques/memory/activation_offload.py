@@ -128,13 +128,13 @@ class ActivationOffload(Technique):
 
 
 _FILE = (
-    Prior(value=1.5, low=0.3, high=3.0, unit="GB/s", why="into the page cache at first, at the disk's rate later"),
-    Prior(value=3.0, low=0.5, high=6.0, unit="GB/s", why="from the page cache, or from the disk"),
+    Prior(1.5, 0.3, 3.0, unit="GB/s", why="into the page cache at first, at the disk's rate later"),
+    Prior(3.0, 0.5, 6.0, unit="GB/s", why="from the page cache, or from the disk"),
 )
 _LINK = Prior(
-    value=12.0,
-    low=6.0,
-    high=24.0,
+    12.0,
+    6.0,
+    24.0,
     unit="GB/s",
     why="pinned copies over PCIe: about 12 GB/s with the third generation, 24 with the fourth",
 )

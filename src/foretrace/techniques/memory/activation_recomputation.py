@@ -70,8 +70,8 @@ class ActivationRecomputation(Technique):
             block = max(1e6 * small - SMALL * each, 1.0)
             why = "blocks of small operators timed alone on this machine"
         low, high = (0.7, 1.5) if times and None not in times else (0.5, 2.5)
-        found["block_us"] = Prior(value=block, low=low * block, high=high * block, unit="µs", why=why)
-        found["variable_us"] = Prior(value=each, low=low * each, high=high * each, unit="µs", why=why)
+        found["block_us"] = Prior(block, low * block, high * block, unit="µs", why=why)
+        found["variable_us"] = Prior(each, low * each, high * each, unit="µs", why=why)
         return found
 
     def change(self, graph: TaskGraph) -> TaskGraph:

@@ -67,11 +67,7 @@ class GradientAccumulation(Technique):
         if _added_s(graph) is None and (bandwidth := update_bandwidth(graph)) is not None:
             found["bandwidth_gb_s"] = bandwidth
         found["loop_us"] = Prior(
-            value=60.0,
-            low=20.0,
-            high=150.0,
-            unit="µs",
-            why="cutting the batch, dividing the loss, one more call of backward",
+            60.0, 20.0, 150.0, unit="µs", why="cutting the batch, dividing the loss, one more call of backward"
         )
         return found
 

@@ -160,7 +160,7 @@ def cast_bandwidth(graph: TaskGraph) -> Prior:
     device = find(graph.info.devices[0]) if graph.info.devices else None
     if graph.info.platform == "cpu" or device is None:
         low, value, high = (4.0, 10.0, 25.0) if graph.info.platform == "cpu" else (200.0, 600.0, 2500.0)
-        return Prior(value=value, low=low, high=high, unit="GB/s", why="what casts of large tensors usually reach")
+        return Prior(value, low, high, unit="GB/s", why="what casts of large tensors usually reach")
     peak = device.memory_gb_s
     why = f"60 to 90 % of the peak of {device.name}, as streaming kernels reach"
-    return Prior(value=0.75 * peak, low=0.6 * peak, high=0.9 * peak, unit="GB/s", why=why)
+    return Prior(0.75 * peak, 0.6 * peak, 0.9 * peak, unit="GB/s", why=why)

@@ -39,7 +39,7 @@ class RankRecording:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class LaunchOutcome:
     """How a recorded command ended. `trouble` is a sentence where nothing was recorded, else empty."""
 
     exit_code: int
@@ -72,12 +72,12 @@ class Launch:
         self._old = sorted(self._folder.glob("rank*.json.gz"))
         if self._old and not overwrite:
             found = self._old[0].name
-            raise ForetraceError(f"{folder} already holds {found}; give another --out, or --overwrite")
+            raise ForetraceError(f"{folder} already holds {found}; give another `out=`, or `overwrite=`")
         self._options = options
         self._stop_after = stop_after
         self._keep_memory = keep_memory
 
-    def run(self) -> Outcome:
+    def run(self) -> LaunchOutcome:
         """Run the command to its end and gather one file per rank.
 
         The exit code is the command's own (128 + n for signal n), or 2 where it succeeded but nothing was
@@ -100,10 +100,10 @@ class Launch:
             key=lambda recording: recording.rank,
         )
         if not recordings:
-            return Outcome(exit_code=code or _NOTHING_RECORDED, recordings=(), trouble=_trouble(told))
+            return LaunchOutcome(exit_code=code or _NOTHING_RECORDED, recordings=(), trouble=_trouble(told))
         for path in set(self._old) - {recording.path for recording in recordings}:
             path.unlink()  # ranks of the older recording
-        return Outcome(exit_code=code, recordings=tuple(recordings), trouble="")
+        return LaunchOutcome(exit_code=code, recordings=tuple(recordings), trouble="")
 
 
 def _recording(told: dict[str, Any]) -> RankRecording:

@@ -25,7 +25,7 @@ from foretrace.training.compression.codecs import (
 from foretrace.training.compression.settings import Boundary, kept
 
 
-class Codec(nn.Module):
+class ActivationCodec(nn.Module):
     """Encoder and decoder of activations [..., hidden]."""
 
     def __init__(self, boundary: Boundary, hidden: int) -> None:
@@ -43,7 +43,7 @@ class Codec(nn.Module):
         return f"{self.boundary.method}, hidden={self.hidden}"
 
 
-class AllReduced(Codec):
+class AllReduced(ActivationCodec):
     """Sum over tensor-parallel workers of compressed partial results; gradients go to every worker's own part."""
 
     def __init__(self, boundary: Boundary, hidden: int, group: Any = None) -> None:
@@ -137,7 +137,7 @@ def _gather(x: Tensor, workers: int, group: Any) -> list[Tensor]:
     return everyones
 
 
-class Sender(Codec):
+class Sender(ActivationCodec):
     """End of a pipeline stage: sends the compressed activation on, and takes its gradient back.
 
     The result is a zero to call `backward` on: its gradient is what the next stage sends back.
@@ -185,7 +185,7 @@ class _Sent(torch.autograd.Function):
         return grad, None, None, None
 
 
-class Receiver(Codec):
+class Receiver(ActivationCodec):
     """Start of the next pipeline stage."""
 
     def __init__(self, boundary: Boundary, hidden: int, sender: int) -> None:
@@ -267,7 +267,7 @@ class _Copy(nn.Module):
         return copied
 
 
-class Rows(nn.Linear):
+class ColumnParallelLinear(nn.Linear):
     """Output features of one worker of a linear layer, whose input all workers hold."""
 
     def __init__(self, whole: nn.Linear, rank: int, workers: int) -> None:
@@ -283,7 +283,7 @@ class Rows(nn.Linear):
         return super().forward(self.copied(input))
 
 
-class Columns(nn.Linear):
+class RowParallelLinear(nn.Linear):
     """Input features of one worker of a linear layer; results are added up over the workers, then comes the bias."""
 
     def __init__(self, whole: nn.Linear, rank: int, workers: int, boundary: Boundary) -> None:
@@ -304,7 +304,7 @@ def coding(boundary: Boundary, rows: int, hidden: int, answers: int, *, encode: 
     """Encoding of an activation [rows, hidden], or decoding and adding up of so many, to be timed alone."""
     torch.manual_seed(0)
     x = torch.randn(rows, hidden)
-    codec = Codec(boundary, hidden)
+    codec = ActivationCodec(boundary, hidden)
     if boundary.method == "autoencoder":
         code = x @ codec.encoder
         return (lambda: x @ codec.encoder) if encode else (lambda: code @ codec.decoder)

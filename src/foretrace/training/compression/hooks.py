@@ -29,10 +29,10 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from foretrace.training.compression.codecs import pack_signs, random_k, scattered, top_k, unpack_signs
-from foretrace.training.compression.settings import Settings, kept, share_at
+from foretrace.training.compression.settings import CompressionSettings, kept, share_at
 
 
-class Bucket(Protocol):
+class GradBucket(Protocol):
     """What a hook needs of `torch.distributed.GradBucket`."""
 
     def buffer(self) -> Tensor: ...
@@ -49,10 +49,10 @@ Hook = Callable[[Any, Any], Future[Tensor]]
 
 
 @dataclass(kw_only=True)
-class Memory:
+class HookState:
     """What a method of ours keeps between steps."""
 
-    settings: Settings
+    settings: CompressionSettings
     group: Any = None  # None is the default process group
     step: int = 0
     errors: dict[int, Tensor] = field(default_factory=dict)  # by bucket: what was not sent yet
@@ -63,7 +63,7 @@ class Memory:
         """The process group."""
         return self.group if self.group is not None else dist.group.WORLD
 
-    def of(self, table: dict[int, Tensor], bucket: Bucket) -> Tensor:
+    def of(self, table: dict[int, Tensor], bucket: GradBucket) -> Tensor:
         """The entry of a bucket, zeros where there is none of its size."""
         buffer = bucket.buffer()
         found = table.get(bucket.index())
@@ -71,12 +71,12 @@ class Memory:
             found = table[bucket.index()] = torch.zeros_like(buffer)
         return found
 
-    def next(self, bucket: Bucket) -> None:
+    def next(self, bucket: GradBucket) -> None:
         """Count a step at its last bucket."""
         self.step += bucket.is_last()
 
 
-def register(parallel: DistributedDataParallel, settings: Settings) -> None:
+def register(parallel: DistributedDataParallel, settings: CompressionSettings) -> None:
     """Let gradients of this module be exchanged by a method; once per module.
 
     PyTorch's bfloat16 hook is registered under another name: it is taken with NCCL only, and gloo can do it, too.
@@ -94,7 +94,7 @@ class Registered:
     Copies of a DistributedDataParallel have a reducer without hooks. A copy of this object registers anew.
     """
 
-    def __init__(self, parallel: DistributedDataParallel, settings: Settings) -> None:
+    def __init__(self, parallel: DistributedDataParallel, settings: CompressionSettings) -> None:
         self.parallel, self.settings, self.done = parallel, settings, False
 
     def __call__(self) -> AbstractContextManager[None]:
@@ -108,7 +108,7 @@ class Registered:
         return Registered(copy.deepcopy(self.parallel, memo), self.settings)
 
 
-def make_hook(settings: Settings, group: Any = None) -> tuple[Any, Hook]:
+def make_hook(settings: CompressionSettings, group: Any = None) -> tuple[Any, Hook]:
     """State and hook of a method."""
     match settings.method:
         case "fp16":
@@ -124,17 +124,17 @@ def make_hook(settings: Settings, group: Any = None) -> tuple[Any, Hook]:
             )
             return state, powerSGD_hook.powerSGD_hook
         case "topk":
-            return Memory(settings=settings, group=group), top_k_hook
+            return HookState(settings=settings, group=group), top_k_hook
         case "randomk":
-            return Memory(settings=settings, group=group), random_k_hook
+            return HookState(settings=settings, group=group), random_k_hook
         case "sign":
-            return Memory(settings=settings, group=group), sign_hook
+            return HookState(settings=settings, group=group), sign_hook
         case "dgc":
-            return Memory(settings=settings, group=group), dgc_hook
+            return HookState(settings=settings, group=group), dgc_hook
     raise ValueError(f"no method {settings.method}")
 
 
-def top_k_hook(memory: Memory, bucket: Bucket) -> Future[Tensor]:
+def top_k_hook(memory: HookState, bucket: GradBucket) -> Future[Tensor]:
     """The largest elements of gradient and memory together; two all-gathers, values and indices."""
     flat = memory.of(memory.errors, bucket).add_(bucket.buffer())
     values, indices = top_k(flat, kept(flat.numel(), memory.settings.share))
@@ -143,7 +143,7 @@ def top_k_hook(memory: Memory, bucket: Bucket) -> Future[Tensor]:
     return _gathered(values, indices, flat.numel(), memory.members)
 
 
-def random_k_hook(memory: Memory, bucket: Bucket) -> Future[Tensor]:
+def random_k_hook(memory: HookState, bucket: GradBucket) -> Future[Tensor]:
     """The same random elements on every worker, of gradient and memory together; one all-reduce."""
     flat, members = memory.of(memory.errors, bucket).add_(bucket.buffer()), memory.members
     count = kept(flat.numel(), memory.settings.share)
@@ -158,7 +158,7 @@ def random_k_hook(memory: Memory, bucket: Bucket) -> Future[Tensor]:
     return sent
 
 
-def sign_hook(memory: Memory, bucket: Bucket) -> Future[Tensor]:
+def sign_hook(memory: HookState, bucket: GradBucket) -> Future[Tensor]:
     """Signs, decided by majority (Bernstein et al., ICLR 2019), times the mean magnitude so that learning rates hold.
 
     One all-gather of a bit per element and the magnitude.
@@ -180,7 +180,7 @@ def sign_hook(memory: Memory, bucket: Bucket) -> Future[Tensor]:
     return sent
 
 
-def dgc_hook(memory: Memory, bucket: Bucket) -> Future[Tensor]:
+def dgc_hook(memory: HookState, bucket: GradBucket) -> Future[Tensor]:
     """Deep Gradient Compression (Lin et al., ICLR 2018): momentum and its sum on every worker, the largest are sent.
 
     The optimizer must have no momentum of its own. Gradients are clipped by bucket to clip / sqrt(workers).
@@ -237,7 +237,7 @@ class InTurn:
         self._work: SimpleQueue[tuple[Any, Any, Future[Tensor]]] = SimpleQueue()
         threading.Thread(target=self._run, name="compression", daemon=True).start()
 
-    def __call__(self, state: Any, bucket: Bucket) -> Future[Tensor]:
+    def __call__(self, state: Any, bucket: GradBucket) -> Future[Tensor]:
         """As the hook, with a future that this object's thread completes."""
         state.process_group = self.group
         future: Future[Tensor] = Future()

@@ -9,7 +9,7 @@ WARM_UP = (0.25, 0.0625, 0.015625, 0.004)  # shares sent in the four parts of DG
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class CompressionSettings:
     """A method with its parameters."""
 
     method: str  # fp16, bf16, powersgd, topk, randomk, sign, dgc
@@ -27,7 +27,7 @@ def kept(elements: int, share: float) -> int:
     return min(max(ceil(elements * share), 1), elements)
 
 
-def share_at(settings: Settings, step: int) -> float:
+def share_at(settings: CompressionSettings, step: int) -> float:
     """Share of the elements that DGC sends in a step: more of them while it warms up."""
     if step >= settings.warm_steps:
         return settings.share

@@ -14,14 +14,14 @@ from math import prod
 from typing import Any
 
 from foretrace.cost.operators.operator import Operator
-from foretrace.training.compression.settings import Boundary, Settings
+from foretrace.training.compression.settings import Boundary, CompressionSettings
 
 ENCODE, DECODE, ALL = "encode", "decode", "all"
 GATHERING = frozenset(("topk", "sign", "dgc"))
 
 
 def hook_operator(
-    settings: Settings, shapes: Sequence[tuple[int, ...]], workers: int, part: str, device: str = "cpu"
+    settings: CompressionSettings, shapes: Sequence[tuple[int, ...]], workers: int, part: str, device: str = "cpu"
 ) -> Operator:
     """A hook on a bucket of float32 gradients of these shapes; `part` is ENCODE or ALL."""
     known = asdict(settings) | {"start": 2, "warm_steps": 0}  # the steady state, whenever it sets in
@@ -39,7 +39,7 @@ def prepared_hook(operator: Operator) -> Callable[[], object]:
 
     known = json.loads(operator.concrete[1])
     part, workers, device = known.pop("part"), known.pop("workers"), known.pop("device")
-    settings = Settings(**known)
+    settings = CompressionSettings(**known)
     torch.manual_seed(0)
     shapes = [tuple(int(n) for n in each) for each in operator.dims[0]]
     buffer = torch.randn(sum(prod(shape) for shape in shapes), device=device)

@@ -35,7 +35,7 @@ class Learned(CostModel):
         """Device seconds; ranges from devices that were left out in training."""
         parts = [LearnedFp32().predict(calls, device)]
         if (np.isin(calls.precision, (Precision.FP16, Precision.BF16)) & (calls.family == Family.GEMM)).any():
-            from foretrace.cost.devices import gpu_products  # it stands on this package
+            from foretrace.cost.devices.learned import gpu_products  # it stands on this package
 
             parts.append(gpu_products.calibrated().predict(calls, device))
         seconds, low, high = (np.full(len(calls), np.nan) for _ in range(3))
@@ -76,7 +76,7 @@ class LearnedFp32(CostModel):
             )
         return self._answer(seconds, low, high, why)
 
-    def _fill(self, calls: Calls, model: fp32.Fp32, on: fp32.Board, seconds: Float64) -> npt.NDArray[np.int64]:
+    def _fill(self, calls: Calls, model: fp32.Fp32, on: fp32.BoardFeatures, seconds: Float64) -> npt.NDArray[np.int64]:
         """Fill seconds of the rows that can be told; returns the group of every row (see `intervals`)."""
         group = np.full(len(calls), 2, dtype=np.int64)
         single = calls.precision == Precision.FP32

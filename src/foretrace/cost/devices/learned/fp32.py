@@ -53,7 +53,7 @@ _ISSUE = 64 / 70
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Board:
+class BoardFeatures:
     """What the model needs to know of a device."""
 
     name: str
@@ -77,7 +77,7 @@ class Board:
         return self.budget_w - 0.27 * self.tdp_w
 
 
-def board(device: Device) -> Board | None:
+def board(device: Device) -> BoardFeatures | None:
     """The board of a device; None where it is of a kind that the model says nothing about."""
     if device.vendor != "NVIDIA" or not (device.fp32_tflops and device.memory_gb_s and device.sms and device.tdp_w):
         return None
@@ -85,7 +85,7 @@ def board(device: Device) -> Board | None:
     if energy is None:
         return None
     gddr = device.arch.startswith(_GDDR)
-    return Board(
+    return BoardFeatures(
         name=device.short,
         peak_flops=device.fp32_tflops * 1e12,
         bytes_per_s=device.memory_gb_s * 1e9,
@@ -134,7 +134,7 @@ class Fp32:
     facts: Mapping[str, Any]  # what `train_predictor.py` wrote beside the weights
 
     def product_s(
-        self, b: Float64, m: Float64, k: Float64, n: Float64, linear: Float64, on: Board
+        self, b: Float64, m: Float64, k: Float64, n: Float64, linear: Float64, on: BoardFeatures
     ) -> tuple[Float64, Float64]:
         """(seconds with all power one wants, joules) of products."""
         out = self.product(product_features(b, m, k, n, linear, on.sms)).astype(np.float64)
@@ -148,7 +148,7 @@ class Fp32:
         return np.exp(smooth_maximum(compute, memory, SHARPNESS)), padded * on.joule_per_flop
 
     def vector_s(
-        self, op: npt.NDArray[np.integer], rows: Float64, width: Float64, nbytes: Float64, on: Board
+        self, op: npt.NDArray[np.integer], rows: Float64, width: Float64, nbytes: Float64, on: BoardFeatures
     ) -> tuple[Float64, Float64]:
         """(seconds, joules) of vector operators that move `nbytes`."""
         out = self.vector(vector_features(op, rows, width))[:, 0].astype(np.float64)
@@ -156,7 +156,7 @@ class Fp32:
         seconds = nbytes / on.bytes_per_s * np.exp(-share)
         return seconds, seconds * on.streaming_w
 
-    def sustained_s(self, seconds: Float64, joules: Float64, on: Board) -> Float64:
+    def sustained_s(self, seconds: Float64, joules: Float64, on: BoardFeatures) -> Float64:
         """Seconds of a kernel that runs for long: not faster than its energy over the power budget."""
         return np.exp(smooth_maximum(np.log(seconds), np.log(joules / on.budget_w), SHARPNESS))
 

@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 from foretrace.cost.calls import Calls, Family, Precision
 from foretrace.cost.devices.learned import gemm16_shift
 from foretrace.cost.devices.learned.gemm16_law import Chip, Floats, Singles, apart, seconds
-from foretrace.cost.devices.learned.gemm16_shift import Belief, Places, Shift
+from foretrace.cost.devices.learned.gemm16_shift import Belief, LawShift, Places
 from foretrace.cost.model import CostModel, Prediction
 from foretrace.errors import ForetraceError
 from foretrace.hardware.devices import Device
@@ -43,7 +43,7 @@ _ROOM = 0.5  # of a GPU's memory that the matrices of a product to be measured m
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Known:
+class MeasuredGpu:
     """A GPU that was measured in full: the law fitted to it, and the nets that correct the law; their mean counts."""
 
     theta: Mapping[str, float]
@@ -91,8 +91,8 @@ class Gemm16(CostModel):
     trained_on: tuple[str, ...]
     traits: Floats  # [GPUs of these, traits], see `gemm16_law.Chip`
     reach: float  # how far GPUs were from those that predicted them where the ranges were found
-    known: Mapping[str, Known]  # by the catalog's short name
-    adapted: Mapping[str, Shift] = field(default_factory=dict)  # by the same name
+    known: Mapping[str, MeasuredGpu]  # by the catalog's short name
+    adapted: Mapping[str, LawShift] = field(default_factory=dict)  # by the same name
 
     @classmethod
     def load(cls, path: Path | None = None) -> Gemm16:
@@ -281,7 +281,7 @@ def _read(path: Any) -> Gemm16:
         known = {}
         for short in (str(name) for name in stored["known"]):
             layers = range(int(stored[f"{short}.layers"]))
-            known[short] = Known(
+            known[short] = MeasuredGpu(
                 theta=_named(names, stored[f"{short}.theta"]),
                 weights=_folded([(stored[f"{short}.w{i}"], stored[f"{short}.b{i}"]) for i in layers]),
                 low=stored[f"{short}.low"],

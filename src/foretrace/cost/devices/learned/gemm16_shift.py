@@ -130,7 +130,7 @@ def slopes(theta: Theta, names: Sequence[str], chip: Chip, m: Floats, n: Floats,
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Shift:
+class LawShift:
     """What measured products changed: the law as moved, and the weights of the measured places."""
 
     count: int
@@ -167,7 +167,7 @@ def places_of(
 
 def learn(
     belief: Belief, shared: Theta, chip: Chip, m: Floats, n: Floats, k: Floats, places: Places, residual: Floats
-) -> Shift:
+) -> LawShift:
     """Learn from measured products: `residual` is log(measured / expected seconds).
 
     The law's parameters are linearised anew where they have moved to; products whose residual nothing explains weigh
@@ -193,7 +193,7 @@ def learn(
     table = np.zeros((trees, 2 ** (belief.cuts.shape[1] if trees else 0)))
     for tree in range(trees):
         np.add.at(table[tree], places.leaf[:, tree], weights * belief.leaf**2 / trees)
-    return Shift(count=len(residual), law=theta, places=places, weights=weights, table=table.astype(np.float32))
+    return LawShift(count=len(residual), law=theta, places=places, weights=weights, table=table.astype(np.float32))
 
 
 def choose(belief: Belief, places: Places, steep: Floats, count: int) -> NDArray[np.int64]:

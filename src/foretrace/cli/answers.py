@@ -1,0 +1,107 @@
+"""One way to answer: a command returns a result; its text, JSON, page, files and exit code are made here."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import wraps
+from inspect import Parameter, signature
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+if TYPE_CHECKING:
+    from foretrace.report.views import Result
+
+Html = Annotated[
+    Path | None, typer.Option("--html", metavar="FILE", help="Write the answer as a self-contained page, too.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON (docs/json.md) instead of text.")]
+COMMON = {"html": (Html, None), "as_json": (AsJson, False)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """A result, and what else a command leaves behind."""
+
+    result: Result
+    files: Mapping[Path | None, Callable[[Path], object]] = field(default_factory=dict)  # None was not asked for
+    page: Callable[[Path], object] | None = None  # writes --html, where the page shows more than the blocks
+    error: Exception | None = None  # raised in the end: a mistake of ours that cost only a part of the answer
+
+
+def answers(command: Callable[..., Result | Reply]) -> Callable[..., None]:
+    """A command that prints what `command` returns, with the options that all commands have.
+
+    `top` of the command is how many rows of a ranking are printed; where it reads a part of a recording (--rank,
+    --steps, --salvage), the command to try next reads the same. The exit code is 1 where a result has `ok` False.
+    """
+    given = {name: each for name, each in command.__annotations__.items() if name != "return"}
+    hints = get_type_hints(SimpleNamespace(__annotations__=given), command.__globals__, include_extras=True)
+    own = [each.replace(annotation=hints[each.name]) for each in signature(command).parameters.values()]
+    more = [
+        Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=kind)
+        for name, (kind, default) in COMMON.items()
+    ]
+
+    @wraps(command)
+    def answering(*, html: Path | None, as_json: bool, **options: Any) -> None:
+        said = command(**options)
+        reply = said if isinstance(said, Reply) else Reply(result=said)
+        result = _read_alike(reply.result, options)
+        top = options.get("top", 12)
+        print(_text(result, top, as_json=as_json), end="")
+        files = {html: reply.page or _page(result, top), **reply.files}
+        for path, write in files.items():
+            if path is not None:
+                write(path)
+        for path in files:  # named last, when all are there
+            if path is not None and not as_json:
+                print(f"  wrote {path}")
+        if reply.error is not None:
+            raise reply.error
+        if not getattr(result, "ok", True):
+            raise typer.Exit(1)
+
+    answering.__signature__ = signature(command).replace(parameters=[*own, *more])  # type: ignore[attr-defined]
+    answering.__annotations__ = hints | {name: kind for name, (kind, _) in COMMON.items()}
+    return answering
+
+
+def _text(result: Result, top: int, *, as_json: bool) -> str:
+    if as_json:
+        from foretrace.report import jsonout
+
+        return f"{jsonout.dumps(result)}\n"
+    from foretrace.report.terminal import Terminal, render
+
+    return render(result, Terminal.of(sys.stdout, os.environ), rows=top)
+
+
+def _page(result: Result, top: int) -> Callable[[Path], object]:
+    def write(path: Path) -> None:
+        from foretrace.report import page
+
+        page.write(result, path, top=top)
+
+    return write
+
+
+def _read_alike(result: Result, options: Mapping[str, Any]) -> Result:
+    """The result whose next command reads the same part of the recording."""
+    rank, steps = options.get("rank"), options.get("steps")
+    if not getattr(result, "next", "") or not isinstance(steps, str):
+        return result
+    words = [] if rank is None else ["--rank", str(rank)]
+    words += ["--steps", steps] if steps else []
+    words += ["--salvage"] if options.get("salvage") else []
+    if not words:
+        return result
+    import msgspec
+
+    return msgspec.structs.replace(result, next=f"{result.next} {shlex.join(words)}")  # type: ignore[attr-defined]

@@ -1,0 +1,525 @@
+"""The fleet's loop: what happens at a moment, then who makes room, who may be tried, and who starts.
+
+`stepping` says in plain Python what it computes, for any policy. Times are int64 nanoseconds, work is float64
+nanoseconds at speed 1. The loop can stop at any event and be called again: whatever it needs from outside (a speed it
+has not met, room in a log) it asks for by its return value.
+"""
+
+# The compiler takes plain loops and nested conditions as they are.
+# ruff: noqa: SIM102, PLR1714
+# mypy: disable-error-code="assignment,arg-type,no-untyped-call,no-any-return,misc"
+
+from __future__ import annotations
+
+import numpy as np
+
+from foretrace.compiled import inner, njit
+from foretrace.fleet.engine import memory, placing, waiting
+from foretrace.fleet.engine.memory import (
+    ALWAYS,
+    BACKFILL,
+    BLOCK,
+    BY_FAIRNESS,
+    BY_LAST,
+    BY_NETWORK,
+    BY_QUEUE,
+    C_BEHIND,
+    C_FULL,
+    C_OUTRANKED,
+    C_QUOTA,
+    C_RESERVED,
+    C_SCATTERED,
+    C_TIMER,
+    C_TYPE,
+    C_UNDECIDED,
+    FINISHED,
+    FUTURE,
+    L_MIGRATE,
+    L_START,
+    LEASE,
+    NEED_ROOM,
+    NEED_SPEED,
+    NEVER,
+    RUNNING,
+    STOPPED,
+    UNWATCHED,
+    WAITING,
+    State,
+    read,
+)
+from foretrace.fleet.engine.placing import (
+    best,
+    change,
+    close,
+    fail,
+    fill,
+    finish,
+    go,
+    lose,
+    release,
+    remember,
+    review,
+    settle,
+    speed,
+    untake,
+    widest,
+)
+from foretrace.fleet.engine.waiting import ahead, note, refuse, resort, schedule, sort, unschedule, wait, weigh
+
+
+@inner
+def _find(st, j, most):  # type: ignore[no-untyped-def]
+    """The tightest unit up to a level that has room for the job: (unit, level, kind of GPU), unit −1 where none has."""
+    demand = st.jobs[j].demand
+    wanted, capacity, group = st.jobs[j].gpus, st.capacity, st.demands[demand]
+    found = np.int64(-1)
+    for level in range(group.memo + 1, most + 1):
+        if capacity[demand, level] < wanted:
+            continue
+        for kind in range(st.free.shape[0]):
+            if st.allowed[demand, kind] == 1:
+                found = best(st, kind, level, wanted)
+                if found >= 0:
+                    return found, level, kind
+        group.memo = level
+    return found, np.int64(0), np.int64(0)
+
+
+@inner
+def _usable(st, j):  # type: ignore[no-untyped-def]
+    """Whether as many GPUs of one kind that the job may use are free at all."""
+    job, root = st.jobs[j], len(st.units) - 2
+    for kind in range(st.free.shape[0]):
+        if st.allowed[job.demand, kind] == 1 and st.free[kind, root] >= job.gpus:
+            return True
+    return False
+
+
+@inner
+def _try(st, j):  # type: ignore[no-untyped-def]
+    """Place the job if its rules allow: 1 placed, 0 it waits, −1 a speed is missing (and nothing changed)."""
+    s, job = st.s, st.jobs[j]
+    wanted, tenant, group = job.gpus, st.tenants[job.tenant], st.demands[job.demand]
+    if tenant.used + wanted > tenant.quota:
+        refuse(st, j, C_QUOTA, 0, 0)
+        return 0
+    if not _usable(st, j):
+        refuse(st, j, C_TYPE if s.free >= wanted and st.free.shape[0] > 1 else C_FULL, 0, s.free)
+        return 0
+    most, opens = widest(st, j)
+    group.widest = most
+    unit, level, kind = _find(st, j, most)
+    row = np.int64(-1)
+    if job.ghost == 1 and job.level <= most and (unit < 0 or job.level <= level):
+        gpu = job.head
+        while gpu >= 0:
+            st.devs[gpu].haunted = -1
+            st.devs[gpu].owner = j
+            change(st, gpu, -1)
+            gpu = st.devs[gpu].nxt
+    elif unit < 0:
+        if opens < NEVER:
+            refuse(st, j, C_TIMER, most, opens)
+            if job.pos < 0 or job.when != opens:
+                schedule(st, j, opens)
+        else:
+            refuse(st, j, C_SCATTERED, most, s.free)
+        return 0
+    else:
+        # the old list must be whole when its stretch is closed, so a ghost that moves loses it before it takes others
+        if job.ghost == 1:
+            lose(st, j)
+        before = job.level
+        fill(st, j, kind, level, unit)
+        row = speed(st, j)
+        if row < 0:
+            untake(st, job.head)
+            job.head = -1
+            job.level = before
+            return -1
+        if s.auto == 1:
+            remember(st, j, job.level)
+        unschedule(st, j)
+        note(st, j, L_START, job.level, st.devs[job.head].nxt if wanted > 1 else job.head)
+    s.wanted -= wanted
+    group.waiting -= 1
+    go(st, j, row)
+    return 1
+
+
+@inner
+def _running(st):  # type: ignore[no-untyped-def]
+    """Put the jobs that run into `order`, and say how many."""
+    n = np.int64(0)
+    for i in range(st.s.heap):
+        if st.jobs[st.heap[i]].status == RUNNING:
+            st.order[n] = st.heap[i]
+            n += 1
+    return n
+
+
+@inner
+def _outrank(st):  # type: ignore[no-untyped-def]
+    """Who of the running has to make room: those outside of the first in order that fit by number."""
+    s, jobs, order, queue = st.s, st.jobs, st.order, st.queue
+    if s.wanted <= s.free:
+        return  # by number all fit
+    n = _running(st)
+    last = np.int64(-1)
+    for i in range(n):
+        settle(st, order[i])
+        weigh(st, order[i])
+        if last < 0 or ahead(jobs, last, order[i]):
+            last = order[i]
+    if last < 0 or not ahead(jobs, queue[s.head], last):
+        return
+    sort(jobs, order, 0, n, st.merged)
+    budget = s.free
+    for i in range(n):
+        budget += jobs[order[i]].gpus
+    # walk the waiting line and the running together in order; who stands after the GPUs are dealt out has none
+    at = s.head
+    losers = np.int64(0)
+    for i in range(n):
+        j = order[i]
+        while at < s.tail and budget > 0 and ahead(jobs, queue[at], j):
+            wanted = jobs[queue[at]].gpus
+            if wanted <= budget:
+                budget -= wanted
+            elif s.admit == BLOCK:
+                budget = 0
+            at += 1
+        if jobs[j].gpus <= budget:
+            budget -= jobs[j].gpus
+        else:
+            order[losers] = j
+            losers += 1
+    for i in range(losers):
+        _haunt(st, order[i])
+
+
+@inner
+def _haunt(st, j):  # type: ignore[no-untyped-def]
+    """The job lets go of its GPUs and stands in line again; unless somebody takes them, it gets them back."""
+    job = st.jobs[j]
+    settle(st, j)
+    release(st, j)
+    unschedule(st, j)
+    job.ghost = 1
+    gpu = job.head
+    while gpu >= 0:
+        st.devs[gpu].haunted = j
+        gpu = st.devs[gpu].nxt
+    if st.s.preempt == LEASE:
+        job.last = st.s.now  # starvation counts from the end of a lease, also of one that is renewed (Dally)
+    wait(st, j, C_OUTRANKED)
+
+
+@inner
+def _reserve(st, wanted):  # type: ignore[no-untyped-def]
+    """When by stated run times so many GPUs will be free, and how many more then."""
+    s, order = st.s, st.order
+    n = _running(st)
+    for i in range(n):
+        job = st.jobs[order[i]]
+        job.k1 = max(job.stretch + job.stretch_dead + job.estimate / job.rate, float(s.now))
+        job.k2 = 0.0
+    sort(st.jobs, order, 0, n, st.merged)
+    s.shadow = NEVER
+    s.spare = 0
+    free = s.free
+    for i in range(n):
+        free += st.jobs[order[i]].gpus
+        if free >= wanted:
+            s.shadow = np.int64(np.ceil(st.jobs[order[i]].k1))
+            s.spare = free - wanted
+            return
+
+
+@inner
+def _line_up(st):  # type: ignore[no-untyped-def]
+    """Before the first job is looked at."""
+    s, queue = st.s, st.queue
+    if s.order == BY_FAIRNESS:
+        # the worst treated part first, largest first among them; then all others
+        front = np.int64(np.ceil(s.share * (s.tail - s.head) / 1e6))
+        if front > 1:
+            for i in range(front):
+                job = st.jobs[queue[s.head + i]]
+                job.k1 = -float(job.gpus)
+                job.k2 = float(i)
+            sort(st.jobs, queue, s.head, s.head + front, st.merged)
+    for i in range(len(st.demands)):
+        st.demands[i].memo = -1
+        st.demands[i].unfit = -1
+    s.at = s.head
+    s.kept = 0
+    s.shadow = NEVER
+    s.spare = 0
+    s.blocked = 0
+
+
+@inner
+def _open(st):  # type: ignore[no-untyped-def]
+    """Whether any class of waiting jobs may still find room."""
+    for i in range(len(st.demands)):
+        group = st.demands[i]
+        if group.waiting > 0 and group.unfit < 0 and group.gpus <= st.s.free:
+            return True
+    return False
+
+
+@inner
+def _pass(st):  # type: ignore[no-untyped-def]
+    """Offer what is free to the waiting in their order; False where a speed is missing, and it goes on from there."""
+    s, jobs, order = st.s, st.jobs, st.order
+    changed = True
+    while s.at < s.tail:
+        # jobs alike fare alike in one decision where `final` says so
+        if s.free == 0 or (s.final == 1 and changed and not _open(st)):
+            break
+        changed = False
+        j = st.queue[s.at]
+        job, group = jobs[j], st.demands[jobs[j].demand]
+        placed = 0
+        if job.gpus > s.free:
+            refuse(st, j, C_FULL, 0, s.free)
+        elif group.unfit >= 0:
+            refuse(st, j, group.unfit, group.widest if group.unfit == C_SCATTERED else np.int64(0), s.free)
+        elif s.blocked == 1 and not (s.now + job.estimate <= s.shadow or job.gpus <= s.spare):
+            refuse(st, j, C_RESERVED, 0, 0)
+        else:
+            placed = _try(st, j)
+            if placed < 0:
+                return False
+            if placed == 0:
+                if s.final == 1:
+                    group.unfit = job.cause
+                    changed = True
+            elif s.blocked == 1 and s.now + job.estimate > s.shadow:
+                s.spare -= job.gpus
+        s.at += 1
+        if placed == 1:
+            changed = True
+            continue
+        if s.admit == BACKFILL and s.blocked == 0:
+            s.blocked = 1
+            _reserve(st, job.gpus)  # writes over the list of those who were kept; this is the first of them
+        order[s.kept] = j
+        s.kept += 1
+        if s.admit == BLOCK:
+            break
+    s.head = s.at - s.kept
+    for i in range(s.kept):
+        st.queue[s.head + i] = order[i]
+    return True
+
+
+@inner
+def _tighten(st):  # type: ignore[no-untyped-def]
+    """Move running jobs to a tighter unit where one is free and they finish sooner; False where a speed is missing."""
+    s, jobs, order = st.s, st.jobs, st.order
+    n = _running(st)
+    for i in range(n):
+        jobs[order[i]].k1 = 0.0
+        jobs[order[i]].k2 = 0.0
+    sort(jobs, order, 0, n, st.merged)
+    for i in range(n):
+        j = order[i]
+        job = jobs[j]
+        if j < s.resume or job.level == 0:
+            continue  # looked at before a speed was missing, or as tight as can be
+        s.resume = j
+        kind = st.devs[job.head].kind
+        found = np.int64(-1)
+        for level in range(job.level):
+            if st.capacity[job.demand, level] >= job.gpus:
+                found = best(st, kind, level, job.gpus)
+                if found >= 0:
+                    break
+        if found < 0:
+            continue
+        settle(st, j)
+        old, old_level = job.head, job.level
+        fill(st, j, kind, level, found)
+        row = speed(st, j)
+        taken, tight = job.head, job.level
+        job.head, job.level = old, old_level
+        better = False
+        if row >= 0:
+            ends = max(s.now, job.ready) + job.restart + job.remaining / st.table[row].progress
+            better = ends < job.finish_at
+        if better:
+            close(st, j)
+            release(st, j)
+            job.head, job.level = taken, tight
+            job.cause_since = s.now
+            go(st, j, row)
+            note(st, j, L_MIGRATE, tight, old_level)
+        else:
+            untake(st, taken)
+            if row < 0:
+                return False
+    return True
+
+
+@inner
+def _name_causes(st):  # type: ignore[no-untyped-def]
+    """Those whom the pass did not reach: ghosts have lost, new ones learn why they wait."""
+    s = st.s
+    for i in range(s.fresh):
+        j = st.newly[i]
+        job = st.jobs[j]
+        if job.status != WAITING:
+            continue
+        if job.ghost == 1:
+            lose(st, j)
+        if job.cause == C_UNDECIDED and s.now == job.cause_since:
+            if s.admit == BLOCK:
+                refuse(st, j, C_BEHIND, 0, 0)
+            else:
+                refuse(st, j, C_FULL, 0, s.free)
+
+
+@inner
+def _decide(st):  # type: ignore[no-untyped-def]
+    """Everybody who waits is offered what is free; False where a speed is missing, and it goes on from there."""
+    s = st.s
+    if s.pending == 1:
+        s.resume = -1
+        if s.tail > s.head:
+            if s.order == BY_FAIRNESS or (s.stale == 1 and (s.order == BY_LAST or s.order == BY_NETWORK)):
+                resort(st)
+            s.stale = 0
+            if s.preempt == ALWAYS:
+                _outrank(st)
+            _line_up(st)
+            s.pending = 2
+        else:
+            s.pending = 3
+    if s.pending == 2:
+        if not _pass(st):
+            return False
+        _name_causes(st)
+        s.pending = 3
+    s.fresh = 0
+    return s.migrate == 0 or _tighten(st)
+
+
+@inner
+def _happen(st):  # type: ignore[no-untyped-def]
+    """All events of one moment: ends, failures and repairs, ends of leases and bands, submissions."""
+    s, jobs, order, devs = st.s, st.jobs, st.order, st.devs
+    expired = np.int64(0)
+    while s.heap > 0 and jobs[st.heap[0]].when == s.now:
+        j = st.heap[0]
+        job = jobs[j]
+        unschedule(st, j)
+        s.events += 1
+        if job.status != RUNNING:
+            continue  # a timer of a waiting job: the decision below looks at it again
+        settle(st, j)
+        if job.finish_at == s.now:
+            finish(st, j)
+            continue
+        if s.order == BY_QUEUE and job.band < len(st.thresholds):
+            # half a nanosecond of service: the event was scheduled at a whole one
+            if job.gpu_ns >= st.thresholds[job.band] - 0.5 * job.gpus:
+                job.band += 1
+        if s.preempt == LEASE and job.lease_end == s.now:
+            order[expired] = j
+            expired += 1
+        else:
+            review(st, j)
+    while s.next_failure < len(st.fails) and st.fails[s.next_failure].at == s.now:
+        failure = st.fails[s.next_failure]
+        s.next_failure += 1
+        s.events += 1
+        for gpu in range(st.units[failure.unit].lo, st.units[failure.unit].hi):
+            if failure.up == 1:
+                if devs[gpu].owner == -2:
+                    devs[gpu].owner = -1
+                    change(st, gpu, 1)
+            else:
+                if devs[gpu].owner >= 0:
+                    fail(st, devs[gpu].owner)
+                if devs[gpu].owner == -1:
+                    devs[gpu].owner = -2
+                    change(st, gpu, -1)
+    while s.next < len(jobs) and jobs[s.next].submit == s.now:
+        j = s.next
+        s.next += 1
+        s.events += 1
+        if jobs[j].status == FUTURE:
+            jobs[j].last = s.now
+            wait(st, j, C_UNDECIDED)
+    bidding = s.tail > s.head
+    for i in range(expired):
+        j = order[i]
+        if jobs[j].status != RUNNING:
+            continue
+        if bidding:
+            _haunt(st, j)
+        else:
+            jobs[j].lease_end = s.now + s.lease
+            review(st, j)
+
+
+@inner
+def _next(st):  # type: ignore[no-untyped-def]
+    """When the next event is due; NEVER where there is none."""
+    s = st.s
+    now = NEVER
+    if s.heap > 0:
+        now = st.jobs[st.heap[0]].when
+    if s.next < len(st.jobs):
+        now = min(now, st.jobs[s.next].submit)
+    # failures and repairs matter while somebody runs, waits or comes
+    busy = s.heap > 0 or s.next < len(st.jobs) or s.tail > s.head
+    if busy and s.next_failure < len(st.fails):
+        now = min(now, st.fails[s.next_failure].at)
+    return now
+
+
+@inner
+def _room(st, now):  # type: ignore[no-untyped-def]
+    """Whether the logs have room for all that can happen at one moment."""
+    s = st.s
+    active = s.heap + s.tail - s.head
+    coming = s.next
+    while coming < len(st.jobs) and st.jobs[coming].submit == now:
+        coming += 1
+    coming -= s.next
+    return not (
+        (s.keep > 0 and s.segments + 2 * active + 8 > len(st.seg))
+        or (s.keep > 1 and s.devices + 2 * len(st.devs) > len(st.devices))
+        or (s.track > UNWATCHED and s.log + 6 * active + 3 * coming + 64 > len(st.log))
+        or (s.auto == 1 and s.samples + active + coming + 8 > len(st.samples))
+    )
+
+
+@njit(error_model="numpy", _nrt=False, files=(memory.__file__, waiting.__file__, placing.__file__))
+def _run(table, until):  # type: ignore[no-untyped-def]
+    st = read(table)
+    s = st.s
+    while True:
+        if s.pending == 0:
+            now = _next(st)
+            if now == NEVER:
+                return FINISHED
+            if now > until or s.events >= s.limit:
+                return STOPPED
+            if not _room(st, now):
+                return NEED_ROOM
+            s.now = now
+            _happen(st)
+            s.pending = 1
+        if not _decide(st):
+            return NEED_SPEED
+        s.pending = 0
+
+
+def run(state: State, until: int) -> int:
+    """Play events up to and including `until`; the return value says why it stopped."""
+    why: int = _run(state.addresses(), until)
+    return why

@@ -1,0 +1,75 @@
+"""Ray: a placement group as JSON and as the Python that reserves it, timer included.
+
+Strategies are those of `ray.util.placement_group`: STRICT_PACK (one node), PACK (as few as it can), and, for a level
+above nodes, `topology_strategy={label: "STRICT_PACK"}` of newer versions (Ray 2.60 has it).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from foretrace.fleet.export.ask import Ask, Settings
+
+_CODE = '''"""Reserves the GPUs of job {job}: {within}."""
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+
+BUNDLES = {bundles}
+
+
+def reserve() -> PlacementGroup:
+    """The placement group once its GPUs are held; `ray.init()` must have been called."""
+    group = placement_group(BUNDLES, {first}, name={name!r})
+{wait}    return group
+'''
+_FOR_EVER = "    ray.get(group.ready())\n"
+_TIMED = """    if not group.wait(timeout_seconds={seconds!r}):  # the delay timer: wider will do now
+        remove_placement_group(group)
+        group = placement_group(BUNDLES, {then}, name={name!r})
+        ray.get(group.ready())
+"""
+
+
+def group(ask: Ask, settings: Settings) -> dict[str, str]:
+    """NAME.json and NAME.py."""
+    if ask.level == 0:
+        bundles = [{"GPU": ask.share if ask.gpus == 1 else 1}] * ask.gpus
+        strict: dict[str, Any] = {"strategy": "STRICT_PACK"}
+    else:
+        pods, each = ask.pods
+        bundles = [{"GPU": each}] * pods
+        label = settings.labels.get(ask.level_name, "")
+        strict = {"strategy": "PACK"} if ask.anywhere else {"topology_strategy": {label: "STRICT_PACK"}}
+    loose = {"strategy": "PACK"}
+    first = loose if ask.wait_s == 0 or ask.anywhere else strict
+    timed = first is strict and not math.isinf(ask.wait_s)
+    said = {
+        "name": ask.name,
+        "bundles": bundles,
+        **first,
+        "wait_s": ask.wait_s if timed else None,
+        "then": loose if timed else None,
+        "gpu_type": ask.gpu_type or None,
+    }
+    wait = _TIMED.format(seconds=ask.wait_s, then=_arguments(loose), name=ask.name) if timed else _FOR_EVER
+    code = _CODE.format(
+        job=_plain(ask.job),
+        within=_plain(ask.within),
+        bundles=bundles,
+        first=_arguments(first),
+        name=ask.name,
+        wait=wait,
+    )
+    return {f"{ask.name}.json": json.dumps(said, indent=2) + "\n", f"{ask.name}.py": code}
+
+
+def _arguments(strategy: dict[str, Any]) -> str:
+    return ", ".join(f"{key}={value!r}" for key, value in strategy.items())
+
+
+def _plain(text: str) -> str:
+    """Fit for a docstring: no quotes, backslashes or control characters."""
+    return "".join(sign if sign.isprintable() and sign not in '"\\' else "_" for sign in text)

@@ -1,0 +1,236 @@
+"""Speeds from a table that a user writes: measured steps per second by placement."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from foretrace import reading
+from foretrace.errors import ForetraceError
+from foretrace.fleet.speeds import Shape, Speed
+from foretrace.fleet.speeds.profiles import above_zero
+from foretrace.fleet.speeds.shapes import alone, coded
+from foretrace.fleet.workload import Float64, Int64, Workload
+from foretrace.plaintext import whole_number
+
+_COLUMNS = ("model", "gpus", "nodes", "level", "gpu_type", "steps_per_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One row of a table: so many steps per second. `where` counts nodes (innermost units) or is a `Shape.level`."""
+
+    model: str
+    gpus: int
+    where: int
+    gpu_type: str  # "" any
+    steps_per_s: float
+    line: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TableSpeeds:
+    """Measured steps per second by model, GPUs, placement and kind of GPU; placements are told apart by `by`.
+
+    A job's progress is its rate over that of the tightest placement in the table with the GPUs it asks for, on
+    `reference_type` (may be left out where the table has one kind). It may exceed 1: some jobs run faster spread out.
+    A row without a gpu_type holds for every kind that has no row of its own. With `interpolate`, numbers of GPUs that
+    lie between two measured ones with all else equal take the line between them; nothing is taken beyond the table.
+    What communication takes is not in such a table, so it is given as 0.
+    """
+
+    rows: Sequence[Measured]
+    by: str = "nodes"
+    reference_type: str | None = None
+    interpolate: bool = False
+    source: str = "table"
+    name: str = "table"
+
+    _rates: dict[tuple[str, int, str], dict[int, float]] = None  # type: ignore[assignment]  # (model, where, type): by gpus
+
+    def __post_init__(self) -> None:
+        if self.by not in ("nodes", "level"):
+            raise ForetraceError(f"by={self.by} must be nodes or level.")
+        rates: dict[tuple[str, int, str], dict[int, float]] = {}
+        lines: dict[tuple[str, int, str, int], int] = {}
+        for row in self.rows:
+            first = lines.setdefault((row.model, row.where, row.gpu_type, row.gpus), row.line)
+            if first != row.line:
+                raise ForetraceError(
+                    f"{self.source}, line {row.line}: the same placement stands in line {first}; keep one."
+                )
+            rates.setdefault((row.model, row.where, row.gpu_type), {})[row.gpus] = row.steps_per_s
+        object.__setattr__(self, "_rates", rates)
+        types = sorted({row.gpu_type for row in self.rows})
+        if self.reference_type is None:
+            if len(types) > 1:
+                kinds = ", ".join(repr(each) for each in types)
+                raise ForetraceError(
+                    f"{self.source} has several kinds of GPUs ({kinds}); say which one is reference_type."
+                )
+            object.__setattr__(self, "reference_type", types[0] if types else "")
+        elif self.reference_type not in types and "" not in types:
+            raise ForetraceError(f"{self.source} has no row for reference_type={self.reference_type}; add one.")
+
+    @classmethod
+    def read(cls, path: Path | str, *, levels: Sequence[str] = (), **parameters: Any) -> TableSpeeds:
+        """From CSV with a header, or JSON (a list of objects): model, gpus, nodes or level, gpu_type, steps_per_s.
+
+        A level is a number (0 one GPU, 1 inside one node, 2 above, ...) or, with `levels` (innermost first), a name.
+        Raises ForetraceError naming the line of the file (of JSON: the entry, the first being 1).
+        """
+        where = Path(path)
+        text = reading.read_text(where)
+        given = list(_json_rows(text, where) if where.suffix.lower() == ".json" else _csv_rows(text, where))
+        if not given:
+            raise ForetraceError(f"{where} holds no rows; write {','.join(_COLUMNS)} with nodes or level.")
+        ways = {by for _, row in given for by in ("nodes", "level") if row.get(by) not in (None, "")}
+        if len(ways) != 1:
+            raise ForetraceError(
+                f"{where} must say of every row either nodes or level; it has "
+                f"{' and '.join(sorted(ways)) or 'neither'}."
+            )
+        by = ways.pop()
+        rows = [_measured(row, by, levels, f"{where}, line {line}", line) for line, row in given]
+        return cls(rows=rows, by=by, source=str(where), **parameters)
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What the numbers rest on, one sentence each."""
+        kind = f" on {self.reference_type}" if self.reference_type else ""
+        found = [f"{self.source}: a job's run time is that of the tightest placement in the table{kind}."]
+        if self.interpolate:
+            found.append("numbers of GPUs between two measured ones take the line between them.")
+        return tuple(found)
+
+    def kinds(self, workload: Workload) -> Int64:
+        """(n,) equal for jobs of the same model and number of GPUs. Raises ForetraceError where the table has none."""
+        keys = list(zip(workload.model.tolist(), workload.gpus.tolist(), strict=True))
+        for model, gpus in dict.fromkeys(keys):
+            self._reference(str(model), int(gpus))
+        return coded(keys)
+
+    def speed(self, workload: Workload, job: int, shape: Shape) -> Speed:
+        """Steps per second here over those of the job's reference placement."""
+        alone(self.name, shape)
+        model = str(workload.model[job])
+        where = shape.units[0] if self.by == "nodes" else shape.level
+        rate = self._rate(model, shape.gpus, where, shape.gpu_type)
+        if rate is None:
+            kind = f" of {shape.gpu_type}" if shape.gpu_type else ""
+            place = f"{where} nodes" if self.by == "nodes" else f"level {where}"
+            near = " or interpolate between two numbers of GPUs" if not self.interpolate else ""
+            raise ForetraceError(
+                f"{self.source} has no row for {model!r} on {shape.gpus} GPUs{kind} ({place}); add one{near}."
+            )
+        return Speed(rate / self._reference(model, int(workload.gpus[job])))
+
+    def run_times(self, workload: Workload) -> Float64:
+        """(n,) seconds of each job whose `iterations` are known, at the tightest placement of the table; nan else."""
+        pairs = zip(workload.model.tolist(), workload.gpus.tolist(), strict=True)
+        rates = {each: self._reference(str(each[0]), int(each[1])) for each in dict.fromkeys(pairs)}
+        jobs = zip(workload.model.tolist(), workload.gpus.tolist(), strict=True)
+        times: Float64 = workload.iterations / np.array([rates[each] for each in jobs])
+        return times
+
+    def _reference(self, model: str, gpus: int) -> float:
+        """Rate at the tightest placement of the table."""
+        for where in sorted({place for name, place, _ in self._rates if name == model}):
+            rate = self._rate(model, gpus, where, self.reference_type or "")
+            if rate is not None:
+                return rate
+        kind = f" of {self.reference_type}" if self.reference_type else ""
+        raise ForetraceError(f"{self.source} has no row for {model!r} on {gpus} GPUs{kind}; add one.")
+
+    def _rate(self, model: str, gpus: int, where: int, gpu_type: str) -> float | None:
+        for kind in dict.fromkeys((gpu_type, "")):
+            known = self._rates.get((model, where, kind), {})
+            if gpus in known:
+                return known[gpus]
+            below, above = [n for n in known if n < gpus], [n for n in known if n > gpus]
+            if self.interpolate and below and above:
+                low, high = max(below), min(above)
+                return known[low] + (known[high] - known[low]) * (gpus - low) / (high - low)
+        return None
+
+
+def _csv_rows(text: str, where: Path) -> Iterable[tuple[int, Mapping[str, Any]]]:
+    """(line, columns by name)."""
+    reader = csv.reader(text.splitlines())
+    header: list[str] = []
+    for row in reader:
+        if not any(each.strip() for each in row):
+            continue
+        if not header:
+            header = [each.strip() for each in row]
+            _known(header, f"{where}, line {reader.line_num}")
+            continue
+        if len(row) != len(header):
+            raise ForetraceError(
+                f"{where}, line {reader.line_num}: {len(row)} columns and the header has {len(header)}; mend the line."
+            )
+        yield reader.line_num, dict(zip(header, (each.strip() for each in row), strict=True))
+
+
+def _json_rows(text: str, where: Path) -> Iterable[tuple[int, Mapping[str, Any]]]:
+    said: Any = reading.parse_json(text, str(where))
+    if not isinstance(said, list):
+        raise ForetraceError(f'{where} must be a list of objects: [{{"model": "bert", "gpus": 4, ...}}].')
+    for number, row in enumerate(said, 1):
+        if not isinstance(row, dict):
+            raise ForetraceError(f"{where}, line {number}: an entry must be an object with model, gpus, steps_per_s.")
+        _known(list(row), f"{where}, line {number}")
+        yield number, row
+
+
+def _known(keys: Sequence[str], where: str) -> None:
+    for key in keys:
+        if key not in _COLUMNS:
+            raise ForetraceError(f"{where}: unknown column {key!r}; there are {', '.join(_COLUMNS)}.")
+    for key in ("model", "gpus", "steps_per_s"):
+        if key not in keys:
+            raise ForetraceError(f"{where}: the column {key} is missing; add it.")
+
+
+def _measured(row: Mapping[str, Any], by: str, levels: Sequence[str], where: str, line: int) -> Measured:
+    def whole(key: str, least: int) -> int:
+        said = row.get(key, "")
+        number = said if type(said) is int else whole_number(said) if isinstance(said, str) else None
+        if number is None or not least <= number < 2**31:
+            raise ForetraceError(f"{where}: {key} {said!r} is no whole number of {least} or more.")
+        return number
+
+    model = str(row["model"]).strip()
+    if not model:
+        raise ForetraceError(f"{where}: no model; name it as the workload does.")
+    gpus = whole("gpus", 1)
+    said = str(row.get(by, "")).strip()
+    if by == "level" and said in levels:
+        place = list(levels).index(said) + 1
+    elif by == "level" and said and not said.isdecimal():
+        known = ", ".join(levels) or "none were given"
+        raise ForetraceError(f"{where}: there is no level {said!r} ({known}); write a number or one of these names.")
+    else:
+        place = whole(by, 0 if by == "level" else 1)
+    if by == "nodes" and place > gpus:
+        raise ForetraceError(f"{where}: {gpus} GPUs cannot lie on {place} nodes.")
+    try:
+        rate = float(row["steps_per_s"])
+    except (TypeError, ValueError):
+        rate = 0.0
+    if not above_zero(rate):
+        raise ForetraceError(f"{where}: steps_per_s {row['steps_per_s']!r} is no number above 0.")
+    place = 0 if by == "level" and gpus == 1 else place  # inside a node, as one would write, is the GPU itself
+    return Measured(
+        model=model,
+        gpus=gpus,
+        where=place,
+        gpu_type=str(row.get("gpu_type") or "").strip(),
+        steps_per_s=rate,
+        line=line,
+    )

@@ -1,0 +1,459 @@
+"""The engine in plain Python: any policy, elastic jobs, several jobs on a GPU; with rules alone equal to `engine`.
+
+One moment after the other: all that happens at it (ends, failures and repairs, ends of leases, submissions), then one
+decision: who makes room (`preempt`), who is served next (`order`), who may be tried (`admit`), and where (`place`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from foretrace.errors import ForetraceError
+from foretrace.fleet import reasons, setup
+from foretrace.fleet.cluster import ClusterTree
+from foretrace.fleet.policy import Policy, Wait
+from foretrace.fleet.result import Cause, Decision, FleetResult, Segments
+from foretrace.fleet.setup import NEVER, Costs
+from foretrace.fleet.speeds import Speeds
+from foretrace.fleet.speeds.shared import ROUNDING
+from foretrace.fleet.stepping.holdings import RUNNING, WAITING, JobState
+from foretrace.fleet.stepping.rules import Rules
+from foretrace.fleet.stepping.state import State
+from foretrace.fleet.stepping.view import View
+from foretrace.fleet.workload import SECOND, Int64, Workload, nanoseconds
+
+__all__ = ["Stepping", "View"]
+
+_IDLE_REVIEWS = 10_000  # so many in a row with nothing else ahead are taken for a policy that waits for ever
+
+
+class Stepping:
+    """One simulation, step by step. `run(until_s=...)` goes on from where it stopped.
+
+    Arguments as `simulate` has them. Elastic jobs (min_gpus < max_gpus) run as fast as `speeds` says of so many GPUs;
+    without a model, in proportion to them. Jobs may be on one GPU together while their shares sum to 1 at most, or by
+    twos and more where the policy says so by options["sharers"]; the model's `pair` says what they do to each other.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        cluster: ClusterTree,
+        policy: Policy,
+        *,
+        speeds: Speeds | None = None,
+        costs: Costs | None = None,
+        seed: int = 0,
+        record: str = "nothing",
+        explain: str | None = None,
+    ) -> None:
+        self.workload, self.cluster, self.policy = workload, cluster, policy
+        self.state = State(workload, cluster, policy, speeds=speeds, costs=costs, record=record, explain=explain)
+        self.rules = Rules(self.state)
+        self.view = View(self.state, self.rules)
+        self.stopped = False
+        broken = setup.failures(workload, cluster, self.state.costs, self.state.facts, seed=seed)
+        self._failures = list(zip(*(column.tolist() for column in broken), strict=True))
+        self._failed = 0  # failures and repairs that happened
+        self._come = 0  # jobs that were submitted
+        self._reviews = policy.overrides("review")
+        self._preempts = policy.overrides("preempt")
+        self._look_at: int | None = None
+        self._idle = 0
+
+    @property
+    def now_s(self) -> float:
+        """Time of the last event in seconds after the workload's zero."""
+        return float(self.state.now) * 1e-9
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to happen."""
+        return self.state.alive == 0 and self._come == len(self.workload)
+
+    @property
+    def events(self) -> int:
+        """How many events there were."""
+        return self.state.events
+
+    @property
+    def speeds(self) -> Speeds:
+        """The model of speed that is used."""
+        return self.state.speeds
+
+    @property
+    def looks_again_s(self) -> float | None:
+        """When a running job's or a timer's event is due, or the policy wants to decide again; None: never."""
+        at = min(self.state.next_event(), NEVER if self._look_at is None else self._look_at)
+        return None if at == NEVER else at * 1e-9
+
+    def run(self, *, until_s: float | None = None, max_events: int | None = None) -> Stepping:
+        """Play on until this time (inclusive), so many events, or the end. Raises ForetraceError where the policy asks
+        for something that cannot be.
+        """
+        state = self.state
+        until = int(nanoseconds(until_s)) if until_s is not None else NEVER - 1
+        limit = NEVER if max_events is None else max_events
+        while True:
+            now = self._next()
+            if now == NEVER:
+                self.stopped = False
+                return self
+            if now > until or state.events >= limit:
+                self.stopped = True
+                return self
+            state.now = now
+            self._happen()
+            self._decide()
+            if self._reviews:
+                self._ask_when()
+
+    def _next(self) -> int:
+        """When something happens next."""
+        now = self.state.next_event()
+        if self._come < len(self.workload):
+            now = min(now, int(self.workload.submit_ns[self._come]))
+        # failures, repairs and looks of the policy matter while somebody runs, waits or comes
+        busy = now < NEVER or bool(self.state.waiting)
+        if busy and self._failed < len(self._failures):
+            now = min(now, self._failures[self._failed][0])
+        if busy and self._look_at is not None:
+            now = min(now, self._look_at)
+        return now
+
+    def _ask_when(self) -> None:
+        """When the policy wants to look again."""
+        state = self.state
+        self._look_at = self.policy.review(self.view)
+        who = f"policy {self.policy.name!r} at {state.seconds()}"
+        if self._look_at is not None and self._look_at <= state.now:
+            raise ForetraceError(
+                f"{who} wants to decide again at {self._look_at} ns, which is not later; review gives a time after "
+                "view.now_ns, or None."
+            )
+        ahead = state.alive > 0 or self._come < len(self.workload) or self._failed < len(self._failures)
+        self._idle = 0 if ahead or self._look_at is None else self._idle + 1
+        if self._idle > _IDLE_REVIEWS:
+            raise ForetraceError(
+                f"{who} has looked {self._idle:,} times at {len(state.waiting)} waiting jobs and nobody runs or comes; "
+                f"let it place them (first {self._name(min(state.waiting, default=0))}) or return None from review."
+            )
+
+    # ---- everything that happens at one moment
+    def _happen(self) -> None:
+        state, now = self.state, self.state.now
+        expired = []
+        while state.next_event() == now:
+            job = state.jobs[state.heap[0][1]]
+            state.unschedule(job)
+            state.events += 1
+            if job.status != RUNNING:
+                continue  # a timer of a waiting job: the decision below looks at it again
+            state.settle(job)
+            if job.finish_at == now:
+                state.finish(job)
+                continue
+            # half a nanosecond of service: the event was scheduled at a whole one
+            if job.band < len(state.thresholds) and job.gpu_ns >= state.thresholds[job.band] - 0.5 * job.part:
+                job.band += 1
+            if state.lease and job.lease_end == now:
+                expired.append(job)
+            else:
+                state.review(job)
+        self._break_and_repair()
+        while self._come < len(state.jobs) and state.jobs[self._come].submit == now:
+            job = state.jobs[self._come]
+            self._come += 1
+            state.events += 1
+            if not state.never[job.at]:
+                job.last = now
+                state.wait(job, Cause.UNDECIDED)
+        bidding = bool(state.waiting)
+        for job in expired:
+            if job.status != RUNNING:
+                continue
+            if bidding:
+                state.haunt(job)
+            else:
+                job.lease_end = now + state.lease
+                state.review(job)
+        state.adapt()
+
+    def _break_and_repair(self) -> None:
+        state = self.state
+        while self._failed < len(self._failures) and self._failures[self._failed][0] == state.now:
+            _, unit, up = self._failures[self._failed]
+            self._failed += 1
+            state.events += 1
+            for gpu in range(state.lo[unit], state.hi[unit]):
+                if up:
+                    if state.broken[gpu]:
+                        state.broken[gpu] = False
+                        state.count(gpu, 1)
+                    continue
+                for at in list(state.owners[gpu]):
+                    state.fail(state.jobs[at])
+                if not state.broken[gpu]:
+                    state.broken[gpu] = True
+                    state.count(gpu, -1)
+
+    # ---- one decision
+    def _decide(self) -> None:
+        state = self.state
+        self.rules.begin()
+        if state.waiting or (self._preempts and state.running):
+            for at in [int(each) for each in self.policy.preempt(self.view)]:
+                self._expect(at, RUNNING, "preempts")
+                state.haunt(state.jobs[at])
+            self.rules.unfit.clear()
+        if state.waiting:
+            self._offer()
+            self._name_causes()
+        state.newly.clear()
+        if self.policy.migrate:
+            self._tighten()
+        state.adapt()
+
+    def _offer(self) -> None:
+        """Offer what is free to the waiting in their order."""
+        state, policy, rules = self.state, self.policy, self.rules
+        rules.line_up()
+        for at in [int(each) for each in policy.order(self.view, self.view.waiting)]:
+            if (state.free_gpus == 0 and not state.sharing) or rules.nobody_fits():
+                break
+            self._expect(at, WAITING, "offers GPUs to")
+            job = state.jobs[at]
+            answer: Wait | Sequence[int] | Int64 | None = policy.admit(self.view, at)
+            if isinstance(answer, Wait) and answer.cause == Cause.BEHIND:
+                break  # nobody passes
+            if answer is None:
+                fewest = job.fewest if rules.places else job.wanted
+                if state.used[job.tenant] + state.claim(job, fewest) > state.facts.quota[job.tenant] + ROUNDING:
+                    answer = Wait(Cause.QUOTA)
+                else:
+                    answer = policy.place(self.view, at)
+                    if isinstance(answer, Wait):
+                        rules.refused(job, answer)
+            if not isinstance(answer, Wait):
+                self._start(job, [int(each) for each in answer])
+                rules.started(job)
+                continue
+            self._refuse(job, answer)
+            if rules.blocked is None:
+                rules.blocked = job
+
+    def _refuse(self, job: JobState, why: Wait) -> None:
+        state = self.state
+        if state.because(job, why.cause) and state.is_watched(job):
+            words = why.words or reasons.waiting(why.cause, job.wanted, self.cluster, value=state.free_gpus)
+            state.note(job, "wait", words)
+        if why.until_ns is not None and why.until_ns != job.when:
+            if why.until_ns <= state.now:
+                raise self._error(job.at, f"lets wait until {why.until_ns} ns, which is not later; give a later time")
+            state.schedule(job, why.until_ns)
+
+    def _start(self, job: JobState, gpus: list[int]) -> None:
+        """The job gets these GPUs, or gets them back."""
+        state = self.state
+        self._check_gpus(job, gpus)
+        state.wanting -= state.claim(job, job.wanted)
+        if job.ghost and set(gpus) == set(job.gpus):
+            state.forget(job)
+            state.take(job, job.gpus)
+            if state.sharing:
+                state.disturbed.add(job.at)  # its partners may be others now
+            state.go(job, same=True)
+            return
+        if job.ghost:
+            state.lose(job)
+        state.take(job, gpus)
+        job.rate, job.talking, job.level, job.part = state.speed_on(job, gpus)
+        self.rules.timers.remember(job, job.level)
+        state.unschedule(job)
+        if state.is_watched(job):
+            state.note(job, "start", reasons.started(len(gpus), self.cluster, level=job.level, gpu=gpus[0]))
+        state.go(job, same=False)
+
+    def _check_gpus(self, job: JobState, gpus: list[int]) -> None:
+        """Raise ForetraceError where the job cannot have these."""
+        state = self.state
+        fewest, most = (job.fewest, job.most) if self.rules.places else (job.wanted, job.wanted)
+        if not fewest <= len(gpus) <= most:
+            asks = f"{fewest} to {most}" if fewest < most else f"{fewest}"
+            raise self._error(job.at, f"places it on {len(gpus)} GPUs and it runs on {asks}; give it as many or a Wait")
+        if len(set(gpus)) < len(gpus):
+            raise self._error(job.at, f"gives it a GPU twice ({sorted(gpus)[:8]}); name each once")
+        if state.used[job.tenant] + state.claim(job, len(gpus)) > state.facts.quota[job.tenant] + ROUNDING:
+            raise self._error(
+                job.at, f"gives its tenant more than its quota with {len(gpus)} GPUs; see view.quota_left"
+            )
+        for gpu in gpus:
+            if not 0 <= gpu < self.cluster.gpus:
+                raise self._error(job.at, f"gives it GPU {gpu}; the cluster has GPUs 0 to {self.cluster.gpus - 1}")
+            if state.broken[gpu]:
+                raise self._error(job.at, f"gives it GPU {gpu}, which is broken; see view.may_use")
+            if not state.has_room(gpu, job):
+                holder = self._name(state.owners[gpu][0])
+                raise self._error(job.at, f"gives it GPU {gpu}, which job {holder} holds; preempt that job first")
+            if not state.allowed[job.demand][state.kind_of[gpu]]:
+                raise self._error(job.at, f"gives it GPU {gpu}, a kind that it may not use; see view.may_use")
+            if state.kind_of[gpu] != state.kind_of[gpus[0]]:
+                raise self._error(job.at, f"mixes kinds of GPUs ({gpus[0]} and {gpu}); a gang runs on one kind")
+
+    def _name_causes(self) -> None:
+        """Those whom the offer did not reach: ghosts have lost, new ones learn why they wait."""
+        state = self.state
+        for at in state.newly:
+            job = state.jobs[at]
+            if job.status != WAITING:
+                continue
+            if job.ghost:
+                state.lose(job)
+            if job.cause == Cause.UNDECIDED and state.now == job.cause_since:
+                self._refuse(job, Wait(Cause.BEHIND if self.policy.admit_rule == "block" else Cause.FULL))
+
+    def _tighten(self) -> None:
+        """Move running jobs to a tighter unit where one is free and they finish sooner."""
+        state = self.state
+        for at in sorted(state.running):
+            job = state.jobs[at]
+            count = len(job.gpus)
+            shared = state.sharing and (job.share < 1 or any(len(state.owners[gpu]) > 1 for gpu in job.gpus))
+            if shared or job.level == 0 or count > state.capacity[job.demand][job.level - 1]:
+                continue
+            gpus = self.rules.tighter(job)
+            if gpus is None:
+                continue
+            state.settle(job)
+            rate, talking, level, part = state.speed_on(job, gpus)
+            ends = max(state.now, job.ready) + job.restart + job.remaining / rate
+            if ends < float(job.finish_at):
+                state.close(job)
+                state.release(job)
+                state.take(job, gpus)
+                job.rate, job.talking, job.level, job.part = rate, talking, level, part
+                job.cause_since = state.now
+                state.go(job, same=False)
+                if state.is_watched(job):
+                    unit = self.cluster.levels[level]
+                    words = f"a {unit} became free that holds all its {count} GPUs, and it ends sooner there"
+                    state.note(job, "migrate", words)
+
+    # ---- answers
+    def check(self) -> None:
+        """Every GPU is free, broken, or held by jobs that fit on it, and all counts agree (raises AssertionError)."""
+        state = self.state
+        held: dict[int, list[int]] = {}
+        for at in sorted(state.running):
+            job = state.jobs[at]
+            assert job.status == RUNNING and job.fewest <= len(set(job.gpus)) == len(job.gpus) <= job.most, f"job {at}"
+            for gpu in job.gpus:
+                held.setdefault(gpu, []).append(at)
+        for gpu, owners in enumerate(state.owners):
+            assert sorted(owners) == held.get(gpu, []), f"GPU {gpu}: owners and holders differ"
+            fits = len(owners) <= max(state.sharers, 1) or state.load(gpu) <= 1 + ROUNDING
+            assert fits and not (owners and state.broken[gpu]), f"GPU {gpu} is held by {owners}"
+        for unit in range(len(state.lo)):
+            for kind in range(len(self.cluster.types)):
+                free = len(self.rules.free_in(kind, unit))
+                assert free == state.free[kind][unit], f"unit {unit} counts {state.free[kind][unit]} free of {free}"
+        assert state.free_gpus == sum(row[-1] for row in state.free)
+        assert state.waiting == {job.at for job in state.jobs if job.status == WAITING}
+        for tenant, quota in enumerate(state.facts.quota.tolist()):
+            assert state.used[tenant] <= quota + ROUNDING, f"tenant {tenant} holds {state.used[tenant]} of {quota}"
+
+    def devices_of(self, job: int) -> list[int]:
+        """GPUs that a job holds now, in ascending order."""
+        found = self.state.jobs[job]
+        return sorted(found.gpus) if found.status == RUNNING else []
+
+    def result(self) -> FleetResult:
+        """What happened so far."""
+        state, now = self.state, self.state.now
+        columns = ("first", "ended", "held", "dead", "starts", "preempted", "failed")
+        whole = {name: np.array([getattr(job, name) for job in state.jobs], np.int64) for name in columns}
+        gpu_ns, talk = np.array([job.gpu_ns for job in state.jobs]), np.array([job.talk for job in state.jobs])
+        waited = np.array(state.waited, np.int64)
+        for at in state.waiting:
+            waited[at, state.jobs[at].cause] += now - state.jobs[at].cause_since
+        for at in state.running:
+            job = state.jobs[at]
+            since, begun = now - job.mark, max(now - max(job.mark, job.ready), 0)
+            whole["held"][at] += since
+            whole["dead"][at] += since - begun
+            talk[at] += begun * job.talking
+            gpu_ns[at] += since * job.part
+        decisions = [
+            Decision(time_s=time / SECOND, job=str(self.workload.job[at]), what=what, why=why)
+            for time, at, what, why in state.log
+        ]
+        return FleetResult(
+            workload=self.workload,
+            policy=self.policy.name,
+            cluster=self.cluster.name,
+            gpus=self.cluster.gpus,
+            start_ns=whole["first"],
+            end_ns=whole["ended"],
+            held_ns=whole["held"],
+            gpu_ns=gpu_ns,
+            dead_ns=whole["dead"],
+            comm_ns=talk,
+            starts=whole["starts"],
+            preempted=whole["preempted"],
+            failed=whole["failed"],
+            waited_ns=waited,
+            never=state.never,
+            segments=self._segments(),
+            decisions=tuple(decisions),
+            facts={
+                "engine": "stepping",
+                "speeds": state.speeds.name,
+                "machines_are": self.cluster.levels[setup.waits_ns(self.policy, self.cluster)[1]],
+                "distinct_speeds": len(state.known),
+            },
+            stopped_ns=now if self.stopped else None,
+            events=state.events,
+        )
+
+    def _segments(self) -> Segments | None:
+        state, now = self.state, self.state.now
+        if state.record == "nothing":
+            return None
+        rows = list(state.segments)
+        for at in sorted(state.running):
+            job = state.jobs[at]
+            gpus = job.gpus if state.record == "devices" else []
+            rows.append(
+                (at, job.stretch, now, len(job.gpus), job.level, min(job.stretch_dead, now - job.stretch), gpus)
+            )
+        rows.sort(key=lambda row: (row[1], row[0]))
+        columns = np.array([row[:6] for row in rows], np.int64).reshape(len(rows), 6).T
+        return Segments(
+            job=columns[0],
+            start_ns=columns[1],
+            end_ns=columns[2],
+            gpus=columns[3],
+            level=np.where(columns[3] == 1, 0, columns[4] + 1),
+            dead_ns=columns[5],
+            offset=np.concatenate([[0], np.cumsum([len(row[6]) for row in rows])]).astype(np.int64),
+            devices=np.array([gpu for row in rows for gpu in sorted(row[6])], np.int64),
+        )
+
+    # ---- mistakes of a policy
+    def _expect(self, at: int, status: str, verb: str) -> None:
+        if not 0 <= at < len(self.workload):
+            raise ForetraceError(
+                f"policy {self.policy.name!r} at {self.state.seconds()} {verb} job number {at}; there are "
+                f"{len(self.workload):,} jobs, counted from 0."
+            )
+        found = self.state.jobs[at].status
+        if found != status:
+            raise self._error(at, f"{verb} it, and it is not {status} but {found}; see view.{status}")
+
+    def _error(self, at: int, what: str) -> ForetraceError:
+        return ForetraceError(f"policy {self.policy.name!r} at {self.state.seconds()}, job {self._name(at)}: {what}.")
+
+    def _name(self, at: int) -> str:
+        return repr(str(self.workload.job[at]))

@@ -1,0 +1,195 @@
+"""Who holds which GPUs, how many are free around them, and how fast a job runs where it lies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from foretrace.errors import ForetraceError
+from foretrace.fleet.cluster import ClusterTree
+from foretrace.fleet.policy_rules import PolicyRules
+from foretrace.fleet.speeds import Shape, Speed, Speeds
+from foretrace.fleet.speeds.shared import ROUNDING
+from foretrace.fleet.workload import Workload
+
+FUTURE, WAITING, RUNNING, DONE = "future", "waiting", "running", "done"
+
+
+@dataclass(slots=True, eq=False)
+class JobState:
+    """One job as it stands. `gpus` it holds, or held a moment ago where it is a ghost: it let go of them in this very
+    decision, and gets them back for nothing if they stay free.
+    """
+
+    at: int  # position in the workload
+    wanted: int  # GPUs asked for
+    fewest: int
+    most: int
+    share: float
+    submit: int
+    work: float
+    remaining: float
+    estimate: float
+    key: float
+    restart: int
+    demand: int  # class of (GPUs, kinds allowed)
+    size: int  # class of GPUs alone
+    tenant: int
+    kind: int  # class of jobs that are equally fast
+    eager: bool
+    status: str = FUTURE
+    gpus: list[int] = field(default_factory=list)
+    level: int = 0  # of the smallest unit around them, 0 the innermost units
+    part: float = 0  # devices that count as its own: all of them where it shares none
+    rate: float = 0.0
+    talking: float = 0.0
+    ghost: bool = False
+    band: int = 0
+    last: int = 0  # when it last gained or lost GPUs
+    lease_end: int = 0
+    finish_at: int = 0
+    mark: int = 0  # up to here progress is counted
+    ready: int = 0  # from here it progresses
+    fresh: int = 0  # when this stretch began to progress: what a failure can lose
+    pace: list[tuple[int, float]] = field(default_factory=list)  # (since, speed) within this stretch
+    stretch: int = 0
+    stretch_dead: int = 0
+    first: int = -1
+    ended: int = -1
+    held: int = 0
+    dead: int = 0
+    talk: float = 0.0
+    gpu_ns: float = 0.0
+    starts: int = 0
+    preempted: int = 0
+    failed: int = 0
+    cause: int = 0
+    cause_since: int = 0
+    when: int = -1  # its event in the heap, −1 none
+
+
+class Holdings:
+    """GPUs and the units around them. Units are counted from the innermost level outwards; the last is the cluster."""
+
+    jobs: list[JobState]
+
+    def __init__(self, workload: Workload, cluster: ClusterTree, policy: PolicyRules, speeds: Speeds) -> None:
+        self.workload, self.cluster, self.policy, self.speeds = workload, cluster, policy, speeds
+        self.owners: list[list[int]] = [[] for _ in range(cluster.gpus)]
+        self.broken = bytearray(cluster.gpus)
+        self.sharers = int(policy.options.get("sharers", 1))  # jobs on one GPU even if their shares are above 1
+        self.sharing = self.sharers > 1 or bool((workload.share < 1).any())
+        self.known: dict[tuple[int, Shape], Speed] = {}  # asked once of the model for each kind of job and shape
+        self.pair = getattr(speeds, "pair", None)
+        self._number_units()
+
+    def _number_units(self) -> None:
+        cluster = self.cluster
+        self.levels = len(cluster.levels)
+        counts = [cluster.units(level) for level in range(self.levels)]
+        self.first_unit = [sum(counts[:level]) for level in range(self.levels + 1)]
+        self.lo = [int(each) for starts in cluster.starts for each in starts[:-1]]
+        self.hi = [int(each) for starts in cluster.starts for each in starts[1:]]
+        gpus = np.arange(cluster.gpus)
+        self.unit_at = [  # per level the unit that holds each GPU
+            (first + np.searchsorted(starts, gpus, side="right") - 1).tolist()
+            for first, starts in zip(self.first_unit, cluster.starts, strict=False)
+        ]
+        self.children: list[list[int]] = [[] for _ in self.lo]
+        for level in range(self.levels - 1):
+            for unit in range(self.first_unit[level], self.first_unit[level + 1]):
+                self.children[self.unit_at[level + 1][self.lo[unit]]].append(unit)
+        self.kind_of = cluster.gpu_type.tolist()
+        self.around = list(zip(*self.unit_at, strict=True))  # per GPU its unit at every level
+        self.free = [[0] * len(self.lo) for _ in cluster.types]  # GPUs that nobody holds, by kind and unit
+        for gpu, kind in enumerate(self.kind_of):
+            for unit in self.around[gpu]:
+                self.free[kind][unit] += 1
+        self.free_gpus = cluster.gpus
+
+    def count(self, gpu: int, by: int) -> None:
+        """One GPU more or less is free in all units around it."""
+        free = self.free[self.kind_of[gpu]]
+        for unit in self.around[gpu]:
+            free[unit] += by
+        self.free_gpus += by
+
+    def load(self, gpu: int) -> float:
+        """Sum of the shares on a GPU."""
+        return sum(self.jobs[each].share for each in self.owners[gpu])
+
+    def has_room(self, gpu: int, job: JobState) -> bool:
+        """Whether the job may be on this GPU beside those that are there."""
+        if self.broken[gpu]:
+            return False
+        owners = self.owners[gpu]
+        return not owners or len(owners) < self.sharers or self.load(gpu) + job.share <= 1 + ROUNDING
+
+    # ---- speeds
+    def shape(self, gpus: list[int], *, sharers: int = 0) -> tuple[Shape, int]:
+        """What speed depends on, and the level of the smallest unit around the GPUs (0 the innermost)."""
+        units, even = [], True
+        for unit_at in self.unit_at:
+            counts: dict[int, int] = {}
+            for gpu in gpus:
+                counts[unit_at[gpu]] = counts.get(unit_at[gpu], 0) + 1
+            units.append(len(counts))
+            even = even and len(set(counts.values())) == 1
+        kind = self.cluster.types[self.kind_of[gpus[0]]]
+        shape = Shape(gpus=len(gpus), units=tuple(units), even=even, gpu_type=kind, sharers=sharers)
+        return shape, units.index(1)
+
+    def speed_alone(self, job: JobState, shape: Shape) -> Speed:
+        """What the model says of a shape."""
+        found = self.known.get((job.kind, shape))
+        if found is None:
+            found = self.speeds.speed(self.workload, job.at, shape)
+            if not (np.isfinite(found.progress) and found.progress > 0):
+                raise ForetraceError(
+                    f"speed model {self.speeds.name!r} says that job {self._name(job.at)} makes no progress on "
+                    f"{shape.gpus} GPUs ({shape}); a speed is above 0."
+                )
+            self.known[job.kind, shape] = found
+        return found
+
+    def speed_on(self, job: JobState, gpus: list[int]) -> tuple[float, float, int, float]:
+        """Progress and communication on these GPUs beside their other jobs, the level, and what counts as its own.
+
+        A gang is as slow as on the GPU where its partners hold it up most. Where shares on a GPU are above 1, its time
+        counts to each in proportion.
+        """
+        others = [[each for each in self.owners[gpu] if each != job.at] for gpu in gpus] if self.sharing else []
+        crowd = max((len(each) for each in others), default=0)
+        shape, level = self.shape(gpus, sharers=crowd)
+        speed = self.speed_alone(job, shape)
+        own: float = len(gpus)
+        if job.share < 1 or crowd:
+            loads = (max(1.0, job.share + sum(self.jobs[each].share for each in beside)) for beside in others)
+            own = sum(job.share / load for load in loads)
+        slowest = min((self._left(job, each) for each in others), default=1.0)
+        return speed.progress * slowest, speed.communication, level, own
+
+    def _left(self, job: JobState, others: list[int]) -> float:
+        """What the partners on one GPU leave of the job's speed, one after the other."""
+        factor = 1.0
+        for other in others:
+            if self.pair is None:
+                if job.share + self.jobs[other].share > 1 + ROUNDING:
+                    raise ForetraceError(
+                        f"policy {self.policy.name!r} puts job {self._name(job.at)} on a GPU beside "
+                        f"{self._name(other)}, and speed model {self.speeds.name!r} does not know what they do to each "
+                        "other; give one with pair(workload, job, other), such as PairSpeeds."
+                    )
+                continue
+            given = float(self.pair(self.workload, job.at, other))
+            if not 0 < given < float("inf"):
+                raise ForetraceError(
+                    f"speed model {self.speeds.name!r} leaves job {self._name(job.at)} {given:g} of its speed beside "
+                    f"{self._name(other)}; what is left is above 0."
+                )
+            factor *= given
+        return factor
+
+    def _name(self, at: int) -> str:
+        return repr(str(self.workload.job[at]))

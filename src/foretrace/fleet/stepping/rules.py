@@ -1,0 +1,355 @@
+"""The rules of `Policy` in plain Python: order, who has to make room, who may be tried, where a job may go.
+
+What is written here is what the compiled loops of `engine` compute, bit for bit; tests hold one against the other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import ceil, sqrt
+
+from foretrace.fleet import reasons, setup
+from foretrace.fleet.policy_rules import Wait
+from foretrace.fleet.result import Cause
+from foretrace.fleet.setup import NEVER
+from foretrace.fleet.speeds.shared import ROUNDING
+from foretrace.fleet.stepping.holdings import RUNNING, JobState
+from foretrace.fleet.stepping.state import State
+
+Key = tuple[float, float, int]
+
+
+class Rules:
+    """The rules and what they remember: timers over the whole run, a reservation within one decision."""
+
+    def __init__(self, state: State) -> None:
+        self.state, self.policy = state, state.policy
+        self.timers = Timers(state)
+        self.places = state.policy.overrides("place")  # elsewhere, or on other numbers of GPUs
+        index = self.policy.index or {}
+        values = [float(each) for each in index.get("value", ())]
+        self.index = list(zip([float(each) * 1e9 for each in index.get("service_gpu_s", ())], values, strict=True))
+        self.final = setup.alike(state.policy, state.cluster) and not state.sharing
+        self.begin()
+
+    def begin(self) -> None:
+        """A new decision: nobody is blocked, nothing is reserved, nothing is known not to fit."""
+        self.blocked: JobState | None = None
+        self.shadow: int | None = None  # when the first in line can start by stated run times
+        self.tried = 0  # the widest level that the last job was tried at
+        self.spare = 0.0  # GPUs that are free even then
+        self.hopeless: dict[int, tuple[Cause, int]] = {}  # classes of jobs that do not fit now: why, how wide tried
+        self.line = Counter[int]()  # waiting jobs by class
+        self.unfit: dict[int, int] = {}  # per class of jobs the widest level at which it was seen not to fit
+
+    # ---- order
+    def key(self, job: JobState) -> Key:
+        """By what a job is served, smallest first."""
+        rule, now = self.policy.order_rule, self.state.now
+        first, second = 0.0, 0.0
+        if rule == "key":
+            first = job.key
+        elif rule == "remaining":
+            first = job.remaining
+        elif rule == "service":
+            first = job.gpu_ns
+        elif rule == "queues":
+            first = float(job.band)
+            if self.index and job.band < len(self.state.thresholds):
+                second = -self._index(job.gpu_ns)
+        elif rule == "network":
+            # W / (R / ideal): the share of the work that is done over the share of the ideal time that it took
+            first = (1.0 - job.remaining / job.work) / (job.held / job.work) if job.held > 0 else 0.0
+            second = float(job.last)
+        elif rule == "last":
+            first = float(job.last)
+        else:
+            first = -(now - job.submit + job.remaining) / job.work
+        return first, second, job.at
+
+    def _index(self, attained: float) -> float:
+        """Value at an attained service: that of the last grid point not above it."""
+        found = self.index[0][1]
+        for service, value in self.index:
+            if service > attained:
+                break
+            found = value
+        return found
+
+    def ordered(self, waiting: Iterable[int]) -> list[int]:
+        """The waiting jobs, first served first."""
+        jobs = self.state.jobs
+        line = [at for _, _, at in sorted(self.key(jobs[at]) for at in waiting)]
+        if self.policy.order_rule == "fairness":
+            # the worst treated part first, largest first among them; then all others
+            front = ceil(round(self.policy.share * 1e6) * len(line) / 1e6)
+            line[:front] = sorted(line[:front], key=lambda at: -jobs[at].wanted)
+        return line
+
+    def outranked(self) -> list[int]:
+        """Running jobs that have to make room: those outside of the first in order that fit by number."""
+        state = self.state
+        if self.policy.preempt_rule != "always" or state.wanting <= state.free_gpus or not state.running:
+            return []
+        for at in state.running:
+            state.settle(state.jobs[at])
+        line = sorted(self.key(state.jobs[at]) for at in state.waiting)
+        running = sorted(self.key(state.jobs[at]) for at in state.running)
+        if running[-1] < line[0]:
+            return []
+        left = state.free_gpus + sum(state.claim(state.jobs[at], len(state.jobs[at].gpus)) for _, _, at in running)
+        losers = []
+        for _, _, at in sorted(line + running):
+            job = state.jobs[at]
+            runs = job.status == RUNNING
+            wanted = state.claim(job, len(job.gpus) if runs else job.wanted)
+            if wanted <= left:
+                left -= wanted
+            elif runs:
+                losers.append(at)
+            elif self.policy.admit_rule == "block":
+                left = 0
+        return losers
+
+    # ---- admission
+    def admitted(self, job: JobState) -> Wait | None:
+        """None if the job may be tried now, else why not."""
+        state, rule = self.state, self.policy.admit_rule
+        if self.blocked is not None and rule == "block":
+            return Wait(Cause.BEHIND)
+        if not self.places and not state.sharing and job.wanted > state.free_gpus:
+            return self._wait(job, Cause.FULL, value=state.free_gpus)
+        if job.demand in self.hopeless:
+            cause, widest = self.hopeless[job.demand]
+            return self._wait(job, cause, widest=widest if cause == Cause.SCATTERED else 0, value=state.free_gpus)
+        if self.blocked is None or rule == "skip":
+            return None
+        if self.shadow is None:
+            self.shadow, self.spare = self._reservation(self.blocked.wanted)
+        if state.now + job.estimate <= float(self.shadow) or job.wanted <= self.spare:
+            return None
+        return Wait(Cause.RESERVED)
+
+    def line_up(self) -> None:
+        """Before the first waiting job is looked at."""
+        if self.final:
+            self.line = Counter(self.state.jobs[at].demand for at in self.state.waiting)
+
+    def nobody_fits(self) -> bool:
+        """Whether no class of waiting jobs can still find room in this decision."""
+        jobs = self.state.facts.demands.tolist()
+        return self.final and not any(
+            count > 0 and demand not in self.hopeless and self.state.jobs[jobs[demand]].wanted <= self.state.free_gpus
+            for demand, count in self.line.items()
+        )
+
+    def refused(self, job: JobState, why: Wait) -> None:
+        """A job was tried and does not fit: others like it do not, either."""
+        if self.final and why.cause in (Cause.SCATTERED, Cause.TYPE, Cause.FULL):
+            self.hopeless.setdefault(job.demand, (Cause(why.cause), self.tried))
+
+    def started(self, job: JobState) -> None:
+        """A job was placed: what it takes of a reservation while another one is blocked."""
+        self.line[job.demand] -= 1
+        if self.shadow is not None and self.state.now + job.estimate > float(self.shadow):
+            self.spare -= job.wanted
+
+    def _reservation(self, wanted: int) -> tuple[int, float]:
+        """When by stated run times so many GPUs will be free, and how many more then."""
+        state = self.state
+        ends = []
+        for at in sorted(state.running):
+            job = state.jobs[at]
+            ends.append((max(job.stretch + job.stretch_dead + job.estimate / job.rate, float(state.now)), at))
+        free: float = state.free_gpus
+        for end, at in sorted(ends):
+            free += state.claim(state.jobs[at], len(state.jobs[at].gpus))
+            if free >= wanted:
+                return ceil(end), free - wanted
+        return NEVER, 0
+
+    # ---- placement
+    def placed(self, job: JobState) -> list[int] | Wait:
+        """GPUs for as many as the job asks for, or why it has to wait."""
+        state = self.state
+        if job.share < 1:
+            shared = self._beside(job)
+            if shared:
+                return shared
+        kinds = [kind for kind, may in enumerate(state.allowed[job.demand]) if may]
+        if not any(state.free[kind][-1] >= job.wanted for kind in kinds):
+            other = state.free_gpus >= job.wanted and len(state.free) > 1
+            return self._wait(job, Cause.TYPE if other else Cause.FULL, value=state.free_gpus)
+        widest, opens = self.timers.widest(job)
+        self.tried = widest
+        unit = -1
+        for level in range(self.unfit.get(job.demand, -1) + 1, widest + 1):
+            if state.capacity[job.demand][level] < job.wanted:
+                continue
+            for kind in kinds:
+                unit = self.best(kind, level, job.wanted)
+                if unit >= 0:
+                    break
+            if unit >= 0:
+                break
+            self.unfit[job.demand] = level
+        if job.ghost and job.level <= widest and (unit < 0 or job.level <= level) and self._still_free(job):
+            return job.gpus
+        if unit >= 0:
+            return self.choose(kind, level, unit, job.wanted)
+        if opens < NEVER:
+            return self._wait(job, Cause.TIMER, widest=widest, value=opens, until=opens)
+        return self._wait(job, Cause.SCATTERED, widest=widest, value=state.free_gpus)
+
+    def _wait(self, job: JobState, cause: Cause, *, widest: int = 0, value: int = 0, until: int | None = None) -> Wait:
+        words = ""
+        if self.state.is_watched(job):
+            words = reasons.waiting(
+                cause, job.wanted, self.state.cluster, widest=widest, value=value, now=self.state.now, last=job.last
+            )
+        return Wait(cause, until, words)
+
+    def _still_free(self, ghost: JobState) -> bool:
+        return all(self.state.has_room(gpu, ghost) for gpu in ghost.gpus)
+
+    def best(self, kind: int, level: int, wanted: int) -> int:
+        """The unit with the fewest free GPUs that are enough, the first of several; −1 none."""
+        free = self.state.free[kind]
+        best, least = -1, NEVER
+        for unit in range(self.state.first_unit[level], self.state.first_unit[level + 1]):
+            if wanted <= free[unit] < least:
+                best, least = unit, free[unit]
+                if least == wanted:
+                    break
+        return best
+
+    def choose(self, kind: int, level: int, unit: int, wanted: int) -> list[int]:
+        """So many free GPUs of a unit: whole children with the most free ones first, the rest where it just fits."""
+        state = self.state
+        free = state.free[kind]
+        chosen: list[int] = []
+        while level > 0:
+            emptied: set[int] = set()
+            while True:
+                left = [(unit_, 0 if unit_ in emptied else free[unit_]) for unit_ in state.children[unit]]
+                enough = [(have, unit_) for unit_, have in left if have >= wanted - len(chosen)]
+                if enough:
+                    unit, level = min(enough)[1], level - 1
+                    break
+                most = max(left, key=lambda each: each[1])[0]  # the first of several
+                chosen += self.free_in(kind, most)
+                emptied.add(most)
+                if len(chosen) == wanted:
+                    return chosen
+        return chosen + self.free_in(kind, unit)[: wanted - len(chosen)]
+
+    def free_in(self, kind: int, unit: int) -> list[int]:
+        """GPUs of a kind in a unit that nobody holds."""
+        state = self.state
+        span = range(state.lo[unit], state.hi[unit])
+        return [g for g in span if not state.owners[g] and not state.broken[g] and state.kind_of[g] == kind]
+
+    def _beside(self, job: JobState) -> list[int]:
+        """GPUs that are shared already and have room for a part of one: the fullest first; [] where there are too few.
+
+        A job of several GPUs takes the tightest unit that has them.
+        """
+        state = self.state
+        room = [
+            (-state.load(gpu), gpu)
+            for gpu, owners in enumerate(state.owners)
+            if owners and not state.broken[gpu] and state.allowed[job.demand][state.kind_of[gpu]]
+            and state.load(gpu) + job.share <= 1 + ROUNDING
+        ]  # fmt: skip
+        if job.wanted == 1:
+            return [min(room)[1]] if room else []
+        widest, _ = self.timers.widest(job)
+        for level in range(widest + 1):
+            groups: dict[tuple[int, int], list[tuple[float, int]]] = {}
+            for each in sorted(room):
+                groups.setdefault((state.unit_at[level][each[1]], state.kind_of[each[1]]), []).append(each)
+            fitting = [(len(group), key) for key, group in groups.items() if len(group) >= job.wanted]
+            if fitting:
+                return [gpu for _, gpu in groups[min(fitting)[1]][: job.wanted]]
+        return []
+
+    def tighter(self, job: JobState) -> list[int] | None:
+        """As many GPUs in a tighter unit than a running job's, of the same kind; None where there are none."""
+        state, wanted = self.state, len(job.gpus)
+        kind = state.kind_of[job.gpus[0]]
+        for level in range(job.level):
+            if state.capacity[job.demand][level] >= wanted:
+                unit = self.best(kind, level, wanted)
+                if unit >= 0:
+                    return self.choose(kind, level, unit, wanted)
+        return None
+
+
+@dataclass(slots=True)
+class Window:
+    """Waits in leases that led to a unit of one level, for jobs of one size."""
+
+    samples: deque[tuple[int, float]] = field(default_factory=deque)
+    sum: float = 0.0
+    squares: float = 0.0
+
+
+class Timers:
+    """How long a job has to wait before it may spread wider; with place_rule "auto", tuned from the past (Dally)."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        waits, self.machine = setup.waits_ns(state.policy, state.cluster)
+        self.waits = waits.tolist()
+        self.auto = state.policy.place_rule == "auto"
+        self.windows: dict[tuple[int, int], Window] = {}
+
+    def widest(self, job: JobState) -> tuple[int, int]:
+        """The widest level that the job may spread over now, and when (ns) the next wider one opens."""
+        state, widest, opens = self.state, self.machine, NEVER
+        for level in range(self.machine + 1, state.levels):
+            if job.wanted > state.capacity[job.demand][level - 1] or job.eager:
+                widest = level
+                continue
+            patience = self.patience(job, level)
+            if patience < NEVER:
+                if state.now - job.last >= patience:
+                    widest = level
+                else:
+                    opens = min(opens, job.last + patience)
+        return widest, opens
+
+    def patience(self, job: JobState, level: int) -> int:
+        """How long (ns) before it may spread over a unit of this level."""
+        if not self.auto:
+            return int(self.waits[level])
+        policy, lease = self.state.policy, self.state.lease
+        window = self.windows.setdefault((job.size, level - 1), Window())
+        oldest = self.state.now - lease * policy.history_leases
+        while window.samples and window.samples[0][0] < oldest:
+            _, leases = window.samples.popleft()
+            window.sum -= leases
+            window.squares -= leases * leases
+        wait, n = 1.0, len(window.samples)
+        if n:
+            mean = window.sum / n
+            wait = mean + 2 * sqrt(max(window.squares / n - mean * mean, 0.0))
+        else:
+            window.sum = window.squares = 0.0
+        above = level - self.machine
+        floor = policy.floors_leases[min(above, len(policy.floors_leases)) - 1]
+        cap = ceil(0.8 * policy.history_leases) if above == 1 else policy.history_leases
+        return int(min(float(cap), max(floor, float(ceil(wait)))) * lease)
+
+    def remember(self, job: JobState, level: int) -> None:
+        """How many leases a job starved before a unit of this level took it (at least one)."""
+        if not self.auto:
+            return
+        leases = float(self.state.now - job.last) / float(self.state.lease)
+        if leases >= 1.0:
+            window = self.windows.setdefault((job.size, max(level, self.machine)), Window())
+            window.samples.append((self.state.now, leases))
+            window.sum += leases
+            window.squares += leases * leases

@@ -1,0 +1,321 @@
+"""What the step-by-step engine knows at one moment: jobs, GPUs, the units around them, and how progress is counted.
+
+`engine` holds the same as numpy records for the compiled loop. Times are int nanoseconds, work is float nanoseconds at
+speed 1. Nothing here decides; `rules` and policies do.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from math import ceil
+
+import numpy as np
+
+from foretrace.errors import ForetraceError
+from foretrace.fleet import setup
+from foretrace.fleet.cluster import ClusterTree
+from foretrace.fleet.policy_rules import PolicyRules
+from foretrace.fleet.reasons import minutes, preempted
+from foretrace.fleet.result import Cause
+from foretrace.fleet.setup import NEVER, Costs
+from foretrace.fleet.speeds import Speeds
+from foretrace.fleet.speeds.closed_form import ConstantSpeeds
+from foretrace.fleet.speeds.shared import ProportionalSpeeds
+from foretrace.fleet.stepping.holdings import DONE, RUNNING, WAITING, Holdings, JobState
+from foretrace.fleet.workload import SECOND, Workload, nanoseconds
+
+
+class State(Holdings):
+    """Jobs, GPUs and units. Units are counted from the innermost level outwards; the last is the whole cluster."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        cluster: ClusterTree,
+        policy: PolicyRules,
+        *,
+        speeds: Speeds | None,
+        costs: Costs | None,
+        record: str,
+        explain: str | None,
+    ) -> None:
+        if record not in ("nothing", "segments", "devices"):
+            raise ValueError(f"record is nothing, segments or devices, not {record!r}")
+        elastic = bool((workload.min_gpus != workload.gpus).any() or (workload.max_gpus != workload.gpus).any())
+        super().__init__(workload, cluster, policy, speeds or (ProportionalSpeeds() if elastic else ConstantSpeeds()))
+        self.costs, self.record = costs or Costs(), record
+        self.facts = setup.prepare(workload, cluster, policy, self.costs)
+        self.watched = None if explain is None else -1 if explain == "all" else workload.position(explain)
+        self.now, self.events = 0, 0
+        self._meet_jobs()
+        self.haunted: dict[int, list[int]] = {}  # ghosts of a GPU
+        self.waiting: set[int] = set()
+        self.running: set[int] = set()
+        self.newly: list[int] = []  # who came to wait since the last decision
+        self.disturbed: set[int] = set()  # whose partners on a GPU came or went
+        self.used = [0.0] * len(self.facts.quota)  # GPUs by tenant
+        self.wanting = 0.0  # GPUs that the waiting ask for
+        self.heap: list[tuple[int, int]] = []
+        self.alive = 0  # entries of the heap that count
+        self.waited = [[0] * len(Cause) for _ in range(len(workload))]
+        self.segments: list[tuple[int, int, int, int, int, int, list[int]]] = []
+        self.log: list[tuple[int, int, str, str]] = []
+        self.lease = int(nanoseconds(policy.lease_s)) if policy.preempt_rule == "lease" else 0
+        self.thresholds = [each * 1e9 for each in policy.thresholds_gpu_s] if policy.order_rule == "queues" else []
+        self.checkpoint = int(nanoseconds(self.costs.checkpoint_s))
+
+    def _meet_jobs(self) -> None:
+        work, facts, policy = self.workload, self.facts, self.policy
+        fewest, most = np.minimum(work.min_gpus, work.gpus), np.maximum(work.max_gpus, work.gpus)
+        self.never = facts.never.copy()
+        if policy.overrides("place"):  # it may run elastic jobs on fewer GPUs than they ask for
+            self.never = (fewest > facts.capacity[facts.demand, -1]) | (fewest > facts.quota[facts.tenant])
+        self.capacity, self.allowed = facts.capacity.tolist(), facts.allowed[facts.demands].tolist()
+        sizes = np.unique(work.gpus, return_inverse=True)[1]
+        eager = policy.eager(work)
+        key = np.asarray(policy.key(work), np.float64)
+        if key.shape != (len(work),):
+            raise ForetraceError(
+                f"policy {policy.name!r}: key gives {key.shape} numbers for {len(work):,} jobs; one each."
+            )
+        columns = (
+            *(
+                work.gpus,
+                fewest,
+                most,
+                work.share,
+                work.submit_ns,
+                facts.work_ns,
+                facts.work_ns,
+                facts.estimate_ns,
+                key,
+            ),
+            *(facts.restart_ns, facts.demand, sizes, facts.tenant, self.speeds.kinds(work), eager),
+        )
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        self.jobs = [JobState(at, *row) for at, row in enumerate(rows)]
+        for job in self.jobs:
+            if self.never[job.at]:
+                job.status = DONE
+
+    # ---- events
+    def schedule(self, job: JobState, when: int) -> None:
+        """The job's next event; it has one at most."""
+        self.alive += job.when < 0
+        job.when = when
+        heappush(self.heap, (when, job.at))
+
+    def unschedule(self, job: JobState) -> None:
+        """The job has no event."""
+        self.alive -= job.when >= 0
+        job.when = -1
+
+    def next_event(self) -> int:
+        """When the first event of a job is due; NEVER where there is none."""
+        while self.heap and self.jobs[self.heap[0][1]].when != self.heap[0][0]:
+            heappop(self.heap)
+        return self.heap[0][0] if self.heap else NEVER
+
+    # ---- who holds GPUs
+    def take(self, job: JobState, gpus: list[int]) -> None:
+        """The job holds these GPUs; ghosts that could have had one of them have lost theirs."""
+        for gpu in gpus:
+            self.disturbed.update(self.owners[gpu])
+            if not self.owners[gpu]:
+                self.count(gpu, -1)
+            self.owners[gpu].append(job.at)
+            for other in self.haunted.pop(gpu, []):
+                ghost = self.jobs[other]
+                if ghost is job or not ghost.ghost:
+                    continue
+                if self.has_room(gpu, ghost):
+                    self.haunted.setdefault(gpu, []).append(other)
+                else:
+                    self.lose(ghost)
+        job.gpus = gpus
+
+    def leave(self, job: JobState) -> None:
+        """Nobody holds the job's GPUs on its behalf; the list stays."""
+        for gpu in job.gpus:
+            self.owners[gpu].remove(job.at)
+            self.disturbed.update(self.owners[gpu])
+            if not self.owners[gpu]:
+                self.count(gpu, 1)
+
+    def release(self, job: JobState) -> None:
+        """The job stops to run."""
+        self.leave(job)
+        self.used[job.tenant] -= self.claim(job, len(job.gpus))
+        self.running.discard(job.at)
+        self.disturbed.discard(job.at)
+
+    def claim(self, job: JobState, gpus: int) -> float:
+        """What so many GPUs count against a quota."""
+        return gpus if job.share == 1 else gpus * job.share
+
+    # ---- waiting and why
+    def note(self, job: JobState, what: str, why: str) -> None:
+        """Write down a decision about a job that is watched."""
+        if self.is_watched(job):
+            self.log.append((self.now, job.at, what, why))
+
+    def is_watched(self, job: JobState) -> bool:
+        """Whether decisions about the job are written down."""
+        return self.watched is not None and self.watched in (-1, job.at)
+
+    def because(self, job: JobState, cause: int) -> bool:
+        """The job waits for this reason from now on; whether that is news."""
+        if job.cause == cause:
+            return False
+        self.waited[job.at][job.cause] += self.now - job.cause_since
+        job.cause, job.cause_since = cause, self.now
+        return True
+
+    def wait(self, job: JobState, cause: int) -> None:
+        """The job becomes a waiting one."""
+        job.status = WAITING
+        job.cause, job.cause_since = cause, self.now
+        self.newly.append(job.at)
+        self.waiting.add(job.at)
+        self.wanting += self.claim(job, job.wanted)
+
+    # ---- progress
+    def settle(self, job: JobState) -> None:
+        """Count what a running job did up to now."""
+        now, mark = self.now, job.mark
+        if now <= mark:
+            return
+        begun = max(mark, job.ready)
+        if now > begun:
+            job.remaining -= (now - begun) * job.rate
+            job.talk += (now - begun) * job.talking
+            job.dead += begun - mark
+        else:
+            job.dead += now - mark
+        job.held += now - mark
+        job.gpu_ns += float(now - mark) * job.part
+        job.mark = now
+
+    def review(self, job: JobState) -> None:
+        """When to look at a running job again: its end, its lease's, or when it sinks into the next band."""
+        at = min(job.finish_at, job.lease_end) if self.lease else job.finish_at
+        if job.band < len(self.thresholds):
+            left = self.thresholds[job.band] - job.gpu_ns
+            at = min(at, job.mark + max(ceil(left / job.part), 1))
+        self.schedule(job, at)
+
+    def go(self, job: JobState, *, same: bool) -> None:
+        """The job holds its GPUs from now on; `same` are those that it held a moment ago."""
+        now = self.now
+        job.status = RUNNING
+        self.waiting.discard(job.at)
+        self.running.add(job.at)
+        self.used[job.tenant] += self.claim(job, len(job.gpus))
+        self.waited[job.at][job.cause] += now - job.cause_since
+        job.mark = now
+        if self.lease:
+            job.lease_end = now + self.lease
+        if same:
+            job.ghost = False
+            job.ready = max(job.ready, now)
+        else:
+            cost = job.restart if job.starts > 0 or self.costs.first_start else 0
+            job.starts += 1
+            job.stretch, job.stretch_dead = now, cost
+            job.ready = job.fresh = now + cost
+            job.last = now
+            job.pace = [(job.fresh, job.rate)]
+            if job.first < 0:
+                job.first = now
+        self.expect(job)
+
+    def expect(self, job: JobState) -> None:
+        """When a running job ends if nothing else happens."""
+        job.finish_at = job.ready + max(ceil(job.remaining / job.rate), 0)
+        self.review(job)
+
+    def adapt(self) -> None:
+        """Jobs whose partners came or went run at another speed from now on."""
+        for at in sorted(self.disturbed):
+            job = self.jobs[at]
+            if job.status != RUNNING:
+                continue
+            self.settle(job)
+            job.rate, job.talking, _, job.part = self.speed_on(job, job.gpus)
+            job.ready = max(job.ready, self.now)
+            job.pace.append((job.ready, job.rate))
+            self.expect(job)
+        self.disturbed.clear()
+
+    # ---- ends of a stretch
+    def close(self, job: JobState) -> None:
+        """Write down the stretch that ends."""
+        if self.record != "nothing":
+            dead = min(job.stretch_dead, self.now - job.stretch)
+            gpus = job.gpus if self.record == "devices" else []
+            self.segments.append((job.at, job.stretch, self.now, len(job.gpus), job.level, dead, gpus))
+
+    def haunt(self, job: JobState) -> None:
+        """The job lets go of its GPUs and stands in line again; unless somebody takes them, it gets them back."""
+        self.settle(job)
+        self.release(job)
+        self.unschedule(job)
+        job.ghost = True
+        for gpu in job.gpus:
+            self.haunted.setdefault(gpu, []).append(job.at)
+        if self.lease:
+            job.last = self.now  # starvation counts from the end of a lease, also of one that is renewed (Dally)
+        self.wait(job, Cause.OUTRANKED)
+
+    def lose(self, job: JobState) -> None:
+        """A ghost cannot have its GPUs back: its stretch is over."""
+        self.close(job)
+        self.forget(job)
+        job.ghost = False
+        job.preempted += 1
+        job.last = self.now
+        self.note(job, "preempt", preempted(len(job.gpus)))
+
+    def forget(self, job: JobState) -> None:
+        """A ghost haunts no GPU any more."""
+        for gpu in job.gpus:
+            if job.at in self.haunted.get(gpu, ()):
+                self.haunted[gpu].remove(job.at)
+
+    def finish(self, job: JobState) -> None:
+        """All its work is done."""
+        job.remaining = 0.0
+        job.status, job.ended = DONE, self.now
+        self.close(job)
+        self.release(job)
+        self.note(job, "finish", "all its work is done")
+
+    def fail(self, job: JobState) -> None:
+        """A machine under the job broke: what it did since its last checkpoint is lost."""
+        self.settle(job)
+        lost = max(self.now - job.fresh, 0)
+        if self.checkpoint:
+            lost %= self.checkpoint
+        job.remaining = min(job.remaining + self._work_of(job, lost), job.work)
+        job.dead += lost
+        job.failed += 1
+        self.close(job)
+        self.release(job)
+        self.unschedule(job)
+        job.last = self.now
+        self.note(job, "fail", f"a machine under it broke; {minutes(lost)} of work since its last checkpoint are lost")
+        self.wait(job, Cause.UNDECIDED)
+
+    def _work_of(self, job: JobState, span: int) -> float:
+        """Work done in the last `span` ns of this stretch, whose speed may have changed meanwhile."""
+        done, end, start = 0.0, self.now, self.now - span
+        for since, rate in reversed(job.pace):
+            begin = max(since, start)
+            if end > begin:
+                done += (end - begin) * rate
+                end = begin
+        return done
+
+    def seconds(self) -> str:
+        """Now, for a sentence."""
+        return f"{self.now / SECOND:,.9g} s"

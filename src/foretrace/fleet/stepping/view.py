@@ -1,0 +1,196 @@
+"""`View`: what a policy sees when it decides, and the rules as they are written, to build on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from foretrace.fleet.cluster import ClusterTree
+from foretrace.fleet.policy_rules import Wait
+from foretrace.fleet.speeds import Speed, Speeds
+from foretrace.fleet.stepping.holdings import RUNNING, JobState
+from foretrace.fleet.stepping.rules import Rules
+from foretrace.fleet.stepping.state import State
+from foretrace.fleet.workload import SECOND, Int64, Workload
+
+
+class View:
+    """One moment of a simulation. Jobs are positions in `workload`, GPUs are numbers from 0, units are counted from 0
+    at each level of `cluster` (level 0 the innermost). Times in ns are whole; seconds, GPU-seconds and work are floats.
+    """
+
+    def __init__(self, state: State, rules: Rules) -> None:
+        self._state, self._rules = state, rules
+
+    # ---- the whole
+    @property
+    def now_ns(self) -> int:
+        """Time since the workload's zero."""
+        return self._state.now
+
+    @property
+    def now_s(self) -> float:
+        """The same in seconds."""
+        return self._state.now / SECOND
+
+    @property
+    def workload(self) -> Workload:
+        """All jobs, those too that come later; a policy that looks at them sees the future."""
+        return self._state.workload
+
+    @property
+    def cluster(self) -> ClusterTree:
+        """The GPUs and the units around them."""
+        return self._state.cluster
+
+    @property
+    def speeds(self) -> Speeds:
+        """The model of speed; `speed_of` asks it for a job where it would lie."""
+        return self._state.speeds
+
+    @property
+    def waiting(self) -> Int64:
+        """(k,) jobs that wait, in order of submission."""
+        return np.array(sorted(self._state.waiting), np.int64)
+
+    @property
+    def running(self) -> Int64:
+        """(k,) jobs that hold GPUs, in order of submission."""
+        return np.array(sorted(self._state.running), np.int64)
+
+    @property
+    def blocked(self) -> int | None:
+        """The first job of this decision that could not be placed."""
+        return None if self._rules.blocked is None else self._rules.blocked.at
+
+    # ---- one job
+    def status(self, job: int) -> str:
+        """One of future, waiting, running and done (also: can never be held)."""
+        return self._state.jobs[job].status
+
+    def gpus_of(self, job: int) -> tuple[int, ...]:
+        """GPUs that it holds; of one preempted in this decision those that it gets back for nothing if it is placed on
+        exactly these; else none.
+        """
+        found = self._state.jobs[job]
+        return tuple(sorted(found.gpus)) if found.status == RUNNING or found.ghost else ()
+
+    def remaining_s(self, job: int) -> float:
+        """Work left, in seconds at speed 1. A policy that uses it knows how long jobs run."""
+        found = self._state.jobs[job]
+        return (found.remaining - self._progressing_ns(found) * found.rate) / SECOND
+
+    def attained_gpu_s(self, job: int) -> float:
+        """Service had: GPU-seconds held, restarts too."""
+        found = self._state.jobs[job]
+        return (found.gpu_ns + self._since_ns(found) * found.part) / SECOND
+
+    def held_s(self, job: int) -> float:
+        """Seconds with GPUs."""
+        found = self._state.jobs[job]
+        return (found.held + self._since_ns(found)) / SECOND
+
+    def last_ns(self, job: int) -> int:
+        """When it last gained or lost GPUs, or was submitted."""
+        return self._state.jobs[job].last
+
+    def starts(self, job: int) -> int:
+        """Times it began to run."""
+        return self._state.jobs[job].starts
+
+    def band(self, job: int) -> int:
+        """Band of service, with order_rule "queues"."""
+        return self._state.jobs[job].band
+
+    def lease_end_ns(self, job: int) -> int:
+        """When a running job's lease ends, with preempt_rule "lease"."""
+        return self._state.jobs[job].lease_end
+
+    def rate(self, job: int) -> float:
+        """Progress per second of a running job as it lies, in units of `work_s`."""
+        return self._state.jobs[job].rate
+
+    def estimate_s(self, job: int) -> float:
+        """Run time as stated, the true one where nothing is stated."""
+        return self._state.jobs[job].estimate / SECOND
+
+    def speed_of(self, job: int, gpus: Sequence[int]) -> Speed:
+        """How fast the job would run on these GPUs, nobody else being on them."""
+        state = self._state
+        return state.speed_alone(state.jobs[job], state.shape([int(each) for each in gpus])[0])
+
+    def may_use(self, job: int, gpu: int) -> bool:
+        """Whether the GPU is of a kind that the job may use, works, and has room for it now."""
+        state, found = self._state, self._state.jobs[job]
+        return state.allowed[found.demand][state.kind_of[gpu]] and state.has_room(gpu, found)
+
+    def quota_left(self, job: int) -> float:
+        """GPUs that the job's tenant may still take; inf without a quota."""
+        tenant = self._state.jobs[job].tenant
+        if str(self.workload.tenant[job]) not in (self.cluster.quotas or {}):
+            return float("inf")
+        return float(self._state.facts.quota[tenant]) - self._state.used[tenant]
+
+    # ---- GPUs
+    @property
+    def free_gpus(self) -> int:
+        """How many GPUs work and are held by nobody."""
+        return self._state.free_gpus
+
+    def free(self, level: int = -1, gpu_type: str | None = None) -> list[int]:
+        """Free GPUs of each unit of a level (−1: of the whole cluster, one number), of one kind or of all."""
+        state, at = self._state, level % self._state.levels
+        span = slice(state.first_unit[at], state.first_unit[at + 1])
+        kinds = [kind for kind, name in enumerate(self.cluster.types) if gpu_type in (None, name)]
+        rows = [state.free[kind][span] for kind in kinds]
+        return [sum(each) for each in zip(*rows, strict=True)]
+
+    def free_in(self, unit: int, level: int = -1, gpu_type: str | None = None) -> list[int]:
+        """Numbers of the free GPUs of one unit, of one kind or of all."""
+        state, at = self._state, level % self._state.levels
+        kinds = [kind for kind, name in enumerate(self.cluster.types) if gpu_type in (None, name)]
+        return sorted(gpu for kind in kinds for gpu in self._rules.free_in(kind, state.first_unit[at] + unit))
+
+    def jobs_on(self, gpu: int) -> tuple[int, ...]:
+        """Jobs that hold a GPU."""
+        return tuple(self._state.owners[gpu])
+
+    def together(self, job: int, gpus: int, *, widest: int = -1) -> list[int]:
+        """So many free GPUs of one kind that the job may use, in the tightest unit that has them, no wider than a level
+        of the cluster (−1: the whole); [] where there is none. Of equal ones the unit with the fewest free GPUs.
+        """
+        state = self._state
+        for level in range(widest % state.levels + 1):
+            for kind, allowed in enumerate(state.allowed[state.jobs[job].demand]):
+                unit = self._rules.best(kind, level, gpus) if allowed else -1
+                if unit >= 0:
+                    return self._rules.choose(kind, level, unit, gpus)
+        return []
+
+    # ---- the rules as written
+    def ordered(self, waiting: Iterable[int]) -> Int64:
+        """The waiting jobs as `order_rule` says, first served first."""
+        return np.array(self._rules.ordered(int(each) for each in waiting), np.int64)
+
+    def admitted(self, job: int) -> Wait | None:
+        """None if `admit_rule` lets the job be tried now, else why not."""
+        return self._rules.admitted(self._state.jobs[job])
+
+    def placed(self, job: int) -> Sequence[int] | Wait:
+        """As many GPUs as the job asks for where `place_rule` allows, or why it has to wait.
+
+        A job that needs a part of a GPU goes where others are already, on the fullest GPU that has room; if there is
+        none, on a free one.
+        """
+        return self._rules.placed(self._state.jobs[job])
+
+    def outranked(self) -> list[int]:
+        """Running jobs that have to make room as `preempt_rule` says."""
+        return self._rules.outranked()
+
+    def _since_ns(self, job: JobState) -> int:
+        return self._state.now - job.mark if job.status == RUNNING else 0
+
+    def _progressing_ns(self, job: JobState) -> int:
+        return max(self._state.now - max(job.mark, job.ready), 0) if job.status == RUNNING else 0

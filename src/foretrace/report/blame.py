@@ -1,0 +1,91 @@
+"""`foretrace blame` as an answer: suspects ranked by what the step would save."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from foretrace.report import headline, ranks, runs
+from foretrace.report.blocks import NARROW, Block, Column, Grid, Headline, shown
+from foretrace.report.units import between, seconds, unit_for
+from foretrace.report.views import BlameRowView, Result, taken
+from foretrace.simulate.timeline import By, Timeline
+
+# Where a kind of task runs.
+WHERE = {
+    "cpu": "host",
+    "call": "host",
+    "operator": "host",
+    "python": "host",
+    "data": "loader",
+    "kernel": "GPU",
+    "memset": "GPU",
+    "copy": "copy",
+    "collective": "network",
+}
+
+
+class BlameView(Result, frozen=True, kw_only=True):
+    """`foretrace blame`: suspects ranked by what the step would save."""
+
+    command: str = "blame"
+    headline: str
+    source: str
+    platform: str
+    rank_numbers: tuple[int, ...]  # ranks that the answer is about
+    steps: int
+    by: str
+    step_time_s: float
+    interval_s: tuple[float, float] | None = None  # as in `show`
+    rows: tuple[BlameRowView, ...]
+    next: str
+
+
+def blame(timeline: Timeline, by: By = "name", *, path: str = "") -> BlameView:
+    """Suspects ranked by what the step would save if they were 10 % faster."""
+    rows = rows_of(timeline, by)
+    return BlameView(
+        headline=headline.blame(rows, timeline.step_time_s, every=timeline.graph.n_steps > 1),
+        source=runs.source(path, timeline.graph.info.source),
+        platform=timeline.graph.info.platform,
+        rank_numbers=ranks.numbers(timeline.graph),
+        steps=timeline.graph.n_steps,
+        by=by,
+        step_time_s=timeline.step_time_s,
+        interval_s=runs.estimated(timeline),
+        rows=rows,
+        next=runs.advise(timeline.graph, path),
+    )
+
+
+def rows_of(timeline: Timeline, by: By) -> tuple[BlameRowView, ...]:
+    """The ranking of a run."""
+    return tuple(taken(BlameRowView, row) for row in timeline.blame(by))
+
+
+@shown.register
+def _(view: BlameView, top: int) -> Iterator[Block]:
+    unit = unit_for(view.step_time_s)
+    lies = "" if view.interval_s is None else f" ({between(*view.interval_s, unit)})"
+    title = f"by {view.by}, per step of {seconds(view.step_time_s)}{lies}"
+    title += " (sum of the ranks)" if len(view.rank_numbers) > 1 else ""
+    yield Headline(view.headline)
+    yield ""
+    yield ranking(view.rows, title, view.platform, top=top)
+
+
+def ranking(rows: Sequence[BlameRowView], title: str, platform: str, *, top: int = 0) -> Grid:
+    """A table of suspects. Host and device work may carry the same name, so where a task runs is said."""
+    where = () if platform == "cpu" else (Column("on", least=NARROW),)
+    columns = (
+        Column(title, "name"), *where, Column("count", "count", least=NARROW), Column("time", "time"),
+        Column("10 % faster", "change", least=NARROW), Column("gone", "change"),
+    )  # fmt: skip
+    cells = [
+        (
+            row.name, *([WHERE.get(row.kind, row.kind)] if where else []), row.count, row.time_s,
+            -row.saved_if_10pct_faster_s, -row.saved_if_removed_s,
+        )
+        for row in rows
+    ]  # fmt: skip
+    colours = tuple(row.kind for row in rows)
+    return Grid(columns, tuple(cells), top=top, noun="row", how="--top", colours=colours)

@@ -1,0 +1,176 @@
+"""What a person sees of a result, said once: a list of blocks, which the terminal, the page and notebooks render.
+
+A result is a frozen struct (its JSON is the struct); `shown.register` beside it says which blocks show it. Blocks hold
+values and what they mean, never layout: how wide a name may be, whether a bar can be drawn and which unit a column of
+times has is for the renderer to decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import singledispatch
+from typing import Any, Literal
+
+import msgspec
+
+from foretrace.report import units
+
+NARROW = 72  # columns; below it tables keep what matters most
+
+Kind = Literal["text", "name", "time", "change", "seconds", "share", "count", "digits", "course"]
+
+
+class About(msgspec.Struct, frozen=True, tag=True):
+    """What the answer is about, in a few words each."""
+
+    parts: tuple[str, ...]
+
+
+class Headline(msgspec.Struct, frozen=True, tag=True):
+    """The answer in one sentence."""
+
+    text: str
+
+
+class Line(msgspec.Struct, frozen=True, tag=True):
+    """A sentence; with a label where it is one of several of a kind ("assumed", "note")."""
+
+    text: str
+    label: str = ""
+    soft: bool = False  # a remark rather than a part of the answer
+
+
+class BarPart(msgspec.Struct, frozen=True):
+    """One part of a bar, seconds."""
+
+    key: str  # decides its colour
+    word: str
+    value: float
+
+
+class Bar(msgspec.Struct, frozen=True):
+    """Parts that sum to a whole."""
+
+    label: str
+    parts: tuple[BarPart, ...]
+
+
+class Bars(msgspec.Struct, frozen=True, tag=True):
+    """Bars on one scale. Without `legend`, nothing is lost where they cannot be drawn."""
+
+    bars: tuple[Bar, ...]
+    legend: bool = False
+    apart: bool = False  # an empty line follows where they are drawn
+
+
+class Column(msgspec.Struct, frozen=True):
+    """A column of a table.
+
+    Kinds of values: texts; names of kernels and operators, which may be shortened; times in one unit for the whole
+    column; changes of time, with their sign; seconds, each in its own unit; shares; counts; numbers; courses over
+    time (values from 0 to 1), which are drawn where bars are. None is unknown.
+    """
+
+    title: str = ""
+    kind: Kind = "text"
+    right: bool | None = None  # by default all but texts and names
+    wide: bool = False  # may take several lines
+    least: int = 0  # is left out where there are fewer columns of characters than this,
+    under: bool = False  # or said below the table, row by row
+    unknown: str = "–"  # in place of None
+    beside: int = 60  # characters that other columns need, for a column of names
+
+    @property
+    def flush_right(self) -> bool:
+        """Whether its cells end in one line."""
+        return self.kind not in ("text", "name") if self.right is None else self.right
+
+
+class Grid(msgspec.Struct, frozen=True, tag=True):
+    """Rows, most important first; beyond `top` they are folded away (0: none is)."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    top: int = 0
+    noun: str = ""  # what a row is, in "3 more rows"
+    how: str = ""  # the option that shows all rows, beside --json
+    colours: tuple[str, ...] = ()  # kind of work per row, for its name
+
+    def cells(self, column: int, rows: int, *, pads: tuple[str, str] = (" ", " ")) -> list[str]:
+        """Texts of the first rows of one column; names as they are."""
+        values = [row[column] for row in self.rows[:rows]]
+        kind, unknown = self.columns[column].kind, self.columns[column].unknown
+        if kind in ("time", "change"):
+            known = [value for value in values if value is not None]
+            texts = iter(units.column(known, signed=kind == "change", pads=pads))
+            return [unknown if value is None else next(texts) for value in values]
+        return [unknown if value is None else _FORMATS[kind](value) for value in values]
+
+    @property
+    def shown(self) -> int:
+        """Rows that are not folded away."""
+        return min(self.top or len(self.rows), len(self.rows))
+
+    @property
+    def folded(self) -> str:
+        """As in "3 more rows: --top 15 or --json."; "" where all are shown."""
+        left = len(self.rows) - self.shown
+        if not left:
+            return ""
+        noun = f" {self.noun}{'' if left == 1 else 's'}" if self.noun else ""
+        how = "" if not self.how else f"--top {len(self.rows)} or " if self.how == "--top" else f"{self.how} or "
+        return f"{units.count(left)} more{noun}: {how}--json."
+
+
+_HEIGHTS = " ▁▂▃▄▅▆▇█"
+_FORMATS: dict[str, Callable[[Any], str]] = {
+    "text": str,
+    "name": str,
+    "seconds": units.seconds,
+    "share": units.share,
+    "count": units.count,
+    "digits": units.digits,
+    "course": lambda values: "".join(_HEIGHTS[min(max(round(8 * each), int(each > 0)), 8)] for each in values),
+}
+
+
+class Next(msgspec.Struct, frozen=True, tag=True):
+    """The command to try next."""
+
+    command: str
+
+
+Block = str | About | Headline | Line | Bars | Grid | Next  # a str is a plain line; "" an empty one
+
+
+def blocks(result: Any, top: int = 12) -> list[Block]:
+    """What a person sees of a result, in order; `top` rows of a ranking are not folded away.
+
+    Raises TypeError where nobody said how to show it.
+    """
+    found = list(shown(result, top))
+    following = getattr(result, "next", "")
+    return [*found, Next(following)] if following else found
+
+
+@singledispatch
+def shown(result: Any, top: int) -> Iterable[Block]:
+    """The blocks of a result but for the command to try next; registered beside each result."""
+    raise TypeError(f"a result must register its blocks, got {type(result).__name__}; see docs/write-a-command.md.")
+
+
+def notes(texts: Iterable[str], label: str = "") -> Iterator[Line]:
+    """Remarks, one each."""
+    return (Line(each, label=label, soft=not label) for each in texts)
+
+
+def bar(label: str, parts: Mapping[str, float], words: Mapping[str, str]) -> Bar:
+    """A bar of parts by key; `words` says what each is called."""
+    return Bar(label, tuple(BarPart(key, words[key], value) for key, value in parts.items()))
+
+
+def table(columns: Sequence[Column | str], rows: Iterable[Sequence[Any]], **more: Any) -> Grid:
+    """A table; a column that is given by its title alone holds texts."""
+    return Grid(
+        tuple(Column(each) if isinstance(each, str) else each for each in columns), tuple(map(tuple, rows)), **more
+    )

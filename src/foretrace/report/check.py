@@ -1,0 +1,51 @@
+"""`foretrace check` as an answer: whether the graph of a recording stands up to being changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from foretrace.report.blocks import Block, Column, Headline, shown, table
+from foretrace.report.views import Result, taken
+from foretrace.simulate.check import CheckReport
+
+
+class FindingView(msgspec.Struct, frozen=True, kw_only=True):
+    """One check of a graph."""
+
+    name: str
+    verdict: str  # ok, warn, fail, skip
+    value: float
+    limit: float
+    says: str
+
+
+class CheckView(Result, frozen=True, kw_only=True):
+    """`foretrace check`: whether the graph of a recording stands up to being changed."""
+
+    command: str = "check"
+    headline: str
+    ok: bool
+    gpu_whatifs: bool
+    findings: tuple[FindingView, ...]
+
+
+def check(report: CheckReport) -> CheckView:
+    """What the checks of a graph came to."""
+    failed = [finding.name for finding in report.findings if finding.verdict == "fail"]
+    headline = (
+        f"{len(failed)} of {len(report.findings)} checks failed: {', '.join(failed)}."
+        if failed
+        else f"All {len(report.findings)} checks of this graph hold."
+    )
+    if not report.gpu_whatifs:
+        headline += " What-ifs on the device are refused."
+    return taken(CheckView, report, headline=headline)
+
+
+@shown.register
+def _(view: CheckView, top: int) -> Iterator[Block]:
+    yield Headline(view.headline)
+    yield ""
+    yield table(["", "", Column(wide=True)], [(each.verdict, each.name, each.says) for each in view.findings])

@@ -1,0 +1,99 @@
+"""Blocks as HTML: a self-contained page, or the fragment of it that a notebook shows.
+
+Everything is inline, as on the page of a run (`html`), so nothing is loaded from a network; all names are escaped.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from foretrace.files import write_text
+from foretrace.plaintext import visible
+from foretrace.report.blocks import Bars, Block, Grid, Headline, blocks
+from foretrace.report.html import PADS, asset, environment, own_version, unparted
+from foretrace.report.names import short_names
+from foretrace.report.units import in_unit, share, unit_for
+
+NAME = 64  # characters of a name
+
+
+def write(result: Any, path: Path, *, top: int = 12) -> None:
+    """Write the answer as one page into `path`, through a temporary file beside it."""
+    write_text(path, render(result, top=top))
+
+
+def render(result: Any, *, top: int = 12) -> str:
+    """The page as one HTML text. Deterministic: the same result gives the same bytes."""
+    return _rendered("blocks.html.j2", result, top)
+
+
+def fragment(result: Any, *, top: int = 12) -> str:
+    """What a notebook shows of a result: the blocks with their styles, and no script."""
+    return _rendered("fragment.html.j2", result, top)
+
+
+def _rendered(template: str, result: Any, top: int) -> str:
+    import markupsafe
+
+    found = blocks(result, top)
+    return visible(
+        environment()
+        .get_template(template)
+        .render(
+            version=own_version(),
+            css=markupsafe.Markup(asset("report.css") if template == "blocks.html.j2" else asset("fragment.css")),
+            title=next((block.text for block in found if isinstance(block, Headline)), result.command),
+            blocks=[_context(block) for block in found if block != ""],
+        )
+    )
+
+
+def _context(block: Block) -> dict[str, Any]:
+    """A block as the template takes it: its kind and its fields, figures as text."""
+    if isinstance(block, str):
+        return {"kind": "plain", "text": unparted(block)}
+    kind = {"kind": type(block).__name__.lower()}
+    if isinstance(block, Grid):
+        return kind | _grid(block)
+    if isinstance(block, Bars):
+        return kind | {"bars": _bars(block), "legend": block.legend}
+    return kind | {name: getattr(block, name) for name in block.__struct_fields__}
+
+
+def _grid(grid: Grid) -> dict[str, Any]:
+    columns = []
+    for at, column in enumerate(grid.columns):
+        cells = grid.cells(at, len(grid.rows), pads=PADS)
+        full = cells
+        if column.kind == "name":
+            cells = short_names(cells, NAME)
+        columns.append([(short, name if name != short else "") for short, name in zip(cells, full, strict=True)])
+    return {
+        "columns": [{"title": column.title, "right": column.flush_right} for column in grid.columns],
+        "titled": any(column.title for column in grid.columns),
+        "rows": list(zip(*columns, strict=True)),
+        "shown": grid.shown,
+        "colours": grid.colours,
+    }
+
+
+def _bars(block: Bars) -> list[dict[str, Any]]:
+    longest = max(sum(part.value for part in bar.parts) for bar in block.bars) or 1.0
+    found = []
+    for bar in block.bars:
+        total = sum(part.value for part in bar.parts)
+        unit = unit_for(total)
+        parts = [
+            {
+                "key": part.key,
+                "word": part.word,
+                "share": part.value / total if total else 0.0,
+                "text": f"{in_unit(part.value, unit)} {unit.name}" if part.value else "0",
+                "short": in_unit(part.value, unit),
+                "percent": share(part.value / total) if total and part.value else "",
+            }
+            for part in bar.parts
+        ]
+        found.append({"label": bar.label, "parts": parts, "length": total / longest})
+    return found

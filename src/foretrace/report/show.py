@@ -1,0 +1,273 @@
+"""`foretrace show` as an answer: what is in a recording and what holds its step back, and the words for that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from foretrace import techniques
+from foretrace.graph.taskgraph import TaskGraph
+from foretrace.report import headline, ranks, runs
+from foretrace.report.advise_views import AdviceRow
+from foretrace.report.blame import ranking, rows_of
+from foretrace.report.blocks import NARROW, About, Bars, Block, Column, Grid, Headline, Line, notes, shown, table
+from foretrace.report.names import short_name
+from foretrace.report.ranks_views import ClockView, CollectivesView
+from foretrace.report.units import between, change, count, in_unit, seconds, share, unit_for
+from foretrace.report.views import BlameRowView, BreakdownView, Result, StepTimeView, taken
+from foretrace.simulate.timeline import Timeline
+
+HOLDS_BACK = 20  # rows of the ranking that `show` carries
+ADVISED_UP_TO = 5_000  # tasks: trying what answers the bottleneck takes about a tenth of reading so many
+MOST_MISMATCHES = 6  # sentences about calls that do not match
+
+
+class NotOfStepView(msgspec.Struct, frozen=True, kw_only=True):
+    """Work in a one-step recording that belongs to other steps or to the process's start, and was left out."""
+
+    reason: str
+    tasks: int
+    time_s: float
+    share: float  # of the device's time for its work, of the recorded step else
+
+
+class ShowView(Result, frozen=True, kw_only=True):
+    """`foretrace show`: what is in a recording and what holds its step back."""
+
+    command: str = "show"
+    headline: str
+    bottleneck: str  # a part of the breakdown
+    source: str
+    device: str
+    devices: tuple[str, ...]
+    platform: str
+    ranks: int  # ranks in this recording
+    rank_numbers: tuple[int, ...]
+    world_size: int
+    steps: int
+    step_numbers: tuple[int, ...]
+    step_source: str
+    tasks: int
+    step_time_s: StepTimeView
+    interval_s: tuple[float, float] | None = None  # 80 % range of an estimated or predicted step, else None
+    step_times_s: tuple[float, ...]  # every step, as recorded
+    breakdown_s: BreakdownView  # sums to step_time_s.median
+    breakdown_mean_s: BreakdownView  # sums to step_time_s.mean
+    attributed_gpu_share: float | None  # None without a GPU
+    unexplained_gpu_share: float | None
+    holds_back: tuple[BlameRowView, ...]
+    collectives: CollectivesView | None = None  # None for one rank
+    clock: ClockView | None = None
+    not_of_step: tuple[NotOfStepView, ...]
+    advice: tuple[AdviceRow, ...]  # what answers the bottleneck and gains beyond doubt
+    notes: tuple[str, ...]
+    next: str  # the command to try next
+
+
+def show(timeline: Timeline, *, path: str = "") -> ShowView:
+    """What is in a recording and what holds its step back. `path` is the file as the user named it."""
+    graph, info = timeline.graph, timeline.graph.info
+    rows = rows_of(timeline, "name")
+    median, mean = runs.breakdowns(timeline)
+    often = headline.recurring(ranks.breakdown(timeline).steps_ns)
+    bottleneck = often.part if often else headline.bottleneck(median)
+    numbers = ranks.numbers(graph)
+    together = ranks.collectives(timeline)
+    sentence = headline.show(
+        median,
+        rows[:HOLDS_BACK],
+        platform=info.platform,
+        ranks=len(numbers),
+        every=graph.n_steps > 1,
+        recurring=often,
+        mean=mean,
+    )
+    suggestion = runs.advise(graph, path)
+    if together is not None and together.each:
+        suggestion = ranks.next_command(together, timeline.step_time_s, runs.quoted(path)) or suggestion
+        first = ranks.headline(
+            together,
+            timeline.step_time_s,
+            every=graph.n_steps > 1,
+            all_there=len(numbers) >= info.world_size,
+        )
+        sentence = first if bottleneck == "exposed_communication" else f"{first} {sentence}"
+    return ShowView(
+        headline=sentence,
+        bottleneck=bottleneck,
+        source=runs.source(path, info.source),
+        device=runs.device(graph),
+        devices=info.devices,
+        platform=info.platform,
+        ranks=len(numbers),
+        rank_numbers=numbers,
+        world_size=info.world_size,
+        steps=graph.n_steps,
+        step_numbers=info.steps[: graph.n_steps],
+        step_source=info.step_source,
+        tasks=len(graph),
+        step_time_s=runs.step_time(timeline),
+        interval_s=runs.estimated(timeline),
+        step_times_s=tuple((timeline.step_times_ns / 1e9).tolist()),
+        breakdown_s=median,
+        breakdown_mean_s=mean,
+        attributed_gpu_share=None if info.platform == "cpu" else float(info.attributed_share),
+        unexplained_gpu_share=None if info.platform == "cpu" else float(info.unexplained_share),
+        holds_back=rows[:HOLDS_BACK],
+        collectives=together,
+        clock=ranks.clock(graph),
+        not_of_step=tuple(taken(NotOfStepView, each) for each in info.not_of_step),
+        advice=_advice(graph, bottleneck),
+        notes=runs.notes(graph),
+        next=suggestion,
+    )
+
+
+def _advice(graph: TaskGraph, bottleneck: str) -> tuple[AdviceRow, ...]:
+    """What answers the bottleneck and gains beyond doubt; `foretrace advise` tries everything."""
+    if len(graph) > ADVISED_UP_TO or len(ranks.numbers(graph)) > 1:
+        return ()
+    from foretrace.plan.advise import against
+    from foretrace.report.advise_views import row
+
+    names = {"data_loading": ["PrefetchData"], "launch_bound": ["CudaGraphs", "FusedOptimizer"]}
+    kinds = [getattr(techniques, name) for name in names.get(bottleneck, ["MixedPrecision", "Compiled"])]
+    return tuple(map(row, against(graph, kinds)))
+
+
+@shown.register
+def _(view: ShowView, top: int) -> Iterator[Block]:
+    step = view.step_time_s
+    unit = unit_for(step.median)
+    line = f"step {in_unit(step.median, unit)} {unit.name}"
+    if view.interval_s is not None:
+        line += f" ({between(*view.interval_s, unit)})"
+    elif view.steps > 1:
+        line += f" (p10 {in_unit(step.p10, unit)} – p90 {in_unit(step.p90, unit)})"
+    yield About(tuple(facts(view)))
+    yield ""
+    yield Headline(view.headline)
+    yield ""
+    yield Bars((runs.step_bar(line, view.breakdown_s, view.platform),), legend=True)
+    if view.collectives is not None and view.collectives.each:
+        yield ""
+        yield _ranks(view.collectives, view.clock, top)
+        yield from notes(collectives(view.collectives, one_step=view.steps <= 1))
+    if view.holds_back:
+        title = "what holds the step back" + (" (sum of the ranks)" if view.ranks > 1 else "")
+        yield ""
+        yield ranking(_named_too(view.holds_back, top, view.headline), title, view.platform)
+    for each in view.advice:
+        yield Line(advice(each), label="try")
+    yield from notes([*trust(view), *view.notes])
+
+
+def _ranks(view: CollectivesView, clock: ClockView | None, most: int) -> Grid:
+    """The ranks for which others wait longest."""
+    total = count(len(view.last_arriver))
+    offsets = {} if clock is None else clock.offsets_s
+    return table(
+        [
+            Column("rank", right=True), Column("waits", "time"), Column("transfers", "time"),
+            Column("last to arrive", right=True), Column("others wait for it", "time", least=NARROW),
+            Column("clock", right=True, least=NARROW),
+        ],
+        [
+            (
+                row.rank, row.wait_s, row.transfer_s, f"{count(row.last)} of {total}", row.caused_s,
+                "not known" if (ahead := offsets.get(str(row.rank))) is None else change(ahead),
+            )
+            for row in sorted(view.by_rank, key=lambda each: (-each.caused_s, each.rank))[:most]
+        ],
+    )  # fmt: skip
+
+
+def _named_too(rows: Sequence[BlameRowView], most: int, headline: str) -> Sequence[BlameRowView]:
+    """The first rows, and behind them the one that the headline is about where it is further down."""
+    named = [row for row in rows[most:] if short_name(row.name, 40) in headline]
+    return [*rows[:most], *named[:1]]
+
+
+def facts(show: ShowView) -> list[str]:
+    """What was recorded, in a few words each: source, device, ranks, steps."""
+    device = show.device or {"cpu": "CPU only", "cuda": "NVIDIA GPU", "rocm": "AMD GPU"}.get(show.platform, "")
+    if show.ranks == 1:
+        rank = f"rank {show.rank_numbers[0] if show.rank_numbers else 0} of {show.world_size}"
+    else:
+        rank = f"{show.ranks} of {show.world_size} ranks"
+    if show.step_source == "whole trace":
+        steps = "no steps marked"
+    else:
+        steps = "1 step" if show.steps == 1 else f"{count(show.steps)} steps"
+    return [fact for fact in (show.source, device, rank, steps) if fact]
+
+
+def step_spread(show: ShowView) -> str:
+    """As in "median of 6 steps, p10 164 – p90 179 ms"; one step has no spread and says so."""
+    if show.interval_s is not None:
+        unit = unit_for(show.step_time_s.median)
+        return f"not recorded: 80 % interval {between(*show.interval_s, unit)} {unit.name}"
+    if show.steps <= 1:
+        return "one step recorded, so no spread is known"
+    step = show.step_time_s
+    unit = unit_for(step.median)
+    low, high = between(step.p10, step.p90, unit).split(" – ")
+    return f"median of {count(show.steps)} steps, p10 {low} – p90 {high} {unit.name}"
+
+
+def reading_notes(show: ShowView) -> list[str]:
+    """What the numbers rest on, most important first; ends with what the recording's builder noted."""
+    notes = [
+        "The parts of a step exclude each other and sum to the median step: a moment counts as compute while "
+        "any kernel runs, and as a wait only when none does."
+        if show.platform != "cpu"
+        else "The parts of a step exclude each other and sum to the median step."
+    ]
+    if show.step_source != "whole trace":
+        notes.append(f"Steps are bounded by {show.step_source} events.")
+    else:
+        notes.append("The recording marks no steps, so the whole recording counts as one.")
+    if show.attributed_gpu_share is not None:
+        notes.append(f"{share(show.attributed_gpu_share)} of the GPU time is attributed to a layer, phase or operator.")
+    notes += trust(show)
+    if show.ranks < show.world_size:
+        notes.append(
+            f"{show.ranks} of {show.world_size} ranks were recorded here: time inside collectives includes "
+            "waiting for the others."
+        )
+    return [*notes, *show.notes]
+
+
+def advice(row: AdviceRow) -> str:
+    """As in "prefetch-data saves 56.6 ms (35.9 – 60.7): one argument of the DataLoader"."""
+    unit = unit_for(row.saved_s)
+    span = f" ({between(*row.saved_range_s, unit)})" if row.saved_range_s else ""
+    return f"{row.name} saves {in_unit(row.saved_s, unit)} {unit.name}{span}{f': {row.effort}' if row.effort else ''}"
+
+
+def collectives(view: CollectivesView, *, one_step: bool) -> list[str]:
+    """What waiting and transfers cost, and what the set of recordings lacks."""
+    lines = [f"Transfers that take no time would save {seconds(max(view.saved_if_free_s, 0.0))} per step."]
+    if view.saved_if_together_s > 0:
+        step = "the step" if one_step else "the first step"
+        lines.append(
+            f"Ranks that enter the recording together would save {seconds(view.saved_if_together_s)} of {step}."
+        )
+    shown = [*view.missing, *view.unmatched]
+    if len(shown) > MOST_MISMATCHES:
+        shown = [*shown[:MOST_MISMATCHES], f"{count(len(shown) - MOST_MISMATCHES)} more mismatches: --json."]
+    return lines + shown
+
+
+def trust(show: ShowView) -> list[str]:
+    """What makes answers about this recording less certain."""
+    from foretrace.simulate.check import UNEXPLAINED_REFUSE, UNEXPLAINED_WARN  # loads compiled code
+
+    delays = show.unexplained_gpu_share or 0.0
+    if delays < UNEXPLAINED_WARN:
+        return []
+    sentence = f"{share(delays)} of the GPU's span are delays that no recorded dependency explains"
+    if delays >= UNEXPLAINED_REFUSE:
+        return [f"{sentence}: too many to say what a change of the GPU's work would do."]
+    return [f"{sentence}: less certain than usual what a change of the GPU's work would do."]

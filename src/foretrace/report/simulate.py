@@ -1,0 +1,97 @@
+"""`foretrace simulate` as an answer: the plain replay beside the recording."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from foretrace.report import headline, ranks, runs
+from foretrace.report.blocks import Block, Column, Headline, Line, notes, shown, table
+from foretrace.report.units import between, count, share, unit_for
+from foretrace.report.views import Result
+from foretrace.simulate.replay import replay
+from foretrace.simulate.timeline import Timeline
+
+
+class SimulateView(Result, frozen=True, kw_only=True):
+    """`foretrace simulate`: the plain replay beside the recording, and the structural one (edges alone)."""
+
+    command: str = "simulate"
+    headline: str
+    source: str
+    rank_numbers: tuple[int, ...]  # ranks that the answer is about
+    steps: int
+    tasks: int
+    edges: int
+    step_time_s: float
+    measured_s: float
+    error: float  # (step_time_s − measured_s) / measured_s
+    structural_step_time_s: float
+    structural_error: float
+    interval_s: tuple[float, float]
+    interval_level: float
+    interval_source: str
+    notes: tuple[str, ...]
+    next: str
+
+
+def simulate(timeline: Timeline, *, path: str = "", level: float = 0.8) -> SimulateView:
+    """The plain replay beside the recording, and the structural replay: typical waits instead of recorded ones."""
+    graph = timeline.graph
+    start, end = replay(graph, structural=True)
+    structural_s = Timeline(graph=graph, start=start, end=end).step_time_s
+    measured_s = float(np.median(np.diff(graph.recorded[graph.marks] + graph.dur[graph.marks]))) / 1e9
+    interval = timeline.interval_s(level)
+    error = _relative(timeline.step_time_s, measured_s)
+    structural_error = _relative(structural_s, measured_s)
+    return SimulateView(
+        headline=headline.simulate(timeline.step_time_s, measured_s, structural_error),
+        source=runs.source(path, graph.info.source),
+        rank_numbers=ranks.numbers(graph),
+        steps=graph.n_steps,
+        tasks=len(graph),
+        edges=graph.edges,
+        step_time_s=timeline.step_time_s,
+        measured_s=measured_s,
+        error=error,
+        structural_step_time_s=structural_s,
+        structural_error=structural_error,
+        interval_s=(interval.low_s, interval.high_s),
+        interval_level=interval.level,
+        interval_source=interval.source,
+        notes=runs.notes(graph),
+        next=f"foretrace check {runs.again(graph, path)}" if path else "",
+    )
+
+
+def _relative(value: float, reference: float) -> float:
+    return (value - reference) / reference if reference else 0.0
+
+
+@shown.register
+def _(view: SimulateView, top: int) -> Iterator[Block]:
+    yield Headline(view.headline)
+    yield ""
+    yield table(
+        ["replay", Column("step", "seconds"), Column("error", right=True)],
+        [
+            ("measured", view.measured_s, ""),
+            ("recorded waits", view.step_time_s, _signed(view.error)),
+            ("typical waits", view.structural_step_time_s, _signed(view.structural_error)),
+        ],
+    )
+    unit = unit_for(view.step_time_s)
+    yield Line(
+        f"{count(view.steps)} {'step' if view.steps == 1 else 'steps'}, {count(view.tasks)} tasks, "
+        f"{count(view.edges)} edges; {100 * view.interval_level:.3g} % interval of a step "
+        f"{between(*view.interval_s, unit)} {unit.name}.",
+        soft=True,
+    )
+    yield from notes(view.notes)
+
+
+def _signed(error: float) -> str:
+    """As in "−0.12 %", "0 %" where it is below the third digit."""
+    text = share(error)
+    return "+" + text if error > 0 and text != "0 %" else text

@@ -1,0 +1,182 @@
+"""`foretrace whatif` as an answer: the predicted step, what was changed, what it rests on, and the words for that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from foretrace.report import assumptions, headline, ranks, runs
+from foretrace.report.assumptions import AssumptionView, assumption
+from foretrace.report.blocks import Bars, Block, Column, Headline, Line, notes, shown, table
+from foretrace.report.units import between, in_unit, unit_for
+from foretrace.report.views import BreakdownView, Result, taken
+from foretrace.techniques.whatif import WhatIf
+
+MATTERS = 0.01  # an assumption whose range moves the predicted step by less is named, not explained
+LEAST_SHARE = 0.03  # parts of a critical path below this share of the step are left out of the words
+
+
+class PathPartView(msgspec.Struct, frozen=True, kw_only=True):
+    """Time of the critical path in one kind of work, per step, waits for it included, seconds."""
+
+    name: str
+    time_s: float
+
+
+class ChangeView(msgspec.Struct, frozen=True, kw_only=True):
+    """What one edit did."""
+
+    technique: str
+    what: str
+    tasks: int
+
+
+class StageView(msgspec.Struct, frozen=True, kw_only=True):
+    """The step after one more technique of a what-if."""
+
+    name: str
+    before_s: float
+    after_s: float
+    saved_s: float
+    why_not_more: str
+
+
+class WhatIfView(Result, frozen=True, kw_only=True):
+    """`foretrace whatif`: the predicted step, what was changed and what was assumed."""
+
+    command: str = "whatif"
+    headline: str
+    source: str
+    platform: str
+    name: str  # the techniques, joined: "prefetch-data + mixed-precision"
+    techniques: tuple[str, ...]
+    rank_numbers: tuple[int, ...]  # ranks that the answer is about
+    steps: int
+    before_s: float
+    before_interval_s: tuple[float, float]
+    after_s: float
+    saved_s: float
+    speedup: float
+    speedup_interval: tuple[float, float | None]  # what moves both steps alike does not count; None: without limit
+    interval_s: tuple[float, float]
+    interval_level: float
+    interval_source: str
+    breakdown_before_s: BreakdownView
+    breakdown_after_s: BreakdownView
+    critical_path_before: tuple[PathPartView, ...]
+    critical_path_after: tuple[PathPartView, ...]
+    critical_path_moved: bool
+    stages: tuple[StageView, ...]
+    changes: tuple[ChangeView, ...]
+    assumptions: tuple[AssumptionView, ...]
+    why_not_more: str
+    notes: tuple[str, ...]
+    next: str
+
+
+def whatif(result: WhatIf, *, path: str = "") -> WhatIfView:
+    """A prediction: the step before and after, how sure, what was changed and what it rests on."""
+    info = result.before.graph.info
+    names = tuple(stage.technique.name for stage in result.stages)
+    before_s, after_s, interval_s = result.before_s, result.after_s, result.interval_s
+    low, high = result.ratio_interval
+    sources = [result.noise.source] if result.noise.source else []
+    if result.assumptions:
+        count = len(result.assumptions)
+        sources.append("the range of the assumption" if count == 1 else f"the ranges of {count} assumptions")
+    written = [stage.name for stage in result.stages]
+    return taken(
+        WhatIfView,
+        result,
+        headline=headline.whatif(before_s, after_s, interval_s, (low, high)),
+        source=runs.source(path, info.source),
+        platform=info.platform,
+        name=" + ".join(written),
+        techniques=names,
+        rank_numbers=ranks.numbers(result.before.graph),
+        steps=result.before.graph.n_steps,
+        saved_s=before_s - after_s,
+        speedup=before_s / after_s if after_s else 0.0,
+        speedup_interval=(1 / high if high else 0.0, 1 / low if low else None),
+        interval_level=result.level,
+        interval_source=" and ".join(sources),
+        breakdown_before_s=runs.breakdowns(result.before)[0],
+        breakdown_after_s=runs.breakdowns(result.after)[0],
+        assumptions=tuple(assumption(each.assumption, each.at_low_s, each.at_high_s) for each in result.assumptions),
+        notes=runs.corrections(result.before.graph),
+        next=f"foretrace export {runs.again(result.before.graph, path)} {runs.do(written)}" if path else "",
+    )
+
+
+@shown.register
+def _(view: WhatIfView, top: int) -> Iterator[Block]:
+    unit = unit_for(view.before_s)
+    yield Headline(view.headline)
+    yield ""
+    sides = (("before", view.breakdown_before_s), ("after", view.breakdown_after_s))
+    yield Bars(
+        tuple(
+            runs.step_bar(f"{word:<7}{in_unit(sum(each.parts().values()), unit)} {unit.name}", each, view.platform)
+            for word, each in sides
+        ),
+        apart=True,
+    )
+    yield table(
+        ["change", Column("step", "time"), Column("saved", "change"), Column("why not more", wide=True)],
+        [(stage.name, stage.after_s, -stage.saved_s, stage.why_not_more) for stage in view.stages],
+    )
+    if view.critical_path_after:
+        yield Line(path_change(view), label="critical path")
+    for made in view.changes:
+        yield Line(change_text(made, len(view.techniques) > 1), label="changed")
+    matter = assumptions_that_matter(view)
+    for each in matter:
+        yield Line(assumptions.said(each), label="assumed")
+    if rest := view.assumptions[len(matter) :]:
+        yield Line(other_assumptions(view, rest), label="assumed")
+    if view.why_not_more and not any(stage.why_not_more for stage in view.stages):
+        yield Line(view.why_not_more, label="why not more")
+    yield from notes([*view.notes, f"{interval_text(view)}: {view.interval_source}."])
+
+
+def interval_text(view: WhatIfView) -> str:
+    """As in "80 % interval 84.0 – 101 ms"."""
+    unit = unit_for(view.before_s)
+    return f"{100 * view.interval_level:.3g} % interval {between(*view.interval_s, unit)} {unit.name}"
+
+
+def change_text(made: ChangeView, several: bool) -> str:
+    """What one edit did, with the technique's name where several were applied."""
+    return f"{made.technique}: {made.what}" if several and made.technique else made.what
+
+
+def assumptions_that_matter(view: WhatIfView) -> tuple[AssumptionView, ...]:
+    """The first assumptions: those that move the step by a hundredth or more, and always the first one."""
+    moved = [max(abs(a.step_at_low_s - view.after_s), abs(a.step_at_high_s - view.after_s)) for a in view.assumptions]
+    return tuple(a for i, a in enumerate(view.assumptions) if i == 0 or moved[i] >= MATTERS * view.after_s)
+
+
+def other_assumptions(view: WhatIfView, rest: Sequence[AssumptionView]) -> str:
+    """As in "conv 3.47×, norm 0.600×: each moves the step by less than 1 %"."""
+    several = len({a.technique for a in view.assumptions}) > 1
+    named = ", ".join(
+        f"{a.technique + ' ' if several and a.technique else ''}{a.name} {assumptions.value_text(a)}" for a in rest
+    )
+    return f"{named}: {'each moves' if len(rest) > 1 else 'moves'} the step by less than {100 * MATTERS:g} %"
+
+
+def path_text(parts: Sequence[PathPartView]) -> str:
+    """As in "data loading 58.0 → backward kernels 61.2 ms", the parts that matter only."""
+    total = sum(part.time_s for part in parts)
+    kept = [part for part in parts if part.time_s >= LEAST_SHARE * total and part.time_s > 0]
+    unit = unit_for(total)
+    return " → ".join(f"{part.name} {in_unit(part.time_s, unit)}" for part in kept) + (f" {unit.name}" if kept else "")
+
+
+def path_change(view: WhatIfView) -> str:
+    """The critical path after the change, and before it if it moved."""
+    after = path_text(view.critical_path_after)
+    if not view.critical_path_moved:
+        return f"{after} (where it was)"
+    return f"{after} (before: {path_text(view.critical_path_before)})"

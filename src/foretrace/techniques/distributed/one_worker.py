@@ -1,0 +1,86 @@
+"""What techniques assume of several workers of which one was recorded: their network, their copies, their delays."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from foretrace.cost.network.network import CollectiveKind, Network
+from foretrace.cost.network.parse import network
+from foretrace.graph.edit import scale
+from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
+from foretrace.model.messages import MIB
+from foretrace.simulate.noise import expected_max
+from foretrace.simulate.replay import replay
+from foretrace.simulate.timeline import simulate
+from foretrace.techniques.base import Prior, Technique
+from foretrace.techniques.compute.updates import update_bandwidth
+
+IN_FLIGHT = {"gloo": 2, "nccl": 1}  # collectives at a time of one process group
+
+
+def back_end(graph: TaskGraph, given: str = "") -> str:
+    """What exchanges messages: as given, else what PyTorch takes on the recorded device."""
+    return given or ("gloo" if graph.info.platform == "cpu" else "nccl")
+
+
+def required(technique: Technique, graph: TaskGraph) -> None:
+    """Refuse, in the name of `technique`, a graph in which workers exchange messages already."""
+    if graph.info.recording.get("distributed") or bool((graph.kind == TaskKind.COLLECTIVE).any()):
+        raise technique.refuse("the recording already exchanges messages between workers; record one worker alone.")
+
+
+def copying(graph: TaskGraph) -> Prior:
+    """Bandwidth of copying into and out of buffers."""
+    return update_bandwidth(graph) or Prior(500.0, 150.0, 1500.0, unit="GB/s", why="devices copy so much")
+
+
+def company(graph: TaskGraph) -> Prior:
+    """Slow-down of computing while messages are exchanged."""
+    if graph.info.platform == "cpu":
+        return Prior(1.02, 1.0, 1.10, why="threads of the backend take memory bandwidth and cycles from computing")
+    why = "NCCL's kernels occupy multiprocessors: 1.04 to 1.1 measured by Agarwal et al. (MLSys 2022)"
+    return Prior(1.06, 1.0, 1.15, why=why)
+
+
+def transfer(net: Network, nbytes: float = 4 * MIB) -> Prior:
+    """How far the network's model may be off, at a typical size."""
+    typical = net.cost(CollectiveKind.ALL_REDUCE, nbytes)
+    share = typical.seconds or 1.0
+    return Prior(1.0, typical.low_s / share, typical.high_s / share, why=typical.why)
+
+
+def waiting(graph: TaskGraph, workers: int) -> Prior:
+    """The last of W workers whose steps vary as the recorded ones do, relative to the mean (order statistics)."""
+    times = simulate(graph).step_times_ns / 1e9
+    spread = float(np.std(times, ddof=1)) if len(times) > 2 else 0.02 * float(np.mean(times))
+    late = 1e3 * spread * expected_max(workers)
+    why = f"the last of {workers} workers whose steps vary as the {len(times)} recorded ones do"
+    return Prior(late, 0.0, 2.5 * late, unit="ms", why=why)
+
+
+def network_between(graph: TaskGraph, text: str, workers: int, backend: str = "") -> Network:
+    """The network between these workers, with as many collectives at a time as the back end allows."""
+    return network(text, workers, in_flight=IN_FLIGHT[back_end(graph, backend)])
+
+
+def slowed_beside(
+    graph: TaskGraph,
+    first: npt.NDArray[np.int64],
+    last: npt.NDArray[np.int64],
+    company: float,
+    busy_s: float,
+    *,
+    technique: str,
+) -> TaskGraph:
+    """Backward work between two rows of every step slowed by messages that are under way for `busy_s` of it."""
+    start, end = replay(graph)
+    step = np.clip(graph.step, 0, graph.n_steps - 1)
+    rows = (graph.step == step) & (graph.phase == Phase.BACKWARD) & ~graph.gone
+    rows &= (start >= start[first][step]) & (start <= end[last][step])
+    rows &= ~np.isin(graph.kind, (TaskKind.MARK, TaskKind.JOIN, TaskKind.COLLECTIVE))
+    if graph.on_device.any():
+        rows &= graph.on_device  # messages of a device leave the host alone
+    length = float(np.mean(end[last] - start[first])) / 1e9
+    share = min(busy_s / length, 1.0) if length > 0 else 0.0
+    return scale(graph, rows, 1 + (company - 1) * share, technique=technique)
