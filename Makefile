@@ -1,4 +1,4 @@
-# make demo | check | test | test-avx2 | golden | lint | bench | reproduce | fuzz      needs Python 3.11-3.14 (PYTHON=...) and nothing else
+# make demo | check | test | test-avx2 | golden | lint | docs | bench | reproduce | fuzz      needs Python 3.11-3.14 (PYTHON=...) and nothing else
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,7 +8,7 @@ PACKAGE = pyproject.toml constraints.txt
 PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 DEMO := demo-out
 
-.PHONY: help demo check test test-changed test-avx2 golden lint bench reproduce fuzz clean
+.PHONY: help demo check test test-changed test-avx2 golden lint docs bench reproduce fuzz clean
 help:
 	@grep -E '^# make' Makefile | cut -c 3-
 
@@ -49,7 +49,7 @@ check: $(VENV)/dev.stamp
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint test-changed
 
 test-changed: $(VENV)/dev.stamp
-	$(PYTEST) -m "not slow" $(ARGS) $$($(BIN)/python .ci/changed.py)
+	FORETRACE_EXAMPLES=quick $(PYTEST) -m "not slow" $(ARGS) $$($(BIN)/python .ci/changed.py)
 
 test: $(VENV)/dev.stamp
 	$(PYTEST) $(ARGS)
@@ -68,6 +68,15 @@ lint: $(VENV)/dev.stamp
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+$(VENV)/docs.stamp: $(PACKAGE) | $(BIN)/python
+	$(INSTALL) --editable '.[docs]'
+	@touch $@
+
+# The pages as a web site, site/docs/index.html. A link or anchor that leads nowhere, or a page that nothing lists, ends it.
+docs: $(VENV)/docs.stamp
+	$(BIN)/sphinx-build -q -W --keep-going -c docs -d site/.doctrees . site
+	@echo "wrote site/docs/index.html"
+
 # How fast it is and how close predictions come: docs/performance.md and docs/accuracy/. Leave the machine alone meanwhile.
 # Techniques whose row in benchmarks/data/ledger.jsonl is conclusive are not measured again (verify_zoo.py --again does);
 # without any it takes about an hour. What cannot be verified here (no compiler, no memory) is named and stops nothing.
@@ -85,4 +94,4 @@ fuzz: $(VENV)/dev.stamp
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/fuzz.py $(if $(ARGS),$(ARGS),--seconds 60)
 
 clean:
-	rm -rf $(VENV) $(DEMO)
+	rm -rf $(VENV) $(DEMO) site

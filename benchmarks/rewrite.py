@@ -2,7 +2,7 @@
 
     python benchmarks/rewrite.py [--json] [--rules graph_subst.pb] [--budget 60] [NAME ...]
 
-Costs are operators timed on this machine with one thread; predictions come from times taken anew after the search, and
+Costs are operators timed on this machine with one thread; predictions come from times taken again after the search, and
 all models run in turns. The same graphs are searched with the costs of a roofline of an H100, too. Without `--json` the
 section of docs/rewrite.md is written anew. alpha = 1.05 is the paper's; nothing was chosen on these models.
 """
@@ -164,7 +164,7 @@ def page(rows: list[dict[str, Any]], *, budget: int, imported: str) -> str:
     return (
         f"*{today()}, {machine()}; one thread; load averages {load()}.*\n\n"
         "Times faster than the original in inference on one sample. *Predicted*: sums of operators timed on this "
-        "machine, anew after the search. *Measured*: original and rewritten models in turns, median and 80 % "
+        "machine, again after the search. *Measured*: original and rewritten models in turns, median and 80 % "
         "interval, CPU clock. *Captured alone*: the original's operators without its Python code, no merit of rules. "
         f"*{DEVICE.upper()}*: the same search with the costs of a roofline of that device, views free, epilogues "
         "fused. "

@@ -77,3 +77,28 @@ def test_compare_says_where_a_change_is(run: ft.Run) -> None:
 def test_a_missing_rank_is_one_sentence() -> None:
     with pytest.raises(ft.ForetraceError, match="has no rank 5"):
         ft.read(DATA / "cnn.json.gz", ranks=[5])
+
+
+def test_a_path_is_opened_whatever_it_is(run: ft.Run, tmp_path: Path) -> None:
+    opened = ft.scenario(DATA / "recommender.json.gz")
+    assert opened.trace is not None
+    assert opened.simulate().step_time_s == run.graph().simulate().step_time_s
+    saved = opened.save(tmp_path / "step.graph")
+    assert ft.scenario(saved).simulate().step_time_s == opened.simulate().step_time_s
+    with pytest.raises(ft.ForetraceError, match=r"saved graph, which `rank=` cannot change"):
+        ft.scenario(saved, rank=0)
+    with pytest.raises(ft.ForetraceError, match=r"one rank; leave `all_ranks=` out"):
+        ft.scenario(DATA / "recommender.json.gz", all_ranks=True)
+
+
+def test_a_model_that_never_ran_is_one_line() -> None:
+    found = ft.estimate("gpt2", device="h100", batch=1)
+    low_s, high_s = found.step.interval_s
+    assert 0 < low_s < found.step.step_time_s < high_s
+    with pytest.raises(ft.ForetraceError, match=r"`zero=3` shares among several workers; say how many with `workers=`"):
+        ft.estimate("gpt2", device="h100", zero=3)
+
+
+def test_a_fleet_is_one_line() -> None:
+    result = ft.flow.fleet(DATA.parents[1] / "examples" / "jobs.csv", cluster="2x4x8", policy="las").play()
+    assert (result.jct_s > 0).all()

@@ -46,7 +46,7 @@ def in_this_process(capfd: pytest.CaptureFixture[str]) -> Callable[[str, str], t
     return called
 
 
-@pytest.mark.slow
+@pytest.mark.slow("the whole tour: thirty commands, recordings and measurements among them")
 def test_every_block_runs(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

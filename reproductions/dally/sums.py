@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from foretrace.fleet.comparison import Contrast, Estimate, judge
+from foretrace.fleet.comparison import Contrast, MeanInterval, judge
 from foretrace.fleet.workload import Float64
 from reproductions.dally import cells
 from reproductions.dally.study import (
@@ -297,7 +297,7 @@ def repeated_of(rows: Sequence[Row]) -> tuple[RepeatRow, ...]:
     return tuple(found)
 
 
-def _mean(given: Estimate) -> Mean:
+def _mean(given: MeanInterval) -> Mean:
     return Mean(mean=given.mean, low=given.low, high=given.high)
 
 

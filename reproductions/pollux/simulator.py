@@ -4,7 +4,7 @@ Source of the mechanism: petuum/adaptdl, branch osdi21-artifact, simulator (Poll
 fleet-scheduling.md 7.2. Time is whole seconds. Every 60 s all jobs advance with what they hold, then the policy decides
 for all submitted, unfinished jobs. A changed allocation, also the first, makes no progress for 30 s.
 
-Progress per second = gain of the total batch / seconds per step, both measured (`pollux_profiles`). An epoch ends when
+Progress per second = gain of the total batch / seconds per step, both measured (`Profiles`). An epoch ends when
 progress reaches the least over all validated batch sizes; the crossing takes a whole number of seconds, rounded half to
 even; a job is complete after the last epoch that every batch size was trained for.
 """

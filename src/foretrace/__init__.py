@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from foretrace import graph, report, simulate, techniques, trace
     from foretrace.errors import ForetraceError
-    from foretrace.flow import Run, Scenario, compare, load, read
+    from foretrace.flow import Run, Scenario, compare, estimate, load, read, scenario
     from foretrace.graph.taskgraph import TaskGraph
     from foretrace.simulate.timeline import Timeline
     from foretrace.trace.recorder import record
@@ -32,11 +32,13 @@ __all__ = [
     "Trace",
     "Training",
     "compare",
+    "estimate",
     "graph",
     "load",
     "read",
     "record",
     "report",
+    "scenario",
     "simulate",
     "techniques",
     "trace",
@@ -51,9 +53,11 @@ _HOME = {
     "Trace": "foretrace.trace.trace",
     "Training": "foretrace.training.training",
     "compare": "foretrace.flow",
+    "estimate": "foretrace.flow",
     "load": "foretrace.flow",
     "read": "foretrace.flow",
     "record": "foretrace.trace.recorder",
+    "scenario": "foretrace.flow",
 }
 
 

@@ -45,7 +45,7 @@ def njit(*, files: Sequence[str] = (), **options: Any) -> Callable[[_Loop], _Loo
         made: Any
         try:
             made = numba.njit(cache=True, **options)(loop)
-            if files:  # numba looks whether the loop's own file is still the one that was compiled
+            if files and hasattr(made, "_cache"):  # numba's own switch may be off; by itself it looks at one file
                 kept = made._cache._cache_file
                 kept._source_stamp = (kept._source_stamp, *(sha256(Path(each).read_bytes()).digest() for each in files))
         except RuntimeError as error:
@@ -58,14 +58,14 @@ def njit(*, files: Sequence[str] = (), **options: Any) -> Callable[[_Loop], _Loo
     return compiled
 
 
-class _Merged(JITCodeLibrary):  # type: ignore[misc]  # numba has no types
+class _Merged(JITCodeLibrary):
     """Code of a loop that is not optimised and made executable by itself, only within the loops that call it."""
 
     def _optimize_final_module(self) -> None:
         pass
 
     def _finalize_final_module(self) -> None:
-        self._finalize_dynamic_globals()
+        self._finalize_dynamic_globals()  # type: ignore[no-untyped-call]
         self._finalized = True
 
     def get_pointer_to_function(self, name: str) -> int:
@@ -82,9 +82,10 @@ class _NoEnvironment:
         """Leave it: the environment is that of the loop that is executed."""
 
 
-class _Inner(Compiler):  # type: ignore[misc]
+class _Inner(Compiler):
     def __init__(self, typing: Any, target: Any, library: Any, *rest: Any) -> None:
-        super().__init__(typing, target, library or _Merged(target.codegen(), "inner"), *rest)
+        library = library or _Merged(target.codegen(), "inner")  # type: ignore[no-untyped-call]
+        super().__init__(typing, target, library, *rest)  # type: ignore[no-untyped-call]
 
 
 def inner(loop: _Loop) -> _Loop:
@@ -93,7 +94,6 @@ def inner(loop: _Loop) -> _Loop:
     numba would optimise it once by itself and again in each of its callers, and give it wrappers for Python: twice the
     time to compile.
     """
-    made: _Loop = numba.njit(
-        no_cpython_wrapper=True, no_cfunc_wrapper=True, error_model="numpy", _nrt=False, pipeline_class=_Inner
-    )(loop)
+    options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "_nrt": False}
+    made: _Loop = numba.njit(error_model="numpy", pipeline_class=_Inner, **options)(loop)
     return made

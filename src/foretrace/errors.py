@@ -1,4 +1,4 @@
-"""The one error class for a user's mistake: a sentence that says what, where and how to mend it.
+"""The one error class for a user's mistake: a sentence that says what, where and how to fix it.
 
 The command line prints the sentence on standard error and exits with code 2. Anything else that is raised is
 our bug and keeps its traceback.
@@ -26,7 +26,7 @@ def spelled(text: str) -> str:
 
 
 class ForetraceError(Exception):
-    """A mistake in the input: the message is one sentence with the file or argument, the place and the mend.
+    """A mistake in the input: the message is one sentence with the file or argument, the place and what to do.
 
     Parameters stand in it as in `workers=4`; a command shows its options instead (`spelled`).
     What others wrote may stand in it: it is shown on one line, without what a terminal would obey, and not without end.

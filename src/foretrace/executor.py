@@ -51,7 +51,7 @@ def map(  # called as executor.map
     pool: bool = True,
     progress: Progress = None,
 ) -> list[Result]:
-    """`function` of every item, in their order; `progress` is told the share of the items that are done.
+    """`function` of every item, in their order; `progress` is called with the share of the items that are done.
 
     Args:
         function: of a module (workers import it); what it returns is pickled.
@@ -147,7 +147,7 @@ def end_with(pipe: int) -> None:
 
 def _on_ray(function: Callable[[Item], Result], items: Sequence[Item], progress: Progress) -> list[Result]:
     with _cluster() as ray:
-        # A worker that died is told to the user, not tried again: it would most likely die again.
+        # A worker that died is reported to the user, not retried: it would most likely die again.
         call = ray.remote(max_retries=0)(_call)
         place = {call.remote(function, item): i for i, item in enumerate(items)}
         results: dict[int, Result] = {}

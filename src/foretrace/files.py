@@ -26,7 +26,7 @@ def write_bytes(path: Path, data: bytes, *, compress: bool = False) -> None:
     temporary = part_of(path)
     try:
         if path.exists() and not path.is_file():
-            raise ForetraceError(f"cannot write {path}, which is no file; name a file that may be written anew.")
+            raise ForetraceError(f"cannot write {path}, which is no file; name a file that may be overwritten.")
         _write_whole(temporary, data)
         temporary.replace(path)
     except OSError as error:

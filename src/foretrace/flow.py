@@ -1,28 +1,34 @@
-"""The whole program, to be read top to bottom: read, build, simulate, change, compare.
+"""The whole program in three chapters, to be read top to bottom; commands and Python users call the same functions.
 
-    run = read("run.json.gz")                            # Trace: what happened
-    recorded = run.graph()                               # TaskGraph: what depends on what
-    recorded.simulate().step_time_s                      # Timeline: when everything runs
-    faster = recorded.apply(PrefetchData(workers=4))     # another TaskGraph, with what was changed and assumed
-    faster.whatif().interval_s                           # before, after, how sure
-    compare(recorded, faster).rows                       # where the difference lies
+run = read("run.json.gz")                            # 1. recorded. Trace: what happened
+recorded = run.graph()                               # TaskGraph: what depends on what
+recorded.simulate().step_time_s                      # Timeline: when everything runs
+faster = recorded.apply(PrefetchData(workers=4))     # another TaskGraph, with what was changed and assumed
+faster.whatif().interval_s                           # before, after, how sure
+compare(recorded, faster).rows                       # where the difference lies
 
-The command line and Python users walk through the same functions.
+estimate("llama-2-7b", device="h100").step.step_time_s  # 2. modelled: OperatorGraph, costs, TaskGraph, Timeline
+
+fleet("jobs.csv", cluster="2x4x8", policy="las").play().jct_s  # 3. fleet: Workload, Policy, FleetResult
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from foretrace.errors import ForetraceError
 
 if TYPE_CHECKING:
+    from foretrace.fleet.scene import Scene
     from foretrace.graph.alignment import ClockOffsets
     from foretrace.graph.matching import Matching
     from foretrace.graph.taskgraph import TaskGraph
+    from foretrace.model.estimate import Estimate
     from foretrace.plan.advise import Advice
     from foretrace.simulate.check import CheckReport
     from foretrace.simulate.compare import Comparison
@@ -33,7 +39,9 @@ if TYPE_CHECKING:
     from foretrace.trace.trace import Trace
 
 
-# --- 1. read -------------------------------------------------------------------------------------------------
+# === 1. recorded =============================================================================================
+
+# --- 1a. read -------------------------------------------------------------------------------------------------
 
 
 def read(
@@ -46,8 +54,8 @@ def read(
 ) -> Run:
     """Read the recordings of one run: a file, an archive or folder of ranks, or a list of files.
 
-    `ranks` and `steps` keep a part of it, `salvage` the good part of a damaged file; `progress` is told the share
-    of the bytes that were read. Raises TraceError with the file, the place and the mend.
+    `ranks` and `steps` keep a part of it, `salvage` the good part of a damaged file; `progress` is called with
+    the share of the bytes that were read. Raises TraceError with the file, the place and what to do.
     """
     from foretrace.trace.read import read as read_trace
 
@@ -174,6 +182,86 @@ def scale(
     return folding.scale(graphs, ranks, price=price, samples=count, seed=seed, progress=progress)
 
 
+def scenario(
+    path: str | Path,
+    *,
+    rank: int | None = None,
+    steps: Collection[int] | None = None,
+    salvage: bool = False,
+    as_recorded: bool = False,
+    all_ranks: bool | None = False,
+    on: str = "here",
+    progress: Callable[[float], None] | None = None,
+) -> Scenario:
+    """The run in a path, whatever that is: a recording, which is read and built, or a saved graph.
+
+    `all_ranks` is all recorded ranks as one graph, or refused where no collective ties them together; None takes the
+    lowest rank alone then. Raises ForetraceError for what the path does not have, and as `read` and `Run.graph` do.
+    """
+    path = Path(path)
+    if all_ranks and rank is not None:
+        raise ForetraceError(f"`all_ranks=` and `rank={rank}` contradict each other; give one of them.")
+    if is_graph(path):
+        return _saved(path, rank=rank, steps=steps, salvage=salvage, all_ranks=all_ranks, on=on)
+    if rank is not None and on != "here":
+        raise ForetraceError(f"{path} is read for rank {rank} alone, which needs no `on={on}`; leave it out.")
+    if all_ranks or (all_ranks is None and rank is None and (path.is_dir() or on != "here")):
+        graphs = rank_graphs(path, steps=steps, salvage=salvage, on=on, progress=progress)
+        if all_ranks and len(graphs) < 2:
+            raise ForetraceError(f"{path} is a recording of one rank; leave `all_ranks=` out.")
+        found = joined(graphs, alone=not all_ranks, as_recorded=bool(all_ranks) and as_recorded)
+        if all_ranks and not found.graph.info.collectives["what"]:
+            raise ForetraceError(
+                f"no collective ties the {len(graphs)} ranks of {path} together; look at one of them with `rank=`."
+            )
+        return replace(found, left_out=left_out(graphs) if salvage else ())
+    run = read(path, ranks=None if rank is None else [rank], steps=steps, salvage=salvage, progress=progress)
+    if all_ranks is None and rank is None and len(run.trace.ranks) > 1:
+        found = run.global_graph(alone=True)
+    else:
+        found = run.graph(rank=rank, as_recorded=as_recorded)
+    lost = tuple(
+        f"{each.where}: left out {each.count:,} events ({each.reason})" if each.count else each.reason
+        for each in (run.trace.dropped if salvage else ())
+    )
+    return replace(found, trace=run.trace, left_out=lost)
+
+
+def is_graph(path: Path) -> bool:
+    """Whether a file holds a saved graph."""
+    from foretrace.graph.store import MAGIC
+
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except (OSError, ValueError):  # whoever reads it says why it cannot be read
+        return False
+
+
+def _saved(
+    path: Path, *, rank: int | None, steps: Collection[int] | None, salvage: bool, all_ranks: bool | None, on: str
+) -> Scenario:
+    given = {"`rank=`": rank is not None, "`steps=`": bool(steps), "`salvage=`": salvage}
+    if unfit := [name for name, used in given.items() if used]:
+        raise ForetraceError(f"{path} is a saved graph, which {' and '.join(unfit)} cannot change; leave it out.")
+    if on != "here":
+        raise ForetraceError(f"{path} is a saved graph, which needs no `on={on}`; leave it out.")
+    found = load(path)
+    if all_ranks and len({lane.rank for lane in found.graph.lanes if lane.rank >= 0}) < 2:
+        raise ForetraceError(f"{path} is a saved graph of one rank; leave `all_ranks=` out.")
+    return found
+
+
+def left_out(graphs: Sequence[TaskGraph]) -> tuple[str, ...]:
+    """What salvaging left out of ranks that were read apart, one sentence each."""
+    return tuple(
+        f"{graph.info.source}: {note}"
+        for graph in graphs
+        for note in graph.info.notes
+        if "left out" in note or "tells no rank" in note
+    )
+
+
 def load(path: str | Path) -> Scenario:
     """A graph that `Scenario.save` stored, memory-mapped. Raises GraphError."""
     from foretrace.graph.store import load as load_graph
@@ -188,6 +276,8 @@ class Scenario:
     graph: TaskGraph
     techniques: tuple[Technique, ...] = ()
     recorded: TaskGraph | None = None  # before the techniques; None where there are none
+    trace: Trace | None = None  # what it was built from, where that is one reading
+    left_out: tuple[str, ...] = ()  # what salvaging a damaged recording left out, one sentence each
 
     # --- 2b. calibrate: what operators take on the recorded machine, where that was measured -----------------
 
@@ -207,13 +297,13 @@ class Scenario:
         """When everything runs: step time, breakdown, critical path, slack, sensitivity, blame."""
         from foretrace.simulate.timeline import simulate
 
-        return simulate(self.graph)
+        return _shown(simulate(self.graph))
 
     def check(self) -> CheckReport:
         """Whether the graph stands up to being changed: invariants and counterfactuals."""
         from foretrace.simulate.check import check
 
-        return check(self.graph)
+        return _shown(check(self.graph))
 
     # --- 4. change -------------------------------------------------------------------------------------------
 
@@ -234,7 +324,7 @@ class Scenario:
 
     def whatif(self) -> WhatIf:
         """Step time before and after the techniques applied, its interval, and what every one of them gave."""
-        return self._whatif
+        return _shown(self._whatif)
 
     @cached_property
     def _whatif(self) -> WhatIf:
@@ -243,10 +333,10 @@ class Scenario:
         return whatif(self.graph if self.recorded is None else self.recorded, self.techniques)
 
     def advise(self, *, exact: bool = False) -> Advice:
-        """What to do first: every technique tried, ranked, weighed, the best put together; `exact` however long."""
+        """What to do first: every technique tried, ranked, weighed, the best combined; `exact` however long."""
         from foretrace.plan import advise
 
-        return advise.advise(self.graph, work=inf if exact else advise.WORK)
+        return _shown(advise.advise(self.graph, work=inf if exact else advise.WORK))
 
     def save(self, path: str | Path) -> Path:
         """Store the graph and the range of its step in one file, for `load` and `foretrace compare`."""
@@ -263,3 +353,122 @@ def compare(before: Scenario, after: Scenario) -> Comparison:
     from foretrace.simulate.compare import compare as compare_timelines
 
     return compare_timelines(before.simulate(), after.simulate())
+
+
+# === 2. modelled =============================================================================================
+
+
+def estimate(
+    model: str,
+    *,
+    device: str,
+    batch: int | None = None,
+    precision: str = "",
+    inference: bool = False,
+    size: str = "full",
+    techniques: Sequence[Technique] = (),
+    recompute: int = 0,
+    reentrant: bool = False,
+    accumulate: int = 1,
+    zero: int = 0,
+    workers: int = 1,
+    tensor: int = 1,
+    network: str = "",
+    optimizer: str = "",
+    attention: str = "",
+    loss: str = "",
+    length: int | None = None,
+    dims: Mapping[str, int] | None = None,
+    threads: int | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> Estimate:
+    """Predict a step's time and memory from a model alone, on a device that need not be at hand.
+
+    - `model` is a model of the zoo, a decoder by name, a script with training(), or a file (ONNX, Chakra, JSON) with
+      `dims` for its open dimensions; `device` a name of the catalog, or "here" for this processor with `threads`.
+    - `batch` is samples per step and worker, `length` words of a sequence, `accumulate` micro-batches per update.
+    - `recompute` N runs every N-th block forward again before its backward pass (0: none), `reentrant` to its end.
+    - `zero` is the stage of ZeRO among the `workers` (3 is FSDP), `tensor` how many devices share every layer;
+      `network` joins workers as `foretrace.cost.network.parse.network` reads it, by default as machines usually do.
+
+    Raises ForetraceError for what contradicts itself, cannot be found or cannot be costed.
+    """
+    from foretrace.model.capture.capture import precision_named
+    from foretrace.model.capture.like import ATTENTION, UPDATES
+    from foretrace.model.estimate import estimate as predict
+    from foretrace.model.memory.memory import Sharding
+    from foretrace.model.target import HERE, networks_of, target
+    from foretrace.zoo.operators import is_decoder, operators_of
+
+    if zero and workers == 1:
+        raise ForetraceError(f"`zero={zero}` shares among several workers; say how many with `workers=`.")
+    if threads is not None and device != HERE:
+        raise ForetraceError(f"`threads=` is for `device=here`, not for {device}; leave it out.")
+    on = target(device, threads=threads)
+    here = on.processor is not None
+    if here and (workers > 1 or tensor > 1 or network):
+        raise ForetraceError(
+            "`workers=`, `tensor=` and `network=` are for devices of the catalog, not for `device=here`."
+        )
+    for name, said, known in (("attention", attention, ATTENTION), ("optimizer", optimizer, UPDATES)):
+        if said not in ("", *known):
+            raise ForetraceError(f"`{name}=` is {', '.join(known)}, not {said!r}.")
+    if network and workers == 1:
+        raise ForetraceError("`network=` is between workers; say how many with `workers=`.")
+    if reentrant and not recompute:
+        raise ForetraceError("`reentrant=` is how blocks are recomputed; add `recompute=`.")
+    precision = precision_named(precision) if precision else ""
+    # What shares out the state of an optimizer keeps it in float32, and computes on 16-bit copies.
+    if zero and precision in ("bf16", "fp16") and is_decoder(model):
+        precision += "-master"
+    sharding = Sharding(workers=workers, stage=zero, tensor=tensor, master=precision.endswith("-master"))
+    networks = networks_of(on.device, sharding, network)
+    operators = operators_of(
+        model, size=size, batch=batch, precision=precision, tensor=tensor, update=optimizer, attention=attention,
+        loss=loss, training=not inference, like="cpu" if here else "gpu", techniques=techniques, dims=dims,
+        length=length, progress=progress,
+    )  # fmt: skip
+    return predict(
+        operators, device=on.device, costs=on.costs, own_processor=here, sharding=sharding, recompute=recompute,
+        reentrant=reentrant, network=networks, accumulate=accumulate, techniques=tuple(map(str, techniques)),
+    )  # fmt: skip
+
+
+# === 3. fleet ================================================================================================
+
+
+def fleet(log: str | Path, **how: Any) -> Scene:
+    """Many jobs on one cluster: a log of jobs, the cluster, the policy and the speeds, ready to `play`.
+
+    `how` is as the fields of `foretrace.fleet.scene.Spec` say: cluster="2x4x8", policy="las", speeds="constant",
+    jobs=0 (all), load=1.0, seed=0, and what moving, saving and failing cost. Raises ForetraceError.
+    """
+    from foretrace.fleet.scene import Spec, scene
+
+    return scene(Spec(trace=str(log), **how))
+
+
+# --- in a notebook, a result shows what the command that asks the same prints ------------------------------
+
+Found = TypeVar("Found")
+
+
+def _shown(found: Found) -> Found:
+    """Let notebooks show a result; the room that makes it knows nothing of reports."""
+    kind: Any = type(found)
+    if "_repr_html_" not in vars(kind):
+        kind._repr_html_ = _html
+        kind._repr_pretty_ = _pretty
+    return found
+
+
+def _html(found: object) -> str:
+    from foretrace.report import notebook
+
+    return notebook.html(found)
+
+
+def _pretty(found: object, printer: Any, cycle: bool) -> None:
+    from foretrace.report import notebook
+
+    printer.text(notebook.text(found))

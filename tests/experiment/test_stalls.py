@@ -49,7 +49,7 @@ def test_time_off_the_processor_is_fetching(graph: TaskGraph) -> None:
     assert {bar.name: bar.seconds for bar in stalls(told).bars}["fetch"] == pytest.approx(1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("four kinds of runs of real workers, in turns")
 @pytest.mark.skipif(cores() < 2, reason="two workers need two cores")
 def test_runs_are_subtracted_and_compared() -> None:
     told: list[str] = []

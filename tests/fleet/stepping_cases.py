@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from foretrace.fleet.cluster import ClusterTree, parse_cluster
 from foretrace.fleet.policy import OrderRule, PlaceRule, Policy, PreemptRule
 from foretrace.fleet.setup import Costs
+from foretrace.fleet.simulate import Simulation
 from foretrace.fleet.speeds import Speeds
 from foretrace.fleet.workload import Workload
 from tests.fleet.stepping_policies import Spread
@@ -116,3 +117,25 @@ def _cluster(name: str) -> ClusterTree:
     if name == "quotas":
         return replace(parse_cluster("2x3x2"), quotas={"red": 5, "blue": 7})
     return parse_cluster(name)
+
+
+def check_books(played: Simulation) -> None:
+    """Every GPU is free, broken or in one running job's set, and all counts agree."""
+    from foretrace.fleet.engine.memory import RUNNING
+
+    state = played.state
+    held: dict[int, int] = {}
+    for job in np.flatnonzero(state.jobs["status"] == RUNNING):
+        gpus = played.devices_of(int(job))
+        assert len(gpus) == played.workload.gpus[job], f"job {job} holds {len(gpus)} GPUs"
+        for gpu in gpus:
+            assert gpu not in held, f"GPU {gpu} is held by jobs {held[gpu]} and {job}"
+            held[gpu] = int(job)
+    owners = {gpu: int(owner) for gpu, owner in enumerate(state.devs["owner"]) if owner >= 0}
+    assert owners == held, "owners and holders differ"
+    for unit in range(len(state.units) - 1):
+        inside = slice(state.units["lo"][unit], state.units["hi"][unit])
+        for kind in range(len(played.cluster.types)):
+            free = int(((state.devs["owner"][inside] == -1) & (state.devs["kind"][inside] == kind)).sum())
+            assert free == state.free[kind, unit], f"unit {unit} counts {state.free[kind, unit]} free of {free}"
+    assert state.s["free"][0] == (state.devs["owner"] == -1).sum()

@@ -21,7 +21,7 @@ from foretrace.fleet.speeds.shared import ProportionalSpeeds
 from foretrace.fleet.stepping import Stepping
 from foretrace.fleet.workload import SECOND
 from foretrace.testing import small_jobs
-from tests.fleet.stepping_cases import Case, cases
+from tests.fleet.stepping_cases import Case, cases, check_books
 from tests.fleet.stepping_policies import Packs, Resizes, keeps_most
 
 
@@ -121,7 +121,7 @@ def test_stopping_on_the_way_changes_nothing(case: Case, stops: list[float]) -> 
     played = Simulation(*case.parts, **case.options)
     for until in sorted(stops):
         played.run(until_s=until)
-        played.check()
+        check_books(played)
     assert np.array_equal(played.run().result().end_ns, play(case).end_ns)
 
 

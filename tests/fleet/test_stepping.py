@@ -22,7 +22,7 @@ from foretrace.fleet.speeds.closed_form import ConstantSpeeds
 from foretrace.fleet.speeds.shared import PairSpeeds, ProportionalSpeeds
 from foretrace.fleet.stepping import Stepping, View
 from foretrace.fleet.workload import SECOND, Workload
-from tests.fleet.stepping_cases import Case, cases
+from tests.fleet.stepping_cases import Case, cases, check_books
 from tests.fleet.stepping_policies import Packs, Resizes
 
 COLUMNS = (
@@ -53,7 +53,7 @@ def check_equal(a: FleetResult, b: FleetResult) -> None:
 def test_equal_to_the_compiled_engine_bit_for_bit(case: Case, until_s: float | None) -> None:
     compiled = Simulation(*case.parts, **case.options).run(until_s=until_s)
     steps = Stepping(*case.parts, **case.options).run(until_s=until_s)
-    compiled.check()
+    check_books(compiled)
     steps.check()
     check_equal(compiled.result(), steps.result())
     assert compiled.now_s == steps.now_s and compiled.stopped == steps.stopped

@@ -384,6 +384,7 @@ def _play_operators(path: Path, way: int) -> Iterator[Figure]:
     from foretrace.model.target import target
     from foretrace.report import estimate as report
     from foretrace.report.jsonout import dumps
+    from foretrace.report.terminal import Terminal, render
 
     graph = load_operators(path)
     yield "flops", [graph.flops, graph.nbytes]
@@ -394,7 +395,7 @@ def _play_operators(path: Path, way: int) -> Iterator[Figure]:
     yield "estimate", view
     yield "step", [found.step.step_time_s, *found.step.interval_s, found.step.utilisation]
     dumps(view)
-    printed("\n".join(report.lines(view, rows=14)))
+    printed(render(view, Terminal(width=100)))
 
 
 # --- networks and clusters --------------------------------------------------------------------------------------------
@@ -515,8 +516,8 @@ def _play_fleet(format: str) -> Callable[[Path, int], Iterator[Figure]]:
         from foretrace.fleet.formats import read
         from foretrace.fleet.simulate import simulate
         from foretrace.report import fleet as report
-        from foretrace.report.fleet_text import run_lines
         from foretrace.report.jsonout import dumps
+        from foretrace.report.terminal import Terminal, render
 
         workload = read(path, format if way & 1 else "auto", salvage=bool(way & 2))
         workload.validate()
@@ -531,7 +532,7 @@ def _play_fleet(format: str) -> Callable[[Path, int], Iterator[Figure]]:
             view = report.run(result, parse_cluster("2x2x4"), path=str(path))
             yield name, view
             dumps(view)
-            printed("\n".join(run_lines(view)))
+            printed(render(view, Terminal(width=100)))
 
     return play
 
@@ -801,11 +802,12 @@ def _readers() -> Iterator[Reader]:
 
     covers: tuple[str, ...]
     samples: Callable[[], Samples]
-    yield Reader(name="recording", covers=("trace.stream", "trace.kineto", "trace.read", "trace.tables", "trace.trace"),
+    yield Reader(name="recording", covers=("trace.stream", "trace.kineto", "trace.read", "trace.readers",
+                 "trace.tables", "trace.trace"),
                  samples=recordings, play=_play_recording)  # fmt: skip
     yield Reader(name="ranks", covers=("trace.stream", "graph.ranks"), samples=rank_archives, play=_play_ranks)
     yield Reader(
-        name="graph", covers=("graph.store", "fleet.graph_speeds", "cli.options"), samples=graphs, play=_play_graph
+        name="graph", covers=("graph.store", "fleet.speeds.graph", "cli.options"), samples=graphs, play=_play_graph
     )
     for name, samples, module in (
         ("operators", operator_files, "json_form"),
@@ -832,14 +834,14 @@ def _readers() -> Iterator[Reader]:
         yield Reader(name=f"log-{format}", covers=covers, samples=samples, play=_play_fleet(format))
     yield Reader(name="fleet-cluster", covers=("fleet.cluster", "fleet.formats.clusters", "fleet.formats.source"),
                  samples=fleet_clusters, play=_play_fleet_cluster)  # fmt: skip
-    yield Reader(name="throughputs", covers=("fleet.throughputs",), samples=_throughputs, play=_play_throughputs)
+    yield Reader(name="throughputs", covers=("fleet.speeds.throughputs",), samples=_throughputs, play=_play_throughputs)
     table = b"model,gpus,nodes,gpu_type,steps_per_s\nbert,1,1,v100,2\nbert,2,1,v100,3.9\nbert,4,2,v100,6\n"
     rows = [{"model": "bert", "gpus": n, "level": 1, "steps_per_s": 2.0 * n} for n in (1, 2, 4)]
     speed = {"speeds.csv": table, "speeds.json": json.dumps(rows).encode()}
-    yield Reader(name="speed-table", covers=("fleet.table_speeds",), samples=lambda: speed, play=_play_speed_table)
+    yield Reader(name="speed-table", covers=("fleet.speeds.table",), samples=lambda: speed, play=_play_speed_table)
     profiles = {"profiles": [{"name": "m", "compute_ms": 90.0, "gradient_mb": 98, "batch": 32, "aliases": ["n"],
                               "published_scale": 0.5, "note": "x"}]}  # fmt: skip
-    yield Reader(name="profiles", covers=("fleet.model_profiles",), play=_play_profiles,
+    yield Reader(name="profiles", covers=("fleet.speeds.profiles",), play=_play_profiles,
                  samples=lambda: {"profiles.json": json.dumps(profiles).encode()})  # fmt: skip
     yield Reader(name="generator", covers=("fleet.synthetic",), samples=_generators, play=_play_generator)
     yield Reader(name="prices", covers=("hardware.instances",), samples=_instances, play=_play_instances)
@@ -869,7 +871,7 @@ def _readers() -> Iterator[Reader]:
     )  # fmt: skip
     yield Reader(name="simulators", covers=covers, samples=lambda: SIMULATORS, play=_play_simulators)
     pollux = {"placements.csv": b"num_nodes,num_replicas,step_time\n1,1,0.1\n1,2,0.12\n2,4,0.2\n"}
-    yield Reader(name="pollux-profile", covers=("fleet.pollux_profiles",), samples=lambda: pollux,
+    yield Reader(name="pollux-profile", covers=("fleet.pollux.profiles",), samples=lambda: pollux,
                  play=_pollux_rows)  # fmt: skip
 
 

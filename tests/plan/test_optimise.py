@@ -186,7 +186,7 @@ def test_interrupting_gives_the_best_so_far(recommender: TaskGraph, monkeypatch:
         ({"workers": 0}, "1 or more"),
         ({"workers": -3, "network": "1gbit"}, "1 or more"),
         ({"workers": 4}, "need a network"),
-        ({"network": "1gbit"}, "add --workers"),
+        ({"network": "1gbit"}, "add `workers=N`"),
         ({"workers": 4, "network": "-1gbit"}, "gbit"),
         ({"workers": 4, "network": "0gbit"}, "gbit"),
         ({"memory_limit": -5}, "above 0"),

@@ -20,9 +20,10 @@ from foretrace.fleet import comparison, metrics, synthetic
 from foretrace.fleet.cluster import ClusterTree, parse_cluster
 from foretrace.fleet.result import Cause, FleetResult, Segments
 from foretrace.fleet.workload import SECOND, Workload
-from foretrace.report import fleet, fleet_answers, fleet_page, fleet_text
+from foretrace.report import fleet, fleet_answers, fleet_page
 from foretrace.report.fleet_page import FleetPage
 from foretrace.report.fleet_views import FleetCompareView, FleetRunView
+from foretrace.report.terminal import Terminal, render
 from tests.fleet.fleet_demo import packed
 from tests.report.test_page import Opened
 
@@ -51,7 +52,7 @@ def result(cluster: ClusterTree) -> FleetResult:
 
 
 @pytest.fixture(scope="module")
-def compared(result: FleetResult) -> comparison.Comparison:
+def compared(result: FleetResult) -> comparison.PolicyComparison:
     rng = np.random.default_rng(0)
     samples: dict[str, dict[str, npt.NDArray[np.float64]]] = {"fifo": {}, "las": {}, "slow": {}}
     for name, value in comparison.figures(result).items():
@@ -63,12 +64,12 @@ def compared(result: FleetResult) -> comparison.Comparison:
 
 
 @pytest.fixture(scope="module")
-def view(result: FleetResult, cluster: ClusterTree, compared: comparison.Comparison) -> FleetRunView:
+def view(result: FleetResult, cluster: ClusterTree, compared: comparison.PolicyComparison) -> FleetRunView:
     return fleet.run(result, cluster, path="some/log.csv", repeated=compared, next_="foretrace fleet policies")
 
 
 @pytest.fixture(scope="module")
-def against(compared: comparison.Comparison) -> FleetCompareView:
+def against(compared: comparison.PolicyComparison) -> FleetCompareView:
     return fleet_answers.compare(compared, path="some/log.csv", cluster="2x2x8@v100", gpus=32, jobs=100)
 
 
@@ -104,7 +105,7 @@ def test_the_sentence_says_what_holds_jobs_up(view: FleetRunView, result: FleetR
     waits = 100 * result.queue_s.mean() / result.jct_s.mean()
     assert view.headline.startswith(f"Jobs take {fleet.long_time(result.jct_s.mean())} on average, {waits:.1f} % of it")
     assert "mostly because fewer GPUs are free than they ask for" in view.headline
-    text = "\n".join(fleet_text.run_lines(view))
+    text = render(view, Terminal(width=200))
     assert text.index(view.headline) < text.index("completion") < text.index("waits because") < text.index("next: ")
     assert "95 % intervals from 20 runs: submissions moved by up to 60 s" in text
     never = np.zeros(100, bool)
@@ -118,7 +119,7 @@ def test_the_sentence_says_what_holds_jobs_up(view: FleetRunView, result: FleetR
     )
     nothing = fleet.run(replace(result, end_ns=np.full(100, -1)), cluster)
     assert nothing.headline.startswith("None of the 100 jobs finishes") and nothing.mean_jct_s is None
-    assert "–" in "\n".join(fleet_text.run_lines(nothing))
+    assert "–" in render(nothing, Terminal(width=200))
 
 
 def test_times_read_well() -> None:
@@ -142,7 +143,7 @@ def test_the_comparison_says_what_is_noise(against: FleetCompareView) -> None:
     assert slow.ratio == pytest.approx(2) and slow.verdict == "worse"
     assert against.policies[1].figures["mean_jct_s"].verdict == "within noise"
     assert "within noise" in against.headline
-    text = "\n".join(fleet_text.compare_lines(against))
+    text = render(against, Terminal(width=200))
     assert "2.00×" in text and "from 20 runs of each: submissions moved by up to 60 s" in text
     best = next(each for each in against.best if each.figure == "mean_jct_s")
     assert {best.best, *best.tied} == {"fifo", "las"}
@@ -159,7 +160,7 @@ def test_one_run_of_each_policy_tells_no_noise(result: FleetResult) -> None:
     said = fleet_answers.compare(once, path="x", cluster="c", gpus=8, jobs=100)
     assert said.headline.startswith("Under b, jobs complete 2.00× faster than under a")
     assert "one run cannot tell that from noise" in said.headline and "--seeds 20" in said.notes[0]
-    assert "noise unknown" in "\n".join(fleet_text.compare_lines(said))
+    assert "noise unknown" in render(said, Terminal(width=200))
 
 
 def test_slots_and_generators_answer(result: FleetResult, cluster: ClusterTree, tmp_path: Path) -> None:
@@ -169,11 +170,11 @@ def test_slots_and_generators_answer(result: FleetResult, cluster: ClusterTree, 
     assert (
         f"{node.free_now} jobs of 8 GPUs find room inside a" in said.headline or node.free_now != said.slots[1].free_now
     )
-    assert "8 GPUs inside a node" in "\n".join(fleet_text.slots_lines(said))
+    assert "8 GPUs inside a node" in render(said, Terminal(width=200))
     made = synthetic.fit(result.workload)
     fitted = fleet_answers.fit(made, path="log.csv", stored=str(tmp_path / "g.json"))
     assert (fitted.jobs, fitted.tenants, fitted.profile_of) == (100, 3, "flat")
-    assert "--load 1.2" in "\n".join(fleet_text.fit_lines(fitted))
+    assert "--load 1.2" in render(fitted, Terminal(width=200))
 
 
 # --- the page -------------------------------------------------------------------------------------------------------

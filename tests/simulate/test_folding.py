@@ -67,7 +67,7 @@ def test_folding_ranks_that_do_not_vary_is_the_unfolded_run(shape: tuple[int, in
 
 @given(works, st.integers(1, 3))
 def test_folding_is_the_joined_run_of_as_many_recordings(shape: tuple[int, int, int, int], copies: int) -> None:
-    """Against `join` itself: the recordings of the copies, put together like any other set."""
+    """Against `join` itself: the recordings of the copies, combined like any other set."""
     graphs = rank_set(drawn(shape), 7_000)
     ranks = len(graphs)
     many = [copy for graph in graphs for copy in copied(graph, ranks, copies, ranks * copies)]

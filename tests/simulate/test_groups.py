@@ -133,7 +133,7 @@ def test_schedule_and_its_order_equal_their_twins(graph: TaskGraph) -> None:
     assert own_collective(graph).tolist() == twins.own_collective(graph)
     start, end, order = twins.schedule(graph)
     if len(order) < len(graph):
-        with pytest.raises(GraphError, match="wait for each other for ever"):
+        with pytest.raises(GraphError, match="wait for each other forever"):
             schedule(graph)
         return
     run = schedule_in_order(graph)
@@ -236,7 +236,7 @@ def test_collectives_entered_in_opposite_orders_are_a_deadlock() -> None:
     build = _two_in_opposite_order(1)
     for i, name in {6: "all-reduce A", 7: "all-reduce A", 10: "all-reduce B", 11: "all-reduce B"}.items():
         build.names[i] = name
-    with pytest.raises(GraphError, match="wait for each other for ever") as raised:
+    with pytest.raises(GraphError, match="wait for each other forever") as raised:
         schedule(build.graph())
     for word in ("all-reduce A", "all-reduce B", "comm of rank 0", "comm of rank 1", "same order", "more slots"):
         assert word in str(raised.value)

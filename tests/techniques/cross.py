@@ -126,7 +126,7 @@ def judge(graph: TaskGraph, techniques: Sequence[Technique]) -> Cell:
         after.step_times_ns  # noqa: B018  (raises where steps are out of order)
     except ForetraceError as error:
         return _refusal(str(error))
-    except Exception as error:  # whatever else is raised is a bug, and the cross goes on
+    except Exception as error:  # whatever else is raised is a bug, and the cross continues
         at = traceback.extract_tb(error.__traceback__)[-1]
         return Cell(
             outcome="wrong", says=f"{type(error).__name__}: {error} ({Path(at.filename).name}:{at.lineno} {at.name})"

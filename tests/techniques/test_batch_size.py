@@ -165,7 +165,7 @@ def test_apply_makes_another_loader() -> None:
     larger = BatchSize(to=32).apply(training.with_batches(2))
     assert larger.batch_size == 32 and {len(batch[0]) for batch in larger.loader} == {32}
     assert training.batch_size == 16 and BatchSize(by=0.5).apply(training).batch_size == 8
-    with pytest.raises(NotApplicableError, match="cannot be made anew"):
+    with pytest.raises(NotApplicableError, match="cannot be rebuilt"):
         BatchSize(to=8).apply(replace(training, loader=_Sized(list(training.loader))))
 
 

@@ -22,7 +22,7 @@ from foretrace.simulate.replay import replay
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques.arguments import parse
 from foretrace.techniques.base import Technique
-from foretrace.techniques.each_rank import first_rank, on_each_rank, ranks_of
+from foretrace.techniques.each_rank import first_rank, on_each_rank
 from foretrace.techniques.registry import BUILT_IN
 from foretrace.techniques.whatif import whatif
 from tests.graph.rank_sets import Collective, Job, work
@@ -119,7 +119,7 @@ def test_work_put_in_on_every_rank_lengthens_every_step_by_as_much(tmp_path: Pat
 def test_a_rank_alone_waits_as_long_as_among_the_others() -> None:
     graph = small(seed=3)
     alone = first_rank(graph)
-    assert ranks_of(alone) == (0,)
+    assert alone.ranks == (0,)
     assert alone.n_steps == graph.n_steps
     start, _ = replay(alone)
     there = (graph.rank == 0) & ~joint_rows(graph)

@@ -1,4 +1,4 @@
-"""Bad input: one sentence that names the file, the place and the mend, or with `salvage` the good part."""
+"""Bad input: one sentence that names the file, the place and what to do, or with `salvage` the good part."""
 
 from __future__ import annotations
 

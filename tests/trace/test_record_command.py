@@ -216,7 +216,7 @@ def test_a_signal_to_the_launcher_reaches_the_script(script: str, tmp_path: Path
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are looked up in /proc")
 def test_the_script_ends_with_a_launcher_that_is_killed(script: str, tmp_path: Path) -> None:
-    inside = 'trap "" TERM; "$@"; true'  # a shell that would go on, between the launcher and the training
+    inside = 'trap "" TERM; "$@"; true'  # a shell that would continue, between the launcher and the training
     process = launcher(tmp_path / "run", "sh", "-c", inside, "sh", sys.executable, script, "hang", "0")
     assert process.stdout is not None
     for line in process.stdout:  # ends when nobody is left who could write there
@@ -250,7 +250,7 @@ def test_a_script_that_profiles_itself_goes_on_undisturbed(tmp_path: Path, capfd
     assert "another PyTorch profiler is running" in outcome.trouble
     printed = capfd.readouterr()
     assert printed.out == "True\n"
-    assert "gives up recording, the script goes on" in printed.err
+    assert "gives up recording, the script continues" in printed.err
 
 
 @pytest.mark.parametrize(

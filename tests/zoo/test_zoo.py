@@ -148,7 +148,7 @@ def test_cart_pole_falls_without_balance() -> None:
         state, over = moved(state, right)
         ticks += 1
     assert 5 < ticks < 15  # pushing to one side always tilts the pole by 12 degrees in about 0.2 s
-    assert not state.any()  # begun anew
+    assert not state.any()  # begun again
 
 
 def test_region_features_are_the_average_of_what_lies_under_a_box() -> None:

@@ -26,7 +26,7 @@ def advise(
 
     Example: foretrace advise run/
     """
-    run = options.scenario(source, rank=rank, steps=steps, salvage=salvage, together=all_ranks)
+    run = options.scenario(source, rank=rank, steps=steps, salvage=salvage, all_ranks=all_ranks)
     if calibration:
         run = run.calibrated()
     from foretrace.report.advise import advise

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from foretrace.cli import options
 from foretrace.errors import ForetraceError
+
+if TYPE_CHECKING:
+    from foretrace.report.views import Result
 
 
 def align(
@@ -11,8 +16,7 @@ def align(
     steps: options.Steps = "",
     salvage: options.Salvage = False,
     on: options.On = "here",
-    as_json: options.AsJson = False,
-) -> None:
+) -> Result:
     """Say how far the clocks of the ranks of a recording are apart.
 
     From their collectives: nobody leaves one before the last has entered it, and all leave at nearly the same time.
@@ -21,30 +25,12 @@ def align(
     """
     from foretrace import flow
 
-    if options.is_graph(source):
+    if flow.is_graph(source):
         raise ForetraceError(f"{source} is a saved graph; name the folder of the ranks' recordings.")
     graphs = options.rank_graphs(source, steps=steps, salvage=salvage, on=on)
     if len(graphs) < 2:
         raise ForetraceError(f"{source} holds one rank, whose clock has none to be compared with; name several ranks.")
     found, clock = flow.alignment(graphs)
-    from foretrace.report import ranks
+    from foretrace.report.align import align
 
-    view = ranks.clock_of(clock)
-    if not as_json:
-        print("\n".join(ranks.align_lines(found, clock)))
-        return
-    from foretrace.report.jsonout import dumps
-    from foretrace.report.listings import AlignView
-
-    print(
-        dumps(
-            AlignView(
-                offsets_s=view.offsets_s,
-                uncertainty_s=view.uncertainty_s,
-                drift=view.drift,
-                matched=found.matched,
-                unmatched=found.unmatched(),
-                notes=(*found.missing, *clock.notes),
-            )
-        )
-    )
+    return align(found, clock)

@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import wraps
 from inspect import Parameter, signature
@@ -14,6 +15,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+
+from foretrace.errors import ForetraceError
 
 if TYPE_CHECKING:
     from foretrace.report.views import Result
@@ -25,17 +28,38 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON (docs/json.md) 
 COMMON = {"html": (Html, None), "as_json": (AsJson, False)}
 
 
+_asked: ContextVar[list[str]] = ContextVar("asked")
+
+
+def asked() -> list[str]:
+    """The words that ask another process for the same kind of answer as this command was asked for."""
+    return _asked.get([])
+
+
+def writable(*files: Path | None) -> None:
+    """Refuse files whose folder is missing, before anything long is done. Raises ForetraceError."""
+    for file in files:
+        if file is not None and not file.parent.is_dir():
+            raise ForetraceError(f"cannot write {file}: there is no folder {file.parent}; choose one that exists.")
+
+
+def page_asked() -> bool:
+    """Whether a page is to be written, which may show more than the answer needs."""
+    return "--html" in asked()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Reply:
     """A result, and what else a command leaves behind."""
 
     result: Result
     files: Mapping[Path | None, Callable[[Path], object]] = field(default_factory=dict)  # None was not asked for
+    how: Mapping[str, Any] = field(default_factory=dict)  # how its blocks are wanted
     page: Callable[[Path], object] | None = None  # writes --html, where the page shows more than the blocks
     error: Exception | None = None  # raised in the end: a mistake of ours that cost only a part of the answer
 
 
-def answers(command: Callable[..., Result | Reply]) -> Callable[..., None]:
+def answers(command: Callable[..., Result | Reply | None]) -> Callable[..., None]:
     """A command that prints what `command` returns, with the options that all commands have.
 
     `top` of the command is how many rows of a ranking are printed; where it reads a part of a recording (--rank,
@@ -51,12 +75,20 @@ def answers(command: Callable[..., Result | Reply]) -> Callable[..., None]:
 
     @wraps(command)
     def answering(*, html: Path | None, as_json: bool, **options: Any) -> None:
-        said = command(**options)
+        writable(html)
+        common = [*(["--html", str(html)] if html is not None else []), *(["--json"] if as_json else [])]
+        token = _asked.set(common)
+        try:
+            said = command(**options)
+        finally:
+            _asked.reset(token)
+        if said is None:  # another process has answered
+            return
         reply = said if isinstance(said, Reply) else Reply(result=said)
         result = _read_alike(reply.result, options)
         top = options.get("top", 12)
-        print(_text(result, top, as_json=as_json), end="")
-        files = {html: reply.page or _page(result, top), **reply.files}
+        print(_text(result, top, reply.how, as_json=as_json), end="")
+        files = {html: reply.page or _page(result, top, reply.how), **reply.files}
         for path, write in files.items():
             if path is not None:
                 write(path)
@@ -73,21 +105,21 @@ def answers(command: Callable[..., Result | Reply]) -> Callable[..., None]:
     return answering
 
 
-def _text(result: Result, top: int, *, as_json: bool) -> str:
+def _text(result: Result, top: int, how: Mapping[str, Any], *, as_json: bool) -> str:
     if as_json:
         from foretrace.report import jsonout
 
         return f"{jsonout.dumps(result)}\n"
     from foretrace.report.terminal import Terminal, render
 
-    return render(result, Terminal.of(sys.stdout, os.environ), rows=top)
+    return render(result, Terminal.of(sys.stdout, os.environ), rows=top, **how)
 
 
-def _page(result: Result, top: int) -> Callable[[Path], object]:
+def _page(result: Result, top: int, how: Mapping[str, Any]) -> Callable[[Path], object]:
     def write(path: Path) -> None:
         from foretrace.report import page
 
-        page.write(result, path, top=top)
+        page.write(result, path, top=top, **how)
 
     return write
 

@@ -10,9 +10,11 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from foretrace.cli import streams
 from foretrace.cli.answers import answers
@@ -28,6 +30,32 @@ BUG = (
 
 # The class of every usage error; its module differs between versions of the command-line library.
 _USAGE_ERROR = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+
+
+COMMANDS = "foretrace.commands"  # entry points of other packages (docs/write-a-command.md)
+# Commands in the order of a person's work.
+PANELS = {
+    "Record and look": ("record", "show", "blame", "profile", "simulate", "stash", "report", "export", "graph"),
+    "Ask what if": ("advise", "whatif", "optimise", "compare"),
+    "Check": ("check", "verify", "ledger"),
+    "Models without a run": ("estimate", "operators", "utilisation", "rewrite"),
+    "Many workers": ("align", "scale", "network", "compression", "rig", "cloud"),
+    "Fleets": ("fleet",),
+    "Tools": ("calibrate", "techniques", "zoo", "devices"),
+}
+
+
+class Panels(TyperGroup):
+    """The commands under the headings of `PANELS`."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write a section per panel."""
+        width = formatter.width - 6 - max(map(len, self.commands))
+        ours = {name for names in PANELS.values() for name in names}
+        others = tuple(sorted(self.commands.keys() - ours))
+        for title, names in {**PANELS, **({"Of other packages": others} if others else {})}.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, self.commands[name].get_short_help_str(width)) for name in names])
 
 
 def application() -> typer.Typer:
@@ -68,9 +96,9 @@ def application() -> typer.Typer:
 
     app = typer.Typer(
         name="foretrace",
+        cls=Panels,
         help="Record one deep-learning run, replay it as a task graph, and ask what if.",
         epilog="Start with: foretrace record -- python train.py",
-        add_completion=False,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
@@ -92,40 +120,27 @@ def application() -> typer.Typer:
     words = "Record a few steps of a training command, left unchanged."
     app.command("record", short_help=words, context_settings={"allow_extra_args": True})(record.record)
     commands: tuple[Callable[..., Any], ...] = (
-        show.show,
-        advise.advise,
-        align.align,
-        scale.scale,
-        simulate.simulate,
-        blame.blame,
-        whatif.whatif,
-        optimise.optimise,
-        rewrite.rewrite,
-        compare.compare,
-        check.check,
-        report.report,
-        export.export,
-        graph.graph,
-        profile.profile,
-        techniques.techniques,
-        zoo.zoo,
-        estimate.estimate,
-        operators.operators,
-        utilisation.utilisation,
-        devices.devices,
-        verify.verify,
-        stash.stash,
-        ledger.ledger,
-    )
+        show.show, blame.blame, profile.profile, simulate.simulate, stash.stash, report.report, export.export,
+        graph.graph, advise.advise, whatif.whatif, optimise.optimise, compare.compare, check.check, verify.verify,
+        ledger.ledger, estimate.estimate, operators.operators, utilisation.utilisation, rewrite.rewrite, align.align,
+        scale.scale, techniques.techniques, zoo.zoo, devices.devices,
+    )  # fmt: skip
     for command in commands:
         app.command(command.__name__)(command if command.__annotations__["return"] == "None" else answers(command))
-    app.add_typer(calibrate.calibrate)
-    app.add_typer(cloud.cloud)
-    app.add_typer(fleet.fleet)
-    app.add_typer(network.network)
-    app.add_typer(compression.compression)
-    app.add_typer(rig.rig)
+    for group in (network.network, compression.compression, rig.rig, cloud.cloud, fleet.fleet, calibrate.calibrate):
+        app.add_typer(group)
+    for entry in entry_points(group=COMMANDS):
+        app.command(entry.name)(answers(_loaded(entry)))
     return app
+
+
+def _loaded(entry: EntryPoint) -> Callable[..., Any]:
+    """The command of another package. Raises ForetraceError where it cannot be had."""
+    try:
+        loaded: Callable[..., Any] = entry.load()
+    except Exception as error:
+        raise ForetraceError(f"the command {entry.name} of {entry.value} cannot be loaded: {error}") from None
+    return loaded
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -144,8 +159,6 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    command = typer.main.get_command(application())
-    _allow_large(command)
     kept = {name: os.environ.get(name) for name in (ALLOW_LARGE, OPTIONS)}
     os.environ[OPTIONS] = "1"
     name = arguments[0] if arguments else ""
@@ -153,6 +166,8 @@ def _run(arguments: Sequence[str]) -> int:
     speaks = nullcontext() if name in ("record", "calibrate") else sign_of_life(name)
     try:
         with speaks:
+            command: Any = typer.main.get_command(application())
+            _allow_large(command)
             code = command.main(args=list(arguments), prog_name="foretrace", standalone_mode=False)
     except (BrokenPipeError, streams.OutputError):
         raise

@@ -37,7 +37,7 @@ def blame(
 
     Example: foretrace blame run/ --by layer
     """
-    run = options.scenario(source, rank=rank, steps=steps, salvage=salvage, together=all_ranks)
+    run = options.scenario(source, rank=rank, steps=steps, salvage=salvage, all_ranks=all_ranks)
     from foretrace.report.blame import blame
 
     return blame(run.simulate(), by.value, path=str(source))

@@ -10,16 +10,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from foretrace.cli import options
+from foretrace.cli.answers import Reply, answers, asked
 from foretrace.errors import ForetraceError
 
 if TYPE_CHECKING:
-    from foretrace.cost.operators.grid import Point
+    from foretrace.report.views import Result
 
 _AGAIN = "FORETRACE_CALIBRATES_AGAIN"  # set for the process that runs in the environment of a recording
 
@@ -37,6 +37,7 @@ Seconds = Annotated[
 
 
 @calibrate.command("device")
+@answers
 def device(
     threads: Threads = None,
     seconds: Seconds = 30.0,
@@ -58,8 +59,7 @@ def device(
     times: Annotated[
         Path | None, typer.Option("--times", metavar="FILE", help="Such a file with its times filled in.")
     ] = None,
-    as_json: options.AsJson = False,
-) -> None:
+) -> Reply | None:
     """Time the operators that training consists of, in all sizes and precisions, and keep the times.
 
     With --operators a few are timed, and the prices that foretrace comes with are adapted to them: enough to predict
@@ -68,40 +68,32 @@ def device(
     Example: foretrace calibrate device --operators 50 --threads 1
     """
     if gpu is not None:
-        _products(gpu, operators, plan, times, seconds, as_json)
-        return
+        return _products(gpu, operators, plan, times, seconds)
     if plan is not None or times is not None:
         raise ForetraceError("--plan and --times are of a GPU's products; name it, e.g. --gpu b200.")
     if like is not None:
         recorded = _machine_of(like)
         few = [] if operators is None else ["--operators", str(operators)]
-        if _elsewhere(recorded["allocator"], ["device", "--seconds", str(seconds), "--like", str(like), *few], as_json):
-            return
+        if _elsewhere(recorded["allocator"], ["device", "--seconds", str(seconds), "--like", str(like), *few]):
+            return None
         threads = threads or recorded["threads"]
     if operators is not None:
-        _few(operators, threads, seconds, as_json)
-        return
+        return _few(operators, threads, seconds)
     from foretrace.cost.operators import bench, store
     from foretrace.cost.operators.grid import grid
     from foretrace.cost.operators.machine import fingerprint
+    from foretrace.report.calibrate import calibrated
 
-    points = grid()
     with _threads(threads), options.progress("timing operators") as report:
         machine = fingerprint()
-        asked = [each for point in points for each in point.operators]
-        measured = bench.measure(asked, budget_s=seconds, progress=report)
+        measured = bench.measure(
+            [each for point in grid() for each in point.operators], budget_s=seconds, progress=report
+        )
     path = store.save(machine, measured.seconds)
-    if as_json:
-        _print_json("device", machine, path, measured.seconds, measured.failed)
-        return
-    print(f"{_headline(points, measured.seconds)}\n")
-    print(f"  {sum(not key.startswith('near ') for key in measured.seconds)} operators timed on {_where(machine)}\n")
-    print("\n".join(_table(points, measured.seconds)))
-    _say_failed(measured.failed)
-    print(f"\n  stored in {path}")
+    return Reply(result=calibrated("device", machine, path, measured.seconds, measured.failed))
 
 
-def _few(operators: int, threads: int | None, seconds: float, as_json: bool) -> None:
+def _few(operators: int, threads: int | None, seconds: float) -> Reply:
     """The most informative operators, timed in several turns and kept."""
     with _threads(threads):
         from foretrace.cost.operators import store
@@ -115,21 +107,16 @@ def _few(operators: int, threads: int | None, seconds: float, as_json: bool) -> 
         if not any(key.startswith("aten::") for key in measured.seconds):
             raise ForetraceError(f"no operator could be timed within {seconds:g} s; give --seconds more.")
         path = store.save(machine, measured.seconds)
-        if as_json:
-            _print_json("device", machine, path, measured.seconds, measured.failed)
-            return
         rates = on_processor.Processor.of(measured.seconds).rates()
-    print(f"{rates.headline}\n")
-    timed = sum(not key.startswith("near ") for key in measured.seconds)
-    print(f"  {timed} operators timed on {_where(machine)}\n")
-    print("\n".join(f"  {line}" for line in rates.lines))
-    _say_failed(measured.failed)
-    print(f"\n  stored in {path}\n  next: foretrace calibrate device")
+    from foretrace.report.calibrate import calibrated
+
+    return Reply(
+        result=calibrated("device", machine, path, measured.seconds, measured.failed),
+        how={"said": [rates.headline, *rates.lines], "following": "foretrace calibrate device"},
+    )
 
 
-def _products(
-    gpu: str, operators: int | None, plan: Path | None, times: Path | None, seconds: float, as_json: bool
-) -> None:
+def _products(gpu: str, operators: int | None, plan: Path | None, times: Path | None, seconds: float) -> Reply:
     """The 16-bit products of a GPU that say most of all others: named, timed here, or read."""
     from foretrace.cost.devices.learned import gpu_products
     from foretrace.hardware.devices import named
@@ -157,35 +144,24 @@ def _products(
         stored = plan
     else:
         stored = gpu_products.keep(device, rows, found)
-    if as_json:
-        from foretrace.report.jsonout import dumps
-        from foretrace.report.listings import CalibrateGpuView
+    from foretrace.report.calibrate import CalibrateGpuView
 
-        timed = None if found is None else found.tolist()
-        print(dumps(CalibrateGpuView(gpu=device.short, stored=str(stored), products=rows.tolist(), seconds=timed)))
-    elif found is None:
-        print(f"{len(rows)} products, those worth most first, are to be timed on {device.name}.")
-        print(f"  written to {stored}: fill in the column us (microseconds)")
-        print(f"  next: foretrace calibrate device --gpu {device.short} --times {stored}")
-    else:
-        print(f"{len(rows)} products of {device.name} kept: 16-bit products are now predicted from them, too.")
-        print(f"  stored in {stored}\n  next: foretrace estimate gpt2 --device {device.short} --precision bf16")
+    timed = None if found is None else found.tolist()
+    view = CalibrateGpuView(gpu=device.short, stored=str(stored), products=rows.tolist(), seconds=timed)
+    return Reply(result=view, how={"device": device.name})
 
 
 @calibrate.command("run")
+@answers
 def run(
     source: options.Source,
-    do: Annotated[
-        list[str],
-        typer.Option("--do", metavar='"NAME KEY=VALUE ..."', help="A technique to be predicted; several in order."),
-    ],
+    do: options.Do,
     seconds: Seconds = 30.0,
     trust: Annotated[
         list[str] | None,
         typer.Option("--trust", metavar="PACKAGE", help="Let the recording's operators call this package's functions."),
     ] = None,
-    as_json: options.AsJson = False,
-) -> None:
+) -> Reply | None:
     """Time the very operators of a recording, as they are and as techniques would change them.
 
     It must run on the machine of the recording, and takes over its threads and allocator settings.
@@ -193,12 +169,12 @@ def run(
     """
     from foretrace.techniques.arguments import parse_all
 
-    techniques = parse_all(do)
+    techniques = parse_all(do or [])
     recorded = _machine_of(source)
     words = ["run", str(source), *(word for each in do for word in ("--do", each)), "--seconds", str(seconds)]
     words += [word for each in trust or () for word in ("--trust", each)]
-    if _elsewhere(recorded["allocator"], words, as_json):
-        return
+    if _elsewhere(recorded["allocator"], words):
+        return None
     from foretrace.cost.operators import bench, store
     from foretrace.cost.operators.calibration import Calibration
     from foretrace.cost.operators.machine import differences, fingerprint
@@ -220,20 +196,17 @@ def run(
                 until,
             )
     path = store.save(machine, found.seconds) if found.seconds else store.path_for(machine)
-    if as_json:
-        _print_json("run", machine, path, found.seconds, found.failed)
-        return
-    if found.seconds:
-        print(f"Timed {len(found.seconds)} operators of {source.name} on {_where(machine)}.")
-    else:
-        print("Nothing to time: these techniques ask for no operator of this recording, or all they ask for is known.")
-    _say_failed(found.failed)
-    if found.seconds:
-        print(f"  stored in {path}")
-    print("  next: foretrace whatif", shlex.join([str(source), *(word for each in do for word in ("--do", each))]))
+    from foretrace.report.calibrate import calibrated as view_of
+
+    following = shlex.join(["foretrace", "whatif", str(source), *(word for each in do for word in ("--do", each))])
+    return Reply(
+        result=view_of("run", machine, path, found.seconds, found.failed),
+        how={"source": source.name, "following": following},
+    )
 
 
 @calibrate.command("network")
+@answers
 def network(
     workers: Annotated[
         int, typer.Option("--workers", metavar="N", min=0, help="Processes; by default the GPUs, or 2 without any.")
@@ -253,8 +226,7 @@ def network(
     ] = False,
     limit: Annotated[float, typer.Option("--limit", metavar="S", min=1.0, help="Stop after so many seconds.")] = 600.0,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Where to keep the table (.json).")] = None,
-    as_json: options.AsJson = False,
-) -> None:
+) -> Result:
     """Time real collectives between processes of this machine, and keep them as a table for predictions.
 
     Example: foretrace calibrate network --workers 2 --to 4194304 --out gloo.json --accept-noise
@@ -288,13 +260,7 @@ def network(
     table.save(path)
     from foretrace.report import network as report_network
 
-    view = report_network.calibrated(table, path)
-    if as_json:
-        from foretrace.report.jsonout import dumps
-
-        print(dumps(view))
-    else:
-        print("\n".join(report_network.calibrated_lines(view)))
+    return report_network.calibrated(table, path)
 
 
 def _machine_of(source: Path) -> dict[str, Any]:
@@ -313,7 +279,7 @@ def _machine_of(source: Path) -> dict[str, Any]:
     return found
 
 
-def _elsewhere(allocator: Mapping[str, str], words: list[str], as_json: bool) -> bool:
+def _elsewhere(allocator: Mapping[str, str], words: list[str]) -> bool:
     """Run this command again with the allocator settings of a recording, which a process only takes at its start.
 
     True where it did so. Raises ForetraceError where the settings cannot be had.
@@ -327,7 +293,7 @@ def _elsewhere(allocator: Mapping[str, str], words: list[str], as_json: bool) ->
         wanted = " ".join(f"{key}={value}" for key, value in sorted(allocator.items())) or "none"
         raise ForetraceError(f"the recording ran with other allocator settings ({wanted}); set these and run again.")
     kept = {key: value for key, value in os.environ.items() if not key.startswith(ALLOCATOR) or key == "LD_PRELOAD"}
-    command = [sys.executable, "-m", "foretrace", "calibrate", *words, *(["--json"] if as_json else [])]
+    command = [sys.executable, "-m", "foretrace", "calibrate", *words, *asked()]
     sys.stdout.flush()
     ended = subprocess.run(command, env={**kept, **allocator_words(allocator), _AGAIN: "1"}, check=False)
     if ended.returncode:
@@ -355,70 +321,3 @@ def _threads(number: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _table(points: list[Point], seconds: Mapping[str, float]) -> Iterator[str]:
-    """Per class: time in float32, ratios of its twins, share that does not grow with the batch."""
-    families: dict[str, list[Point]] = {}
-    for point in points:
-        if point.base.key in seconds:
-            families.setdefault(point.family, []).append(point)
-    width = max((len(each) for each in families), default=0)
-    yield f"  {'class':<{width}}  {'float32':>19}  {'bfloat16':>13}  {'channels_last':>13}  {'fixed':>6}"
-    for family, members in families.items():
-        times = sorted(seconds[each.base.key] for each in members)
-        half = _ratios([(each.base, each.bfloat16) for each in members], seconds)
-        last = _ratios([(each.base, each.channels_last) for each in members], seconds)
-        twice = [seconds[each.batch.key] / seconds[each.base.key] for each in members if each.batch.key in seconds]
-        fixed = f"{100 * median(min(max(2.0 - each, 0.0), 1.0) for each in twice):.0f} %" if twice else ""
-        yield f"  {family:<{width}}  {_span(times):>19}  {half:>13}  {last:>13}  {fixed:>6}"
-    yield ""
-    yield "  float32: fastest to slowest of the sizes; ratios: time relative to that, from size to size;"
-    yield "  fixed: share of the time that stays when the batch grows (median over the sizes)"
-
-
-def _say_failed(failed: Mapping[str, str]) -> None:
-    """What was not timed, by reason."""
-    reasons: dict[str, list[str]] = {}
-    for key, reason in failed.items():
-        reasons.setdefault(reason, []).append(key.partition(" ")[0])
-    for reason, names in reasons.items():
-        few = ", ".join(list(dict.fromkeys(names))[:3])
-        print(f"  not timed: {len(names)} calls ({few}{', ...' if len(set(names)) > 3 else ''}): {reason}")
-
-
-def _headline(points: list[Point], seconds: Mapping[str, float]) -> str:
-    """What bfloat16 does to matrix work here, the first thing to know of a processor."""
-    found = []
-    for word, families in (("matrix products", ("mm", "addmm", "bmm")), ("convolutions", ("convolution",))):
-        mine = [(p.base.key, p.bfloat16.key) for p in points if p.family in families and p.bfloat16 is not None]
-        ratios = [seconds[after] / seconds[before] for before, after in mine if {before, after} <= seconds.keys()]
-        if ratios:
-            found.append(f"{median(ratios):.2f}× the time of float32 in {word}")
-    return f"bfloat16 takes {' and '.join(found)} here." if found else "No operator could be timed."
-
-
-def _ratios(pairs: list[tuple[Any, Any]], seconds: Mapping[str, float]) -> str:
-    found = sorted(seconds[b.key] / seconds[a.key] for a, b in pairs if b is not None and b.key in seconds)
-    return f"{found[0]:.2f} – {found[-1]:.2f}×" if found else "–"
-
-
-def _span(times: list[float]) -> str:
-    from foretrace.report.units import seconds
-
-    return f"{seconds(times[0])} – {seconds(times[-1])}"
-
-
-def _where(machine: Mapping[str, Any]) -> str:
-    threads = machine["threads"]
-    return f"{machine['cpu']} with {threads} thread{'' if threads == 1 else 's'}, PyTorch {machine['torch']}"
-
-
-def _print_json(
-    of: str, machine: Mapping[str, Any], stored: Path, seconds: Mapping[str, float], failed: Mapping[str, str]
-) -> None:
-    from foretrace.report.jsonout import dumps
-    from foretrace.report.listings import CalibratedMachineView, CalibrateView
-
-    where = CalibratedMachineView(**machine)
-    print(dumps(CalibrateView(of=of, machine=where, stored=str(stored), seconds=dict(seconds), failed=dict(failed))))

@@ -23,7 +23,7 @@ def check(
 
     Exit code 1 where a check fails. Example: foretrace check run/
     """
-    run = options.scenario(source, rank=rank, steps=steps, salvage=salvage, as_recorded=True, together=all_ranks)
+    run = options.scenario(source, rank=rank, steps=steps, salvage=salvage, as_recorded=True, all_ranks=all_ranks)
     from foretrace.report.check import check
 
     return check(run.check())

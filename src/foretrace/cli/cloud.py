@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from foretrace.cli import options
+from foretrace.cli.answers import Reply, answers
 from foretrace.errors import ForetraceError
 
 cloud = typer.Typer(
@@ -25,6 +26,7 @@ def _cloud() -> None:
 
 
 @cloud.command("advise")
+@answers
 def advise(
     source: options.Source,
     samples: Annotated[int, typer.Option("--samples", metavar="N", help="Samples of an epoch.")],
@@ -49,17 +51,15 @@ def advise(
         Path | None, typer.Option("--plot", metavar="FILE.svg", help="Draw time against money of all offers, too.")
     ] = None,
     rank: options.Rank = None,
-    as_json: options.AsJson = False,
-) -> None:
+) -> Reply:
     """Predict epoch time and price on rented machines; choose the cheapest in time or the fastest for the money.
 
-    Example: foretrace cloud advise run/ --samples 1281167 --epochs 90 --within 24
+    Example: foretrace cloud advise run/ --samples 100000 --epochs 2 --within 24 --step K80-half=0.2
     """
-    from foretrace.files import write_bytes
+    from foretrace.files import write_text
     from foretrace.hardware.instances import instances
     from foretrace.plan import cloud as offers
     from foretrace.report import stash as report
-    from foretrace.report.jsonout import dumps
 
     if samples < 1 or epochs < 1:
         raise ForetraceError(f"--samples {samples} --epochs {epochs} trains nothing; give both above 0.")
@@ -82,9 +82,7 @@ def advise(
     with options.progress("predicting offers") as tell:
         advice = offers.advise(scenario.graph, found, wanted, tell)
     view = report.cloud(advice, wanted, source=str(source))
-    if plot is not None:
-        write_bytes(plot, report.pareto_svg(view).encode())
-    print(dumps(view) if as_json else report.cloud_text(view))
+    return Reply(result=view, files={plot: lambda path: write_text(path, report.pareto_svg(view))})
 
 
 def _named(name: str, types: str) -> bool:

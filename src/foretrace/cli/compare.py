@@ -27,7 +27,7 @@ def compare(
     Example: foretrace compare before/ after/
     """
     sides = [
-        options.scenario(source, rank=rank, steps=steps, salvage=salvage, together=all_ranks).simulate()
+        options.scenario(source, rank=rank, steps=steps, salvage=salvage, all_ranks=all_ranks).simulate()
         for source in (before, after)
     ]
     from foretrace.report.compare import compare

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foretrace.cli import options
+from foretrace.cli.answers import answers
 from foretrace.errors import ForetraceError
 from foretrace.names import resolve
 
 if TYPE_CHECKING:
     from foretrace.graph.taskgraph import TaskGraph
+    from foretrace.report.views import Result
     from foretrace.techniques.base import Technique
 
 compression = typer.Typer(
@@ -29,6 +31,7 @@ def group() -> None:
 
 
 @compression.command("advise")
+@answers
 def advise(
     source: options.Source,
     network: Annotated[
@@ -60,8 +63,7 @@ def advise(
     rank: options.Rank = None,
     steps: options.Steps = "",
     salvage: options.Salvage = False,
-    as_json: options.AsJson = False,
-) -> None:
+) -> Result:
     """Which ratio near-linear scaling needs, which methods pay, and from which bandwidth down.
 
     TRACE is a recording of one worker. Example: foretrace compression advise run/ --network 10gbit/50us --workers 8
@@ -95,13 +97,7 @@ def advise(
         notes += [note] if note else []
     with options.progress("predicting methods") as told:
         advice = ask(graph, parallel, chosen, tolerance=tolerance, progress=told)
-    view = report.advise(advice, source=str(source), notes=notes)
-    if as_json:
-        from foretrace.report.jsonout import dumps
-
-        print(dumps(view))
-    else:
-        print(report.text(view))
+    return report.advise(advice, source=str(source), notes=notes)
 
 
 def _timed(graph: TaskGraph, chains: list[tuple[Technique, Technique]], seconds: float) -> tuple[TaskGraph, str]:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foretrace.cli import options
+from foretrace.cli import completion
+
+if TYPE_CHECKING:
+    from foretrace.report.views import Result
 
 
 def devices(
     name: Annotated[
-        str, typer.Argument(metavar="[NAME]", help="One device, with the source of every figure.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="[NAME]",
+            help="One device, with the source of every figure.",
+            show_default=False,
+            autocompletion=completion.devices,
+        ),
     ] = "",
-    as_json: options.AsJson = False,
-) -> None:
+) -> Result:
     """List the devices whose rates, memory and links are known.
 
     Example: foretrace devices H100-SXM5-80GB
@@ -22,10 +30,4 @@ def devices(
     from foretrace.hardware.devices import catalog, named
     from foretrace.report import network as report
 
-    view = report.devices([named(name)] if name else catalog())
-    if as_json:
-        from foretrace.report.jsonout import dumps
-
-        print(dumps(view))
-    else:
-        print("\n".join(report.devices_lines(view)))
+    return report.devices([named(name)] if name else catalog())

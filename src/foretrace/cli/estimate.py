@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foretrace.cli import options
+from foretrace.cli import completion, options
+from foretrace.cli.answers import Reply
 from foretrace.errors import ForetraceError
 
 if TYPE_CHECKING:
@@ -20,20 +21,25 @@ def estimate(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL", help="A zoo model, a decoder (llama-2-70b), a script with training(), ONNX, Chakra, JSON."
+            metavar="MODEL",
+            help="A zoo model, a decoder (llama-2-70b), a script with training(), ONNX, Chakra, JSON.",
+            autocompletion=completion.decoders,
         ),
     ],
     device: Annotated[
-        str, typer.Option("--device", metavar="NAME", help="As foretrace devices lists them; here: this processor.")
+        str,
+        typer.Option(
+            "--device",
+            metavar="NAME",
+            help="As foretrace devices lists them; here: this processor.",
+            autocompletion=completion.devices,
+        ),
     ],
     batch: options.Batch = None,
     precision: options.Precision = "",
     inference: options.Inference = False,
     size: options.Size = "full",
-    do: Annotated[
-        list[str] | None,
-        typer.Option("--do", metavar='"NAME KEY=VALUE ..."', help="A technique the training has; several in order."),
-    ] = None,
+    do: options.Do = None,
     recompute: Annotated[
         bool, typer.Option("--recompute", help="Every block's forward pass again before its backward pass.")
     ] = False,
@@ -90,20 +96,15 @@ def estimate(
         int | None, typer.Option("--threads", metavar="N", min=1, help="Threads of an operator, with --device here.")
     ] = None,
     top: options.Top = 14,
-    as_json: options.AsJson = False,
-) -> None:
+) -> Reply:
     """Predict a step's time and memory from the model alone.
 
     Example: foretrace estimate resnet50 --device h100 --batch 32 --precision bf16
     """
+    from foretrace import flow
     from foretrace.cli.operators import sizes
-    from foretrace.model.capture.capture import precision_named
-    from foretrace.model.capture.like import ATTENTION, UPDATES
-    from foretrace.model.estimate import estimate as predict
-    from foretrace.model.memory.memory import Sharding
-    from foretrace.model.target import HERE, networks_of, target
+    from foretrace.graph.store import save
     from foretrace.report import estimate as report
-    from foretrace.zoo.operators import is_decoder, operators_of
 
     if pipeline != 1 or sequence:
         what = "--sequence-parallel" if sequence else f"--pipeline {pipeline}"
@@ -114,68 +115,19 @@ def estimate(
         if workers > 1 or gpus % tensor:
             raise ForetraceError(f"--gpus {gpus} must be --workers times --tensor {tensor}; give one of the two.")
         workers = gpus // tensor
-    if zero and workers == 1:
-        raise ForetraceError(f"--zero {zero} shares among several workers; say how many with --workers.")
-    if threads is not None and device != HERE:
-        raise ForetraceError(f"--threads is for --device here, not for {device}; leave it out.")
     techniques: tuple[Technique, ...] = ()
     if do:  # loading all techniques takes a while
         from foretrace.techniques.arguments import parse_all
 
         techniques = parse_all(do)
-    on = target(device, threads=threads)
-    if on.processor is not None and (workers > 1 or tensor > 1 or network):
-        raise ForetraceError("--workers, --tensor and --network are for devices of the catalog, not for --device here.")
-    if attention not in ("", *ATTENTION):
-        raise ForetraceError(f"--attention is {', '.join(ATTENTION)}, not {attention!r}.")
-    if optimizer not in ("", *UPDATES):
-        raise ForetraceError(f"--optimizer is {', '.join(UPDATES)}, not {optimizer!r}.")
-    if network and workers == 1:
-        raise ForetraceError("--network is between workers; say how many with --workers.")
-    precision = precision_named(precision) if precision else ""
-    # What shares out the state of an optimizer keeps it in float32, and computes on 16-bit copies.
-    if zero and precision in ("bf16", "fp16") and is_decoder(source):
-        precision += "-master"
-    master = precision.endswith("-master")
-    sharding = Sharding(workers=workers, stage=zero, tensor=tensor, master=master)
-    networks = networks_of(on.device, sharding, network)
-    every = recompute_every or int(recompute)
-    if reentrant and not every:
-        raise ForetraceError("--reentrant is how blocks are recomputed; add --recompute.")
+    gc.disable()  # what is captured lives as long as the program; the collector need not go through it
     with options.progress(f"capturing {source}") as tell:
-        graph = operators_of(
-            source,
-            size=size,
-            batch=batch,
-            precision=precision,
-            tensor=tensor,
-            update=optimizer,
-            attention=attention,
-            loss=loss,
-            training=not inference,
-            like="gpu" if on.processor is None else "cpu",
-            techniques=techniques,
-            dims=sizes(dim or []),
-            length=length,
-            progress=tell,
-        )
-    gc.freeze()  # these objects live as long as the program; the collector need not go through them
-    found = predict(
-        graph,
-        device=on.device,
-        costs=on.costs,
-        own_processor=on.processor is not None,
-        sharding=sharding,
-        recompute=every,
-        reentrant=reentrant,
-        network=networks,
-        accumulate=accumulate,
-        techniques=tuple(map(str, techniques)),
-    )
-    if out is not None:
-        from foretrace.graph.store import save
-
-        save(found.step.lowered.graph, out)
+        found = flow.estimate(
+            source, device=device, batch=batch, precision=precision, inference=inference, size=size,
+            techniques=techniques, recompute=recompute_every or int(recompute), reentrant=reentrant,
+            accumulate=accumulate, zero=zero, workers=workers, tensor=tensor, network=network, optimizer=optimizer,
+            attention=attention, loss=loss, length=length, dims=sizes(dim or []), threads=threads, progress=tell,
+        )  # fmt: skip
     asked = {
         "--device": device, "--batch": batch, "--precision": precision, "--inference": inference,
         "--size": "" if size == "full" else size, "--do": do, "--recompute": recompute,
@@ -185,16 +137,10 @@ def estimate(
         "--accumulate": accumulate if accumulate > 1 else None, "--zero": zero or None,
         "--workers": workers if workers > 1 else None, "--length": length, "--dim": dim, "--threads": threads,
     }  # fmt: skip
-    following = report.again(_further(source, asked, out, launches=on.processor is None))
+    following = report.again(_further(source, asked, out, launches=device != "here"))
     chosen = frozenset(flag.removeprefix("--") for flag, given in asked.items() if given)
     view = report.estimate(found, model=source, again=following, chosen=chosen)
-    if as_json:
-        from foretrace.report.jsonout import dumps
-
-        print(dumps(view))
-        return
-    print("\n".join(report.lines(view, rows=top)))
-    options.wrote(out)
+    return Reply(result=view, files={out: lambda path: save(found.step.lowered.graph, path)})
 
 
 def _further(source: str, asked: Mapping[str, object], out: Path | None, *, launches: bool) -> list[str]:

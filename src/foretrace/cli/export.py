@@ -12,10 +12,7 @@ from foretrace.cli import options
 
 def export(
     source: options.Source,
-    do: Annotated[
-        list[str] | None,
-        typer.Option("--do", metavar='"NAME KEY=VALUE ..."', help="Techniques of a predicted run to draw below."),
-    ] = None,
+    do: options.Do = None,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help=".json or .json.gz")] = Path(
         "timeline.json.gz"
     ),
@@ -33,7 +30,7 @@ def export(
     from foretrace.techniques.arguments import parse_all
 
     techniques = parse_all(do or [])
-    run = options.scenario(source, rank=rank, steps=steps, salvage=salvage, together=all_ranks)
+    run = options.scenario(source, rank=rank, steps=steps, salvage=salvage, all_ranks=all_ranks)
     from foretrace.cli import pages
 
     found = run.apply(*techniques).whatif() if techniques else None

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foretrace.cli import fleet_files, fleet_questions, fleet_sweep, options
+from foretrace.cli import fleet_files, fleet_questions, fleet_sweep
 from foretrace.cli import fleet_options as shared
-from foretrace.errors import ForetraceError
+from foretrace.cli.answers import Reply, answers, page_asked, writable
 
 if TYPE_CHECKING:
     from foretrace.fleet.result import FleetResult
@@ -35,6 +35,7 @@ COLUMNS = (
 
 
 @fleet.command("run")
+@answers
 def run(
     trace: shared.Trace,
     format: shared.Format = "auto",
@@ -54,9 +55,7 @@ def run(
     mtbf_h: shared.MtbfH = 0.0,
     mttr_h: shared.MttrH = 1.0,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE.csv", help="Write a row per job, too.")] = None,
-    html: options.Html = None,
-    as_json: options.AsJson = False,
-) -> None:
+) -> Reply:
     """Play a log of jobs on a cluster under a policy.
 
     Says completion times, waiting and its reasons, and how much of the cluster is used.
@@ -67,12 +66,8 @@ def run(
     from foretrace.fleet import scene as scenes
     from foretrace.report import fleet as report
     from foretrace.report import fleet_page
-    from foretrace.report.fleet_text import run_lines
-    from foretrace.report.jsonout import dumps
 
-    for file in (out, html):  # said before anything is played or written
-        if file is not None and not file.parent.is_dir():
-            raise ForetraceError(f"cannot write {file}: there is no folder {file.parent}; choose one that exists.")
+    writable(out)
     spec = scenes.Spec(
         trace=str(trace), format=format, salvage=salvage, jobs=jobs, cluster=cluster or scenes.DEFAULT_CLUSTER,
         policy=policy, speeds=speeds, restart_s=restart_s, restart_s_per_gpu=restart_s_per_gpu,
@@ -81,7 +76,7 @@ def run(
     )  # fmt: skip
     made = scenes.scene(spec)
     tree = made.cluster
-    result = made.play(record="devices" if html or len(made.workload) <= scenes.RECORD_UP_TO else "nothing")
+    result = made.play(record="devices" if page_asked() or len(made.workload) <= scenes.RECORD_UP_TO else "nothing")
     tell_origin(result)
     only = scenes.measured(measure, result.workload)
     other = "fifo" if policy.split()[:1] == ["las"] else "las"
@@ -89,11 +84,12 @@ def run(
     words = [str(trace), "--cluster", cluster or scenes.DEFAULT_CLUSTER, "--policy", policy, "--policy", other, *again]
     next_ = shlex.join(["foretrace", "fleet", "compare", *words])
     view = report.run(result, tree, path=str(trace), only=only, next_=next_)
-    if out is not None:
-        write_text(out, per_job(result, only))
-    if html is not None:
-        fleet_page.write(fleet_page.FleetPage(view=view, result=result, cluster=tree), html)
-    print(dumps(view) if as_json else "\n".join(run_lines(view)))
+    page = fleet_page.FleetPage(view=view, result=result, cluster=tree)
+    return Reply(
+        result=view,
+        files={out: lambda path: write_text(path, per_job(result, only))},
+        page=lambda path: fleet_page.write(page, path),
+    )
 
 
 def tell_origin(result: FleetResult) -> None:
@@ -145,12 +141,12 @@ def per_job(result: FleetResult, only: Int64 | None = None) -> str:
     return out.getvalue()
 
 
-fleet.command("compare", short_help="Compare policies on one log, with intervals.")(fleet_sweep.compare)
-fleet.command("why")(fleet_questions.why)
-fleet.command("whatif")(fleet_questions.whatif)
-fleet.command("slots")(fleet_questions.slots)
-fleet.command("sweep", short_help="Play every combination; a killed sweep goes on.")(fleet_sweep.sweep)
-fleet.command("fit")(fleet_files.fit)
+fleet.command("compare", short_help="Compare policies on one log, with intervals.")(answers(fleet_sweep.compare))
+fleet.command("why")(answers(fleet_questions.why))
+fleet.command("whatif")(answers(fleet_questions.whatif))
+fleet.command("slots")(answers(fleet_questions.slots))
+fleet.command("sweep", short_help="Play every combination; a killed sweep goes on.")(answers(fleet_sweep.sweep))
+fleet.command("fit")(answers(fleet_files.fit))
 fleet.command("generate")(fleet_files.generate)
 fleet.command("export")(fleet_files.export)
-fleet.command("policies")(fleet_files.policies)
+fleet.command("policies")(answers(fleet_files.policies))

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from foretrace.cli import fleet_options as shared
-from foretrace.cli import options
 from foretrace.errors import ForetraceError
+
+if TYPE_CHECKING:
+    from foretrace.report.views import Result
 
 
 def fit(
@@ -19,8 +21,7 @@ def fit(
     out: Annotated[Path, typer.Option("--out", metavar="FILE.json", help="Where the generator is kept.")],
     format: shared.Format = "auto",
     salvage: shared.Salvage = False,
-    as_json: options.AsJson = False,
-) -> None:
+) -> Result:
     """Fit a generator of workloads to a log.
 
     It learns the rhythm, sweeps, sizes and durations by tenant.
@@ -30,13 +31,10 @@ def fit(
     from foretrace.fleet.scene import workload_of
     from foretrace.fleet.synthetic import fit as fitted
     from foretrace.report import fleet_answers as report
-    from foretrace.report.fleet_text import fit_lines
-    from foretrace.report.jsonout import dumps
 
     made = fitted(workload_of(str(trace), format, salvage=salvage))
     made.save(out)
-    view = report.fit(made, path=str(trace), stored=str(out))
-    print(dumps(view) if as_json else "\n".join(fit_lines(view)))
+    return report.fit(made, path=str(trace), stored=str(out))
 
 
 def generate(
@@ -115,13 +113,11 @@ def export(
     print(f"{len(files):,} file{'s' if len(files) != 1 else ''} for {to} in {out}")
 
 
-def policies(as_json: options.AsJson = False) -> None:
+def policies() -> Result:
     """List scheduling policies with their parameters.
 
     Example: foretrace fleet policies
     """
     from foretrace.report import fleet_questions as report
-    from foretrace.report.jsonout import dumps
 
-    view = report.policies()
-    print(dumps(view) if as_json else report.policies_text(view))
+    return report.policies()

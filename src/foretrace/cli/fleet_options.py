@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from foretrace.cli import completion
+
 Trace = Annotated[Path, typer.Argument(metavar="TRACE", help="A log of jobs (docs/fleet-formats.md).")]
 Format = Annotated[str, typer.Option("--format", metavar="NAME", help="Its format; by default told by its content.")]
 Salvage = Annotated[bool, typer.Option("--salvage", help="Leave out rows that cannot be read, and say how many.")]
@@ -18,10 +20,23 @@ Cluster = Annotated[
         help="2x4x8 (racks x nodes x GPUs), 4x8@v100+2x4@k80, or a file: YAML, topology.conf, nodes.",
     ),
 ]
-Policy = Annotated[str, typer.Option("--policy", metavar="NAME [KEY=VALUE ...]", help="See foretrace fleet policies.")]
+Policy = Annotated[
+    str,
+    typer.Option(
+        "--policy",
+        metavar="NAME [KEY=VALUE ...]",
+        help="See foretrace fleet policies.",
+        autocompletion=completion.policies,
+    ),
+]
 Policies = Annotated[
     list[str],
-    typer.Option("--policy", metavar="NAME [KEY=VALUE ...]", help="A policy; repeat it. The first is the baseline."),
+    typer.Option(
+        "--policy",
+        metavar="NAME [KEY=VALUE ...]",
+        help="A policy; repeat it. The first is the baseline.",
+        autocompletion=completion.policies,
+    ),
 ]
 Speeds = Annotated[
     str,

@@ -14,6 +14,7 @@ from foretrace.errors import ForetraceError
 
 if TYPE_CHECKING:
     from foretrace.fleet.cluster import ClusterTree
+    from foretrace.report.views import Result
 
 DEFAULT = "4x4x8"
 
@@ -33,8 +34,7 @@ def why(
     jobs: shared.Jobs = 0,
     seed: shared.Seed = 0,
     restart_s: shared.RestartS = 0.0,
-    as_json: options.AsJson = False,
-) -> None:
+) -> Result:
     """Say why a job waits, and what would help.
 
     Names the binding constraint and who holds the GPUs, and plays changes that could let the job start sooner.
@@ -43,7 +43,6 @@ def why(
     """
     from foretrace.fleet import ask, scene
     from foretrace.report import fleet_questions as report
-    from foretrace.report.jsonout import dumps
 
     spec = scene.Spec(
         trace=str(trace), format=format, salvage=salvage, jobs=jobs, cluster=cluster, policy=policy, speeds=speeds,
@@ -53,8 +52,7 @@ def why(
     with options.progress("playing changes") as tell:
         found = ask.why(made, job, at_s=at, progress=tell)
     again = shared.again(format=format, speeds=speeds, salvage=salvage, jobs=jobs, seed=seed, restart_s=restart_s)
-    view = report.why(found, source=str(trace), policy=policy, cluster=cluster, again=again)
-    print(dumps(view) if as_json else report.why_text(view))
+    return report.why(found, source=str(trace), policy=policy, cluster=cluster, again=again)
 
 
 def whatif(
@@ -82,8 +80,7 @@ def whatif(
     checkpoint_s: shared.CheckpointS = 0.0,
     mtbf_h: shared.MtbfH = 0.0,
     mttr_h: shared.MttrH = 1.0,
-    as_json: options.AsJson = False,
-) -> None:
+) -> Result:
     """Play the same jobs as it is, and with changes.
 
     Changes are more racks, another policy, another cluster, another network, another load.
@@ -92,7 +89,6 @@ def whatif(
     """
     from foretrace.fleet import scene
     from foretrace.report import fleet_questions as report
-    from foretrace.report.jsonout import dumps
 
     spec = scene.Spec(
         trace=str(trace), format=format, salvage=salvage, jobs=jobs, cluster=cluster, policy=now, speeds=speeds,
@@ -124,7 +120,7 @@ def whatif(
     if after.policy == now:  # one policy is compared with itself by nobody
         further = ["sweep", "--policy", now, "--set", "add=0,1,2", "--out", "sweep"]
     again = shared.again(format=format, speeds=speeds, salvage=salvage, jobs=jobs)
-    view = report.whatif(
+    return report.whatif(
         first.play(),
         second.play(),
         source=str(trace),
@@ -132,7 +128,6 @@ def whatif(
         changes=changes,
         next_=shlex.join(["foretrace", "fleet", *further, str(trace), "--cluster", cluster, *again]),
     )
-    print(dumps(view) if as_json else report.whatif_text(view))
 
 
 def _faster(speeds: str, network: str, tree: ClusterTree) -> str:
@@ -176,8 +171,7 @@ def slots(
     salvage: shared.Salvage = False,
     jobs: shared.Jobs = 0,
     seed: shared.Seed = 0,
-    as_json: options.AsJson = False,
-) -> None:
+) -> Result:
     """Count jobs of a size for which there is room.
 
     Fragmentation in slots, at one moment and over time.
@@ -186,8 +180,6 @@ def slots(
     """
     from foretrace.fleet import scene
     from foretrace.report import fleet_answers as report
-    from foretrace.report.fleet_text import slots_lines
-    from foretrace.report.jsonout import dumps
 
     spec = scene.Spec(
         trace=str(trace), format=format, salvage=salvage, jobs=jobs, cluster=cluster, policy=policy, speeds=speeds,
@@ -196,11 +188,10 @@ def slots(
     made = scene.scene(spec)
     again = shared.again(format=format, speeds=speeds, salvage=salvage, jobs=jobs, seed=seed)
     result = made.play(record="devices")
-    view = report.slots(
+    return report.slots(
         result, made.cluster, sizes=size, at_s=at, path=str(trace),
         next_=shlex.join(
             [*["foretrace", "fleet", "run"], str(trace), "--cluster", cluster, "--policy", policy, *again]
         )
         + " --html fleet.html",
     )  # fmt: skip
-    print(dumps(view) if as_json else "\n".join(slots_lines(view)))

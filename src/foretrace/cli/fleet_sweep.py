@@ -16,12 +16,14 @@ import typer
 
 from foretrace.cli import fleet_options as shared
 from foretrace.cli import options
+from foretrace.cli.answers import Reply
 from foretrace.errors import ForetraceError
 
 if TYPE_CHECKING:
     from foretrace.fleet.result import FleetResult
     from foretrace.fleet.scene import Scene, Spec
     from foretrace.fleet.workload import Workload
+    from foretrace.report.views import Result
 
 DEFAULT = "4x4x8"
 
@@ -42,9 +44,7 @@ def compare(
     load: shared.Load = 1.0,
     restart_s: shared.RestartS = 0.0,
     restart_s_per_gpu: shared.RestartPerGpu = 0.0,
-    html: options.Html = None,
-    as_json: options.AsJson = False,
-) -> None:
+) -> Reply:
     """Compare policies on one log, with bootstrap intervals over repeated runs; says what is within noise.
 
     Example: foretrace fleet compare jobs.csv --cluster 4x4x8 --policy fifo --policy las --policy dally --seeds 20
@@ -53,8 +53,6 @@ def compare(
     from foretrace.fleet.policies import parse
     from foretrace.report import fleet as report
     from foretrace.report import fleet_answers, fleet_page
-    from foretrace.report.fleet_text import compare_lines
-    from foretrace.report.jsonout import dumps
 
     spec = scene.Spec(
         trace=str(trace), format=format, salvage=salvage, jobs=jobs, cluster=cluster, speeds=speeds, load=load,
@@ -92,15 +90,15 @@ def compare(
             + ["--set", "load=0.5,1,2", "--out", "sweep"]
         ),
     )  # fmt: skip
-    if html is not None:
+
+    def page(path: Path) -> None:
         whole = {text: one.play(record="devices") for text, one in runs.items()}
         first = whole.pop(policy[0])
-        page = fleet_page.FleetPage(
-            view=report.run(first, made.cluster, path=str(trace), repeated=found if len(parts) > 1 else None),
-            result=first, cluster=made.cluster, others=whole, comparison=view,
-        )  # fmt: skip
-        fleet_page.write(page, html)
-    print(dumps(view) if as_json else "\n".join(compare_lines(view)))
+        one = report.run(first, made.cluster, path=str(trace), repeated=found if len(parts) > 1 else None)
+        shown = fleet_page.FleetPage(view=one, result=first, cluster=made.cluster, others=whole, comparison=view)
+        fleet_page.write(shown, path)
+
+    return Reply(result=view, page=page)
 
 
 def sweep(
@@ -127,8 +125,7 @@ def sweep(
     on: Annotated[
         str, typer.Option("--on", metavar="here|ray", help="This machine's cores, or a Ray cluster that sees --out.")
     ] = "here",
-    as_json: options.AsJson = False,
-) -> None:
+) -> Result:
     """Play every combination of policies, clusters, values and seeds; a call that was killed goes on where it was.
 
     Example: foretrace fleet sweep jobs.csv --policy fifo --policy las --set load=0.5,1,2 --seeds 5 --out sweep
@@ -137,7 +134,6 @@ def sweep(
     from foretrace.fleet import scene
     from foretrace.fleet import sweep as sweeping
     from foretrace.report import fleet_questions as report
-    from foretrace.report.jsonout import dumps
 
     base = scene.Spec(trace=str(trace), format=format, salvage=salvage, jobs=jobs, speeds=speeds)
     by: dict[str, Sequence[Any]] = {"policy": policy, "cluster": cluster or [DEFAULT]}
@@ -172,10 +168,9 @@ def sweep(
     words = [*asked, str(trace), "--cluster", by["cluster"][0]]
     words += [word for each in policy for word in ("--policy", each)]
     words += shared.again(format=format, speeds=speeds, salvage=salvage, jobs=jobs)
-    view = report.sweep(
+    return report.sweep(
         replace(found, rows=rows), source=str(trace), by=by, next_=shlex.join(["foretrace", "fleet", *words])
     )
-    print(dumps(view) if as_json else report.sweep_text(view))
 
 
 def _played(made: Scene, workload: Workload) -> FleetResult:

@@ -13,9 +13,7 @@ from foretrace.cli import options
 def graph(
     source: options.Source,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The file to write.")],
-    do: Annotated[
-        list[str] | None, typer.Option("--do", metavar='"NAME KEY=VALUE ..."', help="Techniques to apply first.")
-    ] = None,
+    do: options.Do = None,
     rank: options.Rank = None,
     all_ranks: options.AllRanks = False,
     steps: options.Steps = "",
@@ -30,5 +28,5 @@ def graph(
     from foretrace.techniques.arguments import parse_all
 
     techniques = parse_all(do or [])
-    options.scenario(source, rank=rank, steps=steps, salvage=salvage, together=all_ranks).apply(*techniques).save(out)
+    options.scenario(source, rank=rank, steps=steps, salvage=salvage, all_ranks=all_ranks).apply(*techniques).save(out)
     options.wrote(out)

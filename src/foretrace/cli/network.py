@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foretrace.cli import options
+from foretrace.cli.answers import answers
 from foretrace.errors import ForetraceError
 
 if TYPE_CHECKING:
     from foretrace.cost.network.collective_table import CollectiveSeries, CollectiveTable
+    from foretrace.report.views import Result
 
 network = typer.Typer(
     name="network",
@@ -22,6 +23,7 @@ network = typer.Typer(
 
 
 @network.command("check")
+@answers
 def check(
     measured: Annotated[
         Path, typer.Argument(metavar="MEASURED", help="Output of nccl-tests, a table (.csv), or one of ours (.json).")
@@ -40,8 +42,7 @@ def check(
     ] = 0,
     kind: Annotated[str, typer.Option("--kind", metavar="KIND", help="all-reduce, ..., in the same cases.")] = "",
     system: Annotated[str, typer.Option("--system", metavar="NAME", help="One of several systems in a file.")] = "",
-    as_json: options.AsJson = False,
-) -> None:
+) -> Result:
     """Is my bus bandwidth right? Measured collectives against what the machine should give, size by size.
 
     Exit code 1 where they are slower. Example: foretrace network check all_reduce.log --on nccl:H100-SXM5-80GB
@@ -53,14 +54,7 @@ def check(
     table = read(measured, workers=workers, per_node=per_node, kind=kind)
     series = _chosen(table, workers, per_node, kind, system)
     expected = parse(on, series.workers)
-    view = report.check(series, expected, on=on, source=str(measured))
-    if as_json:
-        from foretrace.report.jsonout import dumps
-
-        print(dumps(view))
-    else:
-        print("\n".join(report.check_lines(view)))
-    raise typer.Exit(0 if view.ok else 1)
+    return report.check(series, expected, on=on, source=str(measured))
 
 
 def _chosen(table: CollectiveTable, workers: int, per_node: int, kind: str, system: str) -> CollectiveSeries:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foretrace.cli import options
+from foretrace.cli.answers import Reply
 from foretrace.errors import ForetraceError
 from foretrace.names import resolve
 
@@ -45,8 +46,7 @@ def operators(
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the operators there (.json or .json.gz).")
     ] = None,
     top: options.Top = 14,
-    as_json: options.AsJson = False,
-) -> None:
+) -> Reply:
     """Count a step's operators, FLOPs and bytes.
 
     Example: foretrace operators resnet50 --batch 32, or foretrace operators model.onnx --dim batch=8
@@ -88,17 +88,9 @@ def operators(
     view = report.operators(graph, path=source, fused=fuse)
     if by == "layer" and not view.layers:
         raise ForetraceError(f"--by layer: {source} does not name layers; leave it out, or take --by operator.")
-    if out is not None:
-        from foretrace.model.readers.json_form import write
+    from foretrace.model.readers.json_form import write
 
-        write(graph, out)
-    if as_json:
-        from foretrace.report.jsonout import dumps
-
-        print(dumps(view))
-    else:
-        print("\n".join(report.operators_lines(view, by=by, top=top)))
-    options.wrote(out, quiet=as_json)
+    return Reply(result=view, how={"by": by}, files={out: lambda path: write(graph, path)})
 
 
 def _captured(source: str, size: str, batch: int | None) -> OperatorGraph:

@@ -85,10 +85,10 @@ def optimise(
         gradient_mb=gradient_mb,
         memory_limit=size(memory_limit),
     ).checked()
-    run, trace = options.scenario_and_trace(source, rank=rank, steps=steps, salvage=salvage)
+    run = options.scenario(source, rank=rank, steps=steps, salvage=salvage)
     if calibration:
         run = run.calibrated()
-    memory = None if trace is None else split(trace)
+    memory = None if run.trace is None else split(run.trace)
     with _progress() as tell:
         found = Optimiser(
             recorded=run.graph,

@@ -10,16 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foretrace.cli.answers import AsJson, Html
+from foretrace.cli import completion
 from foretrace.errors import ForetraceError
 from foretrace.plaintext import visible
 
 if TYPE_CHECKING:
-    from foretrace.flow import Run, Scenario
+    from foretrace.flow import Scenario
     from foretrace.graph.taskgraph import TaskGraph
-    from foretrace.trace.trace import Trace
-
-__all__ = ["AsJson", "Html"]
 
 Source = Annotated[
     Path,
@@ -64,6 +61,35 @@ Precision = Annotated[
 ]
 Inference = Annotated[bool, typer.Option("--inference", help="The forward pass alone, without gradients.")]
 Size = Annotated[str, typer.Option("--size", metavar="tiny|full", help="Size of a zoo model.")]
+Do = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--do",
+        metavar='"NAME KEY=VALUE ..."',
+        help="A technique; several are applied in this order. See foretrace techniques.",
+        autocompletion=completion.techniques,
+    ),
+]
+Model = Annotated[
+    str,
+    typer.Option(
+        "--model", metavar="NAME|SCRIPT", help="A zoo model, or a script with training().",
+        autocompletion=completion.models,
+    ),
+]  # fmt: skip
+Device = Annotated[
+    str,
+    typer.Option(
+        "--device", metavar="NAME", help="As foretrace devices lists them.", autocompletion=completion.devices
+    ),
+]
+Techniques = Annotated[
+    list[str],
+    typer.Argument(
+        metavar='"TECHNIQUE [KEY=VALUE ...]" ...', help="What to verify; several are applied together, in order.",
+        autocompletion=completion.techniques,
+    ),
+]  # fmt: skip
 Top = Annotated[int, typer.Option("--top", metavar="N", min=1, help="Rows of a ranking to print.")]
 
 
@@ -74,72 +100,19 @@ def scenario(
     steps: str = "",
     salvage: bool = False,
     as_recorded: bool = False,
-    together: bool = False,
+    all_ranks: bool | None = False,
+    on: str = "here",
 ) -> Scenario:
-    """The run in `source`: a recording that is read and built, or a graph that was saved.
-
-    With `together` (--all-ranks), all ranks as one graph, as they were recorded.
-    """
-    if together:
-        return _together(source, rank=rank, steps=steps, salvage=salvage, as_recorded=as_recorded)
-    run, _ = scenario_and_trace(source, rank=rank, steps=steps, salvage=salvage, as_recorded=as_recorded)
-    return run
-
-
-def scenario_and_trace(
-    source: Path,
-    *,
-    rank: int | None = None,
-    steps: str = "",
-    salvage: bool = False,
-    as_recorded: bool = False,
-) -> tuple[Scenario, Trace | None]:
-    """As `scenario`, and the recording that it was built from; None for a saved graph."""
-    found = recorded(source, rank=rank, steps=steps, salvage=salvage)
-    if found is None:
-        from foretrace import flow
-
-        return flow.load(source), None
-    return found.graph(rank=rank, as_recorded=as_recorded), found.trace
-
-
-def all_ranks(
-    source: Path, *, rank: int | None = None, steps: str = "", salvage: bool = False, on: str = "here"
-) -> Scenario:
-    """As `scenario`; a recording of several ranks that their collectives tie together is one graph, without `rank`."""
+    """The run in `source`, see `flow.scenario`; what was left out of it is said on standard error."""
     from foretrace import flow
 
-    if rank is not None or is_graph(source):
-        if on != "here":
-            reason = "is a saved graph" if rank is None else f"is read for rank {rank} alone"
-            raise ForetraceError(f"{source} {reason}, which needs no --on {on}; leave it out.")
-        return scenario(source, rank=rank, steps=steps, salvage=salvage)
-    if source.is_dir() or on != "here":
-        return flow.joined(rank_graphs(source, steps=steps, salvage=salvage, on=on), alone=True)
-    found = recorded(source, steps=steps, salvage=salvage)
-    assert found is not None  # no graph, see above
-    return found.graph() if len(found.trace.ranks) < 2 else found.global_graph(alone=True)
-
-
-def _together(source: Path, *, rank: int | None, steps: str, salvage: bool, as_recorded: bool) -> Scenario:
-    """What --all-ranks asks for; refuses what holds one rank, or ranks that nothing ties together."""
-    from foretrace import flow
-
-    if rank is not None:
-        raise ForetraceError(f"--all-ranks and --rank {rank} contradict each other; give one of them.")
-    if is_graph(source):
-        saved = scenario(source, steps=steps, salvage=salvage)
-        if len({lane.rank for lane in saved.graph.lanes if lane.rank >= 0}) < 2:
-            raise ForetraceError(f"{source} is a saved graph of one rank; leave --all-ranks out.")
-        return saved
-    graphs = rank_graphs(source, steps=steps, salvage=salvage)
-    if len(graphs) < 2:
-        raise ForetraceError(f"{source} is a recording of one rank; leave --all-ranks out.")
-    run = flow.joined(graphs, as_recorded=as_recorded)
-    if not run.graph.info.collectives["what"]:
-        raise ForetraceError(
-            f"no collective ties the {len(graphs)} ranks of {source} together; look at one of them with --rank."
-        )
+    with progress(f"reading {source.name}") as report:
+        run = flow.scenario(
+            source, rank=rank, steps=step_numbers(steps), salvage=salvage, as_recorded=as_recorded,
+            all_ranks=all_ranks, on=on, progress=report,
+        )  # fmt: skip
+    for each in run.left_out:
+        say(each)
     return run
 
 
@@ -149,48 +122,9 @@ def rank_graphs(source: Path, *, steps: str = "", salvage: bool = False, on: str
 
     with progress(f"reading {source.name}") as report:
         graphs = flow.rank_graphs(source, steps=step_numbers(steps), salvage=salvage, on=on, progress=report)
-    for graph in graphs if salvage else ():
-        for note in graph.info.notes:
-            if "left out" in note or "tells no rank" in note:
-                say(f"{graph.info.source}: {note}")
+    for each in flow.left_out(graphs) if salvage else ():
+        say(each)
     return graphs
-
-
-def recorded(source: Path, *, rank: int | None = None, steps: str = "", salvage: bool = False) -> Run | None:
-    """The recording in `source`, read; None for a saved graph."""
-    from foretrace import flow
-
-    if is_graph(source):
-        given = {"--rank": rank is not None, "--steps": bool(steps), "--salvage": salvage}
-        if unfit := [name for name, used in given.items() if used]:
-            raise ForetraceError(f"{source} is a saved graph, which {' and '.join(unfit)} cannot change; leave it out.")
-        return None
-    with progress(f"reading {source.name}") as report:
-        run = flow.read(
-            source,
-            ranks=None if rank is None else [rank],
-            steps=step_numbers(steps),
-            salvage=salvage,
-            progress=report,
-        )
-    for dropped in run.trace.dropped if salvage else ():
-        say(
-            f"{dropped.where}: left out {dropped.count:,} events ({dropped.reason})"
-            if dropped.count
-            else dropped.reason
-        )
-    return run
-
-
-def is_graph(source: Path) -> bool:
-    """Whether a file holds a saved graph."""
-    from foretrace.graph.store import MAGIC
-
-    try:
-        with source.open("rb") as file:
-            return file.read(len(MAGIC)) == MAGIC
-    except (OSError, ValueError):  # whoever reads it says why it cannot be read
-        return False
 
 
 def is_recording(what: str) -> bool:

@@ -70,8 +70,8 @@ def _of_trace(
     from foretrace.report import profile as report
     from foretrace.simulate.memory import split
 
-    run, trace = options.scenario_and_trace(path, rank=rank, salvage=salvage)
-    memory = None
+    run = options.scenario(path, rank=rank, salvage=salvage)
+    memory, trace = None, run.trace
     if trace is not None:
         lowest = min((each.rank for each in trace.ranks), default=None) if rank is None else rank
         memory = split(trace.of_rank(lowest) if lowest is not None and len(trace.ranks) > 1 else trace)

@@ -35,7 +35,9 @@ def record(
 ) -> None:
     """Record a few steps of a training command, without changing the script.
 
-    Write the command after --: foretrace record --out run -- python train.py, or -- torchrun train.py.
+    Write the command after --, as it is: -- torchrun train.py.
+
+    Example: foretrace record --out run -- python train.py
     """
     options = RecordOptions(
         wait=wait,

@@ -12,10 +12,7 @@ from foretrace.cli import options
 
 def report(
     source: options.Source,
-    do: Annotated[
-        list[str] | None,
-        typer.Option("--do", metavar='"NAME KEY=VALUE ..."', help="A what-if to put beside the recorded run."),
-    ] = None,
+    do: options.Do = None,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The page to write.")] = Path("report.html"),
     rank: options.Rank = None,
     all_ranks: options.AllRanks = False,
@@ -31,7 +28,7 @@ def report(
     from foretrace.techniques.arguments import parse_all
 
     techniques = parse_all(do or [])
-    run = options.scenario(source, rank=rank, steps=steps, salvage=salvage, together=all_ranks)
+    run = options.scenario(source, rank=rank, steps=steps, salvage=salvage, all_ranks=all_ranks)
     from foretrace.report import html
 
     with options.progress("weighing the what-ifs"):

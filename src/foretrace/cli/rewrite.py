@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretrace.cli import options
+from foretrace.cli.answers import Reply
 from foretrace.errors import ForetraceError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -48,8 +48,7 @@ def rewrite(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="PATH", help="Write the model: a .pt2 file, or a folder with code.")
     ] = None,
-    as_json: options.AsJson = False,
-) -> None:
+) -> Reply:
     """Rewrite a model into an equal one whose operators are faster.
 
     Inference only: weights are folded. Example: foretrace rewrite actor-critic --alpha 1.05 --budget 20
@@ -77,24 +76,18 @@ def rewrite(
             found = rewritten(model, args, kwargs, name=source, wanted=wanted, costs=costs, tell=tell)
         finally:
             torch.set_num_threads(before)
-    if out is not None:
-        if not found.check.equal:
-            raise ForetraceError(
-                f"{source} was not written: rewritten, it differs from the original by {found.check.float64:.1g} in "
-                f"float64 and {found.check.float32:.1g} in float32; please report it with the model."
-            )
-        write.write(found.emitted, out)
-    zoo = not source.endswith(".py")
-    view = report.rewriting(
-        found, wanted, source=source, size=size if zoo else "", batch=count, wrote=str(out) if out else ""
-    )
-    if as_json:
-        from foretrace.report import jsonout
-
-        print(jsonout.dumps(view))
-        return
-    print(report.text(view), end="")
-    options.wrote(out)
+    if out is not None and not found.check.equal:
+        raise ForetraceError(
+            f"{source} was not written: rewritten, it differs from the original by {found.check.float64:.1g} in "
+            f"float64 and {found.check.float32:.1g} in float32; please report it with the model."
+        )
+    return Reply(
+        result=report.rewriting(
+            found, wanted, source=source, size="" if source.endswith(".py") else size, batch=count,
+            wrote=str(out) if out else "",
+        ),
+        files={out: lambda path: write.write(found.emitted, path)},
+    )  # fmt: skip
 
 
 def _model(source: str, size: str, batch: int | None) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any], int]:

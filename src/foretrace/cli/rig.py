@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from math import isfinite
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from foretrace.cli import options
+from foretrace.cli.answers import answers
 from foretrace.cli.verify import LedgerFile, progress
 from foretrace.errors import ForetraceError
+
+if TYPE_CHECKING:
+    from foretrace.report.views import Result
 
 rig = typer.Typer(
     name="rig",
@@ -24,7 +28,8 @@ Workers = Annotated[int, typer.Option("--workers", metavar="N", help="Processes,
 
 
 @rig.command("check")
-def check(as_json: options.AsJson = False) -> None:
+@answers
+def check() -> Result:
     """Say whether this machine can have a rig, and what it lacks.
 
     Exit code 1 where it cannot. Example: foretrace rig check
@@ -34,20 +39,18 @@ def check(as_json: options.AsJson = False) -> None:
     from foretrace.report import rig as report
 
     able = netns.probe()
-    view = report.check(able, cores=cores(), leftovers=() if able.missing else netns.leftovers())
-    _answer(view, report.check_text(view), as_json)
-    raise typer.Exit(0 if view.ok else 1)
+    return report.check(able, cores=cores(), leftovers=() if able.missing else netns.leftovers())
 
 
 @rig.command("calibrate")
+@answers
 def calibrate(
     link: LinkRate,
     workers: Workers = 2,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Keep the table, for network=FILE of techniques.")
     ] = None,
-    as_json: options.AsJson = False,
-) -> None:
+) -> Result:
     """Measure what collectives take on a shaped link.
 
     Refuses where times vary by more than 10 %. Example: foretrace rig calibrate --link 300mbit --workers 2
@@ -60,20 +63,15 @@ def calibrate(
 
     with tempfile.TemporaryDirectory(prefix="foretrace-rig-") as folder:
         found = alone(workers, link, out or Path(folder) / "network.json")
-    view = report.calibrate(
+    return report.calibrate(
         found, link=link, workers=workers, stated_mbit_s=1e3 * parse_link(link).gbit_s, stored=str(out or "")
     )
-    _answer(view, report.calibrate_text(view), as_json)
 
 
 @rig.command("verify")
+@answers
 def verify(
-    techniques: Annotated[
-        list[str],
-        typer.Argument(
-            metavar='"TECHNIQUE [KEY=VALUE ...]" ...', help="What to verify; several are applied together, in order."
-        ),
-    ],
+    techniques: options.Techniques,
     link: LinkRate,
     workers: Workers = 2,
     emulate: Annotated[
@@ -84,9 +82,7 @@ def verify(
             help="Layers that sleep, with real gradients: 12x1mb/20ms, or 12x1mb/20ms/5ms with a forward pass.",
         ),
     ] = "",
-    model: Annotated[
-        str, typer.Option("--model", metavar="NAME|SCRIPT", help="Real compute: of the zoo, or a script.")
-    ] = "",
+    model: options.Model = "",
     size: options.Size = "tiny",
     against: Annotated[
         list[str] | None,
@@ -106,8 +102,7 @@ def verify(
     ] = None,
     ledger: LedgerFile = None,
     no_ledger: Annotated[bool, typer.Option("--no-ledger", help="Write no row.")] = False,
-    as_json: options.AsJson = False,
-) -> None:
+) -> Result:
     """Predict a distributed step from one worker's recording, then run it for real.
 
     Example: foretrace rig verify "data-parallel bucket_mb=4" --workers 2 --link 300mbit --emulate 12x1mb/20ms
@@ -142,12 +137,12 @@ def verify(
     (row,) = rows_of(outcome)
     if kept is not None:
         kept.add([row])
-    view = report.verify(outcome, outcome.arms[0], ledger=str(kept.path) if kept else "", row=row.id if kept else "")
-    _answer(view, report.verify_text(view), as_json)
+    return report.verify(outcome, outcome.arms[0], ledger=str(kept.path) if kept else "", row=row.id if kept else "")
 
 
 @rig.command("clean")
-def clean(as_json: options.AsJson = False) -> None:
+@answers
+def clean() -> Result:
     """Remove what killed rigs left behind: their network namespaces and the processes in them.
 
     Rigs that still run are left alone. Example: foretrace rig clean
@@ -156,12 +151,4 @@ def clean(as_json: options.AsJson = False) -> None:
     from foretrace.report import rig as report
 
     netns.require()
-    view = report.clean(netns.clean())
-    lines = [view.headline, *(f"  {name}" for name in view.removed)]
-    _answer(view, "\n".join(lines), as_json)
-
-
-def _answer(view: object, text: str, as_json: bool) -> None:
-    from foretrace.report.jsonout import dumps
-
-    print(dumps(view) if as_json else text)  # type: ignore[arg-type]
+    return report.clean(netns.clean())

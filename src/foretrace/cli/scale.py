@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from foretrace.cli import options
+
+if TYPE_CHECKING:
+    from foretrace.report.views import Result
 
 
 def scale(
@@ -31,8 +34,7 @@ def scale(
     salvage: options.Salvage = False,
     on: options.On = "here",
     top: options.Top = 8,
-    as_json: options.AsJson = False,
-) -> None:
+) -> Result:
     """Predict a run of many ranks from the recordings of a few.
 
     Example: foretrace scale run/ --ranks 1024 --network 100gbit/5us
@@ -44,10 +46,4 @@ def scale(
         found = flow.scale(graphs, ranks, network=network, samples=samples, seed=seed, progress=report)
     from foretrace.report import scaling
 
-    view = scaling.scale(found, path=str(source), network=network)
-    if as_json:
-        from foretrace.report.jsonout import dumps
-
-        print(dumps(view))
-        return
-    print("\n".join(scaling.lines(view, rows=top)))
+    return scaling.scale(found, path=str(source), network=network)

@@ -24,7 +24,7 @@ def show(
 
     Example: foretrace show run/
     """
-    run = options.all_ranks(source, rank=rank, steps=steps, salvage=salvage, on=on)
+    run = options.scenario(source, rank=rank, steps=steps, salvage=salvage, all_ranks=None, on=on)
     from foretrace.report.show import show
 
     return show(run.simulate(), path=str(source))

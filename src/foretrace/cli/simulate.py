@@ -21,7 +21,7 @@ def simulate(
 
     Example: foretrace simulate run/
     """
-    run = options.scenario(source, rank=rank, steps=steps, salvage=salvage, as_recorded=True, together=all_ranks)
+    run = options.scenario(source, rank=rank, steps=steps, salvage=salvage, as_recorded=True, all_ranks=all_ranks)
     from foretrace.report.simulate import simulate
 
     return simulate(run.simulate(), path=str(source))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from foretrace.cli import options
 from foretrace.errors import ForetraceError
+
+if TYPE_CHECKING:
+    from foretrace.report.views import Result
 
 
 def stash(
@@ -35,15 +38,13 @@ def stash(
     size: options.Size = "tiny",
     steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Steps of every run and round.")] = 8,
     rank: options.Rank = None,
-    as_json: options.AsJson = False,
-) -> None:
+) -> Result:
     """Say what a step stalls for: workers, network, loading data.
 
     A recording is answered at once; a script or model is also run for real, four ways in turns, and both are compared.
     Example: foretrace stash resnet50 --workers 2
     """
     from foretrace.report import stash as report
-    from foretrace.report.jsonout import dumps
 
     if options.is_recording(source):
         from foretrace.experiment.stalls import stalls
@@ -52,21 +53,17 @@ def stash(
             raise ForetraceError(f"--workers {workers} cannot be; one is the least.")
         scenario = options.scenario(Path(source), rank=rank)
         found = stalls(scenario.graph, workers=workers, inside=inside, between=between, gradient_mb=gradient_mb)
-        view = report.stash(found, source=source, workers=workers)
-    else:
-        from foretrace.cli.verify import progress
-        from foretrace.experiment.differential import DifferentialRequest, differential
-        from foretrace.zoo.registry import job
+        return report.stash(found, source=source, workers=workers)
+    from foretrace.cli.verify import progress
+    from foretrace.experiment.differential import DifferentialRequest, differential
+    from foretrace.zoo.registry import job
 
-        if inside or gradient_mb or rank is not None:
-            raise ForetraceError(
-                "--inside, --gradient-mb and --rank are for recordings; runs measure these themselves."
-            )
-        job(source, size)
-        wanted = DifferentialRequest(
-            work=source, workers=workers, size=size, link=between, data=tuple(data or ()), steps=steps
-        )
-        with progress() as tell:
-            compared = differential(wanted, tell or (lambda what, share: None))
-        view = report.stash(compared, source=source, workers=workers)
-    print(dumps(view) if as_json else report.stash_text(view))
+    if inside or gradient_mb or rank is not None:
+        raise ForetraceError("--inside, --gradient-mb and --rank are for recordings; runs measure these themselves.")
+    job(source, size)
+    wanted = DifferentialRequest(
+        work=source, workers=workers, size=size, link=between, data=tuple(data or ()), steps=steps
+    )
+    with progress() as tell:
+        compared = differential(wanted, tell or (lambda what, share: None))
+    return report.stash(compared, source=source, workers=workers)

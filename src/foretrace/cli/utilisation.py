@@ -11,6 +11,7 @@ from foretrace.cli import options
 
 if TYPE_CHECKING:
     from foretrace.cost.model import CostModel
+    from foretrace.report.views import Result
 
 
 def utilisation(
@@ -18,7 +19,7 @@ def utilisation(
         str,
         typer.Argument(metavar="MODEL", help="A zoo model, a script with training(), or a file: ONNX, Chakra, JSON."),
     ],
-    device: Annotated[str, typer.Option("--device", metavar="NAME", help="As foretrace devices lists them.")] = "h100",
+    device: options.Device = "h100",
     batch: options.Batch = None,
     precision: options.Precision = "",
     inference: options.Inference = False,
@@ -27,8 +28,7 @@ def utilisation(
         list[Path] | None,
         typer.Option("--measured", metavar="FILE", help="Times before all predictors: a recording, or CSV; several."),
     ] = None,
-    as_json: options.AsJson = False,
-) -> None:
+) -> Result:
     """Say how much of a device a model would use.
 
     Example: foretrace utilisation resnet50 --device h100 --batch 32 --precision bf16
@@ -37,7 +37,6 @@ def utilisation(
     from foretrace.hardware.devices import named
     from foretrace.model.usage import model_usage
     from foretrace.report import utilisation as report
-    from foretrace.report.jsonout import dumps
     from foretrace.zoo.operators import operators_of
 
     target = named(device)
@@ -48,8 +47,8 @@ def utilisation(
     again = f"foretrace estimate {model} --device {device}"
     unheard = known and not {each.name for each in known} & set(used.step.cost_sources)
     notes = ["no call of the model is among the measured ones: operator and inputs must be the same."]
-    view = report.of_model(used, model=model, training=not inference, again=again, notes=notes if unheard else ())
-    print(dumps(view) if as_json else "\n".join(report.lines(view)))
+    said = notes if unheard else ()
+    return report.of_model(used, model=model, training=not inference, again=again, remarks=said)
 
 
 def _times(path: Path) -> list[CostModel]:

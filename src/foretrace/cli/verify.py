@@ -24,15 +24,8 @@ LedgerFile = Annotated[
 
 
 def verify(
-    techniques: Annotated[
-        list[str],
-        typer.Argument(
-            metavar='"TECHNIQUE [KEY=VALUE ...]" ...', help="What to verify; several are applied together, in order."
-        ),
-    ],
-    model: Annotated[
-        str, typer.Option("--model", metavar="NAME|SCRIPT", help="A model of the zoo, or a script with training().")
-    ],
+    techniques: options.Techniques,
+    model: options.Model,
     size: options.Size = "tiny",
     threads: Annotated[int, typer.Option("--threads", metavar="N", min=1, help="Intra-op threads of all arms.")] = 1,
     seconds: Annotated[

@@ -13,14 +13,7 @@ from foretrace.cli.answers import Reply
 
 def whatif(
     source: options.Source,
-    do: Annotated[
-        list[str],
-        typer.Option(
-            "--do",
-            metavar='"NAME KEY=VALUE ..."',
-            help="A technique; may be given several times, applied in this order. See foretrace techniques.",
-        ),
-    ],
+    do: options.Do,
     perfetto: options.Perfetto = None,
     save: Annotated[
         Path | None, typer.Option("--save", metavar="FILE", help="Keep the predicted graph, for compare.")
@@ -33,12 +26,12 @@ def whatif(
 ) -> Reply:
     """Predict the step time with changes that nobody has made yet.
 
-    Example: foretrace whatif run/ --do mixed-precision --do "prefetch-data workers=4" --html report.html
+    Example: foretrace whatif run/ --do fused-optimizer --do "prefetch-data workers=1" --html report.html
     """
     from foretrace.techniques.arguments import parse_all
 
-    techniques = parse_all(do)
-    run = options.scenario(source, rank=rank, steps=steps, salvage=salvage, together=all_ranks)
+    techniques = parse_all(do or [])
+    run = options.scenario(source, rank=rank, steps=steps, salvage=salvage, all_ranks=all_ranks)
     if calibration:
         run = run.calibrated()
         if known := len(run.graph.info.calibration.get("seconds", ())):

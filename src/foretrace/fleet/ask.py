@@ -28,7 +28,7 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class SceneChange:
     """Something to try: what it is called, what it does to a scene, which causes of waiting it answers.
 
     `words` are what `foretrace fleet whatif` takes for it, empty where it takes none.
@@ -91,7 +91,7 @@ def why(
     job: str,
     *,
     at_s: float | None = None,
-    remedies: Sequence[Change] | None = None,
+    remedies: Sequence[SceneChange] | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Why:
     """Play the workload and look at one job at `at_s` (its submission, or its longest wait's start, where None).
@@ -133,16 +133,16 @@ def why(
     )
 
 
-def usual_remedies(scene: Scene) -> list[Change]:
+def usual_remedies(scene: Scene) -> list[SceneChange]:
     """Letting others pass, another policy, a wider placement, no quotas, and last what has to be bought."""
     tree, policy = scene.cluster, scene.policy
-    made: list[Change] = []
+    made: list[SceneChange] = []
     queued = (Cause.BEHIND, Cause.UNDECIDED)
     apart = (Cause.SCATTERED, Cause.TIMER)
     if policy.compiled:
         if policy.admit_rule == "block":
             made.append(
-                Change(
+                SceneChange(
                     name="others may pass",
                     apply=lambda s: replace(s, policy=replace(s.policy, admit_rule="skip")),
                     answers=queued,
@@ -153,7 +153,7 @@ def usual_remedies(scene: Scene) -> list[Change]:
             from foretrace.fleet.policies import make
 
             made.append(
-                Change(
+                SceneChange(
                     name="policy las (leases of 1 h)",
                     apply=lambda s: replace(s, policy=make("las")),
                     answers=(*queued, Cause.RESERVED),
@@ -162,7 +162,7 @@ def usual_remedies(scene: Scene) -> list[Change]:
             )
         if policy.place_rule != "greedy" and len(tree.levels) > 1:
             made.append(
-                Change(
+                SceneChange(
                     name="jobs may spread at once",
                     apply=lambda s: replace(s, policy=replace(s.policy, place_rule="greedy")),
                     answers=apart,
@@ -171,7 +171,7 @@ def usual_remedies(scene: Scene) -> list[Change]:
             )
     if tree.quotas:
         made.append(
-            Change(
+            SceneChange(
                 name="no quotas",
                 apply=lambda s: replace(s, cluster=replace(s.cluster, quotas=None)),
                 answers=(Cause.QUOTA,),
@@ -179,7 +179,7 @@ def usual_remedies(scene: Scene) -> list[Change]:
         )
     if len(tree.levels) > 1:
         made.append(
-            Change(
+            SceneChange(
                 name=f"one more {tree.levels[-2]}",
                 apply=lambda s: replace(s, cluster=s.cluster.bigger(1)),
                 answers=(Cause.FULL, Cause.TYPE, Cause.OUTRANKED, *apart),
@@ -189,7 +189,7 @@ def usual_remedies(scene: Scene) -> list[Change]:
     return made
 
 
-def _tried(change: Change, scene: Scene, now: FleetResult, at: int) -> Remedy:
+def _tried(change: SceneChange, scene: Scene, now: FleetResult, at: int) -> Remedy:
     then = change.apply(scene).play()
     queue, before = _known(then.queue_s[at]), _known(now.queue_s[at])
     return Remedy(

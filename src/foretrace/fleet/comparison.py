@@ -54,7 +54,7 @@ def figures(result: FleetResult, only: Only = None) -> dict[str, float]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
+class MeanInterval:
     """A mean over repetitions with its bootstrap interval; low = high = None where one repetition says nothing."""
 
     mean: float
@@ -82,14 +82,14 @@ class Figure:
     """One figure of all policies. `best`: the policy with the best mean; `tied`: those that noise may put before it."""
 
     name: str
-    estimates: Mapping[str, Estimate]
+    estimates: Mapping[str, MeanInterval]
     against_baseline: Mapping[str, Contrast]
     best: str
     tied: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class PolicyComparison:
     """Policies on the same repetitions. samples: by policy and figure, (repetitions,); seeded, so repeatable."""
 
     policies: tuple[str, ...]
@@ -158,7 +158,7 @@ def compare(
     level: float = LEVEL,
     seed: int = 0,
     seen: Callable[[str, int, FleetResult], None] | None = None,
-) -> Comparison:
+) -> PolicyComparison:
     """Run every policy on every workload and judge the differences.
 
     policies: by name, what simulates a workload. workloads: repetitions, as of `jittered` or `subtraces`. baseline:
@@ -192,7 +192,7 @@ def judge(
     level: float = LEVEL,
     seed: int = 0,
     resamples: int = RESAMPLES,
-) -> Comparison:
+) -> PolicyComparison:
     """From figures per policy and repetition, the same repetitions in the same order for every policy.
 
     Raises ForetraceError where the baseline is not among them or the repetitions differ in number.
@@ -234,21 +234,21 @@ def judge(
             best=best,
             tied=tuple(tied),
         )
-    return Comparison(
+    return PolicyComparison(
         policies=tuple(names), baseline=base, repetitions=n, how=how, level=level, figures=made, samples=taken
     )
 
 
-def estimate(values: Float64, draws: npt.NDArray[np.int64], tails: Tails) -> Estimate:
+def estimate(values: Float64, draws: npt.NDArray[np.int64], tails: Tails) -> MeanInterval:
     """Mean of the repetitions; no interval from one of them or where one is not known."""
     if len(values) < 2 or np.isnan(values).any():
-        return Estimate(mean=float(values.mean()), low=None, high=None)
+        return MeanInterval(mean=float(values.mean()), low=None, high=None)
     mean = float(values.mean())
     if len(values) < FEW:
         half = tails.t * float(values.std(ddof=1)) / sqrt(len(values))
-        return Estimate(mean=mean, low=mean - half, high=mean + half)
+        return MeanInterval(mean=mean, low=mean - half, high=mean + half)
     low, high = np.quantile(values[draws].mean(axis=1), (tails.low, 1 - tails.low)).tolist()
-    return Estimate(mean=mean, low=low, high=high)
+    return MeanInterval(mean=mean, low=low, high=high)
 
 
 def contrast(

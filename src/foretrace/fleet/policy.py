@@ -15,7 +15,7 @@ from foretrace.fleet.policy_rules import MACHINE, OrderRule, PlaceRule, PolicyRu
 from foretrace.fleet.workload import Int64
 
 if TYPE_CHECKING:
-    from foretrace.fleet.stepping.view import View
+    from foretrace.fleet.moment.view import View
 
 __all__ = ["MACHINE", "OrderRule", "PlaceRule", "Policy", "PreemptRule", "Wait", "estimates"]
 

@@ -53,6 +53,51 @@ class Segments:
         """GPUs of one stretch."""
         return self.devices[self.offset[segment] : self.offset[segment + 1]]
 
+    @classmethod
+    def of(cls, rows: npt.NDArray[Any], sizes: Int64, devices: Int64) -> Segments:
+        """From stretches in any order: job, start, end, GPUs, level of their unit (0 the innermost) and dead time.
+
+        sizes: how many of `devices`, which stand one stretch after the other, are of each.
+        """
+        order = np.lexsort((rows[0], rows[1]))
+        job, start, end, gpus, level, dead = rows[:, order]
+        offset = np.concatenate([[0], np.cumsum(sizes)])
+        each = [np.sort(devices[offset[i] : offset[i + 1]]) for i in order]
+        return cls(
+            job=job,
+            start_ns=start,
+            end_ns=end,
+            gpus=gpus,
+            level=np.where(gpus == 1, 0, level + 1),
+            dead_ns=dead,
+            offset=np.concatenate([[0], np.cumsum(sizes[order])]),
+            devices=np.concatenate([np.zeros(0, np.int64), *each]),
+        )
+
+
+def up_to_now(
+    jobs: Mapping[str, Any], waited: Int64, *, waiting: Int64, running: Int64, part: npt.NDArray[Any], now: int
+) -> dict[str, npt.NDArray[Any]]:
+    """Columns of a `FleetResult` from the books of an engine, which last counted each job at its `mark`.
+
+    waiting, running: jobs that are so now; part: (n,) GPUs that count as each job's own.
+    """
+    made = {name: np.array(jobs[of]) for name, of in _BOOKS.items()} | {"waited_ns": waited.copy()}
+    made["waited_ns"][waiting, jobs["cause"][waiting]] += now - jobs["cause_since"][waiting]
+    mark, ready = jobs["mark"][running], jobs["ready"][running]
+    since, begun = now - mark, np.clip(now - np.maximum(mark, ready), 0, None)
+    made["held_ns"][running] += since
+    made["dead_ns"][running] += since - begun
+    made["comm_ns"][running] += begun * jobs["talking"][running]
+    made["gpu_ns"][running] += since * part[running]
+    return made
+
+
+_BOOKS = {
+    "start_ns": "first", "end_ns": "ended", "held_ns": "held", "dead_ns": "dead", "comm_ns": "talk", "gpu_ns": "gpu_ns",
+    "starts": "starts", "preempted": "preempted", "failed": "failed",
+}  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:

@@ -158,11 +158,7 @@ def shaped(workload: Workload, spec: Spec) -> Workload:
 def cluster_of(text: str) -> ClusterTree:
     """A cluster from its short form, YAML, or a file of a scheduler (topology.conf, nodes)."""
     path = Path(text)
-    if path.suffix not in (".yaml", ".yml") and (
-        path.is_file() or path.suffix in (".conf", ".csv", ".json", ".gz", ".txt")
-    ):
-        return formats.read_cluster(path)
-    if path.suffix in (".yaml", ".yml") and path.is_file():
+    if path.is_file() or path.suffix in (".conf", ".csv", ".json", ".gz", ".txt"):
         return formats.read_cluster(path)
     return parse_cluster(text)
 

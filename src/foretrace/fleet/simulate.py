@@ -11,7 +11,7 @@ from foretrace.fleet import setup
 from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.policy import Policy
 from foretrace.fleet.reasons import decisions_of
-from foretrace.fleet.result import FleetResult, Segments
+from foretrace.fleet.result import FleetResult, Segments, up_to_now
 from foretrace.fleet.setup import NEVER, Costs
 from foretrace.fleet.speeds import Shape, Speeds
 from foretrace.fleet.speeds.closed_form import ConstantSpeeds
@@ -93,13 +93,14 @@ class Simulation:
 
     def run(self, *, until_s: float | None = None, max_events: int | None = None) -> Simulation:
         """Play on until this time (inclusive), so many events, or the end."""
-        from foretrace.fleet.engine import decisions as engine
+        from foretrace.fleet.engine import memory as engine
+        from foretrace.fleet.engine.decisions import run
 
         until = int(nanoseconds(until_s)) if until_s is not None else NEVER - 1
         limit = NEVER if max_events is None else max_events
         self.state.s["limit"][0] = limit
         while True:
-            why = engine.run(self.state, until)
+            why = run(self.state, until)
             if why == engine.NEED_SPEED:
                 self._learn()
             elif why == engine.NEED_ROOM:
@@ -140,27 +141,6 @@ class Simulation:
         }
         self.state = state._replace(**grown)
 
-    def check(self) -> None:
-        """Every GPU is free, broken or in one running job's set, and all counts agree (raises AssertionError)."""
-        from foretrace.fleet.engine import memory as engine
-
-        state = self.state
-        held: dict[int, int] = {}
-        for job in np.flatnonzero(state.jobs["status"] == engine.RUNNING):
-            gpus = self.devices_of(int(job))
-            assert len(gpus) == self.workload.gpus[job], f"job {job} holds {len(gpus)} GPUs"
-            for gpu in gpus:
-                assert gpu not in held, f"GPU {gpu} is held by jobs {held[gpu]} and {job}"
-                held[gpu] = int(job)
-        owners = {gpu: int(owner) for gpu, owner in enumerate(state.devs["owner"]) if owner >= 0}
-        assert owners == held, "owners and holders differ"
-        for unit in range(len(state.units) - 1):
-            inside = slice(state.units["lo"][unit], state.units["hi"][unit])
-            for kind in range(len(self.cluster.types)):
-                free = int(((state.devs["owner"][inside] == -1) & (state.devs["kind"][inside] == kind)).sum())
-                assert free == state.free[kind, unit], f"unit {unit} counts {state.free[kind, unit]} free of {free}"
-        assert state.s["free"][0] == (state.devs["owner"] == -1).sum()
-
     def devices_of(self, job: int) -> list[int]:
         """GPUs that a job holds now, in ascending order."""
         from foretrace.fleet.engine import memory as engine
@@ -177,42 +157,16 @@ class Simulation:
         """What happened so far."""
         from foretrace.fleet.engine import memory as engine
 
-        state = self.state
-        waiting = state.jobs["status"] == engine.WAITING
-        waited = state.waited.copy()
-        waited[np.flatnonzero(waiting), state.jobs["cause"][waiting]] += (
-            state.s["now"][0] - state.jobs["cause_since"][waiting]
+        state, now = self.state, int(self.state.s["now"][0])
+        waiting, running = (
+            np.flatnonzero(state.jobs["status"] == status) for status in (engine.WAITING, engine.RUNNING)
         )
-        held, dead, talk, gpu_ns = (
-            state.jobs["held"].copy(),
-            state.jobs["dead"].copy(),
-            state.jobs["talk"].copy(),
-            state.jobs["gpu_ns"].copy(),
-        )
-        running = np.flatnonzero(state.jobs["status"] == engine.RUNNING)
-        since = state.s["now"][0] - state.jobs["mark"][running]
-        begun = np.clip(
-            state.s["now"][0] - np.maximum(state.jobs["mark"][running], state.jobs["ready"][running]), 0, None
-        )
-        held[running] += since
-        dead[running] += since - begun
-        talk[running] += begun * state.jobs["talking"][running]
-        gpu_ns[running] += since * self.workload.gpus[running]
         return FleetResult(
+            **up_to_now(state.jobs, state.waited, waiting=waiting, running=running, part=self.workload.gpus, now=now),
             workload=self.workload,
             policy=self.policy.name,
             cluster=self.cluster.name,
             gpus=self.cluster.gpus,
-            start_ns=state.jobs["first"].copy(),
-            end_ns=np.where(self.facts.never, -1, state.jobs["ended"]),
-            held_ns=held,
-            gpu_ns=gpu_ns,
-            dead_ns=dead,
-            comm_ns=talk,
-            starts=state.jobs["starts"].copy(),
-            preempted=state.jobs["preempted"].copy(),
-            failed=state.jobs["failed"].copy(),
-            waited_ns=waited,
             never=self.facts.never,
             segments=_segments(self, int(state.s["segments"][0])),
             decisions=decisions_of(state.log[: state.s["log"][0]], self.workload, self.cluster),
@@ -222,7 +176,7 @@ class Simulation:
                 "machines_are": self.cluster.levels[int(state.s["machine"][0])],
                 "distinct_speeds": int(state.s["filled"][0]),
             },
-            stopped_ns=int(state.s["now"][0]) if self.stopped else None,
+            stopped_ns=now if self.stopped else None,
             events=int(state.s["events"][0]),
         )
 
@@ -243,27 +197,8 @@ def _segments(played: Simulation, count: int) -> Segments | None:
     going["dead"] = np.minimum(state.jobs["stretch_dead"][running], now - going["start"])
     devices = np.concatenate([state.devices[: state.s["devices"][0]], *(np.array(each, np.int64) for each in held)])
     rows = np.concatenate([state.seg[:count], going])
-    sizes = rows["gpus"] if whole else np.zeros(len(rows), np.int64)
-    offset = np.concatenate([[0], np.cumsum(sizes)])
-    order = np.lexsort((rows["job"], rows["start"]))
-    if len(devices):
-        devices = np.concatenate([np.sort(devices[offset[i] : offset[i + 1]]) for i in order])
-    rows = rows[order]
-    return Segments(
-        job=rows["job"].copy(),
-        start_ns=rows["start"].copy(),
-        end_ns=rows["end"].copy(),
-        gpus=rows["gpus"].copy(),
-        level=_levels(rows["level"], rows["gpus"]),
-        dead_ns=rows["dead"].copy(),
-        offset=np.concatenate([[0], np.cumsum(sizes[order])]),
-        devices=devices,
-    )
-
-
-def _levels(tight: Any, gpus: Any) -> Any:
-    """The engine counts units from 0; a stretch says 0 for a single GPU and 1 for the innermost units."""
-    return np.where(gpus == 1, 0, tight + 1)
+    columns = np.array([rows[name] for name in ("job", "start", "end", "gpus", "level", "dead")])
+    return Segments.of(columns, rows["gpus"] if whole else np.zeros(len(rows), np.int64), devices)
 
 
 def _rehashed(state: Any) -> Any:
@@ -376,7 +311,7 @@ def _state(played: Simulation, seed: int, record: str, explain: str | None) -> A
     fails = np.zeros(len(fail_at), engine.FAILURE)
     fails["at"], fails["unit"], fails["up"] = fail_at, fail_unit, fail_up
     timers = 100_000 if keep and policy.place_rule == "auto" else 0
-    return engine.State(
+    return engine.EngineState(
         s=s,
         jobs=jobs,
         waited=np.zeros((n, engine.CAUSES), np.int64),

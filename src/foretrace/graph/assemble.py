@@ -114,6 +114,30 @@ def reordered(graph: TaskGraph) -> tuple[TaskGraph, npt.NDArray[np.int64]]:
     return replace(graph, **columns), rows
 
 
+def part_of(graph: TaskGraph, tasks: npt.NDArray[np.bool_], lanes: npt.NDArray[np.bool_]) -> TaskGraph:
+    """The chosen tasks (a mask) with the edges and marks among them, on the chosen lanes, all that they use."""
+    place, number, dst = np.cumsum(tasks) - 1, np.cumsum(lanes) - 1, graph.dst
+    edges = tasks[graph.src] & tasks[dst]
+    columns: dict[str, Any] = {key: getattr(graph, key)[tasks] for key in TASK_COLUMNS}
+    columns |= {key: getattr(graph, key)[edges] for key in EDGE_COLUMNS}
+    columns["lane"] = number[columns["lane"]].astype(np.int32)
+    columns["src"] = place[columns["src"]].astype(np.int32)
+    return replace(
+        graph,
+        **columns,
+        in_ptr=pointers(place[dst[edges]], len(columns["kind"])),
+        marks=place[graph.marks[tasks[graph.marks]]].astype(np.int32),
+        lanes=tuple(graph.lanes[i] for i in np.flatnonzero(lanes).tolist()),
+    )
+
+
+def pointers(group: npt.NDArray[Any], count: int) -> npt.NDArray[np.int64]:
+    """Where the rows of each of `count` groups begin, once they are sorted by `group` (count + 1)."""
+    found = np.zeros(count + 1, dtype=np.int64)
+    np.cumsum(np.bincount(group, minlength=count), out=found[1:])
+    return found
+
+
 def _in_order(
     tasks: Mapping[str, npt.NDArray[Any]],
     edges: Mapping[str, npt.NDArray[Any]],
@@ -129,12 +153,10 @@ def _in_order(
     # As lexsort by successor, source and kind; one key is sorted several times as fast.
     key = (new_dst.astype(np.int64) * n + new_src) * len(EdgeKind) + edges["edge_kind"]
     by_dst = np.argsort(key, kind="stable")
-    in_ptr = np.zeros(n + 1, dtype=np.int64)
-    np.cumsum(np.bincount(new_dst, minlength=n), out=in_ptr[1:])
     return {
         **{key: column[order] for key, column in tasks.items()},
         **{key: (new_src if key == "src" else column)[by_dst] for key, column in edges.items()},
-        "in_ptr": in_ptr,
+        "in_ptr": pointers(new_dst, n),
         "marks": rank[marks].astype(np.int32),
     }
 
@@ -153,10 +175,7 @@ def _topological_order(
         return wish
     from foretrace.graph.kernels import topological_order
 
-    out_ptr = np.zeros(len(wish) + 1, dtype=np.int64)
-    np.cumsum(np.bincount(src, minlength=len(wish)), out=out_ptr[1:])
-    out_dst = dst[np.argsort(src, kind="stable")]
-    order = topological_order(place, out_ptr, out_dst)
+    order = topological_order(place, pointers(src, len(wish)), dst[np.argsort(src, kind="stable")])
     if len(order) < len(wish):
         cycle = _cycle(np.setdiff1d(np.arange(len(wish)), order), src, dst)
         tasks = [f"task {row} ({names[name[row]][:60]})" for row in cycle[:_MOST_NAMED]]

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.graph.insert import edge_columns, extend
+from foretrace.graph.select import launching_call
 from foretrace.graph.taskgraph import Change, EdgeKind, Lane, TaskGraph, TaskKind
 from foretrace.trace.trace import LaneKind
 
@@ -52,9 +53,7 @@ def last_launched(graph: TaskGraph) -> Int64:
     Of several ranks, before the rank's own mark. Their first step begins when the first rank enters it: the others'
     streams have nothing before it.
     """
-    call = np.full(len(graph), -1, dtype=np.int64)
-    launch = graph.edge_kind == EdgeKind.LAUNCH
-    call[graph.dst[launch]] = graph.src[launch]
+    call = launching_call(graph)
     found = []
     joint = bool(joint_rows(graph).any())
     begins = int(graph.lanes[graph.lane[graph.marks[0]]].rank) if len(graph.marks) else 0
@@ -77,7 +76,7 @@ def host_runs_ahead(graph: TaskGraph, end: Int64) -> bool:
     """Whether steps measured at the marks are too short, because device work piles up behind the host.
 
     `end` are the ends of all tasks of a replay. A host that no longer waits finishes its steps early, and
-    only the end of the device's work tells how long a step takes.
+    only the end of the device's work shows how long a step takes.
     """
     last = last_launched(graph)
     if not len(last) or len(graph.marks) < 2:

@@ -1,4 +1,4 @@
-"""The collectives of one rank: what each one says of itself, or what the calls around it say.
+"""The collectives of one rank: what each one says about itself, or what the calls around it say.
 
 From the most to the least telling: the kernel's own arguments (newer Kineto), the `record_param_comms` operator and the
 `nccl:...` annotation around its launch, the operator, the kernel's name. A host back end's annotation is itself the
@@ -261,7 +261,7 @@ def _by_trace(graph: TaskGraph, rows: Int64, trace: Trace) -> tuple[list[What], 
 
 
 def _described(graph: TaskGraph, row: int, trace: Trace, own: int, call: int, note: int) -> What:
-    """Put together what kernel (`own`), operator (`call`) and annotation (`note`, a row) say of one call."""
+    """Combine what kernel (`own`), operator (`call`) and annotation (`note`, a row) say of one call."""
     what = _by_graph(graph, row)
     if note >= 0:
         name = trace.names[trace.name[note]]
@@ -277,7 +277,7 @@ def _described(graph: TaskGraph, row: int, trace: Trace, own: int, call: int, no
 
 
 def _told(what: What, said: Collective, rank: int) -> What:
-    """`what` with everything that a communication event says of itself."""
+    """`what` with everything that a communication event says about itself."""
     # A kernel that tells only its name says less than the annotation around it.
     telling = said.in_elements >= 0 or bool(said.group) or said.group_size > 0
     if not telling:
@@ -360,7 +360,7 @@ def _around(events: Int64, trace: Trace) -> tuple[Int64, Int64]:
     nothing = np.full(len(events), -1, dtype=np.int64)
     kernel = (events >= 0) & (trace.category[events] == Category.KERNEL) if len(trace) else nothing >= 0
     if not kernel.any():
-        return nothing, events  # a host back end's annotation tells of itself
+        return nothing, events  # a host back end's annotation describes itself
     noted = trace.named(lambda name: name.startswith(("nccl:", "rccl:", "gloo:", "mpi:", "ucc:")))
     notes = np.flatnonzero(noted & (trace.category == Category.ANNOTATION))
     comms = np.flatnonzero((trace.collective >= 0) & (trace.category == Category.OPERATOR))

@@ -59,10 +59,8 @@ def remove(graph: TaskGraph, mask: Mask, *, technique: str = "") -> TaskGraph:
     dst = graph.dst
     launch = graph.edge_kind == EdgeKind.LAUNCH
     # calls that lose a task now and have none left
-    losing = np.zeros(len(graph), dtype=np.bool_)
-    losing[graph.src[launch & new_gone[dst]]] = True
-    left = np.zeros(len(graph), dtype=np.bool_)
-    left[graph.src[launch & ~gone[dst]]] = True
+    losing = graph.mask(graph.src[launch & new_gone[dst]])
+    left = graph.mask(graph.src[launch & ~gone[dst]])
     calls = losing & ~left & ~gone & (graph.kind == TaskKind.CALL)
     gone = gone | calls
     # the return of a call that is gone

@@ -1,7 +1,7 @@
 """Edges between streams: work that waits for an event recorded on another stream.
 
 New recordings state them (`cuda_sync`); older ones show a wait without saying for what. Then the collective operator
-around the wait tells which kind of wait it is, and a policy is chosen per class of waits, never per occurrence.
+around the wait says which kind of wait it is, and a policy is chosen per class of waits, never per occurrence.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a recording says of itself, as far as predictions read it: the types of these facts, checked in one place.
+"""What a recording says about itself, as far as predictions read it: the types of these facts, checked in one place.
 
 Facts come from files (a trace's metadata, a stored graph), so they may be anything. Whoever reads
 `GraphInfo.recording` may rely on what is said below; other keys are not looked at.

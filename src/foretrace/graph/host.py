@@ -19,33 +19,12 @@ Int64 = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 # Operators that only make views or allocate: on a CPU they are part of the operator that calls them.
-BOOKKEEPING = frozenset(
-    f"aten::{name}"
-    for name in [
-        "empty",
-        "empty_like",
-        "empty_strided",
-        "as_strided",
-        "view",
-        "_unsafe_view",
-        "t",
-        "transpose",
-        "permute",
-        "expand",
-        "resize_",
-        "detach",
-        "resolve_conj",
-        "resolve_neg",
-        "_reshape_alias",
-        "unsqueeze",
-        "squeeze",
-        "select",
-        "slice",
-        "narrow",
-        "alias",
-        "lift_fresh",
-    ]
-) | {"detach"}
+BOOKKEEPING = frozenset((
+    "aten::empty", "aten::empty_like", "aten::empty_strided", "aten::as_strided", "aten::view", "aten::_unsafe_view",
+    "aten::t", "aten::transpose", "aten::permute", "aten::expand", "aten::resize_", "aten::detach",
+    "aten::resolve_conj", "aten::resolve_neg", "aten::_reshape_alias", "aten::unsqueeze", "aten::squeeze",
+    "aten::select", "aten::slice", "aten::narrow", "aten::alias", "aten::lift_fresh", "detach",
+))  # fmt: skip
 
 _BACKWARD = re.compile(r"autograd::engine|Backward\d*$|^## backward|backward##|Backward>")
 _OPTIMIZER = re.compile(r"^Optimizer\.(step|zero_grad)#")

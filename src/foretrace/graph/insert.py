@@ -106,6 +106,26 @@ def typical(graph: TaskGraph) -> Typical:
     )
 
 
+class EdgeList:
+    """Edges collected one by one, for `extend`."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[int, int, int, int, bool]] = []
+
+    def add(self, src: int, dst: int, kind: EdgeKind, lag: int = 0, *, from_start: bool = False) -> None:
+        self._rows.append((src, dst, int(kind), int(lag), from_start))
+
+    def columns(self) -> dict[str, npt.NDArray[Any]]:
+        src, dst, kind, lag, from_start = zip(*self._rows, strict=True) if self._rows else ((),) * 5
+        return {
+            "src": np.array(src, dtype=np.int32),
+            "dst": np.array(dst, dtype=np.int32),
+            "edge_kind": np.array(kind, dtype=np.uint8),
+            "lag": np.array(lag, dtype=np.int64),
+            "from_start": np.array(from_start, dtype=np.bool_),
+        }
+
+
 def extend(
     graph: TaskGraph,
     tasks: Mapping[str, npt.NDArray[Any]],
@@ -232,7 +252,7 @@ def move_to_lane(
     along = (edges["edge_kind"] == order) & (graph.lane[src] == graph.lane[dst])
     gap = np.zeros(len(graph), dtype=np.int64)
     gap[dst[along]] = np.maximum(edges["lag"][along], 0)
-    added = _Edges()
+    added = EdgeList()
     for source in np.unique(graph.lane[mask]):
         rows = np.flatnonzero(graph.lane == source)
         stay = rows[~mask[rows]]
@@ -272,33 +292,13 @@ _AS_LIKE = -2  # of a new row: what the row is that it is like
 _NewRow = tuple[int, int, int, int, int, int, int, int, float, int]
 
 
-class _Edges:
-    """Edges collected one by one."""
-
-    def __init__(self) -> None:
-        self._rows: list[tuple[int, int, int, int, bool]] = []
-
-    def add(self, src: int, dst: int, kind: EdgeKind, lag: int = 0, *, from_start: bool = False) -> None:
-        self._rows.append((src, dst, int(kind), int(lag), from_start))
-
-    def columns(self) -> dict[str, npt.NDArray[Any]]:
-        src, dst, kind, lag, from_start = zip(*self._rows, strict=True) if self._rows else ((),) * 5
-        return {
-            "src": np.array(src, dtype=np.int32),
-            "dst": np.array(dst, dtype=np.int32),
-            "edge_kind": np.array(kind, dtype=np.uint8),
-            "lag": np.array(lag, dtype=np.int64),
-            "from_start": np.array(from_start, dtype=np.bool_),
-        }
-
-
 class _Insertion:
     """Works out rows, edges and re-routed edges of new tasks."""
 
     def __init__(self, graph: TaskGraph) -> None:
         self.graph = graph
         self.edges = edge_columns(graph)
-        self.added = _Edges()
+        self.added = EdgeList()
         self.index = {name: i for i, name in reversed(list(enumerate(graph.names)))}
         self.names: list[str] = []
         self.back = np.arange(len(graph))  # the RETURN of a blocking call, else the row itself

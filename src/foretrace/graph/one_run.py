@@ -102,7 +102,7 @@ def _by_group(found: Matching) -> Matching:
             parts |= dict.fromkeys(matches, groups)
             told = "; ".join(listed(sorted(found.ranks[ranks[k]] for k in group)) for group in groups)
             kind = found.matches[matches[0]].what.kind
-            notes.append(f"{kind} of {channel} is of several groups, told apart by their ends: ranks {told}.")
+            notes.append(f"{kind} of {channel} is of several groups, distinguished by their ends: ranks {told}.")
     if not parts:
         return found
     cut = []

@@ -43,7 +43,8 @@ def rank_graphs(
 
     The same graphs as `build(read(path), rank)` gives one after the other, up to the numbering of names. `ranks`,
     `steps` and `salvage` are those of `read`; what was left out is said in the notes of the graph. `on` is where the
-    files are read (`executor.map`); workers open them by the same path. `progress` is told the share of files read.
+    files are read (`executor.map`); workers open them by the same path. `progress` is called with the share
+    of files read.
 
     Raises:
         TraceError, GraphError: as `read` and `build` do; from another machine, too.

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.errors import GraphError
-from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
+from foretrace.graph.taskgraph import EdgeKind, Phase, TaskGraph, TaskKind
 
 Mask = npt.NDArray[np.bool_]
 Text = str | Iterable[str]
@@ -68,6 +68,28 @@ def select(
     if rank is not None:
         mask = mask & np.isin(graph.rank, [rank] if isinstance(rank, int) else list(rank))
     return np.asarray(mask, dtype=np.bool_)
+
+
+def trained(graph: TaskGraph) -> Mask:
+    """Tasks of the forward and the backward pass, gone ones left out (n rows, bool)."""
+    return np.asarray(np.isin(graph.phase, (Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE)) & ~graph.gone)
+
+
+def previous_on_lane(graph: TaskGraph) -> npt.NDArray[np.int64]:
+    """The task before each on its lane, −1 for the first."""
+    order = np.lexsort((np.arange(len(graph)), graph.lane))
+    previous = np.full(len(graph), -1, dtype=np.int64)
+    same = graph.lane[order[1:]] == graph.lane[order[:-1]]
+    previous[order[1:][same]] = order[:-1][same]
+    return previous
+
+
+def launching_call(graph: TaskGraph) -> npt.NDArray[np.int64]:
+    """The call that launched each device task, −1 for other tasks."""
+    call = np.full(len(graph), -1, dtype=np.int64)
+    launch = graph.edge_kind == EdgeKind.LAUNCH
+    call[graph.dst[launch]] = graph.src[launch]
+    return call
 
 
 def matching(column: npt.NDArray[np.int32], table: Sequence[str], pattern: Text, *, ignore_case: bool = True) -> Mask:

@@ -4,7 +4,7 @@ The engines run over the rows once and trust what they read: an edge from a late
 nobody has written yet, an index outside a table memory of somebody else. So they take no graph that `verify` has not
 passed. What was passed is noted as the very arrays that were looked at, which become read-only, in a record that all
 graphs made from each other share (`TaskGraph.passed`): a graph with new durations has only these looked at, whichever
-of its relatives was replayed before. `sound` ends the edits that can put rows out of order: it orders them anew where
+of its relatives was replayed before. `sound` ends the edits that can put rows out of order: it sorts them again where
 an edge goes backward, and refuses what has no order.
 """
 

@@ -201,7 +201,7 @@ class GraphInfo:
     not_of_step: tuple[NotOfStep, ...] = ()  # what was left out of the only recorded step
     overhead: dict[str, float] = field(default_factory=dict)  # profiler overhead: measured and removed, see docs
     calibration: dict[str, Any] = field(default_factory=dict)  # times of operators on this machine, see cost/
-    collectives: dict[str, Any] = field(default_factory=dict)  # what each one says of itself, see collectives.py
+    collectives: dict[str, Any] = field(default_factory=dict)  # what each one says about itself, see collectives.py
     notes: tuple[str, ...] = ()
 
 
@@ -312,6 +312,17 @@ class TaskGraph:
     def rank(self) -> npt.NDArray[np.int32]:
         """Rank of every task (n rows)."""
         return np.array([lane.rank for lane in self.lanes], dtype=np.int32)[self.lane]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks that the graph holds, ascending."""
+        return tuple(sorted({lane.rank for lane in self.lanes if lane.rank >= 0}))
+
+    def mask(self, rows: Any) -> npt.NDArray[np.bool_]:
+        """A mask (n) of these rows."""
+        mask = np.zeros(len(self), dtype=np.bool_)
+        mask[rows] = True
+        return mask
 
     def with_columns(self, **columns: npt.NDArray[Any]) -> TaskGraph:
         """A graph that shares everything but these columns; shapes and types must agree."""

@@ -1,7 +1,7 @@
 """A `Cluster` from YAML, in a short form (all machines alike) or an explicit one (machines, switches, links by name).
 
 docs/network.md shows both. Nothing is filled in silently: a key that is unknown, a number that cannot be, an end that
-nothing declares are refused with the key and the mend.
+nothing declares are refused with the key and what to do.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CABLE_EFFICIENCY = 0.9  # 22.5 of 25 GB/s of one NVLink2 cable, all-reduce of t
 
 
 def load(path: Path) -> Cluster:
-    """The cluster in a file. Raises ForetraceError with the key and how to mend it."""
+    """The cluster in a file. Raises ForetraceError with the key and what to do."""
     text = reading.read_text(path, mend="give a YAML file that describes a cluster")
     return parse(text, where=str(path), name=path.stem)
 

@@ -1,4 +1,4 @@
-"""What a step of a model takes on a device that nobody has at hand: time with its range, memory, and who said so."""
+"""What a step of a model takes on a device that is not available: time with its range, memory, and who said so."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What the workers of a step send each other: which collective, how large, behind which operator, ahead of which.
 
-- data parallel (ZeRO 0): gradients are all-reduced in buckets while the backward pass of the last micro-batch goes on
+- data parallel (ZeRO 0): gradients are all-reduced in buckets while the backward pass of the last micro-batch continues
   (Li et al., PyTorch Distributed, VLDB 2020);
 - ZeRO 1 and 2 (Rajbhandari et al., SC 2020): the buckets are reduce-scattered instead, by stage 2 in every micro-batch,
   and what a worker has updated is all-gathered at the end;

@@ -1,4 +1,4 @@
-"""`Target`: a device to predict for, and the cost models that speak of it."""
+"""`Target`: a device to predict for, and the cost models that answer for it."""
 
 from __future__ import annotations
 

@@ -38,6 +38,7 @@ class Line(msgspec.Struct, frozen=True, tag=True):
     text: str
     label: str = ""
     soft: bool = False  # a remark rather than a part of the answer
+    whole: bool = False  # stays on one line, so that it can be copied
 
 
 class BarPart(msgspec.Struct, frozen=True):
@@ -143,18 +144,18 @@ class Next(msgspec.Struct, frozen=True, tag=True):
 Block = str | About | Headline | Line | Bars | Grid | Next  # a str is a plain line; "" an empty one
 
 
-def blocks(result: Any, top: int = 12) -> list[Block]:
+def blocks(result: Any, top: int = 12, **how: Any) -> list[Block]:
     """What a person sees of a result, in order; `top` rows of a ranking are not folded away.
 
-    Raises TypeError where nobody said how to show it.
+    `how` is what one result can be asked beside that. Raises TypeError where nobody said how to show it.
     """
-    found = list(shown(result, top))
+    found = list(shown(result, top, **how))
     following = getattr(result, "next", "")
     return [*found, Next(following)] if following else found
 
 
 @singledispatch
-def shown(result: Any, top: int) -> Iterable[Block]:
+def shown(result: Any, top: int, **how: Any) -> Iterable[Block]:
     """The blocks of a result but for the command to try next; registered beside each result."""
     raise TypeError(f"a result must register its blocks, got {type(result).__name__}; see docs/write-a-command.md.")
 

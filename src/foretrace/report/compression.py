@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from foretrace.report.units import column, digits, seconds, share, speed
-from foretrace.report.views import Result
+from foretrace.report.blocks import Block, Column, Headline, shown, table
+from foretrace.report.blocks import notes as remarks
+from foretrace.report.units import MINUS, column, digits, seconds, share, speed
+from foretrace.report.views import Result, taken
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from foretrace.plan.compression_advice import CompressionAdvice, Method
-
-MINUS = "−"
 
 
 class CompressionMethodView(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,23 +67,17 @@ def advise(advice: CompressionAdvice, *, source: str, notes: Sequence[str] = ())
     open_ = any(each.verdict == CANNOT_TELL for each in advice.methods)
     best = paying[0] if paying else None
     do = [str(advice.parallel), *([str(best.technique)] if best else [])]
-    return CompressionAdviseView(
+    return taken(
+        CompressionAdviseView,
+        advice,
         headline=headline(advice),
         source=source,
         verdict=PAYS if best else CANNOT_TELL if open_ else DOES_NOT,
         best=str(best.technique) if best else None,
         workers=advice.parallel.workers,
         network=advice.parallel.network,
-        gbit_s=advice.gbit_s,
-        gradient_bytes=advice.gradient_bytes,
-        alone_s=advice.alone_s,
-        step_s=advice.step_s,
-        interval_s=advice.interval_s,
         interval_level=advice.level,
-        free_s=advice.free_s,
-        tolerance=advice.tolerance,
         required_ratio=advice.required,
-        required_interval=advice.required_interval,
         methods=tuple(_method(each) for each in advice.methods),
         notes=(*_notes(advice), *notes),
         next=shlex.join(["foretrace", "whatif", source, *(word for each in do for word in ("--do", each))]),
@@ -92,20 +85,7 @@ def advise(advice: CompressionAdvice, *, source: str, notes: Sequence[str] = ())
 
 
 def _method(method: Method) -> CompressionMethodView:
-    return CompressionMethodView(
-        name=str(method.technique),
-        ratio=method.ratio,
-        sent_bytes=method.sent_bytes,
-        encode_s=method.encode_s,
-        decode_s=method.decode_s,
-        measured=method.measured,
-        step_s=method.step_s,
-        interval_s=method.interval_s,
-        gain_s=method.gain_s,
-        gain_interval_s=method.gain_interval_s,
-        verdict=method.verdict,
-        pays_below_gbit_s=method.pays_below_gbit_s,
-    )
+    return taken(CompressionMethodView, method, name=str(method.technique))
 
 
 def headline(advice: CompressionAdvice) -> str:
@@ -178,32 +158,31 @@ def _notes(advice: CompressionAdvice) -> list[str]:
     return found
 
 
-def text(view: CompressionAdviseView) -> str:
-    """`CompressionAdviseView` for people."""
-    names = [each.name.split("method=", 1)[1] for each in view.methods]
-    width = max(len("method"), *(len(name) for name in names))
+@shown.register
+def _(view: CompressionAdviseView, top: int) -> Iterator[Block]:
     low, high = view.interval_s
-    lines = [
-        view.headline,
-        "",
-        f"  one worker {seconds(view.alone_s)} per step; {view.workers} workers {seconds(view.step_s)} "
+    yield Headline(view.headline)
+    yield ""
+    yield (
+        f"one worker {seconds(view.alone_s)} per step; {view.workers} workers {seconds(view.step_s)} "
         f"({seconds(low)} – {seconds(high)}, {share(view.interval_level)} interval); with free messages "
-        f"{seconds(view.free_s)}; gradients {digits(view.gradient_bytes / 1e6)} MB",
-        "",
-        f"  {'method':<{width}}  {'ratio':>6}  {'coding':>9}  {'step':>9}  {'gain':>9}  {'interval of the gain':>24}  "
-        f"{'verdict':<11}  gains below",
-    ]
+        f"{seconds(view.free_s)}; gradients {digits(view.gradient_bytes / 1e6)} MB"
+    )
+    yield ""
     codings = column([each.encode_s + each.decode_s for each in view.methods])
-    steps = column([each.step_s for each in view.methods])
-    for name, each, coding, step in zip(names, view.methods, codings, steps, strict=True):
-        least, most = each.gain_interval_s
-        below = "–" if each.pays_below_gbit_s is None else f"{digits(each.pays_below_gbit_s)} Gbit/s"
-        coded = coding + (" " if each.measured else "*")
-        lines.append(
-            f"  {name:<{width}}  {digits(each.ratio) + '×':>6}  {coded:>9}  {step:>9}  "
-            f"{_signed(each.gain_s):>9}  {_signed(least) + ' – ' + _signed(most):>24}  {each.verdict:<11}  {below}"
-        )
-    lines.append("")
-    lines += [f"  {'* ' if note.startswith('encoding') else ''}{note}" for note in view.notes]
-    lines.append(f"  next: {view.next}")
-    return "\n".join(lines)
+    yield table(
+        [
+            "method", Column("ratio", right=True), Column("coding", right=True), Column("step", "time"),
+            Column("gain", right=True), Column("interval of the gain", right=True), "verdict", "gains below",
+        ],
+        [
+            (
+                each.name.split("method=", 1)[1], f"{digits(each.ratio)}×", coding + (" " if each.measured else "*"),
+                each.step_s, _signed(each.gain_s), " – ".join(map(_signed, each.gain_interval_s)), each.verdict,
+                None if each.pays_below_gbit_s is None else f"{digits(each.pays_below_gbit_s)} Gbit/s",
+            )
+            for each, coding in zip(view.methods, codings, strict=True)
+        ],
+    )  # fmt: skip
+    yield ""
+    yield from remarks(f"{'* ' if note.startswith('encoding') else ''}{note}" for note in view.notes)

@@ -12,6 +12,7 @@ import numpy as np
 from foretrace.cost.calls import Family, Precision
 from foretrace.cost.devices.defaults import as_run
 from foretrace.cost.devices.roofline import MATRIX
+from foretrace.report.blocks import About, Block, Column, Headline, notes, shown, table
 from foretrace.report.units import between, count, digits, in_unit, seconds, share, unit_for
 from foretrace.report.views import Result
 
@@ -240,62 +241,66 @@ def _many(value: float) -> str:
     return count(round(value)) if value >= 1000 or value == round(value) else digits(value)
 
 
-def lines(view: EstimateView, *, rows: int) -> Iterator[str]:
-    """The answer for people; at most `rows` families of operators."""
-    kind = "training" if view.training else "inference"
-    batch = f"batch {count(view.batch)}{' per worker' if view.devices > 1 else ''} · " if view.batch else ""
-    many = f"{count(view.devices)} × " if view.devices > 1 else ""
-    yield f"{view.model} · {kind} · {batch}{view.precision} · {many}{view.device}"
-    yield "  " + " · ".join(f"{each.name} {each.value}{' (default)' if each.default else ''}" for each in view.recipe)
+@shown.register
+def _(view: EstimateView, top: int) -> Iterator[Block]:
+    several = view.devices > 1
+    batch = f"batch {count(view.batch)}{' per worker' if several else ''}" if view.batch else ""
+    device = f"{count(view.devices)} × {view.device}" if several else view.device
+    facts = (view.model, "training" if view.training else "inference", batch, view.precision, device)
+    yield About(tuple(filter(None, facts)))
+    yield " · ".join(f"{each.name} {each.value}{' (default)' if each.default else ''}" for each in view.recipe)
     yield ""
-    yield view.headline
+    yield Headline(view.headline)
     yield ""
-    blocks = f", {count(view.repeated_blocks)} of them repeated blocks" if view.repeated_blocks else ""
     if view.samples_per_s:
         words = f", {_many(view.tokens_per_s)} tokens/s" if view.tokens_per_s else ""
-        apiece = f" ({_many(view.tokens_per_s_per_device)} a device)" if words and view.devices > 1 else ""
+        apiece = f" ({_many(view.tokens_per_s_per_device)} a device)" if words and several else ""
         mfu = (
             f"; MFU {share(view.mfu)}, of {'three times ' if view.training else ''}the products of the forward pass "
             f"({_many(view.model_flops)}FLOP, causal attention whole) at the dense peak of their precision"
         )
-        yield f"  {_many(view.samples_per_s)} samples/s{words}{apiece}{mfu if view.mfu else ''}"
+        yield f"{_many(view.samples_per_s)} samples/s{words}{apiece}{mfu if view.mfu else ''}"
     if view.exchange_s:
-        yield f"  messages {seconds(view.exchange_s)}, of which {seconds(view.exposed_exchange_s)} is waited for"
+        yield f"messages {seconds(view.exchange_s)}, of which {seconds(view.exposed_exchange_s)} is waited for"
+    blocks = f", {count(view.repeated_blocks)} of them repeated blocks" if view.repeated_blocks else ""
     yield (
-        f"  {count(view.operators)} operators{blocks}, {_many(view.parameters)} parameters, {_many(view.flops)}FLOP: "
+        f"{count(view.operators)} operators{blocks}, {_many(view.parameters)} parameters, {_many(view.flops)}FLOP: "
         f"{share(view.utilisation)} of the device's peak"
     )
-    yield f"  kernels {seconds(view.device_busy_s)}, host {seconds(view.host_busy_s)}"
+    yield f"kernels {seconds(view.device_busy_s)}, host {seconds(view.host_busy_s)}"
     yield ""
-    unit = unit_for(view.device_busy_s)
-    yield f"  {'operators':16}{'calls':>9}{'FLOP':>11}{'moved':>11}{unit.name:>10}{'share':>10}"
     total = sum(each.time_s for each in view.families) or 1.0
-    for row in view.families[:rows]:
-        yield (
-            f"  {row.family:16}{count(row.calls):>9}{_many(row.flops):>11}{nbytes(row.bytes):>11}"
-            f"{in_unit(row.time_s, unit):>10}{share(row.time_s / total):>10}"
-        )
-    if len(view.families) > rows:
-        yield f"  {len(view.families) - rows} more: --top {len(view.families)} or --json."
+    yield table(
+        [
+            "operators", Column("calls", "count"), Column("FLOP", right=True), Column("moved", right=True),
+            Column("time", "time"), Column("share", "share"),
+        ],
+        [
+            (row.family, row.calls, _many(row.flops), nbytes(row.bytes), row.time_s, row.time_s / total)
+            for row in view.families
+        ],
+        top=top, how="--top",
+    )  # fmt: skip
     yield ""
-    yield "  memory at the peak" + (" of each device" if view.devices > 1 else "")
     kinds = {name: view.memory_bytes.get(name, 0) for name in _KINDS} if view.training else {}
-    for name, size in sorted((kinds | view.memory_bytes).items(), key=lambda each: -each[1]):
-        yield f"    {_KINDS.get(name, name):22}{nbytes(size):>12}"
-    yield f"    {'together':22}{nbytes(view.peak_memory_bytes):>12}"
+    sizes = sorted((kinds | view.memory_bytes).items(), key=lambda each: -each[1])
+    yield table(
+        ["memory at the peak" + (" of each device" if several else ""), Column("size", right=True)],
+        [
+            *((_KINDS.get(name, name), nbytes(size)) for name, size in sizes),
+            ("together", nbytes(view.peak_memory_bytes)),
+        ],
+    )
     low, high = view.needed_memory_bytes
     room = nbytes(view.device_memory_bytes)
-    yield f"    with what the process needs beside them {nbytes(low)} to {nbytes(high)} of {room}: {view.fits}"
-    for assumed in view.memory_assumptions:
-        yield f"    assumed: {assumed}"
+    yield f"with what the process needs beside them {nbytes(low)} to {nbytes(high)} of {room}: {view.fits}"
+    yield from notes(view.memory_assumptions, "assumed")
     yield ""
     for source in view.sources:
-        yield f"  {share(source.share)} of the kernel time by {source.model}: {source.why}"
+        yield f"{share(source.share)} of the kernel time by {source.model}: {source.why}"
     for technique in view.techniques:
-        yield f"  with {technique}"
-    for warning in view.warnings:
-        yield f"  note: {warning}"
-    yield f"  next: {view.next}"
+        yield f"with {technique}"
+    yield from notes(view.warnings, "note")
 
 
 def again(words: list[str]) -> str:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
 
 import numpy as np
 
 from foretrace.fleet import metrics, overtime
 from foretrace.fleet.cluster import ClusterTree
-from foretrace.fleet.comparison import Comparison
+from foretrace.fleet.comparison import PolicyComparison
 from foretrace.fleet.rates import Bill, Power
 from foretrace.fleet.result import Cause, FleetResult
 from foretrace.fleet.workload import SECOND, Float64
+from foretrace.report.blocks import About, Block, Column, Grid, Headline, Line, notes, shown, table
 from foretrace.report.fleet_views import (
     BillView,
     CauseView,
@@ -26,9 +27,11 @@ from foretrace.report.fleet_views import (
     TenantView,
 )
 from foretrace.report.units import count, digits, seconds, share
+from foretrace.report.views import taken
 
 RHO_IS = "JCT / (exclusive run time x max(1, mean GPUs asked for by active jobs during its life / GPUs))"
 BINS = 200
+SHOWN_TENANTS = 8
 WHY = {
     Cause.UNDECIDED: "the policy has not looked at them yet",
     Cause.BEHIND: "a job that is served first does not fit, and nobody may pass it",
@@ -89,7 +92,7 @@ def run(
     power: Mapping[str, Power] | None = None,
     sizes: Sequence[int] | None = None,
     levels: Sequence[str] | None = None,
-    repeated: Comparison | None = None,
+    repeated: PolicyComparison | None = None,
     next_: str = "",
 ) -> FleetRunView:
     """The answer to one simulation; `repeated` adds intervals from more runs of the same policy.
@@ -146,11 +149,7 @@ def run(
         worst_rho=known(rho.longest),
         rho_is=RHO_IS,
         communication=_communication(found.communication),
-        lost=LostView(
-            gpu_h=found.lost.gpu_h, of_failed_gpu_h=found.lost.of_failed_gpu_h,
-            of_preempted_gpu_h=found.lost.of_preempted_gpu_h, preemptions=found.lost.preemptions,
-            failures=found.lost.failures, restarts=found.lost.restarts,
-        ),
+        lost=taken(LostView, found.lost),
         usd_used=found.total("usd"),
         usd_all=found.total("usd_all"),
         kwh=found.total("kwh"),
@@ -252,22 +251,23 @@ def _communication(each: metrics.Communication) -> FleetCommunicationView:
 
 
 def _bill(each: Bill) -> BillView:
-    return BillView(
-        gpu_type=each.kind, gpus=each.gpus, used_gpu_h=each.used_gpu_h, all_gpu_h=each.all_gpu_h,
-        usd_per_gpu_h=each.price.usd_per_h if each.price else None, price_from=each.price.source if each.price else "",
-        usd_used=each.usd, usd_all=each.usd_all, busy_w=each.power.busy_w if each.power else None,
-        idle_w=each.power.idle_w if each.power else None, power_from=each.power.source if each.power else "",
-        kwh=each.kwh,
-    )  # fmt: skip
+    price, power = each.price, each.power
+    return taken(
+        BillView,
+        each,
+        gpu_type=each.kind,
+        usd_per_gpu_h=price.usd_per_h if price else None,
+        price_from=price.source if price else "",
+        usd_used=each.usd,
+        busy_w=power.busy_w if power else None,
+        idle_w=power.idle_w if power else None,
+        power_from=power.source if power else "",
+    )
 
 
 def _tenant(each: metrics.Tenant) -> TenantView:
-    return TenantView(
-        tenant=each.name, jobs=each.jobs, finished=each.finished, never=each.never, mean_jct_s=known(each.mean_jct_s),
-        p50_jct_s=known(each.p50_jct_s), p90_jct_s=known(each.p90_jct_s), p99_jct_s=known(each.p99_jct_s),
-        mean_queue_s=known(each.mean_queue_s), gpu_h=each.gpu_h, gpu_share=each.gpu_share,
-        mean_rho=known(each.mean_rho),
-    )  # fmt: skip
+    optional = ("mean_jct_s", "p50_jct_s", "p90_jct_s", "p99_jct_s", "mean_queue_s", "mean_rho")
+    return taken(TenantView, each, tenant=each.name, **{name: known(getattr(each, name)) for name in optional})
 
 
 def slots_view(each: overtime.Slots) -> SlotsView:
@@ -298,7 +298,9 @@ def short(values: Float64) -> tuple[float, ...]:
     return tuple(float(f"{value:.5g}") for value in values.tolist())
 
 
-def _intervals(result: FleetResult, repeated: Comparison | None) -> tuple[dict[str, IntervalView], int, str, float]:
+def _intervals(
+    result: FleetResult, repeated: PolicyComparison | None
+) -> tuple[dict[str, IntervalView], int, str, float]:
     if repeated is None:
         return {}, 1, "", 0.0
     mine = {
@@ -312,3 +314,125 @@ def _intervals(result: FleetResult, repeated: Comparison | None) -> tuple[dict[s
         if isfinite(each.mean) and each.low is not None
     }
     return views, repeated.repetitions, repeated.how, repeated.level
+
+
+# --- blocks ---------------------------------------------------------------------------------------------------------
+
+
+def figure_text(value: float | None, kind: str) -> str:
+    """A figure of a table."""
+    if value is None:
+        return "–"
+    return share(value) if kind == "share" else long_time(value)
+
+
+def facts(view: FleetRunView) -> list[str]:
+    """What was simulated, in a few words each."""
+    named = (view.source, f"{count(view.jobs)} jobs", f"{view.cluster}, {count(view.gpus)} GPUs", view.policy)
+    return [each for each in named if each]
+
+
+@shown.register
+def _(view: FleetRunView, top: int) -> Iterator[Block]:
+    yield About(tuple(facts(view)))
+    yield ""
+    yield Headline(view.headline)
+    yield ""
+    yield _figures(view)
+    if view.repetitions > 1:
+        yield f"{level_text(view.interval_level)} intervals from {count(view.repetitions)} runs: {view.repeated_how}"
+    if view.causes:
+        yield ""
+        yield table(
+            [Column("waits because", wide=True), Column("of all jobs", right=True), Column("share", "share")],
+            [(cause.why, long_time(cause.wait_s), cause.share) for cause in view.causes],
+        )
+    yield from _remarks(view)
+    if view.slots:
+        yield ""
+        yield slot_table(view.slots)
+    if len(view.tenants) > 1:
+        yield ""
+        titles = ("mean JCT", "p99", "mean wait")
+        yield table(
+            [
+                "tenant", Column("jobs", "count"), Column("GPU time", "share"),
+                *(Column(title, right=True) for title in titles), Column("rho", "digits"),
+            ],
+            [
+                (each.tenant[:20], each.jobs, each.gpu_share, long_time(each.mean_jct_s), long_time(each.p99_jct_s),
+                 long_time(each.mean_queue_s), each.mean_rho)
+                for each in view.tenants
+            ],
+            top=SHOWN_TENANTS,
+        )  # fmt: skip
+    yield ""
+    yield from notes(view.notes)
+    if view.repetitions == 1:
+        unknown = "one run has no interval: moving submissions by a minute moves a makespan by some per cent"
+        yield Line(view.facts.get("range", unknown), soft=True)
+
+
+def _figures(view: FleetRunView) -> Grid:
+    completion = (view.mean_jct_s, view.p50_jct_s, view.p90_jct_s, view.p99_jct_s)
+    waiting = (view.mean_queue_s, view.p50_queue_s, view.p90_queue_s, view.p99_queue_s)
+    used = figure_text(view.utilisation, "share")
+    lost = view.useful_utilisation is not None and view.lost.gpu_h
+    also = f"{share(view.useful_utilisation or 0.0)} without lost time" if lost else ""
+    rows = [
+        ("completion", *map(long_time, completion), _interval(view, "mean_jct_s")),
+        ("waiting", *map(long_time, waiting), _interval(view, "mean_queue_s")),
+        ("makespan", long_time(view.makespan_s), "", "", "", _interval(view, "makespan_s")),
+        ("GPUs in use", used, "", "", "", _interval(view, "utilisation") or also),
+    ]
+    last = Column("interval of the mean" if view.intervals else "")
+    return table(["", *(Column(word, right=True) for word in ("mean", "p50", "p90", "p99")), last], rows)
+
+
+def _remarks(view: FleetRunView) -> Iterator[Block]:
+    """What else is known: communication, fairness, lost time, money, energy."""
+    comm, lost = view.communication, view.lost
+    if comm.total_s:
+        wide = ""
+        if comm.above_machine_s is not None:
+            wide = f", {long_time(comm.above_machine_s)} of it between machines"
+            if comm.above_machine_low_s != comm.above_machine_high_s:
+                wide += f" ({long_range(comm.above_machine_low_s or 0, comm.above_machine_high_s or 0)})"
+        yield ""
+        running = f"{share(comm.share_of_running)} of the running time"
+        yield Line(f"{long_time(comm.total_s)} over all jobs{wide}; {running}", label="communication")
+    if view.mean_rho is not None:
+        worst = f"p99 {digits(view.p99_rho or 0)}, worst {digits(view.worst_rho or 0)}"
+        yield Line(f"rho {digits(view.mean_rho)} on average, {worst}; 1 or less is a fair share", label="fairness")
+    if lost.gpu_h:
+        why = f"{count(lost.preemptions)} preemptions, {count(lost.failures)} failures"
+        yield Line(f"{digits(lost.gpu_h)} GPU-hours without progress ({why})", label="lost")
+    if view.usd_all is not None and view.usd_used is not None:
+        held = f"${view.usd_used:,.0f} for what jobs held"
+        yield Line(f"{held}, ${view.usd_all:,.0f} for all GPUs all the time", label="cost")
+    if view.kwh is not None:
+        yield Line(f"{energy(view.kwh)}, GPUs alone", label="energy")
+
+
+def _interval(view: FleetRunView, name: str) -> str:
+    found = view.intervals.get(name)
+    if found is None or found.low is None or found.high is None:
+        return ""
+    if name == "utilisation":
+        return f"{digits(100 * found.low)} – {share(found.high)}"
+    return long_range(found.low, found.high)
+
+
+def slot_table(slots: tuple[SlotsView, ...]) -> Grid:
+    """Room for jobs by size."""
+    return table(
+        [
+            "free slots", Column("now", "count"), Column("on average", "digits"), Column("if together", "digits"),
+            Column("empty cluster", "count"),
+        ],
+        [
+            (f"{each.slot_gpus} GPUs inside a {each.level}", each.free_now, each.mean_free, each.mean_together,
+             each.capacity)
+            for each in slots
+        ],
+    )  # fmt: skip

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import isfinite
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet import overtime
 from foretrace.fleet.cluster import ClusterTree
-from foretrace.fleet.comparison import Comparison
+from foretrace.fleet.comparison import PolicyComparison
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.synthetic import Generator
 from foretrace.fleet.workload import FARTHEST_S, SECOND
-from foretrace.report.fleet import BINS, known, level_text, long_time, slots_view
+from foretrace.report.blocks import About, Block, Column, Headline, Line, shown, table
+from foretrace.report.blocks import notes as remarks
+from foretrace.report.fleet import BINS, figure_text, known, level_text, long_range, long_time, slot_table, slots_view
 from foretrace.report.fleet_views import (
     BestView,
     FleetCompareView,
@@ -25,7 +27,9 @@ from foretrace.report.fleet_views import (
 from foretrace.report.units import count, digits, share
 
 
-def compare(found: Comparison, *, path: str, cluster: str, gpus: int, jobs: int, next_: str = "") -> FleetCompareView:
+def compare(
+    found: PolicyComparison, *, path: str, cluster: str, gpus: int, jobs: int, next_: str = ""
+) -> FleetCompareView:
     """The answer to a comparison of policies."""
     rows = []
     for policy in found.policies:
@@ -66,7 +70,7 @@ def compare(found: Comparison, *, path: str, cluster: str, gpus: int, jobs: int,
     )
 
 
-def _compare_headline(found: Comparison) -> str:
+def _compare_headline(found: PolicyComparison) -> str:
     figure = found.figures["mean_jct_s"]
     best, mean = figure.best, figure.estimates[figure.best]
     if len(found.policies) == 1:
@@ -176,3 +180,81 @@ def fit(made: Generator, *, path: str, stored: str) -> FleetFitView:
         if stored
         else "",
     )
+
+
+# --- blocks ---------------------------------------------------------------------------------------------------------
+
+COLUMNS = (
+    ("mean JCT", "mean_jct_s", "time"),
+    ("p50", "p50_jct_s", "time"),
+    ("p99", "p99_jct_s", "time"),
+    ("mean wait", "mean_queue_s", "time"),
+    ("makespan", "makespan_s", "time"),
+    ("used", "utilisation", "share"),
+)
+VERDICT = {"within noise": "within noise", "same": "the same in every run", "unknown": "noise unknown"}
+
+
+@shown.register
+def _(view: FleetCompareView, top: int) -> Iterator[Block]:
+    yield About((view.source, f"{count(view.jobs)} jobs", f"{view.cluster}, {count(view.gpus)} GPUs"))
+    yield ""
+    yield Headline(view.headline)
+    yield ""
+    yield table(
+        ["policy", *(Column(title, right=True) for title, _, _ in COLUMNS), f"mean JCT against {view.baseline}"],
+        [
+            (
+                row.policy, *(figure_text(row.figures[name].mean, kind) for _, name, kind in COLUMNS),
+                against(row.figures["mean_jct_s"]),
+            )
+            for row in view.policies
+        ],
+    )  # fmt: skip
+    if view.repetitions > 1:
+        yield ""
+        known = [(row.policy, row.figures["mean_jct_s"]) for row in view.policies]
+        yield table(
+            ["mean JCT", Column(f"{level_text(view.interval_level)} interval", right=True)],
+            [
+                (name, long_range(each.low, each.high))
+                for name, each in known
+                if each.low is not None and each.high is not None
+            ],
+        )
+        yield f"from {count(view.repetitions)} runs of each: {view.repeated_how}"
+    yield from remarks(view.notes)
+
+
+def against(each: PolicyFigureView) -> str:
+    """As in "0.61× (0.58 – 0.64)", "1.01× (0.98 – 1.04), within noise"."""
+    if each.verdict == "baseline":
+        return "baseline"
+    if each.ratio is None:
+        return "not known"
+    text = f"{digits(each.ratio)}×"
+    if each.ratio_low is not None and each.ratio_high is not None and each.verdict != "same":
+        text += f" ({digits(each.ratio_low)} – {digits(each.ratio_high)})"
+    return f"{text}, {VERDICT[each.verdict]}" if each.verdict in VERDICT else text
+
+
+@shown.register
+def _(view: FleetSlotsView, top: int) -> Iterator[Block]:
+    yield About(tuple(filter(None, (view.source, f"{view.cluster}, {count(view.gpus)} GPUs", view.policy))))
+    yield ""
+    yield Headline(view.headline)
+    yield ""
+    yield slot_table(view.slots)
+    yield from remarks(view.notes)
+
+
+@shown.register
+def _(view: FleetFitView, top: int) -> Iterator[Block]:
+    yield Headline(view.headline)
+    yield ""
+    yield f"kinds of jobs {count(view.kinds)}, by tenant {count(view.strata)}; rhythm: {view.profile_of}"
+    yield "kept: tenant x kind x duration, sweeps, rhythm and wandering of arrivals"
+    yield "not kept: users, and how they react to queues"
+    yield from remarks(view.notes)
+    if view.stored:
+        yield Line(view.stored, label="stored", whole=True)

@@ -22,8 +22,8 @@ from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.workload import SECOND, Int64
 from foretrace.plaintext import visible
-from foretrace.report import fleet_text
-from foretrace.report.fleet import energy, level_text, long_range, long_time, short
+from foretrace.report.fleet import energy, facts, figure_text, level_text, long_range, long_time, short
+from foretrace.report.fleet_answers import COLUMNS, against
 from foretrace.report.fleet_views import FleetCompareView, FleetRunView
 from foretrace.report.html import asset, environment, own_version, script_json
 from foretrace.report.units import count, digits, share
@@ -77,7 +77,7 @@ def _context(page: FleetPage) -> dict[str, Any]:
         "css": markupsafe.Markup(asset("report.css") + asset("fleet.css")),
         "js": markupsafe.Markup("(() => {\n'use strict';\n" + "\n".join(map(asset, SCRIPTS)) + "\n})();"),
         "view": view,
-        "facts": fleet_text.facts(view),
+        "facts": facts(view),
         "big": _split(long_time(view.mean_jct_s)),
         "under": _under(view),
         "parts": _parts(page),
@@ -87,7 +87,7 @@ def _context(page: FleetPage) -> dict[str, Any]:
             for each in view.causes
         ],
         "policies": _policies(page),
-        "columns": [title for title, _, _ in fleet_text.COLUMNS],
+        "columns": [title for title, _, _ in COLUMNS],
         "baseline": page.comparison.baseline if page.comparison else "",
         "repeated": _repeated(page),
         "claim": page.comparison.headline if page.comparison else "",
@@ -165,7 +165,7 @@ def _figures(view: FleetRunView) -> list[tuple[str, str, str]]:
         ("p99", long_time(view.p99_jct_s), "of completion"),
         ("mean wait", long_time(view.mean_queue_s), ""),
         ("makespan", long_time(view.makespan_s), ""),
-        ("GPUs in use", fleet_text.figure_text(view.utilisation, "share"), ""),
+        ("GPUs in use", figure_text(view.utilisation, "share"), ""),
     ]
     if view.mean_rho is not None:
         rows.append(("fairness ρ", digits(view.mean_rho), f"p99 {digits(view.p99_rho or 0)}; ≤ 1 is a fair share"))
@@ -210,7 +210,7 @@ def _policies(page: FleetPage) -> list[dict[str, Any]]:
     rows = []
     for row in page.comparison.policies:
         cells = []
-        for _, name, kind in fleet_text.COLUMNS:
+        for _, name, kind in COLUMNS:
             each = row.figures[name]
             between = ""
             if each.low is not None and each.high is not None and each.low != each.high:
@@ -218,12 +218,12 @@ def _policies(page: FleetPage) -> list[dict[str, Any]]:
                 if kind == "share":
                     between = f"{digits(100 * each.low)} – {share(each.high)}"
             cells.append(
-                {"text": fleet_text.figure_text(each.mean, kind), "between": between, "value": each.mean or 0.0,
+                {"text": figure_text(each.mean, kind), "between": between, "value": each.mean or 0.0,
                  "verdict": each.verdict}
             )  # fmt: skip
         first = row.figures["mean_jct_s"]
         rows.append(
-            {"name": row.policy, "cells": cells, "against": fleet_text.against(first), "ratio": first.ratio or 0.0,
+            {"name": row.policy, "cells": cells, "against": against(first), "ratio": first.ratio or 0.0,
              "verdict": first.verdict}
         )  # fmt: skip
     return rows

@@ -15,10 +15,10 @@ from foretrace.fleet.comparison import figures
 from foretrace.fleet.policies import registry
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.sweep import Swept
+from foretrace.report.blocks import Block, Column, Headline, Line, notes, shown, table
 from foretrace.report.fleet import known, long_time
 from foretrace.report.fleet_question_views import (
     ChangedFigureView,
-    FleetDecisionView,
     FleetPoliciesView,
     FleetSweepView,
     FleetWhatifView,
@@ -27,9 +27,13 @@ from foretrace.report.fleet_question_views import (
     PolicyParameterView,
     PolicyView,
     RemedyView,
-    RoomView,
 )
 from foretrace.report.units import count
+from foretrace.report.views import taken
+
+SHOWN_DECISIONS = 12  # the first and the last
+SHOWN_CELLS = 40
+_FOLDED = ("jobs", "finished", "p50_jct_s", "p90_jct_s", "mean_rho", "p99_rho")  # columns that only --json has
 
 
 def why(found: Why, *, source: str, policy: str, cluster: str, again: Sequence[str] = ()) -> FleetWhyView:
@@ -49,75 +53,69 @@ def why(found: Why, *, source: str, policy: str, cluster: str, again: Sequence[s
         headline += f" What helps: {best.change}; it would then wait {long_time(best.queue_s)}."
     asked = next((each.words for each in (best, *found.remedies) if each is not None and each.helps and each.words), ())
     run = [source, "--cluster", cluster, "--now" if asked else "--policy", policy, *again, *asked]
-    return FleetWhyView(
+    return taken(
+        FleetWhyView,
+        found,
         headline=headline,
         source=source,
         policy=policy,
         cluster=cluster,
-        job=found.job,
-        tenant=found.tenant,
-        gpus=found.gpus,
-        at_s=found.at_s,
-        status=found.status,
-        reason=found.reason,
-        queue_s=found.queue_s,
-        start_s=found.start_s,
-        end_s=found.end_s,
         causes_s=dict(found.causes),
-        room=tuple(
-            RoomView(level=each.level, units=each.units, free=each.free, most=each.most, fits=each.fits)
-            for each in found.room
-        ),
         holders=tuple(HolderView(job=job, gpus=gpus, until_s=until) for job, gpus, until in found.holders),
-        decisions=tuple(FleetDecisionView(time_s=d.time_s, what=d.what, why=d.why) for d in found.decisions),
-        remedies=tuple(
-            RemedyView(change=each.change, queue_s=each.queue_s, mean_jct_s=known(each.mean_jct_s), helps=each.helps)
-            for each in found.remedies
-        ),
+        remedies=tuple(taken(RemedyView, each, mean_jct_s=known(each.mean_jct_s)) for each in found.remedies),
         next=shlex.join(["foretrace", "fleet", "whatif" if asked else "run", *run]),
     )
 
 
-def why_text(view: FleetWhyView) -> str:
-    """For people."""
-    return "\n".join(_why_lines(view))
-
-
-def _why_lines(view: FleetWhyView) -> Iterator[str]:
-    yield view.headline
+@shown.register
+def _(view: FleetWhyView, top: int) -> Iterator[Block]:
+    yield Headline(view.headline)
     if view.causes_s:
         yield ""
-        yield "  waited because"
-        for name, seconds in sorted(view.causes_s.items(), key=lambda each: -each[1]):
-            yield f"    {name:12} {long_time(seconds):>10}"
+        causes = sorted(view.causes_s.items(), key=lambda each: -each[1])
+        yield table(
+            ["waited because", Column("in all", right=True)], [(name, long_time(value)) for name, value in causes]
+        )
     if view.room:
         yield ""
-        yield f"  free at {long_time(view.at_s)}   GPUs   most in one   could hold it"
-        for room in view.room:
-            yield f"    {room.level:12} {room.free:9,} {room.most:13,} {room.fits:10,} of {room.units:,}"
+        yield table(
+            [
+                f"free at {long_time(view.at_s)}", Column("GPUs", "count"), Column("most in one", "count"),
+                Column("could hold it", right=True),
+            ],
+            [(room.level, room.free, room.most, f"{room.fits:,} of {room.units:,}") for room in view.room],
+        )  # fmt: skip
     if view.holders:
         yield ""
-        yield "  holds GPUs then      GPUs   for another"
-        for holder in view.holders:
-            yield f"    {holder.job[:16]:16} {holder.gpus:7,}   {long_time(holder.until_s):>10}"
+        yield table(
+            ["holds GPUs then", Column("GPUs", "count"), Column("for another", right=True)],
+            [(holder.job, holder.gpus, long_time(holder.until_s)) for holder in view.holders],
+        )
     if view.decisions:
         yield ""
-        yield "  decisions"
-        shown = view.decisions if len(view.decisions) <= 24 else (*view.decisions[:12], None, *view.decisions[-12:])
-        for each in shown:
-            if each is None:
-                yield f"    ... {len(view.decisions) - 24:,} more (--json has all)"
-            else:
-                yield f"    {long_time(each.time_s):>10}  {each.what:8} {each.why}"
+        rows = [(long_time(each.time_s), each.what, each.why) for each in view.decisions]
+        columns: list[Column | str] = [Column("decisions", right=True), "", Column(wide=True)]
+        if len(rows) <= 2 * SHOWN_DECISIONS:
+            yield table(columns, rows)
+        else:
+            yield table(columns, rows[:SHOWN_DECISIONS])
+            yield f"... {len(rows) - 2 * SHOWN_DECISIONS:,} more (--json has all)"
+            yield table([Column(right=True), "", Column(wide=True)], rows[-SHOWN_DECISIONS:])
     if view.remedies:
         yield ""
-        yield "  would it help?                      it waits   mean JCT of all"
-        for remedy in view.remedies:
-            waits = long_time(remedy.queue_s) if remedy.queue_s is not None else "for ever"
-            mean = long_time(remedy.mean_jct_s) if remedy.mean_jct_s is not None else "–"
-            yield f"    {remedy.change:30} {waits:>12} {mean:>14}   {'yes' if remedy.helps else 'no'}"
+        yield table(
+            [
+                "would it help?", Column("it waits", right=True), Column("mean JCT of all", right=True), "",
+            ],
+            [
+                (
+                    remedy.change, "for ever" if remedy.queue_s is None else long_time(remedy.queue_s),
+                    long_time(remedy.mean_jct_s), "yes" if remedy.helps else "no",
+                )
+                for remedy in view.remedies
+            ],
+        )  # fmt: skip
     yield ""
-    yield f"  next: {view.next}"
 
 
 def _gpus(number: int) -> str:
@@ -168,18 +166,20 @@ def whatif(
     )
 
 
-def whatif_text(view: FleetWhatifView) -> str:
-    """For people."""
-    lines = [view.headline, "", f"  {'figure':22} {'before':>12} {'after':>12}   ratio"]
+@shown.register
+def _(view: FleetWhatifView, top: int) -> Iterator[Block]:
+    yield Headline(view.headline)
+    yield ""
+    rows = []
     for each in view.figures:
         seconds = each.name.endswith("_s")
-        pair = [_figure(value, seconds) for value in (each.before, each.after)]
-        ratio = f"{each.ratio:.3f}" if each.ratio is not None else "–"
-        lines.append(f"  {each.name:22} {pair[0]:>12} {pair[1]:>12}   {ratio}")
-    lines += ["", f"  {count(view.sooner)} jobs end sooner, {count(view.later)} later."]
-    lines += [f"  note: {each}" for each in view.notes]
-    lines += ["", f"  next: {view.next}"]
-    return "\n".join(lines)
+        ratio = f"{each.ratio:.3f}" if each.ratio is not None else None
+        rows.append((each.name, _figure(each.before, seconds), _figure(each.after, seconds), ratio))
+    yield table(["figure", *(Column(title, right=True) for title in ("before", "after", "ratio"))], rows)
+    yield ""
+    yield f"{count(view.sooner)} jobs end sooner, {count(view.later)} later."
+    yield from notes(view.notes, "note")
+    yield ""
 
 
 def _figure(value: float | None, seconds: bool) -> str:
@@ -209,26 +209,20 @@ def sweep(found: Swept, *, source: str, by: Mapping[str, Sequence[Any]], next_: 
     )
 
 
-def sweep_text(view: FleetSweepView, *, top: int = 40) -> str:
-    """For people: the cells by mean JCT, shortest first."""
-    shown = [
-        name
-        for name in view.columns
-        if name not in ("jobs", "finished", "p50_jct_s", "p90_jct_s", "mean_rho", "p99_rho")
-    ]
+@shown.register
+def _(view: FleetSweepView, top: int) -> Iterator[Block]:
+    shown = [name for name in view.columns if name not in _FOLDED]
     at = [view.columns.index(name) for name in shown]
     jct = view.columns.index("mean_jct_s") if "mean_jct_s" in view.columns else 0
     rows = sorted(
         view.rows, key=lambda row: (not isinstance(row[jct], float), row[jct] if isinstance(row[jct], float) else 0)
     )
-    cells = [[_cell(name, row[i]) for name, i in zip(shown, at, strict=True)] for row in rows[:top]]
-    widths = [max(len(name), *(len(row[i]) for row in cells)) if cells else len(name) for i, name in enumerate(shown)]
-    lines = [view.headline, ""]
-    lines.append("  " + "  ".join(f"{name:>{width}}" for name, width in zip(shown, widths, strict=True)))
-    lines += ["  " + "  ".join(f"{text:>{width}}" for text, width in zip(row, widths, strict=True)) for row in cells]
-    if len(rows) > top:
-        lines.append(f"  ... {len(rows) - top:,} more (--json has all)")
-    return "\n".join([*lines, "", f"  cells are kept in {view.folder}", f"  next: {view.next}"])
+    cells = [[_cell(name, row[i]) for name, i in zip(shown, at, strict=True)] for row in rows]
+    yield Headline(view.headline)
+    yield ""
+    yield table([Column(name, right=True) for name in shown], cells, top=SHOWN_CELLS, noun="cell")
+    yield ""
+    yield Line(f"cells are kept in {view.folder}", whole=True)
 
 
 def _cell(name: str, value: str | float | int | None) -> str:
@@ -267,12 +261,11 @@ def _default(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def policies_text(view: FleetPoliciesView) -> str:
-    """For people."""
-    lines = []
+@shown.register
+def _(view: FleetPoliciesView, top: int) -> Iterator[Block]:
+    yield Headline(f"{len(view.policies)} scheduling policies, with their parameters.")
+    yield ""
     for each in view.policies:
-        lines.append(f"{each.name}")
-        lines.append(f"    {each.about}")
+        yield Line(each.about, label=each.name)
         if each.parameters:
-            lines.append("    " + "  ".join(f"{one.name}={one.default}" for one in each.parameters))
-    return "\n".join(lines)
+            yield Line("  ".join(f"{one.name}={one.default}" for one in each.parameters), soft=True)

@@ -38,8 +38,7 @@ def answers() -> dict[str, type[Result]]:
     while waiting:
         each = waiting.pop()
         waiting += each.__subclasses__()
-        command = next(field.default for field in msgspec.structs.fields(each) if field.name == "command")
-        found[command] = each
+        found[next(field.default for field in msgspec.structs.fields(each) if field.name == "command")] = each
     return dict(sorted(found.items()))
 
 

@@ -9,6 +9,8 @@ from math import log
 from pathlib import Path
 from statistics import median
 
+import msgspec
+
 from foretrace.cost.network.collective_table import CollectiveSeries, CollectiveTable
 from foretrace.cost.network.link_network import LinkNetwork, ring_shape
 from foretrace.cost.network.nccl import NcclNetwork
@@ -16,21 +18,15 @@ from foretrace.cost.network.network import Cost, Network, bus_share
 from foretrace.cost.network.tables import of_table
 from foretrace.hardware.cluster import Cluster
 from foretrace.hardware.devices import Device, named
-from foretrace.report.network_views import (
-    CalibrateNetworkView,
-    DevicesView,
-    DeviceView,
-    MeasuredSizeView,
-    NetworkCheckView,
-    RegimeView,
-    SizeView,
-)
+from foretrace.report.blocks import Block, Column, Headline, Line, Next, notes, shown, table
 from foretrace.report.units import digits, seconds, share
+from foretrace.report.views import Result, taken
 
 _ALMOST_FLAT = 1.5  # times the expected time of the smallest size: up to there latency decides
 _NEAR_PEAK = 0.8  # of the largest expected bus bandwidth: from there on the link decides
 _DIP = 0.9  # of the bus bandwidth at a smaller size: a change of protocol or algorithm
 _ALIKE = 0.12  # two rates are the same within this
+SHOWN_SIZES = 24
 _WORDS = {
     "as expected": "as expected",
     "slower": "slower than expected",
@@ -38,11 +34,119 @@ _WORDS = {
 }
 
 
+class SizeView(msgspec.Struct, frozen=True, kw_only=True):
+    """One size. Bus bandwidths are GB/s (10^9 bytes)."""
+
+    bytes: float
+    regime: str  # latency, ramp, link
+    measured_s: float
+    expected_s: float
+    expected_low_s: float
+    expected_high_s: float
+    measured_gb_s: float
+    expected_gb_s: float
+    verdict: str  # as expected, slower, faster
+    protocol_switch: bool  # bus bandwidth falls here though the size grows
+
+
+class RegimeView(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes that the same thing decides."""
+
+    regime: str
+    from_bytes: float
+    to_bytes: float
+    ratio: float  # median of measured over expected time
+    verdict: str
+    why: str
+
+
+class NetworkCheckView(Result, frozen=True, kw_only=True):
+    """`foretrace network check`: whether measured collectives are what the machine should give."""
+
+    command: str = "network check"
+    headline: str
+    ok: bool  # nothing is slower than expected
+    kind: str
+    workers: int
+    per_node: int
+    on: str
+    regimes: tuple[RegimeView, ...]
+    suspicions: tuple[str, ...]
+    sizes: tuple[SizeView, ...]
+    notes: tuple[str, ...]
+    next: str
+
+
+class MeasuredSizeView(msgspec.Struct, frozen=True, kw_only=True):
+    """One time of a calibration."""
+
+    kind: str
+    bytes: float
+    time_s: float
+    spread: float  # quartile distance of the repetitions over their median
+    bus_gb_s: float
+
+
+class CalibrateNetworkView(Result, frozen=True, kw_only=True):
+    """`foretrace calibrate network`: collectives between processes of this machine."""
+
+    command: str = "calibrate network"
+    headline: str
+    backend: str
+    workers: int
+    repetitions: int
+    measured: str  # date, UTC
+    stored: str
+    noisiest: float  # largest spread
+    left_out_error: float | None  # mean error of the curve at sizes left out; null with too few sizes
+    sizes: tuple[MeasuredSizeView, ...]
+    missing: dict[str, str]  # kind -> why it was not measured
+    next: str
+
+
+class DeviceView(msgspec.Struct, frozen=True, kw_only=True):
+    """One device of the catalog; null where a figure does not exist or is not known."""
+
+    name: str
+    short: str
+    vendor: str
+    arch: str
+    launch_year: int
+    fp32_tflops: float | None
+    tf32_tflops: float | None
+    fp16_tflops: float | None
+    bf16_tflops: float | None
+    fp8_tflops: float | None
+    int8_tops: float | None
+    memory_gb: float | None
+    memory_gb_s: float | None
+    l2_mb: float | None
+    sms: int
+    boost_mhz: float | None
+    scaleup_link: str
+    scaleup_gb_s: float | None  # both directions
+    pcie: str
+    pcie_gb_s: float | None  # one direction
+    tdp_w: float | None
+    node_devices: int | None  # of a usual machine
+    network_gb_s: float | None  # one direction, to other machines, for each device
+    confirmed: dict[str, str]  # figure -> device tables that give the same; the others are unconfirmed
+    source: str
+    note: str
+
+
+class DevicesView(Result, frozen=True, kw_only=True):
+    """`foretrace devices`: the catalog, or the device that was named."""
+
+    command: str = "devices"
+    devices: tuple[DeviceView, ...]
+
+
 # --- network check --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Facts:
+class _Machine:
     """What is known of the machine beside the times it should give."""
 
     device: Device | None
@@ -138,13 +242,13 @@ def _why(regime: str, verdict: str, mine: Sequence[SizeView], series: Collective
     return text
 
 
-def _facts(expected: Network) -> _Facts:
+def _facts(expected: Network) -> _Machine:
     cluster = expected.cluster if isinstance(expected, LinkNetwork) else None
     name = cluster.device if cluster is not None else ""
     nvlink = cluster is not None and "NVLink" in cluster.inside.name
     if isinstance(expected, NcclNetwork):
         name, nvlink = expected.name.removeprefix("nccl:"), expected.comm.link == "nvlink"
-    return _Facts(
+    return _Machine(
         device=named(name) if name else None,
         cluster=cluster,
         nics=cluster.nics if cluster is not None else expected.nics if isinstance(expected, NcclNetwork) else 1,
@@ -153,7 +257,7 @@ def _facts(expected: Network) -> _Facts:
 
 
 def _suspicions(
-    sizes: Sequence[SizeView], regimes: Sequence[RegimeView], series: CollectiveSeries, facts: _Facts
+    sizes: Sequence[SizeView], regimes: Sequence[RegimeView], series: CollectiveSeries, facts: _Machine
 ) -> Iterator[str]:
     """What the shape of a miss looks like; nothing where the link is as expected."""
     by_name = {each.regime: each for each in regimes}
@@ -174,7 +278,7 @@ def _suspicions(
         )
 
 
-def _slow_link(measured: float, expected: float, series: CollectiveSeries, facts: _Facts) -> Iterator[str]:
+def _slow_link(measured: float, expected: float, series: CollectiveSeries, facts: _Machine) -> Iterator[str]:
     reached = measured / expected
     explained = False
     device = facts.device
@@ -228,32 +332,47 @@ def _headline(sizes: Sequence[SizeView], regimes: Sequence[RegimeView], suspicio
     return f"The bus bandwidth is too low, {rate}{reason}."
 
 
-def check_lines(view: NetworkCheckView, rows: int = 24) -> Iterator[str]:
-    """The view as text, headline first."""
+@shown.register
+def _(view: NetworkCheckView, top: int) -> Iterator[Block]:
     where = f", {view.per_node} per machine" if view.per_node < view.workers else ""
-    yield f"{view.headline}\n"
-    yield f"  {view.kind} of {view.workers} workers{where}, expected on {view.on}\n"
-    yield f"  {'regime':<8} {'sizes':<20} {'measured / expected':>19}  {'verdict':<21} why"
-    for each in view.regimes:
-        span = f"{size_text(each.from_bytes)} – {size_text(each.to_bytes)}"
-        yield f"  {each.regime:<8} {span:<20} {each.ratio:>18.2f}×  {_WORDS[each.verdict]:<21} {each.why}"
-    for line in view.suspicions:
-        yield f"  suspicion: {line}"
-    yield f"\n  {'size':>10} {'measured':>10} {'expected':>10} {'80 % range':>21} {'GB/s':>8} {'expected':>9}"
-    shown = _spread_out(view.sizes, rows)
-    for size in shown:
-        span = f"{seconds(size.expected_low_s)} – {seconds(size.expected_high_s)}"
-        mark = "" if size.verdict == "as expected" else f"  {size.verdict}"
-        mark += "  protocol switch" if size.protocol_switch else ""
-        yield (
-            f"  {size_text(size.bytes):>10} {seconds(size.measured_s):>10} {seconds(size.expected_s):>10} {span:>21} "
-            f"{_rate(size.measured_gb_s):>8} {_rate(size.expected_gb_s):>9}{mark}"
-        )
-    if len(shown) < len(view.sizes):
-        yield f"  {len(shown)} of {len(view.sizes):,} sizes; --json has all"
-    for note in view.notes:
-        yield f"  expected: {note}"
-    yield f"  next: {view.next}"
+    yield Headline(view.headline)
+    yield ""
+    yield f"{view.kind} of {view.workers} workers{where}, expected on {view.on}"
+    yield ""
+    yield table(
+        ["regime", "sizes", Column("measured / expected", right=True), "verdict", Column("why", wide=True)],
+        [
+            (each.regime, f"{size_text(each.from_bytes)} – {size_text(each.to_bytes)}", f"{each.ratio:.2f}×",
+             _WORDS[each.verdict], each.why)
+            for each in view.regimes
+        ],
+    )  # fmt: skip
+    yield from notes(view.suspicions, "suspicion")
+    yield ""
+    sizes = _spread_out(view.sizes, SHOWN_SIZES)
+    yield table(
+        [
+            Column("size", right=True), Column("measured", "seconds"), Column("expected", "seconds"),
+            Column("80 % range", right=True), Column("GB/s", right=True), Column("expected", right=True), "",
+        ],
+        [
+            (
+                size_text(each.bytes), each.measured_s, each.expected_s,
+                f"{seconds(each.expected_low_s)} – {seconds(each.expected_high_s)}", _rate(each.measured_gb_s),
+                _rate(each.expected_gb_s),
+                _marks(each),
+            )
+            for each in sizes
+        ],
+    )  # fmt: skip
+    if len(sizes) < len(view.sizes):
+        yield f"{len(sizes)} of {len(view.sizes):,} sizes; --json has all"
+    yield from notes(view.notes, "expected")
+
+
+def _marks(size: SizeView) -> str:
+    unexpected = size.verdict if size.verdict != "as expected" else ""
+    return ", ".join(filter(None, (unexpected, "protocol switch" if size.protocol_switch else "")))
 
 
 def _spread_out(sizes: Sequence[SizeView], rows: int) -> list[SizeView]:
@@ -317,22 +436,23 @@ def calibrated(table: CollectiveTable, path: Path) -> CalibrateNetworkView:
     )
 
 
-def calibrated_lines(view: CalibrateNetworkView) -> Iterator[str]:
-    """The view as text."""
-    yield f"{view.headline}\n"
-    yield f"  {'collective':<15} {'size':>10} {'time':>10} {'spread':>8} {'bus GB/s':>9}"
-    for row in view.sizes:
-        yield (
-            f"  {row.kind:<15} {size_text(row.bytes):>10} {seconds(row.time_s):>10} {share(row.spread):>8} "
-            f"{_rate(row.bus_gb_s):>9}"
-        )
-    yield f"\n  medians of {view.repetitions} repetitions without the slowest fifth; spread: quartile distance"
+@shown.register
+def _(view: CalibrateNetworkView, top: int) -> Iterator[Block]:
+    yield Headline(view.headline)
+    yield ""
+    yield table(
+        [
+            "collective", Column("size", right=True), Column("time", "seconds"), Column("spread", "share"),
+            Column("bus GB/s", right=True),
+        ],
+        [(row.kind, size_text(row.bytes), row.time_s, row.spread, _rate(row.bus_gb_s)) for row in view.sizes],
+    )  # fmt: skip
+    yield ""
+    yield f"medians of {view.repetitions} repetitions without the slowest fifth; spread: quartile distance"
     if view.left_out_error is not None:
-        yield f"  a size left out is predicted from the others to {share(view.left_out_error)} on average"
-    for kind, reason in view.missing.items():
-        yield f"  not measured: {kind} ({reason})"
-    yield f"  stored in {view.stored}"
-    yield f"  next: {view.next}"
+        yield f"a size left out is predicted from the others to {share(view.left_out_error)} on average"
+    yield from notes((f"{kind} ({reason})" for kind, reason in view.missing.items()), "not measured")
+    yield f"stored in {view.stored}"
 
 
 # --- devices --------------------------------------------------------------------------------------------------------
@@ -344,33 +464,10 @@ def devices(found: Iterable[Device]) -> DevicesView:
 
 
 def _device(each: Device) -> DeviceView:
-    return DeviceView(
-        name=each.name,
-        short=each.short,
-        vendor=each.vendor,
-        arch=each.arch,
-        launch_year=each.launch_year,
-        fp32_tflops=each.fp32_tflops or None,
-        tf32_tflops=each.tf32_tflops or None,
-        fp16_tflops=each.fp16_tflops or None,
-        bf16_tflops=each.bf16_tflops or None,
-        fp8_tflops=each.fp8_tflops or None,
-        int8_tops=each.int8_tops or None,
-        memory_gb=each.memory_gb or None,
-        memory_gb_s=each.memory_gb_s or None,
-        l2_mb=each.l2_mb or None,
-        sms=each.sms,
-        boost_mhz=each.boost_mhz or None,
-        scaleup_link=each.scaleup_link,
-        scaleup_gb_s=each.scaleup_gb_s or None,
-        pcie=each.pcie,
-        pcie_gb_s=each.pcie_gb_s or None,
-        tdp_w=each.tdp_w or None,
-        node_devices=each.node_devices or None,
-        network_gb_s=each.network_gb_s or None,
-        confirmed=dict(each.confirmed),
-        source=each.source,
-        note=each.note,
+    """Figures that do not exist or are not known are 0 in the catalog."""
+    optional = [field.name for field in msgspec.structs.fields(DeviceView) if "None" in str(field.type)]
+    return taken(
+        DeviceView, each, confirmed=dict(each.confirmed), **{name: getattr(each, name) or None for name in optional}
     )
 
 
@@ -393,32 +490,43 @@ _FIGURES = (
 )
 
 
-def devices_lines(view: DevicesView) -> Iterator[str]:
-    """The catalog as a table, or one device with the source of every figure."""
+@shown.register
+def _(view: DevicesView, top: int) -> Iterator[Block]:
     if len(view.devices) == 1:
         yield from _one_device(view.devices[0])
         return
-    yield f"{len(view.devices)} devices; dense peak rates of vendors, links count both directions.\n"
-    header = ("bf16 TFLOP/s", "memory GB", "GB/s", "links GB/s", "PCIe GB/s", "W")
-    fields = ("bf16_tflops", "memory_gb", "memory_gb_s", "scaleup_gb_s", "pcie_gb_s", "tdp_w")
-    width = max(len(each.short) for each in view.devices)
-    yield f"  {'device':<{width}}  {'year':>4}  {'  '.join(f'{word:>12}' for word in header)}  links"
-    for each in view.devices:
-        cells = (getattr(each, field) for field in fields)
-        row = "  ".join(f"{'–' if cell is None else digits(cell):>12}" for cell in cells)
-        yield f"  {each.short:<{width}}  {each.launch_year:>4}  {row}  {each.scaleup_link or '–'}"
-    yield f"\n  next: foretrace devices {view.devices[0].short}" if len(view.devices) > 1 else ""
+    yield Headline(f"{len(view.devices)} devices; dense peak rates of vendors, links count both directions.")
+    yield ""
+    figures = {
+        "bf16 TFLOP/s": "bf16_tflops", "memory GB": "memory_gb", "GB/s": "memory_gb_s", "links GB/s": "scaleup_gb_s",
+        "PCIe GB/s": "pcie_gb_s", "W": "tdp_w",
+    }  # fmt: skip
+    yield table(
+        ["device", Column("year", right=True), *(Column(title, "digits") for title in figures), "links"],
+        [
+            (
+                each.short, each.launch_year, *(getattr(each, field) for field in figures.values()),
+                each.scaleup_link or None,
+            )
+            for each in view.devices
+        ],
+    )  # fmt: skip
+    yield ""
+    yield Next(f"foretrace devices {view.devices[0].short}")
 
 
-def _one_device(each: DeviceView) -> Iterator[str]:
-    yield f"{each.name} ({each.arch}, {each.launch_year}), in cluster files: {each.short}\n"
+def _one_device(each: DeviceView) -> Iterator[Block]:
+    yield Headline(f"{each.name} ({each.arch}, {each.launch_year}), in cluster files: {each.short}")
+    yield ""
+    rows = []
     for word, field, unit in _FIGURES:
         value = getattr(each, field)
         if value is not None:
             source = each.confirmed.get(field, "")
             said = f"confirmed by {source.replace('+', ', ')}" if source else "vendor's figure, unconfirmed"
-            yield f"  {word:<18} {value if field == 'node_devices' else digits(value):>8} {unit:<8} {said}"
+            rows.append((word, str(value) if field == "node_devices" else digits(value), unit, said))
+    yield table(["", Column(right=True), "", Column(wide=True)], rows)
     links = [text for text in (each.scaleup_link, f"PCIe {each.pcie}" if each.pcie else "") if text]
-    yield f"  {'links':<18} {', '.join(links)}"
+    yield Line(", ".join(links), label="links")
     if each.note:
-        yield f"  note: {each.note}"
+        yield Line(each.note, label="note")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from foretrace.cost.calls import Family
+from foretrace.report.blocks import Block, Column, Headline, Line, notes, shown, table
 from foretrace.report.units import digits, share
 from foretrace.report.views import Result
 
@@ -157,35 +158,38 @@ def amount(value: float) -> str:
     return f"{digits(value)} "
 
 
-def operators_lines(view: OperatorsView, *, by: str = "family", top: int = 12) -> Iterator[str]:
-    """The answer for people; `by` is family, operator, phase or layer."""
-    yield f"{view.headline}\n"
+@shown.register
+def _(view: OperatorsView, top: int, by: str = "family") -> Iterator[Block]:
     rows = {"family": view.families, "operator": view.calls, "phase": view.phases, "layer": view.layers}[by]
-    shown = rows[:top]
-    width = max([len(by), *(len(_short(each.name)) for each in shown)])
-    yield f"  {by:<{width}}  {'calls':>6}  {'FLOP':>8}  {'read B':>8}  {'written B':>9}  {'FLOP/B':>7}"
-    for each in shown:
-        intensity = digits(each.intensity) if each.intensity is not None else "–"
-        cells = (amount(number).strip() for number in (each.flops, each.read_bytes, each.written_bytes))
-        flops, read, written = cells
-        yield f"  {_short(each.name):<{width}}  {each.calls:>6}  {flops:>8}  {read:>8}  {written:>9}  {intensity:>7}"
-    if len(rows) > top:
-        yield f"  and {len(rows) - top} more; --top {len(rows)} shows them"
+    yield Headline(view.headline)
+    yield ""
+    yield table(
+        [
+            by, Column("calls", "count"), Column("FLOP", right=True), Column("read B", right=True),
+            Column("written B", right=True), Column("FLOP/B", "digits"),
+        ],
+        [
+            (
+                _short(row.name), row.calls,
+                *(amount(number).strip() for number in (row.flops, row.read_bytes, row.written_bytes)), row.intensity,
+            )
+            for row in rows
+        ],
+        top=top, how="--top",
+    )  # fmt: skip
+    yield ""
     intensity = digits(view.intensity) if view.intensity is not None else "–"
-    what = "kernels" if view.fused else "operators"
     yield (
-        f"\n  {view.operators} {what}, {amount(view.parameters).strip()} parameters, "
+        f"{view.operators} {'kernels' if view.fused else 'operators'}, {amount(view.parameters).strip()} parameters, "
         f"activations {amount(view.activation_bytes)}B, {intensity} FLOP per byte; from {view.source}"
     )
     for block in sorted(view.blocks, key=lambda each: -each.length * (each.times - 1))[:3]:
         where = f" from {block.layer}" if block.layer else ""
-        yield f"  block: {block.length} operators, {block.times} times, node {block.first} on{where}"
+        yield Line(f"{block.length} operators, {block.times} times, node {block.first} on{where}", label="block")
     if view.unknown:
         named = ", ".join(f"{op} ({count})" for op, count in list(view.unknown.items())[:4])
-        yield f"  known by their bytes only, {share(view.unknown_bytes_share)} of the bytes: {named}"
-    for note in view.notes:
-        yield f"  note: {note}"
-    yield f"\n  next: {view.next}"
+        yield f"known by their bytes only, {share(view.unknown_bytes_share)} of the bytes: {named}"
+    yield from notes(view.notes, "note")
 
 
 def _short(name: str) -> str:

@@ -18,25 +18,24 @@ from foretrace.report.units import in_unit, share, unit_for
 NAME = 64  # characters of a name
 
 
-def write(result: Any, path: Path, *, top: int = 12) -> None:
+def write(result: Any, path: Path, *, top: int = 12, **how: Any) -> None:
     """Write the answer as one page into `path`, through a temporary file beside it."""
-    write_text(path, render(result, top=top))
+    write_text(path, render(result, top=top, **how))
 
 
-def render(result: Any, *, top: int = 12) -> str:
+def render(result: Any, *, top: int = 12, **how: Any) -> str:
     """The page as one HTML text. Deterministic: the same result gives the same bytes."""
-    return _rendered("blocks.html.j2", result, top)
+    return _rendered("blocks.html.j2", result, blocks(result, top, **how))
 
 
 def fragment(result: Any, *, top: int = 12) -> str:
     """What a notebook shows of a result: the blocks with their styles, and no script."""
-    return _rendered("fragment.html.j2", result, top)
+    return _rendered("fragment.html.j2", result, blocks(result, top))
 
 
-def _rendered(template: str, result: Any, top: int) -> str:
+def _rendered(template: str, result: Any, found: list[Block]) -> str:
     import markupsafe
 
-    found = blocks(result, top)
     return visible(
         environment()
         .get_template(template)

@@ -9,7 +9,6 @@ import numpy as np
 
 from foretrace.graph.alignment import ClockOffsets
 from foretrace.graph.edit import scale
-from foretrace.graph.matching import Matching
 from foretrace.graph.taskgraph import TaskGraph, TaskKind
 from foretrace.report.names import short_name
 from foretrace.report.ranks_views import ClockView, CollectiveRow, CollectivesView, RankRow, StragglerView
@@ -155,27 +154,3 @@ def headline(view: CollectivesView, step_s: float, *, every: bool, all_there: bo
         else f"The ranks communicate: {net} of transfer and {waits} of waiting for each other {per}"
     )
     return f"{first}; rank {late.rank} arrives last {times}: {late.reason}{lacking}."
-
-
-def align_lines(found: Matching, aligned: ClockOffsets) -> list[str]:
-    """`foretrace align` for people."""
-    view = clock_of(aligned)
-    ranks = len(view.offsets_s)
-    known = {rank: offset for rank, offset in view.offsets_s.items() if offset is not None}
-    unsure = "" if view.uncertainty_s is None else f", known to ±{seconds(view.uncertainty_s)} (one standard error)"
-    first = next(iter(view.offsets_s))
-    if len(known) < 2:
-        sentence = f"No collective ties the {ranks} ranks together, so their clocks cannot be compared."
-    else:
-        apart = seconds(max(known.values()) - min(known.values()))
-        sentence = (
-            f"The clocks of {count(len(known))} of {count(ranks)} ranks lie within {apart}{unsure}, by "
-            f"{count(len(found.matches))} collectives."
-        )
-    lines = [sentence, "", f"  {'rank':>6}  ahead of rank {first}"]
-    for rank, offset in view.offsets_s.items():
-        told = "not known: no collective ties it to the others" if offset is None else seconds(offset)
-        drift = f", drifting {view.drift[rank] * 1e6:.3g} µs per second" if rank in view.drift else ""
-        lines.append(f"  {rank:>6}  {told}{drift}")
-    lines += [f"  note: {note}" for note in (*found.missing, *found.unmatched(), *aligned.notes)]
-    return lines

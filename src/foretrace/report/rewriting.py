@@ -1,4 +1,4 @@
-"""What `foretrace rewrite` answers: the view, its sentences, lines for people."""
+"""What `foretrace rewrite` answers: its result, sentences and blocks."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from foretrace.report.blocks import About, Block, Column, Headline, Line, notes, shown, table
 from foretrace.report.units import digits, seconds, speed
-from foretrace.report.views import Result
+from foretrace.report.views import Result, taken
 
 if TYPE_CHECKING:
     from foretrace.plan.rewrite.session import RewriteRequest, Rewritten
@@ -114,14 +115,8 @@ def rewriting(
             clock=found.gain.clock,
             threads=found.gain.threads,
             rounds=len(next(iter(found.gain.arms.values())).blocks_s),
-            times={
-                name: RewriteTimesView(median_s=arm.median_s, p10_s=arm.p10_s, p90_s=arm.p90_s)
-                for name, arm in found.gain.arms.items()
-            },
-            gains={
-                name: RewriteGainView(value=each.value, low=each.low, high=each.high)
-                for name, each in found.gain.gains.items()
-            },
+            times={name: taken(RewriteTimesView, arm) for name, arm in found.gain.arms.items()},
+            gains={name: taken(RewriteGainView, each) for name, each in found.gain.gains.items()},
         )
     return RewriteView(
         headline=_headline(found, measured),
@@ -135,10 +130,8 @@ def rewriting(
         after_s=done.after_s,
         predicted=found.predicted,
         measured=measured,
-        check=RewriteCheckView(
-            equal=check.equal, float64=check.float64, float64_tolerance=FLOAT64_TOLERANCE, float32=check.float32,
-            float32_tolerance=FLOAT32_TOLERANCE, float32_original=check.float32_original, response=check.response,
-            inputs=check.inputs,
+        check=taken(
+            RewriteCheckView, check, float64_tolerance=FLOAT64_TOLERANCE, float32_tolerance=FLOAT32_TOLERANCE
         ),
         operators_before=len(done.before.order()),
         operators_after=len(done.after.order()),
@@ -211,46 +204,45 @@ def _notes(found: Rewritten) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def text(view: RewriteView) -> str:
-    """Lines for people, ending with a newline."""
-    return "\n".join(_lines(view)) + "\n"
-
-
-def _lines(view: RewriteView) -> Iterator[str]:
-    yield f"{view.source} · {view.size + ' · ' if view.size else ''}batch {view.batch} · alpha {view.alpha:g}"
+@shown.register
+def _(view: RewriteView, top: int) -> Iterator[Block]:
+    yield About(tuple(filter(None, (view.source, view.size, f"batch {view.batch}", f"alpha {view.alpha:g}"))))
     yield ""
-    yield view.headline
+    yield Headline(view.headline)
     yield ""
-    yield f"  operators   {view.operators_before} → {view.operators_after}"
-    yield (
-        f"  predicted   {speed(view.before_s, view.after_s)}: {seconds(view.before_s)} → {seconds(view.after_s)} "
-        f"(sum of operators, {view.costs})"
-    )
-    if view.measured is not None:
-        measured = view.measured
-        runs = f"{measured.rounds} rounds in turns, {measured.threads} thread{'s' * (measured.threads != 1)}"
-        yield f"  measured    {runs}, {'CPU' if measured.clock == 'cpu' else 'wall'} clock, 80 % intervals"
-        for name, times in measured.times.items():
-            gain = measured.gains.get(name)
-            ratio = f"{digits(gain.value)}×  ({digits(gain.low)} – {digits(gain.high)})" if gain else ""
-            yield f"    {name:<10} {seconds(times.median_s):>10}   {ratio}".rstrip()
-    check = view.check
-    yield (
-        f"  equal       {'yes' if check.equal else 'NO'}: float64 within {check.float64:.1g} (tolerance "
-        f"{check.float64_tolerance:.0e}), float32 within {check.float32:.1g} (tolerance {check.float32_tolerance:.0e}; "
-        f"the original's own rounding {check.float32_original:.1g})"
-    )
+    yield table(["", Column(wide=True)], _figures(view))
     yield ""
     if view.used:
-        yield "  rule                          places  sweeps"
-        for rule in view.used:
-            yield f"  {rule.name:<28} {rule.uses:>7} {rule.sweeps:>7}   {rule.what}"
+        yield table(
+            ["rule", Column("places", "count"), Column("sweeps", "count"), Column(wide=True)],
+            [(rule.name, rule.uses, rule.sweeps, rule.what) for rule in view.used],
+        )
         yield ""
     yield (
-        f"  searched {view.graphs:,} graphs in {view.parts} parts ({view.alike} alike) with {view.rules.verified} "
+        f"searched {view.graphs:,} graphs in {view.parts} parts ({view.alike} alike) with {view.rules.verified} "
         f"verified rules; {view.operators_priced:,} distinct operators priced; {seconds(view.search_s)}"
     )
     if view.rules.unusable:
-        yield f"  left out: {len(view.rules.unusable)} rules that do not hold; --json says why"
-    for note in view.notes:
-        yield f"  note: {note}"
+        yield Line(f"{len(view.rules.unusable)} rules that do not hold; --json says why", label="left out")
+    yield from notes(view.notes, "note")
+
+
+def _figures(view: RewriteView) -> Iterator[tuple[str, str]]:
+    times = f"{seconds(view.before_s)} → {seconds(view.after_s)}"
+    yield "operators", f"{view.operators_before} → {view.operators_after}"
+    yield "predicted", f"{speed(view.before_s, view.after_s)}: {times} (sum of operators, {view.costs})"
+    if view.measured is not None:
+        measured = view.measured
+        runs = f"{measured.rounds} rounds in turns, {measured.threads} thread{'s' * (measured.threads != 1)}"
+        yield "measured", f"{runs}, {'CPU' if measured.clock == 'cpu' else 'wall'} clock, 80 % intervals"
+        for name, each in measured.times.items():
+            gain = measured.gains.get(name)
+            ratio = f"   {digits(gain.value)}×  ({digits(gain.low)} – {digits(gain.high)})" if gain else ""
+            yield f"  {name}", f"{seconds(each.median_s)}{ratio}"
+    check = view.check
+    yield (
+        "equal",
+        f"{'yes' if check.equal else 'NO'}: float64 within {check.float64:.1g} (tolerance "
+        f"{check.float64_tolerance:.0e}), float32 within {check.float32:.1g} (tolerance {check.float32_tolerance:.0e}; "
+        f"the original's own rounding {check.float32_original:.1g})",
+    )

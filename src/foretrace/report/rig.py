@@ -1,4 +1,4 @@
-"""What `foretrace rig` answers: its views, its sentences and its lines for people."""
+"""What `foretrace rig` answers: results, sentences and blocks."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from foretrace.report.assumptions import AssumptionView, assumption
+from foretrace.report.blocks import Block, Column, Headline, Next, notes, shown, table
 from foretrace.report.units import MINUS, count, digits, seconds, share, speed
-from foretrace.report.views import RatioView, Result
+from foretrace.report.views import RatioView, Result, taken
 
 if TYPE_CHECKING:
     from foretrace.cost.network.collective_table import CollectiveTable
     from foretrace.experiment.links.calibrate import LinkCalibration
     from foretrace.experiment.links.job import ArmOutcome, LinkJob, LinkOutcome
     from foretrace.experiment.links.netns import Capability
-    from foretrace.experiment.statistics import Ratio
 
 SHOWN_ASSUMPTIONS = 3
 
@@ -133,15 +133,15 @@ def check(able: Capability, *, cores: int, leftovers: Sequence[str]) -> RigCheck
     )
 
 
-def check_text(view: RigCheckView) -> str:
-    """`RigCheckView` for people."""
-    lines = [view.headline, ""]
-    lines.append(f"  {view.cores} cores: real computation with up to {view.cores} workers, emulated with any number")
+@shown.register
+def _(view: RigCheckView, top: int) -> Iterator[Block]:
+    yield Headline(view.headline)
+    yield ""
+    yield f"{view.cores} cores: real computation with up to {view.cores} workers, emulated with any number"
     if view.leftovers:
-        lines.append(f"  left by killed rigs: {', '.join(view.leftovers)}; foretrace rig clean removes them")
+        yield f"left by killed rigs: {', '.join(view.leftovers)}; foretrace rig clean removes them"
     if view.ok:
-        lines.append("  next: foretrace rig calibrate --link 300mbit --workers 2")
-    return "\n".join(lines)
+        yield Next("foretrace rig calibrate --link 300mbit --workers 2")
 
 
 def clean(removed: Sequence[str]) -> RigCleanView:
@@ -149,6 +149,12 @@ def clean(removed: Sequence[str]) -> RigCleanView:
     number = len(removed)
     headline = f"Removed {number} {'namespace' if number == 1 else 'namespaces'}." if number else "Nothing was left."
     return RigCleanView(headline=headline, removed=tuple(removed))
+
+
+@shown.register
+def _(view: RigCleanView, top: int) -> Iterator[Block]:
+    yield Headline(view.headline)
+    yield from view.removed
 
 
 def calibrate(
@@ -160,37 +166,40 @@ def calibrate(
         f"among {workers} workers; times repeat within {share(found.spread)}."
     )
     words = f'foretrace rig verify "data-parallel bucket_mb=4" --workers {workers} --link {link} --emulate 12x1mb/20ms'
-    return RigCalibrateView(
+    return taken(
+        RigCalibrateView,
+        found,
         headline=headline,
         link=link,
         workers=workers,
         stated_mbit_s=stated_mbit_s,
-        mbit_s=found.mbit_s,
         repetitions=found.table.repetitions,
-        spread=found.spread,
         points=tuple(_points(found.table)),
         stored=stored,
         next=words,
     )
 
 
-def calibrate_text(view: RigCalibrateView) -> str:
-    """`RigCalibrateView` for people."""
-    lines = [view.headline, "", f"  {'collective':<16}{'size':>10}{'time':>12}{'spread':>9}"]
-    for each in view.points:
-        lines.append(f"  {each.kind:<16}{_size(each.nbytes):>10}{seconds(each.seconds):>12}{share(each.spread):>9}")
-    lines.append(f"  {view.repetitions} repetitions of each, sizes in turns; spread is quartile distance over median")
+@shown.register
+def _(view: RigCalibrateView, top: int) -> Iterator[Block]:
+    yield Headline(view.headline)
+    yield ""
+    yield table(
+        ["collective", Column("size", right=True), Column("time", "seconds"), Column("spread", "share")],
+        [(each.kind, _size(each.nbytes), each.seconds, each.spread) for each in view.points],
+    )
+    yield f"{view.repetitions} repetitions of each, sizes in turns; spread is quartile distance over median"
     if view.stored:
-        lines.append(f"  stored in {view.stored}")
-    return "\n".join([*lines, f"  next: {view.next}"])
+        yield f"stored in {view.stored}"
 
 
 def verify(outcome: LinkOutcome, arm: ArmOutcome, *, ledger: str = "", row: str = "") -> RigVerifyView:
     """One arm of a session."""
     job = outcome.job
-    return RigVerifyView(
+    return taken(
+        RigVerifyView,
+        arm,
         headline=headline(arm),
-        techniques=arm.techniques,
         against=job.against,
         work=job.work,
         size=job.size,
@@ -198,28 +207,20 @@ def verify(outcome: LinkOutcome, arm: ArmOutcome, *, ledger: str = "", row: str 
         link=job.link,
         link_mbit_s=outcome.link.mbit_s,
         link_spread=outcome.link.spread,
-        verdict=arm.verdict,
-        covered=arm.covered,
-        uncertain=arm.uncertain,
         recorded_s=outcome.recorded_s,
         predicted_step_s=arm.predicted_s,
         predicted_step_low_s=arm.predicted_low_s,
         predicted_step_high_s=arm.predicted_high_s,
         measured_step_s=arm.measured.median_s,
-        step_error=arm.step_error,
-        predicted=_ratio(arm.predicted_ratio),
-        measured=_ratio(arm.measured_ratio),
-        same=_ratio(outcome.same),
-        error=arm.error,
-        predicted_buckets=arm.predicted_buckets,
-        buckets=arm.buckets,
+        predicted=taken(RatioView, arm.predicted_ratio),
+        measured=taken(RatioView, arm.measured_ratio),
+        same=taken(RatioView, outcome.same),
         arms=tuple(
-            RigArmView(name=name, median_s=each.median_s, p10_s=each.p10_s, p90_s=each.p90_s, spread=each.spread)
+            taken(RigArmView, each, name=name)
             for name, each in (("before", outcome.before), ("after", arm.measured), ("again", outcome.again))
         ),
         rounds=outcome.rounds,
         steps_per_block=outcome.steps_per_block,
-        losses=arm.losses,
         assumptions=tuple(assumption(each, each.step_at_low_s, each.step_at_high_s) for each in arm.assumptions),
         ledger=ledger,
         row=row,
@@ -239,36 +240,39 @@ def headline(arm: ArmOutcome) -> str:
     return f"{predicted}, {measured}: {arm.verdict}, off by {_signed(arm.step_error)}."
 
 
-def verify_text(view: RigVerifyView) -> str:
-    """`RigVerifyView` for people."""
+@shown.register
+def _(view: RigVerifyView, top: int) -> Iterator[Block]:
     against = " + ".join(view.against) or "each worker by itself"
     names = {"before": against, "after": " + ".join(view.techniques), "again": f"{against}, second copy"}
-    width = max(len(each) for each in names.values())
-    lines = [view.headline, "", f"  {'arm':<{width}}  {'step':>8}  {'p10 – p90':>19}  {'spread':>6}"]
-    for arm in view.arms:
-        between = f"{seconds(arm.p10_s)} – {seconds(arm.p90_s)}"
-        lines.append(f"  {names[arm.name]:<{width}}  {seconds(arm.median_s):>8}  {between:>19}  {share(arm.spread):>6}")
-    lines += [
-        "",
-        f"  link        {digits(view.link_mbit_s)} Mbit/s of payload measured on {view.link}, {view.workers} workers, "
-        f"within {share(view.link_spread)}",
-        f"  recorded    one worker alone: {seconds(view.recorded_s)} per step",
-        f"  over it     predicted {_numbers(view.predicted)}, measured {_numbers(view.measured)} "
-        f"({speed(1.0, view.measured.value)}), off by {_signed(view.error)}",
-        f"  same        the baseline against itself came to {_numbers(view.same)}",
-        f"  measured    wall, {count(view.rounds)} rounds of {count(view.steps_per_block)} steps per arm in turns",
-    ]
+    yield Headline(view.headline)
+    yield ""
+    yield table(
+        ["arm", Column("step", "seconds"), Column("p10 – p90", right=True), Column("spread", "share")],
+        [
+            (names[arm.name], arm.median_s, f"{seconds(arm.p10_s)} – {seconds(arm.p90_s)}", arm.spread)
+            for arm in view.arms
+        ],
+    )
+    yield ""
+    yield table(["", Column(wide=True)], _figures(view))
+    yield from notes(view.notes)
+    yield f"row {view.row[:8]} added to {view.ledger}" if view.ledger else "no row was written"
+
+
+def _figures(view: RigVerifyView) -> Iterator[tuple[str, str]]:
+    link = f"{digits(view.link_mbit_s)} Mbit/s of payload measured on {view.link}, {view.workers} workers"
+    yield "link", f"{link}, within {share(view.link_spread)}"
+    yield "recorded", f"one worker alone: {seconds(view.recorded_s)} per step"
+    ratios = f"predicted {_numbers(view.predicted)}, measured {_numbers(view.measured)}"
+    yield "over it", f"{ratios} ({speed(1.0, view.measured.value)}), off by {_signed(view.error)}"
+    yield "same", f"the baseline against itself came to {_numbers(view.same)}"
+    yield "measured", f"wall, {count(view.rounds)} rounds of {count(view.steps_per_block)} steps per arm in turns"
     if view.buckets or view.predicted_buckets:
-        lines.append(f"  buckets     {_buckets(view)}")
+        yield "buckets", _buckets(view)
     for each in view.assumptions[:SHOWN_ASSUMPTIONS]:
         steps = f"{seconds(each.step_at_low_s)} – {seconds(each.step_at_high_s)}"
         span = f"{digits(each.low)} – {digits(each.high)} {each.unit}"
-        lines.append(f"  assumed     {each.name} {digits(each.value)} ({span}: {steps}); {each.why}")
-    lines += [f"  {note}" for note in view.notes]
-    lines.append(f"  row {view.row[:8]} added to {view.ledger}" if view.ledger else "  no row was written")
-    if view.next:
-        lines.append(f"  next: {view.next}")
-    return "\n".join(lines)
+        yield "assumed", f"{each.name} {digits(each.value)} ({span}: {steps}); {each.why}"
 
 
 def _buckets(view: RigVerifyView) -> str:
@@ -291,10 +295,6 @@ def _points(table: CollectiveTable) -> Iterator[RigPointView]:
 
 def _size(nbytes: float) -> str:
     return f"{nbytes / 2**20:.3g} MiB" if nbytes >= 2**19 else f"{nbytes / 2**10:.3g} KiB"
-
-
-def _ratio(ratio: Ratio) -> RatioView:
-    return RatioView(value=ratio.value, low=ratio.low, high=ratio.high)
 
 
 def _numbers(ratio: RatioView) -> str:

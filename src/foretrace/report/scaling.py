@@ -11,6 +11,8 @@ import numpy as np
 
 from foretrace.report import assumptions
 from foretrace.report.assumptions import AssumptionView, assumption
+from foretrace.report.blocks import About, Block, Column, Headline, Line, shown, table
+from foretrace.report.blocks import notes as remarks
 from foretrace.report.units import MINUS, between, change, count, digits, in_unit, seconds, share, unit_for
 from foretrace.report.views import Result
 
@@ -163,42 +165,42 @@ def _class(found: Scaling, rank: int) -> ClassView:
     )
 
 
-def lines(view: ScaleView, *, rows: int) -> Iterator[str]:
-    """The answer for people; at most `rows` recorded ranks, those that others wait for most first."""
+@shown.register
+def _(view: ScaleView, top: int) -> Iterator[Block]:
     unit = unit_for(view.predicted_step_s)
-    yield f"{view.source} · {len(view.recorded_ranks)} of {count(view.world_size)} ranks · {_steps(view.steps)}"
+    yield About((view.source, f"{len(view.recorded_ranks)} of {count(view.world_size)} ranks", _steps(view.steps)))
     yield ""
-    yield view.headline
+    yield Headline(view.headline)
     yield ""
-    yield f"  {'step':34}{'':>4}{unit.name:>10}"
-    yield f"  {'recorded, from entry to last end':34}{in_unit(view.recorded_step_s, unit):>14}"
-    yield f"  {f'transfers among {count(view.ranks)} ranks':34}{in_unit(view.folded_step_s, unit):>14}"
+    rows = [
+        ("recorded, from entry to last end", in_unit(view.recorded_step_s, unit)),
+        (f"transfers among {count(view.ranks)} ranks", in_unit(view.folded_step_s, unit)),
+        *([("the last of more ranks that vary", in_unit(view.predicted_step_s, unit))] if view.samples else []),
+        (f"{share(view.interval_level)} interval", between(*view.interval_s, unit)),
+    ]
+    yield table(["step", Column(unit.name, right=True)], rows)
+    yield ""
+    yield table(
+        [
+            "copies of", Column("ranks", "count"), Column("step", "seconds"), Column("waits", "seconds"),
+            Column("transfers", "seconds"), Column("last to arrive", "share"),
+        ],
+        [
+            (f"rank {each.recorded_rank}", each.copies, each.step_s, each.wait_s, each.transfer_s, each.last_share)
+            for each in sorted(view.classes, key=lambda each: (-each.last_share, each.recorded_rank))
+        ],
+        top=top, how="--top",
+    )  # fmt: skip
+    yield ""
     if view.samples:
-        yield f"  {'the last of more ranks that vary':34}{in_unit(view.predicted_step_s, unit):>14}"
-    low, high = view.interval_s
-    yield f"  {share(view.interval_level) + ' interval':34}{between(low, high, unit):>14}"
-    yield ""
-    yield f"  {'copies of':12}{'ranks':>8}{'step':>12}{'waits':>12}{'transfers':>12}{'last to arrive':>18}"
-    shown = sorted(view.classes, key=lambda each: (-each.last_share, each.recorded_rank))[:rows]
-    for each in shown:
-        step = "–" if each.step_s is None else seconds(each.step_s)
-        yield (
-            f"  {f'rank {each.recorded_rank}':12}{count(each.copies):>8}{step:>12}{seconds(each.wait_s):>12}"
-            f"{seconds(each.transfer_s):>12}{share(each.last_share):>18}"
-        )
-    if len(shown) < len(view.classes):
-        yield f"  {len(view.classes) - len(shown)} more: --top {len(view.classes)} or --json."
-    yield ""
-    if view.samples:
-        yield f"  noise: {view.noise}; {count(view.samples)} runs of {count(view.ranks)} ranks sampled"
+        runs = f"{count(view.samples)} runs of {count(view.ranks)} ranks sampled"
+        yield Line(f"{view.noise}; {runs}", label="noise")
     for a in view.assumptions[:SHOWN_ASSUMPTIONS]:
         flag = f"; replace it with {a.flag}" if a.flag else ""
         effect = f" {assumptions.range_text(a)}" if a.step_at_low_s != a.step_at_high_s else ""
         value = count(a.value) if a.unit in ("ranks", "collectives") else digits(a.value)
-        yield f"  assumed: {a.name} {value} {a.unit}{effect}: {a.why}{flag}"
-    for note in view.notes:
-        yield f"  {note}"
-    yield f"  next: {view.next}"
+        yield Line(f"{a.name} {value} {a.unit}{effect}: {a.why}{flag}", label="assumed")
+    yield from remarks(view.notes)
 
 
 def _steps(number: int) -> str:

@@ -1,4 +1,4 @@
-"""What `foretrace stash` and `foretrace cloud advise` answer: views, sentences, lines for people, the Pareto plot."""
+"""What `foretrace stash` and `foretrace cloud advise` answer: results, sentences, blocks, the Pareto plot."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from foretrace.report.blocks import Block, Column, Headline, notes, shown, table
 from foretrace.report.units import digits, seconds, share
-from foretrace.report.views import Result
+from foretrace.report.views import Result, taken
 
 if TYPE_CHECKING:
     from foretrace.experiment.differential import Compared
-    from foretrace.experiment.stalls import Stall, Stalls
+    from foretrace.experiment.stalls import Stalls
     from foretrace.plan.cloud import Offer, RentalAdvice, RentalRequest
 
 _SHOWN = 12  # offers printed beside those on the front
@@ -115,8 +116,8 @@ def stash(found: Stalls | Compared, *, source: str, workers: int) -> StashView:
         alone_s=predicted.alone_s,
         recorded_s=predicted.recorded_s,
         interval_s=predicted.interval_s,
-        predicted=tuple(map(_stall, predicted.bars)),
-        measured=tuple(map(_stall, compared.measured)) if compared else (),
+        predicted=tuple(taken(StallView, bar) for bar in predicted.bars),
+        measured=tuple(taken(StallView, bar) for bar in compared.measured) if compared else (),
         runs_s=compared.runs_s if compared else {},
         unknown=predicted.unknown,
         notes=compared.notes if compared else (),
@@ -124,41 +125,28 @@ def stash(found: Stalls | Compared, *, source: str, workers: int) -> StashView:
     )
 
 
-def stash_text(view: StashView) -> str:
-    """Lines for people."""
-    return "\n".join(_stash_lines(view))
-
-
-def _stash_lines(view: StashView) -> Iterator[str]:
-    yield view.headline
+@shown.register
+def _(view: StashView, top: int) -> Iterator[Block]:
+    yield Headline(view.headline)
     yield ""
-    yield f"  one worker, batches ready {seconds(view.alone_s)} · as recorded {seconds(view.recorded_s)} per step"
+    yield f"one worker, batches ready {seconds(view.alone_s)} · as recorded {seconds(view.recorded_s)} per step"
     yield ""
     measured = {bar.name: bar for bar in view.measured}
-    yield f"  {'stall':<13}{'predicted':>32}" + (f"{'measured':>34}" if measured else "") + "   how"
-    for bar in view.predicted:
-        other = measured.pop(bar.name, None)
-        text = f"  {bar.name:<13}{_range(bar):>32}"
-        text += f"{_range(other) if other else '–':>34}" if view.measured else ""
-        yield f"{text}   {bar.why}"
-    for bar in measured.values():
-        yield f"  {bar.name:<13}{'–':>32}{_range(bar):>34}   {bar.why}"
+    predicted = {bar.name: bar for bar in view.predicted}
+    rows = []
+    for name in dict.fromkeys([*predicted, *measured]):
+        sides = [predicted.get(name), *([measured.get(name)] if measured else [])]
+        why = next(bar.why for bar in sides if bar is not None)
+        rows.append((name, *("–" if bar is None else _range(bar) for bar in sides), why))
+    columns = [Column("predicted", right=True), *([Column("measured", right=True)] if measured else [])]
+    yield table([Column("stall"), *columns, Column("how", wide=True)], rows)
     yield ""
-    for line in view.unknown:
-        yield f"  not known: {line}"
-    for line in view.notes:
-        yield f"  {line}"
-    yield f"  next: {view.next}"
+    yield from notes(view.unknown, "not known")
+    yield from notes(view.notes)
 
 
 def _range(bar: StallView) -> str:
     return f"{seconds(bar.seconds)} ({seconds(bar.low_s)} – {seconds(bar.high_s)}) {share(bar.share)}"
-
-
-def _stall(bar: Stall) -> StallView:
-    return StallView(
-        name=bar.name, seconds=bar.seconds, low_s=bar.low_s, high_s=bar.high_s, share=bar.share, why=bar.why
-    )
 
 
 def cloud(found: RentalAdvice, wanted: RentalRequest, *, source: str) -> CloudAdviseView:
@@ -187,36 +175,34 @@ def cloud(found: RentalAdvice, wanted: RentalRequest, *, source: str) -> CloudAd
     )
 
 
-def cloud_text(view: CloudAdviseView) -> str:
-    """Lines for people: the offers that nothing beats, and the next fastest."""
-    return "\n".join(_cloud_lines(view))
-
-
-def _cloud_lines(view: CloudAdviseView) -> Iterator[str]:
-    yield view.headline
+@shown.register
+def _(view: CloudAdviseView, top: int) -> Iterator[Block]:
+    yield Headline(view.headline)
     yield ""
-    yield (
-        f"  {'machines':<22}{'device':<24}{'step':>10}{'computing':>11}{'others':>9}{'data':>8}"
-        f"{'time (80 %)':>28}{'price':>10}"
-    )
-    shown = [offer for offer in view.offers if offer.on_front or offer.name == view.chosen]
-    rest = [offer for offer in view.offers if offer not in shown][: max(_SHOWN - len(shown), 0)]
-    for offer in [each for each in view.offers if each in shown or each in rest]:
-        mark = "»" if offer.name == view.chosen else "*" if offer.on_front else " "
-        time = f"{_hours(offer.hours)} ({_hours(offer.hours_low)} – {_hours(offer.hours_high)})"
-        yield (
-            f"{mark} {offer.name:<22}{offer.device:<24}{seconds(offer.step_s):>10}{seconds(offer.compute_s):>11}"
-            f"{seconds(offer.communication_s):>9}{seconds(offer.data_s):>8}{time:>28}{digits(offer.dollars):>8} $"
-        )
+    kept = [offer for offer in view.offers if offer.on_front or offer.name == view.chosen]
+    rest = [offer for offer in view.offers if offer not in kept][: max(_SHOWN - len(kept), 0)]
+    yield table(
+        [
+            "", "machines", "device", Column("step", "seconds"), Column("computing", "seconds"),
+            Column("others", "seconds"), Column("data", "seconds"), Column("time (80 %)", right=True),
+            Column("price", right=True),
+        ],
+        [
+            (
+                "»" if offer.name == view.chosen else "*" if offer.on_front else "", offer.name, offer.device,
+                offer.step_s, offer.compute_s, offer.communication_s, offer.data_s,
+                f"{_hours(offer.hours)} ({_hours(offer.hours_low)} – {_hours(offer.hours_high)})",
+                f"{digits(offer.dollars)} $",
+            )
+            for offer in view.offers
+            if offer in kept or offer in rest
+        ],
+    )  # fmt: skip
     yield ""
-    yield "  * nothing else is both faster and cheaper; list prices of " + ", ".join(
-        sorted({offer.price_date for offer in view.offers if offer.price_date}) or ["your file"]
-    )
-    for line in view.left_out:
-        yield f"  left out: {line}"
-    for line in view.assumptions:
-        yield f"  assumed: {line}"
-    yield f"  next: {view.next}"
+    dates = sorted({offer.price_date for offer in view.offers if offer.price_date}) or ["your file"]
+    yield f"* nothing else is both faster and cheaper; list prices of {', '.join(dates)}"
+    yield from notes(view.left_out, "left out")
+    yield from notes(view.assumptions, "assumed")
 
 
 def _hours(value: float) -> str:
@@ -224,28 +210,15 @@ def _hours(value: float) -> str:
 
 
 def _offer(offer: Offer) -> OfferView:
-    return OfferView(
-        name=offer.name,
-        instance=offer.instance.name,
-        count=offer.count,
-        device=offer.instance.kind.name,
-        workers=offer.workers,
-        step_s=offer.step_s,
-        step_low_s=offer.step_low_s,
-        step_high_s=offer.step_high_s,
-        compute_s=offer.compute_s,
-        communication_s=offer.communication_s,
-        data_s=offer.data_s,
+    kind = offer.instance
+    return taken(
+        OfferView,
+        offer,
+        instance=kind.name,
+        device=kind.kind.name,
         steps_per_epoch=offer.steps,
-        hours=offer.hours,
-        hours_low=offer.hours_low,
-        hours_high=offer.hours_high,
-        dollars=offer.dollars,
-        dollars_low=offer.dollars_low,
-        dollars_high=offer.dollars_high,
-        price_per_h=offer.instance.price_per_h,
-        price_date=offer.instance.date,
-        on_front=offer.on_front,
+        price_per_h=kind.price_per_h,
+        price_date=kind.date,
     )
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 PIPE_WIDTH = 120
 BAR = 48  # characters of the longest bar
+LEAST_WIDE = 16  # characters of a column that may take several lines
 
 # Blue, orange, violet and greys stay apart for colour-blind readers; the characters differ as well.
 PART_STYLES = {
@@ -66,14 +67,14 @@ class Terminal:
         return cls(width=max(width, 40), bars=capable, colour=capable and not environ.get("NO_COLOR"))
 
 
-def render(result: Any, terminal: Terminal | None = None, *, rows: int = 12) -> str:
+def render(result: Any, terminal: Terminal | None = None, *, rows: int = 12, **how: Any) -> str:
     """Text of a result, ending with a newline; `rows` is how many rows of a ranking to print at most."""
-    return text(blocks(result, rows), terminal or Terminal())
+    return text(blocks(result, rows, **how), terminal or Terminal())
 
 
 def text(found: Sequence[Block], terminal: Terminal) -> str:
     """Blocks as text, ending with a newline. The next command is never wrapped, so that it can be copied."""
-    from rich.console import Console, Group
+    from rich.console import Console
     from rich.segment import Segment
 
     out = io.StringIO()
@@ -87,6 +88,7 @@ def text(found: Sequence[Block], terminal: Terminal) -> str:
 
     console = Plain(
         file=out,
+        force_jupyter=False,
         width=terminal.width,
         force_terminal=terminal.colour,
         color_system="256" if terminal.colour else None,
@@ -97,10 +99,15 @@ def text(found: Sequence[Block], terminal: Terminal) -> str:
         soft_wrap=False,
         _environ={},
     )
-    console.print(Group(*(each for block in found for each in _block(block, terminal))))
-    lines = [line.rstrip() for line in out.getvalue().splitlines()]
-    lines += [f"  next: {visible(block.command)}" for block in found if isinstance(block, Next)]
-    return "\n".join(lines) + "\n"
+    for block in found:
+        if isinstance(block, Next):
+            out.write(f"  next: {visible(block.command)}\n")
+        elif isinstance(block, Line) and block.whole:
+            out.write(f"  {visible(f'{block.label}: ' if block.label else '')}{visible(block.text)}\n")
+        else:
+            for each in _block(block, terminal):
+                console.print(each)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
 def _block(block: Block, terminal: Terminal) -> Iterator[RenderableType]:
@@ -125,24 +132,25 @@ def _table(table: Grid, terminal: Terminal) -> Iterator[RenderableType]:
     from rich.table import Table as Drawn
 
     kept = [at for at, column in enumerate(table.columns) if _fits(column, terminal)]
-    titled = any(table.columns[at].title for at in kept)
+    columns = [_cells(table, at, terminal) for at in kept]
+    widths = [
+        min(
+            max([len(table.columns[at].title), *map(len, cells)]),
+            LEAST_WIDE if table.columns[at].wide else terminal.width,
+        )
+        for at, cells in zip(kept, columns, strict=True)
+    ]
+    room = terminal.width - 2 - sum(widths)
     grid = Drawn(
-        box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim", show_edge=False, show_header=titled
-    )
-    columns: list[list[RenderableType]] = []
+        box=None, pad_edge=False, padding=(0, min(max(room // max(len(kept) - 1, 1), 1), 3), 0, 0), header_style="dim",
+        show_edge=False, show_header=any(table.columns[at].title for at in kept),
+    )  # fmt: skip
     for at in kept:
         column = table.columns[at]
         grid.add_column(
             column.title, justify="right" if column.flush_right else "left", no_wrap=not column.wide,
             overflow="fold" if column.wide else "ellipsis",
         )  # fmt: skip
-        cells = table.cells(at, table.shown)
-        if column.kind == "name":
-            room = max(terminal.width - (28 if terminal.width < NARROW else column.beside), 16)
-            styles = [KIND_STYLES.get(kind, "") for kind in table.colours] or [""] * len(cells)
-            columns.append([_words(*each) for each in zip(short_names(cells, room), styles, strict=False)])
-        else:
-            columns.append([_words(cell) for cell in cells])
     for row in zip(*columns, strict=True):
         grid.add_row(*row)
     yield _indented(grid)
@@ -153,6 +161,16 @@ def _table(table: Grid, terminal: Terminal) -> Iterator[RenderableType]:
                     yield _indented(_words(f"{name} {column.title}: ", "dim").append(cell, None))
     if table.folded:
         yield _indented(_words(table.folded, "dim"))
+
+
+def _cells(table: Grid, at: int, terminal: Terminal) -> list[rich.Text]:
+    """What is printed of a column; names shortened to what other columns leave, coloured by their kind of work."""
+    column, cells = table.columns[at], table.cells(at, table.shown)
+    if column.kind != "name":
+        return list(map(_words, cells))
+    room = max(terminal.width - (28 if terminal.width < NARROW else column.beside), 16)
+    styles = [KIND_STYLES.get(kind, "") for kind in table.colours] or [""] * len(cells)
+    return [_words(*each) for each in zip(short_names(cells, room), styles, strict=False)]
 
 
 def _fits(column: Column, terminal: Terminal) -> bool:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from foretrace.report.blocks import Block, Headline, notes, shown, table
 from foretrace.report.units import between, digits, in_unit, share, unit_for
-from foretrace.report.views import Result
+from foretrace.report.views import Result, taken
 
 if TYPE_CHECKING:
     from foretrace.model.usage import ModelUsage
@@ -50,7 +51,7 @@ class UtilisationView(Result, frozen=True, kw_only=True):
 
 
 def of_model(
-    found: ModelUsage, *, model: str, training: bool, again: str, notes: Sequence[str] = ()
+    found: ModelUsage, *, model: str, training: bool, again: str, remarks: Sequence[str] = ()
 ) -> UtilisationView:
     """The view of one model."""
     used, step = found.usage, found.step
@@ -65,51 +66,46 @@ def of_model(
     )
     return UtilisationView(
         headline=sentence,
-        usage=ModelUsageView(
+        usage=taken(
+            ModelUsageView,
+            used,
             model=model,
             device=found.device.name,
             precision=used.precision.name.lower(),
             training=training,
             batch=found.operators.batch,
-            flops=used.flops,
             bytes=used.nbytes,
             step_time_s=step.step_time_s,
             interval_s=step.interval_s,
             interval_level=_LEVEL,
-            of_peak_flops=used.of_peak_flops,
             of_peak_flops_range=found.of_peak_flops_range,
-            of_peak_bandwidth=used.of_peak_bandwidth,
-            busy=used.busy,
-            intensity=used.intensity,
             ridge=used.peaks.ridge,
-            bound=used.bound,
             cost_sources=dict(step.cost_sources),
         ),
-        notes=(*step.warnings, *notes),
+        notes=(*step.warnings, *remarks),
         next=again,
     )
 
 
-def lines(view: UtilisationView) -> Iterator[str]:
-    """Text for people."""
-    yield view.headline
-    yield ""
-    yield from _model_lines(view.usage)
-    for note in view.notes:
-        yield f"  note: {note}"
-    yield f"  next: {view.next}"
-
-
-def _model_lines(found: ModelUsageView) -> Iterator[str]:
+@shown.register
+def _(view: UtilisationView, top: int) -> Iterator[Block]:
+    found = view.usage
     unit = unit_for(found.step_time_s)
-    rows = [
-        ("step", f"{in_unit(found.step_time_s, unit)} {unit.name} ({between(*found.interval_s, unit)})"),
-        (f"peak FLOP/s ({found.precision})", share(found.of_peak_flops)),
-        ("peak bandwidth", share(found.of_peak_bandwidth)),
-        ("device busy", share(found.busy)),
-        ("FLOPs per byte", f"{digits(found.intensity)}, ridge {digits(found.ridge)}: {found.bound}-bound as a whole"),
-        ("costs from", ", ".join(f"{name} {share(part)}" for name, part in found.cost_sources.items())),
-    ]
-    width = max(len(name) for name, _ in rows)
-    yield from (f"  {name.ljust(width)}  {value}" for name, value in rows)
+    yield Headline(view.headline)
     yield ""
+    yield table(
+        ["", ""],
+        [
+            ("step", f"{in_unit(found.step_time_s, unit)} {unit.name} ({between(*found.interval_s, unit)})"),
+            (f"peak FLOP/s ({found.precision})", share(found.of_peak_flops)),
+            ("peak bandwidth", share(found.of_peak_bandwidth)),
+            ("device busy", share(found.busy)),
+            (
+                "FLOPs per byte",
+                f"{digits(found.intensity)}, ridge {digits(found.ridge)}: {found.bound}-bound as a whole",
+            ),
+            ("costs from", ", ".join(f"{name} {share(part)}" for name, part in found.cost_sources.items())),
+        ],
+    )
+    yield ""
+    yield from notes(view.notes, "note")

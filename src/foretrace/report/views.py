@@ -43,9 +43,10 @@ def part_word(part: str, platform: str) -> str:
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What a command answers; `command`, the second field of each, names it."""
+    """What a command answers."""
 
     schema_version: int = SCHEMA_VERSION
+    command: str = ""  # each result says which it is of
 
 
 def taken(kind: type[Made], source: object, /, **others: Any) -> Made:

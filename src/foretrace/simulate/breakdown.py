@@ -105,7 +105,7 @@ def breakdown(graph: TaskGraph, start: Int64, end: Int64, *, rank: int | None = 
 
 def over_ranks(graph: TaskGraph, start: Int64, end: Int64) -> Breakdown:
     """The mean over the ranks of their breakdowns, that of the only rank where there is one."""
-    ranks = sorted({lane.rank for lane in graph.lanes if lane.rank >= 0})
+    ranks = graph.ranks
     found = [breakdown(graph, start, end, rank=rank).steps_ns for rank in ranks]
     if len(found) == 1:
         return Breakdown(rank=ranks[0], steps_ns=found[0])

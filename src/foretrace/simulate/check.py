@@ -75,7 +75,7 @@ class CheckReport:
 def check(graph: TaskGraph) -> CheckReport:
     """Run every check; a failed one says which what-ifs not to trust."""
     findings = [*_structure(graph), _self_replay(graph), _structural(graph)]
-    several = len({lane.rank for lane in graph.lanes if lane.rank >= 0}) > 1
+    several = len(graph.ranks) > 1
     if graph.on_device.any():
         findings += [_unexplained(graph)]
         findings += _alone() if several else [_device_zero(graph), _host_zero(graph)]

@@ -13,7 +13,14 @@ import numpy.typing as npt
 
 from foretrace.graph.sound import fixed
 from foretrace.graph.taskgraph import TaskGraph
-from foretrace.simulate.replay import LANES_OF_A_VECTOR, effective, structure
+from foretrace.simulate.replay import (
+    LAG_CEILING_WHEN_GONE,
+    LANES_OF_A_VECTOR,
+    check_groups,
+    edge_classes,
+    effective,
+    structure,
+)
 from foretrace.simulate.unwritten import unwritten, written
 
 Int32 = npt.NDArray[np.int32]
@@ -35,15 +42,11 @@ def replay_copies(graph: TaskGraph, meets: Mask, group: Int32, scale: Float64, r
     Equal to the replay of one graph with all copies in it, bit for bit.
 
     """
-    n_groups, copies = scale.shape
-    if group.shape != (len(graph),) or (len(group) and group.max() >= n_groups):
-        raise ValueError(f"group: want {len(graph)} labels below {n_groups}")
-    if meets.shape != (graph.edges,) or copies < 1:
-        raise ValueError(f"meets: want {graph.edges} edges, and at least one copy")
-    if not np.all(np.isfinite(scale)) or np.any(scale < 0):
-        raise ValueError("scale: want finite factors, 0 or more")
     from foretrace.simulate import engine
 
+    n_groups, copies = check_groups(graph, group, scale)
+    if meets.shape != (graph.edges,) or copies < 1:
+        raise ValueError(f"meets: want {graph.edges} edges, and at least one copy")
     columns = effective(graph)
     width = -(-copies // LANES_OF_A_VECTOR) * LANES_OF_A_VECTOR
     factors = np.ones((n_groups + 1, width))
@@ -54,9 +57,11 @@ def replay_copies(graph: TaskGraph, meets: Mask, group: Int32, scale: Float64, r
     read, slot, used = engine.value_slots(in_ptr, src, from_start)
     in_order = np.argsort(rows, kind="stable")
     out = unwritten((len(rows), width))
-    engine.replay_copies(
-        in_ptr, read, slot, unwritten((used, width)), fixed(meets & ~into_gone).view(np.uint8), fixed(columns.lag),
-        fixed(columns.dur), fixed(columns.delay), fixed(graph.release), fixed(group), factors, rows[in_order], out,
+    engine.replay_variants(
+        in_ptr, read, slot, unwritten((used, width)), fixed(edge_classes(graph)), fixed(columns.lag),
+        fixed(columns.dur), fixed(columns.delay), fixed(graph.release), fixed(group), factors[None],
+        np.full((1, 1, width), -1, dtype=np.int64), np.zeros((1, n_groups + 1), dtype=np.uint8), LAG_CEILING_WHEN_GONE,
+        rows[in_order], out, fixed(meets & ~into_gone).view(np.uint8),
     )  # fmt: skip
     ends = unwritten((len(rows), copies))
     ends[in_order] = out[:, :copies]

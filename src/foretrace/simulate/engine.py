@@ -87,15 +87,16 @@ def value_slots(in_ptr: Int64, src: UInt32, from_start: UInt8) -> tuple[UInt32, 
 def replay_variants(
     in_ptr: Int64, read: UInt32, slot: Int32, values: Int64, edge_kind: UInt8, lag: Int64, dur: Int64, delay: Int64,
     release: Int64, group: Int32, scale: Float64, stays: Int64, any_gone: UInt8, ceiling: Int64, rows: Int32,
-    out: Int64,
+    out: Int64, meets: UInt8 | None = None,
 ) -> None:  # fmt: skip
     """Replay blocks of variants side by side; `out` (rows x variants) gets the end of each of `rows` (ascending).
 
     `values` (slots x width) is room for what `value_slots` lays out. `scale` and `stays` are (blocks, groups + 1,
     width), row 0 for tasks of no group; `stays` is −1 where a task stays and 0 where it is gone; `any_gone` (blocks,
     groups + 1) tells the groups where any variant removes something; `ceiling` bounds the lags into a removed task,
-    by kind of edge. The width is a run-time number, a multiple of 8: a constant one would be unrolled before LLVM
-    looks for vectors.
+    by kind of edge. With `meets` (m), the variants of a block are copies of the graph in one run: through an edge
+    that meets a task waits for its source in all of them. The width is a run-time number, a multiple of 8: a constant
+    one would be unrolled before LLVM looks for vectors.
     """
     width = scale.shape[2]
     for block in range(scale.shape[0]):
@@ -109,6 +110,9 @@ def replay_variants(
             end = values[np.uint64(slot[2 * v])]
             start_slot = np.uint64(slot[2 * v + 1])
             fused = start_slot == 0 and not any_gone[block, g]
+            if meets is not None:
+                for other_edge in range(e, stop):
+                    fused &= meets[other_edge] == 0
             if fused and stop == e + ONE:
                 anchor, here = values[np.uint64(read[e])], lag[e]
                 for k in range(width):
@@ -135,8 +139,15 @@ def replay_variants(
                 else:
                     while e < stop:
                         anchor, here = values[np.uint64(read[e])], lag[e]
-                        for k in range(width):
-                            end[k] = max(end[k], anchor[k] + here)
+                        if meets is not None and meets[e]:
+                            last = anchor[0]
+                            for k in range(1, width):
+                                last = max(last, anchor[k])
+                            for k in range(width):
+                                end[k] = max(end[k], last + here)
+                        else:
+                            for k in range(width):
+                                end[k] = max(end[k], anchor[k] + here)
                         e += ONE
                     for k in range(width):
                         end[k] += wait
@@ -152,70 +163,6 @@ def replay_variants(
                 for k in range(width):
                     out_row[k] = end[k]
                 next_row += 1
-
-
-@njit(error_model="numpy")
-def replay_copies(
-    in_ptr: Int64, read: UInt32, slot: Int32, values: Int64, meets: UInt8, lag: Int64, dur: Int64, delay: Int64,
-    release: Int64, group: Int32, scale: Float64, rows: Int32, out: Int64,
-) -> None:  # fmt: skip
-    """Replay one run of many copies of a graph, which meet: column k holds copy k of every task.
-
-    Through an edge with `meets` (m) a task waits for its source in every copy, through other edges in its own copy.
-    `scale` is (groups + 1, width), row 0 for tasks of no group; `out` (rows x width) gets the end of each of `rows`
-    (ascending). `values` and the width, a multiple of 8, are as in `replay_variants`.
-    """
-    width = scale.shape[1]
-    next_row = 0
-    e = np.uint64(0)
-    for v in range(len(dur)):
-        stop = np.uint64(in_ptr[v + 1])
-        free, wait, length = release[v], delay[v], np.float64(dur[v])
-        factor = scale[np.uint64(group[v] + 1)]
-        end = values[np.uint64(slot[2 * v])]
-        start_slot = np.uint64(slot[2 * v + 1])
-        alone = start_slot == 0
-        for other_edge in range(e, stop):
-            alone &= meets[other_edge] == 0
-        if alone and stop == e + ONE:
-            anchor, here = values[np.uint64(read[e])], lag[e]
-            for k in range(width):
-                end[k] = max(free, anchor[k] + here) + wait + np.int64(np.rint(length * factor[k]))
-        elif alone and stop == e + TWO:
-            anchor, here = values[np.uint64(read[e])], lag[e]
-            other, there = values[np.uint64(read[e + ONE])], lag[e + ONE]
-            for k in range(width):
-                at = max(free, anchor[k] + here, other[k] + there) + wait
-                end[k] = at + np.int64(np.rint(length * factor[k]))
-        else:
-            for k in range(width):
-                end[k] = free
-            while e < stop:
-                anchor, here = values[np.uint64(read[e])], lag[e]
-                if meets[e]:
-                    last = anchor[0]
-                    for k in range(1, width):
-                        last = max(last, anchor[k])
-                    for k in range(width):
-                        end[k] = max(end[k], last + here)
-                else:
-                    for k in range(width):
-                        end[k] = max(end[k], anchor[k] + here)
-                e += ONE
-            for k in range(width):
-                end[k] += wait
-            if start_slot != 0:
-                start = values[start_slot]
-                for k in range(width):
-                    start[k] = end[k]
-            for k in range(width):
-                end[k] += np.int64(np.rint(length * factor[k]))
-        e = stop
-        while next_row < len(rows) and rows[next_row] == v:
-            out_row = out[next_row]
-            for k in range(width):
-                out_row[k] = end[k]
-            next_row += 1
 
 
 @njit(error_model="numpy")

@@ -1,4 +1,4 @@
-"""Groups: which COLLECTIVE an ARRIVAL holds its slot for, and who waits for whom when nothing can go on.
+"""Groups: which COLLECTIVE an ARRIVAL holds its slot for, and who waits for whom when nothing can continue.
 
 What a group is and does is part of the definition in `foretrace.simulate.schedule`.
 """
@@ -71,8 +71,7 @@ def deadlock(graph: TaskGraph, holds: Mask, decided: Int32) -> str | None:
 
     `holds` (m) marks the edges that the run respects.
     """
-    done = np.zeros(len(graph), dtype=np.bool_)
-    done[decided] = True
+    done = graph.mask(decided)
     own = own_collective(graph)
     held = np.flatnonzero((own >= 0) & done & ~done[own])  # arrivals that hold a slot
     if not len(held):
@@ -96,7 +95,7 @@ def deadlock(graph: TaskGraph, holds: Mask, decided: Int32) -> str | None:
         for transfer, blocked in cycle
     ]
     return (
-        f"the collectives wait for each other for ever: {'; '.join(parts)}: let every rank enter them in the same "
+        f"the collectives wait for each other forever: {'; '.join(parts)}: let every rank enter them in the same "
         "order, or give these lanes more slots."
     )
 

@@ -6,7 +6,7 @@ phase that made it and by how long it lived:
 - gradients: made in the backward pass, as large as a trained parameter, alive when the optimizer begins;
 - activation gradients: everything else that outlives its operator in the backward pass;
 - activations: made in the forward pass and alive when the next backward pass begins (without a backward pass: whatever
-  outlives its operator); also what activation checkpointing makes anew;
+  outlives its operator); also what activation checkpointing computes again;
 - workspace: made and freed inside one outermost operator, or inside one optimizer step;
 - optimizer state: made in an optimizer step and never freed;
 - input: made by the data loader;

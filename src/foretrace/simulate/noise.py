@@ -141,7 +141,7 @@ def _apart(each: Float64, level: float) -> float:
 def draw(graph: TaskGraph, steps_s: Float64, *, seed: int = 0) -> Draws:
     """Draw what noise makes of a graph, whose steps take `steps_s` (steps) in its replay."""
     random = np.random.default_rng(seed)
-    ranks = sorted({lane.rank for lane in graph.lanes if lane.rank >= 0})
+    ranks = graph.ranks
     steps, n_classes = graph.n_steps, len(_CLASSES) * max(len(ranks), 1)
     classes = noise_classes(graph)
     # Every rank has noise of its own; a step that is drawn is drawn for all of them.

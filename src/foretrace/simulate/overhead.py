@@ -39,8 +39,8 @@ def unprofiled(graph: TaskGraph, clock: Clock | None = None) -> TaskGraph:
     What else is not the step's is left out first, see `own_step`, which says when it raises GraphError. A recording
     without unprofiled neighbours is then returned as it is. What was measured and removed is kept in `info.overhead`
     (times in seconds) and as a Change. Where other work disturbed a step that never waits, the process's CPU time
-    stands for its time: it leaves out what the others took. `clock`, else the recording's own fact of this name, asks
-    for one of the two, where the recording tells it.
+    stands for its time: it leaves out what the others took. `clock`, else the recording's own fact of this name,
+    chooses one of the two, where the recording tells it.
     """
     if graph.changes:
         return graph
@@ -132,7 +132,8 @@ def _on(graph: TaskGraph, clock: Clock) -> TaskGraph:
         )
     factor = float(np.median(cpu) / np.median(wall)) if clock == "cpu" else float(np.median(wall) / np.median(cpu))
     released = graph.release != NO_RELEASE
-    release = np.where(released, np.rint(graph.release * factor).astype(np.int64), graph.release)
+    release = graph.release.copy()
+    release[released] = np.rint(release[released] * factor).astype(np.int64)
     scaled = {name: np.rint(getattr(graph, name) * factor).astype(np.int64) for name in _TIMES}
     info = replace(graph.info, overhead={**graph.info.overhead, "cpu_clock": float(clock == "cpu")})
     return replace(graph.with_columns(**scaled, release=release), info=info)

@@ -1,6 +1,6 @@
 """What of a one-step recording is not the step's: work of other steps, and work that is done once.
 
-Between recorded steps the median sorts this out; a single step takes it all. Three kinds are told apart, and none of
+Between recorded steps the median sorts this out; a single step takes it all. Three kinds are distinguished, and none of
 them is part of the next step: device work that was launched before the step, waits for work of earlier steps that the
 recording does not show, and what a process does once (modules loaded at a first launch, memory taken from
 the driver, the device opened). `alone` takes them out, so that the step is as long as on a device that has nothing

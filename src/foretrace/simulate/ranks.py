@@ -136,7 +136,7 @@ def shares(timeline: Timeline, found: Parts) -> tuple[RankShare, ...]:
     graph = timeline.graph
     steps = max(graph.n_steps, 1)
     inside = found.step >= 0 if graph.n_steps else np.ones(len(found), dtype=np.bool_)
-    ranks = sorted({lane.rank for lane in graph.lanes if lane.rank >= 0})
+    ranks = graph.ranks
     last = found.last_arriver
     rows = []
     for rank in ranks:
@@ -354,7 +354,7 @@ def entering_together(graph: TaskGraph) -> TaskGraph:
     """
     rank = graph.rank
     entry: dict[int, int] = {}
-    for each in sorted({lane.rank for lane in graph.lanes if lane.rank >= 0}):
+    for each in graph.ranks:
         mine = rank == each
         marks = mine & (graph.kind == TaskKind.MARK)
         if mine.any():

@@ -102,18 +102,14 @@ def replay_variants(
     Variant k multiplies the duration of every task v with `group[v]` = g >= 0 by `scale[g, k]` (G x K, finite, not
     negative) and removes it where `gone[g, k]`. Equal to K single replays of the edited graphs, bit for bit.
     """
-    n_groups, n_variants = scale.shape
-    if group.shape != (len(graph),) or (len(group) and group.max() >= n_groups):
-        raise ValueError(f"group: want {len(graph)} labels below {n_groups}")
+    from foretrace.simulate import engine
+
+    n_groups, n_variants = check_groups(graph, group, scale)
     if gone is not None and gone.shape != scale.shape:
         raise ValueError(f"gone: {gone.shape}, want {scale.shape}")
-    if not np.all(np.isfinite(scale)) or np.any(scale < 0):
-        raise ValueError("scale: want finite factors, 0 or more")
     rows = np.arange(len(graph), dtype=np.int32) if full else graph.marks
     if n_variants == 0 or len(rows) == 0:
         return np.zeros((len(rows), n_variants), dtype=np.int64)
-    from foretrace.simulate import engine
-
     columns = effective(graph)
     blocks = -(-n_variants // WIDEST_BLOCK)
     width = -(-n_variants // (blocks * LANES_OF_A_VECTOR)) * LANES_OF_A_VECTOR
@@ -140,6 +136,16 @@ def replay_variants(
     ends[in_order] = out[:, :n_variants]
     written(ends)
     return ends
+
+
+def check_groups(graph: TaskGraph, group: npt.NDArray[np.int32], scale: npt.NDArray[np.float64]) -> tuple[int, int]:
+    """Shape of a table of factors, groups x variants. Raises ValueError where labels or factors do not fit."""
+    n_groups, n_variants = scale.shape
+    if group.shape != (len(graph),) or (len(group) and group.max() >= n_groups):
+        raise ValueError(f"group: want {len(graph)} labels below {n_groups}")
+    if not np.all(np.isfinite(scale)) or np.any(scale < 0):
+        raise ValueError("scale: want finite factors, 0 or more")
+    return n_groups, n_variants
 
 
 def by_block(table: npt.NDArray[Any], blocks: int) -> npt.NDArray[Any]:

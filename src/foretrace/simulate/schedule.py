@@ -12,7 +12,7 @@
   ARRIVAL, directly or through one JOIN. It needs no slot of its own and starts when it is ready: when every rank has
   arrived. If either of the two is removed they are no group; each is then a task like any other. A COLLECTIVE
   without an ARRIVAL of its own is a task like any other, too.
-- Two ranks that enter two collectives in opposite orders wait for each other for ever if the slots do not suffice
+- Two ranks that enter two collectives in opposite orders wait for each other forever if the slots do not suffice
   for both, here as with NCCL. That is a GraphError.
 - Decisions are taken in the order of (time, priority, row); at equal times tasks become ready before lanes become
   free. A task that turns out to have been ready in the past (negative lags) competes from then on.
@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.errors import GraphError
+from foretrace.graph.assemble import pointers
 from foretrace.graph.sound import fixed
 from foretrace.graph.taskgraph import EDGE_COLUMNS, NO_RELEASE, TASK_COLUMNS, EdgeKind, TaskGraph
 from foretrace.simulate.groups import deadlock, groups
@@ -112,8 +113,6 @@ def as_run(graph: TaskGraph, order: Int32) -> TaskGraph:
         "inferred": np.concatenate([graph.inferred[kept], zeros]),
     }
     by_dst = np.lexsort((edges["edge_kind"], edges["src"], new_dst))
-    in_ptr = np.zeros(n + 1, dtype=np.int64)
-    np.cumsum(np.bincount(new_dst, minlength=n), out=in_ptr[1:])
     columns: dict[str, Any] = {key: getattr(graph, key)[order] for key in TASK_COLUMNS}
     columns["delay"] = (graph.delay - early)[order]
     columns["release"] = (graph.release + early)[order]
@@ -121,7 +120,7 @@ def as_run(graph: TaskGraph, order: Int32) -> TaskGraph:
     return replace(
         graph,
         **columns,
-        in_ptr=in_ptr,
+        in_ptr=pointers(new_dst, n),
         marks=place[graph.marks],
         lanes=tuple(replace(lane, ordered=True) for lane in graph.lanes),
     )

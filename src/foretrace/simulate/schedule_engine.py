@@ -147,7 +147,7 @@ def schedule(
     `lane_ptr` (lanes + 1) counts the tasks of the lanes. `holds` (n) marks the ARRIVALs that keep their slot and
     `arrivals` (n) counts the slots that a COLLECTIVE frees; both are None where there are none. `queue` (3 n),
     `events` (3 (n + collectives + lanes)) and `spare` (6 n of NO_RELEASE, None where no lane has two slots) are
-    scratch space for heaps with three keys a row. The caller allocates the large arrays because numpy asks for huge
+    scratch space for heaps with three keys a row. The caller allocates the large arrays because numpy requests huge
     pages, without which most of the time goes into address translation.
     """
     n, n_lanes = len(task), len(ordered)

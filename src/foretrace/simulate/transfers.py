@@ -30,7 +30,7 @@ class Transfers:
     """Durations of all tasks (n each, ns) with transfers among more ranks, and with those at either end of their range.
 
     `ratio` is recorded over expected transfer time among the recorded ranks, None where no size is known;
-    `absolute` tells that the network's own times were taken because of it.
+    `absolute` says that the network's own times were taken because of it.
     """
 
     dur: Int64

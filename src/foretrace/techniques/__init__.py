@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from foretrace.techniques.homes import HOMES
+
 if TYPE_CHECKING:
     from foretrace.techniques.arguments import parse as parse
     from foretrace.techniques.base import Technique as Technique
@@ -45,39 +47,7 @@ if TYPE_CHECKING:
     from foretrace.techniques.selection import Scale as Scale
     from foretrace.techniques.whatif import WhatIf as WhatIf
 
-# Where every technique is, in the order in which they are listed.
-BUILT_IN = {
-    "PrefetchData": "data.prefetch_data",
-    "MixedPrecision": "compute.mixed_precision",
-    "FusedOptimizer": "compute.fused_optimizer",
-    "CudaGraphs": "compute.cuda_graphs",
-    "Compiled": "compute.compiled",
-    "ChannelsLast": "compute.channels_last",
-    "BatchSize": "compute.batch_size",
-    "GradientAccumulation": "memory.gradient_accumulation",
-    "ActivationRecomputation": "memory.activation_recomputation",
-    "ReconstructBatchnorm": "compute.reconstruct_batchnorm",
-    "ActivationOffload": "memory.activation_offload",
-    "ActivationCompression": "memory.activation_compression",
-    "StructuredDropout": "compute.structured_dropout",
-    "DataParallel": "distributed.data_parallel",
-    "FullySharded": "distributed.fully_sharded",
-    "BucketFusion": "distributed.bucket_fusion",
-    "TensorPartition": "distributed.tensor_partition",
-    "Priority": "distributed.priority",
-    "HierarchicalAllreduce": "distributed.hierarchical_allreduce",
-    "ParameterServer": "distributed.parameter_server",
-    "LocalSteps": "distributed.local_steps",
-    "GradientCompression": "distributed.gradient_compression",
-    "ModelParallelCompression": "distributed.model_parallel_compression",
-    "PartialBackprop": "distributed.partial_backprop",
-    "Contention": "data.contention",
-    "FasterDevice": "compute.faster_device",
-    "ReplaceKernel": "compute.replace_kernel",
-    "Scale": "selection",
-    "Remove": "selection",
-}
-_HOME = {**BUILT_IN, "Technique": "base", "WhatIf": "whatif", "parse": "arguments", "techniques": "registry"}
+_HOME = {**HOMES, "Technique": "base", "WhatIf": "whatif", "parse": "arguments", "techniques": "registry"}
 
 
 def __getattr__(name: str) -> Any:

@@ -18,7 +18,7 @@ from foretrace.cost.operators.operator import Operator
 from foretrace.errors import CycleError, NotApplicableError
 from foretrace.graph.sound import sound
 from foretrace.graph.taskgraph import Assumption, TaskGraph
-from foretrace.techniques.each_rank import first_rank, on_each_rank, ranks_of
+from foretrace.techniques.each_rank import first_rank, on_each_rank
 from foretrace.techniques.settle import settle
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class Technique(ABC):
         What follows from the change for the run around it is part of it, see `settle`.
         Raises NotApplicableError, with a reason, where the technique does not fit.
         """
-        several = len(ranks_of(graph)) > 1
+        several = len(graph.ranks) > 1
         if several and not self.across:
             raise self.refuse("it reckons with one rank, not with a graph of several; name one with `rank=`.")
         try:
@@ -151,7 +151,7 @@ class Technique(ABC):
 
         On the graph of several ranks that are changed one by one, what it assumes on the lowest.
         """
-        if self.across == "each" and len(ranks_of(graph)) > 1:
+        if self.across == "each" and len(graph.ranks) > 1:
             graph = first_rank(graph)
         return tuple(
             Assumption(

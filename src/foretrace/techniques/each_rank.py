@@ -16,20 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.errors import NotApplicableError
-from foretrace.graph.assemble import assemble
+from foretrace.graph.assemble import assemble, part_of
 from foretrace.graph.clock import joint_rows, own_marks
 from foretrace.graph.taskgraph import EDGE_COLUMNS, TASK_COLUMNS, Assumption, Change, EdgeKind, TaskGraph, TaskKind
 from foretrace.simulate.replay import replay
 
 Int64 = npt.NDArray[np.int64]
-Columns = dict[str, npt.NDArray[Any]]
 
 _TIES = (TaskKind.ARRIVAL, TaskKind.COLLECTIVE, TaskKind.MARK)
-
-
-def ranks_of(graph: TaskGraph) -> tuple[int, ...]:
-    """Ranks that a graph holds, ascending."""
-    return tuple(sorted({lane.rank for lane in graph.lanes if lane.rank >= 0}))
 
 
 def on_each_rank(graph: TaskGraph, change: Callable[[TaskGraph], TaskGraph]) -> TaskGraph:
@@ -39,7 +33,7 @@ def on_each_rank(graph: TaskGraph, change: Callable[[TaskGraph], TaskGraph]) -> 
     tie ranks together.
     """
     start, _ = replay(graph)
-    parts = [_part(graph, rank, start) for rank in ranks_of(graph)]
+    parts = [_part(graph, rank, start) for rank in graph.ranks]
     changed = []
     for part in parts:
         try:
@@ -52,7 +46,7 @@ def on_each_rank(graph: TaskGraph, change: Callable[[TaskGraph], TaskGraph]) -> 
 def first_rank(graph: TaskGraph) -> TaskGraph:
     """The lowest rank's own graph, as `on_each_rank` shows it to a change."""
     start, _ = replay(graph)
-    return _part(graph, ranks_of(graph)[0], start).graph
+    return _part(graph, graph.ranks[0], start).graph
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -61,7 +55,6 @@ class _Part:
 
     rank: int
     rows: Int64
-    lanes: Int64
     inside: npt.NDArray[np.bool_]  # edges of the joined graph
     graph: TaskGraph
 
@@ -71,25 +64,11 @@ def _part(graph: TaskGraph, rank: int, start: Int64) -> _Part:
     joint = joint_rows(graph)
     mine = (graph.rank == rank) & ~joint
     rows = np.flatnonzero(mine)
-    only_joint = np.zeros(len(graph.lanes), dtype=np.bool_)
-    only_joint[graph.lane[joint]] = True
-    only_joint[graph.lane[~joint]] = False
-    lanes = np.array([i for i, lane in enumerate(graph.lanes) if lane.rank == rank and not only_joint[i]])
-    place = np.full(len(graph), -1, dtype=np.int64)
-    place[rows] = np.arange(len(rows))
-    lane_place = np.full(len(graph.lanes), -1, dtype=np.int32)
-    lane_place[lanes] = np.arange(len(lanes))
+    lanes = np.array([lane.rank == rank for lane in graph.lanes], dtype=np.bool_)
+    lanes &= ~np.isin(np.arange(len(lanes)), np.setdiff1d(graph.lane[joint], graph.lane[~joint]))
     dst = graph.dst
     inside = mine[graph.src] & mine[dst]
-    count = np.bincount(place[dst[inside]], minlength=len(rows))
-    columns: Columns = {key: getattr(graph, key)[rows] for key in TASK_COLUMNS}
-    columns["lane"] = lane_place[columns["lane"]]
-    waits = columns["kind"] == TaskKind.COLLECTIVE
-    tied = np.zeros(len(graph), dtype=np.bool_)
-    tied[dst[(graph.edge_kind == EdgeKind.COLLECTIVE) & ~inside]] = True
-    columns["release"] = np.where(waits & tied[rows], start[rows], columns["release"])
-    edges: Columns = {key: getattr(graph, key)[inside] for key in EDGE_COLUMNS}
-    edges["src"] = place[edges["src"]].astype(np.int32)
+    tied = graph.mask(dst[(graph.edge_kind == EdgeKind.COLLECTIVE) & ~inside]) & (graph.kind == TaskKind.COLLECTIVE)
     marks = own_marks(graph, rank)
     if not len(marks):
         raise NotApplicableError(
@@ -97,15 +76,12 @@ def _part(graph: TaskGraph, rank: int, start: Int64) -> _Part:
         )
     recorded = graph.recorded[marks[[0, -1]]]
     alone = replace(
-        graph,
-        **columns,  # type: ignore[arg-type]  # keys are array columns
-        **edges,  # type: ignore[arg-type]
-        in_ptr=np.append(0, np.cumsum(count)).astype(np.int64),
-        marks=place[marks].astype(np.int32),
-        lanes=tuple(graph.lanes[i] for i in lanes.tolist()),
+        part_of(graph, mine, lanes),
+        release=np.where(tied, start, graph.release)[rows],
+        marks=np.searchsorted(rows, marks).astype(np.int32),
         info=replace(graph.info, window_ns=(int(recorded[0]), int(recorded[1])), collectives={}),
     )
-    return _Part(rank=rank, rows=rows, lanes=lanes, inside=inside, graph=alone)
+    return _Part(rank=rank, rows=rows, inside=inside, graph=alone)
 
 
 def _together(graph: TaskGraph, parts: Sequence[_Part], changed: Sequence[TaskGraph]) -> TaskGraph:

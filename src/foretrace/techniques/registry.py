@@ -8,12 +8,13 @@ A package adds one by the entry point group `foretrace.techniques`, whose values
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.metadata import entry_points
 
-from foretrace import techniques as ours
 from foretrace.errors import ForetraceError
 from foretrace.names import question, resolve
 from foretrace.techniques.base import Technique
+from foretrace.techniques.homes import HOMES
 
 # What people call them elsewhere.
 ALIASES = {
@@ -28,7 +29,9 @@ ALIASES = {
     "cpu-offload": "activation-offload",
 }  # fmt: skip
 GROUP = "foretrace.techniques"
-BUILT_IN: tuple[type[Technique], ...] = tuple(getattr(ours, name) for name in ours.BUILT_IN)
+BUILT_IN: tuple[type[Technique], ...] = tuple(
+    getattr(import_module(f"foretrace.techniques.{home}"), name) for name, home in HOMES.items()
+)
 
 
 def techniques() -> dict[str, type[Technique]]:

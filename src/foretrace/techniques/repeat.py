@@ -101,11 +101,9 @@ def _behind(graph: TaskGraph, copy: Copy) -> Copy:
     """
     from foretrace.graph.kernels import mark_ancestors
 
-    repeated = np.zeros(len(graph), dtype=np.bool_)
-    repeated[copy.rows] = True
+    repeated = graph.mask(copy.rows)
     dst = graph.dst
-    ahead = np.zeros(len(graph), dtype=np.bool_)
-    ahead[list(copy.after.values())] = True
+    ahead = graph.mask(list(copy.after.values()))
     ahead[graph.src[repeated[dst] & ~repeated[graph.src] & ~np.isin(graph.edge_kind, _NOT_AGAIN + _ORDER)]] = True
     launch = np.flatnonzero(graph.edge_kind == EdgeKind.LAUNCH)
     count = -1

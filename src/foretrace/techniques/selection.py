@@ -13,7 +13,6 @@ from foretrace.graph.select import Mask, select
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.simulate.replay import replay
 from foretrace.techniques.base import Across, Technique, parameter
-from foretrace.techniques.each_rank import ranks_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +36,7 @@ class _Selection(Technique):
         """The tasks that the parameters choose; refuses where there are none."""
         if all(getattr(self, each.name) is None for each in fields(_Selection)):
             raise self.refuse("choose tasks by name=, op=, layer=, lane=, kind=, phase=, step= or rank=.")
-        if self.on_rank is not None and self.on_rank not in (there := ranks_of(graph)):
+        if self.on_rank is not None and self.on_rank not in (there := graph.ranks):
             raise self.refuse(f"rank={self.on_rank} is not in this graph, which holds {_numbers(there)}.")
         mask = select(
             graph,

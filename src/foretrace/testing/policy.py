@@ -36,7 +36,7 @@ class PolicyConformance:
     """Tests of one policy: override `policy`; `speeds` too where it needs to know more than GPUs and seconds."""
 
     def policy(self) -> Policy:
-        """The policy, made anew."""
+        """A new instance of the policy."""
         raise NotImplementedError("override policy() and return yours")
 
     def speeds(self) -> Speeds | None:
@@ -225,7 +225,7 @@ def _loads(segments: Segments, share: Float64) -> dict[int, list[tuple[int, floa
 
 
 def _work_done(steps: Stepping, result: FleetResult) -> Float64:
-    """(n,) seconds of work at speed 1 that every job did, added up anew from where it lay and beside whom."""
+    """(n,) seconds of work at speed 1 that every job did, computed independently from where it lay and beside whom."""
     segments, work = _segments(result), steps.workload
     held = [frozenset(segments.devices_of(at).tolist()) for at in range(len(segments))]
     pair = getattr(steps.speeds, "pair", None)

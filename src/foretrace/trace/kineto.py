@@ -183,7 +183,7 @@ class Recording:
         )
 
     def _chunk(self) -> Entries | None:
-        """The events that end in the text at hand, which keeps the rest; None if no event ends in it."""
+        """The events that end in the text read so far, which keeps the rest; None if no event ends in it."""
         for decode in (_decode, self._decode_each):
             cuts = _cuts(self._text)
             for end, start in cuts:

@@ -47,19 +47,19 @@ def read(
     Args:
         path: a `.json`, `.json.gz`, `.zip` or `.tar.gz` file, a folder of rank files, or a list of those.
         categories: what to keep; by default everything but `Category.PYTHON`, whose events flood a recording.
-        ranks: the ranks to keep, by default all. The rank is what the recording says of itself, else what its
+        ranks: the ranks to keep, by default all. The rank is what the recording says about itself, else what its
             file name says ("rank3", "worker_3"), else its place in the list.
         steps: numbers of ProfilerStep marks, or a slice of those that were recorded (`slice(-2, None)`: the
             last two). Keeps events that overlap these steps of their rank, and device work launched in them.
         salvage: leave out what is broken or impossible and list it in `Trace.dropped`, instead of raising.
-        progress: is told the share of the stored bytes that were read, 0 to 1.
+        progress: called with the share of the stored bytes that were read, 0 to 1.
 
     Time 0 is the start of the earliest event kept; `RankInfo.base_ns` tells when that was. Rows are ordered
     by (start, longest first), else as in the file. Flow arrows and the profiler's own marks (its span, the start
     and end of its window) make no rows.
 
     Raises:
-        TraceError: one sentence that names the file, the place and the mend.
+        TraceError: one sentence that names the file, the place and what to do.
 
     """
     ask = _Ask(

@@ -45,7 +45,7 @@ def sources(
 ) -> Iterator[RecordingSource]:
     """All recordings under a file, archive or folder, or in a list of those, in natural order of their names.
 
-    `progress` is told the share of the stored bytes that were read (0 to 1).
+    `progress` is called with the share of the stored bytes that were read (0 to 1).
 
     Raises:
         TraceError: a path does not exist, cannot be read, or holds no file named `*.json` or `*.json.gz`.

@@ -62,7 +62,7 @@ class TraceLane:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
-    """What a communication kernel says of itself; fields that a recording lacks are −1 or empty."""
+    """What a communication kernel says about itself; fields that a recording lacks are −1 or empty."""
 
     name: str
     dtype: str = ""

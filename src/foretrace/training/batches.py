@@ -48,7 +48,7 @@ class Resident:
 
 
 def resized(loader: Batches, batch_size: int) -> Batches:
-    """The same samples in batches of another size. Raises NotApplicableError where a loader cannot be made anew."""
+    """The same samples in batches of another size. Raises NotApplicableError where a loader cannot be rebuilt."""
     if isinstance(loader, Resident):
         return Resident.taken_from(resized(loader.source, batch_size), len(loader))
     return rebuilt(loader, batch_size=batch_size)
@@ -65,7 +65,7 @@ def rebuilt(loader: Batches, **changes: Any) -> DataLoader[Any]:
         return rebuilt(loader.source, **changes)
     if not isinstance(loader, DataLoader):
         raise NotApplicableError(
-            f"the batches come from a {type(loader).__name__}, which cannot be made anew with other settings; "
+            f"the batches come from a {type(loader).__name__}, which cannot be rebuilt with other settings; "
             "give the training a torch DataLoader."
         )
     if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:

@@ -1,4 +1,4 @@
-"""Optimizers made anew with other settings on the same parameters, and one step of an optimizer to be timed alone."""
+"""Optimizers rebuilt with other settings on the same parameters, and one step of an optimizer to be timed alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_SETS = 24
 
 
 def remade(optimizer: Optimizer, **settings: Any) -> Optimizer:
-    """An optimizer of the same class on the same parameter groups with other settings; its state begins anew.
+    """An optimizer of the same class on the same parameter groups with other settings; its state starts empty.
 
     Raises NotApplicableError where its class does not know a setting, or refuses these.
     """

@@ -1,7 +1,7 @@
 """What autograd keeps between forward and backward, kept in another form: 16 bit wide, or in a file.
 
 `Keeping` is a context for `Training.around_forward`. Inside it every tensor that an operator saves for its backward is
-handed to a `Codec` and given back when the backward asks for it. Parameters, their views and small tensors stay as
+handed to a `Codec` and given back when the backward needs it. Parameters, their views and small tensors stay as
 they are, and a tensor that two operators save (the result of a ReLU is the input of the next convolution) is stored
 once. Both directions can be timed alone (`prepared_store`, `prepared_restore`, `prepared_hooks`).
 """
@@ -231,7 +231,7 @@ class Keeping:
         return kept, size, stride
 
     def unpack(self, packed: Any) -> Tensor:
-        """The tensor that the backward of an operator asks for."""
+        """The tensor that the backward of an operator needs."""
         if not isinstance(packed, tuple):
             left: Tensor = packed
             return left

@@ -56,7 +56,7 @@ Drop = Kept | Tensor | None  # a selection; a mask [time, batch or 1, units]; no
 
 
 def keep_units(units: int, time_steps: int, p: float, span: int, device: torch.device | None = None) -> Kept:
-    """Draw which units stay, a share 1 - p of them, anew for every span of time steps.
+    """Draw which units stay, a share 1 - p of them, once for every span of time steps.
 
     Their number is fixed, as products of one size are planned once; every unit is kept with the same probability.
     """
@@ -347,7 +347,7 @@ class StructuredDropoutLSTM(DropoutLSTM):
 
     @classmethod
     def taking_over(cls, module: nn.LSTM, *, p: float, connections: str, structured: str, span: int) -> Self:
-        """An LSTM with the very parameters of another one, so that optimizers go on with them.
+        """An LSTM with the very parameters of another one, so that optimizers continue with them.
 
         Raises NotApplicableError where the other one has two directions or a projection.
         """

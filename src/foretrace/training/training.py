@@ -53,7 +53,7 @@ class Training:
         return replace(self, model=model, optimizers=optimizers, around_forward=around)
 
     def compiled(self, mode: str) -> Training:
-        """The same job with its model compiled (`torch.compile`) on first use; copies of it are compiled anew."""
+        """The same job with its model compiled (`torch.compile`) on first use; copies of it are compiled again."""
         inner = self.loss
 
         def loss(model: nn.Module, batch: Batch) -> Tensor:

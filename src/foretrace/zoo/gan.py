@@ -66,7 +66,7 @@ class DCGAN(nn.Module):
 
 
 def discriminator_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """How badly real and generated images are told apart."""
+    """How badly real and generated images are distinguished."""
     assert isinstance(model.discriminator, nn.Module)
     images, noise = batch
     with torch.no_grad():

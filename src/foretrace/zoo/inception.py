@@ -1,6 +1,6 @@
 """Image classification: Inception v3.
 
-Images are (batch, 3, height, width) float32, labels (batch,) int64. Many branches of different shapes, put together
+Images are (batch, 3, height, width) float32, labels (batch,) int64. Many branches of different shapes, joined
 by concatenation.
 """
 

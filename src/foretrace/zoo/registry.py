@@ -1,7 +1,7 @@
 """All models of the zoo by name, each in two sizes, and trainings from a user's own script.
 
     training("resnet50", "tiny")            # a Training, weights and data from the seed
-    job("resnet50") / job("train.py")       # a function that makes such a Training anew
+    job("resnet50") / job("train.py")       # a function that makes a new Training
 
 `tiny` steps take 20 to 170 ms on one core and fit any machine; `full` is the published configuration.
 """
@@ -85,7 +85,7 @@ def training(name: str, size: str = "tiny", *, seed: int = 0) -> Training:
 
 
 def job(model: str, size: str = "tiny", *, seed: int = 0) -> Callable[[], Training]:
-    """What makes the training anew, the same every time: a model of the zoo, or `training()` of a script.
+    """A function that makes the same training every time: a model of the zoo, or `training()` of a script.
 
     Raises ForetraceError where there is no such model or the script has no such function.
     """
@@ -151,7 +151,7 @@ def _from_script(path: Path, seed: int) -> Training:
         if not callable(make):
             raise ForetraceError(f"{path} has no function training(); let it return a foretrace.Training.")
         if any(each.default is each.empty and each.kind in _ASKED for each in signature(make).parameters.values()):
-            raise ForetraceError(f"training() of {path} asks for arguments; give each a default value.")
+            raise ForetraceError(f"training() of {path} needs arguments; give each a default value.")
         with redirect_stdout(sys.stderr):
             made = make()
     except RuntimeError:  # of tensors without data, too; whoever made them knows another way

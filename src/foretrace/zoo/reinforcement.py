@@ -38,7 +38,7 @@ class Start:
 
 
 def moved(state: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """One tick of every cart-pole pushed right or left: new states, and which are over (they start anew, upright).
+    """One tick of every cart-pole pushed right or left: new states, and which are over (they restart, upright).
 
     `state` is (batch, 4): position (m), speed (m/s), angle (rad), angular speed (rad/s); `right` is (batch,) of bool.
     """

@@ -42,7 +42,7 @@ class Trial:
 
 
 def trial(training: Training, steps: int, progress: Callable[[float], None] | None = None) -> Trial:
-    """Run some steps after a warm-up; `progress` is told the share that is done.
+    """Run some steps after a warm-up; `progress` is called with the share that is done.
 
     Raises ForetraceError where the loader is empty or a loss is not finite.
     """

@@ -39,7 +39,7 @@ def test_a_calibrated_link_carries_nearly_what_was_stated(able: netns.Capability
     assert (tmp_path / "network.json").is_file()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("real workers on a shaped link, in turns")
 def test_a_session_predicts_then_measures(able: netns.Capability, tmp_path: Path) -> None:
     arms = (("data-parallel bucket_mb=0.25",), ("data-parallel bucket_mb=25",))
     job = LinkJob(work="6x128kb/5ms", link="100mbit", workers=2, arms=arms, seconds=1.0)

@@ -38,7 +38,7 @@ class Curve(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class AlphaBetaLine:
     """Alpha-beta: `alpha_s + beta_s * bytes`, from the first to the last size it was fitted on."""
 
     alpha_s: float
@@ -55,7 +55,7 @@ class Line:
 class Pieces:
     """Alpha-beta lines one after the other; between the last size of one and the first of the next they are joined."""
 
-    lines: tuple[Line, ...]
+    lines: tuple[AlphaBetaLine, ...]
 
     def seconds(self, nbytes: Floats) -> Floats:
         """Times of sizes; the outer lines go on beyond the sizes that were measured."""
@@ -82,8 +82,8 @@ class TableCurve:
 
     nbytes: Floats
     times: Floats
-    before: Line
-    after: Line
+    before: AlphaBetaLine
+    after: AlphaBetaLine
     curved: bool = False  # by monotone cubics instead of straight lines
 
     def seconds(self, nbytes: Floats) -> Floats:
@@ -327,7 +327,7 @@ def _refined(sums: Floats, cuts: list[int], count: int) -> list[int]:
     return cuts
 
 
-def _line(sizes: Floats, times: Floats) -> Line:
+def _line(sizes: Floats, times: Floats) -> AlphaBetaLine:
     """Alpha-beta with both numbers at least 0, least relative squares with the weight of outliers cut (Huber)."""
     weights = np.ones_like(times)
     alpha = beta = 0.0
@@ -336,7 +336,7 @@ def _line(sizes: Floats, times: Floats) -> Line:
         off = np.abs((alpha + beta * sizes) / times - 1)
         scale = 1.5 * float(np.median(off)) + 1e-6
         weights = np.minimum(1.0, scale / np.maximum(off, 1e-12))
-    return Line(alpha_s=alpha, beta_s=beta, first=float(sizes[0]), last=float(sizes[-1]))
+    return AlphaBetaLine(alpha_s=alpha, beta_s=beta, first=float(sizes[0]), last=float(sizes[-1]))
 
 
 def _weighted(sizes: Floats, times: Floats, weights: Floats) -> tuple[float, float]:

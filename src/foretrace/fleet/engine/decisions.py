@@ -7,7 +7,7 @@ has not met, room in a log) it asks for by its return value.
 
 # The compiler takes plain loops and nested conditions as they are.
 # ruff: noqa: SIM102, PLR1714
-# mypy: disable-error-code="assignment,arg-type,no-untyped-call,no-any-return,misc"
+# mypy: disable-error-code="assignment,arg-type,no-untyped-call,no-any-return,misc,call-arg,var-annotated"
 
 from __future__ import annotations
 
@@ -44,27 +44,9 @@ from foretrace.fleet.engine.memory import (
     STOPPED,
     UNWATCHED,
     WAITING,
-    State,
+    EngineState,
     read,
 )
-from foretrace.fleet.engine.placing import (
-    best,
-    change,
-    close,
-    fail,
-    fill,
-    finish,
-    go,
-    lose,
-    release,
-    remember,
-    review,
-    settle,
-    speed,
-    untake,
-    widest,
-)
-from foretrace.fleet.engine.waiting import ahead, note, refuse, resort, schedule, sort, unschedule, wait, weigh
 
 
 @inner
@@ -78,7 +60,7 @@ def _find(st, j, most):  # type: ignore[no-untyped-def]
             continue
         for kind in range(st.free.shape[0]):
             if st.allowed[demand, kind] == 1:
-                found = best(st, kind, level, wanted)
+                found = placing.best(st, kind, level, wanted)
                 if found >= 0:
                     return found, level, kind
         group.memo = level
@@ -101,12 +83,12 @@ def _try(st, j):  # type: ignore[no-untyped-def]
     s, job = st.s, st.jobs[j]
     wanted, tenant, group = job.gpus, st.tenants[job.tenant], st.demands[job.demand]
     if tenant.used + wanted > tenant.quota:
-        refuse(st, j, C_QUOTA, 0, 0)
+        waiting.refuse(st, j, C_QUOTA, 0, 0)
         return 0
     if not _usable(st, j):
-        refuse(st, j, C_TYPE if s.free >= wanted and st.free.shape[0] > 1 else C_FULL, 0, s.free)
+        waiting.refuse(st, j, C_TYPE if s.free >= wanted and st.free.shape[0] > 1 else C_FULL, 0, s.free)
         return 0
-    most, opens = widest(st, j)
+    most, opens = placing.widest(st, j)
     group.widest = most
     unit, level, kind = _find(st, j, most)
     row = np.int64(-1)
@@ -115,35 +97,35 @@ def _try(st, j):  # type: ignore[no-untyped-def]
         while gpu >= 0:
             st.devs[gpu].haunted = -1
             st.devs[gpu].owner = j
-            change(st, gpu, -1)
+            placing.change(st, gpu, -1)
             gpu = st.devs[gpu].nxt
     elif unit < 0:
         if opens < NEVER:
-            refuse(st, j, C_TIMER, most, opens)
+            waiting.refuse(st, j, C_TIMER, most, opens)
             if job.pos < 0 or job.when != opens:
-                schedule(st, j, opens)
+                waiting.schedule(st, j, opens)
         else:
-            refuse(st, j, C_SCATTERED, most, s.free)
+            waiting.refuse(st, j, C_SCATTERED, most, s.free)
         return 0
     else:
         # the old list must be whole when its stretch is closed, so a ghost that moves loses it before it takes others
         if job.ghost == 1:
-            lose(st, j)
+            placing.lose(st, j)
         before = job.level
-        fill(st, j, kind, level, unit)
-        row = speed(st, j)
+        placing.fill(st, j, kind, level, unit)
+        row = placing.speed(st, j)
         if row < 0:
-            untake(st, job.head)
+            placing.untake(st, job.head)
             job.head = -1
             job.level = before
             return -1
         if s.auto == 1:
-            remember(st, j, job.level)
-        unschedule(st, j)
-        note(st, j, L_START, job.level, st.devs[job.head].nxt if wanted > 1 else job.head)
+            placing.remember(st, j, job.level)
+        waiting.unschedule(st, j)
+        waiting.note(st, j, L_START, job.level, st.devs[job.head].nxt if wanted > 1 else job.head)
     s.wanted -= wanted
     group.waiting -= 1
-    go(st, j, row)
+    placing.go(st, j, row)
     return 1
 
 
@@ -167,13 +149,13 @@ def _outrank(st):  # type: ignore[no-untyped-def]
     n = _running(st)
     last = np.int64(-1)
     for i in range(n):
-        settle(st, order[i])
-        weigh(st, order[i])
-        if last < 0 or ahead(jobs, last, order[i]):
+        placing.settle(st, order[i])
+        waiting.weigh(st, order[i])
+        if last < 0 or waiting.ahead(jobs, last, order[i]):
             last = order[i]
-    if last < 0 or not ahead(jobs, queue[s.head], last):
+    if last < 0 or not waiting.ahead(jobs, queue[s.head], last):
         return
-    sort(jobs, order, 0, n, st.merged)
+    waiting.sort(jobs, order, 0, n, st.merged)
     budget = s.free
     for i in range(n):
         budget += jobs[order[i]].gpus
@@ -182,7 +164,7 @@ def _outrank(st):  # type: ignore[no-untyped-def]
     losers = np.int64(0)
     for i in range(n):
         j = order[i]
-        while at < s.tail and budget > 0 and ahead(jobs, queue[at], j):
+        while at < s.tail and budget > 0 and waiting.ahead(jobs, queue[at], j):
             wanted = jobs[queue[at]].gpus
             if wanted <= budget:
                 budget -= wanted
@@ -202,9 +184,9 @@ def _outrank(st):  # type: ignore[no-untyped-def]
 def _haunt(st, j):  # type: ignore[no-untyped-def]
     """The job lets go of its GPUs and stands in line again; unless somebody takes them, it gets them back."""
     job = st.jobs[j]
-    settle(st, j)
-    release(st, j)
-    unschedule(st, j)
+    placing.settle(st, j)
+    placing.release(st, j)
+    waiting.unschedule(st, j)
     job.ghost = 1
     gpu = job.head
     while gpu >= 0:
@@ -212,7 +194,7 @@ def _haunt(st, j):  # type: ignore[no-untyped-def]
         gpu = st.devs[gpu].nxt
     if st.s.preempt == LEASE:
         job.last = st.s.now  # starvation counts from the end of a lease, also of one that is renewed (Dally)
-    wait(st, j, C_OUTRANKED)
+    waiting.wait(st, j, C_OUTRANKED)
 
 
 @inner
@@ -224,7 +206,7 @@ def _reserve(st, wanted):  # type: ignore[no-untyped-def]
         job = st.jobs[order[i]]
         job.k1 = max(job.stretch + job.stretch_dead + job.estimate / job.rate, float(s.now))
         job.k2 = 0.0
-    sort(st.jobs, order, 0, n, st.merged)
+    waiting.sort(st.jobs, order, 0, n, st.merged)
     s.shadow = NEVER
     s.spare = 0
     free = s.free
@@ -248,7 +230,7 @@ def _line_up(st):  # type: ignore[no-untyped-def]
                 job = st.jobs[queue[s.head + i]]
                 job.k1 = -float(job.gpus)
                 job.k2 = float(i)
-            sort(st.jobs, queue, s.head, s.head + front, st.merged)
+            waiting.sort(st.jobs, queue, s.head, s.head + front, st.merged)
     for i in range(len(st.demands)):
         st.demands[i].memo = -1
         st.demands[i].unfit = -1
@@ -283,11 +265,11 @@ def _pass(st):  # type: ignore[no-untyped-def]
         job, group = jobs[j], st.demands[jobs[j].demand]
         placed = 0
         if job.gpus > s.free:
-            refuse(st, j, C_FULL, 0, s.free)
+            waiting.refuse(st, j, C_FULL, 0, s.free)
         elif group.unfit >= 0:
-            refuse(st, j, group.unfit, group.widest if group.unfit == C_SCATTERED else np.int64(0), s.free)
+            waiting.refuse(st, j, group.unfit, group.widest if group.unfit == C_SCATTERED else np.int64(0), s.free)
         elif s.blocked == 1 and not (s.now + job.estimate <= s.shadow or job.gpus <= s.spare):
-            refuse(st, j, C_RESERVED, 0, 0)
+            waiting.refuse(st, j, C_RESERVED, 0, 0)
         else:
             placed = _try(st, j)
             if placed < 0:
@@ -323,7 +305,7 @@ def _tighten(st):  # type: ignore[no-untyped-def]
     for i in range(n):
         jobs[order[i]].k1 = 0.0
         jobs[order[i]].k2 = 0.0
-    sort(jobs, order, 0, n, st.merged)
+    waiting.sort(jobs, order, 0, n, st.merged)
     for i in range(n):
         j = order[i]
         job = jobs[j]
@@ -334,15 +316,15 @@ def _tighten(st):  # type: ignore[no-untyped-def]
         found = np.int64(-1)
         for level in range(job.level):
             if st.capacity[job.demand, level] >= job.gpus:
-                found = best(st, kind, level, job.gpus)
+                found = placing.best(st, kind, level, job.gpus)
                 if found >= 0:
                     break
         if found < 0:
             continue
-        settle(st, j)
+        placing.settle(st, j)
         old, old_level = job.head, job.level
-        fill(st, j, kind, level, found)
-        row = speed(st, j)
+        placing.fill(st, j, kind, level, found)
+        row = placing.speed(st, j)
         taken, tight = job.head, job.level
         job.head, job.level = old, old_level
         better = False
@@ -350,14 +332,14 @@ def _tighten(st):  # type: ignore[no-untyped-def]
             ends = max(s.now, job.ready) + job.restart + job.remaining / st.table[row].progress
             better = ends < job.finish_at
         if better:
-            close(st, j)
-            release(st, j)
+            placing.close(st, j)
+            placing.release(st, j)
             job.head, job.level = taken, tight
             job.cause_since = s.now
-            go(st, j, row)
-            note(st, j, L_MIGRATE, tight, old_level)
+            placing.go(st, j, row)
+            waiting.note(st, j, L_MIGRATE, tight, old_level)
         else:
-            untake(st, taken)
+            placing.untake(st, taken)
             if row < 0:
                 return False
     return True
@@ -373,12 +355,12 @@ def _name_causes(st):  # type: ignore[no-untyped-def]
         if job.status != WAITING:
             continue
         if job.ghost == 1:
-            lose(st, j)
+            placing.lose(st, j)
         if job.cause == C_UNDECIDED and s.now == job.cause_since:
             if s.admit == BLOCK:
-                refuse(st, j, C_BEHIND, 0, 0)
+                waiting.refuse(st, j, C_BEHIND, 0, 0)
             else:
-                refuse(st, j, C_FULL, 0, s.free)
+                waiting.refuse(st, j, C_FULL, 0, s.free)
 
 
 @inner
@@ -389,7 +371,7 @@ def _decide(st):  # type: ignore[no-untyped-def]
         s.resume = -1
         if s.tail > s.head:
             if s.order == BY_FAIRNESS or (s.stale == 1 and (s.order == BY_LAST or s.order == BY_NETWORK)):
-                resort(st)
+                waiting.resort(st)
             s.stale = 0
             if s.preempt == ALWAYS:
                 _outrank(st)
@@ -414,13 +396,13 @@ def _happen(st):  # type: ignore[no-untyped-def]
     while s.heap > 0 and jobs[st.heap[0]].when == s.now:
         j = st.heap[0]
         job = jobs[j]
-        unschedule(st, j)
+        waiting.unschedule(st, j)
         s.events += 1
         if job.status != RUNNING:
             continue  # a timer of a waiting job: the decision below looks at it again
-        settle(st, j)
+        placing.settle(st, j)
         if job.finish_at == s.now:
-            finish(st, j)
+            placing.finish(st, j)
             continue
         if s.order == BY_QUEUE and job.band < len(st.thresholds):
             # half a nanosecond of service: the event was scheduled at a whole one
@@ -430,7 +412,7 @@ def _happen(st):  # type: ignore[no-untyped-def]
             order[expired] = j
             expired += 1
         else:
-            review(st, j)
+            placing.review(st, j)
     while s.next_failure < len(st.fails) and st.fails[s.next_failure].at == s.now:
         failure = st.fails[s.next_failure]
         s.next_failure += 1
@@ -439,20 +421,20 @@ def _happen(st):  # type: ignore[no-untyped-def]
             if failure.up == 1:
                 if devs[gpu].owner == -2:
                     devs[gpu].owner = -1
-                    change(st, gpu, 1)
+                    placing.change(st, gpu, 1)
             else:
                 if devs[gpu].owner >= 0:
-                    fail(st, devs[gpu].owner)
+                    placing.fail(st, devs[gpu].owner)
                 if devs[gpu].owner == -1:
                     devs[gpu].owner = -2
-                    change(st, gpu, -1)
+                    placing.change(st, gpu, -1)
     while s.next < len(jobs) and jobs[s.next].submit == s.now:
         j = s.next
         s.next += 1
         s.events += 1
         if jobs[j].status == FUTURE:
             jobs[j].last = s.now
-            wait(st, j, C_UNDECIDED)
+            waiting.wait(st, j, C_UNDECIDED)
     bidding = s.tail > s.head
     for i in range(expired):
         j = order[i]
@@ -462,7 +444,7 @@ def _happen(st):  # type: ignore[no-untyped-def]
             _haunt(st, j)
         else:
             jobs[j].lease_end = s.now + s.lease
-            review(st, j)
+            placing.review(st, j)
 
 
 @inner
@@ -519,7 +501,7 @@ def _run(table, until):  # type: ignore[no-untyped-def]
         s.pending = 0
 
 
-def run(state: State, until: int) -> int:
+def run(state: EngineState, until: int) -> int:
     """Play events up to and including `until`; the return value says why it stopped."""
     why: int = _run(state.addresses(), until)
     return why

@@ -1,23 +1,24 @@
 """What the compiled engine knows at one moment, in arrays that its loops reach through one table of addresses.
 
-`State` holds the arrays; `state.table` lists address and extents of each. Inside the loops `read(table)` is the same
-state again: `st.jobs[j]` is a record whose fields are read and written in place. One pointer is passed from loop to
-loop; arrays passed by value would be some 200 numbers per call, and most of the time to compile.
+`EngineState` holds the arrays; its `addresses` lists address and extents of each. Inside the loops `read(table)` is
+the same state again: `st.jobs[j]` is a record whose fields are read and written in place. One pointer is passed from
+loop to loop; arrays passed by value would be some 200 numbers per call, and most of the time to compile.
 """
 
-# mypy: disable-error-code="no-untyped-call,misc,no-any-return"
+# numba types neither its extensions nor what they are handed.
+# mypy: disable-error-code="no-untyped-call,misc,no-any-return,import-untyped,override,untyped-decorator"
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numba as nb
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.core.typing.templates import AttributeTemplate
 from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, models, register_model
 from numba.np.arrayobj import populate_array
+from numba.np.numpy_support import from_dtype
 
 NEVER = np.int64(2**62)
 # what `run` returns
@@ -75,7 +76,7 @@ EVENT = _record("time job what a b last")  # last: when the job last gained or l
 TIMER = _record("time gpus level wait")
 
 
-class State(NamedTuple):
+class EngineState(NamedTuple):
     """Everything that is known at one moment. n jobs, G GPUs, U units, L levels, T kinds of GPU."""
 
     s: Any  # (1,) NUMBERS
@@ -118,7 +119,7 @@ class State(NamedTuple):
         return made
 
 
-_FIELDS: dict[str, tuple[Any, int]] = dict.fromkeys(State._fields, (np.dtype(np.int64), 1))
+_FIELDS: dict[str, tuple[Any, int]] = dict.fromkeys(EngineState._fields, (np.dtype(np.int64), 1))
 _FIELDS |= dict.fromkeys(("waited", "free", "capacity", "allowed", "rows"), (np.dtype(np.int64), 2))
 _FIELDS |= {
     "s": (NUMBERS, 1), "jobs": (JOB, 1), "devs": (DEVICE, 1), "units": (UNIT, 1), "levels": (LEVEL, 1),
@@ -136,7 +137,7 @@ class _StateType(types.Type):
 
 
 _STATE = _StateType()
-_TYPES = {name: types.Array(nb.from_dtype(dtype), n, "C") for name, (dtype, n) in _FIELDS.items()}
+_TYPES = {name: types.Array(from_dtype(dtype), n, "C") for name, (dtype, n) in _FIELDS.items()}
 _TYPES["s"] = _TYPES["s"].dtype  # the one record itself
 
 
@@ -159,7 +160,9 @@ def _attribute(context: Any, builder: Any, _: Any, table: Any, name: str) -> Any
     """An array of the table; the table does not change while a loop runs, which the optimiser is told."""
 
     def entry(at: int) -> Any:
-        found = builder.load(builder.gep(table, [ir.Constant(ir.IntType(64), 3 * State._fields.index(name) + at)]))
+        found = builder.load(
+            builder.gep(table, [ir.Constant(ir.IntType(64), 3 * EngineState._fields.index(name) + at)])
+        )
         found.set_metadata("invariant.load", builder.module.add_metadata([]))
         return found
 
@@ -184,7 +187,7 @@ def _attribute(context: Any, builder: Any, _: Any, table: Any, name: str) -> Any
 
 @intrinsic
 def read(_: Any, table: Any) -> Any:
-    """The state that a table of addresses (`State.addresses`) lists."""
+    """The state that a table of addresses (`EngineState.addresses`) lists."""
 
     def made(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return context.make_array(signature.args[0])(context, builder, args[0]).data

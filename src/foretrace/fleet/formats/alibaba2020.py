@@ -14,8 +14,8 @@ from pathlib import Path
 from foretrace.fleet.formats.jobs import (
     Aside,
     Bad,
-    Ledger,
     Row,
+    RowAccount,
     collect,
     cut,
     name_of,
@@ -88,7 +88,7 @@ def read(
             "rounded": percent > 100 and percent % 100 != 0,
         }  # fmt: skip
 
-    def join(ledger: Ledger, rows: list[tuple[str, Row]]) -> list[tuple[str, Row]]:
+    def join(ledger: RowAccount, rows: list[tuple[str, Row]]) -> list[tuple[str, Row]]:
         mixed = rounded = 0
         for where, row in rows:
             rounded += bool(row.pop("rounded"))

@@ -8,21 +8,8 @@ from __future__ import annotations
 
 import math
 
-from foretrace.fleet.formats.jobs import (
-    Aside,
-    Bad,
-    Row,
-    collect,
-    cut,
-    gpus_of,
-    name_of,
-    not_below_zero,
-    placed,
-    table_notes,
-    whole,
-    with_columns,
-)  # fmt: skip
-from foretrace.fleet.formats.source import Source, table
+from foretrace.fleet.formats.jobs import Aside, Bad, Row, collect_table, gpus_of, name_of, not_below_zero, whole
+from foretrace.fleet.formats.source import Source
 from foretrace.fleet.workload import Workload
 
 COLUMNS = ("creation_time", "scheduled_time", "deletion_time", "name", "num_gpu", "gpu_milli", "gpu_spec")
@@ -39,41 +26,37 @@ def read(source: Source, *, salvage: bool = False, ties: str = "file", pending: 
 
     pending: keep pods that were deleted before they were scheduled, with unknown run time; else they are set aside.
     """
-    taken = table(source)
-    at = with_columns(source, taken, COLUMNS, ALSO)
-    width = len(taken.header)
 
-    def job(cells: list[str] | None) -> Row:
-        cells = cut(cells, width)
-        share = _share(cells[at["gpu_milli"]])
-        if whole(cells[at["num_gpu"]], "num_gpu") == 0:
+    def job(cells: dict[str, str]) -> Row:
+        share = _share(cells["gpu_milli"])
+        if whole(cells["num_gpu"], "num_gpu") == 0:
             raise Aside("pods without GPUs")
         if share == 0:
             raise Bad("it asks for a GPU but gpu_milli is 0")
-        gpus = gpus_of(cells[at["num_gpu"]], "num_gpu")
+        gpus = gpus_of(cells["num_gpu"], "num_gpu")
         if gpus > 1 and share < 1:
-            raise Bad(f"gpu_milli is {cells[at['gpu_milli']]!r} for several GPUs, where only whole ones go together")
-        created = not_below_zero(cells[at["creation_time"]], "creation_time")
-        deleted = not_below_zero(cells[at["deletion_time"]], "deletion_time")
+            raise Bad(f"gpu_milli is {cells['gpu_milli']!r} for several GPUs, where only whole ones go together")
+        created = not_below_zero(cells["creation_time"], "creation_time")
+        deleted = not_below_zero(cells["deletion_time"], "deletion_time")
         row: Row = {
-            "job": name_of(cells[at["name"]], "name"),
+            "job": name_of(cells["name"], "name"),
             "submit": created,
             "start": None,
             "end": deleted,
             "gpus": gpus,
             "share": share,
-            "gpu_type": cells[at["gpu_spec"]].strip(),
+            "gpu_type": cells["gpu_spec"].strip(),
             "work_s": math.nan,
         }
         for key, name in (("qos", "qos"), ("phase", "pod_phase")):
-            row[key] = cells[at[name]] if name in at else ""
+            row[key] = cells.get(name, "")
         for name in ("cpu_milli", "memory_mib"):
-            row[name] = not_below_zero(cells[at[name]], name) if name in at else math.nan
-        if not cells[at["scheduled_time"]].strip():
+            row[name] = not_below_zero(cells[name], name) if name in cells else math.nan
+        if not cells["scheduled_time"].strip():
             if not pending:
                 raise Aside("pods deleted before they were scheduled")
             return row
-        row["start"] = not_below_zero(cells[at["scheduled_time"]], "scheduled_time")
+        row["start"] = not_below_zero(cells["scheduled_time"], "scheduled_time")
         row["work_s"] = deleted - row["start"]
         if row["work_s"] == 0:
             raise Aside("pods deleted in the second in which they were scheduled")
@@ -81,10 +64,9 @@ def read(source: Source, *, salvage: bool = False, ties: str = "file", pending: 
             raise Bad("it was deleted before it was scheduled")
         return row
 
-    return collect(
-        source, "alibaba2023", placed(taken.rows), job, salvage=salvage, ties=ties,
+    return collect_table(
+        source, "alibaba2023", job, COLUMNS, ALSO, salvage=salvage, ties=ties,
         details={"qos": "", "phase": "", "cpu_milli": math.nan, "memory_mib": math.nan},
-        notes=lambda: table_notes(taken, (*COLUMNS, *ALSO)),
     )  # fmt: skip
 
 

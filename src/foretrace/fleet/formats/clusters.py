@@ -13,7 +13,7 @@ from foretrace.fleet.formats import slurm_cluster
 from foretrace.fleet.formats.jobs import Bad, cut, name_of, whole, with_columns
 from foretrace.fleet.formats.kubernetes import RESOURCES, TYPE_LABELS, gpus_in, inside, kind_of, objects
 from foretrace.fleet.formats.source import Source, load, table
-from foretrace.fleet.formats.trees import MOST_PER_NODE, Node, tree
+from foretrace.fleet.formats.trees import MOST_PER_NODE, ClusterNode, tree
 
 KINDS = (
     "foretrace YAML", "Slurm topology.conf", "Slurm topology.yaml", "scontrol show node", "Alibaba node list (CSV)",
@@ -68,7 +68,7 @@ def read_cluster(
     raise source.fail(f"describes no cluster that can be read; there are {', '.join(KINDS)}.")
 
 
-def _shown(nodes: str | Path | None) -> dict[str, slurm_cluster.Device] | None:
+def _shown(nodes: str | Path | None) -> dict[str, slurm_cluster.NodeGpus] | None:
     return None if nodes is None else slurm_cluster.shown_nodes(load(nodes))
 
 
@@ -90,7 +90,7 @@ def _alibaba(source: Source, *, name: str, salvage: bool) -> ClusterTree:
             count = whole(row[at["gpu"]], "gpu")
             if not 0 <= count <= MOST_PER_NODE:
                 raise Bad(f"gpu is {count}, which no node has")
-            nodes.append(Node(name_of(row[at["sn"]], "sn"), count, row[at["model"]].strip()))
+            nodes.append(ClusterNode(name_of(row[at["sn"]], "sn"), count, row[at["model"]].strip()))
         except Bad as why:
             bad.append(f"line {line} ({why})")
     if bad and not salvage:
@@ -136,7 +136,7 @@ def _kubernetes(source: Source, levels: Sequence[str], *, name: str) -> ClusterT
             if count and not all(above):
                 raise Bad(f"node {host!r} lacks the label {labels[above.index('')]!r}")
             kind = next((str(marks[label]) for label in TYPE_LABELS if label in marks), "")
-            nodes.append(Node(host, count, kind, above))
+            nodes.append(ClusterNode(host, count, kind, above))
     except Bad as why:
         raise source.fail(f"cannot be read ({why}); mend that object.") from None
     words = [label.rsplit("/", 1)[-1].removeprefix("topology-") for label in labels]

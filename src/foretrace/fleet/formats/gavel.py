@@ -15,6 +15,7 @@ from foretrace.fleet.formats.jobs import (
     above_zero,
     batch_in,
     collect,
+    collect_table,
     cut,
     gpus_of,
     name_of,
@@ -23,7 +24,6 @@ from foretrace.fleet.formats.jobs import (
     optional,
     placed,
     table_notes,
-    with_columns,
 )  # fmt: skip
 from foretrace.fleet.formats.source import Source, table
 from foretrace.fleet.workload import Workload
@@ -90,18 +90,13 @@ def slo_of(text: str) -> float:
 
 
 def _generated(source: Source, *, salvage: bool, ties: str) -> Workload:
-    taken = table(source)
-    at = with_columns(source, taken, CSV_COLUMNS, ("allox_jct_s",))
-    width = len(taken.header)
+    def job(cells: dict[str, str]) -> Row:
+        made = common(*(cells[key] for key in ("job_type", "total_steps", "scale_factor", "arrival_s")))
+        known = optional(cells["allox_jct_s"], "allox_jct_s") if "allox_jct_s" in cells else math.nan
+        return made | {"job": name_of(cells["job_id"], "job_id"), "allox_jct_s": known, "slo": math.nan}
 
-    def job(cells: list[str] | None) -> Row:
-        cells = cut(cells, width)
-        made = common(*(cells[at[key]] for key in ("job_type", "total_steps", "scale_factor", "arrival_s")))
-        known = optional(cells[at["allox_jct_s"]], "allox_jct_s") if "allox_jct_s" in at else math.nan
-        return made | {"job": name_of(cells[at["job_id"]], "job_id"), "allox_jct_s": known, "slo": math.nan}
-
-    details = {"slo": math.nan, "mode": "static"} | ({"allox_jct_s": math.nan} if "allox_jct_s" in at else {})
-    return collect(
-        source, "gavel", placed(taken.rows), job, salvage=salvage, ties=ties, details=details,
-        notes=lambda: table_notes(taken, (*CSV_COLUMNS, "allox_jct_s")),
+    known = {"allox_jct_s": math.nan} if "allox_jct_s" in source.header else {}
+    return collect_table(
+        source, "gavel", job, CSV_COLUMNS, ("allox_jct_s",), salvage=salvage, ties=ties,
+        details={"slo": math.nan, "mode": "static"} | known,
     )  # fmt: skip

@@ -2,21 +2,8 @@
 
 from __future__ import annotations
 
-from foretrace.fleet.formats.jobs import (
-    Aside,
-    Clock,
-    Row,
-    collect,
-    cut,
-    gpus_of,
-    name_of,
-    not_below_zero,
-    placed,
-    table_notes,
-    whole,
-    with_columns,
-)  # fmt: skip
-from foretrace.fleet.formats.source import Source, table
+from foretrace.fleet.formats.jobs import Aside, Clock, Row, collect_table, gpus_of, name_of, not_below_zero, whole
+from foretrace.fleet.formats.source import Source
 from foretrace.fleet.workload import Workload
 
 COLUMNS = ("job_id", "user", "vc", "gpu_num", "node_num", "state", "submit_time", "start_time", "end_time", "duration")
@@ -30,36 +17,33 @@ def matches(source: Source) -> bool:
 
 def read(source: Source, *, salvage: bool = False, ties: str = "file", timezone: str | None = None) -> Workload:
     """`state` and `nodes` are kept in details. Jobs without GPUs, and jobs that never ran, are set aside."""
-    taken = table(source)
-    at = with_columns(source, taken, COLUMNS)
-    width, clock = len(taken.header), Clock.of(timezone)
+    clock = Clock.of(timezone)
 
-    def job(cells: list[str] | None) -> Row:
-        cells = cut(cells, width)
-        submit = clock.read(cells[at["submit_time"]], "submit_time")
-        if whole(cells[at["gpu_num"]], "gpu_num") == 0:
+    def job(cells: dict[str, str]) -> Row:
+        submit = clock.read(cells["submit_time"], "submit_time")
+        if whole(cells["gpu_num"], "gpu_num") == 0:
             raise Aside("jobs without GPUs")
-        gpus = gpus_of(cells[at["gpu_num"]], "gpu_num")
-        if cells[at["start_time"]].strip() in UNKNOWN:
+        gpus = gpus_of(cells["gpu_num"], "gpu_num")
+        if cells["start_time"].strip() in UNKNOWN:
             raise Aside("jobs that never started")
-        seconds = not_below_zero(cells[at["duration"]], "duration")
+        seconds = not_below_zero(cells["duration"], "duration")
         if seconds == 0:
             raise Aside("jobs that ran for less than a second")
-        start = clock.read(cells[at["start_time"]], "start_time", after=submit)
+        start = clock.read(cells["start_time"], "start_time", after=submit)
         return {
-            "job": name_of(cells[at["job_id"]].strip(), "job_id"),
+            "job": name_of(cells["job_id"].strip(), "job_id"),
             "submit": submit,
             "start": start,
-            "end": clock.read(cells[at["end_time"]], "end_time", after=start),
+            "end": clock.read(cells["end_time"], "end_time", after=start),
             "gpus": gpus,
             "work_s": seconds,
-            "tenant": cells[at["vc"]],
-            "user": cells[at["user"]],
-            "state": cells[at["state"]],
-            "nodes": float(whole(cells[at["node_num"]], "node_num")),
+            "tenant": cells["vc"],
+            "user": cells["user"],
+            "state": cells["state"],
+            "nodes": float(whole(cells["node_num"], "node_num")),
         }
 
-    return collect(
-        source, "helios", placed(taken.rows), job, salvage=salvage, dated=True, ties=ties,
-        details={"state": "", "nodes": 1.0}, notes=lambda: [*table_notes(taken, COLUMNS), *clock.note],
+    return collect_table(
+        source, "helios", job, COLUMNS, salvage=salvage, dated=True, ties=ties,
+        details={"state": "", "nodes": 1.0}, notes=lambda: clock.note,
     )  # fmt: skip

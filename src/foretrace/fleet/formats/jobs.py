@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.errors import ForetraceError
-from foretrace.fleet.formats.source import Source, Table
+from foretrace.fleet.formats.source import Source, Table, table
 from foretrace.fleet.workload import SECOND, Origin, Refused, Workload
 
 MOST_SECONDS = 9.0e9  # 285 years: what fits into 64 bits of nanoseconds
@@ -151,7 +151,7 @@ class Clock:
 
 
 @dataclass
-class Ledger:
+class RowAccount:
     """Where every row of a source went. Notes that account for rows begin with `N rows`."""
 
     source: Source
@@ -208,7 +208,7 @@ def collect(
     details: Mapping[str, Any] | None = None,
     ties: str = "file",
     notes: Callable[[], Iterable[str]] = tuple,
-    finish: Callable[[Ledger, list[tuple[str, Row]]], list[tuple[str, Row]]] | None = None,
+    finish: Callable[[RowAccount, list[tuple[str, Row]]], list[tuple[str, Row]]] | None = None,
 ) -> Workload:
     """Every row through `parse`, which returns columns of a job or raises Bad or Aside.
 
@@ -220,7 +220,7 @@ def collect(
     drop jobs once all rows are known. ties: order of jobs submitted at the same time (`file`, `reverse`, `name`).
     Raises ForetraceError where a row is refused and `salvage` is off, or no job is left.
     """
-    ledger = Ledger(source)
+    ledger = RowAccount(source)
     good: list[tuple[str, Row]] = []
     for where, cells in rows:
         ledger.places.append(where)
@@ -247,7 +247,7 @@ def collect(
     return _workload(jobs, ledger.origin(format), dated=dated, epoch_s=epoch_s, details=details or {}, ties=ties)
 
 
-def _possible(ledger: Ledger, good: list[tuple[str, Row]], *, most: float, loose: bool) -> list[tuple[str, Row]]:
+def _possible(ledger: RowAccount, good: list[tuple[str, Row]], *, most: float, loose: bool) -> list[tuple[str, Row]]:
     """Refuse what no single column shows: a name used twice, times before the submission or beyond the clock."""
     seen: dict[str, str] = {}
     kept = []
@@ -348,6 +348,34 @@ def with_columns(source: Source, taken: Table, wanted: Sequence[str], also: Sequ
     if missing:
         raise source.fail(f"has no column {missing[0]!r}; its columns are {', '.join(taken.header)[:200]}.")
     return {name: at[name] for name in (*wanted, *also) if name in at}
+
+
+def collect_table(
+    source: Source,
+    format: str,
+    parse: Callable[[dict[str, str]], Row],
+    columns: Sequence[str],
+    also: Sequence[str] = (),
+    *,
+    notes: Callable[[], Iterable[str]] = tuple,
+    **options: Any,
+) -> Workload:
+    """`collect` for a CSV file with a header: `parse` takes the cells of a row by column.
+
+    columns: what must be there; also: what may be. Raises ForetraceError as `with_columns` and `collect` do.
+    """
+    taken = table(source)
+    at = with_columns(source, taken, columns, also)
+    width = len(taken.header)
+
+    def row(cells: list[str] | None) -> Row:
+        cells = cut(cells, width)
+        return parse({name: cells[position] for name, position in at.items()})
+
+    def told() -> list[str]:
+        return [*table_notes(taken, (*columns, *also)), *notes()]
+
+    return collect(source, format, placed(taken.rows), row, notes=told, **options)
 
 
 def cut(cells: list[str] | None, width: int) -> list[str]:

@@ -15,8 +15,8 @@ from foretrace.fleet.formats.jobs import (
     Aside,
     Bad,
     Clock,
-    Ledger,
     Row,
+    RowAccount,
     collect,
     cut,
     gpus_of,
@@ -144,7 +144,7 @@ def read(
             "nodes": optional(cell(cells, "nnodes"), "NNodes"),
         }
 
-    def last_runs(ledger: Ledger, rows: list[tuple[str, Row]]) -> list[tuple[str, Row]]:
+    def last_runs(ledger: RowAccount, rows: list[tuple[str, Row]]) -> list[tuple[str, Row]]:
         last: dict[str, int] = {}
         for position, (_, row) in enumerate(rows):
             before = last.get(row["job"])

@@ -15,7 +15,7 @@ from foretrace.errors import ForetraceError
 from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.formats.hostlist import expand
 from foretrace.fleet.formats.source import Source
-from foretrace.fleet.formats.trees import Node, tree
+from foretrace.fleet.formats.trees import ClusterNode, tree
 
 _PAIR = re.compile(r"([A-Za-z_]+)=(\S*)")
 _GRES = re.compile(r"(?:^|,)gpu(?::([^:,()=]+?))?:(\d{1,9})(?:\([^)]*\))?(?=,|$)")
@@ -25,7 +25,7 @@ DEEPEST = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class NodeGpus:
     """GPUs of a node."""
 
     count: int
@@ -119,13 +119,13 @@ def topology_yaml(source: Source, said: Any, wanted: str | None) -> Switches | N
     return found
 
 
-def shown_nodes(source: Source) -> dict[str, Device]:
+def shown_nodes(source: Source) -> dict[str, NodeGpus]:
     """GPUs by node as scontrol shows them; raises ForetraceError where a node has two kinds, or none stands there."""
     text = source.text
     begins = [found.start() for found in _RECORD.finditer(text)]
     if not begins:
         raise source.fail("shows no node; print it with scontrol show node -o.")
-    devices: dict[str, Device] = {}
+    devices: dict[str, NodeGpus] = {}
     for begin, end in zip(begins, [*begins[1:], len(text)], strict=True):
         said: dict[str, str] = {}
         for key, value in _PAIR.findall(text[begin:end]):
@@ -140,12 +140,12 @@ def shown_nodes(source: Source) -> dict[str, Device]:
             raise source.fail(f"node {name!r} has GPUs of {kinds}; describe it as two nodes, one for each kind.")
         if name in devices:
             raise source.fail(f"node {name!r} stands twice; print every node once.")
-        devices[name] = Device(sum(count for _, count in gres), gres[0][0] if gres else "")
+        devices[name] = NodeGpus(sum(count for _, count in gres), gres[0][0] if gres else "")
     return devices
 
 
 def grow(
-    source: Source, found: Switches, devices: Mapping[str, Device] | None, alike: Device | None, *, name: str
+    source: Source, found: Switches, devices: Mapping[str, NodeGpus] | None, alike: NodeGpus | None, *, name: str
 ) -> ClusterTree:
     """Switches with GPUs as a tree. A single switch above all is the cluster and no level of its own.
 
@@ -187,20 +187,22 @@ def grow(
             device = alike if devices is None else devices.get(host)
             if device is None:
                 raise source.fail(f"how many GPUs {host!r} has is not known; add it to the nodes or say gpus_per_node.")
-            nodes.append(Node(host, device.count, device.kind, above))
+            nodes.append(ClusterNode(host, device.count, device.kind, above))
     words = [found.word if level == 1 else f"{found.word}{level}" for level in range(depth, 0, -1)]
     return tree(source.path, nodes, words, name=name)
 
 
-def flat(where: str, devices: Mapping[str, Device], *, name: str) -> ClusterTree:
+def flat(where: str, devices: Mapping[str, NodeGpus], *, name: str) -> ClusterTree:
     """Nodes without switches."""
-    return tree(where, [Node(host, device.count, device.kind) for host, device in devices.items()], (), name=name)
+    return tree(
+        where, [ClusterNode(host, device.count, device.kind) for host, device in devices.items()], (), name=name
+    )
 
 
-def alike(count: int | None, kind: str) -> Device | None:
+def alike(count: int | None, kind: str) -> NodeGpus | None:
     """GPUs that every node has, None where the user does not say."""
     if count is None:
         return None
     if count < 1:
         raise ForetraceError(f"a node has one GPU or more, not {count}; say another gpus_per_node.")
-    return Device(count, kind)
+    return NodeGpus(count, kind)

@@ -4,20 +4,8 @@ from __future__ import annotations
 
 import math
 
-from foretrace.fleet.formats.jobs import (
-    Row,
-    above_zero,
-    collect,
-    cut,
-    gpus_of,
-    name_of,
-    not_below_zero,
-    optional,
-    placed,
-    table_notes,
-    with_columns,
-)  # fmt: skip
-from foretrace.fleet.formats.source import Source, table
+from foretrace.fleet.formats.jobs import Row, above_zero, collect_table, gpus_of, name_of, not_below_zero, optional
+from foretrace.fleet.formats.source import Source
 from foretrace.fleet.workload import Workload
 
 COLUMNS = ("job_id", "num_gpu", "submit_time", "duration")
@@ -32,26 +20,21 @@ def matches(source: Source) -> bool:
 
 def read(source: Source, *, salvage: bool = False, ties: str = "file") -> Workload:
     """`interval`, seconds since the job before, is kept in details; nan where the file has none."""
-    taken = table(source)
-    at = with_columns(source, taken, COLUMNS, ALSO)
-    width = len(taken.header)
 
-    def known(cells: list[str], key: str) -> float:
-        return optional(cells[at[key]], key) if key in at else math.nan
+    def known(cells: dict[str, str], key: str) -> float:
+        return optional(cells[key], key) if key in cells else math.nan
 
-    def job(cells: list[str] | None) -> Row:
-        cells = cut(cells, width)
+    def job(cells: dict[str, str]) -> Row:
         return {
-            "job": name_of(cells[at["job_id"]].strip(), "job_id"),
-            "submit": not_below_zero(cells[at["submit_time"]], "submit_time"),
-            "gpus": gpus_of(cells[at["num_gpu"]], "num_gpu"),
-            "work_s": above_zero(cells[at["duration"]], "duration"),
-            "model": cells[at["model_name"]].strip() if "model_name" in at else "",
+            "job": name_of(cells["job_id"].strip(), "job_id"),
+            "submit": not_below_zero(cells["submit_time"], "submit_time"),
+            "gpus": gpus_of(cells["num_gpu"], "num_gpu"),
+            "work_s": above_zero(cells["duration"], "duration"),
+            "model": cells["model_name"].strip() if "model_name" in cells else "",
             "iterations": known(cells, "iterations"),
             "interval": known(cells, "interval"),
         }
 
-    return collect(
-        source, "tiresias", placed(taken.rows), job, salvage=salvage, ties=ties, details={"interval": math.nan},
-        notes=lambda: table_notes(taken, (*COLUMNS, *ALSO)),
-    )  # fmt: skip
+    return collect_table(
+        source, "tiresias", job, COLUMNS, ALSO, salvage=salvage, ties=ties, details={"interval": math.nan}
+    )

@@ -14,7 +14,7 @@ MOST_PER_NODE = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class ClusterNode:
     """One machine: its name, GPUs (0 leaves it out), their kind, and the units that hold it, outermost first."""
 
     name: str
@@ -23,7 +23,7 @@ class Node:
     above: tuple[str, ...] = ()
 
 
-def tree(where: str, nodes: Sequence[Node], levels: Sequence[str], *, name: str) -> ClusterTree:
+def tree(where: str, nodes: Sequence[ClusterNode], levels: Sequence[str], *, name: str) -> ClusterTree:
     """Nodes as innermost units, `levels` (outermost first) above them, the whole cluster last.
 
     Units keep the order in which they first appear, and nodes theirs within a unit. Raises ForetraceError where no
@@ -45,7 +45,7 @@ def tree(where: str, nodes: Sequence[Node], levels: Sequence[str], *, name: str)
         for depth in range(1, len(levels) + 1):
             rank.setdefault(node.above[:depth], len(rank))
 
-    def place(node: Node) -> tuple[int, ...]:
+    def place(node: ClusterNode) -> tuple[int, ...]:
         return tuple(rank[node.above[:depth]] for depth in range(1, len(levels) + 1))
 
     kept.sort(key=place)  # stable

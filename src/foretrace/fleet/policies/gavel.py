@@ -15,7 +15,7 @@ import numpy as np
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet import allocations
-from foretrace.fleet.policies.rounds import Board, Given, Memory, Rounds, Table, working
+from foretrace.fleet.policies.rounds import Board, Given, Memory, Rounds, RoundTable, working
 from foretrace.fleet.policy import PlaceRule, Policy
 from foretrace.fleet.workload import SECOND, Float64, Int64
 
@@ -98,7 +98,7 @@ class Gavel(Rounds):
             del claims.had[job], claims.deficit[job]
 
     def _allocate(
-        self, view: View, table: Table, claims: _Claims, active: list[int], rates: Float64, board: Board
+        self, view: View, table: RoundTable, claims: _Claims, active: list[int], rates: Float64, board: Board
     ) -> None:
         """Settle what jobs were due, and ask the rule anew."""
         kinds, credit = len(claims.total), self.round_s / 2
@@ -148,7 +148,7 @@ class Gavel(Rounds):
         return due
 
 
-def _rates(view: View, table: Table, claims: _Claims, jobs: list[int]) -> Float64:
+def _rates(view: View, table: RoundTable, claims: _Claims, jobs: list[int]) -> Float64:
     """(jobs, kinds) progress per second on each kind, the GPUs as close together as they can be; 0 where impossible."""
     for job in jobs:
         if job not in claims.rates:
@@ -179,7 +179,7 @@ def _isolated(
     return fair
 
 
-def _served(table: Table, claims: _Claims, active: list[int], rates: Float64, board: Board) -> list[Given]:
+def _served(table: RoundTable, claims: _Claims, active: list[int], rates: Float64, board: Board) -> list[Given]:
     """Who runs in this round: per kind by (priority, deficit, due) as long as they fit; then whoever else fits."""
     left = board.room.copy()
     room = np.array([left[board.kind == kind].sum() for kind in range(len(claims.total))])

@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from foretrace.errors import ForetraceError
-from foretrace.fleet.policies.rounds import Board, Given, Memory, Rounds, Table, gpu_range, working, worth_of_change
+from foretrace.fleet.policies.rounds import (
+    Board,
+    Given,
+    Memory,
+    Rounds,
+    RoundTable,
+    gpu_range,
+    working,
+    worth_of_change,
+)
 from foretrace.fleet.policy import Policy
 from foretrace.fleet.workload import Int64
 
@@ -83,7 +92,7 @@ class Pollux(Rounds):
             if each.job in chosen
         ]
 
-    def _hopes(self, view: View, table: Table, board: Board, jobs: Int64) -> list[_Hopes]:
+    def _hopes(self, view: View, table: RoundTable, board: Board, jobs: Int64) -> list[_Hopes]:
         """Jobs with the least service first."""
         fair = max(-(-int(board.workers().sum()) // len(jobs)), 1)
         made = []
@@ -140,7 +149,7 @@ class Pollux(Rounds):
         }
 
 
-def _gained(table: Table, board: Board, hopes: list[_Hopes], fixed: dict[int, Option]) -> dict[int, Option]:
+def _gained(table: RoundTable, board: Board, hopes: list[_Hopes], fixed: dict[int, Option]) -> dict[int, Option]:
     """What everybody gets if GPUs go, again and again, where one of them gains most; `fixed` jobs have what they have.
 
     A step may be of several GPUs, so that one that gains nothing by itself (across nodes) does not end the search.

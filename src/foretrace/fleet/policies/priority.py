@@ -9,7 +9,7 @@ from foretrace.fleet.workload import Float64, Workload
 
 
 @dataclass(frozen=True, kw_only=True)
-class Priority(Policy):
+class PriorityPolicy(Policy):
     """The largest `priority` first, equal ones by submission."""
 
     def key(self, workload: Workload) -> Float64:
@@ -19,7 +19,7 @@ class Priority(Policy):
 
 def priority(*, preempt: bool = False, consolidate: bool = True) -> Policy:
     """The largest priority first; with `preempt` a running job of a lower one makes room."""
-    return Priority(
+    return PriorityPolicy(
         name="priority",
         place_rule="strict" if consolidate else "greedy",
         preempt_rule="always" if preempt else "keep",

@@ -40,7 +40,7 @@ class Given(NamedTuple):
 class Board:
     """GPUs to be given out: room (GPUs,) is the part of each that is left, 0 where it is broken."""
 
-    def __init__(self, table: Table, room: Float64) -> None:
+    def __init__(self, table: RoundTable, room: Float64) -> None:
         self.table, self.room = table, room
         self.kind = table.cluster.gpu_type
         self.quota = {tenant: float(most) for tenant, most in (table.cluster.quotas or {}).items()}
@@ -116,7 +116,7 @@ class Board:
         return chosen
 
 
-class Table:
+class RoundTable:
     """What does not change while a workload is played: sizes of units, kinds that jobs may use, how fast they are."""
 
     def __init__(self, view: View) -> None:
@@ -246,7 +246,7 @@ def worth_of_change(view: View, job: int, restart_s: float) -> float:
 class Memory:
     """What a policy remembers of one simulation. own: whatever a subclass keeps there."""
 
-    table: Table
+    table: RoundTable
     at: int = -1  # the last round
     plan: dict[int, list[int]] = field(default_factory=dict)
     scattered: set[int] = field(default_factory=set)  # those chosen for whom no unit had enough GPUs together
@@ -284,7 +284,7 @@ class Rounds(Policy):
     def memory(self, view: View) -> Memory:
         """What this policy remembers of the simulation that is looked at."""
         if view not in _memories:
-            _memories[view] = Memory(Table(view))
+            _memories[view] = Memory(RoundTable(view))
         return _memories[view]
 
     def preempt(self, view: View) -> list[int]:
@@ -332,7 +332,7 @@ class Rounds(Policy):
         return view.now_ns % self._round_ns == 0
 
 
-def working(view: View, table: Table) -> Board:
+def working(view: View, table: RoundTable) -> Board:
     """All GPUs that are not broken, as if nobody held any."""
     room = np.zeros(table.cluster.gpus)
     room[view.free_in(0)] = 1.0
@@ -342,7 +342,7 @@ def working(view: View, table: Table) -> Board:
 
 
 def laid_out(
-    view: View, table: Table, given: Iterable[Given], *, strict: bool
+    view: View, table: RoundTable, given: Iterable[Given], *, strict: bool
 ) -> tuple[dict[int, list[int]], set[int]]:
     """GPUs of each job, and those for whom there were none.
 

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from foretrace.errors import ForetraceError, MissingExtraError
-from foretrace.fleet.policies.rounds import Board, Given, Memory, Rounds, Table, gpu_range, working, worth_of_change
+from foretrace.fleet.policies.rounds import (
+    Board,
+    Given,
+    Memory,
+    Rounds,
+    RoundTable,
+    gpu_range,
+    working,
+    worth_of_change,
+)
 from foretrace.fleet.policy import Policy
 from foretrace.fleet.workload import Float64, Int64
 
@@ -65,7 +74,7 @@ class Sia(Rounds):
 
     @staticmethod
     def _choices(
-        table: Table, options: dict[tuple[int, int], float], held: tuple[int, int] | None
+        table: RoundTable, options: dict[tuple[int, int], float], held: tuple[int, int] | None
     ) -> dict[tuple[int, int], float]:
         """Powers of two inside a node and whole nodes, so that jobs fit together, and what it has; else all."""
 
@@ -77,7 +86,7 @@ class Sia(Rounds):
         return {option: speed for option, speed in options.items() if regular(option)} or options
 
 
-def _solved(table: Table, board: Board, rows: list[Given], cost: Float64) -> list[int]:
+def _solved(table: RoundTable, board: Board, rows: list[Given], cost: Float64) -> list[int]:
     """Positions of the rows that make the smallest sum: at most one per job, within GPUs of each kind and quotas."""
     try:
         from scipy.optimize import Bounds, LinearConstraint, milp

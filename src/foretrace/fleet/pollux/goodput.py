@@ -16,7 +16,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +23,7 @@ import numpy.typing as npt
 from foretrace.errors import ForetraceError, MissingExtraError
 from foretrace.fleet.pollux.profiles import EPS, Application, Profiles
 from foretrace.fleet.speeds import Shape, Speed
+from foretrace.fleet.speeds.shapes import coded
 from foretrace.fleet.workload import Float64, Int64, Workload
 
 _CANDIDATES = 50  # batch sizes tried per allocation, in geometric spacing
@@ -249,10 +249,8 @@ class GoodputSpeeds:
 
     def kinds(self, workload: Workload) -> Int64:
         """Jobs of equal application, GPUs and batch size are equally fast."""
-        codes: dict[tuple[Any, ...], int] = {}
         batch = np.nan_to_num(workload.batch, nan=-1.0)
-        keys = zip(workload.model.tolist(), workload.gpus.tolist(), batch.tolist(), strict=True)
-        return np.array([codes.setdefault(key, len(codes)) for key in keys], np.int64)
+        return coded(zip(workload.model.tolist(), workload.gpus.tolist(), batch.tolist(), strict=True))
 
     def run_times(self, workload: Workload) -> Float64:
         """(n,) seconds of each job from the measured steps and gradients, where `work_s` is nan (`with_work`)."""

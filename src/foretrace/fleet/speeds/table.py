@@ -22,7 +22,7 @@ _COLUMNS = ("model", "gpus", "nodes", "level", "gpu_type", "steps_per_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredSpeed:
     """One row of a table: so many steps per second. `where` counts nodes (innermost units) or is a `Shape.level`."""
 
     model: str
@@ -44,7 +44,7 @@ class TableSpeeds:
     What communication takes is not in such a table, so it is given as 0.
     """
 
-    rows: Sequence[Measured]
+    rows: Sequence[MeasuredSpeed]
     by: str = "nodes"
     reference_type: str | None = None
     interpolate: bool = False
@@ -197,7 +197,7 @@ def _known(keys: Sequence[str], where: str) -> None:
             raise ForetraceError(f"{where}: the column {key} is missing; add it.")
 
 
-def _measured(row: Mapping[str, Any], by: str, levels: Sequence[str], where: str, line: int) -> Measured:
+def _measured(row: Mapping[str, Any], by: str, levels: Sequence[str], where: str, line: int) -> MeasuredSpeed:
     def whole(key: str, least: int) -> int:
         said = row.get(key, "")
         number = said if type(said) is int else whole_number(said) if isinstance(said, str) else None
@@ -226,7 +226,7 @@ def _measured(row: Mapping[str, Any], by: str, levels: Sequence[str], where: str
     if not above_zero(rate):
         raise ForetraceError(f"{where}: steps_per_s {row['steps_per_s']!r} is no number above 0.")
     place = 0 if by == "level" and gpus == 1 else place  # inside a node, as one would write, is the GPU itself
-    return Measured(
+    return MeasuredSpeed(
         model=model,
         gpus=gpus,
         where=place,

@@ -18,6 +18,7 @@ import numpy as np
 from foretrace import reading
 from foretrace.errors import ForetraceError
 from foretrace.fleet.speeds import Shape, Speed
+from foretrace.fleet.speeds.shapes import coded
 from foretrace.fleet.workload import Float64, Int64, Workload
 
 Job = tuple[str, int]  # what is trained, on how many GPUs
@@ -116,9 +117,7 @@ class ThroughputTable:
 
     def kinds(self, workload: Workload) -> Int64:
         """(n,) jobs of one model and size are equally fast."""
-        seen: dict[Job, int] = {}
-        pairs = zip(workload.model.tolist(), workload.gpus.tolist(), strict=True)
-        return np.array([seen.setdefault(each, len(seen)) for each in pairs], np.int64)
+        return coded(zip(workload.model.tolist(), workload.gpus.tolist(), strict=True))
 
     def run_times(self, workload: Workload) -> Float64:
         """(n,) seconds of each job whose `iterations` are known, together on the reference type; nan else."""

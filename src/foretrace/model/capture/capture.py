@@ -165,7 +165,7 @@ def _first(training: Training, loader: Any) -> Any:
 
 
 def _grown(first: Any, second: Any, few: int, more: int, samples: int) -> Any:
-    """The batch whose sizes go on as those of two batches with `few` and `more` samples do."""
+    """The batch whose sizes continue as those of two batches with `few` and `more` samples do."""
     import torch
 
     others = iter(_leaves(second))

@@ -140,7 +140,7 @@ class _Unrolling:
         for run in runs:
             if run.block in (_A, _B) and run.pair < 0:
                 node = self.graph.nodes[run.first]
-                raise _Unlike(f"{node.op} of {node.layer} does not stand beside its like in the next block")
+                raise _Unlike(f"{node.op} of {node.layer} has no counterpart in the next block")
         return runs
 
     # --- what in block 2 is what in block 1

@@ -1,6 +1,6 @@
 """Where the data of a call lies: how much else was touched since each of its tensors was touched last.
 
-A tensor is found near the core if what was read and written since then fits what the core keeps (Mattson et al. 1970,
+A tensor is found in a core's caches if what was read and written since then fits them (Mattson et al. 1970,
 stack distances, with bytes counted once per call instead of distinct ones). What a step touches for the first time was
 touched a step ago.
 """
@@ -18,7 +18,7 @@ Float64 = npt.NDArray[np.float64]
 
 
 def far_shares(graph: OperatorGraph, kept_bytes: float = KEPT_BYTES) -> Float64:
-    """Per node, the share of its bytes that lie far from the core, 0 to 1 (n)."""
+    """Per node, the share of its bytes that are not in a core's caches, 0 to 1 (n)."""
     moved = np.array([max(node.read_bytes + node.written_bytes, 0.0) for node in graph.nodes])
     after = np.cumsum(moved)
     step = float(after[-1]) if len(after) else 0.0

@@ -80,7 +80,7 @@ def _json(data: bytes, where: str) -> tuple[str, list[ChakraNode]]:
         )
     _check_version(version, where)
     if not isinstance(nodes, list):
-        raise ForetraceError(f"{where}: nodes is no list; record the execution trace anew.")
+        raise ForetraceError(f"{where}: nodes is no list; record the execution trace again.")
     return version, [_entry(node, i, where) for i, node in enumerate(nodes)]
 
 
@@ -120,7 +120,7 @@ def _entry(node: Any, index: int, where: str) -> ChakraNode:
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ForetraceError(
-            f"{where}: nodes[{index}] cannot be read ({type(error).__name__}: {error}); record the trace anew."
+            f"{where}: nodes[{index}] cannot be read ({type(error).__name__}: {error}); record the trace again."
         ) from None
 
 

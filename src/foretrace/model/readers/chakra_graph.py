@@ -65,7 +65,7 @@ def build(
         if len(steps) > 1:
             notes.append(f"step {at} of {len(steps)} training steps.")
     elif step:
-        raise ForetraceError(f"{where} has no optimizer, so its steps cannot be told apart; leave out the step.")
+        raise ForetraceError(f"{where} has no optimizer, so its steps cannot be distinguished; leave out the step.")
     reader = _Reader(tree, where)
     wanted = set(chosen)
     for top in tree.tops():
@@ -274,13 +274,13 @@ class _Reader:
             if not all(isinstance(each, int) and 0 <= each < LARGEST for each in numbers):
                 raise ForetraceError(
                     f"{self._where}: node {entry.id} ({entry.name}) has a tensor {value!r:.60} of sizes {shape!r:.60}; "
-                    "record the trace anew."
+                    "record the trace again."
                 )
             number, storage, offset, elements, size = value[:5]
             if prod(shape) * 16 > LARGEST:
                 raise ForetraceError(
                     f"{self._where}: node {entry.id} ({entry.name}) has a tensor of sizes {shape!r:.60}, more than any "
-                    "memory holds; record the trace anew."
+                    "memory holds; record the trace again."
                 )
             held = TensorType(dims=tuple(shape), dtype=dtype)
             nbytes = (min(offset, elements) + min(elements, prod(shape))) * min(size, 16)

@@ -151,7 +151,7 @@ def _lines(form: dict[str, object]) -> bytes:
 
 
 def loads(data: bytes, where: str = "the text") -> OperatorGraph:
-    """The graph in a JSON text. Raises ForetraceError with `where`, the field and the mend."""
+    """The graph in a JSON text. Raises ForetraceError with `where`, the field and what to do."""
     try:
         head = msgspec.json.decode(data, type=_Head)
         if head.format != FORMAT:
@@ -159,14 +159,14 @@ def loads(data: bytes, where: str = "the text") -> OperatorGraph:
         if head.version != VERSION:
             raise ForetraceError(
                 f"{where} is in version {head.version} of the form of operators, and this foretrace reads version "
-                f"{VERSION}; write it anew with the foretrace that reads it."
+                f"{VERSION}; write it again with the foretrace that reads it."
             )
         form = msgspec.json.decode(data, type=_File)
     except msgspec.ValidationError as error:
         text = str(error).rstrip(".")
         raise ForetraceError(f"{where}: {text}; docs/operators.md shows every field.") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ForetraceError(f"{where} is no JSON text: {error}; mend it or write it anew.") from None
+        raise ForetraceError(f"{where} is no JSON text: {error}; correct it or write it again.") from None
     return _Reader(form, where).graph()
 
 
@@ -179,7 +179,7 @@ class _Reader:
     def graph(self) -> OperatorGraph:
         form = self.form
         if form.calls and (form.nodes or form.tensors or form.storages):
-            self._fail("calls", "stands beside nodes", "give either the calls alone, or nodes and tensors")
+            self._fail("calls", "cannot be given with nodes", "give either the calls alone, or nodes and tensors")
         if not form.nodes and not form.calls:
             self._fail("nodes", "is empty", "give at least one node, or calls")
         if form.calls:

@@ -89,7 +89,7 @@ def _check_nodes(model: Any, where: str) -> None:
         if node.domain in ("", "ai.onnx") and not onnx.defs.has(node.op_type):
             raise ForetraceError(
                 f"{where}: {_label(node, i)} is no operator of ONNX; give it a domain of its own, or export the model "
-                "anew."
+                "again."
             )
         if node.op_type in CONTROL_FLOW and node.domain in _OWN:
             raise ForetraceError(

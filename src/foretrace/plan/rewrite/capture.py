@@ -132,7 +132,7 @@ def capture(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | N
                 f"{name} changes {changed[0]} as it runs, which a rewritten model would not; make its forward pass "
                 "free of side effects."
             )
-        reader = translate.Reader(terms, name)
+        reader = translate.NodeReader(terms, name)
         weights: dict[Term, torch.Tensor] = {}
         inputs: list[Term | None] = []
         sources = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}

@@ -16,7 +16,7 @@ _UNARY = ("relu", "sigmoid", "tanh", "silu", "neg")
 Unread = tuple[Any, ...]
 
 
-class Reader:
+class NodeReader:
     """What each node of an exported graph is as a term."""
 
     def __init__(self, terms: Terms, name: str) -> None:

@@ -10,7 +10,7 @@ All rules of `foretrace.simulate.schedule` hold (lanes, slots, groups, removed t
 - The flows that move bytes at one time share the links **max-min fairly**: no rate can grow without a smaller or
   equal one shrinking. Progressive filling (Bertsekas and Gallager, Data Networks, 2nd edition, 6.5.2; for links that
   a flow crosses several times Radunovic and Le Boudec, IEEE/ACM ToN 15(5), 2007): all rates grow alike until a link
-  is full, the flows on it stop, the others go on. Rates are worked out anew when flows join or end, once per instant.
+  is full, the flows on it stop, the others continue. Rates are computed again when flows join or end, once per instant.
 - A flow without bytes or without links takes its latency alone.
 - While a rank takes part in a flow, or runs a COLLECTIVE that is none, its kernels progress at 1 / factor of their
   speed (`Interference`).
@@ -33,6 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.errors import GraphError
+from foretrace.graph.assemble import pointers
 from foretrace.graph.sound import fixed, verify
 from foretrace.graph.taskgraph import TaskGraph, TaskKind
 from foretrace.simulate.groups import groups
@@ -115,7 +116,7 @@ def simulate_flows(
 
     With lanes that are all ordered, `graph.with_columns(dur=end - start)` is the graph whose replay is this run, for
     critical path and blame. Raises GraphError for capacities, routes or bytes that cannot be, and where flows or
-    collectives wait for each other for ever.
+    collectives wait for each other forever.
     """
     n = len(verify(graph))
     capacity = np.asarray(capacity, dtype=np.float64)
@@ -177,21 +178,14 @@ def _run(
         holds, arrivals = group.holds, group.arrivals
     arguments: tuple[Any, ...] = (
         graph.release.astype(np.int64), fixed(columns.dur), fixed(columns.delay), np.bincount(dst[kept], minlength=n),
-        fixed(graph.lane), ranks, fixed(graph.priority), _ptr(graph.src[kept], n), dst[by_src], columns.lag[by_src],
+        fixed(graph.lane), ranks, fixed(graph.priority), pointers(graph.src[kept], n), dst[by_src], columns.lag[by_src],
         graph.from_start[by_src].view(np.uint8), lanes.ordered, lanes.slots, holds, arrivals, flow,
-        slowed.view(np.uint8), slows.view(np.uint8), factor, _ptr(flow[members], len(flows)),
+        slowed.view(np.uint8), slows.view(np.uint8), factor, pointers(flow[members], len(flows)),
         members.astype(np.int32), flows.nbytes, flows.latency_ns, flows.route_ptr, flows.route_link,
         flows.route_times, per_ns, start, end, decided,
     )  # fmt: skip
     flow_engine.run(*arguments)
     return start, end, decided.view(np.bool_)
-
-
-def _ptr(groups_of: npt.NDArray[np.int32], count: int) -> Int64:
-    """CSR: where the rows of each of `count` groups begin, once they are sorted by group."""
-    ptr = np.zeros(count + 1, dtype=np.int64)
-    np.cumsum(np.bincount(groups_of, minlength=count), out=ptr[1:])
-    return ptr
 
 
 def _interfering(graph: TaskGraph, flow: Int32, interference: Interference | None) -> tuple[Mask, Mask, float]:

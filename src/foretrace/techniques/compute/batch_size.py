@@ -19,6 +19,7 @@ from foretrace.cost.operators.calibration import Calibration
 from foretrace.cost.operators.operator import Operator
 from foretrace.cost.operators.twins import Twins
 from foretrace.graph import edit
+from foretrace.graph.select import trained
 from foretrace.graph.taskgraph import Change, Phase, TaskGraph, TaskKind
 from foretrace.techniques.base import Prior, Technique, derived, parameter
 from foretrace.techniques.compute.batching import (
@@ -162,7 +163,7 @@ class Rescaling:
     @classmethod
     def of(cls, graph: TaskGraph, resize: Resize | None, factor: float) -> Rescaling:
         device = graph.on_device & ~graph.gone
-        kernels = _worked(graph) & (graph.kind == TaskKind.KERNEL)
+        kernels = trained(graph) & (graph.kind == TaskKind.KERNEL)
         kernels |= device & (graph.kind == TaskKind.COPY) & (graph.nbytes >= _COPY_BYTES) & ~_updating(graph)
         operators = _operators(graph)
         ratio = np.full(len(graph), np.nan)
@@ -236,18 +237,13 @@ class Rescaling:
         if self.resize is None:
             return result
         # Calls that hand on or belong to autograd keep their time, yet their inputs are other ones now.
-        return Twins.of(graph, _worked(graph), self.resize.twin).rewritten(result)
-
-
-def _worked(graph: TaskGraph) -> Mask:
-    """Tasks of forward and backward."""
-    return np.asarray(np.isin(graph.phase, (Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE)) & ~graph.gone)
+        return Twins.of(graph, trained(graph), self.resize.twin).rewritten(result)
 
 
 def _operators(graph: TaskGraph) -> Mask:
     """ATen operators of forward and backward in a recording without kernels, those left out that hand on."""
     own = np.array([name.startswith("aten::") and name not in HAND_ON for name in graph.names], dtype=np.bool_)
-    return np.asarray(_worked(graph) & (graph.kind == TaskKind.OPERATOR) & (graph.op >= 0) & own[graph.op])
+    return np.asarray(trained(graph) & (graph.kind == TaskKind.OPERATOR) & (graph.op >= 0) & own[graph.op])
 
 
 def _measured(graph: TaskGraph, twins: Twins) -> Float64:

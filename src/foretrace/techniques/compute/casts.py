@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.graph.insert import DeviceTask, HostTask, Typical, typical
-from foretrace.graph.taskgraph import EdgeKind, Phase, TaskGraph, TaskKind
-from foretrace.techniques.compute.reducing import previous_on_lane
+from foretrace.graph.select import launching_call, previous_on_lane
+from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
 from foretrace.techniques.compute.updates import find_update, runs, step_tasks, update_bandwidth
 
 Mask = npt.NDArray[np.bool_]
@@ -30,9 +30,7 @@ def cast_tasks(graph: TaskGraph, matrix: Mask, *, casts: float, cast_us: float) 
     update = find_update(graph)
     device = bool(graph.on_device.any())
     usual = typical(graph) if device else None
-    call = np.full(len(graph), -1, dtype=np.int64)
-    launch = graph.edge_kind == EdgeKind.LAUNCH
-    call[graph.dst[launch]] = graph.src[launch]
+    call = launching_call(graph)
     new: New = []
     for ahead in (True, False):
         forward = np.isin(graph.phase, (Phase.FORWARD, Phase.RECOMPUTE))

@@ -19,11 +19,10 @@ from foretrace.cost.operators.operator import CHANNELS_LAST, FLOATS, Operator
 from foretrace.cost.operators.twins import Twins
 from foretrace.graph.edit import remove, retime
 from foretrace.graph.insert import HostTask, insert
-from foretrace.graph.select import select
+from foretrace.graph.select import previous_on_lane, select
 from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
 from foretrace.techniques.base import Across, Prior, Technique, derived
 from foretrace.techniques.compute.classes import WorkClass, classify
-from foretrace.techniques.compute.reducing import previous_on_lane
 from foretrace.techniques.untimed import untimed
 
 if TYPE_CHECKING:
@@ -93,8 +92,7 @@ class ChannelsLast(Technique):
         for name, mine in (("conv", convolution[twins.rows]), ("others", ~convolution[twins.rows])):
             factor[unknown & mine] = values.get(name, 1.0)
         rows, factor = twins.rows[changed], factor[changed]
-        mask = np.zeros(len(graph), dtype=np.bool_)
-        mask[rows] = True
+        mask = graph.mask(rows)
         dur = graph.dur.astype(np.float64)
         dur[rows] *= factor
         result = retime(graph, mask, dur[mask], what="ran {} with channels innermost", technique=self.name)

@@ -19,11 +19,10 @@ import numpy.typing as npt
 
 from foretrace.graph.edit import remove, retime
 from foretrace.graph.insert import HostTask, insert
-from foretrace.graph.select import select
+from foretrace.graph.select import previous_on_lane, select, trained
 from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
 from foretrace.techniques.base import Across, Prior, Technique, derived, parameter, prior
 from foretrace.techniques.compute.classes import WorkClass, classify, holes
-from foretrace.techniques.compute.reducing import previous_on_lane
 
 if TYPE_CHECKING:
     from foretrace.training.training import Training
@@ -86,13 +85,13 @@ class Compiled(Technique):
 
     def priors(self, graph: TaskGraph) -> dict[str, Prior]:
         found = {**super().priors(graph), **(_ON_CPU if graph.info.platform == "cpu" else _ON_DEVICE)}
-        return found | ({"holes": _HOLES} if np.any(_body(graph) & holes(graph)) else {})
+        return found | ({"holes": _HOLES} if np.any(trained(graph) & holes(graph)) else {})
 
     def change(self, graph: TaskGraph) -> TaskGraph:
         kind = TaskKind.OPERATOR if graph.info.platform == "cpu" else TaskKind.KERNEL
         if self.mode == "reduce-overhead" and graph.info.platform == "cpu":
             raise self.refuse("mode=reduce-overhead launches CUDA graphs, and the recording has no device work.")
-        body = _body(graph)
+        body = trained(graph)
         work = body & (graph.kind == kind)
         if not work.any():
             raise self.refuse("the recording shows no operators of a forward or backward pass.")
@@ -173,12 +172,6 @@ def _compiler() -> str | None:
     return next(
         (found for each in ([named] if named else ["g++", "clang++", "c++"]) if (found := shutil.which(each))), None
     )
-
-
-def _body(graph: TaskGraph) -> Mask:
-    """Tasks of the forward and backward pass."""
-    phases = (Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE)
-    return np.asarray(np.isin(graph.phase, phases) & ~graph.gone)
 
 
 def _dispatch(graph: TaskGraph, body: Mask) -> Mask:

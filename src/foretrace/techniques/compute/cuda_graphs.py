@@ -147,8 +147,7 @@ class CudaGraphs(Technique):
         """Put one launch in the place of each region's first, take its host work out and tie its tasks to it."""
         latency, values = typical(graph).latency_ns, self.values(graph)
         gap, node_ns, launch_ns = (1e3 * values[name] for name in ("gap_us", "node_us", "launch_us"))
-        host = np.zeros(len(graph), dtype=np.bool_)
-        host[np.concatenate([region.host for region in regions])] = True
+        host = graph.mask(np.concatenate([region.host for region in regions]))
         result = remove(graph, host, technique=self.name)
         kept = holes(result) & select(result, phase=self._phases())
         if kept.any() and values["holes"] != 1:
@@ -212,8 +211,7 @@ class _Known:
         live = np.flatnonzero((graph.edge_kind == EdgeKind.LAUNCH) & ~graph.gone[dst])
         live = live[np.lexsort((dst[live], graph.src[live]))]
         copies = select(graph, kind="copy", name=("*HtoD*", "*HostToDevice*"))
-        copies_in = np.zeros(len(graph), dtype=np.bool_)
-        copies_in[graph.src[live][copies[dst[live]]]] = True
+        copies_in = graph.mask(graph.src[live][copies[dst[live]]])
         returns = (graph.edge_kind == EdgeKind.SYNC) & (graph.kind[dst] == TaskKind.RETURN) & ~graph.gone[dst]
         return cls(
             launch=graph.src[live].astype(np.int64),
@@ -236,8 +234,7 @@ class _Region:
 
 def _launches(graph: TaskGraph, mask: Mask) -> Mask:
     """Calls in `mask` that launch device tasks."""
-    calls = np.zeros(len(graph), dtype=np.bool_)
-    calls[graph.src[(graph.edge_kind == EdgeKind.LAUNCH) & ~graph.gone[graph.dst]]] = True
+    calls = graph.mask(graph.src[(graph.edge_kind == EdgeKind.LAUNCH) & ~graph.gone[graph.dst]])
     return np.asarray(calls & mask & (graph.kind == TaskKind.CALL))
 
 

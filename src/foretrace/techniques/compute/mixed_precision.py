@@ -20,7 +20,7 @@ from foretrace.cost.operators.operator import Operator
 from foretrace.errors import NotApplicableError
 from foretrace.graph import edit
 from foretrace.graph.insert import insert
-from foretrace.graph.select import select
+from foretrace.graph.select import select, trained
 from foretrace.graph.taskgraph import EdgeKind, Phase, TaskGraph
 from foretrace.hardware.devices import Device, find
 from foretrace.hardware.processor import named, recorded_sets
@@ -181,8 +181,7 @@ class MixedPrecision(Technique):
         self, graph: TaskGraph, times: NewTimes, classes: Classes, work: Mask, values: dict[str, float]
     ) -> TaskGraph:
         reduced, half = self._reduced(graph), self._half(graph)
-        unknown = np.zeros(len(graph), dtype=np.bool_)
-        unknown[times.rows[np.isnan(times.ratio)]] = True
+        unknown = graph.mask(times.rows[np.isnan(times.ratio)])
         fallback = graph.dur.astype(np.float64)
         if unknown.any():
             kinds = [kind for kind in _present(graph, classes) if (unknown & work & (classes.work == kind)).any()]
@@ -250,8 +249,7 @@ def _beyond_tf32(gain: float, device: Device | None, rate: float) -> float:
 
 def _matrix(graph: TaskGraph, classes: Classes) -> Mask:
     """Matrix work of forward and backward."""
-    phases = (Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE)
-    return np.asarray(np.isin(classes.work, MATRIX) & np.isin(graph.phase, phases) & ~graph.gone)
+    return np.asarray(np.isin(classes.work, MATRIX) & trained(graph))
 
 
 def _in_graphs(graph: TaskGraph, matrix: Mask) -> bool:

@@ -95,8 +95,7 @@ class ReconstructBatchnorm(Technique):
         gains = self._gains(graph)
         if gains and self.forward is None and self.backward is None:
             rows = np.array(list(gains))
-            mask = np.zeros(len(graph), dtype=np.bool_)
-            mask[rows] = True
+            mask = graph.mask(rows)
             gain_ns = 1e9 * values["measured"] * np.array([gains[row] for row in np.flatnonzero(mask).tolist()])
             gain_ns -= 1e3 * values["call_us"]
             dur = np.maximum(graph.dur[mask] - gain_ns, _LEAST * graph.dur[mask])

@@ -13,6 +13,7 @@ from foretrace.cost.operators.calibration import Calibration
 from foretrace.cost.operators.operator import BFLOAT16, Operator
 from foretrace.graph.edit import retime
 from foretrace.graph.insert import HostTask, insert
+from foretrace.graph.select import previous_on_lane
 from foretrace.graph.taskgraph import TaskGraph, TaskKind
 from foretrace.techniques.base import Prior
 from foretrace.techniques.compute.casting import Overhead, cast_operator, cast_times_s, overhead_operators
@@ -83,8 +84,7 @@ def apply_times(
         times.ratio[known] * np.where(times.timed, values["measured"], values.get("untimed", 1.0))[known]
     )
     dur[rows[~known]] = fallback[rows[~known]]
-    mask = np.zeros(len(graph), dtype=np.bool_)
-    mask[rows] = True
+    mask = graph.mask(rows)
     return retime(graph, mask, dur[mask], what="ran {} on 16-bit inputs, by measured times", technique=technique)
 
 
@@ -141,12 +141,3 @@ def insert_casts(
         if after >= 0 and ns > 0:
             new.append(HostTask(after=after, like=row, name="aten::_to_copy", dur_ns=round(ns), kind=TaskKind.OPERATOR))
     return insert(graph, new, technique=technique)
-
-
-def previous_on_lane(graph: TaskGraph) -> npt.NDArray[np.int64]:
-    """The task before each on its lane, −1 for the first."""
-    order = np.lexsort((np.arange(len(graph)), graph.lane))
-    previous = np.full(len(graph), -1, dtype=np.int64)
-    same = graph.lane[order[1:]] == graph.lane[order[:-1]]
-    previous[order[1:][same]] = order[:-1][same]
-    return previous

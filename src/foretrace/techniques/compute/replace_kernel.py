@@ -39,8 +39,7 @@ class ReplaceKernel(_Selection):
             place = np.arange(len(rows)) - np.searchsorted(np.sort(step), np.sort(step))
             rank = np.empty(len(rows), dtype=np.int64)
             rank[np.argsort(step, kind="stable")] = place
-            surplus = np.zeros(len(graph), dtype=np.bool_)
-            surplus[rows[rank >= self.count]] = True
+            surplus = graph.mask(rows[rank >= self.count])
             if surplus.any():
                 graph = edit.remove(graph, surplus, technique=self.name)
                 mask &= ~surplus

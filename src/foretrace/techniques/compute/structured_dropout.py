@@ -106,8 +106,7 @@ class StructuredDropout(Technique):
             else:
                 by = (1.0 - self.p) * values["efficiency"]
             factor[place.rows] = by
-        mask = np.zeros(len(graph), dtype=np.bool_)
-        mask[np.concatenate([each.rows for each in found])] = True
+        mask = graph.mask(np.concatenate([each.rows for each in found]))
         mask &= ~graph.gone
         return scale(graph, mask, factor[mask], technique=self.name)
 

@@ -207,7 +207,7 @@ class Contention(Technique):
         what = (
             "recorded transfers are taken as alone on their links: what they shared there counts twice if they still do"
         )
-        if len({lane.rank for lane in graph.lanes if lane.rank >= 0}) == 1:
+        if len(graph.ranks) == 1:
             what += ", and their times hold the waiting for other ranks"
         notes = [Change(technique=self.name, what=what, tasks=0)]
         if found.lost:

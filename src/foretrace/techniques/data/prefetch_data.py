@@ -150,8 +150,7 @@ class PrefetchData(Technique):
         values, workers = self.values(graph), self.workers_for(graph)
         hand_over = 1e6 * values["hand_over_ms"]
         batch = (self._preparation(graph, fetches, hand_over) * values["fetch"]).astype(np.int64)
-        loading = np.zeros(len(graph), dtype=np.bool_)
-        loading[fetches.first] = loading[fetches.rest] = True
+        loading = graph.mask(np.append(fetches.first, fetches.rest))
         left = np.zeros(len(graph))
         left[fetches.first] = hand_over
         alone = graph.with_columns(dur=np.where(loading, left, graph.dur).astype(np.int64))

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from foretrace.graph.assemble import part_of
 from foretrace.graph.edit import remove
-from foretrace.graph.insert import DeviceTask, HostTask, extend, insert_at
+from foretrace.graph.insert import DeviceTask, EdgeList, HostTask, extend, insert_at
 from foretrace.graph.taskgraph import (
-    EDGE_COLUMNS,
-    TASK_COLUMNS,
     Change,
     EdgeKind,
     Lane,
@@ -120,33 +119,26 @@ def exchange(
     rank = graph.lanes[graph.lane[graph.marks[0]]].rank
     at = np.arange(count * steps).reshape(steps, count) + n  # message j of step i
     names = {message.name: len(waiting.names) + i for i, message in enumerate({m.name: m for m in messages}.values())}
-    src, dst, kind, lag, from_start = list[int](), list[int](), list[int](), list[int](), list[bool]()
+    edges = EdgeList()
     behind_join: dict[int, int] = {}
     launched = _Launched(waiting) if graph.on_device.any() else None
-
-    def edge(u: int, v: int, why: EdgeKind, wait: int = 0, *, start: bool = False) -> None:
-        src.append(u)
-        dst.append(v)
-        kind.append(int(why))
-        lag.append(wait)
-        from_start.append(start)
 
     def waits(here: int, join: int) -> None:
         if join not in behind_join:
             behind_join[join] = launched.next_behind(join) if launched else -1
-        edge(here, behind_join[join] if behind_join[join] >= 0 else join, EdgeKind.COLLECTIVE)
+        edges.add(here, behind_join[join] if behind_join[join] >= 0 else join, EdgeKind.COLLECTIVE)
 
     recorded = np.zeros((steps, count), dtype=np.int64)
     for step in range(steps):
         for j, message in enumerate(messages):
             here = int(at[step, j])
             host = int(new[old + starts[j, step]] if message.host_ns else new[message.after[step]])
-            edge(host, here, EdgeKind.COLLECTIVE, message.lag_ns)
+            edges.add(host, here, EdgeKind.COLLECTIVE, message.lag_ns)
             recorded[step, j] = waiting.recorded[host] + waiting.dur[host]
             if message.device is not None and message.device[step] >= 0:
-                edge(int(new[message.device[step]]), here, EdgeKind.EVENT, message.lag_ns)
+                edges.add(int(new[message.device[step]]), here, EdgeKind.EVENT, message.lag_ns)
             for former in message.follows:
-                edge(int(at[step, former]), here, EdgeKind.COLLECTIVE)
+                edges.add(int(at[step, former]), here, EdgeKind.COLLECTIVE)
             until = step + message.next_step
             if message.waits is not None and until < steps:
                 waits(here, int(new[old + joins[stop_of[tuple(message.waits.tolist())], until]]))
@@ -157,9 +149,9 @@ def exchange(
             by_link[messages[j].link].append((int(at[step, j]), messages[j].wire_ns))
     for queue in by_link.values() if ordered else ():
         for (u, taken), (v, _) in pairwise(queue):
-            edge(u, v, EdgeKind.STREAM, taken, start=True)
+            edges.add(u, v, EdgeKind.STREAM, taken, from_start=True)
         for (u, _), (v, _) in zip(queue, queue[in_flight:], strict=False):
-            edge(u, v, EdgeKind.STREAM)
+            edges.add(u, v, EdgeKind.STREAM)
     lane = {label: len(waiting.lanes) + i for i, label in enumerate(labels)}
     columns: dict[str, npt.NDArray[Any]] = {
         "kind": np.full(count * steps, TaskKind.COLLECTIVE, dtype=np.uint8),
@@ -173,51 +165,25 @@ def exchange(
     }
     total = sum(message.nbytes for message in messages)
     what = f"put {count} message{'s' * (count != 1)} of {total / 1e6:.4g} MB in all into every step"
-    edges: dict[str, npt.NDArray[Any]] = {
-        "src": np.array(src),
-        "dst": np.array(dst),
-        "edge_kind": np.array(kind),
-        "lag": np.array(lag),
-        "from_start": np.array(from_start),
-    }
     slots = 1 if ordered else in_flight
     lanes = [Lane(rank=rank, kind=LaneKind.LINK, label=label, ordered=ordered, slots=slots) for label in labels]
     change = Change(technique=technique, what=what, tasks=count * steps)
-    return extend(waiting, columns, edges, names=tuple(names), lanes=lanes, change=change)[0]
+    return extend(waiting, columns, edges.columns(), names=tuple(names), lanes=lanes, change=change)[0]
 
 
 def without_exchange(graph: TaskGraph, technique: str) -> TaskGraph:
     """The graph without the messages and waits that `exchange` put into it; as it is where there are none."""
-    lanes = [i for i, lane in enumerate(graph.lanes) if lane.kind == LaneKind.LINK and lane.label.split()[:1] == [LINK]]
-    message = np.isin(graph.lane, lanes)
+    links = np.array(
+        [lane.kind == LaneKind.LINK and lane.label.split()[:1] == [LINK] for lane in graph.lanes], np.bool_
+    )
+    message = links[graph.lane]
     if not message.any():
         return graph
-    kept = _without(graph, message, set(lanes))
+    kept = part_of(graph, ~message, ~links)
     count = int(message.sum())
     kept = kept.noted(Change(technique=technique, what=f"took {count} messages out", tasks=count))
     named = np.array([name in (WAIT, LAUNCH, COPIES) for name in kept.names], dtype=np.bool_)[kept.name]
     return remove(kept, named & ~kept.gone, technique=technique)
-
-
-def _without(graph: TaskGraph, mask: npt.NDArray[np.bool_], lanes: set[int]) -> TaskGraph:
-    """The graph without these rows, all their edges and these lanes, which hold nothing else."""
-    place = np.cumsum(~mask) - 1
-    number = np.cumsum([i not in lanes for i in range(len(graph.lanes))]) - 1
-    dst = graph.dst
-    edges = ~(mask[graph.src] | mask[dst])
-    columns: dict[str, Any] = {key: getattr(graph, key)[~mask] for key in TASK_COLUMNS}
-    columns["lane"] = number[columns["lane"]].astype(np.int32)
-    columns |= {key: getattr(graph, key)[edges] for key in EDGE_COLUMNS}
-    columns["src"] = place[columns["src"]].astype(np.int32)
-    in_ptr = np.zeros(len(columns["kind"]) + 1, dtype=np.int64)
-    np.cumsum(np.bincount(place[dst[edges]], minlength=len(in_ptr) - 1), out=in_ptr[1:])
-    return replace(
-        graph,
-        **columns,
-        in_ptr=in_ptr,
-        marks=place[graph.marks].astype(np.int32),
-        lanes=tuple(lane for i, lane in enumerate(graph.lanes) if i not in lanes),
-    )
 
 
 class _Launched:

@@ -157,8 +157,7 @@ class FullySharded(Technique):
         if update is None or "sharded_us" not in values:
             return result
         more = 1e3 * values["sharded_us"] * update.tensors * _OPERATORS.get(update.optimizer, 8)
-        first = np.zeros(len(graph), dtype=np.bool_)
-        first[[run.host[0] for run in runs(graph, step_tasks(graph))]] = True
+        first = graph.mask([run.host[0] for run in runs(graph, step_tasks(graph))])
         return retime(
             result,
             first,

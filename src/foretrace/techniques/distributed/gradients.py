@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.cost.operators.operator import Operator
+from foretrace.graph.select import previous_on_lane
 from foretrace.graph.taskgraph import EdgeKind, Phase, TaskGraph, TaskKind
 from foretrace.simulate.replay import replay
 from foretrace.techniques.compute.batching import micro_batches
@@ -204,13 +205,7 @@ def _layer_of_parameters(graph: TaskGraph, gradients: Sequence[Gradient]) -> lis
 
 def row_before(graph: TaskGraph, rows: Int64) -> Int64:
     """The task ahead of each of these on its lane, that it starts behind; −1 for the first one."""
-    found = np.full(rows.shape, -1, dtype=np.int64)
-    for index in np.ndindex(rows.shape):
-        row = int(rows[index])
-        if row >= 0:
-            lane = np.flatnonzero(graph.lane[:row] == graph.lane[row])
-            found[index] = lane[-1] if len(lane) else -1
-    return found
+    return np.where(rows >= 0, previous_on_lane(graph)[rows], -1)
 
 
 def _places(graph: TaskGraph, phase: Phase, share: npt.NDArray[np.float64]) -> tuple[Int64, Int64] | None:

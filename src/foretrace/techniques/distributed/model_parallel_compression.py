@@ -111,8 +111,7 @@ class ModelParallelCompression(Technique):
                 dur = max(float(graph.dur[row]) - 1e9 * scale * less, 0.0)
             encode, decode = self._coding_s(graph, nbytes, values)
             after.append(dur + 1e9 * (encode + decode))
-        mask = np.zeros(len(graph), dtype=np.bool_)
-        mask[chosen] = True
+        mask = graph.mask(chosen)
         what = f"compressed the activations of {{}} ({self.method})"
         return retime(graph, mask, np.array(after), what=what, technique=self.name)
 

@@ -168,7 +168,7 @@ def recorded_workers(graph: TaskGraph) -> int:
 
 def recorded(graph: TaskGraph, timeline: Timeline, live: Mask, wires: Wires) -> PlacedTransfers:
     """The collectives `live` (n, a mask of tasks) of one or several ranks; rank r is worker r of the cluster."""
-    if len({lane.rank for lane in graph.lanes if lane.rank >= 0}) > 1:
+    if len(graph.ranks) > 1:
         return _of_ranks(graph, timeline, live, wires)
     calls, result = collective_calls(graph), []
     for row, what in zip(calls.row.tolist(), calls.what, strict=True):

@@ -138,10 +138,8 @@ def _issuing(graph: TaskGraph, gone: npt.NDArray[np.bool_]) -> npt.NDArray[np.bo
     """Host work directly before and behind the launches of these collectives, up to the next calls of the runtime."""
     dst = graph.dst
     launch = (graph.edge_kind == EdgeKind.LAUNCH) & gone[dst]
-    calls = np.zeros(len(graph), dtype=np.bool_)
-    calls[graph.src[launch]] = True
+    calls = graph.mask(graph.src[launch])
     along = graph.edge_kind == EdgeKind.PROGRAM
-    found = np.zeros(len(graph), dtype=np.bool_)
-    found[graph.src[along & calls[dst]]] = True
+    found = graph.mask(graph.src[along & calls[dst]])
     found[dst[along & calls[graph.src]]] = True
     return np.asarray(found & np.isin(graph.kind, (TaskKind.CPU, TaskKind.PYTHON, TaskKind.OPERATOR)) & ~graph.gone)

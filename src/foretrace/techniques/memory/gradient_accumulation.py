@@ -17,6 +17,7 @@ import numpy.typing as npt
 from foretrace.cost.operators.calibration import Calibration
 from foretrace.cost.operators.operator import Operator
 from foretrace.graph.insert import DeviceTask, HostTask, insert
+from foretrace.graph.select import trained
 from foretrace.graph.taskgraph import Change, Phase, TaskGraph, TaskKind
 from foretrace.techniques.base import Prior, Technique, derived, parameter
 from foretrace.techniques.compute.batch_size import Rescaling, sample_twins
@@ -145,7 +146,7 @@ class GradientAccumulation(Technique):
 
     def _repeated(self, graph: TaskGraph, plan: Rescaling) -> tuple[TaskGraph, int]:
         """Forward and backward of every step run `steps` times; also the number of tasks that were added."""
-        again = np.isin(graph.phase, (Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE)) & ~graph.gone
+        again = trained(graph)
         again &= ~np.isin(graph.kind, _LEFT_OUT) & ~_copies(graph)
         copies: list[Copy] = []
         for step in range(graph.n_steps):

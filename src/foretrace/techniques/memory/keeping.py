@@ -8,15 +8,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from foretrace.cost.operators.calibration import Calibration
 from foretrace.cost.operators.operator import Operator
 from foretrace.graph.insert import DeviceTask, HostTask, insert
-from foretrace.graph.taskgraph import Change, EdgeKind, Phase, TaskGraph, TaskKind
+from foretrace.graph.select import launching_call, previous_on_lane
+from foretrace.graph.taskgraph import Change, Phase, TaskGraph, TaskKind
 from foretrace.hardware.devices import find
 from foretrace.techniques.base import Prior
 from foretrace.techniques.memory.saved import Saved, Savings
 from foretrace.training.saved_tensors import HOOKED, hooks_operator, restore_operator, store_operator
+
+Int64 = npt.NDArray[np.int64]
 
 _SHORTEST_NS = 2_000  # of a kernel
 
@@ -56,6 +60,13 @@ def hook_time_s(graph: TaskGraph) -> float | None:
     return None if plain is None or hooked is None else max(hooked - plain, 0.0) / HOOKED
 
 
+def hook_tasks(savings: Savings, hook_s: float, kind: TaskKind = TaskKind.CPU) -> list[HostTask]:
+    """The hooks of all saved variables, at the end of every forward pass."""
+    rows = savings.last_forward[savings.last_forward >= 0].tolist()
+    each_ns = round(1e9 * hook_s * savings.variables / max(len(rows), 1))
+    return [HostTask(after=row, name="saved tensor hooks", dur_ns=each_ns, kind=kind) for row in rows]
+
+
 def insert_keeping(
     graph: TaskGraph,
     savings: Savings,
@@ -67,16 +78,15 @@ def insert_keeping(
     """The graph of a processor with every storing after the operator that saves, every restoring before the backward
     operator that asks, and the hooks of all saved variables at the end of the forward pass.
     """
-    new = []
+    new, previous = list[HostTask](), previous_on_lane(graph)
     for each, (there, back) in times.items():
         dtype = _dtype(each)
         new.append(
             HostTask(after=each.row, name=names.store, dur_ns=round(1e9 * there), kind=TaskKind.OPERATOR, op=dtype)
         )
-        at = _before(graph, each.use) if each.use >= 0 else each.row
         new.append(
             HostTask(
-                after=at,
+                after=_asked(each, previous),
                 name=names.restore,
                 dur_ns=round(1e9 * back),
                 kind=TaskKind.OPERATOR,
@@ -85,10 +95,7 @@ def insert_keeping(
                 op=dtype,
             )
         )
-    steps = savings.last_forward[savings.last_forward >= 0].tolist()
-    each_ns = round(1e9 * hook_s * savings.variables / max(len(steps), 1))
-    new += [HostTask(after=row, name="saved tensor hooks", dur_ns=each_ns, kind=TaskKind.PYTHON) for row in steps]
-    return insert(graph, new, technique=technique)
+    return insert(graph, [*new, *hook_tasks(savings, hook_s, TaskKind.PYTHON)], technique=technique)
 
 
 def saved_note(
@@ -108,11 +115,11 @@ def saved_note(
     return Change(technique=technique, what=what, tasks=len(tensors))
 
 
-def _before(graph: TaskGraph, row: int) -> int:
-    """The host task before this one on its thread (itself, if it is the first)."""
-    mine = np.flatnonzero(graph.lane == graph.lane[row])
-    place = int(np.searchsorted(mine, row))
-    return int(mine[max(place - 1, 0)])
+def _asked(each: Saved, previous: Int64) -> int:
+    """The task ahead of the one that asks for a saved tensor on its lane; the one that saves it, if none asks."""
+    if each.use < 0:
+        return each.row
+    return int(previous[each.use]) if previous[each.use] >= 0 else each.use
 
 
 def _dtype(each: Saved) -> str:
@@ -128,14 +135,12 @@ def insert_casts(
     technique: str,
 ) -> TaskGraph:
     """The same on a device: every cast is a kernel with its launch."""
-    call = np.full(len(graph), -1, dtype=np.int64)
-    launch = graph.edge_kind == EdgeKind.LAUNCH
-    call[graph.dst[launch]] = graph.src[launch]
+    call, previous = launching_call(graph), previous_on_lane(graph)
     new: list[HostTask | DeviceTask] = []
     for each, (there, back) in times.items():
         for row, name, seconds, phase in (
             (each.row, names.store, there, Phase.FORWARD),
-            (_before(graph, each.use) if each.use >= 0 else each.row, names.restore, back, Phase.BACKWARD),
+            (_asked(each, previous), names.restore, back, Phase.BACKWARD),
         ):
             if call[row] >= 0:
                 new.append(
@@ -149,10 +154,7 @@ def insert_casts(
                         nbytes=each.nbytes * 3 // 2,
                     )
                 )
-    steps = savings.last_forward[savings.last_forward >= 0].tolist()
-    each_ns = round(1e9 * hook_s * savings.variables / max(len(steps), 1))
-    new += [HostTask(after=row, name="saved tensor hooks", dur_ns=each_ns) for row in steps]
-    return insert(graph, new, technique=technique)
+    return insert(graph, [*new, *hook_tasks(savings, hook_s)], technique=technique)
 
 
 def cast_bandwidth(graph: TaskGraph) -> Prior:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from foretrace.graph.insert import HostTask, edge_columns, extend, insert
+from foretrace.graph.insert import EdgeList, extend, insert
 from foretrace.graph.taskgraph import Change, EdgeKind, Lane, Phase, TaskGraph, TaskKind
+from foretrace.techniques.memory.keeping import hook_tasks
 from foretrace.techniques.memory.saved import Saved, Savings
 from foretrace.trace.trace import LaneKind
 
@@ -37,7 +39,7 @@ def insert_copies(
     tasks: dict[str, list[Any]] = {key: [] for key in ("kind", "lane", "name", "dur", "recorded", "nbytes", "flops")}
     for key in ("phase", "layer", "step", "op", "priority"):
         tasks[key] = []
-    edges: dict[str, list[Any]] = {key: [] for key in ("src", "dst", "edge_kind", "lag", "from_start")}
+    edges = EdgeList()
 
     def task(each: Saved, like: int, lane: int, seconds: float, phase: Phase) -> int:
         tasks["kind"].append(int(TaskKind.COPY))
@@ -52,37 +54,29 @@ def insert_copies(
             tasks[key].append(int(getattr(graph, key)[like]))
         return n + len(tasks["kind"]) - 1
 
-    def edge(src: int, dst: int, kind: EdgeKind) -> None:
-        for key, value in zip(edges, (src, dst, int(kind), 0, False), strict=True):
-            edges[key].append(value)
-
     outs: dict[Saved, int] = {}
     for each, there, _ in pairs:  # in the order of saving
         row = task(each, each.row, 0, there, Phase.FORWARD)
-        edge(each.row, row, EdgeKind.EVENT)
+        edges.add(each.row, row, EdgeKind.EVENT)
         if outs:
-            edge(row - 1, row, EdgeKind.STREAM)
+            edges.add(row - 1, row, EdgeKind.STREAM)
         outs[each] = row
     back = sorted(pairs, key=lambda pair: (pair[0].use, -pair[0].row))
     for i, (each, _, seconds) in enumerate(back):
         row = task(each, each.use, 1, seconds, Phase.BACKWARD)
-        edge(outs[each], row, EdgeKind.EVENT)
-        edge(row, each.use, EdgeKind.EVENT)
+        edges.add(outs[each], row, EdgeKind.EVENT)
+        edges.add(row, each.use, EdgeKind.EVENT)
         if i:
-            edge(row - 1, row, EdgeKind.STREAM)
+            edges.add(row - 1, row, EdgeKind.STREAM)
         if i >= prefetch and back[i - prefetch][0].use < each.use:
-            edge(back[i - prefetch][0].use, row, EdgeKind.EVENT)
-    kinds = {"edge_kind": np.uint8, "lag": np.int64, "from_start": np.bool_}
+            edges.add(back[i - prefetch][0].use, row, EdgeKind.EVENT)
     made, rows = extend(
         graph,
         {key: np.array(values) for key, values in tasks.items()},
-        {key: np.array(values, dtype=kinds.get(key, np.int32)) for key, values in edges.items()},
+        edges.columns(),
         names=(_OUT, _BACK),
         lanes=lanes,
-        old_edges=edge_columns(graph),
         change=Change(technique=technique, what=f"inserted {len(tasks['kind'])} copies", tasks=len(tasks["kind"])),
     )
-    last = rows[savings.last_forward[savings.last_forward >= 0]].tolist()
-    each_ns = round(1e9 * hook_s * savings.variables / max(len(last), 1))
-    hooks = [HostTask(after=row, name="saved tensor hooks", dur_ns=each_ns) for row in last]
+    hooks = [replace(each, after=int(rows[each.after])) for each in hook_tasks(savings, hook_s)]
     return insert(made, hooks, technique=technique)

@@ -2,7 +2,7 @@
 
 A step is one step of the first optimizer that ever stepped (a GAN has two; gradient accumulation makes one
 of several backward passes). Whatever goes wrong here must not change what the script does: the session then
-gives up, says so, and the script goes on.
+gives up, says so, and the script continues.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Session:
             self._end()
             if self._rank == 0 and not self._config["stop_after"]:
                 count = len(self._recorder.whole_steps)
-                _say(f"recorded {count} steps in {self._recorder.path}; the script goes on")
+                _say(f"recorded {count} steps in {self._recorder.path}; the script continues")
         elif self._recorder.phase in ("skip", "rehearse", "observe"):  # it would lengthen a step that counts
             self._report("stepping")
 
@@ -126,7 +126,7 @@ class Session:
                 self._recorder.abandon()
         self._report("failed", sentence=f"nothing was recorded: {reason}")
         self._release()
-        _say(f"gives up recording, the script goes on: {reason}")
+        _say(f"gives up recording, the script continues: {reason}")
 
     def _restore_sigterm(self) -> None:
         if _in_main_thread() and signal.getsignal(signal.SIGTERM) == self._terminated:

@@ -6,7 +6,7 @@ A hook takes a bucket of gradients and returns a future of their average. What i
 holds up the backward pass; what comes back from the others is decoded in a callback, on a thread of the back end.
 
 Methods with a memory keep what they did not send and add it to the next gradient (error feedback: Stich et al.,
-NeurIPS 2018; Karimireddy et al., ICML 2019). DistributedDataParallel builds its buckets anew after the first step: a
+NeurIPS 2018; Karimireddy et al., ICML 2019). DistributedDataParallel rebuilds its buckets after the first step: a
 memory of another size is then forgotten.
 """
 
@@ -91,7 +91,7 @@ def register(parallel: DistributedDataParallel, settings: CompressionSettings) -
 class Registered:
     """Registers a hook on a module when the forward pass is entered for the first time: a context around it.
 
-    Copies of a DistributedDataParallel have a reducer without hooks. A copy of this object registers anew.
+    Copies of a DistributedDataParallel have a reducer without hooks. A copy of this object registers its own.
     """
 
     def __init__(self, parallel: DistributedDataParallel, settings: CompressionSettings) -> None:

@@ -54,7 +54,7 @@ def _install(module: Any, config: dict[str, Any]) -> None:
 
 
 def _begin(config: dict[str, Any]) -> Any:
-    """A session, or None where there can be none: the script must go on in any case."""
+    """A session, or None where there can be none: the script must continue in any case."""
     try:
         if sys.version_info < (3, 11):
             version = ".".join(map(str, sys.version_info[:2]))
@@ -62,7 +62,7 @@ def _begin(config: dict[str, Any]) -> Any:
         return _session(config)
     except Exception as error:
         _report(config, {"state": "failed", "steps": 1, "sentence": f"nothing was recorded: {error}"})
-        sys.stderr.write(f"foretrace: gives up recording, the script goes on: {error}\n")
+        sys.stderr.write(f"foretrace: gives up recording, the script continues: {error}\n")
         return None
 
 

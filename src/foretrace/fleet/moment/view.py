@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from foretrace.fleet.cluster import ClusterTree
+from foretrace.fleet.moment.holdings import RUNNING, JobState
+from foretrace.fleet.moment.rules import Rules
+from foretrace.fleet.moment.state import SteppingState
 from foretrace.fleet.policy_rules import Wait
 from foretrace.fleet.speeds import Speed, Speeds
-from foretrace.fleet.stepping.holdings import RUNNING, JobState
-from foretrace.fleet.stepping.rules import Rules
-from foretrace.fleet.stepping.state import State
 from foretrace.fleet.workload import SECOND, Int64, Workload
 
 
@@ -20,7 +20,7 @@ class View:
     at each level of `cluster` (level 0 the innermost). Times in ns are whole; seconds, GPU-seconds and work are floats.
     """
 
-    def __init__(self, state: State, rules: Rules) -> None:
+    def __init__(self, state: SteppingState, rules: Rules) -> None:
         self._state, self._rules = state, rules
 
     # ---- the whole

@@ -14,6 +14,7 @@ import numpy as np
 from foretrace.errors import ForetraceError
 from foretrace.fleet import setup
 from foretrace.fleet.cluster import ClusterTree
+from foretrace.fleet.moment.holdings import DONE, RUNNING, WAITING, Holdings, JobState
 from foretrace.fleet.policy_rules import PolicyRules
 from foretrace.fleet.reasons import minutes, preempted
 from foretrace.fleet.result import Cause
@@ -21,11 +22,10 @@ from foretrace.fleet.setup import NEVER, Costs
 from foretrace.fleet.speeds import Speeds
 from foretrace.fleet.speeds.closed_form import ConstantSpeeds
 from foretrace.fleet.speeds.shared import ProportionalSpeeds
-from foretrace.fleet.stepping.holdings import DONE, RUNNING, WAITING, Holdings, JobState
 from foretrace.fleet.workload import SECOND, Workload, nanoseconds
 
 
-class State(Holdings):
+class SteppingState(Holdings):
     """Jobs, GPUs and units. Units are counted from the innermost level outwards; the last is the whole cluster."""
 
     def __init__(

@@ -13,19 +13,23 @@ import numpy as np
 from foretrace.errors import ForetraceError
 from foretrace.fleet import reasons, setup
 from foretrace.fleet.cluster import ClusterTree
+from foretrace.fleet.moment.holdings import RUNNING, WAITING, JobState
+from foretrace.fleet.moment.rules import Rules
+from foretrace.fleet.moment.state import SteppingState
+from foretrace.fleet.moment.view import View
 from foretrace.fleet.policy import Policy, Wait
-from foretrace.fleet.result import Cause, Decision, FleetResult, Segments
+from foretrace.fleet.result import Cause, Decision, FleetResult, Segments, up_to_now
 from foretrace.fleet.setup import NEVER, Costs
 from foretrace.fleet.speeds import Speeds
 from foretrace.fleet.speeds.shared import ROUNDING
-from foretrace.fleet.stepping.holdings import RUNNING, WAITING, JobState
-from foretrace.fleet.stepping.rules import Rules
-from foretrace.fleet.stepping.state import State
-from foretrace.fleet.stepping.view import View
 from foretrace.fleet.workload import SECOND, Int64, Workload, nanoseconds
 
 __all__ = ["Stepping", "View"]
 
+_BOOKS = (
+    "first", "ended", "held", "dead", "talk", "gpu_ns", "starts", "preempted", "failed", "cause", "cause_since", "mark",
+    "ready", "talking", "part",
+)  # fmt: skip
 _IDLE_REVIEWS = 10_000  # so many in a row with nothing else ahead are taken for a policy that waits for ever
 
 
@@ -50,7 +54,9 @@ class Stepping:
         explain: str | None = None,
     ) -> None:
         self.workload, self.cluster, self.policy = workload, cluster, policy
-        self.state = State(workload, cluster, policy, speeds=speeds, costs=costs, record=record, explain=explain)
+        self.state = SteppingState(
+            workload, cluster, policy, speeds=speeds, costs=costs, record=record, explain=explain
+        )
         self.rules = Rules(self.state)
         self.view = View(self.state, self.rules)
         self.stopped = False
@@ -372,38 +378,21 @@ class Stepping:
     def result(self) -> FleetResult:
         """What happened so far."""
         state, now = self.state, self.state.now
-        columns = ("first", "ended", "held", "dead", "starts", "preempted", "failed")
-        whole = {name: np.array([getattr(job, name) for job in state.jobs], np.int64) for name in columns}
-        gpu_ns, talk = np.array([job.gpu_ns for job in state.jobs]), np.array([job.talk for job in state.jobs])
-        waited = np.array(state.waited, np.int64)
-        for at in state.waiting:
-            waited[at, state.jobs[at].cause] += now - state.jobs[at].cause_since
-        for at in state.running:
-            job = state.jobs[at]
-            since, begun = now - job.mark, max(now - max(job.mark, job.ready), 0)
-            whole["held"][at] += since
-            whole["dead"][at] += since - begun
-            talk[at] += begun * job.talking
-            gpu_ns[at] += since * job.part
+        jobs = {name: np.array([getattr(job, name) for job in state.jobs]) for name in _BOOKS}
+        waiting, running = np.array(sorted(state.waiting), np.int64), np.array(sorted(state.running), np.int64)
+        books = up_to_now(
+            jobs, np.array(state.waited, np.int64), waiting=waiting, running=running, part=jobs["part"], now=now
+        )
         decisions = [
             Decision(time_s=time / SECOND, job=str(self.workload.job[at]), what=what, why=why)
             for time, at, what, why in state.log
         ]
         return FleetResult(
+            **books,
             workload=self.workload,
             policy=self.policy.name,
             cluster=self.cluster.name,
             gpus=self.cluster.gpus,
-            start_ns=whole["first"],
-            end_ns=whole["ended"],
-            held_ns=whole["held"],
-            gpu_ns=gpu_ns,
-            dead_ns=whole["dead"],
-            comm_ns=talk,
-            starts=whole["starts"],
-            preempted=whole["preempted"],
-            failed=whole["failed"],
-            waited_ns=waited,
             never=state.never,
             segments=self._segments(),
             decisions=tuple(decisions),
@@ -428,18 +417,9 @@ class Stepping:
             rows.append(
                 (at, job.stretch, now, len(job.gpus), job.level, min(job.stretch_dead, now - job.stretch), gpus)
             )
-        rows.sort(key=lambda row: (row[1], row[0]))
         columns = np.array([row[:6] for row in rows], np.int64).reshape(len(rows), 6).T
-        return Segments(
-            job=columns[0],
-            start_ns=columns[1],
-            end_ns=columns[2],
-            gpus=columns[3],
-            level=np.where(columns[3] == 1, 0, columns[4] + 1),
-            dead_ns=columns[5],
-            offset=np.concatenate([[0], np.cumsum([len(row[6]) for row in rows])]).astype(np.int64),
-            devices=np.array([gpu for row in rows for gpu in sorted(row[6])], np.int64),
-        )
+        sizes = np.array([len(row[6]) for row in rows], np.int64)
+        return Segments.of(columns, sizes, np.array([gpu for row in rows for gpu in row[6]], np.int64))
 
     # ---- mistakes of a policy
     def _expect(self, at: int, status: str, verb: str) -> None:

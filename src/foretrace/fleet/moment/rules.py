@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from math import ceil, sqrt
 
 from foretrace.fleet import reasons, setup
+from foretrace.fleet.moment.holdings import RUNNING, JobState
+from foretrace.fleet.moment.state import SteppingState
 from foretrace.fleet.policy_rules import Wait
 from foretrace.fleet.result import Cause
 from foretrace.fleet.setup import NEVER
 from foretrace.fleet.speeds.shared import ROUNDING
-from foretrace.fleet.stepping.holdings import RUNNING, JobState
-from foretrace.fleet.stepping.state import State
 
 Key = tuple[float, float, int]
 
@@ -24,7 +24,7 @@ Key = tuple[float, float, int]
 class Rules:
     """The rules and what they remember: timers over the whole run, a reservation within one decision."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: SteppingState) -> None:
         self.state, self.policy = state, state.policy
         self.timers = Timers(state)
         self.places = state.policy.overrides("place")  # elsewhere, or on other numbers of GPUs
@@ -299,7 +299,7 @@ class Window:
 class Timers:
     """How long a job has to wait before it may spread wider; with place_rule "auto", tuned from the past (Dally)."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: SteppingState) -> None:
         self.state = state
         waits, self.machine = setup.waits_ns(state.policy, state.cluster)
         self.waits = waits.tolist()

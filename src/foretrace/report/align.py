@@ -1,0 +1,54 @@
+"""`foretrace align` as an answer: how far the clocks of the ranks are apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from foretrace.graph.alignment import ClockOffsets
+from foretrace.graph.matching import Matching
+from foretrace.report.blocks import Block, Column, Headline, notes, shown, table
+from foretrace.report.ranks import clock_of
+from foretrace.report.units import count, seconds
+from foretrace.report.views import Result, taken
+
+
+class AlignView(Result, frozen=True, kw_only=True):
+    """`foretrace align`: how far the clock of every rank is ahead of that of the first one."""
+
+    command: str = "align"
+    offsets_s: dict[str, float | None]  # by rank; null where no collective ties it to the first
+    uncertainty_s: float | None  # the largest standard error
+    drift: dict[str, float]  # seconds per second, only ranks whose clock drifts
+    matched: int  # collectives that all recorded ranks of their group share
+    unmatched: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def align(found: Matching, clock: ClockOffsets) -> AlignView:
+    """What the collectives of the ranks tell of their clocks."""
+    unmatched = found.unmatched()
+    return taken(
+        AlignView, clock_of(clock), matched=found.matched, unmatched=unmatched, notes=(*found.missing, *clock.notes)
+    )
+
+
+@shown.register
+def _(view: AlignView, top: int) -> Iterator[Block]:
+    ranks = len(view.offsets_s)
+    known = [offset for offset in view.offsets_s.values() if offset is not None]
+    unsure = "" if view.uncertainty_s is None else f", known to ±{seconds(view.uncertainty_s)} (one standard error)"
+    if len(known) < 2:
+        yield Headline(f"No collective ties the {ranks} ranks together, so their clocks cannot be compared.")
+    else:
+        yield Headline(
+            f"The clocks of {count(len(known))} of {count(ranks)} ranks lie within {seconds(max(known) - min(known))}"
+            f"{unsure}, by {count(view.matched)} collectives."
+        )
+    yield ""
+    rows = []
+    for rank, offset in view.offsets_s.items():
+        told = "not known: no collective ties it to the others" if offset is None else seconds(offset)
+        drift = f", drifting {view.drift[rank] * 1e6:.3g} µs per second" if rank in view.drift else ""
+        rows.append((rank, f"{told}{drift}"))
+    yield table([Column("rank", right=True), f"ahead of rank {next(iter(view.offsets_s))}"], rows)
+    yield from notes([*view.notes, *view.unmatched], "note")

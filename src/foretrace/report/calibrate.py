@@ -1,0 +1,154 @@
+"""`foretrace calibrate device` and `run` as answers: what operators take on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from foretrace.report.blocks import Block, Column, Headline, Line, Next, shown, table
+from foretrace.report.units import seconds as seconds_text
+from foretrace.report.views import Result
+
+if TYPE_CHECKING:
+    from foretrace.cost.operators.grid import Point
+
+import msgspec
+
+
+class CalibratedMachineView(msgspec.Struct, frozen=True, kw_only=True):
+    """What times hold for; null where the system does not tell."""
+
+    cpu: str | None
+    architecture: str | None
+    cores: int | None
+    torch: str | None
+    threads: int | None
+    thread_cores: float | None  # cores that these threads can have, at most as many as threads
+    instruction_sets: list[str] | None  # that libraries of the process may use
+    capability: str | None  # of PyTorch's own kernels
+    device: str | None
+    allocator: dict[str, str]  # environment variables
+
+
+class CalibrateView(Result, frozen=True, kw_only=True):
+    """`foretrace calibrate device` and `run`: seconds per call, and what could not be timed."""
+
+    command: str = "calibrate"
+    of: str  # "device" or "run"
+    machine: CalibratedMachineView
+    stored: str  # file
+    seconds: dict[str, float]  # "NAME JSON" of a call -> seconds; "near NAME JSON" with data near the core
+    failed: dict[str, str]  # call -> why it has no time
+
+
+class CalibrateGpuView(Result, frozen=True, kw_only=True):
+    """`foretrace calibrate device --gpu`: the 16-bit products worth timing on a GPU, and their times."""
+
+    command: str = "calibrate device"
+    gpu: str  # as the catalog calls it
+    stored: str  # file
+    products: list[tuple[int, int, int]]  # m, n, k; those worth most first
+    seconds: list[float] | None  # of each; None where they are still to be timed
+
+
+def calibrated(
+    of: str, machine: Mapping[str, Any], stored: Path, seconds: Mapping[str, float], failed: Mapping[str, str]
+) -> CalibrateView:
+    """What was timed on a machine."""
+    where = CalibratedMachineView(**machine)
+    return CalibrateView(of=of, machine=where, stored=str(stored), seconds=dict(seconds), failed=dict(failed))
+
+
+@shown.register
+def _(
+    view: CalibrateView, top: int, said: Sequence[str] = (), source: str = "", following: str = ""
+) -> Iterator[Block]:
+    """Show the times; `said` is what is known of the processor's rates instead of the table, headline first."""
+    machine = view.machine
+    threads = f"{machine.threads} thread{'' if machine.threads == 1 else 's'}"
+    where = f"{machine.cpu} with {threads}, PyTorch {machine.torch}"
+    timed = sum(not key.startswith("near ") for key in view.seconds)
+    if view.of == "run":
+        nothing = (
+            "Nothing to time: these techniques ask for no operator of this recording, or all they ask for is known."
+        )
+        yield Headline(f"Timed {len(view.seconds)} operators of {source} on {where}." if view.seconds else nothing)
+    else:
+        from foretrace.cost.operators.grid import grid
+
+        yield Headline(said[0] if said else _headline(grid(), view.seconds))
+        yield ""
+        yield f"{timed} operators timed on {where}"
+        yield ""
+        if said:
+            yield from said[1:]
+        else:
+            yield from _classes(grid(), view.seconds)
+    yield from _failed(view.failed)
+    if view.seconds:
+        yield ""
+        yield Line(f"stored in {view.stored}", whole=True)
+    if following:
+        yield Next(following)
+
+
+@shown.register
+def _(view: CalibrateGpuView, top: int, device: str = "") -> Iterator[Block]:
+    if view.seconds is None:
+        yield Headline(f"{len(view.products)} products, those worth most first, are to be timed on {device}.")
+        yield Line(f"written to {view.stored}: fill in the column us (microseconds)", whole=True)
+        yield Next(f"foretrace calibrate device --gpu {view.gpu} --times {view.stored}")
+    else:
+        kept = f"{len(view.products)} products of {device} kept"
+        yield Headline(f"{kept}: 16-bit products are now predicted from them, too.")
+        yield Line(f"stored in {view.stored}", whole=True)
+        yield Next(f"foretrace estimate gpt2 --device {view.gpu} --precision bf16")
+
+
+def _headline(points: Sequence[Point], seconds: Mapping[str, float]) -> str:
+    """What bfloat16 does to matrix work here, the first thing to know of a processor."""
+    found = []
+    for word, families in (("matrix products", ("mm", "addmm", "bmm")), ("convolutions", ("convolution",))):
+        mine = [(p.base.key, p.bfloat16.key) for p in points if p.family in families and p.bfloat16 is not None]
+        ratios = [seconds[after] / seconds[before] for before, after in mine if {before, after} <= seconds.keys()]
+        if ratios:
+            found.append(f"{median(ratios):.2f}× the time of float32 in {word}")
+    return f"bfloat16 takes {' and '.join(found)} here." if found else "No operator could be timed."
+
+
+def _classes(points: Sequence[Point], seconds: Mapping[str, float]) -> Iterator[Block]:
+    """Per class: time in float32, ratios of its twins, share that does not grow with the batch."""
+    families: dict[str, list[Point]] = {}
+    for point in points:
+        if point.base.key in seconds:
+            families.setdefault(point.family, []).append(point)
+    rows = []
+    for family, members in families.items():
+        times = sorted(seconds[each.base.key] for each in members)
+        half = _ratios([(each.base, each.bfloat16) for each in members], seconds)
+        last = _ratios([(each.base, each.channels_last) for each in members], seconds)
+        twice = [seconds[each.batch.key] / seconds[each.base.key] for each in members if each.batch.key in seconds]
+        fixed = f"{100 * median(min(max(2.0 - each, 0.0), 1.0) for each in twice):.0f} %" if twice else ""
+        rows.append((family, f"{seconds_text(times[0])} – {seconds_text(times[-1])}", half, last, fixed))
+    titles = ("float32", "bfloat16", "channels_last", "fixed")
+    yield table(["class", *(Column(title, right=True) for title in titles)], rows)
+    yield ""
+    yield "float32: fastest to slowest of the sizes; ratios: time relative to that, from size to size;"
+    yield "fixed: share of the time that stays when the batch grows (median over the sizes)"
+
+
+def _ratios(pairs: list[tuple[Any, Any]], seconds: Mapping[str, float]) -> str:
+    found = sorted(seconds[b.key] / seconds[a.key] for a, b in pairs if b is not None and b.key in seconds)
+    return f"{found[0]:.2f} – {found[-1]:.2f}×" if found else "–"
+
+
+def _failed(failed: Mapping[str, str]) -> Iterator[Block]:
+    """What was not timed, by reason."""
+    reasons: dict[str, list[str]] = {}
+    for key, reason in failed.items():
+        reasons.setdefault(reason, []).append(key.partition(" ")[0])
+    for reason, names in reasons.items():
+        few = ", ".join(list(dict.fromkeys(names))[:3])
+        yield Line(f"{len(names)} calls ({few}{', ...' if len(set(names)) > 3 else ''}): {reason}", label="not timed")

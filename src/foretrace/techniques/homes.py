@@ -1,0 +1,35 @@
+"""Where every technique is, in the order in which they are listed: class and module below `foretrace.techniques`."""
+
+from __future__ import annotations
+
+HOMES = {
+    "PrefetchData": "data.prefetch_data",
+    "MixedPrecision": "compute.mixed_precision",
+    "FusedOptimizer": "compute.fused_optimizer",
+    "CudaGraphs": "compute.cuda_graphs",
+    "Compiled": "compute.compiled",
+    "ChannelsLast": "compute.channels_last",
+    "BatchSize": "compute.batch_size",
+    "GradientAccumulation": "memory.gradient_accumulation",
+    "ActivationRecomputation": "memory.activation_recomputation",
+    "ReconstructBatchnorm": "compute.reconstruct_batchnorm",
+    "ActivationOffload": "memory.activation_offload",
+    "ActivationCompression": "memory.activation_compression",
+    "StructuredDropout": "compute.structured_dropout",
+    "DataParallel": "distributed.data_parallel",
+    "FullySharded": "distributed.fully_sharded",
+    "BucketFusion": "distributed.bucket_fusion",
+    "TensorPartition": "distributed.tensor_partition",
+    "Priority": "distributed.priority",
+    "HierarchicalAllreduce": "distributed.hierarchical_allreduce",
+    "ParameterServer": "distributed.parameter_server",
+    "LocalSteps": "distributed.local_steps",
+    "GradientCompression": "distributed.gradient_compression",
+    "ModelParallelCompression": "distributed.model_parallel_compression",
+    "PartialBackprop": "distributed.partial_backprop",
+    "Contention": "data.contention",
+    "FasterDevice": "compute.faster_device",
+    "ReplaceKernel": "compute.replace_kernel",
+    "Scale": "selection",
+    "Remove": "selection",
+}

@@ -1,0 +1,46 @@
+"""The suite's own health, as a plugin: files with slow tests run first, and what takes long says why."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterable
+
+import pytest
+
+LONG_S = 20.0  # CPU seconds, child processes included; a test that takes more says why: @pytest.mark.slow("...")
+UNSAID = "NO REASON STATED"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put files with slow tests first, so that no process is left with one at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    """Keep the CPU time of a test, which a busy machine changes little, and the reason that it states."""
+    before = sum(os.times()[:4])
+    try:
+        return (yield)
+    finally:
+        item.user_properties.append(("cpu_s", sum(os.times()[:4]) - before))
+        if (marker := item.get_closest_marker("slow")) and marker.args:
+            item.user_properties.append(("slow", str(marker.args[0])))
+
+
+def long_tests(reports: Iterable[pytest.TestReport]) -> dict[str, str]:
+    """CPU seconds and stated reason of each test that took more than LONG_S, the longest first."""
+    kept = {each.nodeid: dict(each.user_properties) for each in reports}
+    took = {test: float(str(said.get("cpu_s", 0.0))) for test, said in kept.items()}
+    longest = sorted((test for test in took if took[test] > LONG_S), key=lambda test: -took[test])
+    return {test: f"{took[test]:.0f} s of CPU: {kept[test].get('slow', UNSAID)}" for test in longest}
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the tests that took long."""
+    reports = [each for each in terminalreporter.getreports("passed") if each.when == "call"]
+    if long := long_tests(reports):
+        terminalreporter.section(f"tests over {LONG_S:g} s of CPU")
+        for test, said in long.items():
+            terminalreporter.line(f"{test}: {said}")

@@ -1,0 +1,57 @@
+"""What runs the tests: which of them a change asks for, and how long ones are told from those that say why."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import health
+
+ROOT = Path(__file__).resolve().parents[1]
+CHANGED: dict[str, Any] = runpy.run_path(str(ROOT / ".ci" / "changed.py"))
+
+
+@pytest.mark.parametrize(
+    ("file", "tests"),
+    [
+        ("src/foretrace/graph/edit.py", {"tests/graph"}),
+        ("src/foretrace/cost/devices/roofline.py", {"tests/cost"}),
+        ("src/foretrace/files.py", {"tests/test_files.py"}),
+        ("tests/fleet/test_metrics.py", {"tests/fleet"}),
+        ("tests/test_files.py", {"tests/test_files.py"}),
+        ("tests/data/cnn.json.gz", {"tests/data"}),
+        ("reproductions/dally/study.py", {"reproductions/dally"}),
+    ],
+)
+def test_a_file_stands_for_the_tests_of_its_room(file: str, tests: set[str]) -> None:
+    assert CHANGED["tests_of"](file) == tests
+
+
+def test_a_helper_stands_for_its_users_and_a_page_for_the_tests_that_name_it() -> None:
+    assert {"tests/techniques", "tests/training"} <= CHANGED["tests_of"]("tests/gloo_workers.py")
+    assert "tests/techniques/test_write_a_technique.py" in CHANGED["tests_of"]("docs/write-a-technique.md")
+
+
+def test_nothing_is_asked_for_twice_and_everything_is_there() -> None:
+    asked = CHANGED["chosen"]({"src/foretrace/graph/edit.py", "tests/test_flow.py", "src/foretrace/cli/app.py"})
+    assert asked[:2] == ["tests/cli", "tests/graph"]
+    assert not any(each.startswith("tests/cli/") for each in asked) and len(set(asked)) == len(asked)
+    for each in CHANGED["SMOKE"]:
+        file, _, test = each.partition("::")
+        assert f"def {test}" in (ROOT / file).read_text(encoding="utf-8")
+
+
+def test_long_tests_are_named_with_their_reasons() -> None:
+    def report(name: str, cpu_s: float, *said: tuple[str, str]) -> pytest.TestReport:
+        place = (name, 1, name)
+        return pytest.TestReport(
+            name, place, {}, "passed", None, "call", user_properties=[("cpu_s", cpu_s), *said], duration=cpu_s
+        )
+
+    found = health.long_tests(
+        [report("quick", 1.0), report("long", 25.0), report("longer", 90.0, ("slow", "trains a model"))]
+    )
+    assert found == {"longer": "90 s of CPU: trains a model", "long": f"25 s of CPU: {health.UNSAID}"}
