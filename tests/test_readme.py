@@ -57,6 +57,7 @@ def test_every_block_runs(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("NO_COLOR", "1")
+    asked: list[tuple[Callable[[str, str], tuple[int, str, str]], str, str]]
     asked = [(in_a_shell, *block) for block in blocks("README.md")]
     asked += [(in_this_process, *block) for block in blocks("docs/tour.md")]
     assert len(asked) >= 15

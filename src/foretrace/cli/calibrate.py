@@ -171,7 +171,7 @@ def run(
 
     techniques = parse_all(do or [])
     recorded = _machine_of(source)
-    words = ["run", str(source), *(word for each in do for word in ("--do", each)), "--seconds", str(seconds)]
+    words = ["run", str(source), *(word for each in do or () for word in ("--do", each)), "--seconds", str(seconds)]
     words += [word for each in trust or () for word in ("--trust", each)]
     if _elsewhere(recorded["allocator"], words):
         return None
@@ -198,7 +198,9 @@ def run(
     path = store.save(machine, found.seconds) if found.seconds else store.path_for(machine)
     from foretrace.report.calibrate import calibrated as view_of
 
-    following = shlex.join(["foretrace", "whatif", str(source), *(word for each in do for word in ("--do", each))])
+    following = shlex.join(
+        ["foretrace", "whatif", str(source), *(word for each in do or () for word in ("--do", each))]
+    )
     return Reply(
         result=view_of("run", machine, path, found.seconds, found.failed),
         how={"source": source.name, "following": following},

@@ -58,7 +58,7 @@ def models(incomplete: str) -> Iterable[str]:
 @_quiet
 def decoders(incomplete: str) -> Iterable[str]:
     """Models of the zoo, and decoders that are estimated without being built."""
-    from foretrace.zoo.operators import DECODERS
+    from foretrace.model.decoder_config import DECODERS
     from foretrace.zoo.registry import entries
 
     return [*entries(), *DECODERS]
