@@ -24,7 +24,7 @@ from foretrace.experiment.links import netns
 from foretrace.experiment.links.job import LinkJob, LinkOutcome
 from foretrace.experiment.links.judge import rows_of, setting
 from foretrace.experiment.links.measure import completed, verify
-from foretrace.experiment.links.processes import RigError
+from foretrace.experiment.processes import WorkerError
 from foretrace.experiment.statistics import Verdict
 from foretrace.techniques.arguments import parse_all
 
@@ -95,7 +95,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{number}/{len(todo)} {each.name}", flush=True)
         try:
             outcome = verify(each.job)
-        except (ForetraceError, RigError) as error:
+        except (ForetraceError, WorkerError) as error:
             failed += 1
             print(f"  failed: {error}", flush=True)
             continue

@@ -45,7 +45,7 @@ HELD = {
     ],
     "calibrate device --operators": ["tests/model/test_on_processor.py::test_operators_are_distinct_and_so_many"],
     "calibrate run --seconds": [HERE + "test_operators_share_their_time"],
-    "calibrate network --limit": ["tests/cost/test_network_bench.py::test_a_limit_in_time_holds"],
+    "calibrate network --limit": ["tests/experiment/test_collectives.py::test_a_limit_in_time_holds"],
     "compression advise --seconds": [HERE + "test_operators_share_their_time"],
     "rig verify --seconds": ["tests/experiment/links/test_verify.py::test_turns_keep_their_time"],
     "cloud advise --budget": ["tests/plan/test_cloud.py::test_the_choice_keeps_within_time_and_money"],

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace.cost.network import curves
-from foretrace.cost.network.collective_files import merged, read
+from foretrace.cost.network.collective_files import read
 from foretrace.cost.network.collective_table import CollectiveTable, series_of, table_of
 from foretrace.cost.network.link_network import ways
 from foretrace.cost.network.nccl import Comm, bandwidths
@@ -535,12 +535,16 @@ def test_sizes_held_out(shared_data: Path, file: str, most: float) -> None:
             assert float(np.mean(np.abs(curve.seconds(sizes[1::2]) / times[1::2] - 1))) < 1.1 * most
 
 
+def together(tables: list[CollectiveTable], name: str) -> CollectiveTable:
+    return table_of(name, [each for table in tables for each in table.series])
+
+
 @pytest.mark.parametrize("device", ["a100", "v100"])
 @pytest.mark.parametrize("fitted", [(2, 4, 8), (2, 3, 4, 5, 6)])
 def test_numbers_of_workers_held_out(shared_data: Path, device: str, fitted: tuple[int, ...]) -> None:
     folder = shared_data / "network" / f"vtrain_allreduce_{device}"
     tables = {n: read(folder / f"AR_GPU{n}_1M_1024M.csv.gz") for n in range(2, 9)}
-    net = of_table(merged([tables[n] for n in fitted], device), 8)
+    net = of_table(together([tables[n] for n in fitted], device), 8)
     for n, table in tables.items():
         if n not in fitted:
             (series,) = table.series
@@ -554,7 +558,7 @@ def test_two_workers_follow_from_more(shared_data: Path, device: str, most: floa
     folder = shared_data / "network" / f"vtrain_allreduce_{device}"
     tables = [read(folder / f"AR_GPU{n}_1M_1024M.csv.gz") for n in fitted]
     (series,) = read(folder / "AR_GPU2_1M_1024M.csv.gz").series
-    found = [of_table(merged(tables, device), 8).cost(AR, size, workers=2) for size in series.nbytes[::32]]
+    found = [of_table(together(tables, device), 8).cost(AR, size, workers=2) for size in series.nbytes[::32]]
     assert error_of([each.seconds for each in found], series.seconds[::32]) < most
     inside = [each.low_s <= t <= each.high_s for each, t in zip(found, series.seconds[::32], strict=True)]
     assert np.mean(inside) >= 0.8

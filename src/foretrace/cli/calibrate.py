@@ -241,13 +241,13 @@ def network(
         import torch
 
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    from foretrace.cost.network import network_bench
+    from foretrace.experiment import collectives
 
     chosen = backend or ("nccl" if gpus > 1 else "gloo")
     with options.progress("timing collectives") as report:
-        table = network_bench.calibrate(
+        table = collectives.calibrate(
             workers=workers or max(gpus, 2),
-            sizes=network_bench.sizes_between(least, most, count),
+            sizes=collectives.sizes_between(least, most, count),
             kinds=[each.strip() for each in kinds.split(",")],
             repetitions=repetitions,
             backend=chosen,
@@ -255,8 +255,8 @@ def network(
             progress=report,
         )
     if not accept_noise:
-        network_bench.refuse_noise(table)
-    path = out or network_bench.default_path(table)
+        collectives.refuse_noise(table)
+    path = out or collectives.default_path(table)
     if out is None:
         path.parent.mkdir(parents=True, exist_ok=True)
     table.save(path)

@@ -73,11 +73,11 @@ class Running:
         """Run one block and keep its mean step on both clocks."""
         steps = self._begun()
         for _ in range(plan.discarded):
-            _next(steps)
+            next_loss(steps)
         self._settle()
         began, began_cpu = time.perf_counter(), time.process_time()
         for _ in range(plan.steps):
-            _next(steps)
+            next_loss(steps)
         self._settle()
         self.wall_s.append((time.perf_counter() - began) / plan.steps)
         self.cpu_s.append((time.process_time() - began_cpu) / plan.steps)
@@ -89,7 +89,7 @@ class Running:
 
         torch.manual_seed(seed)
         steps = self._begun()
-        losses = [float(_next(steps)) for _ in range(count)]
+        losses = [float(next_loss(steps)) for _ in range(count)]
         self._pause()
         return losses
 
@@ -183,7 +183,8 @@ def _calm(arms: Mapping[str, Running]) -> list[bool]:
     return [bool(each) for each in calm]
 
 
-def _next(steps: Iterator[Tensor]) -> Tensor:
+def next_loss(steps: Iterator[Tensor]) -> Tensor:
+    """The loss of the next step. Raises ForetraceError where the loader gives nothing."""
     loss = next(steps, None)
     if loss is None:
         raise ForetraceError("the loader of the training gives no batch; give it at least one batch of samples.")

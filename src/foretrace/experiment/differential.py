@@ -28,8 +28,8 @@ from foretrace import executor
 from foretrace.cost.network.network import CollectiveKind
 from foretrace.errors import ForetraceError, spelled
 from foretrace.experiment.links import netns
-from foretrace.experiment.links.messages import Collectives, Done, Make, Record, Recorded, RunSteps, Setup, TimedSteps
-from foretrace.experiment.links.processes import Workers, alone, running, together
+from foretrace.experiment.messages import Collectives, Done, Make, Record, Recorded, RunSteps, Setup, TimedSteps
+from foretrace.experiment.processes import Workers, alone, together
 from foretrace.experiment.stalls import Stall, Stalls, stalls
 from foretrace.graph import store
 from foretrace.graph.taskgraph import TaskGraph
@@ -98,7 +98,7 @@ def differential(wanted: DifferentialRequest, tell: Tell) -> Compared:
         if link is not None:
             tell("running over the shaped link", 0.75)
             net = stack.enter_context(netns.made(wanted.workers, link))
-            with running(net, threads=wanted.threads) as workers:
+            with netns.running(net, threads=wanted.threads) as workers:
                 far = _table(workers, folder / "far.json", wanted.link)
                 runs |= {"network": _run(wanted, workers, ["all"], files, lambda share: None)["all"]}
         tell("predicting", 0.95)

@@ -1,4 +1,4 @@
-"""What is asked of the process that measures, and what it answers: the messages between `runner` and `worker`."""
+"""`Job` and `Outcome`: one verification as it is asked for, and as it ended."""
 
 from __future__ import annotations
 
@@ -110,34 +110,3 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     def error(self) -> float:
         """Predicted against measured treated step: +0.05 predicts a step 5 % too long."""
         return self.predicted.value / self.measured.value - 1.0
-
-
-class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
-    """What the worker does now, and how far it has come with it."""
-
-    what: str
-    share: float
-
-
-class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
-    """The end of a verification that worked."""
-
-    outcome: Outcome
-
-
-class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
-    """A mistake in what was asked for, or a technique that does not fit."""
-
-    sentence: str
-
-
-class Crashed(msgspec.Struct, frozen=True, kw_only=True, tag="crashed"):
-    """Something was raised; `script` says whether it passed through the user's own file."""
-
-    trace: str
-    error: str
-    during: str = ""
-    script: bool = False
-
-
-Message = Progress | Finished | Refusal | Crashed

@@ -21,8 +21,8 @@ from typing import Any
 import msgspec
 
 from foretrace.errors import ForetraceError
-from foretrace.experiment.job import Outcome
-from foretrace.experiment.statistics import Verdict
+from foretrace.experiment.job import Assumed, Outcome
+from foretrace.experiment.statistics import Arm, Ratio, Verdict
 from foretrace.files import part_of, write_text
 from foretrace.reading import home, read_text
 from foretrace.techniques.arguments import parse
@@ -99,61 +99,66 @@ def default_path() -> Path:
     return base / "foretrace" / "ledger.sqlite"
 
 
-def row_of(outcome: Outcome) -> Row:
-    """The row that a verification leaves, with a new id and the present time."""
-    job = outcome.job
+def new_row(
+    job: Any, outcome: Any, *, techniques: Sequence[str], predicted: Ratio, measured: Ratio, after: Arm,
+    assumptions: Iterable[Assumed], **own: Any,
+) -> Row:  # fmt: skip
+    """A row with a new id and the present time: what verifications and sessions on links share, and `own`."""
     return Row(
         id=str(uuid.uuid4()),
         time=datetime.now(tz=UTC).isoformat(timespec="seconds"),
-        techniques=" + ".join(outcome.techniques),
-        model=Path(job.model).name,
-        size=job.size if not job.model.endswith(".py") else "",
+        techniques=" + ".join(techniques),
         threads=job.threads,
-        batches="loader" if job.loads else "ready",
-        device=outcome.device,
-        torch=outcome.versions["torch"],
-        python=outcome.versions["python"],
-        foretrace=outcome.versions["foretrace"],
-        clock=outcome.clock,
+        seed=job.seed,
         before_s=outcome.before.median_s,
-        after_s=outcome.after.median_s,
-        measured=outcome.measured.value,
-        measured_low=outcome.measured.low,
-        measured_high=outcome.measured.high,
-        predicted=outcome.predicted.value,
-        predicted_low=outcome.predicted.low,
-        predicted_high=outcome.predicted.high,
-        error=outcome.error,
-        covered=outcome.covered,
-        verdict=outcome.verdict,
+        after_s=after.median_s,
+        measured=measured.value,
+        measured_low=measured.low,
+        measured_high=measured.high,
+        predicted=predicted.value,
+        predicted_low=predicted.low,
+        predicted_high=predicted.high,
         same=outcome.same.value,
         same_low=outcome.same.low,
         same_high=outcome.same.high,
-        samples_before=outcome.samples_before,
-        samples_after=outcome.samples_after,
-        seed=job.seed,
         machine=outcome.machine,
         allocator=outcome.allocator,
-        parameters=outcome.parameters,
-        arms={
-            "wall": msgspec.to_builtins(outcome.walls),
-            "cpu": msgspec.to_builtins(outcome.cpus),
-            "rounds": outcome.rounds,
-            "repeated_rounds": outcome.repeated_rounds,
-            "disturbed_rounds": outcome.disturbed_rounds,
-            "steps_per_block": outcome.steps_per_block,
-            "stretch": outcome.stretch,
-            "free_cores": outcome.free_cores,
-            "recorded_s": outcome.recorded_s,
-            "treated_recorded_s": outcome.treated_recorded_s,
-            "calibrated": outcome.calibrated,
-            "uncertain": outcome.uncertain,
-            "losses_before": outcome.losses_before,
-            "losses_after": outcome.losses_after,
-        },
-        assumptions=tuple(msgspec.to_builtins(each) for each in outcome.assumptions),
-        residual=tuple(msgspec.to_builtins(each) for each in outcome.residual),
+        assumptions=tuple(msgspec.to_builtins(each) for each in assumptions),
         notes=outcome.notes,
+        **outcome.versions,
+        **own,
+    )
+
+
+def row_of(outcome: Outcome) -> Row:
+    """The row that a verification leaves."""
+    job = outcome.job
+    kept = (
+        "rounds", "repeated_rounds", "disturbed_rounds", "steps_per_block", "stretch", "free_cores", "recorded_s",
+        "treated_recorded_s", "calibrated", "uncertain", "losses_before", "losses_after",
+    )  # fmt: skip
+    arms = {"wall": msgspec.to_builtins(outcome.walls), "cpu": msgspec.to_builtins(outcome.cpus)}
+    return new_row(
+        job,
+        outcome,
+        techniques=outcome.techniques,
+        predicted=outcome.predicted,
+        measured=outcome.measured,
+        after=outcome.after,
+        assumptions=outcome.assumptions,
+        model=Path(job.model).name,
+        size=job.size if not job.model.endswith(".py") else "",
+        batches="loader" if job.loads else "ready",
+        device=outcome.device,
+        clock=outcome.clock,
+        error=outcome.error,
+        covered=outcome.covered,
+        verdict=outcome.verdict,
+        samples_before=outcome.samples_before,
+        samples_after=outcome.samples_after,
+        parameters=outcome.parameters,
+        arms=arms | {name: getattr(outcome, name) for name in kept},
+        residual=tuple(msgspec.to_builtins(each) for each in outcome.residual),
     )
 
 

@@ -20,7 +20,7 @@ from foretrace.cost.operators.calibration import Calibration
 from foretrace.deadline import Deadline
 from foretrace.errors import ForetraceError
 from foretrace.experiment import cores, statistics
-from foretrace.experiment.arms import CountedRounds, Running, TurnPlan, plan, take_turns, waits, workers
+from foretrace.experiment.arms import Running, plan, take_turns, waits, workers
 from foretrace.experiment.job import LOADING, Assumed, Job, Outcome, Residual
 from foretrace.experiment.statistics import Arm, Ratio, paired_ratio
 from foretrace.graph.builder import build
@@ -49,6 +49,7 @@ CALIBRATION_S = 20.0
 _RECORDING_S = 10.0  # a recording that would take longer gets fewer steps
 _WAIT_FOR_CORES_S = 10.0
 _RECORDINGS = 4
+PLAIN = ("before", "after")  # phases of steps without the profiler
 _CALM = 0.05  # median over shortest step of a recording that nothing disturbed
 
 
@@ -125,25 +126,50 @@ def measure(job: Job, tell: Tell) -> Outcome:
     measured = paired_ratio(_baseline(used), used["after"].blocks_s, seed=job.seed)
     residual, treated_s, notes = _residual(predicted, treated, measured, clock, keep=_kept(job, "after"))
     tell("done", 1.0)
-    return _outcome(
-        job,
-        techniques,
-        training=training,
-        treated=treated,
-        predicted=predicted,
+    same = paired_ratio(used["before"].blocks_s, used["again"].blocks_s, seed=job.seed)
+    expected = foretold(predicted, predicted.before_s)
+    uncertain = statistics.too_uncertain(list(used.values()), measured, clock)
+    if clock == "wall" and min(free) < 0.9 * needed:
+        uncertain = f"the arms need {needed} cores and the machine had {min(free):.1f} left"
+    times_s = predicted.before.step_times_ns / 1e9
+    uncertain = uncertain or statistics.strays(times_s.tolist(), [used["before"], used["again"]])
+    info = predicted.before.graph.info
+    return Outcome(
+        job=job,
+        techniques=tuple(str(each) for each in techniques),
+        parameters={each.name: parameters_of(each) for each in techniques},
+        recorded_s=predicted.before_s,
+        predicted=expected,
+        assumptions=assumed(predicted),
+        measured=measured,
+        same=same,
+        before=used["before"],
+        after=used["after"],
+        again=used["again"],
         walls=walls,
         cpus=cpus,
-        measured=measured,
-        rounds=rounds,
-        turns=turns,
+        verdict=statistics.verdict(expected, measured, same=same, uncertain=uncertain),
+        covered=expected.holds(measured.value),
+        uncertain=uncertain,
         clock=clock,
-        needed=needed,
-        free=min(free),
-        losses=losses,
+        stretch=walls["before"].median_s / max(cpus["before"].median_s, 1e-9),
+        rounds=len(rounds.kept),
+        repeated_rounds=rounds.repeated,
+        disturbed_rounds=rounds.disturbed,
+        steps_per_block=turns.steps,
+        samples_before=training.batch_size,
+        samples_after=treated.batch_size,
+        losses_before=_finite(losses["before"]),
+        losses_after=_finite(losses["after"]),
         residual=residual,
         treated_recorded_s=treated_s,
-        operators_timed=operators_timed,
-        notes=(*again, *calibration_notes, *notes),
+        calibrated=operators_timed,
+        free_cores=min(free),
+        machine=dict(info.recording.get("machine") or {}),
+        device=str((info.recording.get("device") or {}).get("name") or training.device),
+        versions=versions(),
+        allocator=cores.allocator(),
+        notes=(*again, *calibration_notes, *notes, *info.notes),
         took_s=time.monotonic() - began,
     )
 
@@ -184,13 +210,14 @@ def recorded_calmly(training: Training, job: Job, clock: Clock | None, tell: Tel
 
 def _unrest(trace: Trace) -> float:
     """How much longer the median step of a recording took than the shortest, in CPU time; profiled or plain steps."""
+    return max(unrest(trace, phases, "cpu_ns") for phases in (("active",), PLAIN))
+
+
+def unrest(trace: Trace, phases: Sequence[str], clock: str) -> float:
+    """The same of the steps of some phases on one clock; 0 where none was timed."""
     steps = trace.ranks[0].recording.get("steps", []) if trace.ranks else []
-    spread = [0.0]
-    for phases in (("active",), ("before", "after")):
-        times = [step["cpu_ns"] for step in steps if step.get("phase") in phases and step.get("cpu_ns")]
-        if times:
-            spread.append(median(times) / min(times) - 1.0)
-    return max(spread)
+    times = [step[clock] for step in steps if step.get("phase") in phases and step.get(clock)]
+    return median(times) / min(times) - 1.0 if times else 0.0
 
 
 def recording_of(
@@ -265,81 +292,10 @@ def _residual(
     return tuple(found[:RESIDUALS]), recorded.step_time_s, ()
 
 
-def _outcome(
-    job: Job,
-    techniques: Sequence[Technique],
-    *,
-    training: Training,
-    treated: Training,
-    predicted: WhatIf,
-    walls: dict[str, Arm],
-    cpus: dict[str, Arm],
-    measured: Ratio,
-    rounds: CountedRounds,
-    turns: TurnPlan,
-    clock: str,
-    needed: int,
-    free: float,
-    losses: dict[str, list[float]],
-    residual: tuple[Residual, ...],
-    treated_recorded_s: float,
-    operators_timed: int,
-    notes: tuple[str, ...],
-    took_s: float,
-) -> Outcome:
-    """Sum up what the arms did, and judge."""
-    used = cpus if clock == "cpu" else walls
-    same = paired_ratio(used["before"].blocks_s, used["again"].blocks_s, seed=job.seed)
+def foretold(predicted: WhatIf, baseline_s: float) -> Ratio:
+    """A prediction as a ratio to the baseline's step."""
     low_s, high_s = predicted.interval_s
-    foretold = Ratio(
-        value=predicted.after_s / predicted.before_s,
-        low=low_s / predicted.before_s,
-        high=high_s / predicted.before_s,
-    )
-    uncertain = statistics.too_uncertain(list(used.values()), measured, clock)
-    if clock == "wall" and free < 0.9 * needed:
-        uncertain = f"the arms need {needed} cores and the machine had {free:.1f} left"
-    times_s = predicted.before.step_times_ns / 1e9
-    uncertain = uncertain or statistics.strays(times_s.tolist(), [used["before"], used["again"]])
-    info = predicted.before.graph.info
-    return Outcome(
-        job=job,
-        techniques=tuple(str(each) for each in techniques),
-        parameters={each.name: parameters_of(each) for each in techniques},
-        recorded_s=predicted.before_s,
-        predicted=foretold,
-        assumptions=assumed(predicted),
-        measured=measured,
-        same=same,
-        before=used["before"],
-        after=used["after"],
-        again=used["again"],
-        walls=walls,
-        cpus=cpus,
-        verdict=statistics.verdict(foretold, measured, same=same, uncertain=uncertain),
-        covered=foretold.holds(measured.value),
-        uncertain=uncertain,
-        clock=clock,
-        stretch=walls["before"].median_s / max(cpus["before"].median_s, 1e-9),
-        rounds=len(rounds.kept),
-        repeated_rounds=rounds.repeated,
-        disturbed_rounds=rounds.disturbed,
-        steps_per_block=turns.steps,
-        samples_before=training.batch_size,
-        samples_after=treated.batch_size,
-        losses_before=_finite(losses["before"]),
-        losses_after=_finite(losses["after"]),
-        residual=residual,
-        treated_recorded_s=treated_recorded_s,
-        calibrated=operators_timed,
-        free_cores=free,
-        machine=dict(info.recording.get("machine") or {}),
-        device=str((info.recording.get("device") or {}).get("name") or training.device),
-        versions=versions(),
-        allocator=cores.allocator(),
-        notes=(*notes, *info.notes),
-        took_s=took_s,
-    )
+    return Ratio(value=predicted.after_s / baseline_s, low=low_s / baseline_s, high=high_s / baseline_s)
 
 
 def assumed(predicted: WhatIf) -> tuple[Assumed, ...]:

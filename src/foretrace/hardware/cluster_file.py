@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ def _short(found: Mapping[str, Any], where: str, name: str) -> Cluster:
         between = _link(found["between"], where, "between", None, "network")
     inside = _link(found["inside"], where, "inside", device, "inside", wiring) if "inside" in found else None
     if between is not None and nics > 1 and found["between"] != "usual":
-        between = _times(between, nics, f"{nics} × {between.name}")
+        between = replace(between, name=f"{nics} × {between.name}", gbit_s=between.gbit_s * nics)
     oversubscription = _number(found.get("oversubscription", 1.0), where, "oversubscription")
     if oversubscription < 1:
         raise ForetraceError(
@@ -319,14 +320,4 @@ def _usual_network(device: Device | None, per_node: int, where: str) -> Link:
         latency_us=_NETWORK_LATENCY_US,
         efficiency=_NETWORK_EFFICIENCY,
         source=f"catalog, {device.confirmed.get('network_gb_s', 'unconfirmed')}",
-    )
-
-
-def _times(link: Link, count: int, name: str) -> Link:
-    return Link(
-        name=name,
-        gbit_s=link.gbit_s * count,
-        latency_us=link.latency_us,
-        efficiency=link.efficiency,
-        source=link.source,
     )

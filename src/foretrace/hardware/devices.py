@@ -6,13 +6,13 @@ tables that give the same; what none of them gives is from the vendor's document
 
 from __future__ import annotations
 
-import csv
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.resources import files
+from typing import Any
 
+from foretrace import shipped
 from foretrace.errors import ForetraceError
 from foretrace.names import plain, question
 
@@ -26,13 +26,13 @@ class Device:
 
     name: str
     short: str  # as a cluster file names it
-    patterns: tuple[str, ...]  # globs over the device name in a recording
+    patterns: tuple[str, ...] = ()  # globs over the device name in a recording
     vendor: str
     arch: str
-    fp32_tflops: float
-    tf32_tflops: float
-    fp16_tflops: float
-    bf16_tflops: float
+    fp32_tflops: float = 0.0
+    tf32_tflops: float = 0.0
+    fp16_tflops: float = 0.0
+    bf16_tflops: float = 0.0
     memory_gb_s: float
     memory_gb: float
     sms: int
@@ -60,8 +60,11 @@ class Device:
 @cache
 def catalog() -> tuple[Device, ...]:
     """All devices, the more specific patterns first."""
-    text = files("foretrace.hardware").joinpath("devices.csv").read_text(encoding="utf-8")
-    return tuple(_device(row) for row in csv.DictReader(text.splitlines()))
+    special: dict[str, Callable[[str], Any]] = {
+        "patterns": lambda text: text.split("|"),
+        "confirmed": lambda text: dict(pair.split("=") for pair in text.split(";")),
+    }
+    return shipped.rows("foretrace.hardware", "devices.csv", Device, special)
 
 
 def find(name: str) -> Device | None:
@@ -98,38 +101,6 @@ def named(name: str) -> Device:
     known = [*_USUAL, *(device.short for device in catalog())]
     hint = question(name.removeprefix("nvidia").strip(), known, lists="foretrace devices lists them.")
     raise ForetraceError(f"device {name!r} is in no catalog; {hint}")
-
-
-def _device(row: dict[str, str]) -> Device:
-    return Device(
-        name=row["name"],
-        patterns=tuple(filter(None, row["patterns"].split("|"))),
-        vendor=row["vendor"],
-        arch=row["arch"],
-        fp32_tflops=float(row["fp32_tflops"] or 0),
-        tf32_tflops=float(row["tf32_tflops"] or 0),
-        fp16_tflops=float(row["fp16_tflops"] or 0),
-        bf16_tflops=float(row["bf16_tflops"] or 0),
-        memory_gb_s=float(row["memory_gb_s"]),
-        memory_gb=float(row["memory_gb"]),
-        sms=int(row["sms"]),
-        source=row["source"],
-        short=row["short"],
-        launch_year=int(row["launch_year"]),
-        fp8_tflops=float(row["fp8_tflops"] or 0),
-        int8_tops=float(row["int8_tops"] or 0),
-        l2_mb=float(row["l2_mb"] or 0),
-        boost_mhz=float(row["boost_mhz"] or 0),
-        scaleup_link=row["scaleup_link"],
-        scaleup_gb_s=float(row["scaleup_gb_s"] or 0),
-        pcie=row["pcie"],
-        pcie_gb_s=float(row["pcie_gb_s"] or 0),
-        tdp_w=float(row["tdp_w"] or 0),
-        node_devices=int(row["node_devices"] or 0),
-        network_gb_s=float(row["network_gb_s"] or 0),
-        confirmed=dict(pair.split("=") for pair in row["confirmed"].split(";") if pair),
-        note=row["note"],
-    )
 
 
 def _glob(pattern: str) -> re.Pattern[str]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from foretrace import reading
 from foretrace.errors import ForetraceError
@@ -99,7 +100,7 @@ def _instance(row: dict[str, str | None], where: str, number: int) -> Instance:
     for needed in ("name", "device", *_NUMBERS):
         if not given.get(needed):
             raise ForetraceError(f"{where}, line {number}: no {needed}; every instance type needs one.")
-    numbers = {}
+    numbers: dict[str, Any] = {}
     for key in _NUMBERS:
         try:
             value = float(given[key])
@@ -110,17 +111,6 @@ def _instance(row: dict[str, str | None], where: str, number: int) -> Instance:
                 f"{where}, line {number}: {key} is {given[key]!r}; give a number above 0, {_MOST:g} at most."
             )
         numbers[key] = value
-    return Instance(
-        name=given["name"],
-        provider=given.get("provider", ""),
-        region=given.get("region", ""),
-        device=given["device"],
-        devices=int(numbers["devices"]),
-        vcpus=int(numbers["vcpus"]),
-        memory_gb=numbers["memory_gb"],
-        network_gbit_s=numbers["network_gbit_s"],
-        bursts=given.get("bursts", "no").lower() in ("yes", "true", "1"),
-        price_per_h=numbers["price_per_h"],
-        date=given.get("date", ""),
-        source=given.get("source", ""),
-    )
+    whole = {key: int(numbers[key]) for key in ("devices", "vcpus")}
+    words: dict[str, Any] = {each.name: given.get(each.name, "") for each in fields(Instance)}
+    return Instance(**words | numbers | whole | {"bursts": words["bursts"].lower() in ("yes", "true", "1")})

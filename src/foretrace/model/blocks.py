@@ -53,16 +53,6 @@ def _letter(graph: OperatorGraph, node: Node) -> tuple[object, ...]:
     return node.op, node.text, node.phase, node.flops, node.read_bytes, node.written_bytes, made
 
 
-def folded(graph: OperatorGraph) -> tuple[Int64, Int64]:
-    """(rows, times): nodes to look at, and how often each counts; copies of a block are left out."""
-    times = np.ones(len(graph), dtype=np.int64)
-    for block in graph.blocks:
-        times[block.first : block.first + block.length] = block.times
-        times[block.first + block.length : block.first + block.length * block.times] = 0
-    rows = np.flatnonzero(times)
-    return rows, times[rows]
-
-
 def repeats(word: Int64, *, least: int = 2) -> list[tuple[int, int, int]]:
     """(first, length, times) of repeats that do not overlap, in order."""
     runs: list[tuple[int, int, int]] = []  # (saved, first, period, end) with the sign of saved turned, for the heap

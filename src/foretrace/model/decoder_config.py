@@ -8,18 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from foretrace import reading
+from foretrace import reading, shipped
 from foretrace.errors import ForetraceError
 from foretrace.names import question, resolve
-
-_GPT3 = "Brown et al., Language Models are Few-Shot Learners, NeurIPS 2020, table 2.1"
-_LLAMA = "Touvron et al., LLaMA, 2023, table 2"
-_LLAMA2 = "Touvron et al., Llama 2, 2023, section 2.2 and appendix A.2.1; configuration files of the release"
-_CODE = "Rozière et al., Code Llama, 2023; configuration files of the release"
-_MEGATRON = "Shoeybi et al., Megatron-LM, 2020; Narayanan et al., SC 2021; Korthikanti et al., 2022"
-_MPT = "MosaicML, LLM Foundry, scripts/train/yamls/pretrain"
-_LLAMA3 = "Grattafiori et al., The Llama 3 Herd of Models, 2024, table 3"
-
 
 MOST_WORDS = 1 << 24
 # How scores become a cross entropy: in float32, operator by operator; or 16-bit scores in one kernel each way (apex,
@@ -60,111 +51,7 @@ class DecoderConfig:
         return self.layers * layer + 2 * h + table * (1 if self.tied else 2) + self.length * h
 
 
-def _llama(
-    name: str, source: str, layers: int, hidden: int, heads: int, kv: int, inner: int, words: int, length: int
-) -> DecoderConfig:
-    return DecoderConfig(
-        name=name,
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=kv,
-        inner=inner,
-        words=words,
-        length=length,
-        source=source,
-    )
-
-
-def _gpt(name: str, layers: int, hidden: int, heads: int) -> DecoderConfig:
-    return DecoderConfig(
-        name=name,
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=heads,
-        inner=4 * hidden,
-        words=50_257,
-        length=2048,
-        gated=False,
-        tied=True,
-        source=_GPT3,
-    )
-
-
-def _megatron(name: str, layers: int, hidden: int, heads: int, length: int = 2048) -> DecoderConfig:
-    return DecoderConfig(
-        name=name,
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=heads,
-        inner=4 * hidden,
-        words=51_200,
-        length=length,
-        gated=False,
-        tied=True,
-        dropout=0.1,
-        source=_MEGATRON,
-    )
-
-
-def _mpt(name: str, layers: int, hidden: int, heads: int) -> DecoderConfig:
-    return DecoderConfig(
-        name=name,
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=heads,
-        inner=4 * hidden,
-        words=50_368,
-        length=2048,
-        gated=False,
-        tied=True,
-        loss="fused",
-        unpads=True,
-        source=_MPT,
-    )
-
-
-DECODERS: dict[str, DecoderConfig] = {
-    each.name: each
-    for each in (
-        _llama("llama-7b", _LLAMA, 32, 4096, 32, 32, 11_008, 32_000, 2048),
-        _llama("llama-13b", _LLAMA, 40, 5120, 40, 40, 13_824, 32_000, 2048),
-        _llama("llama-30b", _LLAMA, 60, 6656, 52, 52, 17_920, 32_000, 2048),
-        _llama("llama-65b", _LLAMA, 80, 8192, 64, 64, 22_016, 32_000, 2048),
-        _llama("llama-2-7b", _LLAMA2, 32, 4096, 32, 32, 11_008, 32_000, 4096),
-        _llama("llama-2-13b", _LLAMA2, 40, 5120, 40, 40, 13_824, 32_000, 4096),
-        _llama("llama-2-70b", _LLAMA2, 80, 8192, 64, 8, 28_672, 32_000, 4096),
-        _llama("llama-3-8b", _LLAMA3, 32, 4096, 32, 8, 14_336, 128_256, 8192),
-        _llama("llama-3-70b", _LLAMA3, 80, 8192, 64, 8, 28_672, 128_256, 8192),
-        _llama("llama-3-405b", _LLAMA3, 126, 16_384, 128, 8, 53_248, 128_256, 8192),
-        _gpt("gpt3-1.3b", 24, 2048, 16),
-        _gpt("gpt3-6.7b", 32, 4096, 32),
-        _gpt("gpt3-13b", 40, 5120, 40),
-        _gpt("gpt3-175b", 96, 12_288, 96),
-        _llama("codellama-34b", _CODE, 48, 8192, 64, 8, 22_016, 32_000, 4096),
-        _megatron("megatron-1.2b", 24, 1920, 15, 1024),
-        _megatron("megatron-2b", 30, 2304, 18, 1024),
-        _megatron("megatron-4b", 36, 3072, 24, 1024),
-        _megatron("megatron-8b", 42, 4096, 32, 1024),
-        _megatron("megatron-1.7b", 24, 2304, 24),
-        _megatron("megatron-3.6b", 30, 3072, 32),
-        _megatron("megatron-7.5b", 36, 4096, 32),
-        _megatron("megatron-18b", 40, 6144, 48),
-        _megatron("megatron-22b", 48, 6144, 64),
-        _mpt("mpt-125m", 12, 768, 12),
-        _mpt("mpt-350m", 24, 1024, 16),
-        _mpt("mpt-760m", 24, 1536, 12),
-        _mpt("mpt-1b", 24, 2048, 16),
-        _mpt("mpt-3b", 32, 2560, 20),
-        _mpt("mpt-7b", 32, 4096, 32),
-        _mpt("mpt-13b", 40, 5120, 40),
-        _mpt("mpt-30b", 48, 7168, 56),
-        _mpt("mpt-70b", 80, 8192, 64),
-    )
-}
+DECODERS = {each.name: each for each in shipped.rows("foretrace.model", "decoders.csv", DecoderConfig)}
 
 
 def decoder_config(name: str) -> DecoderConfig:
@@ -239,13 +126,15 @@ def _from_config(path: Path) -> DecoderConfig:
         )
     try:
         layers, hidden, heads = (found[key] for key in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
-        made = _llama(
-            path.parent.name or kind, str(path), layers, hidden, heads, found.get("num_key_value_heads") or heads,
-            found["intermediate_size"], found["vocab_size"], min(found.get("max_position_embeddings") or 4096, 4096),
+        made = DecoderConfig(
+            name=path.parent.name or kind, source=str(path), layers=layers, hidden=hidden, heads=heads,
+            kv_heads=found.get("num_key_value_heads") or heads, inner=found["intermediate_size"],
+            words=found["vocab_size"], length=min(found.get("max_position_embeddings") or 4096, 4096),
+            tied=bool(found.get("tie_word_embeddings", False)),
         )  # fmt: skip
     except KeyError as error:
         raise ForetraceError(f"{path} has no {error}; give a whole configuration of transformers.") from error
     width = found.get("head_dim") or hidden // heads
     if width * heads != hidden or found.get("attention_bias") or found.get("mlp_bias"):
         raise ForetraceError(f"{path}: heads of another width or biases are not known here; capture it from a script.")
-    return replace(made, tied=bool(found.get("tie_word_embeddings", False)))
+    return made

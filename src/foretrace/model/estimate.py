@@ -16,20 +16,17 @@ from foretrace.cost.model import CostModel
 from foretrace.cost.network.network import Network
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import Carried, Phase, TaskGraph, TaskKind
-from foretrace.hardware.cluster import Cluster
 from foretrace.hardware.devices import Device
 from foretrace.model.lower import HostCosts, Lowered, lower
 from foretrace.model.memory.memory import MemoryFit, Sharding, StepMemory, peak
 from foretrace.model.messages import ModelCollective, collectives
 from foretrace.model.operator_graph import OperatorGraph, Role
 from foretrace.model.repeat import again
-from foretrace.model.strategy import Strategy
 from foretrace.simulate.doubt import doubted
 from foretrace.simulate.noise import expected_max
 from foretrace.simulate.timeline import simulate
 
 _HOST = (TaskKind.CPU, TaskKind.CALL)
-_MUCH = 0.01  # a share of the time that is worth a warning
 # Slow-down of kernels for as long as NCCL's run beside them, which also take longer than alone: 1.04 to 1.1 in all by
 # Agarwal et al., On the Utility of Gradient Compression (MLSys 2022), where little was sent; chosen with the eight-GPU
 # rows of `benchmarks/training_figures.py`, where up to a third of the time is.
@@ -63,9 +60,6 @@ def estimate_step(
     *,
     device: Device,
     costs: CostModel,
-    strategy: Strategy | None = None,
-    cluster: Cluster | None = None,
-    host: HostCosts | None = None,
     own_processor: bool = False,
     messages: Sequence[ModelCollective] = (),
     network: Mapping[str, Network] | None = None,
@@ -76,14 +70,10 @@ def estimate_step(
     What one model says is taken to be wrong in the same direction for all its calls (errors of a model on a device it
     has not seen are), and models and host independently of each other. Raises ForetraceError as `lower` does.
     """
-    host = host or HostCosts()
     lowered = lower(
         operators,
         device=device,
         costs=costs,
-        strategy=strategy,
-        cluster=cluster,
-        host=host,
         own_processor=own_processor,
         messages=messages,
         network=network,
@@ -93,7 +83,7 @@ def estimate_step(
         kernels = lowered.graph.kind == TaskKind.KERNEL
         slower = _scaled(lowered.graph, kernels, slowed(COMPANY))
         lowered = replace(lowered, graph=slower.with_columns(recorded=simulate(slower).start))
-    graph = _doubted(lowered, None if own_processor else host, slowed)
+    graph = _doubted(lowered, None if own_processor else HostCosts(), slowed)
     step_s = _step_s(graph)
     late = UNSEEN[1] + LATE * expected_max(workers)
     unseen = Carried(
@@ -179,16 +169,6 @@ def _peak_s(calls: Calls, device: Device) -> float:
         float(calls.flops[matrix & (calls.precision == each)].sum()) / peak_flops(device, Precision(each))
         for each in np.unique(calls.precision[matrix]).tolist()
     )
-
-
-def _defaults(operators: OperatorGraph, device: Device) -> list[str]:
-    """What PyTorch's default settings are taken to do."""
-    changed = as_run(operators.calls, device).precision != operators.calls.precision
-    if not changed.any():
-        return []
-    return [
-        f"{int(changed.sum())} float32 convolutions and recurrent layers run in TF32, as PyTorch has it by default."
-    ]
 
 
 def _warnings(operators: OperatorGraph, device: Device, share: float) -> list[str]:
@@ -302,7 +282,6 @@ def estimate(
         allocator="none" if own_processor else "cuda",
     )
     room = device.memory_gb * 1e9
-    warnings = list(memory.notes)
     return Estimate(
         operators=repeated,
         device=device,
@@ -317,5 +296,5 @@ def estimate(
         accumulate=accumulate,
         networks=tuple(each.name for each in (network or {}).values()),
         techniques=techniques,
-        warnings=tuple(warnings),
+        warnings=tuple(memory.notes),
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from foretrace.experiment.links import netns
-from foretrace.experiment.links.processes import Workers, running
+from foretrace.experiment.processes import Workers
 from foretrace.hardware.cluster import parse_link
 
 
@@ -24,5 +24,5 @@ def able() -> netns.Capability:
 def pair(able: netns.Capability) -> Iterator[Workers]:
     """Two workers on a link of 50 Mbit/s."""
     pytest.importorskip("torch")
-    with netns.made(2, parse_link("50mbit")) as net, running(net) as workers:
+    with netns.made(2, parse_link("50mbit")) as net, netns.running(net) as workers:
         yield workers

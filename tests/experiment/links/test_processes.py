@@ -14,8 +14,8 @@ import pytest
 
 from foretrace.errors import ForetraceError, NotApplicableError
 from foretrace.experiment.links import netns
-from foretrace.experiment.links.messages import Buckets, Done, Inspect, Make, RunSteps, Setup, TimedSteps
-from foretrace.experiment.links.processes import RigError, Workers, alone
+from foretrace.experiment.messages import Buckets, Done, Inspect, Make, RunSteps, Setup, TimedSteps
+from foretrace.experiment.processes import WorkerError, Workers, alone
 
 pytest.importorskip("torch")
 
@@ -25,8 +25,7 @@ STARTS_A_PAIR = """
 import time
 from foretrace.hardware.cluster import parse_link
 from foretrace.experiment.links import netns
-from foretrace.experiment.links.processes import running
-with netns.made(2, parse_link("100mbit")) as net, running(net) as workers:
+with netns.made(2, parse_link("100mbit")) as net, netns.running(net) as workers:
     print(*(each.pid for each in workers.processes), flush=True)
     time.sleep(600)
 """
@@ -64,7 +63,7 @@ def test_a_silent_worker_is_named() -> None:
 def test_a_mistake_is_a_sentence_and_a_bug_a_traceback() -> None:
     with alone() as worker, pytest.raises(NotApplicableError, match="is no emulated training"):
         worker.ask(Make(name="a", setup=Setup(work="12x")), "making", Done)
-    with alone() as worker, pytest.raises(RigError, match="KeyError"):
+    with alone() as worker, pytest.raises(WorkerError, match="KeyError"):
         worker.ask(RunSteps(name="never made", discarded=0, steps=1, together=True), "stepping", TimedSteps)
 
 

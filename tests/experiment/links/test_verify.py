@@ -19,8 +19,8 @@ from foretrace.experiment.links.calibrate import MOST_SPREAD, alone
 from foretrace.experiment.links.job import LinkJob
 from foretrace.experiment.links.judge import rows_of, setting
 from foretrace.experiment.links.measure import check, completed, verify
-from foretrace.experiment.links.messages import RunSteps, TimedSteps
-from foretrace.experiment.links.processes import Workers
+from foretrace.experiment.messages import RunSteps, TimedSteps
+from foretrace.experiment.processes import Workers
 
 pytest.importorskip("torch")
 

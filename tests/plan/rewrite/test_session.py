@@ -65,7 +65,7 @@ def test_a_module_is_rewritten_into_an_equal_one(small: Any) -> None:
     kinds = [each.op for each in small.rewriting.after.order()]
     assert "batch_norm" not in kinds
     assert len(kinds) <= len(small.rewriting.before.order()) - 4
-    graph = small.graph_module.graph
+    graph = small.emitted.module.graph
     assert not [node for node in graph.nodes if "norm" in str(node.target) and "layer" not in str(node.target)]
     x = torch.randn(2, 3, 9, 9)
     want, got = small.model.module(x, scale=torch.tensor(2.0)), small.module(x, scale=torch.tensor(2.0))
@@ -85,7 +85,7 @@ def test_a_check_finds_a_model_that_is_not_equal(small: Any) -> None:
 def test_a_rewritten_model_is_written_and_read_again(small: Any, tmp_path: Path) -> None:
     flat = small.emitted.flat(small.model.args, small.model.kwargs)
     with torch.no_grad():
-        want = small.graph_module(*flat)
+        want = small.emitted.module(*flat)
         write.write(small.emitted, tmp_path / "m.pt2")
         loaded = torch.export.load(tmp_path / "m.pt2").module()(*flat)
         write.write(small.emitted, write.checked(tmp_path / "folder"))

@@ -1,7 +1,7 @@
 """`Measured`: what this very call took, where it was recorded or profiled. It speaks of nothing else.
 
 Times come from recordings (`from_graph`: mean of the call's kernels on a device, or of its operator on a processor),
-from a table (`from_table`), and from a machine's `Calibration` (`from_calibration`).
+and from a table (`from_table`).
 
 A table is CSV with a header. Columns, in any order, others are not read:
 
@@ -10,7 +10,7 @@ A table is CSV with a header. Columns, in any order, others are not read:
     op, text    operator and its inputs as JSON `[dims, types, concrete]`, as `TaskGraph.shapes` has them; or
     family, precision, b, m, n, k    of `foretrace.cost.calls`; b is 1 where the column is absent
 
-A call that the table names twice on a device takes the mean. Several sources: `Measured.merged`.
+A call that the table names twice on a device takes the mean.
 """
 
 from __future__ import annotations
@@ -22,22 +22,18 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
 from foretrace import reading
 from foretrace.cost.calls import Calls, Family, Precision
 from foretrace.cost.model import CostModel, Prediction
-from foretrace.cost.operators.calibration import Calibration
-from foretrace.cost.operators.operator import Operator
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import TaskGraph, TaskKind
 from foretrace.hardware.devices import Device, find, named
 
 Named = tuple[str, str]  # operator, inputs as JSON text
 Sized = tuple[int, int, float, float, float, float]  # family, precision, b, m, n, k
-_Key = TypeVar("_Key")
 _UNITS = {"seconds": 1.0, "ms": 1e-3, "us": 1e-6}
 _SIZES = ("family", "precision", "m", "n", "k")
 
@@ -84,15 +80,6 @@ class Measured(CostModel):
             low, high = table[:, 1] / seconds, table[:, 2] / seconds
         return self._answer(seconds, low, high, f"measured on {device.short}: {', '.join(self.where) or 'nothing'}")
 
-    def merged(self, other: Measured) -> Measured:
-        """Both; where both know a call, `other` is heard."""
-        return Measured(
-            name=self.name,
-            calls=_merged(self.calls, other.calls),
-            sizes=_merged(self.sizes, other.sizes),
-            where=(*self.where, *(each for each in other.where if each not in self.where)),
-        )
-
     @classmethod
     def from_graph(cls, graph: TaskGraph, device: Device | None = None) -> Measured:
         """Calls of a recording. `device` is where it was made; by default what the recording says.
@@ -138,23 +125,6 @@ class Measured(CostModel):
             where=(f"{source.name}, {lines} times",),
         )
 
-    @classmethod
-    def from_calibration(cls, calibration: Calibration, device: Device) -> Measured:
-        """Operators timed on this machine; `device` stands for its processor. Data half near, half far."""
-        times: dict[Named, Time] = {}
-        for key in calibration.seconds:
-            name, _, text = key.partition(" ")
-            if name == "near" or not text:
-                continue
-            operator = Operator(name, text)
-            seconds = calibration.midway_s(operator)
-            if seconds is None:
-                continue
-            near = calibration.seconds.get(operator.near_key, seconds)
-            ends = sorted((near, calibration.seconds[key]))
-            times[name, text] = Time(seconds=seconds, low_s=0.93 * ends[0], high_s=1.07 * ends[1], count=1)
-        return cls(calls={device.name: times}, where=(f"calibration of this machine, {len(times)} operators",))
-
 
 def recorded_calls(graph: TaskGraph) -> dict[Named, list[float]]:
     """Seconds of every call of each operator with the same inputs, over all its kernels; of calls with known inputs.
@@ -180,12 +150,6 @@ def recorded_calls(graph: TaskGraph) -> dict[Named, list[float]]:
             calls = 1
         found[key] += [float(part.sum()) / 1e9 for part in np.split(graph.dur[run], calls)]
     return {key: values for key, values in found.items() if sum(values) > 0}
-
-
-def _merged(
-    first: Mapping[str, Mapping[_Key, Time]], second: Mapping[str, Mapping[_Key, Time]]
-) -> dict[str, dict[_Key, Time]]:
-    return {device: {**first.get(device, {}), **second.get(device, {})} for device in {**first, **second}}
 
 
 def device_of(graph: TaskGraph) -> Device:

@@ -4,7 +4,7 @@
 
 Every member calls it with the same arguments, and every member gets the same table. It uses the default process group
 where there is one; else it joins one itself (`init_method` or `store`) and leaves it afterwards. Nothing here starts
-processes (`cost/network/network_bench.py` does), so it can run in network namespaces, containers or on several
+processes (`cost/network/collectives.py` does), so it can run in network namespaces, containers or on several
 machines.
 
 Sizes take turns, so that a disturbance of the machine meets all of them a little instead of one wholly. Where all

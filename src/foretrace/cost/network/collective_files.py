@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import isclose, isfinite
 from pathlib import Path
 
@@ -324,9 +324,3 @@ def _kind_of(text: str, where: str) -> CollectiveKind:
 def _workers_in(name: str) -> int:
     match = _WORKERS.search(name)
     return int(match[1] or match[2]) if match else 0
-
-
-def merged(tables: Iterator[CollectiveTable] | Sequence[CollectiveTable], name: str) -> CollectiveTable:
-    """Several files as one table, e.g. one per number of workers."""
-    found = list(tables)
-    return table_of(name, [each for table in found for each in table.series], name=name)

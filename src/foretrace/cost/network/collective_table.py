@@ -78,51 +78,23 @@ class CollectiveTable:
 
     def save(self, path: Path) -> None:
         """Write the table as JSON. Raises ForetraceError where the folder is missing or may not be written."""
-        file = _File(
-            format=FORMAT,
-            collectives=[
-                _Series(
-                    kind=each.kind,
-                    workers=each.workers,
-                    per_node=each.per_node,
-                    nbytes=list(each.nbytes),
-                    seconds=list(each.seconds),
-                    spread=list(each.spread),
-                    system=each.system,
-                )
-                for each in self.series
-            ],
-            name=self.name,
-            backend=self.backend,
-            device=self.device,
-            machine=dict(self.machine),
-            measured=self.measured,
-            repetitions=self.repetitions,
-            missing=dict(self.missing),
-        )
+        file = _File(format=FORMAT, collectives=self.series, **{name: getattr(self, name) for name in _ABOUT})
         write_bytes(path, msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n")
 
 
-class _Series(msgspec.Struct, kw_only=True):
-    kind: CollectiveKind
-    workers: int
-    per_node: int
-    nbytes: list[float]
-    seconds: list[float]
-    spread: list[float] = []
-    system: str = ""
+_ABOUT = ("name", "backend", "device", "machine", "measured", "repetitions", "missing")
 
 
 class _File(msgspec.Struct, kw_only=True):
     format: int
-    collectives: list[_Series]
+    collectives: tuple[CollectiveSeries, ...]
     name: str = ""
     backend: str = ""
     device: str = ""
-    machine: dict[str, Any] = {}
+    machine: Mapping[str, Any] = {}
     measured: str = ""
     repetitions: int = 0
-    missing: dict[str, str] = {}
+    missing: Mapping[str, str] = {}
 
 
 def decode(data: bytes, where: str) -> CollectiveTable:
@@ -149,17 +121,7 @@ def decode(data: bytes, where: str) -> CollectiveTable:
             system=each.system,
         )
         series.append(found)
-    return table_of(
-        where,
-        series,
-        name=file.name,
-        backend=file.backend,
-        device=file.device,
-        machine=file.machine,
-        measured=file.measured,
-        repetitions=file.repetitions,
-        missing=file.missing,
-    )
+    return table_of(where, series, **{name: getattr(file, name) for name in _ABOUT})
 
 
 def series_of(

@@ -34,6 +34,16 @@ def folder() -> Path:
     return (Path(cache) if cache else home() / ".cache" / "foretrace") / "calibration"
 
 
+def make_folder() -> None:
+    """Make the folder where it is not there yet. Raises ForetraceError."""
+    try:
+        folder().mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ForetraceError(
+            f"cannot make the folder {folder()} ({error.strerror or error}); set FORETRACE_CACHE to a folder of yours."
+        ) from None
+
+
 def path_for(machine: Mapping[str, Any]) -> Path:
     """The file of this fingerprint, whether it exists or not."""
     return folder() / file_name(machine)
@@ -76,13 +86,7 @@ def load(machine: Mapping[str, Any]) -> dict[str, float]:
 def save(machine: Mapping[str, Any], seconds: Mapping[str, float]) -> Path:
     """Add these times to those stored for this fingerprint; newer ones replace older ones."""
     path = path_for(machine)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ForetraceError(
-            f"cannot make the folder {path.parent} ({error.strerror or error}); set FORETRACE_CACHE to a folder of "
-            "yours."
-        ) from None
+    make_folder()
     with _locked(path.with_suffix(".lock")):
         merged = {**load(machine), **seconds}
         file = _File(format=FORMAT, machine=dict(machine), seconds=merged)

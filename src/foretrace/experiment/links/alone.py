@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 
 from foretrace.cost.operators import bench
 from foretrace.cost.operators.calibration import Calibration
 from foretrace.deadline import Deadline
 from foretrace.experiment.job import Job
 from foretrace.experiment.links.arms import is_emulated, training_of
-from foretrace.experiment.links.messages import Record, Recorded
-from foretrace.experiment.measure import CALIBRATION_S, recorded_calmly, recording_of
+from foretrace.experiment.measure import CALIBRATION_S, PLAIN, recorded_calmly, recording_of, unrest
+from foretrace.experiment.messages import Record, Recorded
 from foretrace.graph import store
 from foretrace.graph.builder import build
 from foretrace.graph.taskgraph import TaskGraph
@@ -57,9 +56,7 @@ def _punctual(training: Training) -> tuple[Trace, int]:
     found: list[tuple[float, Trace]] = []
     while not found or (found[-1][0] > _PUNCTUAL and len(found) < _RECORDINGS):
         trace = recording_of(training, None)
-        steps = trace.ranks[0].recording.get("steps", []) if trace.ranks else []
-        times = [each["wall_ns"] for each in steps if each.get("phase") in ("before", "after") and each.get("wall_ns")]
-        found.append((median(times) / min(times) - 1.0 if times else 0.0, trace))
+        found.append((unrest(trace, PLAIN, "wall_ns"), trace))
     return min(found, key=lambda pair: pair[0])[1], len(found)
 
 

@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from foretrace.errors import ForetraceError
-from foretrace.experiment.links.messages import Buckets, Setup, TimedSteps
+from foretrace.experiment.arms import next_loss
 from foretrace.experiment.measure import RESIDENT_BATCHES
+from foretrace.experiment.messages import Buckets, Setup, TimedSteps
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,12 +54,12 @@ class RunningArm:
         import torch.distributed as dist
 
         for _ in range(discarded):
-            self._next()
+            next_loss(self._steps)
         if together:
             dist.barrier()
         began, began_cpu = time.perf_counter(), time.process_time()
         for _ in range(steps):
-            loss = self._next()
+            loss = next_loss(self._steps)
         wall, cpu = time.perf_counter() - began, time.process_time() - began_cpu
         last = float(loss)
         return TimedSteps(wall_s=wall / steps, cpu_s=cpu / steps, loss=last if math.isfinite(last) else None)
@@ -83,12 +83,6 @@ class RunningArm:
 
         found = (each for each in self.training.model.modules() if isinstance(each, DistributedDataParallel))
         return next(found, None)
-
-    def _next(self) -> Tensor:
-        loss = next(self._steps, None)
-        if loss is None:
-            raise ForetraceError("the loader of the training gives no batch; give it at least one batch of samples.")
-        return loss
 
 
 def _sizes(text: str) -> tuple[int, ...]:

@@ -10,8 +10,8 @@ from foretrace.cost.network.collective_table import CollectiveTable, decode
 from foretrace.cost.network.network import CollectiveKind
 from foretrace.errors import ForetraceError
 from foretrace.experiment.links import netns
-from foretrace.experiment.links.messages import Collectives, Done
-from foretrace.experiment.links.processes import Workers, running
+from foretrace.experiment.messages import Collectives, Done
+from foretrace.experiment.processes import Workers
 from foretrace.hardware.cluster import Link, parse_link
 
 REPETITIONS = 15
@@ -76,7 +76,7 @@ def alone(workers: int, link: str, file: Path) -> LinkCalibration:
     Raises ForetraceError where the machine cannot have one, or the link varies too much.
     """
     parsed = parse_link(link)
-    with netns.made(workers, parsed) as net, running(net) as started:
+    with netns.made(workers, parsed) as net, netns.running(net) as started:
         return calibrate(started, parsed, file, name=title(workers, link))
 
 

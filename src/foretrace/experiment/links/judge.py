@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
-from foretrace.experiment import cores, statistics
-from foretrace.experiment.ledger import Row
-from foretrace.experiment.links.calibrate import LinkCalibration
-from foretrace.experiment.links.job import ArmOutcome, LinkJob, LinkOutcome, MeasuredLink
-from foretrace.experiment.links.messages import Recorded, TimedSteps
-from foretrace.experiment.measure import assumed, parameters_of, versions
+from foretrace.experiment import statistics
+from foretrace.experiment.ledger import Row, new_row
+from foretrace.experiment.links.job import ArmOutcome, LinkJob, LinkOutcome
+from foretrace.experiment.measure import assumed, foretold, parameters_of
+from foretrace.experiment.messages import TimedSteps
 from foretrace.experiment.statistics import Arm, Ratio, paired_ratio
-from foretrace.graph.taskgraph import TaskGraph
 from foretrace.techniques.base import Technique
 from foretrace.techniques.whatif import WhatIf
 
@@ -38,52 +34,13 @@ class Ran:
     buckets: tuple[int, ...]
 
 
-def judge(
-    job: LinkJob,
-    arms: Sequence[Ran],
-    *,
-    graph: TaskGraph,
-    link: LinkCalibration,
-    recorded: Recorded,
-    recorded_s: float,
-    baseline_s: float,
-    before: Rounds,
-    again: Rounds,
-    steps_per_block: int,
-    samples: int,
-    took_s: float,
-) -> LinkOutcome:
-    """Sum up blocks, compare ratios round by round, and say what became of each prediction."""
-    first, second = _summed(before), _summed(again)
-    same = paired_ratio(first.blocks_s, second.blocks_s, seed=job.seed)
-    points = next(each for each in link.table.series if each.kind == "all-reduce")
-    return LinkOutcome(
-        job=job,
-        link=MeasuredLink(mbit_s=link.mbit_s, spread=link.spread, nbytes=points.nbytes, seconds=points.seconds),
-        recorded_s=recorded_s,
-        baseline_predicted_s=baseline_s,
-        before=first,
-        again=second,
-        same=same,
-        arms=tuple(_judged(job, each, baseline_s, first, second, same) for each in arms),
-        rounds=len(before),
-        steps_per_block=steps_per_block,
-        operators_timed=recorded.operators,
-        samples=samples,
-        machine=dict(graph.info.recording.get("machine") or {}),
-        versions=versions(),
-        allocator=dict(cores.ALLOCATOR),
-        notes=(*recorded.notes, *graph.info.notes),
-        took_s=took_s,
-    )
-
-
-def _judged(job: LinkJob, arm: Ran, baseline_s: float, before: Arm, again: Arm, same: Ratio) -> ArmOutcome:
-    measured = _summed(arm.blocks)
+def judge(job: LinkJob, arm: Ran, baseline_s: float, before: Arm, again: Arm, same: Ratio) -> ArmOutcome:
+    """What became of one arm's prediction; ratios are compared round by round with the mean of the baseline's arms."""
+    measured = summed(arm.blocks)
     baseline = [(a + b) / 2 for a, b in zip(before.blocks_s, again.blocks_s, strict=True)]
     ratio = paired_ratio(baseline, measured.blocks_s, seed=job.seed)
     low_s, high_s = arm.predicted.interval_s
-    foretold = Ratio(value=arm.predicted.after_s / baseline_s, low=low_s / baseline_s, high=high_s / baseline_s)
+    expected = foretold(arm.predicted, baseline_s)
     uncertain = statistics.too_uncertain([before, again, measured], ratio, CLOCK)
     distributed = arm.predicted.after.graph.info.recording.get("distributed") or {}
     return ArmOutcome(
@@ -93,10 +50,10 @@ def _judged(job: LinkJob, arm: Ran, baseline_s: float, before: Arm, again: Arm, 
         predicted_low_s=low_s,
         predicted_high_s=high_s,
         measured=measured,
-        predicted_ratio=foretold,
+        predicted_ratio=expected,
         measured_ratio=ratio,
-        verdict=statistics.verdict(foretold, ratio, same=same, uncertain=uncertain),
-        covered=foretold.holds(ratio.value),
+        verdict=statistics.verdict(expected, ratio, same=same, uncertain=uncertain),
+        covered=expected.holds(ratio.value),
         uncertain=uncertain,
         predicted_buckets=tuple(int(each) for each in distributed.get("buckets", ())),
         buckets=arm.buckets,
@@ -105,7 +62,7 @@ def _judged(job: LinkJob, arm: Ran, baseline_s: float, before: Arm, again: Arm, 
     )
 
 
-def _summed(blocks: Rounds) -> Arm:
+def summed(blocks: Rounds) -> Arm:
     """Steps by round: workers wait for each other, so the slowest one's is the step."""
     return Arm.of([max(each.wall_s for each in round_) for round_ in blocks])
 
@@ -117,38 +74,24 @@ def rows_of(outcome: LinkOutcome) -> tuple[Row, ...]:
 
 def _row(outcome: LinkOutcome, arm: ArmOutcome) -> Row:
     job = outcome.job
-    return Row(
-        id=str(uuid.uuid4()),
-        time=datetime.now(tz=UTC).isoformat(timespec="seconds"),
-        techniques=" + ".join(arm.techniques),
+    return new_row(
+        job,
+        outcome,
+        techniques=arm.techniques,
+        predicted=arm.predicted_ratio,
+        measured=arm.measured_ratio,
+        after=arm.measured,
+        assumptions=arm.assumptions,
         model=Path(job.work).name if job.work.endswith(".py") else job.work,
         size=setting(job),
-        threads=job.threads,
         batches="ready",
         device=CPU,
-        torch=outcome.versions["torch"],
-        python=outcome.versions["python"],
-        foretrace=outcome.versions["foretrace"],
         clock=CLOCK,
-        before_s=outcome.before.median_s,
-        after_s=arm.measured.median_s,
-        measured=arm.measured_ratio.value,
-        measured_low=arm.measured_ratio.low,
-        measured_high=arm.measured_ratio.high,
-        predicted=arm.predicted_ratio.value,
-        predicted_low=arm.predicted_ratio.low,
-        predicted_high=arm.predicted_ratio.high,
         error=arm.error,
         covered=arm.covered,
         verdict=arm.verdict,
-        same=outcome.same.value,
-        same_low=outcome.same.low,
-        same_high=outcome.same.high,
         samples_before=outcome.samples,
         samples_after=outcome.samples,
-        seed=job.seed,
-        machine=outcome.machine,
-        allocator=outcome.allocator,
         parameters={
             name: {key: job.link if key == "network" else value for key, value in found.items()}
             for name, found in arm.parameters.items()
@@ -180,9 +123,7 @@ def _row(outcome: LinkOutcome, arm: ArmOutcome) -> Row:
                 "buckets": arm.buckets,
             },
         },
-        assumptions=tuple(msgspec.to_builtins(each) for each in arm.assumptions),
         residual=(),
-        notes=outcome.notes,
     )
 
 

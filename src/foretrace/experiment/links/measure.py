@@ -15,12 +15,14 @@ from foretrace import executor
 from foretrace.cost.network.network import CollectiveKind
 from foretrace.deadline import Deadline
 from foretrace.errors import ForetraceError
+from foretrace.experiment import cores
 from foretrace.experiment.links import netns
 from foretrace.experiment.links.arms import is_emulated, training_of
 from foretrace.experiment.links.calibrate import calibrate, title
-from foretrace.experiment.links.job import LinkJob, LinkOutcome
-from foretrace.experiment.links.judge import Ran, judge
-from foretrace.experiment.links.messages import (
+from foretrace.experiment.links.job import LinkJob, LinkOutcome, MeasuredLink
+from foretrace.experiment.links.judge import Ran, judge, summed
+from foretrace.experiment.measure import versions
+from foretrace.experiment.messages import (
     Buckets,
     Done,
     Inspect,
@@ -32,7 +34,8 @@ from foretrace.experiment.links.messages import (
     Setup,
     TimedSteps,
 )
-from foretrace.experiment.links.processes import PATIENCE_S, Workers, alone, running
+from foretrace.experiment.processes import PATIENCE_S, Workers, alone
+from foretrace.experiment.statistics import paired_ratio
 from foretrace.graph import store
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.hardware.cluster import parse_link
@@ -75,7 +78,7 @@ def verify(job: LinkJob, tell: Tell | None = None) -> LinkOutcome:
     """Run one session: all arms of a job, each predicted from one worker's recording before it runs.
 
     Raises ForetraceError where the machine cannot have a rig, NotApplicableError where a technique does not fit, and
-    RigError for a bug of ours in a worker. Nothing is left behind.
+    WorkerError for a bug of ours in a worker. Nothing is left behind.
     """
     began = time.monotonic()
     say: Tell = tell or (lambda what, share: None)
@@ -86,7 +89,7 @@ def verify(job: LinkJob, tell: Tell | None = None) -> LinkOutcome:
         folder.mkdir(parents=True, exist_ok=True)
         say("making the network", 0.0)
         net = stack.enter_context(netns.made(job.workers, link))
-        workers = stack.enter_context(running(net, threads=job.threads))
+        workers = stack.enter_context(netns.running(net, threads=job.threads))
         say("calibrating the link", 0.05)
         table = folder / "network.json"
         measured = calibrate(workers, link, table, name=title(job.workers, job.link), kinds=_kinds(job))
@@ -112,18 +115,26 @@ def verify(job: LinkJob, tell: Tell | None = None) -> LinkOutcome:
         for arm, own in zip(arms, buckets, strict=True)
         if arm.predicted is not None
     ]
-    return judge(
-        job,
-        ran,
-        graph=graph,
-        link=measured,
-        recorded=recorded,
+    before, again = summed(blocks[_BASELINE]), summed(blocks[_AGAIN])
+    same = paired_ratio(before.blocks_s, again.blocks_s, seed=job.seed)
+    points = next(each for each in measured.table.series if each.kind == "all-reduce")
+    return LinkOutcome(
+        job=job,
+        link=MeasuredLink(mbit_s=measured.mbit_s, spread=measured.spread, nbytes=points.nbytes, seconds=points.seconds),
         recorded_s=alone_s,
-        baseline_s=baseline.step_s,
-        before=blocks[_BASELINE],
-        again=blocks[_AGAIN],
+        baseline_predicted_s=baseline.step_s,
+        before=before,
+        again=again,
+        same=same,
+        arms=tuple(judge(job, each, baseline.step_s, before, again, same) for each in ran),
+        rounds=len(blocks[_BASELINE]),
         steps_per_block=max(turns.steps[arm.name] for arm in arms),
+        operators_timed=recorded.operators,
         samples=training_of(Setup(work=job.work, size=job.size)).batch_size,
+        machine=dict(graph.info.recording.get("machine") or {}),
+        versions=versions(),
+        allocator=dict(cores.ALLOCATOR),
+        notes=(*recorded.notes, *graph.info.notes),
         took_s=time.monotonic() - began,
     )
 

@@ -1,4 +1,4 @@
-"""Workers' own networks: one namespace per worker, joined by a bridge, each interface shaped to a stated rate.
+"""Workers and their own networks: one namespace per worker, joined by a bridge, each interface shaped to a stated rate.
 
 Everything lies in namespaces of ours, the bridge too (in the hub), so the machine's own network is not touched and
 whatever is left over goes away with the namespaces. Their names hold the process that made them
@@ -23,10 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from foretrace.errors import ForetraceError
+from foretrace.experiment.processes import Workers, join, started
 from foretrace.hardware.cluster import Link
 
 PREFIX = "ftrig"
 INTERFACE = "eth0"  # of every worker
+PORT = 29_500  # in the first worker's own namespace, so nothing else can have it
 CONGESTION = "reno"
 MOST_WORKERS = 64
 LEAST_MBIT, MOST_MBIT = 1.0, 10_000.0
@@ -148,6 +150,18 @@ def made(workers: int, link: Link) -> Iterator[Net]:
         yield Net(namespaces=names, addresses=addresses, link=link)
     finally:
         _remove([*names, hub])
+
+
+@contextmanager
+def running(net: Net, *, threads: int = 1) -> Iterator[Workers]:
+    """One worker in every namespace, joined over gloo; ended with the block.
+
+    Raises ForetraceError where they do not come up.
+    """
+    inside = [("ip", "netns", "exec", name) for name in net.namespaces]
+    with started(inside, threads, INTERFACE) as workers:
+        join(workers, net.addresses[0], PORT, threads)
+        yield workers
 
 
 def leftovers() -> tuple[str, ...]:

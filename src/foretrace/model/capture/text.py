@@ -12,12 +12,9 @@ from typing import Any
 
 import msgspec
 
-_TYPES = {
-    "float32": "float", "float64": "double", "float16": "c10::Half", "bfloat16": "c10::BFloat16",
-    "int64": "long int", "int32": "int", "int16": "short int", "int8": "signed char", "uint8": "unsigned char",
-    "bool": "bool", "complex64": "c10::complex<float>", "complex128": "c10::complex<double>",
-    "float8_e4m3fn": "c10::Float8_e4m3fn", "float8_e5m2": "c10::Float8_e5m2",
-}  # fmt: skip
+from foretrace.model.texts import RECORDED
+
+_TYPES = RECORDED | {"int16": "short int"}
 # Numbers of torch.dtype, torch.memory_format and torch.layout in C++, by which the profiler names them.
 _NUMBERS = {
     "torch.uint8": "0", "torch.int8": "1", "torch.int16": "2", "torch.int32": "3", "torch.int64": "4",
@@ -63,11 +60,6 @@ def arguments(schema: Any) -> tuple[tuple[str, str, Any], ...]:
             for each in schema.arguments
         )
     return _arguments[key]
-
-
-def tensor(dims: Sequence[int], dtype: str = "float32") -> Part:
-    """An argument that is a tensor of this type, as PyTorch names it."""
-    return list(dims), _TYPES.get(dtype, dtype), ""
 
 
 def number(value: bool | int | float) -> Part:

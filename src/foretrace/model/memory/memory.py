@@ -43,7 +43,6 @@ BLOCK_BYTES = 512  # the CUDA caching allocator gives out multiples of this
 # What a process has on a device beside its tensors: context, kernels of CUDA and its libraries, cuBLAS workspaces.
 CONTEXT_BYTES = (0.4e9, 1.2e9)
 _GROWTH = 0.03  # of reserved memory over many steps, at most, beyond the replay of one
-_NUMBERED = re.compile(r"^(?:.*?[._])??(\d+)(?=\.|$)")
 
 
 @dataclass(frozen=True, kw_only=True)

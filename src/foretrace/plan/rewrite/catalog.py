@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from foretrace.errors import ForetraceError
 from foretrace.plan.rewrite import patterns, rules_conv, rules_group, rules_product, taso
 from foretrace.plan.rewrite.rules import GraphView, Maker, Rule
 from foretrace.plan.rewrite.shapes import UnfitError
@@ -17,15 +16,6 @@ from foretrace.plan.rewrite.verifier import RuleVerdict, verify
 
 _TRIES = 40
 RULES: tuple[Rule, ...] = (*rules_conv.RULES, *rules_group.RULES, *rules_product.RULES)
-
-
-def named(names: Sequence[str]) -> tuple[Rule, ...]:
-    """The rules of these names. Raises ForetraceError for one that there is not."""
-    known = {each.name: each for each in RULES}
-    for name in names:
-        if name not in known:
-            raise ForetraceError(f"there is no rewrite rule {name!r}; choose from {', '.join(known)}.")
-    return tuple(known[name] for name in names)
 
 
 @dataclass(frozen=True, kw_only=True)

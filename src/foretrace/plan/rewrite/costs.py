@@ -15,14 +15,11 @@ from foretrace.cost.model import CostModel
 from foretrace.graph.taskgraph import Phase
 from foretrace.hardware.devices import Device
 from foretrace.model.operator_graph import BEFORE, DTYPE_BYTES, Node, OperatorGraph, Role, Storage, Tensor
+from foretrace.model.texts import RECORDED
 from foretrace.plan.rewrite import ops
 from foretrace.plan.rewrite.term import Term
 from foretrace.plan.rewrite.terms import Graph
 
-_TYPES = {
-    "float32": "float", "float64": "double", "float16": "c10::Half", "bfloat16": "c10::BFloat16", "int64": "long int",
-    "int32": "int", "bool": "bool", "uint8": "unsigned char", "int8": "signed char",
-}  # fmt: skip
 _ATEN = {"concat": "cat", "mul_scalar": "mul", "add_scalar": "add", "avg_pool": "avg_pool2d", "max_pool": "max_pool2d",
          "pad_kernel": "constant_pad_nd"}  # fmt: skip
 
@@ -141,7 +138,7 @@ def call(term: Term) -> tuple[str, str]:
     op = f"aten::{base}" if "target" not in term.lookup else term.op.replace(".", "::", 1)
     given = term.inputs
     dims: list[Any] = [list(each.dims) for each in given]
-    types = [_TYPES.get(each.dtype, each.dtype) for each in given]
+    types = [RECORDED.get(each.dtype, each.dtype) for each in given]
     concrete = [""] * len(dims)
     if term.op == "concat":
         dims, types, concrete = [dims, []], ["TensorList", "Scalar"], ["", str(term["axis"])]

@@ -24,7 +24,6 @@ from foretrace.plan.rewrite.verifier import RuleVerdict
 
 if TYPE_CHECKING:
     from torch import nn
-    from torch.fx import GraphModule
 
 Tell = Callable[[str, float], None]
 
@@ -73,11 +72,6 @@ class Rewritten:
     def module(self) -> Emitted:
         """What is called like the original."""
         return self.emitted
-
-    @property
-    def graph_module(self) -> GraphModule:
-        """The rewritten `torch.fx` module, of flat tensors."""
-        return self.emitted.module
 
     @property
     def predicted(self) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from foretrace.errors import ForetraceError
-from foretrace.plan.rewrite import shapes
 from foretrace.plan.rewrite.ops import In
 from foretrace.plan.rewrite.term import Term
 from foretrace.plan.rewrite.terms import Terms
@@ -263,8 +262,3 @@ def _with(given: list[Any], *defaults: Any) -> list[Any]:
 
 def _given(*values: Any) -> tuple[Term, ...]:
     return tuple(each for each in values if isinstance(each, Term))
-
-
-def known(term: Term) -> bool:
-    """Whether rules know what an operator means."""
-    return term.op in shapes.KNOWN

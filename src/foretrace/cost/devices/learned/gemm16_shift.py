@@ -35,7 +35,6 @@ LAW, CONSTANT, NOISE, LIKE = 0, 1, 2, 3  # places in `Belief.hyper`
 SWING = slice(4, 4 + len(GROUPS))  # amplitude of each group
 REACH = slice(SWING.stop, SWING.stop + 11)  # lengths: 5 coordinates alone, 3 in pairs, 3 of all three sizes
 _REACH_OF = {1: REACH.start, 2: REACH.start + 5, 3: REACH.start + 8}
-HYPERS = REACH.stop
 
 FULL = 40  # measured products from which on they count in full; before, in proportion
 TAILS = 4.0  # degrees of freedom of Student's t: some products run kernels that nothing explains

@@ -159,13 +159,7 @@ def keep(device: Device, rows: Ints, times: Floats) -> Path:
         device, rows[:, 0], rows[:, 1], rows[:, 2], times
     )  # raises where they cannot be learned from
     path = _path(device)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ForetraceError(
-            f"cannot make the folder {path.parent} ({error.strerror or error}); set FORETRACE_CACHE to a folder of "
-            "yours."
-        ) from None
+    store.make_folder()
     write_bytes(path, _table(device, rows, times))
     return path
 

@@ -1,11 +1,11 @@
-"""What a rig and its workers say to each other: one JSON line each, over pipes."""
+"""What is asked of the processes that measure, and what they answer: one JSON line each, over pipes."""
 
 from __future__ import annotations
 
 import msgspec
 
 from foretrace.cost.network.network import CollectiveKind
-from foretrace.experiment.job import Crashed, Refusal
+from foretrace.experiment.job import Job, Outcome
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,6 +18,12 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     loads: bool = False  # whether steps take batches from the loader; else batches were made once and lie ready
 
 
+class Verify(msgspec.Struct, frozen=True, kw_only=True, tag="verify"):
+    """Run a verification from beginning to end, and leave."""
+
+    job: Job
+
+
 class Join(msgspec.Struct, frozen=True, kw_only=True, tag="join"):
     """The first request: who you are, and where the others meet."""
 
@@ -26,11 +32,15 @@ class Join(msgspec.Struct, frozen=True, kw_only=True, tag="join"):
     address: str
     port: int
     threads: int
-    patience_s: float  # how long a collective may take before gloo gives up
+    patience_s: float  # how long a collective may take before it gives up
+    backend: str = "gloo"
 
 
 class Collectives(msgspec.Struct, frozen=True, kw_only=True, tag="collectives"):
-    """Time collectives of these kinds and sizes; the first worker writes the table."""
+    """Time collectives of these kinds and sizes; the first worker writes the table.
+
+    `per_node`, `busy`: as of `measure_collectives`, for a link of each worker's own that saves up credit.
+    """
 
     kinds: tuple[CollectiveKind, ...]
     sizes: tuple[int, ...]  # bytes, as `cost.network` counts them
@@ -38,6 +48,9 @@ class Collectives(msgspec.Struct, frozen=True, kw_only=True, tag="collectives"):
     wanted_spread: float  # a size that varies more is measured again
     name: str
     table: str  # file
+    per_node: int = 1
+    busy: bool = True
+    told: bool = False  # whether the first worker says how far it is
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, tag="record"):
@@ -74,7 +87,20 @@ class Inspect(msgspec.Struct, frozen=True, kw_only=True, tag="inspect"):
     name: str
 
 
-Request = Join | Collectives | Record | Make | RunSteps | Inspect
+Request = Verify | Join | Collectives | Record | Make | RunSteps | Inspect
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
+    """What the worker does now, and how far it has come with it; an answer follows."""
+
+    what: str
+    share: float
+
+
+class Verified(msgspec.Struct, frozen=True, kw_only=True, tag="verified"):
+    """The end of a verification that worked."""
+
+    outcome: Outcome
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
@@ -104,4 +130,19 @@ class Buckets(msgspec.Struct, frozen=True, kw_only=True, tag="buckets"):
     world: int
 
 
-Answer = Done | Recorded | TimedSteps | Buckets | Refusal | Crashed
+class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+    """A mistake in what was asked for, or a technique that does not fit."""
+
+    sentence: str
+
+
+class Crashed(msgspec.Struct, frozen=True, kw_only=True, tag="crashed"):
+    """Something was raised; `script` says whether it passed through the user's own file."""
+
+    error: str
+    trace: str
+    during: str
+    script: bool
+
+
+Answer = Progress | Verified | Done | Recorded | TimedSteps | Buckets | Refusal | Crashed

@@ -1,4 +1,4 @@
-"""The models of the zoo as the table of docs/zoo.md: `python -m foretrace.zoo.table`."""
+"""The models of the zoo as the table of docs/zoo.md: `python benchmarks/zoo_table.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The workers of a rig: one process per namespace, asked all at once, and ended together when one of them fails.
+"""Processes that measure: asked all at once, and ended together when one of them fails.
 
 Every wait has an end. A worker that dies, answers nothing in time or raises ends the others, and the error says which
 one it was, what it was doing, and its last words.
@@ -14,34 +14,49 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from math import isfinite
 from typing import IO, TypeVar
 
 import msgspec
 
 from foretrace.errors import ForetraceError, NotApplicableError
 from foretrace.experiment.cores import environment
-from foretrace.experiment.job import Crashed, Refusal
-from foretrace.experiment.links.messages import Answer, Done, Join, Request
-from foretrace.experiment.links.netns import INTERFACE, Net
+from foretrace.experiment.messages import Answer, Crashed, Done, Join, Progress, Refusal, Request
 
 A = TypeVar("A", bound=Answer)
+Tell = Callable[[str, float], None]
 
-PORT = 29_500  # in the first worker's own namespace, so nothing else can have it
 START_S = 120.0  # importing PyTorch on a busy machine
 PATIENCE_S = 120.0  # of one request beyond the time that it should take
-_SETTLE_S = 2.0  # when a worker complains of another one: time for that one's end to be seen
+_SETTLE_S = {Refusal: 0.3, Crashed: 2.0}  # when a worker complains: time for the end of another one to be seen
 _GOODBYE_S = 5.0
 _LINES = 4  # of what a worker that died had to say
 
 
-class RigError(RuntimeError):
-    """A bug of ours in a worker; the message is its traceback."""
+class WorkerError(RuntimeError):
+    """A bug of ours in a worker, or of the user's script; the message is its traceback."""
+
+    def __init__(self, message: str, crash: Crashed) -> None:
+        super().__init__(message)
+        self.crash = crash
+
+
+class DeadError(ForetraceError):
+    """A worker that ended although it was still needed; `signal` is what ended it, "" if it ended by itself."""
+
+    def __init__(self, message: str, signal: str) -> None:
+        super().__init__(message)
+        self.signal = signal
+
+
+class SilentError(ForetraceError):
+    """A worker that gave no answer in time."""
 
 
 class Workers:
-    """Processes of a rig, in the order of their ranks. Made by `running`."""
+    """Processes in the order of their ranks. Made by `running`, `together` and `alone`."""
 
     def __init__(self, processes: Sequence[subprocess.Popen[bytes]], said: Sequence[IO[bytes]]) -> None:
         self.processes = tuple(processes)
@@ -56,7 +71,7 @@ class Workers:
         """Give every worker the same request and take their answers, by rank; `what` is said when it fails.
 
         `seconds` is what the request should take; PATIENCE_S more are waited. Raises ForetraceError where a worker
-        dies, is silent for too long or refuses, RigError for a bug of ours. All workers have ended then.
+        dies, is silent for too long or refuses, WorkerError for a bug of ours. All workers have ended then.
         """
         return self.ask_each([request] * len(self), what, answer, patience_s=seconds + PATIENCE_S)
 
@@ -65,22 +80,30 @@ class Workers:
         return self.ask_each([request], what, answer, patience_s=seconds + PATIENCE_S)
 
     def ask_each(
-        self, requests: Sequence[Request], what: str, answer: type[A], *, patience_s: float, first: bool = False
-    ) -> list[A]:
+        self, requests: Sequence[Request], what: str, answer: type[A], *, patience_s: float, first: bool = False,
+        tell: Tell | None = None,
+    ) -> list[A]:  # fmt: skip
         """As `ask`, with a request of its own for every worker; those that are given none wait.
 
-        With `first`, only the first one's answer is awaited, and nothing more can be asked of the others.
+        With `first`, only the first one's answer is awaited, and nothing more can be asked of the others. `tell` is
+        told what they do and how far they are, where they say so.
         """
         try:
             for rank, request in enumerate(requests):
                 self._send(rank, request, what)
-            answers = self._listen(what, patience_s, 1 if first else len(requests))
+            answers = self._listen(what, patience_s, 1 if first else len(requests), tell)
         except BaseException:
             self.end()
             raise
         found: list[A] = [each for each in answers if isinstance(each, answer)]
         assert len(found) == len(answers), f"{what}: unexpected answers {answers}"
         return found
+
+    def leave(self) -> None:
+        """Let workers that were asked for nothing more end by themselves, with their own children, for a while."""
+        for process in self.processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=_GOODBYE_S)
 
     def end(self) -> None:
         """End every worker at once."""
@@ -98,7 +121,7 @@ class Workers:
         except BrokenPipeError:
             raise self._died(rank, what) from None
 
-    def _listen(self, what: str, patience_s: float, count: int) -> list[Answer]:
+    def _listen(self, what: str, patience_s: float, count: int, tell: Tell | None) -> list[Answer]:
         """One answer of each of the first `count` workers; the end of any worker is an error."""
         end = time.monotonic() + patience_s
         answers: dict[int, Answer] = {}
@@ -107,101 +130,90 @@ class Workers:
                 assert process.stdout is not None
                 selector.register(process.stdout, selectors.EVENT_READ, rank)
             while len(answers) < count:
-                ready = selector.select(max(end - time.monotonic(), 0.0))
+                ready = selector.select(max(end - time.monotonic(), 0.0) if isfinite(end) else None)
                 if not ready:
                     silent = [rank for rank in range(count) if rank not in answers]
-                    raise ForetraceError(
+                    raise SilentError(
                         f"{_workers(silent)} gave no answer within {patience_s:.0f} s while {what}; all workers were "
                         "ended. Is the machine very busy, or the link very slow for so many bytes?"
                     )
                 for key, _ in ready:
                     rank = key.data
-                    line = self._line(rank, what)
-                    if line is not None and rank < count:
-                        answers[rank] = self._checked(rank, line, what)
+                    for line in self._lines(rank, what):
+                        if rank >= count:
+                            continue
+                        answer = self._checked(rank, line, what)
+                        if not isinstance(answer, Progress):
+                            answers[rank] = answer
+                        elif tell is not None:
+                            tell(answer.what, answer.share)
         return [answers[rank] for rank in range(count)]
 
-    def _line(self, rank: int, what: str) -> bytes | None:
-        """The line that a worker has completed, if it has; raises where its pipe has come to its end."""
+    def _lines(self, rank: int, what: str) -> list[bytes]:
+        """The lines that a worker has completed; raises where its pipe has come to its end."""
         stream = self.processes[rank].stdout
         assert stream is not None
         chunk = os.read(stream.fileno(), 2**16)
         if not chunk:
             raise self._died(rank, what)
-        self._rest[rank] += chunk
-        line, newline, rest = self._rest[rank].partition(b"\n")
-        if not newline:
-            return None
-        self._rest[rank] = rest
-        return line
+        *lines, self._rest[rank] = (self._rest[rank] + chunk).split(b"\n")
+        return lines
 
     def _checked(self, rank: int, line: bytes, what: str) -> Answer:
         """The answer in a line; raises what it complains of, or the death of another worker that explains it."""
         answer: Answer = self._decoder.decode(line)
+        if isinstance(answer, Refusal | Crashed) and (dead := self._dead(rank, _SETTLE_S[type(answer)])) is not None:
+            raise self._died(dead, what)
         match answer:
             case Refusal():
                 raise NotApplicableError(answer.sentence)
             case Crashed():
-                if (dead := self._dead(rank)) is not None:
-                    raise self._died(dead, what)
-                raise RigError(f"worker {rank}, while {what}:\n{answer.trace}")
+                raise WorkerError(f"worker {rank}, while {answer.during or what}:\n{answer.trace}", answer)
         return answer
 
-    def _dead(self, complaining: int) -> int | None:
+    def _dead(self, complaining: int, settle_s: float) -> int | None:
         """A worker that ended while another one complained of a broken connection."""
-        end = time.monotonic() + _SETTLE_S
-        while time.monotonic() < end:
+        end = time.monotonic() + settle_s
+        while len(self) > 1 and time.monotonic() < end:
             for rank, process in enumerate(self.processes):
                 if rank != complaining and process.poll() is not None:
                     return rank
             time.sleep(0.02)
         return None
 
-    def _died(self, rank: int, what: str) -> ForetraceError:
+    def _died(self, rank: int, what: str) -> DeadError:
         """What to say of a worker that ended although it was still needed."""
         process = self.processes[rank]
         with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=_GOODBYE_S)
         code = process.returncode
-        how = f"was ended by {signal.Signals(-code).name}" if code and code < 0 else f"ended with code {code}"
+        ended_by = signal.Signals(-code).name if code and code < 0 else ""
+        how = f"was ended by {ended_by}" if ended_by else f"ended with code {code}"
         self._said[rank].seek(0)
         words = self._said[rank].read().decode("utf-8", errors="replace").strip().splitlines()[-_LINES:]
         last = f"; its last words: {' / '.join(words)}" if words else ""
-        return ForetraceError(f"worker {rank} {how} while {what}, and the others were ended{last}.")
+        return DeadError(f"worker {rank} {how} while {what}, and the others were ended{last}.", ended_by)
 
 
 @contextmanager
-def running(net: Net, *, threads: int = 1) -> Iterator[Workers]:
-    """One worker in every namespace, joined over gloo; ended with the block.
-
-    Raises ForetraceError where they do not come up.
-    """
-    inside = [("ip", "netns", "exec", name) for name in net.namespaces]
-    with _started(inside, threads, INTERFACE) as workers:
-        _join(workers, net.addresses[0], PORT, threads)
+def together(count: int, *, threads: int = 1, backend: str = "gloo", first: bool = True) -> Iterator[Workers]:
+    """So many workers on this machine's own network, joined; ended with the block."""
+    with started([()] * count, threads, "lo", first=first) as workers:
+        join(workers, "127.0.0.1", _free_port(), threads, backend)
         yield workers
 
 
 @contextmanager
-def together(count: int, *, threads: int = 1) -> Iterator[Workers]:
-    """So many workers on this machine's own network, joined over gloo; ended with the block."""
-    with _started([()] * count, threads, "lo") as workers:
-        _join(workers, "127.0.0.1", _free_port(), threads)
-        yield workers
-
-
-@contextmanager
-def alone(count: int = 1, *, threads: int = 1) -> Iterator[Workers]:
+def alone(count: int = 1, *, threads: int = 1, first: bool = True) -> Iterator[Workers]:
     """Workers that have joined no other, in the same environment; ended with the block."""
-    with _started([()] * count, threads, "lo") as workers:
+    with started([()] * count, threads, "lo", first=first) as workers:
         yield workers
 
 
-def _join(workers: Workers, address: str, port: int, threads: int) -> None:
-    joins = [
-        Join(rank=rank, workers=len(workers), address=address, port=port, threads=threads, patience_s=PATIENCE_S)
-        for rank in range(len(workers))
-    ]
+def join(workers: Workers, address: str, port: int, threads: int, backend: str = "gloo") -> None:
+    """Let workers meet at the address of the first one."""
+    common = {"address": address, "port": port, "threads": threads, "patience_s": PATIENCE_S, "backend": backend}
+    joins = [msgspec.convert({**common, "rank": rank, "workers": len(workers)}, Join) for rank in range(len(workers))]
     workers.ask_each(joins, "joining the others", Done, patience_s=START_S)
 
 
@@ -213,15 +225,17 @@ def _free_port() -> int:
 
 
 @contextmanager
-def _started(before: Sequence[tuple[str, ...]], threads: int, interface: str) -> Iterator[Workers]:
-    """A process per item, each behind its words; ended with the block."""
+def started(
+    before: Sequence[tuple[str, ...]], threads: int, interface: str, *, first: bool = True
+) -> Iterator[Workers]:
+    """A process per item, each behind its words; ended with the block. `first`: ahead of what else the machine runs."""
     environ = environment(threads) | {"GLOO_SOCKET_IFNAME": interface, "TORCH_CPP_LOG_LEVEL": "ERROR"}
     processes: list[subprocess.Popen[bytes]] = []
     with ExitStack() as stack:
         said = [stack.enter_context(tempfile.TemporaryFile()) for _ in before]
         try:
             for words, errors in zip(before, said, strict=True):
-                command = [*words, sys.executable, "-m", "foretrace.experiment.links.worker"]
+                command = [*words, sys.executable, "-m", "foretrace.experiment.worker", *(["first"] if first else [])]
                 pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors}
                 processes.append(subprocess.Popen(command, env=environ, bufsize=0, **pipes))  # type: ignore[call-overload]
             yield Workers(processes, said)
