@@ -118,7 +118,7 @@ def test_rows_are_taken_in_order() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Only(CostModel):
-    """Speaks of one family."""
+    """Answers for one family."""
 
     family: Family
     name: str = "only"

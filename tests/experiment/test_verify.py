@@ -198,7 +198,7 @@ def test_whoever_is_killed_the_ledger_stays_whole(tmp_path: Path) -> None:
         time.sleep(moment)
         process.kill()
         process.communicate(timeout=30)
-        assert until(lambda workers=workers: not any(map(alive, workers))), "the worker goes on without anybody"
+        assert until(lambda workers=workers: not any(map(alive, workers))), "the worker continues without anybody"
     rows = len(Ledger(ledger).rows())  # a run may have been over before it was killed
     process = start(ledger)
     assert until(lambda: children(process.pid))

@@ -219,7 +219,7 @@ def test_malformed_rows_are_named_or_left_out_on_request(tmp_path: Path) -> None
     with pytest.raises(ForetraceError) as caught:
         read(path)
     assert str(caught.value) == (
-        f"{path}: 4 of 6 rows cannot be read, the first at line 4 (num_gpu is 'zero', not a number); mend them, or "
+        f"{path}: 4 of 6 rows cannot be read, the first at line 4 (num_gpu is 'zero', not a number); correct them, or "
         "read with --salvage to leave them out."
     )
     made = read(path, salvage=True)

@@ -137,7 +137,7 @@ def test_everything_that_can_be_held_is_finished(case: Case) -> None:
 def test_a_clock_in_other_units_changes_nothing_else(case: Case, by: int) -> None:
     """All times twice as long (a power of two, exact in floats): so is the schedule, and nothing else differs.
 
-    Failures are drawn anew and bands are crossed at whole ns, so both are left out.
+    Failures are drawn again and bands are crossed at whole ns, so both are left out.
     """
     policy, costs = case.policy, replace(case.costs, mtbf_h=0.0)
     if policy.order_rule == "queues":

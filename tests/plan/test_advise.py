@@ -1,4 +1,4 @@
-"""Advice: every technique tried, ranked and weighed as `whatif` does, the best put together, nothing passed over."""
+"""Advice: every technique tried, ranked and weighed as `whatif` does, the best combined, nothing passed over."""
 
 from __future__ import annotations
 

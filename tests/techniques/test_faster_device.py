@@ -125,7 +125,7 @@ def replace_flops(graph: TaskGraph) -> TaskGraph:
 
 
 class Half(CostModel):
-    """A model that speaks of everything, and gives the target half the time."""
+    """A model that answers for everything, and gives the target half the time."""
 
     name = "half"
 

@@ -47,7 +47,7 @@ class CostModel(ABC):
 
     @abstractmethod
     def predict(self, calls: Calls, device: Device) -> Prediction:
-        """Seconds of every call; NaN for those that this model cannot speak of."""
+        """Seconds of every call; NaN for those that this model cannot answer for."""
 
     def _answer(self, seconds: Float64, low: Float64, high: Float64, why: str) -> Prediction:
         """A prediction of one source; `low` and `high` are factors on `seconds`."""
@@ -63,7 +63,7 @@ class CostModel(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Chain(CostModel):
-    """The first member that can speak of a call does. Calls without work cost nothing, whatever members say."""
+    """The first member that can answer for a call does. Calls without work cost nothing, whatever members say."""
 
     members: Sequence[CostModel]
     name: str = "chain"

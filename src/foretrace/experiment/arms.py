@@ -64,7 +64,7 @@ class Running:
     """One arm: a training under way, and its blocks so far."""
 
     training: Training
-    fresh: bool  # a new loader for every block: idle workers of another arm would go on filling their queues
+    fresh: bool  # a new loader for every block: idle workers of another arm would keep filling their queues
     wall_s: list[float] = field(default_factory=list)  # per step
     cpu_s: list[float] = field(default_factory=list)
     _steps: Iterator[Tensor] | None = None

@@ -38,7 +38,7 @@ def free_cores(seconds: float = 0.3, most: int = 2) -> float:
 
 
 def wait_for_cores(needed: float, most_s: float) -> float:
-    """Wait until so many cores are free, but not for ever; what is free then."""
+    """Wait until so many cores are free, but not forever; what is free then."""
     end = time.monotonic() + most_s
     while (free := free_cores(most=max(1, round(needed)))) < 0.9 * needed and time.monotonic() < end:
         time.sleep(1.0)

@@ -191,7 +191,7 @@ def _run(
         for name in order:
             if name == "cold":
                 _evict(files)
-            # A new arm begins its epoch anew, so that every block reads the same batches.
+            # A new arm begins its epoch again, so that every block reads the same batches.
             workers.ask(Make(name=name, setup=setups[name]), f"making the run {name}", Done)
             request = RunSteps(name=name, discarded=2, steps=wanted.steps, together=name != "alone")
             ask = workers.ask_first if name == "alone" else workers.ask

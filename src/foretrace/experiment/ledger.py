@@ -1,7 +1,7 @@
 """The ledger: every verification of this user as one row, predicted beside measured, in an SQLite file.
 
 Rows are only ever added, each in one short transaction, so that processes may write at the same time and one that is
-killed leaves a whole row or none. Write-ahead logging lets readers go on meanwhile. Plain columns hold what is filtered
+killed leaves a whole row or none. Write-ahead logging lets readers continue. Plain columns hold what is filtered
 and summed up, JSON columns the rest; `Row` is both, and one line of an export.
 """
 
@@ -35,7 +35,7 @@ BUSY_S = 30.0  # how long a writer waits for another one
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One verification. Times in seconds per step; ratios are treated over baseline step."""
 
-    id: str  # of this row for ever: a second import adds nothing
+    id: str  # of this row forever: a second import adds nothing
     time: str  # UTC, ISO 8601, when it was written
     techniques: str  # as written on the command line, joined by " + "
     model: str
@@ -238,7 +238,7 @@ class Ledger:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with closing(sqlite3.connect(part, isolation_level=None)) as base:
-                base.execute("PRAGMA journal_mode = WAL")  # readers go on while somebody writes; it stays with the file
+                base.execute("PRAGMA journal_mode = WAL")  # readers continue during writes; it stays with the file
                 columns = ", ".join(
                     f"{name} {kind} NOT NULL" + (" PRIMARY KEY" if name == "id" else "")
                     for name, kind in _COLUMNS.items()

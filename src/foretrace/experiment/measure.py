@@ -245,7 +245,7 @@ def _calibrated(
 ) -> tuple[TaskGraph, int, tuple[str, ...]]:
     """The graph with the times of the operators that the techniques ask for, how many were timed, and what to note.
 
-    Everything is timed anew: an operator and its changed twin are to be compared in one state of the machine. What
+    Everything is timed again: an operator and its changed twin are to be compared in one state of the machine. What
     `foretrace calibrate` has stored for this machine stands in for what could not be timed. The times are stored there
     themselves, so that a what-if on this recording (--keep) answers the same.
     """

@@ -19,7 +19,7 @@ class ScriptError(ForetraceError):
 
 
 def run(job: Job, progress: Tell | None = None) -> Outcome:
-    """Run one verification in a process of its own; `progress` is told what it does and how far it is.
+    """Run one verification in a process of its own; `progress` is called with what it does and how far it is.
 
     Raises ForetraceError where something that was asked for cannot be, NotApplicableError among them, ScriptError
     where the user's script fails, and WorkerError for a bug of ours. The process ends with this one.

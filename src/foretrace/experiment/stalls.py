@@ -1,7 +1,7 @@
 """Stalls of a training step, read from one recording of one worker (Stash, ICDCS 2023, section III; DS-Analyzer).
 
 Stash finds them by differential runs; `foretrace.experiment.differential` does those. Here they come from one graph:
-what the step waits for data is in the recording, and what it would wait for other workers is predicted.
+how long the step stalls on data is in the recording, and what it would wait for other workers is predicted.
 """
 
 from __future__ import annotations

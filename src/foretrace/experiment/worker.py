@@ -46,7 +46,7 @@ from foretrace.experiment.messages import (
     Verify,
 )
 
-FIRST = "first"  # the word that asks for precedence
+FIRST = "first"  # the word that needs precedence
 PRIORITY = -10  # nice value; it needs CAP_SYS_NICE
 # Stages in which nothing of ours has been applied: what a user's script raises there is the script's own.
 USERS_STAGES = ("making the training", "recording the baseline")

@@ -18,7 +18,7 @@ from foretrace.fleet.result import Cause, FleetResult
 from foretrace.fleet.workload import Float64, Int64
 
 Only = npt.NDArray[Any] | None  # positions of jobs or a mask; None for all
-SIZES = (8, 16, 32, 64)  # GPUs of the slots that are looked for where nobody asks for others
+SIZES = (8, 16, 32, 64)  # GPUs of the slots that are looked for where nobody requests others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

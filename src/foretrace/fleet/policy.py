@@ -2,7 +2,7 @@
 
 A policy says four things. Each is either a rule by name, which the compiled engine knows, or a method that a subclass
 overrides, and then the same decisions are taken step by step in Python (`stepping`). `order`, `admit`, `place` and
-`preempt` are separate so that effects can be told apart: leases with one order, the same order with another placement.
+`preempt` are separate so that effects can be seen apart: leases with one order, the same order with another placement.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Policy(PolicyRules):
         return view.placed(job)
 
     def preempt(self, view: View) -> Sequence[int] | Int64:
-        """Running jobs that let go of their GPUs before this decision; they stand in line again."""
+        """Running jobs that release their GPUs before this decision; they stand in line again."""
         return view.outranked()
 
     def review(self, view: View) -> int | None:

@@ -42,7 +42,7 @@ def waiting(
     ask = f"{gpus:,} GPU{'s' if gpus > 1 else ''}"
     unit = _unit(cluster, widest)
     if cause == Cause.FULL:
-        return f"it asks for {ask}, {value:,} are free"
+        return f"it requests {ask}, {value:,} are free"
     if cause == Cause.SCATTERED:
         return f"waiting for a {unit} with {gpus:,} free: {value:,} are free, but no {unit} has them together"
     if cause == Cause.TIMER:

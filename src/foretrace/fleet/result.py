@@ -18,8 +18,8 @@ class Cause(IntEnum):
 
     UNDECIDED = 0  # the policy has not looked at it since it was submitted (others stood before it)
     BEHIND = 1  # a job that is served first does not fit, and the policy lets nobody pass
-    FULL = 2  # fewer GPUs are free than it asks for
-    SCATTERED = 3  # enough are free, but no unit that its consolidation asks for has them together
+    FULL = 2  # fewer GPUs are free than it requests
+    SCATTERED = 3  # enough are free, but no unit that its consolidation requests has them together
     TIMER = 4  # as SCATTERED, and a delay timer is running after which it may spread wider
     QUOTA = 5  # its tenant holds all that it may
     TYPE = 6  # the kind of GPU that it is bound to is not free

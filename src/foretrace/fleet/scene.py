@@ -75,7 +75,7 @@ class Scene:
 
 
 def scene(spec: Spec) -> Scene:
-    """Read and put together; raises ForetraceError for whatever cannot be."""
+    """Read and combine; raises ForetraceError for whatever cannot be."""
     workload = shaped(workload_of(spec.trace, spec.format, salvage=spec.salvage), spec)
     cluster = cluster_of(spec.cluster)
     if spec.add:
@@ -191,7 +191,7 @@ def parse_speeds(text: str, cluster: ClusterTree) -> Speeds:
         key, equals, said = word.partition("=")
         if not equals or key in given:
             what = "is given twice" if key in given else "is no key=value"
-            raise ForetraceError(f"--speeds {kind}: {word!r} {what}; mend it.")
+            raise ForetraceError(f"--speeds {kind}: {word!r} {what}; correct it.")
         given[key] = said
     makers: Mapping[str, Callable[[str, dict[str, str], ClusterTree], Speeds]] = {
         "constant": _constant,

@@ -127,7 +127,7 @@ def prepare(workload: Workload, cluster: ClusterTree, policy: PolicyRules, costs
         worst = int(np.argmax(restart))
         raise ForetraceError(
             f"policy {policy.name!r}: a lease of {policy.lease_s:g} s is no longer than the restart of job "
-            f"{workload.job[worst]!r} ({restart[worst] / SECOND:g} s), which could go on for ever; lengthen the lease."
+            f"{workload.job[worst]!r} ({restart[worst] / SECOND:g} s), which may never end; lengthen the lease."
         )
     return Facts(
         allowed=allowed,

@@ -57,7 +57,7 @@ def simulate(
 
 
 class Simulation:
-    """The compiled engine at one moment. `run(until_s=...)` goes on from there; everything can be looked at between."""
+    """The compiled engine at one moment. `run(until_s=...)` continues from there; look at it in between."""
 
     def __init__(
         self,

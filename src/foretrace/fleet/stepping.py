@@ -30,11 +30,11 @@ _BOOKS = (
     "first", "ended", "held", "dead", "talk", "gpu_ns", "starts", "preempted", "failed", "cause", "cause_since", "mark",
     "ready", "talking", "part",
 )  # fmt: skip
-_IDLE_REVIEWS = 10_000  # so many in a row with nothing else ahead are taken for a policy that waits for ever
+_IDLE_REVIEWS = 10_000  # so many in a row with nothing else ahead are taken for a policy that waits forever
 
 
 class Stepping:
-    """One simulation, step by step. `run(until_s=...)` goes on from where it stopped.
+    """One simulation, step by step. `run(until_s=...)` continues from where it stopped.
 
     Arguments as `simulate` has them. Elastic jobs (min_gpus < max_gpus) run as fast as `speeds` says of so many GPUs;
     without a model, in proportion to them. Jobs may be on one GPU together while their shares sum to 1 at most, or by
@@ -96,8 +96,8 @@ class Stepping:
         return None if at == NEVER else at * 1e-9
 
     def run(self, *, until_s: float | None = None, max_events: int | None = None) -> Stepping:
-        """Play on until this time (inclusive), so many events, or the end. Raises ForetraceError where the policy asks
-        for something that cannot be.
+        """Play on until this time (inclusive), so many events, or the end. Raises ForetraceError where the policy wants
+        something that cannot be.
         """
         state = self.state
         until = int(nanoseconds(until_s)) if until_s is not None else NEVER - 1

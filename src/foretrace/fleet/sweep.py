@@ -71,7 +71,7 @@ def sweep(
     try:
         executor.map(_do, missing, on=on, progress=tell)
     except ForetraceError:
-        if new:  # a mistake, not work to go on with
+        if new:  # a mistake, not work to continue
             _leave(folder)
         raise
     return Swept(tuple(_read(task) for task in tasks), len(there), str(folder))
@@ -82,7 +82,7 @@ def key_of(cell: Values) -> str:
     try:
         text = json.dumps(cell, sort_keys=True, allow_nan=False)
     except ValueError:
-        raise ForetraceError(f"a cell of the sweep has a value that is no number: {dict(cell)}; mend it.") from None
+        raise ForetraceError(f"a cell of the sweep has a value that is no number: {dict(cell)}; correct it.") from None
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 

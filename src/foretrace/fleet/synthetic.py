@@ -294,7 +294,7 @@ def load_generator(path: Path) -> Generator:
         raise ForetraceError(f"{path} is no generator of workloads ({error}); make one from a log.") from None
     if made.version != VERSION:
         raise ForetraceError(
-            f"{path} is a generator of version {made.version}, this is version {VERSION}; fit it anew."
+            f"{path} is a generator of version {made.version}, this is version {VERSION}; fit it again."
         )
     wrong = _unsound(made)
     if wrong:

@@ -43,7 +43,7 @@ class Workload:
 
     job: (n,) text, what the source calls the job; no two are alike.
     submit_ns: (n,) int64, submission after `epoch_s`; the first is 0 unless the source counts from its own zero.
-    gpus: (n,) int64 ≥ 1, devices the job asks for, all or nothing.
+    gpus: (n,) int64 ≥ 1, devices the job requests, all or nothing.
     work_s: (n,) float64 > 0, seconds the job runs on `gpus` devices of the reference kind, consolidated, undisturbed;
     nan where the source says how much is to be done but not how long it takes (`details` then says how much).
     model: (n,) text, what speed tables know the job by ("" unknown); tenant: virtual cluster, partition or queue;
@@ -98,7 +98,7 @@ class Workload:
         """From seconds and whatever columns are known; sorted by submission, unknown columns filled in.
 
         `logged_start_s` and `logged_end_s` may be given in seconds (nan unknown). Raises ForetraceError where a job
-        asks for no device, has no work, or two are called the same.
+        requests no device, has no work, or two are called the same.
         """
         submit = np.asarray(list(submit_s) if not isinstance(submit_s, np.ndarray) else submit_s, np.float64)
         n = len(submit)
@@ -155,9 +155,9 @@ class Workload:
         def refuse(bad: npt.NDArray[np.bool_], what: str) -> None:
             if bad.any():
                 at = int(np.flatnonzero(bad)[0])
-                raise ForetraceError(f"{where}: job {self.job[at]!r} {what}; mend that row or read with --salvage.")
+                raise ForetraceError(f"{where}: job {self.job[at]!r} {what}; correct that row or read with --salvage.")
 
-        refuse(self.gpus < 1, "asks for no GPU")
+        refuse(self.gpus < 1, "requests no GPU")
         refuse(~(np.isnan(self.work_s) | (np.isfinite(self.work_s) & (self.work_s > 0))), "has no run time above zero")
         refuse(self.work_s > LONGEST_S, f"runs for more than {LONGEST_S:.0e} s, which cannot be meant")
         refuse((self.min_gpus < 1) | (self.min_gpus > self.max_gpus), "has an empty range of GPUs")

@@ -4,7 +4,7 @@ Every technique that can be applied is predicted once with its default settings.
 as far as that does not move the step before and after alike, gets a range: *one by one*, as
 `foretrace.techniques.whatif` weighs assumptions, while a fixed amount of work lasts, else *all at once*: one prediction
 with all assumptions at the ends that make the step slower, and one with all at the other ends. The second is the wider
-one. What is told apart from nothing is then put together, most saving first, as far as techniques bear each other, and
+one. What is distinguishable from no change is then combined as far as possible, most saving first, and
 predicted as a chain: savings do not add up.
 
 Work is counted in tasks that are predicted, not in seconds, so that the same run always gets the same answer.
@@ -29,8 +29,8 @@ from foretrace.techniques.explain import why_not_more
 from foretrace.techniques.whatif import company, unverified, whatif
 
 WORK = 1_200_000  # tasks that are predicted; 1 to 1.5 us each
-MOST = 3  # techniques that are put together
-# Of putting them together: data first, then layouts and types, then what merges operators, and launches last.
+MOST = 3  # techniques that are combined
+# Of combining them: data first, then layouts and types, then what merges operators, and launches last.
 ORDER = (
     "prefetch-data", "channels-last", "mixed-precision", "reconstruct-batchnorm", "structured-dropout", "compiled",
     "fused-optimizer", "bucket-fusion", "cuda-graphs",
@@ -98,9 +98,9 @@ class Advice:
 
     before: Timeline
     level: float
-    gains: tuple[Tried, ...]  # told apart from nothing, most first
-    together: Tried | None  # the best of `gains` as a chain, where there are two that bear each other
-    hidden: tuple[Tried, ...]  # cannot be told apart from nothing
+    gains: tuple[Tried, ...]  # distinguishable from no change, most first
+    together: Tried | None  # the best of `gains` as a chain, where there are two that can be combined
+    hidden: tuple[Tried, ...]  # cannot be distinguishable from no change
     slower: tuple[Tried, ...]  # by the first estimate, least first
     refused: tuple[LeftOut, ...]
     asks: tuple[LeftOut, ...]  # needs a choice; `why` lists the parameters
@@ -108,7 +108,7 @@ class Advice:
 
 
 def advise(graph: TaskGraph, *, level: float = 0.8, work: float = WORK) -> Advice:
-    """Try every technique that can be applied; rank, weigh and put together those that gain.
+    """Try every technique that can be applied; rank, weigh and combine those that gain.
 
     `work` bounds what is spent on weighing assumptions one by one: `inf` does so for all, 0 for none.
     """
@@ -254,7 +254,7 @@ class _Trial:
         )
 
     def compose(self, gains: Sequence[Tried]) -> Tried | None:
-        """The best three that bear each other, predicted together; None where there are no two."""
+        """The best three that can be combined, predicted together; None where there are no two."""
         best: Tried | None = gains[0] if gains else None
         for further in gains[1:]:
             assert best is not None

@@ -218,7 +218,7 @@ def _offer(
 
 
 def _written(cluster: Cluster, path: Path) -> Path:
-    """A cluster as a file, the way techniques are told of a network; rates are what payload reaches."""
+    """A cluster as a file, as techniques take a network; rates are what payload reaches."""
 
     def link(gbit_s: float, efficiency: float, latency_us: float) -> str:
         return f"{gbit_s * efficiency:.6g}gbit/{latency_us:g}us"

@@ -57,7 +57,7 @@ Tell = Callable[[str, float, float], None]  # what is done, share of the work, b
 
 @dataclass(kw_only=True)
 class Optimiser:
-    """A search that can be stopped at any moment and goes on where it stood."""
+    """A search that can be stopped at any moment and resumed."""
 
     recorded: TaskGraph
     wanted: OptimiseRequest

@@ -39,7 +39,7 @@ class Predictions:
         return graph
 
     def seconds(self, chain: Sequence[Technique]) -> float:
-        """What predicting this chain anew would take, as far as its techniques were predicted before."""
+        """What predicting this chain again would take, as far as its techniques were predicted before."""
         return sum(self._deadline.took(each.name) for each in chain)
 
     def range_seconds(self, chain: Sequence[Technique]) -> float:

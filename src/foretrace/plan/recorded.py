@@ -121,7 +121,7 @@ class Planned(DataParallel):
             felt_ns = steps([slow])
             if np.median(felt_ns) < took / 2:
                 raise self.refuse(
-                    "the steps of this recording do not wait for the device, so nothing tells how long an exchange "
+                    "the steps of this recording do not wait for the device, so nothing shows how long an exchange "
                     "lasts; record several steps."
                 )
             after = round(float(np.median(felt_ns - sent - took)))
@@ -249,7 +249,7 @@ def alone(graph: TaskGraph) -> TaskGraph:
     if not exchanged.any() and not graph.info.recording.get("distributed"):
         return graph
     quiet = remove(graph, exchanged) if exchanged.any() else graph
-    # What is gone keeps its place but is no message any more, to whoever asks for messages.
+    # What is gone keeps its place but is no message any more, to whoever reads messages.
     kind = np.where(quiet.kind == TaskKind.COLLECTIVE, TaskKind.MEMSET, quiet.kind).astype(np.uint8)
     return with_facts(quiet.with_columns(kind=kind), distributed=None)
 

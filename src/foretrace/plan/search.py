@@ -100,7 +100,7 @@ class Search:
 
     @classmethod
     def resume(cls, evaluator: Evaluator, state: SearchState) -> Search:
-        """Goes on where `state` stands."""
+        """Continues where `state` stands."""
         return cls._at(evaluator, state, _starts(evaluator)[0])
 
     @classmethod
@@ -134,7 +134,7 @@ class Search:
         """One descent: from the simple plans in the first rounds, later from the best one, shaken or walked from.
 
         Returns False, with the state as it was, where `until` was over first; what was found by then
-        is in `reached`, and the round is done again by whoever goes on.
+        is in `reached`, and the round is done again by whoever continues.
         """
         state = self.state
         random = Random()

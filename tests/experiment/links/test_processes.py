@@ -45,8 +45,8 @@ def test_a_killed_worker_is_named(pair: Workers) -> None:
     pair.ask(Make(name="a", setup=EMULATED), "making", Done)
     killer = threading.Timer(0.5, pair.processes[1].kill)
     killer.start()
-    with pytest.raises(ForetraceError, match="worker 1 was ended by SIGKILL while running for ever"):
-        pair.ask(RunSteps(name="a", discarded=0, steps=1_000_000, together=True), "running for ever", TimedSteps)
+    with pytest.raises(ForetraceError, match="worker 1 was ended by SIGKILL while running forever"):
+        pair.ask(RunSteps(name="a", discarded=0, steps=1_000_000, together=True), "running forever", TimedSteps)
     assert all(each.poll() is not None for each in pair.processes)
     with pytest.raises(ForetraceError, match="ended"):  # and asking again does not hang either
         pair.ask(RunSteps(name="a", discarded=0, steps=1, together=True), "asking the dead", TimedSteps)

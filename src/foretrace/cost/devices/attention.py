@@ -34,7 +34,7 @@ _WIDTHS = {"Ampere": (0.85, 1.25), "Ada": (0.7, 1.4), "Hopper": (0.5, 1.35)}
 
 @dataclass(frozen=True, kw_only=True)
 class FusedAttention(CostModel):
-    """Speaks of flash attention in 16 bit on Ampere, Ada and Hopper."""
+    """Answers for flash attention in 16 bit on Ampere, Ada and Hopper."""
 
     name: str = "attention"
 

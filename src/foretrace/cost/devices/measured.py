@@ -1,4 +1,4 @@
-"""`Measured`: what this very call took, where it was recorded or profiled. It speaks of nothing else.
+"""`Measured`: what this very call took, where it was recorded or profiled. It answers for nothing else.
 
 Times come from recordings (`from_graph`: mean of the call's kernels on a device, or of its operator on a processor),
 and from a table (`from_table`).
@@ -129,7 +129,7 @@ class Measured(CostModel):
 def recorded_calls(graph: TaskGraph) -> dict[Named, list[float]]:
     """Seconds of every call of each operator with the same inputs, over all its kernels; of calls with known inputs.
 
-    Kernels of one call are neighbours on a stream; calls of one operator that follow each other directly are told apart
+    Kernels of one call are neighbours on a stream; calls of one operator that follow each other directly are split
     by the kernel that begins each of them.
     """
     device = bool(graph.on_device.any())

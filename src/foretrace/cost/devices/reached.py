@@ -1,6 +1,6 @@
 """What kernels of one kind reach on one generation of devices, each figure with the recording or table it was seen in.
 
-Most kernels are told by FLOPs, bytes and a share of the peaks that a vendor's devices have in common (`scaled`). These
+Most kernels follow from FLOPs, bytes and a share of the peaks common to a vendor's devices (`scaled`). These
 are not: how a kernel loads its numbers decides, and that depends on the generation.
 
 - `WIDE`: elementwise kernels that load 16 bytes at once; share of the bandwidth.

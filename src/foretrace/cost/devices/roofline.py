@@ -86,7 +86,7 @@ def _table() -> dict[str, dict[str, float]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Roofline(CostModel):
-    """Time at the usual share of the roofline. Speaks of every call; wide ranges, no tiles, no waves."""
+    """Time at the usual share of the roofline. Answers for every call; wide ranges, no tiles, no waves."""
 
     name: str = "roofline"
     start_s: float = 2e-6  # of a kernel, however small

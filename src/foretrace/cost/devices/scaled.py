@@ -278,7 +278,7 @@ def _compute_ratios(calls: Calls, source: Device, target: Device) -> Float64:
 
 @dataclass(frozen=True, kw_only=True)
 class Scaled(CostModel):
-    """Calls that were recorded on `source`, on another device. Speaks of no others."""
+    """Calls that were recorded on `source`, on another device. Answers for no others."""
 
     name: str = "scaled"
     source: Device

@@ -97,7 +97,7 @@ def measure_collectives(
         return bench.table(sorted(set(sizes)), chosen, repetitions, per_node or workers, wanted_spread, progress)
     except (RuntimeError, ValueError) as error:  # what torch.distributed raises when a peer is gone or never came
         line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ForetraceError(f"worker {rank} of {workers} could not go on, a member died or never came: {line}.") from (
+        raise ForetraceError(f"worker {rank} of {workers} had to stop, a member died or never came: {line}.") from (
             error
         )
     finally:

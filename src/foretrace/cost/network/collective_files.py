@@ -1,6 +1,6 @@
 """Tables of measured collectives from files: our own JSON, CSV of several programs, and what nccl-tests prints.
 
-CSV is told apart by its header:
+CSV is distinguished by its header:
 
 - `size(B), ..., time(us), ..., busbw(GB/s)`: columns of nccl-tests; the first time (out of place) counts. The number of
   workers is not in such a file; it is read from the file name (`AR_GPU8...`, `..._8gpus...`) or given.

@@ -58,7 +58,7 @@ class Pieces:
     lines: tuple[AlphaBetaLine, ...]
 
     def seconds(self, nbytes: Floats) -> Floats:
-        """Times of sizes; the outer lines go on beyond the sizes that were measured."""
+        """Times of sizes; the outer lines continue beyond the sizes that were measured."""
         sizes = np.asarray(nbytes, dtype=np.float64)
         edges = np.array([line.first for line in self.lines[1:]])
         which = np.searchsorted(edges, sizes, side="right")
@@ -78,7 +78,7 @@ class Pieces:
 
 @dataclass(frozen=True, kw_only=True)
 class TableCurve:
-    """Interpolation on logarithmic scales; beyond the points an alpha-beta line of the outer ones goes on."""
+    """Interpolation on logarithmic scales; beyond the points an alpha-beta line of the outer ones continues."""
 
     nbytes: Floats
     times: Floats

@@ -1,4 +1,4 @@
-"""Arguments for an operator call from what a recording says of it: tensors of the recorded sizes, types and layout.
+"""Arguments for an operator call from what a recording says about it: tensors of the recorded sizes, types and layout.
 
 A recording keeps sizes, types and scalar values, not contents. Contents matter where they are indices (they must be
 valid) and where a call changes its input again and again (values must neither vanish nor overflow, since denormal

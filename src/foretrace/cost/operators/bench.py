@@ -70,7 +70,7 @@ def measure(
         budget_s: wall time; those that would not end within it are left out, each with that reason. None: no limit.
         progress: told the share done, 0 to 1.
         device: where the tensors live. On "cuda" calls are timed between synchronisations.
-        target_s: time to spend on the repetitions of one operator in one place; less where the budget asks for it.
+        target_s: time to spend on the repetitions of one operator in one place; less where the budget needs it.
         trust: packages whose functions an operator named "package.module:function" may call to be prepared, beside
             foretrace's own and those that installed techniques. A recording or a graph can name any function.
 
@@ -103,7 +103,7 @@ def _settle_allocator() -> None:
     """Make glibc keep what it freed, as it does in a process that has trained for a while.
 
     Its thresholds follow the largest block freed so far (up to 32 MiB; not where the environment sets them). In a young
-    process every large result would be mapped and faulted in anew, which is a cost of the process, not of the operator.
+    process every large result would be mapped and faulted in again, a cost of the process, not of the operator.
     """
     import torch
 

@@ -34,7 +34,7 @@ class OperatorRatio:
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """Seconds per call: by `Operator.key` with data far from the core, by `Operator.near_key` with data near."""
+    """Seconds per call: by `Operator.key` with cold caches, by `Operator.near_key` with warm caches."""
 
     machine: Mapping[str, Any] = field(default_factory=dict)  # what it holds for: see `fingerprint`
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class Calibration:
     def times_s(self, before: Operator, after: Operator, own_s: float = 0.0) -> tuple[float, float] | None:
         """Measured seconds per call of both, None if either was not measured.
 
-        How far from the core the data of a call lies in a step decides much of its time, and the recorded time tells:
+        How cold the caches of a call are in a step decides much of its time, and the recorded time tells:
         where `own_s` (of `before`, as recorded; 0 if unknown) stands between its times with data near and far, `after`
         is taken to stand, too.
         """

@@ -6,7 +6,7 @@ have other prices in a few ways: everything slower or faster (its clock), one re
 bytes near and far), one resource of one family, one resource of one operator, and what remains of one operator nearby
 in size. Each way has a spread that is believed beforehand, in logarithms; a handful of measured calls then says how
 much of each there is, and how sure that is. This is Gaussian process regression on the logarithm of the time
-(Rasmussen and Williams 2006, chapter 2), made linear anew around every estimate (Gauss-Newton).
+(Rasmussen and Williams 2006, chapter 2), made linear again around every estimate (Gauss-Newton).
 
     local = Local.of(store.load(fingerprint()))
     found = local.predict(graph.calls, device)
@@ -45,7 +45,7 @@ _BELIEVED = 1.5  # standard deviations from what the other measured calls say: b
 _ENOUGH = 8  # operators, to say anything by leaving some out
 _ROUNDS = 8
 _SMALL_BYTES = 32 << 10  # calls below this were only measured with data near
-MIDWAY = 0.5  # share of a call's bytes that lie far from the core, where nothing better is known
+MIDWAY = 0.5  # share of a call's bytes that are not in a core's caches, where nothing better is known
 _TENTH = 1.2816  # standard deviations between the middle and either end of an 80 % range
 
 
@@ -272,7 +272,7 @@ class Local(CostModel):
     def logarithms(self, calls: Calls, place: Float64 | None = None) -> tuple[Float64, Float64]:
         """Log seconds of every call and their standard deviation; NaN where it cannot say.
 
-        `place` is the share of its bytes that a call finds far from the core, where that is known (n).
+        `place` is the share of its bytes that a call does not find in a core's caches, where that is known (n).
         """
         distinct, which, apart = _distinct(calls, place)
         rows, known = self._rows(distinct, apart)

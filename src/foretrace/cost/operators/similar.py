@@ -2,7 +2,7 @@
 
 A change is one of types (float32 to bfloat16), of the memory layout, or of sizes (a batch k times as large); several at
 once are taken one after the other: sizes first, so that the types' ratio is looked up at the new size. Neighbours are
-those nearest in logarithmic size; convolutions are told apart by their channels, not by their FLOPs, since equal FLOPs
+those nearest in logarithmic size; convolutions are compared by their channels, not by their FLOPs, since equal FLOPs
 can gain a third or nothing from another layout. Sizes follow T(kB) = T(B) (f + (1 - f) k) with the fixed share f of the
 neighbours: packing weights and dispatch do not grow with the batch.
 """

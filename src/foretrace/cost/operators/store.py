@@ -96,7 +96,7 @@ def save(machine: Mapping[str, Any], seconds: Mapping[str, float]) -> Path:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a file; the system lets go of it when the process ends, however it ends."""
+    """Hold the lock of a file; the system releases it when the process ends, however it ends."""
     try:
         held = path.open("a+b")
     except OSError as error:

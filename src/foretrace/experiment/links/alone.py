@@ -63,7 +63,7 @@ def _punctual(training: Training) -> tuple[Trace, int]:
 def _calibrated(graph: TaskGraph, arms: Sequence[Sequence[Technique]]) -> tuple[TaskGraph, int, tuple[str, ...]]:
     """The graph with times of the operators that the techniques of each arm ask for, how many, and what to note."""
     until = Deadline(CALIBRATION_S)
-    graph = replace(Calibration.load_for(graph), seconds={}).on(graph)  # everything is timed anew, in this state
+    graph = replace(Calibration.load_for(graph), seconds={}).on(graph)  # everything is timed again, in this state
     timed, failed = 0, dict[str, str]()
 
     for techniques in arms:

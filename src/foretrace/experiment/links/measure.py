@@ -48,7 +48,7 @@ Tell = Callable[[str, float], None]
 
 LEAST_ROUNDS, MOST_ROUNDS = 6, 24
 MOST_STEPS = 20  # of a block
-_FIRST = 3  # steps of the first round: buckets are formed anew after its first, so nothing of it counts
+_FIRST = 3  # steps of the first round: buckets are formed again after its first, so nothing of it counts
 LEAST_BLOCK_S = 0.8  # an interruption of a few milliseconds is 1 % of that
 _RECORDING_S = 240.0  # for the worker alone, at most
 _FOR_EVER = 10**9  # steps

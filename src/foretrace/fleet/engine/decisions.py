@@ -2,7 +2,7 @@
 
 `stepping` says in plain Python what it computes, for any policy. Times are int64 nanoseconds, work is float64
 nanoseconds at speed 1. The loop can stop at any event and be called again: whatever it needs from outside (a speed it
-has not met, room in a log) it asks for by its return value.
+has not met, room in a log) it requests by its return value.
 """
 
 # The compiler takes plain loops and nested conditions as they are.
@@ -182,7 +182,7 @@ def _outrank(st):  # type: ignore[no-untyped-def]
 
 @inner
 def _haunt(st, j):  # type: ignore[no-untyped-def]
-    """The job lets go of its GPUs and stands in line again; unless somebody takes them, it gets them back."""
+    """The job releases its GPUs and stands in line again; unless somebody takes them, it gets them back."""
     job = st.jobs[j]
     placing.settle(st, j)
     placing.release(st, j)
@@ -253,7 +253,7 @@ def _open(st):  # type: ignore[no-untyped-def]
 
 @inner
 def _pass(st):  # type: ignore[no-untyped-def]
-    """Offer what is free to the waiting in their order; False where a speed is missing, and it goes on from there."""
+    """Offer what is free to the waiting in their order; False where a speed is missing, and it continues from there."""
     s, jobs, order = st.s, st.jobs, st.order
     changed = True
     while s.at < s.tail:
@@ -365,7 +365,7 @@ def _name_causes(st):  # type: ignore[no-untyped-def]
 
 @inner
 def _decide(st):  # type: ignore[no-untyped-def]
-    """Everybody who waits is offered what is free; False where a speed is missing, and it goes on from there."""
+    """Everybody who waits is offered what is free; False where a speed is missing, and it continues from there."""
     s = st.s
     if s.pending == 1:
         s.resume = -1

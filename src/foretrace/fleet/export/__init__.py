@@ -43,7 +43,7 @@ def export(
     to: `slurm`, `kueue`, `volcano` or `ray`. result: where it holds the GPUs of a job, its first placement gives the
     shape, and the level where `level` is None; without it the shape is the fewest machines and the level the smallest
     that can hold the job. level: name of a level of the cluster, the last one for anywhere. wait_s: how long the job
-    insists on the level: 0 prefers it only, inf (unless said) insists for ever. labels: node labels of levels, by
+    insists on the level: 0 prefers it only, inf (unless said) insists forever. labels: node labels of levels, by
     default `kubernetes.io/hostname` and `cloud.provider.com/topology-LEVEL`. queue: partition or queue, else the job's
     tenant. image, command: what runs; IMAGE is to be replaced.
     Raises ForetraceError for an unknown target, job or level, and for a job that the level can never hold.
@@ -58,7 +58,7 @@ def export(
     if to not in writers:
         raise ForetraceError(f"cannot export to {to!r}; there are {', '.join(writers)}.")
     if not wait_s >= 0:
-        raise ForetraceError(f"a job waits 0 seconds or more, not {wait_s:g}; say inf to insist for ever.")
+        raise ForetraceError(f"a job waits 0 seconds or more, not {wait_s:g}; say inf to insist forever.")
     machine = _machine(cluster)
     known = {each: f"cloud.provider.com/topology-{each}" for each in cluster.levels[machine + 1 : -1]}
     known |= dict.fromkeys(cluster.levels[: machine + 1], "kubernetes.io/hostname")

@@ -14,7 +14,7 @@ class Ask:
     name: its name made safe for file and object names, no two alike. level: 0 one machine, 1 one unit of the level
     above machines, and so on; level_name: what it is called; anywhere: it is the whole cluster. nodes × per_node GPUs,
     per_node 0 where machines hold unequal numbers; largest: GPUs of the largest machine it may use; leaves: fewest
-    units of the level above machines that can hold it. wait_s: seconds it insists on the level, inf for ever.
+    units of the level above machines that can hold it. wait_s: seconds it insists on the level, inf forever.
     """
 
     job: str

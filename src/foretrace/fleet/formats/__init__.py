@@ -1,4 +1,4 @@
-"""Logs and job lists of other systems, read into a `Workload`: one file per format, told apart by content."""
+"""Logs and job lists of other systems, read into a `Workload`: one file per format, distinguished by content."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def read(source: Source, *, salvage: bool = False, ties: str = "file", pending: 
         if whole(cells["num_gpu"], "num_gpu") == 0:
             raise Aside("pods without GPUs")
         if share == 0:
-            raise Bad("it asks for a GPU but gpu_milli is 0")
+            raise Bad("it requests a GPU but gpu_milli is 0")
         gpus = gpus_of(cells["num_gpu"], "num_gpu")
         if gpus > 1 and share < 1:
             raise Bad(f"gpu_milli is {cells['gpu_milli']!r} for several GPUs, where only whole ones go together")

@@ -95,7 +95,7 @@ def _alibaba(source: Source, *, name: str, salvage: bool) -> ClusterTree:
             bad.append(f"line {line} ({why})")
     if bad and not salvage:
         raise source.fail(
-            f"{len(bad)} of {len(bad) + len(nodes)} nodes cannot be read, the first at {bad[0]}; mend them, or read "
+            f"{len(bad)} of {len(bad) + len(nodes)} nodes cannot be read, the first at {bad[0]}; correct them, or read "
             "with --salvage to leave them out."
         )
     return tree(source.path, nodes, (), name=name)
@@ -112,9 +112,9 @@ def _tiresias(source: Source, *, name: str, gpu_type: str) -> ClusterTree:
         row = cut(rows[0][1], len(taken.header))
         counts = [whole(row[at[key]], key) for key in at]
     except Bad as why:
-        raise source.fail(f"line {rows[0][0]} cannot be read ({why}); mend it.") from None
+        raise source.fail(f"line {rows[0][0]} cannot be read ({why}); correct it.") from None
     if min(counts) < 1 or counts[0] * counts[1] > 1_000_000 or counts[2] > MOST_PER_NODE:
-        raise source.fail(f"line {rows[0][0]} describes {'x'.join(map(str, counts))}, which is no cluster; mend it.")
+        raise source.fail(f"line {rows[0][0]} describes {'x'.join(map(str, counts))}, which is no cluster; correct it.")
     return ClusterTree.of(counts, levels=("switch", "node"), gpu_type=gpu_type, name=name)
 
 
@@ -138,8 +138,8 @@ def _kubernetes(source: Source, levels: Sequence[str], *, name: str) -> ClusterT
             kind = next((str(marks[label]) for label in TYPE_LABELS if label in marks), "")
             nodes.append(ClusterNode(host, count, kind, above))
     except Bad as why:
-        raise source.fail(f"cannot be read ({why}); mend that object.") from None
+        raise source.fail(f"cannot be read ({why}); correct that object.") from None
     words = [label.rsplit("/", 1)[-1].removeprefix("topology-") for label in labels]
     if len({*words, "node", "cluster"}) < len(words) + 2:
-        raise ForetraceError(f"{source.path}: levels {', '.join(labels)} cannot be told apart; name others.")
+        raise ForetraceError(f"{source.path}: levels {', '.join(labels)} cannot be distinguished; name others.")
     return tree(source.path, nodes, words, name=name)

@@ -1,4 +1,4 @@
-"""From rows to a `Workload`: numbers and dates that are told apart from rubbish, and an account of every row."""
+"""From rows to a `Workload`: numbers and dates that are distinguished from rubbish, and an account of every row."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def whole(text: str, what: str) -> int:
 
 
 def gpus_of(text: str, what: str) -> int:
-    """Devices a job asks for: 1 or more; raises Bad."""
+    """Devices a job requests: 1 or more; raises Bad."""
     value = whole(text, what)
     if not 1 <= value <= MOST_GPUS:
         raise Bad(f"{what} is {text[:40]!r}, not a number of GPUs from 1 on")
@@ -178,7 +178,7 @@ class RowAccount:
             first = self.refused[0]
             raise self.source.fail(
                 f"{len(self.refused):,} of {self.rows:,} rows cannot be read, the first at {first.where} "
-                f"({first.why}); mend them, or read with --salvage to leave them out."
+                f"({first.why}); correct them, or read with --salvage to leave them out."
             )
 
     def origin(self, format: str) -> Origin:

@@ -1,4 +1,4 @@
-"""What readers of Kubernetes objects share: GPUs that a pod asks for, dates, values out of nested objects."""
+"""What readers of Kubernetes objects share: GPUs that a pod requests, dates, values out of nested objects."""
 
 from __future__ import annotations
 

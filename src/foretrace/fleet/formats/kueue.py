@@ -1,7 +1,7 @@
 """Kueue: `kubectl get workloads -A -o json` (kueue.x-k8s.io, v1beta1 and v1beta2).
 
 Submission is `metadata.creationTimestamp`, start the time of the condition Admitted, end that of Finished. GPUs are
-`podSets[].count` × what one pod of the set asks for.
+`podSets[].count` × what one pod of the set requests.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def read(source: Source, *, salvage: bool = False, ties: str = "file") -> Worklo
     header: list[str] = []
     for line, cells in lines:
         if cells is None:
-            raise source.fail(f"line {line} has broken quotes; mend it.")
+            raise source.fail(f"line {line} has broken quotes; correct it.")
         if cells[0].startswith("#"):
             found = _EPOCH.match(",".join(cells))
             epoch = _epoch(source, found[1]) if found else epoch
@@ -215,5 +215,5 @@ def _epoch(source: Source, text: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise source.fail(f"its first line says epoch_s={text[:40]}, which is no number; mend it.")
+        raise source.fail(f"its first line says epoch_s={text[:40]}, which is no number; correct it.")
     return value

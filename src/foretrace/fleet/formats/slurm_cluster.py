@@ -63,7 +63,7 @@ def topology_conf(source: Source) -> Switches:
         said = {key.lower(): value for key, value in _PAIR.findall(line.split("#", 1)[0])}
         if not said:
             if line.split("#", 1)[0].strip():
-                raise source.fail(f"line {at} says nothing of the form Key=Value; mend it.")
+                raise source.fail(f"line {at} says nothing of the form Key=Value; correct it.")
             continue
         if "blocksizes" in said and len(said) == 1:
             continue  # how many nodes a block plans with; the blocks themselves are what matters here
@@ -114,7 +114,7 @@ def topology_yaml(source: Source, said: Any, wanted: str | None) -> Switches | N
             raise source.fail(f"{where} has no {word}; give it a name.")
         texts = [entry.get(name, "") or "" for name in ("children", "nodes")]
         if not all(isinstance(text, str) for text in texts):
-            raise source.fail(f"{where}: children and nodes are written as tux[0-3,7]; mend them.")
+            raise source.fail(f"{where}: children and nodes are written as tux[0-3,7]; correct them.")
         _add(source, found, entry[word], texts[0], texts[1], where)
     return found
 
@@ -167,7 +167,7 @@ def grow(
         while chain[-1] in parent:
             chain.append(parent[chain[-1]])
             if len(chain) > DEEPEST:
-                raise source.fail(f"{found.word} {switch!r} lies in a ring or deeper than {DEEPEST} levels; mend it.")
+                raise source.fail(f"{found.word} {switch!r} is in a ring or deeper than {DEEPEST} levels; correct it.")
         chains[switch] = tuple(reversed(chain))
     if not chains:
         raise source.fail("names no nodes; add Nodes= to its leaf switches.")

@@ -49,7 +49,7 @@ class Source:
         return tuple(cell.strip() for cell in cells) if cells else ()
 
     def fail(self, why: str) -> ForetraceError:
-        """The error to raise about the file as a whole; `why` ends with how to mend it."""
+        """The error to raise about the file as a whole; `why` ends with how to fix it."""
         return ForetraceError(f"{self.path}: {why}")
 
 
@@ -120,7 +120,7 @@ def table(source: Source, delimiter: str = ",", *, header: bool = True) -> Table
 def whole_table(source: Source) -> Iterator[tuple[int, list[str] | None]]:
     """Rows of a CSV whose quoted cells may hold line ends: (first line, cells, None where its quotes are broken).
 
-    After a broken row reading goes on with the next line, so that one stray quote does not swallow the rest.
+    After a broken row reading continues with the next line, so that one stray quote does not swallow the rest.
     """
     lines = source.text.split("\n")
     lines = [line + "\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])

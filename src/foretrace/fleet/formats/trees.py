@@ -39,9 +39,9 @@ def tree(where: str, nodes: Sequence[ClusterNode], levels: Sequence[str], *, nam
             raise ForetraceError(f"{where}: node {node.name!r} stands twice; name every node once.")
         seen.add(node.name)
         if len(node.above) != len(levels):
-            raise ForetraceError(f"{where}: node {node.name!r} lies at another depth than others; mend its units.")
+            raise ForetraceError(f"{where}: node {node.name!r} lies at another depth than others; correct its units.")
         if node.gpus > MOST_PER_NODE:
-            raise ForetraceError(f"{where}: node {node.name!r} cannot have {node.gpus:,} GPUs; mend their number.")
+            raise ForetraceError(f"{where}: node {node.name!r} cannot have {node.gpus:,} GPUs; correct their number.")
         for depth in range(1, len(levels) + 1):
             rank.setdefault(node.above[:depth], len(rank))
 

@@ -18,7 +18,7 @@ FUTURE, WAITING, RUNNING, DONE = "future", "waiting", "running", "done"
 
 @dataclass(slots=True, eq=False)
 class JobState:
-    """One job as it stands. `gpus` it holds, or held a moment ago where it is a ghost: it let go of them in this very
+    """One job as it stands. `gpus` it holds, or held a moment ago where it is a ghost: it released them in this very
     decision, and gets them back for nothing if they stay free.
     """
 

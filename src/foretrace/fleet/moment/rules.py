@@ -172,7 +172,7 @@ class Rules:
 
     # ---- placement
     def placed(self, job: JobState) -> list[int] | Wait:
-        """GPUs for as many as the job asks for, or why it has to wait."""
+        """GPUs for as many as the job requests, or why it has to wait."""
         state = self.state
         if job.share < 1:
             shared = self._beside(job)

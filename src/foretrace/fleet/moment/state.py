@@ -256,7 +256,7 @@ class SteppingState(Holdings):
             self.segments.append((job.at, job.stretch, self.now, len(job.gpus), job.level, dead, gpus))
 
     def haunt(self, job: JobState) -> None:
-        """The job lets go of its GPUs and stands in line again; unless somebody takes them, it gets them back."""
+        """The job releases its GPUs and stands in line again; unless somebody takes them, it gets them back."""
         self.settle(job)
         self.release(job)
         self.unschedule(job)

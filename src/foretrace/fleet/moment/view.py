@@ -178,7 +178,7 @@ class View:
         return self._rules.admitted(self._state.jobs[job])
 
     def placed(self, job: int) -> Sequence[int] | Wait:
-        """As many GPUs as the job asks for where `place_rule` allows, or why it has to wait.
+        """As many GPUs as the job requests where `place_rule` allows, or why it has to wait.
 
         A job that needs a part of a GPU goes where others are already, on the fullest GPU that has room; if there is
         none, on a free one.

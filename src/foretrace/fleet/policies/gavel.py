@@ -100,7 +100,7 @@ class Gavel(Rounds):
     def _allocate(
         self, view: View, table: RoundTable, claims: _Claims, active: list[int], rates: Float64, board: Board
     ) -> None:
-        """Settle what jobs were due, and ask the rule anew."""
+        """Settle what jobs were due, and ask the rule again."""
         kinds, credit = len(claims.total), self.round_s / 2
         elapsed = (view.now_ns - max(claims.reset, 0)) / SECOND
         for job in active:

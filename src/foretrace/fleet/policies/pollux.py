@@ -79,7 +79,7 @@ class Pollux(Rounds):
         if self.search == "genetic":
             chosen = self._bred(view, memory, board, hopes)
         else:
-            # starting anew can be worse than to leave everybody alone and give away what is free
+            # starting over can be worse than to leave everybody alone and give away what is free
             kept = {each.job: each.held for each in hopes if each.held is not None}
             tried = [
                 _gained(memory.table, board, hopes, kept),
@@ -131,7 +131,7 @@ class Pollux(Rounds):
         speedup = np.zeros((len(hopes), len(nodes) + 1, total + 1))
         for row, each in enumerate(hopes):
             for (_, size), value in each.values.items():
-                # wider than need be it is taken to be as fast as on the fewest nodes; the GPUs are laid out anew
+                # wider than need be it is taken to be as fast as on the fewest nodes; the GPUs are laid out again
                 if size <= total:
                     speedup[row, -(-size // per_node) : min(size, len(nodes)) + 1, size] = value
         aim = search.Aim(

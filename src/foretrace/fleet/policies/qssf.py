@@ -35,7 +35,7 @@ def predicted_gpu_seconds(workload: Workload, *, memory: float = 0.8) -> Float64
     The moving mean (weight `memory` for what was) of earlier jobs of the same user (or tenant), model and number of
     GPUs that could have ended by then even without waiting; failing that of the same user; failing that of all. The
     very first are taken by their stated run time. The authors' gradient-boosted trees over names of jobs are not here:
-    the logs at hand have none.
+    the logs here have none.
     """
     n = len(workload)
     who = [u or t for u, t in zip(workload.user, workload.tenant, strict=True)]

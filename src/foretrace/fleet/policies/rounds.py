@@ -1,4 +1,4 @@
-"""Policies that give out all GPUs anew at fixed times: what Gavel, AlloX, Pollux and Sia have in common.
+"""Policies that give out all GPUs again at fixed times: what Gavel, AlloX, Pollux and Sia have in common.
 
 A subclass says who gets how many GPUs of which kind (`choose`); here is when that happens, where the GPUs lie, and what
 the others are told. A job that is given what it holds keeps it, so that it pays no restart.
@@ -156,7 +156,7 @@ class RoundTable:
         return self._kinds[job]
 
     def rigid(self, job: int) -> int:
-        """GPUs for a job where its number is not a matter of choice: what it asks for, or fewer where it may run on
+        """GPUs for a job where its number is not a matter of choice: what it requests, or fewer where it may run on
         fewer and the cluster, or its tenant's quota, never gives it more.
         """
         if job not in self._rigid:
@@ -347,7 +347,7 @@ def laid_out(
     """GPUs of each job, and those for whom there were none.
 
     Who holds what he is to have keeps it; the others go into what is left, largest first. Where that leaves somebody
-    out, all are placed anew, largest first, and if that does not help in the order of importance.
+    out, all are placed again, largest first, and if that does not help in the order of importance.
     """
     wanted = list(given)
     large = sorted(wanted, key=lambda each: -each.gpus)

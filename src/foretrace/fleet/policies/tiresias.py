@@ -101,5 +101,5 @@ def _samples(path: Path) -> Float64:
         try:
             found.append(float(text.split(",")[-1]))
         except ValueError:
-            raise ForetraceError(f"{path} line {number}: {text!r} is no number of GPU-seconds; mend it.") from None
+            raise ForetraceError(f"{path} line {number}: {text!r} is no number of GPU-seconds; correct it.") from None
     return np.array(found)

@@ -81,7 +81,7 @@ def fit_step_model(
     compute = step - np.asarray(sync_s, np.float64)
     if not len(step) or not ((compute > 0).all() and np.isfinite(step).all()):
         raise ForetraceError(
-            "a goodput model needs at least one measured step, each longer than its synchronisation; mend the rows."
+            "a goodput model needs at least one measured step, each longer than its synchronisation; correct the rows."
         )
     start = np.array([0.1, 0.01, 0.1, 0.01, 0.1, 0.01, 1.001])
     low, high = np.array([_LEAST] * 6 + [1.0]), np.array([np.inf] * 6 + [10.0])

@@ -232,14 +232,14 @@ def read_application(folder: Path) -> Application:
         _found(folder, "scalability.csv"), ("num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time")
     )
     if any(not 0 < row[0] < 2**53 or row[0] % 1 for row in placed):
-        raise ForetraceError(f"{folder}/placements.csv: a placement must be digits, one per node, at most 15; mend it.")
+        raise ForetraceError(f"{folder}/placements.csv: a placement must be 1 to 15 digits, one per node; correct it.")
     digits = [str(int(row[0])) for row in placed]
     shapes = np.array([[len(each), sum(map(int, each))] for each in digits], np.float64)
     measured = np.vstack([np.hstack([shapes, np.array(placed)[:, 1:]]), np.array(scaled)])
     if (measured[:, :4] <= 0).any() or (measured[:, 4] < 0).any() or (measured[:, 3] <= measured[:, 4]).any():
         raise ForetraceError(
             f"{folder}: a measured row has no nodes, replicas, batch or time, or its sync_time is not below its "
-            "step_time; mend placements.csv or scalability.csv."
+            "step_time; correct placements.csv or scalability.csv."
         )
     tables: dict[int, list[tuple[float, tuple[float, float]]]] = {}
     groups: dict[tuple[float, ...], list[Float64]] = {}
@@ -281,9 +281,9 @@ def _validations(folder: Path) -> dict[int, Validation]:
         rows = _rows(path, ("progress", "iteration", "grad_sqr", "grad_var"))
         run = Validation(*(list(column) for column in zip(*rows, strict=True)))
         if any(b <= a for a, b in zip([0.0, *run.progress], run.progress, strict=False)):
-            raise ForetraceError(f"{path}: progress must grow from epoch to epoch; mend that column.")
+            raise ForetraceError(f"{path}: progress must grow from epoch to epoch; correct that column.")
         if any(sqr < 0 or var < 0 or sqr + var <= 0 for sqr, var in zip(run.grad_sqr, run.grad_var, strict=True)):
-            raise ForetraceError(f"{path}: grad_sqr and grad_var must not be below zero nor both zero; mend them.")
+            raise ForetraceError(f"{path}: grad_sqr and grad_var must not be below zero nor both zero; correct them.")
         found[int(size)] = run
     if not found:
         raise ForetraceError(f"{folder} has no validation-BATCH.csv; add one per total batch size that was trained.")
@@ -317,7 +317,7 @@ def _rows(path: Path, columns: tuple[str, ...]) -> list[tuple[float, ...]]:
         except (ValueError, IndexError):
             values = (math.nan,)
         if not all(map(math.isfinite, values)):
-            raise ForetraceError(f"{path}, line {number}: needs a number in {', '.join(columns)}; mend it.")
+            raise ForetraceError(f"{path}, line {number}: needs a number in {', '.join(columns)}; correct it.")
         rows.append(values)
     if not rows:
         raise ForetraceError(f"{path} has no rows; copy it again.")

@@ -67,7 +67,7 @@ class ClosedFormSpeeds:
     bandwidth of all levels above the innermost. compute_scale: "full" (as profiled), "published" (as the authors'
     simulator scales, which makes communication 10 to 1000 times as heavy) or a factor. unknown: what to do with a model
     that has no profile: "refuse", or "uniform:SEED", one of the profiles at random by seed and name of the job.
-    A job on more or fewer GPUs than it asks for progresses in proportion to them, times S. Jobs of one GPU need no
+    A job on more or fewer GPUs than it requests progresses in proportion to them, times S. Jobs of one GPU need no
     profile. Raises ForetraceError where a parameter cannot be.
     """
 

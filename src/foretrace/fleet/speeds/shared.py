@@ -14,7 +14,7 @@ ROUNDING = 1e-9  # shares such as 0.1 + 0.2 + 0.7 are whole
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProportionalSpeeds:
-    """Placement does not matter, the number of GPUs does: 1 on as many as a job asks for, else in proportion."""
+    """Placement does not matter, the number of GPUs does: 1 on as many as a job requests, else in proportion."""
 
     name: str = "in proportion to GPUs"
 

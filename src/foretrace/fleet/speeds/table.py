@@ -35,9 +35,9 @@ class MeasuredSpeed:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TableSpeeds:
-    """Measured steps per second by model, GPUs, placement and kind of GPU; placements are told apart by `by`.
+    """Measured steps per second by model, GPUs, placement and kind of GPU; placements are distinguished by `by`.
 
-    A job's progress is its rate over that of the tightest placement in the table with the GPUs it asks for, on
+    A job's progress is its rate over that of the tightest placement in the table with the GPUs it requests, on
     `reference_type` (may be left out where the table has one kind). It may exceed 1: some jobs run faster spread out.
     A row without a gpu_type holds for every kind that has no row of its own. With `interpolate`, numbers of GPUs that
     lie between two measured ones with all else equal take the line between them; nothing is taken beyond the table.
@@ -172,7 +172,7 @@ def _csv_rows(text: str, where: Path) -> Iterable[tuple[int, Mapping[str, Any]]]
             continue
         if len(row) != len(header):
             raise ForetraceError(
-                f"{where}, line {reader.line_num}: {len(row)} columns and the header has {len(header)}; mend the line."
+                f"{where}, line {reader.line_num}: {len(row)} columns, {len(header)} in the header; correct the line."
             )
         yield reader.line_num, dict(zip(header, (each.strip() for each in row), strict=True))
 

@@ -75,7 +75,7 @@ class ThroughputTable:
                         both = _speed(value[0], where), _speed(value[1], where)
                         shared[kind][own, key(other, where)] = both
                     else:
-                        raise ForetraceError(f"{where}: beside {other} stand not two speeds; mend that entry.")
+                        raise ForetraceError(f"{where}: beside {other} stand not two speeds; correct that entry.")
                 if own not in alone[kind]:
                     raise ForetraceError(f"{where}: its speed alone, under null, is missing; add it.")
         if not alone:
@@ -163,7 +163,7 @@ def _mapping(value: Any, where: str) -> dict[str, Any]:
 
 def _speed(value: Any, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-        raise ForetraceError(f"{where}: {str(value)[:40]!r} is no speed in steps per second; mend that entry.")
+        raise ForetraceError(f"{where}: {str(value)[:40]!r} is no speed in steps per second; correct that entry.")
     return float(value)
 
 
@@ -174,4 +174,4 @@ def _job(written: str, where: str) -> Job:
         value = None
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str) and type(value[1]) is int:
         return value[0], value[1]
-    raise ForetraceError(f"{where}: {written[:40]!r} is not written as ('model', GPUs); mend that key.")
+    raise ForetraceError(f"{where}: {written[:40]!r} is not written as ('model', GPUs); correct that key.")

@@ -194,7 +194,7 @@ class MeasuredCosts(OperatorCosts):
         return ops.PLAIN if found is None else found.way
 
     def fresh(self, *graphs: Graph) -> MeasuredCosts:
-        """Timed anew, longer, for these graphs only.
+        """Timed again, longer, for these graphs only.
 
         A search picks the operators whose times came out low by chance, so what it says of its choice is too good.
         """

@@ -83,7 +83,7 @@ def check(model: Model, after: Graph, rewritten: Emitted, *, seed: int = 0, inpu
 
 
 def _random(value: Any, generator: torch.Generator) -> Any:
-    """Floating-point tensors drawn anew with mean and deviation of those given, integers in another order."""
+    """Floating-point tensors drawn again with mean and deviation of those given, integers in another order."""
     import torch
     from torch.utils import _pytree as pytree
 

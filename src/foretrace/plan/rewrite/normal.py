@@ -18,7 +18,7 @@ CANCELLATIONS = {
     "slice-of-concat": "a slice of a concatenation is one of the parts it lies in",
     "concat-of-one": "a concatenation of one tensor is the tensor",
     "concat-of-concat": "a concatenation of concatenations along the same axis is one",
-    "concat-of-slices": "neighbouring slices put together again are a slice",
+    "concat-of-slices": "neighbouring slices concatenated again are a slice",
     "permute-of-permute": "two permutations are one; the identity is none",
     "reshape-of-reshape": "of two reshapes the last one counts; to the same sizes it is none",
 }

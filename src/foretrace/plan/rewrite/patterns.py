@@ -1,6 +1,6 @@
 """Rules from patterns: where a pattern stands in a graph, what is built instead, and random sizes that fit it.
 
-Where a tensor is cut by a split is not written in a rule: it is cut where it was put together. So building a pattern
+Where a tensor is cut by a split is not written in a rule: it is cut where it was concatenated. So building a pattern
 keeps, beside every tensor and for each axis, the tree of its seams, as TASO does.
 """
 
@@ -21,7 +21,7 @@ _SOURCE = "Jia et al., TASO, SOSP 2019, generated"
 
 @dataclass(frozen=True)
 class Seam:
-    """Where a tensor was put together along an axis, and the seams inside both parts."""
+    """Where a tensor was concatenated along an axis, and the seams inside both parts."""
 
     at: int
     left: Seam | None
@@ -37,7 +37,7 @@ class Value:
 
 
 def as_rule(pattern: Pattern) -> Rule:
-    """The rule of a pattern. What it is worth, the verifier says. Raises UnfitError where no sizes fit both sides."""
+    """The rule of a pattern. The verifier says whether it is right. Raises UnfitError where no sizes fit both sides."""
     sizes = SymbolicSizes.of(pattern)
 
     def find(view: GraphView) -> Iterator[RuleMatch]:
@@ -112,7 +112,7 @@ def _built(terms: Terms, op: PatternOp, inputs: list[Value], groups: int) -> lis
     seam = inputs[1].seams[0]
     if groups > 1 and (groups != 2 or seam is None or 2 * seam.at != values[1].dims[0]):
         # The published rule does not say it: unequal halves would be shared out among the groups wrongly.
-        raise UnfitError("sizes do not fit: groups that do not end where the weights were put together.")
+        raise UnfitError("sizes do not fit: groups that do not end where the weights were concatenated.")
     made = terms.make(
         "conv2d", values, stride=op.stride, padding=_padding(op), dilation=(1, 1), groups=groups, bias=False,
         added=False, act=op.act,
@@ -149,7 +149,7 @@ def _joined(terms: Terms, op: PatternOp, inputs: list[Value]) -> Value:
 def _split(terms: Terms, op: PatternOp, whole: Value) -> list[Value]:
     seam = whole.seams[op.axis]
     if seam is None or op.outputs != 2:
-        raise UnfitError("sizes do not fit: a split of what was not put together.")
+        raise UnfitError("sizes do not fit: a split of what was not concatenated.")
     total = whole.term.dims[op.axis]
     found = []
     for start, length, inner in ((0, seam.at, seam.left), (seam.at, total - seam.at, seam.right)):
@@ -180,7 +180,7 @@ def _matches(pattern: Pattern, view: GraphView) -> Iterator[tuple[Matched, dict[
 def _extended(
     pattern: Pattern, view: GraphView, matched: Matched, given: dict[int, Term]
 ) -> Iterator[tuple[Matched, dict[int, Term]]]:
-    """Match the last operator that is not matched yet, in every way, and go on."""
+    """Match the last operator that is not matched yet, in every way, and continue."""
     open_ops = [i for i in range(len(pattern.source)) if (i, 0) not in matched]
     if not open_ops:
         yield matched, given

@@ -116,7 +116,7 @@ class Maker:
         return self.draw.randint(low, high)
 
     def input(self, *dims: int) -> Term:
-        """A value that every run has anew."""
+        """A value that differs in every run."""
         return self._leaf("input", dims, constant=False)
 
     def weight(self, *dims: int) -> Term:

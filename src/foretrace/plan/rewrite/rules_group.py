@@ -12,7 +12,7 @@ from foretrace.plan.rewrite.terms import Graph
 
 _TASO = "Jia et al., TASO, SOSP 2019"
 _METAFLOW = "Jia et al., Optimizing DNN Computation with Relaxed Graph Substitutions, MLSys 2019"
-_SHARES = (2, 4, 8)  # groups put together at once
+_SHARES = (2, 4, 8)  # groups concatenated at once
 _MOST_GROUPS = 64
 
 
@@ -35,7 +35,7 @@ def _merge_groups_sample(m: Maker) -> Graph:
 
 
 def _group(view: GraphView) -> Iterator[RuleMatch]:
-    """Convolutions of all slices of a tensor, put together again, are one in groups."""
+    """Convolutions of all slices of a tensor, concatenated again, are one in groups."""
     for term in view.of("concat"):
         convs = list(term.inputs)
         if term["axis"] != 1 or not all(each.op == "conv2d" and view.private(each) for each in convs):

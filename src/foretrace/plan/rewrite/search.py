@@ -85,7 +85,7 @@ def search(
             costs.learn(each for _, each in new)
             for name, candidate in new:
                 cost = costs.of(candidate)
-                # The best so far without this one, so that greedy goes on from what is better.
+                # The best so far without this one, so that greedy continues from what is better.
                 if cost < alpha * best_s:
                     queue.push(cost, candidate, (*path, name))
                 if cost < best_s:

@@ -63,7 +63,7 @@ class Rewritten:
     check: measure.Check
     gain: measure.MeasuredGain | None
     costs: str  # "measured" or what model on which device
-    near: float | None  # share of data near the core, where costs were measured
+    near: float | None  # share of data in warm caches, where costs were measured
     untimed: dict[str, str]  # operators without a cost, and why
     priced: int  # distinct operators
     search_s: float
@@ -92,7 +92,7 @@ def rewrite(
         name: what messages call the model.
         wanted: settings.
         costs: what operators cost; by default measured on this machine.
-        tell: (what is done, share of it), as it goes on.
+        tell: (what is done, share of it), as it continues.
 
     Raises ForetraceError where the model cannot be captured.
 
@@ -130,7 +130,7 @@ def rewrite(
 
 
 def again(model: Model, found: Rewriting, costs: OperatorCosts) -> tuple[Rewriting, OperatorCosts]:
-    """The prediction from times taken anew, and what runs say of the choice.
+    """The prediction from times taken again, and what runs say of the choice.
 
     A search by measured costs believes some times that came out low by chance. So the graph as captured, that with the
     rules that always pay, and the one found run in turns for a moment, and the fastest is kept.

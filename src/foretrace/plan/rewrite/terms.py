@@ -10,7 +10,7 @@ where their outputs are, and common subexpressions are found by themselves. A te
 weights alone: it is computed once, when the rewritten model is made, and costs nothing in a run. Numbers rise along
 every edge, so sorting by them is a topological order.
 
-`make` keeps a normal form: views of views, a slice of a concatenation, slices put together again and permutations of
+`make` keeps a normal form: views of views, a slice of a concatenation, slices concatenated again and permutations of
 permutations are cancelled at once. These cancellations are rules like others and verified like them (`normal.py`).
 """
 

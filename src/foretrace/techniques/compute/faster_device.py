@@ -167,7 +167,7 @@ _APART = {
 }
 
 
-#: What was found of graphs that are still in use: every end of every range asks for the same.
+#: What was found of graphs that are still in use: every end of every range needs the same.
 _FOUND: WeakKeyDictionary[TaskGraph, dict[Any, Elsewhere]] = WeakKeyDictionary()
 
 

@@ -104,7 +104,7 @@ def elsewhere(
 ) -> Elsewhere:
     """Seconds of every kernel of `graph` on `target`, recorded on `source`.
 
-    `models` are asked in their order before `scaled` is: a model counts where it can speak of a call on both devices,
+    `models` are asked in their order before `scaled` is: a model counts where it can answer for a call on both devices,
     and between devices of one vendor only, as the learned ones have seen no other. `table` is what `scaled` takes
     kernels of some kinds to reach.
     Raises ForetraceError where the catalog lacks the rate that a kernel needs.

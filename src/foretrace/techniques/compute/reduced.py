@@ -329,7 +329,7 @@ class _Walk:
         return call
 
     def _leave(self, node: tuple[_Call | None, int]) -> None:
-        """The end of a node of the backward pass: its gradients go on through the casts of its inputs."""
+        """The end of a node of the backward pass: its gradients continue through the casts of its inputs."""
         call, row = node
         if call is None or row < 0:
             return
@@ -340,7 +340,7 @@ class _Walk:
 
 
 def _to_float(operator: Operator) -> bool:
-    """Whether a script asks for float32, which is what it has in the recording."""
+    """Whether a script needs float32, which is what it has in the recording."""
     asked = operator.name.removeprefix("aten::") in _CASTS and operator.concrete[1:2] == [_FLOAT_CODE]
     return asked and operator.types[:1] == [SINGLE]
 

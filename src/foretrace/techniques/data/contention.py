@@ -182,7 +182,7 @@ class Contention(Technique):
         except ForetraceError as error:
             raise self.refuse(f"network={text}: {error}") from error
         raise self.refuse(
-            f"network={text} tells what collectives take and not which links they share; give the file of the cluster, "
+            f"network={text} says what collectives take and not which links they share; give the file of the cluster, "
             "or a link."
         )
 

@@ -147,7 +147,7 @@ class GradientCompression(Technique):
         if not 0 < self.share <= 1:
             raise self.refuse(f"share={self.share} is no share; give more than 0 and at most 1.")
         if self.start < 2:
-            raise self.refuse("start must be 2 or more: DistributedDataParallel builds its buckets anew after a step.")
+            raise self.refuse("start must be 2 or more: DistributedDataParallel builds its buckets again after a step.")
         if not (isfinite(self.min_rate) and self.min_rate > 0):
             raise self.refuse(f"min_rate={self.min_rate} is no ratio; give a number above 0.")
         if not (isfinite(self.clip) and self.clip >= 0) or self.warm_steps < 0:

@@ -101,7 +101,7 @@ class ActivationOffload(Technique):
         if disk:
             changed = insert_keeping(graph, savings, times, hook_s, _NAMES, self.name)
         elif all(each.use < 0 for each in chosen):
-            raise self.refuse("the recording shows no backward pass that asks for the activations.")
+            raise self.refuse("the recording shows no backward pass that needs the activations.")
         else:
             changed = insert_copies(graph, savings, times, hook_s, self.prefetch, self.name)
         where = "written to a file" if disk else "copied to the host"

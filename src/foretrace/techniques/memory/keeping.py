@@ -116,7 +116,7 @@ def saved_note(
 
 
 def _asked(each: Saved, previous: Int64) -> int:
-    """The task ahead of the one that asks for a saved tensor on its lane; the one that saves it, if none asks."""
+    """The task ahead of the one that needs a saved tensor on its lane; the one that saves it, if none asks."""
     if each.use < 0:
         return each.row
     return int(previous[each.use]) if previous[each.use] >= 0 else each.use

@@ -64,7 +64,7 @@ class Saved:
     """One tensor that lives from forward to backward because an operator saved it."""
 
     row: int  # task of the operator that saves it first
-    use: int  # task of the backward pass that asks for it, −1 if it shows none
+    use: int  # task of the backward pass that needs it, −1 if it shows none
     numel: int
     dtype: str  # as in a recording: "float", "long int", ...
 
@@ -266,7 +266,7 @@ def _parameters(graph: TaskGraph) -> set[tuple[int, ...]]:
 
 
 def _with_uses(graph: TaskGraph, tensors: list[Saved], backward: Int64) -> Iterator[Saved]:
-    """Each tensor with the task of the backward pass that asks for it: as far from its end, by time, as the saving
+    """Each tensor with the task of the backward pass that needs it: as far from its end, by time, as the saving
     task is from the beginning of the forward pass (the backward pass walks back through the forward pass).
     """
     if not len(backward) or not tensors:

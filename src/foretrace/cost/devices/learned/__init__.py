@@ -3,7 +3,7 @@
 Learned().predict(calls, named("h100"))     # device seconds, as a stream of queued kernels pays them
 
 float32 products and vector operators: `fp32.py`, trained by `benchmarks/train_predictor.py` on kernels of five GPUs.
-16-bit products: `gemm16.py`. What neither speaks of (convolutions, vector operators in 16 bit, devices that are no GPU
+16-bit products: `gemm16.py`. What neither covers (convolutions, vector operators in 16 bit, devices that are no GPU
 of a known generation) is NaN, for the next member of a `Chain`.
 """
 

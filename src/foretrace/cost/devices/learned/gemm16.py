@@ -309,12 +309,12 @@ def _read(path: Any) -> Gemm16:
         )
     except KeyError as error:
         raise ForetraceError(
-            f"{path} lacks {error}; make it anew with benchmarks/train_gemm16.py, or install foretrace again."
+            f"{path} lacks {error}; write it again with benchmarks/train_gemm16.py, or install foretrace again."
         ) from None
 
 
 def _folded(layers: list[tuple[Singles, Singles]]) -> tuple[tuple[Singles, Singles], ...]:
-    """Layers that need one pass less: max(x + bias, 0) = max(x, -bias) + bias, and the bias goes on to the next layer.
+    """Layers that need one pass less: max(x + bias, 0) = max(x, -bias) + bias, and the bias moves to the next layer.
 
     So all layers but the last carry the least value of their outputs instead of a bias.
     """

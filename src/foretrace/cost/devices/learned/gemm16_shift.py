@@ -170,7 +170,7 @@ def learn(
 ) -> LawShift:
     """Learn from measured products: `residual` is log(measured / expected seconds).
 
-    The law's parameters are linearised anew where they have moved to; products whose residual nothing explains weigh
+    The law's parameters are linearised again where they have moved to; products whose residual nothing explains weigh
     less, as Student's t has it.
     """
     theta, moved = dict(shared), np.zeros(len(belief.names))
