@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from foretrace.report.terminal import PIPE_WIDTH, Terminal, render
 from foretrace.simulate.timeline import Timeline
 
 RECORDING = Path(__file__).resolve().parents[1] / "data" / "recommender.json.gz"
+SAID = ("what holds the step back", "fused-optimizer", "checks of this graph hold")
 CELLS = (
     f"import foretrace as ft; run = ft.read({str(RECORDING)!r}).graph()",
     "run.simulate()",
@@ -22,23 +26,43 @@ CELLS = (
 )
 
 
+EXECUTE = """
+import json, sys, nbclient, nbformat
+cells = [nbformat.v4.new_code_cell(cell) for cell in json.load(sys.stdin)]
+done = nbclient.NotebookClient(nbformat.v4.new_notebook(cells=cells), timeout=200, kernel_name="python3").execute()
+json.dump([cell.outputs for cell in done.cells], sys.stdout)
+"""
+
+
+@pytest.mark.slow
 def test_a_notebook_shows_results() -> None:
-    """Execute a real notebook and look at what it shows."""
-    nbformat: Any = pytest.importorskip("nbformat")
-    nbclient: Any = pytest.importorskip("nbclient")
-    pytest.importorskip("ipykernel")
-    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
-    done = nbclient.NotebookClient(book, timeout=120, kernel_name="python3").execute()
-    shown = [[each["data"] for each in cell.outputs if "data" in each] for cell in done.cells]
-    said = ("holds the step back", "fused-optimizer", "checks of this graph hold")
-    for data, words in zip(shown[1:4], said, strict=True):
-        (each,) = data
-        assert each["text/html"].startswith('<div class="foretrace">')
-        assert "<script" not in each["text/html"]
-        assert words in each["text/html"] or words in each["text/plain"]
-    assert 'class="seg compute"' in shown[1][0]["text/html"]
-    assert "what holds the step back" in shown[1][0]["text/plain"]
-    assert done.cells[4].outputs[0]["text"] == "True\n"
+    """Execute a real notebook, in a process of its own, and look at what it shows."""
+    for name in ("nbclient", "nbformat", "ipykernel"):
+        pytest.importorskip(name)
+    words = [sys.executable, "-c", EXECUTE]
+    done = subprocess.run(words, input=json.dumps(CELLS), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    outputs = json.loads(done.stdout)
+    for (each,), says in zip(outputs[1:4], SAID, strict=True):
+        _check(each["data"], says)
+    assert outputs[4][0]["text"] == "True\n"
+
+
+def _check(data: dict[str, str], says: str) -> None:
+    assert data["text/html"].startswith('<div class="foretrace">')
+    assert "<script" not in data["text/html"]
+    assert says in data["text/plain"]
+
+
+def test_a_shell_shows_results(timeline: Timeline) -> None:
+    """The same by the formatter that notebooks use."""
+    formatters: Any = pytest.importorskip("IPython.core.formatters")
+    run = ft.read(RECORDING).graph()
+    for found, says in zip(
+        (timeline, run.apply(ft.techniques.FusedOptimizer()).whatif(), run.check()), SAID, strict=True
+    ):
+        _check(formatters.DisplayFormatter().format(found)[0], says)
+    assert 'class="seg compute"' in formatters.DisplayFormatter().format(timeline)[0]["text/html"]
 
 
 @pytest.fixture(scope="module")

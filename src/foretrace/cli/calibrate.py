@@ -169,7 +169,8 @@ def run(
     """
     from foretrace.techniques.arguments import parse_all
 
-    techniques = parse_all(do or [])
+    do = do or []
+    techniques = parse_all(do)
     recorded = _machine_of(source)
     words = ["run", str(source), *(word for each in do or () for word in ("--do", each)), "--seconds", str(seconds)]
     words += [word for each in trust or () for word in ("--trust", each)]
