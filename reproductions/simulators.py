@@ -22,6 +22,7 @@ from foretrace.fleet.result import FleetResult
 from foretrace.fleet.scene import cluster_of, measured, workload_of
 from foretrace.fleet.workload import Workload
 from foretrace.report import fleet as report
+from foretrace.report.fleet_rows import per_job
 from foretrace.report.jsonout import dumps
 from foretrace.report.terminal import PIPE_WIDTH, Terminal, render
 from reproductions import parser_of
@@ -144,7 +145,7 @@ def play(simulator: Simulator, given: Sequence[str]) -> int:
     only = measured(options.measure, result.workload)
     view = report.run(result, cluster_of(str(result.gpus)), path=options.trace, only=only, next_="")
     if options.out is not None:
-        write_text(options.out, report.per_job(result, only))
+        write_text(options.out, per_job(result, only))
     print(dumps(view) if options.json else render(view, Terminal(width=PIPE_WIDTH)), end="\n" if options.json else "")
     return 0
 

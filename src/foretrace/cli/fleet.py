@@ -40,6 +40,7 @@ def run(
     from foretrace.fleet import scene as scenes
     from foretrace.report import fleet as report
     from foretrace.report import fleet_page
+    from foretrace.report.fleet_rows import per_job
 
     writable(out)
     made = scenes.scene(spec)
@@ -50,7 +51,7 @@ def run(
     next_ = following(["compare"], spec, "--policy", spec.policy, "--policy", other, also=["restart_s"])
     view = report.run(result, made.cluster, path=spec.trace, only=only, next_=next_)
     if out is not None:
-        write_text(out, report.per_job(result, only))
+        write_text(out, per_job(result, only))
     page = fleet_page.FleetPage(view=view, result=result, cluster=made.cluster)
     return Reply(result=view, page=lambda path: fleet_page.write(page, path))
 

@@ -45,16 +45,13 @@ def compare(
     from foretrace.fleet import comparison, scene
     from foretrace.fleet.policies import parse
     from foretrace.report import fleet, fleet_page, fleet_policies
+    from foretrace.report.fleet_page import FleetPage
 
     if len(set(policy)) < len(policy):
         raise ForetraceError("--policy names the same policy twice; compare different ones.")
     made = scene.scene(replace(spec, policy=policy[0]))
     runs = {text: replace(made, policy=parse(text)) for text in policy}
-    if subtraces:
-        parts, how = comparison.subtraces(made.workload, subtraces), f"{subtraces} parts of the log"
-    else:
-        parts = comparison.jittered(made.workload, seeds, jitter_s)
-        how = f"submissions shifted by up to {jitter_s:g} s" if seeds > 1 else ""
+    parts, how = _repetitions(made.workload, seeds, jitter_s, subtraces)
     with options.progress("playing policies") as tell:
         share = itertools.count(1)
         seen = (lambda *_: tell(next(share) / (len(runs) * len(parts)))) if tell is not None else (lambda *_: None)
@@ -69,14 +66,20 @@ def compare(
     def page(path: Path) -> None:
         first, *others = ((text, one.play(record="devices")) for text, one in runs.items())
         shown = fleet.run(first[1], made.cluster, path=spec.trace, repeated=found if len(parts) > 1 else None)
-        fleet_page.write(
-            fleet_page.FleetPage(
-                view=shown, result=first[1], cluster=made.cluster, others=dict(others), comparison=view
-            ),
-            path,
-        )
+        whole = FleetPage(view=shown, result=first[1], cluster=made.cluster, others=dict(others), comparison=view)
+        fleet_page.write(whole, path)
 
     return Reply(result=view, page=page)
+
+
+def _repetitions(workload: Workload, seeds: int, jitter_s: float, subtraces: int) -> tuple[Sequence[Workload], str]:
+    """The workloads that every policy plays, and what they are, for people."""
+    from foretrace.fleet import comparison
+
+    if subtraces:
+        return comparison.subtraces(workload, subtraces), f"{subtraces} parts of the log"
+    how = f"submissions shifted by up to {jitter_s:g} s" if seeds > 1 else ""
+    return comparison.jittered(workload, seeds, jitter_s), how
 
 
 @plays(*JOBS)
@@ -111,13 +114,7 @@ def sweep(
     from foretrace.fleet import sweep as sweeping
     from foretrace.report import fleet_policies as report
 
-    by: dict[str, Sequence[Any]] = {"policy": policy, "cluster": cluster or [Played.cluster]}
-    for text in set_ or []:
-        name, values = _values(text, spec)
-        if name in by:
-            raise ForetraceError(f"--set {text}: {name} is given twice; write all its values in one list.")
-        by[name] = values
-    by["seed"] = list(range(seeds))
+    by = _axes(spec, policy, cluster or [Played.cluster], set_ or [], seeds)
     moved: dict[str, Any] = {"jitter_s": jitter_s} if seeds > 1 else {}
     cells = [replace(spec, **dict(zip(by, each, strict=True)), **moved) for each in itertools.product(*by.values())]
     _check(spec, cells)
@@ -130,6 +127,19 @@ def sweep(
     asked = ["compare", "--seeds", "20"] if len(policy) > 1 else ["run"]
     next_ = following(asked, replace(spec, cluster=cells[0].cluster), *repeated(policy))
     return report.sweep(replace(found, rows=rows), source=spec.trace, by=by, next_=next_)
+
+
+def _axes(
+    spec: Spec, policy: Sequence[str], cluster: Sequence[str], given: Sequence[str], seeds: int
+) -> dict[str, Sequence[Any]]:
+    """Values by the field of a spec, in the order in which they are combined."""
+    by: dict[str, Sequence[Any]] = {"policy": policy, "cluster": cluster}
+    for text in given:
+        name, values = _values(text, spec)
+        if name in by:
+            raise ForetraceError(f"--set {text}: {name} is given twice; write all its values in one list.")
+        by[name] = values
+    return by | {"seed": list(range(seeds))}
 
 
 def _same(spec: Spec, cells: Sequence[Spec]) -> dict[str, Any]:

@@ -5,8 +5,6 @@ Times are seconds, shares fractions, null what is not known or covers no job.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
 from math import isfinite
 from typing import Any
@@ -19,7 +17,7 @@ from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.comparison import MeanInterval, PolicyComparison
 from foretrace.fleet.rates import Bill
 from foretrace.fleet.result import Cause, FleetResult
-from foretrace.fleet.workload import SECOND, Float64, Int64
+from foretrace.fleet.workload import SECOND, Float64
 from foretrace.report.blocks import NARROW, About, Block, Column, Grid, Headline, Line, shown, table
 from foretrace.report.blocks import notes as remarks
 from foretrace.report.units import count, digits, long_range, long_time, share
@@ -530,38 +528,3 @@ def _tenants(tenants: Sequence[TenantView]) -> Grid:
         ],
         top=TENANTS,
     )  # fmt: skip
-
-
-def per_job(result: FleetResult, only: Int64 | None = None) -> str:
-    """CSV text with a row per job: times in seconds after the log's zero, empty where there is none."""
-    load, done = result.workload, result.end_ns >= 0
-
-    def seconds(times_ns: Int64) -> list[str]:
-        return [repr(each / 1e9) if each >= 0 else "" for each in times_ns.tolist()]
-
-    def of_done(values: Float64) -> list[str]:
-        return [repr(each) if known else "" for each, known in zip(values.tolist(), done.tolist(), strict=True)]
-
-    columns = {
-        "job": load.job.tolist(),
-        "gpus": load.gpus.tolist(),
-        "submit_s": seconds(load.submit_ns),
-        "start_s": seconds(result.start_ns),
-        "end_s": seconds(result.end_ns),
-        "jct_s": of_done(result.jct_s),
-        "queue_s": of_done(result.queue_s),
-        "held_s": seconds(result.held_ns),
-        "dead_s": seconds(result.dead_ns),
-        "starts": result.starts.tolist(),
-        "preempted": result.preempted.tolist(),
-        "failed": result.failed.tolist(),
-        "status": np.select(
-            [result.never, done, result.start_ns >= 0], ["never", "done", "running"], "waiting"
-        ).tolist(),
-    }
-    rows = list(zip(*columns.values(), strict=True))
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(rows if only is None else [rows[at] for at in only.tolist()])
-    return out.getvalue()

@@ -164,7 +164,7 @@ def _(view: FleetCompareView, top: int) -> Iterator[Block]:
     yield table(
         [
             "policy", *(Column(title, kind, least=narrow.get(name, 96)) for title, name, kind in FIGURES),
-            f"mean JCT against {view.baseline}",
+            Column(f"mean JCT against {view.baseline}", wide=True),
         ],
         [
             (row.policy, *(row.figures[name].mean for _, name, _ in FIGURES), against(row.figures["mean_jct_s"]))
