@@ -62,7 +62,7 @@ def test_the_answer_as_json(cli: Cli, script: Path, tmp_path: Path) -> None:
     gemm = next(each for each in found["families"] if each["family"] == "gemm")
     assert gemm["flops"] == 5 * 2 * 32 * 64 * 256
     assert found["launch_bound"] and found["batch"] == 32
-    # The task graph goes on where a recording would.
+    # The task graph continues where a recording would.
     for technique in ("cuda-graphs", "data-parallel workers=8 network=1gbit", "mixed-precision"):
         further = cli("whatif", graph, "--do", technique, "--json")
         assert further.code == 0, further.err

@@ -1,4 +1,4 @@
-"""`foretrace fleet`: answers for people and scripts, a sweep that goes on, mistakes in one sentence."""
+"""`foretrace fleet`: answers for people and scripts, a sweep that continues, mistakes in one sentence."""
 
 from __future__ import annotations
 

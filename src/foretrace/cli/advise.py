@@ -12,7 +12,7 @@ from foretrace.cli.answers import Reply
 
 def advise(
     source: options.Source,
-    exact: Annotated[bool, typer.Option("--exact", help="Weigh every assumption by itself, however long.")] = False,
+    exact: Annotated[bool, typer.Option("--exact", help="Vary every assumption separately, however long.")] = False,
     calibration: options.Calibration = True,
     rank: options.Rank = None,
     all_ranks: options.AllRanks = False,

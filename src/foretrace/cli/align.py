@@ -17,7 +17,7 @@ def align(
     salvage: options.Salvage = False,
     on: options.On = "here",
 ) -> Result:
-    """Say how far the clocks of the ranks of a recording are apart.
+    """Show how far the clocks of recorded ranks are apart.
 
     From their collectives: nobody leaves one before the last has entered it, and all leave at nearly the same time.
 

@@ -24,14 +24,14 @@ class By(StrEnum):
 
 def blame(
     source: options.Source,
-    by: Annotated[By, typer.Option("--by", help="What to sum up by.", case_sensitive=False)] = By.name,
+    by: Annotated[By, typer.Option("--by", help="What to group rows by.", case_sensitive=False)] = By.name,
     rank: options.Rank = None,
     all_ranks: options.AllRanks = False,
     steps: options.Steps = "",
     salvage: options.Salvage = False,
     top: options.Top = 12,
 ) -> Result:
-    """Rank who holds the step back by what it would save.
+    """Rank operators by what the step would save.
 
     Kernels, operators, layers or phases: the step time saved if they were 10 % faster, or gone.
 

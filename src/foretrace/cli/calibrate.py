@@ -32,7 +32,7 @@ calibrate = typer.Typer(
 
 Threads = Annotated[int | None, typer.Option("--threads", metavar="N", min=1, help="Threads of an operator.")]
 Seconds = Annotated[
-    float, typer.Option("--seconds", metavar="S", min=1.0, help="Time to spend at most for all operators.")
+    float, typer.Option("--seconds", metavar="S", min=1.0, help="At most this many seconds for all operators.")
 ]
 
 
@@ -47,7 +47,7 @@ def device(
     ] = None,
     operators: Annotated[
         int | None,
-        typer.Option("--operators", metavar="K", help="Only the K that say most of this processor, e.g. 50."),
+        typer.Option("--operators", metavar="K", help="Only the K most informative operators, e.g. 50."),
     ] = None,
     gpu: Annotated[
         str | None,
@@ -227,7 +227,7 @@ def network(
     accept_noise: Annotated[
         bool, typer.Option("--accept-noise", help="Keep times that vary by over 10 %; intervals get wider.")
     ] = False,
-    limit: Annotated[float, typer.Option("--limit", metavar="S", min=1.0, help="Stop after so many seconds.")] = 600.0,
+    limit: Annotated[float, typer.Option("--limit", metavar="S", min=1.0, help="Stop after S seconds.")] = 600.0,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Where to keep the table (.json).")] = None,
 ) -> Result:
     """Time real collectives between processes of this machine, and keep them as a table for predictions.

@@ -17,7 +17,7 @@ def check(
     steps: options.Steps = "",
     salvage: options.Salvage = False,
 ) -> Result:
-    """Test whether the graph of a recording can be trusted.
+    """Test a graph with questions whose answers are known.
 
     Checks its invariants, and what it predicts where the answer is known.
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 compression = typer.Typer(
     name="compression",
-    help="Whether compressing gradients pays.",
+    help="Whether compressing gradients pays off.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -27,7 +27,7 @@ compression = typer.Typer(
 
 @compression.callback()
 def group() -> None:
-    """Whether compressing gradients pays."""
+    """Whether compressing gradients pays off."""
 
 
 @compression.command("advise")
@@ -58,7 +58,7 @@ def advise(
         typer.Option("--measure/--no-measure", help="Time the hooks here, if this is the machine of the recording."),
     ] = True,
     seconds: Annotated[
-        float, typer.Option("--seconds", metavar="S", min=1.0, help="Time to spend at most on timing hooks.")
+        float, typer.Option("--seconds", metavar="S", min=1.0, help="At most this many seconds for timing hooks.")
     ] = 60.0,
     rank: options.Rank = None,
     steps: options.Steps = "",

@@ -23,7 +23,7 @@ def devices(
         ),
     ] = "",
 ) -> Result:
-    """List the devices whose rates, memory and links are known.
+    """List known devices with their rates, memory and links.
 
     Example: foretrace devices H100-SXM5-80GB
     """

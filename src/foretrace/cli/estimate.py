@@ -1,4 +1,4 @@
-"""`foretrace estimate`: time and memory of a step on a device that is not at hand, from the model alone."""
+"""`foretrace estimate`: time and memory of a step on a device that you do not have, from the model alone."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def why(
     job: Annotated[str, typer.Argument(metavar="JOB", help="The job's name in the log.")],
     at: Annotated[
         float | None,
-        typer.Option("--at", metavar="SECONDS", help="When to look; by default where its longest wait begins."),
+        typer.Option("--at", metavar="SECONDS", help="The moment to show; by default where its longest wait begins."),
     ] = None,
 ) -> Result:
     """Say why a job waits, and what would help.
@@ -108,8 +108,8 @@ def whatif(
         str,
         typer.Option("--network", metavar="400Gbps", help="Bandwidth per GPU between machines, at every level above."),
     ] = "",
-    to_load: Annotated[float, typer.Option("--to-load", metavar="FACTOR", help="Jobs so many times as dense.")] = 0,
-    now: Annotated[str, typer.Option("--now", metavar="NAME [KEY=VALUE ...]", help="The policy as it is.")] = "fifo",
+    to_load: Annotated[float, typer.Option("--to-load", metavar="FACTOR", help="Factor on the arrival rate.")] = 0,
+    now: Annotated[str, typer.Option("--now", metavar="NAME [KEY=VALUE ...]", help="The current policy.")] = "fifo",
 ) -> Result:
     """Play the same jobs as it is, and with changes.
 
@@ -186,7 +186,7 @@ def slots(
         list[int] | None, typer.Option("--size", metavar="GPUS", min=1, help="Size of a job; repeat it.")
     ] = None,
     at: Annotated[
-        float | None, typer.Option("--at", metavar="SECONDS", help="When to look; by default the end.")
+        float | None, typer.Option("--at", metavar="SECONDS", help="The moment to show; by default the end.")
     ] = None,
 ) -> Result:
     """Count jobs of a size for which there is room.
@@ -205,8 +205,8 @@ def slots(
 
 fleet = typer.Typer(
     name="fleet",
-    short_help="Play logs of many jobs on one cluster; ask why and what if.",
-    help="Many jobs, one cluster: play logs of jobs under scheduling policies, ask why and what if.",
+    short_help="Simulate logs of many jobs on one cluster; ask why and what if.",
+    help="Many jobs on one cluster: simulate logs under scheduling policies, ask why and what if.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

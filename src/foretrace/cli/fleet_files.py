@@ -39,8 +39,8 @@ def fit(
 def generate(
     generator: Annotated[Path, typer.Argument(metavar="GENERATOR", help="What foretrace fleet fit wrote.")],
     out: Annotated[Path, typer.Option("--out", metavar="FILE.csv", help="Where the jobs go.")],
-    jobs: Annotated[int | None, typer.Option("--jobs", metavar="N", min=1, help="So many jobs.")] = None,
-    days: Annotated[float | None, typer.Option("--days", metavar="D", help="Or so many days of jobs.")] = None,
+    jobs: Annotated[int | None, typer.Option("--jobs", metavar="N", min=1, help="Number of jobs.")] = None,
+    days: Annotated[float | None, typer.Option("--days", metavar="D", help="Or the days of jobs to generate.")] = None,
     load: Load = 1.0,
     seed: Seed = 0,
 ) -> Result:
@@ -64,7 +64,7 @@ def generate(
 @plays(*LOG, "policy", "cluster", "jobs")
 def export(
     spec: Spec,
-    to: Annotated[str, typer.Option("--to", metavar="slurm|kueue|volcano|ray", help="For which scheduler.")],
+    to: Annotated[str, typer.Option("--to", metavar="slurm|kueue|volcano|ray", help="The scheduler to write for.")],
     out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the files go.")],
     job: Annotated[list[str] | None, typer.Option("--job", metavar="JOB", help="Only this job; repeat it.")] = None,
     level: Annotated[
@@ -72,9 +72,9 @@ def export(
     ] = "",
     wait_s: Annotated[
         float,
-        typer.Option("--wait-s", metavar="S", help="How long a job insists on it (the delay timer); inf: for ever."),
+        typer.Option("--wait-s", metavar="S", help="How long a job insists on it (the delay timer); inf: forever."),
     ] = math.inf,
-    play: Annotated[bool, typer.Option("--play", help="Take placements from playing the log under --policy.")] = False,
+    play: Annotated[bool, typer.Option("--play", help="Take placements from a simulation of --policy.")] = False,
 ) -> Result:
     """Write decisions as a scheduler's own files.
 

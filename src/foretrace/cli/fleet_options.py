@@ -27,8 +27,8 @@ Policies = Annotated[
         autocompletion=completion.policies,
     ),
 ]
-Load = Annotated[float, typer.Option("--load", metavar="FACTOR", help="Let jobs come so many times as densely.")]
-Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="For everything that is drawn.")]
+Load = Annotated[float, typer.Option("--load", metavar="FACTOR", help="Multiply the arrival rate of jobs by this.")]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of all random draws.")]
 
 
 class Played:
@@ -36,7 +36,7 @@ class Played:
 
     trace: Annotated[Path, typer.Argument(metavar="TRACE", help="A log of jobs (docs/fleet-formats.md).")]
     format: Annotated[
-        str, typer.Option("--format", metavar="NAME", help="Its format; by default told by its content.")
+        str, typer.Option("--format", metavar="NAME", help="Its format; by default recognised by content.")
     ] = "auto"
     policy: Annotated[
         str,
@@ -85,7 +85,7 @@ class Played:
         typer.Option(
             "--checkpoint-gb",
             metavar="MODEL=GB,...",
-            help="Size of a model's state: moving it costs writing and reading it, and --restart-s besides.",
+            help="Size of a model's state: a move costs writing and reading it, plus --restart-s.",
         ),
     ] = ""
     storage_gb_s: Annotated[

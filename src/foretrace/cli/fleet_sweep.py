@@ -85,7 +85,7 @@ def _repetitions(workload: Workload, seeds: int, jitter_s: float, subtraces: int
 @plays(*JOBS)
 def sweep(
     spec: Spec,
-    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where cells are kept; a second call goes on.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where cells are kept; a second call resumes.")],
     policy: Policies,
     set_: Annotated[
         list[str] | None,
@@ -105,9 +105,9 @@ def sweep(
         str, typer.Option("--on", metavar="here|ray", help="This machine's cores, or a Ray cluster that sees --out.")
     ] = "here",
 ) -> Result:
-    """Play every combination; a killed sweep goes on.
+    """Play every combination; a killed sweep continues.
 
-    Combinations are of policies, clusters, values and seeds; a call that was killed goes on where it was.
+    Combinations are of policies, clusters, values and seeds; a call that was killed resumes.
 
     Example: foretrace fleet sweep jobs.csv --policy fifo --policy las --set load=0.5,1,2 --seeds 5 --out sweep
     """

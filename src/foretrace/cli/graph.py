@@ -19,7 +19,7 @@ def graph(
     steps: options.Steps = "",
     salvage: options.Salvage = False,
 ) -> None:
-    """Build and save a task graph, which opens at once.
+    """Build and save a task graph, for faster loading.
 
     Every other command takes the file in place of a recording.
 

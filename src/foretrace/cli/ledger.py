@@ -28,7 +28,7 @@ def ledger(
     ledger: LedgerFile = None,
     top: options.Top = 12,
 ) -> Reply:
-    """Show predictions beside their measurements.
+    """Show predictions and their measurements.
 
     Example: foretrace ledger --technique mixed-precision --export rows.csv
     """

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 network = typer.Typer(
     name="network",
-    help="What collectives should cost, and whether yours do.",
+    help="Expected times of collectives, compared with yours.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

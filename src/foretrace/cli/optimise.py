@@ -23,13 +23,13 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "
 
 def optimise(
     source: options.Source,
-    goal: Annotated[str, typer.Option("--for", metavar="step-time", help="What to make small.")] = "step-time",
+    goal: Annotated[str, typer.Option("--for", metavar="step-time", help="What to minimise.")] = "step-time",
     workers: Annotated[int, typer.Option("--workers", metavar="N", help="Workers that train together.")] = 1,
     network: Annotated[
         str, typer.Option("--network", metavar="RATE[/LATENCY]|FILE", help="Between the workers: 10gbit/20us.")
     ] = "",
     backend: Annotated[
-        str, typer.Option("--backend", metavar="gloo|nccl", help="What exchanges messages; by the device.")
+        str, typer.Option("--backend", metavar="gloo|nccl", help="The communication back end; by the device.")
     ] = "",
     gradient_mb: Annotated[
         float,
@@ -41,12 +41,12 @@ def optimise(
     seconds: Annotated[
         float,
         typer.Option(
-            "--seconds", metavar="S", help="For the search and its answer; reading, and compiling once, come on top."
+            "--seconds", metavar="S", help="For the search and its answer; reading, and compiling once, are extra."
         ),
     ] = 60.0,
     resume: Annotated[
         Path | None,
-        typer.Option("--resume", metavar="FILE", help="Keep the state of the search here, and go on from it."),
+        typer.Option("--resume", metavar="FILE", help="Keep the state of the search here, and continue from it."),
     ] = None,
     write: Annotated[
         Path | None,
@@ -57,7 +57,7 @@ def optimise(
     steps: options.Steps = "",
     salvage: options.Salvage = False,
 ) -> Reply:
-    """Find the techniques and buckets that make a step fastest.
+    """Find the techniques and bucket sizes with the fastest step.
 
     Interrupt it for the best so far. Example: foretrace optimise run/ --for step-time --workers 8 --network 10gbit/20us
     """

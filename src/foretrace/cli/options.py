@@ -22,11 +22,9 @@ Source = Annotated[
     Path,
     typer.Argument(metavar="TRACE", help="A recording, an archive or folder of ranks, or a saved graph."),
 ]
-Rank = Annotated[
-    int | None, typer.Option("--rank", metavar="N", help="The rank to look at; by default the lowest one.")
-]
+Rank = Annotated[int | None, typer.Option("--rank", metavar="N", help="The rank to use; by default the lowest one.")]
 AllRanks = Annotated[
-    bool, typer.Option("--all-ranks", help="Look at all recorded ranks as one graph, tied by their collectives.")
+    bool, typer.Option("--all-ranks", help="Use all recorded ranks as one graph, joined by their collectives.")
 ]
 Steps = Annotated[
     str,

@@ -30,13 +30,13 @@ def rewrite(
         typer.Option(
             "--seconds",
             metavar="S",
-            help="For the search, then the best so far; capturing, checking and measuring come on top.",
+            help="For the search, then the best so far; capturing, checking and measuring are extra.",
         ),
     ] = None,
     rules: Annotated[
         Path | None, typer.Option("--rules", metavar="FILE", help="More rules: the file of TASO's generator (.pb).")
     ] = None,
-    size: Annotated[str, typer.Option("--size", metavar="tiny|full", help="Of a model of the zoo.")] = "tiny",
+    size: Annotated[str, typer.Option("--size", metavar="tiny|full", help="Size of a zoo model.")] = "tiny",
     batch: Annotated[int | None, typer.Option("--batch", metavar="N", min=1, help="Samples of a run.")] = None,
     device: Annotated[
         str, typer.Option("--device", metavar="NAME", help="Costs by a roofline of this device instead of measured.")
@@ -49,7 +49,7 @@ def rewrite(
         Path | None, typer.Option("--out", metavar="PATH", help="Write the model: a .pt2 file, or a folder with code.")
     ] = None,
 ) -> Reply:
-    """Rewrite a model into an equal one whose operators are faster.
+    """Rewrite a model into an equivalent one whose operators are faster.
 
     Inference only: weights are folded. Example: foretrace rewrite actor-critic --alpha 1.05 --budget 20
     """

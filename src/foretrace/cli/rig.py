@@ -23,7 +23,7 @@ rig = typer.Typer(
     rich_markup_mode=None,
 )
 
-LinkRate = Annotated[str, typer.Option("--link", metavar="RATE", help="Of every worker's link, as in 300mbit.")]
+LinkRate = Annotated[str, typer.Option("--link", metavar="RATE", help="Rate of every worker's link, such as 300mbit.")]
 Workers = Annotated[int, typer.Option("--workers", metavar="N", help="Processes, each in a network of its own.")]
 
 
@@ -79,7 +79,7 @@ def verify(
         typer.Option(
             "--emulate",
             metavar="LAYERSxGRADIENT/BACKWARD",
-            help="Layers that sleep, with real gradients: 12x1mb/20ms, or 12x1mb/20ms/5ms with a forward pass.",
+            help="Layers that only sleep, with real gradients: 12x1mb/20ms, or 12x1mb/20ms/5ms with a forward pass.",
         ),
     ] = "",
     model: options.Model = "",
@@ -94,7 +94,7 @@ def verify(
             "--seconds",
             metavar="S",
             min=0.1,
-            help="For running the arms, 6 rounds at least; recording and calibration come on top.",
+            help="For running the arms, 6 rounds at least; recording and calibration are extra.",
         ),
     ] = 30.0,
     keep: Annotated[

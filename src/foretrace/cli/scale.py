@@ -23,13 +23,13 @@ def scale(
         typer.Option(
             "--network",
             metavar="LINK|FILE",
-            help="What joins them: 100gbit/5us, a cluster (FILE.yaml) or measured collectives (FILE.csv).",
+            help="What connects them: 100gbit/5us, a cluster (FILE.yaml) or measured collectives (FILE.csv).",
         ),
     ] = "",
     samples: Annotated[
         int, typer.Option("--samples", metavar="N", min=0, help="How often noise is drawn; 0: ranks do not vary.")
     ] = 32,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of the noise.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of the noise.")] = 0,
     steps: options.Steps = "",
     salvage: options.Salvage = False,
     on: options.On = "here",

@@ -39,7 +39,7 @@ def stash(
     steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Steps of every run and round.")] = 8,
     rank: options.Rank = None,
 ) -> Result:
-    """Say what a step stalls for: workers, network, loading data.
+    """Show why a step stalls: workers, network, data loading.
 
     A recording is answered at once; a script or model is also run for real, four ways in turns, and both are compared.
     Example: foretrace stash resnet50 --workers 2

@@ -17,7 +17,7 @@ def techniques(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="[NAME]", help="One technique, with all it takes.", autocompletion=completion.techniques
+            metavar="[NAME]", help="One technique, with all its parameters.", autocompletion=completion.techniques
         ),
     ] = "",
     ledger: Annotated[
@@ -25,7 +25,7 @@ def techniques(
         typer.Option("--ledger", metavar="FILE", help="Where verified rows are; by default the user's own."),
     ] = None,
 ) -> Result:
-    """List the techniques that there are, or explain one of them.
+    """List all techniques, or explain one.
 
     Example: foretrace techniques prefetch-data
     """

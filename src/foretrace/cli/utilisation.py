@@ -26,10 +26,10 @@ def utilisation(
     size: options.Size = "full",
     measured: Annotated[
         list[Path] | None,
-        typer.Option("--measured", metavar="FILE", help="Times before all predictors: a recording, or CSV; several."),
+        typer.Option("--measured", metavar="FILE", help="Times to prefer to predictions: a recording or CSV; several."),
     ] = None,
 ) -> Result:
-    """Say how much of a device a model would use.
+    """Predict how much of a device a model uses.
 
     Example: foretrace utilisation resnet50 --device h100 --batch 32 --precision bf16
     """

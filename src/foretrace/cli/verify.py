@@ -34,7 +34,7 @@ def verify(
             "--seconds",
             metavar="S",
             min=0.1,
-            help="For running the arms, 8 rounds at least; recording and calibration come on top.",
+            help="For running the arms, 8 rounds at least; recording and calibration are extra.",
         ),
     ] = 20.0,
     batches: Annotated[

@@ -24,7 +24,7 @@ def whatif(
     steps: options.Steps = "",
     salvage: options.Salvage = False,
 ) -> Reply:
-    """Predict the step time with changes that nobody has made yet.
+    """Predict the step time with changes that have not been made.
 
     Example: foretrace whatif run/ --do fused-optimizer --do "prefetch-data workers=1" --html report.html
     """

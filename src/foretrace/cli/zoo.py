@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 def zoo(
     name: Annotated[
-        str, typer.Argument(metavar="[NAME]", help="One model, to be built and run.", autocompletion=completion.models)
+        str, typer.Argument(metavar="[NAME]", help="One model, to build and run.", autocompletion=completion.models)
     ] = "",
     size: options.Size = "tiny",
     steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Steps to time, after a warm-up.")] = 10,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of weights and data.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of weights and data.")] = 0,
 ) -> Result:
     """List the models to verify on, or train one for some steps.
 

@@ -86,7 +86,7 @@ class Workers:
         """As `ask`, with a request of its own for every worker; those that are given none wait.
 
         With `first`, only the first one's answer is awaited, and nothing more can be asked of the others. `tell` is
-        told what they do and how far they are, where they say so.
+        called with what they do and how far they are, where they say so.
         """
         try:
             for rank, request in enumerate(requests):

@@ -25,9 +25,9 @@ class AdviseView(Result, frozen=True, kw_only=True):
     steps: int
     before_s: float
     interval_level: float
-    rows: tuple[AdviceRow, ...]  # told apart from no change, most saved first
+    rows: tuple[AdviceRow, ...]  # distinguished from no change, most saved first
     together: AdviceRow | None  # the best of them applied together; null where there are no two
-    hidden: tuple[AdviceRow, ...]  # cannot be told apart from no change
+    hidden: tuple[AdviceRow, ...]  # cannot be distinguished from no change
     slower: tuple[AdviceRow, ...]  # by a first estimate
     refused: tuple[LeftOutView, ...]
     asks: tuple[LeftOutView, ...]  # not tried: `why` lists the parameters that have no default
@@ -70,7 +70,7 @@ def _headline(advice: Advice) -> str:
     if not advice.gains:
         tried = len(advice.hidden) + len(advice.slower)
         what = "no technique fits this recording" if not tried else (
-            f"none of {tried} techniques can be told apart from no change" if advice.hidden else
+            f"none of {tried} techniques can be distinguished from no change" if advice.hidden else
             f"all {tried} techniques that fit would make it slower"
         )  # fmt: skip
         return f"{what[0].upper()}{what[1:]}: {in_unit(before_s, unit)} {unit.name} per step as it is."
@@ -108,7 +108,7 @@ def _(view: AdviseView, top: int) -> Iterator[Block]:
         if view.together.why_not_more:
             yield Line(view.together.why_not_more, label="why not more")
     if view.hidden:
-        yield Line(", ".join(each.name for each in view.hidden), label="not told apart from nothing")
+        yield Line(", ".join(each.name for each in view.hidden), label="not distinguishable from no change")
     if view.slower:
         slower = ", ".join(f"{each.name} {change(-each.saved_s)}" for each in view.slower)
         yield Line(slower, label="slower, by a first estimate")

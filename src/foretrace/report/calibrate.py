@@ -39,7 +39,7 @@ class CalibrateView(Result, frozen=True, kw_only=True):
     of: str  # "device" or "run"
     machine: CalibratedMachineView
     stored: str  # file
-    seconds: dict[str, float]  # "NAME JSON" of a call -> seconds; "near NAME JSON" with data near the core
+    seconds: dict[str, float]  # "NAME JSON" of a call -> seconds; "near NAME JSON" with warm caches
     failed: dict[str, str]  # call -> why it has no time
 
 

@@ -99,7 +99,7 @@ class EstimateView(Result, frozen=True, kw_only=True):
 
 
 def estimate(found: Estimate, *, model: str, again: str, chosen: frozenset[str] = frozenset()) -> EstimateView:
-    """The view of an estimate. `again` is the command with which the user can go on, `chosen` names the choices of the
+    """The view of an estimate. `again` is the command to continue with, `chosen` names the choices of the
     recipe that the user made.
     """
     step, graph, memory = found.step, found.operators, found.memory

@@ -1,4 +1,4 @@
-"""`foretrace fleet run` as an answer: how jobs go on a cluster under a policy, and the words for that.
+"""`foretrace fleet run` as an answer: how jobs continue a cluster under a policy, and the words for that.
 
 Times are seconds, shares fractions, null what is not known or covers no job.
 """
@@ -129,7 +129,7 @@ class CdfView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetRunView(Result, frozen=True, kw_only=True):
-    """`foretrace fleet run`: how a workload goes on a cluster under a policy.
+    """`foretrace fleet run`: how a workload continues a cluster under a policy.
 
     JCT, queue and rho figures cover the finished jobs; those that are not are counted and named.
     """

@@ -127,7 +127,7 @@ def _(view: FleetWhyView, top: int) -> Iterator[Block]:
     if view.remedies:
         yield ""
         yield table(
-            ["would it help?", Column("it waits", "long", unknown="for ever"), Column("mean JCT of all", "long"), ""],
+            ["would it help?", Column("it waits", "long", unknown="forever"), Column("mean JCT of all", "long"), ""],
             [(each.change, each.queue_s, each.mean_jct_s, "yes" if each.helps else "no") for each in view.remedies],
         )
     yield ""

@@ -60,7 +60,7 @@ def schema(command: str) -> dict[str, Any]:
 
 
 def generate_schema(command: str) -> dict[str, Any]:
-    """The schema made anew from the struct; every answer carries every field, so all are required."""
+    """The schema made again from the struct; every answer carries every field, so all are required."""
     components: dict[str, Any]
     (reference,), components = msgspec.json.schema_components([answers()[command]], ref_template="#/$defs/{name}")
     name = reference["$ref"].rsplit("/", 1)[-1]
@@ -85,7 +85,7 @@ def _file(command: str) -> str:
 
 
 def main() -> None:
-    """Write the schema files of the package anew: `python -m foretrace.report.jsonout`."""
+    """Write the schema files of the package again: `python -m foretrace.report.jsonout`."""
     folder = Path(__file__).parent / "schemas"
     for command in answers():
         text = msgspec.json.format(msgspec.json.encode(generate_schema(command)), indent=2)

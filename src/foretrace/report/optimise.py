@@ -255,7 +255,7 @@ def _sure(view: OptimiseView) -> str:
 def _notes(answer: Answer) -> tuple[str, ...]:
     notes = list(answer.notes)
     if not answer.finished:
-        notes.append("Time ran out before all was looked at; --resume FILE keeps the state and goes on.")
+        notes.append("Time ran out before all was looked at; --resume FILE keeps the state and continues.")
     if answer.wanted.memory_limit is not None:
         notes.append("The memory estimate counts activations that need not be kept; it does not count 16-bit ones.")
     if answer.graph.n_steps < 3 and answer.overtaking is not None:

@@ -114,7 +114,7 @@ def _process(track: Track, rank: int, pids: dict[int, int], shift: int, arrows: 
         yield from _named(pid, CRITICAL, "critical path")
         path = track.critical[(longs & on_rank)[track.critical]]
         ends = np.minimum(track.end[path], np.append(track.start[path[1:]], track.end[path[-1:]]))
-        for v, until in zip(path.tolist(), ends.tolist(), strict=True):  # a call goes on while its kernel runs
+        for v, until in zip(path.tolist(), ends.tolist(), strict=True):  # a call continues while its kernel runs
             at = int(track.start[v])
             if until > at:
                 yield _slice(pid, CRITICAL, labels[graph.name[v]], at + shift, until - at)

@@ -193,7 +193,7 @@ def _notes(found: Rewritten) -> tuple[str, ...]:
         notes.append(f"without a cost, left out before and after: {names}")
     if found.near is not None:
         notes.append(
-            f"operators find {100 * found.near:.0f} % of their data near the core, from one run of the original"
+            f"operators find {100 * found.near:.0f} % of their data in warm caches, from one run of the original"
         )
     if not found.rewriting.complete:
         notes.append("the search ended by its budget or time; --budget more graphs may find more")
