@@ -16,7 +16,6 @@ taken out. It is measured, not predicted; it enters no fit and is scored and nam
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import zlib
@@ -29,6 +28,7 @@ import numpy as np
 
 from foretrace.errors import ForetraceError
 from foretrace.files import write_bytes
+from reproductions import parser_of
 from reproductions.vtrain.megatron import (
     NODE,
     STORED,
@@ -370,7 +370,7 @@ def section(files: Sequence[Path]) -> str:
 
 
 def main(given: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("vtrain", __doc__)
     parser.add_argument("--labels", type=Path, nargs="+", required=True)
     parser.add_argument("--splits", action="store_true", help="fit without each group in turn; takes minutes")
     parser.add_argument("--fit", action="store_true", help="as --splits, and store constants fitted on all rows")

@@ -60,10 +60,10 @@ OTHERS = {
 }
 # What stands in the help of those that leave something out.
 BESIDES = {
-    "optimise": "compiling once, come on top",
-    "rewrite": "measuring come on top",
-    "verify": "recording and calibration come on top",
-    "rig verify": "recording and calibration come on top",
+    "optimise": "compiling once, are extra",
+    "rewrite": "measuring are extra",
+    "verify": "recording and calibration are extra",
+    "rig verify": "recording and calibration are extra",
 }
 
 

@@ -55,6 +55,8 @@ ASKED = {
     "fleet slots": f"{JOBS} --cluster 2x4x8 --size 8 --at 86400",
     "fleet sweep": f"{JOBS} --policy fifo --policy las --jobs 50 --out T/sweep",
     "fleet fit": f"{JOBS} --out T/like.json",
+    "fleet generate": "T/like.json --jobs 200 --out T/more.csv",
+    "fleet export": f"{JOBS} --to slurm --cluster 2x4x8 --job job20 --out T/slurm",
     "fleet policies": "",
 }
 # Commands that write files instead of an answer; all that they leave in W is compared.
@@ -62,8 +64,6 @@ WRITE = {
     "report": f"{RUN} --do fused-optimizer --out W/report.html",
     "export": f"{RUN} --do fused-optimizer --out W/both.json",
     "graph": f"{RUN} --do fused-optimizer --out W/changed.graph",
-    "fleet generate": "T/like.json --jobs 200 --out W/more.csv",
-    "fleet export": f"{JOBS} --to slurm --cluster 2x4x8 --job job20 --out W/slurm",
 }
 MEASURE = {
     "verify": "runs both arms",

@@ -118,7 +118,7 @@ def test_ledger_text() -> None:
     assert text.startswith("15 verifications: predictions are off by 2.78 % of the step (median;")
     assert "model14" in text
     assert "model2 " not in text
-    assert "3 older rows" in text
+    assert "3 more older rows" in text
     assert render(verification.ledger([], source="x"), PLAIN).startswith("No verification matches.")
     short = render(verification.ledger(rows, source="x", summary_only=True), PLAIN)
     assert "model14" not in short

@@ -106,7 +106,7 @@ def test_other_placements_need_scipy(profiles: Path, monkeypatch: pytest.MonkeyP
         (lambda d: [each.unlink() for each in d.glob("validation-*")], "no validation-BATCH.csv"),
         (lambda d: add(d / "placements.csv", "1,4,1,0.5\n"), "placement 1 has a local_bsz twice"),
         (lambda d: add(d / "placements.csv", "3,4,0.5,1\n"), "sync_time is not below"),
-        (lambda d: add(d / "placements.csv", "1.5,4,1,0.5\n"), "placement must be digits"),
+        (lambda d: add(d / "placements.csv", "1.5,4,1,0.5\n"), "placement must be 1 to 15 digits"),
         (lambda d: (d / "placements.csv").unlink(), "placements.csv"),
     ],
 )  # fmt: skip
