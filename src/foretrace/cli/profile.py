@@ -42,7 +42,7 @@ def profile(
     salvage: options.Salvage = False,
     top: options.Top = 8,
 ) -> Reply:
-    """Compare a job's rates with the machine's peaks, and split its memory.
+    """Compare a job's rates with the peaks, and split its memory.
 
     Example: foretrace profile resnet50, or foretrace profile run/
     """

@@ -49,7 +49,7 @@ def rewrite(
         Path | None, typer.Option("--out", metavar="PATH", help="Write the model: a .pt2 file, or a folder with code.")
     ] = None,
 ) -> Reply:
-    """Rewrite a model into an equivalent one whose operators are faster.
+    """Rewrite a model into an equivalent one with faster operators.
 
     Inference only: weights are folded. Example: foretrace rewrite actor-critic --alpha 1.05 --budget 20
     """
