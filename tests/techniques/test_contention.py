@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace import flow
-from foretrace.errors import NotApplicableError
+from foretrace.errors import GraphError, NotApplicableError
 from foretrace.graph.join import join
 from foretrace.graph.taskgraph import TaskGraph, TaskKind
 from foretrace.simulate.timeline import Timeline, simulate
@@ -305,6 +305,9 @@ def test_no_transfer_of_several_ranks_gets_shorter(graph: TaskGraph, background:
         after = parse(f"contention network=8gbit background={background}").change(graph)
     except NotApplicableError as reason:
         assert str(reason).startswith("contention: ") and str(reason).endswith(".")
+        return
+    except GraphError as reason:  # random marks need not follow each other once transfers take longer
+        assert "the marks of the graph do not follow each other" in str(reason)
         return
     moved = graph.kind == TaskKind.COLLECTIVE
     assert np.all(after.dur[moved] >= graph.dur[moved]) and np.array_equal(after.dur[~moved], graph.dur[~moved])
