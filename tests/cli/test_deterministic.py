@@ -126,6 +126,7 @@ def asked(folder: Path, data: Path, seed: int) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+@pytest.mark.slow("every command twice, in two processes")
 def test_two_runs_print_the_same_bytes(shared_data: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     folders = [tmp_path / name for name in ("a", "b")]
