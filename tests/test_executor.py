@@ -122,7 +122,7 @@ def test_ranks_that_no_file_tells_are_numbered_by_place(tmp_path: Path) -> None:
 
 
 def test_mistakes_in_sets_of_ranks(ranks: Path) -> None:
-    with pytest.raises(TraceError, match="has no rank 9: ask for some of 0, 1, 2, 3"):
+    with pytest.raises(TraceError, match="has no rank 9: choose from 0, 1, 2, 3"):
         flow.rank_graphs(ranks, ranks=[9])
     with pytest.raises(TraceError, match="has no step"):
         flow.rank_graphs(ranks, steps=[99])

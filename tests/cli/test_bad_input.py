@@ -146,3 +146,19 @@ def test_a_misspelt_option_is_named_with_the_page_that_helps(cli: Cli, files: di
     answer = cli("show", files["cnn"], "--stpes", "3")
     assert "--stpes" in answer.err
     assert "foretrace show --help" in answer.err
+
+
+def test_files_without_a_folder_are_refused_before_the_work(cli: Cli, recommender: Path, tmp_path: Path) -> None:
+    for option in ("--save", "--perfetto", "--html"):
+        answer = cli("whatif", recommender, "--do", "fused-optimizer", option, tmp_path / "none" / "file.json")
+        assert answer.code == 2 and answer.out == ""
+        assert answer.err.count("\n") == 1 and "there is no folder" in answer.err
+
+
+def test_the_fleet_without_a_compiler_is_one_sentence(monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:
+    import numba
+
+    monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
+    answer = cli("fleet", "run", Path(__file__).parents[2] / "examples" / "jobs.csv", "--cluster", "2x4x8")
+    assert answer.code == 2 and answer.out == ""
+    assert "needs numba's compiler; unset NUMBA_DISABLE_JIT" in answer.err

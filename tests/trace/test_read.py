@@ -334,7 +334,7 @@ def test_ranks_select_files(ranks: list[Path]) -> None:
     trace = read(ranks[0].parent, ranks={2, 10})
     assert [r.rank for r in trace.ranks] == [2, 10]
     assert {lane.rank for lane in trace.lanes} == {2, 10}
-    with pytest.raises(TraceError, match="has no rank 12: ask for some of 0, 1"):
+    with pytest.raises(TraceError, match="has no rank 12: choose from 0, 1"):
         read(ranks[0].parent, ranks=[2, 12])
 
 
@@ -432,7 +432,7 @@ def test_steps_work_without_their_own_category(late_kernel: Path) -> None:
 
 
 def test_steps_that_are_not_there(late_kernel: Path, tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="has no step 7, 8: ask for some of 1, 2, 3"):
+    with pytest.raises(TraceError, match="has no step 7, 8: choose from 1, 2, 3"):
         read(late_kernel, steps=[2, 7, 8])
     with pytest.raises(TraceError, match="no step was selected"):
         read(late_kernel, steps=slice(9, None))

@@ -73,7 +73,7 @@ def answers(command: Callable[..., Result | Reply | None]) -> Callable[..., None
 
     @wraps(command)
     def answering(*, html: Path | None, as_json: bool, **options: Any) -> None:
-        writable(html)
+        writable(html, options.get("save"), options.get("perfetto"), options.get("write"))
         common = [*(["--html", str(html)] if html is not None else []), *(["--json"] if as_json else [])]
         token = _asked.set(common)
         try:

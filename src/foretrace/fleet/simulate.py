@@ -93,6 +93,11 @@ class Simulation:
 
     def run(self, *, until_s: float | None = None, max_events: int | None = None) -> Simulation:
         """Play on until this time (inclusive), so many events, or the end."""
+        import numba
+
+        # Its arrays are reached by address, which plain Python cannot.
+        if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]  # set from the environment
+            raise ForetraceError("the fleet's engine needs numba's compiler; unset NUMBA_DISABLE_JIT.")
         from foretrace.fleet.engine import memory as engine
         from foretrace.fleet.engine.decisions import run
 

@@ -63,7 +63,7 @@ def rank_graphs(
         raise refused[0]
     numbers = rank_numbers([(part.name, part.told) for part in parts])
     if wanted is not None and (missing := sorted(wanted - set(numbers))):
-        raise TraceError(f"{shown(path)} has no rank {listed(missing)}: ask for some of {listed(sorted(numbers))}.")
+        raise TraceError(f"{shown(path)} has no rank {listed(missing)}: choose from {listed(sorted(numbers))}.")
     kept = [
         (rank, part, part.graph)
         for rank, part in sorted(zip(numbers, parts, strict=True), key=lambda each: each[0])

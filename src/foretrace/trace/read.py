@@ -159,7 +159,7 @@ def _read(path: str | Path | Sequence[str | Path], ask: _Ask, progress: Callable
     kept = [r for r in found if ask.ranks is None or r.rank in ask.ranks]
     if ask.ranks is not None and (missing := sorted(ask.ranks - {r.number for r in kept})):
         known = listed(sorted(r.number for r in found))
-        raise TraceError(f"{shown(path)} has no rank {listed(missing)}: ask for some of {known}.")
+        raise TraceError(f"{shown(path)} has no rank {listed(missing)}: choose from {known}.")
     if not kept:
         raise TraceError(f"{shown(path)}: no rank was asked for: name at least one.")
     notes = [Dropped(reason=f"file left out: {e}", count=0, where=shown(path)) for e in refused]
@@ -267,9 +267,9 @@ def _in_steps(name: str, columns: _Columns, names: Sequence[str], steps: Steps) 
         raise TraceError(f"{name} has no ProfilerStep marks to select steps by: read it without `steps=`.")
     chosen = known[steps] if isinstance(steps, slice) else np.array(sorted(set(steps)), dtype=np.int64)
     if missing := np.setdiff1d(chosen, known).tolist():
-        raise TraceError(f"{name} has no step {listed(missing)}: ask for some of {listed(known.tolist())}.")
+        raise TraceError(f"{name} has no step {listed(missing)}: choose from {listed(known.tolist())}.")
     if not len(chosen):
-        raise TraceError(f"{name}: no step was selected: ask for some of {listed(known.tolist())}.")
+        raise TraceError(f"{name}: no step was selected: choose from {listed(known.tolist())}.")
     marks = marks[np.isin(numbers, chosen)]
     begin = columns["start"][marks]
     end = np.maximum.accumulate(begin + columns["dur"][marks])
