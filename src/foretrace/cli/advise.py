@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from foretrace.cli import options
 from foretrace.cli.answers import Reply
+from foretrace.cli.options import flag
 
 
 def advise(
     source: options.Source,
-    exact: Annotated[bool, typer.Option("--exact", help="Vary every assumption separately, however long.")] = False,
+    exact: bool = flag("--exact", "Vary every assumption separately, however long."),
     calibration: options.Calibration = True,
     rank: options.Rank = None,
     all_ranks: options.AllRanks = False,

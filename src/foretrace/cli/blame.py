@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from foretrace.cli import options
+from foretrace.cli.options import option
 
 if TYPE_CHECKING:
     from foretrace.report.views import Result
@@ -24,7 +23,7 @@ class By(StrEnum):
 
 def blame(
     source: options.Source,
-    by: Annotated[By, typer.Option("--by", help="What to group rows by.", case_sensitive=False)] = By.name,
+    by: By = option(By.name, "", "What to group rows by."),
     rank: options.Rank = None,
     all_ranks: options.AllRanks = False,
     steps: options.Steps = "",

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from foretrace.cli import options
+from foretrace.cli.options import argument
 
 if TYPE_CHECKING:
     from foretrace.report.views import Result
 
 
 def compare(
-    before: Annotated[Path, typer.Argument(metavar="BEFORE", help="A recording or a saved graph.")],
-    after: Annotated[Path, typer.Argument(metavar="AFTER", help="Another recording or saved graph.")],
+    before: Path = argument(..., "BEFORE", "A recording or a saved graph."),
+    after: Path = argument(..., "AFTER", "Another recording or saved graph."),
     rank: options.Rank = None,
     all_ranks: options.AllRanks = False,
     steps: options.Steps = "",

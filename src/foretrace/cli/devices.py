@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from foretrace.cli import completion
+from foretrace.cli.options import argument
 
 if TYPE_CHECKING:
     from foretrace.report.views import Result
 
 
 def devices(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="[NAME]",
-            help="One device, with the source of every figure.",
-            show_default=False,
-            autocompletion=completion.devices,
-        ),
-    ] = "",
+    name: str = argument("", "[NAME]", "One device, with the source of every figure.", complete=completion.devices),
 ) -> Result:
     """List known devices with their rates, memory and links.
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from foretrace.cli import options
+from foretrace.cli.options import option
 
 
 def export(
     source: options.Source,
     do: options.Do = None,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help=".json or .json.gz")] = Path(
-        "timeline.json.gz"
-    ),
+    out: Path = option(Path("timeline.json.gz"), "FILE", ".json or .json.gz", "--out", "-o"),
     rank: options.Rank = None,
     all_ranks: options.AllRanks = False,
     steps: options.Steps = "",

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from foretrace.cli import options
+from foretrace.cli.options import option
 
 
 def graph(
     source: options.Source,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The file to write.")],
+    out: Path = option(..., "FILE", "The file to write.", "--out", "-o"),
     do: options.Do = None,
     rank: options.Rank = None,
     all_ranks: options.AllRanks = False,

@@ -8,12 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import isfinite
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from foretrace.cli import options
 from foretrace.cli.answers import Reply
+from foretrace.cli.options import option
 from foretrace.errors import ForetraceError
 from foretrace.names import resolve
 
@@ -23,35 +21,15 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "
 
 def optimise(
     source: options.Source,
-    goal: Annotated[str, typer.Option("--for", metavar="step-time", help="What to minimise.")] = "step-time",
-    workers: Annotated[int, typer.Option("--workers", metavar="N", help="Workers that train together.")] = 1,
-    network: Annotated[
-        str, typer.Option("--network", metavar="RATE[/LATENCY]|FILE", help="Between the workers: 10gbit/20us.")
-    ] = "",
-    backend: Annotated[
-        str, typer.Option("--backend", metavar="gloo|nccl", help="The communication back end; by the device.")
-    ] = "",
-    gradient_mb: Annotated[
-        float,
-        typer.Option("--gradient-mb", metavar="MB", help="Size of all gradients, where the recording hides them."),
-    ] = 0.0,
-    memory_limit: Annotated[
-        str, typer.Option("--memory-limit", metavar="SIZE", help="Most memory at the peak of a step: 16GB, 900MiB.")
-    ] = "",
-    seconds: Annotated[
-        float,
-        typer.Option(
-            "--seconds", metavar="S", help="For the search and its answer; reading, and compiling once, are extra."
-        ),
-    ] = 60.0,
-    resume: Annotated[
-        Path | None,
-        typer.Option("--resume", metavar="FILE", help="Keep the state of the search here, and continue from it."),
-    ] = None,
-    write: Annotated[
-        Path | None,
-        typer.Option("--write", metavar="FILE", help="Write the configuration, as Python (.py) or JSON (.json)."),
-    ] = None,
+    goal: str = option("step-time", "step-time", "What to minimise.", "--for"),
+    workers: int = option(1, "N", "Workers that train together."),
+    network: str = option("", "RATE[/LATENCY]|FILE", "Between the workers: 10gbit/20us."),
+    backend: str = option("", "gloo|nccl", "The communication back end; by the device."),
+    gradient_mb: float = option(0.0, "MB", "Size of all gradients, where the recording hides them."),
+    memory_limit: str = option("", "SIZE", "Most memory at the peak of a step: 16GB, 900MiB."),
+    seconds: float = option(60.0, "S", "For the search and its answer; reading, and compiling once, are extra."),
+    resume: Path | None = option(None, "FILE", "Keep the state of the search here, and continue from it."),
+    write: Path | None = option(None, "FILE", "Write the configuration, as Python (.py) or JSON (.json)."),
     calibration: options.Calibration = True,
     rank: options.Rank = None,
     steps: options.Steps = "",

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,77 +18,83 @@ if TYPE_CHECKING:
     from foretrace.flow import Scenario
     from foretrace.graph.taskgraph import TaskGraph
 
-Source = Annotated[
-    Path,
-    typer.Argument(metavar="TRACE", help="A recording, an archive or folder of ranks, or a saved graph."),
-]
-Rank = Annotated[int | None, typer.Option("--rank", metavar="N", help="The rank to use; by default the lowest one.")]
+
+def option(
+    default: Any,
+    metavar: str,
+    help: str,
+    *names: str,
+    least: float | None = None,
+    most: float | None = None,
+    complete: completion.Offers | None = None,
+    hidden: bool = False,
+) -> Any:
+    """An option of a command, called as its parameter is unless `names` are given; `...` is no default."""
+    return typer.Option(
+        default, *names, metavar=metavar or None, help=help, min=least, max=most, autocompletion=complete,
+        hidden=hidden, case_sensitive=False,
+    )  # fmt: skip
+
+
+def flag(name: str, help: str, *, default: Any = False, hidden: bool = False) -> Any:
+    """An option that is given or not."""
+    return typer.Option(default, name, help=help, hidden=hidden)
+
+
+def argument(default: Any, metavar: str, help: str, *, complete: completion.Offers | None = None) -> Any:
+    """What a command is about; `...` where it must be given."""
+    return typer.Argument(default, metavar=metavar, help=help, autocompletion=complete, show_default=False)
+
+
+# What means one thing has one name in all commands.
+Source = Annotated[Path, argument(..., "TRACE", "A recording, an archive or folder of ranks, or a saved graph.")]
+Rank = Annotated[int | None, option(..., "N", "The rank to use; by default the lowest one.")]
 AllRanks = Annotated[
-    bool, typer.Option("--all-ranks", help="Use all recorded ranks as one graph, joined by their collectives.")
+    bool, flag("--all-ranks", "Use all recorded ranks as one graph, joined by their collectives.", default=...)
 ]
-Steps = Annotated[
-    str,
-    typer.Option("--steps", metavar="STEPS", help="Recorded steps to keep: 5, 5-8 or 5,7; by default all."),
-]
+Steps = Annotated[str, option(..., "STEPS", "Recorded steps to keep: 5, 5-8 or 5,7; by default all.")]
 Salvage = Annotated[
-    bool, typer.Option("--salvage", help="Use the good part of a damaged file and say what was left out.")
+    bool, flag("--salvage", "Use the good part of a damaged file and say what was left out.", default=...)
 ]
 Calibration = Annotated[
     bool,
-    typer.Option(
+    option(
+        ..., "", "Use operator times that foretrace calibrate stored for the recorded machine.",
         "--calibration/--no-calibration",
-        help="Use operator times that foretrace calibrate stored for the recorded machine.",
     ),
-]
-Perfetto = Annotated[
-    Path | None,
-    typer.Option("--perfetto", metavar="FILE", help="Write both timelines for Perfetto (.json or .json.gz), too."),
-]
-On = Annotated[
-    str,
-    typer.Option("--on", metavar="here|ray", help="Where ranks are read: on this machine's cores, or a Ray cluster."),
-]
-Batch = Annotated[int | None, typer.Option("--batch", metavar="N", min=1, help="Samples per step.")]
+]  # fmt: skip
+Perfetto = Annotated[Path | None, option(..., "FILE", "Write both timelines for Perfetto (.json or .json.gz), too.")]
+On = Annotated[str, option(..., "here|ray", "Where ranks are read: on this machine's cores, or a Ray cluster.")]
+Batch = Annotated[int | None, option(..., "N", "Samples per step.", least=1)]
 Precision = Annotated[
     str,
-    typer.Option(
-        "--precision",
-        metavar="NAME",
-        help="fp32, bf16, fp16 (autocast), bf16-weights, fp16-weights. Default: fp32; of a decoder bf16-weights.",
+    option(
+        ..., "NAME",
+        "fp32, bf16, fp16 (autocast), bf16-weights, fp16-weights. Default: fp32; of a decoder bf16-weights.",
     ),
-]
-Inference = Annotated[bool, typer.Option("--inference", help="The forward pass alone, without gradients.")]
-Size = Annotated[str, typer.Option("--size", metavar="tiny|full", help="Size of a zoo model.")]
+]  # fmt: skip
+Inference = Annotated[bool, flag("--inference", "The forward pass alone, without gradients.", default=...)]
+Size = Annotated[str, option(..., "tiny|full", "Size of a zoo model.")]
 Do = Annotated[
     list[str] | None,
-    typer.Option(
-        "--do",
-        metavar='"NAME KEY=VALUE ..."',
-        help="A technique; several are applied in this order. See foretrace techniques.",
-        autocompletion=completion.techniques,
+    option(
+        ..., '"NAME KEY=VALUE ..."', "A technique; several are applied in this order. See foretrace techniques.",
+        complete=completion.techniques,
     ),
-]
+]  # fmt: skip
 Model = Annotated[
     str,
-    typer.Option(
-        "--model", metavar="NAME|SCRIPT", help="A zoo model, or a script with training().",
-        autocompletion=completion.models,
-    ),
-]  # fmt: skip
-Device = Annotated[
-    str,
-    typer.Option(
-        "--device", metavar="NAME", help="As foretrace devices lists them.", autocompletion=completion.devices
-    ),
+    option(..., "NAME|SCRIPT", "A zoo model, or a script with training().", complete=completion.models),
 ]
+Device = Annotated[str, option(..., "NAME", "As foretrace devices lists them.", complete=completion.devices)]
 Techniques = Annotated[
     list[str],
-    typer.Argument(
-        metavar='"TECHNIQUE [KEY=VALUE ...]" ...', help="What to verify; several are applied together, in order.",
-        autocompletion=completion.techniques,
+    argument(
+        ..., '"TECHNIQUE [KEY=VALUE ...]" ...', "What to verify; several are applied together, in order.",
+        complete=completion.techniques,
     ),
 ]  # fmt: skip
-Top = Annotated[int, typer.Option("--top", metavar="N", min=1, help="Rows of a ranking to print.")]
+Top = Annotated[int, option(..., "N", "Rows of a ranking to print.", least=1)]
 
 
 def scenario(

@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from foretrace.cli import options
 from foretrace.cli.answers import Reply
+from foretrace.cli.options import argument, option
 from foretrace.errors import ForetraceError
 
 if TYPE_CHECKING:
@@ -22,22 +21,14 @@ _WAIT = 3  # unprofiled steps on each side: enough for the CPU time beside the r
 
 
 def profile(
-    what: Annotated[
-        str, typer.Argument(metavar="NAME|SCRIPT|TRACE", help="A zoo model, a script with training(), or a recording.")
-    ],
+    what: str = argument(..., "NAME|SCRIPT|TRACE", "A zoo model, a script with training(), or a recording."),
     size: options.Size = "tiny",
-    steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Steps to record.")] = 8,
-    threads: Annotated[int, typer.Option("--threads", metavar="N", min=1, help="Intra-op threads.")] = 1,
-    batch: Annotated[
-        int | None, typer.Option("--batch", metavar="N", min=1, help="Samples per step, where the recording lacks it.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="Keep the recording there.")] = None,
-    peak_gflops: Annotated[
-        float | None, typer.Option("--peak-gflops", metavar="X", min=1e-3, help="Peak of the device, GFLOP/s.")
-    ] = None,
-    peak_gb_s: Annotated[
-        float | None, typer.Option("--peak-gb-s", metavar="X", min=1e-3, help="Peak of its memory, GB/s.")
-    ] = None,
+    steps: int = option(8, "N", "Steps to record.", least=1),
+    threads: int = option(1, "N", "Intra-op threads.", least=1),
+    batch: int | None = option(None, "N", "Samples per step, where the recording lacks it.", least=1),
+    out: Path | None = option(None, "FOLDER", "Keep the recording there.", "--out", "-o"),
+    peak_gflops: float | None = option(None, "X", "Peak of the device, GFLOP/s.", least=1e-3),
+    peak_gb_s: float | None = option(None, "X", "Peak of its memory, GB/s.", least=1e-3),
     rank: options.Rank = None,
     salvage: options.Salvage = False,
     top: options.Top = 8,

@@ -6,10 +6,10 @@ import shlex
 import sys
 import textwrap
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
+from foretrace.cli.options import flag, option
 from foretrace.trace.autorecord.launch import Launch, LaunchOutcome, RankRecording
 from foretrace.trace.recorder import RecordOptions
 
@@ -18,20 +18,18 @@ _DEFAULT = RecordOptions()
 
 def record(
     context: typer.Context,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the files, one per rank.")] = Path("run"),
-    steps: Annotated[int, typer.Option(help="Steps to record.")] = _DEFAULT.active,
-    wait: Annotated[int, typer.Option(help="Unprofiled steps timed on each side.")] = _DEFAULT.wait,
-    warmup: Annotated[int, typer.Option(help="Steps with the profiler prepared.")] = _DEFAULT.warmup,
-    skip_first: Annotated[int, typer.Option(help="First steps to leave alone.")] = _DEFAULT.skip_first,
-    rehearse: Annotated[bool, typer.Option(help="Throw the first profile away.")] = _DEFAULT.rehearse,
-    shapes: Annotated[bool, typer.Option(help="Store input sizes.")] = _DEFAULT.shapes,
-    memory: Annotated[bool, typer.Option(help="Store allocations.")] = _DEFAULT.memory,
-    modules: Annotated[bool, typer.Option(help="Store nn.Module calls.")] = _DEFAULT.modules,
-    stop_after: Annotated[bool, typer.Option("--stop-after", help="End the script when recorded.")] = False,
-    keep_memory: Annotated[
-        bool, typer.Option("--keep-memory", help="Make malloc keep memory: no page faults (CPU runs).")
-    ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an older recording.")] = False,
+    out: Path = option(Path("run"), "", "Folder for the files, one per rank.", "--out", "-o"),
+    steps: int = option(_DEFAULT.active, "", "Steps to record."),
+    wait: int = option(_DEFAULT.wait, "", "Unprofiled steps timed on each side."),
+    warmup: int = option(_DEFAULT.warmup, "", "Steps with the profiler prepared."),
+    skip_first: int = option(_DEFAULT.skip_first, "", "First steps to leave alone."),
+    rehearse: bool = option(_DEFAULT.rehearse, "", "Throw the first profile away."),
+    shapes: bool = option(_DEFAULT.shapes, "", "Store input sizes."),
+    memory: bool = option(_DEFAULT.memory, "", "Store allocations."),
+    modules: bool = option(_DEFAULT.modules, "", "Store nn.Module calls."),
+    stop_after: bool = flag("--stop-after", "End the script when recorded."),
+    keep_memory: bool = flag("--keep-memory", "Make malloc keep memory: no page faults (CPU runs)."),
+    overwrite: bool = flag("--overwrite", "Replace an older recording."),
 ) -> None:
     """Record a few steps of a training command, without changing the script.
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from foretrace.cli import options
+from foretrace.cli.options import option
 
 
 def report(
     source: options.Source,
     do: options.Do = None,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The page to write.")] = Path("report.html"),
+    out: Path = option(Path("report.html"), "FILE", "The page to write.", "--out", "-o"),
     rank: options.Rank = None,
     all_ranks: options.AllRanks = False,
     steps: options.Steps = "",

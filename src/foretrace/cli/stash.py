@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from foretrace.cli import options
+from foretrace.cli.options import argument, option
 from foretrace.errors import ForetraceError
 
 if TYPE_CHECKING:
@@ -15,28 +14,14 @@ if TYPE_CHECKING:
 
 
 def stash(
-    source: Annotated[
-        str,
-        typer.Argument(metavar="TRACE|SCRIPT|MODEL", help="A recording; or what to run: a script, a model of the zoo."),
-    ],
-    workers: Annotated[
-        int, typer.Option("--workers", metavar="N", help="Workers; 2 or more for stalls between them.")
-    ] = 1,
-    inside: Annotated[
-        str, typer.Option("--inside", metavar="LINK|FILE", help="Between workers of a machine, for a recording.")
-    ] = "",
-    between: Annotated[
-        str, typer.Option("--between", metavar="LINK|FILE", help="Between machines; for runs, a shaped link: 300mbit.")
-    ] = "",
-    gradient_mb: Annotated[
-        float, typer.Option("--gradient-mb", metavar="MB", min=0.0, help="All gradients, if the recording lacks them.")
-    ] = 0.0,
-    data: Annotated[
-        list[str] | None,
-        typer.Option("--data", metavar="PATH", help="Files of the data set, to be taken out of the page cache."),
-    ] = None,
+    source: str = argument(..., "TRACE|SCRIPT|MODEL", "A recording; or what to run: a script, a model of the zoo."),
+    workers: int = option(1, "N", "Workers; 2 or more for stalls between them."),
+    inside: str = option("", "LINK|FILE", "Between workers of a machine, for a recording."),
+    between: str = option("", "LINK|FILE", "Between machines; for runs, a shaped link: 300mbit."),
+    gradient_mb: float = option(0.0, "MB", "All gradients, if the recording lacks them.", least=0.0),
+    data: list[str] | None = option(None, "PATH", "Files of the data set, to be taken out of the page cache."),
     size: options.Size = "tiny",
-    steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Steps of every run and round.")] = 8,
+    steps: int = option(8, "N", "Steps of every run and round.", least=1),
     rank: options.Rank = None,
 ) -> Result:
     """Show why a step stalls: workers, network, data loading.

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from foretrace.cli import completion
+from foretrace.cli.options import argument, option
 
 if TYPE_CHECKING:
     from foretrace.report.views import Result
 
 
 def techniques(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="[NAME]", help="One technique, with all its parameters.", autocompletion=completion.techniques
-        ),
-    ] = "",
-    ledger: Annotated[
-        Path | None,
-        typer.Option("--ledger", metavar="FILE", help="Where verified rows are; by default the user's own."),
-    ] = None,
+    name: str = argument("", "[NAME]", "One technique, with all its parameters.", complete=completion.techniques),
+    ledger: Path | None = option(None, "FILE", "Where verified rows are; by default the user's own."),
 ) -> Result:
     """List all techniques, or explain one.
 

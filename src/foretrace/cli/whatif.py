@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from foretrace.cli import options
 from foretrace.cli.answers import Reply
+from foretrace.cli.options import option
 
 
 def whatif(
     source: options.Source,
     do: options.Do,
     perfetto: options.Perfetto = None,
-    save: Annotated[
-        Path | None, typer.Option("--save", metavar="FILE", help="Keep the predicted graph, for compare.")
-    ] = None,
+    save: Path | None = option(None, "FILE", "Keep the predicted graph, for compare."),
     calibration: options.Calibration = True,
     rank: options.Rank = None,
     all_ranks: options.AllRanks = False,
