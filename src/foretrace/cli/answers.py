@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -26,6 +26,7 @@ Html = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON (docs/json.md) instead of text.")]
 Made = TypeVar("Made", bound=Callable[..., Any])
+Given = TypeVar("Given")
 COMMON = {"html": (Html, None), "as_json": (AsJson, False)}
 
 
@@ -66,6 +67,7 @@ def answers(command: Callable[..., Result | Reply | None]) -> Callable[..., None
     `top` of the command is how many rows of a ranking are printed; where it reads a part of a recording (--rank,
     --steps, --salvage), the command to try next reads the same. The exit code is 1 where a result has `ok` False.
     """
+    asked_for = gathering(command)
     more = [
         Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
         for name, (kind, default) in COMMON.items()
@@ -77,7 +79,7 @@ def answers(command: Callable[..., Result | Reply | None]) -> Callable[..., None
         common = [*(["--html", str(html)] if html is not None else []), *(["--json"] if as_json else [])]
         token = _asked.set(common)
         try:
-            said = command(**options)
+            said = asked_for(**options)
         finally:
             _asked.reset(token)
         if said is None:  # another process has answered
@@ -98,15 +100,41 @@ def answers(command: Callable[..., Result | Reply | None]) -> Callable[..., None
         if not getattr(result, "ok", True):
             raise typer.Exit(1)
 
-    return taking(answering, [*parameters(command), *more])
+    return taking(answering, [*parameters(asked_for), *more])
+
+
+def gathering(command: Callable[..., Given]) -> Callable[..., Given]:
+    """The command with options in place of each parameter that is a dataclass of them."""
+    groups = {name: kind for name, kind in _kinds(command).items() if _is_group(kind)}
+
+    @wraps(command)
+    def gathered(**given: Any) -> Given:
+        for name, kind in groups.items():
+            given[name] = kind(**{each.name: given.pop(each.name) for each in fields(kind)})
+        return command(**given)
+
+    return taking(gathered, [each.replace(kind=Parameter.KEYWORD_ONLY) for each in parameters(command)])
 
 
 def parameters(command: Callable[..., Any], *but: str) -> list[Parameter]:
-    """The parameters of a command with their annotations as objects; without those named."""
+    """The parameters of a command, but for those named: annotations as objects, dataclasses as their fields."""
+    kinds, found = _kinds(command, *but), list[Parameter]()
+    for name, each in signature(command).parameters.items():
+        if kind := kinds.get(name):
+            found += parameters(kind) if _is_group(kind) else [each.replace(annotation=kind)]
+    return found
+
+
+def _kinds(command: Callable[..., Any], *but: str) -> dict[str, Any]:
+    """The annotations of a command as objects, but for what it returns and those named."""
+    if isinstance(command, type):
+        return get_type_hints(command, include_extras=True)
     given = {name: each for name, each in command.__annotations__.items() if name not in ("return", *but)}
-    hints = get_type_hints(SimpleNamespace(__annotations__=given), command.__globals__, include_extras=True)
-    found = signature(command).parameters.values()
-    return [each.replace(annotation=hints[each.name]) for each in found if each.name not in but]
+    return get_type_hints(SimpleNamespace(__annotations__=given), command.__globals__, include_extras=True)
+
+
+def _is_group(kind: Any) -> bool:
+    return is_dataclass(kind)
 
 
 def taking(command: Made, wanted: Sequence[Parameter]) -> Made:

@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from foretrace.cli import streams
-from foretrace.cli.answers import answers
+from foretrace.cli.answers import answers, gathering
 from foretrace.cli.waiting import sign_of_life
 from foretrace.errors import OPTIONS, ForetraceError
 from foretrace.plaintext import visible
@@ -61,36 +61,27 @@ class Panels(TyperGroup):
 def application() -> typer.Typer:
     """The `foretrace` command with its subcommands, in the order a user meets them."""
     from foretrace.cli import (
-        advise,
         align,
-        blame,
         calibrate,
-        check,
         cloud,
-        compare,
         compression,
         devices,
         estimate,
-        export,
         fleet,
-        graph,
         ledger,
         network,
         operators,
         optimise,
         profile,
         record,
-        report,
+        recordings,
         rewrite,
         rig,
         scale,
-        show,
-        simulate,
         stash,
         techniques,
         utilisation,
         verify,
-        whatif,
         zoo,
     )
 
@@ -120,13 +111,15 @@ def application() -> typer.Typer:
     words = "Record a few steps of a training command, left unchanged."
     app.command("record", short_help=words, context_settings={"allow_extra_args": True})(record.record)
     commands: tuple[Callable[..., Any], ...] = (
-        show.show, blame.blame, profile.profile, simulate.simulate, stash.stash, report.report, export.export,
-        graph.graph, advise.advise, whatif.whatif, optimise.optimise, compare.compare, check.check, verify.verify,
-        ledger.ledger, estimate.estimate, operators.operators, utilisation.utilisation, rewrite.rewrite, align.align,
-        scale.scale, techniques.techniques, zoo.zoo, devices.devices,
+        recordings.show, recordings.blame, recordings.simulate, recordings.check, recordings.compare,
+        recordings.advise, recordings.whatif, recordings.report, recordings.export, recordings.graph, profile.profile,
+        stash.stash, optimise.optimise, verify.verify, ledger.ledger, estimate.estimate, operators.operators,
+        utilisation.utilisation, rewrite.rewrite, align.align, scale.scale, techniques.techniques, zoo.zoo,
+        devices.devices,
     )  # fmt: skip
     for command in commands:
-        app.command(command.__name__)(command if command.__annotations__["return"] == "None" else answers(command))
+        told = command.__annotations__["return"] != "None"
+        app.command(command.__name__)(answers(command) if told else gathering(command))
     for group in (network.network, compression.compression, rig.rig, cloud.cloud, fleet.fleet, calibrate.calibrate):
         app.add_typer(group)
     for entry in entry_points(group=COMMANDS):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -95,6 +96,39 @@ Techniques = Annotated[
     ),
 ]  # fmt: skip
 Top = Annotated[int, option(..., "N", "Rows of a ranking to print.", least=1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartOptions:
+    """Which part of a recording a question is about."""
+
+    rank: Rank = None
+    all_ranks: AllRanks = False
+    steps: Steps = ""
+    salvage: Salvage = False
+
+    def of(self, source: Path, *, as_recorded: bool = False) -> Scenario:
+        """The run in `source`, as far as it is asked about."""
+        return scenario(
+            source, rank=self.rank, steps=self.steps, salvage=self.salvage, all_ranks=self.all_ranks,
+            as_recorded=as_recorded,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(PartOptions):
+    """A recording, or a part of it."""
+
+    source: Source
+
+    @property
+    def path(self) -> str:
+        """As the user named it."""
+        return str(self.source)
+
+    def read(self, *, as_recorded: bool = False) -> Scenario:
+        """The run in it."""
+        return self.of(self.source, as_recorded=as_recorded)
 
 
 def scenario(

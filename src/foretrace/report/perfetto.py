@@ -10,6 +10,7 @@ waits for the others in each collective, and arrows lead from the last rank to a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,12 @@ from foretrace.graph.taskgraph import EdgeKind, Phase, TaskKind
 from foretrace.plaintext import encoded
 from foretrace.report.names import short_names
 from foretrace.report.tracks import NO_EDGE, Track, binding_edges, lane_word
+from foretrace.report.tracks import track as track_of
 from foretrace.report.units import between, unit_for
+from foretrace.report.whatif import whatif
 from foretrace.simulate.ranks import Parts, parts
 from foretrace.simulate.timeline import Timeline
+from foretrace.techniques.whatif import WhatIf
 
 Event = dict[str, Any]
 STEPS, CRITICAL, WAITS, FIRST_LANE = 1, 2, 3, 10
@@ -79,6 +83,17 @@ def _told(track: Track) -> dict[str, Any]:
 def write(tracks: Sequence[Track], path: Path, *, arrows: bool = True) -> None:
     """`export` into a file; a name that ends in .gz is compressed, as Perfetto reads it."""
     write_bytes(path, export(tracks, arrows=arrows), compress=path.suffix == ".gz")
+
+
+def write_runs(path: Path, recorded: Timeline, found: WhatIf | None = None) -> None:
+    """`write` a recorded run and, below its lanes, those of a prediction."""
+    tracks = [track_of("recorded", recorded, recorded.interval_s())]
+    if found is not None:
+        low_s, high_s = found.interval_s
+        view = whatif(found)
+        step = replace(found.noise, low_s=low_s, high_s=high_s, source=view.interval_source)
+        tracks.append(track_of(view.name, found.after, step))
+    write(tracks, path)
 
 
 def _named_process(pid: int, name: str) -> Iterator[Event]:
