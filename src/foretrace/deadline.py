@@ -11,8 +11,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import isfinite
+
+from foretrace.errors import ForetraceError
 
 Clock = Callable[[], float]
+
+
+def ending(name: str, seconds: float, such_as: int) -> None:
+    """Raise ForetraceError where a limit that the user gave by this name is none."""
+    if not isfinite(seconds):
+        raise ForetraceError(f"`{name}={seconds}` never ends; give a number of seconds, e.g. `{name}={such_as}`.")
 
 
 class Deadline:

@@ -372,6 +372,7 @@ def estimate(
     accumulate: int = 1,
     zero: int = 0,
     workers: int = 1,
+    gpus: int | None = None,
     tensor: int = 1,
     network: str = "",
     optimizer: str = "",
@@ -388,8 +389,9 @@ def estimate(
       `dims` for its open dimensions; `device` a name of the catalog, or "here" for this processor with `threads`.
     - `batch` is samples per step and worker, `length` words of a sequence, `accumulate` micro-batches per update.
     - `recompute` N runs every N-th block forward again before its backward pass (0: none), `reentrant` to its end.
-    - `zero` is the stage of ZeRO among the `workers` (3 is FSDP), `tensor` how many devices share every layer;
-      `network` joins workers as `foretrace.cost.network.parse.network` reads it, by default as machines usually do.
+    - `zero` is the stage of ZeRO among the `workers` (3 is FSDP), `tensor` how many devices share every layer; `gpus`
+      are all devices, instead of `workers`. `network` joins workers as `foretrace.cost.network.parse.network` reads it,
+      by default as machines usually do.
 
     Raises ForetraceError for what contradicts itself, cannot be found or cannot be costed.
     """
@@ -400,6 +402,10 @@ def estimate(
     from foretrace.model.target import HERE, networks_of, target
     from foretrace.zoo.operators import is_decoder, operators_of
 
+    if gpus is not None:
+        if workers > 1 or gpus % tensor:
+            raise ForetraceError(f"`gpus={gpus}` must be `workers=` times `tensor={tensor}`; give one of the two.")
+        workers = gpus // tensor
     if zero and workers == 1:
         raise ForetraceError(f"`zero={zero}` shares among several workers; say how many with `workers=`.")
     if threads is not None and device != HERE:

@@ -69,7 +69,7 @@ def test_a_fast_link_needs_no_compression(graph: Path) -> None:
     assert slow.required is not None and slow.required > 10
     low, high = slow.required_interval
     assert low is not None and high is not None and low <= slow.required <= high
-    assert slow.paying[0].technique == SIGN
+    assert slow.paying[0].name == str(SIGN)
     late = advise(there, DataParallel(workers=4, network="10gbit/20ms"), [FP16])
     assert late.required is None
 

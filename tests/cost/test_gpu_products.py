@@ -33,11 +33,11 @@ def slower(rows: np.ndarray, by: float = 1.4) -> np.ndarray:
 
 
 def test_the_first_few_are_the_choice_of_fewer_and_fit_the_memory() -> None:
-    rows = gpu_products.plan(B200, 50)
+    rows = gpu_products.products(B200, 50)
     assert rows.shape == (50, 3) and len(np.unique(rows, axis=0)) == 50
-    assert np.array_equal(rows[:12], gpu_products.plan(B200, 12))
+    assert np.array_equal(rows[:12], gpu_products.products(B200, 12))
     small = named("T4")
-    m, n, k = gpu_products.plan(small, 50).T
+    m, n, k = gpu_products.products(small, 50).T
     assert (2 * (m * n + n * k + m * k) < 0.5e9 * small.memory_gb).all()
 
 
@@ -67,7 +67,7 @@ def test_a_plan_goes_elsewhere_and_comes_back(tmp_path: Path, capsys: pytest.Cap
     plan = tmp_path / "plan.csv"
     assert run(["calibrate", "device", "--gpu", "b200-sxm", "--operators", "20", "--plan", str(plan), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    rows = gpu_products.plan(B200, 20)
+    rows = gpu_products.products(B200, 20)
     assert answer["seconds"] is None and answer["products"] == rows.tolist()
     # nothing was filled in yet
     assert run(["calibrate", "device", "--gpu", "b200-sxm", "--times", str(plan)]) == 2
@@ -135,7 +135,7 @@ def test_products_keep_their_time(budget_s: float, timed: int, monkeypatch: pyte
 
 
 def test_one_time_is_too_few_to_keep() -> None:
-    rows = gpu_products.plan(B200, 2)
+    rows = gpu_products.products(B200, 2)
     with pytest.raises(ForetraceError, match="at least two"):
         gpu_products.keep(B200, rows[:1], slower(rows[:1]))
 

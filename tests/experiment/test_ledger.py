@@ -209,9 +209,9 @@ def test_a_damaged_file_is_said_to_be_so(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ForetraceError, match="cannot use the ledger"):
-        Ledger(tmp_path / "file" / "ledger.sqlite").check()
+        Ledger(tmp_path / "file" / "ledger.sqlite").checked()
     with pytest.raises(ForetraceError, match="ledger"):
-        Ledger(tmp_path).check()
+        Ledger(tmp_path).checked()
 
 
 def test_where_it_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

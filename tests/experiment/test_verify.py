@@ -190,7 +190,7 @@ def until(true: object, seconds: float = 30.0) -> bool:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 def test_whoever_is_killed_the_ledger_stays_whole(tmp_path: Path) -> None:
     ledger, chance = tmp_path / "ledger.sqlite", random.Random(3)
-    Ledger(ledger).check()
+    Ledger(ledger).checked()
     for moment in (0.1, chance.uniform(0.5, 2.0), chance.uniform(2.0, 4.0)):
         process = start(ledger)
         assert until(lambda process=process: children(process.pid) or process.poll() is not None)

@@ -391,7 +391,7 @@ def _play_operators(path: Path, way: int) -> Iterator[Figure]:
     yield "peak", peak(graph).peak_bytes
     on = target("a100")
     found = estimate(graph, device=on.device, costs=on.costs)
-    view = report.estimate(found, model=graph.name, again="")
+    view = report.estimate(found, model=graph.name)
     yield "estimate", view
     yield "step", [found.step.step_time_s, *found.step.interval_s, found.step.utilisation]
     dumps(view)

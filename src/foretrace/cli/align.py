@@ -24,13 +24,11 @@ def align(
     Example: foretrace align run/
     """
     from foretrace import flow
+    from foretrace.report.align import align
 
     if flow.is_graph(source):
         raise ForetraceError(f"{source} is a saved graph; name the folder of the ranks' recordings.")
     graphs = options.rank_graphs(source, steps=steps, salvage=salvage, on=on)
     if len(graphs) < 2:
         raise ForetraceError(f"{source} holds one rank, whose clock has none to be compared with; name several ranks.")
-    found, clock = flow.alignment(graphs)
-    from foretrace.report.align import align
-
-    return align(found, clock)
+    return align(*flow.alignment(graphs))

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from foretrace.cli.answers import answers
-from foretrace.errors import ForetraceError
+from foretrace.cli.options import argument, option
 
 if TYPE_CHECKING:
-    from foretrace.cost.network.collective_table import CollectiveSeries, CollectiveTable
     from foretrace.report.views import Result
 
 network = typer.Typer(
@@ -25,23 +24,12 @@ network = typer.Typer(
 @network.command("check")
 @answers
 def check(
-    measured: Annotated[
-        Path, typer.Argument(metavar="MEASURED", help="Output of nccl-tests, a table (.csv), or one of ours (.json).")
-    ],
-    on: Annotated[
-        str,
-        typer.Option(
-            "--on", metavar="NETWORK", help="CLUSTER.yaml, nccl:DEVICE, another table, or a link (25gbit/10us)."
-        ),
-    ],
-    workers: Annotated[
-        int, typer.Option("--workers", metavar="N", min=0, help="Where the file has several, or does not say.")
-    ] = 0,
-    per_node: Annotated[
-        int, typer.Option("--per-node", metavar="N", min=0, help="Workers of one machine, in the same cases.")
-    ] = 0,
-    kind: Annotated[str, typer.Option("--kind", metavar="KIND", help="all-reduce, ..., in the same cases.")] = "",
-    system: Annotated[str, typer.Option("--system", metavar="NAME", help="One of several systems in a file.")] = "",
+    measured: Path = argument(..., "MEASURED", "Output of nccl-tests, a table (.csv), or one of ours (.json)."),
+    on: str = option(..., "NETWORK", "CLUSTER.yaml, nccl:DEVICE, another table, or a link (25gbit/10us)."),
+    workers: int = option(0, "N", "Where the file has several, or does not say.", least=0),
+    per_node: int = option(0, "N", "Workers of one machine, in the same cases.", least=0),
+    kind: str = option("", "KIND", "all-reduce, ..., in the same cases."),
+    system: str = option("", "NAME", "One of several systems in a file."),
 ) -> Result:
     """Is my bus bandwidth right? Measured collectives against what the machine should give, size by size.
 
@@ -52,25 +40,5 @@ def check(
     from foretrace.report import network as report
 
     table = read(measured, workers=workers, per_node=per_node, kind=kind)
-    series = _chosen(table, workers, per_node, kind, system)
-    expected = parse(on, series.workers)
-    return report.check(series, expected, on=on, source=str(measured))
-
-
-def _chosen(table: CollectiveTable, workers: int, per_node: int, kind: str, system: str) -> CollectiveSeries:
-    """The one series that is meant. Raises ForetraceError that lists what there is."""
-    found = [
-        each
-        for each in table.series
-        if workers in (0, each.workers)
-        and per_node in (0, each.per_node)
-        and kind.replace("_", "-") in ("", each.kind)
-        and system in ("", each.system)
-    ]
-    if len(found) == 1:
-        return found[0]
-    titles = [f"{each.title}{f' on {each.system}' if each.system else ''}" for each in found or table.series]
-    which = "holds several series" if found else "holds nothing of that"
-    raise ForetraceError(
-        f"{table.name} {which}; choose by --workers, --per-node, --kind or --system from: {'; '.join(titles)}."
-    )
+    series = table.one(workers=workers, per_node=per_node, kind=kind, system=system)
+    return report.check(series, parse(on, series.workers), on=on)

@@ -6,8 +6,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -18,6 +19,9 @@ from foretrace.plaintext import visible
 if TYPE_CHECKING:
     from foretrace.flow import Scenario
     from foretrace.graph.taskgraph import TaskGraph
+    from foretrace.techniques.base import Technique
+
+Number = TypeVar("Number", int, float)
 
 
 def option(
@@ -187,6 +191,38 @@ def step_numbers(text: str) -> list[int] | None:
     return numbers
 
 
+def pairs(given: list[str] | None, number: Callable[[str], Number], mend: str) -> dict[str, Number]:
+    """From NAME=NUMBER; `mend` says of another text what to write. Raises ForetraceError."""
+    found = {}
+    for text in given or ():
+        name, _, value = text.rpartition("=")
+        try:
+            found[name] = number(value if name else "")
+        except ValueError:
+            raise ForetraceError(mend.format(text)) from None
+    return found
+
+
+def parsed(do: list[str] | None) -> tuple[Technique, ...]:
+    """Techniques by their names and parameters. Raises ForetraceError."""
+    if not do:  # loading all techniques takes a while
+        return ()
+    from foretrace.techniques.arguments import parse_all
+
+    return parse_all(do)
+
+
+def sizes(dims: list[str] | None) -> dict[str, int]:
+    """Sizes of open dimensions from NAME=N. Raises ForetraceError."""
+
+    def size(text: str) -> int:
+        if not text.isdecimal() or len(text) > 12 or not int(text):
+            raise ValueError
+        return int(text)
+
+    return pairs(dims, size, "--dim {}: write NAME=N with a number from 1 on, as in --dim batch=8.")
+
+
 def wrote(*files: Path | None, quiet: bool = False) -> None:
     """Name the files that were written, as the last lines of the answer."""
     for file in files:
@@ -202,13 +238,20 @@ def say(line: str) -> None:
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[float], None] | None]:
     """A bar on standard error while something long runs; None where nobody watches."""
+    with stages(what) as tell:
+        yield None if tell is None else partial(tell, what)
+
+
+@contextmanager
+def stages(first: str = "starting") -> Iterator[Callable[[str, float], None] | None]:
+    """A bar on standard error that says what is being done; None where nobody watches."""
     if not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=1.0)
-        yield lambda share: bar.update(task, completed=share)
+        task = bar.add_task(first, total=1.0)
+        yield lambda what, share: bar.update(task, description=what, completed=share)

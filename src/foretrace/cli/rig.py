@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +9,8 @@ import typer
 
 from foretrace.cli import options
 from foretrace.cli.answers import answers
-from foretrace.cli.verify import LedgerFile, progress
+from foretrace.cli.options import option
+from foretrace.cli.verify import LedgerFile, NoLedger
 from foretrace.errors import ForetraceError
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ rig = typer.Typer(
     rich_markup_mode=None,
 )
 
-LinkRate = Annotated[str, typer.Option("--link", metavar="RATE", help="Rate of every worker's link, such as 300mbit.")]
-Workers = Annotated[int, typer.Option("--workers", metavar="N", help="Processes, each in a network of its own.")]
+LinkRate = Annotated[str, option(..., "RATE", "Rate of every worker's link, such as 300mbit.")]
+Workers = Annotated[int, option(..., "N", "Processes, each in a network of its own.")]
 
 
 @rig.command("check")
@@ -47,25 +47,16 @@ def check() -> Result:
 def calibrate(
     link: LinkRate,
     workers: Workers = 2,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Keep the table, for network=FILE of techniques.")
-    ] = None,
+    out: Path | None = option(None, "FILE", "Keep the table, for network=FILE of techniques."),
 ) -> Result:
     """Measure what collectives take on a shaped link.
 
     Refuses where times vary by more than 10 %. Example: foretrace rig calibrate --link 300mbit --workers 2
     """
-    import tempfile
-
     from foretrace.experiment.links.calibrate import alone
-    from foretrace.hardware.cluster import parse_link
     from foretrace.report import rig as report
 
-    with tempfile.TemporaryDirectory(prefix="foretrace-rig-") as folder:
-        found = alone(workers, link, out or Path(folder) / "network.json")
-    return report.calibrate(
-        found, link=link, workers=workers, stated_mbit_s=1e3 * parse_link(link).gbit_s, stored=str(out or "")
-    )
+    return report.calibrate(alone(workers, link, out), link=link, workers=workers, stored=str(out or ""))
 
 
 @rig.command("verify")
@@ -74,70 +65,43 @@ def verify(
     techniques: options.Techniques,
     link: LinkRate,
     workers: Workers = 2,
-    emulate: Annotated[
-        str,
-        typer.Option(
-            "--emulate",
-            metavar="LAYERSxGRADIENT/BACKWARD",
-            help="Layers that only sleep, with real gradients: 12x1mb/20ms, or 12x1mb/20ms/5ms with a forward pass.",
-        ),
-    ] = "",
+    emulate: str = option(
+        "",
+        "LAYERSxGRADIENT/BACKWARD",
+        "Layers that only sleep, with real gradients: 12x1mb/20ms, or 12x1mb/20ms/5ms with a forward pass.",
+    ),
     model: options.Model = "",
     size: options.Size = "tiny",
-    against: Annotated[
-        list[str] | None,
-        typer.Option("--against", metavar='"TECHNIQUE ..."', help="Techniques of the baseline; else one worker alone."),
-    ] = None,
-    seconds: Annotated[
-        float,
-        typer.Option(
-            "--seconds",
-            metavar="S",
-            min=0.1,
-            help="For running the arms, 6 rounds at least; recording and calibration are extra.",
-        ),
-    ] = 30.0,
-    keep: Annotated[
-        Path | None, typer.Option("--keep", metavar="FOLDER", help="Keep the graph of one worker and the link's table.")
-    ] = None,
+    against: list[str] | None = option(None, '"TECHNIQUE ..."', "Techniques of the baseline; else one worker alone."),
+    seconds: float = option(
+        30.0, "S", "For running the arms, 6 rounds at least; recording and calibration are extra.", least=0.1
+    ),
+    keep: Path | None = option(None, "FOLDER", "Keep the graph of one worker and the link's table."),
     ledger: LedgerFile = None,
-    no_ledger: Annotated[bool, typer.Option("--no-ledger", help="Write no row.")] = False,
+    no_ledger: NoLedger = False,
 ) -> Result:
     """Predict a distributed step from one worker's recording, then run it for real.
 
     Example: foretrace rig verify "data-parallel bucket_mb=4" --workers 2 --link 300mbit --emulate 12x1mb/20ms
     """
     from foretrace.experiment.ledger import Ledger
+    from foretrace.experiment.links import measure
     from foretrace.experiment.links.job import LinkJob
     from foretrace.experiment.links.judge import rows_of
-    from foretrace.experiment.links.measure import check as check_job
-    from foretrace.experiment.links.measure import verify as run
     from foretrace.report import rig as report
 
     if bool(emulate) == bool(model):
         raise ForetraceError("give one of --emulate 12x1mb/20ms and --model NAME.")
-    if not isfinite(seconds):
-        raise ForetraceError(f"--seconds {seconds} never ends; give a number of seconds, e.g. --seconds 30.")
     job = LinkJob(
-        work=emulate or model,
-        link=link,
-        workers=workers,
-        arms=(tuple(techniques),),
-        against=tuple(against or ()),
-        size=size,
-        seconds=seconds,
-        keep=str(keep or ""),
-    )
-    check_job(job)
-    kept = None if no_ledger else Ledger(ledger)
-    if kept is not None:
-        kept.check()
-    with progress() as tell:
-        outcome = run(job, tell)
+        work=emulate or model, link=link, workers=workers, arms=(tuple(techniques),), against=tuple(against or ()),
+        size=size, seconds=seconds, keep=str(keep or ""),
+    )  # fmt: skip
+    measure.check(job)
+    kept = None if no_ledger else Ledger(ledger).checked()
+    with options.stages() as tell:
+        outcome = measure.verify(job, tell)
     (row,) = rows_of(outcome)
-    if kept is not None:
-        kept.add([row])
-    return report.verify(outcome, outcome.arms[0], ledger=str(kept.path) if kept else "", row=row.id if kept else "")
+    return report.verify(outcome, outcome.arms[0], *(() if kept is None else kept.keep(row)))
 
 
 @rig.command("clean")

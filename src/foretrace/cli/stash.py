@@ -39,7 +39,6 @@ def stash(
         scenario = options.scenario(Path(source), rank=rank)
         found = stalls(scenario.graph, workers=workers, inside=inside, between=between, gradient_mb=gradient_mb)
         return report.stash(found, source=source, workers=workers)
-    from foretrace.cli.verify import progress
     from foretrace.experiment.differential import DifferentialRequest, differential
     from foretrace.zoo.registry import job
 
@@ -49,6 +48,6 @@ def stash(
     wanted = DifferentialRequest(
         work=source, workers=workers, size=size, link=between, data=tuple(data or ()), steps=steps
     )
-    with progress() as tell:
+    with options.stages() as tell:
         compared = differential(wanted, tell or (lambda what, share: None))
     return report.stash(compared, source=source, workers=workers)

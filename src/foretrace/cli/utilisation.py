@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from foretrace.cli import options
+from foretrace.cli.options import argument, option
 
 if TYPE_CHECKING:
     from foretrace.cost.model import CostModel
@@ -15,25 +14,18 @@ if TYPE_CHECKING:
 
 
 def utilisation(
-    model: Annotated[
-        str,
-        typer.Argument(metavar="MODEL", help="A zoo model, a script with training(), or a file: ONNX, Chakra, JSON."),
-    ],
+    model: str = argument(..., "MODEL", "A zoo model, a script with training(), or a file: ONNX, Chakra, JSON."),
     device: options.Device = "h100",
     batch: options.Batch = None,
     precision: options.Precision = "",
     inference: options.Inference = False,
     size: options.Size = "full",
-    measured: Annotated[
-        list[Path] | None,
-        typer.Option("--measured", metavar="FILE", help="Times to prefer to predictions: a recording or CSV; several."),
-    ] = None,
+    measured: list[Path] | None = option(None, "FILE", "Times to prefer to predictions: a recording or CSV; several."),
 ) -> Result:
     """Predict how much of a device a model uses.
 
     Example: foretrace utilisation resnet50 --device h100 --batch 32 --precision bf16
     """
-    from foretrace.cost.devices.standard import standard
     from foretrace.hardware.devices import named
     from foretrace.model.usage import model_usage
     from foretrace.report import utilisation as report
@@ -42,13 +34,10 @@ def utilisation(
     target = named(device)
     with options.progress(f"capturing {model}") as tell:
         graph = operators_of(model, size=size, batch=batch, precision=precision, training=not inference, progress=tell)
-    known = [member for path in measured or () for member in _times(path)]
-    used = model_usage(graph, device=target, costs=standard(known))
-    again = f"foretrace estimate {model} --device {device}"
-    unheard = known and not {each.name for each in known} & set(used.step.cost_sources)
-    notes = ["no call of the model is among the measured ones: operator and inputs must be the same."]
-    said = notes if unheard else ()
-    return report.of_model(used, model=model, training=not inference, again=again, remarks=said)
+    used = model_usage(graph, device=target, known=[member for path in measured or () for member in _times(path)])
+    return report.of_model(
+        used, model=model, training=not inference, next=f"foretrace estimate {model} --device {device}"
+    )
 
 
 def _times(path: Path) -> list[CostModel]:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from foretrace.cli import completion, options
+from foretrace.cli.options import argument, option
 
 if TYPE_CHECKING:
     from foretrace.report.views import Result
 
 
 def zoo(
-    name: Annotated[
-        str, typer.Argument(metavar="[NAME]", help="One model, to build and run.", autocompletion=completion.models)
-    ] = "",
+    name: str = argument("", "[NAME]", "One model, to build and run.", complete=completion.models),
     size: options.Size = "tiny",
-    steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Steps to time, after a warm-up.")] = 10,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of weights and data.")] = 0,
+    steps: int = option(10, "N", "Steps to time, after a warm-up.", least=1),
+    seed: int = option(0, "N", "Seed of weights and data.", least=0),
 ) -> Result:
     """List the models to verify on, or train one for some steps.
 

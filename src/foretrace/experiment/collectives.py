@@ -14,7 +14,8 @@ from foretrace.cost.network.collective_table import CollectiveTable
 from foretrace.cost.network.network import CollectiveKind
 from foretrace.cost.operators import store
 from foretrace.cost.operators.machine import fingerprint
-from foretrace.errors import ForetraceError
+from foretrace.deadline import ending
+from foretrace.errors import ForetraceError, MissingExtraError
 from foretrace.experiment.messages import Collectives, Done
 from foretrace.experiment.processes import DeadError, SilentError, together
 
@@ -47,6 +48,7 @@ def calibrate(
 
     Raises ForetraceError where a worker dies, the limit passes, or the backend cannot have so many workers.
     """
+    ending("limit", limit_s, 600)
     _check(workers, backend)
     end = time.monotonic() + limit_s
     with tempfile.TemporaryDirectory(prefix="foretrace-network-") as name:
@@ -92,10 +94,23 @@ def refuse_noise(table: CollectiveTable, most: float = MOST_SPREAD) -> None:
         )
 
 
-def default_path(table: CollectiveTable) -> Path:
-    """Where a table is kept if nobody names a file: beside the calibrations of operators."""
-    workers = max(each.workers for each in table.series)
-    return store.folder().parent / "network" / f"{table.backend}-{workers}.json"
+def keep(table: CollectiveTable, path: Path | None = None) -> Path:
+    """Write a table and return its file: if nobody names one, beside the calibrations of operators."""
+    if path is None:
+        workers = max(each.workers for each in table.series)
+        path = store.folder().parent / "network" / f"{table.backend}-{workers}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+    table.save(path)
+    return path
+
+
+def gpus() -> int:
+    """GPUs of this machine. Raises MissingExtraError without PyTorch."""
+    try:
+        import torch
+    except ImportError:
+        raise MissingExtraError("calibrate needs PyTorch; install it in this environment.") from None
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def _check(workers: int, backend: str) -> None:

@@ -168,9 +168,10 @@ class Ledger:
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or default_path()
 
-    def check(self) -> None:
-        """Raises ForetraceError where rows could not be added: better before minutes of measuring than after."""
+    def checked(self) -> Ledger:
+        """Itself. Raises ForetraceError where rows cannot be added: better before minutes of measuring than after."""
         self.add(())
+        return self
 
     def add(self, rows: Iterable[Row]) -> int:
         """Add rows in one transaction, without those whose id is known; how many were added.
@@ -191,6 +192,11 @@ class Ledger:
             added = base.total_changes - before
             base.execute("COMMIT")
         return added
+
+    def keep(self, row: Row) -> tuple[str, str]:
+        """Add one row; this file and the id of the row."""
+        self.add([row])
+        return str(self.path), row.id
 
     def rows(self, *, model: str = "", technique: str = "") -> tuple[Row, ...]:
         """Rows, oldest first: of one model, and of those that apply one technique, where asked for.
@@ -224,7 +230,7 @@ class Ledger:
         Raises ForetraceError where a row holds what an import would refuse.
         """
         chosen = self.rows() if rows is None else rows
-        write_text(path, "".join(msgspec.json.encode(_sound(row)).decode() + "\n" for row in chosen))
+        write_text(path, export_lines(chosen))
         return len(chosen)
 
     def import_jsonl(self, path: Path) -> int:
@@ -338,6 +344,11 @@ def models_of(rows: Iterable[Row]) -> dict[str, tuple[str, ...]]:
         if len(row.names) == 1 and row.verdict != Verdict.INCONCLUSIVE:
             found.setdefault(row.names[0], set()).add(row.model)
     return {name: tuple(sorted(models)) for name, models in found.items()}
+
+
+def export_lines(rows: Iterable[Row]) -> str:
+    """Rows as JSON lines. Raises ForetraceError where a row holds what an import would refuse."""
+    return "".join(msgspec.json.encode(_sound(row)).decode() + "\n" for row in rows)
 
 
 def import_lines(text: str, source: str) -> tuple[Row, ...]:

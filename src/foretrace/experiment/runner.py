@@ -1,13 +1,16 @@
-"""`run`: one verification in a process of its own."""
+"""`check` and `run`: one verification in a process of its own."""
 
 from __future__ import annotations
 
 from math import inf
 
+from foretrace.deadline import ending
 from foretrace.errors import ForetraceError
 from foretrace.experiment.job import Job, Outcome
 from foretrace.experiment.messages import Verified, Verify
 from foretrace.experiment.processes import DeadError, Tell, WorkerError, alone
+from foretrace.techniques.arguments import parse_all
+from foretrace.zoo.registry import job as find_job
 
 
 class ScriptError(ForetraceError):
@@ -16,6 +19,17 @@ class ScriptError(ForetraceError):
     def __init__(self, sentence: str, trace: str) -> None:
         super().__init__(sentence)
         self.trace = trace
+
+
+def check(job: Job) -> None:
+    """Raises ForetraceError for what can be seen to be wrong before anything is run."""
+    ending("seconds", job.seconds, 20)
+    if job.batches not in ("", "ready", "loader"):
+        raise ForetraceError(f"`batches={job.batches}` does not exist; choose ready or loader.")
+    for technique in parse_all(job.techniques):
+        if not technique.can_apply():
+            raise technique.refuse(technique.not_applied or "it can be predicted but not applied.")
+    find_job(job.model, job.size)
 
 
 def run(job: Job, progress: Tell | None = None) -> Outcome:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
-from foretrace.experiment.ledger import JSON_COLUMNS, Row
+from foretrace.errors import ForetraceError
+from foretrace.experiment.ledger import JSON_COLUMNS, Row, export_lines
 from foretrace.experiment.statistics import Ratio, Verdict, floor
+from foretrace.files import write_text
 
 HEADER = (
     "technique", "model", "step, ms", "predicted", "80 % interval", "measured", "error", "covered", "A/A floor",
@@ -18,7 +21,7 @@ HEADER = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """How well a group of rows was predicted: shares of the treated step, None where nothing was concluded."""
+    """How well the rows of one technique were predicted; errors and coverage over those that were concluded."""
 
     name: str
     rows: int
@@ -53,6 +56,22 @@ def _summary(name: str, rows: Sequence[Row]) -> Summary:
 def floor_of(row: Row) -> float:
     """The smallest change that could be seen when the row was measured."""
     return floor(Ratio(value=row.same, low=row.same_low, high=row.same_high))
+
+
+def checked(path: Path) -> None:
+    """Raise ForetraceError where the name of a file says no format that `write` knows."""
+    if path.suffix not in (".csv", ".jsonl", ".md"):
+        raise ForetraceError(f"`export={path}`: give a name that ends in .csv, .jsonl or .md.")
+
+
+def write(rows: Sequence[Row], path: Path) -> None:
+    """Write rows in the format that the name of the file says."""
+    if path.suffix == ".jsonl":
+        write_text(path, export_lines(rows))
+    elif path.suffix == ".csv":
+        write_text(path, csv(rows))
+    else:
+        write_text(path, f"{markdown(rows)}\n{markdown_summary(rows)}")
 
 
 def markdown(rows: Sequence[Row]) -> str:

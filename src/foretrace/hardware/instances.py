@@ -82,8 +82,11 @@ class Instance:
         )
 
 
-def instances(path: Path | None = None) -> tuple[Instance, ...]:
-    """Types of the package, or of a CSV file with the same columns. Raises ForetraceError with file, line and field."""
+def instances(path: Path | None = None, *, types: str = "") -> tuple[Instance, ...]:
+    """Types of the package, or of a CSV file with the same columns; those whose name begins as one of `types` does.
+
+    Raises ForetraceError with file, line and field, or where no type begins so.
+    """
     if path is None:
         text, where = files("foretrace.hardware").joinpath("instances.csv").read_text(encoding="utf-8"), "instances.csv"
     else:
@@ -92,7 +95,11 @@ def instances(path: Path | None = None) -> tuple[Instance, ...]:
     found = [_instance(row, where, number) for number, row in enumerate(csv.DictReader(text.splitlines()), start=2)]
     if not found:
         raise ForetraceError(f"{where} lists no instance types; it needs a header and a line for each.")
-    return tuple(found)
+    wanted = tuple(each.strip() for each in types.split(",") if each.strip())
+    chosen = tuple(each for each in found if not types or each.name.startswith(wanted))
+    if not chosen:
+        raise ForetraceError(f"`types={types}`: no instance type begins so.")
+    return chosen
 
 
 def _instance(row: dict[str, str | None], where: str, number: int) -> Instance:

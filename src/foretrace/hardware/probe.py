@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
+from foretrace.hardware.processor import operator_threads
+
 _SIDES = (256, 512, 1024)  # of the square matrices: in which caches they are fastest depends on the machine
 _COPY_BYTES = 128 * 2**20  # per array
 _SECONDS = 0.8  # per rate
@@ -46,11 +48,9 @@ def cpu_peaks(threads: int) -> Peaks:
     """Measure this machine with PyTorch and that many threads, in a few seconds."""
     import torch
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
     clock = time.thread_time if threads == 1 else time.perf_counter
-    try:
-        rates = {}
+    rates = {}
+    with operator_threads(threads):
         for field, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
             found = []
             for side in _SIDES:
@@ -61,8 +61,6 @@ def cpu_peaks(threads: int) -> Peaks:
             rates[field] = max(found)
         source, target = (torch.ones(_COPY_BYTES // 4) for _ in range(2))
         rates["bytes_per_s"] = 2.0 * _COPY_BYTES / _best(partial(target.copy_, source), clock, _SECONDS)
-    finally:
-        torch.set_num_threads(before)
     return Peaks(name=f"{threads} of {os.cpu_count()} CPU cores", source="measured", threads=threads, **rates)
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -77,6 +78,19 @@ def instruction_sets(environment: Mapping[str, str] | None = None) -> tuple[str,
     limit = next((settings[name] for name in _LIMITING if settings.get(name)), "").upper()
     allowed = _LIMITS.get(limit, offered)  # oneDNN passes over a value that it does not know
     return tuple(each for each in offered if each in allowed)
+
+
+@contextmanager
+def operator_threads(number: int | None) -> Iterator[None]:
+    """So many threads of PyTorch per operator meanwhile; as many as it takes by itself where none is given."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(number or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def usable_cores() -> float:

@@ -119,19 +119,14 @@ def target(name: str, *, threads: int | None = None) -> Target:
                 f"the catalog has no float32 rate of {found.short}, which normalisation and sums need; choose another."
             )
         return Target(device=found)
-    import torch
-
     from foretrace.cost.operators import store
     from foretrace.cost.operators.machine import fingerprint
+    from foretrace.hardware.processor import operator_threads
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
-    try:
+    with operator_threads(threads):
         machine = fingerprint()
         processor = Processor.of(store.load(machine))
         return Target(device=_processor(machine["cpu"] or "processor"), processor=processor)
-    finally:
-        torch.set_num_threads(before)
 
 
 def _processor(name: str) -> Device:

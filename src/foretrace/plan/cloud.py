@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from math import ceil, sqrt
+from math import ceil, isfinite, sqrt
 from pathlib import Path
 
 from foretrace.errors import ForetraceError, NotApplicableError
@@ -40,6 +40,15 @@ class RentalRequest:
     counts: tuple[int, ...] = (1, 2, 4)  # machines
     gradient_mb: float = 0.0
     steps_s: dict[str, float] = field(default_factory=dict)  # measured step of one device, by its short name
+
+    def checked(self) -> RentalRequest:
+        """Itself. Raises ForetraceError for amounts that are none."""
+        if self.samples < 1 or self.epochs < 1:
+            raise ForetraceError(f"`samples={self.samples}` `epochs={self.epochs}` trains nothing; give both above 0.")
+        for name, value in (("within", self.hours), ("budget", self.dollars), ("gradient_mb", self.gradient_mb)):
+            if not isfinite(value) or value < 0:
+                raise ForetraceError(f"`{name}={value}` is no amount; give a number above 0, or leave it out.")
+        return self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

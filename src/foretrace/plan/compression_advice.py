@@ -19,7 +19,9 @@ from foretrace.cost.network.network import CollectiveKind
 from foretrace.errors import ForetraceError, NotApplicableError
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.hardware.cluster import parse_link
+from foretrace.names import resolve
 from foretrace.simulate.timeline import Timeline, simulate
+from foretrace.techniques.arguments import parse
 from foretrace.techniques.base import Technique, parameter
 from foretrace.techniques.distributed.compressed_exchange import Compressed, compressed, compressible
 from foretrace.techniques.distributed.data_parallel import DataParallel
@@ -69,20 +71,25 @@ class Ideal(Technique):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """What one method is predicted to do to the step."""
+    """What one method is predicted to do to the data-parallel step. Seconds and bytes per step and worker."""
 
-    technique: GradientCompression
-    ratio: float  # bytes of gradients relative to what a worker sends
+    name: str  # as it is written behind --do
+    ratio: float  # bytes of the gradients relative to what a worker sends
     sent_bytes: float
     encode_s: float
     decode_s: float
-    measured: bool  # the hook was timed on the recorded machine
+    measured: bool  # encoding and decoding were timed on the recorded machine; else they are a stated prior
     step_s: float
     interval_s: tuple[float, float]
-    gain_s: float  # off the data-parallel step
+    gain_s: float  # off the uncompressed step; below 0 the method loses
     gain_interval_s: tuple[float, float]
-    verdict: str
-    pays_below_gbit_s: float | None  # None: at no bandwidth that was tried, or the network is no single link
+    verdict: str  # pays, does not, cannot tell
+    pays_below_gbit_s: float | None  # by the central prediction, on slower links than this; null: none, or a file
+
+    @property
+    def short(self) -> str:
+        """Without the name of the technique: "topk share=0.1"."""
+        return self.name.split("method=", 1)[1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +114,34 @@ class CompressionAdvice:
     def paying(self) -> tuple[Method, ...]:
         """Methods that pay, the best one first."""
         return tuple(sorted((m for m in self.methods if m.verdict == PAYS), key=lambda m: m.step_s))
+
+    @property
+    def verdict(self) -> str:
+        """Of the best method."""
+        open_ = any(each.verdict == CANNOT_TELL for each in self.methods)
+        return PAYS if self.paying else CANNOT_TELL if open_ else DOES_NOT
+
+
+def positive(**amounts: float) -> None:
+    """Raise ForetraceError for amounts that are none."""
+    for name, value in amounts.items():
+        if not (isfinite(value) and value > 0):
+            raise ForetraceError(f"`{name}={value}` makes no sense; give a number above 0.")
+
+
+def methods_named(texts: Sequence[str]) -> tuple[GradientCompression, ...]:
+    """Methods as they are written: "powersgd rank=8". Raises ForetraceError."""
+    return tuple(cast(GradientCompression, parse(f"gradient-compression method={each}")) for each in texts)
+
+
+def data_parallel(
+    workers: int, network: str, *, bucket_mb: float | None = None, gradient_mb: float = 0.0, backend: str = ""
+) -> DataParallel:
+    """The training whose messages are compressed. Raises ForetraceError."""
+    backend = resolve(backend, ("gloo", "nccl")) or backend
+    if backend not in ("", "gloo", "nccl"):
+        raise ForetraceError(f"`backend={backend}` does not exist; choose gloo or nccl.")
+    return DataParallel(workers=workers, network=network, bucket_mb=bucket_mb, gradient_mb=gradient_mb, backend=backend)
 
 
 def advise(
@@ -293,7 +328,7 @@ def _judged(asked: _Asked, base: Timeline, method: GradientCompression, level: f
     encode_s, decode_s, measured = method.coding_s(exchanged)
     sent, ratio = method.sent(exchanged)
     return Method(
-        technique=method,
+        name=str(method),
         ratio=ratio,
         sent_bytes=sent,
         encode_s=encode_s,

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import msgspec
+
+from foretrace.cost.operators.grid import timed_classes
 from foretrace.report.blocks import Block, Column, Headline, Line, Next, shown, table
 from foretrace.report.units import seconds as seconds_text
 from foretrace.report.views import Result
 
 if TYPE_CHECKING:
-    from foretrace.cost.operators.grid import Point
-
-import msgspec
+    from foretrace.cost.devices.learned.gpu_products import GpuCalibration
+    from foretrace.experiment.calibrate import KeptTimes
 
 
 class CalibratedMachineView(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,12 +54,20 @@ class CalibrateGpuView(Result, frozen=True, kw_only=True):
     seconds: list[float] | None  # of each; None where they are still to be timed
 
 
-def calibrated(
-    of: str, machine: Mapping[str, Any], stored: Path, seconds: Mapping[str, float], failed: Mapping[str, str]
-) -> CalibrateView:
+def calibrated(of: str, found: KeptTimes) -> CalibrateView:
     """What was timed on a machine."""
-    where = CalibratedMachineView(**machine)
-    return CalibrateView(of=of, machine=where, stored=str(stored), seconds=dict(seconds), failed=dict(failed))
+    where = CalibratedMachineView(**found.machine)
+    return CalibrateView(
+        of=of, machine=where, stored=str(found.stored), seconds=dict(found.seconds), failed=dict(found.failed)
+    )
+
+
+def products(found: GpuCalibration) -> CalibrateGpuView:
+    """The products of a GPU, timed or still to be."""
+    times = None if found.seconds is None else found.seconds.tolist()
+    return CalibrateGpuView(
+        gpu=found.device.short, stored=str(found.stored), products=found.rows.tolist(), seconds=times
+    )
 
 
 @shown.register
@@ -69,23 +78,17 @@ def _(
     machine = view.machine
     threads = f"{machine.threads} thread{'' if machine.threads == 1 else 's'}"
     where = f"{machine.cpu} with {threads}, PyTorch {machine.torch}"
-    timed = sum(not key.startswith("near ") for key in view.seconds)
     if view.of == "run":
         nothing = (
             "Nothing to time: these techniques ask for no operator of this recording, or all they ask for is known."
         )
         yield Headline(f"Timed {len(view.seconds)} operators of {source} on {where}." if view.seconds else nothing)
     else:
-        from foretrace.cost.operators.grid import grid
-
-        yield Headline(said[0] if said else _headline(grid(), view.seconds))
+        yield Headline(said[0] if said else _headline(view.seconds))
         yield ""
-        yield f"{timed} operators timed on {where}"
+        yield f"{sum(not key.startswith('near ') for key in view.seconds)} operators timed on {where}"
         yield ""
-        if said:
-            yield from said[1:]
-        else:
-            yield from _classes(grid(), view.seconds)
+        yield from said[1:] if said else _classes(view.seconds)
     yield from _failed(view.failed)
     if view.seconds:
         yield ""
@@ -107,31 +110,22 @@ def _(view: CalibrateGpuView, top: int, device: str = "") -> Iterator[Block]:
         yield Next(f"foretrace estimate gpt2 --device {view.gpu} --precision bf16")
 
 
-def _headline(points: Sequence[Point], seconds: Mapping[str, float]) -> str:
+def _headline(seconds: Mapping[str, float]) -> str:
     """What bfloat16 does to matrix work here, the first thing to know of a processor."""
-    found = []
+    found, classes = [], timed_classes(seconds)
     for word, families in (("matrix products", ("mm", "addmm", "bmm")), ("convolutions", ("convolution",))):
-        mine = [(p.base.key, p.bfloat16.key) for p in points if p.family in families and p.bfloat16 is not None]
-        ratios = [seconds[after] / seconds[before] for before, after in mine if {before, after} <= seconds.keys()]
-        if ratios:
+        if ratios := [ratio for each in classes if each.family in families for ratio in each.bfloat16]:
             found.append(f"{median(ratios):.2f}× the time of float32 in {word}")
     return f"bfloat16 takes {' and '.join(found)} here." if found else "No operator could be timed."
 
 
-def _classes(points: Sequence[Point], seconds: Mapping[str, float]) -> Iterator[Block]:
+def _classes(seconds: Mapping[str, float]) -> Iterator[Block]:
     """Per class: time in float32, ratios of its twins, share that does not grow with the batch."""
-    families: dict[str, list[Point]] = {}
-    for point in points:
-        if point.base.key in seconds:
-            families.setdefault(point.family, []).append(point)
     rows = []
-    for family, members in families.items():
-        times = sorted(seconds[each.base.key] for each in members)
-        half = _ratios([(each.base, each.bfloat16) for each in members], seconds)
-        last = _ratios([(each.base, each.channels_last) for each in members], seconds)
-        twice = [seconds[each.batch.key] / seconds[each.base.key] for each in members if each.batch.key in seconds]
-        fixed = f"{100 * median(min(max(2.0 - each, 0.0), 1.0) for each in twice):.0f} %" if twice else ""
-        rows.append((family, f"{seconds_text(times[0])} – {seconds_text(times[-1])}", half, last, fixed))
+    for each in timed_classes(seconds):
+        fixed = "" if each.fixed is None else f"{100 * each.fixed:.0f} %"
+        span = f"{seconds_text(each.float32_s[0])} – {seconds_text(each.float32_s[-1])}"
+        rows.append((each.family, span, _ratios(each.bfloat16), _ratios(each.channels_last), fixed))
     titles = ("float32", "bfloat16", "channels_last", "fixed")
     yield table(["class", *(Column(title, right=True) for title in titles)], rows)
     yield ""
@@ -139,8 +133,7 @@ def _classes(points: Sequence[Point], seconds: Mapping[str, float]) -> Iterator[
     yield "fixed: share of the time that stays when the batch grows (median over the sizes)"
 
 
-def _ratios(pairs: list[tuple[Any, Any]], seconds: Mapping[str, float]) -> str:
-    found = sorted(seconds[b.key] / seconds[a.key] for a, b in pairs if b is not None and b.key in seconds)
+def _ratios(found: Sequence[float]) -> str:
     return f"{found[0]:.2f} – {found[-1]:.2f}×" if found else "–"
 
 

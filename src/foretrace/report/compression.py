@@ -3,35 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import msgspec
 
+from foretrace.plan.compression_advice import CANNOT_TELL, CompressionAdvice, Method
 from foretrace.report.blocks import Block, Column, Headline, shown, table
 from foretrace.report.blocks import notes as remarks
 from foretrace.report.units import MINUS, column, digits, seconds, share, speed
 from foretrace.report.views import Result, taken
-
-if TYPE_CHECKING:
-    from foretrace.plan.compression_advice import CompressionAdvice, Method
-
-
-class CompressionMethodView(msgspec.Struct, frozen=True, kw_only=True):
-    """What one method is predicted to do to the data-parallel step. Seconds and bytes per step and worker."""
-
-    name: str  # as it is written behind --do
-    ratio: float  # bytes of the gradients relative to what a worker sends
-    sent_bytes: float
-    encode_s: float
-    decode_s: float
-    measured: bool  # encoding and decoding were timed on the recorded machine; else they are a stated prior
-    step_s: float
-    interval_s: tuple[float, float]
-    gain_s: float  # off the uncompressed step; below 0 the method loses
-    gain_interval_s: tuple[float, float]
-    verdict: str  # pays, does not, cannot tell
-    pays_below_gbit_s: float | None  # by the central prediction, on slower links than this; null: none, or a file
 
 
 class CompressionAdviseView(Result, frozen=True, kw_only=True):
@@ -49,72 +29,53 @@ class CompressionAdviseView(Result, frozen=True, kw_only=True):
     alone_s: float  # step of one worker
     step_s: float  # with uncompressed messages
     interval_s: tuple[float, float]
-    interval_level: float
+    level: float = msgspec.field(name="interval_level")
     free_s: float  # step if messages took no time
     tolerance: float
-    required_ratio: float | None  # smallest ratio for a step within `tolerance` of free_s, at no cost; null: none
+    # Smallest ratio for a step within `tolerance` of free_s, at no cost; null: none.
+    required: float | None = msgspec.field(name="required_ratio")
     required_interval: tuple[float | None, float | None]  # with transfers at the fast and slow end of their range
-    methods: tuple[CompressionMethodView, ...]
+    methods: tuple[Method, ...]
     notes: tuple[str, ...]
     next: str
 
 
-def advise(advice: CompressionAdvice, *, source: str, notes: Sequence[str] = ()) -> CompressionAdviseView:
+def advise(advice: CompressionAdvice, *, source: str, note: str = "") -> CompressionAdviseView:
     """The view of an advice."""
-    from foretrace.plan.compression_advice import CANNOT_TELL, DOES_NOT, PAYS
-
-    paying = advice.paying
-    open_ = any(each.verdict == CANNOT_TELL for each in advice.methods)
-    best = paying[0] if paying else None
-    do = [str(advice.parallel), *([str(best.technique)] if best else [])]
+    best = advice.paying[0].name if advice.paying else None
+    do = [str(advice.parallel), *([best] if best else [])]
     return taken(
         CompressionAdviseView,
         advice,
+        advice.parallel,
         headline=headline(advice),
         source=source,
-        verdict=PAYS if best else CANNOT_TELL if open_ else DOES_NOT,
-        best=str(best.technique) if best else None,
-        workers=advice.parallel.workers,
-        network=advice.parallel.network,
-        interval_level=advice.level,
-        required_ratio=advice.required,
-        methods=tuple(_method(each) for each in advice.methods),
-        notes=(*_notes(advice), *notes),
+        best=best,
+        notes=tuple(filter(None, (*_notes(advice), note))),
         next=shlex.join(["foretrace", "whatif", source, *(word for each in do for word in ("--do", each))]),
     )
 
 
-def _method(method: Method) -> CompressionMethodView:
-    return taken(CompressionMethodView, method, name=str(method.technique))
-
-
 def headline(advice: CompressionAdvice) -> str:
     """As in "Compression pays: powersgd takes 41 ms (35 – 47) off a step of 120 ms …; 2.3× is needed, …"."""
-    from foretrace.plan.compression_advice import CANNOT_TELL
-
     where = f"{advice.parallel.workers} workers on {advice.parallel.network}"
-    needed = _needed(advice)
+    needed, step = _needed(advice), seconds(advice.step_s)
     if advice.paying:
         best = advice.paying[0]
-        low, high = best.gain_interval_s
         return (
-            f"Compression pays for {where}: {_short(best)} takes {seconds(best.gain_s)} ({_signed(low)} – "
-            f"{_signed(high)}) off a step of {seconds(advice.step_s)}, {speed(advice.step_s, best.step_s)}; {needed}."
+            f"Compression pays for {where}: {best.short} takes {seconds(best.gain_s)} ({_span(*best.gain_interval_s)}) "
+            f"off a step of {step}, {speed(advice.step_s, best.step_s)}; {needed}."
         )
     nearest = max(advice.methods, key=lambda each: each.gain_s)
     low, high = nearest.gain_interval_s
     if nearest.gain_s > 0:
-        most = (
-            f"{_short(nearest)} comes nearest, {seconds(nearest.gain_s)} ({_signed(low)} – {_signed(high)}) off a step"
-        )
+        most = f"{nearest.short} comes nearest, {seconds(nearest.gain_s)} ({_span(low, high)}) off a step"
     else:
-        most = (
-            f"every method is predicted to lose, {_short(nearest)} least, {seconds(-nearest.gain_s)} "
-            f"({_signed(-high)} – {_signed(-low)}) on top of a step"
-        )
-    if any(each.verdict == CANNOT_TELL for each in advice.methods):
-        return f"Whether compression pays for {where} cannot be told: {most} of {seconds(advice.step_s)}; {needed}."
-    return f"Compression does not pay for {where}: {most} of {seconds(advice.step_s)}; {needed}."
+        lost = f"{seconds(-nearest.gain_s)} ({_span(-high, -low)}) on top of a step"
+        most = f"every method is predicted to lose, {nearest.short} least, {lost}"
+    if advice.verdict == CANNOT_TELL:
+        return f"Whether compression pays for {where} cannot be told: {most} of {step}; {needed}."
+    return f"Compression does not pay for {where}: {most} of {step}; {needed}."
 
 
 def _needed(advice: CompressionAdvice) -> str:
@@ -135,14 +96,13 @@ def _signed(value_s: float) -> str:
     return f"{MINUS}{seconds(-value_s)}" if value_s < 0 else seconds(value_s)
 
 
-def _short(method: Method) -> str:
-    """Without the name of the technique: "topk share=0.1"."""
-    return str(method.technique).split("method=", 1)[1]
+def _span(low_s: float, high_s: float) -> str:
+    return f"{_signed(low_s)} – {_signed(high_s)}"
 
 
 def _notes(advice: CompressionAdvice) -> list[str]:
     found = [f"left out {each}" for each in advice.left_out]
-    guessed = [_short(each) for each in advice.methods if not each.measured]
+    guessed = [each.short for each in advice.methods if not each.measured]
     if guessed:
         found.append(
             f"encoding and decoding of {', '.join(guessed)} were not timed on the recorded machine but are stated "
@@ -165,7 +125,7 @@ def _(view: CompressionAdviseView, top: int) -> Iterator[Block]:
     yield ""
     yield (
         f"one worker {seconds(view.alone_s)} per step; {view.workers} workers {seconds(view.step_s)} "
-        f"({seconds(low)} – {seconds(high)}, {share(view.interval_level)} interval); with free messages "
+        f"({seconds(low)} – {seconds(high)}, {share(view.level)} interval); with free messages "
         f"{seconds(view.free_s)}; gradients {digits(view.gradient_bytes / 1e6)} MB"
     )
     yield ""
@@ -177,8 +137,8 @@ def _(view: CompressionAdviseView, top: int) -> Iterator[Block]:
         ],
         [
             (
-                each.name.split("method=", 1)[1], f"{digits(each.ratio)}×", coding + (" " if each.measured else "*"),
-                each.step_s, _signed(each.gain_s), " – ".join(map(_signed, each.gain_interval_s)), each.verdict,
+                each.short, f"{digits(each.ratio)}×", coding + (" " if each.measured else "*"),
+                each.step_s, _signed(each.gain_s), _span(*each.gain_interval_s), each.verdict,
                 None if each.pays_below_gbit_s is None else f"{digits(each.pays_below_gbit_s)} Gbit/s",
             )
             for each, coding in zip(view.methods, codings, strict=True)

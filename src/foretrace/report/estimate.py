@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 
-from foretrace.cost.calls import Family, Precision
-from foretrace.cost.devices.defaults import as_run
-from foretrace.cost.devices.roofline import MATRIX
+from foretrace.model.recipe import Choice, FamilyWork, families, precisions, recipe
+from foretrace.model.target import HERE
 from foretrace.report.blocks import About, Block, Column, Headline, notes, shown, table
 from foretrace.report.units import between, count, digits, in_unit, seconds, share, unit_for
-from foretrace.report.views import Result
+from foretrace.report.views import Result, taken
 
 if TYPE_CHECKING:
     from foretrace.model.estimate import Estimate
@@ -35,24 +34,6 @@ class SourceView(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
-class FamilyView(msgspec.Struct, frozen=True, kw_only=True):
-    """Operators of one family together."""
-
-    family: str
-    calls: int
-    flops: float
-    bytes: float
-    time_s: float  # sum of their kernels
-
-
-class ChoiceView(msgspec.Struct, frozen=True, kw_only=True):
-    """One choice of the recipe, and whether nobody made it."""
-
-    name: str  # "precision", "optimizer", "recomputation", "micro-batches", "tensor", "pipeline", "data", "ZeRO", ...
-    value: str
-    default: bool
-
-
 class EstimateView(Result, frozen=True, kw_only=True):
     """`foretrace estimate`: a step of a model on a device, from the model alone."""
 
@@ -60,7 +41,7 @@ class EstimateView(Result, frozen=True, kw_only=True):
     headline: str
     model: str
     device: str
-    recipe: tuple[ChoiceView, ...]
+    recipe: tuple[Choice, ...]
     devices: int  # of the whole job
     batch: int  # samples per step and data-parallel worker; 0 if unknown
     precision: str
@@ -74,7 +55,7 @@ class EstimateView(Result, frozen=True, kw_only=True):
     mfu: float  # model FLOPs over peak, per device
     model_flops: float  # that count for it, per step and device
     exchange_s: float  # sum of the messages to other devices
-    exposed_exchange_s: float  # of it, what a network that takes no time would save
+    exposed_s: float = msgspec.field(name="exposed_exchange_s")  # of it, what a network that takes no time would save
     device_busy_s: float  # sum of the kernels
     host_busy_s: float
     launch_bound: bool
@@ -83,114 +64,72 @@ class EstimateView(Result, frozen=True, kw_only=True):
     memory_bytes: dict[str, int]  # at the peak, by category
     reserved_memory_bytes: int  # what the caching allocator holds at most; 0 on a processor
     device_memory_bytes: int
-    fits: str  # "fits", "tight" or "does not fit"
+    verdict: str = msgspec.field(name="fits")  # "fits", "tight" or "does not fit"
     needed_memory_bytes: tuple[int, int]  # with what is assumed of the process, least and most
-    memory_assumptions: tuple[str, ...]
+    assumptions: tuple[str, ...] = msgspec.field(name="memory_assumptions")
     parameters: int
     flops: float  # per step
     operators: int
     repeated_blocks: int
     cost_sources: dict[str, float]  # share of kernel time by model
     sources: tuple[SourceView, ...]
-    families: tuple[FamilyView, ...]
+    families: tuple[FamilyWork, ...]
     techniques: tuple[str, ...]  # that were applied to the step
     warnings: tuple[str, ...]
     next: str
 
 
-def estimate(found: Estimate, *, model: str, again: str, chosen: frozenset[str] = frozenset()) -> EstimateView:
-    """The view of an estimate. `again` is the command to continue with, `chosen` names the choices of the
-    recipe that the user made.
-    """
-    step, graph, memory = found.step, found.operators, found.memory
+def estimate(
+    found: Estimate, *, model: str, asked: Mapping[str, object] | None = None, out: Path | None = None
+) -> EstimateView:
+    """The view of an estimate; `asked` are the options that the user gave, `out` is the task graph's file, if any."""
+    step, graph, memory, fit = found.step, found.operators, found.memory, found.fit
+    asked = {name.replace("_", "-"): given for name, given in (asked or {}).items()}
     workers, tokens = found.sharding.workers, found.tokens_per_sample
     devices = workers * found.sharding.tensor
     samples_per_s = graph.batch * workers / step.step_time_s
-    return EstimateView(
+    return taken(
+        EstimateView,
+        found,
+        step,
+        graph,
+        fit,
         headline=headline(found),
         model=model,
         device=found.device.name,
-        recipe=tuple(_recipe(found, chosen)),
+        recipe=tuple(recipe(found, frozenset(asked))),
         devices=devices,
-        batch=graph.batch,
-        precision=_precision(found),
-        training=found.training,
-        step_time_s=step.step_time_s,
-        interval_s=step.interval_s,
+        precision=precisions(found),
         interval_level=LEVEL,
         samples_per_s=samples_per_s,
         tokens_per_s=samples_per_s * tokens,
         tokens_per_s_per_device=samples_per_s * tokens / devices,
-        mfu=found.mfu,
-        model_flops=found.model_flops,
-        exchange_s=step.exchange_s,
-        exposed_exchange_s=step.exposed_s,
-        device_busy_s=step.device_busy_s,
-        host_busy_s=step.host_busy_s,
-        launch_bound=step.launch_bound,
-        utilisation=step.utilisation,
         peak_memory_bytes=memory.peak_bytes,
         memory_bytes={name: nbytes for name, nbytes in memory.by_category.items() if nbytes},
         reserved_memory_bytes=memory.reserved_bytes,
         device_memory_bytes=round(found.room_bytes),
-        fits=found.fit.verdict,
-        needed_memory_bytes=(round(found.fit.needed_bytes[0]), round(found.fit.needed_bytes[1])),
-        memory_assumptions=found.fit.assumptions,
-        parameters=graph.parameters,
-        flops=graph.flops,
+        needed_memory_bytes=(round(fit.needed_bytes[0]), round(fit.needed_bytes[1])),
         operators=len(graph),
         repeated_blocks=sum(block.times for block in graph.blocks),
         cost_sources=dict(step.cost_sources),
         sources=tuple(
             SourceView(model=name, share=part, why=step.whys[name]) for name, part in step.cost_sources.items()
         ),
-        families=_families(found),
-        techniques=found.techniques,
+        families=families(found),
         warnings=(*step.warnings, *found.warnings),
-        next=again,
+        next=shlex.join(_further(model, asked, out, launches=found.device.short != HERE)),
     )
 
 
-def _precision(found: Estimate) -> str:
-    """Those that products run in, the most work first: "bf16, fp32"."""
-    calls = as_run(found.operators.calls, found.device)
-    work: dict[str, float] = {}
-    for each in np.unique(calls.precision).tolist():
-        mine = (calls.precision == each) & np.isin(calls.family, MATRIX)
-        if calls.flops[mine].sum():
-            work[Precision(each).name.lower()] = float(calls.flops[mine].sum())
-    return ", ".join(sorted(work, key=lambda name: -work[name])) or "no products"
-
-
-def _recipe(found: Estimate, chosen: frozenset[str]) -> Iterator[ChoiceView]:
-    """What the step was taken to be. A training by its own code is no default: its code chose."""
-    graph, sharding = found.operators, found.sharding
-
-    def choice(name: str, value: str, *given: str) -> ChoiceView:
-        return ChoiceView(name=name, value=value, default=not chosen & set(given))
-
-    weights = graph.recipe.get("weights", "")
-    kept = "float32 beside 16-bit copies" if sharding.master else weights
-    yield choice("precision", _precision(found) + (f", weights in {kept}" if kept else ""), "precision", "do")
-    if "layout" in graph.recipe:
-        yield choice("layout", graph.recipe["layout"], "do")
-    for name in ("attention", "loss", "dropout"):
-        if name in graph.recipe:
-            yield choice(name, graph.recipe[name], name)
-    if found.training:
-        if "optimizer" in graph.recipe:
-            yield choice("optimizer", graph.recipe["optimizer"], "optimizer", "do")
-        every = {0: "none", 1: "every block"}.get(found.recompute, f"every {found.recompute} blocks, one")
-        far = ", to its end" if found.reentrant else ", as far as read" if found.recompute else ""
-        yield choice("recomputation", every + far, "recompute", "recompute-every", "do")
-        yield choice("micro-batches", str(found.accumulate), "accumulate", "do")
-    yield choice("tensor", str(sharding.tensor), "tensor")
-    yield ChoiceView(name="pipeline", value="1", default=True)
-    yield choice("data", str(sharding.workers), "workers")
-    if found.training:
-        yield choice("ZeRO", str(sharding.stage), "zero")
-    if found.networks:
-        yield choice("network", " and ".join(dict.fromkeys(found.networks)), "network")
+def _further(model: str, asked: Mapping[str, object], out: Path | None, *, launches: bool) -> list[str]:
+    """What to ask next: this very step as a task graph, or a change of that graph."""
+    if out is not None:
+        return ["foretrace", *(["whatif", str(out), "--do", "cuda-graphs"] if launches else ["blame", str(out)])]
+    words = ["foretrace", "estimate", model]
+    for name, given in asked.items():
+        for each in given if isinstance(given, list) else [given]:
+            words += [f"--{name}"] if each is True else [f"--{name}", str(each)]
+    return [*words, "--out", "step.graph"]
 
 
 def headline(found: Estimate) -> str:
@@ -206,24 +145,6 @@ def headline(found: Estimate) -> str:
         f"{what} of {found.operators.name} takes {in_unit(step.step_time_s, unit)} {unit.name} "
         f"({between(low, high, unit)}) on {found.device.short}; {room}{bound}."
     )
-
-
-def _families(found: Estimate) -> tuple[FamilyView, ...]:
-    calls, time = found.operators.calls, found.step.lowered.costs.seconds
-    rows = []
-    for family in Family:
-        mine = calls.family == family
-        if family != Family.NONE and mine.any():
-            rows.append(
-                FamilyView(
-                    family=family.name.lower(),
-                    calls=int(mine.sum()),
-                    flops=float(calls.flops[mine].sum()),
-                    bytes=float(calls.nbytes[mine].sum()),
-                    time_s=float(np.nansum(time[mine])),
-                )
-            )
-    return tuple(sorted(rows, key=lambda row: -row.time_s))
 
 
 def nbytes(value: float) -> str:
@@ -261,7 +182,7 @@ def _(view: EstimateView, top: int) -> Iterator[Block]:
         )
         yield f"{_many(view.samples_per_s)} samples/s{words}{apiece}{mfu if view.mfu else ''}"
     if view.exchange_s:
-        yield f"messages {seconds(view.exchange_s)}, of which {seconds(view.exposed_exchange_s)} is waited for"
+        yield f"messages {seconds(view.exchange_s)}, of which {seconds(view.exposed_s)} is waited for"
     blocks = f", {count(view.repeated_blocks)} of them repeated blocks" if view.repeated_blocks else ""
     yield (
         f"{count(view.operators)} operators{blocks}, {_many(view.parameters)} parameters, {_many(view.flops)}FLOP: "
@@ -293,16 +214,11 @@ def _(view: EstimateView, top: int) -> Iterator[Block]:
     )
     low, high = view.needed_memory_bytes
     room = nbytes(view.device_memory_bytes)
-    yield f"with what the process needs beside them {nbytes(low)} to {nbytes(high)} of {room}: {view.fits}"
-    yield from notes(view.memory_assumptions, "assumed")
+    yield f"with what the process needs beside them {nbytes(low)} to {nbytes(high)} of {room}: {view.verdict}"
+    yield from notes(view.assumptions, "assumed")
     yield ""
     for source in view.sources:
         yield f"{share(source.share)} of the kernel time by {source.model}: {source.why}"
     for technique in view.techniques:
         yield f"with {technique}"
     yield from notes(view.warnings, "note")
-
-
-def again(words: list[str]) -> str:
-    """A command, quoted for a shell."""
-    return " ".join(shlex.quote(word) for word in words)

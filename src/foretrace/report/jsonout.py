@@ -6,6 +6,8 @@ importing us; a test holds the files equal to the structs.
 
 from __future__ import annotations
 
+import json
+import re
 from functools import cache
 from importlib import import_module
 from importlib.resources import files
@@ -25,6 +27,20 @@ from foretrace.report.views import SCHEMA_VERSION, Result
 MEASURED: dict[str, tuple[str, ...]] = {
     "optimise": ("search.seconds",),
     "rewrite": ("search_s",),
+}
+
+
+# What the schemas call structs of other rooms.
+CALLED = {
+    "CheckedSize": "SizeView",
+    "Choice": "ChoiceView",
+    "FamilyWork": "FamilyView",
+    "Method": "CompressionMethodView",
+    "OperatorBlock": "OperatorBlockView",
+    "OperatorGroup": "OperatorGroupView",
+    "RankClass": "ClassView",
+    "RuleUse": "RuleUseView",
+    "Summary": "LedgerSummaryView",
 }
 
 
@@ -61,9 +77,10 @@ def schema(command: str) -> dict[str, Any]:
 
 def generate_schema(command: str) -> dict[str, Any]:
     """The schema made again from the struct; every answer carries every field, so all are required."""
-    components: dict[str, Any]
-    (reference,), components = msgspec.json.schema_components([answers()[command]], ref_template="#/$defs/{name}")
+    (reference,), made = msgspec.json.schema_components([answers()[command]], ref_template="#/$defs/{name}")
     name = reference["$ref"].rsplit("/", 1)[-1]
+    called = re.sub(r'(?<=[/"])\w+(?=")', lambda found: CALLED.get(found[0], found[0]), json.dumps(made))
+    components: dict[str, Any] = json.loads(called)
     for part in components.values():
         part["required"] = list(part["properties"])
         if "description" in part:  # from Python 3.13 on, docstrings come without their indentation

@@ -4,49 +4,23 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from math import log
 from pathlib import Path
 from statistics import median
 
 import msgspec
 
+from foretrace.cost.network.check import CheckedSize, NetworkCheck, Regime, Suspicion
 from foretrace.cost.network.collective_table import CollectiveSeries, CollectiveTable
-from foretrace.cost.network.link_network import LinkNetwork, ring_shape
-from foretrace.cost.network.nccl import NcclNetwork
-from foretrace.cost.network.network import Cost, Network, bus_share
+from foretrace.cost.network.network import Network, bus_share
 from foretrace.cost.network.tables import of_table
-from foretrace.hardware.cluster import Cluster
-from foretrace.hardware.devices import Device, named
+from foretrace.hardware.devices import Device
 from foretrace.report.blocks import Block, Column, Headline, Line, Next, notes, shown, table
 from foretrace.report.units import digits, seconds, share
 from foretrace.report.views import Result, taken
 
-_ALMOST_FLAT = 1.5  # times the expected time of the smallest size: up to there latency decides
-_NEAR_PEAK = 0.8  # of the largest expected bus bandwidth: from there on the link decides
-_DIP = 0.9  # of the bus bandwidth at a smaller size: a change of protocol or algorithm
-_ALIKE = 0.12  # two rates are the same within this
 SHOWN_SIZES = 24
-_WORDS = {
-    "as expected": "as expected",
-    "slower": "slower than expected",
-    "faster": "faster than expected",
-}
-
-
-class SizeView(msgspec.Struct, frozen=True, kw_only=True):
-    """One size. Bus bandwidths are GB/s (10^9 bytes)."""
-
-    bytes: float
-    regime: str  # latency, ramp, link
-    measured_s: float
-    expected_s: float
-    expected_low_s: float
-    expected_high_s: float
-    measured_gb_s: float
-    expected_gb_s: float
-    verdict: str  # as expected, slower, faster
-    protocol_switch: bool  # bus bandwidth falls here though the size grows
+_WORDS = {"as expected": "as expected", "slower": "slower than expected", "faster": "faster than expected"}
 
 
 class RegimeView(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +46,7 @@ class NetworkCheckView(Result, frozen=True, kw_only=True):
     on: str
     regimes: tuple[RegimeView, ...]
     suspicions: tuple[str, ...]
-    sizes: tuple[SizeView, ...]
+    sizes: tuple[CheckedSize, ...]
     notes: tuple[str, ...]
     next: str
 
@@ -144,190 +118,77 @@ class DevicesView(Result, frozen=True, kw_only=True):
 
 # --- network check --------------------------------------------------------------------------------------------------
 
+_SUSPICIONS = {
+    "pcie": "{measured} GB/s is within what PCIe carries ({pcie} GB/s), far below NVLink: peer access over NVLink is "
+    "off, or the devices taken have no NVLink between them",
+    "cards": "{reached} of the expected rate is as if {used} of {of} network cards were used",
+    "other network": "the machines talk over another network than declared: the management card, or sockets, not RDMA",
+    "oversubscription": "a switch that carries {reached} of what the cards send looks like this: oversubscription",
+    "rings": "{reached} of the expected rate is as if {used} of {of} rings were used",
+    "half": "half of the expected rate: one direction only, half of the links, or two jobs at a time",
+    "faster": "large transfers are faster than declared: in-switch reduction (NVLS, SHARP), more cards or rings than "
+    "stated, or a rate given too low",
+    "late": "small transfers start late: {where}processes that share cores, power saving, debug output, or a first "
+    "repetition that was counted",
+}
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Machine:
-    """What is known of the machine beside the times it should give."""
 
-    device: Device | None
-    cluster: Cluster | None
-    nics: int
-    inside_nvlink: bool
-
-
-def check(series: CollectiveSeries, expected: Network, *, on: str, source: str) -> NetworkCheckView:
+def check(series: CollectiveSeries, expected: Network, *, on: str) -> NetworkCheckView:
     """Measured times of one collective held against a network, size by size, regime by regime."""
-    found = _sizes(series, expected)
-    regimes = tuple(_regimes(found, series))
-    suspicions = tuple(_suspicions(found, regimes, series, _facts(expected)))
-    slower = [each for each in regimes if each.verdict == "slower"]
-    return NetworkCheckView(
-        headline=_headline(found, regimes, suspicions),
-        ok=not slower,
+    found = NetworkCheck(series=series, expected=expected)
+    suspicions = tuple(_suspicion(each, found) for each in found.suspicions)
+    return taken(
+        NetworkCheckView,
+        found,
+        series,
+        headline=_headline(found, suspicions),
+        ok=not found.slower,
         kind=str(series.kind),
-        workers=series.workers,
-        per_node=series.per_node,
         on=on,
-        regimes=regimes,
+        regimes=tuple(taken(RegimeView, each, why=_why(each, found)) for each in found.regimes),
         suspicions=suspicions,
-        sizes=found,
-        notes=(expected.cost(series.kind, series.nbytes[-1], workers=series.workers).why,),
-        next="foretrace calibrate network" if slower else "foretrace techniques data-parallel",
+        notes=(found.why,),
+        next="foretrace calibrate network" if found.slower else "foretrace techniques data-parallel",
     )
 
 
-def _sizes(series: CollectiveSeries, expected: Network) -> tuple[SizeView, ...]:
-    costs = [expected.cost(series.kind, size, workers=series.workers) for size in series.nbytes]
-    factor = bus_share(series.kind, series.workers) / 1e9
-    rates = [factor * size / cost.seconds for size, cost in zip(series.nbytes, costs, strict=True)]
-    flat, peak = _ALMOST_FLAT * costs[0].seconds, _NEAR_PEAK * max(rates)
-    found, best = [], 0.0
-    for at, (size, cost) in enumerate(zip(series.nbytes, costs, strict=True)):
-        time_s = series.seconds[at]
-        rate = factor * size / time_s
-        # With rates near the peak everywhere (large sizes only), all of them are bound by the link.
-        regime = "link" if rates[at] >= peak else "latency" if cost.seconds <= flat else "ramp"
-        found.append(
-            SizeView(
-                bytes=size,
-                regime=regime,
-                measured_s=time_s,
-                expected_s=cost.seconds,
-                expected_low_s=cost.low_s,
-                expected_high_s=cost.high_s,
-                measured_gb_s=rate,
-                expected_gb_s=rates[at],
-                verdict=_verdict(time_s, cost),
-                protocol_switch=rate < _DIP * best,
-            )
-        )
-        best = max(best, rate)
-    return tuple(found)
-
-
-def _verdict(time_s: float, cost: Cost) -> str:
-    return "slower" if time_s > cost.high_s else "faster" if time_s < cost.low_s else "as expected"
-
-
-def _regimes(sizes: Sequence[SizeView], series: CollectiveSeries) -> Iterator[RegimeView]:
-    for regime in ("latency", "ramp", "link"):
-        mine = [each for each in sizes if each.regime == regime]
-        if not mine:
-            continue
-        verdicts = [each.verdict for each in mine]
-        verdict = max(("as expected", "slower", "faster"), key=verdicts.count)
-        ratio = median(each.measured_s / each.expected_s for each in mine)
-        yield RegimeView(
-            regime=regime,
-            from_bytes=mine[0].bytes,
-            to_bytes=mine[-1].bytes,
-            ratio=ratio,
-            verdict=verdict,
-            why=_why(regime, verdict, mine, series),
-        )
-
-
-def _why(regime: str, verdict: str, mine: Sequence[SizeView], series: CollectiveSeries) -> str:
-    if regime == "latency":
-        steps = max(ring_shape(series.kind, series.workers)[0], 1)
-        more_s = median(each.measured_s - each.expected_s for each in mine)
-        if verdict == "as expected":
-            return f"{seconds(median(each.measured_s for each in mine))} whatever the size: latency decides"
-        word = "longer" if more_s > 0 else "less"
-        return f"{seconds(abs(more_s))} {word} than expected, {seconds(abs(more_s) / steps)} for each of {steps} steps"
-    best = max(mine, key=lambda each: each.measured_gb_s)
+def _why(regime: Regime, found: NetworkCheck) -> str:
+    if regime.regime == "latency":
+        more_s = median(each.measured_s - each.expected_s for each in regime.sizes)
+        if regime.verdict == "as expected":
+            return f"{seconds(median(each.measured_s for each in regime.sizes))} whatever the size: latency decides"
+        word, each_s = "longer" if more_s > 0 else "less", abs(more_s) / found.steps
+        return f"{seconds(abs(more_s))} {word} than expected, {seconds(each_s)} for each of {found.steps} steps"
+    best = regime.best
     text = f"up to {digits(best.measured_gb_s)} GB/s, {digits(best.expected_gb_s)} expected there"
-    if dips := [each for each in mine if each.protocol_switch]:
+    if dips := [each for each in regime.sizes if each.protocol_switch]:
         text += f"; from {size_text(dips[0].bytes)} on less than at smaller sizes: another protocol or algorithm"
     return text
 
 
-def _facts(expected: Network) -> _Machine:
-    cluster = expected.cluster if isinstance(expected, LinkNetwork) else None
-    name = cluster.device if cluster is not None else ""
-    nvlink = cluster is not None and "NVLink" in cluster.inside.name
-    if isinstance(expected, NcclNetwork):
-        name, nvlink = expected.name.removeprefix("nccl:"), expected.comm.link == "nvlink"
-    return _Machine(
-        device=named(name) if name else None,
-        cluster=cluster,
-        nics=cluster.nics if cluster is not None else expected.nics if isinstance(expected, NcclNetwork) else 1,
-        inside_nvlink=nvlink,
-    )
+def _suspicion(each: Suspicion, found: NetworkCheck) -> str:
+    return _SUSPICIONS[each.cause].format(
+        used=each.used, of=each.of, measured=digits(found.best.measured_gb_s),
+        reached=share(found.best.measured_gb_s / found.best.expected_gb_s),
+        pcie=digits(found.device.pcie_gb_s) if found.device is not None else "",
+        where="sockets instead of RDMA between machines, or " if found.series.nodes > 1 else "",
+    )  # fmt: skip
 
 
-def _suspicions(
-    sizes: Sequence[SizeView], regimes: Sequence[RegimeView], series: CollectiveSeries, facts: _Machine
-) -> Iterator[str]:
-    """What the shape of a miss looks like; nothing where the link is as expected."""
-    by_name = {each.regime: each for each in regimes}
-    link, latency = by_name.get("link"), by_name.get("latency")
-    if link is not None and link.verdict == "slower":
-        best = max((each for each in sizes if each.regime == "link"), key=lambda each: each.measured_gb_s)
-        yield from _slow_link(best.measured_gb_s, best.expected_gb_s, series, facts)
-    if link is not None and link.verdict == "faster":
-        yield (
-            "large transfers are faster than declared: in-switch reduction (NVLS, SHARP), more cards or rings than "
-            "stated, or a rate given too low"
-        )
-    if latency is not None and latency.verdict == "slower":
-        where = "sockets instead of RDMA between machines, or " if series.nodes > 1 else ""
-        yield (
-            f"small transfers start late: {where}processes that share cores, power saving, debug output, or a first "
-            "repetition that was counted"
-        )
-
-
-def _slow_link(measured: float, expected: float, series: CollectiveSeries, facts: _Machine) -> Iterator[str]:
-    reached = measured / expected
-    explained = False
-    device = facts.device
-    if series.nodes == 1 and facts.inside_nvlink and device is not None and measured <= device.pcie_gb_s < expected / 2:
-        explained = True
-        yield (
-            f"{digits(measured)} GB/s is within what PCIe carries ({digits(device.pcie_gb_s)} GB/s), far below NVLink: "
-            "peer access over NVLink is off, or the devices taken have no NVLink between them"
-        )
-    if series.nodes > 1:
-        for cards in range(1, facts.nics):
-            if abs(reached * facts.nics / cards - 1) < _ALIKE:
-                explained = True
-                yield f"{share(reached)} of the expected rate is as if {cards} of {facts.nics} network cards were used"
-                break
-        if reached < 0.3 and not explained:
-            explained = True
-            yield "the machines talk over another network than declared: the management card, or sockets, not RDMA"
-        if facts.cluster is not None and facts.cluster.oversubscription == 1.0 and 0.3 <= reached < 0.7:
-            yield f"a switch that carries {share(reached)} of what the cards send looks like this: oversubscription"
-    elif not explained and facts.cluster is not None and facts.cluster.wiring is not None:
-        rings = facts.cluster.wiring.rings(series.workers)
-        for fewer in range(1, rings):
-            if abs(reached * rings / fewer - 1) < _ALIKE:
-                explained = True
-                yield f"{share(reached)} of the expected rate is as if {fewer} of {rings} rings were used"
-                break
-    if not explained and abs(reached - 0.5) < 0.5 * _ALIKE:
-        yield "half of the expected rate: one direction only, half of the links, or two jobs at a time"
-
-
-def _headline(sizes: Sequence[SizeView], regimes: Sequence[RegimeView], suspicions: Sequence[str]) -> str:
-    last = regimes[-1]
-    best = max((each for each in sizes if each.regime == last.regime), key=lambda each: each.measured_gb_s)
+def _headline(found: NetworkCheck, suspicions: Sequence[str]) -> str:
+    last, best, slower = found.regimes[-1], found.best, found.slower
     low = best.expected_gb_s * best.expected_s / best.expected_high_s
     high = best.expected_gb_s * best.expected_s / best.expected_low_s
     rate = f"{digits(best.measured_gb_s)} GB/s at {size_text(best.bytes)}, {digits(low)} – {digits(high)} GB/s expected"
-    slower = [each for each in regimes if each.verdict == "slower"]
     if not slower:
         if last.verdict == "faster":
             return f"The bus bandwidth is higher than expected: {rate}."
-        faster = " Some sizes are faster than expected." if any(each.verdict == "faster" for each in regimes) else ""
-        return f"The bus bandwidth is right: {rate}.{faster}"
+        some = any(each.verdict == "faster" for each in found.regimes)
+        return f"The bus bandwidth is right: {rate}.{' Some sizes are faster than expected.' if some else ''}"
     if last.verdict != "slower":
         span = f"{size_text(slower[0].from_bytes)} – {size_text(slower[-1].to_bytes)}"
-        return (
-            f"Large transfers are right ({rate}), but {span} take "
-            f"{digits(median(each.ratio for each in slower))} times as long as they should."
-        )
+        times = digits(median(each.ratio for each in slower))
+        return f"Large transfers are right ({rate}), but {span} take {times} times as long as they should."
     reason = f": {suspicions[0]}" if suspicions else ""
     return f"The bus bandwidth is too low, {rate}{reason}."
 
@@ -370,12 +231,12 @@ def _(view: NetworkCheckView, top: int) -> Iterator[Block]:
     yield from notes(view.notes, "expected")
 
 
-def _marks(size: SizeView) -> str:
+def _marks(size: CheckedSize) -> str:
     unexpected = size.verdict if size.verdict != "as expected" else ""
     return ", ".join(filter(None, (unexpected, "protocol switch" if size.protocol_switch else "")))
 
 
-def _spread_out(sizes: Sequence[SizeView], rows: int) -> list[SizeView]:
+def _spread_out(sizes: Sequence[CheckedSize], rows: int) -> list[CheckedSize]:
     """So many sizes at most, at even distances on a logarithmic scale."""
     if len(sizes) <= rows:
         return list(sizes)
@@ -408,25 +269,18 @@ def calibrated(table: CollectiveTable, path: Path) -> CalibrateNetworkView:
     errors = [error for each in table.series if (error := of_table(table, each.workers).left_out(each)) is not None]
     rows = tuple(
         MeasuredSizeView(
-            kind=str(each.kind),
-            bytes=size,
-            time_s=time_s,
-            spread=spread,
+            kind=str(each.kind), bytes=size, time_s=time_s, spread=spread,
             bus_gb_s=bus_share(each.kind, each.workers) * size / time_s / 1e9,
         )
-        for each in table.series
-        for size, time_s, spread in zip(
-            each.nbytes, each.seconds, each.spread or (0.0,) * len(each.nbytes), strict=True
-        )
-    )
+        for each, size, time_s, spread in table.times()
+    )  # fmt: skip
     best = max(rows, key=lambda row: row.bus_gb_s)
-    return CalibrateNetworkView(
+    return taken(
+        CalibrateNetworkView,
+        table,
         headline=f"{table.backend} between {first.workers} workers of this machine: {digits(best.bus_gb_s)} GB/s bus "
         f"bandwidth at best ({best.kind}, {size_text(best.bytes)}).",
-        backend=table.backend,
         workers=first.workers,
-        repetitions=table.repetitions,
-        measured=table.measured,
         stored=str(path),
         noisiest=worst[2] if worst else 0.0,
         left_out_error=sum(errors) / len(errors) if errors else None,

@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from foretrace.plan.rewrite.session import RewriteRequest, Rewritten, RuleUse
 from foretrace.report.blocks import About, Block, Column, Headline, Line, notes, shown, table
 from foretrace.report.units import digits, seconds, speed
 from foretrace.report.views import Result, taken
-
-if TYPE_CHECKING:
-    from foretrace.plan.rewrite.session import RewriteRequest, Rewritten
-
-
-class RuleUseView(msgspec.Struct, frozen=True, kw_only=True):
-    """A rule on the way to the rewritten graph."""
-
-    name: str
-    uses: int  # at single places
-    sweeps: int  # at all places of a part at once
-    what: str
 
 
 class RulesView(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,13 +77,13 @@ class RewriteView(Result, frozen=True, kw_only=True):
     check: RewriteCheckView
     operators_before: int
     operators_after: int
-    used: tuple[RuleUseView, ...]
+    used: tuple[RuleUse, ...]
     rules: RulesView
     parts: int
     alike: int  # parts that equal one searched before
     steps: int  # graphs expanded
-    graphs: int  # graphs priced
-    operators_priced: int
+    seen: int = msgspec.field(name="graphs")  # graphs priced
+    priced: int = msgspec.field(name="operators_priced")
     complete: bool  # no search ended early
     search_s: float
     notes: tuple[str, ...]
@@ -106,63 +94,31 @@ def rewriting(
     found: Rewritten, wanted: RewriteRequest, *, source: str, size: str, batch: int, wrote: str = ""
 ) -> RewriteView:
     """The view of a rewriting."""
-    from foretrace.plan.rewrite.measure import FLOAT32_TOLERANCE, FLOAT64_TOLERANCE
-
-    done, check = found.rewriting, found.check
+    done = found.rewriting
     measured = None
     if found.gain is not None:
-        measured = RewriteMeasuredView(
-            clock=found.gain.clock,
-            threads=found.gain.threads,
-            rounds=len(next(iter(found.gain.arms.values())).blocks_s),
-            times={name: taken(RewriteTimesView, arm) for name, arm in found.gain.arms.items()},
-            gains={name: taken(RewriteGainView, each) for name, each in found.gain.gains.items()},
-        )
-    return RewriteView(
+        times = {name: taken(RewriteTimesView, arm) for name, arm in found.gain.arms.items()}
+        gains = {name: taken(RewriteGainView, each) for name, each in found.gain.gains.items()}
+        measured = taken(RewriteMeasuredView, found.gain, times=times, gains=gains)
+    return taken(
+        RewriteView,
+        found,
+        done,
+        wanted,
         headline=_headline(found, measured),
         source=source,
         size=size,
         batch=batch,
-        alpha=wanted.alpha,
-        budget=wanted.budget,
-        costs=found.costs,
-        before_s=done.before_s,
-        after_s=done.after_s,
-        predicted=found.predicted,
         measured=measured,
-        check=taken(
-            RewriteCheckView, check, float64_tolerance=FLOAT64_TOLERANCE, float32_tolerance=FLOAT32_TOLERANCE
-        ),
         operators_before=len(done.before.order()),
         operators_after=len(done.after.order()),
-        used=_used(found),
         rules=RulesView(
             verified=sum(each.holds for each in found.verdicts),
             unusable={each.name: each.why for each in found.verdicts if not each.holds},
             idle=found.idle,
         ),
-        parts=done.parts,
-        alike=done.alike,
-        steps=done.steps,
-        graphs=done.seen,
-        operators_priced=found.priced,
-        complete=done.complete,
-        search_s=found.search_s,
         notes=_notes(found),
         wrote=wrote,
-    )  # fmt: skip
-
-
-def _used(found: Rewritten) -> tuple[RuleUseView, ...]:
-    from foretrace.plan.rewrite.catalog import RULES
-
-    what = {each.name: each.what for each in RULES}
-    counts: dict[str, list[int]] = {}
-    for each in found.rewriting.rules:
-        counts.setdefault(each.removesuffix(" (all)"), [0, 0])[each.endswith(" (all)")] += 1
-    rows = sorted(counts.items(), key=lambda row: (-sum(row[1]), row[0]))
-    return tuple(
-        RuleUseView(name=name, uses=one, sweeps=every, what=what.get(name, "imported")) for name, (one, every) in rows
     )
 
 
@@ -219,8 +175,8 @@ def _(view: RewriteView, top: int) -> Iterator[Block]:
         )
         yield ""
     yield (
-        f"searched {view.graphs:,} graphs in {view.parts} parts ({view.alike} alike) with {view.rules.verified} "
-        f"verified rules; {view.operators_priced:,} distinct operators priced; {seconds(view.search_s)}"
+        f"searched {view.seen:,} graphs in {view.parts} parts ({view.alike} alike) with {view.rules.verified} "
+        f"verified rules; {view.priced:,} distinct operators priced; {seconds(view.search_s)}"
     )
     if view.rules.unusable:
         yield Line(f"{len(view.rules.unusable)} rules that do not hold; --json says why", label="left out")

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from foretrace.report.assumptions import AssumptionView, assumption
+from foretrace.report.assumptions import AssumptionView
 from foretrace.report.blocks import Block, Column, Headline, Next, notes, shown, table
 from foretrace.report.units import MINUS, count, digits, seconds, share, speed
 from foretrace.report.views import RatioView, Result, taken
 
 if TYPE_CHECKING:
-    from foretrace.cost.network.collective_table import CollectiveTable
     from foretrace.experiment.links.calibrate import LinkCalibration
-    from foretrace.experiment.links.job import ArmOutcome, LinkJob, LinkOutcome
+    from foretrace.experiment.links.job import ArmOutcome, LinkOutcome
     from foretrace.experiment.links.netns import Capability
 
 SHOWN_ASSUMPTIONS = 3
@@ -94,9 +93,9 @@ class RigVerifyView(Result, frozen=True, kw_only=True):
     covered: bool
     uncertain: str
     recorded_s: float  # step of one worker alone
-    predicted_step_s: float
-    predicted_step_low_s: float
-    predicted_step_high_s: float
+    predicted_s: float = msgspec.field(name="predicted_step_s")
+    predicted_low_s: float = msgspec.field(name="predicted_step_low_s")
+    predicted_high_s: float = msgspec.field(name="predicted_step_high_s")
     measured_step_s: float
     step_error: float  # predicted / measured step − 1
     predicted: RatioView  # over the baseline's step
@@ -118,19 +117,11 @@ class RigVerifyView(Result, frozen=True, kw_only=True):
 
 def check(able: Capability, *, cores: int, leftovers: Sequence[str]) -> RigCheckView:
     """What this machine can do."""
-    if able.missing:
-        headline = f"No rig here: {'; '.join(able.missing)}."
-    else:
+    headline = f"No rig here: {'; '.join(able.missing)}."
+    if not able.missing:
         latency = "bandwidth and latency" if able.delay else "bandwidth; for latency the kernel lacks netem"
         headline = f"A rig can be made here: links of a stated {latency}."
-    return RigCheckView(
-        headline=headline,
-        ok=not able.missing,
-        missing=able.missing,
-        delay=able.delay,
-        cores=cores,
-        leftovers=tuple(leftovers),
-    )
+    return taken(RigCheckView, able, headline=headline, ok=not able.missing, cores=cores, leftovers=tuple(leftovers))
 
 
 @shown.register
@@ -157,26 +148,26 @@ def _(view: RigCleanView, top: int) -> Iterator[Block]:
     yield from view.removed
 
 
-def calibrate(
-    found: LinkCalibration, *, link: str, workers: int, stated_mbit_s: float, stored: str
-) -> RigCalibrateView:
+def calibrate(found: LinkCalibration, *, link: str, workers: int, stored: str) -> RigCalibrateView:
     """A measured link."""
     headline = (
-        f"The link carries {digits(found.mbit_s)} of {digits(stated_mbit_s)} Mbit/s as payload of an all-reduce "
+        f"The link carries {digits(found.mbit_s)} of {digits(found.stated_mbit_s)} Mbit/s as payload of an all-reduce "
         f"among {workers} workers; times repeat within {share(found.spread)}."
     )
-    words = f'foretrace rig verify "data-parallel bucket_mb=4" --workers {workers} --link {link} --emulate 12x1mb/20ms'
     return taken(
         RigCalibrateView,
         found,
         headline=headline,
         link=link,
         workers=workers,
-        stated_mbit_s=stated_mbit_s,
         repetitions=found.table.repetitions,
-        points=tuple(_points(found.table)),
+        points=tuple(
+            RigPointView(kind=str(each.kind), nbytes=nbytes, seconds=time_s, spread=spread)
+            for each, nbytes, time_s, spread in found.table.times()
+        ),
         stored=stored,
-        next=words,
+        next='foretrace rig verify "data-parallel bucket_mb=4" '
+        f"--workers {workers} --link {link} --emulate 12x1mb/20ms",
     )
 
 
@@ -193,39 +184,28 @@ def _(view: RigCalibrateView, top: int) -> Iterator[Block]:
         yield f"stored in {view.stored}"
 
 
-def verify(outcome: LinkOutcome, arm: ArmOutcome, *, ledger: str = "", row: str = "") -> RigVerifyView:
-    """One arm of a session."""
+def verify(outcome: LinkOutcome, arm: ArmOutcome, ledger: str = "", row: str = "") -> RigVerifyView:
+    """One arm of a session, and where its row went."""
     job = outcome.job
+    known = ledger and not job.work.endswith(".py")
     return taken(
         RigVerifyView,
         arm,
+        job,
+        outcome,
         headline=headline(arm),
-        against=job.against,
-        work=job.work,
-        size=job.size,
-        workers=job.workers,
-        link=job.link,
         link_mbit_s=outcome.link.mbit_s,
         link_spread=outcome.link.spread,
-        recorded_s=outcome.recorded_s,
-        predicted_step_s=arm.predicted_s,
-        predicted_step_low_s=arm.predicted_low_s,
-        predicted_step_high_s=arm.predicted_high_s,
         measured_step_s=arm.measured.median_s,
         predicted=taken(RatioView, arm.predicted_ratio),
         measured=taken(RatioView, arm.measured_ratio),
-        same=taken(RatioView, outcome.same),
         arms=tuple(
             taken(RigArmView, each, name=name)
             for name, each in (("before", outcome.before), ("after", arm.measured), ("again", outcome.again))
         ),
-        rounds=outcome.rounds,
-        steps_per_block=outcome.steps_per_block,
-        assumptions=tuple(assumption(each, each.step_at_low_s, each.step_at_high_s) for each in arm.assumptions),
         ledger=ledger,
         row=row,
-        notes=outcome.notes,
-        next=_next(job, ledger),
+        next=f"foretrace ledger --model {shlex.quote(job.work)}" if known else "",
     )
 
 
@@ -280,17 +260,6 @@ def _buckets(view: RigVerifyView) -> str:
     if view.buckets == view.predicted_buckets:
         return f"{len(view.buckets)} as predicted: {real}"
     return f"{len(view.buckets)} ({real}), and {len(view.predicted_buckets)} were predicted"
-
-
-def _next(job: LinkJob, ledger: str) -> str:
-    return f"foretrace ledger --model {shlex.quote(job.work)}" if ledger and not job.work.endswith(".py") else ""
-
-
-def _points(table: CollectiveTable) -> Iterator[RigPointView]:
-    for each in table.series:
-        spreads = each.spread or (0.0,) * len(each.nbytes)
-        for nbytes, time_s, spread in zip(each.nbytes, each.seconds, spreads, strict=True):
-            yield RigPointView(kind=str(each.kind), nbytes=nbytes, seconds=time_s, spread=spread)
 
 
 def _size(nbytes: float) -> str:

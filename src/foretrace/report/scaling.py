@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -14,10 +13,8 @@ from foretrace.report.assumptions import AssumptionView, assumption
 from foretrace.report.blocks import About, Block, Column, Headline, Line, shown, table
 from foretrace.report.blocks import notes as remarks
 from foretrace.report.units import MINUS, between, change, count, digits, in_unit, seconds, share, unit_for
-from foretrace.report.views import Result
-
-if TYPE_CHECKING:
-    from foretrace.simulate.folding import Scaling
+from foretrace.report.views import Result, taken
+from foretrace.simulate.folding import RankClass, Scaling
 
 SHOWN_ASSUMPTIONS = 4
 
@@ -27,17 +24,6 @@ class PerStepView(msgspec.Struct, frozen=True, kw_only=True):
 
     recorded: float
     predicted: float
-
-
-class ClassView(msgspec.Struct, frozen=True, kw_only=True):
-    """The ranks that are copies of one recorded rank: means per rank and step, seconds."""
-
-    recorded_rank: int
-    copies: int
-    step_s: float | None  # null where the rank's own steps are not known
-    wait_s: float
-    transfer_s: float
-    last_share: float  # of the collectives of all ranks: how many wait for one of these
 
 
 class PerRankView(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,11 +46,11 @@ class ScaleView(Result, frozen=True, kw_only=True):
     recorded_ranks: tuple[int, ...]
     world_size: int  # of the recorded job
     steps: int  # recorded by all ranks
-    recorded_step_s: float
-    folded_step_s: float  # with the transfers of so many ranks, none of which varies
-    predicted_step_s: float
+    recorded_s: float = msgspec.field(name="recorded_step_s")
+    folded_s: float = msgspec.field(name="folded_step_s")  # with the transfers of so many ranks, none of which varies
+    predicted_s: float = msgspec.field(name="predicted_step_s")
     interval_s: tuple[float, float]
-    interval_level: float
+    level: float = msgspec.field(name="interval_level")
     noise: str
     samples: int
     wait_s: PerStepView
@@ -74,7 +60,7 @@ class ScaleView(Result, frozen=True, kw_only=True):
     network: str  # as given; "" without
     transfer_ratio: float | None  # recorded over expected transfer time; null where it cannot be known
     transfers_from: str  # "recording": scaled by the network; "network": its own times
-    classes: tuple[ClassView, ...]
+    classes: tuple[RankClass, ...]
     per_rank: PerRankView
     assumptions: tuple[AssumptionView, ...]
     notes: tuple[str, ...]
@@ -85,24 +71,17 @@ def scale(found: Scaling, *, path: str, network: str = "") -> ScaleView:
     """The answer to a prediction of many ranks."""
     folded = found.folded
     graph, transfers = folded.graph, folded.transfers
-    recorded_rank = folded.recorded_rank
     notes = list(graph.info.notes)
     if graph.info.recording.get("overhead"):
         notes.append("the cost of recording is in these times.")
-    return ScaleView(
+    return taken(
+        ScaleView,
+        found,
+        folded,
+        graph.info,
         headline=headline(found),
         source=path,
-        ranks=folded.ranks,
-        recorded_ranks=folded.recorded_ranks,
-        world_size=graph.info.world_size,
-        steps=found.steps,
-        recorded_step_s=found.recorded_s,
-        folded_step_s=found.folded_s,
-        predicted_step_s=found.predicted_s,
         interval_s=(found.low_s, found.high_s),
-        interval_level=found.level,
-        noise=found.noise,
-        samples=found.samples,
         wait_s=PerStepView(recorded=found.recorded_wait_s, predicted=float(found.wait_s.mean())),
         transfer_s=PerStepView(recorded=found.recorded_transfer_s, predicted=float(found.transfer_s.mean())),
         growing=int(folded.grows.sum()),
@@ -110,10 +89,9 @@ def scale(found: Scaling, *, path: str, network: str = "") -> ScaleView:
         network=network,
         transfer_ratio=transfers.ratio,
         transfers_from="network" if transfers.absolute else "recording",
-        classes=tuple(_class(found, rank) for rank in folded.recorded_ranks),
         per_rank=PerRankView(
-            recorded_rank=tuple(recorded_rank.tolist()),
-            step_s=tuple(_known(value) for value in found.step_s.tolist()),
+            recorded_rank=tuple(folded.recorded_rank.tolist()),
+            step_s=tuple(None if np.isnan(each) else each for each in found.step_s.tolist()),
             wait_s=tuple(found.wait_s.tolist()),
             transfer_s=tuple(found.transfer_s.tolist()),
             last_share=tuple(found.last_share.tolist()),
@@ -149,34 +127,18 @@ def _change(value: float) -> str:
     return "as recorded" if text in ("0", MINUS + "0") else text
 
 
-def _known(value: float) -> float | None:
-    return None if np.isnan(value) else value
-
-
-def _class(found: Scaling, rank: int) -> ClassView:
-    mine = found.folded.recorded_rank == rank
-    return ClassView(
-        recorded_rank=rank,
-        copies=int(mine.sum()),
-        step_s=_known(float(found.step_s[mine].mean())),
-        wait_s=float(found.wait_s[mine].mean()),
-        transfer_s=float(found.transfer_s[mine].mean()),
-        last_share=float(found.last_share[mine].sum()),
-    )
-
-
 @shown.register
 def _(view: ScaleView, top: int) -> Iterator[Block]:
-    unit = unit_for(view.predicted_step_s)
+    unit = unit_for(view.predicted_s)
     yield About((view.source, f"{len(view.recorded_ranks)} of {count(view.world_size)} ranks", _steps(view.steps)))
     yield ""
     yield Headline(view.headline)
     yield ""
     rows = [
-        ("recorded, from entry to last end", in_unit(view.recorded_step_s, unit)),
-        (f"transfers among {count(view.ranks)} ranks", in_unit(view.folded_step_s, unit)),
-        *([("the last of more ranks that vary", in_unit(view.predicted_step_s, unit))] if view.samples else []),
-        (f"{share(view.interval_level)} interval", between(*view.interval_s, unit)),
+        ("recorded, from entry to last end", in_unit(view.recorded_s, unit)),
+        (f"transfers among {count(view.ranks)} ranks", in_unit(view.folded_s, unit)),
+        *([("the last of more ranks that vary", in_unit(view.predicted_s, unit))] if view.samples else []),
+        (f"{share(view.level)} interval", between(*view.interval_s, unit)),
     ]
     yield table(["step", Column(unit.name, right=True)], rows)
     yield ""

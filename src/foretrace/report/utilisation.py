@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -26,7 +26,7 @@ class ModelUsageView(msgspec.Struct, frozen=True, kw_only=True):
     training: bool
     batch: int  # samples per step; 0 if unknown
     flops: float  # of products, per step
-    bytes: float  # read and written by all operators, per step
+    nbytes: float = msgspec.field(name="bytes")  # read and written by all operators, per step
     step_time_s: float
     interval_s: tuple[float, float]
     interval_level: float
@@ -50,9 +50,7 @@ class UtilisationView(Result, frozen=True, kw_only=True):
     next: str
 
 
-def of_model(
-    found: ModelUsage, *, model: str, training: bool, again: str, remarks: Sequence[str] = ()
-) -> UtilisationView:
+def of_model(found: ModelUsage, *, model: str, training: bool, next: str) -> UtilisationView:
     """The view of one model."""
     used, step = found.usage, found.step
     unit = unit_for(step.step_time_s)
@@ -69,21 +67,19 @@ def of_model(
         usage=taken(
             ModelUsageView,
             used,
+            step,
+            found.operators,
             model=model,
             device=found.device.name,
             precision=used.precision.name.lower(),
             training=training,
-            batch=found.operators.batch,
-            bytes=used.nbytes,
-            step_time_s=step.step_time_s,
-            interval_s=step.interval_s,
             interval_level=_LEVEL,
             of_peak_flops_range=found.of_peak_flops_range,
             ridge=used.peaks.ridge,
             cost_sources=dict(step.cost_sources),
         ),
-        notes=(*step.warnings, *remarks),
-        next=again,
+        notes=found.notes,
+        next=next,
     )
 
 

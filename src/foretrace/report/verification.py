@@ -13,7 +13,7 @@ from foretrace.experiment.ledger import Row
 from foretrace.experiment.statistics import Ratio, Verdict
 from foretrace.experiment.tables import Summary, floor_of, summaries
 from foretrace.report import assumptions
-from foretrace.report.assumptions import AssumptionView, assumption
+from foretrace.report.assumptions import AssumptionView
 from foretrace.report.blocks import Block, Column, Headline, Line, notes, shown, table
 from foretrace.report.units import MINUS, between, count, digits, seconds, share, speed, unit_for
 from foretrace.report.views import RatioView, Result, taken
@@ -38,7 +38,7 @@ class ArmView(msgspec.Struct, frozen=True, kw_only=True):
 class ResidualView(msgspec.Struct, frozen=True, kw_only=True):
     """One layer of the treated step, as predicted and as recorded: busy seconds per step."""
 
-    name: str
+    layer: str = msgspec.field(name="name")
     phase: str
     predicted_s: float
     recorded_s: float
@@ -106,17 +106,6 @@ class LedgerRowView(msgspec.Struct, frozen=True, kw_only=True):
     verdict: str
 
 
-class LedgerSummaryView(msgspec.Struct, frozen=True, kw_only=True):
-    """How well the rows of one technique were predicted; errors and coverage over those that were concluded."""
-
-    name: str
-    rows: int
-    concluded: int
-    median_error: float | None
-    worst_error: float | None
-    coverage: float | None
-
-
 class LedgerView(Result, frozen=True, kw_only=True):
     """`foretrace ledger`: what was verified so far."""
 
@@ -124,31 +113,27 @@ class LedgerView(Result, frozen=True, kw_only=True):
     headline: str
     source: str
     rows: tuple[LedgerRowView, ...]
-    summary: tuple[LedgerSummaryView, ...]
+    summary: tuple[Summary, ...]
     notes: tuple[str, ...]
     next: str
 
 
-def verify(outcome: Outcome, *, ledger: str = "", row: str = "") -> VerifyView:
+def verify(outcome: Outcome, ledger: str = "", row: str = "") -> VerifyView:
     """A verification: what was predicted, what was measured, and where the row went."""
     job = outcome.job
     return taken(
         VerifyView,
         outcome,
+        job,
         headline=headline(outcome),
         name=" + ".join(outcome.techniques),
         techniques=tuple(outcome.parameters),
-        model=job.model,
-        size=job.size,
-        threads=job.threads,
         batches="loader" if job.loads else "ready",
         floor=statistics.floor(outcome.same),
         arms=tuple(
             taken(ArmView, arm, name=name, wall_s=outcome.walls[name].median_s, cpu_s=outcome.cpus[name].median_s)
             for name, arm in (("before", outcome.before), ("after", outcome.after), ("again", outcome.again))
         ),
-        assumptions=tuple(assumption(each, each.step_at_low_s, each.step_at_high_s) for each in outcome.assumptions),
-        residual=tuple(taken(ResidualView, each, name=each.layer) for each in outcome.residual),
         ledger=ledger,
         row=row,
         next=_next(outcome, ledger),
@@ -176,7 +161,7 @@ def ledger(rows: Sequence[Row], *, source: str, summary_only: bool = False) -> L
         headline=_ledger_headline(found[-1] if found else None),
         source=source,
         rows=() if summary_only else tuple(_ledger_row(row) for row in rows),
-        summary=tuple(taken(LedgerSummaryView, each) for each in found),
+        summary=found,
         notes=(),
         next="" if summary_only or not found else "foretrace ledger --summary",
     )
@@ -212,7 +197,7 @@ def _(view: VerifyView, top: int) -> Iterator[Block]:
                 Column("recorded", "time"), Column("difference", "change"),
             ],
             [
-                (row.name, row.phase, row.predicted_s, row.recorded_s, row.difference_s)
+                (row.layer, row.phase, row.predicted_s, row.recorded_s, row.difference_s)
                 for row in view.residual[:SHOWN_RESIDUALS]
             ],
         )  # fmt: skip

@@ -92,6 +92,18 @@ class Times:
     arrival: Int64
 
 
+@dataclass(frozen=True, kw_only=True)
+class RankClass:
+    """The ranks that are copies of one recorded rank: means per rank and step, seconds."""
+
+    recorded_rank: int
+    copies: int
+    step_s: float | None  # null where the rank's own steps are not known
+    wait_s: float
+    transfer_s: float
+    last_share: float  # of the collectives of all ranks: how many wait for one of these
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Scaling:
     """A prediction of N ranks. Times are seconds per step; the columns have one entry per rank (N).
@@ -118,6 +130,23 @@ class Scaling:
     transfer_s: Float64
     last_share: Float64
     assumptions: tuple[tuple[Assumption, float, float], ...]  # with the step at its low and at its high end
+
+    @property
+    def classes(self) -> tuple[RankClass, ...]:
+        """What the copies of each recorded rank have in common."""
+        return tuple(self._class(rank) for rank in self.folded.recorded_ranks)
+
+    def _class(self, rank: int) -> RankClass:
+        mine = self.folded.recorded_rank == rank
+        step_s = float(self.step_s[mine].mean())
+        return RankClass(
+            recorded_rank=rank,
+            copies=int(mine.sum()),
+            step_s=None if np.isnan(step_s) else step_s,
+            wait_s=float(self.wait_s[mine].mean()),
+            transfer_s=float(self.transfer_s[mine].mean()),
+            last_share=float(self.last_share[mine].sum()),
+        )
 
 
 def fold(graphs: Sequence[TaskGraph], ranks: int, *, price: Price | None = None) -> Folded:

@@ -97,6 +97,33 @@ def operators_of(
     raise ForetraceError(f"{source} is no model of the zoo, no decoder and no file; {hint}")
 
 
+def operators_in(
+    source: str,
+    *,
+    size: str = "",
+    batch: int | None = None,
+    dims: Mapping[str, int] | None = None,
+    step: int | None = None,
+    rank: int | None = None,
+    salvage: bool = False,
+    progress: Callable[[float], None] | None = None,
+) -> OperatorGraph:
+    """The operators of one step of a file as it stands (`load_operators`), or of a model (`operators_of`)."""
+    path = Path(source)
+    if path.exists() and path.suffix != ".py":
+        from foretrace.model.readers.sources import load_operators
+
+        if size:
+            raise ForetraceError(f"{source} is a file, so `size=` means nothing; leave it out.")
+        return load_operators(
+            path, dims=dims, step=step, rank=rank, batch=batch or 0, salvage=salvage, progress=progress
+        )
+    given = {"dim": bool(dims), "step": step is not None, "rank": rank is not None, "salvage": salvage}
+    if wrong := [flag for flag, is_given in given.items() if is_given]:
+        raise ForetraceError(f"{source} is no file, so `{wrong[0]}=` means nothing; leave it out.")
+    return operators_of(source, size=size or "full", batch=batch, progress=progress)
+
+
 def is_decoder(source: str) -> bool:
     """Whether a user means a decoder, by its name or the name of its release."""
     return source not in entries() and not Path(source).exists() and bool(decoder_named(source))

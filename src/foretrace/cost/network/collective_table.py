@@ -6,8 +6,9 @@ programs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from math import isfinite
 from pathlib import Path
 from statistics import median
@@ -63,17 +64,37 @@ class CollectiveTable:
         """The series of one collective."""
         return tuple(each for each in self.series if each.kind == kind)
 
+    def one(self, *, workers: int = 0, per_node: int = 0, kind: str = "", system: str = "") -> CollectiveSeries:
+        """The one series that is meant. Raises ForetraceError that lists what there is."""
+        found = [
+            each
+            for each in self.series
+            if workers in (0, each.workers)
+            and per_node in (0, each.per_node)
+            and kind.replace("_", "-") in ("", each.kind)
+            and system in ("", each.system)
+        ]
+        if len(found) == 1:
+            return found[0]
+        titles = [f"{each.title}{f' on {each.system}' if each.system else ''}" for each in found or self.series]
+        which = "holds several series" if found else "holds nothing of that"
+        raise ForetraceError(
+            f"{self.name} {which}; choose by `workers=`, `per_node=`, `kind=` or `system=` from: {'; '.join(titles)}."
+        )
+
     def systems(self) -> tuple[str, ...]:
         """Machines that the series name, in order."""
         return tuple(dict.fromkeys(each.system for each in self.series))
 
+    def times(self) -> Iterator[tuple[CollectiveSeries, float, float, float]]:
+        """Series, size, seconds and spread (0 where it is not known) of every time."""
+        for each in self.series:
+            spreads = each.spread or (0.0,) * len(each.nbytes)
+            yield from zip(repeat(each), each.nbytes, each.seconds, spreads)
+
     def noisiest(self) -> tuple[CollectiveSeries, float, float] | None:
         """The series, size and spread of the time that repeated worst; None where no spread is known."""
-        found = [
-            (each, size, spread)
-            for each in self.series
-            for size, spread in zip(each.nbytes, each.spread, strict=bool(each.spread))
-        ]
+        found = [(each, size, spread) for each, size, _, spread in self.times() if each.spread]
         return max(found, key=lambda item: item[2], default=None)
 
     def save(self, path: Path) -> None:

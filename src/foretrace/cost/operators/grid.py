@@ -7,8 +7,9 @@ grow with the batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from foretrace.cost.operators.operator import BFLOAT16, CHANNELS_LAST, Operator
@@ -34,6 +35,42 @@ class Point:
         """All of them, those to be compared beside each other."""
         found = (self.base, self.bfloat16, self.channels_last, self.both, self.batch, self.batch_bfloat16)
         return tuple(each for each in found if each is not None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedClass:
+    """What is known of one class of operators, sizes ascending by time; ratios are to float32."""
+
+    family: str
+    float32_s: list[float]
+    bfloat16: list[float]
+    channels_last: list[float]
+    fixed: float | None  # share of the time that stays when the batch grows, median over the sizes
+
+
+def timed_classes(seconds: Mapping[str, float]) -> list[TimedClass]:
+    """The classes of the grid that these times (by operator key) tell of."""
+    families: dict[str, list[Point]] = {}
+    for point in grid():
+        if point.base.key in seconds:
+            families.setdefault(point.family, []).append(point)
+
+    def ratios(pairs: Iterable[tuple[Operator, Operator | None]]) -> list[float]:
+        return sorted(seconds[b.key] / seconds[a.key] for a, b in pairs if b is not None and b.key in seconds)
+
+    found = []
+    for family, members in families.items():
+        twice = [min(max(2.0 - each, 0.0), 1.0) for each in ratios((each.base, each.batch) for each in members)]
+        found.append(
+            TimedClass(
+                family=family,
+                float32_s=sorted(seconds[each.base.key] for each in members),
+                bfloat16=ratios((each.base, each.bfloat16) for each in members),
+                channels_last=ratios((each.base, each.channels_last) for each in members),
+                fixed=median(twice) if twice else None,
+            )
+        )
+    return found
 
 
 def grid() -> list[Point]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from foretrace.cost.network.collective_table import CollectiveTable, decode
 from foretrace.cost.network.network import CollectiveKind
@@ -34,6 +35,7 @@ class LinkCalibration:
     table: CollectiveTable
     file: Path
     spread: float  # the largest of sizes that take the link LEAST_S
+    stated_mbit_s: float
     mbit_s: float  # bus bandwidth of the largest all-reduce: what the link carries of payload, each way
 
 
@@ -67,17 +69,22 @@ def calibrate(
             f"the link varies too much to predict anything for it: {what} spread by {100 * worst:.0f} % over "
             f"{REPETITIONS} repetitions, three times over (limit {100 * MOST_SPREAD:.0f} %); stop what else is running."
         )
-    return LinkCalibration(table=table, file=file, spread=worst, mbit_s=_bus_mbit_s(table, len(workers)))
+    carried = _bus_mbit_s(table, len(workers))
+    return LinkCalibration(table=table, file=file, spread=worst, stated_mbit_s=1e3 * link.gbit_s, mbit_s=carried)
 
 
-def alone(workers: int, link: str, file: Path) -> LinkCalibration:
-    """Make a rig only to measure its link (written as in "300mbit"), and remove it again.
+def alone(workers: int, link: str, file: Path | None = None) -> LinkCalibration:
+    """Make a rig only to measure its link (written as in "300mbit"), and remove it again; the table stays in `file`.
 
     Raises ForetraceError where the machine cannot have one, or the link varies too much.
     """
     parsed = parse_link(link)
-    with netns.made(workers, parsed) as net, netns.running(net) as started:
-        return calibrate(started, parsed, file, name=title(workers, link))
+    with (
+        TemporaryDirectory(prefix="foretrace-rig-") as folder,
+        netns.made(workers, parsed) as net,
+        netns.running(net) as started,
+    ):
+        return calibrate(started, parsed, file or Path(folder) / "network.json", name=title(workers, link))
 
 
 def title(workers: int, link: str) -> str:

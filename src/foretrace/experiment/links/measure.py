@@ -13,7 +13,7 @@ from pathlib import Path
 
 from foretrace import executor
 from foretrace.cost.network.network import CollectiveKind
-from foretrace.deadline import Deadline
+from foretrace.deadline import Deadline, ending
 from foretrace.errors import ForetraceError
 from foretrace.experiment import cores
 from foretrace.experiment.links import netns
@@ -141,6 +141,7 @@ def verify(job: LinkJob, tell: Tell | None = None) -> LinkOutcome:
 
 def check(job: LinkJob) -> None:
     """Raises ForetraceError for what can be seen to be wrong before anything is made."""
+    ending("seconds", job.seconds, 30)
     netns.check_workers(job.workers)
     netns.check_link(parse_link(job.link))
     if not job.arms:

@@ -105,6 +105,14 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     blocks: tuple[_Block, ...] = ()
 
 
+def checked(path: Path) -> None:
+    """Raise ForetraceError for a file whose name is not one of JSON."""
+    if not path.name.endswith((".json", ".json.gz")):
+        raise ForetraceError(
+            f"`out={path}`: operators are written as JSON; name a file that ends in .json or .json.gz."
+        )
+
+
 def write(graph: OperatorGraph, path: Path) -> None:
     """Write a graph that `read` gives back as it is; gzip if the name ends in .gz. Raises ForetraceError."""
     write_bytes(path, dumps(graph), compress=path.suffix == ".gz")

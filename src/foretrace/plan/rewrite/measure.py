@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf, isnan
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from foretrace.experiment.statistics import Arm, Ratio, paired_ratio
 from foretrace.plan.rewrite.capture import Model
@@ -37,6 +37,9 @@ class Check:
     float32_original: float  # the same of the original in float32: what rounding alone does
     response: float  # how far the output moves, as a share of its largest value
     inputs: int  # random inputs tried
+
+    float64_tolerance: ClassVar[float] = FLOAT64_TOLERANCE
+    float32_tolerance: ClassVar[float] = FLOAT32_TOLERANCE
 
     @property
     def equal(self) -> bool:
@@ -126,6 +129,11 @@ class MeasuredGain:
     gains: dict[str, Ratio]  # of every arm but the first, against the first
     clock: str  # "cpu" or "wall"
     threads: int
+
+    @property
+    def rounds(self) -> int:
+        """Blocks of every arm."""
+        return len(next(iter(self.arms.values())).blocks_s)
 
 
 def gain(

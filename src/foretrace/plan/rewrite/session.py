@@ -8,16 +8,21 @@ found.check.equal, found.gain.gains["rewritten"]
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from foretrace.cost.devices.roofline import Roofline
 from foretrace.deadline import Deadline
-from foretrace.errors import ForetraceError
+from foretrace.errors import ForetraceError, MissingExtraError
+from foretrace.hardware.devices import named
+from foretrace.hardware.processor import operator_threads
 from foretrace.plan.rewrite import catalog, measure
-from foretrace.plan.rewrite.capture import Model, capture
-from foretrace.plan.rewrite.costs import MeasuredCosts, OperatorCosts
+from foretrace.plan.rewrite.capture import Model, capture, of_training, settled
+from foretrace.plan.rewrite.costs import MeasuredCosts, ModelCosts, OperatorCosts
 from foretrace.plan.rewrite.emit import Emitted, emit
 from foretrace.plan.rewrite.substitute import PART, Rewriting, substitute
 from foretrace.plan.rewrite.verifier import RuleVerdict
@@ -51,6 +56,16 @@ class RewriteRequest:
         return self
 
 
+@dataclass(frozen=True, kw_only=True)
+class RuleUse:
+    """A rule on the way to the rewritten graph."""
+
+    name: str
+    uses: int  # at single places
+    sweeps: int  # at all places of a part at once
+    what: str
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rewritten:
     """The answer."""
@@ -74,9 +89,44 @@ class Rewritten:
         return self.emitted
 
     @property
+    def used(self) -> tuple[RuleUse, ...]:
+        """The rules that led to it, those used most often first."""
+        what = {each.name: each.what for each in catalog.RULES}
+        names = [each.removesuffix(" (all)") for each in self.rewriting.rules]
+        sweeps = Counter(each.removesuffix(" (all)") for each in self.rewriting.rules if each.endswith(" (all)"))
+        return tuple(
+            RuleUse(name=name, uses=count - sweeps[name], sweeps=sweeps[name], what=what.get(name, "imported"))
+            for name, count in sorted(Counter(names).items(), key=lambda each: (-each[1], each[0]))
+        )
+
+    @property
     def predicted(self) -> float:
         """Old time over new time, as the costs have it."""
         return self.rewriting.before_s / self.rewriting.after_s if self.rewriting.after_s else 1.0
+
+
+def rewrite_named(
+    source: str, size: str, batch: int | None, *, wanted: RewriteRequest, device: str = "", threads: int = 1,
+    tell: Tell | None = None,
+) -> tuple[Rewritten, int]:  # fmt: skip
+    """Rewrite a model of the zoo or of a script; the answer, and how many samples a run has.
+
+    Costs are those of a roofline of `device`, or measured. Models of the zoo are untrained and get the statistics of
+    their own batch. Raises ForetraceError.
+    """
+    from foretrace.training.batches import size as samples
+    from foretrace.zoo.registry import job, script_mistakes
+
+    if find_spec("torch") is None:
+        raise MissingExtraError('foretrace rewrite needs torch, which is not installed: pip install "foretrace[torch]"')
+    costs = ModelCosts(Roofline(), named(device)) if device else None
+    with operator_threads(threads):
+        with script_mistakes(source):
+            model, args, kwargs = of_training(job(source, size)(), batch)
+        if not source.endswith(".py"):
+            settled(model, args, kwargs)
+        found = rewrite(model, args, kwargs, name=source, wanted=wanted, costs=costs, tell=tell)
+    return found, samples(args) or samples(kwargs)
 
 
 def rewrite(

@@ -1,6 +1,6 @@
 """A few 16-bit products timed on a GPU that the shipped predictors have not seen: which ones, their times, where kept.
 
-    rows = plan(device, 50)                 # [50, 3]: m, n, k, in the order in which they are worth it
+    rows = products(device, 50)              # [50, 3]: m, n, k, in the order in which they are worth it
     keep(device, rows, seconds(rows))       # timed here, or read from a table that was filled in elsewhere
     calibrated()                            # the predictor that knows everything kept
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from math import inf
 from pathlib import Path
@@ -25,7 +26,7 @@ from foretrace.cost.devices.learned.gemm16 import Gemm16
 from foretrace.cost.devices.measured import Measured
 from foretrace.cost.operators import store
 from foretrace.deadline import Deadline
-from foretrace.errors import ForetraceError
+from foretrace.errors import ForetraceError, MissingExtraError
 from foretrace.executor import Progress
 from foretrace.files import write_bytes
 from foretrace.hardware.devices import Device, named
@@ -43,7 +44,50 @@ _PARTS = 5
 _MOST = 200  # repetitions in one part
 
 
-def plan(device: Device, count: int = COUNT) -> Ints:
+@dataclass(frozen=True, kw_only=True)
+class GpuCalibration:
+    """Products of a GPU (m, n, k), those worth most first, their times, and the file that has them."""
+
+    device: Device
+    rows: Ints
+    seconds: Floats | None  # None where they are still to be filled in
+    stored: Path
+
+
+def calibrate(
+    gpu: str,
+    *,
+    operators: int | None = None,
+    plan: Path | None = None,
+    times: Path | None = None,
+    budget_s: float = inf,
+    progress: Progress = None,
+) -> GpuCalibration:
+    """The products that say most of a GPU: named in the file `plan`, read from `times`, or timed here and kept.
+
+    `gpu` is a name of the catalog, or "here". Raises ForetraceError.
+    """
+    if plan is not None and times is not None:
+        raise ForetraceError("`plan=` writes what is to be timed, `times=` reads what was; give one of them.")
+    if gpu == "here" or (plan is None and times is None):
+        device = here()
+        if gpu != "here" and named(gpu) is not device:
+            raise ForetraceError(f"the GPU of this machine is {device.short}, not {named(gpu).short}; use `plan=`.")
+    else:
+        device = named(gpu)
+    rows = products(device, operators or COUNT)
+    if plan is not None:
+        write_bytes(plan, _table(device, rows, None))
+        return GpuCalibration(device=device, rows=rows, seconds=None, stored=plan)
+    if times is not None:
+        rows, found = read_times(times, device)
+    else:
+        found = seconds(rows, budget_s=budget_s, progress=progress)
+        rows = rows[: len(found)]
+    return GpuCalibration(device=device, rows=rows, seconds=found, stored=keep(device, rows, found))
+
+
+def products(device: Device, count: int = COUNT) -> Ints:
     """The products to measure, [count, 3]. Raises ForetraceError where measuring a few would say nothing new."""
     model = Gemm16.load()
     if device.short in model.known:
@@ -51,11 +95,6 @@ def plan(device: Device, count: int = COUNT) -> Ints:
     if not 2 <= count <= len(model.pool):
         raise ForetraceError(f"{count} products cannot be chosen; ask for 2 to {len(model.pool)}.")
     return model.choose(device, count)
-
-
-def write_plan(path: Path, device: Device, rows: Ints) -> None:
-    """A table of products whose times are still to be filled in, in microseconds."""
-    write_bytes(path, _table(device, rows, None))
 
 
 def read_times(path: Path, device: Device) -> tuple[Ints, Floats]:
@@ -137,10 +176,12 @@ def _once(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor, device: st
 
 def here() -> Device:
     """The GPU of this machine. Raises ForetraceError where PyTorch sees none, or one that the catalog lacks."""
-    import torch
-
     from foretrace.hardware.devices import find
 
+    try:
+        import torch
+    except ImportError:
+        raise MissingExtraError("calibrate needs PyTorch; install it in this environment.") from None
     if not torch.cuda.is_available():
         raise ForetraceError(
             "PyTorch sees no GPU here; write the products with `plan=FILE`, time them where the GPU is, and give the "
