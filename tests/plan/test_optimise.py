@@ -258,13 +258,13 @@ def test_the_snippet_makes_the_buckets_for_real(tmp_path: Path, cnn: TaskGraph) 
     ends = (2, 7, 11)
     caps = tuple(each / MIB for each in np.add.reduceat(np.array(sizes), [0, *(end + 1 for end in ends[:-1])]).tolist())
     chosen = answers.Configuration(
-        buckets=(answers.Bucket(first="a", last="b", gradients=3, nbytes=1),) * 3,
+        buckets=(answers.Bucket(first="a", last="b", gradients=3, bytes=1),) * 3,
         bucket_cap_mb_list=caps,
         bucket_cap_mb=1.0,
         bucket_cap_step_s=None,
         gradient_as_bucket_view=True,
         autocast="bfloat16",
-        compile_mode="",
+        compile_mode=None,
         regions=(),
         fused_optimizer=True,
         accumulation_steps=2,

@@ -6,14 +6,17 @@ from typing import Any
 
 from msgspec import structs
 
+from foretrace.graph.taskgraph import Change
 from foretrace.report import headline
 from foretrace.report.assumptions import AssumptionView
 from foretrace.report.blame import BlameView
 from foretrace.report.compare import CompareRowView, CompareView
 from foretrace.report.show import ShowView
 from foretrace.report.simulate import SimulateView
-from foretrace.report.views import BlameRowView, BreakdownView, StepTimeView
-from foretrace.report.whatif import ChangeView, PathPartView, StageView, WhatIfView
+from foretrace.report.views import BreakdownView, StepTimeView
+from foretrace.report.whatif import StageView, WhatIfView
+from foretrace.simulate.timeline import BlameRow
+from foretrace.techniques.explain import PathPart
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 PARTS = BreakdownView(
@@ -36,15 +39,15 @@ FASTER = BreakdownView(
 )
 MEAN = BreakdownView(**{name: value * 173 / 174 for name, value in PARTS.parts().items()})
 ROWS = (
-    BlameRowView(
+    BlameRow(
         name=LOADER, layer="", kind="data", count=1, time_s=0.058,
         saved_if_removed_s=0.057, saved_if_10pct_faster_s=0.0058,
     ),
-    BlameRowView(
+    BlameRow(
         name="volta_scudnn_128x64_relu_interior_nn_v1", layer="layer4.2.conv2", kind="kernel", count=3,
         time_s=0.0091, saved_if_removed_s=0.0088, saved_if_10pct_faster_s=0.0009,
     ),
-    BlameRowView(
+    BlameRow(
         name="<script>document.title='owned'</script>[bold]", layer="a&b", kind="kernel", count=1 / 6,
         time_s=0.001, saved_if_removed_s=0.0, saved_if_10pct_faster_s=0.0,
     ),
@@ -118,10 +121,10 @@ def make_whatif(**changes: Any) -> WhatIfView:
         breakdown_before_s=PARTS,
         breakdown_after_s=FASTER,
         critical_path_before=(
-            PathPartView(name="data loading", time_s=0.058),
-            PathPartView(name="kernels", time_s=0.116),
+            PathPart(name="data loading", time_s=0.058),
+            PathPart(name="kernels", time_s=0.116),
         ),
-        critical_path_after=(PathPartView(name="kernels", time_s=0.09), PathPartView(name="host work", time_s=0.002)),
+        critical_path_after=(PathPart(name="kernels", time_s=0.09), PathPart(name="host work", time_s=0.002)),
         critical_path_moved=True,
         stages=(
             StageView(
@@ -133,7 +136,7 @@ def make_whatif(**changes: Any) -> WhatIfView:
                 why_not_more="41 of 161 layers are bandwidth-bound",
             ),
         ),
-        changes=(ChangeView(technique="prefetch-data", what="hid 6 loader tasks", tasks=6),),
+        changes=(Change(technique="prefetch-data", what="hid 6 loader tasks", tasks=6),),
         assumptions=(
             AssumptionView(
                 technique="mixed-precision", name="tensor-core ratio", value=2.5, low=2.0, high=3.1, unit="×",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from foretrace.report import headline
-from foretrace.report.views import PARTS, BlameRowView, BreakdownView
+from foretrace.report.views import PARTS, BreakdownView
+from foretrace.simulate.timeline import BlameRow
 from tests.report.report_views import ROWS
 
 
@@ -13,8 +14,8 @@ def breakdown(**parts: float) -> BreakdownView:
     return BreakdownView(**{name: parts.get(name, 0.0) for name in PARTS})
 
 
-def row(name: str, kind: str, time_s: float) -> BlameRowView:
-    return BlameRowView(
+def row(name: str, kind: str, time_s: float) -> BlameRow:
+    return BlameRow(
         name=name, layer="", kind=kind, count=1, time_s=time_s, saved_if_removed_s=time_s, saved_if_10pct_faster_s=0
     )
 

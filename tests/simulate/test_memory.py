@@ -85,21 +85,21 @@ def test_every_category_of_a_small_recording() -> None:
     found = split(small(), facts=FACTS)
     assert found is not None and found.device == "cpu"
     sizes = {"weights": 4_000, "optimizer state": 8_000, "input": 1_000, "activations": 20_000, "workspace": 300_000}
-    assert found.at_peak == {name: sizes.get(name, 0) for name in CATEGORIES}
+    assert found.at_peak_bytes == {name: sizes.get(name, 0) for name in CATEGORIES}
     assert found.peak_bytes == 333_000
     assert (found.peak_phase, found.peak_operator, found.step) == ("forward", "aten::mm", 0)
     assert found.allocations_per_step == 6
-    assert max(found.over_time["gradients"]) == 4_000
-    assert max(found.over_time["activation gradients"]) == 70_000
-    assert max(found.over_time["other"]) == 0
-    assert all(sum(values) <= found.peak_bytes for values in zip(*found.over_time.values(), strict=True))
+    assert max(found.over_time_bytes["gradients"]) == 4_000
+    assert max(found.over_time_bytes["activation gradients"]) == 70_000
+    assert max(found.over_time_bytes["other"]) == 0
+    assert all(sum(values) <= found.peak_bytes for values in zip(*found.over_time_bytes.values(), strict=True))
 
 
 def test_an_accelerator_tells_what_was_there_before() -> None:
     found = split(small(kind=1, total=50_000), facts=FACTS)
     assert found is not None and found.device == "cuda:0"
     assert found.peak_bytes == 50_000 + 321_000  # the allocator's own total
-    assert found.at_peak["other"] == 50_000 - 4_000 - 8_000
+    assert found.at_peak_bytes["other"] == 50_000 - 4_000 - 8_000
 
 
 def test_recordings_without_allocations_or_addresses_are_not_split() -> None:
@@ -192,7 +192,7 @@ def test_categories_at_the_peak_are_those_of_pytorchs_memory_timeline(
 
     found = split(trace, facts=facts)
     assert found is not None
-    ours = found.at_peak
+    ours = found.at_peak_bytes
     assert found.peak_bytes == pytest.approx(sum(at), rel=0.001)
     assert ours["weights"] == theirs["PARAMETER"] + facts["buffer_bytes"]  # buffers are inputs to PyTorch
     assert ours["optimizer state"] == pytest.approx(theirs["OPTIMIZER_STATE"], rel=0.001)
@@ -228,15 +228,15 @@ def test_a_recording_holds_the_live_objects_bytes(
     assert found is not None
     live = facts_of(model, optimizer)
     weights = sum(p.nbytes for p in model.parameters())
-    assert found.at_peak["weights"] == weights + live["buffer_bytes"]
-    assert found.at_peak["optimizer state"] == live["optimizers"][0]["state_bytes"]
+    assert found.at_peak_bytes["weights"] == weights + live["buffer_bytes"]
+    assert found.at_peak_bytes["optimizer state"] == live["optimizers"][0]["state_bytes"]
     blocks = find_blocks(trace, host_spans(trace), static_bytes(trace.ranks[0].recording))
     assert blocks is not None
     gradients = blocks.category == CATEGORIES.index("gradients")
     trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
     assert blocks.held()[:, CATEGORIES.index("gradients")].max() == trained
     assert blocks.nbytes[gradients].sum() == 2 * trained  # both steps
-    assert found.over_time["input"] and max(found.over_time["input"]) > 0
+    assert found.over_time_bytes["input"] and max(found.over_time_bytes["input"]) > 0
     # The blocks account for every byte that the allocator itself counts.
     events = np.flatnonzero(trace.category == Category.MEMORY)
     total = trace.wait_correlation[events]

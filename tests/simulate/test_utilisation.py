@@ -229,7 +229,7 @@ def test_known_rates_of_a_small_gpu_recording() -> None:
     assert found.busy_s == pytest.approx(200e-6)
     assert found.busy_share == pytest.approx(0.2)
     product = next(each for each in found.classes if each.name == "product")
-    assert product.flops == 2e6 and product.nbytes == 120_000
+    assert product.flops == 2e6 and product.bytes == 120_000
     assert product.time_s == pytest.approx(100e-6)
     assert product.of_peak_flops == pytest.approx(0.2)  # 20 of 100 GFLOP/s
     assert product.of_peak_bandwidth == pytest.approx(0.12)
@@ -263,7 +263,7 @@ def test_an_unknown_device_has_no_peak_unless_it_is_given() -> None:
 def test_facts_of_the_recorder_give_samples_and_cpu_time() -> None:
     steps = [{"phase": "before", "wall_ns": 100, "cpu_ns": 150}, {"phase": "active", "wall_ns": 100, "cpu_ns": 900}]
     use = cpu_use({"steps": steps, "machine": {"affinity": [0, 1, 2, 3], "cores": 8}})
-    assert use is not None and (use.share, use.cores, use.steps, use.profiled) == (0.375, 4, 1, False)
+    assert use is not None and (use.share, use.cores, use.steps) == (0.375, 4, 1)
     assert cpu_use({}) is None
     loader = {"batch_size": 16, "read_by_step_thread": True}
     assert samples_per_step({"loaders": [loader], "steps": [{"batches": 2}, {"batches": 2}]}) == 32

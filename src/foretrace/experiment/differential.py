@@ -134,13 +134,12 @@ def _bars(runs: dict[str, list[float]]) -> tuple[Stall, ...]:
         drawn = np.random.default_rng(0).integers(0, count, size=(2000, count))
         low, high = np.quantile(np.median(difference[drawn], axis=1), [0.1, 0.9]).tolist()
         bars.append(
-            Stall(
-                name=name,
-                seconds=float(np.median(difference)),
-                low_s=low,
-                high_s=high,
-                of_s=median(runs[more]),
-                why=f"{names[more]} less {names[less]}, {count} rounds",
+            Stall.of(
+                name,
+                float(np.median(difference)),
+                (low, high),
+                median(runs[more]),
+                f"{names[more]} less {names[less]}, {count} rounds",
             )
         )
     return tuple(bars)

@@ -19,19 +19,20 @@ from foretrace.techniques.whatif import whatif
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stall:
-    """Seconds per step that the step is longer for one reason, with an 80 % range and how it is known."""
+    """One stall: seconds per step, 80 % range, share of the step that contains it."""
 
     name: str  # "interconnect", "network", "preparation", "fetch"
     seconds: float
     low_s: float
     high_s: float
-    of_s: float  # step that it is a share of
-    why: str
+    share: float
+    why: str  # how it is known
 
-    @property
-    def share(self) -> float:
-        """Of the step that contains it."""
-        return self.seconds / self.of_s if self.of_s > 0 else 0.0
+    @classmethod
+    def of(cls, name: str, seconds: float, between: tuple[float, float], step_s: float, why: str) -> Stall:
+        """A stall of a step that takes so long."""
+        share = seconds / step_s if step_s > 0 else 0.0
+        return cls(name=name, seconds=seconds, low_s=between[0], high_s=between[1], share=share, why=why)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,13 +70,12 @@ def stalls(
         found = whatif(graph, [DataParallel(workers=workers, network=link, gradient_mb=gradient_mb)])
         low, high = found.interval_s
         bars.append(
-            Stall(
-                name=name,
-                seconds=max(found.after_s - before_s, 0.0),
-                low_s=max(low - before_high, 0.0),
-                high_s=max(high - before_low, 0.0),
-                of_s=found.after_s,
-                why=f"{workers} workers over {link}, predicted from one",
+            Stall.of(
+                name,
+                max(found.after_s - before_s, 0.0),
+                (max(low - before_high, 0.0), max(high - before_low, 0.0)),
+                found.after_s,
+                f"{workers} workers over {link}, predicted from one",
             )
         )
         before_s, before_low, before_high = found.after_s, low, high
@@ -106,14 +106,7 @@ def loader_s(graph: TaskGraph) -> float | None:
 
 
 def _measured(name: str, seconds: float, spread: float, recorded: float, why: str) -> Stall:
-    return Stall(
-        name=name,
-        seconds=seconds,
-        low_s=seconds * max(1 - spread, 0.0),
-        high_s=seconds * (1 + spread),
-        of_s=recorded,
-        why=why,
-    )
+    return Stall.of(name, seconds, (seconds * max(1 - spread, 0.0), seconds * (1 + spread)), recorded, why)
 
 
 def _fetch(graph: TaskGraph) -> float | None:

@@ -96,7 +96,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What an edit did to a graph."""
+    """What one edit did."""
 
     technique: str  # "" for a bare primitive
     what: str  # one sentence, e.g. "removed 161 kernels and their 161 launches"
@@ -167,7 +167,7 @@ class Carried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotOfStep:
-    """Work in a one-step recording that is not the step's and was left out of it, see `simulate.own_step`."""
+    """Work in a one-step recording that belongs to other steps or to the process's start, and was left out."""
 
     reason: str
     tasks: int

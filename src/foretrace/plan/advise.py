@@ -79,7 +79,7 @@ class Tried:
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOut:
-    """A technique that was not predicted, or is not in an answer, and why."""
+    """A technique that was not predicted, and why."""
 
     name: str
     why: str

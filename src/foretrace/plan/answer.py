@@ -26,24 +26,32 @@ class Bucket:
     first: str  # the one that is ready first
     last: str
     gradients: int
-    nbytes: int
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Region:
+    """A region of a compiled model: the parameters whose gradients are ready first and last in it."""
+
+    first: str
+    last: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """What to set; None and empty where a part of it is not in the answer."""
+    """What to set; null where it is not in the answer."""
 
     buckets: tuple[Bucket, ...]  # in the order in which they are sent
     bucket_cap_mb_list: tuple[float, ...]  # MiB; of DistributedDataParallel, one size per bucket
     bucket_cap_mb: float | None  # MiB; the best single size, for PyTorch without the list
     bucket_cap_step_s: float | None  # step with that size, by the whole graph
     gradient_as_bucket_view: bool
-    autocast: str  # "bfloat16", "float16", or "" for none
-    compile_mode: str  # "" for none
-    regions: tuple[tuple[str, str], ...]  # of a compiled model: first and last parameter, in backward order
+    autocast: str | None  # "bfloat16" or "float16"
+    compile_mode: str | None
+    regions: tuple[Region, ...]  # in backward order
     fused_optimizer: bool
     accumulation_steps: int
-    recompute: str  # blocks to checkpoint, "" for none
+    recompute: str | None  # blocks to checkpoint
 
 
 def configuration(answer: Answer) -> Configuration:
@@ -61,7 +69,7 @@ def configuration(answer: Answer) -> Configuration:
                 first=problem.tensors[begin].split("+")[0],
                 last=problem.tensors[end].split("+")[-1],
                 gradients=sum(count[begin : end + 1]),
-                nbytes=size,
+                bytes=size,
             )
             for begin, end, size in zip(plan.begins, plan.ends, sizes, strict=True)
         )
@@ -71,19 +79,19 @@ def configuration(answer: Answer) -> Configuration:
         single, single_s = cap / MIB, _with_cap_s(answer, cap / MIB)
     mixed, compiled = chosen.get(MixedPrecision), chosen.get(Compiled)
     accumulated, recomputed = chosen.get(GradientAccumulation), chosen.get(ActivationRecomputation)
-    regions = tuple((bucket.first, bucket.last) for bucket in buckets) if compiled is not None else ()
+    regions = tuple(Region(first=each.first, last=each.last) for each in buckets) if compiled is not None else ()
     return Configuration(
         buckets=buckets,
         bucket_cap_mb_list=caps,
         bucket_cap_mb=single,
         bucket_cap_step_s=single_s,
         gradient_as_bucket_view=bool(buckets),
-        autocast=mixed.type_name(answer.graph) if isinstance(mixed, MixedPrecision) else "",
-        compile_mode=compiled.mode if isinstance(compiled, Compiled) else "",
+        autocast=mixed.type_name(answer.graph) if isinstance(mixed, MixedPrecision) else None,
+        compile_mode=compiled.mode or None if isinstance(compiled, Compiled) else None,
         regions=regions,
         fused_optimizer=FusedOptimizer in chosen,
         accumulation_steps=accumulated.steps if isinstance(accumulated, GradientAccumulation) else 1,
-        recompute=recomputed.blocks if isinstance(recomputed, ActivationRecomputation) else "",
+        recompute=recomputed.blocks or None if isinstance(recomputed, ActivationRecomputation) else None,
     )
 
 
@@ -156,11 +164,11 @@ def as_json(found: Configuration) -> dict[str, Any]:
         if found.buckets
         else None,
         "bucket_cap_mb": found.bucket_cap_mb,
-        "autocast": found.autocast or None,
-        "compile": {"mode": found.compile_mode, "regions": [list(each) for each in found.regions]}
+        "autocast": found.autocast,
+        "compile": {"mode": found.compile_mode, "regions": [[each.first, each.last] for each in found.regions]}
         if found.compile_mode
         else None,
         "fused_optimizer": found.fused_optimizer,
         "accumulation_steps": found.accumulation_steps,
-        "recompute": found.recompute or None,
+        "recompute": found.recompute,
     }

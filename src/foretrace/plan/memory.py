@@ -28,7 +28,7 @@ class Peak:
     @classmethod
     def of(cls, split: MemorySplit) -> Peak:
         """The recorded one."""
-        return cls(recorded=split.peak_bytes, activations=split.at_peak.get("activations", 0))
+        return cls(recorded=split.peak_bytes, activations=split.at_peak_bytes.get("activations", 0))
 
     def after(self, graph: TaskGraph, *, since: int = 0) -> int:
         """Bytes at the peak of a graph whose changes from number `since` on are techniques applied to the recording."""

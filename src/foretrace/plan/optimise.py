@@ -321,18 +321,22 @@ class Optimiser:
     def _gains(self, graph: TaskGraph, best: Candidate, default_s: float) -> tuple[Gain, ...]:
         """What each part of the answer takes off the step, one after the other, by the whole graph."""
         gains, now = list[Gain](), default_s
+
+        def gained(name: str, what: str) -> Gain:
+            return Gain(name=name, what=what, before_s=now, after_s=after, saved_s=now - after)
+
         if best.parallel is not None:
             plain = replace(self._parallel(), bucket_mb=None)
             after = simulate(self._predictions.of([plain])).step_time_s
             if now - after > _WORTH * now:
-                gains.append(Gain(name="gradients as views", what="no copies back", before_s=now, after_s=after))
+                gains.append(gained("gradients as views", "no copies back"))
             now = after
             first = self._candidate(graph, ())
             if first is not None and first.parallel is not None and first.found is not None:
                 after = simulate(self._predictions.of([first.parallel])).step_time_s
                 what = f"{len(first.found.plan.ends)} buckets instead of {self._default_buckets(graph)}"
                 if now - after > _WORTH * now:
-                    gains.append(Gain(name=FUSION, what=what, before_s=now, after_s=after))
+                    gains.append(gained(FUSION, what))
                     now = after
                 elif not best.techniques:
                     self.left_out.setdefault(FUSION, "the default buckets are as good as any")
@@ -344,7 +348,7 @@ class Optimiser:
             after = simulate(self._predictions.of(found.chain)).step_time_s
             what = technique.summary
             if now - after > _WORTH * now or _saves(technique):
-                gains.append(Gain(name=str(technique), what=what, before_s=now, after_s=after))
+                gains.append(gained(str(technique), what))
                 now = after
         return tuple(gains)
 

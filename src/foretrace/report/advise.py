@@ -4,14 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from foretrace.plan.advise import Advice, Tried
+import msgspec
+
+from foretrace.plan.advise import Advice, LeftOut, Tried
 from foretrace.report import ranks, runs
-from foretrace.report.advise_views import AdviceRow, LeftOutView, row
 from foretrace.report.blocks import NARROW, Block, Column, Headline, Line, notes, shown, table
 from foretrace.report.units import TimeUnit, between, change, in_unit, unit_for
 from foretrace.report.views import Result, taken
 
 SHOWN_REFUSALS = 8
+
+
+class AdviceRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One technique, or several applied in this order, and the step that they lead to, seconds."""
+
+    name: str  # the techniques, joined
+    do: tuple[str, ...]  # each as `--do` takes it
+    after_s: float
+    saved_s: float
+    saved_range_s: tuple[float, float] | None  # null where only a first estimate was made
+    how: str  # how the range was found: "one by one", "all at once", "noise alone", ""
+    effort: str  # what it costs to do
+    why_not_more: str
 
 
 class AdviseView(Result, frozen=True, kw_only=True):
@@ -29,9 +43,9 @@ class AdviseView(Result, frozen=True, kw_only=True):
     together: AdviceRow | None  # the best of them applied together; null where there are no two
     hidden: tuple[AdviceRow, ...]  # cannot be distinguished from no change
     slower: tuple[AdviceRow, ...]  # by a first estimate
-    refused: tuple[LeftOutView, ...]
-    asks: tuple[LeftOutView, ...]  # not tried: `why` lists the parameters that have no default
-    failed: tuple[LeftOutView, ...]  # mistakes of foretrace
+    refused: tuple[LeftOut, ...]
+    asks: tuple[LeftOut, ...]  # not tried: `why` lists the parameters that have no default
+    failed: tuple[LeftOut, ...]  # mistakes of foretrace
     notes: tuple[str, ...]
     next: str
 
@@ -55,12 +69,23 @@ def advise(advice: Advice, *, path: str = "") -> AdviseView:
         together=None if advice.together is None else row(advice.together),
         hidden=tuple(map(row, advice.hidden)),
         slower=tuple(map(row, advice.slower)),
+        failed=tuple(LeftOut(name=each.name, why=each.why) for each in advice.failed),
         notes=runs.notes(graph),
         next=""
         if not path
         else f"foretrace blame {again}"
         if first is None
         else f"foretrace whatif {again} {runs.do(list(map(str, first.techniques)))}",
+    )
+
+
+def row(tried: Tried) -> AdviceRow:
+    """One line of advice."""
+    return taken(
+        AdviceRow,
+        tried,
+        do=tuple(map(str, tried.techniques)),
+        effort="; ".join(each.effort for each in tried.techniques if each.effort),
     )
 
 
@@ -140,7 +165,7 @@ def _how(view: AdviseView) -> str:
     )
 
 
-def _by_reason(refused: Sequence[LeftOutView]) -> dict[str, list[str]]:
+def _by_reason(refused: Sequence[LeftOut]) -> dict[str, list[str]]:
     """Techniques by why they do not fit."""
     found: dict[str, list[str]] = {}
     for each in refused:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from foretrace.report import headline, ranks, runs
 from foretrace.report.blocks import NARROW, Block, Column, Grid, Headline, shown
 from foretrace.report.units import between, seconds, unit_for
-from foretrace.report.views import BlameRowView, Result, taken
-from foretrace.simulate.timeline import By, Timeline
+from foretrace.report.views import Result
+from foretrace.simulate.timeline import BlameRow, By, Timeline
 
 # Where a kind of task runs.
 WHERE = {
@@ -36,13 +36,13 @@ class BlameView(Result, frozen=True, kw_only=True):
     by: str
     step_time_s: float
     interval_s: tuple[float, float] | None = None  # as in `show`
-    rows: tuple[BlameRowView, ...]
+    rows: tuple[BlameRow, ...]
     next: str
 
 
 def blame(timeline: Timeline, by: By = "name", *, path: str = "") -> BlameView:
     """Suspects ranked by what the step would save if they were 10 % faster."""
-    rows = rows_of(timeline, by)
+    rows = timeline.blame(by)
     return BlameView(
         headline=headline.blame(rows, timeline.step_time_s, every=timeline.graph.n_steps > 1),
         source=runs.source(path, timeline.graph.info.source),
@@ -57,11 +57,6 @@ def blame(timeline: Timeline, by: By = "name", *, path: str = "") -> BlameView:
     )
 
 
-def rows_of(timeline: Timeline, by: By) -> tuple[BlameRowView, ...]:
-    """The ranking of a run."""
-    return tuple(taken(BlameRowView, row) for row in timeline.blame(by))
-
-
 @shown.register
 def _(view: BlameView, top: int) -> Iterator[Block]:
     unit = unit_for(view.step_time_s)
@@ -73,7 +68,7 @@ def _(view: BlameView, top: int) -> Iterator[Block]:
     yield ranking(view.rows, title, view.platform, top=top)
 
 
-def ranking(rows: Sequence[BlameRowView], title: str, platform: str, *, top: int = 0) -> Grid:
+def ranking(rows: Sequence[BlameRow], title: str, platform: str, *, top: int = 0) -> Grid:
     """A table of suspects. Host and device work may carry the same name, so where a task runs is said."""
     where = () if platform == "cpu" else (Column("on", least=NARROW),)
     columns = (

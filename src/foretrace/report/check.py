@@ -4,21 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import msgspec
-
 from foretrace.report.blocks import Block, Column, Headline, shown, table
 from foretrace.report.views import Result, taken
-from foretrace.simulate.check import CheckReport
-
-
-class FindingView(msgspec.Struct, frozen=True, kw_only=True):
-    """One check of a graph."""
-
-    name: str
-    verdict: str  # ok, warn, fail, skip
-    value: float
-    limit: float
-    says: str
+from foretrace.simulate.check import CheckReport, Finding
 
 
 class CheckView(Result, frozen=True, kw_only=True):
@@ -28,7 +16,7 @@ class CheckView(Result, frozen=True, kw_only=True):
     headline: str
     ok: bool
     gpu_whatifs: bool
-    findings: tuple[FindingView, ...]
+    findings: tuple[Finding, ...]
 
 
 def check(report: CheckReport) -> CheckView:

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from foretrace.report.names import short_name
 from foretrace.report.units import between, change, in_unit, of, seconds, share, speed, unit_for
-from foretrace.report.views import PARTS, BlameRowView, BreakdownView, part_word
+from foretrace.report.views import PARTS, BreakdownView, part_word
+from foretrace.simulate.timeline import BlameRow
 
 WASTE_SHARE = 0.15  # a wait shorter than this share of the step is not what holds it back, unless nothing is longer
 NOISE_SHARE = 0.001  # breakdown parts below this share of the step are not worth a word
@@ -87,7 +88,7 @@ def recurring(steps_ns: npt.NDArray[np.int64]) -> Recurring | None:
 
 def show(
     breakdown: BreakdownView,
-    rows: Sequence[BlameRowView],
+    rows: Sequence[BlameRow],
     *,
     platform: str,
     ranks: int,
@@ -131,7 +132,7 @@ def show(
     return f"{who} idles{when}: {spent} pass without work, and the recording does not say why."
 
 
-def _compute(breakdown: BreakdownView, rows: Sequence[BlameRowView], *, platform: str, every: bool) -> str:
+def _compute(breakdown: BreakdownView, rows: Sequence[BlameRow], *, platform: str, every: bool) -> str:
     parts = breakdown.parts()
     total = sum(parts.values())
     spent = of(parts["compute"], total, every=every)
@@ -174,7 +175,7 @@ def simulate(step_s: float, measured_s: float, structural_error: float) -> str:
     )
 
 
-def blame(rows: Sequence[BlameRowView], step_s: float, *, every: bool) -> str:
+def blame(rows: Sequence[BlameRow], step_s: float, *, every: bool) -> str:
     """The first of the ranking: who saves most if 10 % faster, and what is saved without it."""
     named = [row for row in rows if row.saved_if_10pct_faster_s > 0]
     if not named:

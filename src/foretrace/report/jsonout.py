@@ -32,14 +32,29 @@ MEASURED: dict[str, tuple[str, ...]] = {
 
 # What the schemas call structs of other rooms.
 CALLED = {
+    "BlameRow": "BlameRowView",
+    "Bucket": "BucketView",
+    "Change": "ChangeView",
     "CheckedSize": "SizeView",
     "Choice": "ChoiceView",
+    "Configuration": "ConfigurationView",
+    "CpuUse": "CpuUseView",
     "FamilyWork": "FamilyView",
+    "Finding": "FindingView",
+    "Gain": "GainView",
+    "GroupRates": "RatesView",
+    "LeftOut": "LeftOutView",
+    "MemorySplit": "MemoryView",
     "Method": "CompressionMethodView",
+    "NotOfStep": "NotOfStepView",
     "OperatorBlock": "OperatorBlockView",
     "OperatorGroup": "OperatorGroupView",
+    "PathPart": "PathPartView",
     "RankClass": "ClassView",
+    "RankShare": "RankRow",
+    "Region": "RegionView",
     "RuleUse": "RuleUseView",
+    "Stall": "StallView",
     "Summary": "LedgerSummaryView",
 }
 

@@ -4,66 +4,21 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import msgspec
 
+from foretrace.plan.advise import LeftOut
+from foretrace.plan.answer import Configuration
+from foretrace.plan.result import Answer, Gain
 from foretrace.report import assumptions
-from foretrace.report.advise_views import LeftOutView
 from foretrace.report.assumptions import AssumptionView, assumption
 from foretrace.report.blocks import Block, Column, Headline, Line, notes, shown, table
 from foretrace.report.units import between, count, digits, seconds, share, speed, unit_for
 from foretrace.report.views import Result, taken
 
-if TYPE_CHECKING:
-    from foretrace.plan.answer import Configuration
-    from foretrace.plan.result import Answer
-
 SHOWN_BUCKETS = 8
 SHOWN_ASSUMPTIONS = 4
 _CLOSE = 0.05  # the coarsened view proves little about a graph that it is off by more
-
-
-class GainView(msgspec.Struct, frozen=True, kw_only=True):
-    """One technique of the answer, behind those before it."""
-
-    name: str
-    what: str
-    before_s: float
-    after_s: float
-    saved_s: float
-
-
-class BucketView(msgspec.Struct, frozen=True, kw_only=True):
-    """Gradients that travel together."""
-
-    first: str
-    last: str
-    gradients: int
-    bytes: int
-
-
-class RegionView(msgspec.Struct, frozen=True, kw_only=True):
-    """A region of a compiled model: the parameters whose gradients are ready first and last in it."""
-
-    first: str
-    last: str
-
-
-class ConfigurationView(msgspec.Struct, frozen=True, kw_only=True):
-    """What to set; null where it is not in the answer."""
-
-    buckets: tuple[BucketView, ...]  # in the order in which they are sent
-    bucket_cap_mb_list: tuple[float, ...]  # MiB, for DistributedDataParallel
-    bucket_cap_mb: float | None  # MiB, the best single size
-    bucket_cap_step_s: float | None  # step with the single size
-    gradient_as_bucket_view: bool
-    autocast: str | None
-    compile_mode: str | None
-    regions: tuple[RegionView, ...]
-    fused_optimizer: bool
-    accumulation_steps: int
-    recompute: str | None
 
 
 class OvertakingView(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,9 +62,9 @@ class OptimiseView(Result, frozen=True, kw_only=True):
     bound_s: float  # no buckets are faster with these techniques
     proven: bool  # whether the buckets meet that bound
     techniques: tuple[str, ...]  # for foretrace whatif --do
-    gains: tuple[GainView, ...]
-    left_out: tuple[LeftOutView, ...]
-    configuration: ConfigurationView
+    gains: tuple[Gain, ...]
+    left_out: tuple[LeftOut, ...]
+    configuration: Configuration
     snippet: str  # Python that applies it
     overtaking: OvertakingView | None
     memory_recorded_bytes: int | None
@@ -136,15 +91,7 @@ def optimise(answer: Answer, found: Configuration, python: str, *, source: str) 
         interval_level=answer.whatif.level,
         proven=best.found is None or best.found.proven,
         techniques=techniques,
-        configuration=taken(
-            ConfigurationView,
-            found,
-            buckets=tuple(taken(BucketView, each, bytes=each.nbytes) for each in found.buckets),
-            autocast=found.autocast or None,
-            compile_mode=found.compile_mode or None,
-            regions=tuple(RegionView(first=first, last=last) for first, last in found.regions),
-            recompute=found.recompute or None,
-        ),
+        configuration=found,
         snippet=python,
         overtaking=None
         if over is None
@@ -225,7 +172,7 @@ def _(view: OptimiseView, top: int) -> Iterator[Block]:
     yield from notes([*view.notes, done])
 
 
-def _buckets(found: ConfigurationView) -> Iterator[Block]:
+def _buckets(found: Configuration) -> Iterator[Block]:
     if not found.buckets:
         return
     rows = [(i, _size(each.bytes), each.gradients, each.first, each.last) for i, each in enumerate(found.buckets)]

@@ -20,7 +20,7 @@ from foretrace.report.units import MINUS, between, count, digits, in_unit, share
 from foretrace.report.views import Result, StepTimeView, taken
 from foretrace.simulate.memory import CATEGORIES, MemorySplit
 from foretrace.simulate.timeline import Timeline
-from foretrace.simulate.utilisation import GroupRates, Limits, cpu_use, samples_per_step, utilisation
+from foretrace.simulate.utilisation import CpuUse, GroupRates, Limits, cpu_use, samples_per_step, utilisation
 from foretrace.techniques.compute.classes import MATRIX, TaskPrecision, WorkClass, classify
 from foretrace.trace.trace import decode_shapes
 
@@ -47,52 +47,6 @@ class PeaksView(msgspec.Struct, frozen=True, kw_only=True):
     ridge: float | None  # FLOP/B above which float32 work is bound by arithmetic
 
 
-class RatesView(msgspec.Struct, frozen=True, kw_only=True):
-    """What a class of work, an operator or a kernel computes and moves, per step.
-
-    Rates are over the part of its time whose FLOPs and bytes are known (`known_share`).
-    """
-
-    name: str
-    count: float
-    time_s: float
-    share: float  # of the time of all work
-    known_share: float
-    flops: float
-    bytes: float
-    flops_per_s: float
-    bytes_per_s: float
-    intensity: float  # FLOP/B
-    of_peak_flops: float | None  # of the peak of each task's precision
-    of_peak_bandwidth: float | None
-    of_roofline: float | None  # shortest time that both peaks allow, over the time taken
-
-
-class CpuUseView(msgspec.Struct, frozen=True, kw_only=True):
-    """CPU time of the process over cores x elapsed time, in unprofiled steps."""
-
-    share: float
-    cores: int
-    busy_cores: float
-    steps: int
-
-
-class MemoryView(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory of one device by category at its peak and over the step that holds the peak."""
-
-    device: str
-    peak_bytes: int
-    at_peak_bytes: dict[str, int]  # sums to peak_bytes
-    peak_phase: str
-    peak_operator: str
-    step: int
-    over_time_bytes: dict[str, tuple[int, ...]]  # the fullest moment of equal pieces of that step
-    allocated_per_step_bytes: float
-    allocations_per_step: float
-    recorded_peak_bytes: int | None  # the allocator's own figure
-    notes: tuple[str, ...]
-
-
 class ProfileView(Result, frozen=True, kw_only=True):
     """`foretrace profile`: how much of the device a step uses, and what holds its memory."""
 
@@ -111,15 +65,15 @@ class ProfileView(Result, frozen=True, kw_only=True):
     samples_per_s_p90: float | None
     busy_share: float
     peaks: PeaksView | None
-    total: RatesView
+    total: GroupRates
     step_flops_per_s: float  # over the whole step, idle time included
     compute_bound_share: float | None
     bandwidth_bound_share: float | None
-    cpu: CpuUseView | None
+    cpu: CpuUse | None
     threads_busy: dict[str, float]  # CPU thread -> share of the time with recorded work
-    classes: tuple[RatesView, ...]
-    operators: tuple[RatesView, ...]  # longest first, at most 100
-    memory: MemoryView | None
+    classes: tuple[GroupRates, ...]
+    operators: tuple[GroupRates, ...]  # longest first, at most 100
+    memory: MemorySplit | None
     notes: tuple[str, ...]
     next: str
 
@@ -176,11 +130,10 @@ def profile(
     interval = timeline.interval_s()
     per_step = samples or samples_per_step(info.recording)
     use = cpu_use(info.recording)
-    total_s = found.total.time_s
     notes = list(runs.corrections(graph))
     computing = [each for each in found.classes if each.name not in _NO_ARITHMETIC]
     computing_s = sum(each.time_s for each in computing)
-    covered = sum(each.known_s for each in computing) / computing_s if computing_s else 1.0
+    covered = sum(each.known_share * each.time_s for each in computing) / computing_s if computing_s else 1.0
     if covered < 0.98:
         notes.append(f"FLOPs and bytes are known for {share(covered)} of the work; rates are those of this part.")
     if peaks is None:
@@ -200,12 +153,11 @@ def profile(
         notes.append("The recording does not tell the process's CPU time; threads show what it recorded.")
     if memory is None:
         notes.append("The recording holds no allocations with addresses (profile_memory), so memory is not split.")
-    classes = tuple(_rates(each, total_s) for each in found.classes)
     platform = info.platform
     return taken(
         ProfileView,
         found,
-        headline=_headline(platform, found.total, found.busy_share, classes, peaks),
+        headline=_headline(platform, found.total, found.busy_share, found.classes, peaks),
         source=name or runs.source(path, info.source),
         device=(peaks.name if peaks and peaks.threads else "") or runs.device(graph) or _who(platform),
         platform=platform,
@@ -229,26 +181,11 @@ def profile(
             bytes_per_s=peaks.bytes_per_s or None,
             ridge=peaks.ridge or None,
         ),
-        total=_rates(found.total, total_s),
-        cpu=None if use is None else taken(CpuUseView, use),
+        cpu=use,
         threads_busy=found.lane_busy,
-        classes=classes,
-        operators=tuple(_rates(each, total_s) for each in found.operators),
-        memory=None
-        if memory is None
-        else taken(MemoryView, memory, at_peak_bytes=memory.at_peak, over_time_bytes=memory.over_time),
+        memory=memory,
         notes=tuple(notes),
         next=f"foretrace show {runs.quoted(path)}" if path else f"foretrace profile {name.partition(' ')[0]} --out run",
-    )
-
-
-def _rates(found: GroupRates, total_s: float) -> RatesView:
-    return taken(
-        RatesView,
-        found,
-        share=found.time_s / total_s if total_s else 0.0,
-        known_share=found.known_s / found.time_s if found.time_s else 0.0,
-        bytes=found.nbytes,
     )
 
 
@@ -328,7 +265,7 @@ _CPU_TYPES = ("float", "double", "c10::BFloat16", "c10::Half")
 
 
 def _headline(
-    platform: str, total: GroupRates, busy: float, classes: tuple[RatesView, ...], peaks: Peaks | None
+    platform: str, total: GroupRates, busy: float, classes: tuple[GroupRates, ...], peaks: Peaks | None
 ) -> str:
     """As in "The CPU computes at 61.0 % of its peak: convolutions hold 74.0 % of its work."."""
     who = _who(platform)
@@ -403,7 +340,7 @@ def _metrics(view: ProfileView) -> Iterator[tuple[str, str, str]]:
         yield "CPU", "–", ", ".join(f"{name} {share(value)} at work" for name, value in busiest)
 
 
-def _rates_table(title: str, rows: Sequence[RatesView]) -> Grid:
+def _rates_table(title: str, rows: Sequence[GroupRates]) -> Grid:
     columns = [
         Column(title, "name", beside=84), Column("time", "time"), Column("share", "share"),
         Column("FLOP/s", right=True), Column("of peak", "share"), Column("B/s", right=True, least=100),
@@ -419,7 +356,7 @@ def _rates_table(title: str, rows: Sequence[RatesView]) -> Grid:
     )  # fmt: skip
 
 
-def _memory_blocks(memory: MemoryView) -> Iterator[Block]:
+def _memory_blocks(memory: MemorySplit) -> Iterator[Block]:
     rows = []
     for name in CATEGORIES:
         size, course = memory.at_peak_bytes[name], memory.over_time_bytes[name]

@@ -5,19 +5,74 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from foretrace.graph.alignment import ClockOffsets
 from foretrace.graph.edit import scale
 from foretrace.graph.taskgraph import TaskGraph, TaskKind
 from foretrace.report.names import short_name
-from foretrace.report.ranks_views import ClockView, CollectiveRow, CollectivesView, RankRow, StragglerView
 from foretrace.report.units import count, seconds
 from foretrace.simulate import ranks
 from foretrace.simulate.breakdown import Breakdown, over_ranks
 from foretrace.simulate.timeline import Timeline, simulate
 
 BALANCED = 0.02  # waiting below this share of the step is not what holds it back
+
+
+class CollectiveRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One collective: means over its ranks."""
+
+    kind: str
+    group: str
+    bytes: int | None
+    ranks: int
+    wait_s_mean: float
+    transfer_s_mean: float
+    last_arriver: int
+    spread_s: float  # from the first arrival to the last
+
+
+class StragglerView(msgspec.Struct, frozen=True, kw_only=True):
+    """The rank that makes the others wait most, and why it is late, at the collective that shows it best."""
+
+    rank: int
+    last: int
+    caused_s: float
+    collective: int  # place in `each`
+    than: int  # the rank in the middle of the others, with which it is compared
+    by_s: float  # so much later than that one
+    cause: str
+    more_s: float
+    name: str  # task that it spends most of that in, "" if none
+    reason: str
+
+
+class CollectivesView(msgspec.Struct, frozen=True, kw_only=True):
+    """Collectives that tie the ranks of a recording together.
+
+    `wait_s_mean` and `transfer_s_mean` are means over the ranks of what a step holds of each.
+    """
+
+    matched: int
+    unmatched: tuple[str, ...]
+    missing: tuple[str, ...]
+    wait_s_mean: float
+    transfer_s_mean: float
+    last_arriver: tuple[int, ...]  # rank, per collective
+    straggler: StragglerView | None
+    saved_if_free_s: float  # per step, if transfers took no time
+    saved_if_together_s: float  # of the first step, if all ranks entered the recording together
+    by_rank: tuple[ranks.RankShare, ...]
+    each: tuple[CollectiveRow, ...]
+
+
+class ClockView(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the clock of every rank is ahead of that of the first one; null where nothing tells."""
+
+    offsets_s: dict[str, float | None]
+    uncertainty_s: float | None
+    drift: dict[str, float]  # seconds per second, only ranks whose clock drifts
 
 
 def numbers(graph: TaskGraph) -> tuple[int, ...]:
@@ -47,16 +102,7 @@ def collectives(timeline: Timeline) -> CollectivesView | None:
         straggler=_straggler(*late) if late else None,
         saved_if_free_s=timeline.step_time_s - free.step_time_s,
         saved_if_together_s=float(timeline.step_times_ns[0] - together.step_times_ns[0]) / 1e9,
-        by_rank=tuple(
-            RankRow(
-                rank=row.rank,
-                wait_s=row.wait_s,
-                transfer_s=row.transfer_s,
-                last=row.last,
-                caused_s=row.caused_s,
-            )
-            for row in rows
-        ),
+        by_rank=rows,
         each=_each(graph, found, said.get("what", ())),
     )
 

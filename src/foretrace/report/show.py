@@ -4,32 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import msgspec
-
 from foretrace import techniques
-from foretrace.graph.taskgraph import TaskGraph
+from foretrace.graph.taskgraph import NotOfStep, TaskGraph
 from foretrace.report import headline, ranks, runs
-from foretrace.report.advise_views import AdviceRow
-from foretrace.report.blame import ranking, rows_of
+from foretrace.report.advise import AdviceRow, row
+from foretrace.report.blame import ranking
 from foretrace.report.blocks import NARROW, About, Bars, Block, Column, Grid, Headline, Line, notes, shown, table
 from foretrace.report.names import short_name
-from foretrace.report.ranks_views import ClockView, CollectivesView
+from foretrace.report.ranks import ClockView, CollectivesView
 from foretrace.report.units import between, change, count, in_unit, seconds, share, unit_for
-from foretrace.report.views import BlameRowView, BreakdownView, Result, StepTimeView, taken
-from foretrace.simulate.timeline import Timeline
+from foretrace.report.views import BreakdownView, Result, StepTimeView
+from foretrace.simulate.timeline import BlameRow, Timeline
 
 HOLDS_BACK = 20  # rows of the ranking that `show` carries
 ADVISED_UP_TO = 5_000  # tasks: trying what answers the bottleneck takes about a tenth of reading so many
 MOST_MISMATCHES = 6  # sentences about calls that do not match
-
-
-class NotOfStepView(msgspec.Struct, frozen=True, kw_only=True):
-    """Work in a one-step recording that belongs to other steps or to the process's start, and was left out."""
-
-    reason: str
-    tasks: int
-    time_s: float
-    share: float  # of the device's time for its work, of the recorded step else
 
 
 class ShowView(Result, frozen=True, kw_only=True):
@@ -56,10 +45,10 @@ class ShowView(Result, frozen=True, kw_only=True):
     breakdown_mean_s: BreakdownView  # sums to step_time_s.mean
     attributed_gpu_share: float | None  # None without a GPU
     unexplained_gpu_share: float | None
-    holds_back: tuple[BlameRowView, ...]
+    holds_back: tuple[BlameRow, ...]
     collectives: CollectivesView | None = None  # None for one rank
     clock: ClockView | None = None
-    not_of_step: tuple[NotOfStepView, ...]
+    not_of_step: tuple[NotOfStep, ...]
     advice: tuple[AdviceRow, ...]  # what answers the bottleneck and gains beyond doubt
     notes: tuple[str, ...]
     next: str  # the command to try next
@@ -68,7 +57,7 @@ class ShowView(Result, frozen=True, kw_only=True):
 def show(timeline: Timeline, *, path: str = "") -> ShowView:
     """What is in a recording and what holds its step back. `path` is the file as the user named it."""
     graph, info = timeline.graph, timeline.graph.info
-    rows = rows_of(timeline, "name")
+    rows = timeline.blame("name")
     median, mean = runs.breakdowns(timeline)
     often = headline.recurring(ranks.breakdown(timeline).steps_ns)
     bottleneck = often.part if often else headline.bottleneck(median)
@@ -117,7 +106,7 @@ def show(timeline: Timeline, *, path: str = "") -> ShowView:
         holds_back=rows[:HOLDS_BACK],
         collectives=together,
         clock=ranks.clock(graph),
-        not_of_step=tuple(taken(NotOfStepView, each) for each in info.not_of_step),
+        not_of_step=info.not_of_step,
         advice=_advice(graph, bottleneck),
         notes=runs.notes(graph),
         next=suggestion,
@@ -129,7 +118,6 @@ def _advice(graph: TaskGraph, bottleneck: str) -> tuple[AdviceRow, ...]:
     if len(graph) > ADVISED_UP_TO or len(ranks.numbers(graph)) > 1:
         return ()
     from foretrace.plan.advise import against
-    from foretrace.report.advise_views import row
 
     names = {"data_loading": ["PrefetchData"], "launch_bound": ["CudaGraphs", "FusedOptimizer"]}
     kinds = [getattr(techniques, name) for name in names.get(bottleneck, ["MixedPrecision", "Compiled"])]
@@ -183,7 +171,7 @@ def _ranks(view: CollectivesView, clock: ClockView | None, most: int) -> Grid:
     )  # fmt: skip
 
 
-def _named_too(rows: Sequence[BlameRowView], most: int, headline: str) -> Sequence[BlameRowView]:
+def _named_too(rows: Sequence[BlameRow], most: int, headline: str) -> Sequence[BlameRow]:
     """The first rows, and behind them the one that the headline is about where it is further down."""
     named = [row for row in rows[most:] if short_name(row.name, 40) in headline]
     return [*rows[:most], *named[:1]]

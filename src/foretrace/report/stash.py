@@ -10,27 +10,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from foretrace.experiment.stalls import Stall, Stalls
 from foretrace.report.blocks import Block, Column, Headline, notes, shown, table
 from foretrace.report.units import digits, seconds, share
 from foretrace.report.views import Result, taken
 
 if TYPE_CHECKING:
     from foretrace.experiment.differential import Compared
-    from foretrace.experiment.stalls import Stalls
     from foretrace.plan.cloud import Offer, RentalAdvice, RentalRequest
 
 _SHOWN = 12  # offers printed beside those on the front
-
-
-class StallView(msgspec.Struct, frozen=True, kw_only=True):
-    """One stall: seconds per step, 80 % range, share of the step that contains it."""
-
-    name: str
-    seconds: float
-    low_s: float
-    high_s: float
-    share: float
-    why: str
 
 
 class StashView(Result, frozen=True, kw_only=True):
@@ -43,8 +32,8 @@ class StashView(Result, frozen=True, kw_only=True):
     alone_s: float  # step of one worker whose batches lie ready
     recorded_s: float
     interval_s: tuple[float, float]  # of `recorded_s`, 80 %
-    predicted: tuple[StallView, ...]
-    measured: tuple[StallView, ...]  # empty for a recording
+    predicted: tuple[Stall, ...]
+    measured: tuple[Stall, ...]  # empty for a recording
     runs_s: dict[str, tuple[float, ...]]  # seconds per step by run and round
     unknown: tuple[str, ...]
     notes: tuple[str, ...]
@@ -116,8 +105,8 @@ def stash(found: Stalls | Compared, *, source: str, workers: int) -> StashView:
         alone_s=predicted.alone_s,
         recorded_s=predicted.recorded_s,
         interval_s=predicted.interval_s,
-        predicted=tuple(taken(StallView, bar) for bar in predicted.bars),
-        measured=tuple(taken(StallView, bar) for bar in compared.measured) if compared else (),
+        predicted=predicted.bars,
+        measured=compared.measured if compared else (),
         runs_s=compared.runs_s if compared else {},
         unknown=predicted.unknown,
         notes=compared.notes if compared else (),
@@ -145,7 +134,7 @@ def _(view: StashView, top: int) -> Iterator[Block]:
     yield from notes(view.notes)
 
 
-def _range(bar: StallView) -> str:
+def _range(bar: Stall) -> str:
     return f"{seconds(bar.seconds)} ({seconds(bar.low_s)} – {seconds(bar.high_s)}) {share(bar.share)}"
 
 

@@ -122,19 +122,3 @@ class RatioView(msgspec.Struct, frozen=True, kw_only=True):
     value: float
     low: float
     high: float
-
-
-class BlameRowView(msgspec.Struct, frozen=True, kw_only=True):
-    """One suspect: how long it takes and what the step would save, per step, seconds.
-
-    `time_s` and `count` are per step; `saved_*` come from replays of the changed graph, so work that
-    something else hides saves less than it takes.
-    """
-
-    name: str
-    layer: str
-    kind: str
-    count: float
-    time_s: float
-    saved_if_removed_s: float
-    saved_if_10pct_faster_s: float

@@ -6,30 +6,17 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from foretrace.graph.taskgraph import Change
 from foretrace.report import assumptions, headline, ranks, runs
 from foretrace.report.assumptions import AssumptionView, assumption
 from foretrace.report.blocks import Bars, Block, Column, Headline, Line, notes, shown, table
 from foretrace.report.units import between, in_unit, unit_for
 from foretrace.report.views import BreakdownView, Result, taken
+from foretrace.techniques.explain import PathPart
 from foretrace.techniques.whatif import WhatIf
 
 MATTERS = 0.01  # an assumption whose range moves the predicted step by less is named, not explained
 LEAST_SHARE = 0.03  # parts of a critical path below this share of the step are left out of the words
-
-
-class PathPartView(msgspec.Struct, frozen=True, kw_only=True):
-    """Time of the critical path in one kind of work, per step, waits for it included, seconds."""
-
-    name: str
-    time_s: float
-
-
-class ChangeView(msgspec.Struct, frozen=True, kw_only=True):
-    """What one edit did."""
-
-    technique: str
-    what: str
-    tasks: int
 
 
 class StageView(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,11 +51,11 @@ class WhatIfView(Result, frozen=True, kw_only=True):
     interval_source: str
     breakdown_before_s: BreakdownView
     breakdown_after_s: BreakdownView
-    critical_path_before: tuple[PathPartView, ...]
-    critical_path_after: tuple[PathPartView, ...]
+    critical_path_before: tuple[PathPart, ...]
+    critical_path_after: tuple[PathPart, ...]
     critical_path_moved: bool
     stages: tuple[StageView, ...]
-    changes: tuple[ChangeView, ...]
+    changes: tuple[Change, ...]
     assumptions: tuple[AssumptionView, ...]
     why_not_more: str
     notes: tuple[str, ...]
@@ -146,7 +133,7 @@ def interval_text(view: WhatIfView) -> str:
     return f"{100 * view.interval_level:.3g} % interval {between(*view.interval_s, unit)} {unit.name}"
 
 
-def change_text(made: ChangeView, several: bool) -> str:
+def change_text(made: Change, several: bool) -> str:
     """What one edit did, with the technique's name where several were applied."""
     return f"{made.technique}: {made.what}" if several and made.technique else made.what
 
@@ -166,7 +153,7 @@ def other_assumptions(view: WhatIfView, rest: Sequence[AssumptionView]) -> str:
     return f"{named}: {'each moves' if len(rest) > 1 else 'moves'} the step by less than {100 * MATTERS:g} %"
 
 
-def path_text(parts: Sequence[PathPartView]) -> str:
+def path_text(parts: Sequence[PathPart]) -> str:
     """As in "data loading 58.0 → backward kernels 61.2 ms", the parts that matter only."""
     total = sum(part.time_s for part in parts)
     kept = [part for part in parts if part.time_s >= LEAST_SHARE * total and part.time_s > 0]

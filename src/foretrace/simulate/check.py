@@ -39,12 +39,12 @@ class CheckVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One check: what was measured, what it may be, and what that means."""
+    """One check of a graph."""
 
     name: str
-    verdict: CheckVerdict
-    value: float
-    limit: float
+    verdict: str  # a `CheckVerdict`
+    value: float  # measured
+    limit: float  # what it may be
     says: str
 
 

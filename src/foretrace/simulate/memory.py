@@ -91,15 +91,15 @@ class Static:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySplit:
-    """The memory of one device at its peak and over the step that holds the peak."""
+    """Memory of one device by category at its peak and over the step that holds the peak."""
 
     device: str  # "cpu", "cuda:0"
     peak_bytes: int
-    at_peak: dict[str, int]  # by category; sums to peak_bytes
+    at_peak_bytes: dict[str, int]  # by category; sums to peak_bytes
     peak_phase: str
     peak_operator: str
     step: int  # position of the step with the peak
-    over_time: dict[str, tuple[int, ...]]  # by category, over that step: the fullest moment of equal pieces of time
+    over_time_bytes: dict[str, tuple[int, ...]]  # over that step: the fullest moment of equal pieces
     allocated_per_step_bytes: float
     allocations_per_step: float
     recorded_peak_bytes: int | None  # what the allocator itself gives as its peak
@@ -157,11 +157,11 @@ def split(trace: Trace, *, facts: Mapping[str, Any] | None = None, pieces: int =
     return MemorySplit(
         device=blocks.device,
         peak_bytes=int(held[top].sum()),
-        at_peak=dict(zip(CATEGORIES, held[top].tolist(), strict=True)),
+        at_peak_bytes=dict(zip(CATEGORIES, held[top].tolist(), strict=True)),
         peak_phase=Phase(int(host.phase[span])).name.lower() if span >= 0 else "",
         peak_operator=trace.names[host.name[operator]] if operator >= 0 else "",
         step=step,
-        over_time=_sampled(blocks.time, held, int(steps.bounds[step]), int(steps.bounds[step + 1]), pieces),
+        over_time_bytes=_sampled(blocks.time, held, int(steps.bounds[step]), int(steps.bounds[step + 1]), pieces),
         allocated_per_step_bytes=float(blocks.nbytes[np.isin(blocks.made, inside)].sum()) / count,
         allocations_per_step=len(made) / count,
         recorded_peak_bytes=peak,

@@ -122,13 +122,13 @@ def parts(timeline: Timeline) -> Parts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankShare:
-    """What one rank spends in collectives, mean per step, and of how many it is the last to arrive."""
+    """What one rank spends in collectives per step."""
 
     rank: int
     wait_s: float
     transfer_s: float
-    last: int
-    caused_s: float  # waiting of the other ranks in those, per step
+    last: int  # collectives at which it arrives last
+    caused_s: float  # waiting of the others in those, per step
 
 
 def shares(timeline: Timeline, found: Parts) -> tuple[RankShare, ...]:

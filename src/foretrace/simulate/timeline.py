@@ -25,15 +25,15 @@ _TAKES_NO_TIME = (TaskKind.RETURN, TaskKind.MARK, TaskKind.JOIN, TaskKind.ARRIVA
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlameRow:
-    """A suspect: how long it takes and what a step would save without it.
+    """One suspect: how long it takes and what the step would save, per step, seconds.
 
-    `count`, `time_s` and the savings are per step (the window divided by its steps). `name` is what the group has in
-    common, `layer` is empty where it has several, `kind` is that of most of its time.
+    `time_s` and `count` are per step; `saved_*` come from replays of the changed graph, so work that
+    something else hides saves less than it takes.
     """
 
-    name: str
-    layer: str
-    kind: str
+    name: str  # what the group has in common
+    layer: str  # "" where it has several
+    kind: str  # that of most of its time
     count: float
     time_s: float
     saved_if_removed_s: float

@@ -37,33 +37,24 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRates:
-    """What a group of tasks computes and moves per step, and how near the device's peaks it comes.
+    """What a class of work, an operator or a kernel computes and moves, per step.
 
-    Rates are over the time of those tasks of the group whose work is known (`known_s`). None: not known.
+    Rates are over the part of its time whose FLOPs and bytes are known (`known_share`).
     """
 
     name: str
-    count: float  # per step
-    time_s: float  # per step, summed over the tasks
-    known_s: float
-    flops: float  # per step
-    nbytes: float  # per step
-    of_peak_flops: float | None
+    count: float
+    time_s: float  # summed over the tasks
+    share: float  # of the time of all work
+    known_share: float
+    flops: float
+    bytes: float
+    flops_per_s: float
+    bytes_per_s: float
+    intensity: float  # FLOP/B
+    of_peak_flops: float | None  # of the peak of each task's precision; None where it is not known
     of_peak_bandwidth: float | None
     of_roofline: float | None  # shortest time that both peaks allow, over the time taken
-
-    @property
-    def flops_per_s(self) -> float:
-        return self.flops / self.known_s if self.known_s else 0.0
-
-    @property
-    def bytes_per_s(self) -> float:
-        return self.nbytes / self.known_s if self.known_s else 0.0
-
-    @property
-    def intensity(self) -> float:
-        """FLOPs per byte."""
-        return self.flops / self.nbytes if self.nbytes else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,13 +96,18 @@ def utilisation(timeline: Timeline, limits: Limits, *, classes: Int64, class_nam
         compute = _share(ideal_compute[mine], known_time)
         memory = _share(ideal_memory[mine], known_time)
         best = np.fmax(ideal_compute[mine], ideal_memory[mine]) if compute is not None and memory is not None else None
+        taken, computed, moved = float(time[mine].sum()), float(flops[mine].sum()), float(nbytes[mine].sum())
         return GroupRates(
             name=name,
             count=int(mine.sum()) / steps,
-            time_s=float(time[mine].sum()) / steps,
-            known_s=known_time / steps,
-            flops=float(flops[mine].sum()) / steps,
-            nbytes=float(nbytes[mine].sum()) / steps,
+            time_s=taken / steps,
+            share=_ratio(taken, float(time.sum())),
+            known_share=_ratio(known_time, taken),
+            flops=computed / steps,
+            bytes=moved / steps,
+            flops_per_s=_ratio(computed, known_time),
+            bytes_per_s=_ratio(moved, known_time),
+            intensity=_ratio(computed, moved),
             of_peak_flops=compute,
             of_peak_bandwidth=memory,
             of_roofline=None if best is None else _share(best, known_time),
@@ -164,13 +160,12 @@ def known_work(graph: TaskGraph) -> Mask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuUse:
-    """How much of the machine's cores the process used, from the recorder's clocks."""
+    """CPU time of the process over cores x elapsed time, in unprofiled steps."""
 
-    share: float  # process CPU time / (cores x elapsed)
+    share: float
     cores: int
     busy_cores: float
-    steps: int  # over how many steps
-    profiled: bool  # whether these steps were recorded ones, for lack of others
+    steps: int
 
 
 def cpu_use(facts: Mapping[str, Any]) -> CpuUse | None:
@@ -180,13 +175,12 @@ def cpu_use(facts: Mapping[str, Any]) -> CpuUse | None:
     affinity = machine.get("affinity")
     cores = len(affinity) if affinity else machine.get("cores")
     chosen = [each for each in steps if each["phase"] in ("before", "after")]
-    profiled = not chosen
     chosen = chosen or [each for each in steps if each["phase"] == "active"]
     elapsed = sum(each["wall_ns"] for each in chosen)
     if not cores or not elapsed:
         return None
     busy = sum(each["cpu_ns"] for each in chosen) / elapsed
-    return CpuUse(share=busy / cores, cores=cores, busy_cores=busy, steps=len(chosen), profiled=profiled)
+    return CpuUse(share=busy / cores, cores=cores, busy_cores=busy, steps=len(chosen))
 
 
 def samples_per_step(facts: Mapping[str, Any]) -> float | None:
@@ -200,6 +194,10 @@ def samples_per_step(facts: Mapping[str, Any]) -> float | None:
         return None
     counts = [each["batches"] for each in facts.get("steps") or [] if each.get("batches")]
     return float(loaders[0]["batch_size"]) * (float(np.median(counts)) if counts else 1.0)
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
 
 
 def _share(ideal: Float64, taken: float) -> float | None:

@@ -29,7 +29,7 @@ _WAITS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathPart:
-    """Time of the critical path in one kind of work or wait, per step."""
+    """Time of the critical path in one kind of work, per step, waits for it included, seconds."""
 
     name: str
     time_s: float
