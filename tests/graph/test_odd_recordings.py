@@ -16,11 +16,12 @@ from foretrace.errors import ForetraceError
 from foretrace.graph.builder import build as build_graph
 from foretrace.graph.store import load, save
 from foretrace.report.blame import blame
-from foretrace.report.profile import peaks_of, profile
+from foretrace.report.profile import profile
 from foretrace.report.show import show
 from foretrace.simulate.memory import split
 from foretrace.simulate.overhead import unprofiled
 from foretrace.simulate.timeline import simulate
+from foretrace.techniques.compute.rates import peaks_of
 from tests.fuzz.readers import recordings
 from tests.kineto_files import MAIN, Recording
 

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from foretrace.graph.taskgraph import TaskKind
-from foretrace.report import blame, compare, headline, html, show, tracks
+from foretrace.report import blame, compare, html, show, tracks
 from foretrace.report import simulate as simulated
 from foretrace.report import whatif as predicted
 from foretrace.report.jsonout import dumps, loads
 from foretrace.report.terminal import Terminal, render
 from foretrace.report.views import PARTS
+from foretrace.simulate.breakdown import recurring
 from foretrace.simulate.timeline import Timeline, simulate
 from foretrace.techniques.data.prefetch_data import PrefetchData
 from foretrace.techniques.selection import Scale
@@ -78,7 +79,7 @@ def test_a_wait_that_recurs_is_named_although_the_median_step_hides_it() -> None
 
 
 def test_recurring_needs_steps() -> None:
-    assert headline.recurring(np.zeros((3, len(PARTS)), dtype=np.int64)) is None
+    assert recurring(np.zeros((3, len(PARTS)), dtype=np.int64)) is None
 
 
 def test_blame_rows_are_those_of_the_timeline(runs: dict[str, Timeline]) -> None:

@@ -6,7 +6,9 @@ import pytest
 
 from foretrace.report import headline
 from foretrace.report.views import PARTS, BreakdownView
+from foretrace.simulate.breakdown import bottleneck as part_that_holds
 from foretrace.simulate.timeline import BlameRow
+from foretrace.techniques.compute.rates import operator_words
 from tests.report.report_views import ROWS
 
 
@@ -64,20 +66,20 @@ def row(name: str, kind: str, time_s: float) -> BlameRow:
 )
 def test_gpu(parts: dict[str, float], bottleneck: str, sentence: str) -> None:
     found = breakdown(**parts)
-    assert headline.bottleneck(found) == bottleneck
+    assert part_that_holds(found.parts()) == bottleneck
     assert headline.show(found, ROWS, platform="cuda", ranks=1, every=True) == sentence
 
 
 def test_a_short_wait_is_not_what_holds_the_step_back() -> None:
     found = breakdown(compute=0.09, data_loading=0.01)
-    assert headline.bottleneck(found) == "compute"
+    assert part_that_holds(found.parts()) == "compute"
 
 
 def test_a_wait_longer_than_compute_is_named_however_short() -> None:
     found = breakdown(
         compute=0.1, data_loading=0.11, launch_bound=0.11, exposed_copy=0.11, idle=0.12, synchronisation=0.45
     )
-    assert headline.bottleneck(found) == "synchronisation"
+    assert part_that_holds(found.parts()) == "synchronisation"
 
 
 def test_ranks_together_do_tell_waiting_from_transfer() -> None:
@@ -114,7 +116,7 @@ def test_cpu_recordings_name_the_class_of_operators() -> None:
     ],
 )
 def test_operator_classes(operator: str, label: str) -> None:
-    assert headline.operator_class(operator) == label
+    assert operator_words(operator) == label
 
 
 def test_an_empty_recording_still_gets_a_sentence() -> None:

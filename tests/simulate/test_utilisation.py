@@ -19,6 +19,7 @@ from foretrace.report import profile as report
 from foretrace.report.profile import ProfileView
 from foretrace.simulate.timeline import simulate
 from foretrace.simulate.utilisation import Limits, cpu_use, known_work, samples_per_step, utilisation
+from foretrace.techniques.compute.rates import peaks_of
 from foretrace.trace.read import read
 from tests.kineto_files import Recording
 
@@ -241,7 +242,7 @@ def test_known_rates_of_a_small_gpu_recording() -> None:
 
 
 def view_of(graph: TaskGraph, **limits: float) -> ProfileView:
-    return report.profile(simulate(graph), peaks=report.peaks_of(graph, **limits), memory=None, path="x.json")
+    return report.profile(simulate(graph), peaks=peaks_of(graph, **limits), memory=None, path="x.json")
 
 
 def test_peaks_come_from_the_catalog_by_the_recorded_name() -> None:

@@ -60,13 +60,14 @@ def _of_trace(
     """Analyse a recording or, without its memory, a saved graph; `limits` are GFLOP/s and GB/s that the user gave."""
     from foretrace.report import profile as report
     from foretrace.simulate.memory import split
+    from foretrace.techniques.compute.rates import peaks_of
 
     run = options.scenario(path, rank=rank, salvage=salvage)
     memory, trace = None, run.trace
     if trace is not None:
         lowest = min((each.rank for each in trace.ranks), default=None) if rank is None else rank
         memory = split(trace.of_rank(lowest) if lowest is not None and len(trace.ranks) > 1 else trace)
-    peaks = report.peaks_of(run.graph, gflops=limits[0], gb_s=limits[1])
+    peaks = peaks_of(run.graph, gflops=limits[0], gb_s=limits[1])
     return report.profile(
         run.simulate(), peaks=peaks, memory=memory, samples=batch, path=str(path) if kept else "", name=name
     )

@@ -318,6 +318,14 @@ class TaskGraph:
         """Ranks that the graph holds, ascending."""
         return tuple(sorted({lane.rank for lane in self.lanes if lane.rank >= 0}))
 
+    @property
+    def device_name(self) -> str:
+        """Name of the device that most of the work ran on, "" if the recording does not say."""
+        names = self.info.devices
+        used = [lane.device for lane in self.lanes if lane.kind == LaneKind.GPU]
+        at = max(set(used), key=used.count) if used else 0
+        return names[at] if 0 <= at < len(names) else next(filter(None, names), "")
+
     def mask(self, rows: Any) -> npt.NDArray[np.bool_]:
         """A mask (n) of these rows."""
         mask = np.zeros(len(self), dtype=np.bool_)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from foretrace.plan.advise import Advice, LeftOut, Tried
-from foretrace.report import ranks, runs
+from foretrace.report import runs
 from foretrace.report.blocks import NARROW, Block, Column, Headline, Line, notes, shown, table
 from foretrace.report.units import TimeUnit, between, change, in_unit, unit_for
 from foretrace.report.views import Result, taken
@@ -61,7 +61,7 @@ def advise(advice: Advice, *, path: str = "") -> AdviseView:
         headline=_headline(advice),
         source=runs.source(path, graph.info.source),
         platform=graph.info.platform,
-        rank_numbers=ranks.numbers(graph),
+        rank_numbers=graph.ranks,
         steps=graph.n_steps,
         before_s=advice.before.step_time_s,
         interval_level=advice.level,

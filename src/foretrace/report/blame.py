@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from foretrace.report import headline, ranks, runs
+from foretrace.report import headline, runs
 from foretrace.report.blocks import NARROW, Block, Column, Grid, Headline, shown
 from foretrace.report.units import between, seconds, unit_for
 from foretrace.report.views import Result
@@ -47,7 +47,7 @@ def blame(timeline: Timeline, by: By = "name", *, path: str = "") -> BlameView:
         headline=headline.blame(rows, timeline.step_time_s, every=timeline.graph.n_steps > 1),
         source=runs.source(path, timeline.graph.info.source),
         platform=timeline.graph.info.platform,
-        rank_numbers=ranks.numbers(timeline.graph),
+        rank_numbers=timeline.graph.ranks,
         steps=timeline.graph.n_steps,
         by=by,
         step_time_s=timeline.step_time_s,

@@ -116,7 +116,7 @@ def _notes(before: Timeline, after: Timeline) -> tuple[str, ...]:
     """What makes the two sides less comparable than their numbers look."""
     notes = []
     first, second = before.graph, after.graph
-    devices = [runs.device(graph) or "CPU" for graph in (first, second)]
+    devices = [graph.device_name or "CPU" for graph in (first, second)]
     if devices[0] != devices[1]:
         notes.append(f"The sides ran on different devices: {devices[0]} and {devices[1]}.")
     if first.info.world_size != second.info.world_size:

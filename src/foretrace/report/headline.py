@@ -2,88 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
 
 from foretrace.report.names import short_name
 from foretrace.report.units import between, change, in_unit, of, seconds, share, speed, unit_for
-from foretrace.report.views import PARTS, BreakdownView, part_word
+from foretrace.report.views import BreakdownView, part_word
+from foretrace.simulate.breakdown import Recurring, bottleneck
 from foretrace.simulate.timeline import BlameRow
+from foretrace.techniques.compute.rates import operator_words
 
-WASTE_SHARE = 0.15  # a wait shorter than this share of the step is not what holds it back, unless nothing is longer
 NOISE_SHARE = 0.001  # breakdown parts below this share of the step are not worth a word
-
-# What an operator of a CPU recording does, first match wins.
-OPERATOR_CLASSES = (
-    ("optimizer steps", r"^Optimizer\.|_foreach_|_fused_(?:adam|sgd)|^aten::(?:addcdiv|addcmul|lerp)"),
-    ("convolutions", r"conv"),
-    ("attention", r"scaled_dot_product|attention"),
-    ("recurrent layers", r"lstm|gru|rnn"),
-    (
-        "matrix products",
-        r"(?:^|::)(?:addmm|mm|bmm|baddbmm|matmul|linear|addmv|mv|dot|einsum|mkldnn_linear)\b",
-    ),
-    ("normalisation", r"norm"),
-    ("embeddings", r"embedding|index_select|gather|scatter"),
-    ("softmax and loss", r"softmax|nll_loss|cross_entropy|mse_loss"),
-    ("pooling", r"pool"),
-    ("copies and casts", r"copy_|_to_copy|contiguous|clone|::to$|::cat$|::stack$"),
-    ("random numbers", r"dropout|bernoulli|random|normal_|uniform_|rand"),
-    ("reductions", r"::(?:sum|mean|max|min|argmax|topk|sort)\b"),
-)
-_CLASSES = [(label, re.compile(pattern, re.IGNORECASE)) for label, pattern in OPERATOR_CLASSES]
-
-
-def operator_class(name: str) -> str:
-    """The class of a CPU operator in plain words, such as "convolutions"."""
-    for label, pattern in _CLASSES:
-        if pattern.search(name):
-            return label
-    return "pointwise operators" if name.startswith("aten::") else "other operators"
-
-
-def bottleneck(breakdown: BreakdownView) -> str:
-    """The part that holds the step back: the longest wait if it matters, else compute."""
-    parts = breakdown.parts()
-    total = sum(parts.values())
-    wait = max((name for name in parts if name != "compute"), key=lambda name: parts[name])
-    if parts[wait] > 0 and (parts[wait] >= WASTE_SHARE * total or parts[wait] > parts["compute"]):
-        return wait
-    return "compute"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recurring:
-    """A wait that some steps have and the median step has not, such as a loader that stalls every fourth step."""
-
-    part: str
-    steps: int
-    of: int
-
-
-def recurring(steps_ns: npt.NDArray[np.int64]) -> Recurring | None:
-    """The longest wait of the mean step (steps x parts, ns), if the median step hides it; None otherwise.
-
-    Two steps at least must have it: one alone is a disturbance, not what holds a training back.
-    """
-    total = steps_ns.sum(axis=1)
-    if not total.sum():
-        return None
-    middle = np.argsort(total, kind="stable")[(len(total) - 1) // 2 : len(total) // 2 + 1]
-    mean_share = steps_ns.sum(axis=0) / total.sum()
-    median_share = steps_ns[middle].sum(axis=0) / max(int(total[middle].sum()), 1)
-    hit = (steps_ns >= WASTE_SHARE * total[:, None]).sum(axis=0)
-    found = (mean_share >= WASTE_SHARE) & (median_share < WASTE_SHARE) & (hit >= 2)
-    found[PARTS.index("compute")] = False
-    if not found.any():
-        return None
-    part = int(np.argmax(np.where(found, mean_share, 0.0)))
-    return Recurring(part=PARTS[part], steps=int(hit[part]), of=len(total))
 
 
 def show(
@@ -100,7 +29,7 @@ def show(
 
     With a `recurring` wait the sentence is about the `mean` step, and says in how many steps the wait is.
     """
-    part, when = bottleneck(breakdown), ""
+    part, when = bottleneck(breakdown.parts()), ""
     if recurring is not None and mean is not None:
         breakdown, part = mean, recurring.part
         when = f"in {recurring.steps} of {recurring.of} steps"
@@ -141,7 +70,7 @@ def _compute(breakdown: BreakdownView, rows: Sequence[BlameRow], *, platform: st
         classes: dict[str, float] = defaultdict(float)
         for row in rows:
             if row.kind == "operator":
-                classes[operator_class(row.name)] += row.time_s
+                classes[operator_words(row.name)] += row.time_s
         ranked = sorted(classes.items(), key=lambda item: (-item[1], item[0]))
         if not ranked:
             return f"The CPU computes all the time: {spent} are operators."

@@ -3,35 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
-from foretrace.graph.taskgraph import TaskGraph, TaskKind
-from foretrace.graph.work import is_product
-from foretrace.hardware.devices import find
 from foretrace.hardware.probe import Peaks
-from foretrace.report import headline, runs
+from foretrace.report import runs
 from foretrace.report.blocks import About, Block, Column, Grid, Headline, shown, table
 from foretrace.report.blocks import notes as remarks
 from foretrace.report.units import MINUS, between, count, digits, in_unit, share, unit_for
 from foretrace.report.views import Result, StepTimeView, taken
 from foretrace.simulate.memory import CATEGORIES, MemorySplit
 from foretrace.simulate.timeline import Timeline
-from foretrace.simulate.utilisation import CpuUse, GroupRates, Limits, cpu_use, samples_per_step, utilisation
-from foretrace.techniques.compute.classes import MATRIX, TaskPrecision, WorkClass, classify
-from foretrace.trace.trace import decode_shapes
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
+from foretrace.simulate.utilisation import CpuUse, GroupRates, cpu_use, samples_per_step
+from foretrace.techniques.compute.rates import rates
 
 _SINGULAR = ("communication", "attention", "normalisation", "pooling")
 _NO_ARITHMETIC = ("communication", "copies to and from the device")
 _LITTLE = 0.01  # rows with less than this share of the work are left to --json
-_MATRIX_CLASSES = {WorkClass.GEMM: "matrix products", WorkClass.CONV: "convolutions", WorkClass.ATTENTION: "attention"}
-_DEVICE_KINDS = (TaskKind.KERNEL, TaskKind.COPY, TaskKind.MEMSET, TaskKind.COLLECTIVE)
 
 
 class PeaksView(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,36 +66,6 @@ class ProfileView(Result, frozen=True, kw_only=True):
     next: str
 
 
-def peaks_of(graph: TaskGraph, *, gflops: float | None = None, gb_s: float | None = None) -> Peaks | None:
-    """Peaks of the device that a recording was made on: given, from the catalog, or measured when it was recorded.
-
-    None where nobody knows: a CPU that was not probed, a device that the catalog lacks.
-    """
-    name = runs.device(graph)
-    found: Peaks | None = None
-    device = find(name) if graph.info.platform != "cpu" else None
-    if device is not None:
-        found = Peaks(
-            name=device.name,
-            source="catalog",
-            fp32=device.fp32_tflops * 1e12,
-            tf32=device.tf32_tflops * 1e12,
-            fp16=device.fp16_tflops * 1e12,
-            bf16=device.bf16_tflops * 1e12,
-            bytes_per_s=device.memory_gb_s * 1e9,
-        )
-    elif stored := graph.info.recording.get("peaks"):
-        found = Peaks(**stored)
-    if gflops is None and gb_s is None:
-        return found
-    found = found or Peaks(name=name or "this device", source="given")
-    if gflops is not None:
-        found = replace(found, fp32=gflops * 1e9, tf32=0.0, fp16=0.0, bf16=0.0, source="given")
-    if gb_s is not None:
-        found = replace(found, bytes_per_s=gb_s * 1e9, source="given")
-    return found
-
-
 def profile(
     timeline: Timeline,
     *,
@@ -120,12 +78,7 @@ def profile(
     """TBD's metrics of one recording. `samples` per step replace what the recorder knows; `name` is what was run."""
     graph = timeline.graph
     info = graph.info
-    label, names = _classes(graph)
-    limits = Limits(
-        flops_per_s=_peak_of_tasks(graph, peaks),
-        bytes_per_s=peaks.bytes_per_s if peaks and peaks.bytes_per_s else float("nan"),
-    )
-    found = utilisation(timeline, limits, classes=label, class_names=names)
+    found = rates(timeline, peaks)
     step = runs.step_time(timeline)
     interval = timeline.interval_s()
     per_step = samples or samples_per_step(info.recording)
@@ -159,7 +112,7 @@ def profile(
         found,
         headline=_headline(platform, found.total, found.busy_share, found.classes, peaks),
         source=name or runs.source(path, info.source),
-        device=(peaks.name if peaks and peaks.threads else "") or runs.device(graph) or _who(platform),
+        device=(peaks.name if peaks and peaks.threads else "") or graph.device_name or _who(platform),
         platform=platform,
         steps=graph.n_steps,
         step_time_s=step,
@@ -189,79 +142,8 @@ def profile(
     )
 
 
-def _classes(graph: TaskGraph) -> tuple[Int64, tuple[str, ...]]:
-    """Class of every task that is the device's work (−1 for others), and the classes' names."""
-    on_cpu = graph.info.platform == "cpu" and not graph.on_device.any()
-    kinds = (TaskKind.OPERATOR, TaskKind.COLLECTIVE) if on_cpu else _DEVICE_KINDS
-    rows = np.flatnonzero(np.isin(graph.kind, kinds))
-    work = classify(graph).work
-    names: dict[str, int] = {}
-    label = np.full(len(graph), -1, dtype=np.int64)
-    keys = np.stack([graph.kind[rows], graph.name[rows], graph.op[rows], work[rows]])
-    pairs, index = np.unique(keys, axis=1, return_inverse=True)
-    found = np.empty(pairs.shape[1], dtype=np.int64)
-    for i, (kind, name, op, what) in enumerate(pairs.T.tolist()):
-        operator = graph.names[op] if op >= 0 else ""
-        if kind == TaskKind.COLLECTIVE:
-            text = "communication"
-        elif kind == TaskKind.COPY:
-            text = "copies to and from the device"
-        elif kind == TaskKind.OPERATOR:
-            text = headline.operator_class(graph.names[name])
-        elif WorkClass(what) in MATRIX:
-            text = _MATRIX_CLASSES[WorkClass(what)]
-        else:
-            text = headline.operator_class(operator) if operator else "kernels of unknown operators"
-        found[i] = names.setdefault(text, len(names))
-    label[rows] = found[index.ravel()]
-    return label, tuple(names)
-
-
-def _peak_of_tasks(graph: TaskGraph, peaks: Peaks | None) -> Float64:
-    """FLOP/s that the device can reach in each task's precision (n), NaN where unknown.
-
-    Products use the units of their precision, everything else the float32 ones.
-    """
-    unknown = float("nan")
-    result = np.full(len(graph), unknown)
-    if peaks is None or not peaks.fp32:
-        return result
-    result[:] = peaks.fp32
-    if graph.on_device.any():
-        classes = classify(graph)
-        matrix = np.isin(classes.work, MATRIX)
-        half = peaks.fp16 or peaks.bf16 or (peaks.fp32 if peaks.source == "given" else unknown)
-        by_precision = {
-            TaskPrecision.OTHER: unknown,
-            TaskPrecision.SINGLE: peaks.fp32,
-            TaskPrecision.TF32: peaks.tf32 or peaks.fp32,
-            TaskPrecision.HALF: half,
-        }
-        for precision, value in by_precision.items():
-            result[matrix & (classes.precision == precision)] = value
-        return result
-    rows = np.flatnonzero((graph.op >= 0) & (graph.shape >= 0))
-    calls, index = np.unique(np.stack([graph.op[rows], graph.shape[rows]]), axis=1, return_inverse=True)
-    by_call = np.full(calls.shape[1], peaks.fp32)
-    given = peaks.fp32 if peaks.source == "given" else unknown
-    for i, (op, shape) in enumerate(calls.T.tolist()):
-        if is_product(graph.names[op]):
-            kind = next((each for each in decode_shapes(graph.shapes[shape]).types if each in _CPU_TYPES), "float")
-            by_call[i] = {
-                "float": peaks.fp32,
-                "double": peaks.fp32 / 2,
-                "c10::BFloat16": peaks.bf16 or given,
-                "c10::Half": peaks.fp16 or given,
-            }[kind]
-    result[rows] = by_call[index.ravel()]
-    return result
-
-
 def _who(platform: str) -> str:
     return "CPU" if platform == "cpu" else "GPU"
-
-
-_CPU_TYPES = ("float", "double", "c10::BFloat16", "c10::Half")
 
 
 def _headline(

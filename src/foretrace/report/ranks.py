@@ -75,16 +75,11 @@ class ClockView(msgspec.Struct, frozen=True, kw_only=True):
     drift: dict[str, float]  # seconds per second, only ranks whose clock drifts
 
 
-def numbers(graph: TaskGraph) -> tuple[int, ...]:
-    """Ranks of a graph."""
-    return tuple(sorted({lane.rank for lane in graph.lanes if lane.rank >= 0}))
-
-
 def collectives(timeline: Timeline) -> CollectivesView | None:
     """What ties the ranks of a graph together; None for the graph of one rank that nobody compared with others."""
     graph = timeline.graph
     said = graph.info.collectives
-    if len(numbers(graph)) < 2 and "matched" not in said:
+    if len(graph.ranks) < 2 and "matched" not in said:
         return None
     found = ranks.parts(timeline)
     rows = ranks.shares(timeline, found)

@@ -13,7 +13,6 @@ from foretrace.report import ranks
 from foretrace.report.blocks import Bar, bar
 from foretrace.report.views import PARTS, BreakdownView, StepTimeView, part_word
 from foretrace.simulate.timeline import Timeline
-from foretrace.trace.trace import LaneKind
 
 
 def step_time(timeline: Timeline) -> StepTimeView:
@@ -50,14 +49,6 @@ def quoted(text: str) -> str:
     return quoted if quoted == text or set(text) & set('"$`\\!') else f'"{text}"'
 
 
-def device(graph: TaskGraph) -> str:
-    """Name of the device that most of the work ran on, "" if the recording does not say."""
-    names = graph.info.devices
-    used = [lane.device for lane in graph.lanes if lane.kind == LaneKind.GPU]
-    at = max(set(used), key=used.count) if used else 0
-    return names[at] if 0 <= at < len(names) else next(filter(None, names), "")
-
-
 def source(path: str, recorded: str) -> str:
     """The file as people call it."""
     return Path(path or recorded).name
@@ -80,7 +71,7 @@ def advise(graph: TaskGraph, path: str) -> str:
 
 def again(graph: TaskGraph, path: str) -> str:
     """The words that name the same graph in another command."""
-    return quoted(path) + (" --all-ranks" if len(ranks.numbers(graph)) > 1 else "")
+    return quoted(path) + (" --all-ranks" if len(graph.ranks) > 1 else "")
 
 
 def step_bar(label: str, found: BreakdownView, platform: str) -> Bar:

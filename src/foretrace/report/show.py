@@ -14,6 +14,7 @@ from foretrace.report.names import short_name
 from foretrace.report.ranks import ClockView, CollectivesView
 from foretrace.report.units import between, change, count, in_unit, seconds, share, unit_for
 from foretrace.report.views import BreakdownView, Result, StepTimeView
+from foretrace.simulate import breakdown
 from foretrace.simulate.timeline import BlameRow, Timeline
 
 HOLDS_BACK = 20  # rows of the ranking that `show` carries
@@ -59,9 +60,9 @@ def show(timeline: Timeline, *, path: str = "") -> ShowView:
     graph, info = timeline.graph, timeline.graph.info
     rows = timeline.blame("name")
     median, mean = runs.breakdowns(timeline)
-    often = headline.recurring(ranks.breakdown(timeline).steps_ns)
-    bottleneck = often.part if often else headline.bottleneck(median)
-    numbers = ranks.numbers(graph)
+    often = breakdown.recurring(ranks.breakdown(timeline).steps_ns)
+    bottleneck = often.part if often else breakdown.bottleneck(median.parts())
+    numbers = graph.ranks
     together = ranks.collectives(timeline)
     sentence = headline.show(
         median,
@@ -86,7 +87,7 @@ def show(timeline: Timeline, *, path: str = "") -> ShowView:
         headline=sentence,
         bottleneck=bottleneck,
         source=runs.source(path, info.source),
-        device=runs.device(graph),
+        device=graph.device_name,
         devices=info.devices,
         platform=info.platform,
         ranks=len(numbers),
@@ -115,7 +116,7 @@ def show(timeline: Timeline, *, path: str = "") -> ShowView:
 
 def _advice(graph: TaskGraph, bottleneck: str) -> tuple[AdviceRow, ...]:
     """What answers the bottleneck and gains beyond doubt; `foretrace advise` tries everything."""
-    if len(graph) > ADVISED_UP_TO or len(ranks.numbers(graph)) > 1:
+    if len(graph) > ADVISED_UP_TO or len(graph.ranks) > 1:
         return ()
     from foretrace.plan.advise import against
 

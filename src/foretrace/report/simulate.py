@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from foretrace.report import headline, ranks, runs
+from foretrace.report import headline, runs
 from foretrace.report.blocks import Block, Column, Headline, Line, notes, shown, table
 from foretrace.report.units import between, count, share, unit_for
 from foretrace.report.views import Result
@@ -48,7 +48,7 @@ def simulate(timeline: Timeline, *, path: str = "", level: float = 0.8) -> Simul
     return SimulateView(
         headline=headline.simulate(timeline.step_time_s, measured_s, structural_error),
         source=runs.source(path, graph.info.source),
-        rank_numbers=ranks.numbers(graph),
+        rank_numbers=graph.ranks,
         steps=graph.n_steps,
         tasks=len(graph),
         edges=graph.edges,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from foretrace.graph.taskgraph import Change
-from foretrace.report import assumptions, headline, ranks, runs
+from foretrace.report import assumptions, headline, runs
 from foretrace.report.assumptions import AssumptionView, assumption
 from foretrace.report.blocks import Bars, Block, Column, Headline, Line, notes, shown, table
 from foretrace.report.units import between, in_unit, unit_for
@@ -81,7 +81,7 @@ def whatif(result: WhatIf, *, path: str = "") -> WhatIfView:
         platform=info.platform,
         name=" + ".join(written),
         techniques=names,
-        rank_numbers=ranks.numbers(result.before.graph),
+        rank_numbers=result.before.graph.ranks,
         steps=result.before.graph.n_steps,
         saved_s=before_s - after_s,
         speedup=before_s / after_s if after_s else 0.0,

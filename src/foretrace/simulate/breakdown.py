@@ -15,7 +15,7 @@ One sweep over the step window of one rank. At every moment the first of these t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,6 +39,7 @@ PARTS = (
 _COMPUTE, _COPY, _COMMUNICATION, _LAUNCH, _DATA, _SYNC, _IDLE = range(len(PARTS))
 _SWEEP = (_COMPUTE, _COMMUNICATION, _COPY, _DATA, _LAUNCH, _SYNC, _DATA, _IDLE)  # class of the sweep -> part
 _NEVER = len(_SWEEP)  # tasks that take no part in the sweep
+_WASTE = 0.15  # a wait shorter than this share of the step is not what holds it back, unless nothing is longer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -115,6 +116,44 @@ def over_ranks(graph: TaskGraph, start: Int64, end: Int64) -> Breakdown:
     left = found[0].sum(axis=1) - whole.sum(axis=1)
     whole[np.arange(len(whole)), np.argmax(mean - whole, axis=1)] += left
     return Breakdown(rank=-1, steps_ns=whole)
+
+
+def bottleneck(parts: Mapping[str, float]) -> str:
+    """The part that holds the step back: the longest wait if it matters, else compute."""
+    total = sum(parts.values())
+    wait = max((name for name in parts if name != "compute"), key=lambda name: parts[name])
+    if parts[wait] > 0 and (parts[wait] >= _WASTE * total or parts[wait] > parts["compute"]):
+        return wait
+    return "compute"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recurring:
+    """A wait that some steps have and the median step has not, such as a loader that stalls every fourth step."""
+
+    part: str
+    steps: int
+    of: int
+
+
+def recurring(steps_ns: Int64) -> Recurring | None:
+    """The longest wait of the mean step (steps x parts, ns), if the median step hides it; None otherwise.
+
+    Two steps at least must have it: one alone is a disturbance, not what holds a training back.
+    """
+    total = steps_ns.sum(axis=1)
+    if not total.sum():
+        return None
+    middle = np.argsort(total, kind="stable")[(len(total) - 1) // 2 : len(total) // 2 + 1]
+    mean_share = steps_ns.sum(axis=0) / total.sum()
+    median_share = steps_ns[middle].sum(axis=0) / max(int(total[middle].sum()), 1)
+    hit = (steps_ns >= _WASTE * total[:, None]).sum(axis=0)
+    found = (mean_share >= _WASTE) & (median_share < _WASTE) & (hit >= 2)
+    found[PARTS.index("compute")] = False
+    if not found.any():
+        return None
+    part = int(np.argmax(np.where(found, mean_share, 0.0)))
+    return Recurring(part=PARTS[part], steps=int(hit[part]), of=len(total))
 
 
 def _intervals(graph: TaskGraph, start: Int64, end: Int64, rank: int) -> tuple[Int64, Int64, Int64]:
