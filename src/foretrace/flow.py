@@ -30,9 +30,12 @@ if TYPE_CHECKING:
     from foretrace.graph.taskgraph import TaskGraph
     from foretrace.model.estimate import Estimate
     from foretrace.plan.advise import Advice
+    from foretrace.plan.optimise import Tell
+    from foretrace.plan.result import Answer, OptimiseRequest
     from foretrace.simulate.check import CheckReport
     from foretrace.simulate.compare import Comparison
     from foretrace.simulate.folding import Scaling
+    from foretrace.simulate.memory import MemorySplit
     from foretrace.simulate.timeline import Timeline
     from foretrace.techniques.base import Technique
     from foretrace.techniques.whatif import WhatIf
@@ -291,6 +294,15 @@ class Scenario:
         found = Calibration.load_for(self.graph)
         return replace(self, graph=found.on(self.graph)) if found else self
 
+    def memory(self, rank: int | None = None) -> MemorySplit | None:
+        """What holds the memory of a recorded rank, by default the lowest; None where the recording does not tell."""
+        from foretrace.simulate.memory import split
+
+        if self.trace is None:
+            return None
+        lowest = min((each.rank for each in self.trace.ranks), default=None) if rank is None else rank
+        return split(self.trace if lowest is None or len(self.trace.ranks) < 2 else self.trace.of_rank(lowest))
+
     # --- 3. simulate -----------------------------------------------------------------------------------------
 
     def simulate(self) -> Timeline:
@@ -337,6 +349,18 @@ class Scenario:
         from foretrace.plan import advise
 
         return _shown(advise.advise(self.graph, work=inf if exact else advise.WORK))
+
+    def optimise(
+        self, wanted: OptimiseRequest, *, seconds: float = inf, state: Path | None = None, tell: Tell | None = None
+    ) -> Answer:
+        """The techniques and buckets with the shortest step that are found in so many seconds; `state` continues."""
+        from foretrace.plan.memory import Peak
+        from foretrace.plan.optimise import Optimiser
+        from foretrace.simulate.memory import split
+
+        memory = None if self.trace is None else split(self.trace)
+        peak = None if memory is None else Peak.of(memory)
+        return Optimiser(recorded=self.graph, wanted=wanted, peak=peak, state=state, tell=tell).run(seconds)
 
     def save(self, path: str | Path) -> Path:
         """Store the graph and the range of its step in one file, for `load` and `foretrace compare`."""

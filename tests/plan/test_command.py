@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from foretrace.cli.app import run
-from foretrace.cli.optimise import size
 from foretrace.errors import ForetraceError
 from foretrace.plan import optimise as module
+from foretrace.plan.result import size
 from foretrace.report import jsonout
 from foretrace.report.optimise import OptimiseView
 from foretrace.report.terminal import Terminal, render

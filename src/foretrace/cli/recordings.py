@@ -137,9 +137,7 @@ def whatif(
 
     Example: foretrace whatif run/ --do fused-optimizer --do "prefetch-data workers=1" --html report.html
     """
-    from foretrace.techniques.arguments import parse_all
-
-    techniques = parse_all(do or [])
+    techniques = options.parsed(do)
     scenario = run.read()
     if calibration:
         scenario = scenario.calibrated()
@@ -174,9 +172,7 @@ def report(
 
     Example: foretrace report run/ --do prefetch-data --do fused-optimizer --out report.html
     """
-    from foretrace.techniques.arguments import parse_all
-
-    techniques = parse_all(do or [])
+    techniques = options.parsed(do)
     scenario = run.read()
     from foretrace.report import html
 
@@ -198,9 +194,7 @@ def export(
 
     Example: foretrace export run/ --do prefetch-data --out timeline.json.gz, then open it in ui.perfetto.dev
     """
-    from foretrace.techniques.arguments import parse_all
-
-    techniques = parse_all(do or [])
+    techniques = options.parsed(do)
     scenario = run.read()
     from foretrace.report import perfetto
 
@@ -221,8 +215,6 @@ def graph(
 
     Example: foretrace graph run/ --out run.graph
     """
-    from foretrace.techniques.arguments import parse_all
-
-    techniques = parse_all(do or [])
+    techniques = options.parsed(do)
     run.read().apply(*techniques).save(out)
     options.wrote(out)

@@ -34,8 +34,6 @@ def stash(
     if options.is_recording(source):
         from foretrace.experiment.stalls import stalls
 
-        if workers < 1:
-            raise ForetraceError(f"--workers {workers} cannot be; one is the least.")
         scenario = options.scenario(Path(source), rank=rank)
         found = stalls(scenario.graph, workers=workers, inside=inside, between=between, gradient_mb=gradient_mb)
         return report.stash(found, source=source, workers=workers)

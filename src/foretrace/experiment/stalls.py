@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from foretrace.errors import GraphError, spelled
+from foretrace.errors import ForetraceError, GraphError, spelled
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques.distributed.data_parallel import DataParallel
@@ -54,6 +54,8 @@ def stalls(
     Links and files are written as for `data-parallel`. Raises NotApplicableError where gradients are not known,
     GraphError for a graph of several ranks.
     """
+    if workers < 1:
+        raise ForetraceError(f"`workers={workers}` cannot be; one is the least.")
     need_one_rank(graph)
     timeline = simulate(graph)
     recorded = timeline.step_time_s

@@ -154,6 +154,11 @@ def snippet(found: Configuration) -> str:
     return "\n".join(lines)
 
 
+def text(found: Configuration, suffix: str) -> str:
+    """What a file of this suffix holds: Python (.py), else JSON."""
+    return snippet(found) if suffix == ".py" else json.dumps(as_json(found), indent=2) + "\n"
+
+
 def as_json(found: Configuration) -> dict[str, Any]:
     """The configuration for a file or for `DistributedDataParallel(**...)`."""
     return {

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
+from math import isfinite
 
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import TaskGraph
+from foretrace.names import resolve
 from foretrace.plan.advise import LeftOut
 from foretrace.plan.buckets import BucketPlan
 from foretrace.plan.problem import Plan, Problem
 from foretrace.plan.recorded import Planned
 from foretrace.techniques.base import Technique
 from foretrace.techniques.whatif import WhatIf
+
+_SIZE = re.compile(r"(?P<value>\d+(\.\d*)?|\.\d+)\s*(?P<unit>[kmgt]?i?b?)", re.IGNORECASE)
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +34,10 @@ class OptimiseRequest:
     seed: int = 0
 
     def checked(self) -> OptimiseRequest:
-        """The wish itself; raises ForetraceError where it cannot be met by anyone."""
+        """The wish with the back end's own name; raises ForetraceError where it cannot be met by anyone."""
+        backend = resolve(self.backend, ("gloo", "nccl")) or self.backend
+        if backend not in ("", "gloo", "nccl"):
+            raise ForetraceError(f"`backend={backend}` does not exist; choose gloo or nccl.")
         if self.workers < 1:
             raise ForetraceError(f"`workers={self.workers}` is not possible; give 1 or more.")
         if self.workers > 1 and not self.network:
@@ -41,7 +50,18 @@ class OptimiseRequest:
             raise ForetraceError(f"`gradient_mb={self.gradient_mb}` is no size; give MB above 0.")
         if self.memory_limit is not None and self.memory_limit <= 0:
             raise ForetraceError(f"`memory_limit={self.memory_limit}` is not possible; give bytes above 0, e.g. 16GB.")
-        return self
+        return replace(self, backend=backend)
+
+
+def size(text: str) -> int | None:
+    """Bytes of "16GB", "900MiB" or "1e9"; None for no text. Raises ForetraceError."""
+    if not text.strip():
+        return None
+    found = _SIZE.fullmatch(text.strip())
+    value = float(found["value"]) * _UNITS[found["unit"].lower().removesuffix("b")] if found else 0.0
+    if not (isfinite(value) and value >= 1):
+        raise ForetraceError(f"`memory_limit={text}` is no size above 0; write 16GB or 900MiB.")
+    return round(value)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
