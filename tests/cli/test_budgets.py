@@ -145,7 +145,7 @@ def test_operators_share_their_time(
 ) -> None:
     pytest.importorskip("torch")
     monkeypatch.setenv("FORETRACE_CACHE", str(tmp_path))
-    monkeypatch.setattr("foretrace.cost.operators.machine.differences", lambda one, other: [])
+    monkeypatch.setattr("foretrace.experiment.calibrate.differences", lambda one, other: [])
     monkeypatch.setattr("foretrace.cli.calibrate._elsewhere", lambda *_: False)
     words = [str(DATA / "cnn.json.gz") if each == "RUN" else each for each in SHARED[name]]
     began = clock.now

@@ -103,6 +103,11 @@ def answers(command: Callable[..., Result | Reply | None]) -> Callable[..., None
     return taking(answering, [*parameters(asked_for), *more])
 
 
+def group(name: str, help: str) -> typer.Typer:
+    """A command that has commands of its own."""
+    return typer.Typer(name=name, help=help, no_args_is_help=True, rich_markup_mode=None)
+
+
 def gathering(command: Callable[..., Given]) -> Callable[..., Given]:
     """The command with options in place of each parameter that is a dataclass of them."""
     groups = {name: kind for name, kind in _kinds(command).items() if _is_group(kind)}

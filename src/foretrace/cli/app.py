@@ -61,28 +61,22 @@ class Panels(TyperGroup):
 def application() -> typer.Typer:
     """The `foretrace` command with its subcommands, in the order a user meets them."""
     from foretrace.cli import (
-        align,
         calibrate,
         cloud,
         compression,
         devices,
-        estimate,
         fleet,
-        ledger,
+        models,
         network,
-        operators,
         optimise,
         profile,
+        ranks,
         record,
         recordings,
-        rewrite,
         rig,
-        scale,
         stash,
         techniques,
-        utilisation,
         verify,
-        zoo,
     )
 
     app = typer.Typer(
@@ -113,8 +107,8 @@ def application() -> typer.Typer:
     commands: tuple[Callable[..., Any], ...] = (
         recordings.show, recordings.blame, recordings.simulate, recordings.check, recordings.compare,
         recordings.advise, recordings.whatif, recordings.report, recordings.export, recordings.graph, profile.profile,
-        stash.stash, optimise.optimise, verify.verify, ledger.ledger, estimate.estimate, operators.operators,
-        utilisation.utilisation, rewrite.rewrite, align.align, scale.scale, techniques.techniques, zoo.zoo,
+        stash.stash, optimise.optimise, verify.verify, verify.ledger, models.estimate, models.operators,
+        models.utilisation, models.rewrite, ranks.align, ranks.scale, techniques.techniques, models.zoo,
         devices.devices,
     )  # fmt: skip
     for command in commands:

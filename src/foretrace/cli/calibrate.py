@@ -11,19 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretrace.cli import options
-from foretrace.cli.answers import Reply, answers, asked
+from foretrace.cli.answers import Reply, answers, asked, group
 from foretrace.cli.options import flag, option
 from foretrace.errors import ForetraceError
 
 if TYPE_CHECKING:
     from foretrace.report.views import Result
 
-calibrate = typer.Typer(
-    name="calibrate",
-    help="Time operators on this machine, for better predictions.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+calibrate = group("calibrate", "Time operators on this machine, for better predictions.")
 
 Seconds = Annotated[float, option(..., "S", "At most this many seconds for all operators.", least=1.0)]
 

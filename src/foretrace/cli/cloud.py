@@ -5,24 +5,12 @@ from __future__ import annotations
 from math import isfinite
 from pathlib import Path
 
-import typer
-
 from foretrace.cli import options
-from foretrace.cli.answers import Reply, answers
+from foretrace.cli.answers import Reply, answers, group
 from foretrace.cli.options import option
 from foretrace.errors import ForetraceError
 
-cloud = typer.Typer(
-    name="cloud",
-    help="Choose rented machines for a recorded job.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
-
-
-@cloud.callback()
-def _cloud() -> None:
-    """Keeps `advise` a command of its own while it is the only one."""
+cloud = group("cloud", "Choose rented machines for a recorded job.")
 
 
 @cloud.command("advise")
@@ -50,10 +38,10 @@ def advise(
     from foretrace.plan import cloud as offers
     from foretrace.report import stash as report
 
-    mend = "--step {}: write the device and seconds above 0, as in T4=0.21."
+    wrong = "--step {}: write the device and seconds above 0, as in T4=0.21."
     wanted = offers.RentalRequest(
         samples=samples, epochs=epochs, hours=within, dollars=budget, gradient_mb=gradient_mb, counts=_counts(counts),
-        steps_s=options.pairs(step, _seconds, mend),
+        steps_s=options.pairs(step, _seconds, wrong),
     ).checked()  # fmt: skip
     types_found = instances(prices, types=types)
     scenario = options.scenario(source, rank=rank)

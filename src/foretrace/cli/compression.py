@@ -4,26 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import typer
-
 from foretrace.cli import options
-from foretrace.cli.answers import answers
+from foretrace.cli.answers import answers, group
 from foretrace.cli.options import flag, option
 
 if TYPE_CHECKING:
     from foretrace.report.views import Result
 
-compression = typer.Typer(
-    name="compression",
-    help="Whether compressing gradients pays off.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
-
-
-@compression.callback()
-def group() -> None:
-    """Whether compressing gradients pays off."""
+compression = group("compression", "Whether compressing gradients pays off.")
 
 
 @compression.command("advise")

@@ -5,20 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
-from foretrace.cli.answers import answers
+from foretrace.cli.answers import answers, group
 from foretrace.cli.options import argument, option
 
 if TYPE_CHECKING:
     from foretrace.report.views import Result
 
-network = typer.Typer(
-    name="network",
-    help="Expected times of collectives, compared with yours.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+network = group("network", "Expected times of collectives, compared with yours.")
 
 
 @network.command("check")

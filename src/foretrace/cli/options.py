@@ -191,15 +191,15 @@ def step_numbers(text: str) -> list[int] | None:
     return numbers
 
 
-def pairs(given: list[str] | None, number: Callable[[str], Number], mend: str) -> dict[str, Number]:
-    """From NAME=NUMBER; `mend` says of another text what to write. Raises ForetraceError."""
+def pairs(given: list[str] | None, number: Callable[[str], Number], wrong: str) -> dict[str, Number]:
+    """From NAME=NUMBER; `wrong` says of another text what to write. Raises ForetraceError."""
     found = {}
     for text in given or ():
         name, _, value = text.rpartition("=")
         try:
             found[name] = number(value if name else "")
         except ValueError:
-            raise ForetraceError(mend.format(text)) from None
+            raise ForetraceError(wrong.format(text)) from None
     return found
 
 

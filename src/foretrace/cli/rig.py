@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from foretrace.cli import options
-from foretrace.cli.answers import answers
+from foretrace.cli.answers import answers, group
 from foretrace.cli.options import option
 from foretrace.cli.verify import LedgerFile, NoLedger
 from foretrace.errors import ForetraceError
@@ -16,12 +14,7 @@ from foretrace.errors import ForetraceError
 if TYPE_CHECKING:
     from foretrace.report.views import Result
 
-rig = typer.Typer(
-    name="rig",
-    help="Check predictions on real workers and shaped links.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+rig = group("rig", "Check predictions on real workers and shaped links.")
 
 LinkRate = Annotated[str, option(..., "RATE", "Rate of every worker's link, such as 300mbit.")]
 Workers = Annotated[int, option(..., "N", "Processes, each in a network of its own.")]

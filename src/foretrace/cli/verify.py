@@ -1,4 +1,4 @@
-"""`foretrace verify`: predict a technique, then make it real and measure it, on this machine."""
+"""`foretrace verify` and `ledger`: predict a technique, make it real, measure it; and what was verified so far."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from foretrace.cli import options
+from foretrace.cli.answers import Reply
 from foretrace.cli.options import flag, option
 
 if TYPE_CHECKING:
@@ -55,3 +56,31 @@ def verify(
         print(error.trace, file=sys.stderr, end="")
         raise
     return verification.verify(outcome, *(() if kept is None else kept.keep(row_of(outcome))))
+
+
+def ledger(
+    model: str = option("", "NAME", "Only rows of this model."),
+    technique: str = option("", "NAME", "Only rows that apply this technique."),
+    summary: bool = flag("--summary", "Only how well each technique was predicted."),
+    export: Path | None = option(None, "FILE", "Write the rows as .csv, .jsonl or .md."),
+    import_: Path | None = option(None, "FILE", "Add the rows of an exported .jsonl first.", "--import"),
+    ledger: LedgerFile = None,
+    top: options.Top = 12,
+) -> Reply:
+    """Show predictions and their measurements.
+
+    Example: foretrace ledger --technique mixed-precision --export rows.csv
+    """
+    from foretrace.experiment import tables
+    from foretrace.experiment.ledger import Ledger
+    from foretrace.report import verification
+
+    if export is not None:
+        tables.checked(export)
+    base = Ledger(ledger)
+    if import_ is not None:
+        added = base.import_jsonl(import_)
+        options.say(f"{added} new {'row' if added == 1 else 'rows'} from {import_}")
+    rows = base.rows(model=model, technique=technique)
+    view = verification.ledger(rows, source=str(base.path), summary_only=summary)
+    return Reply(result=view, files={export: lambda path: tables.write(rows, path)})

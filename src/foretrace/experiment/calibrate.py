@@ -55,7 +55,7 @@ def few_operators(count: int, threads: int | None, seconds: float, tell: Tell = 
         machine = fingerprint()
         found = on_processor.calibrated(count, budget_s=seconds, progress=tell).measured
         if not any(key.startswith("aten::") for key in found.seconds):
-            raise ForetraceError(f"no operator could be timed within {seconds:g} s; give --seconds more.")
+            raise ForetraceError(f"no operator could be timed within {seconds:g} s; give `seconds=` more.")
         path = store.save(machine, found.seconds)
         rates = on_processor.Processor.of(found.seconds).rates()
         said = (rates.headline, *rates.lines)

@@ -1,4 +1,4 @@
-"""`foretrace scale`: a run of many ranks, predicted from the recordings of a few."""
+"""Commands about several ranks: how far their clocks are apart, and what more of them would take."""
 
 from __future__ import annotations
 
@@ -7,9 +7,33 @@ from typing import TYPE_CHECKING
 
 from foretrace.cli import options
 from foretrace.cli.options import argument, option
+from foretrace.errors import ForetraceError
 
 if TYPE_CHECKING:
     from foretrace.report.views import Result
+
+
+def align(
+    source: options.Source,
+    steps: options.Steps = "",
+    salvage: options.Salvage = False,
+    on: options.On = "here",
+) -> Result:
+    """Show how far the clocks of recorded ranks are apart.
+
+    From their collectives: nobody leaves one before the last has entered it, and all leave at nearly the same time.
+
+    Example: foretrace align run/
+    """
+    from foretrace import flow
+    from foretrace.report.align import align
+
+    if flow.is_graph(source):
+        raise ForetraceError(f"{source} is a saved graph; name the folder of the ranks' recordings.")
+    graphs = options.rank_graphs(source, steps=steps, salvage=salvage, on=on)
+    if len(graphs) < 2:
+        raise ForetraceError(f"{source} holds one rank, whose clock has none to be compared with; name several ranks.")
+    return align(*flow.alignment(graphs))
 
 
 def scale(
