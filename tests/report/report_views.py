@@ -6,9 +6,9 @@ from typing import Any
 
 from msgspec import structs
 
+from foretrace.experiment.job import Assumed
 from foretrace.graph.taskgraph import Change
 from foretrace.report import headline
-from foretrace.report.assumptions import AssumptionView
 from foretrace.report.blame import BlameView
 from foretrace.report.compare import CompareRowView, CompareView
 from foretrace.report.show import ShowView
@@ -138,7 +138,7 @@ def make_whatif(**changes: Any) -> WhatIfView:
         ),
         changes=(Change(technique="prefetch-data", what="hid 6 loader tasks", tasks=6),),
         assumptions=(
-            AssumptionView(
+            Assumed(
                 technique="mixed-precision", name="tensor-core ratio", value=2.5, low=2.0, high=3.1, unit="×",
                 why="from the catalog", flag="ratio", step_at_low_s=0.097, step_at_high_s=0.088,
             ),

@@ -34,7 +34,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Assumed(msgspec.Struct, frozen=True, kw_only=True):
-    """A number that the prediction rests on, its range, and the step (s) at either end."""
+    """A number that the prediction rests on and the recording does not give, with its plausible range."""
 
     technique: str
     name: str
@@ -43,8 +43,8 @@ class Assumed(msgspec.Struct, frozen=True, kw_only=True):
     high: float
     unit: str
     why: str
-    flag: str
-    step_at_low_s: float
+    flag: str  # the technique's parameter that replaces it
+    step_at_low_s: float  # the predicted step with `low` instead of `value`
     step_at_high_s: float
 
 

@@ -23,6 +23,15 @@ class Choice:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CostSource:
+    """A cost model that spoke: its share of the kernel time, and where its numbers come from."""
+
+    model: str
+    share: float
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class FamilyWork:
     """Operators of one family together."""
 
@@ -73,6 +82,12 @@ def precisions(found: Estimate) -> str:
         if flops := float(calls.flops[mine].sum()):
             work[Precision(each).name.lower()] = flops
     return ", ".join(sorted(work, key=lambda name: -work[name])) or "no products"
+
+
+def sources(found: Estimate) -> tuple[CostSource, ...]:
+    """The cost models that spoke."""
+    step = found.step
+    return tuple(CostSource(model=name, share=part, why=step.whys[name]) for name, part in step.cost_sources.items())
 
 
 def families(found: Estimate) -> tuple[FamilyWork, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from foretrace.graph.alignment import ClockOffsets
 from foretrace.graph.matching import Matching
 from foretrace.report.blocks import Block, Column, Headline, notes, shown, table
-from foretrace.report.ranks import clock_of
+from foretrace.report.ranks import clock_view
 from foretrace.report.units import count, seconds
 from foretrace.report.views import Result, taken
 
@@ -26,10 +26,9 @@ class AlignView(Result, frozen=True, kw_only=True):
 
 def align(found: Matching, clock: ClockOffsets) -> AlignView:
     """What the collectives of the ranks tell of their clocks."""
-    unmatched = found.unmatched()
-    return taken(
-        AlignView, clock_of(clock), matched=found.matched, unmatched=unmatched, notes=(*found.missing, *clock.notes)
-    )
+    offsets = [o if known else None for o, known in zip(clock.offset_ns.tolist(), clock.known.tolist(), strict=True)]
+    told = clock_view(clock.ranks, offsets, clock.drift.tolist(), clock.worst_ns)
+    return taken(AlignView, told, found, unmatched=found.unmatched(), notes=(*found.missing, *clock.notes))
 
 
 @shown.register

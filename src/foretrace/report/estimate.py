@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from foretrace.model.recipe import Choice, FamilyWork, families, precisions, recipe
+from foretrace.model.recipe import Choice, CostSource, FamilyWork, families, precisions, recipe, sources
 from foretrace.model.target import HERE
 from foretrace.report.blocks import About, Block, Column, Headline, notes, shown, table
 from foretrace.report.units import between, count, digits, in_unit, seconds, share, unit_for
@@ -24,14 +24,6 @@ _KINDS = {"weights": "parameters", "gradients": "gradients", "optimizer": "optim
 LEVEL = 0.8  # how often the ranges are meant to hold
 _UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 _COUNTS = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6))
-
-
-class SourceView(msgspec.Struct, frozen=True, kw_only=True):
-    """A cost model that spoke: its share of the kernel time, and where its numbers come from."""
-
-    model: str
-    share: float
-    why: str
 
 
 class EstimateView(Result, frozen=True, kw_only=True):
@@ -72,7 +64,7 @@ class EstimateView(Result, frozen=True, kw_only=True):
     operators: int
     repeated_blocks: int
     cost_sources: dict[str, float]  # share of kernel time by model
-    sources: tuple[SourceView, ...]
+    sources: tuple[CostSource, ...]
     families: tuple[FamilyWork, ...]
     techniques: tuple[str, ...]  # that were applied to the step
     warnings: tuple[str, ...]
@@ -112,9 +104,7 @@ def estimate(
         operators=len(graph),
         repeated_blocks=sum(block.times for block in graph.blocks),
         cost_sources=dict(step.cost_sources),
-        sources=tuple(
-            SourceView(model=name, share=part, why=step.whys[name]) for name, part in step.cost_sources.items()
-        ),
+        sources=sources(found),
         families=families(found),
         warnings=(*step.warnings, *found.warnings),
         next=shlex.join(_further(model, asked, out, launches=found.device.short != HERE)),

@@ -32,9 +32,11 @@ MEASURED: dict[str, tuple[str, ...]] = {
 
 # What the schemas call structs of other rooms.
 CALLED = {
+    "Assumed": "AssumptionView",
     "BlameRow": "BlameRowView",
     "Bucket": "BucketView",
     "Change": "ChangeView",
+    "CostSource": "SourceView",
     "CheckedSize": "SizeView",
     "Choice": "ChoiceView",
     "Configuration": "ConfigurationView",

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 
 import msgspec
 
+from foretrace.experiment.job import Assumed
 from foretrace.plan.advise import LeftOut
 from foretrace.plan.answer import Configuration
 from foretrace.plan.result import Answer, Gain
 from foretrace.report import assumptions
-from foretrace.report.assumptions import AssumptionView, assumption
+from foretrace.report.assumptions import assumption
 from foretrace.report.blocks import Block, Column, Headline, Line, notes, shown, table
 from foretrace.report.units import between, count, digits, seconds, share, speed, unit_for
 from foretrace.report.views import Result, taken
@@ -70,7 +71,7 @@ class OptimiseView(Result, frozen=True, kw_only=True):
     memory_recorded_bytes: int | None
     memory_bytes: int | None  # at the peak, predicted
     memory_limit_bytes: int | None
-    assumptions: tuple[AssumptionView, ...]
+    assumptions: tuple[Assumed, ...]
     search: SearchView
     notes: tuple[str, ...]
     next: str

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from foretrace.graph.alignment import ClockOffsets
 from foretrace.graph.edit import scale
 from foretrace.graph.taskgraph import TaskGraph, TaskKind
 from foretrace.report.names import short_name
 from foretrace.report.units import count, seconds
+from foretrace.report.views import taken
 from foretrace.simulate import ranks
 from foretrace.simulate.breakdown import Breakdown, over_ranks
 from foretrace.simulate.timeline import Timeline, simulate
@@ -103,18 +103,8 @@ def collectives(timeline: Timeline) -> CollectivesView | None:
 
 
 def _straggler(row: ranks.RankShare, why: ranks.Lateness) -> StragglerView:
-    return StragglerView(
-        rank=row.rank,
-        last=row.last,
-        caused_s=row.caused_s,
-        collective=why.collective,
-        than=why.than,
-        by_s=why.by_s,
-        cause=str(why.cause),
-        more_s=why.more_s,
-        name=why.name,
-        reason=why.sentence(seconds(why.more_s), seconds(why.name_more_s), short_name(why.name, 40)),
-    )
+    reason = why.sentence(seconds(why.more_s), seconds(why.name_more_s), short_name(why.name, 40))
+    return taken(StragglerView, row, why, cause=str(why.cause), reason=reason)
 
 
 def _each(graph: TaskGraph, found: ranks.Parts, what: Sequence[Sequence[Any]]) -> tuple[CollectiveRow, ...]:
@@ -145,23 +135,16 @@ def clock(graph: TaskGraph) -> ClockView | None:
     said = graph.info.collectives
     if "offset_ns" not in said:
         return None
-    return _clock(said["ranks"], said["offset_ns"], said["drift"], said["uncertainty_ns"])
+    return clock_view(said["ranks"], said["offset_ns"], said["drift"], said["uncertainty_ns"])
 
 
-def clock_of(found: ClockOffsets) -> ClockView:
-    """Clocks as `foretrace align` tells them."""
-    offsets = [o if known else None for o, known in zip(found.offset_ns.tolist(), found.known.tolist(), strict=True)]
-    return _clock(found.ranks, offsets, found.drift.tolist(), found.worst_ns)
-
-
-def _clock(
+def clock_view(
     numbers: Sequence[int], offsets: Sequence[float | None], drift: Sequence[float], worst: float | None
 ) -> ClockView:
+    """How far clocks are apart, of ranks by number; offsets and the largest standard error (`worst`) in ns."""
+    pairs = zip(numbers, offsets, strict=True)
     return ClockView(
-        offsets_s={
-            str(rank): None if offset is None else round(offset, 1) / 1e9
-            for rank, offset in zip(numbers, offsets, strict=True)
-        },
+        offsets_s={str(rank): None if offset is None else round(offset, 1) / 1e9 for rank, offset in pairs},
         uncertainty_s=None if worst is None else worst / 1e9,
         drift={str(rank): each for rank, each in zip(numbers, drift, strict=True) if each},
     )

@@ -9,7 +9,7 @@ import msgspec
 from foretrace.plan.rewrite.session import RewriteRequest, Rewritten, RuleUse
 from foretrace.report.blocks import About, Block, Column, Headline, Line, notes, shown, table
 from foretrace.report.units import digits, seconds, speed
-from foretrace.report.views import Result, taken
+from foretrace.report.views import RatioView, Result, taken
 
 
 class RulesView(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,12 +28,8 @@ class RewriteTimesView(msgspec.Struct, frozen=True, kw_only=True):
     p90_s: float
 
 
-class RewriteGainView(msgspec.Struct, frozen=True, kw_only=True):
+class RewriteGainView(RatioView, frozen=True, kw_only=True):
     """Time of the original over that of another model, with its 80 % interval."""
-
-    value: float
-    low: float
-    high: float
 
 
 class RewriteMeasuredView(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from foretrace.report.assumptions import AssumptionView
+from foretrace.experiment.job import Assumed
 from foretrace.report.blocks import Block, Column, Headline, Next, notes, shown, table
 from foretrace.report.units import MINUS, count, digits, seconds, share, speed
 from foretrace.report.views import RatioView, Result, taken
@@ -108,7 +108,7 @@ class RigVerifyView(Result, frozen=True, kw_only=True):
     rounds: int
     steps_per_block: int
     losses: tuple[float | None, ...]
-    assumptions: tuple[AssumptionView, ...]
+    assumptions: tuple[Assumed, ...]
     ledger: str
     row: str
     notes: tuple[str, ...]

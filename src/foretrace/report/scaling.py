@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
+from foretrace.experiment.job import Assumed
 from foretrace.report import assumptions
-from foretrace.report.assumptions import AssumptionView, assumption
+from foretrace.report.assumptions import assumption
 from foretrace.report.blocks import About, Block, Column, Headline, Line, shown, table
 from foretrace.report.blocks import notes as remarks
 from foretrace.report.units import MINUS, between, change, count, digits, in_unit, seconds, share, unit_for
@@ -62,7 +63,7 @@ class ScaleView(Result, frozen=True, kw_only=True):
     transfers_from: str  # "recording": scaled by the network; "network": its own times
     classes: tuple[RankClass, ...]
     per_rank: PerRankView
-    assumptions: tuple[AssumptionView, ...]
+    assumptions: tuple[Assumed, ...]
     notes: tuple[str, ...]
     next: str
 

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from foretrace.experiment import statistics
-from foretrace.experiment.job import Outcome
+from foretrace.experiment.job import Assumed, Outcome
 from foretrace.experiment.ledger import Row
 from foretrace.experiment.statistics import Ratio, Verdict
 from foretrace.experiment.tables import Summary, floor_of, summaries
 from foretrace.report import assumptions
-from foretrace.report.assumptions import AssumptionView
 from foretrace.report.blocks import Block, Column, Headline, Line, notes, shown, table
+from foretrace.report.rig import RigArmView
 from foretrace.report.units import MINUS, between, count, digits, seconds, share, speed, unit_for
 from foretrace.report.views import RatioView, Result, taken
 
@@ -23,14 +23,9 @@ _ARMS = {"before": "baseline", "after": "with it", "again": "baseline again"}
 _CLOCKS = {"cpu": "CPU time", "wall": "wall clock"}
 
 
-class ArmView(msgspec.Struct, frozen=True, kw_only=True):
+class ArmView(RigArmView, frozen=True, kw_only=True):
     """Blocks of one arm of a verification: seconds per step on the clock that decides; `spread` is IQR over median."""
 
-    name: str  # "before", "after", "again" (the baseline's second copy)
-    median_s: float
-    p10_s: float
-    p90_s: float
-    spread: float
     wall_s: float  # medians on both clocks
     cpu_s: float
 
@@ -77,7 +72,7 @@ class VerifyView(Result, frozen=True, kw_only=True):
     losses_before: tuple[float | None, ...]
     losses_after: tuple[float | None, ...]
     calibrated: int
-    assumptions: tuple[AssumptionView, ...]
+    assumptions: tuple[Assumed, ...]
     residual: tuple[ResidualView, ...]
     treated_recorded_s: float
     ledger: str  # file that the row went to; "" where none was written

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from foretrace.experiment.job import Assumed
 from foretrace.graph.taskgraph import Change
 from foretrace.report import assumptions, headline, runs
-from foretrace.report.assumptions import AssumptionView, assumption
+from foretrace.report.assumptions import assumption
 from foretrace.report.blocks import Bars, Block, Column, Headline, Line, notes, shown, table
 from foretrace.report.units import between, in_unit, unit_for
 from foretrace.report.views import BreakdownView, Result, taken
@@ -56,7 +57,7 @@ class WhatIfView(Result, frozen=True, kw_only=True):
     critical_path_moved: bool
     stages: tuple[StageView, ...]
     changes: tuple[Change, ...]
-    assumptions: tuple[AssumptionView, ...]
+    assumptions: tuple[Assumed, ...]
     why_not_more: str
     notes: tuple[str, ...]
     next: str
@@ -138,13 +139,13 @@ def change_text(made: Change, several: bool) -> str:
     return f"{made.technique}: {made.what}" if several and made.technique else made.what
 
 
-def assumptions_that_matter(view: WhatIfView) -> tuple[AssumptionView, ...]:
+def assumptions_that_matter(view: WhatIfView) -> tuple[Assumed, ...]:
     """The first assumptions: those that move the step by a hundredth or more, and always the first one."""
     moved = [max(abs(a.step_at_low_s - view.after_s), abs(a.step_at_high_s - view.after_s)) for a in view.assumptions]
     return tuple(a for i, a in enumerate(view.assumptions) if i == 0 or moved[i] >= MATTERS * view.after_s)
 
 
-def other_assumptions(view: WhatIfView, rest: Sequence[AssumptionView]) -> str:
+def other_assumptions(view: WhatIfView, rest: Sequence[Assumed]) -> str:
     """As in "conv 3.47×, norm 0.600×: each moves the step by less than 1 %"."""
     several = len({a.technique for a in view.assumptions}) > 1
     named = ", ".join(
