@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shlex
-import sys
 import textwrap
 from pathlib import Path
 
 import typer
 
-from foretrace.cli.options import flag, option
+from foretrace.cli.options import flag, option, say
 from foretrace.trace.autorecord.launch import Launch, LaunchOutcome, RankRecording
 from foretrace.trace.recorder import RecordOptions
 
@@ -57,10 +56,10 @@ def record(
     )
     first = options.phases(in_hook=True).index("active") + 2  # counted from 1, after the one that starts it
     command = textwrap.shorten(shlex.join(context.args), 80, placeholder=" ...")
-    _say(f"will record steps {first} to {first + steps - 1} of `{command}` into {out}")
+    say(f"will record steps {first} to {first + steps - 1} of `{command}` into {out}")
     outcome = launch.run()
     for line in _report(outcome, out):
-        _say(line)
+        say(line)
     raise typer.Exit(outcome.exit_code)
 
 
@@ -107,7 +106,3 @@ def _ms(ns: float) -> str:
     """Three significant digits."""
     ms = ns / 1e6
     return f"{ms:.3g} ms" if ms < 100 else f"{ms:,.0f} ms"
-
-
-def _say(line: str) -> None:
-    print(f"foretrace: {line}", file=sys.stderr, flush=True)

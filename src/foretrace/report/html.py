@@ -21,7 +21,9 @@ from foretrace.files import write_text
 from foretrace.plaintext import encoded, visible
 from foretrace.report import assumptions
 from foretrace.report.blame import BlameView, blame
+from foretrace.report.blocks import Bar
 from foretrace.report.names import short_names
+from foretrace.report.runs import step_bar
 from foretrace.report.show import ShowView, facts, reading_notes, show, step_spread
 from foretrace.report.tracks import MAX_TASKS, Track, pack, track
 from foretrace.report.units import (
@@ -34,7 +36,7 @@ from foretrace.report.units import (
     speed,
     unit_for,
 )
-from foretrace.report.views import BreakdownView, part_word
+from foretrace.report.views import BreakdownView
 from foretrace.report.whatif import (
     WhatIfView,
     assumptions_that_matter,
@@ -165,24 +167,25 @@ def _partly_drawn(track: dict[str, Any]) -> str:
 
 
 def _breakdown(breakdown: BreakdownView, platform: str) -> dict[str, Any]:
-    parts = breakdown.parts()
-    total = sum(parts.values())
+    bar = step_bar("", breakdown, platform)
+    return {"total": sum(part.value for part in bar.parts), "parts": drawn(bar)}
+
+
+def drawn(bar: Bar) -> list[dict[str, Any]]:
+    """The parts of a bar as the templates take them."""
+    total = sum(part.value for part in bar.parts)
     unit = unit_for(total)
-    return {
-        "total": total,
-        "parts": [
-            {
-                "key": name,
-                "word": part_word(name, platform),
-                "share": value / total if total else 0.0,
-                "text": f"{in_unit(value, unit)} {unit.name}" if value else "0",
-                "short": in_unit(value, unit),
-                "percent": share(value / total) if total and value else "",
-            }
-            for name, value in parts.items()
-            if value or platform != "cpu"  # most parts need a device
-        ],
-    }
+    return [
+        {
+            "key": part.key,
+            "word": part.word,
+            "share": part.value / total if total else 0.0,
+            "text": f"{in_unit(part.value, unit)} {unit.name}" if part.value else "0",
+            "short": in_unit(part.value, unit),
+            "percent": share(part.value / total) if total and part.value else "",
+        }
+        for part in bar.parts
+    ]
 
 
 def _blame(blame: BlameView) -> dict[str, Any]:

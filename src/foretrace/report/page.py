@@ -11,9 +11,8 @@ from typing import Any
 from foretrace.files import write_text
 from foretrace.plaintext import visible
 from foretrace.report.blocks import Bars, Block, Grid, Headline, blocks
-from foretrace.report.html import PADS, asset, environment, own_version, unparted
+from foretrace.report.html import PADS, asset, drawn, environment, own_version, unparted
 from foretrace.report.names import short_names
-from foretrace.report.units import in_unit, share, unit_for
 
 NAME = 64  # characters of a name
 
@@ -78,21 +77,9 @@ def _grid(grid: Grid) -> dict[str, Any]:
 
 
 def _bars(block: Bars) -> list[dict[str, Any]]:
-    longest = max(sum(part.value for part in bar.parts) for bar in block.bars) or 1.0
-    found = []
-    for bar in block.bars:
-        total = sum(part.value for part in bar.parts)
-        unit = unit_for(total)
-        parts = [
-            {
-                "key": part.key,
-                "word": part.word,
-                "share": part.value / total if total else 0.0,
-                "text": f"{in_unit(part.value, unit)} {unit.name}" if part.value else "0",
-                "short": in_unit(part.value, unit),
-                "percent": share(part.value / total) if total and part.value else "",
-            }
-            for part in bar.parts
-        ]
-        found.append({"label": bar.label, "parts": parts, "length": total / longest})
-    return found
+    totals = [sum(part.value for part in bar.parts) for bar in block.bars]
+    longest = max(totals) or 1.0
+    return [
+        {"label": bar.label, "parts": drawn(bar), "length": total / longest}
+        for bar, total in zip(block.bars, totals, strict=True)
+    ]
