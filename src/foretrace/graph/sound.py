@@ -228,13 +228,12 @@ def _edges(graph: TaskGraph) -> Fault | None:
         return None
     if ptr[0] != 0 or ptr[-1] != graph.edges or np.any(ptr[1:] < ptr[:-1]):
         return Fault(f"in_ptr must rise from 0 to the {graph.edges} edges")
-    from foretrace.graph.kernels import backward  # loads the compiler
-
-    at = backward(fixed(ptr), fixed(src))
-    if at >= 0:
-        dst = int(np.searchsorted(ptr, at, side="right")) - 1
+    dst = graph.dst
+    backward = src >= dst
+    if backward.any():
+        at = int(backward.argmax())
         kind = EdgeKind(int(graph.edge_kind[at])).name.lower()
-        says = f"the {kind} edge from {_task(graph, int(src[at]))} to {_task(graph, dst)} goes backward"
+        says = f"the {kind} edge from {_task(graph, int(src[at]))} to {_task(graph, int(dst[at]))} goes backward"
         return Fault(says, backward=True)
     graph.passed["edges"] = (graph.edges, ptr, src)
     return None

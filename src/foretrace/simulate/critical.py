@@ -41,9 +41,10 @@ def tails(graph: TaskGraph, target: int) -> LongestPaths:
     from foretrace.simulate import engine
 
     columns = effective(graph)
-    from_start, from_end = engine.tails(
-        *structure(graph), fixed(columns.lag), fixed(columns.dur), fixed(columns.delay), target
-    )
+    from_start, from_end = np.full((2, len(graph)), NO_RELEASE)
+    from_end[target] = 0
+    times = (columns.lag, columns.dur, columns.delay)
+    engine.tails(*structure(graph), *map(fixed, times), from_start, from_end)  # type: ignore[call-arg]
     return LongestPaths(from_start=from_start, from_end=from_end)
 
 
