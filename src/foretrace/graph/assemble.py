@@ -42,7 +42,7 @@ TASK_DEFAULTS: dict[str, Any] = {
     "doubt": -1,
     "gone": False,
 }
-EDGE_DEFAULTS: dict[str, Any] = {"from_start": False, "inferred": False}
+Columns = dict[str, npt.NDArray[Any]]
 _MOST_NAMED = 6  # tasks of a cycle
 
 
@@ -66,24 +66,9 @@ def assemble(
     `tasks`. Rows are renumbered in topological order, ties by `recorded`, then by the given order, so that the
     result does not depend on the order of the edges. Raises GraphError naming the tasks where edges form a cycle.
     """
-    n, m = len(tasks["kind"]), len(edges["src"])
-    columns: dict[str, npt.NDArray[Any]] = {
-        key: np.ascontiguousarray(tasks[key], dtype=dtype)
-        if key in tasks
-        else np.full(n, TASK_DEFAULTS[key], dtype=dtype)
-        for key, dtype in TASK_COLUMNS.items()
-    }
-    dst = np.ascontiguousarray(edges["dst"], dtype=np.int32)
-    given = dict(edges)
-    given.setdefault("typical", edges["lag"])
-    edge_columns: dict[str, npt.NDArray[Any]] = {
-        key: np.ascontiguousarray(given[key], dtype=dtype)
-        if key in given
-        else np.full(m, EDGE_DEFAULTS[key], dtype=dtype)
-        for key, dtype in EDGE_COLUMNS.items()
-    }
-    src = edge_columns["src"]
-    if m and (min(src.min(), dst.min()) < 0 or max(src.max(), dst.max()) >= n):
+    n, columns, edge_columns = len(tasks["kind"]), task_columns(tasks), edges_with_dst(edges)
+    src, dst = edge_columns["src"], edge_columns.pop("dst")
+    if len(src) and (min(src.min(), dst.min()) < 0 or max(src.max(), dst.max()) >= n):
         raise GraphError(f"an edge points outside the {n} tasks of the graph.")
     by_time = np.argsort(columns["recorded"], kind="stable")
     order = _topological_order(by_time, src, dst, columns["name"], names)
@@ -97,6 +82,28 @@ def assemble(
         changes=changes,
         assumptions=assumptions,
     )
+
+
+def task_columns(given: Mapping[str, Any]) -> Columns:
+    """All task columns, defaults where a column is not given; `kind` says how many rows, a number is that of them all.
+
+    Of `kind`, `lane`, `name` and `dur` the default is 0.
+    """
+    n = len(given["kind"])
+    return {key: _column(given.get(key, TASK_DEFAULTS.get(key, 0)), n, dtype) for key, dtype in TASK_COLUMNS.items()}
+
+
+def edges_with_dst(given: Mapping[str, Any]) -> Columns:
+    """All edge columns and `dst`, as `task_columns`; `typical` and `lag` (0) are each other's default."""
+    lag = given.get("lag", given.get("typical", 0))
+    full = {"from_start": False, "inferred": False, "typical": lag, "lag": lag, **given}
+    return {
+        key: _column(full[key], len(given["src"]), dtype) for key, dtype in {**EDGE_COLUMNS, "dst": np.int32}.items()
+    }
+
+
+def _column(values: Any, length: int, dtype: type) -> npt.NDArray[Any]:
+    return np.full(length, values, dtype=dtype) if np.ndim(values) == 0 else np.ascontiguousarray(values, dtype=dtype)
 
 
 def reordered(graph: TaskGraph) -> tuple[TaskGraph, npt.NDArray[np.int64]]:

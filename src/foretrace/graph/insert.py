@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.errors import GraphError
-from foretrace.graph.assemble import EDGE_DEFAULTS, TASK_DEFAULTS, assemble
+from foretrace.graph.assemble import assemble, edges_with_dst, task_columns
 from foretrace.graph.edit import Mask, describe, queue_slots, remove, requeue
 from foretrace.graph.per_graph import per_graph
 from foretrace.graph.sound import sound_rows
@@ -116,14 +116,8 @@ class EdgeList:
         self._rows.append((src, dst, int(kind), int(lag), from_start))
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        src, dst, kind, lag, from_start = zip(*self._rows, strict=True) if self._rows else ((),) * 5
-        return {
-            "src": np.array(src, dtype=np.int32),
-            "dst": np.array(dst, dtype=np.int32),
-            "edge_kind": np.array(kind, dtype=np.uint8),
-            "lag": np.array(lag, dtype=np.int64),
-            "from_start": np.array(from_start, dtype=np.bool_),
-        }
+        keys = ("src", "dst", "edge_kind", "lag", "from_start")
+        return dict(zip(keys, np.array(self._rows, dtype=np.int64).reshape(-1, len(keys)).T, strict=True))
 
 
 def extend(
@@ -143,22 +137,12 @@ def extend(
     `edges` lack take the defaults of `assemble`. `old_edges` (see `edge_columns`) replaces the edges of the
     graph. Raises GraphError where the edges form a cycle.
     """
-    count, more = len(tasks["kind"]), len(edges["src"])
-    columns: dict[str, npt.NDArray[Any]] = {}
-    for key, dtype in TASK_COLUMNS.items():
-        new = tasks[key] if key in tasks else np.full(count, TASK_DEFAULTS.get(key, 0))
-        columns[key] = np.concatenate([getattr(graph, key), np.asarray(new, dtype=dtype)])
+    new, joined = task_columns(tasks), edges_with_dst(edges)
+    columns = {key: np.concatenate([getattr(graph, key), new[key]]) for key in TASK_COLUMNS}
     kept = edge_columns(graph) if old_edges is None else old_edges
-    given = dict(edges)
-    given.setdefault("typical", edges["lag"])
-    joined: dict[str, npt.NDArray[Any]] = {}
-    for key, dtype in {**EDGE_COLUMNS, "dst": np.int32}.items():
-        new = given[key] if key in given else np.full(more, EDGE_DEFAULTS[key])
-        joined[key] = np.concatenate([kept[key], np.asarray(new, dtype=dtype)])
-    own_op, columns["op"] = (
-        columns["op"],
-        np.arange(len(graph) + count),
-    )  # carries the row numbers through the sort
+    joined = {key: np.concatenate([kept[key], column]) for key, column in joined.items()}
+    own_op = columns["op"]
+    columns["op"] = np.arange(len(own_op))  # carries the row numbers through the sort
     result = assemble(
         columns,
         joined,
