@@ -57,7 +57,7 @@ def verify(
     """
     from foretrace.experiment.job import Job
     from foretrace.experiment.ledger import Ledger, row_of
-    from foretrace.experiment.runner import ScriptError, run
+    from foretrace.experiment.processes import ScriptError, run
     from foretrace.techniques.arguments import parse_all
     from foretrace.zoo.registry import job as find_job
 

@@ -11,8 +11,7 @@ import numpy.typing as npt
 
 from foretrace.graph.calls import RuntimeCall, is_collective
 from foretrace.graph.host import HostSpans
-from foretrace.graph.kernels import farthest
-from foretrace.graph.lookup import at
+from foretrace.graph.kernels import at, farthest
 from foretrace.graph.taskgraph import TaskKind
 from foretrace.trace.trace import Category, LaneKind, Trace
 

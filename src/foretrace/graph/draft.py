@@ -14,9 +14,9 @@ from foretrace.graph.calls import RuntimeCall
 from foretrace.graph.clock import AHEAD
 from foretrace.graph.device import DeviceTasks
 from foretrace.graph.host import HostSpans
+from foretrace.graph.kernels import at as values_at
 from foretrace.graph.layers import WAYS, Layers
 from foretrace.graph.links import IN_FLIGHT, Links
-from foretrace.graph.lookup import at as values_at
 from foretrace.graph.settle import Settled, settle
 from foretrace.graph.steps import Steps
 from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, GraphInfo, Lane, Phase, TaskGraph, TaskKind

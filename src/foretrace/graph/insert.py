@@ -17,7 +17,6 @@ import numpy.typing as npt
 from foretrace.errors import GraphError
 from foretrace.graph.assemble import assemble, edges_with_dst, task_columns
 from foretrace.graph.edit import Mask, describe, queue_slots, remove, requeue
-from foretrace.graph.per_graph import per_graph
 from foretrace.graph.sound import sound_rows
 from foretrace.graph.taskgraph import (
     EDGE_COLUMNS,
@@ -28,6 +27,7 @@ from foretrace.graph.taskgraph import (
     Phase,
     TaskGraph,
     TaskKind,
+    per_graph,
 )
 
 

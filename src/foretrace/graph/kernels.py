@@ -1,4 +1,4 @@
-"""Compiled loops of the graph room.
+"""Compiled loops of the graph room, and `at`.
 
 No compiled function calls one of another file: numba's cache would not see edits there. What every reading of a
 recording needs allocates nothing: that would take as long to compile as the loop itself.
@@ -7,6 +7,7 @@ recording needs allocates nothing: that would take as long to compile as the loo
 from __future__ import annotations
 
 import heapq
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -189,3 +190,11 @@ def mark_ancestors(in_ptr: Int64, src: Int32, marked: npt.NDArray[np.bool_]) -> 
         if marked[v]:
             for e in range(in_ptr[v], in_ptr[v + 1]):
                 marked[src[e]] = True
+
+
+def at(table: npt.NDArray[Any], index: npt.NDArray[Any], default: Any) -> npt.NDArray[Any]:
+    """`table[index]`, `default` where the index is below 0."""
+    if not len(table):
+        return np.full(len(index), default, dtype=table.dtype)
+    found: npt.NDArray[Any] = np.where(index >= 0, table[np.maximum(index, 0)], default)
+    return found

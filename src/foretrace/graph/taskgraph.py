@@ -13,14 +13,20 @@ edges. A blocking call is two tasks: its own cost (CALL) and a zero-length RETUR
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
 from foretrace.trace.trace import LaneKind
+
+_Answer = TypeVar("_Answer")
+
 
 NO_RELEASE = np.iinfo(np.int64).min // 4  # "may start any time": far below every time, yet safe to add lags to
 
@@ -341,3 +347,20 @@ class TaskGraph:
     def noted(self, *changes: Change, assumptions: tuple[Assumption, ...] = ()) -> TaskGraph:
         """The same graph with these changes and assumptions appended to its record."""
         return replace(self, changes=self.changes + changes, assumptions=self.assumptions + assumptions)
+
+
+def per_graph(question: Callable[[TaskGraph], _Answer]) -> Callable[[TaskGraph], _Answer]:
+    """The same question, whose answer is kept as long as the graph lives; neither may be written to afterwards.
+
+    The answer must not hold the graph, which would never end then. A graph that another was made from is another
+    graph: what an edit changes is never answered from before.
+    """
+    known: WeakKeyDictionary[TaskGraph, _Answer] = WeakKeyDictionary()
+
+    @wraps(question)
+    def asked(graph: TaskGraph) -> _Answer:
+        if graph not in known:
+            known[graph] = question(graph)
+        return known[graph]
+
+    return asked

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from foretrace.graph.calls import RuntimeCall
 from foretrace.graph.device import DeviceTasks
 from foretrace.graph.host import HostSpans
-from foretrace.graph.lookup import at
+from foretrace.graph.kernels import at
 from foretrace.graph.streams import Streams
 from foretrace.graph.taskgraph import EdgeKind, TaskKind
 

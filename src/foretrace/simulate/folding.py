@@ -27,9 +27,8 @@ from foretrace.graph.join import join
 from foretrace.graph.one_run import match_and_align
 from foretrace.graph.taskgraph import Assumption, EdgeKind, TaskGraph, TaskKind
 from foretrace.simulate import noise
-from foretrace.simulate.meetings import Meetings, meetings_of
 from foretrace.simulate.replay import replay, replay_copies
-from foretrace.simulate.transfers import Price, Transfers, grown_transfers
+from foretrace.simulate.transfers import Meetings, Price, Transfers, grown_transfers, meetings_of
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.graph.host import HostSpans, host_spans
-from foretrace.graph.lookup import at as values_at
+from foretrace.graph.kernels import at as values_at
 from foretrace.graph.steps import find_steps
 from foretrace.graph.taskgraph import Phase
 from foretrace.trace.trace import Category, Trace
