@@ -8,7 +8,7 @@ import platform
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -301,18 +301,7 @@ def foretold(predicted: WhatIf, baseline_s: float) -> Ratio:
 def assumed(predicted: WhatIf) -> tuple[Assumed, ...]:
     """What a prediction rests on, those that matter most first."""
     return tuple(
-        Assumed(
-            technique=each.assumption.technique,
-            name=each.assumption.name,
-            value=each.assumption.value,
-            low=each.assumption.low,
-            high=each.assumption.high,
-            unit=each.assumption.unit,
-            why=each.assumption.why,
-            flag=each.assumption.flag,
-            step_at_low_s=each.at_low_s,
-            step_at_high_s=each.at_high_s,
-        )
+        Assumed(**asdict(each.assumption), step_at_low_s=each.at_low_s, step_at_high_s=each.at_high_s)
         for each in predicted.assumptions
     )
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Array, Int32, Int64, Mask
 from foretrace.errors import CycleError, GraphError
 from foretrace.graph.taskgraph import (
     EDGE_COLUMNS,
@@ -42,15 +42,15 @@ TASK_DEFAULTS: dict[str, Any] = {
     "doubt": -1,
     "gone": False,
 }
-Columns = dict[str, npt.NDArray[Any]]
+Columns = dict[str, Array]
 _MOST_NAMED = 6  # tasks of a cycle
 
 
 def assemble(
-    tasks: Mapping[str, npt.NDArray[Any]],
-    edges: Mapping[str, npt.NDArray[Any]],
+    tasks: Mapping[str, Array],
+    edges: Mapping[str, Array],
     *,
-    marks: npt.NDArray[Any],
+    marks: Array,
     names: tuple[str, ...],
     layers: tuple[str, ...],
     lanes: tuple[Lane, ...],
@@ -102,11 +102,11 @@ def edges_with_dst(given: Mapping[str, Any]) -> Columns:
     }
 
 
-def _column(values: Any, length: int, dtype: type) -> npt.NDArray[Any]:
+def _column(values: Any, length: int, dtype: type) -> Array:
     return np.full(length, values, dtype=dtype) if np.ndim(values) == 0 else np.ascontiguousarray(values, dtype=dtype)
 
 
-def reordered(graph: TaskGraph) -> tuple[TaskGraph, npt.NDArray[np.int64]]:
+def reordered(graph: TaskGraph) -> tuple[TaskGraph, Int64]:
     """The graph with its rows in topological order, moved no further than edges ask, and the new number of every row.
 
     Raises GraphError naming the tasks where edges form a cycle.
@@ -121,7 +121,7 @@ def reordered(graph: TaskGraph) -> tuple[TaskGraph, npt.NDArray[np.int64]]:
     return replace(graph, **columns), rows
 
 
-def part_of(graph: TaskGraph, tasks: npt.NDArray[np.bool_], lanes: npt.NDArray[np.bool_]) -> TaskGraph:
+def part_of(graph: TaskGraph, tasks: Mask, lanes: Mask) -> TaskGraph:
     """The chosen tasks (a mask) with the edges and marks among them, on the chosen lanes, all that they use."""
     place, number, dst = np.cumsum(tasks) - 1, np.cumsum(lanes) - 1, graph.dst
     edges = tasks[graph.src] & tasks[dst]
@@ -138,7 +138,7 @@ def part_of(graph: TaskGraph, tasks: npt.NDArray[np.bool_], lanes: npt.NDArray[n
     )
 
 
-def pointers(group: npt.NDArray[Any], count: int) -> npt.NDArray[np.int64]:
+def pointers(group: Array, count: int) -> Int64:
     """Where the rows of each of `count` groups begin, once they are sorted by `group` (count + 1)."""
     found = np.zeros(count + 1, dtype=np.int64)
     np.cumsum(np.bincount(group, minlength=count), out=found[1:])
@@ -146,11 +146,11 @@ def pointers(group: npt.NDArray[Any], count: int) -> npt.NDArray[np.int64]:
 
 
 def _in_order(
-    tasks: Mapping[str, npt.NDArray[Any]],
-    edges: Mapping[str, npt.NDArray[Any]],
-    dst: npt.NDArray[np.int32],
-    marks: npt.NDArray[Any],
-    order: npt.NDArray[np.int64],
+    tasks: Mapping[str, Array],
+    edges: Mapping[str, Array],
+    dst: Int32,
+    marks: Array,
+    order: Int64,
 ) -> dict[str, Any]:
     """All columns of a graph whose row i is row order[i] of these tasks, edges grouped by successor."""
     n = len(order)
@@ -169,12 +169,12 @@ def _in_order(
 
 
 def _topological_order(
-    wish: npt.NDArray[np.int64],
-    src: npt.NDArray[np.int32],
-    dst: npt.NDArray[np.int32],
-    name: npt.NDArray[np.int32],
+    wish: Int64,
+    src: Int32,
+    dst: Int32,
+    name: Int32,
     names: tuple[str, ...],
-) -> npt.NDArray[np.int64]:
+) -> Int64:
     """Rows in topological order, among the ready ones the first of `wish` (a permutation of the rows) first."""
     place = np.empty(len(wish), dtype=np.int64)
     place[wish] = np.arange(len(wish))
@@ -191,7 +191,7 @@ def _topological_order(
     return order
 
 
-def _cycle(stuck: npt.NDArray[np.int64], src: npt.NDArray[np.int32], dst: npt.NDArray[np.int32]) -> list[int]:
+def _cycle(stuck: Int64, src: Int32, dst: Int32) -> list[int]:
     """Rows of one cycle, each waiting for the next: every stuck row has a predecessor that is stuck, too."""
     inside = np.isin(src, stuck) & np.isin(dst, stuck)
     waits_for = dict(zip(dst[inside].tolist(), src[inside].tolist(), strict=True))

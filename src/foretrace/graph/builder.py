@@ -9,7 +9,6 @@ from collections import Counter
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from foretrace.errors import GraphError
 from foretrace.graph.collectives import with_collectives
@@ -34,8 +33,6 @@ from foretrace.graph.taskgraph import (
 from foretrace.graph.threads import host_tasks
 from foretrace.graph.waits import blocking_calls
 from foretrace.trace.trace import Category, Trace
-
-Int64 = npt.NDArray[np.int64]
 
 
 def build(trace: Trace, rank: int | None = None) -> TaskGraph:

@@ -7,8 +7,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Int32, Int64, Mask, UInt8
 from foretrace.graph.assemble import Columns, assemble, edges_with_dst, task_columns
 from foretrace.graph.calls import RuntimeCall
 from foretrace.graph.clock import AHEAD
@@ -23,8 +23,6 @@ from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, GraphInfo, Lane, Pha
 from foretrace.graph.threads import HostTasks
 from foretrace.graph.waits import Blocking
 from foretrace.trace.trace import LaneKind, Trace
-
-Int64 = npt.NDArray[np.int64]
 
 _LONG_CALL_LATENCIES = 3
 
@@ -48,7 +46,7 @@ class Draft:
     first_device: int = 0
     clock: str = "cpu"
     extra_names: list[str] = field(default_factory=list)  # names that the recording does not have
-    way: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))  # per device task, see WAYS
+    way: UInt8 = field(default_factory=lambda: np.empty(0, np.uint8))  # per device task, see WAYS
 
     # -- tasks -------------------------------------------------------------------------------------------------
 
@@ -178,7 +176,7 @@ class Draft:
             self.extra_names.append(name)
         return len(self.trace.names) + self.extra_names.index(name)
 
-    def _new_lanes(self, lanes: npt.NDArray[np.int32], kind: LaneKind) -> npt.NDArray[np.int32]:
+    def _new_lanes(self, lanes: Int32, kind: LaneKind) -> Int32:
         used, inverse = np.unique(lanes, return_inverse=True)
         first = len(self.lanes)
         for lane in used.tolist():
@@ -191,7 +189,7 @@ class Draft:
             self.lanes.append(Lane(rank=info.rank, kind=kind, device=info.device, stream=info.stream, label=label))
         return (inverse + first).astype(np.int32)
 
-    def _step_of(self, times: Int64) -> npt.NDArray[np.int32]:
+    def _step_of(self, times: Int64) -> Int32:
         step = np.searchsorted(self.steps.bounds, times, side="right") - 1
         return np.where((step >= 0) & (step < len(self.steps.bounds) - 1), step, -1).astype(np.int32)
 
@@ -204,8 +202,8 @@ class Draft:
         kind: EdgeKind,
         typical: Int64 | int = 0,
         *,
-        from_start: npt.NDArray[np.bool_] | bool = False,
-        inferred: npt.NDArray[np.bool_] | bool = False,
+        from_start: Mask | bool = False,
+        inferred: Mask | bool = False,
     ) -> None:
         """Add edges of one kind; `typical` lags in ns."""
         given = {"src": src, "dst": dst, "edge_kind": kind, "typical": typical}

@@ -19,8 +19,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Array, Int32, Int64, Mask
 from foretrace.errors import GraphError, spelled
 from foretrace.graph.alignment import ClockOffsets, rooted
 from foretrace.graph.assemble import Columns, assemble, edges_with_dst, task_columns
@@ -40,8 +40,6 @@ from foretrace.graph.taskgraph import (
     TaskKind,
 )
 from foretrace.trace.trace import LaneKind
-
-Int64 = npt.NDArray[np.int64]
 
 ALL_PAIRS = 16  # more members meet in one JOIN task: k + k edges instead of k · k
 _MOST_NOTES = 6
@@ -112,11 +110,11 @@ class _Joint:
     # -- tasks and edges as recorded ---------------------------------------------------------------------------
 
     def _tasks(self) -> Columns:
-        parts: dict[str, list[npt.NDArray[Any]]] = {key: [] for key in TASK_COLUMNS}
+        parts: dict[str, list[Array]] = {key: [] for key in TASK_COLUMNS}
         lanes = doubts = 0
         for i, graph in enumerate(self.graphs):
             for key in TASK_COLUMNS:
-                column: npt.NDArray[Any] = getattr(graph, key)
+                column: Array = getattr(graph, key)
                 if key in ("name", "op"):
                     column = self.names.number(i, column)
                 elif key == "layer":
@@ -196,9 +194,7 @@ class _Joint:
         offsets = [each.row + self.first[i] for i, each in enumerate(self.matching.calls)]
         return np.concatenate([*offsets, np.empty(0, np.int64)])[begins[rank] + call].astype(np.int64)
 
-    def _pairs(
-        self, which: Int64, rank: Int64, arrival: Int64, end: Int64
-    ) -> tuple[Int64, Int64, npt.NDArray[np.bool_]]:
+    def _pairs(self, which: Int64, rank: Int64, arrival: Int64, end: Int64) -> tuple[Int64, Int64, Mask]:
         """(member that must have arrived, member whose transfer waits for it), and which matches are too large."""
         size = np.bincount(which, minlength=len(self.matching.matches))
         begin = np.cumsum(size) - size
@@ -233,9 +229,7 @@ class _Joint:
             keep &= (a == b) | (sends[which[a]] < 0) | (sends[which[a]] == a)
         return a[keep], b[keep], many
 
-    def _meet(
-        self, rows: Int64, new: Int64, which: Int64, many: npt.NDArray[np.bool_], latest: Int64, end: Int64
-    ) -> None:
+    def _meet(self, rows: Int64, new: Int64, which: Int64, many: Mask, latest: Int64, end: Int64) -> None:
         """Members of large groups meet in a task of no length."""
         self.lanes.append(Lane(rank=NO_RANK, kind=LaneKind.LINK, label="collectives of all ranks"))
         at = np.flatnonzero(many)
@@ -299,11 +293,11 @@ class _Table:
 
     def __init__(self, tables: Sequence[tuple[str, ...]]) -> None:
         self._numbers: dict[str, int] = {}
-        self._of: list[npt.NDArray[np.int32] | None] = []
+        self._of: list[Int32 | None] = []
         for table in tables:
             self._of.append(self._merge(table))
 
-    def _merge(self, table: tuple[str, ...]) -> npt.NDArray[np.int32] | None:
+    def _merge(self, table: tuple[str, ...]) -> Int32 | None:
         if not self._numbers:
             self._numbers = {text: i for i, text in enumerate(table)}
             if len(self._numbers) == len(table):
@@ -317,7 +311,7 @@ class _Table:
 
     _first: tuple[str, ...] = ()
 
-    def number(self, table: int, column: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    def number(self, table: int, column: Int32) -> Int32:
         """A column of the graph with this index in numbers of the common table; −1 stays."""
         numbers = self._of[table]
         return column if numbers is None else numbers[column]
@@ -332,7 +326,7 @@ class _Table:
         return tuple(self._numbers)
 
 
-def _common_steps(graphs: Sequence[TaskGraph]) -> tuple[tuple[int, ...] | None, list[npt.NDArray[np.int32]]]:
+def _common_steps(graphs: Sequence[TaskGraph]) -> tuple[tuple[int, ...] | None, list[Int32]]:
     """Numbers of the steps that all ranks recorded one after the other; None: the windows as a whole count as one.
 
     With it, per rank, the index among them of each of its own steps; −1 comes last, for tasks outside.
@@ -364,7 +358,7 @@ def _numbers(graph: TaskGraph) -> tuple[int, ...]:
     return graph.info.steps[: graph.n_steps]
 
 
-def _follow_drift(tasks: Columns, edges: Columns, drifting: npt.NDArray[np.bool_]) -> None:
+def _follow_drift(tasks: Columns, edges: Columns, drifting: Mask) -> None:
     """Lags on the common clock, for ranks whose own clock runs at another pace; durations and delays stay.
 
     What held a task in the recording holds it again, at its aligned time.

@@ -10,12 +10,9 @@ import heapq
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Array, Int32, Int64, Mask
 from foretrace.compiled import njit
-
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
 
 
 @njit()
@@ -184,7 +181,7 @@ def longest_common(a: Int64, b: Int64, most_edits: int) -> Int64:
 
 
 @njit(_nrt=False)
-def mark_ancestors(in_ptr: Int64, src: Int32, marked: npt.NDArray[np.bool_]) -> None:
+def mark_ancestors(in_ptr: Int64, src: Int32, marked: Mask) -> None:
     """Mark every row that a marked row waits for, directly or not; rows are in topological order."""
     for v in range(len(marked) - 1, -1, -1):
         if marked[v]:
@@ -192,9 +189,9 @@ def mark_ancestors(in_ptr: Int64, src: Int32, marked: npt.NDArray[np.bool_]) -> 
                 marked[src[e]] = True
 
 
-def at(table: npt.NDArray[Any], index: npt.NDArray[Any], default: Any) -> npt.NDArray[Any]:
+def at(table: Array, index: Array, default: Any) -> Array:
     """`table[index]`, `default` where the index is below 0."""
     if not len(table):
         return np.full(len(index), default, dtype=table.dtype)
-    found: npt.NDArray[Any] = np.where(index >= 0, table[np.maximum(index, 0)], default)
+    found: Array = np.where(index >= 0, table[np.maximum(index, 0)], default)
     return found

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Int64
 from foretrace.graph.assemble import Columns, edges_with_dst
 from foretrace.graph.device import DeviceTasks
 from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind
-
-Int64 = npt.NDArray[np.int64]
 
 _CONTENTION_NEAR_NS = 4_000  # a kernel held up by another stream starts when that stream's kernel ends, give or take
 _LAST_WAVE_NS, _LAST_WAVE_SHARE = 150_000, 0.25  # or in the last wave of that kernel's blocks

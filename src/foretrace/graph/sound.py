@@ -11,16 +11,16 @@ an edge goes backward, and refuses what has no order.
 from __future__ import annotations
 
 from math import inf
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
 
+from foretrace.arrays import Array, Int64
 from foretrace.errors import GraphError
 from foretrace.graph.taskgraph import EDGE_COLUMNS, TASK_COLUMNS, EdgeKind, Phase, TaskGraph, TaskKind
 
-Int64 = npt.NDArray[np.int64]
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 LATEST = 1 << 61  # ns, 73 years: recorded stamps and releases lie within ± this
@@ -99,9 +99,7 @@ def fixed(column: npt.NDArray[Scalar]) -> npt.NDArray[Scalar]:
 _proven: WeakSet[TaskGraph] = WeakSet()
 
 
-def _passed(
-    graph: TaskGraph, what: str, want: object, one: npt.NDArray[Any], other: npt.NDArray[Any] | None = None
-) -> bool:
+def _passed(graph: TaskGraph, what: str, want: object, one: Array, other: Array | None = None) -> bool:
     """Whether it was these very arrays that passed, asked for the same, and nobody can have written to them since."""
     known = graph.passed.get(what)
     if known is None or known[1] is not one or known[0] != want or one.flags.writeable:

@@ -13,16 +13,10 @@ it matters: a signed one costs a test for negative indexing at every access.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Float64, Int32, Int64, UInt8, UInt32
 from foretrace.compiled import njit
 from foretrace.graph.taskgraph import NO_RELEASE
-
-Int64 = npt.NDArray[np.int64]
-Int32 = npt.NDArray[np.int32]
-UInt32 = npt.NDArray[np.uint32]
-UInt8 = npt.NDArray[np.uint8]
-Float64 = npt.NDArray[np.float64]
 
 ONE = np.uint64(1)
 TWO = np.uint64(2)

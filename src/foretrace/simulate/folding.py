@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from math import hypot
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Float64, Int32, Int64, Mask
 from foretrace.errors import NotApplicableError
 from foretrace.graph.collectives import collective_calls
 from foretrace.graph.join import join
@@ -29,11 +29,6 @@ from foretrace.graph.taskgraph import Assumption, EdgeKind, TaskGraph, TaskKind
 from foretrace.simulate import noise
 from foretrace.simulate.replay import replay, replay_copies
 from foretrace.simulate.transfers import Meetings, Price, Transfers, grown_transfers, meetings_of
-
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
-Float64 = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
 
 SAMPLES = 32
 MOST_RANKS = 16_384

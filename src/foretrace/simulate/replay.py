@@ -14,19 +14,15 @@ The loops are compiled by numba. With its own NUMBA_DISABLE_JIT=1 they run as pl
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Array, Float64, Int32, Int64, Mask, UInt8, UInt32
 from foretrace.graph.sound import fixed, verify
 from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, TaskGraph
 from foretrace.simulate.unwritten import unwritten, written
 
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
-Float64 = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 CROSS_RANK = len(EdgeKind)  # stands for the kind of a COLLECTIVE edge between two ranks
@@ -67,7 +63,7 @@ def effective(graph: TaskGraph, *, structural: bool = False) -> Effective:
     return Effective(dur=dur, delay=delay, lag=lag)
 
 
-def edge_classes(graph: TaskGraph) -> npt.NDArray[np.uint8]:
+def edge_classes(graph: TaskGraph) -> UInt8:
     """Kind of every edge (m) as `LAG_CEILING_WHEN_GONE` counts them."""
     ranks = np.array([lane.rank for lane in graph.lanes])
     if len(set(ranks.tolist())) < 2:
@@ -167,8 +163,8 @@ def _side_by_side(
     engine.replay_variants(
         in_ptr, read, slot, unwritten((used, width)), fixed(edge_classes(graph)), fixed(columns.lag),
         fixed(columns.dur), fixed(columns.delay), fixed(graph.release), fixed(group), factors,
-        removed.astype(np.int64) - 1, removed.any(axis=2).view(np.uint8), LAG_CEILING_WHEN_GONE, rows[in_order], out,
-        None if meets is None else fixed(meets).view(np.uint8),
+        removed.astype(np.int64) - 1, np.asarray(removed.any(axis=2), dtype=np.uint8), LAG_CEILING_WHEN_GONE,
+        rows[in_order], out, None if meets is None else fixed(meets).view(np.uint8),
     )  # fmt: skip
     ends = np.empty_like(out)
     ends[in_order] = out
@@ -186,11 +182,11 @@ def _check_groups(graph: TaskGraph, group: Int32, scale: Float64) -> tuple[int, 
     return n_groups, n_variants
 
 
-def _by_block(table: npt.NDArray[Any], blocks: int) -> npt.NDArray[Any]:
+def _by_block(table: Array, blocks: int) -> Array:
     """Groups x (blocks · width) -> blocks x groups x width."""
     return np.ascontiguousarray(table.reshape(len(table), blocks, -1).swapaxes(0, 1))
 
 
-def structure(graph: TaskGraph) -> tuple[Int64, npt.NDArray[np.uint32], npt.NDArray[np.uint8]]:
+def structure(graph: TaskGraph) -> tuple[Int64, UInt32, UInt8]:
     """`in_ptr`, `src` and `from_start` as the kernels want them."""
     return fixed(graph.in_ptr), fixed(graph.src).view(np.uint32), fixed(graph.from_start).view(np.uint8)

@@ -9,18 +9,11 @@ across files.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Array, Int32, Int64, UInt8, UInt32
 from foretrace.compiled import njit
 from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind
-
-Int64 = npt.NDArray[np.int64]
-Int32 = npt.NDArray[np.int32]
-UInt32 = npt.NDArray[np.uint32]
-UInt8 = npt.NDArray[np.uint8]
 
 ONE = np.uint64(1)
 TWO = np.uint64(2)
@@ -123,7 +116,7 @@ def successors(
 
 
 @njit()
-def _of(column: npt.NDArray[Any] | None, v: int) -> int:
+def _of(column: Array | None, v: int) -> int:
     """Value of row v, 0 where there is no such column: a version compiled without one has no code for it either."""
     return 0 if column is None else column[v]
 

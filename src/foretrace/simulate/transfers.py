@@ -10,14 +10,12 @@ from dataclasses import dataclass
 from math import log2
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Float64, Int64, Mask
 from foretrace.errors import spelled
 from foretrace.graph.alignment import ClockOffsets
 from foretrace.graph.matching import Matching
 from foretrace.graph.taskgraph import Assumption, EdgeKind, TaskGraph, TaskKind
-
-Int32 = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,10 +96,6 @@ def _places(matching: Matching, clock: ClockOffsets) -> dict[tuple[int, int], li
         places[matching.ranks[member], start].append(match)
     return places
 
-
-Int64 = npt.NDArray[np.int64]
-Float64 = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
 
 # Seconds with their low and high end of one collective: kind in PyTorch's words, bytes, workers. None: it cannot say.
 Price = Callable[[str, float, int], tuple[float, float, float] | None]

@@ -13,15 +13,11 @@ from heapq import heappop, heappush
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Float64, Int32, Int64, UInt8
 from foretrace.compiled import njit
 from foretrace.graph.taskgraph import NO_RELEASE
 
-Int64 = npt.NDArray[np.int64]
-Int32 = npt.NDArray[np.int32]
-UInt8 = npt.NDArray[np.uint8]
-Float64 = npt.NDArray[np.float64]
 Heap = list[tuple[Any, Any, Any]]
 
 NEVER = -NO_RELEASE

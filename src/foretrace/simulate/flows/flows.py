@@ -30,8 +30,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Float64, Int32, Int64, Mask
 from foretrace.errors import GraphError
 from foretrace.graph.assemble import pointers
 from foretrace.graph.sound import fixed, verify
@@ -41,11 +41,6 @@ from foretrace.simulate.overlap import covered
 from foretrace.simulate.replay import effective
 from foretrace.simulate.schedule import edges_that_hold, lane_table, need_slots, stuck
 from foretrace.simulate.unwritten import unwritten, written
-
-Int64 = npt.NDArray[np.int64]
-Int32 = npt.NDArray[np.int32]
-Float64 = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
 
 _LONGEST_NS = 1e18  # some thirty years: what all links together may need, far from the end of int64
 _TAKES_NO_TIME = (TaskKind.RETURN, TaskKind.MARK, TaskKind.JOIN, TaskKind.ARRIVAL)
