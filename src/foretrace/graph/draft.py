@@ -66,7 +66,7 @@ class Draft:
         is_call = np.isin(threads.kind, [TaskKind.CALL, TaskKind.RETURN])
         loads = threads.kind == TaskKind.DATA  # what the loader runs belongs to no layer of the model
         operator = np.where(known & ~loads, host.named_operator[at] if len(host.event) else -1, -1)
-        named = np.where(is_call, at, np.where(operator >= 0, operator, self._annotation_or_none(span)))
+        named = np.where(is_call, at, np.where(operator >= 0, operator, values_at(host.annotation, span, -1)))
         if len(host.event):
             named = np.where(threads.kind == TaskKind.DATA, host.data[at], named)
         name = np.where(named >= 0, host.name[np.maximum(named, 0)] if len(host.event) else -1, self._extra("python"))
@@ -166,9 +166,6 @@ class Draft:
     def layers(self) -> Layers:
         """Layers of the host spans."""
         return Layers(self.host, self.steps)
-
-    def _annotation_or_none(self, span: Int64) -> Int64:
-        return values_at(self.host.annotation, span, -1)
 
     def _extra(self, name: str) -> int:
         """Index of a name that the recording does not have."""

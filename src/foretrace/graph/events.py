@@ -163,7 +163,7 @@ class _Events:
                 src.append(task[keep])
                 dst.append(target[keep])
         empty = np.empty(0, np.int64)
-        return (np.concatenate(src) if src else empty, np.concatenate(dst) if dst else empty)
+        return np.concatenate([empty, *src]), np.concatenate([empty, *dst])
 
     def _work_waits(self, waits: Int64, *, newest_elsewhere: bool = False) -> list[tuple[tuple[Int64, Int64], str]]:
         """`Work.wait`: the current stream waits for a collective; one policy per group says which.
@@ -190,11 +190,11 @@ class _Events:
         groups: dict[tuple[int, int], list[int]] = {}
         for i, key in enumerate(zip(operator.tolist(), run_length.tolist(), strict=True)):
             groups.setdefault(key, []).append(i)
-        result = []
-        for members_list in groups.values():
-            members = np.array(members_list)
-            result.append(self._best_policy(waits, members, newest, run_length, position, collective, newest_elsewhere))
-        return [r for r in result if len(r[0][0])]
+        found = (
+            self._best_policy(waits, np.array(members), newest, run_length, position, collective, newest_elsewhere)
+            for members in groups.values()
+        )
+        return [each for each in found if len(each[0][0])]
 
     def _best_policy(
         self,

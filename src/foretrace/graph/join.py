@@ -261,7 +261,7 @@ class _Joint:
             return np.empty(0, dtype=np.int64)
         table = np.array([marks + self.first[i] for i, marks in use])
         time = tasks["recorded"][table] + tasks["dur"][table]
-        self.lanes.append(Lane(rank=self._rank_of(use[int(time[:, -1].argmax())][0]), kind=LaneKind.MODEL,
+        self.lanes.append(Lane(rank=self.graphs[use[int(time[:, -1].argmax())][0]].lanes[0].rank, kind=LaneKind.MODEL,
                                label="steps of all ranks"))  # fmt: skip
         count = table.shape[1] - 1
         new = self._append(
@@ -274,9 +274,6 @@ class _Joint:
         self._add(table[:, 1:].ravel(), np.tile(new, len(use)), 0, EdgeKind.THREAD)
         self._add(new[:-1], new[1:], 0, EdgeKind.PROGRAM)
         return np.concatenate([table[[int(time[:, 0].argmin())], 0], new])
-
-    def _rank_of(self, index: int) -> int:
-        return self.graphs[index].lanes[0].rank
 
     def _common_marks(self, index: int, graph: TaskGraph) -> Int64:
         """The marks of a rank that bound the common steps."""

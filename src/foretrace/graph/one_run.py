@@ -38,7 +38,7 @@ def match_and_align(calls: Sequence[CollectiveCalls]) -> tuple[Matching, ClockOf
         found = with_matches(found, more)
         clock = align(found)
     tried = len(found.matches)
-    refuted = _refuted(found, clock)
+    refuted = _too_early(found, clock) > max(LEAST_TOLERANCE_NS, 6 * (clock.worst_ns or 0.0))
     if refuted.any():
         if refuted.sum() * 2 > tried:
             raise GraphError(_not_one_job(found, clock, refuted))
@@ -58,14 +58,12 @@ def _near(calls: Sequence[CollectiveCalls]) -> None:
     late = max(some, key=lambda each: int(each.start.min()))
     apart = int(late.start.min()) - int(early.end.max())
     if apart > _FAR_NS:
+        hours = apart / _FAR_NS
+        ago = f"{hours / 24:,.0f} days" if hours >= 48 else f"{hours:.1f} hours"
         raise GraphError(
-            f"rank {early.rank} was recorded {_ago(apart / _FAR_NS)} before rank {late.rank}: these are not ranks "
+            f"rank {early.rank} was recorded {ago} before rank {late.rank}: these are not ranks "
             "of one run; give the ranks of one job, or choose one with `rank=`."
         )
-
-
-def _ago(hours: float) -> str:
-    return f"{hours / 24:,.0f} days" if hours >= 48 else f"{hours:.1f} hours"
 
 
 def _by_group(found: Matching) -> Matching:
@@ -149,15 +147,6 @@ def _together(group: list[tuple[int, int, int, int]], new: tuple[int, int, int, 
     latest = max(start, *(other[1] for other in group))
     longest = max(end - start, *(b - a for b, a, _, _ in group))
     return latest <= earliest + LEAST_TOLERANCE_NS + slop and end - earliest <= longest // 4 + LEAST_TOLERANCE_NS
-
-
-def _refuted(found: Matching, clock: ClockOffsets) -> Mask:
-    """Matches (mask) of which, on the aligned clocks, a rank leaves before another one enters."""
-    return _too_early(found, clock) > _tolerance(clock)
-
-
-def _tolerance(clock: ClockOffsets) -> float:
-    return max(LEAST_TOLERANCE_NS, 6 * (clock.worst_ns or 0.0))
 
 
 def _too_early(found: Matching, clock: ClockOffsets) -> Float64:

@@ -130,7 +130,7 @@ def record(request: Record) -> Recorded:
         trace, attempts = _punctual(training)
     else:
         job = Job(techniques=(), model=setup.work, size=setup.size, seed=setup.seed)
-        trace, attempts = recorded_calmly(training, job, None, _nobody)
+        trace, attempts = recorded_calmly(training, job, None, lambda what, share: None)
     graph = build(trace, None)
     if is_emulated(setup.work):
         graph = replace(graph, info=replace(graph.info, recording={**graph.info.recording, "emulated": setup.work}))
@@ -164,7 +164,3 @@ def _calibrated(graph: TaskGraph, arms: Sequence[Sequence[Technique]]) -> tuple[
         return graph, timed, ()
     why = next(iter(failed.values()))
     return graph, timed, (f"{len(failed)} of {len(failed) + timed} operators could not be timed alone ({why}).",)
-
-
-def _nobody(what: str, share: float) -> None:
-    """Progress that nobody follows."""
