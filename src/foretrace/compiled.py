@@ -37,9 +37,12 @@ _Loop = TypeVar("_Loop", bound=Callable[..., Any])
 def njit(*, files: Sequence[str] = (), **options: Any) -> Callable[[_Loop], _Loop]:
     """`numba.njit`, kept on disk where that can be; `files` hold loops that it calls beside those of its own file.
 
+    Numbers are divided as numpy divides them: no exception has to be compiled in. Nor is a wrapper for C.
+
     Where neither the installation nor the user's cache folder may be written (a container without a home), every
     process compiles for itself; NUMBA_CACHE_DIR names a folder.
     """
+    options = {"error_model": "numpy", "no_cfunc_wrapper": True, **options}
 
     def compiled(loop: _Loop) -> _Loop:
         made: Any

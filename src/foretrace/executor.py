@@ -128,20 +128,6 @@ def _end_with_caller() -> None:
     Thread(target=watch, daemon=True).start()
 
 
-def end_with(pipe: int) -> None:
-    """End this process when the other end of a pipe is closed: whoever would take its answer is gone, however.
-
-    pipe: a file descriptor to read from; what still comes there is thrown away.
-    """
-
-    def watch() -> None:
-        while os.read(pipe, 4096):
-            pass
-        os._exit(1)
-
-    Thread(target=watch, daemon=True).start()
-
-
 # --- Ray -----------------------------------------------------------------------------------------------------
 
 

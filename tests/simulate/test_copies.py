@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrace.graph.taskgraph import EdgeKind, TaskGraph
-from foretrace.simulate.copies import replay_copies
-from foretrace.simulate.replay import replay
+from foretrace.simulate.replay import replay, replay_copies
 from tests.simulate import twins
 from tests.simulate.unfolded import unfolded
 from tests.strategies import task_graphs

@@ -16,8 +16,8 @@ from foretrace.graph.join import join
 from foretrace.graph.one_run import match_and_align
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.simulate.folding import _Draws, fold, scale
-from foretrace.simulate.meetings import meetings_of
 from foretrace.simulate.replay import replay
+from foretrace.simulate.transfers import meetings_of
 from tests.simulate.rank_graphs import rank_set
 from tests.simulate.unfolded import unfolded
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from foretrace.graph.taskgraph import TaskKind
-from foretrace.simulate.flows.flows import Flows, Transfer, simulate_flows
-from foretrace.simulate.flows.interference import measured_interference
+from foretrace.simulate.flows.flows import Flows, Transfer, measured_interference, simulate_flows
 from foretrace.simulate.replay import replay
 from tests.simulate.test_groups import LINK, Ranks
 

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from foretrace.errors import GraphError
 from foretrace.graph.taskgraph import ALL_COLUMNS, TaskGraph
 from foretrace.simulate import engine
-from foretrace.simulate.copies import replay_copies
 from foretrace.simulate.flows.flows import simulate_flows
-from foretrace.simulate.replay import replay, replay_variants, structure
+from foretrace.simulate.replay import replay, replay_copies, replay_variants, structure
 from foretrace.simulate.schedule import schedule_in_order
 from foretrace.simulate.timeline import simulate
 from foretrace.simulate.unwritten import POISON, poisoned, unwritten, written

@@ -38,7 +38,7 @@ def verify(
 
     Example: foretrace verify mixed-precision fused-optimizer --model bert
     """
-    from foretrace.experiment import runner
+    from foretrace.experiment import processes
     from foretrace.experiment.job import Job
     from foretrace.experiment.ledger import Ledger, row_of
     from foretrace.report import verification
@@ -47,12 +47,12 @@ def verify(
         techniques=tuple(techniques), model=model, size=size, threads=threads, seconds=seconds, batches=batches,
         device=device, keep=str(keep or ""), steps=steps,
     )  # fmt: skip
-    runner.check(job)
+    processes.check(job)
     kept = None if no_ledger else Ledger(ledger).checked()
     try:
         with options.stages() as tell:
-            outcome = runner.run(job, tell)
-    except runner.ScriptError as error:
+            outcome = processes.run(job, tell)
+    except processes.ScriptError as error:
         print(error.trace, file=sys.stderr, end="")
         raise
     return verification.verify(outcome, *(() if kept is None else kept.keep(row_of(outcome))))

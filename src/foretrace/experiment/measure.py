@@ -8,7 +8,7 @@ import platform
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -201,20 +201,15 @@ def recorded_calmly(training: Training, job: Job, clock: Clock | None, tell: Tel
     found: list[tuple[float, Trace]] = []
     for number in range(_RECORDINGS):
         trace = recording_of(training.copied(), clock, steps=job.steps, keep=_kept(job, "before"))
-        found.append((_unrest(trace), trace))
+        found.append((max(unrest(trace, phases, "cpu_ns") for phases in (("active",), PLAIN)), trace))
         if found[-1][0] <= _CALM or job.threads > 1 or waits(training) or job.keep:
             break
         tell("recording the baseline", 0.05 + 0.05 * (number + 1))
     return min(found, key=lambda pair: pair[0])[1], len(found)
 
 
-def _unrest(trace: Trace) -> float:
-    """How much longer the median step of a recording took than the shortest, in CPU time; profiled or plain steps."""
-    return max(unrest(trace, phases, "cpu_ns") for phases in (("active",), PLAIN))
-
-
 def unrest(trace: Trace, phases: Sequence[str], clock: str) -> float:
-    """The same of the steps of some phases on one clock; 0 where none was timed."""
+    """How much longer the median step of some phases took than the shortest, on one clock; 0 where none was timed."""
     steps = trace.ranks[0].recording.get("steps", []) if trace.ranks else []
     times = [step[clock] for step in steps if step.get("phase") in phases and step.get(clock)]
     return median(times) / min(times) - 1.0 if times else 0.0
@@ -301,18 +296,7 @@ def foretold(predicted: WhatIf, baseline_s: float) -> Ratio:
 def assumed(predicted: WhatIf) -> tuple[Assumed, ...]:
     """What a prediction rests on, those that matter most first."""
     return tuple(
-        Assumed(
-            technique=each.assumption.technique,
-            name=each.assumption.name,
-            value=each.assumption.value,
-            low=each.assumption.low,
-            high=each.assumption.high,
-            unit=each.assumption.unit,
-            why=each.assumption.why,
-            flag=each.assumption.flag,
-            step_at_low_s=each.at_low_s,
-            step_at_high_s=each.at_high_s,
-        )
+        Assumed(**asdict(each.assumption), step_at_low_s=each.at_low_s, step_at_high_s=each.at_high_s)
         for each in predicted.assumptions
     )
 

@@ -14,9 +14,8 @@ from enum import StrEnum
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
-Float64 = npt.NDArray[np.float64]
+from foretrace.arrays import Float64
 
 LEVEL = 0.8  # of every interval here, as of the predictions
 RESAMPLES = 2_000

@@ -204,7 +204,7 @@ class Worker:
 
     def record(self, request: Record) -> Recorded:
         """Record this worker alone."""
-        from foretrace.experiment.links.alone import record
+        from foretrace.experiment.links.arms import record
 
         return record(request)
 

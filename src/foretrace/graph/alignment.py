@@ -16,12 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Float64, Int64, Mask
 from foretrace.graph.matching import Match, Matching
-
-Int64 = npt.NDArray[np.int64]
-Float = npt.NDArray[np.float64]
 
 ROOTED = ("broadcast", "reduce", "gather", "scatter")  # some ranks may leave before others enter
 ONE_WAY = ("gloo",)  # back ends whose sender does not wait for its receiver
@@ -46,12 +43,12 @@ class ClockOffsets:
     """
 
     ranks: tuple[int, ...]
-    offset_ns: Float
-    drift: Float
-    known: npt.NDArray[np.bool_]
-    uncertainty_ns: Float
-    low_ns: Float
-    high_ns: Float
+    offset_ns: Float64
+    drift: Float64
+    known: Mask
+    uncertainty_ns: Float64
+    low_ns: Float64
+    high_ns: Float64
     notes: tuple[str, ...] = ()
 
     def aligned(self, rank: int, times: Int64) -> Int64:
@@ -110,7 +107,7 @@ def align(found: Matching) -> ClockOffsets:
     )
 
 
-def _even(found: Matching) -> npt.NDArray[np.bool_]:
+def _even(found: Matching) -> Mask:
     """Matches whose members end together; of rooted ones only where there is nothing else."""
     even = np.array([not is_rooted(m) for m in found.matches], dtype=np.bool_)
     return even if even.any() else np.ones_like(even)
@@ -121,7 +118,7 @@ def rooted(kind: str, channel: str) -> bool:
     return kind in ROOTED or (kind in ("send", "recv", "send_recv") and channel in ONE_WAY)
 
 
-def _offsets(use: npt.NDArray[np.bool_], which: Int64, rank: Int64, ends: Float, count: int) -> tuple[Float, Int64]:
+def _offsets(use: Mask, which: Int64, rank: Int64, ends: Float64, count: int) -> tuple[Float64, Int64]:
     """Offsets with the least spread of ends, and for every rank which others it is connected with (a number).
 
     Ranks that no collective connects have offsets of their own zero: that of the first one among them.
@@ -153,7 +150,7 @@ def _offsets(use: npt.NDArray[np.bool_], which: Int64, rank: Int64, ends: Float,
     return offset - offset[component], component
 
 
-def _medians(key: Int64, values: Float, count: int) -> Float:
+def _medians(key: Int64, values: Float64, count: int) -> Float64:
     """Median of the values of every key (0 .. count − 1), NaN for keys without values."""
     order = np.lexsort((values, key))
     size = np.bincount(key, minlength=count)
@@ -165,19 +162,17 @@ def _medians(key: Int64, values: Float, count: int) -> Float:
     return result
 
 
-def _centres(key: Int64, values: Float) -> Float:
+def _centres(key: Int64, values: Float64) -> Float64:
     """For every value the median of those with its key."""
     return _medians(key, values, int(key.max(initial=-1)) + 1)[key]
 
 
-def _group_median(key: Int64, values: Float, count: int) -> Float:
+def _group_median(key: Int64, values: Float64, count: int) -> Float64:
     """Median by key (0 .. count − 1), 0 for keys without values."""
     return np.nan_to_num(_medians(key, values, count))
 
 
-def _drifts(
-    use: npt.NDArray[np.bool_], which: Int64, rank: Int64, ends: Float, offset: Float, component: Int64
-) -> Float:
+def _drifts(use: Mask, which: Int64, rank: Int64, ends: Float64, offset: Float64, component: Int64) -> Float64:
     """Pace of every rank's clock against the first one's (Theil-Sen), 0 where it does not differ for certain."""
     count = len(offset)
     drift = np.zeros(count)
@@ -201,7 +196,7 @@ def _drifts(
         placed |= new
 
 
-def _certain_slope(time: Float, value: Float) -> float:
+def _certain_slope(time: Float64, value: Float64) -> float:
     """Slope of values over time, 0 where it is not beyond doubt."""
     if len(time) < _LEAST_FOR_DRIFT or np.ptp(time) < LEAST_SPAN_NS:
         return 0.0
@@ -211,7 +206,7 @@ def _certain_slope(time: Float, value: Float) -> float:
     return slope if _SIGNIFICANT * error < abs(slope) < MOST_DRIFT else 0.0
 
 
-def _slope(time: Float, value: Float) -> float:
+def _slope(time: Float64, value: Float64) -> float:
     """Theil-Sen: the median of the slopes between points half the span apart, which is cheap and as robust."""
     order = np.argsort(time)
     time, value = time[order], value[order]
@@ -221,7 +216,7 @@ def _slope(time: Float, value: Float) -> float:
     return float(np.median((value[-half:] - value[:half])[good] / run[good])) if good.any() else 0.0
 
 
-def _uncertainty(use: npt.NDArray[np.bool_], which: Int64, rank: Int64, ends: Float, offset: Float) -> Float:
+def _uncertainty(use: Mask, which: Int64, rank: Int64, ends: Float64, offset: Float64) -> Float64:
     """Standard error of every offset: of a median, from the spread of the ends around their centres, ns."""
     which, rank, ends = which[use], rank[use], ends[use]
     rest = np.abs(ends - offset[rank] - _centres(which, ends - offset[rank])) if len(ends) else ends
@@ -233,7 +228,7 @@ def _uncertainty(use: npt.NDArray[np.bool_], which: Int64, rank: Int64, ends: Fl
     return np.hypot(error, error[0]) if len(error) else error
 
 
-def _bounds(found: Matching, drift: Float) -> Float:
+def _bounds(found: Matching, drift: Float64) -> Float64:
     """The most by which clock r can be ahead of clock s (R x R, ns); infinite where nothing bounds it."""
     count = len(found.ranks)
     high = np.full((count, count), np.inf)
@@ -261,7 +256,7 @@ def _bounds(found: Matching, drift: Float) -> Float:
     return high
 
 
-def _within(offset: Float, high: Float) -> Float:
+def _within(offset: Float64, high: Float64) -> Float64:
     """Offsets moved as little as possible to respect the bounds, where the bounds agree with each other."""
     offset = offset.copy()
     for _ in range(20 * len(offset)):
@@ -276,13 +271,13 @@ def _within(offset: Float, high: Float) -> Float:
 
 def _by_host(
     found: Matching,
-    offset: Float,
+    offset: Float64,
     component: Int64,
-    uncertainty: Float,
-    high: Float,
-    drift: Float,
+    uncertainty: Float64,
+    high: Float64,
+    drift: Float64,
     notes: list[str],
-) -> tuple[Float, npt.NDArray[np.bool_], Float]:
+) -> tuple[Float64, Mask, Float64]:
     """One offset for ranks that share a clock, where their collectives do not deny it; and whose offset is known."""
     hosts: dict[str, list[int]] = defaultdict(list)
     for i, each in enumerate(found.calls):

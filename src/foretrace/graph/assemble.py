@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Array, Int32, Int64, Mask
 from foretrace.errors import CycleError, GraphError
 from foretrace.graph.taskgraph import (
     EDGE_COLUMNS,
@@ -42,15 +42,15 @@ TASK_DEFAULTS: dict[str, Any] = {
     "doubt": -1,
     "gone": False,
 }
-EDGE_DEFAULTS: dict[str, Any] = {"from_start": False, "inferred": False}
+Columns = dict[str, Array]
 _MOST_NAMED = 6  # tasks of a cycle
 
 
 def assemble(
-    tasks: Mapping[str, npt.NDArray[Any]],
-    edges: Mapping[str, npt.NDArray[Any]],
+    tasks: Mapping[str, Array],
+    edges: Mapping[str, Array],
     *,
-    marks: npt.NDArray[Any],
+    marks: Array,
     names: tuple[str, ...],
     layers: tuple[str, ...],
     lanes: tuple[Lane, ...],
@@ -66,24 +66,9 @@ def assemble(
     `tasks`. Rows are renumbered in topological order, ties by `recorded`, then by the given order, so that the
     result does not depend on the order of the edges. Raises GraphError naming the tasks where edges form a cycle.
     """
-    n, m = len(tasks["kind"]), len(edges["src"])
-    columns: dict[str, npt.NDArray[Any]] = {
-        key: np.ascontiguousarray(tasks[key], dtype=dtype)
-        if key in tasks
-        else np.full(n, TASK_DEFAULTS[key], dtype=dtype)
-        for key, dtype in TASK_COLUMNS.items()
-    }
-    dst = np.ascontiguousarray(edges["dst"], dtype=np.int32)
-    given = dict(edges)
-    given.setdefault("typical", edges["lag"])
-    edge_columns: dict[str, npt.NDArray[Any]] = {
-        key: np.ascontiguousarray(given[key], dtype=dtype)
-        if key in given
-        else np.full(m, EDGE_DEFAULTS[key], dtype=dtype)
-        for key, dtype in EDGE_COLUMNS.items()
-    }
-    src = edge_columns["src"]
-    if m and (min(src.min(), dst.min()) < 0 or max(src.max(), dst.max()) >= n):
+    n, columns, edge_columns = len(tasks["kind"]), task_columns(tasks), edges_with_dst(edges)
+    src, dst = edge_columns["src"], edge_columns.pop("dst")
+    if len(src) and (min(src.min(), dst.min()) < 0 or max(src.max(), dst.max()) >= n):
         raise GraphError(f"an edge points outside the {n} tasks of the graph.")
     by_time = np.argsort(columns["recorded"], kind="stable")
     order = _topological_order(by_time, src, dst, columns["name"], names)
@@ -99,7 +84,29 @@ def assemble(
     )
 
 
-def reordered(graph: TaskGraph) -> tuple[TaskGraph, npt.NDArray[np.int64]]:
+def task_columns(given: Mapping[str, Any]) -> Columns:
+    """All task columns, defaults where a column is not given; `kind` says how many rows, a number is that of them all.
+
+    Of `kind`, `lane`, `name` and `dur` the default is 0.
+    """
+    n = len(given["kind"])
+    return {key: _column(given.get(key, TASK_DEFAULTS.get(key, 0)), n, dtype) for key, dtype in TASK_COLUMNS.items()}
+
+
+def edges_with_dst(given: Mapping[str, Any]) -> Columns:
+    """All edge columns and `dst`, as `task_columns`; `typical` and `lag` (0) are each other's default."""
+    lag = given.get("lag", given.get("typical", 0))
+    full = {"from_start": False, "inferred": False, "typical": lag, "lag": lag, **given}
+    return {
+        key: _column(full[key], len(given["src"]), dtype) for key, dtype in {**EDGE_COLUMNS, "dst": np.int32}.items()
+    }
+
+
+def _column(values: Any, length: int, dtype: type) -> Array:
+    return np.full(length, values, dtype=dtype) if np.ndim(values) == 0 else np.ascontiguousarray(values, dtype=dtype)
+
+
+def reordered(graph: TaskGraph) -> tuple[TaskGraph, Int64]:
     """The graph with its rows in topological order, moved no further than edges ask, and the new number of every row.
 
     Raises GraphError naming the tasks where edges form a cycle.
@@ -114,7 +121,7 @@ def reordered(graph: TaskGraph) -> tuple[TaskGraph, npt.NDArray[np.int64]]:
     return replace(graph, **columns), rows
 
 
-def part_of(graph: TaskGraph, tasks: npt.NDArray[np.bool_], lanes: npt.NDArray[np.bool_]) -> TaskGraph:
+def part_of(graph: TaskGraph, tasks: Mask, lanes: Mask) -> TaskGraph:
     """The chosen tasks (a mask) with the edges and marks among them, on the chosen lanes, all that they use."""
     place, number, dst = np.cumsum(tasks) - 1, np.cumsum(lanes) - 1, graph.dst
     edges = tasks[graph.src] & tasks[dst]
@@ -131,7 +138,7 @@ def part_of(graph: TaskGraph, tasks: npt.NDArray[np.bool_], lanes: npt.NDArray[n
     )
 
 
-def pointers(group: npt.NDArray[Any], count: int) -> npt.NDArray[np.int64]:
+def pointers(group: Array, count: int) -> Int64:
     """Where the rows of each of `count` groups begin, once they are sorted by `group` (count + 1)."""
     found = np.zeros(count + 1, dtype=np.int64)
     np.cumsum(np.bincount(group, minlength=count), out=found[1:])
@@ -139,11 +146,11 @@ def pointers(group: npt.NDArray[Any], count: int) -> npt.NDArray[np.int64]:
 
 
 def _in_order(
-    tasks: Mapping[str, npt.NDArray[Any]],
-    edges: Mapping[str, npt.NDArray[Any]],
-    dst: npt.NDArray[np.int32],
-    marks: npt.NDArray[Any],
-    order: npt.NDArray[np.int64],
+    tasks: Mapping[str, Array],
+    edges: Mapping[str, Array],
+    dst: Int32,
+    marks: Array,
+    order: Int64,
 ) -> dict[str, Any]:
     """All columns of a graph whose row i is row order[i] of these tasks, edges grouped by successor."""
     n = len(order)
@@ -162,12 +169,12 @@ def _in_order(
 
 
 def _topological_order(
-    wish: npt.NDArray[np.int64],
-    src: npt.NDArray[np.int32],
-    dst: npt.NDArray[np.int32],
-    name: npt.NDArray[np.int32],
+    wish: Int64,
+    src: Int32,
+    dst: Int32,
+    name: Int32,
     names: tuple[str, ...],
-) -> npt.NDArray[np.int64]:
+) -> Int64:
     """Rows in topological order, among the ready ones the first of `wish` (a permutation of the rows) first."""
     place = np.empty(len(wish), dtype=np.int64)
     place[wish] = np.arange(len(wish))
@@ -184,7 +191,7 @@ def _topological_order(
     return order
 
 
-def _cycle(stuck: npt.NDArray[np.int64], src: npt.NDArray[np.int32], dst: npt.NDArray[np.int32]) -> list[int]:
+def _cycle(stuck: Int64, src: Int32, dst: Int32) -> list[int]:
     """Rows of one cycle, each waiting for the next: every stuck row has a predecessor that is stuck, too."""
     inside = np.isin(src, stuck) & np.isin(dst, stuck)
     waits_for = dict(zip(dst[inside].tolist(), src[inside].tolist(), strict=True))

@@ -6,7 +6,8 @@ import re
 from enum import IntEnum
 
 import numpy as np
-import numpy.typing as npt
+
+from foretrace.arrays import Int32, UInt8
 
 
 class RuntimeCall(IntEnum):
@@ -59,7 +60,7 @@ def classify_call(name: str) -> RuntimeCall:
     return RuntimeCall.CHEAP
 
 
-def call_classes(names: tuple[str, ...], used: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
+def call_classes(names: tuple[str, ...], used: Int32) -> UInt8:
     """Class per row of a name table; only the rows in `used` are looked at, the others are CHEAP."""
     table = np.zeros(len(names), dtype=np.uint8)
     for index in np.unique(used):

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Int64, Mask
 from foretrace.graph.insert import edge_columns, extend
 from foretrace.graph.select import launching_call
 from foretrace.graph.taskgraph import Change, EdgeKind, Lane, TaskGraph, TaskKind
 from foretrace.trace.trace import LaneKind
 
-Int64 = npt.NDArray[np.int64]
-
 AHEAD = 1.05  # the device needs this much longer than the host's steps: the host runs ahead
 
 
-def joint_rows(graph: TaskGraph) -> npt.NDArray[np.bool_]:
+def joint_rows(graph: TaskGraph) -> Mask:
     """Tasks (n rows) that belong to no rank alone: marks of all ranks, and tasks in which large groups meet."""
     if len({lane.rank for lane in graph.lanes}) < 2:
         return np.zeros(len(graph), dtype=np.bool_)

@@ -15,12 +15,10 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Array, Int64
 from foretrace.graph.taskgraph import TaskGraph, TaskKind
 from foretrace.trace.trace import Category, Collective, LaneKind, Trace
-
-Int64 = npt.NDArray[np.int64]
 
 BEFORE, AFTER = -2, -1  # numbers of the time before and after the recorded steps
 
@@ -348,7 +346,7 @@ def _events(graph: TaskGraph, rows: Int64, trace: Trace) -> Int64:
     return found
 
 
-def _pairs(first: Int64, second: Int64) -> npt.NDArray[Any]:
+def _pairs(first: Int64, second: Int64) -> Array:
     """Two columns as one that sorts by the first, then the second."""
     table = np.empty(len(first), dtype=[("first", np.int64), ("second", np.int64)])
     table["first"], table["second"] = first, second

@@ -7,17 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Int32, Int64, Mask, UInt8
 from foretrace.graph.calls import RuntimeCall, is_collective
 from foretrace.graph.host import HostSpans
-from foretrace.graph.kernels import farthest
-from foretrace.graph.lookup import at
+from foretrace.graph.kernels import at, farthest
 from foretrace.graph.taskgraph import TaskKind
 from foretrace.trace.trace import Category, LaneKind, Trace
-
-Int64 = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 BEFORE = np.iinfo(np.int64).min // 4  # launch time of work that was launched before the recording began
 
@@ -37,10 +33,10 @@ class DeviceTasks:
     trace: Trace
     platform: str
     event: Int64  # row in the trace
-    lane: npt.NDArray[np.int32]
+    lane: Int32
     start: Int64
     end: Int64
-    kind: npt.NDArray[np.uint8]  # TaskKind
+    kind: UInt8  # TaskKind
     call: Int64  # row of the outermost kept call in Host, −1 if the launch was not recorded
     inner_call: Int64  # row of the call with the same correlation, −1 if none
     launch: Int64  # time at which that call started, BEFORE if not recorded
@@ -140,24 +136,16 @@ class DeviceTasks:
     @cached_property
     def waits_for_copy(self) -> Mask:
         """Pageable or synchronous copies, whose call returns only when the data has left or arrived."""
-        names = [n.lower() for n in self.trace.names]
-        pageable = np.array(["pageable" in n for n in names], dtype=np.bool_)[self.trace.name[self.event]]
-        mask: Mask = np.logical_and(self.kind == TaskKind.COPY, pageable)
-        return mask
+        return self._copies("pageable")
 
     @cached_property
     def to_device(self) -> Mask:
         """Copies from host to device."""
-        table = np.array(["HtoD" in n or "Host -> Device" in n for n in self.trace.names], dtype=np.bool_)
-        mask: Mask = np.logical_and(self.kind == TaskKind.COPY, table[self.trace.name[self.event]])
-        return mask
+        return self._copies("htod", "host -> device")
 
-    @cached_property
-    def to_host(self) -> Mask:
-        """Copies from device to host."""
-        table = np.array(["DtoH" in n or "Device -> Host" in n for n in self.trace.names], dtype=np.bool_)
-        mask: Mask = np.logical_and(self.kind == TaskKind.COPY, table[self.trace.name[self.event]])
-        return mask
+    def _copies(self, *words: str) -> Mask:
+        table = np.array([any(word in name.lower() for word in words) for name in self.trace.names], dtype=np.bool_)
+        return np.asarray((self.kind == TaskKind.COPY) & table[self.trace.name[self.event]])
 
 
 _KINDS = {

@@ -7,24 +7,22 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from foretrace.graph.assemble import assemble
+from foretrace.arrays import Int32, Int64, Mask, UInt8
+from foretrace.graph.assemble import Columns, assemble, edges_with_dst, task_columns
 from foretrace.graph.calls import RuntimeCall
 from foretrace.graph.clock import AHEAD
 from foretrace.graph.device import DeviceTasks
 from foretrace.graph.host import HostSpans
+from foretrace.graph.kernels import at as values_at
 from foretrace.graph.layers import WAYS, Layers
 from foretrace.graph.links import IN_FLIGHT, Links
-from foretrace.graph.lookup import at as values_at
 from foretrace.graph.settle import Settled, settle
 from foretrace.graph.steps import Steps
 from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, GraphInfo, Lane, Phase, TaskGraph, TaskKind
 from foretrace.graph.threads import HostTasks
 from foretrace.graph.waits import Blocking
 from foretrace.trace.trace import LaneKind, Trace
-
-Int64 = npt.NDArray[np.int64]
 
 _LONG_CALL_LATENCIES = 3
 
@@ -40,24 +38,22 @@ class Draft:
     blocking: Blocking
     threads: HostTasks
     links: Links
-    tasks: dict[str, list[npt.NDArray[Any]]] = field(default_factory=dict)
+    _tasks: list[Columns] = field(default_factory=list)
     lanes: list[Lane] = field(default_factory=list)
     n: int = 0
-    _edges: list[dict[str, npt.NDArray[Any]]] = field(default_factory=list)
+    _edges: list[Columns] = field(default_factory=list)
     marks: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
     first_device: int = 0
     clock: str = "cpu"
     extra_names: list[str] = field(default_factory=list)  # names that the recording does not have
-    way: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))  # per device task, see WAYS
+    way: UInt8 = field(default_factory=lambda: np.empty(0, np.uint8))  # per device task, see WAYS
 
     # -- tasks -------------------------------------------------------------------------------------------------
 
-    def _append(self, **columns: npt.NDArray[Any]) -> Int64:
-        size = len(columns["kind"])
-        for key, column in columns.items():
-            self.tasks.setdefault(key, []).append(np.asarray(column))
-        self.n += size
-        return np.arange(self.n - size, self.n)
+    def _append(self, **columns: Any) -> Int64:
+        self._tasks.append(task_columns(columns))
+        self.n += len(columns["kind"])
+        return np.arange(self.n - len(columns["kind"]), self.n)
 
     def add_host(self) -> None:
         """Host tasks with the layer, phase and operator of the span they ran in."""
@@ -70,7 +66,7 @@ class Draft:
         is_call = np.isin(threads.kind, [TaskKind.CALL, TaskKind.RETURN])
         loads = threads.kind == TaskKind.DATA  # what the loader runs belongs to no layer of the model
         operator = np.where(known & ~loads, host.named_operator[at] if len(host.event) else -1, -1)
-        named = np.where(is_call, at, np.where(operator >= 0, operator, self._annotation_or_none(span)))
+        named = np.where(is_call, at, np.where(operator >= 0, operator, values_at(host.annotation, span, -1)))
         if len(host.event):
             named = np.where(threads.kind == TaskKind.DATA, host.data[at], named)
         name = np.where(named >= 0, host.name[np.maximum(named, 0)] if len(host.event) else -1, self._extra("python"))
@@ -81,9 +77,7 @@ class Draft:
         work = np.flatnonzero((threads.kind == TaskKind.OPERATOR) & (operator >= 0))
         if len(work):
             # An operator cut into several self times does its work once: on the longest piece.
-            longest = work[np.lexsort((-threads.dur[work], operator[work]))]
-            _, first = np.unique(operator[longest], return_index=True)
-            chosen = longest[first]
+            chosen = _longest(work, operator, threads.dur)
             nbytes[chosen], flops[chosen] = layers.work_of(operator[chosen])
             passed = chosen[layers.hands_on[operator[chosen]] & (nbytes[chosen] >= 0)]
             nbytes[passed], flops[passed] = 0, 0.0
@@ -145,9 +139,7 @@ class Draft:
         flops = np.zeros(len(device))
         work = np.flatnonzero((operator >= 0) & (device.kind == TaskKind.KERNEL))
         if len(work):
-            longest = work[np.lexsort((-device.dur[work], operator[work]))]
-            _, first = np.unique(operator[longest], return_index=True)
-            chosen = longest[first]
+            chosen = _longest(work, operator, device.dur)
             nbytes[chosen], flops[chosen] = layers.work_of(operator[chosen])
         phase = np.where(linked, host.phase[at] if len(host.event) else Phase.NONE, Phase.NONE)
         when = np.where(device.call >= 0, device.launch, np.minimum(device.start, self.steps.bounds[0] - 1))
@@ -164,7 +156,6 @@ class Draft:
             flops=flops,
             op=values_at(host.name, operator, -1),
             shape=self._shape_of(operator),
-            probes=np.zeros(len(device), np.int64),
         )
 
     def _shape_of(self, operator: Int64) -> Int64:
@@ -176,16 +167,13 @@ class Draft:
         """Layers of the host spans."""
         return Layers(self.host, self.steps)
 
-    def _annotation_or_none(self, span: Int64) -> Int64:
-        return values_at(self.host.annotation, span, -1)
-
     def _extra(self, name: str) -> int:
         """Index of a name that the recording does not have."""
         if name not in self.extra_names:
             self.extra_names.append(name)
         return len(self.trace.names) + self.extra_names.index(name)
 
-    def _new_lanes(self, lanes: npt.NDArray[np.int32], kind: LaneKind) -> npt.NDArray[np.int32]:
+    def _new_lanes(self, lanes: Int32, kind: LaneKind) -> Int32:
         used, inverse = np.unique(lanes, return_inverse=True)
         first = len(self.lanes)
         for lane in used.tolist():
@@ -198,7 +186,7 @@ class Draft:
             self.lanes.append(Lane(rank=info.rank, kind=kind, device=info.device, stream=info.stream, label=label))
         return (inverse + first).astype(np.int32)
 
-    def _step_of(self, times: Int64) -> npt.NDArray[np.int32]:
+    def _step_of(self, times: Int64) -> Int32:
         step = np.searchsorted(self.steps.bounds, times, side="right") - 1
         return np.where((step >= 0) & (step < len(self.steps.bounds) - 1), step, -1).astype(np.int32)
 
@@ -209,36 +197,25 @@ class Draft:
         src: Int64,
         dst: Int64,
         kind: EdgeKind,
-        typical: Int64,
+        typical: Int64 | int = 0,
         *,
-        from_start: npt.NDArray[np.bool_] | bool = False,
-        inferred: npt.NDArray[np.bool_] | bool = False,
+        from_start: Mask | bool = False,
+        inferred: Mask | bool = False,
     ) -> None:
         """Add edges of one kind; `typical` lags in ns."""
-        m = len(src)
-        if m:
-            self._edges.append(
-                {
-                    "src": np.asarray(src, dtype=np.int64),
-                    "dst": np.asarray(dst, dtype=np.int64),
-                    "edge_kind": np.full(m, kind, dtype=np.uint8),
-                    "typical": np.broadcast_to(np.asarray(typical, dtype=np.int64), m),
-                    "from_start": np.broadcast_to(np.asarray(from_start, dtype=np.bool_), m),
-                    "inferred": np.broadcast_to(np.asarray(inferred, dtype=np.bool_), m),
-                }
-            )
+        given = {"src": src, "dst": dst, "edge_kind": kind, "typical": typical}
+        self._edges.append(edges_with_dst({**given, "from_start": from_start, "inferred": inferred}))
 
     def program_order(self) -> None:
         """Previous -> next on every CPU thread."""
         lane = self.threads.lane
         src = np.flatnonzero(lane[1:] == lane[:-1])
-        self.edges(src, src + 1, EdgeKind.PROGRAM, np.zeros(len(src), np.int64))
+        self.edges(src, src + 1, EdgeKind.PROGRAM)
 
     def thread_order(self) -> None:
         """Forks and joins of helper threads."""
         threads = self.threads
-        self.edges(threads.thread_src, threads.thread_dst, EdgeKind.THREAD, np.zeros(len(threads.thread_src), np.int64),
-                   inferred=True)  # fmt: skip
+        self.edges(threads.thread_src, threads.thread_dst, EdgeKind.THREAD, inferred=True)
 
     def launches(self) -> None:
         """Call -> device task: from the call's start, or from its end where the call prepares first (R1, R4, R11)."""
@@ -275,13 +252,7 @@ class Draft:
             np.where(slack < 0, slack, gap),
         )
         over = slack < 0
-        self.edges(
-            before[over] + self.first_device,
-            rows[over] + self.first_device,
-            EdgeKind.STREAM,
-            np.zeros(int(over.sum()), np.int64),
-            from_start=True,
-        )
+        self.edges(before[over] + self.first_device, rows[over] + self.first_device, EdgeKind.STREAM, from_start=True)
 
     def returns(self) -> None:
         """Device task -> RETURN of the call that waits for it."""
@@ -308,38 +279,29 @@ class Draft:
         rank = self.trace.ranks[0].rank if self.trace.ranks else 0
         self.lanes.append(Lane(rank=rank, kind=LaneKind.LINK, label="gloo"))
         lane = len(self.lanes) - 1
-        flops, empty = np.zeros(k), np.full(k, -1)
         layer, _ = self.layers.of_span
         rows = self._append(
-            kind=np.full(k, TaskKind.COLLECTIVE), phase=np.full(k, Phase.NONE), lane=np.full(k, lane),
-            name=host.name[links.span], layer=layer[links.span], step=self._step_of(links.start),
-            dur=links.end - links.start, recorded=links.start, nbytes=empty, flops=flops,
-            op=empty, shape=empty, probes=np.zeros(k, np.int64),
+            kind=np.full(k, TaskKind.COLLECTIVE), lane=lane, name=host.name[links.span], layer=layer[links.span],
+            step=self._step_of(links.start), dur=links.end - links.start, recorded=links.start,
         )  # fmt: skip
         # Two at a time, started in the order of issue.
-        self.edges(rows[:-1], rows[1:], EdgeKind.STREAM, np.zeros(k - 1, np.int64), from_start=True)
-        self.edges(rows[:-IN_FLIGHT], rows[IN_FLIGHT:], EdgeKind.STREAM, np.zeros(max(k - IN_FLIGHT, 0), np.int64))
+        self.edges(rows[:-1], rows[1:], EdgeKind.STREAM, from_start=True)
+        self.edges(rows[:-IN_FLIGHT], rows[IN_FLIGHT:], EdgeKind.STREAM)
         main = np.flatnonzero(threads.lane == self.steps.lane)
         begins = threads.start[main]
         known = np.flatnonzero(links.issued >= 0)
         issuer = main[np.searchsorted(begins, links.issued[known], side="right") - 1]
         latency = links.start[known] - threads.start[issuer]
         typical = int(np.median(latency)) if len(latency) else 0
-        self.edges(issuer, rows[known], EdgeKind.LAUNCH, np.full(len(known), typical), from_start=True)
+        self.edges(issuer, rows[known], EdgeKind.LAUNCH, typical, from_start=True)
         joins = [threads.joins[int(t)] for t in links.end[links.held]]
-        self.edges(
-            rows[links.held],
-            np.array(joins, dtype=np.int64),
-            EdgeKind.COLLECTIVE,
-            np.zeros(len(joins), np.int64),
-        )
+        self.edges(rows[links.held], np.array(joins, dtype=np.int64), EdgeKind.COLLECTIVE)
         # One that was over before anybody waited: at the latest the optimizer needs it.
         optimizer = main[host.phase[np.maximum(threads.span[main], 0)] == Phase.OPTIMIZER]
         for i in np.flatnonzero(~links.held).tolist():
             place = int(np.searchsorted(threads.start[optimizer], links.end[i]))
             if place < len(optimizer):
-                self.edges(rows[i : i + 1], optimizer[place : place + 1], EdgeKind.COLLECTIVE, np.zeros(1, np.int64),
-                           inferred=True)  # fmt: skip
+                self.edges(rows[i : i + 1], optimizer[place : place + 1], EdgeKind.COLLECTIVE, inferred=True)
 
     def step_marks(self) -> None:
         """Steps are measured where they are bounded: on the host, or on the device when the host runs ahead (R9)."""
@@ -364,41 +326,32 @@ class Draft:
             return
         if needs_lane:
             self.clock = "gpu"
-            lane = np.full(len(bounds), len(self.lanes), dtype=np.int32)
             rank = self.trace.ranks[0].rank if self.trace.ranks else 0
             self.lanes.append(Lane(rank=rank, kind=LaneKind.MODEL, label="steps on the device"))
             k = len(bounds)
             marks = self._append(
-                kind=np.full(k, TaskKind.MARK), phase=np.zeros(k), lane=lane, name=np.full(k, self._extra("step")),
-                layer=np.full(k, -1), step=np.append(np.arange(k - 1), -1), dur=np.zeros(k), recorded=finished,
-                nbytes=np.full(k, -1), flops=np.zeros(k), op=np.full(k, -1), shape=np.full(k, -1),
-                probes=np.zeros(k),
+                kind=np.full(k, TaskKind.MARK), lane=len(self.lanes) - 1, name=self._extra("step"),
+                step=np.append(np.arange(k - 1), -1), recorded=finished,
             )  # fmt: skip
             if len(self.marks):
-                self.edges(self.marks, marks, EdgeKind.PROGRAM, np.zeros(k, np.int64))
-            self.edges(marks[:-1], marks[1:], EdgeKind.PROGRAM, np.zeros(k - 1, np.int64))
+                self.edges(self.marks, marks, EdgeKind.PROGRAM)
+            self.edges(marks[:-1], marks[1:], EdgeKind.PROGRAM)
             self.marks = marks
         for row in last:
             use = np.flatnonzero(row >= 0)
-            self.edges(row[use] + self.first_device, self.marks[use], EdgeKind.SYNC, np.zeros(len(use), np.int64))
+            self.edges(row[use] + self.first_device, self.marks[use], EdgeKind.SYNC)
 
     # -- together ----------------------------------------------------------------------------------------------
 
-    def columns(self) -> dict[str, npt.NDArray[Any]]:
+    def columns(self) -> Columns:
         """All tasks so far, as columns."""
-        self.tasks = {key: [np.concatenate(parts)] if len(parts) > 1 else parts for key, parts in self.tasks.items()}
-        return {key: column for key, (column,) in self.tasks.items()}
+        self._tasks = [_joined(self._tasks)]
+        return self._tasks[0]
 
     def settled(self) -> Settled:
         """Recorded lags, releases and delays."""
         tasks = self.columns()
-        return settle(
-            tasks["recorded"].astype(np.int64),
-            tasks["dur"].astype(np.int64),
-            self._joined(),
-            self.device,
-            self.first_device,
-        )
+        return settle(tasks["recorded"], tasks["dur"], _joined(self._edges), self.device, self.first_device)
 
     def finish(self, settled: Settled, info: GraphInfo) -> TaskGraph:
         """Put everything in topological order."""
@@ -413,10 +366,12 @@ class Draft:
             shapes=self.trace.shapes,
         )
 
-    def _joined(self) -> dict[str, npt.NDArray[Any]]:
-        keys = ("src", "dst", "edge_kind", "typical", "from_start", "inferred")
-        empty: dict[str, npt.NDArray[Any]] = {
-            "src": np.empty(0, np.int64), "dst": np.empty(0, np.int64), "edge_kind": np.empty(0, np.uint8),
-            "typical": np.empty(0, np.int64), "from_start": np.empty(0, np.bool_), "inferred": np.empty(0, np.bool_),
-        }  # fmt: skip
-        return {key: np.concatenate([empty[key], *(e[key] for e in self._edges)]) for key in keys}
+
+def _joined(parts: list[Columns]) -> Columns:
+    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+
+
+def _longest(rows: Int64, operator: Int64, dur: Int64) -> Int64:
+    """The longest task of every operator among these rows."""
+    ordered = rows[np.lexsort((-dur[rows], operator[rows]))]
+    return ordered[np.unique(operator[ordered], return_index=True)[1]]

@@ -10,16 +10,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Float64, Int64, Mask
 from foretrace.errors import GraphError
 from foretrace.graph.taskgraph import EDGE_COLUMNS, Change, EdgeKind, TaskGraph, TaskKind
 
-Mask = npt.NDArray[np.bool_]
-Rows = npt.NDArray[np.int64]
 
-
-def scale(graph: TaskGraph, mask: Mask, by: float | npt.NDArray[np.float64], *, technique: str = "") -> TaskGraph:
+def scale(graph: TaskGraph, mask: Mask, by: float | Float64, *, technique: str = "") -> TaskGraph:
     """Multiply the durations of the chosen tasks by one factor or by one each; below 0 is a GraphError."""
     factors = np.asarray(by, dtype=np.float64)
     if not np.all(np.isfinite(factors) & (factors >= 0)):
@@ -33,7 +30,7 @@ def scale(graph: TaskGraph, mask: Mask, by: float | npt.NDArray[np.float64], *, 
 def retime(
     graph: TaskGraph,
     mask: Mask,
-    dur_ns: npt.NDArray[np.float64] | npt.NDArray[np.int64],
+    dur_ns: Float64 | Int64,
     *,
     what: str = "gave new durations to {}",
     technique: str = "",
@@ -83,7 +80,7 @@ def remove(graph: TaskGraph, mask: Mask, *, technique: str = "") -> TaskGraph:
     dur, delay = graph.dur.copy(), graph.delay.copy()
     dur[gone], delay[gone] = 0, 0
     result = graph.with_columns(dur=dur, delay=delay, gone=gone, lag=lag, typical=typical)
-    result = requeue(_without(result, drop), queue_slots(graph))
+    result = requeue(result.with_edges(~drop), queue_slots(graph))
     extra = int(calls.sum())
     what = f"removed {describe(graph, mask & ~graph.gone)}"
     if extra:
@@ -93,21 +90,17 @@ def remove(graph: TaskGraph, mask: Mask, *, technique: str = "") -> TaskGraph:
 
 def _arrivals(graph: TaskGraph, mask: Mask) -> Mask:
     """The arrivals of the chosen transfers, on their own ranks."""
-    found = np.zeros(len(graph), dtype=np.bool_)
-    if not (graph.kind == TaskKind.ARRIVAL).any():
-        return found
     dst = graph.dst
     own = (graph.edge_kind == EdgeKind.COLLECTIVE) & (graph.kind[graph.src] == TaskKind.ARRIVAL)
     own &= (graph.lane[graph.src] == graph.lane[dst]) & (graph.kind[dst] == TaskKind.COLLECTIVE) & mask[dst]
-    found[graph.src[own]] = True
-    return found
+    return graph.mask(graph.src[own])
 
 
 def cut(graph: TaskGraph, edges: Mask, *, technique: str = "") -> TaskGraph:
     """Take edges out (m rows, bool): what they ordered is no longer ordered by them."""
     kinds = sorted({EdgeKind(kind).name.lower() for kind in np.unique(graph.edge_kind[edges])})
     what = f"cut {int(edges.sum())} {' and '.join(kinds)} edges"
-    return _without(graph, edges).noted(Change(technique=technique, what=what, tasks=int(edges.sum())))
+    return graph.with_edges(~edges).noted(Change(technique=technique, what=what, tasks=int(edges.sum())))
 
 
 def set_priority(graph: TaskGraph, mask: Mask, priority: int, *, technique: str = "") -> TaskGraph:
@@ -120,7 +113,7 @@ def set_priority(graph: TaskGraph, mask: Mask, priority: int, *, technique: str 
     return replace(graph, priority=column, lanes=lanes).noted(_change(technique, what, mask))
 
 
-def queue_slots(graph: TaskGraph) -> Rows:
+def queue_slots(graph: TaskGraph) -> Int64:
     """Per RETURN that waited for a full launch queue: places between the task that freed the slot and its
     own.
 
@@ -137,7 +130,7 @@ def queue_slots(graph: TaskGraph) -> Rows:
     return slots
 
 
-def requeue(graph: TaskGraph, slots: Rows) -> TaskGraph:
+def requeue(graph: TaskGraph, slots: Int64) -> TaskGraph:
     """Point the queue edges at the tasks that free the slot now; cut those whose queue is no longer full.
 
     A launch into a full queue waits for the task so many places ahead of its own on the stream (1,022 on
@@ -158,10 +151,10 @@ def requeue(graph: TaskGraph, slots: Rows) -> TaskGraph:
     order = np.lexsort((graph.edge_kind, src, graph.dst))
     columns = {key: src if key == "src" else getattr(graph, key) for key in EDGE_COLUMNS}
     moved = graph.with_columns(**{key: column[order] for key, column in columns.items()})
-    return _without(moved, drop[order])
+    return moved.with_edges(~drop[order])
 
 
-def launched_by_return(graph: TaskGraph) -> Rows:
+def launched_by_return(graph: TaskGraph) -> Int64:
     """Per RETURN the first device task that its call launched; −1 for calls without one and other tasks."""
     first = np.full(len(graph), -1, dtype=np.int64)
     dst = graph.dst
@@ -200,10 +193,3 @@ def _noun(kind: TaskKind, count: int) -> str:
 
 def _change(technique: str, what: str, mask: Mask) -> Change:
     return Change(technique=technique, what=what, tasks=int(mask.sum()))
-
-
-def _without(graph: TaskGraph, drop: Mask) -> TaskGraph:
-    """The graph without these edges; the order of the tasks stays a topological one."""
-    if not drop.any():
-        return graph
-    return graph.with_edges(~drop)

@@ -9,16 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Int64, Mask
 from foretrace.graph.calls import RuntimeCall
 from foretrace.graph.device import DeviceTasks
 from foretrace.graph.host import HostSpans
 from foretrace.graph.streams import Streams
 from foretrace.graph.taskgraph import EdgeClass, EdgeKind, TaskKind
 from foretrace.trace.trace import Category
-
-Int64 = npt.NDArray[np.int64]
 
 LATENCY_NS = {"cuda": 1_500, "rocm": 15_000}  # end of the recorded work to start of the waiting work
 _REFUTED_SHARE = 0.2  # an inferred class of plain waits refuted more often than this is dropped
@@ -31,7 +29,7 @@ class Events:
 
     src: Int64
     dst: Int64
-    inferred: npt.NDArray[np.bool_]
+    inferred: Mask
     classes: tuple[EdgeClass, ...]
 
 
@@ -42,8 +40,6 @@ def stream_events(host: HostSpans, device: DeviceTasks, streams: Streams) -> Eve
 
 @dataclass(frozen=True, eq=False)
 class _Events:
-    """Resolves the stream waits of one rank's recording."""
-
     host: HostSpans
     device: DeviceTasks
     streams: Streams
@@ -88,7 +84,7 @@ class _Events:
         _, first = np.unique(src * len(device) + dst, return_index=True)
         return Events(src[first], dst[first], inferred[first], tuple(classes))
 
-    def _refuted(self, src: Int64, dst: Int64) -> npt.NDArray[np.bool_]:
+    def _refuted(self, src: Int64, dst: Int64) -> Mask:
         """Edges that the recording contradicts: the waiting task began first, or well before its source ended."""
         device = self.device
         early = device.end[src] > device.start[dst] + _TOLERANCE_NS[device.platform]
@@ -167,7 +163,7 @@ class _Events:
                 src.append(task[keep])
                 dst.append(target[keep])
         empty = np.empty(0, np.int64)
-        return (np.concatenate(src) if src else empty, np.concatenate(dst) if dst else empty)
+        return np.concatenate([empty, *src]), np.concatenate([empty, *dst])
 
     def _work_waits(self, waits: Int64, *, newest_elsewhere: bool = False) -> list[tuple[tuple[Int64, Int64], str]]:
         """`Work.wait`: the current stream waits for a collective; one policy per group says which.
@@ -194,11 +190,11 @@ class _Events:
         groups: dict[tuple[int, int], list[int]] = {}
         for i, key in enumerate(zip(operator.tolist(), run_length.tolist(), strict=True)):
             groups.setdefault(key, []).append(i)
-        result = []
-        for members_list in groups.values():
-            members = np.array(members_list)
-            result.append(self._best_policy(waits, members, newest, run_length, position, collective, newest_elsewhere))
-        return [r for r in result if len(r[0][0])]
+        found = (
+            self._best_policy(waits, np.array(members), newest, run_length, position, collective, newest_elsewhere)
+            for members in groups.values()
+        )
+        return [each for each in found if len(each[0][0])]
 
     def _best_policy(
         self,

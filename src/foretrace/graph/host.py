@@ -8,15 +8,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Int32, Int64, Mask, UInt8
 from foretrace.graph.calls import RuntimeCall, call_classes
 from foretrace.graph.kernels import farthest, nearest, nest
 from foretrace.graph.taskgraph import Phase
 from foretrace.trace.trace import Category, LaneKind, Trace
-
-Int64 = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 # Operators that only make views or allocate: on a CPU they are part of the operator that calls them.
 BOOKKEEPING = frozenset((
@@ -42,13 +39,13 @@ class HostSpans:
 
     trace: Trace
     event: Int64
-    lane: npt.NDArray[np.int32]
+    lane: Int32
     start: Int64
     end: Int64
-    name: npt.NDArray[np.int32]
-    category: npt.NDArray[np.uint8]
+    name: Int32
+    category: UInt8
     parent: Int64
-    call: npt.NDArray[np.uint8]  # Call, CHEAP for everything that is no runtime call
+    call: UInt8  # Call, CHEAP for everything that is no runtime call
 
     def named(self, predicate: Callable[[str], object]) -> Mask:
         """Spans whose name satisfies the predicate, asked once per distinct name."""
@@ -140,7 +137,7 @@ class HostSpans:
         return nearest(self.parent, np.where(self.is_operator, self.trace.sequence[self.event], -1))
 
     @cached_property
-    def phase(self) -> npt.NDArray[np.uint8]:
+    def phase(self) -> UInt8:
         """Phase of the training step; host spans outside every known range count as forward."""
         inherited = nearest(
             self.parent,
@@ -166,7 +163,7 @@ class HostSpans:
         return np.where(again & (phase == Phase.BACKWARD), int(Phase.RECOMPUTE), phase).astype(np.uint8)
 
     @cached_property
-    def autograd_lanes(self) -> npt.NDArray[np.int32]:
+    def autograd_lanes(self) -> Int32:
         """Lanes on which autograd nodes run."""
         return np.unique(self.lane[self.is_autograd])
 

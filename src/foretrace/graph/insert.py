@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Array, Int64, Mask
 from foretrace.errors import GraphError
-from foretrace.graph.assemble import EDGE_DEFAULTS, TASK_DEFAULTS, assemble
-from foretrace.graph.edit import Mask, describe, queue_slots, remove, requeue
-from foretrace.graph.per_graph import per_graph
+from foretrace.graph.assemble import assemble, edges_with_dst, task_columns
+from foretrace.graph.edit import describe, queue_slots, remove, requeue
 from foretrace.graph.sound import sound_rows
 from foretrace.graph.taskgraph import (
     EDGE_COLUMNS,
@@ -28,6 +26,7 @@ from foretrace.graph.taskgraph import (
     Phase,
     TaskGraph,
     TaskKind,
+    per_graph,
 )
 
 
@@ -115,27 +114,21 @@ class EdgeList:
     def add(self, src: int, dst: int, kind: EdgeKind, lag: int = 0, *, from_start: bool = False) -> None:
         self._rows.append((src, dst, int(kind), int(lag), from_start))
 
-    def columns(self) -> dict[str, npt.NDArray[Any]]:
-        src, dst, kind, lag, from_start = zip(*self._rows, strict=True) if self._rows else ((),) * 5
-        return {
-            "src": np.array(src, dtype=np.int32),
-            "dst": np.array(dst, dtype=np.int32),
-            "edge_kind": np.array(kind, dtype=np.uint8),
-            "lag": np.array(lag, dtype=np.int64),
-            "from_start": np.array(from_start, dtype=np.bool_),
-        }
+    def columns(self) -> dict[str, Array]:
+        keys = ("src", "dst", "edge_kind", "lag", "from_start")
+        return dict(zip(keys, np.array(self._rows, dtype=np.int64).reshape(-1, len(keys)).T, strict=True))
 
 
 def extend(
     graph: TaskGraph,
-    tasks: Mapping[str, npt.NDArray[Any]],
-    edges: Mapping[str, npt.NDArray[Any]],
+    tasks: Mapping[str, Array],
+    edges: Mapping[str, Array],
     *,
     names: Sequence[str] = (),
     lanes: Sequence[Lane] = (),
-    old_edges: Mapping[str, npt.NDArray[Any]] | None = None,
+    old_edges: Mapping[str, Array] | None = None,
     change: Change,
-) -> tuple[TaskGraph, npt.NDArray[np.int64]]:
+) -> tuple[TaskGraph, Int64]:
     """Append tasks (rows n, n + 1, ...) and edges, then put everything in order again.
 
     Returns the new graph and, for every old and appended row, its number there. `names` and `lanes` are
@@ -143,22 +136,12 @@ def extend(
     `edges` lack take the defaults of `assemble`. `old_edges` (see `edge_columns`) replaces the edges of the
     graph. Raises GraphError where the edges form a cycle.
     """
-    count, more = len(tasks["kind"]), len(edges["src"])
-    columns: dict[str, npt.NDArray[Any]] = {}
-    for key, dtype in TASK_COLUMNS.items():
-        new = tasks[key] if key in tasks else np.full(count, TASK_DEFAULTS.get(key, 0))
-        columns[key] = np.concatenate([getattr(graph, key), np.asarray(new, dtype=dtype)])
+    new, joined = task_columns(tasks), edges_with_dst(edges)
+    columns = {key: np.concatenate([getattr(graph, key), new[key]]) for key in TASK_COLUMNS}
     kept = edge_columns(graph) if old_edges is None else old_edges
-    given = dict(edges)
-    given.setdefault("typical", edges["lag"])
-    joined: dict[str, npt.NDArray[Any]] = {}
-    for key, dtype in {**EDGE_COLUMNS, "dst": np.int32}.items():
-        new = given[key] if key in given else np.full(more, EDGE_DEFAULTS[key])
-        joined[key] = np.concatenate([kept[key], np.asarray(new, dtype=dtype)])
-    own_op, columns["op"] = (
-        columns["op"],
-        np.arange(len(graph) + count),
-    )  # carries the row numbers through the sort
+    joined = {key: np.concatenate([kept[key], column]) for key, column in joined.items()}
+    own_op = columns["op"]
+    columns["op"] = np.arange(len(own_op))  # carries the row numbers through the sort
     result = assemble(
         columns,
         joined,
@@ -181,7 +164,7 @@ def extend(
     return result, moved[rows]
 
 
-def edge_columns(graph: TaskGraph) -> dict[str, npt.NDArray[Any]]:
+def edge_columns(graph: TaskGraph) -> dict[str, Array]:
     """Copies of the edge columns with `dst` among them, to be changed and given to `extend`."""
     return {**{key: getattr(graph, key).copy() for key in EDGE_COLUMNS}, "dst": graph.dst}
 
@@ -208,7 +191,7 @@ def insert_at(
     *,
     usual: Typical | None = None,
     technique: str = "",
-) -> tuple[TaskGraph, npt.NDArray[np.int64]]:
+) -> tuple[TaskGraph, Int64]:
     """As `insert`, and the new row number of every old task, then of every new one.
 
     A `DeviceTask` makes its call first, then the task itself, then a RETURN if it is blocking.
@@ -310,7 +293,7 @@ class _Insertion:
 
     def put(
         self, new: Sequence[HostTask | DeviceTask], usual: Typical | None, technique: str
-    ) -> tuple[TaskGraph, npt.NDArray[np.int64]]:
+    ) -> tuple[TaskGraph, Int64]:
         on_device = self.graph.on_device
         for task in new:
             host = task.launched_after if isinstance(task, DeviceTask) else task.after
@@ -367,7 +350,7 @@ class _Insertion:
         )
         return len(self.graph) + len(self.tasks) - 1
 
-    def _columns(self) -> dict[str, npt.NDArray[Any]]:
+    def _columns(self) -> dict[str, Array]:
         """Columns of the new rows."""
         graph = self.graph
         kind, name, dur, anchor, like, phase, op, nbytes, flops, doubt_of = map(np.array, zip(*self.tasks, strict=True))

@@ -19,16 +19,16 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Array, Int32, Int64, Mask
 from foretrace.errors import GraphError, spelled
 from foretrace.graph.alignment import ClockOffsets, rooted
-from foretrace.graph.assemble import TASK_DEFAULTS, assemble
+from foretrace.graph.assemble import Columns, assemble, edges_with_dst, task_columns
 from foretrace.graph.collectives import collective_calls
+from foretrace.graph.insert import edge_columns
 from foretrace.graph.matching import Matching, listed
 from foretrace.graph.one_run import match_and_align
 from foretrace.graph.taskgraph import (
-    EDGE_COLUMNS,
     NO_RELEASE,
     TASK_COLUMNS,
     Doubt,
@@ -40,9 +40,6 @@ from foretrace.graph.taskgraph import (
     TaskKind,
 )
 from foretrace.trace.trace import LaneKind
-
-Int64 = npt.NDArray[np.int64]
-Columns = dict[str, npt.NDArray[Any]]
 
 ALL_PAIRS = 16  # more members meet in one JOIN task: k + k edges instead of k · k
 _MOST_NOTES = 6
@@ -113,11 +110,11 @@ class _Joint:
     # -- tasks and edges as recorded ---------------------------------------------------------------------------
 
     def _tasks(self) -> Columns:
-        parts: dict[str, list[npt.NDArray[Any]]] = {key: [] for key in TASK_COLUMNS}
+        parts: dict[str, list[Array]] = {key: [] for key in TASK_COLUMNS}
         lanes = doubts = 0
         for i, graph in enumerate(self.graphs):
             for key in TASK_COLUMNS:
-                column: npt.NDArray[Any] = getattr(graph, key)
+                column: Array = getattr(graph, key)
                 if key in ("name", "op"):
                     column = self.names.number(i, column)
                 elif key == "layer":
@@ -140,20 +137,13 @@ class _Joint:
         return {key: np.concatenate(each) for key, each in parts.items()}
 
     def _recorded_edges(self, tasks: Columns) -> None:
-        parts: dict[str, list[npt.NDArray[Any]]] = {key: [] for key in (*EDGE_COLUMNS, "dst")}
-        for i, graph in enumerate(self.graphs):
-            for key in EDGE_COLUMNS:
-                column: npt.NDArray[Any] = getattr(graph, key)
-                parts[key].append(column + self.first[i] if key == "src" else column)
-            parts["dst"].append(graph.dst + self.first[i])
-        edges = {key: np.concatenate(each) for key, each in parts.items()}
+        parts = [edge_columns(graph) for graph in self.graphs]
+        for first, part in zip(self.first.tolist(), parts, strict=False):
+            part["src"], part["dst"] = part["src"] + first, part["dst"] + first
+        edges = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
         if self.clock.drift.any():
-            _follow_drift(tasks, edges, self._drifting())
+            _follow_drift(tasks, edges, np.repeat(self.clock.drift != 0, np.diff(self.first)))
         self.edges.append(edges)
-
-    def _drifting(self) -> npt.NDArray[np.bool_]:
-        """Tasks of ranks whose clock runs at another pace."""
-        return np.repeat(self.clock.drift != 0, np.diff(self.first))
 
     # -- collectives ------------------------------------------------------------------------------------------
 
@@ -165,8 +155,7 @@ class _Joint:
         rows = self._rows(rank, call)
         arrival = tasks["recorded"][rows]
         end = arrival + tasks["dur"][rows]
-        pairs = self._pairs(which, rank, arrival, end)
-        src, dst, many = pairs
+        src, dst, many = self._pairs(which, rank, arrival, end)
         latest = arrival.copy()  # of those that a member waits for, itself among them
         np.maximum.at(latest, dst, arrival[src])
         count = len(self.matching.matches)
@@ -195,7 +184,7 @@ class _Joint:
         recorded = self.edges[0]
         after = ~recorded["from_start"]
         recorded["src"] = np.where(after, moved[recorded["src"]], recorded["src"])
-        self._tie(rows, new, src, dst, arrival, end)
+        self._add(rows[src], new[dst], np.minimum(end[dst] - arrival[src], 0))
         if many.any():
             self._meet(rows, new, which, many, group_latest, end)
 
@@ -205,9 +194,7 @@ class _Joint:
         offsets = [each.row + self.first[i] for i, each in enumerate(self.matching.calls)]
         return np.concatenate([*offsets, np.empty(0, np.int64)])[begins[rank] + call].astype(np.int64)
 
-    def _pairs(
-        self, which: Int64, rank: Int64, arrival: Int64, end: Int64
-    ) -> tuple[Int64, Int64, npt.NDArray[np.bool_]]:
+    def _pairs(self, which: Int64, rank: Int64, arrival: Int64, end: Int64) -> tuple[Int64, Int64, Mask]:
         """(member that must have arrived, member whose transfer waits for it), and which matches are too large."""
         size = np.bincount(which, minlength=len(self.matching.matches))
         begin = np.cumsum(size) - size
@@ -242,48 +229,28 @@ class _Joint:
             keep &= (a == b) | (sends[which[a]] < 0) | (sends[which[a]] == a)
         return a[keep], b[keep], many
 
-    def _tie(self, rows: Int64, new: Int64, src: Int64, dst: Int64, arrival: Int64, end: Int64) -> None:
-        lag = np.minimum(end[dst] - arrival[src], 0)
-        self._add(rows[src], new[dst], lag)
-
-    def _meet(
-        self, rows: Int64, new: Int64, which: Int64, many: npt.NDArray[np.bool_], latest: Int64, end: Int64
-    ) -> None:
+    def _meet(self, rows: Int64, new: Int64, which: Int64, many: Mask, latest: Int64, end: Int64) -> None:
         """Members of large groups meet in a task of no length."""
         self.lanes.append(Lane(rank=NO_RANK, kind=LaneKind.LINK, label="collectives of all ranks"))
         at = np.flatnonzero(many)
         meet = np.full(len(many), -1, dtype=np.int64)
         meet[at] = self._append(
             kind=np.full(len(at), TaskKind.JOIN),
-            lane=np.full(len(at), len(self.lanes) - 1),
-            name=np.full(len(at), self.names.add("collective")),
+            lane=len(self.lanes) - 1,
+            name=self.names.add("collective"),
             recorded=latest[at],
         )
         members = np.flatnonzero(many[which])
-        self._add(rows[members], meet[which[members]], np.zeros(len(members), np.int64))
+        self._add(rows[members], meet[which[members]], 0)
         self._add(meet[which[members]], new[members], np.minimum(end[members] - latest[which[members]], 0))
 
-    def _append(self, **columns: npt.NDArray[Any]) -> Int64:
-        count = len(columns["kind"])
-        full: Columns = {
-            key: np.asarray(columns[key], dtype=dtype)
-            if key in columns
-            else np.full(count, TASK_DEFAULTS.get(key, 0), dtype=dtype)
-            for key, dtype in TASK_COLUMNS.items()
-        }
-        self.more.append(full)
-        self.n += count
-        return np.arange(self.n - count, self.n)
+    def _append(self, **columns: Any) -> Int64:
+        self.more.append(task_columns(columns))
+        self.n += len(columns["kind"])
+        return np.arange(self.n - len(columns["kind"]), self.n)
 
-    def _add(self, src: Int64, dst: Int64, lag: Int64, kind: EdgeKind = EdgeKind.COLLECTIVE) -> None:
-        count = len(src)
-        self.edges.append(
-            {
-                "src": src, "dst": dst, "lag": lag, "typical": np.zeros(count, np.int64),
-                "edge_kind": np.full(count, kind, dtype=np.uint8), "from_start": np.zeros(count, np.bool_),
-                "inferred": np.zeros(count, np.bool_),
-            }
-        )  # fmt: skip
+    def _add(self, src: Int64, dst: Int64, lag: Int64 | int, kind: EdgeKind = EdgeKind.COLLECTIVE) -> None:
+        self.edges.append(edges_with_dst({"src": src, "dst": dst, "lag": lag, "typical": 0, "edge_kind": kind}))
 
     # -- steps --------------------------------------------------------------------------------------------------
 
@@ -294,23 +261,19 @@ class _Joint:
             return np.empty(0, dtype=np.int64)
         table = np.array([marks + self.first[i] for i, marks in use])
         time = tasks["recorded"][table] + tasks["dur"][table]
-        self.lanes.append(Lane(rank=self._rank_of(use[int(time[:, -1].argmax())][0]), kind=LaneKind.MODEL,
+        self.lanes.append(Lane(rank=self.graphs[use[int(time[:, -1].argmax())][0]].lanes[0].rank, kind=LaneKind.MODEL,
                                label="steps of all ranks"))  # fmt: skip
         count = table.shape[1] - 1
         new = self._append(
             kind=np.full(count, TaskKind.MARK),
-            lane=np.full(count, len(self.lanes) - 1),
-            name=np.full(count, self.names.add("step")),
+            lane=len(self.lanes) - 1,
+            name=self.names.add("step"),
             step=np.append(np.arange(1, count), -1),
             recorded=time[:, 1:].max(axis=0),
         )
-        ranks = len(use)
-        self._add(table[:, 1:].ravel(), np.tile(new, ranks), np.zeros(ranks * count, np.int64), EdgeKind.THREAD)
-        self._add(new[:-1], new[1:], np.zeros(count - 1, np.int64), EdgeKind.PROGRAM)
+        self._add(table[:, 1:].ravel(), np.tile(new, len(use)), 0, EdgeKind.THREAD)
+        self._add(new[:-1], new[1:], 0, EdgeKind.PROGRAM)
         return np.concatenate([table[[int(time[:, 0].argmin())], 0], new])
-
-    def _rank_of(self, index: int) -> int:
-        return self.graphs[index].lanes[0].rank
 
     def _common_marks(self, index: int, graph: TaskGraph) -> Int64:
         """The marks of a rank that bound the common steps."""
@@ -327,11 +290,11 @@ class _Table:
 
     def __init__(self, tables: Sequence[tuple[str, ...]]) -> None:
         self._numbers: dict[str, int] = {}
-        self._of: list[npt.NDArray[np.int32] | None] = []
+        self._of: list[Int32 | None] = []
         for table in tables:
             self._of.append(self._merge(table))
 
-    def _merge(self, table: tuple[str, ...]) -> npt.NDArray[np.int32] | None:
+    def _merge(self, table: tuple[str, ...]) -> Int32 | None:
         if not self._numbers:
             self._numbers = {text: i for i, text in enumerate(table)}
             if len(self._numbers) == len(table):
@@ -345,7 +308,7 @@ class _Table:
 
     _first: tuple[str, ...] = ()
 
-    def number(self, table: int, column: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    def number(self, table: int, column: Int32) -> Int32:
         """A column of the graph with this index in numbers of the common table; −1 stays."""
         numbers = self._of[table]
         return column if numbers is None else numbers[column]
@@ -360,7 +323,7 @@ class _Table:
         return tuple(self._numbers)
 
 
-def _common_steps(graphs: Sequence[TaskGraph]) -> tuple[tuple[int, ...] | None, list[npt.NDArray[np.int32]]]:
+def _common_steps(graphs: Sequence[TaskGraph]) -> tuple[tuple[int, ...] | None, list[Int32]]:
     """Numbers of the steps that all ranks recorded one after the other; None: the windows as a whole count as one.
 
     With it, per rank, the index among them of each of its own steps; −1 comes last, for tasks outside.
@@ -392,7 +355,7 @@ def _numbers(graph: TaskGraph) -> tuple[int, ...]:
     return graph.info.steps[: graph.n_steps]
 
 
-def _follow_drift(tasks: Columns, edges: Columns, drifting: npt.NDArray[np.bool_]) -> None:
+def _follow_drift(tasks: Columns, edges: Columns, drifting: Mask) -> None:
     """Lags on the common clock, for ranks whose own clock runs at another pace; durations and delays stay.
 
     What held a task in the recording holds it again, at its aligned time.

@@ -1,22 +1,22 @@
-"""Compiled loops of the graph room.
+"""Compiled loops of the graph room, and `at`.
 
-No compiled function calls one of another file: numba's cache would not see edits there.
+No compiled function calls one of another file: numba's cache would not see edits there. What every reading of a
+recording needs allocates nothing: that would take as long to compile as the loop itself.
 """
 
 from __future__ import annotations
 
 import heapq
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Array, Int32, Int64, Mask
 from foretrace.compiled import njit
 
 
 @njit()
-def topological_order(
-    place: npt.NDArray[np.int64], out_ptr: npt.NDArray[np.int64], out_dst: npt.NDArray[np.int32]
-) -> npt.NDArray[np.int64]:
+def topological_order(place: Int64, out_ptr: Int64, out_dst: Int32) -> Int64:
     """Kahn's algorithm, ready tasks in order of `place` (a permutation of 0..n-1); shorter than n on a cycle."""
     n = len(place)
     waiting = np.zeros(n, dtype=np.int64)
@@ -43,20 +43,21 @@ def topological_order(
     return order[:done]
 
 
-@njit()
-def nest(
-    lane: npt.NDArray[np.int32], start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
+def nest(lane: Int32, start: Int64, end: Int64) -> Int64:
     """Row of the innermost enclosing span of the same lane, −1 at the top.
 
     Rows are ordered by (lane, start, longest first). Spans may cross: a step mark that begins inside the optimizer's
     range is not part of it. A span counts as enclosed if it ends at most 2 us later, which rounding can do.
     """
-    n = len(start)
-    parent = np.full(n, -1, dtype=np.int64)
-    stack = np.empty(n, dtype=np.int64)
+    parent = np.full(len(start), -1)
+    _nest(lane, start, end, parent, np.empty_like(parent))
+    return parent
+
+
+@njit(_nrt=False)
+def _nest(lane: Int32, start: Int64, end: Int64, parent: Int64, stack: Int64) -> None:
     top = 0
-    for i in range(n):
+    for i in range(len(start)):
         if i > 0 and lane[i] != lane[i - 1]:
             top = 0
         while top > 0 and end[stack[top - 1]] <= start[i]:
@@ -68,36 +69,38 @@ def nest(
             parent[i] = stack[below]
         stack[top] = i
         top += 1
-    return parent
 
 
-@njit()
-def nearest(parent: npt.NDArray[np.int64], own: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def nearest(parent: Int64, own: Int64) -> Int64:
     """`own` where it is not −1, else the value of the nearest ancestor that has one. Parents precede children."""
     out = own.copy()
-    for i in range(len(out)):
-        if out[i] < 0 and parent[i] >= 0:
-            out[i] = out[parent[i]]
+    _inherit(parent, out, False)
     return out
 
 
-@njit()
-def farthest(parent: npt.NDArray[np.int64], own: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def farthest(parent: Int64, own: Int64) -> Int64:
     """The value of the outermost span, itself included, that has one (not −1)."""
     out = own.copy()
-    for i in range(len(out)):
-        if parent[i] >= 0 and out[parent[i]] >= 0:
-            out[i] = out[parent[i]]
+    _inherit(parent, out, True)
     return out
 
 
-@njit()
-def innermost_at(
-    start: npt.NDArray[np.int64], end: npt.NDArray[np.int64], times: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
+@njit(_nrt=False)
+def _inherit(parent: Int64, out: Int64, always: bool) -> None:
+    for i in range(len(out)):
+        if parent[i] >= 0 and out[parent[i]] >= 0 and (always or out[i] < 0):
+            out[i] = out[parent[i]]
+
+
+def innermost_at(start: Int64, end: Int64, times: Int64) -> Int64:
     """Row of the innermost span of one lane that covers each of the ascending `times` (start <= t < end), or −1."""
-    out = np.full(len(times), -1, dtype=np.int64)
-    stack = np.empty(len(start) + 1, dtype=np.int64)
+    out = np.full(len(times), -1)
+    _innermost_at(start, end, times, out, np.empty(len(start) + 1, dtype=np.int64))
+    return out
+
+
+@njit(_nrt=False)
+def _innermost_at(start: Int64, end: Int64, times: Int64, out: Int64, stack: Int64) -> None:
     top = 0
     nxt = 0
     for k in range(len(times)):
@@ -108,18 +111,14 @@ def innermost_at(
             stack[top] = nxt
             top += 1
             nxt += 1
-        depth = top
-        while depth > 0 and end[stack[depth - 1]] <= t:
-            depth -= 1
-        # Ended spans on top are popped for good: later times are not smaller.
-        top = depth
-        if depth > 0:
-            out[k] = stack[depth - 1]
-    return out
+        while top > 0 and end[stack[top - 1]] <= t:  # ended spans are popped for good: later times are not smaller
+            top -= 1
+        if top > 0:
+            out[k] = stack[top - 1]
 
 
 @njit()
-def longest_common(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64], most_edits: int) -> npt.NDArray[np.int64]:
+def longest_common(a: Int64, b: Int64, most_edits: int) -> Int64:
     """Positions (k x 2) of a longest common subsequence of two integer sequences, ascending.
 
     Greedy shortest edit script (Myers 1986, "An O(ND) difference algorithm", section 3): time and memory grow with
@@ -181,8 +180,8 @@ def longest_common(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64], most_edit
     return pairs[:count][::-1].copy()
 
 
-@njit()
-def mark_ancestors(in_ptr: npt.NDArray[np.int64], src: npt.NDArray[np.int32], marked: npt.NDArray[np.bool_]) -> None:
+@njit(_nrt=False)
+def mark_ancestors(in_ptr: Int64, src: Int32, marked: Mask) -> None:
     """Mark every row that a marked row waits for, directly or not; rows are in topological order."""
     for v in range(len(marked) - 1, -1, -1):
         if marked[v]:
@@ -190,14 +189,9 @@ def mark_ancestors(in_ptr: npt.NDArray[np.int64], src: npt.NDArray[np.int32], ma
                 marked[src[e]] = True
 
 
-# -- soundness: the plain twin is in `sound` -----------------------------------------------------------------
-
-
-@njit()
-def backward(in_ptr: npt.NDArray[np.int64], src: npt.NDArray[np.int32]) -> int:
-    """First edge whose source is not an earlier row than its successor, −1 for none."""
-    for v in range(len(in_ptr) - 1):
-        for e in range(in_ptr[v], in_ptr[v + 1]):
-            if src[e] >= v:
-                return e
-    return -1
+def at(table: Array, index: Array, default: Any) -> Array:
+    """`table[index]`, `default` where the index is below 0."""
+    if not len(table):
+        return np.full(len(index), default, dtype=table.dtype)
+    found: Array = np.where(index >= 0, table[np.maximum(index, 0)], default)
+    return found

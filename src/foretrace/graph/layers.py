@@ -11,16 +11,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Float64, Int64, Mask, UInt8
 from foretrace.graph.host import HostSpans
 from foretrace.graph.kernels import nearest
 from foretrace.graph.steps import Steps
 from foretrace.graph.taskgraph import Phase
 from foretrace.graph.work import conv_output, is_product, operator_work
 from foretrace.trace.trace import Category
-
-Int64 = npt.NDArray[np.int64]
 
 MODULE_PREFIX = "nn.Module: "
 
@@ -92,7 +90,7 @@ class Layers:
         return [names[i] for i in used.tolist()], by_annotation, by_operator
 
     @cached_property
-    def of_span(self) -> tuple[Int64, npt.NDArray[np.uint8]]:
+    def of_span(self) -> tuple[Int64, UInt8]:
         """Per host span: index into `names` (−1 if none) and the way it was found (index into WAYS)."""
         host = self.host
         module = self._modules[1]
@@ -131,7 +129,7 @@ class Layers:
             way[found] = WAYS.index(name)
         return layer, way
 
-    def work_of(self, spans: Int64) -> tuple[Int64, npt.NDArray[np.float64]]:
+    def work_of(self, spans: Int64) -> tuple[Int64, Float64]:
         """Bytes and floating-point operations of the operators in these rows (−1 and 0 where unknown)."""
         host = self.host
         trace = host.trace
@@ -158,7 +156,7 @@ class Layers:
         return {(x, w): out for x, w, out in filter(None, found)}
 
     @cached_property
-    def hands_on(self) -> npt.NDArray[np.bool_]:
+    def hands_on(self) -> Mask:
         """Operators whose work is that of the operators they call (`linear` of `addmm`), so that it counts once.
 
         Half of an operator's own work must be found below it: `sum` also calls `fill_` on its small result.

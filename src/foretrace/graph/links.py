@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Int64, Mask
 from foretrace.graph.host import HostSpans
 from foretrace.graph.kernels import innermost_at
 from foretrace.trace.trace import Category
-
-Int64 = npt.NDArray[np.int64]
 
 _LEAST_WAIT_NS = 50_000  # a shorter silence of the main thread is not taken for a wait
 IN_FLIGHT = 2  # gloo runs two collectives at a time
@@ -25,7 +23,7 @@ class Links:
     start: Int64
     end: Int64
     issued: Int64  # start of the operator on the main thread that issued it, −1 if it was not recorded
-    held: npt.NDArray[np.bool_]  # the main thread waited from `held_from` until the end of this collective
+    held: Mask  # the main thread waited from `held_from` until the end of this collective
     held_from: Int64
 
 
@@ -49,7 +47,7 @@ def host_collectives(host: HostSpans, main: int) -> Links:
     return Links(span=rows, start=start, end=end, issued=issued, held=held, held_from=held_from)
 
 
-def _holds(host: HostSpans, main: int, start: Int64, end: Int64) -> tuple[npt.NDArray[np.bool_], Int64]:
+def _holds(host: HostSpans, main: int, start: Int64, end: Int64) -> tuple[Mask, Int64]:
     held = np.zeros(len(end), dtype=np.bool_)
     since = np.zeros(len(end), dtype=np.int64)
     if not len(end) or main < 0:

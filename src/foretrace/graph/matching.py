@@ -14,12 +14,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Int64, Mask
 from foretrace.errors import GraphError
 from foretrace.graph.collectives import BEFORE, CollectiveCalls, What
-
-Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +178,7 @@ def with_matches(found: Matching, members: Iterable[Sequence[Member]]) -> Matchi
     return replace(found, matches=_in_order(calls, [*found.matches, *new]))
 
 
-def without(found: Matching, dropped: npt.NDArray[np.bool_], sentences: Iterable[str]) -> Matching:
+def without(found: Matching, dropped: Mask, sentences: Iterable[str]) -> Matching:
     """The matching without these matches (mask), each named in a sentence."""
     kept = tuple(m for m, drop in zip(found.matches, dropped.tolist(), strict=True) if not drop)
     return replace(found, matches=kept, mismatches=(*found.mismatches, *_counted(list(sentences))))

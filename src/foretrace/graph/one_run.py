@@ -12,15 +12,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Float64, Mask
 from foretrace.errors import GraphError
 from foretrace.graph.alignment import LEAST_SPAN_NS, LEAST_TOLERANCE_NS, MOST_DRIFT, ClockOffsets, align, is_rooted
 from foretrace.graph.collectives import CollectiveCalls
 from foretrace.graph.matching import Matching, Member, listed, match, with_matches, without
-
-Int64 = npt.NDArray[np.int64]
-Float = npt.NDArray[np.float64]
 
 _LEAST_FOR_GROUPS = 4  # collectives
 _MOST_FOR_GROUPS = 64
@@ -41,7 +38,7 @@ def match_and_align(calls: Sequence[CollectiveCalls]) -> tuple[Matching, ClockOf
         found = with_matches(found, more)
         clock = align(found)
     tried = len(found.matches)
-    refuted = _refuted(found, clock)
+    refuted = _too_early(found, clock) > max(LEAST_TOLERANCE_NS, 6 * (clock.worst_ns or 0.0))
     if refuted.any():
         if refuted.sum() * 2 > tried:
             raise GraphError(_not_one_job(found, clock, refuted))
@@ -61,14 +58,12 @@ def _near(calls: Sequence[CollectiveCalls]) -> None:
     late = max(some, key=lambda each: int(each.start.min()))
     apart = int(late.start.min()) - int(early.end.max())
     if apart > _FAR_NS:
+        hours = apart / _FAR_NS
+        ago = f"{hours / 24:,.0f} days" if hours >= 48 else f"{hours:.1f} hours"
         raise GraphError(
-            f"rank {early.rank} was recorded {_ago(apart / _FAR_NS)} before rank {late.rank}: these are not ranks "
+            f"rank {early.rank} was recorded {ago} before rank {late.rank}: these are not ranks "
             "of one run; give the ranks of one job, or choose one with `rank=`."
         )
-
-
-def _ago(hours: float) -> str:
-    return f"{hours / 24:,.0f} days" if hours >= 48 else f"{hours:.1f} hours"
 
 
 def _by_group(found: Matching) -> Matching:
@@ -115,7 +110,7 @@ def _by_group(found: Matching) -> Matching:
     return replace(found, matches=tuple(cut), missing=(*found.missing, *dict.fromkeys(notes)))
 
 
-def _components(joined: npt.NDArray[np.bool_]) -> list[list[int]]:
+def _components(joined: Mask) -> list[list[int]]:
     """Groups of indices that the symmetric relation `joined` (k x k) connects."""
     label = np.arange(len(joined))
     for _ in range(len(joined)):
@@ -154,16 +149,7 @@ def _together(group: list[tuple[int, int, int, int]], new: tuple[int, int, int, 
     return latest <= earliest + LEAST_TOLERANCE_NS + slop and end - earliest <= longest // 4 + LEAST_TOLERANCE_NS
 
 
-def _refuted(found: Matching, clock: ClockOffsets) -> npt.NDArray[np.bool_]:
-    """Matches (mask) of which, on the aligned clocks, a rank leaves before another one enters."""
-    return _too_early(found, clock) > _tolerance(clock)
-
-
-def _tolerance(clock: ClockOffsets) -> float:
-    return max(LEAST_TOLERANCE_NS, 6 * (clock.worst_ns or 0.0))
-
-
-def _too_early(found: Matching, clock: ClockOffsets) -> Float:
+def _too_early(found: Matching, clock: ClockOffsets) -> Float64:
     """By how much the first end of every match comes before its last start (ns), negative where it does not."""
     which, rank, _ = found.flat
     starts, ends = found.starts.copy(), found.ends.copy()  # theirs are kept
@@ -190,7 +176,7 @@ def _refutation(found: Matching, clock: ClockOffsets, index: int) -> str:
     )
 
 
-def _not_one_job(found: Matching, clock: ClockOffsets, refuted: npt.NDArray[np.bool_]) -> str:
+def _not_one_job(found: Matching, clock: ClockOffsets, refuted: Mask) -> str:
     example = _refutation(found, clock, int(np.argmax(refuted)))
     return (
         f"the collectives of these ranks do not fit together ({int(refuted.sum())} of {len(refuted)}), as in "

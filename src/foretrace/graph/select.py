@@ -7,12 +7,11 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Int32, Int64, Mask
 from foretrace.errors import GraphError
 from foretrace.graph.taskgraph import EdgeKind, Phase, TaskGraph, TaskKind
 
-Mask = npt.NDArray[np.bool_]
 Text = str | Iterable[str]
 
 DEVICE = tuple(kind for kind in TaskKind if kind.on_device)
@@ -75,7 +74,7 @@ def trained(graph: TaskGraph) -> Mask:
     return np.asarray(np.isin(graph.phase, (Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE)) & ~graph.gone)
 
 
-def previous_on_lane(graph: TaskGraph) -> npt.NDArray[np.int64]:
+def previous_on_lane(graph: TaskGraph) -> Int64:
     """The task before each on its lane, −1 for the first."""
     order = np.lexsort((np.arange(len(graph)), graph.lane))
     previous = np.full(len(graph), -1, dtype=np.int64)
@@ -84,7 +83,7 @@ def previous_on_lane(graph: TaskGraph) -> npt.NDArray[np.int64]:
     return previous
 
 
-def launching_call(graph: TaskGraph) -> npt.NDArray[np.int64]:
+def launching_call(graph: TaskGraph) -> Int64:
     """The call that launched each device task, −1 for other tasks."""
     call = np.full(len(graph), -1, dtype=np.int64)
     launch = graph.edge_kind == EdgeKind.LAUNCH
@@ -92,7 +91,7 @@ def launching_call(graph: TaskGraph) -> npt.NDArray[np.int64]:
     return call
 
 
-def matching(column: npt.NDArray[np.int32], table: Sequence[str], pattern: Text, *, ignore_case: bool = True) -> Mask:
+def matching(column: Int32, table: Sequence[str], pattern: Text, *, ignore_case: bool = True) -> Mask:
     """Rows whose entry of `table` fits a glob; −1 fits none."""
     patterns = (pattern,) if isinstance(pattern, str) else tuple(pattern)
     return np.asarray(_fitting(tuple(table), patterns, ignore_case)[column])

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Int64
+from foretrace.graph.assemble import Columns, edges_with_dst
 from foretrace.graph.device import DeviceTasks
 from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind
-
-Int64 = npt.NDArray[np.int64]
-Edges = dict[str, npt.NDArray[Any]]
 
 _CONTENTION_NEAR_NS = 4_000  # a kernel held up by another stream starts when that stream's kernel ends, give or take
 _LAST_WAVE_NS, _LAST_WAVE_SHARE = 150_000, 0.25  # or in the last wave of that kernel's blocks
@@ -24,14 +21,14 @@ _BACKLOG_LATENCIES = 3  # the first task of a lane that starts later than this w
 class Settled:
     """Times that make a replay reproduce the recording, in rows of the draft."""
 
-    edges: Edges  # with `lag`, and with contention edges added
+    edges: Columns  # with `lag`, and with contention edges added
     release: Int64
     delay: Int64
     unexplained_ns: int  # delay of device tasks whose launch was recorded
     contention_ns: int  # delay that contention edges took over
 
 
-def settle(start: Int64, dur: Int64, edges: Edges, device: DeviceTasks, first: int) -> Settled:
+def settle(start: Int64, dur: Int64, edges: Columns, device: DeviceTasks, first: int) -> Settled:
     """Recorded lag of every edge, release and delay of every task.
 
     `start` and `dur` (ns) are the recorded times of all tasks; `edges` holds src, dst, typical and from_start; rows
@@ -66,8 +63,8 @@ def settle(start: Int64, dur: Int64, edges: Edges, device: DeviceTasks, first: i
 
 
 def _contention(
-    edges: Edges, start: Int64, end: Int64, delay: Int64, device: DeviceTasks, first: int
-) -> tuple[Edges, int]:
+    edges: Columns, start: Int64, end: Int64, delay: Int64, device: DeviceTasks, first: int
+) -> tuple[Columns, int]:
     """Kernels without a reason to be late that start when another stream's kernel ends wait for it (R7).
 
     Returns the edges with removable ones added and the time explained (ns), which is taken out of `delay`.
@@ -97,8 +94,5 @@ def _contention(
     lag = start[b] - end[a]
     explained = int(delay[b].sum())
     delay[b] = 0
-    added = {
-        "src": a, "dst": b, "edge_kind": np.full(len(a), EdgeKind.CONTENTION, np.uint8), "typical": lag,
-        "lag": lag, "from_start": np.zeros(len(a), np.bool_), "inferred": np.ones(len(a), np.bool_),
-    }  # fmt: skip
+    added = edges_with_dst({"src": a, "dst": b, "edge_kind": EdgeKind.CONTENTION, "lag": lag, "inferred": True})
     return {key: np.concatenate([edges[key], added[key]]) for key in edges}, explained

@@ -11,16 +11,16 @@ an edge goes backward, and refuses what has no order.
 from __future__ import annotations
 
 from math import inf
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
 
+from foretrace.arrays import Array, Int64
 from foretrace.errors import GraphError
 from foretrace.graph.taskgraph import EDGE_COLUMNS, TASK_COLUMNS, EdgeKind, Phase, TaskGraph, TaskKind
 
-Int64 = npt.NDArray[np.int64]
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 LATEST = 1 << 61  # ns, 73 years: recorded stamps and releases lie within ± this
@@ -99,9 +99,7 @@ def fixed(column: npt.NDArray[Scalar]) -> npt.NDArray[Scalar]:
 _proven: WeakSet[TaskGraph] = WeakSet()
 
 
-def _passed(
-    graph: TaskGraph, what: str, want: object, one: npt.NDArray[Any], other: npt.NDArray[Any] | None = None
-) -> bool:
+def _passed(graph: TaskGraph, what: str, want: object, one: Array, other: Array | None = None) -> bool:
     """Whether it was these very arrays that passed, asked for the same, and nobody can have written to them since."""
     known = graph.passed.get(what)
     if known is None or known[1] is not one or known[0] != want or one.flags.writeable:
@@ -228,13 +226,12 @@ def _edges(graph: TaskGraph) -> Fault | None:
         return None
     if ptr[0] != 0 or ptr[-1] != graph.edges or np.any(ptr[1:] < ptr[:-1]):
         return Fault(f"in_ptr must rise from 0 to the {graph.edges} edges")
-    from foretrace.graph.kernels import backward  # loads the compiler
-
-    at = backward(fixed(ptr), fixed(src))
-    if at >= 0:
-        dst = int(np.searchsorted(ptr, at, side="right")) - 1
+    dst = graph.dst
+    backward = src >= dst
+    if backward.any():
+        at = int(backward.argmax())
         kind = EdgeKind(int(graph.edge_kind[at])).name.lower()
-        says = f"the {kind} edge from {_task(graph, int(src[at]))} to {_task(graph, dst)} goes backward"
+        says = f"the {kind} edge from {_task(graph, int(src[at]))} to {_task(graph, int(dst[at]))} goes backward"
         return Fault(says, backward=True)
     graph.passed["edges"] = (graph.edges, ptr, src)
     return None

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Int64
 from foretrace.graph.host import HostSpans
 
 _PROFILER_STEP = re.compile(r"^ProfilerStep#([0-9]{1,18})$")
@@ -17,7 +17,7 @@ _PROFILER_STEP = re.compile(r"^ProfilerStep#([0-9]{1,18})$")
 class Steps:
     """Boundaries of n steps (n + 1 times, ns), their numbers, where they were found and on which host lane."""
 
-    bounds: npt.NDArray[np.int64]
+    bounds: Int64
     numbers: tuple[int, ...]
     source: str
     lane: int  # host lane in the trace, −1 for a recording without host events
@@ -72,7 +72,7 @@ def find_steps(host: HostSpans, first: int, last: int) -> Steps:
     return Steps(bounds=np.array([first, last]), numbers=(0,), source="whole trace", lane=lane)
 
 
-def whole_steps(steps: Steps, cut_off: npt.NDArray[np.int64]) -> Steps:
+def whole_steps(steps: Steps, cut_off: Int64) -> Steps:
     """The steps before the first that launched work which the recording lacks; all where no step would be left.
 
     `cut_off` holds the times (ns) of these launches, see `foretrace.graph.device.without_work`.
@@ -95,7 +95,7 @@ def whole_steps(steps: Steps, cut_off: npt.NDArray[np.int64]) -> Steps:
     )
 
 
-def _profiler_steps(host: HostSpans, marked: npt.NDArray[np.int64], lane: int) -> Steps:
+def _profiler_steps(host: HostSpans, marked: Int64, lane: int) -> Steps:
     numbers = []
     for row in marked.tolist():
         match = _PROFILER_STEP.search(host.trace.names[host.name[row]])

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import UInt8
 from foretrace.errors import GraphError
 from foretrace.files import write_bytes
 from foretrace.graph.facts import check_calibration, check_facts, check_shapes
@@ -113,7 +113,7 @@ def load(path: str | Path) -> TaskGraph:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise GraphError(f"{source} has a damaged header ({error}); build the graph again.") from None
     body = len(MAGIC) + 8 + size
-    data: npt.NDArray[np.uint8] = np.memmap(source, dtype=np.uint8, mode="r")
+    data: UInt8 = np.memmap(source, dtype=np.uint8, mode="r")
     arrays: dict[str, Any] = {}
     for column in header.columns:
         dtype = np.dtype(_COLUMNS.get(column.name, np.uint8))

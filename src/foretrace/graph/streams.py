@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Int64
 from foretrace.graph.device import DeviceTasks
 from foretrace.graph.host import HostSpans
 from foretrace.graph.taskgraph import TaskKind
 from foretrace.trace.trace import Category
-
-Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,14 +13,20 @@ edges. A blocking call is two tasks: its own cost (CALL) and a zero-length RETUR
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Array, Float64, Int32, Int64, Mask, UInt8
 from foretrace.trace.trace import LaneKind
+
+_Answer = TypeVar("_Answer")
+
 
 NO_RELEASE = np.iinfo(np.int64).min // 4  # "may start any time": far below every time, yet safe to add lags to
 
@@ -243,32 +249,32 @@ ALL_COLUMNS = frozenset((*TASK_COLUMNS, *EDGE_COLUMNS, "in_ptr", "marks"))
 class TaskGraph:
     """Columns of tasks (n rows, topological order) and of edges (m rows, grouped by successor)."""
 
-    kind: npt.NDArray[np.uint8]
-    phase: npt.NDArray[np.uint8]
-    lane: npt.NDArray[np.int32]
-    name: npt.NDArray[np.int32]
-    layer: npt.NDArray[np.int32]
-    step: npt.NDArray[np.int32]
-    dur: npt.NDArray[np.int64]
-    delay: npt.NDArray[np.int64]
-    release: npt.NDArray[np.int64]
-    recorded: npt.NDArray[np.int64]
-    nbytes: npt.NDArray[np.int64]
-    flops: npt.NDArray[np.float64]
-    priority: npt.NDArray[np.int32]
-    op: npt.NDArray[np.int32]
-    shape: npt.NDArray[np.int32]
-    probes: npt.NDArray[np.int32]
-    doubt: npt.NDArray[np.int32]
-    gone: npt.NDArray[np.bool_]
-    in_ptr: npt.NDArray[np.int64]  # n + 1: edges into task v are in_ptr[v] : in_ptr[v + 1]
-    src: npt.NDArray[np.int32]
-    edge_kind: npt.NDArray[np.uint8]
-    lag: npt.NDArray[np.int64]
-    typical: npt.NDArray[np.int64]
-    from_start: npt.NDArray[np.bool_]
-    inferred: npt.NDArray[np.bool_]
-    marks: npt.NDArray[np.int32]  # ordinals -> tasks whose *end* bounds the steps: step i is marks[i] .. marks[i + 1]
+    kind: UInt8
+    phase: UInt8
+    lane: Int32
+    name: Int32
+    layer: Int32
+    step: Int32
+    dur: Int64
+    delay: Int64
+    release: Int64
+    recorded: Int64
+    nbytes: Int64
+    flops: Float64
+    priority: Int32
+    op: Int32
+    shape: Int32
+    probes: Int32
+    doubt: Int32
+    gone: Mask
+    in_ptr: Int64  # n + 1: edges into task v are in_ptr[v] : in_ptr[v + 1]
+    src: Int32
+    edge_kind: UInt8
+    lag: Int64
+    typical: Int64
+    from_start: Mask
+    inferred: Mask
+    marks: Int32  # ordinals -> tasks whose *end* bounds the steps: step i is marks[i] .. marks[i + 1]
     names: tuple[str, ...]
     layers: tuple[str, ...]
     lanes: tuple[Lane, ...]
@@ -294,22 +300,22 @@ class TaskGraph:
         return max(len(self.marks) - 1, 0)
 
     @property
-    def dst(self) -> npt.NDArray[np.int32]:
+    def dst(self) -> Int32:
         """Successor of every edge (m rows)."""
         return np.repeat(np.arange(len(self), dtype=np.int32), np.diff(self.in_ptr))
 
     @property
-    def on_device(self) -> npt.NDArray[np.bool_]:
+    def on_device(self) -> Mask:
         """Tasks on GPU lanes (n rows)."""
         return np.equal(self.lane_kinds[self.lane], LaneKind.GPU)
 
     @property
-    def lane_kinds(self) -> npt.NDArray[np.uint8]:
+    def lane_kinds(self) -> UInt8:
         """LaneKind per lane."""
         return np.array([lane.kind for lane in self.lanes], dtype=np.uint8)
 
     @property
-    def rank(self) -> npt.NDArray[np.int32]:
+    def rank(self) -> Int32:
         """Rank of every task (n rows)."""
         return np.array([lane.rank for lane in self.lanes], dtype=np.int32)[self.lane]
 
@@ -326,13 +332,13 @@ class TaskGraph:
         at = max(set(used), key=used.count) if used else 0
         return names[at] if 0 <= at < len(names) else next(filter(None, names), "")
 
-    def mask(self, rows: Any) -> npt.NDArray[np.bool_]:
+    def mask(self, rows: Any) -> Mask:
         """A mask (n) of these rows."""
         mask = np.zeros(len(self), dtype=np.bool_)
         mask[rows] = True
         return mask
 
-    def with_columns(self, **columns: npt.NDArray[Any]) -> TaskGraph:
+    def with_columns(self, **columns: Array) -> TaskGraph:
         """A graph that shares everything but these columns; shapes and types must agree."""
         for key, column in columns.items():
             mine = getattr(self, key)
@@ -340,8 +346,10 @@ class TaskGraph:
                 raise ValueError(f"column {key}: {column.dtype}{column.shape}, want {mine.dtype}{mine.shape}")
         return replace(self, **columns)  # type: ignore[arg-type]  # keys are array columns
 
-    def with_edges(self, kept: npt.NDArray[np.bool_]) -> TaskGraph:
+    def with_edges(self, kept: Mask) -> TaskGraph:
         """A graph that has only these of its edges (m rows, bool)."""
+        if kept.all():
+            return self
         before = np.append(0, np.cumsum(kept))
         columns: dict[str, Any] = {key: getattr(self, key)[kept] for key in EDGE_COLUMNS}
         return replace(self, **columns, in_ptr=before[self.in_ptr])
@@ -349,3 +357,20 @@ class TaskGraph:
     def noted(self, *changes: Change, assumptions: tuple[Assumption, ...] = ()) -> TaskGraph:
         """The same graph with these changes and assumptions appended to its record."""
         return replace(self, changes=self.changes + changes, assumptions=self.assumptions + assumptions)
+
+
+def per_graph(question: Callable[[TaskGraph], _Answer]) -> Callable[[TaskGraph], _Answer]:
+    """The same question, whose answer is kept as long as the graph lives; neither may be written to afterwards.
+
+    The answer must not hold the graph, which would never end then. A graph that another was made from is another
+    graph: what an edit changes is never answered from before.
+    """
+    known: WeakKeyDictionary[TaskGraph, _Answer] = WeakKeyDictionary()
+
+    @wraps(question)
+    def asked(graph: TaskGraph) -> _Answer:
+        if graph not in known:
+            known[graph] = question(graph)
+        return known[graph]
+
+    return asked

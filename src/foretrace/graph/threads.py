@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Int32, Int64, Mask, UInt8
 from foretrace.graph.calls import RuntimeCall
 from foretrace.graph.device import DeviceTasks
 from foretrace.graph.host import BOOKKEEPING, HostSpans
@@ -21,8 +21,6 @@ from foretrace.graph.taskgraph import Phase, TaskKind
 from foretrace.graph.waits import Blocking
 from foretrace.trace.trace import Category
 
-Int64 = npt.NDArray[np.int64]
-
 _APART_NS = 100_000  # a helper thread that is silent for longer has gone idle
 _KEPT_ALLOC_NS = 5_000  # shorter allocator and module calls stay inside the host work around them
 
@@ -31,8 +29,8 @@ _KEPT_ALLOC_NS = 5_000  # shorter allocator and module calls stay inside the hos
 class HostTasks:
     """Tasks of all CPU threads; rows of one lane are consecutive and in program order."""
 
-    lane: npt.NDArray[np.int32]
-    kind: npt.NDArray[np.uint8]
+    lane: Int32
+    kind: UInt8
     start: Int64
     dur: Int64
     span: Int64  # row in Host that names the task: the call, or the innermost span around host work; −1 if none
@@ -85,7 +83,7 @@ def host_tasks(host: HostSpans, device: DeviceTasks, blocking: Blocking, steps: 
     own = dict(zip(blocking.call.tolist(), blocking.own.tolist(), strict=True))
     waits = set(blocking.call.tolist())
 
-    columns: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8], Int64, Int64, Int64]] = []
+    columns: list[tuple[Int32, UInt8, Int64, Int64, Int64]] = []
     task_of_call: dict[int, int] = {}
     return_of_call: dict[int, int] = {}
     marks = np.empty(0, dtype=np.int64)
@@ -215,7 +213,7 @@ def _chain(
     stretches: list[tuple[int, int]],
     main: bool,
     cpu_only: bool,
-) -> tuple[npt.NDArray[np.uint8], Int64, Int64, Int64]:
+) -> tuple[UInt8, Int64, Int64, Int64]:
     """Tasks of one thread in program order: (kind, start, own duration, span in Host).
 
     `stretches` are when the main thread was held, or when a helper thread worked; ascending and disjoint.
@@ -290,7 +288,7 @@ def _chain(
     return kind[order].astype(np.uint8), start[order], dur[order], spans[order]
 
 
-def _covered(times: Int64, starts: Int64, ends: Int64) -> npt.NDArray[np.bool_]:
+def _covered(times: Int64, starts: Int64, ends: Int64) -> Mask:
     """Whether each time lies in one of the disjoint ascending intervals [start, end)."""
     if not len(starts):
         return np.zeros(len(times), dtype=np.bool_)

@@ -9,16 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Int64, Mask, UInt8
 from foretrace.graph.calls import RuntimeCall
 from foretrace.graph.device import DeviceTasks
 from foretrace.graph.host import HostSpans
-from foretrace.graph.lookup import at
+from foretrace.graph.kernels import at
 from foretrace.graph.streams import Streams
 from foretrace.graph.taskgraph import EdgeKind, TaskKind
-
-Int64 = npt.NDArray[np.int64]
 
 BLOCKED_NS = 10_000  # a call is blocked if its target ends later than this after its start
 OWN_COST_CAP_NS = 20_000
@@ -35,12 +33,12 @@ class Blocking:
 
     call: Int64  # rows in Host, ascending, one per call that gets a RETURN
     own: Int64  # own cost, ns
-    blocked: npt.NDArray[np.bool_]
+    blocked: Mask
     pair_call: Int64  # rows in Host
     pair_task: Int64  # rows in Device: the RETURN of pair_call waits for the end of pair_task
     pair_typical: Int64  # typical lag, ns; negative where a call returns before its copy ends
-    pair_kind: npt.NDArray[np.uint8]  # EdgeKind.SYNC or QUEUE
-    pair_inferred: npt.NDArray[np.bool_]
+    pair_kind: UInt8  # EdgeKind.SYNC or QUEUE
+    pair_inferred: Mask
     staged: Int64  # rows in Host of calls whose own cost is the staging of a pageable copy
 
 
@@ -60,7 +58,7 @@ class _Waits:
     def resolve(self) -> Blocking:
         """Split every call that may wait into own cost and targets (R1, R4, R5)."""
         host, device = self.host, self.device
-        pairs: list[tuple[Int64, Int64, npt.NDArray[np.bool_]]] = []
+        pairs: list[tuple[Int64, Int64, Mask]] = []
         self._stream_syncs(pairs)
         self._device_syncs(pairs)
         self._event_syncs(pairs)
@@ -138,7 +136,7 @@ class _Waits:
         handed_over = device.to_device & (call_end <= device.start)
         return np.flatnonzero((synchronous | pageable) & ~handed_over)
 
-    def _stream_syncs(self, pairs: list[tuple[Int64, Int64, npt.NDArray[np.bool_]]]) -> None:
+    def _stream_syncs(self, pairs: list[tuple[Int64, Int64, Mask]]) -> None:
         host, device = self.host, self.device
         calls = np.flatnonzero(host.call == RuntimeCall.SYNC_STREAM)
         if not len(calls):
@@ -150,7 +148,7 @@ class _Waits:
             keep = task >= 0
             pairs.append((mine[keep], task[keep], inferred[lane == target][keep]))
 
-    def _sync_lane(self, calls: Int64) -> tuple[Int64, npt.NDArray[np.bool_]]:
+    def _sync_lane(self, calls: Int64) -> tuple[Int64, Mask]:
         """Device lane a stream synchronise refers to: stated by the recording, else where its thread last launched."""
         host = self.host
         lane = np.full(len(calls), -1, dtype=np.int64)
@@ -166,7 +164,7 @@ class _Waits:
                 inferred[i] = False
         return lane, inferred
 
-    def _device_syncs(self, pairs: list[tuple[Int64, Int64, npt.NDArray[np.bool_]]]) -> None:
+    def _device_syncs(self, pairs: list[tuple[Int64, Int64, Mask]]) -> None:
         host, device = self.host, self.device
         calls = np.flatnonzero(host.call == RuntimeCall.SYNC_DEVICE)
         for lane in device.lanes:
@@ -174,7 +172,7 @@ class _Waits:
             keep = task >= 0
             pairs.append((calls[keep], task[keep], np.zeros(int(keep.sum()), np.bool_)))
 
-    def _event_syncs(self, pairs: list[tuple[Int64, Int64, npt.NDArray[np.bool_]]]) -> None:
+    def _event_syncs(self, pairs: list[tuple[Int64, Int64, Mask]]) -> None:
         """An event synchronise waits for what had been launched before the event was recorded."""
         host, device = self.host, self.device
         records = np.flatnonzero(host.call == RuntimeCall.RECORD)

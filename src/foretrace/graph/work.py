@@ -8,6 +8,7 @@ Bytes: every input read once and the output written once, an estimate from below
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from math import prod
 from typing import Any, NamedTuple
 
@@ -94,26 +95,21 @@ def operator_work(name: str, text: str, outputs: Outputs | None = None) -> tuple
     """
     try:
         shapes = decode_shapes(text)
-        tensors = list(_tensors(shapes))
+        inputs = list(tensors(shapes))
     except (msgspec.DecodeError, IndexError, ValueError, TypeError, RecursionError):
         return -1, 0.0
     base = name.removeprefix("aten::").rstrip("_")
-    if not tensors or ("::" in name and not name.startswith("aten::")):
+    if not inputs or ("::" in name and not name.startswith("aten::")):
         return -1, 0.0  # another library's: it may be given whole tables or caches and read a few of their rows
+    found: Work | None = None
     try:
-        found = _work(base, tensors, shapes, outputs or {})
+        with suppress(IndexError, TypeError, ValueError):
+            found = _special(base, inputs, shapes, outputs or {})
+        found = found or _elementwise(inputs)
     except OverflowError:
         return -1, 0.0
     possible = -1 <= found.nbytes <= _MOST_BYTES and 0 <= found.flops <= _MOST_FLOPS
     return (found.nbytes, found.flops) if possible else (-1, 0.0)
-
-
-def _work(base: str, tensors: list[Tensor], shapes: Shapes, outputs: Outputs) -> Work:
-    try:
-        found = _special(base, tensors, shapes, outputs)
-    except (IndexError, TypeError, ValueError):
-        found = None
-    return found or _elementwise(tensors)
 
 
 def conv_output(name: str, text: str) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
@@ -122,7 +118,7 @@ def conv_output(name: str, text: str) -> tuple[tuple[int, ...], tuple[int, ...],
     if positions is None:
         return None
     try:
-        dims = [tuple(dims) for dims, _ in _tensors(decode_shapes(text))]
+        dims = [tuple(dims) for dims, _ in tensors(decode_shapes(text))]
         gradient, x, w = (dims[at] for at in positions[:3])
     except (msgspec.DecodeError, ValueError, TypeError, IndexError, RecursionError):
         return None
@@ -289,8 +285,8 @@ def _lookup(base: str, tensors: list[Tensor], shapes: Shapes) -> Work | None:
     return None
 
 
-def _tensors(shapes: Shapes) -> Iterator[Tensor]:
-    """(dims, bytes per element) of every tensor input; lists of tensors are walked into."""
+def tensors(shapes: Shapes) -> Iterator[Tensor]:
+    """(dims, bytes per element) of every tensor input of known type; lists of tensors are walked into."""
     for dims, kind in zip(shapes.dims, shapes.types, strict=False):
         size = _SIZES.get(kind.lower().removeprefix("tensorlist:"))
         if isinstance(dims, list) and dims and all(isinstance(d, int) for d in dims):
@@ -318,11 +314,6 @@ def _numbers(text: Any) -> Dims:
         return [int(part) for part in text.strip("[]").split(",") if part.strip()]
     except ValueError:
         return []
-
-
-def tensors(shapes: Shapes) -> Iterator[Tensor]:
-    """(sizes, bytes per element) of every tensor input of known type; lists of tensors are walked into."""
-    return _tensors(shapes)
 
 
 def adds(base: str) -> bool:

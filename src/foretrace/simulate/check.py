@@ -11,15 +11,13 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Int64, Mask
 from foretrace.errors import spelled
 from foretrace.graph.kernels import longest_common
 from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, TaskGraph, TaskKind
 from foretrace.simulate.replay import replay as run
 from foretrace.trace.trace import LaneKind
-
-Int64 = npt.NDArray[np.int64]
 
 UNEXPLAINED_WARN, UNEXPLAINED_REFUSE = 0.02, 0.10
 _STRUCTURAL, _STRUCTURAL_COMPETING, _COMPETING = 0.01, 0.025, 0.05
@@ -175,7 +173,7 @@ def _unexplained(graph: TaskGraph) -> Finding:
     return _finding("unexplained delay", share, UNEXPLAINED_REFUSE, says, UNEXPLAINED_WARN)
 
 
-def _beside_host(graph: TaskGraph) -> npt.NDArray[np.bool_]:
+def _beside_host(graph: TaskGraph) -> Mask:
     """Work of a device, and messages that a technique or an estimate put on a link beside one."""
     device = graph.on_device
     return device | (graph.kind == TaskKind.COLLECTIVE) if device.any() else device

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Int32, Int64
 from foretrace.graph.kernels import longest_common
 from foretrace.graph.taskgraph import Phase, TaskKind
 from foretrace.simulate.overhead import one_clock
@@ -23,7 +23,6 @@ from foretrace.simulate.replay import effective
 from foretrace.simulate.timeline import Timeline, simulate
 from foretrace.trace.trace import LaneKind
 
-Int64 = npt.NDArray[np.int64]
 Pair = tuple[int, int]
 Key = tuple[int, ...]
 
@@ -155,7 +154,7 @@ class _Side:
         self.dur = effective(graph).dur[self.rows]
         self.labels = [self._label(v) for v in self.rows.tolist()]
 
-        def shared(column: npt.NDArray[np.int32], table: Sequence[str]) -> list[int]:
+        def shared(column: Int32, table: Sequence[str]) -> list[int]:
             used, inverse = np.unique(column[self.rows], return_inverse=True)
             known = [-1 if i < 0 else vocabulary.setdefault(table[i], len(vocabulary)) for i in used.tolist()]
             numbers: list[int] = np.array([*known, -1], dtype=np.int64)[inverse].tolist()

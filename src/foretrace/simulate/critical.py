@@ -6,18 +6,14 @@ Every function here takes a graph whose lanes are all ordered, with the times of
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Int32, Int64, UInt8
 from foretrace.graph.sound import fixed
 from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, TaskGraph
 from foretrace.simulate.replay import effective, structure
 from foretrace.trace.trace import LaneKind
-
-Int64 = npt.NDArray[np.int64]
-Int32 = npt.NDArray[np.int32]
 
 UNREACHED = NO_RELEASE // 2  # a tail below this leads nowhere
 UNBOUNDED = np.iinfo(np.int64).max  # slack of a task that the last mark does not wait for
@@ -25,45 +21,30 @@ RELEASE = 254  # reasons beside the kinds of edges: the task waited for its rele
 WINDOW = 255  # or the path reached the beginning of the window
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LongestPaths:
-    """Longest paths (n each, ns) to the end of one task; below UNREACHED where there is none.
+def tails(graph: TaskGraph, target: int) -> tuple[Int64, Int64]:
+    """Longest paths (n each, ns) to the end of task `target`; below UNREACHED where there is none.
 
-    `from_start[v]` leaves the start of v (the delay of v comes before it), `from_end[v]` its end.
+    The first leaves the start of each task (its delay comes before that), the second its end.
     """
-
-    from_start: Int64
-    from_end: Int64
-
-
-def tails(graph: TaskGraph, target: int) -> LongestPaths:
-    """Longest path from every task to the end of task `target`, in one backward pass."""
     from foretrace.simulate import engine
 
     columns = effective(graph)
-    from_start, from_end = engine.tails(
-        *structure(graph), fixed(columns.lag), fixed(columns.dur), fixed(columns.delay), target
-    )
-    return LongestPaths(from_start=from_start, from_end=from_end)
+    from_start, from_end = np.full((2, len(graph)), NO_RELEASE)
+    from_end[target] = 0
+    times = (columns.lag, columns.dur, columns.delay)
+    engine.tails(*structure(graph), *map(fixed, times), from_start, from_end)  # type: ignore[call-arg]
+    return from_start, from_end
 
 
 def slack(graph: TaskGraph, end: Int64) -> Int64:
     """Nanoseconds (n) by which a duration can grow before the last mark moves; UNBOUNDED where it never does."""
     last = int(graph.marks[-1])
-    from_end = tails(graph, last).from_end
+    _, from_end = tails(graph, last)
     reached = from_end > UNREACHED
     return np.where(reached, end[last] - end - np.where(reached, from_end, 0), UNBOUNDED)
 
 
-class PathCause(StrEnum):
-    """What the time between two points of the critical path went into."""
-
-    WORK = "work"
-    LAG = "lag"
-    DELAY = "delay"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class PathRow:
     """Time of the window that is spent on the critical path in one kind of thing.
 
@@ -90,7 +71,7 @@ class CriticalPath:
 
     graph: TaskGraph
     task: Int32
-    reason: npt.NDArray[np.uint8]
+    reason: UInt8
     lag_ns: Int64
     delay_ns: Int64
     work_ns: Int64
@@ -114,21 +95,16 @@ class CriticalPath:
             worked = here & (self.work_ns != 0)
             if worked.any():
                 time = int(self.work_ns[here].sum())
-                rows.append(
-                    _row(PathCause.WORK, LaneKind(kind).name.lower(), graph.names[name], int(worked.sum()), time)
-                )
+                lane = LaneKind(kind).name.lower()
+                rows.append(PathRow("work", lane, graph.names[name], int(worked.sum()), time))
         for reason in np.unique(self.reason):
             here = (self.reason == reason) & (self.lag_ns != 0)
             if here.any():
-                rows.append(_row(reason_name(int(reason)), "", "", int(here.sum()), int(self.lag_ns[here].sum())))
+                rows.append(PathRow(reason_name(int(reason)), "", "", int(here.sum()), int(self.lag_ns[here].sum())))
         delayed = self.delay_ns != 0
         if delayed.any():
-            rows.append(_row(PathCause.DELAY, "", "", int(delayed.sum()), int(self.delay_ns.sum())))
+            rows.append(PathRow("delay", "", "", int(delayed.sum()), int(self.delay_ns.sum())))
         return tuple(sorted(rows, key=lambda row: (-row.time_ns, row.reason, row.lane, row.name)))
-
-
-def _row(reason: str, lane: str, name: str, count: int, time_ns: int) -> PathRow:
-    return PathRow(reason=str(reason), lane=lane, name=name, count=count, time_ns=time_ns)
 
 
 def reason_name(reason: int) -> str:

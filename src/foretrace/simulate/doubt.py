@@ -14,12 +14,10 @@ from dataclasses import dataclass, replace
 from math import hypot, isclose
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Float64, Int64
 from foretrace.graph.taskgraph import Carried, Doubt, TaskGraph
 from foretrace.simulate.noise import Interval
-
-Float64 = npt.NDArray[np.float64]
 
 _STRUCTURE = ("kind", "lane", "name", "in_ptr", "src", "edge_kind", "from_start", "gone")
 _TIMES = ("delay", "release", "lag")
@@ -51,7 +49,7 @@ class Shift:
 
 def doubted(
     graph: TaskGraph,
-    rows: npt.NDArray[np.int64],
+    rows: Int64,
     source: str,
     low: Float64,
     high: Float64,

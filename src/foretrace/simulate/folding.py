@@ -19,23 +19,16 @@ from dataclasses import dataclass
 from math import hypot
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Float64, Int32, Int64, Mask
 from foretrace.errors import NotApplicableError
 from foretrace.graph.collectives import collective_calls
 from foretrace.graph.join import join
 from foretrace.graph.one_run import match_and_align
 from foretrace.graph.taskgraph import Assumption, EdgeKind, TaskGraph, TaskKind
 from foretrace.simulate import noise
-from foretrace.simulate.copies import replay_copies
-from foretrace.simulate.meetings import Meetings, meetings_of
-from foretrace.simulate.replay import replay
-from foretrace.simulate.transfers import Price, Transfers, grown_transfers
-
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
-Float64 = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
+from foretrace.simulate.replay import replay, replay_copies
+from foretrace.simulate.transfers import Meetings, Price, Transfers, grown_transfers, meetings_of
 
 SAMPLES = 32
 MOST_RANKS = 16_384

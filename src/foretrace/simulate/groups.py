@@ -8,13 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Int32, Mask, UInt8
 from foretrace.graph.taskgraph import EdgeKind, TaskGraph, TaskKind
-
-Int64 = npt.NDArray[np.int64]
-Int32 = npt.NDArray[np.int32]
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -24,7 +20,7 @@ class Groups:
     Both are None where a graph has no groups. `collectives` is the number of tasks with arrivals.
     """
 
-    holds: npt.NDArray[np.uint8] | None
+    holds: UInt8 | None
     arrivals: Int32 | None
     collectives: int
 

@@ -23,16 +23,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Int32, Int64, UInt8
 from foretrace.graph.host import HostSpans, host_spans
-from foretrace.graph.lookup import at as values_at
+from foretrace.graph.kernels import at as values_at
 from foretrace.graph.steps import find_steps
 from foretrace.graph.taskgraph import Phase
 from foretrace.trace.trace import Category, Trace
-
-Int64 = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 CATEGORIES = (
     "weights",
@@ -66,7 +63,7 @@ class AllocationColumns:
     made: Int64  # per block
     freed: Int64
     nbytes: Int64
-    category: npt.NDArray[np.uint8]  # per block, index into CATEGORIES
+    category: UInt8  # per block, index into CATEGORIES
 
     def held(self) -> Int64:
         """Bytes by category after each event (n x 8), from the blocks alone."""
@@ -225,7 +222,7 @@ def find_blocks(trace: Trace, host: HostSpans, static: Static) -> AllocationColu
 
 def _named(
     host: HostSpans, span: Int64, time: Int64, made: Int64, freed: Int64, nbytes: Int64, static: Static
-) -> npt.NDArray[np.uint8]:
+) -> UInt8:
     """Category of every block, from the host spans around the events (n) that made and freed it."""
     n = len(time)
     event_phase = values_at(host.phase, span, Phase.NONE)
@@ -258,7 +255,7 @@ def _named(
     return result
 
 
-def _around(host: HostSpans, lane: npt.NDArray[np.int32], time: Int64) -> Int64:
+def _around(host: HostSpans, lane: Int32, time: Int64) -> Int64:
     """Innermost host span around each moment of a thread, −1 if none."""
     found = np.full(len(time), -1, dtype=np.int64)
     for each in np.unique(lane).tolist():

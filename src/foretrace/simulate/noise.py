@@ -26,12 +26,10 @@ from math import atan, cos, erf, hypot, pi, sin, sqrt
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Float64, Int64
 from foretrace.graph.taskgraph import TaskGraph, TaskKind
 from foretrace.simulate.replay import effective, replay_variants
-
-Float64 = npt.NDArray[np.float64]
 
 VARIANTS = 32
 FEWEST_STEPS = 3
@@ -62,7 +60,7 @@ class Interval:
     source: str
 
 
-def noise_classes(graph: TaskGraph) -> npt.NDArray[np.int64]:
+def noise_classes(graph: TaskGraph) -> Int64:
     """Index into PRIOR_CV of every task (n), −1 for tasks without a duration of their own."""
     has_device = bool(graph.on_device.any())
     names = {

@@ -13,15 +13,14 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Float64, Int64
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import NO_RELEASE, Change, TaskGraph, TaskKind
 from foretrace.simulate.own_step import alone
 from foretrace.simulate.replay import replay
 from foretrace.trace.trace import LaneKind
 
-Int64 = npt.NDArray[np.int64]
 Clock = Literal["cpu", "wall"]
 
 MOST_PER_PROBE_NS = 2_500.0  # a start or an end of an event; five times what was measured on the slowest machine
@@ -176,7 +175,7 @@ def _neighbours(graph: TaskGraph, key: str) -> Int64:
     return np.sort(np.array(times, dtype=np.int64))
 
 
-def _steps(graph: TaskGraph) -> npt.NDArray[np.float64]:
+def _steps(graph: TaskGraph) -> Float64:
     _, end = replay(graph)
     return np.diff(end[graph.marks]).astype(np.float64)
 

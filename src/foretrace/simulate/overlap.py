@@ -10,13 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Int64, Mask
 from foretrace.graph.taskgraph import Assumption, TaskGraph
 from foretrace.simulate.timeline import Timeline
 from foretrace.trace.trace import LaneKind
-
-Int64 = npt.NDArray[np.int64]
 
 CHANGED = 0.5  # share of its duration by which a kernel's company must change to be marked
 SLOWDOWN = (1.0, 1.3)  # a prior: where streams compete, single kernels vary by 4-9 % from step to step
@@ -26,8 +24,8 @@ SLOWDOWN = (1.0, 1.3)  # a prior: where streams compete, single kernels vary by 
 class OverlapChange:
     """Device tasks whose company changed: row masks of the graph after the change, and the time concerned."""
 
-    alone_now: npt.NDArray[np.bool_]
-    shared_now: npt.NDArray[np.bool_]
+    alone_now: Mask
+    shared_now: Mask
     alone_ns: int
     shared_ns: int
 

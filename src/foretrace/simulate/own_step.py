@@ -12,17 +12,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Float64, Int64, Mask
 from foretrace.errors import GraphError
 from foretrace.graph.calls import RuntimeCall, call_classes
 from foretrace.graph.taskgraph import NO_RELEASE, Change, EdgeKind, NotOfStep, TaskGraph, TaskKind
 from foretrace.simulate.doubt import doubted
 from foretrace.simulate.replay import replay
 from foretrace.trace.trace import LaneKind
-
-Int64 = npt.NDArray[np.int64]
-Rows = npt.NDArray[np.bool_]
 
 # Recordings of several steps say what belongs to a step, as it comes back in others, and those that begin with their
 # process what does not. Chosen on the recordings of HTA and PARAM, held against those of Kineto and TraceLens.
@@ -86,7 +83,7 @@ def _refused(graph: TaskGraph, share: float, reason: str) -> GraphError:
     )
 
 
-def _unsure(graph: TaskGraph, rows: Rows) -> TaskGraph:
+def _unsure(graph: TaskGraph, rows: Mask) -> TaskGraph:
     """The graph with what may have been done once in as little time as such calls take, or in all of theirs."""
     at = np.flatnonzero(rows)
     if not len(at):
@@ -96,7 +93,7 @@ def _unsure(graph: TaskGraph, rows: Rows) -> TaskGraph:
     return doubted(graph, at, "long calls", low, np.ones(len(at)), why, recorded=True)
 
 
-def _found(reason: str, rows: Rows, time_ns: int, share: float) -> NotOfStep:
+def _found(reason: str, rows: Mask, time_ns: int, share: float) -> NotOfStep:
     return NotOfStep(reason=reason, tasks=int(np.count_nonzero(rows)), time_s=time_ns / 1e9, share=share)
 
 
@@ -105,18 +102,18 @@ def _step_ns(graph: TaskGraph) -> int:
     return int(end[graph.marks[-1]] - end[graph.marks[0]])
 
 
-def _launched_before(graph: TaskGraph) -> Rows:
+def _launched_before(graph: TaskGraph) -> Mask:
     """Device tasks of no step that began before the step was over."""
     over = graph.recorded[graph.marks[-1]] + graph.dur[graph.marks[-1]]
     return np.asarray(graph.on_device & (graph.step < 0) & (graph.recorded < over) & ~graph.gone)
 
 
-def _held_up(graph: TaskGraph) -> Rows:
+def _held_up(graph: TaskGraph) -> Mask:
     """First tasks of a stream that started long after their launch, and nothing recorded says why."""
     return np.asarray(graph.on_device & (graph.step >= 0) & (graph.release != NO_RELEASE))
 
 
-def _done_once(graph: TaskGraph, *, opens_device: bool) -> tuple[Rows, Rows]:
+def _done_once(graph: TaskGraph, *, opens_device: bool) -> tuple[Mask, Mask]:
     """Calls that took a thousand times what such calls take while the device had nothing to do; those that may have.
 
     With `opens_device` also the operator that first needed the device, which opens it before its first call.
@@ -142,7 +139,7 @@ def _done_once(graph: TaskGraph, *, opens_device: bool) -> tuple[Rows, Rows]:
     return np.asarray(once), np.asarray(long & ~once)
 
 
-def _median_by_name(graph: TaskGraph, rows: Rows) -> npt.NDArray[np.float64]:
+def _median_by_name(graph: TaskGraph, rows: Mask) -> Float64:
     """Median duration (n) of the chosen tasks of the same name, a task's own left out where it has no like."""
     typical = np.zeros(len(graph))
     for name in np.unique(graph.name[rows]).tolist():
@@ -152,7 +149,7 @@ def _median_by_name(graph: TaskGraph, rows: Rows) -> npt.NDArray[np.float64]:
     return typical
 
 
-def _device_idle(graph: TaskGraph, rows: Int64) -> Rows:
+def _device_idle(graph: TaskGraph, rows: Int64) -> Mask:
     """Whether the device did nothing for most of each task, as recorded: the host did not wait for it."""
     device = np.flatnonzero(graph.on_device)
     begin, end = graph.recorded[device], graph.recorded[device] + graph.dur[device]
@@ -161,14 +158,14 @@ def _device_idle(graph: TaskGraph, rows: Int64) -> Rows:
     return np.asarray(overlap < graph.dur[rows] / 2)
 
 
-def _typical(graph: TaskGraph, once: Rows) -> Int64:
+def _typical(graph: TaskGraph, once: Mask) -> Int64:
     """Durations (n) with those of one-time work replaced by what such a call takes."""
     typical = _median_by_name(graph, (graph.kind == TaskKind.CALL) & np.isin(graph.name, graph.name[once]))
     typical = np.where(typical > 0, np.minimum(typical, _UNSURE_NS), _TYPICAL_NS)
     return np.where(once, np.minimum(np.rint(typical), graph.dur), graph.dur).astype(np.int64)
 
 
-def _names(graph: TaskGraph, rows: Rows) -> str:
+def _names(graph: TaskGraph, rows: Mask) -> str:
     """The longest of these tasks by name."""
     longest = np.flatnonzero(rows)[np.argsort(-graph.dur[rows], kind="stable")]
     names = dict.fromkeys(graph.names[graph.name[row]] for row in longest.tolist())

@@ -13,15 +13,13 @@ from enum import StrEnum
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Int64
 from foretrace.errors import GraphError
 from foretrace.graph.taskgraph import NO_RELEASE, Change, EdgeKind, TaskGraph, TaskKind
 from foretrace.simulate.critical import binding
 from foretrace.simulate.timeline import Timeline
 from foretrace.trace.trace import LaneKind
-
-Int64 = npt.NDArray[np.int64]
 
 _HEAVIEST = 48  # collectives of a straggler whose causes are looked into
 _LEAST_LATE_NS = 1_000

@@ -14,16 +14,15 @@ The loops are compiled by numba. With its own NUMBA_DISABLE_JIT=1 they run as pl
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Array, Float64, Int32, Int64, Mask, UInt8, UInt32
 from foretrace.graph.sound import fixed, verify
 from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, TaskGraph
 from foretrace.simulate.unwritten import unwritten, written
 
-Int64 = npt.NDArray[np.int64]
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 CROSS_RANK = len(EdgeKind)  # stands for the kind of a COLLECTIVE edge between two ranks
@@ -64,7 +63,7 @@ def effective(graph: TaskGraph, *, structural: bool = False) -> Effective:
     return Effective(dur=dur, delay=delay, lag=lag)
 
 
-def edge_classes(graph: TaskGraph) -> npt.NDArray[np.uint8]:
+def edge_classes(graph: TaskGraph) -> UInt8:
     """Kind of every edge (m) as `LAG_CEILING_WHEN_GONE` counts them."""
     ranks = np.array([lane.rank for lane in graph.lanes])
     if len(set(ranks.tolist())) < 2:
@@ -91,9 +90,9 @@ def replay(graph: TaskGraph, *, structural: bool = False) -> tuple[Int64, Int64]
 
 def replay_variants(
     graph: TaskGraph,
-    group: npt.NDArray[np.int32],
-    scale: npt.NDArray[np.float64],
-    gone: npt.NDArray[np.bool_] | None = None,
+    group: Int32,
+    scale: Float64,
+    gone: Mask | None = None,
     *,
     full: bool = False,
 ) -> Int64:
@@ -102,43 +101,78 @@ def replay_variants(
     Variant k multiplies the duration of every task v with `group[v]` = g >= 0 by `scale[g, k]` (G x K, finite, not
     negative) and removes it where `gone[g, k]`. Equal to K single replays of the edited graphs, bit for bit.
     """
-    from foretrace.simulate import engine
-
-    n_groups, n_variants = check_groups(graph, group, scale)
+    n_groups, n_variants = _check_groups(graph, group, scale)
     if gone is not None and gone.shape != scale.shape:
         raise ValueError(f"gone: {gone.shape}, want {scale.shape}")
     rows = np.arange(len(graph), dtype=np.int32) if full else graph.marks
     if n_variants == 0 or len(rows) == 0:
         return np.zeros((len(rows), n_variants), dtype=np.int64)
-    columns = effective(graph)
     blocks = -(-n_variants // WIDEST_BLOCK)
     width = -(-n_variants // (blocks * LANES_OF_A_VECTOR)) * LANES_OF_A_VECTOR
     factors = np.ones((n_groups + 1, blocks * width))
     factors[1:, :n_variants] = scale
-    stays = np.full((1, 1, width), -1, dtype=np.int64)
-    any_gone = np.zeros((blocks, n_groups + 1), dtype=np.uint8)
-    if gone is not None and gone.any():
-        removed = np.zeros((n_groups + 1, blocks * width), dtype=np.bool_)
+    removed = np.zeros(factors.shape, dtype=np.bool_)
+    if gone is not None:
         removed[1:, :n_variants] = gone
         factors[removed] = 0.0
-        stays = by_block(np.where(removed, np.int64(0), np.int64(-1)), blocks)
-        any_gone = np.asarray(by_block(removed, blocks).any(axis=2), dtype=np.uint8)
+    return _side_by_side(graph, group, _by_block(factors, blocks), _by_block(removed, blocks), rows)[:, :n_variants]
+
+
+def replay_copies(graph: TaskGraph, meets: Mask, group: Int32, scale: Float64, rows: Int32) -> Int64:
+    """Ends (ns) of some tasks in one run of K copies of the graph that meet in some collectives (len(rows) x K).
+
+    Everything is as recorded inside a copy, and through the edges of collectives that grow with the job (`meets`) a
+    task waits for its source in all copies. Copies are kept side by side, as variants are: the memory that they take
+    does not grow with the graph.
+
+    Args:
+        graph: all lanes ordered.
+        meets: edges (m) through which a task waits for its source in every copy. Nothing of a removed task meets.
+        group: label below G of every task (n), −1 for none.
+        scale: factor of the durations of a group in a copy (G x K), finite, 0 or more.
+        rows: the tasks that are asked for.
+
+    Equal to the replay of one graph with all copies in it, bit for bit.
+
+    """
+    n_groups, copies = _check_groups(graph, group, scale)
+    if meets.shape != (graph.edges,) or copies < 1:
+        raise ValueError(f"meets: want {graph.edges} edges, and at least one copy")
+    width = -(-copies // LANES_OF_A_VECTOR) * LANES_OF_A_VECTOR
+    factors = np.ones((1, n_groups + 1, width))
+    factors[0, 1:, :copies] = scale
+    factors[0, 1:, copies:] = scale[:, :1]  # what fills the last vector arrives with the first copy
+    meets = meets & ~np.repeat(graph.gone, np.diff(graph.in_ptr))
+    return _side_by_side(graph, group, factors, np.zeros(factors.shape, dtype=np.bool_), rows, meets)[:, :copies]
+
+
+def _side_by_side(
+    graph: TaskGraph, group: Int32, factors: Float64, removed: Mask, rows: Int32, meets: Mask | None = None
+) -> Int64:
+    """Ends of some tasks in all variants; factors and what is removed are (blocks, groups + 1, width)."""
+    from foretrace.simulate import engine
+
+    columns = effective(graph)
+    n, (blocks, _, width) = len(graph), factors.shape
     in_ptr, src, from_start = structure(graph)
-    read, slot, used = engine.value_slots(in_ptr, src, from_start)
+    last_use, slot = np.full(2 * n, -1, dtype=np.int32), np.zeros(2 * n, dtype=np.int32)
+    read, free = np.empty_like(src), np.empty(2 * n + 1, dtype=np.int32)
+    used = engine.value_slots(in_ptr, src, from_start, last_use, read, slot, free)
     in_order = np.argsort(rows, kind="stable")
     out = unwritten((len(rows), blocks * width))
     engine.replay_variants(
         in_ptr, read, slot, unwritten((used, width)), fixed(edge_classes(graph)), fixed(columns.lag),
-        fixed(columns.dur), fixed(columns.delay), fixed(graph.release), fixed(group), by_block(factors, blocks), stays,
-        any_gone, LAG_CEILING_WHEN_GONE, rows[in_order], out,
+        fixed(columns.dur), fixed(columns.delay), fixed(graph.release), fixed(group), factors,
+        removed.astype(np.int64) - 1, np.asarray(removed.any(axis=2), dtype=np.uint8), LAG_CEILING_WHEN_GONE,
+        rows[in_order], out, None if meets is None else fixed(meets).view(np.uint8),
     )  # fmt: skip
-    ends = unwritten((len(rows), n_variants))
-    ends[in_order] = out[:, :n_variants]
+    ends = np.empty_like(out)
+    ends[in_order] = out
     written(ends)
     return ends
 
 
-def check_groups(graph: TaskGraph, group: npt.NDArray[np.int32], scale: npt.NDArray[np.float64]) -> tuple[int, int]:
+def _check_groups(graph: TaskGraph, group: Int32, scale: Float64) -> tuple[int, int]:
     """Shape of a table of factors, groups x variants. Raises ValueError where labels or factors do not fit."""
     n_groups, n_variants = scale.shape
     if group.shape != (len(graph),) or (len(group) and group.max() >= n_groups):
@@ -148,11 +182,11 @@ def check_groups(graph: TaskGraph, group: npt.NDArray[np.int32], scale: npt.NDAr
     return n_groups, n_variants
 
 
-def by_block(table: npt.NDArray[Any], blocks: int) -> npt.NDArray[Any]:
+def _by_block(table: Array, blocks: int) -> Array:
     """Groups x (blocks · width) -> blocks x groups x width."""
     return np.ascontiguousarray(table.reshape(len(table), blocks, -1).swapaxes(0, 1))
 
 
-def structure(graph: TaskGraph) -> tuple[Int64, npt.NDArray[np.uint32], npt.NDArray[np.uint8]]:
+def structure(graph: TaskGraph) -> tuple[Int64, UInt32, UInt8]:
     """`in_ptr`, `src` and `from_start` as the kernels want them."""
     return fixed(graph.in_ptr), fixed(graph.src).view(np.uint32), fixed(graph.from_start).view(np.uint8)

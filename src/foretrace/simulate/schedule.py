@@ -25,8 +25,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Array, Int32, Int64, Mask, UInt8
 from foretrace.errors import GraphError
 from foretrace.graph.assemble import pointers
 from foretrace.graph.sound import fixed
@@ -35,9 +35,6 @@ from foretrace.simulate.groups import deadlock, groups
 from foretrace.simulate.replay import effective, structure
 from foretrace.simulate.unwritten import unwritten, written
 from foretrace.trace.trace import LaneKind
-
-Int64 = npt.NDArray[np.int64]
-Int32 = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -104,7 +101,7 @@ def as_run(graph: TaskGraph, order: Int32) -> TaskGraph:
     before = giver[after]
     host = graph.lane_kinds[graph.lane[after]] == LaneKind.CPU
     zeros, new_dst = np.zeros(len(after), dtype=np.int64), np.concatenate([place[dst[kept]], place[after]])
-    edges: dict[str, npt.NDArray[Any]] = {
+    edges: dict[str, Array] = {
         "src": np.concatenate([place[graph.src[kept]], place[before]]),
         "edge_kind": np.concatenate([graph.edge_kind[kept], np.where(host, EdgeKind.PROGRAM, EdgeKind.STREAM)]),
         "lag": np.concatenate([graph.lag[kept] + early[dst[kept]], zeros]),
@@ -126,12 +123,12 @@ def as_run(graph: TaskGraph, order: Int32) -> TaskGraph:
     )
 
 
-def edges_that_hold(graph: TaskGraph) -> npt.NDArray[np.bool_]:
+def edges_that_hold(graph: TaskGraph) -> Mask:
     """Edges (m) that a run respects: all but those that it decides itself."""
     dst = graph.dst
     unordered = ~np.array([lane.ordered for lane in graph.lanes], dtype=np.bool_)[graph.lane[dst]]
     inside = np.isin(graph.edge_kind, (EdgeKind.PROGRAM, EdgeKind.STREAM)) & (graph.lane[graph.src] == graph.lane[dst])
-    holds: npt.NDArray[np.bool_] = ~(inside & unordered)
+    holds: Mask = ~(inside & unordered)
     return holds
 
 
@@ -139,7 +136,7 @@ def edges_that_hold(graph: TaskGraph) -> npt.NDArray[np.bool_]:
 class LaneArrays:
     """Lanes as the loops read them: which have an order, how many slots each can use, where its tasks begin."""
 
-    ordered: npt.NDArray[np.uint8]
+    ordered: UInt8
     slots: Int64
     ptr: Int64
 

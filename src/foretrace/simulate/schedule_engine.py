@@ -9,18 +9,11 @@ across files.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Array, Int32, Int64, UInt8, UInt32
 from foretrace.compiled import njit
 from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind
-
-Int64 = npt.NDArray[np.int64]
-Int32 = npt.NDArray[np.int32]
-UInt32 = npt.NDArray[np.uint32]
-UInt8 = npt.NDArray[np.uint8]
 
 ONE = np.uint64(1)
 TWO = np.uint64(2)
@@ -30,7 +23,7 @@ LANE_FREE = 2**31  # as a priority, above all of them: tasks become ready before
 PROGRAM, STREAM = int(EdgeKind.PROGRAM), int(EdgeKind.STREAM)
 
 
-@njit(error_model="numpy")
+@njit()
 def _push(heap: Int64, base: int, size: int, first: int, second: int, third: int) -> None:
     """Add a row of three keys to the heap that holds rows base : base + size (binary, smallest first)."""
     root, i = THREE * np.uint64(base), np.uint64(size)
@@ -47,7 +40,7 @@ def _push(heap: Int64, base: int, size: int, first: int, second: int, third: int
     heap[to], heap[to + ONE], heap[to + TWO] = first, second, third
 
 
-@njit(error_model="numpy")
+@njit()
 def _replace(heap: Int64, base: int, size: int, first: int, second: int, third: int) -> tuple[int, int, int]:
     """Take the first row out and put another one in: the hole sinks to a leaf, the new row rises from there."""
     root, stop = THREE * np.uint64(base), np.uint64(size)
@@ -69,7 +62,7 @@ def _replace(heap: Int64, base: int, size: int, first: int, second: int, third: 
     return smallest
 
 
-@njit(error_model="numpy")
+@njit()
 def _pop(heap: Int64, base: int, size: int) -> tuple[int, int, int]:
     """Take the first row out of the heap that holds rows base : base + size."""
     last = THREE * np.uint64(base + size - 1)
@@ -86,7 +79,7 @@ def _replaced(kind: int, same_lane: bool, ordered: bool) -> bool:
 READY, DUR, DELAY, MISSING, FIRST_OUT, LAST_OUT, LANE, PRIORITY = range(8)  # READY becomes the start
 
 
-@njit(error_model="numpy")
+@njit()
 def successors(
     in_ptr: Int64, src: UInt32, edge_kind: UInt8, from_start: UInt8, lag: Int64, dur: Int64, delay: Int64,
     release: Int64, lane: Int32, priority: Int32, ordered: UInt8, task: Int64, out: Int64,
@@ -122,13 +115,13 @@ def successors(
     return int(out_ptr[n])
 
 
-@njit(error_model="numpy")
-def _of(column: npt.NDArray[Any] | None, v: int) -> int:
+@njit()
+def _of(column: Array | None, v: int) -> int:
     """Value of row v, 0 where there is no such column: a version compiled without one has no code for it either."""
     return 0 if column is None else column[v]
 
 
-@njit(error_model="numpy")
+@njit()
 def _next_free(spare: Int64 | None, base: int, size: int, until: int) -> int:
     """When the next slot of a lane becomes free, as one is taken `until` then; the others are a heap in `spare`."""
     if spare is None or size == 0 or until <= spare[3 * base]:
@@ -137,7 +130,7 @@ def _next_free(spare: Int64 | None, base: int, size: int, until: int) -> int:
     return following
 
 
-@njit(error_model="numpy")
+@njit()
 def schedule(
     task: Int64, out: Int64, lane_ptr: Int64, ordered: UInt8, slots: Int64, spare: Int64 | None, holds: UInt8 | None,
     arrivals: Int32 | None, queue: Int64, events: Int64, start: Int64, end: Int64, order: Int32,
@@ -249,7 +242,7 @@ def schedule(
     return n_order
 
 
-@njit(error_model="numpy")
+@njit()
 def slot_givers(
     in_ptr: Int64, src: UInt32, edge_kind: UInt8, from_start: UInt8, lag: Int64, dur: Int64, delay: Int64,
     release: Int64, lane: Int32, ordered: UInt8, slots: Int64, lane_ptr: Int64, holds: UInt8 | None,

@@ -19,12 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from foretrace.arrays import Int32, Int64
 from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, TaskGraph, TaskKind
-from foretrace.simulate.critical import UNREACHED, LongestPaths, tails
+from foretrace.simulate.critical import UNREACHED, tails
 from foretrace.simulate.replay import WIDEST_BLOCK, effective, replay_variants
-
-Int64 = npt.NDArray[np.int64]
-Int32 = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -54,31 +52,31 @@ def single_tasks(graph: TaskGraph, start: Int64, end: Int64, *, faster: float = 
     less = dur - np.rint(dur * (1.0 - faster)).astype(np.int64)
     saved_faster, saved_zero = np.zeros(len(graph), dtype=np.int64), np.zeros(len(graph), dtype=np.int64)
     for mark, sign in ((int(graph.marks[-1]), 1), (int(graph.marks[0]), -1)):
-        tail = tails(graph, mark)
-        most = _most_to_save(graph, start, end, mark, tail)
+        most = _most_to_save(graph, start, end, mark)
         saved_faster += sign * np.minimum(less, most)
         saved_zero += sign * np.minimum(dur, most)
     return Sensitivity(faster=faster, saved_if_faster_ns=saved_faster, saved_if_zero_ns=saved_zero)
 
 
-def _most_to_save(graph: TaskGraph, start: Int64, end: Int64, mark: int, tail: LongestPaths) -> Int64:
+def _most_to_save(graph: TaskGraph, start: Int64, end: Int64, mark: int) -> Int64:
     """Length of the longest path to the end of `mark` minus that of the longest one which avoids a task (n)."""
     n, columns = len(graph), effective(graph)
     rows = np.arange(n)
-    arrival = tail.from_start + columns.delay
+    from_start, from_end = tails(graph, mark)
+    arrival = from_start + columns.delay
     anchor = np.where(graph.from_start, start[graph.src], end[graph.src])
     dst = graph.dst
     through = anchor + columns.lag + arrival[dst]
-    useful = np.flatnonzero((tail.from_start > UNREACHED)[dst] & (columns.lag > UNREACHED))
+    useful = np.flatnonzero((from_start > UNREACHED)[dst] & (columns.lag > UNREACHED))
     first = graph.src[useful] + np.where(graph.from_start[useful], 0, 1)  # cuts that the edge crosses,
     last = dst[useful] - 1  # both inclusive
     crossing = first <= last
     around = range_maximum(n, first[crossing], last[crossing], through[useful][crossing])
     # A path may also begin, by a release time, behind the cut.
-    begins = np.where(tail.from_start > UNREACHED, graph.release + arrival, NO_RELEASE)
+    begins = np.where(from_start > UNREACHED, graph.release + arrival, NO_RELEASE)
     later = np.append(np.maximum.accumulate(begins[::-1])[::-1], NO_RELEASE)[1:]
     total = int(end[mark])
-    on_longest = (tail.from_end > UNREACHED) & (end + tail.from_end == total) & (rows <= mark)
+    on_longest = (from_end > UNREACHED) & (end + from_end == total) & (rows <= mark)
     return np.where(on_longest, total - np.maximum(around, later), 0)
 
 
@@ -112,7 +110,7 @@ def groups(
     label, launcher = with_calls(graph, label)
     may_move = np.zeros(len(graph), dtype=np.bool_)
     for target in (begin, mark):
-        from_start = tails(graph, target).from_start
+        from_start, _ = tails(graph, target)
         may_move |= (from_start > UNREACHED) & (start + from_start == end[target])
     saved_faster, saved_removed = np.zeros(n_groups, dtype=np.int64), np.zeros(n_groups, dtype=np.int64)
     scaled = np.unique(label[may_move & (label >= 0)])
@@ -160,12 +158,12 @@ def with_calls(graph: TaskGraph, label: Int32) -> tuple[Int32, Int32]:
     return own, launcher
 
 
-def _chunks(chosen: npt.NDArray[np.int32]) -> list[npt.NDArray[np.int32]]:
+def _chunks(chosen: Int32) -> list[Int32]:
     """Groups in blocks that are replayed side by side."""
     return [chosen[i : i + WIDEST_BLOCK] for i in range(0, len(chosen), WIDEST_BLOCK)]
 
 
-def _renumber(label: Int32, chunk: npt.NDArray[np.int32], n_groups: int) -> Int32:
+def _renumber(label: Int32, chunk: Int32, n_groups: int) -> Int32:
     """Position of each label in `chunk`, −1 for all others."""
     place = np.full(n_groups + 1, -1, dtype=np.int32)  # the last entry stands for −1
     place[chunk] = np.arange(len(chunk), dtype=np.int32)

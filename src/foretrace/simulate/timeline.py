@@ -7,17 +7,14 @@ from functools import cached_property
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Int32, Int64
 from foretrace.errors import ForetraceError, GraphError
 from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
 from foretrace.simulate import breakdown as parts
 from foretrace.simulate import critical, doubt, noise, sensitivity
 from foretrace.simulate.replay import effective, replay
 from foretrace.simulate.schedule import as_run, schedule_in_order
-
-Int64 = npt.NDArray[np.int64]
-Int32 = npt.NDArray[np.int32]
 
 By = Literal["name", "layer", "kind", "phase"]
 _TAKES_NO_TIME = (TaskKind.RETURN, TaskKind.MARK, TaskKind.JOIN, TaskKind.ARRIVAL)

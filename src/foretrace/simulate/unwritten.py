@@ -10,11 +10,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Array, Int64
 from foretrace.graph.sound import END, LATEST
 
 POISON = 7 << 60  # ns, behind the END of every sound graph
@@ -23,15 +22,15 @@ _ROW = -(1 << 30)  # of arrays of row numbers
 _value: int | None = POISON if os.environ.get("FORETRACE_POISON") == "1" else None
 
 
-def unwritten(shape: int | tuple[int, ...], dtype: type = np.int64) -> npt.NDArray[Any]:
+def unwritten(shape: int | tuple[int, ...], dtype: type = np.int64) -> Array:
     """An array whose every element a pass will write before it is read."""
-    array: npt.NDArray[Any] = np.empty(shape, dtype=dtype)
+    array: Array = np.empty(shape, dtype=dtype)
     if _value is not None:
         array.fill(_value if np.dtype(dtype).itemsize == 8 else _ROW)
     return array
 
 
-def written(*times: npt.NDArray[np.int64]) -> None:
+def written(*times: Int64) -> None:
     """In the test mode, raise AssertionError if a time (ns) comes from memory that nobody wrote."""
     if _value is not None:
         for array in times:

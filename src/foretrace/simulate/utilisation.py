@@ -15,16 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Float64, Int64, Mask
 from foretrace.graph.taskgraph import TaskGraph, TaskKind
 from foretrace.graph.work import is_product
 from foretrace.simulate.replay import effective
 from foretrace.simulate.timeline import Timeline
-
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

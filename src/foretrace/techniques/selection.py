@@ -8,8 +8,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from foretrace.arrays import Mask
 from foretrace.graph import edit
-from foretrace.graph.select import Mask, select
+from foretrace.graph.select import select
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.simulate.replay import replay
 from foretrace.techniques.base import Across, Technique, parameter

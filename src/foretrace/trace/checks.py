@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from foretrace.trace.trace import Category, Mask, UInt8
+from foretrace.arrays import Array, Mask, UInt8
+from foretrace.trace.trace import Category
 
-Columns = Mapping[str, npt.NDArray[Any]]
+Columns = Mapping[str, Array]
 Span = tuple[int, int] | None
 
 # A step of a day is no step.

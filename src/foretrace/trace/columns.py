@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from foretrace.arrays import Array, Mask, UInt8
 from foretrace.errors import TraceError
 from foretrace.trace.decimals import integers, nanoseconds
 from foretrace.trace.entries import (
@@ -28,36 +29,27 @@ from foretrace.trace.entries import (
     WholeInstant,
 )
 from foretrace.trace.tables import NO_STREAM, LaneTable, NameKind, Tables
-from foretrace.trace.trace import COLUMNS, Category, Mask, UInt8
+from foretrace.trace.trace import COLUMNS, Category
 
-_CODE: dict[object, Category] = {
-    "cpu_op": Category.OPERATOR,
-    "Operator": Category.OPERATOR,
-    "cuda_runtime": Category.RUNTIME,
-    "cuda_driver": Category.RUNTIME,
-    "hip_runtime": Category.RUNTIME,
-    "xpu_runtime": Category.RUNTIME,
-    "xpu_driver": Category.RUNTIME,
-    "mtia_runtime": Category.RUNTIME,
-    "privateuse1_runtime": Category.RUNTIME,
-    "privateuse1_driver": Category.RUNTIME,
-    "Runtime": Category.RUNTIME,
-    "kernel": Category.KERNEL,
-    "Kernel": Category.KERNEL,
-    "gpu_memcpy": Category.MEMCPY,
-    "Memcpy": Category.MEMCPY,
-    "gpu_memset": Category.MEMSET,
-    "Memset": Category.MEMSET,
-    "user_annotation": Category.ANNOTATION,
-    "gpu_user_annotation": Category.GPU_ANNOTATION,
-    "python_function": Category.PYTHON,
-    "cuda_sync": Category.SYNC,
-    "overhead": Category.OVERHEAD,
-    Instant.cat: Category.MEMORY,
-}
+_WORDS: dict[Category, tuple[object, ...]] = {
+    Category.OPERATOR: ("cpu_op", "Operator"),
+    Category.RUNTIME: (
+        "cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime", "xpu_driver", "mtia_runtime",
+        "privateuse1_runtime", "privateuse1_driver", "Runtime",
+    ),
+    Category.KERNEL: ("kernel", "Kernel"),
+    Category.MEMCPY: ("gpu_memcpy", "Memcpy"),
+    Category.MEMSET: ("gpu_memset", "Memset"),
+    Category.ANNOTATION: ("user_annotation",),
+    Category.GPU_ANNOTATION: ("gpu_user_annotation",),
+    Category.PYTHON: ("python_function",),
+    Category.SYNC: ("cuda_sync",),
+    Category.OVERHEAD: ("overhead",),
+    Category.MEMORY: (Instant.cat,),
+}  # fmt: skip
 # PyTorch 1.8's first profiler wrote no categories but named the process so.
 _LEGACY: dict[object, Category] = {"CPU functions": Category.OPERATOR, "CUDA functions": Category.KERNEL}
-_CODE |= _LEGACY
+_CODE = {word: category for category, words in _WORDS.items() for word in words} | _LEGACY
 _SPAN = "Trace"  # the category of the profiler's own event, which spans the recording
 _WORK = (Category.KERNEL, Category.MEMCPY, Category.MEMSET)
 _DEVICE = (*_WORK, Category.GPU_ANNOTATION, Category.SYNC)
@@ -72,8 +64,7 @@ _NO_ARGS = Args()
 _NO_MEMORY_ARGS = MemoryArgs()
 
 _Row = Event | Instant
-_Column = npt.NDArray[Any]
-_Columns = dict[str, _Column]
+_Columns = dict[str, Array]
 _At = npt.NDArray[np.intp]
 
 
@@ -227,18 +218,13 @@ class RankColumns:
             column["collective"][at[chosen]] = [number(args[i], rows[i].name) for i in chosen.tolist()]
 
     def _lanes_of(self, code: Category, rows: list[Event], args: list[Args]) -> list[int]:
-        threads, streams = self.lanes.threads, self.lanes.streams
-        if code in _DEVICE:
-            return [
-                streams[e.pid, e.tid] if a.device is None or a.stream is None else streams[a.device, a.stream]
-                for e, a in zip(rows, args, strict=True)
-            ]
-        if code == Category.OTHER:  # may be device work of a kind that is new to us
-            return [
-                threads[e.pid, e.tid] if a.device is None or a.stream is None else streams[a.device, a.stream]
-                for e, a in zip(rows, args, strict=True)
-            ]
-        return [threads[e.pid, e.tid] for e in rows]
+        streams, own = self.lanes.streams, self.lanes.streams if code in _DEVICE else self.lanes.threads
+        if code not in _DEVICE and code != Category.OTHER:  # those may be device work of a kind that is new to us
+            return [own[e.pid, e.tid] for e in rows]
+        return [
+            own[e.pid, e.tid] if a.device is None or a.stream is None else streams[a.device, a.stream]
+            for e, a in zip(rows, args, strict=True)
+        ]
 
     def _fill_waits(self, args: list[Args], at: _At, column: _Columns, good: Mask) -> None:
         _set(column["wait_correlation"], at, [a.wait_correlation for a in args], good)
@@ -285,7 +271,7 @@ def _groups(rows: list[_Row]) -> dict[object, list[int]]:
     return groups
 
 
-def _set(column: _Column, at: _At, values: Sequence[object], good: Mask) -> None:
+def _set(column: Array, at: _At, values: Sequence[object], good: Mask) -> None:
     """Write whole numbers at these places; rows of others are no longer good."""
     column[at], whole = integers(values)
     good[at] &= whole

@@ -13,10 +13,9 @@ from decimal import ROUND_HALF_EVEN, Decimal, InvalidOperation
 from typing import cast
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Raw
 
-from foretrace.trace.trace import Int64, Mask
+from foretrace.arrays import Int64, Mask, UInt8
 
 MAX_NS = 4_000_000_000_000_000_000  # about the year 2096: leaves room to add a base and a duration in int64
 _PLAIN = b"0123456789,."
@@ -50,7 +49,7 @@ def _plain(text: bytes, count: int) -> Int64 | None:
     points = text.count(b".")
     if not points:
         return _thousand(np.fromstring(text, dtype=np.int64, sep=","))
-    marks: npt.NDArray[np.uint8] = np.frombuffer(text, dtype=np.uint8)
+    marks: UInt8 = np.frombuffer(text, dtype=np.uint8)
     at = np.flatnonzero(marks < ord("0"))
     digits = np.diff(at, prepend=-1, append=len(text)) - 1
     if digits.min() < 1 or digits.max() > 18:

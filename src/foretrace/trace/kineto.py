@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -52,6 +52,8 @@ class NotARecordingError(TraceError):
 
 _RAWS = msgspec.json.Decoder(list[Raw])
 _FIELDS = msgspec.json.Decoder(dict[str, Raw])
+_EVENTS = b'{"traceEvents":['
+_Decoded = TypeVar("_Decoded")
 
 
 class Recording:
@@ -215,7 +217,7 @@ class Recording:
     def _decode_each(self, text: bytes | memoryview) -> Entries | None:
         """Events of the inside of an array, broken ones left out; None if it is no array."""
         events = _decode(text)
-        if events is None and (raws := _raws(b"".join((b"[", text, b"]")))) is not None:
+        if events is None and (raws := _tried(_RAWS.decode, b"".join((b"[", text, b"]")))) is not None:
             events = self._pick(raws)
         return events
 
@@ -265,9 +267,9 @@ class Recording:
     def _document_each(self) -> tuple[Entries, dict[str, Raw]] | None:
         """As `_document`, with broken events left out."""
         fields: dict[str, Raw] | None = {}
-        raws = _raws(b"[" + self._text) if self._bare else None
-        if not self._bare and (fields := _whole_fields(self._text)) is not None:
-            raws = _raws(fields.pop("traceEvents"))
+        raws = _tried(_RAWS.decode, b"[" + self._text) if self._bare else None
+        if not self._bare and (fields := _tried(_FIELDS.decode, _EVENTS + self._text)) is not None:
+            raws = _tried(_RAWS.decode, fields.pop("traceEvents"))
         return None if raws is None or fields is None else (self._pick(raws), fields)
 
     def _finish_broken(self) -> Iterator[Entries]:
@@ -321,10 +323,7 @@ def mend(text: bytes) -> bytes:
 
 def _decode(text: bytes | memoryview) -> Entries | None:
     """Events of the inside of an array; None if it is not one."""
-    try:
-        return decode_array(b"".join((b"[", text, b"]")))
-    except MALFORMED:
-        return None
+    return _tried(decode_array, b"".join((b"[", text, b"]")))
 
 
 def _closed(text: bytes) -> tuple[Entries, int] | None:
@@ -339,36 +338,21 @@ def _closed(text: bytes) -> tuple[Entries, int] | None:
 
 def _document(text: bytes, bare: bool) -> tuple[Entries, dict[str, Raw]] | None:
     """Events and metadata of a document from its first event on; None if it is not whole."""
-    try:
-        if bare:
-            return decode_array(b"[" + text), {}
-        fields = _whole_fields(text)
-        return None if fields is None else (decode_array(fields.pop("traceEvents")), fields)
-    except MALFORMED:
+    fields = {} if bare else _tried(_FIELDS.decode, _EVENTS + text)
+    if fields is None:
         return None
-
-
-def _whole_fields(text: bytes) -> dict[str, Raw] | None:
-    try:
-        return _FIELDS.decode(b'{"traceEvents":[' + text)
-    except MALFORMED:
-        return None
-
-
-def _raws(text: bytes | Raw) -> list[Raw] | None:
-    try:
-        return _RAWS.decode(text)
-    except MALFORMED:
-        return None
+    events = _tried(decode_array, b"[" + text if bare else fields.pop("traceEvents"))
+    return None if events is None else (events, fields)
 
 
 def _fields(text: bytes) -> dict[str, Raw] | None:
+    return _tried(_FIELDS.decode, text) or _tried(_FIELDS.decode, mend(text))
+
+
+def _tried(decode: Callable[[Any], _Decoded], text: bytes | Raw) -> _Decoded | None:
+    """What a text holds, None where it is malformed."""
     try:
-        return _FIELDS.decode(text)
-    except MALFORMED:
-        pass
-    try:
-        return _FIELDS.decode(mend(text))
+        return decode(text)
     except MALFORMED:
         return None
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from foretrace.arrays import Array, Int64, Mask
 from foretrace.errors import TraceError
 from foretrace.trace import checks, facts
 from foretrace.trace.columns import RankColumns
@@ -19,9 +20,9 @@ from foretrace.trace.kineto import NotARecordingError, Recording
 from foretrace.trace.readers import opened
 from foretrace.trace.stream import RecordingSource, sources
 from foretrace.trace.tables import LaneTable, Tables
-from foretrace.trace.trace import Category, Dropped, Int64, Mask, RankInfo, Trace, TraceLane
+from foretrace.trace.trace import Category, Dropped, RankInfo, Trace, TraceLane
 
-_Columns = dict[str, npt.NDArray[Any]]
+_Columns = dict[str, Array]
 Steps = Collection[int] | slice
 
 DEFAULT_CATEGORIES = frozenset(Category) - {Category.PYTHON}
@@ -232,7 +233,7 @@ def time_order(start: Int64, dur: Int64) -> npt.NDArray[np.intp]:
     return order
 
 
-def _pick(columns: _Columns, rows: npt.NDArray[Any]) -> _Columns:
+def _pick(columns: _Columns, rows: Array) -> _Columns:
     """Rows of the columns; each old column is let go before the next is made."""
     return {name: columns.pop(name)[rows] for name in list(columns)}
 

@@ -62,14 +62,21 @@ def sources(
 
 
 def peek(source: RecordingSource) -> tuple[bytes, RecordingSource]:
-    """The first block of a source, at least 512 bytes where it has so many, and the source as if unread."""
+    """The first bytes of a source, at least 512 where it has so many, and the source as if unread."""
+    head, blocks = _begun(source.blocks)
+    return head, replace(source, blocks=blocks)
+
+
+def _begun(blocks: Iterator[bytes]) -> tuple[bytes, Iterator[bytes]]:
+    """At least 512 bytes of the beginning, where there are so many, and all blocks as if unread."""
     head = b""
     cut: CutError | None = None
     try:
-        head = next(source.blocks, b"")
+        while len(head) < 512 and (block := next(blocks, b"")):
+            head += block
     except CutError as error:
         cut = error
-    return head, replace(source, blocks=_chain(head, source.blocks, cut))
+    return head, _chain(head, blocks, cut)
 
 
 def stored_files(path: str | Path | Sequence[str | Path]) -> list[tuple[Path, bool]]:
@@ -163,14 +170,7 @@ def _raw(file: io.BufferedReader, meter: _Meter) -> Iterator[bytes]:
 
 def _peel(name: str, blocks: Iterator[bytes], alone: bool, budget: Budget, depth: int) -> Iterator[RecordingSource]:
     """Undo gzip and tar as often as the first bytes ask for it."""
-    head = b""
-    cut: CutError | None = None
-    try:
-        while len(head) < 512 and (block := next(blocks, b"")):
-            head += block
-    except CutError as error:
-        cut = error
-    blocks = _chain(head, blocks, cut)
+    head, blocks = _begun(blocks)
     if command := packer(head):
         raise TraceError(
             f"{name} is packed in a way that is not read here; unpack it first: {command} {Path(name).name}."

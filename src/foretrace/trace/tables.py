@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
 
@@ -10,8 +11,9 @@ import msgspec
 import numpy as np
 from msgspec import Raw
 
+from foretrace.arrays import UInt8
 from foretrace.trace.entries import Args, Number
-from foretrace.trace.trace import Collective, LaneKind, TraceLane, UInt8
+from foretrace.trace.trace import Collective, LaneKind, TraceLane
 
 # Annotations that PyTorch 1.8 to 1.10 wrote among the operators.
 _ANNOTATIONS = ("ProfilerStep", "Optimizer.step#", "Optimizer.zero_grad#", "enumerate(DataLoader)#")
@@ -120,28 +122,14 @@ class Tables:
         self.collectives = CollectiveColumns()
 
 
-class ThreadTable(dict[tuple[Number, Number], int]):
-    """Process and thread as an event names them -> lane of the rank."""
+class Lanes(dict[tuple[Number, Number], int]):
+    """Process and thread, or device and stream, as an event names them -> lane of the rank."""
 
-    def __init__(self, lanes: LaneTable) -> None:
-        self._lanes = lanes
-
-    def __missing__(self, key: tuple[Number, Number]) -> int:
-        self[key] = number = self._lanes.number(LaneKind.CPU, *self._lanes.thread(*key))
-        return number
-
-
-class StreamTable(dict[tuple[Number, Number], int]):
-    """Device and stream as an event names them -> lane of the rank."""
-
-    def __init__(self, lanes: LaneTable) -> None:
-        self._lanes = lanes
+    def __init__(self, number: Callable[[Number, Number], int]) -> None:
+        self._number = number
 
     def __missing__(self, key: tuple[Number, Number]) -> int:
-        device, stream = key
-        if device == "CUDA functions":  # PyTorch 1.8's first profiler: the thread is the device
-            device, stream = stream, 0
-        self[key] = number = self._lanes.number(LaneKind.GPU, _device_number(device), _device_number(stream))
+        self[key] = number = self._number(*key)
         return number
 
 
@@ -149,15 +137,19 @@ class LaneTable:
     """Lanes of one rank, before its rank is known."""
 
     def __init__(self) -> None:
-        self.threads = ThreadTable(self)
-        self.streams = StreamTable(self)
+        self.threads = Lanes(self._of_thread)
+        self.streams = Lanes(self._of_stream)
         self._found = Interner()  # (kind, process or device, thread or stream)
         self._nameless = Interner()
         self._labels: dict[tuple[int, int], str] = {}
 
-    def number(self, kind: LaneKind, outer: int, inner: int) -> int:
-        """Lane of a thread of a process, or of a stream of a device."""
-        return self._found[kind, outer, inner]
+    def _of_thread(self, process: Number, thread: Number) -> int:
+        return self._found[LaneKind.CPU, *self.thread(process, thread)]
+
+    def _of_stream(self, device: Number, stream: Number) -> int:
+        if device == "CUDA functions":  # PyTorch 1.8's first profiler: the thread is the device
+            device, stream = stream, 0
+        return self._found[LaneKind.GPU, _device_number(device), _device_number(stream)]
 
     def thread(self, process: Number, thread: Number) -> tuple[int, int]:
         """Numbers of a process and a thread; names are counted down from a far negative number."""

@@ -14,12 +14,8 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
-Int64 = npt.NDArray[np.int64]
-Int32 = npt.NDArray[np.int32]
-UInt8 = npt.NDArray[np.uint8]
-Mask = npt.NDArray[np.bool_]
+from foretrace.arrays import Array, Int32, Int64, Mask, UInt8
 
 
 class Category(IntEnum):
@@ -162,7 +158,7 @@ class Trace:
         table = np.fromiter((bool(predicate(n)) for n in self.names), dtype=np.bool_, count=len(self.names))
         return table[self.name] if len(table) else np.zeros(len(self), dtype=np.bool_)
 
-    def take(self, rows: npt.NDArray[Any]) -> Trace:
+    def take(self, rows: Array) -> Trace:
         """The trace with only these rows (index array or mask); tables are shared."""
         return replace(self, **{c: getattr(self, c)[rows] for c in COLUMNS})
 

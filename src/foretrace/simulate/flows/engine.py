@@ -13,15 +13,11 @@ from heapq import heappop, heappush
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Float64, Int32, Int64, UInt8
 from foretrace.compiled import njit
 from foretrace.graph.taskgraph import NO_RELEASE
 
-Int64 = npt.NDArray[np.int64]
-Int32 = npt.NDArray[np.int32]
-UInt8 = npt.NDArray[np.uint8]
-Float64 = npt.NDArray[np.float64]
 Heap = list[tuple[Any, Any, Any]]
 
 NEVER = -NO_RELEASE
@@ -29,7 +25,7 @@ ONE = np.uint64(1)
 WORK_ENDS, FLOW_JOINS, LANE_FREE = -(2**31) - 2, -(2**31) - 1, 2**31  # beside the priorities of tasks
 
 
-@njit(error_model="numpy")
+@njit()
 def fair_rates(
     active: Int32, n_active: int, route_ptr: Int64, route_link: Int32, route_times: Int64, capacity: Float64,
     rate: Float64, load: Int64, given: Int64, left: Float64, share: Float64, used: Int32, full: Int32, first: Int64,
@@ -94,19 +90,19 @@ def fair_rates(
         level, n_used, first_round = following, kept, False
 
 
-@njit(error_model="numpy")
+@njit()
 def _empty() -> Heap:
     heap = [(np.int64(0), np.int64(0), np.int64(0))]
     heap.pop()
     return heap
 
 
-@njit(error_model="numpy")
+@njit()
 def _filled(count: int, value: int) -> list[int]:
     return [np.int64(value) for _ in range(count)]
 
 
-@njit(error_model="numpy")
+@njit()
 def run(
     ready: Int64, dur: Int64, delay: Int64, missing: Int64, lane: Int32, rank: Int32, priority: Int32,
     out_ptr: Int64, out_task: Int32, out_lag: Int64, out_from_start: UInt8, ordered: UInt8, slots: Int64,

@@ -30,21 +30,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Float64, Int32, Int64, Mask
 from foretrace.errors import GraphError
 from foretrace.graph.assemble import pointers
 from foretrace.graph.sound import fixed, verify
 from foretrace.graph.taskgraph import TaskGraph, TaskKind
 from foretrace.simulate.groups import groups
+from foretrace.simulate.overlap import covered
 from foretrace.simulate.replay import effective
 from foretrace.simulate.schedule import edges_that_hold, lane_table, need_slots, stuck
 from foretrace.simulate.unwritten import unwritten, written
-
-Int64 = npt.NDArray[np.int64]
-Int32 = npt.NDArray[np.int32]
-Float64 = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
 
 _LONGEST_NS = 1e18  # some thirty years: what all links together may need, far from the end of int64
 _TAKES_NO_TIME = (TaskKind.RETURN, TaskKind.MARK, TaskKind.JOIN, TaskKind.ARRIVAL)
@@ -263,3 +259,44 @@ def _check_tasks(graph: TaskGraph, flows: Flows) -> None:
     lonely = np.setdiff1d(np.arange(len(flows)), flows.flow)
     if len(lonely):
         raise GraphError(f"flow {lonely[0]} carries no task of the graph; give it at least one.")
+
+
+BESIDE, ALONE = 0.9, 0.01  # shares of a kernel's time that a collective of its rank runs
+FEWEST = 3  # kernels of each sort that a median needs
+
+
+def measured_interference(graph: TaskGraph, start: Int64, end: Int64) -> Interference | None:
+    """The slow-down that a run shows (`start`, `end`: n each, ns), None where it cannot be told.
+
+    Kernels are compared with those of the same name, operator and input shapes: median beside collectives of the
+    rank over median alone, averaged over the time beside. At least three kernels of each sort are needed. A factor
+    below 1 is noise and counts as 1.
+    """
+    takes, rank = ~graph.gone & (end > start), graph.rank
+    share = np.zeros(len(graph))
+    for each in np.unique(rank):
+        mine = np.flatnonzero(takes & (rank == each) & (graph.kind == TaskKind.KERNEL))
+        others = np.flatnonzero(takes & (rank == each) & (graph.kind == TaskKind.COLLECTIVE))
+        if len(mine) and len(others):
+            share[mine] = covered(start[others], end[others], start[mine], end[mine]) / (end - start)[mine]
+    kernels = np.flatnonzero(takes & (graph.kind == TaskKind.KERNEL))
+    if not len(kernels):
+        return None
+    sort = np.unique(np.stack([graph.name, graph.op, graph.shape])[:, kernels], axis=1, return_inverse=True)[1].ravel()
+    order = np.argsort(sort, kind="stable")
+    alike = np.split(kernels[order], np.flatnonzero(np.diff(sort[order])) + 1)
+    slowed_ns = alone_ns = 0.0
+    compared = 0
+    for rows in alike:
+        beside, alone = rows[share[rows] >= BESIDE], rows[share[rows] <= ALONE]
+        if min(len(beside), len(alone)) >= FEWEST:
+            compared += len(beside)
+            slowed_ns += len(beside) * float(np.median((end - start)[beside]))
+            alone_ns += len(beside) * float(np.median((end - start)[alone]))
+    if not compared:
+        return None
+    return Interference(
+        factor=max(1.0, slowed_ns / alone_ns),
+        why=f"{compared} kernels beside collectives against the same kernels alone, {slowed_ns / 1e6:.3g} ms against "
+        f"{alone_ns / 1e6:.3g} ms",
+    )

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Float64
 from foretrace.errors import GraphError
 from foretrace.hardware.cluster import Cluster, Link
 from foretrace.simulate.flows.flows import Transfer
@@ -30,7 +30,7 @@ class Wires:
 
     cluster: Cluster
     names: tuple[str, ...]
-    capacity: npt.NDArray[np.float64]
+    capacity: Float64
     machine: tuple[int, ...]  # of every worker
     inside: tuple[Link, ...]  # of every machine
 

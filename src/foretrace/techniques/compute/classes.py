@@ -12,9 +12,8 @@ import numpy.typing as npt
 
 from foretrace.cost.calls import Family, describe
 from foretrace.cost.calls import Precision as Arithmetic
-from foretrace.graph.per_graph import per_graph
 from foretrace.graph.sound import fixed
-from foretrace.graph.taskgraph import TaskGraph, TaskKind
+from foretrace.graph.taskgraph import TaskGraph, TaskKind, per_graph
 
 
 class WorkClass(IntEnum):

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.graph.edit import Mask
-from foretrace.graph.per_graph import per_graph
+from foretrace.arrays import Mask
 from foretrace.graph.select import select
-from foretrace.graph.taskgraph import EdgeKind, Phase, TaskGraph, TaskKind
+from foretrace.graph.taskgraph import EdgeKind, Phase, TaskGraph, TaskKind, per_graph
 from foretrace.hardware.devices import find
 from foretrace.techniques.base import Prior
 

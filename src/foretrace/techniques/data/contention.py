@@ -19,8 +19,7 @@ from foretrace.cost.network.link_network import LinkNetwork
 from foretrace.cost.network.parse import network
 from foretrace.errors import ForetraceError, GraphError
 from foretrace.graph.taskgraph import Change, TaskGraph, TaskKind
-from foretrace.simulate.flows.flows import Interference, simulate_flows
-from foretrace.simulate.flows.interference import measured_interference
+from foretrace.simulate.flows.flows import Interference, measured_interference, simulate_flows
 from foretrace.simulate.flows.wires import Wires
 from foretrace.simulate.overlap import covered
 from foretrace.simulate.timeline import Timeline, simulate

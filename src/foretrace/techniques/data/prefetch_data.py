@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from foretrace.arrays import Mask
 from foretrace.graph import edit
-from foretrace.graph.select import Mask, select
+from foretrace.graph.select import select
 from foretrace.graph.taskgraph import Change, EdgeKind, TaskGraph, TaskKind
 from foretrace.hardware.processor import usable_cores
 from foretrace.simulate.replay import replay

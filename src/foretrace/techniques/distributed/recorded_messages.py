@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.graph.edit import cut, remove, retime
-from foretrace.graph.per_graph import per_graph
-from foretrace.graph.taskgraph import Change, EdgeKind, TaskGraph, TaskKind
+from foretrace.graph.taskgraph import Change, EdgeKind, TaskGraph, TaskKind, per_graph
 from foretrace.techniques.base import Prior
 from foretrace.techniques.compute.updates import find_update, update_bandwidth
 
