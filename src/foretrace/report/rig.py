@@ -10,7 +10,7 @@ import msgspec
 
 from foretrace.experiment.job import Assumed
 from foretrace.report.blocks import Block, Column, Headline, Next, notes, shown, table
-from foretrace.report.units import MINUS, count, digits, seconds, share, speed
+from foretrace.report.units import MINUS, count, digits, seconds, share, speed, things
 from foretrace.report.views import RatioView, Result, taken
 
 if TYPE_CHECKING:
@@ -137,8 +137,7 @@ def _(view: RigCheckView, top: int) -> Iterator[Block]:
 
 def clean(removed: Sequence[str]) -> RigCleanView:
     """What was removed."""
-    number = len(removed)
-    headline = f"Removed {number} {'namespace' if number == 1 else 'namespaces'}." if number else "Nothing was left."
+    headline = f"Removed {things(len(removed), 'namespace')}." if removed else "Nothing was left."
     return RigCleanView(headline=headline, removed=tuple(removed))
 
 

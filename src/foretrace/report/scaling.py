@@ -13,7 +13,7 @@ from foretrace.report import assumptions
 from foretrace.report.assumptions import assumption
 from foretrace.report.blocks import About, Block, Column, Headline, Line, shown, table
 from foretrace.report.blocks import notes as remarks
-from foretrace.report.units import MINUS, between, change, count, digits, in_unit, seconds, share, unit_for
+from foretrace.report.units import MINUS, between, change, count, digits, in_unit, seconds, share, things, unit_for
 from foretrace.report.views import Result, taken
 from foretrace.simulate.folding import RankClass, Scaling
 
@@ -131,7 +131,9 @@ def _change(value: float) -> str:
 @shown.register
 def _(view: ScaleView, top: int) -> Iterator[Block]:
     unit = unit_for(view.predicted_s)
-    yield About((view.source, f"{len(view.recorded_ranks)} of {count(view.world_size)} ranks", _steps(view.steps)))
+    yield About(
+        (view.source, f"{len(view.recorded_ranks)} of {count(view.world_size)} ranks", things(view.steps, "step"))
+    )
     yield ""
     yield Headline(view.headline)
     yield ""
@@ -164,7 +166,3 @@ def _(view: ScaleView, top: int) -> Iterator[Block]:
         value = count(a.value) if a.unit in ("ranks", "collectives") else digits(a.value)
         yield Line(f"{a.name} {value} {a.unit}{effect}: {a.why}{flag}", label="assumed")
     yield from remarks(view.notes)
-
-
-def _steps(number: int) -> str:
-    return f"{count(number)} step{'' if number == 1 else 's'}"

@@ -109,6 +109,11 @@ def count(value: float) -> str:
     return f"{value:,.0f}" if value == round(value) else digits(value)
 
 
+def things(number: float, noun: str) -> str:
+    """As in "1 step", "1,840 steps"."""
+    return f"{count(number)} {noun}{'' if number == 1 else 's'}"
+
+
 def speed(before_s: float, after_s: float) -> str:
     """As in "1.89× faster"; below 2 % the change of the time, "0.43 % faster", or "no change"."""
     if before_s <= 0 or after_s <= 0:

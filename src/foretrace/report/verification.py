@@ -15,7 +15,7 @@ from foretrace.experiment.tables import Summary, floor_of, summaries
 from foretrace.report import assumptions
 from foretrace.report.blocks import Block, Column, Headline, Line, notes, shown, table
 from foretrace.report.rig import RigArmView
-from foretrace.report.units import MINUS, between, count, digits, seconds, share, speed, unit_for
+from foretrace.report.units import MINUS, between, count, digits, seconds, share, speed, things, unit_for
 from foretrace.report.views import RatioView, Result, taken
 
 SHOWN_RESIDUALS = 6
@@ -247,19 +247,15 @@ def _how(view: VerifyView) -> str:
     parts = [
         _CLOCKS[view.clock],
         f"{count(view.rounds)} rounds of {count(view.steps_per_block)} steps per arm",
-        f"{view.threads} {'thread' if view.threads == 1 else 'threads'}",
+        things(view.threads, "thread"),
         "batches from the loader" if view.batches == "loader" else "batches ready in memory",
         f"{count(view.calibrated)} operators timed alone for the prediction",
     ]
     if view.repeated_rounds:
-        parts.append(f"{_rounds(view.repeated_rounds)} run once more because others used the cores")
+        parts.append(f"{things(view.repeated_rounds, 'round')} run once more because others used the cores")
     if view.disturbed_rounds:
-        parts.append(f"{_rounds(view.disturbed_rounds)} disturbed by others")
+        parts.append(f"{things(view.disturbed_rounds, 'round')} disturbed by others")
     return ", ".join(parts)
-
-
-def _rounds(number: int) -> str:
-    return f"{count(number)} {'round' if number == 1 else 'rounds'}"
 
 
 def _losses(values: Sequence[float | None]) -> str:
@@ -300,10 +296,10 @@ def _ledger_row(row: Row) -> LedgerRowView:
 def _ledger_headline(total: Summary | None) -> str:
     if total is None:
         return "No verification matches."
-    plural = "verification" if total.rows == 1 else "verifications"
+    verified = things(total.rows, "verification")
     if total.median_error is None or total.worst_error is None or total.coverage is None:
-        return f"{count(total.rows)} {plural}, none of them conclusive."
+        return f"{verified}, none of them conclusive."
     return (
-        f"{count(total.rows)} {plural}: predictions are off by {share(total.median_error)} of the step (median; worst "
+        f"{verified}: predictions are off by {share(total.median_error)} of the step (median; worst "
         f"{share(total.worst_error)}), and {share(total.coverage)} of their intervals cover what was measured."
     )

@@ -105,7 +105,7 @@ def _(view: ZooView, top: int) -> Iterator[Block]:
 def _trial(model: ModelView, run: TrialView) -> Iterator[Block]:
     time = run.step_time_s
     unit = units.unit_for(time.median)
-    yield About((model.name, model.task, run.size, "1 thread" if run.threads == 1 else f"{run.threads} threads"))
+    yield About((model.name, model.task, run.size, units.things(run.threads, "thread")))
     yield ""
     rate = units.digits(run.samples_per_s)
     yield Headline(f"A step of {run.batch_size} samples takes {units.seconds(time.median)}: {rate} samples per second.")
