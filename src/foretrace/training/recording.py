@@ -1,12 +1,14 @@
-"""Record some steps of a training in this process."""
+"""Record a few steps of a `Training` in this process."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from foretrace.errors import ForetraceError
 from foretrace.hardware.probe import cpu_peaks
+from foretrace.hardware.processor import operator_threads
 from foretrace.trace.recorder import RecordOptions, record
 from foretrace.training.training import Training
 
@@ -22,11 +24,7 @@ def record_steps(
     training: Training, folder: Path, *, name: str, steps: int, threads: int, tell: Callable[[float], None] | None
 ) -> None:
     """Record so many steps into a folder; of a CPU, with its peaks. Raises ForetraceError where it ends too early."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with operator_threads(threads):
         recorder = record(folder, wait=_WAIT, active=steps, samples=training.batch_size)
         if training.device == "cpu":
             recorder.extra["peaks"] = cpu_peaks(threads).as_dict()
@@ -37,7 +35,24 @@ def record_steps(
                     tell(recorder.steps_seen / all_steps(steps))
                 if recorder.over:
                     break
-    finally:
-        torch.set_num_threads(before)
     if recorder.path is None:
         raise ForetraceError(f"{name} ended before a step was recorded; let its loader give batches.")
+
+
+def record_training(
+    training: Training, folder: str | Path, *, facts: Mapping[str, Any] | None = None, **options: Any
+) -> Path:
+    """Train as many steps as a recording takes, into `folder`; the file that was written.
+
+    `options` are those of `foretrace.record`, `facts` further keys of what it stores. Raises ForetraceError where the
+    loader is empty.
+    """
+    with record(folder, samples=training.batch_size, **options) as recorder:
+        recorder.extra |= facts or {}
+        for _ in training.steps():
+            recorder.step()
+            if recorder.over:
+                break
+    if recorder.path is None:
+        raise ForetraceError(f"{training.name} gave no batch to train on; check its loader.")
+    return recorder.path
