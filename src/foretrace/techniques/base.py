@@ -8,11 +8,12 @@ then the technique works with the central value and `predict` records the plausi
 
 from __future__ import annotations
 
+import re
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, MISSING, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from foretrace.cost.operators.operator import Operator
 from foretrace.errors import CycleError, NotApplicableError
@@ -20,10 +21,7 @@ from foretrace.graph.sound import sound
 from foretrace.graph.taskgraph import Assumption, TaskGraph
 from foretrace.techniques.each_rank import first_rank, on_each_rank
 from foretrace.techniques.settle import settle
-
-if TYPE_CHECKING:
-    from foretrace.training.training import Training
-
+from foretrace.training.training import Training
 
 CONTRADICTS = "the order in this recording contradicts the change"
 Across = Literal["", "each", "all"]
@@ -90,7 +88,7 @@ class Technique(ABC):
     Subclasses set the class variables and write `change` and, where there is a real thing, `realise`.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str]  # that of the class, as it is written: PrefetchData is "prefetch-data"
     summary: ClassVar[str]  # one line
     source: ClassVar[str]  # paper and section, or documentation, that the rule comes from
     effort: ClassVar[str] = ""  # what it costs to do, in a few words: lines to write, memory, numerics
@@ -98,6 +96,9 @@ class Technique(ABC):
     not_applied: ClassVar[str] = ""  # why the real thing cannot be had by software, where it cannot
     # On the graph of several ranks: "all" is right on the whole, "each" on every rank alone, "" on one rank only.
     across: ClassVar[Across] = ""
+
+    def __init_subclass__(cls) -> None:
+        cls.name = vars(cls).get("name") or re.sub(r"(?<=.)([A-Z])", r"-\1", cls.__name__).lower()
 
     @abstractmethod
     def change(self, graph: TaskGraph) -> TaskGraph:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, fields
-from typing import ClassVar
 
 import numpy as np
 
@@ -12,14 +11,14 @@ from foretrace.graph import edit
 from foretrace.graph.select import Mask, select
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.simulate.replay import replay
-from foretrace.techniques.base import Across, Technique, parameter
+from foretrace.techniques.base import Technique, parameter
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Selection(Technique):
     """Parameters that choose tasks; every one given must hold."""
 
-    across: ClassVar[Across] = "all"
+    across = "all"
 
     named: str | None = parameter(
         None, key="name", doc="pattern over the task's name: * and ? are wildcards, | separates alternatives"
@@ -58,10 +57,9 @@ class _Selection(Technique):
 class Scale(_Selection):
     """Chosen tasks take `by` times as long."""
 
-    name: ClassVar[str] = "scale"
-    summary: ClassVar[str] = "chosen tasks take a given factor of their time"
-    source: ClassVar[str] = "Daydream (ATC 2020), section 4.3: primitives select and scale"
-    not_applied: ClassVar[str] = "it supposes a speed and does not say how to reach it."
+    summary = "chosen tasks take a given factor of their time"
+    source = "Daydream (ATC 2020), section 4.3: primitives select and scale"
+    not_applied = "it supposes a speed and does not say how to reach it."
 
     by: float = parameter(doc="factor on the duration: 0.5 is twice as fast", unit="×")
 
@@ -75,10 +73,9 @@ class Scale(_Selection):
 class Remove(_Selection):
     """Chosen tasks are gone, kernels together with their launches."""
 
-    name: ClassVar[str] = "remove"
-    summary: ClassVar[str] = "chosen tasks are gone, device tasks together with their launches"
-    source: ClassVar[str] = "Daydream (ATC 2020), section 4.3: primitives select and remove"
-    not_applied: ClassVar[str] = "it supposes that work is gone and does not say what does it instead."
+    summary = "chosen tasks are gone, device tasks together with their launches"
+    source = "Daydream (ATC 2020), section 4.3: primitives select and remove"
+    not_applied = "it supposes that work is gone and does not say what does it instead."
 
     def change(self, graph: TaskGraph) -> TaskGraph:
         changed = edit.remove(graph, self.chosen(graph), technique=self.name)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import inf
-from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,9 +30,8 @@ from foretrace.techniques.compute.batching import (
     with_facts,
 )
 from foretrace.techniques.compute.classes import WorkClass, operator_class
-
-if TYPE_CHECKING:
-    from foretrace.training.training import Training
+from foretrace.training.batches import resized
+from foretrace.training.training import Training
 
 Mask = npt.NDArray[np.bool_]
 Float64 = npt.NDArray[np.float64]
@@ -48,10 +46,9 @@ _WRAPPER = 3.0  # a call that takes so much longer alone than its own time hands
 class BatchSize(Technique):
     """More or fewer samples per step."""
 
-    name: ClassVar[str] = "batch-size"
-    summary: ClassVar[str] = "more or fewer samples per step: work on samples grows, the rest stays"
-    source: ClassVar[str] = "TBD (IISWC 2018), section 4; Habitat (USENIX ATC 2021), wave scaling; affine in the batch"
-    effort: ClassVar[str] = "one number; more memory, and convergence to check"
+    summary = "more or fewer samples per step: work on samples grows, the rest stays"
+    source = "TBD (IISWC 2018), section 4; Habitat (USENIX ATC 2021), wave scaling; affine in the batch"
+    effort = "one number; more memory, and convergence to check"
 
     to: int | None = parameter(None, doc="samples per step", unit="samples")
     by: float | None = parameter(None, doc="samples per step relative to now", unit="×")
@@ -100,8 +97,6 @@ class BatchSize(Technique):
         return result.noted(Change(technique=self.name, what=what, tasks=int(plan.samples.sum())))
 
     def realise(self, training: Training) -> Training:
-        from foretrace.training.batches import resized
-
         if not training.batch_size:
             raise self.refuse("the loader does not say how many samples a batch has; give it a batch_size.")
         loader = resized(training.loader, self._new_size(training.batch_size))

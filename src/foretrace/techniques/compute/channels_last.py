@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +21,11 @@ from foretrace.graph.edit import remove, retime
 from foretrace.graph.insert import HostTask, insert
 from foretrace.graph.select import previous_on_lane, select
 from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
-from foretrace.techniques.base import Across, Prior, Technique, derived
+from foretrace.techniques.base import Prior, Technique, derived
 from foretrace.techniques.compute.classes import WorkClass, classify
 from foretrace.techniques.untimed import untimed
-
-if TYPE_CHECKING:
-    from foretrace.training.training import Training
+from foretrace.training.batches import mapped
+from foretrace.training.training import Training
 
 Mask = npt.NDArray[np.bool_]
 
@@ -38,11 +37,10 @@ _COPY_GB_S = 4.0  # strided reads of one core, where the conversion was not time
 class ChannelsLast(Technique):
     """Weights and batches in `torch.channels_last`."""
 
-    name: ClassVar[str] = "channels-last"
-    across: ClassVar[Across] = "each"
-    summary: ClassVar[str] = "channels innermost in memory: convolutions without layout conversions"
-    source: ClassVar[str] = "PyTorch, channels last memory format; operators timed in both layouts"
-    effort: ClassVar[str] = "two lines: model and inputs in another memory format"
+    across = "each"
+    summary = "channels innermost in memory: convolutions without layout conversions"
+    source = "PyTorch, channels last memory format; operators timed in both layouts"
+    effort = "two lines: model and inputs in another memory format"
 
     measured: float | None = derived(doc="operators in a step relative to operators timed alone")
     untimed: float | None = derived(doc="time of what was not timed itself, relative to what similar calls say")
@@ -100,8 +98,6 @@ class ChannelsLast(Technique):
 
     def realise(self, training: Training) -> Training:
         import torch
-
-        from foretrace.training.batches import mapped
 
         if not any(each.ndim == 4 for each in training.model.parameters()):
             raise self.refuse("the model has no weights of four dimensions, thus no convolution of pictures.")

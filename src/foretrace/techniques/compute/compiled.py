@@ -12,7 +12,6 @@ import os
 import shutil
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +20,9 @@ from foretrace.graph.edit import remove, retime
 from foretrace.graph.insert import HostTask, insert
 from foretrace.graph.select import previous_on_lane, select, trained
 from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
-from foretrace.techniques.base import Across, Prior, Technique, derived, parameter, prior
+from foretrace.techniques.base import Prior, Technique, derived, parameter, prior
 from foretrace.techniques.compute.classes import WorkClass, classify, holes
-
-if TYPE_CHECKING:
-    from foretrace.training.training import Training
+from foretrace.training.training import Training
 
 Mask = npt.NDArray[np.bool_]
 Int64 = npt.NDArray[np.int64]
@@ -47,12 +44,11 @@ _COMPILED = ("Torch-Compiled Region*", "CompiledFunction*", "*## Call CompiledFx
 class Compiled(Technique):
     """Trace the model and compile it; the loss function and the optimizer stay as they are."""
 
-    name: ClassVar[str] = "compiled"
-    across: ClassVar[Across] = "each"
-    summary: ClassVar[str] = "torch.compile: no interpreter between operators, elementwise chains in one pass"
-    source: ClassVar[str] = "Ansel et al., PyTorch 2 (ASPLOS 2024); torch.compile"
-    effort: ClassVar[str] = "one line (torch.compile); minutes of compiling at the start"
-    needs: ClassVar[str] = "a C++ compiler, or a CUDA device"
+    across = "each"
+    summary = "torch.compile: no interpreter between operators, elementwise chains in one pass"
+    source = "Ansel et al., PyTorch 2 (ASPLOS 2024); torch.compile"
+    effort = "one line (torch.compile); minutes of compiling at the start"
+    needs = "a C++ compiler, or a CUDA device"
 
     mode: str = parameter(
         "default", doc="default, or reduce-overhead (CUDA graphs)", choices=("default", "reduce-overhead")

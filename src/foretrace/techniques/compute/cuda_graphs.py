@@ -9,7 +9,6 @@ start from one call, which hands them over one after the other.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +17,9 @@ from foretrace.graph.edit import remove, retime
 from foretrace.graph.insert import edge_columns, extend, typical
 from foretrace.graph.select import select
 from foretrace.graph.taskgraph import Change, EdgeKind, Phase, TaskGraph, TaskKind
-from foretrace.techniques.base import Across, Prior, Technique, derived, parameter, prior
+from foretrace.techniques.base import Prior, Technique, derived, parameter, prior
 from foretrace.techniques.compute.classes import holes
-
-if TYPE_CHECKING:
-    from foretrace.training.training import Training
+from foretrace.training.training import Training
 
 Int64 = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -34,12 +31,11 @@ _LEADING = 0.1  # input copies may come after this share of a step's launches (z
 class CudaGraphs(Technique):
     """Launch the chosen phases of every step as one CUDA (HIP) graph."""
 
-    name: ClassVar[str] = "cuda-graphs"
-    across: ClassVar[Across] = "each"
-    summary: ClassVar[str] = "every step launched as one graph: no launch overhead between its kernels"
-    source: ClassVar[str] = "torch.cuda.graphs"
-    effort: ClassVar[str] = "capture code; fixed shapes, and memory that stays reserved"
-    needs: ClassVar[str] = "a CUDA device"
+    across = "each"
+    summary = "every step launched as one graph: no launch overhead between its kernels"
+    source = "torch.cuda.graphs"
+    effort = "capture code; fixed shapes, and memory that stays reserved"
+    needs = "a CUDA device"
 
     phases: str = parameter("forward,backward,optimizer", doc="phases to capture, separated by commas")
     gap_us: float | None = derived(unit="µs", doc="time between two kernels of a graph on one stream")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -18,7 +18,7 @@ from foretrace.graph import edit
 from foretrace.graph.select import select
 from foretrace.graph.taskgraph import Change, TaskGraph
 from foretrace.hardware.devices import Device, named
-from foretrace.techniques.base import Across, Prior, Technique, derived, parameter, prior
+from foretrace.techniques.base import Prior, Technique, derived, parameter, prior
 from foretrace.techniques.compute.classes import MATRIX, classify
 from foretrace.techniques.compute.other_device import Elsewhere, Sort, as_recorded, elsewhere, field_of, recorded_on
 
@@ -31,11 +31,10 @@ class FasterDevice(Technique):
     unless `copy` says otherwise; launch latencies and gaps stay as recorded.
     """
 
-    name: ClassVar[str] = "faster-device"
-    across: ClassVar[Across] = "each"
-    summary: ClassVar[str] = "another device: by name, or kernels faster by a ratio; the host by an uncertain factor"
-    source: ClassVar[str] = "Habitat (ATC 2021) on compute and memory scaling; exchange of kernel times between GPUs"
-    not_applied: ClassVar[str] = "software does not exchange the device; run the same job there and compare."
+    across = "each"
+    summary = "another device: by name, or kernels faster by a ratio; the host by an uncertain factor"
+    source = "Habitat (ATC 2021) on compute and memory scaling; exchange of kernel times between GPUs"
+    not_applied = "software does not exchange the device; run the same job there and compare."
 
     device: str = parameter("", doc="the device to predict, e.g. device=h100; foretrace devices lists them")
     recorded: str = parameter("", doc="the device of the recording, where it names none that the catalog has")

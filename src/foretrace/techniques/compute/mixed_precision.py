@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import log
-from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,16 +23,14 @@ from foretrace.graph.select import select, trained
 from foretrace.graph.taskgraph import EdgeKind, Phase, TaskGraph
 from foretrace.hardware.devices import Device, find
 from foretrace.hardware.processor import named, recorded_sets
-from foretrace.techniques.base import Across, Prior, Technique, derived, parameter
+from foretrace.techniques.base import Prior, Technique, derived, parameter
 from foretrace.techniques.compute.autocast import stays_single
 from foretrace.techniques.compute.casts import cast_tasks, scaler_tasks
 from foretrace.techniques.compute.classes import MATRIX, Classes, TaskPrecision, WorkClass, classify
 from foretrace.techniques.compute.half_prices import half_prices, lacks_recurrent
 from foretrace.techniques.compute.reduced import Reduced, reduce
 from foretrace.techniques.compute.reducing import HALF, NewTimes, apply_times, insert_casts, wanted
-
-if TYPE_CHECKING:
-    from foretrace.training.training import Training
+from foretrace.training.training import Training
 
 Mask = npt.NDArray[np.bool_]
 
@@ -46,11 +43,10 @@ _STREAMS_AT = 0.85  # share of the peak bandwidth that kernels reach
 class MixedPrecision(Technique):
     """Autocast to 16 bit around forward and loss."""
 
-    name: ClassVar[str] = "mixed-precision"
-    across: ClassVar[Across] = "each"
-    summary: ClassVar[str] = "automatic mixed precision: 16-bit matrix units, half the bytes, casts"
-    source: ClassVar[str] = "Daydream (ATC 2020), AMP; Micikevicius et al. (ICLR 2018); autocast's operator lists"
-    effort: ClassVar[str] = "two lines (autocast); results change within 16-bit rounding"
+    across = "each"
+    summary = "automatic mixed precision: 16-bit matrix units, half the bytes, casts"
+    source = "Daydream (ATC 2020), AMP; Micikevicius et al. (ICLR 2018); autocast's operator lists"
+    effort = "two lines (autocast); results change within 16-bit rounding"
 
     dtype: str = parameter(
         "auto", doc="bfloat16, float16, or what suits the device", choices=("auto", "bfloat16", "float16")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +17,8 @@ from foretrace.cost.operators.operator import Operator
 from foretrace.graph import edit
 from foretrace.graph.select import select
 from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
-from foretrace.techniques.base import Across, Prior, Technique, derived, parameter, prior
-
-if TYPE_CHECKING:
-    from foretrace.training.training import Training
+from foretrace.techniques.base import Prior, Technique, derived, parameter, prior
+from foretrace.training.training import Training
 
 Mask = npt.NDArray[np.bool_]
 Int64 = npt.NDArray[np.int64]
@@ -36,12 +33,11 @@ _LEAST = 0.05  # of its recorded time a batch norm keeps, whatever was measured
 class ReconstructBatchnorm(Technique):
     """Restructured batch normalisation, with the ReLU behind it."""
 
-    name: ClassVar[str] = "reconstruct-batchnorm"
-    across: ClassVar[Across] = "each"
-    summary: ClassVar[str] = "batch norm in fewer passes over the data, together with its ReLU"
-    source: ClassVar[str] = "Jung et al. (MLSys 2019), section 3; Daydream (ATC 2020), section 5.1"
-    effort: ClassVar[str] = "modules replaced; sums in another order"
-    needs: ClassVar[str] = "a processor, BatchNorm2d in float32"
+    across = "each"
+    summary = "batch norm in fewer passes over the data, together with its ReLU"
+    source = "Jung et al. (MLSys 2019), section 3; Daydream (ATC 2020), section 5.1"
+    effort = "modules replaced; sums in another order"
+    needs = "a processor, BatchNorm2d in float32"
 
     min_bytes: int = parameter(
         1 << 20, doc="batch norms of smaller inputs stay: calling the module costs more than it gains", unit="B"

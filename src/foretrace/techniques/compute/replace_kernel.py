@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -17,10 +16,9 @@ from foretrace.techniques.selection import _Selection
 class ReplaceKernel(_Selection):
     """Every chosen task takes `time_us`; with `count`, only so many of each rank's step are left."""
 
-    name: ClassVar[str] = "replace-kernel"
-    summary: ClassVar[str] = "your own time for chosen kernels or operators"
-    source: ClassVar[str] = "Daydream (ATC 2020), section 4.3: primitives select, scale and insert"
-    not_applied: ClassVar[str] = "the kernel is yours: put it into the model, record again, and compare the recordings."
+    summary = "your own time for chosen kernels or operators"
+    source = "Daydream (ATC 2020), section 4.3: primitives select, scale and insert"
+    not_applied = "the kernel is yours: put it into the model, record again, and compare the recordings."
 
     time_us: float = parameter(doc="time of one task, measured or promised", unit="µs")
     count: int | None = parameter(None, doc="tasks per step that do the work of all that were chosen")

@@ -12,7 +12,7 @@ appear one by one.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from foretrace.cost.operators.operator import Operator
 from foretrace.errors import NotApplicableError
 from foretrace.graph.edit import scale
 from foretrace.graph.taskgraph import TaskGraph
-from foretrace.techniques.base import Across, Prior, Technique, parameter, prior
+from foretrace.techniques.base import Prior, Technique, parameter, prior
 from foretrace.techniques.compute.lstm_calls import LstmCall, places
 from foretrace.training.structured_parts import DRAW, INPUT, LayerPart
 
@@ -38,11 +38,10 @@ Float64 = npt.NDArray[np.float64]
 class StructuredDropout(Technique):
     """Replace ordinary dropout of LSTMs by one whose products are compacted to the kept units."""
 
-    name: ClassVar[str] = "structured-dropout"
-    across: ClassVar[Across] = "each"
-    summary: ClassVar[str] = "LSTM dropout of the same units for a whole batch: products shrink to the kept units"
-    source: ClassVar[str] = "Sarma et al., Structured in Space, Randomized in Time, NeurIPS 2021, sections 3 and 4"
-    effort: ClassVar[str] = "modules replaced; dropout of other units, accuracy to check"
+    across = "each"
+    summary = "LSTM dropout of the same units for a whole batch: products shrink to the kept units"
+    source = "Sarma et al., Structured in Space, Randomized in Time, NeurIPS 2021, sections 3 and 4"
+    effort = "modules replaced; dropout of other units, accuracy to check"
 
     p: float = parameter(0.5, doc="probability that a unit is dropped")
     connections: str = parameter(

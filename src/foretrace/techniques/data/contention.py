@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from foretrace.simulate.flows.interference import measured_interference
 from foretrace.simulate.flows.wires import Wires
 from foretrace.simulate.overlap import covered
 from foretrace.simulate.timeline import Timeline, simulate
-from foretrace.techniques.base import Across, Technique, parameter, prior
+from foretrace.techniques.base import Technique, parameter, prior
 from foretrace.techniques.compute.batching import with_facts
 from foretrace.techniques.distributed.messages import HIERARCHICAL
 from foretrace.techniques.distributed.on_wires import (
@@ -50,15 +50,10 @@ FACT = "contention"  # of a graph whose transfers have shared links already
 class Contention(Technique):
     """Let concurrent transfers share the links of a cluster."""
 
-    name: ClassVar[str] = "contention"
-    summary: ClassVar[str] = "transfers at the same time share links fairly, communication slows kernels"
-    source: ClassVar[str] = (
-        "Bertsekas & Gallager, Data Networks (2nd ed.), 6.5.2, max-min fairness; Proteus (2023), overlap factor"
-    )
-    not_applied: ClassVar[str] = (
-        "sharing links is what a cluster does by itself; run the job there, no program can put it in."
-    )
-    across: ClassVar[Across] = "all"
+    summary = "transfers at the same time share links fairly, communication slows kernels"
+    source = "Bertsekas & Gallager, Data Networks (2nd ed.), 6.5.2, max-min fairness; Proteus (2023), overlap factor"
+    not_applied = "sharing links is what a cluster does by itself; run the job there, no program can put it in."
+    across = "all"
 
     network: str = parameter(
         "", doc="file of the cluster, or a link (1gbit/50us); by default that of the messages in the graph"

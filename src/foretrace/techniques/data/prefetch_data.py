@@ -8,7 +8,6 @@ part is assumed, with a range, because other processes are in no recording.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +17,7 @@ from foretrace.graph.select import Mask, select
 from foretrace.graph.taskgraph import Change, EdgeKind, TaskGraph, TaskKind
 from foretrace.hardware.processor import usable_cores
 from foretrace.simulate.replay import replay
-from foretrace.techniques.base import Across, Prior, Technique, parameter, prior
+from foretrace.techniques.base import Prior, Technique, parameter, prior
 from foretrace.techniques.data.loading import (
     MOST_WORKERS,
     WORKER,
@@ -29,9 +28,8 @@ from foretrace.techniques.data.loading import (
     free_workers,
     recorded_loader,
 )
-
-if TYPE_CHECKING:
-    from foretrace.training.training import Training
+from foretrace.training.batches import rebuilt
+from foretrace.training.training import Training
 
 _STAGED_BYTES = 64 * 1024  # smaller pageable copies go through a buffer of the driver
 
@@ -40,11 +38,10 @@ _STAGED_BYTES = 64 * 1024  # smaller pageable copies go through a buffer of the 
 class PrefetchData(Technique):
     """Hide data loading behind computing by `workers` processes."""
 
-    name: ClassVar[str] = "prefetch-data"
-    across: ClassVar[Across] = "each"
-    summary: ClassVar[str] = "data loader with worker processes: batches are prepared while the step computes"
-    source: ClassVar[str] = "torch.utils.data.DataLoader (num_workers, prefetch_factor); DS-Analyzer (VLDB 2021)"
-    effort: ClassVar[str] = "one argument of the DataLoader; memory and cores for its workers"
+    across = "each"
+    summary = "data loader with worker processes: batches are prepared while the step computes"
+    source = "torch.utils.data.DataLoader (num_workers, prefetch_factor); DS-Analyzer (VLDB 2021)"
+    effort = "one argument of the DataLoader; memory and cores for its workers"
 
     workers: int | None = parameter(
         None, doc=f"number of worker processes; by default one per core that is free, 1 to {MOST_WORKERS}"
@@ -126,8 +123,6 @@ class PrefetchData(Technique):
         return edit.cut(faster, back, technique=self.name) if back.any() else faster
 
     def realise(self, training: Training) -> Training:
-        from foretrace.training.batches import rebuilt
-
         pinning = {"pin_memory": True} if self.pinned else {}
         loader = rebuilt(
             training.loader, num_workers=self._workers_here(training), prefetch_factor=self.prefetch_factor, **pinning

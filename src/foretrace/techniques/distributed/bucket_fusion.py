@@ -7,27 +7,23 @@ workers it joins the recorded all-reduces: every message has a fixed time that i
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
 
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.model.messages import MIB, bucketed
 from foretrace.techniques.base import Prior, Technique, derived, parameter
 from foretrace.techniques.distributed.messages import by_size, plan_of, replanned
 from foretrace.techniques.distributed.recorded_messages import RecordedAllReduces, fuse, recorded_all_reduces
-
-if TYPE_CHECKING:
-    from foretrace.training.training import Training
+from foretrace.training.training import Training
 
 
 @dataclass(frozen=True, kw_only=True)
 class BucketFusion(Technique):
     """Send gradients in buckets of another size."""
 
-    name: ClassVar[str] = "bucket-fusion"
-    summary: ClassVar[str] = "gradients in fewer, larger messages: buckets of another size, or all in one"
-    source: ClassVar[str] = "Hu et al., dPRO (MLSys 2022), tensor fusion; Sergeev and Del Balso, Horovod (2018)"
-    effort: ClassVar[str] = "one argument (bucket_cap_mb); memory for the larger buckets"
-    needs: ClassVar[str] = "as many processes as workers"
+    summary = "gradients in fewer, larger messages: buckets of another size, or all in one"
+    source = "Hu et al., dPRO (MLSys 2022), tensor fusion; Sergeev and Del Balso, Horovod (2018)"
+    effort = "one argument (bucket_cap_mb); memory for the larger buckets"
+    needs = "as many processes as workers"
 
     cap_mb: float = parameter(0.0, doc="size at which a bucket is sent; 0 sends all gradients in one", unit="MiB")
     total_mb: float = parameter(0.0, doc="gradients of a recorded step, if the recording does not say", unit="MB")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +24,7 @@ from foretrace.techniques.distributed.exchange import Message, Stop, exchange
 from foretrace.techniques.distributed.gradients import Gradient, find_gradients, row_before
 from foretrace.techniques.distributed.messages import ExchangePlan, forward_starts
 from foretrace.techniques.memory.blocks import AUTO, choose, layer_prefixes, modules_of, recorded_modules
-
-if TYPE_CHECKING:
-    from foretrace.training.training import Training
+from foretrace.training.training import Training
 
 Int64 = npt.NDArray[np.int64]
 
@@ -51,11 +48,10 @@ class ShardedUnit:
 class FullySharded(Technique):
     """Share parameters, gradients and optimizer state out among workers."""
 
-    name: ClassVar[str] = "fully-sharded"
-    summary: ClassVar[str] = "parameters, gradients and optimizer state shared out among workers, gathered unit by unit"
-    source: ClassVar[str] = "Rajbhandari et al., ZeRO (SC 2020), section 5; Zhao et al., PyTorch FSDP (VLDB 2023)"
-    effort: ClassVar[str] = "more devices, a process group and wrapped modules"
-    needs: ClassVar[str] = "as many processes as workers"
+    summary = "parameters, gradients and optimizer state shared out among workers, gathered unit by unit"
+    source = "Rajbhandari et al., ZeRO (SC 2020), section 5; Zhao et al., PyTorch FSDP (VLDB 2023)"
+    effort = "more devices, a process group and wrapped modules"
+    needs = "as many processes as workers"
 
     workers: int = parameter(doc="processes, each with a share of the model and a batch of its own")
     network: str = parameter(doc="link between workers (1gbit/50us), or a file of a cluster or of measured collectives")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import TYPE_CHECKING, ClassVar
 
 from foretrace.cost.operators.calibration import Calibration
 from foretrace.cost.operators.operator import Operator
@@ -20,9 +19,7 @@ from foretrace.techniques.distributed.compressed_exchange import Compressed, buc
 from foretrace.techniques.distributed.compressors import METHODS, measured, parts, rates, ratio, wanted
 from foretrace.techniques.distributed.messages import ExchangePlan
 from foretrace.training.compression.settings import CompressionSettings
-
-if TYPE_CHECKING:
-    from foretrace.training.training import Training
+from foretrace.training.training import Training
 
 _ALONE = Prior(1.0, 0.8, 1.5, why="the hook was timed alone; in a step it meets other caches and a busier memory")
 _HOOK = Prior(200.0, 50.0, 800.0, unit="µs", why="a hook in Python calls ten to a hundred operators")
@@ -36,14 +33,13 @@ _ON_DEVICE = Prior(1.0, 0.5, 1.0, why="kernels of callbacks take multiprocessors
 class GradientCompression(Technique):
     """Communication hooks that compress gradients."""
 
-    name: ClassVar[str] = "gradient-compression"
-    summary: ClassVar[str] = "data-parallel workers exchange compressed gradients: fewer bytes, encoding and decoding"
-    source: ClassVar[str] = (
+    summary = "data-parallel workers exchange compressed gradients: fewer bytes, encoding and decoding"
+    source = (
         "Agarwal et al., On the Utility of Gradient Compression (MLSys 2022); Vogels et al., PowerSGD (NeurIPS 2019); "
         "Lin et al., Deep Gradient Compression (ICLR 2018); Bernstein et al., signSGD (ICLR 2019); PyTorch, DDP hooks"
     )
-    effort: ClassVar[str] = "a communication hook; gradients change"
-    needs: ClassVar[str] = "data-parallel before it, and its processes"
+    effort = "a communication hook; gradients change"
+    needs = "data-parallel before it, and its processes"
 
     method: str = parameter(doc="how gradients are compressed", choices=METHODS)
     rank: int = parameter(4, doc="powersgd: columns of P and Q")

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
 
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.techniques.base import Technique, parameter
 from foretrace.techniques.distributed.messages import HIERARCHICAL, ExchangePlan, level_count, plan_of, replanned
-
-if TYPE_CHECKING:
-    from foretrace.training.training import Training
+from foretrace.training.training import Training
 
 
 @dataclass(frozen=True, kw_only=True)
 class HierarchicalAllreduce(Technique):
     """Reduce-scatter inside, all-reduce of the shares across, all-gather inside."""
 
-    name: ClassVar[str] = "hierarchical-allreduce"
-    summary: ClassVar[str] = "all-reduce along the levels of a cluster: reduce-scatter inside, across, all-gather back"
-    source: ClassVar[str] = "Cho et al., BlueConnect (MLSys 2019), section 3"
-    effort: ClassVar[str] = "a communication hook and process groups by level"
-    needs: ClassVar[str] = "as many processes as workers"
+    summary = "all-reduce along the levels of a cluster: reduce-scatter inside, across, all-gather back"
+    source = "Cho et al., BlueConnect (MLSys 2019), section 3"
+    effort = "a communication hook and process groups by level"
+    needs = "as many processes as workers"
 
     levels: str = parameter(doc="workers of every level, innermost first: 8x4 is 4 machines of 8 workers")
     networks: str = parameter(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import sqrt
-from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +16,7 @@ from foretrace.techniques.compute.updates import find_update, step_tasks
 from foretrace.techniques.distributed import one_worker
 from foretrace.techniques.distributed.exchange import Message, Stop, exchange
 from foretrace.techniques.distributed.gradients import find_gradients
-
-if TYPE_CHECKING:
-    from foretrace.training.training import Training
+from foretrace.training.training import Training
 
 PASSES = 6  # over the parameters: into one array, divided, back; each read and written
 
@@ -28,11 +25,10 @@ PASSES = 6  # over the parameters: into one array, divided, back; each read and 
 class LocalSteps(Technique):
     """Average parameters every few steps in place of gradients in every step."""
 
-    name: ClassVar[str] = "local-steps"
-    summary: ClassVar[str] = "several workers by themselves, parameters averaged every K steps"
-    source: ClassVar[str] = "Lin et al., post-local SGD (ICLR 2020); PyTorch, PostLocalSGDOptimizer"
-    effort: ClassVar[str] = "a few lines; convergence to check"
-    needs: ClassVar[str] = "as many processes as workers"
+    summary = "several workers by themselves, parameters averaged every K steps"
+    source = "Lin et al., post-local SGD (ICLR 2020); PyTorch, PostLocalSGDOptimizer"
+    effort = "a few lines; convergence to check"
+    needs = "as many processes as workers"
 
     workers: int = parameter(doc="processes, each with a copy of the model and a batch of its own")
     network: str = parameter(doc="link between workers (1gbit/50us), or a file of a cluster or of measured collectives")

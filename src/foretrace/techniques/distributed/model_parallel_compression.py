@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +26,7 @@ from foretrace.techniques.compute.batching import micro_batches, with_facts
 from foretrace.techniques.distributed import one_worker
 from foretrace.techniques.distributed.exchange import Message, Stop, exchange
 from foretrace.training.compression.settings import Boundary, kept
-
-if TYPE_CHECKING:
-    from foretrace.training.training import Training
+from foretrace.training.training import Training
 
 METHODS = ("autoencoder", "topk", "randomk", "quantise", "none")
 TENSOR, PIPELINE = "tensor", "pipeline"
@@ -42,11 +39,10 @@ _PER_LAYER = 2  # forward all-reduces of a tensor-parallel layer
 class ModelParallelCompression(Technique):
     """Compressed activations at tensor- or pipeline-parallel boundaries."""
 
-    name: ClassVar[str] = "model-parallel-compression"
-    summary: ClassVar[str] = "activations compressed between workers that share a model, in the last half of its layers"
-    source: ClassVar[str] = "Bian et al., Does Compressing Activations Help Model Parallel Training? (arXiv 2301.02654)"
-    effort: ClassVar[str] = "modules replaced; activations change"
-    needs: ClassVar[str] = "tensor-parallel processes, a model of TransformerEncoderLayers"
+    summary = "activations compressed between workers that share a model, in the last half of its layers"
+    source = "Bian et al., Does Compressing Activations Help Model Parallel Training? (arXiv 2301.02654)"
+    effort = "modules replaced; activations change"
+    needs = "tensor-parallel processes, a model of TransformerEncoderLayers"
 
     method: str = parameter(doc="how activations are compressed", choices=METHODS)
     where: str = parameter(TENSOR, doc="between which workers", choices=(TENSOR, PIPELINE))

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, isfinite
-from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +24,7 @@ from foretrace.techniques.distributed import one_worker
 from foretrace.techniques.distributed.exchange import Message, Stop, exchange
 from foretrace.techniques.distributed.gradients import Gradient, find_gradients
 from foretrace.techniques.memory.saved import find_saved
-
-if TYPE_CHECKING:
-    from foretrace.training.training import Training
+from foretrace.training.training import Training
 
 Int64 = npt.NDArray[np.int64]
 
@@ -36,11 +33,10 @@ Int64 = npt.NDArray[np.int64]
 class PartialBackprop(Technique):
     """Workers that back-propagate to different depths."""
 
-    name: ClassVar[str] = "partial-backprop"
-    summary: ClassVar[str] = "every worker back-propagates a share of the layers, gradients averaged by layer"
-    source: ClassVar[str] = "SPB and JigSaw (DistributedML 2021, arXiv 2111.10672)"
-    effort: ClassVar[str] = "a loop of its own; convergence to check"
-    needs: ClassVar[str] = "as many processes as workers, a model that is a chain of blocks"
+    summary = "every worker back-propagates a share of the layers, gradients averaged by layer"
+    source = "SPB and JigSaw (DistributedML 2021, arXiv 2111.10672)"
+    effort = "a loop of its own; convergence to check"
+    needs = "as many processes as workers, a model that is a chain of blocks"
 
     workers: int = parameter(doc="processes, each with a copy of the model and a batch of its own")
     network: str = parameter("", doc="link between workers (1gbit/50us), or a file; not for one worker")

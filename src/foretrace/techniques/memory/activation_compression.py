@@ -8,11 +8,10 @@ half of the memory between them.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
 
 from foretrace.cost.operators.operator import Operator
 from foretrace.graph.taskgraph import TaskGraph
-from foretrace.techniques.base import Across, Prior, Technique, derived, parameter, prior
+from foretrace.techniques.base import Prior, Technique, derived, parameter, prior
 from foretrace.techniques.memory.keeping import (
     Names,
     cast_bandwidth,
@@ -24,9 +23,8 @@ from foretrace.techniques.memory.keeping import (
     saved_note,
 )
 from foretrace.techniques.memory.saved import Saved, Savings, find_saved
-
-if TYPE_CHECKING:
-    from foretrace.training.training import Training
+from foretrace.training.saved_tensors import Keeping, Narrow
+from foretrace.training.training import Training
 
 _CAST_BYTES = 1.5  # per byte of float32: read, and half of it written, or the reverse
 _NAMES = Names(store="compress a saved tensor", restore="decompress a saved tensor")
@@ -36,11 +34,10 @@ _NAMES = Names(store="compress a saved tensor", restore="decompress a saved tens
 class ActivationCompression(Technique):
     """Saved float32 activations as bfloat16 or float16 between forward and backward."""
 
-    name: ClassVar[str] = "activation-compression"
-    across: ClassVar[Across] = "each"
-    summary: ClassVar[str] = "activations wait for the backward pass in 16 bit: half their memory, two casts each"
-    source: ClassVar[str] = "Gist (ISCA 2018), section 3.3: delayed precision reduction; torch saved-tensor hooks"
-    effort: ClassVar[str] = "one context manager; activations in 16 bit"
+    across = "each"
+    summary = "activations wait for the backward pass in 16 bit: half their memory, two casts each"
+    source = "Gist (ISCA 2018), section 3.3: delayed precision reduction; torch saved-tensor hooks"
+    effort = "one context manager; activations in 16 bit"
 
     format: str = parameter("bfloat16", doc="what activations wait in", choices=("bfloat16", "float16"))
     min_bytes: int = parameter(65_536, doc="smaller tensors stay as they are", unit="B")
@@ -94,8 +91,6 @@ class ActivationCompression(Technique):
         return changed.noted(saved_note(graph, savings, chosen, 0.5, f"kept as {self.format}", self.name))
 
     def realise(self, training: Training) -> Training:
-        from foretrace.training.saved_tensors import Keeping, Narrow
-
         keeping = Keeping(Narrow(self.format), training.model.parameters(), self.min_bytes)
         return replace(training, around_forward=(*training.around_forward, keeping))
 

@@ -7,11 +7,10 @@ on a lane of its own; the step grows where a copy is not done in time. On a proc
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
 
 from foretrace.cost.operators.operator import Operator
 from foretrace.graph.taskgraph import TaskGraph
-from foretrace.techniques.base import Across, Prior, Technique, derived, parameter, prior
+from foretrace.techniques.base import Prior, Technique, derived, parameter, prior
 from foretrace.techniques.memory.keeping import (
     Names,
     hook_time_s,
@@ -22,9 +21,8 @@ from foretrace.techniques.memory.keeping import (
 )
 from foretrace.techniques.memory.offloading import insert_copies
 from foretrace.techniques.memory.saved import Saved, Savings, find_saved
-
-if TYPE_CHECKING:
-    from foretrace.training.training import Training
+from foretrace.training.saved_tensors import Codec, Disk, Keeping, Pinned
+from foretrace.training.training import Training
 
 _NAMES = Names(store="write a saved tensor to the file", restore="read a saved tensor from the file")
 
@@ -33,11 +31,10 @@ _NAMES = Names(store="write a saved tensor to the file", restore="read a saved t
 class ActivationOffload(Technique):
     """Saved activations in host memory (of a device) or in a file (of a processor) between forward and backward."""
 
-    name: ClassVar[str] = "activation-offload"
-    across: ClassVar[Across] = "each"
-    summary: ClassVar[str] = "activations wait for the backward pass in host memory, or in a file"
-    source: ClassVar[str] = "vDNN (MICRO 2016), section III; torch saved-tensor hooks"
-    effort: ClassVar[str] = "one context manager; host memory or disk"
+    across = "each"
+    summary = "activations wait for the backward pass in host memory, or in a file"
+    source = "vDNN (MICRO 2016), section III; torch saved-tensor hooks"
+    effort = "one context manager; host memory or disk"
 
     to: str = parameter("auto", doc="host, disk, or what suits the device", choices=("auto", "host", "disk"))
     min_bytes: int = parameter(1 << 20, doc="smaller tensors stay where they are", unit="B")
@@ -108,8 +105,6 @@ class ActivationOffload(Technique):
         return changed.noted(saved_note(graph, savings, chosen, 0.0, where, self.name))
 
     def realise(self, training: Training) -> Training:
-        from foretrace.training.saved_tensors import Codec, Disk, Keeping, Pinned
-
         cuda = training.device.startswith("cuda")
         if self.to == "host" and not cuda:
             raise self.refuse("the activations of this training lie in host memory already; ask for to=disk.")

@@ -8,7 +8,6 @@ so that dropout falls alike.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,14 +17,12 @@ from foretrace.cost.operators.operator import Operator
 from foretrace.graph.edit import scale
 from foretrace.graph.insert import HostTask, insert
 from foretrace.graph.taskgraph import Change, EdgeKind, Phase, TaskGraph, TaskKind
-from foretrace.techniques.base import Across, Prior, Technique, derived, parameter, prior
+from foretrace.techniques.base import Prior, Technique, derived, parameter, prior
 from foretrace.techniques.memory.blocks import AUTO, choose, layer_prefixes, modules_of, recorded_modules
 from foretrace.techniques.memory.saved import find_saved
 from foretrace.techniques.repeat import Copy, repeat
-from foretrace.training.checkpoints import LARGE, SMALL, checkpoint_operator
-
-if TYPE_CHECKING:
-    from foretrace.training.training import Training
+from foretrace.training.checkpoints import LARGE, SMALL, checkpoint_operator, is_recomputed, recomputed
+from foretrace.training.training import Training
 
 Int64 = npt.NDArray[np.int64]
 
@@ -37,11 +34,10 @@ _NODE = "autograd::engine::evaluate_function: "
 class ActivationRecomputation(Technique):
     """Checkpoint blocks of the model: less activation memory for more time."""
 
-    name: ClassVar[str] = "activation-recomputation"
-    across: ClassVar[Across] = "each"
-    summary: ClassVar[str] = "blocks run forward once more in backward instead of keeping their activations"
-    source: ClassVar[str] = "Chen et al., Training Deep Nets with Sublinear Memory Cost (2016); torch.utils.checkpoint"
-    effort: ClassVar[str] = "a wrapper around the blocks"
+    across = "each"
+    summary = "blocks run forward once more in backward instead of keeping their activations"
+    source = "Chen et al., Training Deep Nets with Sublinear Memory Cost (2016); torch.utils.checkpoint"
+    effort = "a wrapper around the blocks"
 
     blocks: str = parameter(AUTO, doc="modules by path or class, a glob; auto: the repeated class with most parameters")
     again: float | None = prior(
@@ -112,8 +108,6 @@ class ActivationRecomputation(Technique):
         return result.noted(*self._notes(graph, found))
 
     def realise(self, training: Training) -> Training:
-        from foretrace.training.checkpoints import is_recomputed, recomputed
-
         chosen = choose(modules_of(training.model), self.blocks)
         if not chosen:
             raise self.refuse(self._none("the model"))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +24,8 @@ from foretrace.techniques.compute.batching import Resize, micro_batches, paramet
 from foretrace.techniques.compute.updates import find_update, update_bandwidth
 from foretrace.techniques.memory.saved import find_saved
 from foretrace.techniques.repeat import Copy, before, repeat
-
-if TYPE_CHECKING:
-    from foretrace.training.training import Training
+from foretrace.training.batches import parts
+from foretrace.training.training import Training
 
 Mask = npt.NDArray[np.bool_]
 
@@ -39,10 +37,9 @@ _ADD = "aten::add_"
 class GradientAccumulation(Technique):
     """Cut every batch into parts and add up their gradients."""
 
-    name: ClassVar[str] = "gradient-accumulation"
-    summary: ClassVar[str] = "a batch in several parts, gradients added: less activation memory for more time"
-    source: ClassVar[str] = "Huang et al. (GPipe, NeurIPS 2019), micro-batches; PyTorch, gradient accumulation"
-    effort: ClassVar[str] = "a loop over parts of the batch"
+    summary = "a batch in several parts, gradients added: less activation memory for more time"
+    source = "Huang et al. (GPipe, NeurIPS 2019), micro-batches; PyTorch, gradient accumulation"
+    effort = "a loop over parts of the batch"
 
     steps: int = parameter(doc="micro-batches that a batch is cut into")
     recorded: int | None = parameter(None, doc="samples per step of the recording, if it does not say", unit="samples")
@@ -95,8 +92,6 @@ class GradientAccumulation(Technique):
         return result
 
     def realise(self, training: Training) -> Training:
-        from foretrace.training.batches import parts
-
         self._check()
         if training.run is not None:
             raise self.refuse("the training has a step of its own (run=), which does not cut batches.")
