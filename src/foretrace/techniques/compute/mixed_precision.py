@@ -25,11 +25,11 @@ from foretrace.hardware.devices import Device, find
 from foretrace.hardware.processor import named, recorded_sets
 from foretrace.techniques.base import Prior, Technique, derived, parameter
 from foretrace.techniques.compute.autocast import stays_single
+from foretrace.techniques.compute.casting import HALF, Casts, NewTimes, wanted
 from foretrace.techniques.compute.casts import cast_tasks, scaler_tasks
 from foretrace.techniques.compute.classes import MATRIX, Classes, TaskPrecision, WorkClass, classify
 from foretrace.techniques.compute.half_prices import half_prices, lacks_recurrent
 from foretrace.techniques.compute.reduced import Reduced, reduce
-from foretrace.techniques.compute.reducing import HALF, NewTimes, apply_times, insert_casts, wanted
 from foretrace.training.training import Training
 
 Mask = npt.NDArray[np.bool_]
@@ -184,9 +184,8 @@ class MixedPrecision(Technique):
             if (lacking := self._lacking(graph, kinds, values)) is not None:
                 raise lacking
             fallback = self._durations(graph, classes, work & unknown, values)
-        faster = apply_times(graph, times, fallback, values, self.name)
-        faster = reduced.twins.rewritten(faster)
-        return insert_casts(faster, reduced, half, values=values, technique=self.name)
+        faster = reduced.twins.rewritten(times.on(graph, fallback, values, self.name))
+        return Casts.of(graph, reduced, half).into(faster, values, self.name)
 
     def _durations(
         self, graph: TaskGraph, classes: Classes, work: Mask, values: dict[str, float]

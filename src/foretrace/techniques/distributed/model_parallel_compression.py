@@ -257,7 +257,7 @@ class ModelParallelCompression(Technique):
                 raise self.refuse(f"{name}={value} must be a number above 0.")
 
     def realise(self, training: Training) -> Training:
-        from foretrace.training.tensor_parallel import divided
+        from foretrace.training.compression.boundaries import divided
         from foretrace.training.workers import need_group
 
         self._check()
