@@ -98,11 +98,12 @@ class Technique(ABC):
     across: ClassVar[Across] = ""
 
     def __init_subclass__(cls) -> None:
-        cls.name = vars(cls).get("name") or re.sub(r"(?<=.)([A-Z])", r"-\1", cls.__name__).lower()
+        if not (hasattr(cls, "name") or cls.__name__.startswith("_")):  # a private base is no technique
+            cls.name = re.sub(r"(?<=.)([A-Z])", r"-\1", cls.__name__).lower()
 
     @abstractmethod
     def change(self, graph: TaskGraph) -> TaskGraph:
-        """The graph after this technique, changes noted; raises NotApplicableError with a reason."""
+        """The graph after this technique, changes noted without its name; raises NotApplicableError with a reason."""
 
     def predict(self, graph: TaskGraph) -> TaskGraph:
         """The graph after this technique, with its changes and assumptions noted. Never alters `graph`.
@@ -114,11 +115,17 @@ class Technique(ABC):
         if several and not self.across:
             raise self.refuse("it reckons with one rank, not with a graph of several; name one with `rank=`.")
         try:
-            changed = on_each_rank(graph, self.change) if several and self.across == "each" else self.change(graph)
+            changed = on_each_rank(graph, self.signed) if several and self.across == "each" else self.signed(graph)
             return settle(graph, sound(changed), self.name).noted(assumptions=self.uncertain(graph))
         except CycleError as error:  # never on a recording that was built right: the cross counts it as a bug
             where = str(error).partition(" through ")[2].removesuffix(".")
             raise self.refuse(f"{CONTRADICTS}: {where} would wait for each other.") from error
+
+    def signed(self, graph: TaskGraph) -> TaskGraph:
+        """What `change` makes of a graph, with this technique's name under all that it noted."""
+        changed, before = self.change(graph), len(graph.changes)
+        made = (each if each.technique else replace(each, technique=self.name) for each in changed.changes[before:])
+        return replace(changed, changes=(*changed.changes[:before], *made))
 
     def apply(self, training: Training) -> Training:
         """The training with this technique for real, made from a copy; never alters `training`.

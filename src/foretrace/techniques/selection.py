@@ -66,7 +66,7 @@ class Scale(_Selection):
     def change(self, graph: TaskGraph) -> TaskGraph:
         if not self.by >= 0:
             raise self.refuse(f"by={self.by} is below 0; give by=0.5 for half the time.")
-        return edit.scale(graph, self.chosen(graph), self.by, technique=self.name)
+        return edit.scale(graph, self.chosen(graph), self.by)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class Remove(_Selection):
     not_applied = "it supposes that work is gone and does not say what does it instead."
 
     def change(self, graph: TaskGraph) -> TaskGraph:
-        changed = edit.remove(graph, self.chosen(graph), technique=self.name)
+        changed = edit.remove(graph, self.chosen(graph))
         _, end = replay(changed)
         nothing = changed.n_steps and not np.diff(end[changed.marks]).any()  # or what is left runs beside the steps
         if nothing or not (changed.dur[~changed.gone & (changed.step >= 0)] > 0).any():
@@ -131,7 +131,7 @@ class ReplaceKernel(_Selection):
             rank[np.argsort(step, kind="stable")] = place
             surplus = graph.mask(rows[rank >= self.count])
             if surplus.any():
-                graph = edit.remove(graph, surplus, technique=self.name)
+                graph = edit.remove(graph, surplus)
                 mask &= ~surplus
         what = f"gave {{}} {self.time_us:g} µs each"
-        return edit.retime(graph, mask, np.full(int(mask.sum()), 1e3 * self.time_us), what=what, technique=self.name)
+        return edit.retime(graph, mask, np.full(int(mask.sum()), 1e3 * self.time_us), what=what)

@@ -79,7 +79,7 @@ class BatchSize(Technique):
         plan = Rescaling.of(graph, resize, factor)
         if not (plan.samples & (graph.kind != TaskKind.COPY)).any():
             raise self.refuse("the recording shows no forward or backward work on samples.")
-        result = plan.on(graph, self.values(graph), self.name)
+        result = plan.on(graph, self.values(graph))
         parts = micro_batches(graph)
         now = (
             f"{resize.after * parts} samples instead of {resize.before * parts}"
@@ -94,7 +94,7 @@ class BatchSize(Technique):
                 loaders=[{**each, "batch_size": size} for each in facts.get("loaders", [])],
                 options={**facts.get("options", {}), "samples": size},
             )
-        return result.noted(Change(technique=self.name, what=what, tasks=int(plan.samples.sum())))
+        return result.noted(Change(what=what, tasks=int(plan.samples.sum())))
 
     def realise(self, training: Training) -> Training:
         if not training.batch_size:
@@ -223,12 +223,12 @@ class Rescaling:
         dur[self.loading] *= self.factor * values["loading"]
         return dur
 
-    def on(self, graph: TaskGraph, values: dict[str, float], technique: str) -> TaskGraph:
+    def on(self, graph: TaskGraph, values: dict[str, float]) -> TaskGraph:
         """The graph on the other batch."""
         dur = self.durations(graph, values)
         touched = (self.samples | self.loading) & ~graph.gone
         what = f"let {{}} work on {self.factor:.4g} times as many samples"
-        result = edit.retime(graph, touched, dur[touched], what=what, technique=technique)
+        result = edit.retime(graph, touched, dur[touched], what=what)
         if self.resize is None:
             return result
         # Calls that hand on or belong to autograd keep their time, yet their inputs are other ones now.

@@ -132,13 +132,13 @@ class NewTimes:
             untimed=untimed(parts, float(guessed[found.known].sum()), float(graph.dur.sum())),
         )
 
-    def on(self, graph: TaskGraph, fallback: Float64, values: Mapping[str, float], technique: str) -> TaskGraph:
+    def on(self, graph: TaskGraph, fallback: Float64, values: Mapping[str, float]) -> TaskGraph:
         """The graph with new durations; `fallback` are those of tasks of which no measurement tells (n rows, ns)."""
         dur = graph.dur.astype(np.float64)
         ratio = self.ratio * np.where(self.timed, values["measured"], values.get("untimed", 1.0))
         dur[self.rows] = np.where(np.isnan(ratio), fallback[self.rows], dur[self.rows] * ratio)
         mask = graph.mask(self.rows)
-        return retime(graph, mask, dur[mask], what="ran {} on 16-bit inputs, by measured times", technique=technique)
+        return retime(graph, mask, dur[mask], what="ran {} on 16-bit inputs, by measured times")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -184,7 +184,7 @@ class Casts:
         entries_ns = 0.0 if self.entry_timed else self.entry_ns * len(self.reduced.entered)
         return float(self.ns[~self.timed].sum()) + entries_ns
 
-    def into(self, graph: TaskGraph, values: Mapping[str, float], technique: str) -> TaskGraph:
+    def into(self, graph: TaskGraph, values: Mapping[str, float]) -> TaskGraph:
         """The graph with a task for all casts of an operator, and autocast's dispatch."""
         measured, guess = values["measured"], values.get("untimed", 1.0)
         total: dict[tuple[int, bool], float] = defaultdict(float)
@@ -202,4 +202,4 @@ class Casts:
                 new.append(
                     HostTask(after=after, like=row, name="aten::_to_copy", dur_ns=round(ns), kind=TaskKind.OPERATOR)
                 )
-        return insert(graph, new, technique=technique)
+        return insert(graph, new)

@@ -93,8 +93,8 @@ class ChannelsLast(Technique):
         mask = graph.mask(rows)
         dur = graph.dur.astype(np.float64)
         dur[rows] *= factor
-        result = retime(graph, mask, dur[mask], what="ran {} with channels innermost", technique=self.name)
-        return insert(twins.rewritten(result), self._converted(graph), technique=self.name)
+        result = retime(graph, mask, dur[mask], what="ran {} with channels innermost")
+        return insert(twins.rewritten(result), self._converted(graph))
 
     def realise(self, training: Training) -> Training:
         import torch
@@ -116,9 +116,9 @@ class ChannelsLast(Technique):
         if shapes and not any(_pictures(Operator("", graph.shapes[index])) for index in shapes):
             raise self.refuse("the recording shows no convolution of pictures (four dimensions).")
         dur = graph.dur[convolution].astype(np.float64) * self.values(graph)["conv"]
-        faster = retime(graph, convolution, dur, what="ran {} with channels innermost", technique=self.name)
+        faster = retime(graph, convolution, dur, what="ran {} with channels innermost")
         conversions = select(faster, kind="kernel", name=_CONVERSIONS)
-        return remove(faster, conversions, technique=self.name) if conversions.any() else faster
+        return remove(faster, conversions) if conversions.any() else faster
 
     def _converted(self, graph: TaskGraph) -> list[HostTask]:
         """The conversion of the batch, before the first convolution of every step."""

@@ -106,14 +106,14 @@ class Compiled(Technique):
         gone = self._merge(graph, merged, matrix | (work & apart), dur, values)
         changed = (matrix | dispatch | merged) & ~gone
         what = "compiled {}: less host time, one pass per chain of elementwise work"
-        result = retime(graph, changed, dur[changed], what=what, technique=self.name)
+        result = retime(graph, changed, dur[changed], what=what)
         if gone.any():
-            result = remove(result, gone, technique=self.name)
-        result = insert(result, self._calls(graph, body, 1e3 * values["call_us"]), technique=self.name)
+            result = remove(result, gone)
+        result = insert(result, self._calls(graph, body, 1e3 * values["call_us"]))
         if self.mode == "reduce-overhead":
             from foretrace.techniques.compute.cuda_graphs import CudaGraphs
 
-            result = CudaGraphs(phases="forward,backward").change(result)
+            result = CudaGraphs(phases="forward,backward").signed(result)
         return result
 
     def realise(self, training: Training) -> Training:

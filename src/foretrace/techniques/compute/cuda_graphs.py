@@ -144,12 +144,12 @@ class CudaGraphs(Technique):
         latency, values = typical(graph).latency_ns, self.values(graph)
         gap, node_ns, launch_ns = (1e3 * values[name] for name in ("gap_us", "node_us", "launch_us"))
         host = graph.mask(np.concatenate([region.host for region in regions]))
-        result = remove(graph, host, technique=self.name)
+        result = remove(graph, host)
         kept = holes(result) & select(result, phase=self._phases())
         if kept.any() and values["holes"] != 1:
             dur = (values["holes"] * result.dur[kept]).astype(np.float64)
             what = "shortened {} of which the recording does not show what they do"
-            result = retime(result, kept, dur, what=what, technique=self.name)
+            result = retime(result, kept, dur, what=what)
         edges = edge_columns(result)
         src, dst, kind = edges["src"], edges["dst"], edges["edge_kind"]
         captured = np.full(len(graph), -1, dtype=np.int64)
@@ -183,7 +183,6 @@ class CudaGraphs(Technique):
             names=["hipGraphLaunch" if graph.info.platform == "rocm" else "cudaGraphLaunch"],
             old_edges={key: column[(kind != EdgeKind.LAUNCH) | (captured[dst] < 0)] for key, column in edges.items()},
             change=Change(
-                technique=self.name,
                 what=f"launched {sum(counts)} device tasks of {len(regions)} steps by one graph launch each",
                 tasks=sum(counts) + len(regions),
             ),

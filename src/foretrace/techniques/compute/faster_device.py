@@ -67,7 +67,7 @@ class FasterDevice(Technique):
         host = self.values(graph)["host"]
         if host != 1:
             mask = select(changed, kind=("cpu", "call", "data"))
-            changed = edit.scale(changed, mask, host, technique=self.name)
+            changed = edit.scale(changed, mask, host)
         return changed
 
     def priors(self, graph: TaskGraph) -> Mapping[str, Prior]:
@@ -109,7 +109,7 @@ class FasterDevice(Technique):
             (copies & ~inside, self.copy),
         ):
             if ratio != 1 and mask.any():
-                graph = edit.scale(graph, mask, 1 / ratio, technique=self.name)
+                graph = edit.scale(graph, mask, 1 / ratio)
         return graph
 
     def _on_device(self, graph: TaskGraph) -> TaskGraph:
@@ -129,14 +129,12 @@ class FasterDevice(Technique):
             else:
                 seconds[rows] *= values.get(field, 1.0)
         what = f"gave {{}} the times of {target.short} instead of {source.short}"
-        changed = edit.retime(graph, found.rows, seconds * 1e9, what=what, technique=self.name)
+        changed = edit.retime(graph, found.rows, seconds * 1e9, what=what)
         changed = replace(changed, info=replace(changed.info, devices=(as_recorded(target),)))
-        changed = changed.noted(
-            *(Change(technique=self.name, what=text, tasks=0) for text in _sources(found, source, target))
-        )
+        changed = changed.noted(*(Change(what=text, tasks=0) for text in _sources(found, source, target)))
         copies = select(graph, kind="copy") & ~found.rows
         if self.copy != 1 and copies.any():
-            changed = edit.scale(changed, copies, 1 / self.copy, technique=self.name)
+            changed = edit.scale(changed, copies, 1 / self.copy)
         return changed
 
     def _devices(self, graph: TaskGraph) -> tuple[Device, Device]:
@@ -209,5 +207,5 @@ def _shrink_backlog(before: TaskGraph, after: TaskGraph) -> TaskGraph:
     begin = int(before.recorded[before.marks[0]])
     release = np.where(waiting, begin + (before.release - begin) * factor, before.release)
     what = f"shrank work from before the recording, which {int(waiting.sum())} device tasks wait for, by {factor:.3g}"
-    change = Change(technique=FasterDevice.name, what=what, tasks=int(waiting.sum()))
+    change = Change(what=what, tasks=int(waiting.sum()))
     return after.with_columns(release=np.rint(release).astype(np.int64)).noted(change)

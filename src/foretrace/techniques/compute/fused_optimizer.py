@@ -118,7 +118,7 @@ class FusedOptimizer(Technique):
                 new.append(HostTask(after=int(run.host[0]), name=name, dur_ns=round(ns), kind=TaskKind.OPERATOR))
             else:
                 new += _fused(graph, run, update, values)
-        return insert(remove(graph, mask, technique=self.name), new, usual=usual, technique=self.name)
+        return insert(remove(graph, mask), new, usual=usual)
 
     def realise(self, training: Training) -> Training:
         settings = {"fused": self.implementation == "fused", "foreach": self.implementation == "foreach"}
@@ -179,9 +179,7 @@ def _fused(
             HostTask(after=anchor, name=name, dur_ns=round(work_ns), kind=TaskKind.OPERATOR),
         ]
     launches = max(
-        ceil(update.tensors / _TENSORS_PER_LAUNCH[update.accesses]),
-        ceil(update.nbytes / _BYTES_PER_LAUNCH),
-        1,
+        ceil(update.tensors / _TENSORS_PER_LAUNCH[update.accesses]), ceil(update.nbytes / _BYTES_PER_LAUNCH), 1
     )
     kernel = DeviceTask(
         after=int(run.device[0]),

@@ -136,13 +136,13 @@ class MixedPrecision(Technique):
         if (lacking := self._lacking(graph, _present(graph, classes), values)) is not None:
             raise lacking
         dur = self._durations(graph, classes, work, values)
-        faster = edit.retime(graph, work, dur[work], what=f"ran {{}} in {self.type_name(graph)}", technique=self.name)
+        faster = edit.retime(graph, work, dur[work], what=f"ran {{}} in {self.type_name(graph)}")
         moving = _moving(graph, classes)
-        faster = edit.retime(faster, moving, dur[moving], what="moved 16-bit data in {}", technique=self.name)
+        faster = edit.retime(faster, moving, dur[moving], what="moved 16-bit data in {}")
         new = cast_tasks(faster, work, casts=values["casts"], cast_us=values["cast_us"])
         if graph.info.platform != "cpu" and self.type_name(graph) == "float16":
             new += scaler_tasks(faster)
-        return insert(faster, new, technique=self.name)
+        return insert(faster, new)
 
     def realise(self, training: Training) -> Training:
         import torch
@@ -184,8 +184,8 @@ class MixedPrecision(Technique):
             if (lacking := self._lacking(graph, kinds, values)) is not None:
                 raise lacking
             fallback = self._durations(graph, classes, work & unknown, values)
-        faster = reduced.twins.rewritten(times.on(graph, fallback, values, self.name))
-        return Casts.of(graph, reduced, half).into(faster, values, self.name)
+        faster = reduced.twins.rewritten(times.on(graph, fallback, values))
+        return Casts.of(graph, reduced, half).into(faster, values)
 
     def _durations(
         self, graph: TaskGraph, classes: Classes, work: Mask, values: dict[str, float]

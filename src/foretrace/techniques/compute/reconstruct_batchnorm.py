@@ -96,15 +96,15 @@ class ReconstructBatchnorm(Technique):
             gain_ns -= 1e3 * values["call_us"]
             dur = np.maximum(graph.dur[mask] - gain_ns, _LEAST * graph.dur[mask])
             what = "took statistics, normalisation and ReLU of {} together"
-            return edit.retime(graph, mask, dur, what=what, technique=self.name)
+            return edit.retime(graph, mask, dur, what=what)
         back = select(graph, op=_BACKWARD, ignore_case=False, phase="backward") & _work(graph)
-        changed = edit.scale(graph, ahead, values.get("forward", 1.0), technique=self.name)
+        changed = edit.scale(graph, ahead, values.get("forward", 1.0))
         if back.any() and not _on_cpu(graph):
-            changed = edit.scale(changed, back, values.get("backward", 1.0), technique=self.name)
+            changed = edit.scale(changed, back, values.get("backward", 1.0))
         if _on_cpu(graph):
             return changed
         relu = _relu_behind(graph, ahead)
-        return edit.remove(changed, relu, technique=self.name) if relu.any() else changed
+        return edit.remove(changed, relu) if relu.any() else changed
 
     def realise(self, training: Training) -> Training:
         import torch
@@ -188,6 +188,4 @@ _ON_DEVICE = {
     "forward": Prior(0.5, 0.4, 0.9, why="Daydream's rule; half of the passes are left"),
     "backward": Prior(0.5, 0.4, 1.0, why="Daydream's rule; half of the passes are left"),
 }
-_ON_CPU = {
-    "forward": Prior(0.35, 0.15, 1.0, why="PyTorch's own statistics take most of it; measured with one thread"),
-}
+_ON_CPU = {"forward": Prior(0.35, 0.15, 1.0, why="PyTorch's own statistics take most of it; measured with one thread")}

@@ -103,7 +103,7 @@ class StructuredDropout(Technique):
             factor[place.rows] = by
         mask = graph.mask(np.concatenate([each.rows for each in found]))
         mask &= ~graph.gone
-        return scale(graph, mask, factor[mask], technique=self.name)
+        return scale(graph, mask, factor[mask])
 
     def realise(self, training: Training) -> Training:
         from foretrace.training.structured_lstm import DropoutLSTM, StructuredDropoutLSTM

@@ -104,7 +104,7 @@ class Contention(Technique):
         if graph.n_steps:
             after_s = simulate(changed).step_time_s
             what = f"the step goes from {1e3 * before.step_time_s:.4g} to {1e3 * after_s:.4g} ms"
-            noted.append(Change(technique=self.name, what=what, tasks=int((dur != graph.dur).sum())))
+            noted.append(Change(what=what, tasks=int((dur != graph.dur).sum())))
         fact = {"distributed": {**facts, FACT: str(self)}} if facts else {FACT: str(self)}
         return with_facts(changed, **fact).noted(*noted)
 
@@ -195,7 +195,7 @@ class Contention(Technique):
             what += f": {total_ns / 1e6:.4g} -> {(total_ns + longer_ns) / 1e6:.4g} ms in all, most load on {busiest}"
         else:
             what += ": none takes longer"
-        return Change(technique=self.name, what=what, tasks=sum(len(each.rows) for each in run.moved))
+        return Change(what=what, tasks=sum(len(each.rows) for each in run.moved))
 
     def _limits_notes(self, graph: TaskGraph, found: PlacedTransfers) -> list[Change]:
         """What a recording of collectives leaves open."""
@@ -204,10 +204,10 @@ class Contention(Technique):
         )
         if len(graph.ranks) == 1:
             what += ", and their times hold the waiting for other ranks"
-        notes = [Change(technique=self.name, what=what, tasks=0)]
+        notes = [Change(what=what, tasks=0)]
         if found.lost:
             what = f"transfers that keep their time, because nobody knows who takes part in them: {found.lost}"
-            notes.append(Change(technique=self.name, what=what, tasks=0))
+            notes.append(Change(what=what, tasks=0))
         return notes
 
     # -- kernels beside communication ------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ class Contention(Technique):
             if count
             else "no other time than before"
         )
-        return Change(technique=self.name, what=what, tasks=count)
+        return Change(what=what, tasks=count)
 
 
 class _Runs:

@@ -231,9 +231,9 @@ class PrefetchData(Technique):
         copies = _pageable_copies(graph)
         if not copies.any():
             raise self.refuse("the recording shows no copies from pageable memory that pinning could speed up.")
-        faster = edit.scale(graph, copies, self.values(graph)["pinned_copy"], technique=self.name)
+        faster = edit.scale(graph, copies, self.values(graph)["pinned_copy"])
         back = (faster.edge_kind == EdgeKind.SYNC) & (faster.kind[faster.dst] == TaskKind.RETURN) & copies[faster.src]
-        return edit.cut(faster, back, technique=self.name) if back.any() else faster
+        return edit.cut(faster, back) if back.any() else faster
 
     def realise(self, training: Training) -> Training:
         pinning = {"pin_memory": True} if self.pinned else {}
@@ -272,7 +272,7 @@ class PrefetchData(Technique):
             batch,
             workers=workers,
             ahead=workers * self.prefetch_factor,
-            change=Change(technique=self.name, what=what, tasks=int(loading.sum()) + len(batch)),
+            change=Change(what=what, tasks=int(loading.sum()) + len(batch)),
         )
         batches = _inside(graph, fetches)
         return self._contend(result, _period(alone, batches), float(batch.mean()), batches)
@@ -310,14 +310,12 @@ class PrefetchData(Technique):
             crowd = max((alone_ns * _threads(graph) + batch_ns) / shared / period, 1.0)
         busy = min(batch_ns / period, 1.0) if period > 0 else 0.0
         slower = 1 + (self.values(graph)["host_contention"] - 1) * busy
-        result = edit.scale(graph, host, slower * crowd, technique=self.name)
+        result = edit.scale(graph, host, slower * crowd)
         if crowd > 1:
-            result = edit.scale(result, workers, crowd, technique=self.name)
+            result = edit.scale(result, workers, crowd)
         copies = _pageable_copies(graph)
         if copies.any() and not self.pinned:
-            result = edit.scale(
-                result, copies | _staging(graph), self.values(graph)["copy_contention"], technique=self.name
-            )
+            result = edit.scale(result, copies | _staging(graph), self.values(graph)["copy_contention"])
         return result
 
 

@@ -96,16 +96,16 @@ class BucketFusion(Technique):
             dur[here] = fixed + varies[first : i + 1].sum() + values["waiting"] * waited[first : i + 1].sum() + copied
             first = i + 1
         freed = gone[graph.src] & np.isin(graph.edge_kind, (EdgeKind.EVENT, EdgeKind.SYNC, EdgeKind.COLLECTIVE))
-        result = remove(cut(graph, freed, technique=self.name) if freed.any() else graph, gone, technique=self.name)
-        result = retime(result, kept, dur[kept], what="joined their work in {}", technique=self.name)
+        result = remove(cut(graph, freed) if freed.any() else graph, gone)
+        result = retime(result, kept, dur[kept], what="joined their work in {}")
         lighter = _issuing(graph, gone) & ~result.gone
         if lighter.any():
             shorter = graph.dur[lighter] - values["host_share"] * np.minimum(graph.dur[lighter], _ISSUE_NS)
             what = "took the issuing of messages out of {}"
-            result = retime(result, lighter, shorter, what=what, technique=self.name)
+            result = retime(result, lighter, shorter, what=what)
         per_step = kept.sum() / max(graph.n_steps, 1)
         what = f"{len(found.rows) / max(graph.n_steps, 1):.4g} all-reduces per step became {per_step:.4g}"
-        return result.noted(Change(technique=self.name, what=what, tasks=int(kept.sum())))
+        return result.noted(Change(what=what, tasks=int(kept.sum())))
 
     def priors(self, graph: TaskGraph) -> dict[str, Prior]:
         found = self._recorded(graph)

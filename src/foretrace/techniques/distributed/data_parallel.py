@@ -137,7 +137,7 @@ class DataParallel(Technique):
         first = np.min([each.ready for each in gradients], axis=0)
         last = np.max([each.ready for each in gradients], axis=0)
         busy_s = sum(leg.seconds for i in range(len(plan.parts)) for leg in plan.legs(i))
-        graph = one_worker.slowed_beside(graph, first, last, values["company"], busy_s, technique=self.name)
+        graph = one_worker.slowed_beside(graph, first, last, values["company"], busy_s)
         dur = graph.dur.copy()
         on_host = graph.info.platform == "cpu"
         for each in gradients:

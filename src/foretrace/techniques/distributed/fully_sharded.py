@@ -77,8 +77,8 @@ class FullySharded(Technique):
         busy_s = sum(each.dur_ns for each in messages) / 1e9
         if plan.backend == "nccl":
             first, last = units[-1].backward, np.max([each.ready for each in units], axis=0)
-            graph = one_worker.slowed_beside(graph, first, last, values["company"], busy_s, technique=self.name)
-        result = exchange(graph, messages, stops, in_flight=1, technique=self.name, as_issued=True)
+            graph = one_worker.slowed_beside(graph, first, last, values["company"], busy_s)
+        result = exchange(graph, messages, stops, in_flight=1, as_issued=True)
         facts = {
             "workers": self.workers,
             "network": self.network,
@@ -148,19 +148,13 @@ class FullySharded(Technique):
         dur = graph.dur[own].astype(np.float64)
         fixed = np.minimum(dur, 1e3 * values["operator_us"])
         shorter: npt.NDArray[np.float64] = fixed + (dur - fixed) / self.workers
-        result = retime(graph, own, shorter, what=f"a share of 1/{self.workers} in {{}}", technique=self.name)
+        result = retime(graph, own, shorter, what=f"a share of 1/{self.workers} in {{}}")
         update = find_update(graph)
         if update is None or "sharded_us" not in values:
             return result
         more = 1e3 * values["sharded_us"] * update.tensors * _OPERATORS.get(update.optimizer, 8)
         first = graph.mask([run.host[0] for run in runs(graph, step_tasks(graph))])
-        return retime(
-            result,
-            first,
-            (result.dur[first] + more).astype(np.float64),
-            what="dispatch on shards in {}",
-            technique=self.name,
-        )
+        return retime(result, first, (result.dur[first] + more).astype(np.float64), what="dispatch on shards in {}")
 
     def _memory(self, graph: TaskGraph, units: Sequence[ShardedUnit]) -> Change:
         """What a worker still holds of parameters, gradients and optimizer state."""
@@ -175,7 +169,7 @@ class FullySharded(Technique):
             f"{whole / 1e6:.4g} MB of parameters, gradients and optimizer state shrink to "
             f"{(whole / self.workers + kept) / 1e6:.4g} MB, and {largest / 1e6:.4g} MB for the unit at work"
         )
-        return Change(technique=self.name, what=what, tasks=len(units))
+        return Change(what=what, tasks=len(units))
 
     def priors(self, graph: TaskGraph) -> dict[str, Prior]:
         found = {

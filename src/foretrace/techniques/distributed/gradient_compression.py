@@ -103,7 +103,7 @@ class GradientCompression(Technique):
         what = (
             f"sent {1 / less:.3g} of the gradients' bytes ({less:.3g} times fewer), coding {1e3 * coding:.3g} ms a step"
         )
-        return changed.noted(Change(technique=self.name, what=what, tasks=len(buckets) * graph.n_steps))
+        return changed.noted(Change(what=what, tasks=len(buckets) * graph.n_steps))
 
     def coding_s(self, graph: TaskGraph) -> tuple[float, float, bool]:
         """Seconds of encoding and of decoding all buckets of a step, and whether they were timed on the device."""

@@ -61,7 +61,7 @@ class LocalSteps(Technique):
             host_ns=round(values["step_us"] * 1e3 / self.every),
         )
         stop = Stop(waits=rows, then_ns=round(copied_s * 1e9 / self.every), device=device)
-        result = exchange(graph, [message], [stop], in_flight=1, technique=self.name)
+        result = exchange(graph, [message], [stop], in_flight=1)
         what = (
             f"every step carries 1/{self.every} of an average; in the run, one step in {self.every} carries all of it "
             f"({1e3 * (cost + copied_s):.3g} ms)"
@@ -72,7 +72,7 @@ class LocalSteps(Technique):
             "backend": one_worker.back_end(graph, self.backend),
             "every": self.every,
         }
-        return with_facts(result.noted(Change(technique=self.name, what=what, tasks=len(rows))), distributed=facts)
+        return with_facts(result.noted(Change(what=what, tasks=len(rows))), distributed=facts)
 
     def priors(self, graph: TaskGraph) -> dict[str, Prior]:
         return {

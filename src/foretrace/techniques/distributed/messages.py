@@ -133,7 +133,7 @@ def plan_of(graph: TaskGraph, technique: Technique, *, only_all_reduce: bool = F
 
 def replanned(graph: TaskGraph, plan: ExchangePlan, technique: Technique) -> TaskGraph:
     """The graph with the messages of this plan in the place of those that it has."""
-    return lay_out(without_exchange(graph, technique.name), plan, technique)
+    return lay_out(without_exchange(graph), plan, technique)
 
 
 def lay_out(graph: TaskGraph, plan: ExchangePlan, technique: Technique) -> TaskGraph:
@@ -183,14 +183,7 @@ def lay_out(graph: TaskGraph, plan: ExchangePlan, technique: Technique) -> TaskG
                 )
             )
     free = plan.prioritised or plan.scheme == SERVERS or (plan.scheme == HIERARCHICAL and plan.backend == "nccl")
-    changed = exchange(
-        graph,
-        messages,
-        stops,
-        in_flight=1 if free else plan.in_flight,
-        technique=technique.name,
-        ordered=not free,
-    )
+    changed = exchange(graph, messages, stops, in_flight=1 if free else plan.in_flight, ordered=not free)
     return with_facts(changed, distributed=plan.facts)
 
 

@@ -109,7 +109,7 @@ class ModelParallelCompression(Technique):
             after.append(dur + 1e9 * (encode + decode))
         mask = graph.mask(chosen)
         what = f"compressed the activations of {{}} ({self.method})"
-        return retime(graph, mask, np.array(after), what=what, technique=self.name)
+        return retime(graph, mask, np.array(after), what=what)
 
     def _put_in(self, graph: TaskGraph) -> TaskGraph:
         """Messages of stated sizes at equal distances in the forward pass, of pipelines in the backward pass, too."""
@@ -152,12 +152,12 @@ class ModelParallelCompression(Technique):
                 )
                 if not any(np.array_equal(stop.waits, host) for stop in stops):
                     stops.append(Stop(waits=host))
-        result = exchange(graph, messages, stops, in_flight=1, technique=self.name)
+        result = exchange(graph, messages, stops, in_flight=1)
         note = (
             f"{self.where}-parallel exchanges of {nbytes / 1e6:.4g} MB as stated, {len(messages)} a step; the "
             "recording is taken to be the computing of one of the workers"
         )
-        change = Change(technique=self.name, what=note, tasks=len(messages) * graph.n_steps)
+        change = Change(what=note, tasks=len(messages) * graph.n_steps)
         return with_facts(result.noted(change), distributed={"model_parallel": str(self), "workers": self.workers})
 
     def _recorded(self, graph: TaskGraph) -> npt.NDArray[np.int64]:

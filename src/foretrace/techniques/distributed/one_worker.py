@@ -65,13 +65,7 @@ def network_between(graph: TaskGraph, text: str, workers: int, backend: str = ""
 
 
 def slowed_beside(
-    graph: TaskGraph,
-    first: npt.NDArray[np.int64],
-    last: npt.NDArray[np.int64],
-    company: float,
-    busy_s: float,
-    *,
-    technique: str,
+    graph: TaskGraph, first: npt.NDArray[np.int64], last: npt.NDArray[np.int64], company: float, busy_s: float
 ) -> TaskGraph:
     """Backward work between two rows of every step slowed by messages that are under way for `busy_s` of it."""
     start, end = replay(graph)
@@ -83,4 +77,4 @@ def slowed_beside(
         rows &= graph.on_device  # messages of a device leave the host alone
     length = float(np.mean(end[last] - start[first])) / 1e9
     share = min(busy_s / length, 1.0) if length > 0 else 0.0
-    return scale(graph, rows, 1 + (company - 1) * share, technique=technique)
+    return scale(graph, rows, 1 + (company - 1) * share)

@@ -32,12 +32,7 @@ class ParameterServer(Technique):
         if not rate > 0:
             raise self.refuse(f"sum_gb_s={rate} is no rate; give GB/s above 0.")
         changed = replace(
-            plan,
-            scheme=SERVERS,
-            servers=self.servers,
-            colocated=self.colocated,
-            sharded=self.sharded,
-            sum_gb_s=rate,
+            plan, scheme=SERVERS, servers=self.servers, colocated=self.colocated, sharded=self.sharded, sum_gb_s=rate
         )
         return replanned(graph, changed, self)
 

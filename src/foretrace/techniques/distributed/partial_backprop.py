@@ -77,29 +77,23 @@ class PartialBackprop(Technique):
         group = grouped(cost, self.parts)
         shares = [self.contributors(each) / self.workers for each in range(self.parts)]
         if self.workers == 1:
-            return graph.noted(
-                Change(technique=self.name, what="one worker back-propagates through all layers", tasks=0)
-            )
+            return graph.noted(Change(what="one worker back-propagates through all layers", tasks=0))
         kept = sum(float(cost[group == each].sum()) * shares[each] for each in range(self.parts)) / max(cost.sum(), 1)
         changed = graph
         if self.barrier == "mean":
-            changed = _scaled(graph, gradients, group, shares, self.name)
+            changed = _scaled(graph, gradients, group, shares)
         values, net = self.values(graph), self._network(graph)
         messages, sent = self._messages(graph, gradients, group, net, values)
         last = np.max([each.ready for each in gradients], axis=0)
         total = sum(each.nbytes for each in gradients)
         result = exchange(
-            changed,
-            messages,
-            [Stop(waits=last, then_ns=round(4 * total / values["copy_gb_s"]))],
-            in_flight=1,
-            technique=self.name,
+            changed, messages, [Stop(waits=last, then_ns=round(4 * total / values["copy_gb_s"]))], in_flight=1
         )
         what = (
             f"back-propagated {100 * kept:.3g} % of the layers' time on the mean worker; gradients cross the network "
             f"{sent / max(total, 1):.3g} times on their way into averages ({self.workers} times without it)"
         )
-        noted = [Change(technique=self.name, what=what, tasks=len(messages) * graph.n_steps)]
+        noted = [Change(what=what, tasks=len(messages) * graph.n_steps)]
         noted += self._memory(graph, gradients, group, shares)
         facts = {"workers": self.workers, "network": self.network, "backend": one_worker.back_end(graph, self.backend)}
         return with_facts(result.noted(*noted), distributed={**facts, "partial": str(self)})
@@ -152,7 +146,7 @@ class PartialBackprop(Technique):
             f"{freed / graph.n_steps / 1e6:.4g} of {total / graph.n_steps / 1e6:.4g} MB of saved activations are not "
             "kept on the mean worker; the deepest keeps all"
         )
-        return [Change(technique=self.name, what=what, tasks=len(saved))]
+        return [Change(what=what, tasks=len(saved))]
 
     def _gradients(self, graph: TaskGraph) -> tuple[Gradient, ...]:
         if graph.info.recording.get("distributed") or bool((graph.kind == TaskKind.COLLECTIVE).any()):
@@ -255,9 +249,7 @@ def _between(graph: TaskGraph, gradients: Sequence[Gradient], step: int, *, devi
     return [(rows[inside], places[inside])]
 
 
-def _scaled(
-    graph: TaskGraph, gradients: Sequence[Gradient], group: Int64, shares: Sequence[float], technique: str
-) -> TaskGraph:
+def _scaled(graph: TaskGraph, gradients: Sequence[Gradient], group: Int64, shares: Sequence[float]) -> TaskGraph:
     """Backward work of every group times the share of the workers that do it."""
     factors = np.ones(len(graph))
     share = np.array(shares)
@@ -267,4 +259,4 @@ def _scaled(
             for rows, places in _between(graph, gradients, step, device=device):
                 factors[rows] = share[group[places]]
     mask = factors != 1.0
-    return scale(graph, mask, factors[mask], technique=technique) if mask.any() else graph
+    return scale(graph, mask, factors[mask]) if mask.any() else graph

@@ -38,7 +38,7 @@ class Priority(Technique):
         if not 0 <= share <= 1:
             raise self.refuse(f"update={share} is no share; give a number from 0 to 1.")
         own = step_tasks(graph) & ~graph.gone
-        lighter = scale(graph, own, share, technique=self.name) if own.any() and share != 1 else graph
+        lighter = scale(graph, own, share) if own.any() and share != 1 else graph
         return replanned(lighter, replace(plan, prioritised=True), self)
 
     def priors(self, graph: TaskGraph) -> dict[str, Prior]:

@@ -49,7 +49,7 @@ class TensorPartition(Technique):
             number[gradients[part.gradients[0]].ready] += 1
         busier = number > 0
         longer = graph.dur[busier] + number[busier] * 1e3 * self.values(graph)["slice_us"]
-        slower = retime(graph, busier, longer, what="added the handling of slices to {}", technique=self.name)
+        slower = retime(graph, busier, longer, what="added the handling of slices to {}")
         return replanned(slower, replace(plan, parts=parts), self)
 
     def priors(self, graph: TaskGraph) -> dict[str, Prior]:

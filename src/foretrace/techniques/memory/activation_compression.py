@@ -87,8 +87,8 @@ class ActivationCompression(Technique):
             hook_s *= factor
             times = {each: (factor * there, factor * back) for each, (there, back) in times.items()}
         put = insert_casts if graph.on_device.any() else insert_keeping
-        changed = put(graph, savings, times, hook_s, _NAMES, self.name)
-        return changed.noted(saved_note(graph, savings, chosen, 0.5, f"kept as {self.format}", self.name))
+        changed = put(graph, savings, times, hook_s, _NAMES)
+        return changed.noted(saved_note(graph, savings, chosen, 0.5, f"kept as {self.format}"))
 
     def realise(self, training: Training) -> Training:
         keeping = Keeping(Narrow(self.format), training.model.parameters(), self.min_bytes)

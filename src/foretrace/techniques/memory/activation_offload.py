@@ -101,13 +101,13 @@ class ActivationOffload(Technique):
             hook_s *= factor
             times = {each: (factor * there, factor * back) for each, (there, back) in times.items()}
         if disk:
-            changed = insert_keeping(graph, savings, times, hook_s, _NAMES, self.name)
+            changed = insert_keeping(graph, savings, times, hook_s, _NAMES)
         elif all(each.use < 0 for each in chosen):
             raise self.refuse("the recording shows no backward pass that needs the activations.")
         else:
-            changed = insert_copies(graph, savings, times, hook_s, self.prefetch, self.name)
+            changed = insert_copies(graph, savings, times, hook_s, self.prefetch)
         where = "written to a file" if disk else "copied to the host"
-        return changed.noted(saved_note(graph, savings, chosen, 0.0, where, self.name))
+        return changed.noted(saved_note(graph, savings, chosen, 0.0, where))
 
     def realise(self, training: Training) -> Training:
         cuda = training.device.startswith("cuda")
@@ -144,12 +144,7 @@ _OUT, _BACK = "Memcpy DtoH (activations)", "Memcpy HtoD (activations)"
 
 
 def insert_copies(
-    graph: TaskGraph,
-    savings: Savings,
-    times: dict[Saved, tuple[float, float]],
-    hook_s: float,
-    prefetch: int,
-    technique: str,
+    graph: TaskGraph, savings: Savings, times: dict[Saved, tuple[float, float]], hook_s: float, prefetch: int
 ) -> TaskGraph:
     """The graph with a copy out after every saving kernel and one back before the kernel that asks.
 
@@ -203,7 +198,7 @@ def insert_copies(
         edges.columns(),
         names=(_OUT, _BACK),
         lanes=lanes,
-        change=Change(technique=technique, what=f"inserted {len(tasks['kind'])} copies", tasks=len(tasks["kind"])),
+        change=Change(what=f"inserted {len(tasks['kind'])} copies", tasks=len(tasks["kind"])),
     )
     hooks = [replace(each, after=int(rows[each.after])) for each in hook_tasks(savings, hook_s)]
-    return insert(made, hooks, technique=technique)
+    return insert(made, hooks)

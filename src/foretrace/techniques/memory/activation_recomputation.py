@@ -92,19 +92,17 @@ class ActivationRecomputation(Technique):
                     phase=Phase.RECOMPUTE,
                 )
             )
-        hooked = insert(graph, new, technique=self.name)
+        hooked = insert(graph, new)
         copies = [Copy(rows=run.forward, after=run.after) for run in self._runs(hooked)]
         count = sum(len(copy.rows) for copy in copies)
         per_step = len(copies) / max(graph.n_steps, 1)
         what = f"ran the forward pass of {per_step:.3g} blocks per step once more, each ahead of its backward"
-        result = repeat(
-            hooked, copies, phase=Phase.RECOMPUTE, change=Change(technique=self.name, what=what, tasks=count)
-        )
+        result = repeat(hooked, copies, phase=Phase.RECOMPUTE, change=Change(what=what, tasks=count))
         recomputed = np.asarray((result.phase == Phase.RECOMPUTE) & ~result.gone) & (
             result.name != _index(result.names, "checkpoint")
         )
         if values["again"] != 1.0:
-            result = scale(result, recomputed, values["again"], technique=self.name)
+            result = scale(result, recomputed, values["again"])
         return result.noted(*self._notes(graph, found))
 
     def realise(self, training: Training) -> Training:
@@ -157,11 +155,11 @@ class ActivationRecomputation(Technique):
             inputs = sum(each.nbytes for each in first if each is not None)
             saved = (sum(each.nbytes for each in kept) - inputs) / steps
             what = f"about {max(saved, 0) / 1e6:.3g} MB per step need not be kept from forward to backward"
-            notes.append(Change(technique=self.name, what=what, tasks=len(kept)))
+            notes.append(Change(what=what, tasks=len(kept)))
         names = np.unique(graph.op[rows[graph.op[rows] >= 0]])
         if any("batch_norm" in graph.names[i] for i in names.tolist()):
             what = "batch normalisation inside the blocks updates its running statistics twice per step"
-            notes.append(Change(technique=self.name, what=what, tasks=len(found)))
+            notes.append(Change(what=what, tasks=len(found)))
         return tuple(notes)
 
 

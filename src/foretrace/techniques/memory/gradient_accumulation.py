@@ -76,11 +76,11 @@ class GradientAccumulation(Technique):
         if not (plan.samples & (graph.kind != TaskKind.COPY)).any():
             raise self.refuse("the recording shows no forward or backward work on samples.")
         added_ns, tensors = self._adding(graph)
-        micro = plan.on(graph, self.values(graph), self.name)
+        micro = plan.on(graph, self.values(graph))
         repeated, count = self._repeated(micro, plan)
         if not count:
             raise self.refuse("the recording shows no step that is complete, from forward to the update.")
-        result = insert(repeated, self._gradients(repeated, added_ns, tensors), technique=self.name)
+        result = insert(repeated, self._gradients(repeated, added_ns, tensors))
         result = with_facts(result, micro_batches=self.steps * micro_batches(graph))
         saved = sum(each.nbytes for each in find_saved(graph).tensors) / max(graph.n_steps, 1)
         if saved:
@@ -88,7 +88,7 @@ class GradientAccumulation(Technique):
                 f"about {saved / 1e6:.3g} MB saved for the backward pass shrink to {saved / self.steps / 1e6:.3g} MB; "
                 "gradients and optimizer state stay"
             )
-            result = result.noted(Change(technique=self.name, what=what, tasks=count))
+            result = result.noted(Change(what=what, tasks=count))
         return result
 
     def realise(self, training: Training) -> Training:
@@ -153,7 +153,7 @@ class GradientAccumulation(Technique):
         if not copies:
             return graph, 0
         what = f"ran forward and backward {self.steps} times per step, on 1/{self.steps} of the samples each"
-        return repeat(graph, copies, change=Change(technique=self.name, what=what, tasks=count)), count
+        return repeat(graph, copies, change=Change(what=what, tasks=count)), count
 
     def _gradients(self, graph: TaskGraph, added_ns: float, tensors: int) -> list[HostTask | DeviceTask]:
         """What adding gradients and the loop over micro-batches take, at the end of every step's backward pass."""

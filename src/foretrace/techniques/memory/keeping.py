@@ -68,12 +68,7 @@ def hook_tasks(savings: Savings, hook_s: float, kind: TaskKind = TaskKind.CPU) -
 
 
 def insert_keeping(
-    graph: TaskGraph,
-    savings: Savings,
-    times: dict[Saved, tuple[float, float]],
-    hook_s: float,
-    names: Names,
-    technique: str,
+    graph: TaskGraph, savings: Savings, times: dict[Saved, tuple[float, float]], hook_s: float, names: Names
 ) -> TaskGraph:
     """The graph of a processor with every storing after the operator that saves, every restoring before the backward
     operator that asks, and the hooks of all saved variables at the end of the forward pass.
@@ -95,12 +90,10 @@ def insert_keeping(
                 op=dtype,
             )
         )
-    return insert(graph, [*new, *hook_tasks(savings, hook_s, TaskKind.PYTHON)], technique=technique)
+    return insert(graph, [*new, *hook_tasks(savings, hook_s, TaskKind.PYTHON)])
 
 
-def saved_note(
-    graph: TaskGraph, savings: Savings, chosen: Iterable[Saved], kept_share: float, where: str, technique: str
-) -> Change:
+def saved_note(graph: TaskGraph, savings: Savings, chosen: Iterable[Saved], kept_share: float, where: str) -> Change:
     """What the step no longer keeps, per step, in bytes."""
     tensors = list(chosen)
     steps = max(len({int(graph.step[each.row]) for each in tensors}), 1)
@@ -112,7 +105,7 @@ def saved_note(
     )
     if savings.unsized:
         what += f"; the recording does not tell what {savings.unsized} calls save, which stays as it is"
-    return Change(technique=technique, what=what, tasks=len(tensors))
+    return Change(what=what, tasks=len(tensors))
 
 
 def _asked(each: Saved, previous: Int64) -> int:
@@ -127,12 +120,7 @@ def _dtype(each: Saved) -> str:
 
 
 def insert_casts(
-    graph: TaskGraph,
-    savings: Savings,
-    times: dict[Saved, tuple[float, float]],
-    hook_s: float,
-    names: Names,
-    technique: str,
+    graph: TaskGraph, savings: Savings, times: dict[Saved, tuple[float, float]], hook_s: float, names: Names
 ) -> TaskGraph:
     """The same on a device: every cast is a kernel with its launch."""
     call, previous = launching_call(graph), previous_on_lane(graph)
@@ -154,7 +142,7 @@ def insert_casts(
                         nbytes=each.nbytes * 3 // 2,
                     )
                 )
-    return insert(graph, [*new, *hook_tasks(savings, hook_s)], technique=technique)
+    return insert(graph, [*new, *hook_tasks(savings, hook_s)])
 
 
 def cast_bandwidth(graph: TaskGraph) -> Prior:

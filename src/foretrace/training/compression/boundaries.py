@@ -16,14 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from foretrace.errors import NotApplicableError
-from foretrace.training.compression.codecs import (
-    Levels,
-    dequantise,
-    quantise,
-    random_indices,
-    scattered,
-    top_k,
-)
+from foretrace.training.compression.codecs import Levels, dequantise, quantise, random_indices, scattered, top_k
 from foretrace.training.compression.settings import Boundary, kept
 from foretrace.training.training import Training
 
