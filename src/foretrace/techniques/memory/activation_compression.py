@@ -13,21 +13,20 @@ from foretrace.cost.operators.operator import Operator
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.techniques.base import Prior, Technique, derived, parameter, prior
 from foretrace.techniques.memory.keeping import (
-    Names,
     cast_bandwidth,
     hook_time_s,
-    insert_casts,
     insert_keeping,
     keeping_operators,
     keeping_times,
     saved_note,
+    step_times,
 )
 from foretrace.techniques.memory.saved import Saved, Savings, find_saved
 from foretrace.training.saved_tensors import Keeping, Narrow
 from foretrace.training.training import Training
 
 _CAST_BYTES = 1.5  # per byte of float32: read, and half of it written, or the reverse
-_NAMES = Names(store="compress a saved tensor", restore="decompress a saved tensor")
+_NAMES = ("compress a saved tensor", "decompress a saved tensor")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,19 +74,9 @@ class ActivationCompression(Technique):
                 f"the recording shows no float32 activations of {self.min_bytes} bytes or more that autograd saves; "
                 "record with shapes, or give a smaller min_bytes."
             )
-        values = self.values(graph)
-        hook_s = hook_time_s(graph)
-        hook_s = 1e-6 * values["hook_us"] if hook_s is None or self.hook_us is not None else hook_s
-        times = keeping_times(graph, self.format, chosen)
-        if times is None or self.bandwidth_gb_s is not None:
-            each_s = {each: 1e-9 * _CAST_BYTES * each.nbytes / values["bandwidth_gb_s"] for each in chosen}
-            times = {each: (seconds, seconds) for each, seconds in each_s.items()}
-        else:
-            factor = values["measured"]
-            hook_s *= factor
-            times = {each: (factor * there, factor * back) for each, (there, back) in times.items()}
-        put = insert_casts if graph.on_device.any() else insert_keeping
-        changed = put(graph, savings, times, hook_s, _NAMES)
+        rates = ("bandwidth_gb_s", "bandwidth_gb_s")
+        times, hook_s = step_times(self, graph, chosen, self.format, rates, _CAST_BYTES)
+        changed = insert_keeping(graph, savings, times, hook_s, _NAMES)
         return changed.noted(saved_note(graph, savings, chosen, 0.5, f"kept as {self.format}"))
 
     def realise(self, training: Training) -> Training:

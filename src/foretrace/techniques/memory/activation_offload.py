@@ -7,7 +7,6 @@ on a lane of its own; the step grows where a copy is not done in time. On a proc
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -16,20 +15,21 @@ from foretrace.graph.insert import EdgeList, extend, insert
 from foretrace.graph.taskgraph import Change, EdgeKind, Lane, Phase, TaskGraph, TaskKind
 from foretrace.techniques.base import Prior, Technique, derived, parameter, prior
 from foretrace.techniques.memory.keeping import (
-    Names,
     hook_tasks,
     hook_time_s,
     insert_keeping,
     keeping_operators,
     keeping_times,
     saved_note,
+    step_times,
 )
 from foretrace.techniques.memory.saved import Saved, Savings, find_saved
 from foretrace.trace.trace import LaneKind
 from foretrace.training.saved_tensors import Codec, Disk, Keeping, Pinned
 from foretrace.training.training import Training
 
-_NAMES = Names(store="write a saved tensor to the file", restore="read a saved tensor from the file")
+_NAMES = ("write a saved tensor to the file", "read a saved tensor from the file")
+_OUT, _BACK = "Memcpy DtoH (activations)", "Memcpy HtoD (activations)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,17 +89,7 @@ class ActivationOffload(Technique):
                 f"the recording shows no activations of {self.min_bytes} bytes or more that autograd saves; "
                 "record with shapes, or give a smaller min_bytes."
             )
-        values = self.values(graph)
-        hook_s = hook_time_s(graph)
-        hook_s = 1e-6 * values["hook_us"] if hook_s is None or self.hook_us is not None else hook_s
-        times = keeping_times(graph, "disk", chosen) if disk else None
-        if times is None or self.write_gb_s is not None or self.read_gb_s is not None:
-            rates = 1e-9 / values["write_gb_s"], 1e-9 / values["read_gb_s"]
-            times = {each: (each.nbytes * rates[0], each.nbytes * rates[1]) for each in chosen}
-        else:
-            factor = values["measured"]
-            hook_s *= factor
-            times = {each: (factor * there, factor * back) for each, (there, back) in times.items()}
+        times, hook_s = step_times(self, graph, chosen, "disk" if disk else "host", ("write_gb_s", "read_gb_s"))
         if disk:
             changed = insert_keeping(graph, savings, times, hook_s, _NAMES)
         elif all(each.use < 0 for each in chosen):
@@ -140,9 +130,6 @@ _LINK = Prior(
 )
 
 
-_OUT, _BACK = "Memcpy DtoH (activations)", "Memcpy HtoD (activations)"
-
-
 def insert_copies(
     graph: TaskGraph, savings: Savings, times: dict[Saved, tuple[float, float]], hook_s: float, prefetch: int
 ) -> TaskGraph:
@@ -157,35 +144,28 @@ def insert_copies(
         Lane(rank=device.rank, kind=LaneKind.GPU, device=device.device, stream=stream, label=label)
         for stream, label in ((-2, "activations to the host"), (-3, "activations from the host"))
     )
-    n, first = len(graph), len(graph.lanes)
-    tasks: dict[str, list[Any]] = {key: [] for key in ("kind", "lane", "name", "dur", "recorded", "nbytes", "flops")}
-    for key in ("phase", "layer", "step", "op", "priority"):
-        tasks[key] = []
-    edges = EdgeList()
-
-    def task(each: Saved, like: int, lane: int, seconds: float, phase: Phase) -> int:
-        tasks["kind"].append(int(TaskKind.COPY))
-        tasks["lane"].append(first + lane)
-        tasks["name"].append(len(graph.names) + lane)
-        tasks["dur"].append(round(1e9 * seconds))
-        tasks["recorded"].append(int(graph.recorded[like]))
-        tasks["nbytes"].append(each.nbytes)
-        tasks["flops"].append(0.0)
-        tasks["phase"].append(int(phase))
-        for key in ("layer", "step", "op", "priority"):
-            tasks[key].append(int(getattr(graph, key)[like]))
-        return n + len(tasks["kind"]) - 1
-
-    outs: dict[Saved, int] = {}
-    for each, there, _ in pairs:  # in the order of saving
-        row = task(each, each.row, 0, there, Phase.FORWARD)
-        edges.add(each.row, row, EdgeKind.EVENT)
-        if outs:
-            edges.add(row - 1, row, EdgeKind.STREAM)
-        outs[each] = row
+    n, count = len(graph), len(pairs)
     back = sorted(pairs, key=lambda pair: (pair[0].use, -pair[0].row))
-    for i, (each, _, seconds) in enumerate(back):
-        row = task(each, each.use, 1, seconds, Phase.BACKWARD)
+    copies = [(each, each.row, there) for each, there, _ in pairs]  # in the order of saving
+    copies += [(each, each.use, seconds) for each, _, seconds in back]
+    like, direction = np.array([row for _, row, _ in copies]), np.repeat([0, 1], count)
+    tasks = {
+        "kind": np.full(2 * count, TaskKind.COPY),
+        "lane": len(graph.lanes) + direction,
+        "name": len(graph.names) + direction,
+        "dur": np.array([round(1e9 * seconds) for _, _, seconds in copies]),
+        "nbytes": np.array([each.nbytes for each, _, _ in copies]),
+        "phase": np.repeat([Phase.FORWARD, Phase.BACKWARD], count),
+        **{key: getattr(graph, key)[like] for key in ("recorded", "layer", "step", "op", "priority")},
+    }
+    edges = EdgeList()
+    outs = {each: n + i for i, (each, *_) in enumerate(pairs)}
+    for each, row in outs.items():
+        edges.add(each.row, row, EdgeKind.EVENT)
+        if row > n:
+            edges.add(row - 1, row, EdgeKind.STREAM)
+    for i, (each, *_) in enumerate(back):
+        row = n + count + i
         edges.add(outs[each], row, EdgeKind.EVENT)
         edges.add(row, each.use, EdgeKind.EVENT)
         if i:
@@ -194,11 +174,11 @@ def insert_copies(
             edges.add(back[i - prefetch][0].use, row, EdgeKind.EVENT)
     made, rows = extend(
         graph,
-        {key: np.array(values) for key, values in tasks.items()},
+        tasks,
         edges.columns(),
         names=(_OUT, _BACK),
         lanes=lanes,
-        change=Change(what=f"inserted {len(tasks['kind'])} copies", tasks=len(tasks["kind"])),
+        change=Change(what=f"inserted {2 * count} copies", tasks=2 * count),
     )
     hooks = [replace(each, after=int(rows[each.after])) for each in hook_tasks(savings, hook_s)]
     return insert(made, hooks)
