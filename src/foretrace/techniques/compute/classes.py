@@ -53,19 +53,10 @@ _GEMM_OP = re.compile(
     r"^aten::(addmm|mm|bmm|baddbmm|matmul|linear|addbmm|mv|_addmm_activation|mkldnn_rnn_layer(_backward)?)$"
 )
 # Operators that hand their work on to others of their kind.
-_WRAPPERS = frozenset(
-    f"aten::{name}"
-    for name in [
-        "conv1d",
-        "conv2d",
-        "conv3d",
-        "convolution",
-        "_convolution",
-        "linear",
-        "matmul",
-        "scaled_dot_product_attention",
-    ]
-)
+_WRAPPERS = frozenset((
+    "aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::convolution", "aten::_convolution", "aten::linear",
+    "aten::matmul", "aten::scaled_dot_product_attention",
+))  # fmt: skip
 _HELPER = re.compile(r"nchwToNhwc|nhwcToNchw|transpose|SubTensor|im2col|col2im|epilogue|Memset", re.IGNORECASE)
 _TENSILE = re.compile(r"Cijk_[A-Za-z]+_[A-Za-z]+_([A-Z0-9]+)_")
 _NVJET = re.compile(r"nvjet_([a-z]+)_")
@@ -135,13 +126,8 @@ def operator_class(name: str) -> tuple[WorkClass, TaskPrecision]:
     """Class of an operator by its name; what hands work on or is not of ATen is OTHER."""
     if not name.startswith("aten::") or name in _WRAPPERS:
         return WorkClass.OTHER, TaskPrecision.OTHER
-    work = WorkClass.MEMORY
-    if _GEMM_OP.match(name):
-        work = WorkClass.GEMM
-    elif _CONV_OP.match(name):
-        work = WorkClass.CONV
-    elif _ATTENTION.search(name):
-        work = WorkClass.ATTENTION
+    tests = ((_GEMM_OP, WorkClass.GEMM), (_CONV_OP, WorkClass.CONV), (_ATTENTION, WorkClass.ATTENTION))
+    work = next((kind for test, kind in tests if test.search(name)), WorkClass.MEMORY)
     return work, TaskPrecision.SINGLE
 
 
