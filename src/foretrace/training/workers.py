@@ -99,6 +99,12 @@ def plain(training: Training, name: str) -> None:
         )
 
 
+def same_start(model: torch.nn.Module) -> None:
+    """Give all workers the parameters and buffers of the first one."""
+    for each in (*model.parameters(), *model.buffers()):
+        distributed.broadcast(each.data, 0)
+
+
 def in_replicas(training: Training, name: str, **options: Any) -> Training:
     """The training with its model in DistributedDataParallel; only the last micro-batch of a step communicates."""
     if not any(each.requires_grad for each in training.model.parameters()):

@@ -19,6 +19,7 @@ from foretrace.errors import NotApplicableError
 from foretrace.training.compression.codecs import Levels, dequantise, quantise, random_indices, scattered, top_k
 from foretrace.training.compression.settings import Boundary, kept
 from foretrace.training.training import Training
+from foretrace.training.workers import same_start
 
 
 class ActivationCodec(nn.Module):
@@ -340,8 +341,7 @@ def divided(training: Training, boundary: Boundary, workers: int, *, all_layers:
         )
     if any(each.linear1.out_features % workers for each in layers):
         raise NotApplicableError(f"{name}: an MLP cannot be divided evenly between {workers} workers.")
-    for each in (*training.model.parameters(), *training.model.buffers()):
-        dist.broadcast(each.data, 0)  # what is not divided has to be the same everywhere
+    same_start(training.model)  # what is not divided has to be the same everywhere
     rank = dist.get_rank()
     before = {id(each): each for each in training.model.parameters()}
     for i, layer in enumerate(layers):
