@@ -254,16 +254,6 @@ def _received(shape: torch.Size, boundary: Boundary, step: int, sender: int) -> 
     return out, None
 
 
-class _Copy(nn.Module):
-    def __init__(self, group: Any) -> None:
-        super().__init__()
-        self.group = group
-
-    def forward(self, x: Tensor) -> Tensor:
-        copied: Tensor = Copied.apply(x, self.group)  # type: ignore[no-untyped-call]
-        return copied
-
-
 class ColumnParallelLinear(nn.Linear):
     """Output features of one worker of a linear layer, whose input all workers hold."""
 
@@ -273,11 +263,10 @@ class ColumnParallelLinear(nn.Linear):
         self.weight = nn.Parameter(weight)
         if whole.bias is not None:
             self.bias = nn.Parameter(whole.bias.detach().chunk(workers)[rank].clone())
-        self.copied = _Copy(None)
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., in] -> [..., out / workers]."""
-        return super().forward(self.copied(input))
+        return super().forward(Copied.apply(input, None))  # type: ignore[no-untyped-call]
 
 
 class RowParallelLinear(nn.Linear):
