@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from foretrace.arrays import Int64, Mask
 from foretrace.errors import NotApplicableError
 from foretrace.graph.assemble import assemble, part_of
 from foretrace.graph.clock import joint_rows, own_marks
 from foretrace.graph.taskgraph import EDGE_COLUMNS, TASK_COLUMNS, Assumption, Change, EdgeKind, TaskGraph, TaskKind
 from foretrace.simulate.replay import replay
-
-Int64 = npt.NDArray[np.int64]
 
 _TIES = (TaskKind.ARRIVAL, TaskKind.COLLECTIVE, TaskKind.MARK)
 
@@ -55,7 +54,7 @@ class _Part:
 
     rank: int
     rows: Int64
-    inside: npt.NDArray[np.bool_]  # edges of the joined graph
+    inside: Mask  # edges of the joined graph
     graph: TaskGraph
 
 

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from foretrace.arrays import Int64
 from foretrace.graph.taskgraph import EdgeKind, Phase, TaskKind
 from foretrace.simulate.breakdown import over_ranks
 from foretrace.simulate.timeline import Timeline
 from foretrace.trace.trace import LaneKind
-
-Int64 = npt.NDArray[np.int64]
 
 _SHOWN = 0.1  # parts below this share of the step are left out
 _WAITS = {

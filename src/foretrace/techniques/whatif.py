@@ -20,8 +20,8 @@ from itertools import pairwise
 from math import hypot
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Mask
 from foretrace.graph.taskgraph import Assumption, Carried, Change, TaskGraph
 from foretrace.simulate.doubt import assumed, work_between
 from foretrace.simulate.noise import Figure, Interval, between
@@ -328,7 +328,7 @@ def company(before: Timeline, after: Timeline) -> list[Weighed]:
     if change is None or assumption is None:
         return []
 
-    def step_s(mask: npt.NDArray[np.bool_], by: float) -> float:
+    def step_s(mask: Mask, by: float) -> float:
         dur = np.where(mask, np.rint(after.graph.dur * by).astype(np.int64), after.graph.dur)
         return simulate(after.graph.with_columns(dur=dur)).step_time_s
 

@@ -15,8 +15,8 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Float64, Int64
 from foretrace.errors import NotApplicableError
 from foretrace.training.batches import Batch
 from foretrace.training.training import Training, plain_step
@@ -37,7 +37,7 @@ class BlockSequence:
         return tuple(grouped(np.array(self.cost_s[::-1]), count)[::-1].tolist())
 
 
-def grouped(cost: npt.NDArray[np.float64], groups: int) -> npt.NDArray[np.int64]:
+def grouped(cost: Float64, groups: int) -> Int64:
     """The group of every part of a backward pass in its order, so that groups cost about the same; none is empty."""
     total, count = float(cost.sum()) or 1.0, len(cost)
     middle = (np.cumsum(cost) - cost / 2) / total

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Float64, Mask
 from foretrace.cost.operators.calibration import Calibration
 from foretrace.cost.operators.operator import Operator
 from foretrace.cost.operators.twins import Twins
@@ -32,9 +32,6 @@ from foretrace.techniques.compute.batching import (
 from foretrace.techniques.compute.classes import WorkClass, operator_class
 from foretrace.training.batches import resized
 from foretrace.training.training import Training
-
-Mask = npt.NDArray[np.bool_]
-Float64 = npt.NDArray[np.float64]
 
 _MATTERS = 0.005  # share of the step below which a prior is not worth mentioning
 _COPY_BYTES = 4096  # shorter copies are scalars, not batches

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Float64, Int64, Mask
 from foretrace.cost.operators.calibration import Calibration
 from foretrace.cost.operators.operator import BFLOAT16, Operator
 from foretrace.graph.edit import retime
@@ -23,9 +23,6 @@ from foretrace.graph.taskgraph import TaskGraph, TaskKind
 from foretrace.techniques.base import Prior
 from foretrace.techniques.compute.reduced import SINGLE, Reduced
 from foretrace.techniques.untimed import by_name, untimed
-
-Float64 = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
 
 HALF = {"bfloat16": BFLOAT16, "float16": "c10::Half"}
 _DTYPES = {recorded: name for name, recorded in HALF.items()}
@@ -102,7 +99,7 @@ def prepared_layers(operator: Operator) -> Callable[[], object]:
 class NewTimes:
     """New durations per row of `Reduced.twins`, in ns, without what the measurements' prior adds."""
 
-    rows: npt.NDArray[np.int64]
+    rows: Int64
     ratio: Float64  # time after relative to before; NaN where no operator of that name was measured
     timed: Mask  # these very calls were timed
     share: float  # of the changed tasks' time that is measured

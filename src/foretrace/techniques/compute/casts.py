@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Int64, Mask
 from foretrace.graph.insert import DeviceTask, HostTask, Typical, typical
 from foretrace.graph.select import launching_call, previous_on_lane
 from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
 from foretrace.techniques.compute.updates import find_update, runs, step_tasks, update_bandwidth
 
-Mask = npt.NDArray[np.bool_]
 New = list[HostTask | DeviceTask]
 
 _SHORTEST_NS = 2_000  # of a kernel
@@ -85,7 +84,7 @@ def _on_host(graph: TaskGraph, before: int, row: int, dur_ns: float) -> HostTask
 
 def _on_device(
     graph: TaskGraph,
-    previous: npt.NDArray[np.int64],
+    previous: Int64,
     row: int,
     call: int,
     casts: float,

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Mask
 from foretrace.cost.operators.calibration import Calibration
 from foretrace.cost.operators.operator import CHANNELS_LAST, FLOATS, Operator
 from foretrace.cost.operators.twins import Twins
@@ -26,8 +26,6 @@ from foretrace.techniques.compute.classes import WorkClass, classify
 from foretrace.techniques.untimed import untimed
 from foretrace.training.batches import mapped
 from foretrace.training.training import Training
-
-Mask = npt.NDArray[np.bool_]
 
 _CONVERSIONS = ("*nchwToNhwc*", "*nhwcToNchw*", "*nchw2nhwc*", "*nhwc2nchw*")
 _COPY_GB_S = 4.0  # strided reads of one core, where the conversion was not timed

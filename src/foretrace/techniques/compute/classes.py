@@ -10,6 +10,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from foretrace.arrays import Int64, Mask
 from foretrace.cost.calls import Family, describe
 from foretrace.cost.calls import Precision as Arithmetic
 from foretrace.graph.per_graph import per_graph
@@ -99,14 +100,14 @@ def classify(graph: TaskGraph) -> Classes:
     return Classes(work=fixed(work), precision=fixed(precision))
 
 
-def holes(graph: TaskGraph) -> npt.NDArray[np.bool_]:
+def holes(graph: TaskGraph) -> Mask:
     """Stretches of the host (n) that are too long for the way from one operator to the next, or through one."""
     host = np.isin(graph.kind, (TaskKind.CPU, TaskKind.PYTHON))
     return np.asarray(host & (graph.dur > _HOLE_NS) & ~graph.gone)
 
 
 def _classify_lowered(
-    graph: TaskGraph, rows: npt.NDArray[np.int64], work: npt.NDArray[np.uint8], precision: npt.NDArray[np.uint8]
+    graph: TaskGraph, rows: Int64, work: npt.NDArray[np.uint8], precision: npt.NDArray[np.uint8]
 ) -> None:
     """Kernels of a graph that was lowered from operators are called as these; their inputs say the rest."""
     known: dict[tuple[int, int], tuple[int, int]] = {}

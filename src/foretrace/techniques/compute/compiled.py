@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Float64, Mask
 from foretrace.graph.edit import remove, retime
 from foretrace.graph.insert import HostTask, insert
 from foretrace.graph.select import previous_on_lane, select, trained
@@ -23,9 +23,6 @@ from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
 from foretrace.techniques.base import Prior, Technique, derived, parameter, prior
 from foretrace.techniques.compute.classes import WorkClass, classify, holes
 from foretrace.training.training import Training
-
-Mask = npt.NDArray[np.bool_]
-Int64 = npt.NDArray[np.int64]
 
 # Memory-bound operators that the compiler does not merge into others' loops.
 _APART = ("aten::*embedding*", "aten::*index*", "aten::*scatter*", "aten::*gather*", "aten::*pool*",
@@ -128,9 +125,7 @@ class Compiled(Technique):
             raise self.refuse("the training has a step function of its own, which calls parts of the model itself.")
         return training.compiled(self.mode)
 
-    def _merge(
-        self, graph: TaskGraph, merged: Mask, between: Mask, dur: npt.NDArray[np.float64], values: dict[str, float]
-    ) -> Mask:
+    def _merge(self, graph: TaskGraph, merged: Mask, between: Mask, dur: Float64, values: dict[str, float]) -> Mask:
         """New times of chains in `dur`, on their longest member; the others, which go. A chain ends at `between`."""
         gone = np.zeros(len(graph), dtype=np.bool_)
         order = np.lexsort((np.arange(len(graph)), graph.lane))

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Int64, Mask
 from foretrace.graph.edit import remove, retime
 from foretrace.graph.insert import edge_columns, extend, typical
 from foretrace.graph.select import select
@@ -20,9 +20,6 @@ from foretrace.graph.taskgraph import Change, EdgeKind, Phase, TaskGraph, TaskKi
 from foretrace.techniques.base import Prior, Technique, derived, parameter, prior
 from foretrace.techniques.compute.classes import holes
 from foretrace.training.training import Training
-
-Int64 = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 _LEADING = 0.1  # input copies may come after this share of a step's launches (zero_grad), not later
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from math import log
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Float64, Mask
 from foretrace.cost.operators.calibration import Calibration
 from foretrace.cost.operators.operator import Operator
 from foretrace.errors import NotApplicableError
@@ -31,8 +31,6 @@ from foretrace.techniques.compute.classes import MATRIX, Classes, TaskPrecision,
 from foretrace.techniques.compute.half_prices import half_prices, lacks_recurrent
 from foretrace.techniques.compute.reduced import Reduced, reduce
 from foretrace.training.training import Training
-
-Mask = npt.NDArray[np.bool_]
 
 _SHORTEST_NS = 2_000  # kernels do not get shorter than this
 _DISPATCH_NS = 5_000  # operators below this are dispatch, whatever their data
@@ -187,9 +185,7 @@ class MixedPrecision(Technique):
         faster = reduced.twins.rewritten(times.on(graph, fallback, values))
         return Casts.of(graph, reduced, half).into(faster, values)
 
-    def _durations(
-        self, graph: TaskGraph, classes: Classes, work: Mask, values: dict[str, float]
-    ) -> npt.NDArray[np.float64]:
+    def _durations(self, graph: TaskGraph, classes: Classes, work: Mask, values: dict[str, float]) -> Float64:
         """New durations of matrix work and of memory-bound work, ns."""
         cpu, device = graph.info.platform == "cpu", _device(graph)
         dur = graph.dur.astype(np.float64)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from math import prod
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Mask
 from foretrace.cost.operators.calibration import Calibration
 from foretrace.cost.operators.operator import Operator
 from foretrace.graph import edit
@@ -19,9 +19,6 @@ from foretrace.graph.select import select
 from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
 from foretrace.techniques.base import Prior, Technique, derived, parameter, prior
 from foretrace.training.training import Training
-
-Mask = npt.NDArray[np.bool_]
-Int64 = npt.NDArray[np.int64]
 
 _FORWARD = ("aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm")
 _BACKWARD = tuple(f"{name}_backward" for name in _FORWARD)

@@ -18,8 +18,8 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Int64
 from foretrace.cost.operators.operator import Operator
 from foretrace.cost.operators.twins import Twins
 from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
@@ -68,7 +68,7 @@ class Reduced:
 
     twins: Twins  # tasks that do the work of their operator, and what they become
     casts: tuple[Cast, ...]
-    entered: npt.NDArray[np.int64]  # tasks that begin an operator of autocast's lists
+    entered: Int64  # tasks that begin an operator of autocast's lists
     types: dict[int, Operator]  # what changed operators become, by row, those that only hand on among them
 
 

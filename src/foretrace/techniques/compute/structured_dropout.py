@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Int64
 from foretrace.cost.operators.calibration import Calibration
 from foretrace.cost.operators.operator import Operator
 from foretrace.errors import NotApplicableError
@@ -175,8 +175,6 @@ def _with(model: nn.Module, name: str, module: nn.Module) -> nn.Module:
     setattr(model.get_submodule(parent), last, module)
     return model
 
-
-Int64 = npt.NDArray[np.int64]
 
 _FORWARD, _BACKWARD = "LSTMLayer", "LSTMLayerBackward"
 _DRAWN = ("aten::rand", "aten::uniform_", "aten::lt_", "aten::mul_")

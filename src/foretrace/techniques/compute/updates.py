@@ -7,16 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from foretrace.graph.edit import Mask
+from foretrace.arrays import Int64, Mask
 from foretrace.graph.per_graph import per_graph
 from foretrace.graph.select import select
 from foretrace.graph.taskgraph import EdgeKind, Phase, TaskGraph, TaskKind
 from foretrace.hardware.devices import find
 from foretrace.techniques.base import Prior
-
-Int64 = npt.NDArray[np.int64]
 
 _STEP = re.compile(r"Optimizer\.step#(\w+)\.step")
 _SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}

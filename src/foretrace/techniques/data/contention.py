@@ -13,8 +13,8 @@ from math import isfinite
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Float64, Int64, Mask
 from foretrace.cost.network.link_network import LinkNetwork
 from foretrace.cost.network.parse import network
 from foretrace.errors import ForetraceError, GraphError
@@ -37,10 +37,6 @@ from foretrace.techniques.distributed.on_wires import (
     sharing,
     without_background,
 )
-
-Int64 = npt.NDArray[np.int64]
-Float64 = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
 
 MEASURED = "measured"
 FACT = "contention"  # of a graph whose transfers have shared links already

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Float64, Int64, Mask
 from foretrace.graph import edit
 from foretrace.graph.insert import extend
-from foretrace.graph.select import HOST, Mask, select
+from foretrace.graph.select import HOST, select
 from foretrace.graph.taskgraph import NO_RELEASE, Change, EdgeKind, Lane, Phase, TaskGraph, TaskKind
 from foretrace.hardware.processor import usable_cores
 from foretrace.simulate.replay import replay
@@ -23,8 +23,6 @@ from foretrace.techniques.base import Prior, Technique, parameter, prior
 from foretrace.trace.trace import LaneKind
 from foretrace.training.batches import rebuilt
 from foretrace.training.training import Training
-
-Int64 = npt.NDArray[np.int64]
 
 WORKER = "fetch batch (worker)"
 MOST_WORKERS = 4  # where nobody says how many
@@ -277,7 +275,7 @@ class PrefetchData(Technique):
         batches = _inside(graph, fetches)
         return self._contend(result, _period(alone, batches), float(batch.mean()), batches)
 
-    def _preparation(self, graph: TaskGraph, fetches: Fetches, hand_over: float) -> npt.NDArray[np.float64]:
+    def _preparation(self, graph: TaskGraph, fetches: Fetches, hand_over: float) -> Float64:
         """Time to prepare each batch in the training process, ns."""
         if not fetches.processes:
             return fetches.ns.astype(np.float64)

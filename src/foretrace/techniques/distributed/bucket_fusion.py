@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Float64, Int64, Mask
 from foretrace.graph.edit import cut, remove, retime
 from foretrace.graph.per_graph import per_graph
 from foretrace.graph.taskgraph import Change, EdgeKind, TaskGraph, TaskKind
@@ -152,9 +152,9 @@ class BucketFusion(Technique):
 class RecordedAllReduces:
     """Recorded all-reduces (k rows), in the order of their lanes."""
 
-    rows: npt.NDArray[np.int64]
-    transfer_ns: npt.NDArray[np.float64]  # without waiting: the shortest of all steps at the same place
-    nbytes: npt.NDArray[np.float64]  # −1 where the recording does not say
+    rows: Int64
+    transfer_ns: Float64  # without waiting: the shortest of all steps at the same place
+    nbytes: Float64  # −1 where the recording does not say
     optimizer_bytes: int  # of the parameters that are updated, 0 if unknown
 
     def total(self, given: float) -> float:
@@ -186,7 +186,7 @@ def recorded_all_reduces(graph: TaskGraph) -> RecordedAllReduces | None:
     )
 
 
-def _issuing(graph: TaskGraph, gone: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+def _issuing(graph: TaskGraph, gone: Mask) -> Mask:
     """Host work directly before and behind the launches of these collectives, up to the next calls of the runtime."""
     dst = graph.dst
     launch = (graph.edge_kind == EdgeKind.LAUNCH) & gone[dst]

@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from foretrace.arrays import Int64
 from foretrace.graph.assemble import part_of
 from foretrace.graph.edit import remove
 from foretrace.graph.insert import DeviceTask, EdgeList, HostTask, extend, insert_at
 from foretrace.graph.taskgraph import Change, EdgeKind, Lane, Phase, TaskGraph, TaskKind
 from foretrace.trace.trace import LaneKind
-
-Int64 = npt.NDArray[np.int64]
 
 WAIT = "wait for other workers"
 LAUNCH = "launch of a collective"

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Float64, Int64
 from foretrace.cost.network.network import CollectiveKind
 from foretrace.graph.edit import retime
 from foretrace.graph.taskgraph import Change, EdgeKind, Phase, TaskGraph, TaskKind
@@ -25,8 +25,6 @@ from foretrace.techniques.distributed.gradients import Gradient, find_gradients,
 from foretrace.techniques.distributed.messages import ExchangePlan, forward_starts
 from foretrace.techniques.memory.blocks import AUTO, choose, layer_prefixes, modules_of, recorded_modules
 from foretrace.training.training import Training
-
-Int64 = npt.NDArray[np.int64]
 
 _OPERATORS = {"Adam": 8, "AdamW": 8, "Adagrad": 4, "SGD": 3}  # of an update, per parameter
 
@@ -147,7 +145,7 @@ class FullySharded(Technique):
             return graph
         dur = graph.dur[own].astype(np.float64)
         fixed = np.minimum(dur, 1e3 * values["operator_us"])
-        shorter: npt.NDArray[np.float64] = fixed + (dur - fixed) / self.workers
+        shorter: Float64 = fixed + (dur - fixed) / self.workers
         result = retime(graph, own, shorter, what=f"a share of 1/{self.workers} in {{}}")
         update = find_update(graph)
         if update is None or "sharded_us" not in values:

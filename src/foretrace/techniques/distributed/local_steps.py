@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from math import sqrt
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Int64
 from foretrace.cost.network.network import CollectiveKind, Network
 from foretrace.graph.taskgraph import Change, Phase, TaskGraph, TaskKind
 from foretrace.techniques.base import Prior, Technique, derived, parameter
@@ -103,7 +103,7 @@ class LocalSteps(Technique):
             raise self.refuse("the recording does not tell how large the parameters are; give parameter_mb=.")
         return found
 
-    def _ends(self, graph: TaskGraph) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
+    def _ends(self, graph: TaskGraph) -> tuple[Int64, Int64 | None]:
         """Per step the last host task of the update, and the last device task there."""
         live = ~graph.gone & ~np.isin(graph.kind, (TaskKind.MARK, TaskKind.JOIN))
         update = step_tasks(graph) & live

@@ -12,8 +12,8 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Int64
 from foretrace.cost.network.network import CollectiveKind, Network
 from foretrace.cost.network.parse import network
 from foretrace.graph.taskgraph import Phase, TaskGraph
@@ -28,8 +28,6 @@ from foretrace.techniques.distributed.gradients import (
     spread_gradients,
 )
 from foretrace.techniques.distributed.one_worker import IN_FLIGHT
-
-Int64 = npt.NDArray[np.int64]
 
 ALL_REDUCE, HIERARCHICAL, SERVERS = "all-reduce", "hierarchical", "parameter-server"
 

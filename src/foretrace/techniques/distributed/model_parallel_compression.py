@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from math import isfinite
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Int64
 from foretrace.cost.network.network import CollectiveKind
 from foretrace.cost.network.parse import network
 from foretrace.cost.operators.calibration import Calibration
@@ -89,7 +89,7 @@ class ModelParallelCompression(Technique):
         rows = self._recorded(graph)
         return self._replaced(graph, rows) if len(rows) else self._put_in(graph)
 
-    def _replaced(self, graph: TaskGraph, rows: npt.NDArray[np.int64]) -> TaskGraph:
+    def _replaced(self, graph: TaskGraph, rows: Int64) -> TaskGraph:
         """Recorded messages with compressed ones in their places, coding included: the step waits for either."""
         chosen = self._chosen(graph, rows)
         values = self.values(graph)
@@ -160,7 +160,7 @@ class ModelParallelCompression(Technique):
         change = Change(what=note, tasks=len(messages) * graph.n_steps)
         return with_facts(result.noted(change), distributed={"model_parallel": str(self), "workers": self.workers})
 
-    def _recorded(self, graph: TaskGraph) -> npt.NDArray[np.int64]:
+    def _recorded(self, graph: TaskGraph) -> Int64:
         """Rows of the recorded messages of this kind."""
         kinds = (graph.kind == TaskKind.COLLECTIVE) & (graph.nbytes > 0) & ~graph.gone & (graph.step >= 0)
         words = _NAMES[self.where]
@@ -170,7 +170,7 @@ class ModelParallelCompression(Technique):
             kinds &= graph.phase == Phase.FORWARD
         return np.flatnonzero(kinds)
 
-    def _chosen(self, graph: TaskGraph, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _chosen(self, graph: TaskGraph, rows: Int64) -> Int64:
         """Of those the ones in the depth: the last half of a forward pass. A pipeline stage has one boundary."""
         if self.depth == "all" or self.where == PIPELINE:
             return rows
@@ -270,7 +270,7 @@ class ModelParallelCompression(Technique):
         return divided(training, self.boundary, self.workers, all_layers=self.depth == "all", name=self.name)
 
 
-def _places(graph: TaskGraph, phase: Phase, count: int) -> Sequence[npt.NDArray[np.int64]] | None:
+def _places(graph: TaskGraph, phase: Phase, count: int) -> Sequence[Int64] | None:
     """Host rows (one per step) at equal shares of the time of a phase; None where a step has fewer tasks."""
     found = np.zeros((count, graph.n_steps), dtype=np.int64)
     for step in range(graph.n_steps):

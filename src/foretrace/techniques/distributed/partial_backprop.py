@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from math import isfinite
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Float64, Int64
 from foretrace.cost.network.network import CollectiveKind, Network
 from foretrace.cost.network.parse import network
 from foretrace.graph.edit import scale
@@ -26,8 +26,6 @@ from foretrace.techniques.distributed.gradients import Gradient, find_gradients
 from foretrace.techniques.memory.saved import find_saved
 from foretrace.training.partial import PartialStep, contributors, find_chain, grouped
 from foretrace.training.training import Training
-
-Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +204,7 @@ class PartialBackprop(Technique):
         return replace(training, run=PartialStep(training.model, chain, self.parts, self.workers, rank))
 
 
-def backward_costs(graph: TaskGraph, gradients: Sequence[Gradient]) -> npt.NDArray[np.float64]:
+def backward_costs(graph: TaskGraph, gradients: Sequence[Gradient]) -> Float64:
     """Backward time from one gradient to the next, ns per step, on the lane that computes."""
     cost = np.zeros(len(gradients))
     for step in range(graph.n_steps):

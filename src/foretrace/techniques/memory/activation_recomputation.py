@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Int64
 from foretrace.cost.operators.calibration import Calibration
 from foretrace.cost.operators.operator import Operator
 from foretrace.graph.edit import scale
@@ -23,8 +23,6 @@ from foretrace.techniques.memory.saved import find_saved
 from foretrace.techniques.repeat import Copy, repeat
 from foretrace.training.checkpoints import LARGE, SMALL, checkpoint_operator, is_recomputed, recomputed
 from foretrace.training.training import Training
-
-Int64 = npt.NDArray[np.int64]
 
 _ONCE = (TaskKind.MARK, TaskKind.JOIN, TaskKind.DATA, TaskKind.COLLECTIVE)
 _NODE = "autograd::engine::evaluate_function: "

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Mask
 from foretrace.cost.operators.calibration import Calibration
 from foretrace.cost.operators.operator import Operator
 from foretrace.graph.insert import DeviceTask, HostTask, insert
@@ -26,8 +26,6 @@ from foretrace.techniques.memory.saved import find_saved
 from foretrace.techniques.repeat import Copy, before, repeat
 from foretrace.training.batches import parts
 from foretrace.training.training import Training
-
-Mask = npt.NDArray[np.bool_]
 
 _LEFT_OUT = (TaskKind.MARK, TaskKind.DATA, TaskKind.COLLECTIVE)  # once per step, whatever the number of micro-batches
 _ADD = "aten::add_"

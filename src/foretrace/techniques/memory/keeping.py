@@ -6,9 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
-import numpy.typing as npt
-
 from foretrace.cost.operators.calibration import Calibration
 from foretrace.cost.operators.operator import Operator
 from foretrace.graph.insert import DeviceTask, HostTask, insert
@@ -18,8 +15,6 @@ from foretrace.hardware.devices import find
 from foretrace.techniques.base import Prior, Technique
 from foretrace.techniques.memory.saved import Saved, Savings
 from foretrace.training.saved_tensors import HOOKED, hooks_operator, restore_operator, store_operator
-
-Int64 = npt.NDArray[np.int64]
 
 _SHORTEST_NS = 2_000  # of a kernel
 
