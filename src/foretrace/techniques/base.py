@@ -13,6 +13,7 @@ import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, MISSING, dataclass, field, fields, replace
+from math import isfinite
 from typing import Any, ClassVar, Literal
 
 from foretrace.cost.operators.operator import Operator
@@ -185,6 +186,13 @@ class Technique(ABC):
     def refuse(self, reason: str) -> NotApplicableError:
         """The error that says why this technique does not fit."""
         return NotApplicableError(f"{self.name}: {reason}")
+
+    def need_positive(self, *fields: str) -> None:
+        """Refuse what the user gave of these fields unless it is finite and above 0."""
+        for name in fields:
+            value = getattr(self, name)
+            if value is not None and not (isfinite(value) and value > 0):
+                raise self.refuse(f"{name}={value} must be a number above 0.")
 
     def __str__(self) -> str:
         """The technique as it is written on the command line."""

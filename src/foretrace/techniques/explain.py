@@ -91,7 +91,7 @@ def why_not_more(timeline: Timeline) -> str:
         return said
     waits = over_ranks(graph, timeline.start, timeline.end).mean_s()["launch_bound"]
     if waits >= _SHOWN * total:
-        said += f"; the device waits {_milli(waits)} per step for launches"
+        said += f"; the device waits {1e3 * waits:.3g} ms per step for launches"
     return said
 
 
@@ -120,7 +120,3 @@ def _label(number: int, of_phase: int, link: int) -> str:
 
 def _share(part: PathPart, total: float) -> str:
     return f"{100 * part.time_s / total:.0f} %" if total else "0 %"
-
-
-def _milli(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g} ms"

@@ -154,9 +154,9 @@ class Rescaling:
 
     @classmethod
     def of(cls, graph: TaskGraph, resize: Resize | None, factor: float) -> Rescaling:
-        device = graph.on_device & ~graph.gone
         kernels = trained(graph) & (graph.kind == TaskKind.KERNEL)
-        kernels |= device & (graph.kind == TaskKind.COPY) & (graph.nbytes >= _COPY_BYTES) & ~_updating(graph)
+        copies = graph.on_device & ~graph.gone & (graph.kind == TaskKind.COPY) & (graph.phase != Phase.OPTIMIZER)
+        kernels |= copies & (graph.nbytes >= _COPY_BYTES)
         operators = _operators(graph)
         ratio = np.full(len(graph), np.nan)
         if resize is not None:
@@ -255,10 +255,6 @@ def _measured(graph: TaskGraph, twins: Twins) -> Float64:
     ratio = np.maximum(second - entering, 0) / np.maximum(first - entering, 1e-9)
     ratio[first > _WRAPPER * own + _ENTERING_S] = np.nan
     return ratio[twins.index]
-
-
-def _updating(graph: TaskGraph) -> Mask:
-    return np.asarray(graph.phase == Phase.OPTIMIZER)
 
 
 def _fixed_classes(graph: TaskGraph, mask: Mask) -> dict[str, Mask]:

@@ -21,7 +21,7 @@ from foretrace.graph.insert import HostTask, insert
 from foretrace.graph.select import previous_on_lane, select, trained
 from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
 from foretrace.techniques.base import Prior, Technique, derived, parameter, prior
-from foretrace.techniques.compute.classes import WorkClass, classify, holes
+from foretrace.techniques.compute.classes import MATRIX, WorkClass, classify, holes
 from foretrace.training.training import Training
 
 # Memory-bound operators that the compiler does not merge into others' loops.
@@ -91,7 +91,7 @@ class Compiled(Technique):
         if any(fnmatchcase(name, pattern) for name in graph.names for pattern in _COMPILED):
             raise self.refuse("the model, or a part of it, is compiled already.")
         classes, values = classify(graph).work, self.values(graph)
-        matrix = work & np.isin(classes, (WorkClass.GEMM, WorkClass.CONV, WorkClass.ATTENTION))
+        matrix = work & np.isin(classes, MATRIX)
         dispatch = _dispatch(graph, body)
         apart = (select(graph, name=_APART) | select(graph, op=_APART)) & ~dispatch
         merged = work & (classes == WorkClass.MEMORY) & ~apart & ~dispatch

@@ -29,7 +29,7 @@ from foretrace.techniques.compute.casting import HALF, Casts, NewTimes, wanted
 from foretrace.techniques.compute.casts import cast_tasks, scaler_tasks
 from foretrace.techniques.compute.classes import MATRIX, Classes, TaskPrecision, WorkClass, classify
 from foretrace.techniques.compute.half_prices import half_prices, lacks_recurrent
-from foretrace.techniques.compute.reduced import Reduced, reduce
+from foretrace.techniques.compute.reduced import reduce
 from foretrace.training.training import Training
 
 _SHORTEST_NS = 2_000  # kernels do not get shorter than this
@@ -63,7 +63,8 @@ class MixedPrecision(Technique):
     def wants(self, graph: TaskGraph) -> tuple[Operator, ...]:
         if graph.info.platform != "cpu" or not _matrix(graph, classify(graph)).any():
             return ()
-        return tuple(dict.fromkeys(wanted(graph, self._reduced(graph), self._half(graph))))
+        half = HALF[self.type_name(graph)]
+        return tuple(dict.fromkeys(wanted(graph, reduce(graph, half), half)))
 
     def priors(self, graph: TaskGraph) -> dict[str, Prior]:
         times = self._times(graph)
@@ -157,24 +158,19 @@ class MixedPrecision(Technique):
         scaler = torch.amp.GradScaler(kind) if kind == "cuda" and name == "float16" else training.scaler
         return replace(training, around_forward=(*training.around_forward, context), scaler=scaler)
 
-    def _half(self, graph: TaskGraph) -> str:
-        """The 16-bit type, as recordings write it."""
-        return HALF[self.type_name(graph)]
-
-    def _reduced(self, graph: TaskGraph) -> Reduced:
-        return reduce(graph, self._half(graph))
-
     def _times(self, graph: TaskGraph) -> NewTimes | None:
         """New times from measured operators; None where the graph carries too few of them."""
         if graph.info.platform != "cpu" or not Calibration.of(graph):
             return None
-        times = NewTimes.of(graph, self._reduced(graph), self._half(graph))
+        half = HALF[self.type_name(graph)]
+        times = NewTimes.of(graph, reduce(graph, half), half)
         return times if len(times.rows) and times.share >= _ENOUGH_MEASURED else None
 
     def _by_measured(
         self, graph: TaskGraph, times: NewTimes, classes: Classes, work: Mask, values: dict[str, float]
     ) -> TaskGraph:
-        reduced, half = self._reduced(graph), self._half(graph)
+        half = HALF[self.type_name(graph)]
+        reduced = reduce(graph, half)
         unknown = graph.mask(times.rows[np.isnan(times.ratio)])
         fallback = graph.dur.astype(np.float64)
         if unknown.any():

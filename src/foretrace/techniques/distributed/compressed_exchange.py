@@ -62,7 +62,6 @@ def compressed(
     *,
     crowding: float = 0.0,
     in_turn: bool = False,
-    said: str = "",
 ) -> TaskGraph:
     """The graph with these messages instead of the plan's.
 
@@ -138,5 +137,5 @@ def compressed(
     stops.append(Stop(waits=waits, then_ns=plan.copied_ns, device=stop_device))
     in_flight = 1 if in_turn else plan.in_flight
     changed = exchange(encoded, messages, stops, in_flight=in_flight)
-    facts = {**plan.facts, "compression": said or str(technique), "sent": [message.nbytes for message in messages]}
+    facts = {**plan.facts, "compression": str(technique), "sent": [message.nbytes for message in messages]}
     return with_facts(changed, distributed=facts)

@@ -21,8 +21,8 @@ from foretrace.techniques.compute.batching import with_facts
 from foretrace.techniques.compute.updates import find_update, runs, step_tasks
 from foretrace.techniques.distributed import one_worker
 from foretrace.techniques.distributed.exchange import Message, Stop, exchange
-from foretrace.techniques.distributed.gradients import Gradient, find_gradients, row_before
-from foretrace.techniques.distributed.messages import ExchangePlan, forward_starts
+from foretrace.techniques.distributed.gradients import Gradient, ahead_of, find_gradients
+from foretrace.techniques.distributed.messages import ExchangePlan
 from foretrace.techniques.memory.blocks import AUTO, choose, layer_prefixes, modules_of, recorded_modules
 from foretrace.training.training import Training
 
@@ -205,7 +205,7 @@ class FullySharded(Technique):
         chosen = choose(modules, self.blocks)
         if not chosen:
             raise self.refuse(f"the model has no modules that fit blocks={self.blocks}; name them by path or class.")
-        start = forward_starts(graph)
+        start = ahead_of(graph, Phase.FORWARD)
         if start is None:
             raise self.refuse("the recording shows no forward pass.")
         inside: dict[str, list[Gradient]] = {each.path: [] for each in chosen}
@@ -216,17 +216,17 @@ class FullySharded(Technique):
         units = []
         for module, layers in zip(chosen, layer_prefixes(chosen, facts, graph.layers), strict=True):
             if inside[module.path]:
-                forward = _first(graph, layers, Phase.FORWARD)
-                backward = _first(graph, layers, Phase.BACKWARD)
+                forward = ahead_of(graph, Phase.FORWARD, layers)
+                backward = ahead_of(graph, Phase.BACKWARD, layers)
                 if backward is None:  # behind the gradient that is ready before its own
                     place = min(gradients.index(each) for each in inside[module.path])
-                    backward = gradients[place - 1].ready if place else _first(graph, None, Phase.BACKWARD)
+                    backward = gradients[place - 1].ready if place else ahead_of(graph, Phase.BACKWARD)
                 if forward is None or backward is None:
                     raise self.refuse("the recording shows no forward and backward of these modules; record modules.")
                 units.append(_unit(module.path, inside[module.path], forward, backward))
         units.sort(key=lambda each: int(each.forward[0]))
         if left:
-            whole = _first(graph, None, Phase.BACKWARD)
+            whole = ahead_of(graph, Phase.BACKWARD)
             if whole is None:
                 raise self.refuse("the recording shows no backward pass.")
             rest = _unit("the rest", left, start, whole)
@@ -260,17 +260,6 @@ def _unit(name: str, gradients: Sequence[Gradient], forward: Int64, backward: In
         ready=np.max([each.ready for each in gradients], axis=0),
         device=np.max([each.device for each in gradients], axis=0),
     )
-
-
-def _first(graph: TaskGraph, layers: list[int] | None, phase: Phase) -> Int64 | None:
-    """Per step the host row ahead of these layers' first work in a phase; None where a step has none."""
-    mine = (graph.phase == phase) & ~graph.on_device & ~graph.gone
-    mine &= np.isin(graph.layer, layers) if layers is not None else True
-    rows = [np.flatnonzero(mine & (graph.step == step))[:1] for step in range(graph.n_steps)]
-    if not all(len(each) for each in rows):
-        return None
-    found = row_before(graph, np.array([each[0] for each in rows]))
-    return found if np.all(found >= 0) else None
 
 
 def _device_behind(graph: TaskGraph, rows: Int64) -> Int64:

@@ -57,15 +57,8 @@ class GradientCompression(Technique):
     @property
     def settings(self) -> CompressionSettings:
         """The method for the hooks."""
-        return CompressionSettings(
-            method=self.method,
-            rank=self.rank,
-            min_rate=self.min_rate,
-            start=self.start,
-            share=self.share,
-            clip=self.clip,
-            warm_steps=self.warm_steps,
-        )
+        names = ("method", "rank", "min_rate", "start", "share", "clip", "warm_steps")
+        return CompressionSettings(**{name: getattr(self, name) for name in names})
 
     def wants(self, graph: TaskGraph) -> tuple[Operator, ...]:
         plan = self._plan(graph)
@@ -94,9 +87,8 @@ class GradientCompression(Technique):
             )
             for each, (encode, decode) in zip(shapes, self._times(graph, plan, values), strict=True)
         ]
-        changed = compressed(
-            graph, plan, buckets, self, crowding=values["crowding"], in_turn=self._in_turn(plan), said=str(self)
-        )
+        in_turn = self.method == "powersgd" and plan.backend == "gloo"
+        changed = compressed(graph, plan, buckets, self, crowding=values["crowding"], in_turn=in_turn)
         every = [shape for each in shapes for shape in each]
         less = ratio(self.settings, every, plan.workers)
         coding = sum(each.encode_s + each.decode_s for each in buckets)
@@ -148,17 +140,11 @@ class GradientCompression(Technique):
             raise self.refuse(f"min_rate={self.min_rate} is no ratio; give a number above 0.")
         if not (isfinite(self.clip) and self.clip >= 0) or self.warm_steps < 0:
             raise self.refuse("clip and warm_steps must be 0 or more.")
-        for name in ("measured", "encode_gb_s", "decode_gb_s"):
-            value = getattr(self, name)
-            if value is not None and not (isfinite(value) and value > 0):
-                raise self.refuse(f"{name}={value} must be a number above 0.")
+        self.need_positive("measured", "encode_gb_s", "decode_gb_s")
         if self.hook_us is not None and not (isfinite(self.hook_us) and self.hook_us >= 0):
             raise self.refuse(f"hook_us={self.hook_us} is no time; give 0 or more.")
         if self.crowding is not None and not 0 <= self.crowding <= 1:
             raise self.refuse(f"crowding={self.crowding} is no part; give 0 to 1.")
-
-    def _in_turn(self, plan: ExchangePlan) -> bool:
-        return self.method == "powersgd" and plan.backend == "gloo"
 
     def _timed(self, graph: TaskGraph, plan: ExchangePlan) -> list[tuple[float, float]] | None:
         """Seconds of encoding and decoding per bucket as timed alone; None where they were not, or rates are given."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.techniques.base import Technique, parameter
-from foretrace.techniques.distributed.messages import HIERARCHICAL, ExchangePlan, level_count, plan_of, replanned
+from foretrace.techniques.distributed.messages import HIERARCHICAL, level_count, plan_of, replanned
 from foretrace.training.training import Training
 
 
@@ -32,7 +32,11 @@ class HierarchicalAllreduce(Technique):
         if len(texts) != len(sizes):
             raise self.refuse(f"networks={self.networks} names {len(texts)} links for {len(sizes)} levels.")
         changed = replace(plan, scheme=HIERARCHICAL, levels=tuple(zip(sizes, texts, strict=True)))
-        self._check_links(changed)
+        for size, text in changed.levels:
+            try:
+                plan.net(text, size)
+            except ForetraceError as error:
+                raise self.refuse(f"networks={self.networks}: {error}") from error
         return replanned(graph, changed, self)
 
     def _sizes(self, workers: int) -> list[int]:
@@ -45,13 +49,6 @@ class HierarchicalAllreduce(Technique):
         if level_count([(size, "") for size in sizes]) != workers:
             raise self.refuse(f"levels={self.levels} are not the {workers} workers of data-parallel.")
         return sizes
-
-    def _check_links(self, plan: ExchangePlan) -> None:
-        for size, text in plan.levels:
-            try:
-                plan.net(text, size)
-            except ForetraceError as error:
-                raise self.refuse(f"networks={self.networks}: {error}") from error
 
     def realise(self, training: Training) -> Training:
         from foretrace.training.workers import replicas, sums_by_levels

@@ -108,11 +108,10 @@ class LocalSteps(Technique):
         live = ~graph.gone & ~np.isin(graph.kind, (TaskKind.MARK, TaskKind.JOIN))
         update = step_tasks(graph) & live
         update = update if update.any() else (graph.phase == Phase.OPTIMIZER) & live
-        rows, device = np.full(graph.n_steps, -1, dtype=np.int64), np.full(graph.n_steps, -1, dtype=np.int64)
+        rows, device = np.full((2, graph.n_steps), -1, dtype=np.int64)
         for found, where in ((rows, ~graph.on_device), (device, graph.on_device)):
-            for step in range(graph.n_steps):
-                mine = np.flatnonzero(update & where & (graph.step == step))
-                found[step] = mine[-1] if len(mine) else -1
+            mine = np.flatnonzero(update & where & (graph.step >= 0) & (graph.step < graph.n_steps))
+            found[graph.step[mine]] = mine  # of several the last
         if np.any(rows < 0):
             raise self.refuse("the recording shows no optimizer step (no Optimizer.step ranges).")
         return rows, device if np.all(device >= 0) else None

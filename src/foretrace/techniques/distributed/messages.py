@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, replace
 from math import prod
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from foretrace.arrays import Int64
 from foretrace.cost.network.network import CollectiveKind, Network
 from foretrace.cost.network.parse import network
 from foretrace.graph.taskgraph import Phase, TaskGraph
@@ -22,6 +22,7 @@ from foretrace.techniques.compute.batching import with_facts
 from foretrace.techniques.distributed.exchange import LINK, Message, Stop, exchange, without_exchange
 from foretrace.techniques.distributed.gradients import (
     Gradient,
+    ahead_of,
     find_gradients,
     first_uses,
     row_before,
@@ -118,12 +119,7 @@ def plan_of(graph: TaskGraph, technique: Technique, *, only_all_reduce: bool = F
     unknown = set(facts) - set(ExchangePlan.__dataclass_fields__) - {"buckets"}
     if unknown:
         raise technique.refuse(f"the messages are changed by {' and '.join(sorted(unknown))} already; put it first.")
-    facts.pop("buckets")
-    facts["parts"] = tuple(
-        MessagePart(gradients=tuple(p["gradients"]), nbytes=int(p["nbytes"])) for p in facts["parts"]
-    )
-    facts["levels"] = tuple((int(size), str(text)) for size, text in facts["levels"])
-    plan = ExchangePlan(**facts)
+    plan = msgspec.convert(facts, ExchangePlan)
     if only_all_reduce and plan.scheme != ALL_REDUCE:
         raise technique.refuse(f"the messages take another way already ({plan.scheme}).")
     return plan
@@ -189,7 +185,7 @@ def buffer_messages(graph: TaskGraph, plan: ExchangePlan) -> tuple[list[Message]
     """Buffers (running statistics) that are sent before the forward pass and waited for at once."""
     if not plan.buffer_bytes:
         return [], []
-    rows = forward_starts(graph)
+    rows = ahead_of(graph, Phase.FORWARD)
     if rows is None:
         return [], []
     net = plan.net()
@@ -207,16 +203,6 @@ def buffer_messages(graph: TaskGraph, plan: ExchangePlan) -> tuple[list[Message]
         priority=-1,
     )
     return [message], [Stop(waits=rows)]
-
-
-def forward_starts(graph: TaskGraph) -> Int64 | None:
-    """Per step the host row ahead of the forward pass; None where a step shows none."""
-    forward = (graph.phase == Phase.FORWARD) & ~graph.on_device & ~graph.gone
-    first = [np.flatnonzero(forward & (graph.step == step))[:1] for step in range(graph.n_steps)]
-    if not all(len(each) for each in first):
-        return None
-    rows = row_before(graph, np.array([each[0] for each in first]))
-    return rows if np.all(rows >= 0) else None
 
 
 def by_size(nbytes: Sequence[int], parts: Sequence[Sequence[int]]) -> tuple[MessagePart, ...]:

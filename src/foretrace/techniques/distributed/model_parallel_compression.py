@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
 
 import numpy as np
 
@@ -99,7 +98,7 @@ class ModelParallelCompression(Technique):
         for row in chosen.tolist():
             nbytes = int(graph.nbytes[row])
             kind, sent = self._sent(nbytes)
-            plain = CollectiveKind.ALL_REDUCE if self.where == TENSOR else CollectiveKind.SEND
+            plain = self._plain
             if net is None:  # as if bandwidth alone decided
                 dur = graph.dur[row] * self._moved(kind, sent) / self._moved(plain, nbytes)
             else:
@@ -135,8 +134,7 @@ class ModelParallelCompression(Technique):
                 late = i >= count // 2 if phase == Phase.FORWARD else i < (count + 1) // 2
                 compress = (self.depth == "all" or late or count == 1) and self.method != "none"
                 compress &= phase == Phase.FORWARD or self.where == PIPELINE  # Megatron's f stays as it is
-                plain = CollectiveKind.ALL_REDUCE if self.where == TENSOR else CollectiveKind.SEND
-                kind, sent = self._sent(nbytes) if compress else (plain, float(nbytes))
+                kind, sent = self._sent(nbytes) if compress else (self._plain, float(nbytes))
                 encode, decode = self._coding_s(graph, nbytes, values) if compress else (0.0, 0.0)
                 wire = net.cost(kind, sent).seconds * values.get("transfer", 1.0)
                 dur = round(1e9 * (wire + encode + decode))
@@ -188,12 +186,16 @@ class ModelParallelCompression(Technique):
             return tuple(sorted(set(graph.nbytes[self._chosen(graph, rows)].tolist())))
         return (_FLOAT * self.rows * self.hidden,) if self.rows and self.hidden else ()
 
+    @property
+    def _plain(self) -> CollectiveKind:
+        """What sends an activation as it is."""
+        return CollectiveKind.ALL_REDUCE if self.where == TENSOR else CollectiveKind.SEND
+
     def _sent(self, nbytes: float) -> tuple[CollectiveKind, float]:
         """The message of a compressed activation, its bytes as `cost.network` counts them."""
         elements = round(nbytes / _FLOAT)
         chosen = kept(elements, self.share)
-        tensor = self.where == TENSOR
-        plain = CollectiveKind.ALL_REDUCE if tensor else CollectiveKind.SEND
+        tensor, plain = self.where == TENSOR, self._plain
         gathered = CollectiveKind.ALL_GATHER if tensor else CollectiveKind.SEND
         gather = self.workers if tensor else 1  # an all-gather counts the bytes of all workers together
         match self.method:
@@ -251,10 +253,7 @@ class ModelParallelCompression(Technique):
             raise self.refuse("workers must be 2 or more.")
         if min(self.rows, self.hidden, self.layers) < 0:
             raise self.refuse("rows, hidden and layers must be 0 or more.")
-        for name in ("measured", "encode_gb_s", "decode_gb_s", "transfer"):
-            value = getattr(self, name)
-            if value is not None and not (isfinite(value) and value > 0):
-                raise self.refuse(f"{name}={value} must be a number above 0.")
+        self.need_positive("measured", "encode_gb_s", "decode_gb_s", "transfer")
 
     def realise(self, training: Training) -> Training:
         from foretrace.training.compression.boundaries import divided

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
 
 import numpy as np
 
@@ -167,10 +166,7 @@ class PartialBackprop(Technique):
             raise self.refuse(f"barrier={self.barrier} does not exist; choose max or mean.")
         if self.workers > 1 and not self.network:
             raise self.refuse("say which link joins the workers, e.g. network=1gbit/50us.")
-        for name in ("copy_gb_s", "transfer"):
-            value = getattr(self, name)
-            if value is not None and not (isfinite(value) and value > 0):
-                raise self.refuse(f"{name}={value} must be a number above 0.")
+        self.need_positive("copy_gb_s", "transfer")
 
     def _network(self) -> Network:
         return network(self.network, self.workers, in_flight=1)
