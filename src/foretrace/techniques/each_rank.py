@@ -94,7 +94,9 @@ def _together(graph: TaskGraph, parts: Sequence[_Part], changed: Sequence[TaskGr
     n = 0
     for part, after in zip(parts, changed, strict=True):
         before, now = _ties(part.graph), _ties(after)
-        if not _same_ties(part.graph, after, before, now):
+        columns = ("kind", "lane", "recorded")
+        pairs = ((getattr(part.graph, key)[before], getattr(after, key)[now]) for key in columns)
+        if not all(np.array_equal(was, new) for was, new in pairs):
             raise NotApplicableError(
                 f"it changes which collectives rank {part.rank} takes part in, which all ranks share; look at one rank "
                 "with `rank=`."
@@ -147,14 +149,6 @@ def _ties(graph: TaskGraph) -> Int64:
     """Rows that may tie ranks together, in an order that a change keeps: by kind, lane, recorded start and name."""
     rows = np.flatnonzero(np.isin(graph.kind, _TIES))
     return rows[np.lexsort((rows, graph.recorded[rows], graph.lane[rows], graph.kind[rows]))]
-
-
-def _same_ties(before: TaskGraph, after: TaskGraph, was: Int64, now: Int64) -> bool:
-    """Whether the same tasks are there: of the same kinds, on the same lanes, recorded at the same times."""
-    columns = ("kind", "lane", "recorded")
-    return len(was) == len(now) and all(
-        np.array_equal(getattr(before, key)[was], getattr(after, key)[now]) for key in columns
-    )
 
 
 _TABLE = {"name": "names", "op": "names", "layer": "layers", "shape": "shapes"}

@@ -112,7 +112,8 @@ def elsewhere(
     rows = np.flatnonzero(mask)
     seconds = graph.dur[rows] / 1e9
     calls, which = _calls(graph, rows)
-    wide = _wide(graph, rows)
+    # Kernels that load 16 bytes at once, as PyTorch names them.
+    wide = np.array(["vectorized_elementwise" in name for name in graph.names], np.bool_)[graph.name[rows]]
     found = rescale(seconds, calls, source, target, wide=wide, table=table)
     product = np.isin(calls.family, MATRIX)
     known = product & (calls.flops > 0)
@@ -148,11 +149,6 @@ def elsewhere(
         guessed=float(seconds[product & ~known].sum()) / total,
         unaligned=float(seconds[known & unaligned(calls)].sum()) / total,
     )
-
-
-def _wide(graph: TaskGraph, rows: Int64) -> Mask:
-    """Kernels that load 16 bytes at once, as PyTorch names them."""
-    return np.array(["vectorized_elementwise" in name for name in graph.names], np.bool_)[graph.name[rows]]
 
 
 def _kinds(graph: TaskGraph, rows: Int64, calls: Calls, wide: Mask) -> npt.NDArray[np.uint8]:

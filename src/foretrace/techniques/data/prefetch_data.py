@@ -120,12 +120,6 @@ def add_workers(
     return result
 
 
-def recorded_loader(graph: TaskGraph) -> dict[str, Any]:
-    """What the recorder stored about the loader that the training thread reads; empty if nothing."""
-    loaders = graph.info.recording.get("loaders", [])
-    return next((each for each in loaders if each.get("read_by_step_thread")), {})
-
-
 def cores(graph: TaskGraph) -> float | None:
     """Cores that the recorded process could use, None if the recording does not say."""
     machine = graph.info.recording.get("machine", {})
@@ -279,7 +273,8 @@ class PrefetchData(Technique):
         """Time to prepare each batch in the training process, ns."""
         if not fetches.processes:
             return fetches.ns.astype(np.float64)
-        recorded = recorded_loader(graph)
+        loaders = graph.info.recording.get("loaders", [])
+        recorded: dict[str, Any] = next((each for each in loaders if each.get("read_by_step_thread")), {})
         has = int(recorded.get("num_workers") or 0)
         if not has:
             raise self.refuse("the loader already has worker processes, and the recording does not say how many.")

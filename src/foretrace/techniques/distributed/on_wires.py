@@ -77,11 +77,8 @@ class PutIn:
     @property
     def workers(self) -> int:
         """Workers of the cluster that are needed, servers among them."""
-        return (int(self.facts["workers"]) + self._servers_apart) * self.groups
-
-    @property
-    def _servers_apart(self) -> int:
-        return int(self.facts["servers"]) if self._by_servers and not self.facts["colocated"] else 0
+        apart = self._by_servers and not self.facts["colocated"]
+        return (int(self.facts["workers"]) + (int(self.facts["servers"]) if apart else 0)) * self.groups
 
     @property
     def _by_servers(self) -> bool:

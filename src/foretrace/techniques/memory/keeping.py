@@ -13,6 +13,7 @@ from foretrace.graph.select import launching_call, previous_on_lane
 from foretrace.graph.taskgraph import Change, Phase, TaskGraph, TaskKind
 from foretrace.hardware.devices import find
 from foretrace.techniques.base import Prior, Technique
+from foretrace.techniques.compute.updates import streaming
 from foretrace.techniques.memory.saved import Saved, Savings
 from foretrace.training.saved_tensors import HOOKED, hooks_operator, restore_operator, store_operator
 
@@ -135,6 +136,4 @@ def cast_bandwidth(graph: TaskGraph) -> Prior:
     if graph.info.platform == "cpu" or device is None:
         low, value, high = (4.0, 10.0, 25.0) if graph.info.platform == "cpu" else (200.0, 600.0, 2500.0)
         return Prior(value, low, high, unit="GB/s", why="what casts of large tensors usually reach")
-    peak = device.memory_gb_s
-    why = f"60 to 90 % of the peak of {device.name}, as streaming kernels reach"
-    return Prior(0.75 * peak, 0.6 * peak, 0.9 * peak, unit="GB/s", why=why)
+    return streaming(device)
