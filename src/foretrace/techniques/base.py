@@ -99,7 +99,7 @@ class Technique(ABC):
     across: ClassVar[Across] = ""
 
     def __init_subclass__(cls) -> None:
-        if not (hasattr(cls, "name") or cls.__name__.startswith("_")):  # a private base is no technique
+        if "summary" in vars(cls) and not hasattr(cls, "name"):  # what several share has no summary
             cls.name = re.sub(r"(?<=.)([A-Z])", r"-\1", cls.__name__).lower()
 
     @abstractmethod
@@ -202,7 +202,7 @@ class Technique(ABC):
 
     @classmethod
     def parameters(cls) -> tuple[Parameter, ...]:
-        """All parameters in their order."""
+        """All parameters: what the user decides, then what stands for a number, each in the order of the fields."""
         return tuple(
             Parameter(
                 name=each.metadata.get("key") or each.name,
@@ -216,5 +216,5 @@ class Technique(ABC):
                 prior=each.metadata.get("prior"),
                 larger_is=each.metadata.get("larger_is", "slower"),
             )
-            for each in fields(cls)
+            for each in sorted(fields(cls), key=lambda each: "larger_is" in each.metadata)
         )

@@ -40,7 +40,27 @@ _WRAPPER = 3.0  # a call that takes so much longer alone than its own time hands
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchSize(Technique):
+class OnSamples(Technique):
+    """Techniques that let calls work on another number of samples: what the new times rest on."""
+
+    measured: float | None = derived(doc="time ratio in a step relative to the ratio of operators timed alone")
+    conv_fixed: float | None = derived(unit="", doc="share of a convolution that does not depend on the batch")
+    recurrent_fixed: float | None = derived(unit="", doc="share of a recurrent layer that does not depend on the batch")
+    gemm_fixed: float | None = derived(unit="", doc="share of a matrix product that does not depend on the batch")
+    other_fixed: float | None = derived(unit="", doc="share of other operators that does not depend on the batch")
+    dispatch_us: float | None = derived(unit="µs", doc="time of a call without data")
+    latency_us: float | None = derived(unit="µs", doc="time of a kernel that does not depend on the batch")
+    filling: float | None = derived(unit="", doc="time of a kernel's data grows with (new batch / old batch) to this")
+
+    def planned(self, graph: TaskGraph, plan: Rescaling) -> Rescaling:
+        """The plan; refuses one that no work of forward and backward is in."""
+        if not (plan.samples & (graph.kind != TaskKind.COPY)).any():
+            raise self.refuse("the recording shows no forward or backward work on samples.")
+        return plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSize(OnSamples):
     """More or fewer samples per step."""
 
     summary = "more or fewer samples per step: work on samples grows, the rest stays"
@@ -50,14 +70,6 @@ class BatchSize(Technique):
     to: int | None = parameter(None, doc="samples per step", unit="samples")
     by: float | None = parameter(None, doc="samples per step relative to now", unit="×")
     recorded: int | None = parameter(None, doc="samples per step of the recording, if it does not say", unit="samples")
-    measured: float | None = derived(doc="time ratio in a step relative to the ratio of operators timed alone")
-    conv_fixed: float | None = derived(unit="", doc="share of a convolution that does not depend on the batch")
-    recurrent_fixed: float | None = derived(unit="", doc="share of a recurrent layer that does not depend on the batch")
-    gemm_fixed: float | None = derived(unit="", doc="share of a matrix product that does not depend on the batch")
-    other_fixed: float | None = derived(unit="", doc="share of other operators that does not depend on the batch")
-    dispatch_us: float | None = derived(unit="µs", doc="time of a call without data")
-    latency_us: float | None = derived(unit="µs", doc="time of a kernel that does not depend on the batch")
-    filling: float | None = derived(unit="", doc="time of a kernel's data grows with (new batch / old batch) to this")
     loading: float | None = derived(doc="time to load a sample relative to now")
 
     def wants(self, graph: TaskGraph) -> tuple[Operator, ...]:
@@ -73,9 +85,7 @@ class BatchSize(Technique):
         factor, resize = self._factor(graph), self._resize(graph)
         if factor == 1.0:
             raise self.refuse("the batch has that size already; ask for another one.")
-        plan = Rescaling.of(graph, resize, factor)
-        if not (plan.samples & (graph.kind != TaskKind.COPY)).any():
-            raise self.refuse("the recording shows no forward or backward work on samples.")
+        plan = self.planned(graph, Rescaling.of(graph, resize, factor))
         result = plan.on(graph, self.values(graph))
         parts = micro_batches(graph)
         now = (

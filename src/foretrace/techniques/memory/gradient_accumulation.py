@@ -18,8 +18,8 @@ from foretrace.cost.operators.operator import Operator
 from foretrace.graph.insert import DeviceTask, HostTask, insert
 from foretrace.graph.select import trained
 from foretrace.graph.taskgraph import Change, Phase, TaskGraph, TaskKind
-from foretrace.techniques.base import Prior, Technique, derived, parameter
-from foretrace.techniques.compute.batch_size import Rescaling, sample_twins
+from foretrace.techniques.base import Prior, derived, parameter
+from foretrace.techniques.compute.batch_size import OnSamples, Rescaling, sample_twins
 from foretrace.techniques.compute.batching import Resize, micro_batches, parameter_shapes, recorded_size, with_facts
 from foretrace.techniques.compute.updates import find_update, update_bandwidth
 from foretrace.techniques.memory.saved import find_saved
@@ -32,7 +32,7 @@ _ADD = "aten::add_"
 
 
 @dataclass(frozen=True, kw_only=True)
-class GradientAccumulation(Technique):
+class GradientAccumulation(OnSamples):
     """Cut every batch into parts and add up their gradients."""
 
     summary = "a batch in several parts, gradients added: less activation memory for more time"
@@ -41,14 +41,6 @@ class GradientAccumulation(Technique):
 
     steps: int = parameter(doc="micro-batches that a batch is cut into")
     recorded: int | None = parameter(None, doc="samples per step of the recording, if it does not say", unit="samples")
-    measured: float | None = derived(doc="time ratio in a step relative to the ratio of operators timed alone")
-    conv_fixed: float | None = derived(unit="", doc="share of a convolution that does not depend on the batch")
-    recurrent_fixed: float | None = derived(unit="", doc="share of a recurrent layer that does not depend on the batch")
-    gemm_fixed: float | None = derived(unit="", doc="share of a matrix product that does not depend on the batch")
-    other_fixed: float | None = derived(unit="", doc="share of other operators that does not depend on the batch")
-    dispatch_us: float | None = derived(unit="µs", doc="time of a call without data")
-    latency_us: float | None = derived(unit="µs", doc="time of a kernel that does not depend on the batch")
-    filling: float | None = derived(unit="", doc="time of a kernel's data grows with (new batch / old batch) to this")
     bandwidth_gb_s: float | None = derived(unit="GB/s", doc="memory bandwidth of adding gradients, where not measured")
     loop_us: float | None = derived(unit="µs", doc="Python of one more micro-batch beside forward and backward")
 
@@ -70,9 +62,7 @@ class GradientAccumulation(Technique):
     def change(self, graph: TaskGraph) -> TaskGraph:
         if graph.info.recording.get("distributed"):
             raise self.refuse("put gradient-accumulation before what makes the workers exchange messages.")
-        plan = self._plan(graph)
-        if not (plan.samples & (graph.kind != TaskKind.COPY)).any():
-            raise self.refuse("the recording shows no forward or backward work on samples.")
+        plan = self.planned(graph, self._plan(graph))
         added_ns, tensors = self._adding(graph)
         micro = plan.on(graph, self.values(graph))
         repeated, count = self._repeated(micro, plan)
