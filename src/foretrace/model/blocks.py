@@ -3,8 +3,7 @@
 The nodes become a word with one letter per different (operator, inputs, phase, work). A run with period p is a stretch
 where letter i equals letter i + p. Candidates for p are the distances between equal windows of 1, 2, 4, ... letters: a
 block has fewer different windows than letters only if it repeats inside itself, so some window of a length between a
-quarter and half of a block comes once per copy, and its distance is the period (Morse and Hedlund, 1938). Every
-candidate X
+quarter and half of a block comes once per copy, and its distance is the period (Morse and Hedlund, 1938).
 """
 
 from __future__ import annotations

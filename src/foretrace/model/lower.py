@@ -58,11 +58,6 @@ class HostCosts:
     low: float = 0.5
     high: float = 2.0
 
-    def scaled(self, factor: float) -> HostCosts:
-        """With what the host does (not the device's gap and latency) taking so many times as long."""
-        names = ("forward_ns", "backward_ns", "optimizer_ns", "view_ns", "call_ns")
-        return replace(self, **{name: round(getattr(self, name) * factor) for name in names})
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Lowered:

@@ -130,29 +130,11 @@ def fit_table(nbytes: Sequence[float] | Floats, seconds: Sequence[float] | Float
     return _best(sizes, times, fits)
 
 
-def fit_pieces(nbytes: Sequence[float] | Floats, seconds: Sequence[float] | Floats) -> Fitted:
-    """Alpha-beta pieces; as many as lower the error at left-out points, eight at most."""
+def fit_pieces(nbytes: Sequence[float] | Floats, seconds: Sequence[float] | Floats, most: int = MOST_PIECES) -> Fitted:
+    """Alpha-beta pieces; as many as lower the error at left-out points, `most` of them."""
     sizes, times = np.asarray(nbytes, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
-    most = min(MOST_PIECES, max(len(sizes) // (2 * _LEAST_POINTS), 1))
+    most = min(most, max(len(sizes) // (2 * _LEAST_POINTS), 1))
     return _best(sizes, times, [_pieces_of(number) for number in range(1, most + 1)])
-
-
-def fit_alpha_beta(nbytes: Sequence[float] | Floats, seconds: Sequence[float] | Floats) -> Fitted:
-    """One line over all sizes, least relative squares: what the other two are held against."""
-    sizes, times = np.asarray(nbytes, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
-    return _best(sizes, times, [_pieces_of(1)])
-
-
-@lru_cache(maxsize=256)
-def cached_table(nbytes: tuple[float, ...], seconds: tuple[float, ...]) -> Fitted:
-    """`fit_table`, once per series."""
-    return fit_table(nbytes, seconds)
-
-
-@lru_cache(maxsize=256)
-def cached_pieces(nbytes: tuple[float, ...], seconds: tuple[float, ...]) -> Fitted:
-    """`fit_pieces`, once per series."""
-    return fit_pieces(nbytes, seconds)
 
 
 _Fit = Callable[[Floats, Floats], Curve]

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import log2
 
-from foretrace.cost.network.network import NOTHING, CollectiveKind, Cost, Network, asked
-from foretrace.cost.network.options import none_else, whole
+from foretrace.cost.network.network import NOTHING, CollectiveKind, Cost, Network, asked, none_else, whole
 from foretrace.errors import ForetraceError
 from foretrace.hardware.cluster import parse_link
 from foretrace.hardware.devices import Device, named

@@ -250,11 +250,9 @@ def _reason(error: Exception) -> str:
     if isinstance(error, RuntimeError) and (lacking := lacks(error)):
         return lacking
     text = str(error).strip().splitlines()
-    return (
-        f"{text[0] if text else type(error).__name__}"
-        if isinstance(error, UnknownCallError)
-        else (f"{type(error).__name__}: {text[0][:200] if text else ''}")
-    )
+    if isinstance(error, UnknownCallError):
+        return text[0] if text else type(error).__name__
+    return f"{type(error).__name__}: {text[0][:200] if text else ''}"
 
 
 def lacks(error: RuntimeError) -> str:

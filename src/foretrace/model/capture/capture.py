@@ -2,7 +2,6 @@
 
     graph = capture(job("resnet50", "full"))
     graph = capture(training, batch=32, precision="bf16")
-    graph = capture_module(model, (example,))
 
 The step is run twice on fake tensors, which have sizes but no data: the first step makes what is made lazily (the
 optimizer's state), the second is logged call by call. So nothing is computed and no memory is needed, whatever the
@@ -31,8 +30,6 @@ from foretrace.training.batches import mapped, resized, size
 from foretrace.training.training import Training
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from foretrace.model.capture.log import Log, Where
 
 Like = Literal["gpu", "cpu"]
@@ -68,7 +65,10 @@ def capture(
 
     Raises ForetraceError where the batch cannot be changed, and for what cannot be captured, naming operator and layer.
     """
-    _check(like, precision)
+    if like not in ("gpu", "cpu"):
+        raise ForetraceError(f"operators can be those of a gpu or of a cpu, not {like!r}.")
+    if precision not in PRECISIONS:
+        raise ForetraceError(f"there is no precision {precision!r}; {question(precision, PRECISIONS, ALIASES)}")
 
     def on(mode: Sizes) -> OperatorGraph:
         training = mode.made(source) if callable(source) else source
@@ -78,7 +78,7 @@ def capture(
         with mode.entered():
             for change in fake.on_batch:
                 data = change(data)
-        return _logged(fake, data, samples, mode, like, update=update, attention=attention)
+        return _logged(fake, data, samples, mode, like, update, attention)
 
     return _on_sizes(on, like)
 
@@ -94,13 +94,6 @@ def forward_only(training: Training) -> Training:
             return job.forward(batch)
 
     return replace(training, run=run, optimizers=())
-
-
-def _check(like: str, precision: str) -> None:
-    if like not in ("gpu", "cpu"):
-        raise ForetraceError(f"operators can be those of a gpu or of a cpu, not {like!r}.")
-    if precision not in PRECISIONS:
-        raise ForetraceError(f"there is no precision {precision!r}; {question(precision, PRECISIONS, ALIASES)}")
 
 
 def precision_named(text: str) -> str:
@@ -254,10 +247,8 @@ def _logged(
     samples: int,
     mode: Sizes,
     like: Like,
-    *,
-    train: bool = True,
-    update: str = "",
-    attention: str = "",
+    update: str,
+    attention: str,
 ) -> OperatorGraph:
     """Two steps, the second one logged."""
     from foretrace.model.capture.known import as_if_real
@@ -266,12 +257,12 @@ def _logged(
 
     where = Where(training.model)
     object.__setattr__(training, "where", where)
-    log = Log(where, title=training.name, host=like == "cpu", meta=mode.device == "meta")
-    training.model.train(train)
+    meta = mode.device == "meta"
+    log = Log(where, title=training.name, host=like == "cpu", meta=meta)
+    training.model.train()
     with ExitStack() as stack:
         stack.enter_context(_watching(where, log))
         stack.enter_context(as_if_real())
-        meta = mode.device == "meta"
         stack.enter_context(operators_of(like, training.optimizers, meta=meta, update=update, attention=attention))
         stack.enter_context(mode.entered())
         stack.enter_context(log)
@@ -390,56 +381,3 @@ def _gradients(log: Log, training: Training) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def capture_module(
-    model: nn.Module, inputs: Sequence[Any], *, train: bool = False, like: Like = "gpu", precision: str = "fp32"
-) -> OperatorGraph:
-    """A plain module called on example inputs (real, fake or meta tensors; only their sizes matter).
-
-    Without `train`, one call as at inference: `eval()` and no gradients. With it, forward and backward of the sum of
-    its first floating-point output, without an optimizer.
-    """
-    import torch
-
-    def loss(module: nn.Module, batch: Any) -> Any:
-        found = module(*batch)
-        return next(each for each in _outputs(found) if each.is_floating_point()).sum() if train else found
-
-    _check(like, precision)
-
-    def once(job: Training, batch: Any) -> Any:
-        if train:
-            job.backward(job.forward(batch))
-            job.model.zero_grad(set_to_none=True)
-            return torch.zeros(())
-        with torch.no_grad():
-            return job.forward(batch)
-
-    training = Training(
-        name=type(model).__name__, model=model, optimizers=(), loader=[tuple(inputs)], loss=loss, run=once
-    )
-    dtype = None
-    if precision.endswith(("-weights", "-master")):
-        dtype = torch.bfloat16 if precision.startswith("bf16") else torch.float16
-
-    def on(mode: Sizes) -> OperatorGraph:
-        def given(tensor: Any) -> Any:
-            return mode.of(tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor)
-
-        fake = _faked(training, mode, precision)
-        return _logged(fake, mapped(tuple(inputs), given), size(tuple(inputs)), mode, like, train=train)
-
-    return _on_sizes(on, like)
-
-
-def _outputs(found: Any) -> list[Any]:
-    import torch
-
-    if isinstance(found, torch.Tensor):
-        return [found]
-    if isinstance(found, dict):
-        return [leaf for each in found.values() for leaf in _outputs(each)]
-    if isinstance(found, list | tuple):
-        return [leaf for each in found for leaf in _outputs(each)]
-    return []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from foretrace.model.texts import TensorType, text_of
+from foretrace.model.texts import TensorType, text_of, text_of_values
 
 Attributes = Mapping[str, Any]
 
@@ -93,9 +93,7 @@ def mapped(
 
 def _plain(op: str, inputs: Sequence[TensorType], concrete: Sequence[str] = (), flops: float | None = None) -> Mapped:
     """A call of these tensors and, behind them, of arguments that are no tensors."""
-    dims = [list(each.dims) for each in inputs] + [[] for _ in concrete]
-    types = [each.dtype for each in inputs] + ["Scalar"] * len(concrete)
-    return Mapped(op=op, text=text_of(dims, types, [*[""] * len(inputs), *concrete]), flops=flops)
+    return Mapped(op=op, text=text_of_values(inputs, concrete), flops=flops)
 
 
 def _conv(inputs: Sequence[TensorType], outputs: Sequence[TensorType], attributes: Attributes) -> Mapped:
