@@ -18,9 +18,9 @@ from __future__ import annotations
 import csv
 import io
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from math import isfinite
+from math import isfinite, nan
 from pathlib import Path
 
 import numpy as np
@@ -198,11 +198,10 @@ def _member(kind: type[Family] | type[Precision], text: str, where: str) -> int:
 
 
 def _number(row: Mapping[str, str], name: str, where: str) -> float:
-    convert: Callable[[str], float] = float
     try:
-        value = convert(row[name] or "")
+        value = float(row[name] or "")
     except (ValueError, KeyError):
-        raise ForetraceError(f"{where}: {name} is {row.get(name)!r}, which is no number.") from None
+        value = nan
     if not isfinite(value):
         raise ForetraceError(f"{where}: {name} is {row.get(name)!r}, which is no number.")
     return value

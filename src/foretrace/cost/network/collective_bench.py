@@ -194,7 +194,7 @@ class _Bench:
     ) -> list[tuple[float, float, float]]:
         best: dict[int, tuple[float, float]] = {}
         left = list(sizes)
-        settle = self._call(kind, sizes[0])[1]
+        settle = self._call(kind, sizes[0])
         for round_ in range(_ROUNDS):
             calls = {size: self._call(kind, size) for size in left}
             samples: dict[int, list[tuple[float, float]]] = {size: [] for size in left}
@@ -204,7 +204,7 @@ class _Bench:
                 for repetition in range(-2, repetitions):  # two warm up connections and memory
                     for size in left:
                         settle()  # a small one, so that the tail of a large one is in nobody's time
-                        stamps = self._timed(calls[size][1])
+                        stamps = self._timed(calls[size])
                         if repetition >= 0:
                             samples[size].append(stamps)
                     tell((round_ + max(repetition, 0) / repetitions) / _ROUNDS)
@@ -248,36 +248,35 @@ class _Bench:
         unit = _WORD_BYTES * (self.workers if kind in _SPLIT else 1)
         return -(-size // unit) * unit
 
-    def _call(self, kind: CollectiveKind, size: int) -> tuple[int, Callable[[], object]]:
+    def _call(self, kind: CollectiveKind, size: int) -> Callable[[], object]:
         dist, torch, rank, workers = self.dist, self.torch, self.rank, self.workers
-        nbytes = self._call_bytes(kind, size)
-        words = nbytes // _WORD_BYTES
+        words = self._call_bytes(kind, size) // _WORD_BYTES
         whole = torch.zeros(words, dtype=torch.float32, device=self.device)  # sums of zeros never overflow
         if kind == CollectiveKind.ALL_REDUCE:
-            return nbytes, lambda: dist.all_reduce(whole)
+            return lambda: dist.all_reduce(whole)
         if kind == CollectiveKind.BROADCAST:
-            return nbytes, lambda: dist.broadcast(whole, src=0)
+            return lambda: dist.broadcast(whole, src=0)
         if kind == CollectiveKind.REDUCE:
-            return nbytes, lambda: dist.reduce(whole, dst=0)
+            return lambda: dist.reduce(whole, dst=0)
         if kind == CollectiveKind.SEND:
             if rank > 1:
-                return nbytes, lambda: None
-            return nbytes, (lambda: dist.send(whole, dst=1)) if rank == 0 else (lambda: dist.recv(whole, src=0))
+                return lambda: None
+            return (lambda: dist.send(whole, dst=1)) if rank == 0 else (lambda: dist.recv(whole, src=0))
         part = torch.zeros(words // workers, dtype=torch.float32, device=self.device)
         if kind == CollectiveKind.ALL_GATHER:
             gather = _renamed(dist, "all_gather_single", "all_gather_into_tensor")
-            return nbytes, lambda: gather(whole, part)
+            return lambda: gather(whole, part)
         if kind == CollectiveKind.REDUCE_SCATTER:
             scatter = _renamed(dist, "reduce_scatter_single", "reduce_scatter_tensor")
-            return nbytes, lambda: scatter(part, whole)
+            return lambda: scatter(part, whole)
         other = torch.empty_like(whole)
-        return nbytes, lambda: dist.all_to_all_single(other, whole)
+        return lambda: dist.all_to_all_single(other, whole)
 
     def _reason_against(self, kind: CollectiveKind) -> str:
         """Why the backend cannot do this, "" where it can; the same on every member."""
         reason = ""
         try:
-            self._call(kind, _WORD_BYTES * self.workers)[1]()
+            self._call(kind, _WORD_BYTES * self.workers)()
         except (RuntimeError, NotImplementedError) as error:
             text = str(error).strip().splitlines()
             reason = f"{self.backend} has no {kind}: {text[0] if text else type(error).__name__}"

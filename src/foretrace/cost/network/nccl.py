@@ -292,8 +292,8 @@ def nccl_network(device: str, workers: int, options: dict[str, str], *, in_fligh
 
 
 def _generation(device: Device) -> str:
-    words = {"Volta": "volta", "Turing": "volta", "Ampere": "ampere", "Ada": "ampere", "Hopper": "hopper"}
-    words["Blackwell"] = "blackwell"
+    words = {"Volta": "volta", "Turing": "volta", "Ampere": "ampere", "Ada": "ampere", "Hopper": "hopper",
+             "Blackwell": "blackwell"}  # fmt: skip
     found = next((name for word, name in words.items() if device.arch.startswith(word)), "")
     if device.vendor != "NVIDIA" or not found:
         raise ForetraceError(

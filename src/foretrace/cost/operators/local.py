@@ -48,7 +48,7 @@ _SMALL_BYTES = 32 << 10  # calls below this were only measured with data near
 MIDWAY = 0.5  # share of a call's bytes that are not in a core's caches, where nothing better is known
 MOST = 400  # measured operators that are looked at: time and memory grow with their square
 _TOGETHER = 600  # different calls whose errors are added up together
-_TENTH = 1.2816  # standard deviations between the middle and either end of an 80 % range
+TENTH = 1.2816  # standard deviations between the middle and either end of an 80 % range
 
 
 class Prices(msgspec.Struct, frozen=True, kw_only=True):
@@ -261,13 +261,13 @@ class Local(CostModel):
         widened = 1.0
         if operators >= _ENOUGH:
             error, deviation = fit.left_out()
-            widened = float(np.clip(np.quantile(np.abs(error) / deviation, 0.8) / _TENTH, 0.5, 2.0))
+            widened = float(np.clip(np.quantile(np.abs(error) / deviation, 0.8) / TENTH, 0.5, 2.0))
         return cls(fit=fit, prices=known, measured=operators, widened=widened)
 
     def predict(self, calls: Calls, device: Device | None = None) -> Prediction:
         """Seconds of every call (n rows) with its 80 % range; NaN for products that are not in float32."""
         mean, deviation = self.logarithms(calls)
-        seconds, stray = np.exp(mean), np.exp(_TENTH * deviation)
+        seconds, stray = np.exp(mean), np.exp(TENTH * deviation)
         return self._answer(seconds, 1 / stray, stray, self.why)
 
     def logarithms(self, calls: Calls, place: Float64 | None = None) -> tuple[Float64, Float64]:

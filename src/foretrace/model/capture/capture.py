@@ -161,12 +161,12 @@ def _grown(first: Any, second: Any, few: int, more: int, samples: int) -> Any:
     """The batch whose sizes continue as those of two batches with `few` and `more` samples do."""
     import torch
 
-    others = iter(_leaves(second))
+    others: list[Any] = []
+    mapped(second, others.append)
 
     def one(tensor: Any) -> Any:
-        other = next(others)
         dims = []
-        for a, b in zip(tensor.shape, other.shape, strict=True):
+        for a, b in zip(tensor.shape, others.pop(0).shape, strict=True):
             grown, left = divmod((b - a) * (samples - few), more - few)
             if left or a + grown < 0:
                 raise ForetraceError(
@@ -176,12 +176,6 @@ def _grown(first: Any, second: Any, few: int, more: int, samples: int) -> Any:
         return torch.empty(dims, dtype=tensor.dtype, device="meta")
 
     return mapped(first, one)
-
-
-def _leaves(batch: Any) -> list[Any]:
-    found: list[Any] = []
-    mapped(batch, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
-    return found
 
 
 def _faked(training: Training, mode: Sizes, precision: str) -> Training:
@@ -362,7 +356,7 @@ def _register(log: Log, training: Training, data: Any) -> None:
             for key, value in state.items():
                 if torch.is_tensor(value):
                     log.exists(value, Role.OPTIMIZER, f"{names.get(id(owner), '')}.{key}")
-    mapped(data, lambda tensor: log.exists(tensor, Role.INPUT) or tensor)  # type: ignore[func-returns-value]
+    mapped(data, lambda tensor: log.exists(tensor, Role.INPUT))
 
 
 @contextmanager

@@ -149,24 +149,20 @@ class StepMemory:
             return dict.fromkeys(CATEGORIES, 0)
         return dict(zip(CATEGORIES, self.timeline[:, self.at].tolist(), strict=True))
 
-    @property
-    def fragmentation_bytes(self) -> int:
-        """What the allocator holds beyond the peak of tensors."""
-        return max(self.reserved_bytes - self.peak_bytes, 0)
-
     def fits(self, device_bytes: float) -> MemoryFit:
         """Whether it fits a device with so much memory."""
         least = self.peak_bytes + CONTEXT_BYTES[0]
         most = max(self.reserved_bytes, self.peak_bytes) * (1 + _GROWTH) + CONTEXT_BYTES[1]
         verdict = "fits" if most <= device_bytes else "does not fit" if least > device_bytes else "tight"
         low, high = (each / 1e9 for each in CONTEXT_BYTES)
+        beyond = max(self.reserved_bytes - self.peak_bytes, 0) / 1e9
         return MemoryFit(
             verdict=verdict,
             needed_bytes=(least, most),
             margin_bytes=(device_bytes - most, device_bytes - least),
             assumptions=(
                 f"CUDA's context, kernels and library workspaces take {low:g} to {high:g} GB",
-                f"the caching allocator holds between the peak of tensors and {self.fragmentation_bytes / 1e9:.2g} GB "
+                f"the caching allocator holds between the peak of tensors and {beyond:.2g} GB "
                 f"more (a replay of one step), and grows by up to {_GROWTH:.0%} over many steps",
             ),
         )
