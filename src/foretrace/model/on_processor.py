@@ -18,9 +18,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
-import numpy.typing as npt
 
-from foretrace.cost.calls import Calls, Family
+from foretrace.cost.calls import Calls, Family, Float64
 from foretrace.cost.model import CostModel, Prediction
 from foretrace.cost.operators.bench import OperatorTimings
 from foretrace.cost.operators.local import TENTH, Local, choose_designed, rows_of, shipped
@@ -32,8 +31,6 @@ from foretrace.hardware.devices import Device
 from foretrace.model.host_chains import PARTS, STRIDED, chains, kinds_of, network, time_key
 from foretrace.model.memory.reuse import far_shares
 from foretrace.model.operator_graph import OperatorGraph
-
-Float64 = npt.NDArray[np.float64]
 
 LEAST = 5  # operators: the parts of one network, a copy, and a call
 PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)

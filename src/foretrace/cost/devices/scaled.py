@@ -18,12 +18,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.cost.calls import ELEMENT_BYTES, Calls, Family, Precision
+from foretrace.cost.calls import ELEMENT_BYTES, Calls, Family, Float64, Precision
 from foretrace.cost.devices import reached
 from foretrace.cost.devices.measured import device_of, recorded_calls
 from foretrace.cost.devices.reached import REACHED, LoadKind, Reached
 from foretrace.cost.devices.roofline import MATRIX, peak_flops
-from foretrace.cost.model import CostModel, Float64, Prediction
+from foretrace.cost.model import CostModel, Prediction
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.hardware.devices import Device
 

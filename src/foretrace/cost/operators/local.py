@@ -23,13 +23,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.cost.calls import Calls, Family
+from foretrace.cost.calls import Calls, Family, Float64
 from foretrace.cost.model import CostModel, Prediction
 from foretrace.cost.operators.work_terms import NAMES, TERMS, Amounts, amounts
 from foretrace.hardware.devices import Device
 from foretrace.hardware.processor import instruction_sets, named
-
-Float64 = npt.NDArray[np.float64]
+from foretrace.trace.tables import Interner
 
 RESOURCES = tuple(dict.fromkeys(TERMS.values()))
 _OF = np.array([[TERMS[name] == each for each in RESOURCES] for name in NAMES], dtype=float)  # [terms x resources]
@@ -113,17 +112,13 @@ def rows_of(calls: Calls, prices: Prices, place: Float64 | float) -> tuple[Regre
     sizes = np.stack([calls.flops, calls.nbytes, calls.b, calls.m, calls.n, calls.k], axis=1)
     spread = [prices.spread.get(Family(each).name, 0.5) for each in calls.family.tolist()]
     rows = RegressionRows(
-        cost=cost, family=calls.family.astype(np.int64), op=np.array([_number(each) for each in found.op], np.int64),
+        cost=cost, family=calls.family.astype(np.int64), op=np.array([_numbers[each] for each in found.op], np.int64),
         size=np.log2(np.maximum(sizes, 1.0)), spread=np.array(spread, dtype=np.float64),
     )  # fmt: skip
     return rows, found.known & (cost.sum(axis=1) > 0)
 
 
-_numbers: dict[str, int] = {}
-
-
-def _number(op: str) -> int:
-    return _numbers.setdefault(op, len(_numbers))
+_numbers = Interner()
 
 
 def shared(a: RegressionRows, b: RegressionRows) -> Float64:
@@ -319,10 +314,10 @@ class Local(CostModel):
 
 def _distinct(calls: Calls, place: Float64 | None) -> tuple[Calls, npt.NDArray[np.int64], Float64 | None]:
     """Every call once, which of them each one is, and their places to the nearest quarter."""
-    first: dict[tuple[str, str, float, float, float], int] = {}
+    first = Interner()
     places = np.zeros(len(calls)) if place is None else np.round(place * 4) / 4
     keys = zip(calls.op, calls.text, calls.flops.tolist(), calls.nbytes.tolist(), places.tolist(), strict=True)
-    which = np.array([first.setdefault(key, len(first)) for key in keys], dtype=np.int64)
+    which = np.array([first[key] for key in keys], dtype=np.int64)
     at = np.unique(which, return_index=True)[1]  # numbers are given in order, so each is where it came first
     return calls.take(at), which, None if place is None else places[at]
 

@@ -15,12 +15,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.cost.calls import Calls, Family, Precision
+from foretrace.cost.calls import Calls, Family, Float64, Precision
 from foretrace.graph import work
 from foretrace.plaintext import whole_number
 from foretrace.trace.trace import Shapes, decode_shapes
-
-Float64 = npt.NDArray[np.float64]
 
 NEAR_BYTES = 1 << 20  # what the caches of one core hold; larger calls stream through the shared one
 

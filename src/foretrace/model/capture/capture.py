@@ -255,7 +255,8 @@ def _logged(
     log = Log(where, title=training.name, host=like == "cpu", meta=meta)
     training.model.train()
     with ExitStack() as stack:
-        stack.enter_context(_watching(where, log))
+        for handle in _watching(where, log):
+            stack.callback(handle.remove)
         stack.enter_context(as_if_real())
         stack.enter_context(operators_of(like, training.optimizers, meta=meta, update=update, attention=attention))
         stack.enter_context(mode.entered())
@@ -263,7 +264,8 @@ def _logged(
         training.step(data)
         gc.collect()
         _register(log, training, data)
-        stack.enter_context(_gradients(log, training))
+        for handle in _gradients(log, training):
+            stack.callback(handle.remove)
         log.active = True
         loss = training.step(data)
         del loss
@@ -305,8 +307,7 @@ def _recipe(training: Training) -> dict[str, str]:
     return found
 
 
-@contextmanager
-def _watching(where: Where, log: Log) -> Iterator[None]:
+def _watching(where: Where, log: Log) -> list[Any]:
     """Hooks on modules and optimizers."""
     from torch.nn.modules import module as modules
     from torch.optim import optimizer as optimizers
@@ -327,17 +328,12 @@ def _watching(where: Where, log: Log) -> Iterator[None]:
     stack: list[Phase] = []
     # An optimizer asks its counter of steps; a gradient scaler asks whether anything overflowed.
     log.scalars = lambda: 1.0 if updating else 0.0 if where.phase == Phase.OPTIMIZER else None
-    handles = [
+    return [
         modules.register_module_forward_pre_hook(lambda module, _: where.enter(module)),
         modules.register_module_forward_hook(lambda *_: where.leave(), always_call=True),
         optimizers.register_optimizer_step_pre_hook(began),
         optimizers.register_optimizer_step_post_hook(ended),
     ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _register(log: Log, training: Training, data: Any) -> None:
@@ -359,19 +355,10 @@ def _register(log: Log, training: Training, data: Any) -> None:
     mapped(data, lambda tensor: log.exists(tensor, Role.INPUT))
 
 
-@contextmanager
-def _gradients(log: Log, training: Training) -> Iterator[None]:
+def _gradients(log: Log, training: Training) -> list[Any]:
     """Gradients of weights are known by their hook."""
-    handles = []
-    for name, weight in training.model.named_parameters():
-        if weight.requires_grad:
-            handles.append(
-                weight.register_post_accumulate_grad_hook(
-                    lambda leaf, name=name: log.mark(leaf.grad, Role.GRADIENT, name)
-                )
-            )
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    return [
+        weight.register_post_accumulate_grad_hook(lambda leaf, name=name: log.mark(leaf.grad, Role.GRADIENT, name))
+        for name, weight in training.model.named_parameters()
+        if weight.requires_grad
+    ]

@@ -1,4 +1,4 @@
-"""Keeps PyTorch's compiler unloaded while sizes are worked out: loading it takes longer than most captures.
+"""Contexts of a capture; the largest keeps PyTorch's compiler unloaded, which takes longer to load than most captures.
 
 PyTorch marks its reference functions as "not to be compiled", and loads the compiler to say so when one of them is
 called. Nothing is compiled here, so the mark is put off: what was called in the meantime is marked by the compiler
@@ -101,6 +101,19 @@ def without_compiler() -> Iterator[None]:
         yield
     finally:
         stand_in.leave()
+
+
+@contextmanager
+def replaced(places: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Attributes (of what, name, value) with other values for a while."""
+    before = [(home, name, getattr(home, name)) for home, name, _ in places]
+    try:
+        for home, name, value in places:
+            setattr(home, name, value)
+        yield
+    finally:
+        for home, name, value in before:
+            setattr(home, name, value)
 
 
 @contextmanager

@@ -6,10 +6,11 @@ storages and their lifetimes, text, FLOPs and bytes; or tensors altogether, as a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from math import isfinite, prod
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import structs
@@ -38,6 +39,7 @@ _MOST_COPIES = 1_000_000  # of one call of a list
 _Size = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
 _PHASES = {phase.name.lower(): phase for phase in Phase}
 _ROLES = {role.name.lower(): role for role in Role}
+_Found = TypeVar("_Found")
 
 
 class _Tensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -182,7 +184,7 @@ class _Reader:
         if form.calls:
             return self._of_calls()
         for i, tensor in enumerate(form.tensors):
-            self._dtype(f"tensors[{i}]", tensor.dtype)
+            self._known(f"tensors[{i}].dtype", tensor.dtype, DTYPE_BYTES, "known type")
             if DTYPE_BYTES[tensor.dtype] * prod(tensor.dims) > LARGEST:
                 self._fail(f"tensors[{i}].dims", "hold more than 2**62 bytes", "give sizes of a real tensor")
         self._check_nodes()
@@ -198,23 +200,14 @@ class _Reader:
     def _fail(self, field: str, what: str, mend: str) -> None:
         raise ForetraceError(f"{self.where}: {field} {what}; {mend}.")
 
-    def _dtype(self, field: str, dtype: str) -> None:
-        if dtype not in DTYPE_BYTES:
-            self._fail(f"{field}.dtype", f"{dtype!r} is no known type", f"use one of {', '.join(DTYPE_BYTES)}")
-
-    def _phase(self, field: str, phase: str) -> Phase:
-        if phase not in _PHASES:
-            self._fail(f"{field}.phase", f"{phase!r} is no phase", f"use one of {', '.join(_PHASES)}")
-        return _PHASES[phase]
+    def _known(self, field: str, value: str, known: Mapping[str, _Found], what: str) -> _Found:
+        if value not in known:
+            self._fail(field, f"{value!r} is no {what}", f"use one of {', '.join(known)}")
+        return known[value]
 
     def _text(self, field: str, text: str) -> None:
         if wrong := complaint(text):
             self._fail(f"{field}.text", wrong, 'write it as a recording does: "[[[8,3]],[\\"float\\"],[\\"\\"]]"')
-
-    def _role(self, field: str, role: str) -> Role:
-        if role not in _ROLES:
-            self._fail(f"{field}.role", f"{role!r} is no role", f"use one of {', '.join(_ROLES)}")
-        return _ROLES[role]
 
     def _check_nodes(self) -> None:
         form = self.form
@@ -228,7 +221,7 @@ class _Reader:
             field = f"nodes[{at}]"
             if not node.op:
                 self._fail(f"{field}.op", "is empty", 'name the operator, such as "aten::addmm"')
-            self._phase(field, node.phase)
+            self._known(f"{field}.phase", node.phase, _PHASES, "phase")
             if node.text:
                 self._text(field, node.text)
             for key in ("inputs", "outputs"):
@@ -250,7 +243,7 @@ class _Reader:
         form = self.form
         for i, each in enumerate(stated):
             field = f"storages[{i}]"
-            self._role(field, each.role)
+            self._known(f"{field}.role", each.role, _ROLES, "role")
             if not BEFORE <= each.born < len(form.nodes) or not each.born <= each.dies <= len(form.nodes):
                 self._fail(
                     field,
@@ -278,7 +271,7 @@ class _Reader:
         """Nodes with everything that follows from their tensors."""
         form, draft = self.form, OperatorGraphDraft()
         for i, tensor in enumerate(form.tensors):
-            role = self._role(f"tensors[{i}]", tensor.role) if tensor.role else None
+            role = self._known(f"tensors[{i}].role", tensor.role, _ROLES, "role") if tensor.role else None
             if tensor.of >= i or tensor.of < -1:
                 self._fail(f"tensors[{i}].of", f"is {tensor.of}", "name a tensor that stands before it")
             storage = draft.tensors[tensor.of].storage if tensor.of >= 0 else -1
@@ -301,7 +294,7 @@ class _Reader:
             self._fail("calls", f"are more than {_MOST_COPIES:,} with their times", "shorten the list")
         for i, call in enumerate(form.calls):
             field = f"calls[{i}]"
-            self._dtype(field, call.dtype)
+            self._known(f"{field}.dtype", call.dtype, DTYPE_BYTES, "known type")
             if not call.op:
                 self._fail(f"{field}.op", "is empty", 'name the operator, such as "aten::addmm"')
             if not call.text and not call.dims:
@@ -312,6 +305,11 @@ class _Reader:
             if call.text:
                 self._text(field, call.text)
             text = call.text or text_of([list(dims) for dims in call.dims], [call.dtype] * len(call.dims))
-            row = Called(op=call.op, text=text, phase=self._phase(field, call.phase), layer=call.layer)
+            row = Called(
+                op=call.op,
+                text=text,
+                phase=self._known(f"{field}.phase", call.phase, _PHASES, "phase"),
+                layer=call.layer,
+            )
             rows += [row] * call.times
         return from_calls(rows, form.name, source=form.source, batch=form.batch, notes=form.notes)

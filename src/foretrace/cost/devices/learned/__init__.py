@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.cost.calls import Calls, Family, Precision
+from foretrace.cost.calls import Calls, Family, Float64, Precision
 from foretrace.cost.devices.learned import fp32
-from foretrace.cost.model import CostModel, Float64, Prediction
+from foretrace.cost.model import CostModel, Prediction
 from foretrace.hardware.devices import Device
 
 _VECTOR = (Family.ELEMENTWISE, Family.MOVE, Family.SOFTMAX, Family.NORM)
