@@ -16,7 +16,6 @@ quartile distance of the same, relative.
 from __future__ import annotations
 
 import datetime
-import gc
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -28,6 +27,7 @@ from numpy.typing import NDArray
 
 from foretrace.cost.network.collective_table import CollectiveSeries, CollectiveTable, series_of, table_of
 from foretrace.cost.network.network import CollectiveKind
+from foretrace.cost.operators.bench import no_collection
 from foretrace.errors import ForetraceError, MissingExtraError
 from foretrace.names import resolve
 
@@ -198,9 +198,7 @@ class _Bench:
         for round_ in range(_ROUNDS):
             calls = {size: self._call(kind, size) for size in left}
             samples: dict[int, list[tuple[float, float]]] = {size: [] for size in left}
-            collecting = gc.isenabled()
-            gc.disable()
-            try:
+            with no_collection():
                 for repetition in range(-2, repetitions):  # two warm up connections and memory
                     for size in left:
                         settle()  # a small one, so that the tail of a large one is in nobody's time
@@ -208,9 +206,6 @@ class _Bench:
                         if repetition >= 0:
                             samples[size].append(stamps)
                     tell((round_ + max(repetition, 0) / repetitions) / _ROUNDS)
-            finally:
-                if collecting:
-                    gc.enable()
             times = self._durations(samples)
             for size in left:
                 kept = _robust(times[size])

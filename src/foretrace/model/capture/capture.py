@@ -108,7 +108,8 @@ def precision_named(text: str) -> str:
 
 def _on_sizes(capture_on: Callable[[Sizes], OperatorGraph], like: Like) -> OperatorGraph:
     """Capture on meta tensors; on fake ones, which are several times slower, where meta tensors do not go through."""
-    from foretrace.model.capture.light import no_collection, without_compiler
+    from foretrace.cost.operators.bench import no_collection
+    from foretrace.model.capture.light import without_compiler
     from foretrace.model.capture.like import NeedsFake
 
     notes: tuple[str, ...] = ()

@@ -7,7 +7,6 @@ itself when it is called again after that was loaded.
 
 from __future__ import annotations
 
-import gc
 import importlib
 import sys
 from collections.abc import Iterator, Sequence
@@ -114,15 +113,3 @@ def replaced(places: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
     finally:
         for home, name, value in before:
             setattr(home, name, value)
-
-
-@contextmanager
-def no_collection() -> Iterator[None]:
-    """Without the collector, which would go through all new nodes again and again."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()

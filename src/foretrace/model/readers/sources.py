@@ -106,9 +106,10 @@ def load_operators(
     else:
         asked = {"where": str(path), "step": step, "dims": dims}
         data = reading.read_bytes(path, mend="copy it again")
-        found = reader.operators(data, called, **{key: asked[key] for key in reader.takes})
-        if not isinstance(found, OperatorGraph):
-            raise ForetraceError(f"the reader {reader.name} must return an OperatorGraph, got {type(found).__name__}.")
+        made = reader.operators(data, called, **{key: asked[key] for key in reader.takes})
+        if not isinstance(made, OperatorGraph):
+            raise ForetraceError(f"the reader {reader.name} must return an OperatorGraph, got {type(made).__name__}.")
+        found = made
     if batch and found.batch and found.batch != batch:
         how = "export it with an open dimension for `dim=`" if "dims" in reader.takes else "leave out the batch"
         raise ForetraceError(f"{path} has {found.batch} samples per step, not {batch}, and stays so; {how}.")
