@@ -81,12 +81,9 @@ class Measured(CostModel):
         return self._answer(seconds, low, high, f"measured on {device.short}: {', '.join(self.where) or 'nothing'}")
 
     @classmethod
-    def from_graph(cls, graph: TaskGraph, device: Device | None = None) -> Measured:
-        """Calls of a recording. `device` is where it was made; by default what the recording says.
-
-        Raises ForetraceError where the recording names no device of the catalog and none is given.
-        """
-        device = device or device_of(graph)
+    def from_graph(cls, graph: TaskGraph) -> Measured:
+        """Calls of a recording. Raises ForetraceError where it names no device of the catalog."""
+        device = device_of(graph)
         times = {call: Time.of(values) for call, values in recorded_calls(graph).items()}
         source = Path(graph.info.source).name or "a recording"
         return cls(calls={device.name: times}, where=(f"{source}, {len(times)} calls",))

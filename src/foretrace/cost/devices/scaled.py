@@ -290,13 +290,10 @@ class Scaled(CostModel):
     recorded_s: Mapping[tuple[str, str], float]  # (operator, inputs as JSON text) -> seconds of its kernels
 
     @classmethod
-    def from_graph(cls, graph: TaskGraph, device: Device | None = None) -> Scaled:
-        """The calls of a recording. `device` is where it was made; by default what the recording says.
-
-        Raises ForetraceError where the recording names no device of the catalog and none is given.
-        """
+    def from_graph(cls, graph: TaskGraph) -> Scaled:
+        """The calls of a recording. Raises ForetraceError where it names no device of the catalog."""
         times = {call: float(np.mean(seconds)) for call, seconds in recorded_calls(graph).items()}
-        return cls(source=device or device_of(graph), recorded_s=times)
+        return cls(source=device_of(graph), recorded_s=times)
 
     def predict(self, calls: Calls, device: Device) -> Prediction:
         key = zip(calls.op, calls.text, strict=True)

@@ -3,7 +3,7 @@
     table = measure_collectives(rank, workers, sizes=[1 << 20, 4 << 20], kinds=["all-reduce"], repetitions=15)
 
 Every member calls it with the same arguments, and every member gets the same table. It uses the default process group
-where there is one; else it joins one itself (`init_method` or `store`) and leaves it afterwards. Nothing here starts
+where there is one; else it joins one itself (`init_method`) and leaves it afterwards. Nothing here starts
 processes (`cost/network/collectives.py` does), so it can run in network namespaces, containers or on several
 machines.
 
@@ -48,7 +48,6 @@ def measure_collectives(
     repetitions: int = LEAST_REPETITIONS,
     per_node: int = 0,
     init_method: str = "",
-    store: Any = None,
     backend: str = "gloo",
     timeout_s: float = 60.0,
     wanted_spread: float = 0.10,
@@ -66,7 +65,6 @@ def measure_collectives(
         per_node: workers of one machine; 0 where all share one.
         init_method: as of `torch.distributed.init_process_group`, e.g. "tcp://10.0.0.1:29500"; not needed where this
             process has a default group.
-        store: a `torch.distributed.Store` instead of `init_method`.
         backend: "gloo" (processor) or "nccl" (GPU `rank` modulo the GPUs of this machine).
         timeout_s: after which a collective that a dead member never joins fails.
         wanted_spread: sizes that vary more are measured again, up to three times in all, and the calmest kept.
@@ -81,19 +79,18 @@ def measure_collectives(
     chosen = checked(rank, workers, sizes, kinds, repetitions)
     dist = _distributed()
     own = not dist.is_initialized()
-    if own and not init_method and store is None:
-        raise ForetraceError("measure_collectives has no process group; initialise one, or give init_method or store.")
+    if own and not init_method:
+        raise ForetraceError("measure_collectives has no process group; initialise one, or give init_method.")
     try:
         if own:
-            where = {"store": store} if store is not None else {"init_method": init_method}
             limit = timedelta(seconds=timeout_s)
-            dist.init_process_group(backend, rank=rank, world_size=workers, timeout=limit, **where)
+            dist.init_process_group(backend, rank=rank, world_size=workers, timeout=limit, init_method=init_method)
         if dist.get_world_size() != workers or dist.get_rank() != rank:
             raise ForetraceError(
                 f"the process group has {dist.get_world_size()} members and this is number {dist.get_rank()}, not "
                 f"{workers} and {rank}."
             )
-        bench = _Bench(dist, rank, workers, timeout_s, busy=busy)
+        bench = _Bench(dist, rank, workers, busy=busy)
         return bench.table(sorted(set(sizes)), chosen, repetitions, per_node or workers, wanted_spread, progress)
     except (RuntimeError, ValueError) as error:  # what torch.distributed raises when a peer is gone or never came
         line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -136,7 +133,7 @@ def _distributed() -> Any:
 class _Bench:
     """One member of the group."""
 
-    def __init__(self, dist: Any, rank: int, workers: int, timeout_s: float, *, busy: bool = False) -> None:
+    def __init__(self, dist: Any, rank: int, workers: int, *, busy: bool) -> None:
         import torch
 
         self.dist, self.torch, self.rank, self.workers = dist, torch, rank, workers
@@ -147,7 +144,6 @@ class _Bench:
             self.device = f"cuda:{rank % torch.cuda.device_count()}"
             torch.cuda.set_device(self.device)
         self.shared_clock = len(set(self._gathered(_clock_of()))) == 1
-        self.timeout_s = timeout_s
 
     def table(
         self,

@@ -247,7 +247,8 @@ def _log_row(words: Sequence[str]) -> tuple[float, float, float, str, str] | Non
     redop, root = "", ""
     if not _is_number(words[at]):
         redop, at = words[at], at + 1
-    if _is_number(words[at]) and "." not in words[at] and len(words) > at + 3 and _is_root(words[at]):
+    rank = whole_number(words[at])  # or −1 for none
+    if rank is not None and rank <= 1 << 20 and len(words) > at + 3:
         whole = [word for word in words[at : at + 4] if "." not in word]
         if words[at].startswith("-") or (len(whole) == 1 and "." in words[at + 1]):
             root, at = words[at], at + 1
@@ -258,12 +259,6 @@ def _log_row(words: Sequence[str]) -> tuple[float, float, float, str, str] | Non
         return None
     ratio = busbw / algbw if algbw > 1.0 and isfinite(busbw / algbw) else 0.0
     return float(words[0]), time_us * 1e-6, ratio, redop, root  # series_of refuses a time that is not finite
-
-
-def _is_root(word: str) -> bool:
-    """A rank, or −1 for none."""
-    root = whole_number(word)
-    return root is not None and root <= 1 << 20
 
 
 def _is_number(word: str) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Protocol
 
@@ -124,9 +124,9 @@ class Fitted:
 def fit_table(nbytes: Sequence[float] | Floats, seconds: Sequence[float] | Floats) -> Fitted:
     """A table of these points; neighbours are merged by a running median where that lowers the left-out error."""
     sizes, times = np.asarray(nbytes, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
-    fits = [_table_of(window) for window in _WINDOWS]
+    fits = [partial(_table, window=window) for window in _WINDOWS]
     if len(sizes) <= _SPARSE:  # between few points it matters how the curve bends
-        fits.append(_table_of(1, curved=True))
+        fits.append(partial(_table, window=1, curved=True))
     return _best(sizes, times, fits)
 
 
@@ -134,7 +134,7 @@ def fit_pieces(nbytes: Sequence[float] | Floats, seconds: Sequence[float] | Floa
     """Alpha-beta pieces; as many as lower the error at left-out points, `most` of them."""
     sizes, times = np.asarray(nbytes, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
     most = min(most, max(len(sizes) // (2 * _LEAST_POINTS), 1))
-    return _best(sizes, times, [_pieces_of(number) for number in range(1, most + 1)])
+    return _best(sizes, times, [partial(_pieces, number=number) for number in range(1, most + 1)])
 
 
 _Fit = Callable[[Floats, Floats], Curve]
@@ -164,22 +164,15 @@ def _left_out(sizes: Floats, times: Floats, fit: _Fit) -> tuple[Floats, Floats]:
     return np.concatenate(where), np.concatenate(errors)
 
 
-def _table_of(window: int, *, curved: bool = False) -> _Fit:
-    def fit(sizes: Floats, times: Floats) -> Curve:
-        quarter = max(len(sizes) // 4, 2)
-        return TableCurve(
-            curved=curved and len(sizes) > 2,
-            nbytes=sizes,
-            times=_running_median(times, window),
-            before=_line(sizes[:quarter], times[:quarter]),
-            after=_line(sizes[-quarter:], times[-quarter:]),
-        )
-
-    return fit
-
-
-def _pieces_of(number: int) -> _Fit:
-    return lambda sizes, times: _pieces(sizes, times, number)
+def _table(sizes: Floats, times: Floats, window: int, *, curved: bool = False) -> TableCurve:
+    quarter = max(len(sizes) // 4, 2)
+    return TableCurve(
+        curved=curved and len(sizes) > 2,
+        nbytes=sizes,
+        times=_running_median(times, window),
+        before=_line(sizes[:quarter], times[:quarter]),
+        after=_line(sizes[-quarter:], times[-quarter:]),
+    )
 
 
 def _running_median(times: Floats, window: int) -> Floats:

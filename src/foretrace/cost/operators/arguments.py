@@ -40,6 +40,9 @@ _DTYPES = {
 _CODES = {"float32": 6, "float64": 7, "bfloat16": 15, "float16": 5}  # c10::ScalarType, as recorded
 _CASTS = ("aten::_to_copy", "aten::to")  # their dtype argument is the type to cast to, whatever the input's
 _SCALING = ("mul_", "div_", "_foreach_mul_", "_foreach_div_")  # repeated in place, they would vanish or overflow
+# They write their own input and may meet any values there, however often they are called.
+_RANDOM_IN_PLACE = ("copy_", "relu_", "clamp_min_", "clamp_", "index_put_", "_index_put_impl_", "fill_", "zero_",
+                    "bernoulli_", "normal_", "uniform_", "hardtanh_", "leaky_relu_")  # fmt: skip
 _POOL = 1 << 20  # random numbers that tensors are filled from
 
 
@@ -258,7 +261,7 @@ class Values:
         import torch
 
         count = prod(dims)
-        if count <= 1 or (self.in_place and not _random_in_place(self.base)):
+        if count <= 1 or (self.in_place and self.base not in _RANDOM_IN_PLACE):
             return torch.ones(dims, dtype=dtype)
         pool = _pool(dtype)
         made = torch.empty(count, dtype=dtype)
@@ -355,12 +358,6 @@ def parse(text: str) -> Any:
         return float(text)  # inf, nan
     except ValueError:
         return text
-
-
-def _random_in_place(base: str) -> bool:
-    """Whether an operator that writes its own input may meet any values there, however often it is called."""
-    return base in ("copy_", "relu_", "clamp_min_", "clamp_", "index_put_", "_index_put_impl_", "fill_", "zero_",
-                    "bernoulli_", "normal_", "uniform_", "hardtanh_", "leaky_relu_")  # fmt: skip
 
 
 @cache

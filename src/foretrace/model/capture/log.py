@@ -47,8 +47,8 @@ class Where:
         self.names = {id(module): name for name, module in model.named_modules()}
         self._weights = {id(weight): name for name, weight in model.named_parameters()}
         self._stack: list[str] = []
-        self._depth_of_engine = 0
-        self._numbers: list[int] = [-1]  # autograd's counter when the layer changed, and the layer since then
+        # The number of autograd's next node when the layer changed, and the layer since then.
+        self._numbers: list[int] = [-1]
         self._layers: list[str] = [""]
 
     def enter(self, module: Any) -> None:
@@ -63,7 +63,7 @@ class Where:
         self._moved()
 
     def _moved(self) -> None:
-        self._numbers.append(_counter())
+        self._numbers.append(int(torch._C._autograd._get_sequence_nr()))
         self._layers.append(self._stack[-1] if self._stack else "")
 
     def now(self) -> tuple[Phase, str]:
@@ -83,11 +83,6 @@ class Where:
             return str(self._weights.get(id(weight), "")).rpartition(".")[0]
         at = bisect_right(self._numbers, node._sequence_nr()) - 1
         return self._layers[at]
-
-
-def _counter() -> int:
-    """The number that autograd gives the next node of its graph."""
-    return int(torch._C._autograd._get_sequence_nr())
 
 
 @dataclass(slots=True)

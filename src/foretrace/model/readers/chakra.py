@@ -34,9 +34,7 @@ _KNOWN = {each.partition("-")[0] for each in VERSIONS}
 _PIECE = re.compile(r"\((\d+)\)$")  # of an operator that kernels cut into pieces, in linked traces
 
 
-def from_chakra(
-    data: bytes, name: str, *, where: str = "the trace", step: int | None = None, batch: int = 0
-) -> OperatorGraph:
+def from_chakra(data: bytes, name: str, *, where: str = "the trace", step: int | None = None) -> OperatorGraph:
     """The operators of one step of an execution trace, JSON or protocol buffers (not compressed).
 
     `step` counts the training steps of the trace from 0; without it, the last whole one. Raises ForetraceError with the
@@ -46,7 +44,7 @@ def from_chakra(
         version, entries = _json(data, where)
     else:
         version, entries = _protobuf(data, where)
-    return build(sorted(entries, key=lambda each: each.id), name, version=version, where=where, step=step, batch=batch)
+    return build(sorted(entries, key=lambda each: each.id), name, version=version, where=where, step=step)
 
 
 def _check_version(version: str, where: str) -> None:

@@ -51,7 +51,7 @@ class _Held:
 
 
 def build(
-    entries: Sequence[ChakraNode], name: str, *, version: str, where: str, step: int | None = None, batch: int = 0
+    entries: Sequence[ChakraNode], name: str, *, version: str, where: str, step: int | None = None
 ) -> OperatorGraph:
     """The operators of one step. Raises ForetraceError where there are none."""
     tree = _Tree(entries)
@@ -74,9 +74,7 @@ def build(
             reader.add(row)
     if not reader.draft.nodes:
         raise ForetraceError(f"{where} has no operator in that step; observe a whole training step.")
-    return reader.draft.finish(
-        name, batch=batch, source=f"chakra {version}", notes=notes + reader.notes(), unread_live=False
-    )
+    return reader.draft.finish(name, source=f"chakra {version}", notes=notes + reader.notes(), unread_live=False)
 
 
 class _Tree:
