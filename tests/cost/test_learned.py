@@ -60,7 +60,7 @@ def test_ensemble_is_the_mean_of_its_nets() -> None:
         outputs.append(h @ arrays["x.w2"][net] + arrays["x.b2"][net])
     found = Ensemble.of(arrays, "x")
     assert found.nets == 3
-    assert found.inputs == 5
+    assert len(found.first) == 5
     np.testing.assert_allclose(found(features.astype(np.float32)), np.mean(outputs, axis=0), rtol=2e-4, atol=2e-4)
     with pytest.raises(KeyError):
         Ensemble.of(arrays, "y")

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -28,13 +27,6 @@ _SPARSE = 64
 _WINDOWS = (1, 3, 5)  # points that a table takes the median of
 _LEAST_RANGE = 0.01  # of a time, on both sides: what the same machine differs by from run to run at best
 _UNKNOWN = 0.25  # relative error assumed where too few points were measured to leave one out
-
-
-class Curve(Protocol):
-    """Seconds by bytes."""
-
-    def seconds(self, nbytes: Floats) -> Floats:
-        """Times of sizes, both above 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +86,9 @@ class TableCurve:
         found[low] = self.times[0] * self.before.at(sizes[low]) / self.before.at(self.nbytes[:1])[0]
         found[high] = self.times[-1] * self.after.at(sizes[high]) / self.after.at(self.nbytes[-1:])[0]
         return found
+
+
+Curve = Pieces | TableCurve
 
 
 @dataclass(frozen=True, kw_only=True)
