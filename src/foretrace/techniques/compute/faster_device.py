@@ -9,9 +9,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from foretrace.cost.devices.defaults import standard
 from foretrace.cost.devices.learned.gpu_products import kept
 from foretrace.cost.devices.scaled import step_range
-from foretrace.cost.devices.standard import standard
 from foretrace.cost.model import CostModel
 from foretrace.errors import ForetraceError
 from foretrace.graph import edit

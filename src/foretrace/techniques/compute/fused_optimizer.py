@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
-from foretrace.cost.operators.calibration import Calibration, OperatorRatio
+from foretrace.cost.operators.calibration import Calibration
 from foretrace.cost.operators.operator import Operator
+from foretrace.cost.operators.similar import OperatorRatio
 from foretrace.graph.edit import remove
 from foretrace.graph.insert import DeviceTask, HostTask, insert, typical
 from foretrace.graph.taskgraph import TaskGraph, TaskKind

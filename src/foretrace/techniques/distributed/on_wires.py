@@ -17,8 +17,7 @@ import numpy as np
 
 from foretrace.arrays import Float64, Int64, Mask
 from foretrace.cost.network.link_network import ring_shape
-from foretrace.cost.network.network import CollectiveKind
-from foretrace.cost.network.pricing import KINDS
+from foretrace.cost.network.network import KINDS, CollectiveKind
 from foretrace.graph.collectives import collective_calls, kind_of
 from foretrace.graph.taskgraph import EdgeKind, TaskGraph, TaskKind
 from foretrace.simulate.flows.flows import Flows, Transfer
