@@ -142,7 +142,7 @@ def subtraces(workload: Workload, count: int) -> tuple[Workload, ...]:
 def jittered(workload: Workload, seeds: int, seconds: float = 60.0, *, seed: int = 0) -> tuple[Workload, ...]:
     """The workload under so many seeds, counted from `seed`; the workload itself where one is asked for."""
     if seeds < 1:
-        raise ForetraceError(f"a comparison needs at least one run of each policy, not {seeds}; give --seeds 20.")
+        raise ForetraceError(f"a comparison needs at least one run of each policy, not {seeds}; give `seeds=20`.")
     if seeds > MOST_SEEDS:
         raise ForetraceError(f"{seeds:,} runs of each policy are too many; {MOST_SEEDS:,} are enough for any interval.")
     return (workload,) if seeds == 1 else tuple(jitter(workload, seed + i, seconds) for i in range(seeds))

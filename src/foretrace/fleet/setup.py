@@ -94,7 +94,7 @@ def prepare(workload: Workload, cluster: ClusterTree, policy: PolicyRules, costs
         where = workload.origin.path or workload.name or "the workload"
         raise ForetraceError(
             f"{where} says how much its jobs compute but not how long they run; give a table of speeds with "
-            "--speeds table=FILE."
+            "`speeds=table=FILE`."
         )
     kinds = len(cluster.types)
     types, code = np.unique(workload.gpu_type.astype(str), return_inverse=True)

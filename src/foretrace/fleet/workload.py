@@ -155,7 +155,7 @@ class Workload:
         def refuse(bad: npt.NDArray[np.bool_], what: str) -> None:
             if bad.any():
                 at = int(np.flatnonzero(bad)[0])
-                raise ForetraceError(f"{where}: job {self.job[at]!r} {what}; correct that row or read with --salvage.")
+                raise ForetraceError(f"{where}: job {self.job[at]!r} {what}; correct that row or read with `salvage=`.")
 
         refuse(self.gpus < 1, "requests no GPU")
         refuse(~(np.isnan(self.work_s) | (np.isfinite(self.work_s) & (self.work_s > 0))), "has no run time above zero")

@@ -96,7 +96,7 @@ def _alibaba(source: Source, *, name: str, salvage: bool) -> ClusterTree:
     if bad and not salvage:
         raise source.fail(
             f"{len(bad)} of {len(bad) + len(nodes)} nodes cannot be read, the first at {bad[0]}; correct them, or read "
-            "with --salvage to leave them out."
+            "with `salvage=` to leave them out."
         )
     return tree(source.path, nodes, (), name=name)
 

@@ -178,7 +178,7 @@ class RowAccount:
             first = self.refused[0]
             raise self.source.fail(
                 f"{len(self.refused):,} of {self.rows:,} rows cannot be read, the first at {first.where} "
-                f"({first.why}); correct them, or read with --salvage to leave them out."
+                f"({first.why}); correct them, or read with `salvage=` to leave them out."
             )
 
     def origin(self, format: str) -> Origin:

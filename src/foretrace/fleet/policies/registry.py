@@ -106,9 +106,9 @@ def parse(text: str) -> Policy:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise ForetraceError(f"--policy {text!r}: {error}; close the quote.") from error
+        raise ForetraceError(f"`policy={text!r}`: {error}; close the quote.") from error
     if not words:
-        raise ForetraceError('--policy "" names no policy; write for example --policy "dally lease-s=600".')
+        raise ForetraceError('`policy=""` names no policy; write for example `policy="dally lease-s=600"`.')
     made = factory(words[0])
     known = inspect.signature(made, eval_str=True).parameters
     given: dict[str, Any] = {}
