@@ -98,7 +98,7 @@ def test_slots_are_those_of_every_second(seed: int) -> None:
 
 
 def side() -> ClusterTree:
-    return ClusterTree.nodes([8, 4, 2, 8, 4], ["a", "a", "b", "b", "b"])
+    return parse_cluster("1x8@a+1x4@a+1x2@b+1x8@b+1x4@b")
 
 
 def test_shared_gpus_are_taken_once(cluster: ClusterTree) -> None:

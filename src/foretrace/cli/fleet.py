@@ -88,10 +88,9 @@ def why(
         found = ask.why(made, job, at_s=at, progress=tell)
     tried = [each.asked for each in (found.best, *found.remedies) if each is not None and each.helps and each.asked]
     asked, named = ("whatif", "--now") if tried else ("run", "--policy")
-    return report.why(
-        found, source=spec.trace, policy=spec.policy, cluster=spec.cluster,
-        next_=following([asked], spec, named, spec.policy, also=["seed", "restart_s"], then=spelt(tried[0] if tried else {})),
-    )  # fmt: skip
+    then = spelt(tried[0]) if tried else ()
+    next_ = following([asked], spec, named, spec.policy, also=["seed", "restart_s"], then=then)
+    return report.why(found, source=spec.trace, policy=spec.policy, cluster=spec.cluster, next_=next_)
 
 
 @plays(*JOBS, *COSTS, "cluster", "load", "seed")
