@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -10,16 +10,12 @@ from foretrace.errors import ForetraceError
 from foretrace.fleet import setup
 from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.policy import Policy
+from foretrace.fleet.policy_rules import AdmitRule, OrderRule, PreemptRule
 from foretrace.fleet.reasons import decisions_of
-from foretrace.fleet.result import FleetResult, Segments, up_to_now
-from foretrace.fleet.setup import NEVER, Costs
+from foretrace.fleet.result import FleetResult, Segments
+from foretrace.fleet.setup import Costs, Engine
 from foretrace.fleet.speeds import Shape, Speeds
-from foretrace.fleet.speeds.closed_form import ConstantSpeeds
 from foretrace.fleet.workload import Workload, nanoseconds
-
-_ORDERS = ("key", "remaining", "service", "queues", "network", "last", "fairness")
-_ADMITS = ("block", "skip", "backfill")
-_PREEMPTS = ("keep", "lease", "always")
 
 
 def simulate(
@@ -43,42 +39,21 @@ def simulate(
     Raises ForetraceError where workload, cluster and policy do not fit together.
     """
     workload = policy.takes(workload)
+    engine: type[Engine] = Simulation
     if not policy.compiled or (workload.share < 1).any() or (workload.min_gpus < workload.max_gpus).any():
-        from foretrace.fleet.stepping import Stepping
-
-        steps = Stepping(
-            workload, cluster, policy, speeds=speeds, costs=costs, seed=seed, record=record, explain=explain
-        )
-        return steps.run(until_s=until_s, max_events=max_events).result()
-    played = Simulation(
-        workload, cluster, policy, speeds=speeds, costs=costs, seed=seed, record=record, explain=explain
-    )
+        from foretrace.fleet.stepping import Stepping as engine
+    played = engine(workload, cluster, policy, speeds=speeds, costs=costs, seed=seed, record=record, explain=explain)
     return played.run(until_s=until_s, max_events=max_events).result()
 
 
-class Simulation:
+class Simulation(Engine):
     """The compiled engine at one moment. `run(until_s=...)` continues from there; look at it in between."""
 
-    def __init__(
-        self,
-        workload: Workload,
-        cluster: ClusterTree,
-        policy: Policy,
-        *,
-        speeds: Speeds | None = None,
-        costs: Costs | None = None,
-        seed: int = 0,
-        record: str = "nothing",
-        explain: str | None = None,
-    ) -> None:
+    def __init__(self, workload: Workload, cluster: ClusterTree, policy: Policy, **options: Any) -> None:
         if not policy.compiled:
             raise ForetraceError(f"policy {policy.name!r} decides in Python; play it with simulate().")
-        self.workload, self.cluster, self.policy = workload, cluster, policy
-        self.speeds = speeds or ConstantSpeeds()
-        self.costs = costs or Costs()
-        self.facts = setup.prepare(workload, cluster, policy, self.costs)
-        self.stopped = False
-        self.state = _state(self, seed, record, explain)
+        super().__init__(workload, cluster, policy, **options)
+        self.state = _state(self)
 
     @property
     def now_s(self) -> float:
@@ -91,8 +66,8 @@ class Simulation:
         s = self.state.s
         return bool(s["heap"][0] == 0 and s["next"][0] == len(self.workload))
 
-    def run(self, *, until_s: float | None = None, max_events: int | None = None) -> Simulation:
-        """Play on until this time (inclusive), so many events, or the end."""
+    def play(self, until: int, events: int) -> bool:
+        """As `Engine.play`."""
         import numba
 
         # Its arrays are reached by address, which plain Python cannot.
@@ -101,9 +76,7 @@ class Simulation:
         from foretrace.fleet.engine import memory as engine
         from foretrace.fleet.engine.decisions import run
 
-        until = int(nanoseconds(until_s)) if until_s is not None else NEVER - 1
-        limit = NEVER if max_events is None else max_events
-        self.state.s["limit"][0] = limit
+        self.state.s["limit"][0] = events
         while True:
             why = run(self.state, until)
             if why == engine.NEED_SPEED:
@@ -111,8 +84,7 @@ class Simulation:
             elif why == engine.NEED_ROOM:
                 self._make_room()
             else:
-                self.stopped = why == engine.STOPPED
-                return self
+                return bool(why == engine.STOPPED)
 
     def _learn(self) -> None:
         """Ask the model for the speed that the engine has not met, and put it into its table."""
@@ -166,22 +138,18 @@ class Simulation:
         waiting, running = (
             np.flatnonzero(state.jobs["status"] == status) for status in (engine.WAITING, engine.RUNNING)
         )
-        return FleetResult(
-            **up_to_now(state.jobs, state.waited, waiting=waiting, running=running, part=self.workload.gpus, now=now),
-            workload=self.workload,
-            policy=self.policy.name,
-            cluster=self.cluster.name,
-            gpus=self.cluster.gpus,
+        return self.answer(
+            state.jobs,
+            state.waited,
+            waiting=waiting,
+            running=running,
+            part=self.workload.gpus,
+            now=now,
+            engine="compiled",
+            distinct=int(state.s["filled"][0]),
             never=self.facts.never,
             segments=_segments(self, int(state.s["segments"][0])),
             decisions=decisions_of(state.log[: state.s["log"][0]], self.workload, self.cluster),
-            facts={
-                "engine": "compiled",
-                "speeds": self.speeds.name,
-                "machines_are": self.cluster.levels[int(state.s["machine"][0])],
-                "distinct_speeds": int(state.s["filled"][0]),
-            },
-            stopped_ns=now if self.stopped else None,
             events=int(state.s["events"][0]),
         )
 
@@ -228,12 +196,10 @@ def _slot(row: Any, mask: int) -> int:
     return (signed ^ (signed >> 29)) & mask
 
 
-def _state(played: Simulation, seed: int, record: str, explain: str | None) -> Any:
+def _state(played: Simulation) -> Any:
     from foretrace.fleet.engine import memory as engine
 
     workload, cluster, policy, facts = played.workload, played.cluster, played.policy, played.facts
-    if record not in ("nothing", "segments", "devices"):
-        raise ValueError(f"record is nothing, segments or devices, not {record!r}")
     n, levels, kinds = len(workload), len(cluster.levels), len(cluster.types)
     level_at = np.concatenate([[0], np.cumsum([cluster.units(level) for level in range(levels)])]).astype(np.int64)
     units = int(level_at[-1])
@@ -263,12 +229,11 @@ def _state(played: Simulation, seed: int, record: str, explain: str | None) -> A
         if level == machine + 1:
             caps[level] = np.ceil(0.8 * policy.history_leases)
     windows = len(sizes) * levels
-    fail_at, fail_unit, fail_up = setup.failures(workload, cluster, played.costs, facts, seed=seed)
     s = np.zeros(1, engine.NUMBERS)
     s["free"][0] = cluster.gpus
-    s["order"][0] = _ORDERS.index(policy.order_rule)
-    s["admit"][0] = _ADMITS.index(policy.admit_rule)
-    s["preempt"][0] = _PREEMPTS.index(policy.preempt_rule)
+    s["order"][0] = get_args(OrderRule).index(policy.order_rule)
+    s["admit"][0] = get_args(AdmitRule).index(policy.admit_rule)
+    s["preempt"][0] = get_args(PreemptRule).index(policy.preempt_rule)
     s["lease"][0] = nanoseconds(policy.lease_s) if policy.preempt_rule == "lease" else 0
     s["machine"][0] = machine
     s["auto"][0] = policy.place_rule == "auto"
@@ -276,10 +241,10 @@ def _state(played: Simulation, seed: int, record: str, explain: str | None) -> A
     s["migrate"][0] = policy.migrate
     s["final"][0] = setup.alike(policy, cluster)
     s["share"][0] = round(policy.share * 1e6)
-    s["keep"][0] = ("nothing", "segments", "devices").index(record)
+    s["keep"][0] = setup.RECORDS.index(played.record)
     s["checkpoint"][0] = nanoseconds(played.costs.checkpoint_s)
     s["first_cost"][0] = played.costs.first_start
-    s["track"][0] = engine.UNWATCHED if explain is None else -1 if explain == "all" else workload.position(explain)
+    s["track"][0] = engine.UNWATCHED if played.watched is None else played.watched
     keep, track = int(s["keep"][0]), int(s["track"][0])
     index = policy.index or {}
     jobs = np.zeros(n, engine.JOB)
@@ -313,8 +278,8 @@ def _state(played: Simulation, seed: int, record: str, explain: str | None) -> A
     ranks = np.zeros(len(index.get("value", ())), engine.INDEX)
     if len(ranks):
         ranks["service"], ranks["value"] = np.asarray(index["service_gpu_s"], np.float64) * 1e9, index["value"]
-    fails = np.zeros(len(fail_at), engine.FAILURE)
-    fails["at"], fails["unit"], fails["up"] = fail_at, fail_unit, fail_up
+    fails = np.zeros(len(played.failures[0]), engine.FAILURE)
+    fails["at"], fails["unit"], fails["up"] = played.failures
     timers = 100_000 if keep and policy.place_rule == "auto" else 0
     return engine.EngineState(
         s=s,
