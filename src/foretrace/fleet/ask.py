@@ -214,8 +214,7 @@ def _room(scene: Scene, segments: Segments, at: int, moment: int) -> tuple[Room,
     busy = np.zeros(tree.gpus, bool)
     for segment in _open(segments, moment):
         busy[segments.devices_of(int(segment))] = True
-    wanted = {each.strip().lower() for each in str(scene.workload.gpu_type[at]).split("|") if each.strip()}
-    usable = np.array([not wanted or kind.lower() in wanted for kind in tree.types])[tree.gpu_type]
+    usable = np.array(tree.usable(str(scene.workload.gpu_type[at])))[tree.gpu_type]
     count = np.concatenate([[0], np.cumsum(~busy & usable)])
     found = []
     for level, starts in enumerate(tree.starts):

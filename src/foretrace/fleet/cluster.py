@@ -58,6 +58,23 @@ class ClusterTree:
         """The unit of this level that holds a GPU."""
         return int(np.searchsorted(self.starts[level], gpu, side="right")) - 1
 
+    def units_of(self, level: int) -> Int64:
+        """(GPUs,) the unit of this level that holds each."""
+        return np.asarray(np.searchsorted(self.starts[level], np.arange(self.gpus), side="right") - 1, np.int64)
+
+    def largest(self) -> Int64:
+        """(kinds, levels) GPUs of a kind in the unit that has most of them."""
+        kinds, levels = range(len(self.types)), range(len(self.levels))
+        units = [self.units_of(level) for level in levels]
+        return np.array(
+            [[np.bincount(units[i][self.gpu_type == kind]).max(initial=0) for i in levels] for kind in kinds]
+        )
+
+    def usable(self, wanted: str) -> list[bool]:
+        """Which kinds of GPU a job may use that names these, joined by "|"; all where it names none."""
+        kinds = {each.strip().lower() for each in wanted.split("|") if each.strip()}
+        return [not kinds or kind.lower() in kinds for kind in self.types]
+
     def level(self, name: str) -> int:
         """Position of a level by name; raises ForetraceError where the cluster has none of that name."""
         if name not in self.levels:

@@ -167,22 +167,12 @@ def prepare(workload: Workload, cluster: ClusterTree, policy: PolicyRules, costs
             f"{where} says how much its jobs compute but not how long they run; give a table of speeds with "
             "`speeds=table=FILE`."
         )
-    kinds = len(cluster.types)
     types, code = np.unique(workload.gpu_type.astype(str), return_inverse=True)
-    rows = np.zeros((len(types), kinds), bool)
-    for at, text in enumerate(types):
-        wanted = {each.strip().lower() for each in text.split("|") if each.strip()}
-        rows[at] = [not wanted or kind.lower() in wanted for kind in cluster.types]
-    allowed = rows[code]
+    allowed = np.array([cluster.usable(str(text)) for text in types])[code]
     eager = policy.eager(workload)
     same = (code * (int(workload.gpus.max()) + 1) + workload.gpus) * 2 + eager
     _, first, demand = np.unique(same, return_index=True, return_inverse=True)
-    levels = len(cluster.levels)
-    sizes = np.zeros((kinds, levels), np.int64)
-    for kind in range(kinds):
-        before = np.concatenate([[0], np.cumsum(cluster.gpu_type == kind)])
-        for level, starts in enumerate(cluster.starts):
-            sizes[kind, level] = (before[starts[1:]] - before[starts[:-1]]).max()
+    sizes = cluster.largest()
     capacity = np.array([sizes[allowed[job]].max(axis=0, initial=0) for job in first], np.int64)
     tenants, tenant = np.unique(workload.tenant.astype(str), return_inverse=True)
     quotas = cluster.quotas or {}

@@ -209,13 +209,12 @@ def _state(played: Simulation) -> Any:
     child = np.zeros(units + 1, np.int64)
     for level in range(levels - 1):
         inner = slice(level_at[level], level_at[level + 1])
-        above = np.searchsorted(cluster.starts[level + 1], lo[inner], side="right") - 1
+        above = cluster.units_of(level + 1)[lo[inner]]
         parent[inner] = level_at[level + 1] + above
         outer = np.arange(cluster.units(level + 1))
         child[level_at[level + 1] + outer] = level_at[level] + np.searchsorted(above, outer)
     # the children of the last unit of a level end where that level begins; the next one's begin there, too
     child[units] = level_at[levels - 1] if levels > 1 else 0
-    unit0 = (np.searchsorted(cluster.starts[0], np.arange(cluster.gpus), side="right") - 1).astype(np.int64)
     free = np.zeros((kinds, units), np.int64)
     for kind in range(kinds):
         before = np.concatenate([[0], np.cumsum(cluster.gpu_type == kind)])
@@ -228,86 +227,69 @@ def _state(played: Simulation) -> Any:
         floors[level] = policy.floors_leases[min(level - machine, len(policy.floors_leases)) - 1]
         if level == machine + 1:
             caps[level] = np.ceil(0.8 * policy.history_leases)
-    windows = len(sizes) * levels
-    s = np.zeros(1, engine.NUMBERS)
-    s["free"][0] = cluster.gpus
-    s["order"][0] = get_args(OrderRule).index(policy.order_rule)
-    s["admit"][0] = get_args(AdmitRule).index(policy.admit_rule)
-    s["preempt"][0] = get_args(PreemptRule).index(policy.preempt_rule)
-    s["lease"][0] = nanoseconds(policy.lease_s) if policy.preempt_rule == "lease" else 0
-    s["machine"][0] = machine
-    s["auto"][0] = policy.place_rule == "auto"
-    s["history"][0] = policy.history_leases
-    s["migrate"][0] = policy.migrate
-    s["final"][0] = setup.alike(policy, cluster)
-    s["share"][0] = round(policy.share * 1e6)
-    s["keep"][0] = setup.RECORDS.index(played.record)
-    s["checkpoint"][0] = nanoseconds(played.costs.checkpoint_s)
-    s["first_cost"][0] = played.costs.first_start
-    s["track"][0] = engine.UNWATCHED if played.watched is None else played.watched
-    keep, track = int(s["keep"][0]), int(s["track"][0])
-    index = policy.index or {}
-    jobs = np.zeros(n, engine.JOB)
-    jobs["submit"], jobs["gpus"], jobs["work"], jobs["remaining"] = (
-        workload.submit_ns,
-        workload.gpus,
-        facts.work_ns,
-        facts.work_ns,
-    )
-    jobs["kind"] = played.speeds.kinds(workload)
-    jobs["demand"], jobs["size"], jobs["tenant"] = facts.demand, size, facts.tenant
-    jobs["restart"], jobs["estimate"] = facts.restart_ns, facts.estimate_ns
-    jobs["key"] = policy.key(workload)
-    jobs["eager"] = policy.eager(workload)
-    jobs["status"] = np.where(facts.never, engine.DONE, engine.FUTURE)
-    for name in ("first", "ended", "head", "pos"):
-        jobs[name] = -1
-    devs = np.zeros(cluster.gpus, engine.DEVICE)
-    devs["owner"], devs["nxt"], devs["haunted"], devs["kind"], devs["unit"] = -1, -1, -1, cluster.gpu_type, unit0
-    table = np.zeros(units + 1, engine.UNIT)
-    table["lo"][:-1], table["hi"][:-1], table["parent"][:-1], table["child"] = lo, hi, parent, child
-    steps = np.zeros(levels + 1, engine.LEVEL)
-    steps["at"], steps["wait"][:-1], steps["floor"][:-1], steps["cap"][:-1] = level_at, waits, floors, caps
-    groups = np.zeros(len(facts.demands), engine.DEMAND)
-    groups["gpus"] = workload.gpus[facts.demands]
-    tenants = np.zeros(len(facts.quota), engine.TENANT)
-    tenants["quota"] = facts.quota
-    tuned = np.zeros(windows, engine.WINDOW)
-    for name in ("head", "tail", "said"):
-        tuned[name] = -1
-    ranks = np.zeros(len(index.get("value", ())), engine.INDEX)
-    if len(ranks):
-        ranks["service"], ranks["value"] = np.asarray(index["service_gpu_s"], np.float64) * 1e9, index["value"]
-    fails = np.zeros(len(played.failures[0]), engine.FAILURE)
-    fails["at"], fails["unit"], fails["up"] = played.failures
+    keep, track = setup.RECORDS.index(played.record), engine.UNWATCHED if played.watched is None else played.watched
+    index = policy.index or {"service_gpu_s": (), "value": ()}
+    breaks, broken, up = played.failures
     timers = 100_000 if keep and policy.place_rule == "auto" else 0
     return engine.EngineState(
-        s=s,
-        jobs=jobs,
+        s=_records(
+            1, engine.NUMBERS, free=cluster.gpus, order=get_args(OrderRule).index(policy.order_rule),
+            admit=get_args(AdmitRule).index(policy.admit_rule),
+            preempt=get_args(PreemptRule).index(policy.preempt_rule),
+            lease=nanoseconds(policy.lease_s) if policy.preempt_rule == "lease" else 0, machine=machine,
+            auto=policy.place_rule == "auto", history=policy.history_leases, migrate=policy.migrate,
+            final=setup.alike(policy, cluster), share=round(policy.share * 1e6), keep=keep,
+            checkpoint=nanoseconds(played.costs.checkpoint_s), first_cost=played.costs.first_start, track=track,
+        ),
+        jobs=_records(
+            n, engine.JOB, submit=workload.submit_ns, gpus=workload.gpus, work=facts.work_ns, remaining=facts.work_ns,
+            kind=played.speeds.kinds(workload), demand=facts.demand, size=size, tenant=facts.tenant,
+            restart=facts.restart_ns, estimate=facts.estimate_ns, key=policy.key(workload),
+            eager=policy.eager(workload), status=np.where(facts.never, engine.DONE, engine.FUTURE), first=-1, ended=-1,
+            head=-1, pos=-1,
+        ),
         waited=np.zeros((n, engine.CAUSES), np.int64),
         heap=np.zeros(n, np.int64),
         queue=np.zeros(n, np.int64),
         order=np.zeros(n, np.int64),
         merged=np.zeros(n, np.int64),
         newly=np.zeros(2 * n, np.int64),
-        devs=devs,
-        units=table,
+        devs=_records(
+            cluster.gpus, engine.DEVICE, owner=-1, nxt=-1, haunted=-1, kind=cluster.gpu_type, unit=cluster.units_of(0)
+        ),
+        units=_records(
+            units + 1, engine.UNIT, lo=np.append(lo, 0), hi=np.append(hi, 0), parent=np.append(parent, 0), child=child
+        ),
         free=free,
-        levels=steps,
+        levels=_records(
+            levels + 1, engine.LEVEL, at=level_at, wait=np.append(waits, 0), floor=np.append(floors, 0),
+            cap=np.append(caps, 0),
+        ),
         capacity=facts.capacity,
         allowed=facts.allowed[facts.demands].astype(np.int64),
-        demands=groups,
+        demands=_records(len(facts.demands), engine.DEMAND, gpus=workload.gpus[facts.demands]),
         thresholds=np.asarray(policy.thresholds_gpu_s, np.float64) * 1e9,
-        index=ranks,
-        tenants=tenants,
-        windows=tuned,
+        index=_records(
+            len(index["value"]), engine.INDEX, service=np.asarray(index["service_gpu_s"], np.float64) * 1e9,
+            value=index["value"],
+        ),
+        tenants=_records(len(facts.quota), engine.TENANT, quota=facts.quota),
+        windows=_records(len(sizes) * levels, engine.WINDOW, head=-1, tail=-1, said=-1),
         samples=np.zeros(1024, engine.SAMPLE),
         timer_log=np.zeros(timers, engine.TIMER),
         rows=np.zeros((1024, 4 + levels), np.int64),
         table=np.zeros(1024, engine.RATE),
         ask=np.zeros(6 + levels, np.int64),
-        fails=fails,
+        fails=_records(len(breaks), engine.FAILURE, at=breaks, unit=broken, up=up),
         seg=np.zeros(1024 if keep else 0, engine.SEGMENT),
         devices=np.zeros(4 * cluster.gpus if keep > 1 else 0, np.int64),
         log=np.zeros(1024 if track > engine.UNWATCHED else 0, engine.EVENT),
-    )
+    )  # fmt: skip
+
+
+def _records(n: int, kind: np.dtype[Any], /, **columns: Any) -> Any:
+    """(n,) records with these fields filled, the others 0."""
+    made = np.zeros(n, kind)
+    for name, values in columns.items():
+        made[name] = values
+    return made

@@ -90,10 +90,8 @@ class Holdings:
         self.first_unit = [sum(counts[:level]) for level in range(self.levels + 1)]
         self.lo = [int(each) for starts in cluster.starts for each in starts[:-1]]
         self.hi = [int(each) for starts in cluster.starts for each in starts[1:]]
-        gpus = np.arange(cluster.gpus)
         self.unit_at = [  # per level the unit that holds each GPU
-            (first + np.searchsorted(starts, gpus, side="right") - 1).tolist()
-            for first, starts in zip(self.first_unit, cluster.starts, strict=False)
+            (first + cluster.units_of(level)).tolist() for level, first in enumerate(self.first_unit[:-1])
         ]
         self.children: list[list[int]] = [[] for _ in self.lo]
         for level in range(self.levels - 1):
