@@ -164,17 +164,17 @@ def test_a_subset_is_measured_alone(run: FleetResult) -> None:
     assert a.jct_s.mean == pytest.approx(run.jct_s[some].mean())
     rest = metrics.utilisation(run, ~mask)
     assert a.utilisation + rest == pytest.approx(run.utilisation)
-    assert [each.name for each in a.tenants] == ["t0"] and a.tenants[0].gpu_share == 1
+    assert [each.tenant for each in a.tenants] == ["t0"] and a.tenants[0].gpu_share == 1
     by = overtime.utilisation_over_time(run, only=some).mean + overtime.utilisation_over_time(run, only=~mask).mean
     assert by == pytest.approx(run.utilisation)
 
 
 def test_tenants_share_everything(run: FleetResult) -> None:
     found = metrics.measure(run)
-    assert {each.name for each in found.tenants} == {"t0", "t1", "t2"}
+    assert {each.tenant for each in found.tenants} == {"t0", "t1", "t2"}
     assert sum(each.gpu_share for each in found.tenants) == pytest.approx(1)
     for each in found.tenants:
-        mine = run.workload.tenant == each.name
+        mine = run.workload.tenant == each.tenant
         assert each.p90_jct_s == pytest.approx(np.percentile(run.jct_s[mine], 90))
         assert each.mean_queue_s == pytest.approx(run.queue_s[mine].mean())
 
@@ -187,12 +187,12 @@ def test_communication_in_three_ways() -> None:
         comm_ns=np.array([10.0, 20, 40]) * S, segments=rows,
     )  # fmt: skip
     found = metrics.communication(result)
-    assert (found.total_s, found.share) == pytest.approx((70, 70 / 300))
+    assert (found.total_s, found.share_of_running) == pytest.approx((70, 70 / 300))
     assert found.gpu_h == pytest.approx(140 / 3600)
-    assert found.above_s == pytest.approx(20 + 40 * 0.75)
-    assert found.above_range_s == pytest.approx((20, 60))
-    assert metrics.communication(replace(result, segments=None)).above_s is None
-    assert metrics.communication(result, machine_level=2).above_s == 0
+    assert found.above_machine_s == pytest.approx(20 + 40 * 0.75)
+    assert (found.above_machine_low_s, found.above_machine_high_s) == pytest.approx((20, 60))
+    assert metrics.communication(replace(result, segments=None)).above_machine_s is None
+    assert metrics.communication(result, machine_level=2).above_machine_s == 0
 
 
 def test_lost_hours_know_their_reason() -> None:

@@ -204,3 +204,8 @@ def nanoseconds(seconds: npt.ArrayLike) -> Int64:
         raise ForetraceError(f"{given[far].flat[0]:g} s is more than the 285 years that can be played; give less.")
     whole: Int64 = np.rint(given * SECOND).astype(np.int64)
     return whole
+
+
+def plain(name: str) -> str:
+    """Letters and digits of the name of a model, in lower case."""
+    return "".join(each for each in name.casefold() if each.isalnum())

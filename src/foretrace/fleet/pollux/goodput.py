@@ -22,8 +22,7 @@ import numpy.typing as npt
 
 from foretrace.errors import ForetraceError, MissingExtraError
 from foretrace.fleet.pollux.profiles import EPS, Application, Profiles
-from foretrace.fleet.speeds import Shape, Speed
-from foretrace.fleet.speeds.shapes import coded
+from foretrace.fleet.speeds import Shape, Speed, coded
 from foretrace.fleet.workload import Float64, Int64, Workload
 
 _CANDIDATES = 50  # batch sizes tried per allocation, in geometric spacing

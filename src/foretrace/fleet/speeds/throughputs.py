@@ -17,8 +17,7 @@ import numpy as np
 
 from foretrace import reading
 from foretrace.errors import ForetraceError
-from foretrace.fleet.speeds import Shape, Speed
-from foretrace.fleet.speeds.shapes import coded
+from foretrace.fleet.speeds import Shape, Speed, coded
 from foretrace.fleet.workload import Float64, Int64, Workload
 
 Job = tuple[str, int]  # what is trained, on how many GPUs
