@@ -35,7 +35,6 @@ CALLED = {
     "Assumed": "AssumptionView",
     "BlameRow": "BlameRowView",
     "Bucket": "BucketView",
-    "Change": "ChangeView",
     "CostSource": "SourceView",
     "CheckedSize": "SizeView",
     "Choice": "ChoiceView",
