@@ -18,6 +18,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,7 @@ from foretrace.errors import ForetraceError
 FEW = (16, 64)
 MOST_POINTS = 256  # of a number of workers held out
 FITS: dict[str, Callable[[Floats, Floats], Fitted]] = {
-    "alpha-beta": curves.fit_alpha_beta,
+    "alpha-beta": partial(curves.fit_pieces, most=1),
     "pieces": curves.fit_pieces,
     "table": curves.fit_table,
 }

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.cost.devices.learned import intervals
+from foretrace.cost.devices.learned import fp32
 from foretrace.errors import ForetraceError
 
 Float64 = npt.NDArray[np.float64]
@@ -38,14 +38,14 @@ def table(groups: Sequence[Int64], said_s: Sequence[Float64], true_s: Sequence[F
     """
     residuals = [np.log(true / said) for said, true in zip(said_s, true_s, strict=True)]
     result: Table = []
-    for group, name in enumerate(intervals.GROUPS):
+    for group, name in enumerate(fp32.GROUPS):
         whole = [r[g == group] for r, g in zip(residuals, groups, strict=True) if (g == group).any()]
         if not whole:
             raise ForetraceError(f"no device left out has a row of {name}; intervals need some of every group.")
         row: list[tuple[float, float]] = []
-        for regime in range(len(intervals.REGIMES_S) + 1):
+        for regime in range(len(fp32.REGIMES_S) + 1):
             part = [
-                r[(g == group) & (intervals.regimes(said) == regime)]
+                r[(g == group) & (fp32.regimes(said) == regime)]
                 for r, g, said in zip(residuals, groups, said_s, strict=True)
             ]
             part = [each for each in part if len(each) >= _FEWEST]

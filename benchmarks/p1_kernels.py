@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.cost.devices.learned import intervals
+from foretrace.cost.devices.learned import fp32
 from foretrace.cost.devices.learned.fp32 import ROW_OPS, VECTOR_OPS, BoardFeatures
 from foretrace.cost.operators.sampling import choose_tasks
 from isolated import Isolated
@@ -44,7 +44,7 @@ class Pool:
 
     name: str
     kind: npt.NDArray[np.int64]  # index into KINDS
-    group: npt.NDArray[np.int64]  # index into intervals.GROUPS
+    group: npt.NDArray[np.int64]  # index into fp32.GROUPS
     features: Floats
     said_s: Floats  # as an isolated measurement would show
     true_s: Floats
@@ -112,7 +112,7 @@ def adapt(pool: Pool, k: int) -> tuple[Shift, npt.NDArray[np.int64]]:
 def score(pool: Pool, facts: Any) -> dict[str, float]:
     """Mean and median error in %, that of the roofline, and how often the 80 % range holds."""
     error, plain = (np.abs(said / pool.true_s - 1) for said in (pool.said_s, pool.roofline_s))
-    low, high = intervals.factors(facts["intervals"], pool.group, pool.said_s)
+    low, high = fp32.factors(facts["intervals"], pool.group, pool.said_s)
     inside = (pool.true_s >= low * pool.said_s) & (pool.true_s <= high * pool.said_s)
     return {
         "rows": len(error), "mean": _percent(error.mean()), "median": _percent(np.median(error)),

@@ -23,9 +23,10 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.cost.calls import Calls, Family
+from foretrace.cost.operators.grid import call
 from foretrace.cost.operators.local import CLOCKED, Local, Prices, choose, choose_designed, rows_of
 from foretrace.cost.operators.operator import Operator
-from foretrace.cost.operators.pool import random_pool
+from foretrace.cost.operators.pool import Draw, Kinds, random_pool
 from foretrace.cost.operators.work_terms import NAMES, amounts
 from foretrace.files import write_bytes
 from tables import ROOT, machine
@@ -148,9 +149,55 @@ def read(path: Path = TIMES) -> list[list[Any]]:
     return [[each.name, each.text, *times] for each, times in zip(pool, stored["times"], strict=True)]
 
 
+def _safe_softmax(draw: Draw) -> Operator:
+    return call("_safe_softmax", draw.tensor(64, 1 << 20), "-1", None)
+
+
+def _part_gradient(draw: Draw) -> Operator:
+    x = [draw.size(2, 64), draw.size(2, 256), draw.size(4, 256)]
+    if draw.of(True, False):
+        return call("select_backward", x[1:], str(x), "0", "0")
+    return call("slice_backward", [max(x[0] // 2, 1), *x[1:]], str(x), "0", "0", str(max(x[0] // 2, 1)), "1")
+
+
+def _rare_view(draw: Draw) -> Operator:
+    x = draw.tensor(64, 1 << 16)
+    name = draw.of("unsafe_split", "_unsafe_view", "unbind", "squeeze", "empty_like", "split", "alias")
+    x = [max(x[0] % 64, 1), x[1]]
+    more: dict[str, tuple[str | None, ...]] = {
+        "unsafe_split": (str(max(x[0] // 4, 1)), "0"), "_unsafe_view": (str([x[0] * x[1]]),), "unbind": ("0",),
+        "squeeze": ("0",), "split": (str(max(x[0] // 4, 1)), "0"),
+    }  # fmt: skip
+    return call(name, x, *more.get(name, ()))
+
+
+def _rare_one(draw: Draw) -> Operator:
+    x = draw.tensor()
+    name = draw.of("clamp", "rsub", "ones_like", "zeros_like", "lt", "ne", "tril", "zeros")
+    if name == "zeros":
+        return call(name, str(x), "6", None, None, None)
+    more: dict[str, tuple[str | None, ...]] = {
+        "clamp": ("0.1", "0.9"), "rsub": ("1", "1"), "lt": ("0.5",), "ne": ("0.5",), "tril": ("0",),
+    }  # fmt: skip
+    return call(name, x, *more.get(name, ()))
+
+
+def _rare_lookup(draw: Draw) -> Operator:
+    rows, width, words = draw.size(8, 4096), draw.size(4, 256), draw.size(4, 2048)
+    if draw.of(True, False):
+        return call("scatter_add", [rows, width], "1", ("long int", [rows, width]), [rows, width])
+    return call("index_add", [rows, width], "0", ("long int", [words]), [words, width], "1")
+
+
+# Kinds of calls that are found in few models, or take little of their time.
+RARE_KINDS: Kinds = (
+    (2, _safe_softmax), (2, _part_gradient), (3, _rare_view), (4, _rare_one), (1, _rare_lookup),
+)  # fmt: skip
+
+
 def drawn(count: int, rare: int, seed: int) -> list[Operator]:
     """The pool: common kinds of calls, then rare ones."""
-    return [*random_pool(count, seed), *random_pool(rare, seed, rare=True)]
+    return [*random_pool(count, seed), *random_pool(rare, seed, RARE_KINDS)]
 
 
 def measure_pool(path: Path = TIMES) -> None:

@@ -24,7 +24,7 @@ import torch
 
 import isolated
 import left_out
-from foretrace.cost.devices.learned import fp32, intervals
+from foretrace.cost.devices.learned import fp32
 from foretrace.files import write_bytes
 from kernel_table import TRAINING, Floats, Kernels, boards, mismeasured, read
 from tables import ROOT, today
@@ -249,7 +249,7 @@ def bags(products: Kernels, vectors: Kernels, p: Floats, v: Floats, count: int =
 
 
 def groups(kernels: Kernels) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Index into `intervals.GROUPS` per row."""
+    """Index into `fp32.GROUPS` per row."""
     if kernels.k.any():
         return kernels.op
     return np.where(kernels.op >= len(fp32.VECTOR_OPS) - len(fp32.ROW_OPS), 3, 2).astype(np.int64)
@@ -347,7 +347,7 @@ def main(given: Sequence[str]) -> int:
         for law, rows in ((product, products), (vector, vectors)):
             error = np.abs(predict(law, rows, everything) / rows.seconds - 1)
             within |= {
-                f"{intervals.GROUPS[group]} on {TRAINING[i]}": round(100 * float(np.median(error[at])), 2)
+                f"{fp32.GROUPS[group]} on {TRAINING[i]}": round(100 * float(np.median(error[at])), 2)
                 for group in np.unique(groups(rows)).tolist()
                 for i in everything
                 if (at := (groups(rows) == group) & rows.of(i)).any()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from foretrace.errors import ForetraceError
 from foretrace.hardware.devices import catalog, named
 from foretrace.model.decoder_config import DECODERS, decoder_named
-from foretrace.names import near, plain, question, resolve
+from foretrace.names import keyed, near, plain, question, resolve
 from foretrace.techniques.arguments import _convert
 from foretrace.techniques.registry import ALIASES, technique, techniques
 
@@ -83,3 +85,17 @@ def test_a_device_is_also_what_its_driver_calls_it() -> None:
     assert named("Tesla V100-SXM2-32GB").short == "V100-SXM2"
     whole = [pattern for each in catalog() for pattern in each.patterns if "*" not in pattern]
     assert whole and all(named(pattern) is not None for pattern in whole)
+
+
+def test_words_with_keys_say_what_is_wrong_with_them() -> None:
+    assert keyed(["lease-s=600", "on=a=b"], ("lease_s", "on"), "policy dally") == {"lease_s": "600", "on": "a=b"}
+    for words, said in (
+        (["600"], "policy dally: '600' is no key=value; it takes lease-s=, on=."),
+        (["leases=1"], "policy dally has no parameter leases; did you mean lease-s=?"),
+        (["qqqq=1"], "policy dally has no parameter qqqq; it takes lease-s=, on=."),
+        (["lease-s=1", "lease_s=2"], "policy dally: lease-s is given twice; keep one."),
+    ):
+        with pytest.raises(ForetraceError, match=re.escape(said)):
+            keyed(words, ("lease_s", "on"), "policy dally", sign="-")
+    with pytest.raises(ForetraceError, match="it takes no parameters"):
+        keyed(["x=1"], (), "fifo")

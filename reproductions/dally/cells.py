@@ -251,7 +251,7 @@ def figures(played: Simulation) -> dict[str, float]:
     result = played.result()
     done = result.finished
     talk = metrics.communication(result)
-    low, high = talk.above_range_s or (0.0, 0.0)
+    low, high = talk.above_machine_low_s or 0.0, talk.above_machine_high_s or 0.0
     jct = metrics.spread(result.jct_s)
     jobs = int(done.sum())
     return {
@@ -259,10 +259,10 @@ def figures(played: Simulation) -> dict[str, float]:
         "p99_jct_h": jct.p99 / 3600,
         "makespan_h": metrics.makespan_s(result) / 3600,
         "comm_h": talk.total_s / 3600 / jobs,
-        "above_h": (talk.above_s or 0.0) / 3600 / jobs,
+        "above_h": (talk.above_machine_s or 0.0) / 3600 / jobs,
         "above_low_h": low / 3600 / jobs,
         "above_high_h": high / 3600 / jobs,
-        "comm_share": talk.share,
+        "comm_share": talk.share_of_running,
         "run_h": float((result.held_ns - result.dead_ns).sum() / HOUR_NS) / jobs,
         "lost_gpu_h": metrics.lost(result).gpu_h,
         "starts": float(result.starts.mean()),

@@ -17,6 +17,7 @@ from foretrace.fleet.speeds.throughputs import ThroughputTable
 from foretrace.fleet.workload import Workload, nanoseconds
 from reproductions.gavel.policies import ALLOTTERS
 from reproductions.gavel.rounds import OFFERED, ROUND, Allotter, Member, Outcome, Rounds
+from reproductions.results import simple
 
 FILE = "simulation_throughputs.json"  # what the original's drivers read unless told otherwise, physical traces included
 
@@ -149,7 +150,7 @@ def _result(
     }
     if window is not None:
         facts["window"] = f"{window.start}:{window.stop}"
-    return FleetResult.simple(
+    return simple(
         workload,
         policy=policy,
         cluster=cluster,

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from foretrace.fleet.speeds import Shape, Speed, Speeds
-from foretrace.fleet.speeds.shapes import coded
+from foretrace.fleet.speeds import Shape, Speed, Speeds, coded
 from foretrace.fleet.workload import Int64, Workload
 from reproductions.jigsaw.schedule import Rules, refusal
 from reproductions.jigsaw.sharing import FIRST_READY, jigsaw_speeds

@@ -169,8 +169,9 @@ def recorded_job(graph: TaskGraph, *, workers: int, network: str, name: str) -> 
     from foretrace.techniques.compute.updates import find_update
     from foretrace.techniques.distributed.data_parallel import DataParallel
     from foretrace.techniques.distributed.gradients import find_gradients
-    from foretrace.techniques.distributed.partial_backprop import PartialBackprop, backward_costs, grouped
+    from foretrace.techniques.distributed.partial_backprop import PartialBackprop, backward_costs
     from foretrace.techniques.memory.saved import find_saved
+    from foretrace.training.partial import grouped
 
     partial = PartialBackprop(workers=workers, network=network)
     whole = DataParallel(workers=workers, network=network)

@@ -15,7 +15,8 @@ from foretrace.errors import ForetraceError, NotApplicableError
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques.distributed.gradients import find_gradients
-from foretrace.techniques.distributed.partial_backprop import backward_costs, grouped
+from foretrace.techniques.distributed.partial_backprop import backward_costs
+from foretrace.training.partial import grouped
 from reproductions.jigsaw.schedule import IterationSchedule, Rules, need_bytes, schedule
 from reproductions.jigsaw.sharing import four_arms, jigsaw_speeds, pair_speeds
 from reproductions.jigsaw.study import (

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Protocol
 
-from foretrace.fleet.pollux.profiles import Application
+from foretrace.fleet.pollux.profiles import Application, linear
 
 Allocations = dict[int, list[int]]
 
@@ -181,7 +182,7 @@ class Optimus(FixedBatch):
         last = job.app.epochs - 1
         if last <= job.epoch:
             return 1.0
-        return job.app.iterations(job.batch, last) - job.app.iterations(job.batch, job.epoch)
+        return _iterations(job.app, job.batch, last) - _iterations(job.app, job.batch, job.epoch)
 
     def _saved(self, job: Job, gpus: int) -> float:
         """Seconds per step that one more GPU saves."""
@@ -195,3 +196,11 @@ class Optimus(FixedBatch):
             step, sync = job.app.step_seconds(placement, atomic)
             self.steps[key] = step + (step - sync) * accumulation
         return self.steps[key]
+
+
+@cache
+def _iterations(app: Application, batch: int, epoch: int) -> float:
+    """Steps done after an epoch (from 0), linear between validated batch sizes."""
+    low, high = app.neighbours(batch)
+    below, above = app.validation[low].iterations[epoch], app.validation[high].iterations[epoch]
+    return linear(batch, low, high, below, above)

@@ -22,6 +22,7 @@ from foretrace.fleet.pollux.profiles import Profiles
 from foretrace.fleet.result import FleetResult, Segments
 from foretrace.fleet.workload import SECOND, Workload
 from reproductions.pollux.policies import PAUSE_S, Allocations, Job, Optimus, Policy, Tiresias
+from reproductions.results import simple
 
 _LONGEST_S = 20 * 365 * 86_400  # a simulation that has not ended by then never will
 _OPTIONS = ("profiles", "interval", "generations", "population")
@@ -250,7 +251,7 @@ class _Rounds:
         for job in self.jobs:
             end[job.at], starts[job.at], service[job.at] = job.end_s, job.starts, job.service
         rows = np.array(self.segments, np.int64).reshape(-1, 6)
-        return FleetResult.simple(
+        return simple(
             self.workload,
             policy=policy,
             cluster=cluster,

@@ -34,6 +34,7 @@ from foretrace.fleet.formats import read
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.workload import Workload
 from reproductions import parser_of
+from reproductions.results import simple
 from reproductions.shockwave.profile import rows_of
 from reproductions.shockwave.simulator import RUNS, Prediction, Shockwave, compare, recorded_runs
 from reproductions.simulators import play
@@ -210,7 +211,7 @@ def _mean(errors: Sequence[float], key: str) -> float | None:
 def _as_result(log: Workload, entry: Mapping[str, Any]) -> FleetResult:
     """Recorded completion times in the form that ours have, to be compared in the same way."""
     end = log.submit_ns + np.rint(np.asarray(entry["jct_list"]) * 1e9).astype(np.int64)
-    return FleetResult.simple(log, policy="", cluster="", gpus=32, start_ns=log.submit_ns, end_ns=end)
+    return simple(log, policy="", cluster="", gpus=32, start_ns=log.submit_ns, end_ns=end)
 
 
 def text(found: Mapping[str, Any]) -> str:

@@ -39,6 +39,7 @@ from foretrace.errors import ForetraceError
 from foretrace.fleet.cluster import parse_cluster
 from foretrace.fleet.result import FleetResult, Segments
 from foretrace.fleet.workload import Float64, Int64, Workload, nanoseconds
+from reproductions.results import simple
 from reproductions.shockwave.market import Market, Settings
 from reproductions.shockwave.policies import ALIASES, make
 from reproductions.shockwave.profile import RECORDED, Job, profiles, read_results, rows_of
@@ -267,7 +268,7 @@ def _result(
         level=np.zeros(len(which), np.int64), dead_ns=nanoseconds(dead),
         offset=np.zeros(len(which) + 1, np.int64), devices=np.zeros(0, np.int64),
     )  # fmt: skip
-    return FleetResult.simple(
+    return simple(
         workload, policy=policy, cluster=cluster, gpus=rules.gpus, start_ns=clock(start), end_ns=clock(runs.end),
         held_ns=nanoseconds(held), gpu_ns=held * 1e9 * workload.gpus,
         dead_ns=nanoseconds(np.bincount(which, dead, n)), starts=np.bincount(which, minlength=n).astype(np.int64),

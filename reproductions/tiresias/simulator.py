@@ -40,6 +40,7 @@ from foretrace import reading
 from foretrace.errors import ForetraceError
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.workload import LONGEST_S, SECOND, Workload
+from reproductions.results import simple
 from reproductions.tiresias.cluster import NEVER, Cluster, Count, Job, Scheme, Yarn
 from reproductions.tiresias.events import Queues, Samples, in_order, shortest
 
@@ -170,7 +171,7 @@ def _result(
         "promote": column(lambda job: job.promoted),
         "pending_s": column(lambda job: job.pending),
     }
-    return FleetResult.simple(
+    return simple(
         workload,
         policy=policy,
         cluster=cluster,

@@ -174,8 +174,8 @@ def scale(
 
     price = None
     if network:
+        from foretrace.cost.network.network import price as price_of
         from foretrace.cost.network.parse import network as parse_network
-        from foretrace.cost.network.pricing import price as price_of
 
         price = price_of(parse_network(network, max(ranks, 1)))
     count = folding.SAMPLES if samples is None else samples

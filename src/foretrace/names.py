@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable, Mapping
 from difflib import SequenceMatcher
 
+from foretrace.errors import ForetraceError
+
 _LIKE = 0.55  # of `difflib`'s ratio, from which a name is worth a question
 _MANY = 3
 
@@ -50,3 +52,26 @@ def question(name: str, known: Iterable[str], aliases: Mapping[str, str] | None 
     known = list(known)
     found = near(name, known, aliases)
     return f"did you mean {' or '.join(found)}?" if found else lists or f"choose {', '.join(sorted(known))}."
+
+
+def keyed(words: Iterable[str], known: Iterable[str], who: str, sign: str = "_") -> dict[str, str]:
+    """What `key=value` words say, by known key; dashes and underscores in keys are the same, and told as `sign`.
+
+    Raises ForetraceError, in the name of `who`, for a word without "=", an unknown key, and one given twice.
+    """
+    shown = {each: each.replace("_", sign) for each in known}
+    listed = "it takes " + (", ".join(f"{each}=" for each in shown.values()) or "no parameters") + "."
+    given: dict[str, str] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        key = key.replace("-", "_")
+        if not equals:
+            raise ForetraceError(f"{who}: {word!r} is no key=value; {listed}")
+        if key not in shown:
+            close = near(key, shown)
+            hint = f"did you mean {shown[close[0]]}=?" if close else listed
+            raise ForetraceError(f"{who} has no parameter {key.replace('_', sign)}; {hint}")
+        if key in given:
+            raise ForetraceError(f"{who}: {shown[key]} is given twice; keep one.")
+        given[key] = value
+    return given

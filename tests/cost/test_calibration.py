@@ -189,13 +189,13 @@ def test_a_calibration_fits_its_machine_only() -> None:
     recorded = fingerprint_of(graph.info.recording)
     assert recorded["threads"] == graph.info.recording["threads"]["intra_op"]
     mine = Calibration(machine=recorded, seconds={"a": 1.0})
-    assert mine.fits(graph)
+    assert not mine.misfits(graph)
     other = Calibration(machine=recorded | {"threads": 7}, seconds={"a": 1.0})
     assert other.misfits(graph) == [f"number of threads (7, not {recorded['threads']})"]
     mine.save()
     assert Calibration.load_for(graph).seconds["a"] == 1.0
     silent = replace(graph, info=replace(graph.info, recording={}))
-    assert not mine.fits(silent)
+    assert mine.misfits(silent)
     assert not Calibration.load_for(silent)
     assert differences(recorded, recorded | {"allocator": {"MALLOC_ARENA_MAX": "1"}}) == [
         f"allocator settings ({'default'}, not MALLOC_ARENA_MAX=1)"
@@ -241,7 +241,7 @@ def test_times_of_another_kind_of_processor_are_never_used(monkeypatch: pytest.M
         "machine": machine.machine(), "environment": machine.environment(), **machine.torch_settings(),
     }  # fmt: skip
     graph = replace(Cpu().graph(), info=replace(Cpu().graph().info, recording=recording))
-    assert Calibration(machine=narrow, seconds={"a": 1.0}).fits(graph)
+    assert not Calibration(machine=narrow, seconds={"a": 1.0}).misfits(graph)
     with pytest.raises(ForetraceError, match="another machine than the recording's: instruction sets"):
         Calibration(machine=wide, seconds={"a": 1.0}).on(graph)
 

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace.cost.calls import Call, Calls, Family, Precision, describe, family_of
-from foretrace.cost.devices.defaults import AsRun, as_run
+from foretrace.cost.devices.defaults import AsRun, as_run, standard
 from foretrace.cost.devices.roofline import Roofline, floor_s, peak_flops, share_of
-from foretrace.cost.devices.standard import standard
 from foretrace.cost.model import Chain, CostModel, Prediction
 from foretrace.hardware.devices import Device, catalog, named
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import isolated
 import left_out
 from foretrace.cost.calls import Call, Calls, Family, Precision
-from foretrace.cost.devices.learned import Learned, fp32, intervals
+from foretrace.cost.devices.learned import Learned, fp32
 from foretrace.cost.devices.learned.nets import Ensemble, log_sigmoid
 from foretrace.cost.devices.roofline import Roofline, floor_s
 from foretrace.cost.model import Chain
@@ -60,7 +60,7 @@ def test_ensemble_is_the_mean_of_its_nets() -> None:
         outputs.append(h @ arrays["x.w2"][net] + arrays["x.b2"][net])
     found = Ensemble.of(arrays, "x")
     assert found.nets == 3
-    assert found.inputs == 5
+    assert len(found.first) == 5
     np.testing.assert_allclose(found(features.astype(np.float32)), np.mean(outputs, axis=0), rtol=2e-4, atol=2e-4)
     with pytest.raises(KeyError):
         Ensemble.of(arrays, "y")
@@ -226,7 +226,7 @@ def test_ranges_hold_what_they_were_made_from() -> None:
         said.append(s)
         true.append(s * np.exp(rng.normal(0, 0.1 * (1 + g), 4000)))
     table = left_out.table(groups, said, true)
-    low, high = intervals.factors(table, groups[0], said[0])
+    low, high = fp32.factors(table, groups[0], said[0])
     inside = (true[0] >= low * said[0]) & (true[0] <= high * said[0])
     assert 0.77 < inside.mean() < 0.83
     assert low[groups[0] == 3].mean() < low[groups[0] == 0].mean()
@@ -237,6 +237,6 @@ def test_ranges_hold_what_they_were_made_from() -> None:
 def test_range_covers_devices_that_were_left_out() -> None:
     """What is shipped: factors on both sides of 1 for every group, wider than a few per cent."""
     table = np.array(fp32.shipped().facts["leave_one_device_out"]["intervals"])
-    assert table.shape == (len(intervals.GROUPS), len(intervals.REGIMES_S) + 1, 2)
+    assert table.shape == (len(fp32.GROUPS), len(fp32.REGIMES_S) + 1, 2)
     assert (table[..., 0] < table[..., 1]).all()
     assert (table[..., 1] / table[..., 0] > 1.05).all()

@@ -286,4 +286,3 @@ def test_a_recording_is_scaled_to_another_device() -> None:
     assert Scaled.from_graph(graph).recorded_s == {}  # this one has no inputs of operators
     with pytest.raises(ForetraceError, match="Abacus"):
         Scaled.from_graph(Gpu(device="Abacus").graph())
-    assert Scaled.from_graph(Gpu(device="Abacus").graph(), A100).source is A100

@@ -8,6 +8,7 @@ import numpy.typing as npt
 from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.result import FleetResult, Segments
 from foretrace.fleet.workload import SECOND, Workload
+from reproductions.results import simple
 
 S = SECOND
 
@@ -48,7 +49,7 @@ def packed(seed: int, jobs: int, cluster: ClusterTree) -> FleetResult:
         level = 0 if len(taken) == 1 else 1 if taken[0] // 8 == taken[-1] // 8 else 2
         rows.append((job, start, start + int(work[job]), taken.tolist(), level))
     load = Workload.of(submit_s=submit, gpus=gpus, work_s=work, tenant=[f"t{i % 3}" for i in range(jobs)])
-    return FleetResult.simple(
+    return simple(
         load, policy="fifo", cluster=cluster.name, gpus=cluster.gpus, start_ns=begin * S, end_ns=(begin + work) * S,
         segments=segments(rows), waited_ns=np.stack([begin * S - load.submit_ns, np.zeros(jobs, np.int64)], 1),
     )  # fmt: skip

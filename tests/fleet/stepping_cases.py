@@ -113,7 +113,7 @@ def _workload(draw: st.DrawFn, cluster: ClusterTree) -> Workload:
 
 def _cluster(name: str) -> ClusterTree:
     if name == "uneven":
-        return ClusterTree.nodes([4, 2, 1, 3, 4], ["a", "b", "a", "b", "a"])
+        return parse_cluster("1x4@a+1x2@b+1x1@a+1x3@b+1x4@a")
     if name == "quotas":
         return replace(parse_cluster("2x3x2"), quotas={"red": 5, "blue": 7})
     return parse_cluster(name)

@@ -11,6 +11,7 @@ from foretrace.fleet import comparison
 from foretrace.fleet.comparison import Tails, compare, jitter, jittered, judge, subtraces
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.workload import SECOND, Workload
+from reproductions.results import simple
 
 
 def load(jobs: int = 200, seed: int = 0) -> Workload:
@@ -35,7 +36,7 @@ def served(workload: Workload, shortest: bool = False, servers: int = 3) -> Flee
         waiting.discard(job)
         start[job] = max(int(free[server]), int(workload.submit_ns[job]))
         free[server] = start[job] + work[job]
-    return FleetResult.simple(workload, policy="p", cluster="c", gpus=servers, start_ns=start, end_ns=start + work)
+    return simple(workload, policy="p", cluster="c", gpus=servers, start_ns=start, end_ns=start + work)
 
 
 def test_jitter_moves_every_job_a_little_and_repeatably() -> None:

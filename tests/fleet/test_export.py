@@ -22,6 +22,7 @@ from foretrace.fleet.export import export
 from foretrace.fleet.export.ask import clock
 from foretrace.fleet.result import FleetResult, Segments
 from foretrace.fleet.workload import Workload
+from reproductions.results import simple
 
 CLUSTER = parse_cluster("2x4x8@h100")  # racks x nodes x GPUs
 DNS = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -55,7 +56,7 @@ def placed(workload: Workload, cluster: ClusterTree, held: dict[int, list[int]])
         dead_ns=np.zeros(n, np.int64), offset=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
         devices=np.array([gpu for each in held.values() for gpu in each], np.int64),
     )  # fmt: skip
-    return FleetResult.simple(
+    return simple(
         workload, policy="x", cluster=cluster.name, gpus=cluster.gpus, start_ns=workload.submit_ns,
         end_ns=workload.submit_ns + 1, segments=segments,
     )  # fmt: skip

@@ -220,7 +220,7 @@ def test_malformed_rows_are_named_or_left_out_on_request(tmp_path: Path) -> None
         read(path)
     assert str(caught.value) == (
         f"{path}: 4 of 6 rows cannot be read, the first at line 4 (num_gpu is 'zero', not a number); correct them, or "
-        "read with --salvage to leave them out."
+        "read with `salvage=` to leave them out."
     )
     made = read(path, salvage=True)
     assert made.job.tolist() == ["0", "1"]
@@ -233,7 +233,7 @@ def test_malformed_rows_are_named_or_left_out_on_request(tmp_path: Path) -> None
     ("text", "said"),
     [
         ("", "is empty"),
-        ("hello\n", "is of no known format .*say which with --format"),
+        ("hello\n", "is of no known format .*say which with `format=`"),
         ("job_id,num_gpu,submit_time,duration\n", "holds no job"),
         ("{}", "is of no known format"),
         ('{"kind": "List", "items": [{"kind": "Pod"}]}', "is of no known format"),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from foretrace.errors import ForetraceError
 from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.formats import read_cluster
-from foretrace.fleet.formats.hostlist import expand
+from foretrace.fleet.formats.slurm_cluster import expand
 
 CONF = """# leaf switches first
 SwitchName=s0 Nodes=tux[0-3,7] LinkSpeed=900

@@ -181,19 +181,6 @@ def test_kinds_are_equal_jobs(profiles: Profiles) -> None:
     assert GoodputSpeeds(profiles).kinds(workload).tolist() == [0, 0, 1, 2, 3]
 
 
-def test_goodput_of_any_allocation(profiles: Profiles) -> None:
-    speeds, workload = GoodputSpeeds(profiles), job_of("bert", 1, float("nan"))
-    table = speeds.goodput(workload, 0, [[0, 1, 1], [2, 4, 16]], [[0, 1, 4], [4, 16, 100]])
-    assert table.shape == (2, 3)
-    assert table[0, 0] == 0
-    assert (table[0, 1:] > 0).all()
-    assert table[0, 2] > table[1, 0], "four on one node are faster than on two"
-    assert table[1, 2] == 0, "100 replicas of 4 samples are more than the largest batch"
-    assert table[0, 1] == speeds.of("bert").best(Candidates.of(BatchLimits(12, 384, 4, 12), [1], [1]))[0][0]
-    with pytest.raises(ValueError, match="as many replicas as nodes"):
-        speeds.goodput(workload, 0, 2, 1)
-
-
 def test_what_profiles_do_not_say(profiles: Profiles) -> None:
     speeds, workload = GoodputSpeeds(profiles), job_of("cifar10", 4, 512)
     with pytest.raises(ForetraceError, match="job 'one': the profiles are not said to be measured on any kind"):

@@ -205,7 +205,7 @@ def test_the_step_by_step_engine_keeps_its_books(seed: int, which: str, leases: 
     }[which]
     costs = Costs(restart_s=11, checkpoint_s=500, mtbf_h=4.0 if breaks else 0.0, mttr_h=0.1)
     steps = Stepping(work, parse_cluster("2x4"), policy, speeds=speeds, costs=costs, seed=seed, record="devices")
-    while steps.run(max_events=steps.events + 5).stopped:
+    while steps.run(max_events=steps.state.events + 5).stopped:
         steps.check()
     result = steps.result()
     assert result.finished.all()

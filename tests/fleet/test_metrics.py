@@ -13,6 +13,7 @@ from foretrace.fleet import metrics, overtime, rates
 from foretrace.fleet.cluster import ClusterTree, parse_cluster
 from foretrace.fleet.result import Cause, FleetResult
 from foretrace.fleet.workload import SECOND, Workload
+from reproductions.results import simple
 from tests.fleet.fleet_demo import packed, segments
 
 S = SECOND
@@ -98,13 +99,13 @@ def test_slots_are_those_of_every_second(seed: int) -> None:
 
 
 def side() -> ClusterTree:
-    return ClusterTree.nodes([8, 4, 2, 8, 4], ["a", "a", "b", "b", "b"])
+    return parse_cluster("1x8@a+1x4@a+1x2@b+1x8@b+1x4@b")
 
 
 def test_shared_gpus_are_taken_once(cluster: ClusterTree) -> None:
     load = Workload.of(submit_s=[0, 0, 0], gpus=[1, 1, 1], work_s=[10, 10, 10], share=[0.5, 0.5, 0.5])
     rows = segments([(0, 0, 10, [0], 0), (1, 5, 15, [0], 0), (2, 0, 20, [1], 0)])
-    result = FleetResult.simple(
+    result = simple(
         load, policy="p", cluster="c", gpus=8, start_ns=np.array([0, 5, 0]) * S, end_ns=np.array([10, 15, 20]) * S,
         segments=rows,
     )  # fmt: skip
@@ -136,7 +137,7 @@ def test_fairness_is_its_definition(run: FleetResult) -> None:
 
 def test_jobs_that_do_not_finish_are_counted_and_named() -> None:
     load = Workload.of(submit_s=[0, 0, 10, 20], gpus=[1, 99, 1, 1], work_s=[5, 5, 500, 5], job=["a", "big", "c", "d"])
-    result = FleetResult.simple(
+    result = simple(
         load, policy="p", cluster="c", gpus=4, start_ns=np.array([0, -1, 10, -1]) * S,
         end_ns=np.array([5 * S, -1, -1, -1]), held_ns=np.array([5, 0, 90, 0]) * S, stopped_ns=100 * S,
         never=np.array([False, True, False, False]),
@@ -163,17 +164,17 @@ def test_a_subset_is_measured_alone(run: FleetResult) -> None:
     assert a.jct_s.mean == pytest.approx(run.jct_s[some].mean())
     rest = metrics.utilisation(run, ~mask)
     assert a.utilisation + rest == pytest.approx(run.utilisation)
-    assert [each.name for each in a.tenants] == ["t0"] and a.tenants[0].gpu_share == 1
+    assert [each.tenant for each in a.tenants] == ["t0"] and a.tenants[0].gpu_share == 1
     by = overtime.utilisation_over_time(run, only=some).mean + overtime.utilisation_over_time(run, only=~mask).mean
     assert by == pytest.approx(run.utilisation)
 
 
 def test_tenants_share_everything(run: FleetResult) -> None:
     found = metrics.measure(run)
-    assert {each.name for each in found.tenants} == {"t0", "t1", "t2"}
+    assert {each.tenant for each in found.tenants} == {"t0", "t1", "t2"}
     assert sum(each.gpu_share for each in found.tenants) == pytest.approx(1)
     for each in found.tenants:
-        mine = run.workload.tenant == each.name
+        mine = run.workload.tenant == each.tenant
         assert each.p90_jct_s == pytest.approx(np.percentile(run.jct_s[mine], 90))
         assert each.mean_queue_s == pytest.approx(run.queue_s[mine].mean())
 
@@ -181,22 +182,22 @@ def test_tenants_share_everything(run: FleetResult) -> None:
 def test_communication_in_three_ways() -> None:
     load = Workload.of(submit_s=[0, 0, 0], gpus=[2, 2, 2], work_s=[80, 80, 80])
     rows = segments([(0, 0, 100, [0, 1], 1), (1, 0, 100, [7, 8], 2), (2, 0, 25, [2, 3], 1), (2, 25, 100, [4, 9], 2)])
-    result = FleetResult.simple(
+    result = simple(
         load, policy="p", cluster="c", gpus=16, start_ns=np.zeros(3, np.int64), end_ns=np.full(3, 100 * S),
         comm_ns=np.array([10.0, 20, 40]) * S, segments=rows,
     )  # fmt: skip
     found = metrics.communication(result)
-    assert (found.total_s, found.share) == pytest.approx((70, 70 / 300))
+    assert (found.total_s, found.share_of_running) == pytest.approx((70, 70 / 300))
     assert found.gpu_h == pytest.approx(140 / 3600)
-    assert found.above_s == pytest.approx(20 + 40 * 0.75)
-    assert found.above_range_s == pytest.approx((20, 60))
-    assert metrics.communication(replace(result, segments=None)).above_s is None
-    assert metrics.communication(result, machine_level=2).above_s == 0
+    assert found.above_machine_s == pytest.approx(20 + 40 * 0.75)
+    assert (found.above_machine_low_s, found.above_machine_high_s) == pytest.approx((20, 60))
+    assert metrics.communication(replace(result, segments=None)).above_machine_s is None
+    assert metrics.communication(result, machine_level=2).above_machine_s == 0
 
 
 def test_lost_hours_know_their_reason() -> None:
     load = Workload.of(submit_s=[0, 0, 0], gpus=[2, 4, 1], work_s=[80, 80, 80])
-    result = FleetResult.simple(
+    result = simple(
         load, policy="p", cluster="c", gpus=8, start_ns=np.zeros(3, np.int64), end_ns=np.full(3, 3600 * S),
         dead_ns=np.array([1800, 900, 0]) * S, failed=np.array([1, 0, 0]), preempted=np.array([1, 3, 0]),
         starts=np.array([3, 4, 1]),
@@ -210,7 +211,7 @@ def test_lost_hours_know_their_reason() -> None:
 def test_bills_by_kind() -> None:
     cluster = parse_cluster("1x8@v100+1x8@k80")
     load = Workload.of(submit_s=[0, 0], gpus=[4, 2], work_s=[80, 80])
-    result = FleetResult.simple(
+    result = simple(
         load, policy="p", cluster="c", gpus=16, start_ns=np.zeros(2, np.int64), end_ns=np.array([7200, 3600]) * S,
         segments=segments([(0, 0, 7200, [0, 1, 2, 3], 1), (1, 0, 3600, [7, 8], 2)]),
     )  # fmt: skip
@@ -247,7 +248,7 @@ def test_a_cdf_keeps_its_tail() -> None:
 def test_nothing_is_not_an_error() -> None:
     load = Workload.of(submit_s=[], gpus=[], work_s=[])
     empty = np.zeros(0, np.int64)
-    result = FleetResult.simple(load, policy="p", cluster="c", gpus=8, start_ns=empty, end_ns=empty)
+    result = simple(load, policy="p", cluster="c", gpus=8, start_ns=empty, end_ns=empty)
     found = metrics.measure(result, ClusterTree.of([8]))
     assert found.coverage.jobs == 0 and np.isnan(found.jct_s.mean) and np.isnan(found.utilisation)
     assert overtime.utilisation_over_time(result).values.sum() == 0

@@ -210,7 +210,7 @@ def test_a_failure_undoes_what_was_done_at_each_speed() -> None:
     packs = Packs(name="packs", options={"sharers": 2})
     costs = Costs(mtbf_h=1.0, mttr_h=0.05)
     steps = Stepping(work, parse_cluster("1x1"), packs, speeds=speeds, costs=costs, seed=3)
-    while steps.run(max_events=steps.events + 1).stopped:
+    while steps.run(max_events=steps.state.events + 1).stopped:
         job = steps.state.jobs[0]
         if job.failed == 1 and job.status == "waiting":
             break

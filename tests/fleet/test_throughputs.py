@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from foretrace.errors import ForetraceError
@@ -43,7 +42,6 @@ def test_plain_and_gzipped_files_are_alike(tmp_path: Path, small: ThroughputTabl
     zipped = ThroughputTable.read(path)
     assert zipped.alone == small.alone
     assert zipped.shared == small.shared
-    assert small.gpu_types == ("k80", "v100")
 
 
 def test_rates_and_pairs(small: ThroughputTable) -> None:
@@ -52,8 +50,6 @@ def test_rates_and_pairs(small: ThroughputTable) -> None:
     assert small.rate("v100", "A", 1, together=False) == 10.0  # one GPU is always together
     assert small.pair_rates("v100", ("A", 1), ("B", 1)) == (6.0, 1.5)
     assert small.pair_rates("v100", ("B", 1), ("A", 1)) == (1.5, 6.0)  # as written the other way around
-    assert small.matrix(["A", "B"], [2, 1], ["k80", "v100"]).tolist() == [[4.0, 18.0], [0.0, 2.0]]
-    assert small.matrix([], [], ["k80", "v100"]).shape == (0, 2)
 
 
 def test_speed_is_relative_to_the_reference_type_together(small: ThroughputTable) -> None:
@@ -119,9 +115,9 @@ def test_cut_off_and_missing_files(tmp_path: Path) -> None:
 
 def test_the_published_tables(shared_data: Path) -> None:
     table = ThroughputTable.read(shared_data / "fleet/gavel/simulation_throughputs.json.gz")
-    assert table.gpu_types == ("k80", "p100", "v100")
+    assert {"k80", "p100", "v100"} < set(table.alone)
     assert len(table.alone["v100"]) == 83
     # figures of fleet-scheduling.md, section 6
     assert round(table.rate("v100", "ResNet-50 (batch size 64)", 8), 1) == 17.3
     assert round(table.rate("v100", "ResNet-50 (batch size 64)", 8, together=False), 2) == 19.76
-    assert np.isfinite(table.matrix(["LM (batch size 20)"], [4], table.gpu_types)).all()
+    assert all(table.rate(kind, "LM (batch size 20)", 4) > 0 for kind in ("k80", "p100", "v100"))

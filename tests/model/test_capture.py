@@ -17,7 +17,7 @@ import pytest
 from foretrace.cost.calls import Family
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import Phase
-from foretrace.model.capture.capture import capture, capture_module, forward_only
+from foretrace.model.capture.capture import capture, forward_only
 from foretrace.model.capture.unroll import unrolled
 from foretrace.model.decoder_config import DECODERS, DecoderConfig, decoder_config
 from foretrace.model.decoders import decoder, training_of
@@ -190,12 +190,10 @@ def test_gpu_gets_fused_operators() -> None:
 
 def test_module_at_inference() -> None:
     model = network()
-    graph = capture_module(model, (torch.zeros(3, 8),))
+    graph = capture(forward_only(plain(model, (3, 8))))
     assert {node.phase for node in graph.nodes} == {Phase.FORWARD}
     assert products(graph) == 2 * 3 * (8 * 16 + 16 * 4)
     assert not [each for each in graph.storages if each.role in (Role.ACTIVATION, Role.GRADIENT)]
-    trained = capture_module(model, (torch.zeros(3, 8),), train=True)
-    assert Phase.BACKWARD in {node.phase for node in trained.nodes}
     assert next(model.parameters()).device.type == "cpu"  # the model itself is left alone
 
 
@@ -377,8 +375,8 @@ def test_configuration_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("like", ["gpu", "cpu"])
 def test_model_and_inputs_may_be_on_the_meta_device(like: Any) -> None:
     with torch.device("meta"):
-        model, example = network(), torch.zeros(3, 8)
-    assert products(capture_module(model, (example,), like=like)) == 2 * 3 * (8 * 16 + 16 * 4)
+        training = forward_only(plain(network(), (3, 8)))
+    assert products(capture(training, like=like)) == 2 * 3 * (8 * 16 + 16 * 4)
 
 
 def test_operators_of_a_processor_in_place_of_a_gpus_are_said() -> None:

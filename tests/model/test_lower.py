@@ -91,9 +91,8 @@ def test_a_view_has_no_kernel_and_no_cost() -> None:
 def test_devices_wait_for_what_is_sent_to_them_once() -> None:
     operators = chain(4, views=True)
     cluster = cluster_of(4, "10gbit/0us")
-    strategy = Strategy.by_layer(
-        operators, [("layers.0", 0), ("layers.1", 1), ("layers.2", 1), ("", 0), ("layers.3", 2)]
-    )
+    devices = {"layers.1": 1, "layers.2": 1, "layers.3": 2}
+    strategy = Strategy(placement=tuple(devices.get(node.layer, 0) for node in operators.nodes))
     found = lower(operators, device=H100, costs=costs(1e-3), strategy=strategy, cluster=cluster)
     copies = np.flatnonzero(found.graph.kind == TaskKind.COPY)
     assert len(copies) == 2  # 0 -> 1 and 1 -> 2
@@ -142,8 +141,6 @@ def test_what_cannot_be_placed_or_costed() -> None:
         lower(chain(3), device=H100, costs=costs(1e-3), strategy=Strategy(placement=(0, 1)))
     with pytest.raises(ForetraceError, match="counted from 0"):
         lower(chain(1), device=H100, costs=costs(1e-3), strategy=Strategy(placement=(-1,)))
-    with pytest.raises(ForetraceError, match=r"no device was given for the layer 'layers\.1'"):
-        Strategy.by_layer(chain(2), [("layers.0", 0)])
 
 
 @settings(max_examples=40)

@@ -26,6 +26,7 @@ from foretrace.report.fleet_page import FleetPage
 from foretrace.report.fleet_policies import FleetCompareView
 from foretrace.report.terminal import Terminal, render
 from foretrace.report.units import long_range, long_time
+from reproductions.results import simple
 from tests.fleet.fleet_demo import packed
 from tests.report.test_page import Opened
 
@@ -347,7 +348,7 @@ def crowd(jobs: int, cluster: ClusterTree) -> FleetResult:
         dead_ns=np.zeros(jobs, np.int64), offset=np.arange(jobs + 1) * 4,
         devices=(first[:, None] + np.arange(4)).reshape(-1),
     )  # fmt: skip
-    return FleetResult.simple(
+    return simple(
         load, policy="waves", cluster=cluster.name, gpus=size, start_ns=start, end_ns=start + each, segments=rows
     )
 

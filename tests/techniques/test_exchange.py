@@ -54,7 +54,7 @@ def plain(graph: TaskGraph, dur_ms: float, wire_ms: float) -> tuple[list[Message
 def test_links_are_shared_as_said(in_flight: int, wire_ms: float, ends: list[int]) -> None:
     graph = graph_of(3)
     made, stop = plain(graph, 5, wire_ms)
-    after = exchange(graph, made, [stop], in_flight=in_flight, technique="test")
+    after = exchange(graph, made, [stop], in_flight=in_flight)
     check_valid(after)
     assert [end for _, _, end in messages(simulate(after))] == ends
 
@@ -65,12 +65,12 @@ def test_links_do_not_wait_for_each_other_but_chains_do() -> None:
     first = replace(made[0], link="exchange near", waits=None)
     second = replace(made[0], name="second part", link="exchange far", follows=(0,))
     other = replace(made[1], link="exchange near")
-    after = exchange(graph, [first, second, other], [stop], in_flight=1, technique="test")
+    after = exchange(graph, [first, second, other], [stop], in_flight=1)
     check_valid(after)
     # Forward 2 ms, gradients at 4 and 6.
     assert sorted(messages(simulate(after))) == [("message 0", 4, 7), ("message 1", 7, 10), ("second part", 7, 10)]
     assert simulate(after).step_times_ns.tolist() == [11 * MS] * 4
-    bare = without_exchange(after, "test")
+    bare = without_exchange(after)
     assert bare.lanes == graph.lanes and simulate(bare).step_times_ns.tolist() == [7 * MS] * 4
 
 
@@ -78,7 +78,7 @@ def test_without_an_order_the_smallest_number_goes_first() -> None:
     graph = graph_of(3)
     made, stop = plain(graph, 6, 6)
     urgent = [replace(each, priority=-i) for i, each in enumerate(made)]
-    after = exchange(graph, urgent, [stop], in_flight=1, technique="test", ordered=False)
+    after = exchange(graph, urgent, [stop], in_flight=1, ordered=False)
     check_valid(after)
     assert [name for name, _, _ in messages(simulate(after))] == ["message 0", "message 2", "message 1"]
 
@@ -89,7 +89,7 @@ def test_the_next_step_can_wait() -> None:
     forward = np.flatnonzero(graph.phase == Phase.FORWARD)
     stop = Stop(waits=forward.astype(np.int64))
     later = replace(made[0], waits=stop.waits, next_step=True)
-    result = simulate(exchange(graph, [later], [stop], in_flight=1, technique="test"))
+    result = simulate(exchange(graph, [later], [stop], in_flight=1))
     # Forward 1, backward 2, update 1; the message begins at 3 and its result is needed 1 ms into the next step.
     assert result.step_times_ns.tolist() == [4 * MS, 12 * MS, 12 * MS, 12 * MS]
 
@@ -98,7 +98,7 @@ def test_host_time_lag_and_what_follows_a_wait() -> None:
     graph = graph_of(1)
     made, stop = plain(graph, 2, 2)
     dear = replace(made[0], host_ns=1 * MS, lag_ns=3 * MS)
-    after = exchange(graph, [dear], [replace(stop, then_ns=4 * MS)], in_flight=1, technique="test")
+    after = exchange(graph, [dear], [replace(stop, then_ns=4 * MS)], in_flight=1)
     assert messages(simulate(after)) == [("message 0", 7, 9)]
     assert simulate(after).step_times_ns.tolist() == [(9 + 4 + 1) * MS] * 4
 
@@ -109,4 +109,4 @@ def test_a_wait_before_its_message_is_a_cycle() -> None:
     early = find_gradients(graph)[0].ready
     late = replace(made[1], waits=early)
     with pytest.raises(GraphError, match="cycle"):
-        exchange(graph, [late], [replace(stop, waits=early)], in_flight=1, technique="test")
+        exchange(graph, [late], [replace(stop, waits=early)], in_flight=1)

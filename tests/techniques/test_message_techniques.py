@@ -104,11 +104,11 @@ def test_fusion_equals_the_other_cap() -> None:
 
 def test_messages_can_be_taken_out_again() -> None:
     graph = Backward(elements=THREE).graph()
-    bare = without_exchange(parse(ring("workers=2 network=8gbit")).predict(graph), "test")
+    bare = without_exchange(parse(ring("workers=2 network=8gbit")).predict(graph))
     check_valid(bare)
     assert not (bare.kind == TaskKind.COLLECTIVE).any() and bare.lanes == graph.lanes
     assert simulate(bare).step_times_ns.tolist() == simulate(graph).step_times_ns.tolist()
-    assert without_exchange(graph, "test") is graph
+    assert without_exchange(graph) is graph
 
 
 def test_slices_by_hand() -> None:

@@ -16,8 +16,9 @@ from foretrace.simulate.timeline import simulate
 from foretrace.techniques.arguments import parse
 from foretrace.techniques.base import Technique
 from foretrace.techniques.distributed.gradients import find_gradients
-from foretrace.techniques.distributed.partial_backprop import PartialBackprop, backward_costs, grouped
+from foretrace.techniques.distributed.partial_backprop import PartialBackprop, backward_costs
 from foretrace.testing import TechniqueConformance, recorded, small_training
+from foretrace.training.partial import grouped
 
 
 @lru_cache

@@ -16,7 +16,7 @@ from foretrace.graph.taskgraph import EdgeKind, TaskGraph, TaskKind
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques import PrefetchData
 from foretrace.techniques.data import prefetch_data
-from foretrace.techniques.data.loading import WORKER, find_fetches
+from foretrace.techniques.data.prefetch_data import WORKER, find_fetches
 from foretrace.techniques.whatif import whatif
 from foretrace.testing import small_training
 from foretrace.testing.workloads import LOADER, MULTI, Cpu, Gpu

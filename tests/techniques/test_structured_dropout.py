@@ -19,8 +19,7 @@ from foretrace.cost.operators.bench import measure
 from foretrace.cost.operators.calibration import Calibration
 from foretrace.errors import NotApplicableError
 from foretrace.graph.taskgraph import TaskGraph
-from foretrace.techniques.compute.lstm_calls import places
-from foretrace.techniques.compute.structured_dropout import StructuredDropout
+from foretrace.techniques.compute.structured_dropout import StructuredDropout, places
 from foretrace.testing import TechniqueConformance, recorded
 from foretrace.training.structured_lstm import DropoutLSTM, StructuredDropoutLSTM
 from foretrace.training.training import Training

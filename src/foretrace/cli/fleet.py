@@ -11,7 +11,7 @@ import typer
 
 from foretrace.cli import fleet_files, fleet_sweep, options
 from foretrace.cli.answers import Reply, answers, page_asked, writable
-from foretrace.cli.fleet_options import COSTS, JOBS, following, plays
+from foretrace.cli.fleet_options import COSTS, JOBS, following, plays, spelt
 from foretrace.errors import ForetraceError
 
 if TYPE_CHECKING:
@@ -86,14 +86,11 @@ def why(
     made = scene.scene(spec)
     with options.progress("playing changes") as tell:
         found = ask.why(made, job, at_s=at, progress=tell)
-    tried = [each.words for each in (found.best, *found.remedies) if each is not None and each.helps and each.words]
+    tried = [each.asked for each in (found.best, *found.remedies) if each is not None and each.helps and each.asked]
     asked, named = ("whatif", "--now") if tried else ("run", "--policy")
-    return report.why(
-        found, source=spec.trace, policy=spec.policy, cluster=spec.cluster,
-        next_=following(
-            [asked], spec, named, spec.policy, also=["seed", "restart_s"], then=tried[0] if tried else ()
-        ),
-    )  # fmt: skip
+    then = spelt(tried[0]) if tried else ()
+    next_ = following([asked], spec, named, spec.policy, also=["seed", "restart_s"], then=then)
+    return report.why(found, source=spec.trace, policy=spec.policy, cluster=spec.cluster, next_=next_)
 
 
 @plays(*JOBS, *COSTS, "cluster", "load", "seed")

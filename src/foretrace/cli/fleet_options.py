@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from inspect import Parameter
 from pathlib import Path
@@ -137,15 +137,16 @@ def following(asked: Sequence[str], spec: Spec, *words: str, also: Sequence[str]
     asked: its first words; words: what stands behind the cluster; also: fields of the spec beside those of all
     questions; then: the last words.
     """
-    given = [
-        word
-        for name in ("format", "speeds", "jobs", *also)
-        if (value := getattr(spec, name)) != getattr(Played, name)
-        for word in (f"--{name.replace('_', '-')}", str(value))
-    ]
+    values = {name: getattr(spec, name) for name in ("format", "speeds", "jobs", *also)}
+    given = spelt({name: value for name, value in values.items() if value != getattr(Played, name)})
     salvage = ["--salvage"] if spec.salvage else []
     whole = ["foretrace", "fleet", *asked, spec.trace, "--cluster", spec.cluster, *words, *given, *salvage, *then]
     return shlex.join(whole)
+
+
+def spelt(given: Mapping[str, object]) -> list[str]:
+    """Parameters as the words of a command."""
+    return [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
 def repeated(policies: Sequence[str]) -> list[str]:

@@ -33,9 +33,9 @@ def utilisation(
 
     Example: foretrace utilisation resnet50 --device h100 --batch 32 --precision bf16
     """
-    from foretrace.cost.devices.standard import standard
+    from foretrace.cost.devices.defaults import standard
     from foretrace.hardware.devices import named
-    from foretrace.model.usage import model_usage
+    from foretrace.model.estimate import model_usage
     from foretrace.report import utilisation as report
     from foretrace.zoo.operators import operators_of
 

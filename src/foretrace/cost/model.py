@@ -15,10 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.cost.calls import Calls, Family
+from foretrace.cost.calls import Calls, Family, Float64
 from foretrace.hardware.devices import Device
-
-Float64 = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
+
+import msgspec
 
 from foretrace.cost.network.collective_bench import LEAST_REPETITIONS, checked
 from foretrace.cost.network.collective_files import read
@@ -77,7 +78,7 @@ def calibrate(
         except DeadError as error:
             raise ForetraceError(f"{error} Nothing was stored.") from None
         found = read(table)
-    return replace(found, machine={**fingerprint(), "threads": 1})
+    return msgspec.structs.replace(found, machine={**fingerprint(), "threads": 1})
 
 
 def refuse_noise(table: CollectiveTable, most: float = MOST_SPREAD) -> None:

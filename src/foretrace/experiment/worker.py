@@ -16,7 +16,6 @@ import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from datetime import timedelta
 from io import BufferedWriter, FileIO
 from pathlib import Path
@@ -199,7 +198,7 @@ class Worker:
             progress=(lambda share: self.tell("timing collectives", share)) if request.told and not self.rank else None,
         )
         if self.rank == 0:
-            replace(table, name=request.name).save(Path(request.table))
+            msgspec.structs.replace(table, name=request.name).save(Path(request.table))
         return Done()
 
     def record(self, request: Record) -> Recorded:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from foretrace.errors import ForetraceError
+from foretrace.fleet.policies import make
 from foretrace.fleet.reasons import minutes
 from foretrace.fleet.result import Cause, Decision, FleetResult, Segments
 from foretrace.fleet.scene import Scene
@@ -28,28 +29,18 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SceneChange:
-    """Something to try: what it is called, what it does to a scene, which causes of waiting it answers.
-
-    `words` are what `foretrace fleet whatif` takes for it, empty where it takes none.
-    """
-
-    name: str
-    apply: Callable[[Scene], Scene]
-    answers: tuple[Cause, ...]
-    words: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """A change, and what it does for this job and for all."""
+    """A change, and what it does for this job and for all.
+
+    asked: parameters of `foretrace fleet whatif` that ask for it, none where it knows no such change.
+    """
 
     change: str
     queue_s: float | None  # of this job; None: it does not finish
     mean_jct_s: float
     helps: bool
     answers: bool  # it answers what the job waited for longest
-    words: tuple[str, ...]
+    asked: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,24 +82,23 @@ def why(
     job: str,
     *,
     at_s: float | None = None,
-    remedies: Sequence[SceneChange] | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Why:
-    """Play the workload and look at one job at `at_s` (its submission, or its longest wait's start, where None).
+    """Play the workload, and with changes, and look at one job at `at_s`, by default where its longest wait begins.
 
-    remedies: changes to try; the usual ones where None. Raises ForetraceError where there is no such job.
+    Raises ForetraceError where there is no such job.
     """
     at = scene.workload.position(job)
     if at_s is not None and not (np.isfinite(at_s) and at_s >= 0):
-        raise ForetraceError(f"--at {at_s:g} is no time; give seconds after the first submission, from 0 up.")
-    changes = usual_remedies(scene) if remedies is None else remedies
+        raise ForetraceError(f"`at={at_s:g}` is no time; give seconds after the first submission, from 0 up.")
+    changes = list(_changes(scene))
     whole = scene.play(explain=job, record="devices")
     moment = int(nanoseconds(at_s)) if at_s is not None else _telling_moment(whole, at)
     found = []
     for i, change in enumerate(changes):
         if progress is not None:
             progress((i + 1) / (len(changes) + 1))
-        found.append(_tried(change, scene, whole, at))
+        found.append(_tried(*change, whole, at))
     segments = whole.segments
     assert segments is not None
     return Why(
@@ -133,72 +123,44 @@ def why(
     )
 
 
-def usual_remedies(scene: Scene) -> list[SceneChange]:
-    """Letting others pass, another policy, a wider placement, no quotas, and last what has to be bought."""
+def _changes(scene: Scene) -> Iterator[tuple[str, Scene, tuple[Cause, ...], Mapping[str, str]]]:
+    """What may help: its name, the scene so changed, the causes of waiting that it answers, and `Remedy.asked`.
+
+    Letting others pass, another policy, a wider placement, no quotas, and last what has to be bought.
+    """
     tree, policy = scene.cluster, scene.policy
-    made: list[SceneChange] = []
+    fifo = policy.name == "fifo"
     queued = (Cause.BEHIND, Cause.UNDECIDED)
     apart = (Cause.SCATTERED, Cause.TIMER)
     if policy.compiled:
         if policy.admit_rule == "block":
-            made.append(
-                SceneChange(
-                    name="others may pass",
-                    apply=lambda s: replace(s, policy=replace(s.policy, admit_rule="skip")),
-                    answers=queued,
-                    words=("--policy", "fifo-skip") if policy.name == "fifo" else (),
-                )
-            )
+            then = replace(scene, policy=replace(policy, admit_rule="skip"))
+            yield "others may pass", then, queued, {"policy": "fifo-skip"} if fifo else {}
         if policy.preempt_rule == "keep":
-            from foretrace.fleet.policies import make
-
-            made.append(
-                SceneChange(
-                    name="policy las (leases of 1 h)",
-                    apply=lambda s: replace(s, policy=make("las")),
-                    answers=(*queued, Cause.RESERVED),
-                    words=("--policy", "las"),
-                )
-            )
+            then = replace(scene, policy=make("las"))
+            yield "policy las (leases of 1 h)", then, (*queued, Cause.RESERVED), {"policy": "las"}
         if policy.place_rule != "greedy" and len(tree.levels) > 1:
-            made.append(
-                SceneChange(
-                    name="jobs may spread at once",
-                    apply=lambda s: replace(s, policy=replace(s.policy, place_rule="greedy")),
-                    answers=apart,
-                    words=("--policy", "fifo consolidate=no") if policy.name == "fifo" else (),
-                )
-            )
+            then = replace(scene, policy=replace(policy, place_rule="greedy"))
+            yield "jobs may spread at once", then, apart, {"policy": "fifo consolidate=no"} if fifo else {}
     if tree.quotas:
-        made.append(
-            SceneChange(
-                name="no quotas",
-                apply=lambda s: replace(s, cluster=replace(s.cluster, quotas=None)),
-                answers=(Cause.QUOTA,),
-            )
-        )
+        yield "no quotas", replace(scene, cluster=replace(tree, quotas=None)), (Cause.QUOTA,), {}
     if len(tree.levels) > 1:
-        made.append(
-            SceneChange(
-                name=f"one more {tree.levels[-2]}",
-                apply=lambda s: replace(s, cluster=s.cluster.bigger(1)),
-                answers=(Cause.FULL, Cause.TYPE, Cause.OUTRANKED, *apart),
-                words=("--add-rack", "1"),
-            )
-        )
-    return made
+        then = replace(scene, cluster=tree.bigger(1))
+        yield f"one more {tree.levels[-2]}", then, (Cause.FULL, Cause.TYPE, Cause.OUTRANKED, *apart), {"add_rack": "1"}
 
 
-def _tried(change: SceneChange, scene: Scene, now: FleetResult, at: int) -> Remedy:
-    then = change.apply(scene).play()
+def _tried(
+    name: str, changed: Scene, answers: tuple[Cause, ...], asked: Mapping[str, str], now: FleetResult, at: int
+) -> Remedy:
+    then = changed.play()
     queue, before = _known(then.queue_s[at]), _known(now.queue_s[at])
     return Remedy(
-        change=change.name,
+        change=name,
         queue_s=queue,
         mean_jct_s=float(np.nanmean(then.jct_s)) if then.finished.any() else float("nan"),
         helps=queue is not None and (before is None or queue < before - 1e-9),
-        answers=int(now.waited_ns[at].argmax()) in change.answers and bool(now.waited_ns[at].any()),
-        words=change.words,
+        answers=int(now.waited_ns[at].argmax()) in answers and bool(now.waited_ns[at].any()),
+        asked=asked,
     )
 
 
@@ -252,8 +214,7 @@ def _room(scene: Scene, segments: Segments, at: int, moment: int) -> tuple[Room,
     busy = np.zeros(tree.gpus, bool)
     for segment in _open(segments, moment):
         busy[segments.devices_of(int(segment))] = True
-    wanted = {each.strip().lower() for each in str(scene.workload.gpu_type[at]).split("|") if each.strip()}
-    usable = np.array([not wanted or kind.lower() in wanted for kind in tree.types])[tree.gpu_type]
+    usable = np.array(tree.usable(str(scene.workload.gpu_type[at])))[tree.gpu_type]
     count = np.concatenate([[0], np.cumsum(~busy & usable)])
     found = []
     for level, starts in enumerate(tree.starts):

@@ -16,6 +16,7 @@ from foretrace.errors import ForetraceError
 from foretrace.fleet.workload import Int64
 
 MOST_GPUS = 2**24  # a picture of who holds what still fits into memory
+MOST_PER_NODE = 4096
 _DEFAULT_LEVELS = {
     1: ("node",),
     2: ("rack", "node"),
@@ -56,6 +57,23 @@ class ClusterTree:
     def unit_of(self, level: int, gpu: int) -> int:
         """The unit of this level that holds a GPU."""
         return int(np.searchsorted(self.starts[level], gpu, side="right")) - 1
+
+    def units_of(self, level: int) -> Int64:
+        """(GPUs,) the unit of this level that holds each."""
+        return np.asarray(np.searchsorted(self.starts[level], np.arange(self.gpus), side="right") - 1, np.int64)
+
+    def largest(self) -> Int64:
+        """(kinds, levels) GPUs of a kind in the unit that has most of them."""
+        kinds, levels = range(len(self.types)), range(len(self.levels))
+        units = [self.units_of(level) for level in levels]
+        return np.array(
+            [[np.bincount(units[i][self.gpu_type == kind]).max(initial=0) for i in levels] for kind in kinds]
+        )
+
+    def usable(self, wanted: str) -> list[bool]:
+        """Which kinds of GPU a job may use that names these, joined by "|"; all where it names none."""
+        kinds = {each.strip().lower() for each in wanted.split("|") if each.strip()}
+        return [not kinds or kind.lower() in kinds for kind in self.types]
 
     def level(self, name: str) -> int:
         """Position of a level by name; raises ForetraceError where the cluster has none of that name."""
@@ -106,28 +124,6 @@ class ClusterTree:
             gbit_s=tuple(gbit_s),
         )
 
-    @classmethod
-    def nodes(
-        cls, sizes: Sequence[int], types: Sequence[str], *, name: str = "", names: Sequence[str] = ()
-    ) -> ClusterTree:
-        """Nodes one by one below one cluster, each with its number and kind of GPUs."""
-        kept = [
-            (n, t, names[i] if names else f"node{i}") for i, (n, t) in enumerate(zip(sizes, types, strict=True)) if n
-        ]
-        if not kept:
-            raise ForetraceError("a cluster needs at least one node with a GPU.")
-        kinds = tuple(dict.fromkeys(t for _, t, _ in kept))
-        counts = np.array([n for n, _, _ in kept], np.int64)
-        starts = np.concatenate([[0], np.cumsum(counts)])
-        return cls(
-            name=name or f"{len(kept)} nodes",
-            levels=("node", "cluster"),
-            starts=(starts, np.array([0, int(starts[-1])], np.int64)),
-            gpu_type=np.repeat(np.array([kinds.index(t) for _, t, _ in kept], np.int64), counts),
-            types=kinds,
-            names=(tuple(n for _, _, n in kept), ()),
-        )
-
     def bigger(self, more: int) -> ClusterTree:
         """With `more` further outermost units like the last one (racks where the outermost level is racks)."""
         if more < 1:
@@ -150,6 +146,61 @@ class ClusterTree:
         return replace(
             self, name=f"{self.name} + {more} {self.levels[top]}", starts=tuple(starts), gpu_type=kinds, names=()
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterNode:
+    """One machine: its name, GPUs (0 leaves it out), their kind, and the units that hold it, outermost first."""
+
+    name: str
+    gpus: int
+    gpu_type: str = ""
+    above: tuple[str, ...] = ()
+
+
+def tree(where: str, nodes: Sequence[ClusterNode], levels: Sequence[str], *, name: str) -> ClusterTree:
+    """Nodes as innermost units, `levels` (outermost first) above them, the whole cluster last.
+
+    Units keep the order in which they first appear, and nodes theirs within a unit. Raises ForetraceError where no
+    node has a GPU, a node stands twice or has another depth than `levels`.
+    """
+    kept = [node for node in nodes if node.gpus]
+    if not kept:
+        raise ForetraceError(f"{where}: no node has a GPU; name a description of nodes with GPUs.")
+    seen: set[str] = set()
+    rank: dict[tuple[str, ...], int] = {}
+    for node in kept:
+        if node.name in seen:
+            raise ForetraceError(f"{where}: node {node.name!r} stands twice; name every node once.")
+        seen.add(node.name)
+        if len(node.above) != len(levels):
+            raise ForetraceError(f"{where}: node {node.name!r} lies at another depth than others; correct its units.")
+        if node.gpus > MOST_PER_NODE:
+            raise ForetraceError(f"{where}: node {node.name!r} cannot have {node.gpus:,} GPUs; correct their number.")
+        for depth in range(1, len(levels) + 1):
+            rank.setdefault(node.above[:depth], len(rank))
+
+    def place(node: ClusterNode) -> tuple[int, ...]:
+        return tuple(rank[node.above[:depth]] for depth in range(1, len(levels) + 1))
+
+    kept.sort(key=place)  # stable
+    counts = np.array([node.gpus for node in kept], np.int64)
+    ends = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    starts, names = [ends], [tuple(node.name for node in kept)]
+    for depth in range(len(levels), 0, -1):
+        firsts = [at for at in range(len(kept)) if at == 0 or kept[at].above[:depth] != kept[at - 1].above[:depth]]
+        starts.append(np.append(ends[firsts], ends[-1]).astype(np.int64))
+        names.append(tuple(kept[at].above[depth - 1] for at in firsts))
+    kinds = tuple(dict.fromkeys(node.gpu_type for node in kept))
+    codes = np.array([kinds.index(node.gpu_type) for node in kept], np.int64)
+    return ClusterTree(
+        name=name,
+        levels=("node", *reversed(levels), "cluster"),
+        starts=(*starts, np.array([0, int(ends[-1])], np.int64)),
+        gpu_type=np.repeat(codes, counts),
+        types=kinds,
+        names=(*names, ()),
+    )
 
 
 def parse_cluster(text: str) -> ClusterTree:

@@ -19,7 +19,7 @@ from foretrace.errors import ForetraceError
 from foretrace.fleet import metrics
 from foretrace.fleet.overtime import Only, chosen
 from foretrace.fleet.result import FleetResult
-from foretrace.fleet.workload import SECOND, Float64, Workload
+from foretrace.fleet.workload import SECOND, Float64, Int64, Workload
 from foretrace.simulate.noise import t_quantile
 
 Run = Callable[[Workload], FleetResult]
@@ -109,8 +109,13 @@ def jitter(workload: Workload, seed: int, seconds: float = 60.0) -> Workload:
     if not 0 <= seconds <= 1e9:
         raise ForetraceError(f"submissions cannot be moved by {seconds:g} s; give seconds from 0 to a billion.")
     by = np.random.default_rng([seed, 0x666C74]).integers(0, int(seconds * SECOND) + 1, len(workload))
+    return _moved(workload, by)
+
+
+def _moved(workload: Workload, by: Int64) -> Workload:
+    """Every submission and what was logged so many ns later; what was logged before time zero is not known."""
     logged = {
-        key: np.where(getattr(workload, key) < 0, -1, getattr(workload, key) + by)
+        key: np.where(getattr(workload, key) < 0, -1, np.maximum(getattr(workload, key) + by, -1))
         for key in ("logged_start_ns", "logged_end_ns")
     }
     return workload.with_columns(submit_ns=workload.submit_ns + by, **logged)
@@ -127,22 +132,15 @@ def subtraces(workload: Workload, count: int) -> tuple[Workload, ...]:
     found = []
     for i, at in enumerate(np.array_split(np.arange(len(workload)), count)):
         part = workload.take(at, name=f"{workload.name} part {i + 1} of {count}".strip())
-        first = int(part.submit_ns[0])
-        moved = {
-            key: np.where(getattr(part, key) < 0, -1, getattr(part, key) - first)
-            for key in ("logged_start_ns", "logged_end_ns")
-        }
-        moved = {key: np.maximum(value, -1) for key, value in moved.items()}
-        found.append(
-            replace(part.with_columns(submit_ns=part.submit_ns - first, **moved), epoch_s=part.epoch_s + first / SECOND)
-        )
+        first = part.submit_ns[:1]
+        found.append(replace(_moved(part, -first), epoch_s=part.epoch_s + int(first[0]) / SECOND))
     return tuple(found)
 
 
 def jittered(workload: Workload, seeds: int, seconds: float = 60.0, *, seed: int = 0) -> tuple[Workload, ...]:
     """The workload under so many seeds, counted from `seed`; the workload itself where one is asked for."""
     if seeds < 1:
-        raise ForetraceError(f"a comparison needs at least one run of each policy, not {seeds}; give --seeds 20.")
+        raise ForetraceError(f"a comparison needs at least one run of each policy, not {seeds}; give `seeds=20`.")
     if seeds > MOST_SEEDS:
         raise ForetraceError(f"{seeds:,} runs of each policy are too many; {MOST_SEEDS:,} are enough for any interval.")
     return (workload,) if seeds == 1 else tuple(jitter(workload, seed + i, seconds) for i in range(seeds))

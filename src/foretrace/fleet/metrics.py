@@ -62,16 +62,17 @@ class Queueing:
 class Communication:
     """Time beyond what the same progress takes without communication, summed over jobs, in three ways.
 
-    total_s, and share of the running time (held without dead time). above_s: in stretches that lie in several
+    total_s, and share of the running time (held without dead time). above_machine_s: in stretches that lie in several
     machines, None without segments. A job that ran both ways is split by running time, which understates the wide
-    part: `above_range_s` has none and all of such jobs. gpu_h: total_s times the GPUs held.
+    part: the low end has none and the high end all of such jobs. gpu_h: total_s times the GPUs held.
     """
 
     total_s: float
-    share: float
+    share_of_running: float
     gpu_h: float
-    above_s: float | None
-    above_range_s: tuple[float, float] | None
+    above_machine_s: float | None = None
+    above_machine_low_s: float | None = None
+    above_machine_high_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +91,7 @@ class Lost:
 class Tenant:
     """Figures of one tenant; times in seconds over its finished jobs, nan where there is none."""
 
-    name: str
+    tenant: str
     jobs: int
     finished: int
     never: int
@@ -211,8 +212,7 @@ def communication(result: FleetResult, only: Only = None, *, machine_level: int 
     comm = result.comm_ns[at]
     running = (result.held_ns[at] - result.dead_ns[at]).clip(0).sum(dtype=np.float64)
     per_job = np.divide(result.gpu_ns, result.held_ns, out=np.zeros(len(result.gpu_ns)), where=result.held_ns > 0)
-    above: float | None = None
-    between: tuple[float, float] | None = None
+    above: dict[str, float] = {}
     if result.segments is not None:
         each = result.segments
         length = (each.end_ns - each.start_ns - each.dead_ns).clip(0).astype(np.float64)
@@ -220,15 +220,14 @@ def communication(result: FleetResult, only: Only = None, *, machine_level: int 
         wide = np.bincount(each.job, length * (each.level > machine_level), minlength=n)[at]
         near = np.bincount(each.job, length * ((each.level > 0) & (each.level <= machine_level)), minlength=n)[at]
         part = np.divide(wide, wide + near, out=np.zeros(len(at)), where=wide + near > 0)
-        above = float((comm * part).sum()) * 1e-9
-        between = (float(comm[part == 1].sum()) * 1e-9, float(comm[part > 0].sum()) * 1e-9)
+        wide_ns = {"": (comm * part).sum(), "_low": comm[part == 1].sum(), "_high": comm[part > 0].sum()}
+        above = {f"above_machine{end}_s": float(value) * 1e-9 for end, value in wide_ns.items()}
     total = float(comm.sum())
     return Communication(
         total_s=total * 1e-9,
-        share=total / float(running) if running > 0 else 0.0,
+        share_of_running=total / float(running) if running > 0 else 0.0,
         gpu_h=float((comm * per_job[at]).sum()) / HOUR_NS,
-        above_s=above,
-        above_range_s=between,
+        **above,
     )
 
 
@@ -265,12 +264,12 @@ def tenants(result: FleetResult, only: Only = None, *, rho: Float64 | None = Non
         mine = float(used[rows].sum())
         found.append(
             Tenant(
-                name=name, jobs=len(rows), finished=took.covers, never=int(result.never[at[rows]].sum()),
+                tenant=name, jobs=len(rows), finished=took.covers, never=int(result.never[at[rows]].sum()),
                 mean_jct_s=took.mean, p50_jct_s=took.p50, p90_jct_s=took.p90, p99_jct_s=took.p99,
                 mean_queue_s=waits.mean, gpu_h=mine / HOUR_NS, gpu_share=mine / everything, mean_rho=fair.mean,
             )
         )  # fmt: skip
-    return tuple(sorted(found, key=lambda each: (-each.gpu_h, each.name)))
+    return tuple(sorted(found, key=lambda each: (-each.gpu_h, each.tenant)))
 
 
 def utilisation(result: FleetResult, only: Only = None, *, useful: bool = False) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.errors import ForetraceError
-from foretrace.fleet.workload import Float64, Workload
+from foretrace.fleet.workload import Float64, Workload, plain
 
 OrderRule = Literal["key", "remaining", "service", "queues", "network", "last", "fairness"]
 AdmitRule = Literal["block", "skip", "backfill"]
@@ -74,8 +74,8 @@ class PolicyRules:
 
     def eager(self, workload: Workload) -> Bool:
         """(n,) jobs whose model spreads without waiting; names are compared without case, dashes and blanks."""
-        named = {_plain(each) for each in self.eager_models}
-        yes = {model: _plain(model) in named for model in dict.fromkeys(workload.model.tolist())}
+        named = {plain(each) for each in self.eager_models}
+        yes = {model: plain(model) in named for model in dict.fromkeys(workload.model.tolist())}
         return np.array([yes[model] for model in workload.model.tolist()], bool)
 
     def overrides(self, decision: str) -> bool:
@@ -107,10 +107,6 @@ class PolicyRules:
             raise ForetraceError(
                 f"{who}: the part of jobs that fairness serves first is in (0, 1], not {self.share:g}."
             )
-
-
-def _plain(name: str) -> str:
-    return "".join(each for each in str(name).casefold() if each.isalnum())
 
 
 def estimates(workload: Workload) -> Float64:

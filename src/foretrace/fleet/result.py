@@ -142,38 +142,6 @@ class FleetResult:
     stopped_ns: int | None = None  # the simulation was asked to stop here
     events: int = 0
 
-    @classmethod
-    def simple(
-        cls,
-        workload: Workload,
-        *,
-        policy: str,
-        cluster: str,
-        gpus: int,
-        start_ns: Int64,
-        end_ns: Int64,
-        **known: Any,
-    ) -> FleetResult:
-        """From starts and ends alone: held from start to end, nothing else known unless given."""
-        n = len(workload)
-        held = known.pop("held_ns", np.where(end_ns >= 0, end_ns - start_ns, 0))
-        zero = np.zeros(n, np.int64)
-        columns: dict[str, Any] = {
-            "held_ns": held,
-            "gpu_ns": held.astype(np.float64) * workload.gpus,
-            "dead_ns": zero,
-            "comm_ns": np.zeros(n),
-            "starts": (start_ns >= 0).astype(np.int64),
-            "preempted": zero,
-            "failed": zero,
-            "waited_ns": np.zeros((n, 0), np.int64),
-            "never": np.zeros(n, bool),
-        }
-        return cls(
-            workload=workload, policy=policy, cluster=cluster, gpus=gpus, start_ns=start_ns, end_ns=end_ns,
-            **(columns | known),
-        )  # fmt: skip
-
     @property
     def finished(self) -> npt.NDArray[np.bool_]:
         """(n,) jobs that ended."""

@@ -85,7 +85,7 @@ def scene(spec: Spec) -> Scene:
     for model, _ in moved:
         if not (workload.model == model).any():
             known = ", ".join(dict.fromkeys(each for each in workload.model.tolist() if each)) or "no model"
-            raise ForetraceError(f"--checkpoint-gb: no job trains {model!r}; the log has {known[:200]}.")
+            raise ForetraceError(f"`checkpoint_gb=`: no job trains {model!r}; the log has {known[:200]}.")
     return Scene(
         workload=timed(workload, speeds),
         cluster=cluster,
@@ -113,10 +113,10 @@ def _moved(spec: Spec) -> tuple[tuple[str, float], ...]:
         except ValueError:
             gb = float("nan")
         if not equals or not model or not 0 <= gb < float("inf"):
-            raise ForetraceError(f"--checkpoint-gb {part}: write MODEL=GB, as in bert=12,resnet50=0.3.")
+            raise ForetraceError(f"`checkpoint_gb={part}`: write MODEL=GB, as in bert=12,resnet50=0.3.")
         rate = spec.storage_gb_s
         if not 0 < rate < float("inf"):
-            raise ForetraceError(f"--storage-gb-s {rate:g} is no bandwidth; give GB/s above 0.")
+            raise ForetraceError(f"`storage_gb_s={rate:g}` is no bandwidth; give GB/s above 0.")
         found.append((model, checkpoint_cost(gb * 1e9, write_gb_s=rate, read_gb_s=rate, start_s=spec.restart_s)))
     return tuple(found)
 
@@ -138,20 +138,20 @@ def _read(path: str, format: str, salvage: bool, changed: int) -> Workload:
 def shaped(workload: Workload, spec: Spec) -> Workload:
     """The first `jobs`, denser by `load`, each shifted by up to `jitter_s`."""
     if spec.jobs < 0:
-        raise ForetraceError(f"--jobs {spec.jobs} takes none; give a number above 0, or leave it out for all.")
+        raise ForetraceError(f"`jobs={spec.jobs}` takes none; give a number above 0, or leave it out for all.")
     if spec.jobs and spec.jobs < len(workload):
         workload = workload.take(np.arange(spec.jobs))
     if not (np.isfinite(spec.load) and spec.load > 0):
-        raise ForetraceError(f"--load {spec.load:g} is no load; 2 lets jobs come twice as densely.")
+        raise ForetraceError(f"`load={spec.load:g}` is no load; 2 lets jobs come twice as densely.")
     if spec.load != 1:
         first = workload.submit_ns.min() if len(workload) else 0
         after = workload.submit_ns - first
         if (after > FARTHEST_S * SECOND * spec.load).any():
-            raise ForetraceError(f"--load {spec.load:g} spreads the jobs over centuries; give a number nearer to 1.")
+            raise ForetraceError(f"`load={spec.load:g}` spreads the jobs over centuries; give a number nearer to 1.")
         denser = first + np.rint(after / spec.load).astype(np.int64)
         workload = workload.with_columns(submit_ns=denser)
     if not (np.isfinite(spec.jitter_s) and spec.jitter_s >= 0):
-        raise ForetraceError(f"--jitter {spec.jitter_s:g} is no time; give seconds from 0 up.")
+        raise ForetraceError(f"`jitter_s={spec.jitter_s:g}` is no time; give seconds from 0 up.")
     return jitter(workload, spec.seed, spec.jitter_s) if spec.jitter_s else workload
 
 
@@ -182,16 +182,16 @@ def parse_speeds(text: str, cluster: ClusterTree) -> Speeds:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise ForetraceError(f"--speeds {text!r}: {error}; close the quote.") from None
+        raise ForetraceError(f"`speeds={text!r}`: {error}; close the quote.") from None
     if not words:
-        raise ForetraceError(f'--speeds "" names no model of speed; there are {SPEEDS}.')
+        raise ForetraceError(f'`speeds=""` names no model of speed; there are {SPEEDS}.')
     kind, _, value = words[0].partition("=")
     given: dict[str, str] = {}
     for word in words[1:]:
         key, equals, said = word.partition("=")
         if not equals or key in given:
             what = "is given twice" if key in given else "is no key=value"
-            raise ForetraceError(f"--speeds {kind}: {word!r} {what}; correct it.")
+            raise ForetraceError(f"`speeds={kind}`: {word!r} {what}; correct it.")
         given[key] = said
     makers: Mapping[str, Callable[[str, dict[str, str], ClusterTree], Speeds]] = {
         "constant": _constant,
@@ -206,13 +206,13 @@ def parse_speeds(text: str, cluster: ClusterTree) -> Speeds:
         raise ForetraceError(f"there is no model of speed {kind!r}; there are {SPEEDS}.")
     made = makers[kind](value, given, cluster)
     if given:
-        raise ForetraceError(f"--speeds {kind} has no {sorted(given)[0]!r}; see foretrace fleet run --help.")
+        raise ForetraceError(f"`speeds={kind}` has no {sorted(given)[0]!r}; see foretrace fleet run --help.")
     return made
 
 
 def _constant(value: str, given: dict[str, str], cluster: ClusterTree) -> Speeds:
     if value:
-        raise ForetraceError(f"--speeds constant={value}: constant takes nothing; write --speeds constant.")
+        raise ForetraceError(f"`speeds=constant={value}`: constant takes nothing; write `speeds=constant`.")
     return ConstantSpeeds()
 
 
@@ -220,7 +220,7 @@ def _numbers(kind: str, key: str, text: str) -> tuple[float, ...]:
     try:
         return tuple(float(each) for each in text.split(","))
     except ValueError:
-        raise ForetraceError(f"--speeds {kind}: {key}={text} is no list of numbers; write as in 300,50,25.") from None
+        raise ForetraceError(f"`speeds={kind}`: {key}={text} is no list of numbers; write as in 300,50,25.") from None
 
 
 def _closed_form(value: str, given: dict[str, str], cluster: ClusterTree) -> Speeds:
@@ -239,7 +239,7 @@ def _closed_form(value: str, given: dict[str, str], cluster: ClusterTree) -> Spe
         rates = _numbers("closed-form", "gb-s", given.pop("gb-s"))
         if len(rates) != len(cluster.levels):
             raise ForetraceError(
-                f"--speeds closed-form: gb-s has {len(rates)} bandwidths, the cluster {len(cluster.levels)} levels; "
+                f"`speeds=closed-form`: gb-s has {len(rates)} bandwidths, the cluster {len(cluster.levels)} levels; "
                 f"give one for each of {', '.join(cluster.levels)}, in GB/s."
             )
         return ClosedFormSpeeds(bandwidth_gb_s=rates, levels=cluster.levels, **parameters)
@@ -285,7 +285,7 @@ def _graphs(value: str, given: dict[str, str], cluster: ClusterTree) -> Speeds:
         networks = links.split(",")
         if len(networks) != len(cluster.levels):
             raise ForetraceError(
-                f"--speeds graphs: links has {len(networks)} networks, the cluster {len(cluster.levels)} levels; give "
+                f"`speeds=graphs`: links has {len(networks)} networks, the cluster {len(cluster.levels)} levels; give "
                 f"one for each of {', '.join(cluster.levels)}."
             )
         return GraphSpeeds(networks, graphs)
@@ -298,9 +298,9 @@ def measured(text: str, workload: Workload) -> Int64 | None:
         return None
     low, dash, high = text.partition("-")
     if not (low.isdecimal() and (high.isdecimal() if dash else not high)):
-        raise ForetraceError(f"--measure {text}: write the first and last job, as in 4000-4999.")
+        raise ForetraceError(f"`measure={text}`: write the first and last job, as in 4000-4999.")
     first, last = int(low), int(high or low)
     chosen = [at for at, name in enumerate(workload.job) if str(name).isdecimal() and first <= int(name) <= last]
     if not chosen:
-        raise ForetraceError(f"--measure {text}: no job has such a number; jobs are called {workload.job[0]}, ...")
+        raise ForetraceError(f"`measure={text}`: no job has such a number; jobs are called {workload.job[0]}, ...")
     return np.array(chosen, np.int64)

@@ -1,8 +1,10 @@
-"""What both engines need to know before they start: who can be held where, costs of a restart, failures by seed."""
+"""What both engines are given, and what they know before they start: who can be held where, costs, failures by seed."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -10,11 +12,16 @@ import numpy.typing as npt
 from foretrace.errors import ForetraceError
 from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.policy_rules import MACHINE, PolicyRules, estimates
+from foretrace.fleet.result import FleetResult, up_to_now
+from foretrace.fleet.speeds import Speeds
+from foretrace.fleet.speeds.closed_form import ConstantSpeeds
+from foretrace.fleet.speeds.shared import ProportionalSpeeds
 from foretrace.fleet.workload import SECOND, Float64, Int64, Workload, nanoseconds
 
 NEVER = 2**62
 HORIZON = 10  # failures are drawn for so many times the span that the work alone would take
 MOST_FAILURES = 5_000_000  # drawn ahead; more would be seconds between failures, which nobody runs
+RECORDS = ("nothing", "segments", "devices")
 Bool = npt.NDArray[np.bool_]
 
 
@@ -84,6 +91,70 @@ class Facts:
     work_ns: Float64
 
 
+class Engine:
+    """A simulation at one moment; arguments as `simulate` has them."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        cluster: ClusterTree,
+        policy: PolicyRules,
+        *,
+        speeds: Speeds | None = None,
+        costs: Costs | None = None,
+        seed: int = 0,
+        record: str = "nothing",
+        explain: str | None = None,
+    ) -> None:
+        if record not in RECORDS:
+            raise ValueError(f"record is nothing, segments or devices, not {record!r}")
+        self.workload, self.cluster, self.policy, self.record = workload, cluster, policy, record
+        elastic = bool((workload.min_gpus != workload.gpus).any() or (workload.max_gpus != workload.gpus).any())
+        self.speeds = speeds or (ProportionalSpeeds() if elastic else ConstantSpeeds())
+        self.costs = costs or Costs()
+        self.facts = prepare(workload, cluster, policy, self.costs)
+        self.watched = None if explain is None else -1 if explain == "all" else workload.position(explain)
+        self.failures = failures(workload, cluster, self.costs, self.facts, seed=seed)
+        self.stopped = False
+
+    def run(self, *, until_s: float | None = None, max_events: int | None = None) -> Self:
+        """Play on until this time (inclusive), so many events, or the end. Raises ForetraceError where the policy wants
+        something that cannot be.
+        """
+        until = int(nanoseconds(until_s)) if until_s is not None else NEVER - 1
+        self.stopped = self.play(until, NEVER if max_events is None else max_events)
+        return self
+
+    def play(self, until: int, events: int) -> bool:
+        """Play on until this time (ns) or so many events; whether something is left to happen."""
+        raise NotImplementedError
+
+    def result(self) -> FleetResult:
+        """What happened so far."""
+        raise NotImplementedError
+
+    def answer(
+        self, jobs: Mapping[str, Any], waited: Int64, *, waiting: Int64, running: Int64, part: npt.NDArray[Any],
+        now: int, engine: str, distinct: int, **known: Any,
+    ) -> FleetResult:  # fmt: skip
+        """The result, from the books of an engine (`up_to_now`) and what else it knows."""
+        known |= up_to_now(jobs, waited, waiting=waiting, running=running, part=part, now=now)
+        return FleetResult(
+            **known,
+            workload=self.workload,
+            policy=self.policy.name,
+            cluster=self.cluster.name,
+            gpus=self.cluster.gpus,
+            facts={
+                "engine": engine,
+                "speeds": self.speeds.name,
+                "machines_are": self.cluster.levels[waits_ns(self.policy, self.cluster)[1]],
+                "distinct_speeds": distinct,
+            },
+            stopped_ns=now if self.stopped else None,
+        )
+
+
 def prepare(workload: Workload, cluster: ClusterTree, policy: PolicyRules, costs: Costs) -> Facts:
     """Check that the parts fit together; raises ForetraceError with what to mend."""
     policy.validate()
@@ -94,24 +165,14 @@ def prepare(workload: Workload, cluster: ClusterTree, policy: PolicyRules, costs
         where = workload.origin.path or workload.name or "the workload"
         raise ForetraceError(
             f"{where} says how much its jobs compute but not how long they run; give a table of speeds with "
-            "--speeds table=FILE."
+            "`speeds=table=FILE`."
         )
-    kinds = len(cluster.types)
     types, code = np.unique(workload.gpu_type.astype(str), return_inverse=True)
-    rows = np.zeros((len(types), kinds), bool)
-    for at, text in enumerate(types):
-        wanted = {each.strip().lower() for each in text.split("|") if each.strip()}
-        rows[at] = [not wanted or kind.lower() in wanted for kind in cluster.types]
-    allowed = rows[code]
+    allowed = np.array([cluster.usable(str(text)) for text in types])[code]
     eager = policy.eager(workload)
     same = (code * (int(workload.gpus.max()) + 1) + workload.gpus) * 2 + eager
     _, first, demand = np.unique(same, return_index=True, return_inverse=True)
-    levels = len(cluster.levels)
-    sizes = np.zeros((kinds, levels), np.int64)
-    for kind in range(kinds):
-        before = np.concatenate([[0], np.cumsum(cluster.gpu_type == kind)])
-        for level, starts in enumerate(cluster.starts):
-            sizes[kind, level] = (before[starts[1:]] - before[starts[:-1]]).max()
+    sizes = cluster.largest()
     capacity = np.array([sizes[allowed[job]].max(axis=0, initial=0) for job in first], np.int64)
     tenants, tenant = np.unique(workload.tenant.astype(str), return_inverse=True)
     quotas = cluster.quotas or {}

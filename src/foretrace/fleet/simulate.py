@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -10,16 +10,12 @@ from foretrace.errors import ForetraceError
 from foretrace.fleet import setup
 from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.policy import Policy
+from foretrace.fleet.policy_rules import AdmitRule, OrderRule, PreemptRule
 from foretrace.fleet.reasons import decisions_of
-from foretrace.fleet.result import FleetResult, Segments, up_to_now
-from foretrace.fleet.setup import NEVER, Costs
+from foretrace.fleet.result import FleetResult, Segments
+from foretrace.fleet.setup import Costs, Engine
 from foretrace.fleet.speeds import Shape, Speeds
-from foretrace.fleet.speeds.closed_form import ConstantSpeeds
 from foretrace.fleet.workload import Workload, nanoseconds
-
-_ORDERS = ("key", "remaining", "service", "queues", "network", "last", "fairness")
-_ADMITS = ("block", "skip", "backfill")
-_PREEMPTS = ("keep", "lease", "always")
 
 
 def simulate(
@@ -43,42 +39,21 @@ def simulate(
     Raises ForetraceError where workload, cluster and policy do not fit together.
     """
     workload = policy.takes(workload)
+    engine: type[Engine] = Simulation
     if not policy.compiled or (workload.share < 1).any() or (workload.min_gpus < workload.max_gpus).any():
-        from foretrace.fleet.stepping import Stepping
-
-        steps = Stepping(
-            workload, cluster, policy, speeds=speeds, costs=costs, seed=seed, record=record, explain=explain
-        )
-        return steps.run(until_s=until_s, max_events=max_events).result()
-    played = Simulation(
-        workload, cluster, policy, speeds=speeds, costs=costs, seed=seed, record=record, explain=explain
-    )
+        from foretrace.fleet.stepping import Stepping as engine
+    played = engine(workload, cluster, policy, speeds=speeds, costs=costs, seed=seed, record=record, explain=explain)
     return played.run(until_s=until_s, max_events=max_events).result()
 
 
-class Simulation:
+class Simulation(Engine):
     """The compiled engine at one moment. `run(until_s=...)` continues from there; look at it in between."""
 
-    def __init__(
-        self,
-        workload: Workload,
-        cluster: ClusterTree,
-        policy: Policy,
-        *,
-        speeds: Speeds | None = None,
-        costs: Costs | None = None,
-        seed: int = 0,
-        record: str = "nothing",
-        explain: str | None = None,
-    ) -> None:
+    def __init__(self, workload: Workload, cluster: ClusterTree, policy: Policy, **options: Any) -> None:
         if not policy.compiled:
             raise ForetraceError(f"policy {policy.name!r} decides in Python; play it with simulate().")
-        self.workload, self.cluster, self.policy = workload, cluster, policy
-        self.speeds = speeds or ConstantSpeeds()
-        self.costs = costs or Costs()
-        self.facts = setup.prepare(workload, cluster, policy, self.costs)
-        self.stopped = False
-        self.state = _state(self, seed, record, explain)
+        super().__init__(workload, cluster, policy, **options)
+        self.state = _state(self)
 
     @property
     def now_s(self) -> float:
@@ -91,8 +66,8 @@ class Simulation:
         s = self.state.s
         return bool(s["heap"][0] == 0 and s["next"][0] == len(self.workload))
 
-    def run(self, *, until_s: float | None = None, max_events: int | None = None) -> Simulation:
-        """Play on until this time (inclusive), so many events, or the end."""
+    def play(self, until: int, events: int) -> bool:
+        """As `Engine.play`."""
         import numba
 
         # Its arrays are reached by address, which plain Python cannot.
@@ -101,9 +76,7 @@ class Simulation:
         from foretrace.fleet.engine import memory as engine
         from foretrace.fleet.engine.decisions import run
 
-        until = int(nanoseconds(until_s)) if until_s is not None else NEVER - 1
-        limit = NEVER if max_events is None else max_events
-        self.state.s["limit"][0] = limit
+        self.state.s["limit"][0] = events
         while True:
             why = run(self.state, until)
             if why == engine.NEED_SPEED:
@@ -111,8 +84,7 @@ class Simulation:
             elif why == engine.NEED_ROOM:
                 self._make_room()
             else:
-                self.stopped = why == engine.STOPPED
-                return self
+                return bool(why == engine.STOPPED)
 
     def _learn(self) -> None:
         """Ask the model for the speed that the engine has not met, and put it into its table."""
@@ -166,22 +138,18 @@ class Simulation:
         waiting, running = (
             np.flatnonzero(state.jobs["status"] == status) for status in (engine.WAITING, engine.RUNNING)
         )
-        return FleetResult(
-            **up_to_now(state.jobs, state.waited, waiting=waiting, running=running, part=self.workload.gpus, now=now),
-            workload=self.workload,
-            policy=self.policy.name,
-            cluster=self.cluster.name,
-            gpus=self.cluster.gpus,
+        return self.answer(
+            state.jobs,
+            state.waited,
+            waiting=waiting,
+            running=running,
+            part=self.workload.gpus,
+            now=now,
+            engine="compiled",
+            distinct=int(state.s["filled"][0]),
             never=self.facts.never,
             segments=_segments(self, int(state.s["segments"][0])),
             decisions=decisions_of(state.log[: state.s["log"][0]], self.workload, self.cluster),
-            facts={
-                "engine": "compiled",
-                "speeds": self.speeds.name,
-                "machines_are": self.cluster.levels[int(state.s["machine"][0])],
-                "distinct_speeds": int(state.s["filled"][0]),
-            },
-            stopped_ns=now if self.stopped else None,
             events=int(state.s["events"][0]),
         )
 
@@ -228,12 +196,10 @@ def _slot(row: Any, mask: int) -> int:
     return (signed ^ (signed >> 29)) & mask
 
 
-def _state(played: Simulation, seed: int, record: str, explain: str | None) -> Any:
+def _state(played: Simulation) -> Any:
     from foretrace.fleet.engine import memory as engine
 
     workload, cluster, policy, facts = played.workload, played.cluster, played.policy, played.facts
-    if record not in ("nothing", "segments", "devices"):
-        raise ValueError(f"record is nothing, segments or devices, not {record!r}")
     n, levels, kinds = len(workload), len(cluster.levels), len(cluster.types)
     level_at = np.concatenate([[0], np.cumsum([cluster.units(level) for level in range(levels)])]).astype(np.int64)
     units = int(level_at[-1])
@@ -243,13 +209,12 @@ def _state(played: Simulation, seed: int, record: str, explain: str | None) -> A
     child = np.zeros(units + 1, np.int64)
     for level in range(levels - 1):
         inner = slice(level_at[level], level_at[level + 1])
-        above = np.searchsorted(cluster.starts[level + 1], lo[inner], side="right") - 1
+        above = cluster.units_of(level + 1)[lo[inner]]
         parent[inner] = level_at[level + 1] + above
         outer = np.arange(cluster.units(level + 1))
         child[level_at[level + 1] + outer] = level_at[level] + np.searchsorted(above, outer)
     # the children of the last unit of a level end where that level begins; the next one's begin there, too
     child[units] = level_at[levels - 1] if levels > 1 else 0
-    unit0 = (np.searchsorted(cluster.starts[0], np.arange(cluster.gpus), side="right") - 1).astype(np.int64)
     free = np.zeros((kinds, units), np.int64)
     for kind in range(kinds):
         before = np.concatenate([[0], np.cumsum(cluster.gpu_type == kind)])
@@ -262,87 +227,69 @@ def _state(played: Simulation, seed: int, record: str, explain: str | None) -> A
         floors[level] = policy.floors_leases[min(level - machine, len(policy.floors_leases)) - 1]
         if level == machine + 1:
             caps[level] = np.ceil(0.8 * policy.history_leases)
-    windows = len(sizes) * levels
-    fail_at, fail_unit, fail_up = setup.failures(workload, cluster, played.costs, facts, seed=seed)
-    s = np.zeros(1, engine.NUMBERS)
-    s["free"][0] = cluster.gpus
-    s["order"][0] = _ORDERS.index(policy.order_rule)
-    s["admit"][0] = _ADMITS.index(policy.admit_rule)
-    s["preempt"][0] = _PREEMPTS.index(policy.preempt_rule)
-    s["lease"][0] = nanoseconds(policy.lease_s) if policy.preempt_rule == "lease" else 0
-    s["machine"][0] = machine
-    s["auto"][0] = policy.place_rule == "auto"
-    s["history"][0] = policy.history_leases
-    s["migrate"][0] = policy.migrate
-    s["final"][0] = setup.alike(policy, cluster)
-    s["share"][0] = round(policy.share * 1e6)
-    s["keep"][0] = ("nothing", "segments", "devices").index(record)
-    s["checkpoint"][0] = nanoseconds(played.costs.checkpoint_s)
-    s["first_cost"][0] = played.costs.first_start
-    s["track"][0] = engine.UNWATCHED if explain is None else -1 if explain == "all" else workload.position(explain)
-    keep, track = int(s["keep"][0]), int(s["track"][0])
-    index = policy.index or {}
-    jobs = np.zeros(n, engine.JOB)
-    jobs["submit"], jobs["gpus"], jobs["work"], jobs["remaining"] = (
-        workload.submit_ns,
-        workload.gpus,
-        facts.work_ns,
-        facts.work_ns,
-    )
-    jobs["kind"] = played.speeds.kinds(workload)
-    jobs["demand"], jobs["size"], jobs["tenant"] = facts.demand, size, facts.tenant
-    jobs["restart"], jobs["estimate"] = facts.restart_ns, facts.estimate_ns
-    jobs["key"] = policy.key(workload)
-    jobs["eager"] = policy.eager(workload)
-    jobs["status"] = np.where(facts.never, engine.DONE, engine.FUTURE)
-    for name in ("first", "ended", "head", "pos"):
-        jobs[name] = -1
-    devs = np.zeros(cluster.gpus, engine.DEVICE)
-    devs["owner"], devs["nxt"], devs["haunted"], devs["kind"], devs["unit"] = -1, -1, -1, cluster.gpu_type, unit0
-    table = np.zeros(units + 1, engine.UNIT)
-    table["lo"][:-1], table["hi"][:-1], table["parent"][:-1], table["child"] = lo, hi, parent, child
-    steps = np.zeros(levels + 1, engine.LEVEL)
-    steps["at"], steps["wait"][:-1], steps["floor"][:-1], steps["cap"][:-1] = level_at, waits, floors, caps
-    groups = np.zeros(len(facts.demands), engine.DEMAND)
-    groups["gpus"] = workload.gpus[facts.demands]
-    tenants = np.zeros(len(facts.quota), engine.TENANT)
-    tenants["quota"] = facts.quota
-    tuned = np.zeros(windows, engine.WINDOW)
-    for name in ("head", "tail", "said"):
-        tuned[name] = -1
-    ranks = np.zeros(len(index.get("value", ())), engine.INDEX)
-    if len(ranks):
-        ranks["service"], ranks["value"] = np.asarray(index["service_gpu_s"], np.float64) * 1e9, index["value"]
-    fails = np.zeros(len(fail_at), engine.FAILURE)
-    fails["at"], fails["unit"], fails["up"] = fail_at, fail_unit, fail_up
+    keep, track = setup.RECORDS.index(played.record), engine.UNWATCHED if played.watched is None else played.watched
+    index = policy.index or {"service_gpu_s": (), "value": ()}
+    breaks, broken, up = played.failures
     timers = 100_000 if keep and policy.place_rule == "auto" else 0
     return engine.EngineState(
-        s=s,
-        jobs=jobs,
+        s=_records(
+            1, engine.NUMBERS, free=cluster.gpus, order=get_args(OrderRule).index(policy.order_rule),
+            admit=get_args(AdmitRule).index(policy.admit_rule),
+            preempt=get_args(PreemptRule).index(policy.preempt_rule),
+            lease=nanoseconds(policy.lease_s) if policy.preempt_rule == "lease" else 0, machine=machine,
+            auto=policy.place_rule == "auto", history=policy.history_leases, migrate=policy.migrate,
+            final=setup.alike(policy, cluster), share=round(policy.share * 1e6), keep=keep,
+            checkpoint=nanoseconds(played.costs.checkpoint_s), first_cost=played.costs.first_start, track=track,
+        ),
+        jobs=_records(
+            n, engine.JOB, submit=workload.submit_ns, gpus=workload.gpus, work=facts.work_ns, remaining=facts.work_ns,
+            kind=played.speeds.kinds(workload), demand=facts.demand, size=size, tenant=facts.tenant,
+            restart=facts.restart_ns, estimate=facts.estimate_ns, key=policy.key(workload),
+            eager=policy.eager(workload), status=np.where(facts.never, engine.DONE, engine.FUTURE), first=-1, ended=-1,
+            head=-1, pos=-1,
+        ),
         waited=np.zeros((n, engine.CAUSES), np.int64),
         heap=np.zeros(n, np.int64),
         queue=np.zeros(n, np.int64),
         order=np.zeros(n, np.int64),
         merged=np.zeros(n, np.int64),
         newly=np.zeros(2 * n, np.int64),
-        devs=devs,
-        units=table,
+        devs=_records(
+            cluster.gpus, engine.DEVICE, owner=-1, nxt=-1, haunted=-1, kind=cluster.gpu_type, unit=cluster.units_of(0)
+        ),
+        units=_records(
+            units + 1, engine.UNIT, lo=np.append(lo, 0), hi=np.append(hi, 0), parent=np.append(parent, 0), child=child
+        ),
         free=free,
-        levels=steps,
+        levels=_records(
+            levels + 1, engine.LEVEL, at=level_at, wait=np.append(waits, 0), floor=np.append(floors, 0),
+            cap=np.append(caps, 0),
+        ),
         capacity=facts.capacity,
         allowed=facts.allowed[facts.demands].astype(np.int64),
-        demands=groups,
+        demands=_records(len(facts.demands), engine.DEMAND, gpus=workload.gpus[facts.demands]),
         thresholds=np.asarray(policy.thresholds_gpu_s, np.float64) * 1e9,
-        index=ranks,
-        tenants=tenants,
-        windows=tuned,
+        index=_records(
+            len(index["value"]), engine.INDEX, service=np.asarray(index["service_gpu_s"], np.float64) * 1e9,
+            value=index["value"],
+        ),
+        tenants=_records(len(facts.quota), engine.TENANT, quota=facts.quota),
+        windows=_records(len(sizes) * levels, engine.WINDOW, head=-1, tail=-1, said=-1),
         samples=np.zeros(1024, engine.SAMPLE),
         timer_log=np.zeros(timers, engine.TIMER),
         rows=np.zeros((1024, 4 + levels), np.int64),
         table=np.zeros(1024, engine.RATE),
         ask=np.zeros(6 + levels, np.int64),
-        fails=fails,
+        fails=_records(len(breaks), engine.FAILURE, at=breaks, unit=broken, up=up),
         seg=np.zeros(1024 if keep else 0, engine.SEGMENT),
         devices=np.zeros(4 * cluster.gpus if keep > 1 else 0, np.int64),
         log=np.zeros(1024 if track > engine.UNWATCHED else 0, engine.EVENT),
-    )
+    )  # fmt: skip
+
+
+def _records(n: int, kind: np.dtype[Any], /, **columns: Any) -> Any:
+    """(n,) records with these fields filled, the others 0."""
+    made = np.zeros(n, kind)
+    for name, values in columns.items():
+        made[name] = values
+    return made

@@ -7,22 +7,22 @@ decision: who makes room (`preempt`), who is served next (`order`), who may be t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from foretrace.errors import ForetraceError
-from foretrace.fleet import reasons, setup
+from foretrace.fleet import reasons
 from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.moment.holdings import RUNNING, WAITING, JobState
 from foretrace.fleet.moment.rules import Rules
 from foretrace.fleet.moment.state import SteppingState
 from foretrace.fleet.moment.view import View
 from foretrace.fleet.policy import Policy, Wait
-from foretrace.fleet.result import Cause, Decision, FleetResult, Segments, up_to_now
-from foretrace.fleet.setup import NEVER, Costs
-from foretrace.fleet.speeds import Speeds
+from foretrace.fleet.result import Cause, Decision, FleetResult, Segments
+from foretrace.fleet.setup import NEVER, Engine
 from foretrace.fleet.speeds.shared import ROUNDING
-from foretrace.fleet.workload import SECOND, Int64, Workload, nanoseconds
+from foretrace.fleet.workload import SECOND, Int64, Workload
 
 __all__ = ["Stepping", "View"]
 
@@ -33,7 +33,7 @@ _BOOKS = (
 _IDLE_REVIEWS = 10_000  # so many in a row with nothing else ahead are taken for a policy that waits forever
 
 
-class Stepping:
+class Stepping(Engine):
     """One simulation, step by step. `run(until_s=...)` continues from where it stopped.
 
     Arguments as `simulate` has them. Elastic jobs (min_gpus < max_gpus) run as fast as `speeds` says of so many GPUs;
@@ -41,27 +41,14 @@ class Stepping:
     twos and more where the policy says so by options["sharers"]; the model's `pair` says what they do to each other.
     """
 
-    def __init__(
-        self,
-        workload: Workload,
-        cluster: ClusterTree,
-        policy: Policy,
-        *,
-        speeds: Speeds | None = None,
-        costs: Costs | None = None,
-        seed: int = 0,
-        record: str = "nothing",
-        explain: str | None = None,
-    ) -> None:
-        self.workload, self.cluster, self.policy = workload, cluster, policy
-        self.state = SteppingState(
-            workload, cluster, policy, speeds=speeds, costs=costs, record=record, explain=explain
-        )
+    policy: Policy
+
+    def __init__(self, workload: Workload, cluster: ClusterTree, policy: Policy, **options: Any) -> None:
+        super().__init__(workload, cluster, policy, **options)
+        self.state = SteppingState(self)
         self.rules = Rules(self.state)
         self.view = View(self.state, self.rules)
-        self.stopped = False
-        broken = setup.failures(workload, cluster, self.state.costs, self.state.facts, seed=seed)
-        self._failures = list(zip(*(column.tolist() for column in broken), strict=True))
+        self._failures = list(zip(*(column.tolist() for column in self.failures), strict=True))
         self._failed = 0  # failures and repairs that happened
         self._come = 0  # jobs that were submitted
         self._reviews = policy.overrides("review")
@@ -80,36 +67,20 @@ class Stepping:
         return self.state.alive == 0 and self._come == len(self.workload)
 
     @property
-    def events(self) -> int:
-        """How many events there were."""
-        return self.state.events
-
-    @property
-    def speeds(self) -> Speeds:
-        """The model of speed that is used."""
-        return self.state.speeds
-
-    @property
     def looks_again_s(self) -> float | None:
         """When a running job's or a timer's event is due, or the policy wants to decide again; None: never."""
         at = min(self.state.next_event(), NEVER if self._look_at is None else self._look_at)
         return None if at == NEVER else at * 1e-9
 
-    def run(self, *, until_s: float | None = None, max_events: int | None = None) -> Stepping:
-        """Play on until this time (inclusive), so many events, or the end. Raises ForetraceError where the policy wants
-        something that cannot be.
-        """
+    def play(self, until: int, events: int) -> bool:
+        """As `Engine.play`."""
         state = self.state
-        until = int(nanoseconds(until_s)) if until_s is not None else NEVER - 1
-        limit = NEVER if max_events is None else max_events
         while True:
             now = self._next()
             if now == NEVER:
-                self.stopped = False
-                return self
-            if now > until or state.events >= limit:
-                self.stopped = True
-                return self
+                return False
+            if now > until or state.events >= events:
+                return True
             state.now = now
             self._happen()
             self._decide()
@@ -380,40 +351,33 @@ class Stepping:
         state, now = self.state, self.state.now
         jobs = {name: np.array([getattr(job, name) for job in state.jobs]) for name in _BOOKS}
         waiting, running = np.array(sorted(state.waiting), np.int64), np.array(sorted(state.running), np.int64)
-        books = up_to_now(
-            jobs, np.array(state.waited, np.int64), waiting=waiting, running=running, part=jobs["part"], now=now
-        )
         decisions = [
             Decision(time_s=time / SECOND, job=str(self.workload.job[at]), what=what, why=why)
             for time, at, what, why in state.log
         ]
-        return FleetResult(
-            **books,
-            workload=self.workload,
-            policy=self.policy.name,
-            cluster=self.cluster.name,
-            gpus=self.cluster.gpus,
+        return self.answer(
+            jobs,
+            np.array(state.waited, np.int64),
+            waiting=waiting,
+            running=running,
+            part=jobs["part"],
+            now=now,
+            engine="stepping",
+            distinct=len(state.known),
             never=state.never,
             segments=self._segments(),
             decisions=tuple(decisions),
-            facts={
-                "engine": "stepping",
-                "speeds": state.speeds.name,
-                "machines_are": self.cluster.levels[setup.waits_ns(self.policy, self.cluster)[1]],
-                "distinct_speeds": len(state.known),
-            },
-            stopped_ns=now if self.stopped else None,
             events=state.events,
         )
 
     def _segments(self) -> Segments | None:
         state, now = self.state, self.state.now
-        if state.record == "nothing":
+        if self.record == "nothing":
             return None
         rows = list(state.segments)
         for at in sorted(state.running):
             job = state.jobs[at]
-            gpus = job.gpus if state.record == "devices" else []
+            gpus = job.gpus if self.record == "devices" else []
             rows.append(
                 (at, job.stretch, now, len(job.gpus), job.level, min(job.stretch_dead, now - job.stretch), gpus)
             )

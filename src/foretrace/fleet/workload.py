@@ -15,6 +15,8 @@ Int64 = npt.NDArray[np.int64]
 Float64 = npt.NDArray[np.float64]
 Object = npt.NDArray[np.object_]
 SECOND = 1_000_000_000
+TEXTS = ("model", "tenant", "user", "gpu_type")  # columns that are "" where nothing is known, and what others are then
+NUMBERS = {"estimate_s": np.nan, "priority": 0.0, "share": 1.0, "iterations": np.nan, "batch": np.nan}
 LONGEST_S, FARTHEST_S = 1e9, 9e9  # a run of 31 years, a time 285 years off; int64 nanoseconds reach 292
 
 
@@ -111,24 +113,19 @@ class Workload:
         order = np.argsort(submit_ns, kind="stable")
 
         def column(key: str, default: Any, kind: Any) -> npt.NDArray[Any]:
-            given = columns.pop(key, None)
-            values = np.full(n, default, kind) if given is None else np.asarray(given)
-            if kind is object:
-                values = np.array([str(each) for each in values], object) if given is not None else values
-            return values.astype(kind)[order]
+            values = columns.pop(key, None)
+            if values is None:
+                values = np.full(n, default, kind)
+            elif kind is object:
+                values = np.array([str(each) for each in np.asarray(values)], object)
+            return np.asarray(values).astype(kind)[order]
 
-        texts = {key: column(key, "", object) for key in ("model", "tenant", "user", "gpu_type")}
-        defaults = {"estimate_s": np.nan, "priority": 0.0, "share": 1.0, "iterations": np.nan, "batch": np.nan}
-        floats = {key: column(key, default, np.float64) for key, default in defaults.items()}
-        elastic: dict[str, Any] = {}
-        for key in ("min_gpus", "max_gpus"):
-            given = columns.pop(key, None)
-            elastic[key] = wanted[order] if given is None else np.asarray(given, np.int64)[order]
-        logged: dict[str, Any] = {}
+        known: dict[str, Any] = {key: column(key, "", object) for key in TEXTS}
+        known |= {key: column(key, default, np.float64) for key, default in NUMBERS.items()}
+        known |= {key: column(key, wanted, np.int64) for key in ("min_gpus", "max_gpus")}
         for key in ("logged_start", "logged_end"):
-            given = columns.pop(f"{key}_s", None)
-            known = np.full(n, -1, np.int64) if given is None else known_nanoseconds(np.asarray(given))
-            logged[f"{key}_ns"] = known[order]
+            stamps = np.asarray(columns.pop(f"{key}_s", np.full(n, np.nan)), np.float64)
+            known[f"{key}_ns"] = np.where(np.isnan(stamps), -1, nanoseconds(np.nan_to_num(stamps)))[order]
         if columns:
             raise TypeError(f"a workload has no column {sorted(columns)[0]!r}; put it into details")
         made = cls(
@@ -137,10 +134,7 @@ class Workload:
             submit_ns=submit_ns[order],
             gpus=wanted[order],
             work_s=work[order],
-            **texts,
-            **elastic,
-            **floats,
-            **logged,
+            **known,
             details={key: np.asarray(value)[order] for key, value in (details or {}).items()},
             epoch_s=epoch_s,
             origin=origin or Origin(),
@@ -155,7 +149,7 @@ class Workload:
         def refuse(bad: npt.NDArray[np.bool_], what: str) -> None:
             if bad.any():
                 at = int(np.flatnonzero(bad)[0])
-                raise ForetraceError(f"{where}: job {self.job[at]!r} {what}; correct that row or read with --salvage.")
+                raise ForetraceError(f"{where}: job {self.job[at]!r} {what}; correct that row or read with `salvage=`.")
 
         refuse(self.gpus < 1, "requests no GPU")
         refuse(~(np.isnan(self.work_s) | (np.isfinite(self.work_s) & (self.work_s > 0))), "has no run time above zero")
@@ -198,8 +192,7 @@ class Workload:
 
 
 _COLUMNS = (
-    "job", "submit_ns", "gpus", "work_s", "model", "tenant", "user", "gpu_type", "min_gpus", "max_gpus",
-    "estimate_s", "priority", "share", "iterations", "batch", "logged_start_ns", "logged_end_ns",
+    "job", "submit_ns", "gpus", "work_s", *TEXTS, "min_gpus", "max_gpus", *NUMBERS, "logged_start_ns", "logged_end_ns",
 )  # fmt: skip
 
 
@@ -213,7 +206,6 @@ def nanoseconds(seconds: npt.ArrayLike) -> Int64:
     return whole
 
 
-def known_nanoseconds(seconds: npt.NDArray[Any]) -> Int64:
-    """The same with −1 where a second is not a number."""
-    given = np.asarray(seconds, np.float64)
-    return np.where(np.isnan(given), -1, nanoseconds(np.nan_to_num(given)))
+def plain(name: str) -> str:
+    """Letters and digits of the name of a model, in lower case."""
+    return "".join(each for each in name.casefold() if each.isalnum())

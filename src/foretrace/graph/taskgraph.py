@@ -104,7 +104,7 @@ class Lane:
 class Change:
     """What an edit did to a graph."""
 
-    technique: str  # "" for a bare primitive
+    technique: str = ""  # "" for a bare primitive, and until `Technique.predict` signs what its `change` did
     what: str  # one sentence, e.g. "removed 161 kernels and their 161 launches"
     tasks: int  # how many tasks were touched
 

@@ -6,9 +6,9 @@ tables that give the same; what none of them gives is from the vendor's document
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any
 
@@ -54,7 +54,7 @@ class Device:
 
     def matches(self, name: str) -> bool:
         """Whether a recording that names its device so was made on this one."""
-        return any(_glob(pattern).fullmatch(name.strip()) is not None for pattern in self.patterns)
+        return any(fnmatchcase(name.strip().lower(), pattern.lower()) for pattern in self.patterns)
 
 
 @cache
@@ -101,7 +101,3 @@ def named(name: str) -> Device:
     known = [*_USUAL, *(device.short for device in catalog())]
     hint = question(name.removeprefix("nvidia").strip(), known, lists="foretrace devices lists them.")
     raise ForetraceError(f"device {name!r} is in no catalog; {hint}")
-
-
-def _glob(pattern: str) -> re.Pattern[str]:
-    return re.compile(".*".join(re.escape(part) for part in pattern.split("*")), re.IGNORECASE)

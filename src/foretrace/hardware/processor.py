@@ -18,23 +18,16 @@ from typing import Any
 
 # Names of instruction sets, and the flags that Linux lists for each (all of them).
 _FLAGS = {
-    "sse4_1": ("sse4_1",),
-    "avx": ("avx",),
+    **{name: (name,) for name in ("sse4_1", "avx")},
     "avx2": ("avx2", "fma"),
-    "avx_vnni": ("avx_vnni",),
-    "avx_ne_convert": ("avx_ne_convert",),
+    **{name: (name,) for name in ("avx_vnni", "avx_ne_convert")},
     "avx512": ("avx512f", "avx512bw", "avx512vl", "avx512dq"),
-    "avx512_vnni": ("avx512_vnni",),
-    "avx512_bf16": ("avx512_bf16",),
-    "avx512_fp16": ("avx512_fp16",),
-    "amx_int8": ("amx_tile", "amx_int8"),
-    "amx_bf16": ("amx_tile", "amx_bf16"),
-    "amx_fp16": ("amx_tile", "amx_fp16"),
+    **{name: (name,) for name in ("avx512_vnni", "avx512_bf16", "avx512_fp16")},
+    **{name: ("amx_tile", name) for name in ("amx_int8", "amx_bf16", "amx_fp16")},
     "neon": ("asimd",),
     "neon_fp16": ("asimdhp",),
     "neon_bf16": ("bf16",),
-    "sve": ("sve",),
-    "sve2": ("sve2",),
+    **{name: (name,) for name in ("sve", "sve2")},
 }
 # oneDNN developer guide, "CPU Dispatcher Control": what each value of ONEDNN_MAX_CPU_ISA lets it use.
 _AVX2 = ("sse4_1", "avx", "avx2")

@@ -3,8 +3,7 @@
 The nodes become a word with one letter per different (operator, inputs, phase, work). A run with period p is a stretch
 where letter i equals letter i + p. Candidates for p are the distances between equal windows of 1, 2, 4, ... letters: a
 block has fewer different windows than letters only if it repeats inside itself, so some window of a length between a
-quarter and half of a block comes once per copy, and its distance is the period (Morse and Hedlund, 1938). Every
-candidate X
+quarter and half of a block comes once per copy, and its distance is the period (Morse and Hedlund, 1938).
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.model.operator_graph import Node, OperatorGraph, RepeatedBlock
+from foretrace.model.operator_graph import OperatorGraph, RepeatedBlock
+from foretrace.trace.tables import Interner
 
 Int64 = npt.NDArray[np.int64]
 
@@ -44,13 +44,12 @@ def find(graph: OperatorGraph, *, least: int = 2) -> tuple[RepeatedBlock, ...]:
 
 def letters(graph: OperatorGraph) -> Int64:
     """One number per node (n rows); nodes that cost the same by any model have the same one."""
-    known: dict[tuple[object, ...], int] = {}
-    return np.array([known.setdefault(_letter(graph, node), len(known)) for node in graph.nodes], dtype=np.int64)
-
-
-def _letter(graph: OperatorGraph, node: Node) -> tuple[object, ...]:
-    made = tuple((graph.tensors[i].dims, graph.tensors[i].dtype) for i in node.outputs)
-    return node.op, node.text, node.phase, node.flops, node.read_bytes, node.written_bytes, made
+    known, found = Interner(), []
+    for node in graph.nodes:
+        made = tuple((graph.tensors[i].dims, graph.tensors[i].dtype) for i in node.outputs)
+        work = (node.flops, node.read_bytes, node.written_bytes)
+        found.append(known[node.op, node.text, node.phase, *work, made])
+    return np.array(found, dtype=np.int64)
 
 
 def repeats(word: Int64, *, least: int = 2) -> list[tuple[int, int, int]]:

@@ -73,8 +73,9 @@ def decoder(
 
     Raises ForetraceError for an unknown name.
     """
+    from foretrace.cost.operators.bench import no_collection
     from foretrace.model.capture.capture import capture, forward_only
-    from foretrace.model.capture.light import no_collection, without_compiler
+    from foretrace.model.capture.light import without_compiler
     from foretrace.model.capture.unroll import CAPTURED, unrolled
 
     found = decoder_config(name)

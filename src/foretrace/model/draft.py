@@ -8,9 +8,10 @@ in the backward pass, an activation.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from foretrace.cost.calls import Call, Family, family_of
+from foretrace.cost.calls import Call, Family, describe, family_of
+from foretrace.graph import work
 from foretrace.graph.taskgraph import Phase
 from foretrace.model.operator_graph import (
     BEFORE,
@@ -22,7 +23,7 @@ from foretrace.model.operator_graph import (
     Storage,
     Tensor,
 )
-from foretrace.model.texts import CallWork, TensorType, price, text_of_values
+from foretrace.model.texts import TensorType, tensor_dims, text_of_values
 
 _BACKWARD = (Phase.BACKWARD, Phase.RECOMPUTE)
 _WITH_WEIGHTS = (Family.GEMM, Family.CONV, Family.NORM, Family.LOOKUP, Family.RECURRENT)
@@ -54,7 +55,7 @@ class OperatorGraphDraft:
         self.tensors: list[Tensor] = []
         self.nodes: list[Node] = []
         self._memories: list[_Memory] = []
-        self._priced: dict[tuple[object, ...], tuple[Call, CallWork]] = {}  # equal calls are described once
+        self._priced: dict[tuple[object, ...], Call] = {}  # equal calls are described once
 
     def storage(self, nbytes: int, role: Role | None = None, name: str = "") -> int:
         """A piece of memory; what it is for is found out unless `role` says so."""
@@ -94,8 +95,8 @@ class OperatorGraphDraft:
         own = float(sum(self.tensors[i].nbytes for i in outputs))
         key = (op, text, tuple(self.tensors[i].dims for i in outputs), own)
         if key not in self._priced:
-            self._priced[key] = price(op, text, [self.value(i) for i in outputs], own)
-        call, found = self._priced[key]
+            self._priced[key] = _described(op, text, [self.tensors[i].dims for i in outputs], own)
+        call = self._priced[key]
         at = len(self.nodes)
         for position, tensor in enumerate(inputs):
             memory = self._memories[self.tensors[tensor].storage]
@@ -112,9 +113,9 @@ class OperatorGraphDraft:
         self.nodes.append(
             Node(
                 op=op, inputs=tuple(inputs), outputs=tuple(outputs), text=text, phase=phase, layer=layer,
-                flops=found.flops if flops is None else flops,
-                read_bytes=found.read_bytes if read_bytes is None else read_bytes,
-                written_bytes=found.written_bytes if written_bytes is None else written_bytes,
+                flops=call.flops if flops is None else flops,
+                read_bytes=call.read_bytes if read_bytes is None else read_bytes,
+                written_bytes=call.written_bytes if written_bytes is None else written_bytes,
             )
         )  # fmt: skip
         return at
@@ -147,6 +148,19 @@ class OperatorGraphDraft:
         lasting = born == BEFORE or (unread_live and not memory.read) or not memory.touched
         dies = total if lasting else memory.touched[-1][0]
         return Storage(nbytes=memory.nbytes, role=role, born=born, dies=dies, name=memory.name)
+
+
+def _described(op: str, text: str, outputs: Sequence[tuple[int, ...]], written_bytes: float) -> Call:
+    """What a call does whose results have these sizes and bytes together."""
+    call = describe(op, text, outputs)
+    flops = call.flops if call.family != Family.OTHER else 0.0
+    if call.family == Family.CONV and not flops and outputs:  # strides unknown, but the size of the result says it all
+        weights = tensor_dims(text)[:2]
+        if len(weights) == 2:
+            flops = work.operator_work(op, text, {(weights[0], weights[1]): outputs[0]})[1]
+    if call.family in (Family.NONE, Family.LOOKUP):
+        written_bytes = call.written_bytes
+    return replace(call, flops=flops, written_bytes=written_bytes)
 
 
 def _role(memory: _Memory, born: int) -> Role:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from foretrace.cost.calls import Calls, Family, Precision
 from foretrace.cost.devices.defaults import as_run
 from foretrace.cost.devices.roofline import MATRIX, peak_flops
+from foretrace.cost.devices.utilisation import Usage, usage
 from foretrace.cost.model import CostModel
 from foretrace.cost.network.network import Network
 from foretrace.errors import ForetraceError
@@ -297,4 +298,30 @@ def estimate(
         networks=tuple(each.name for each in (network or {}).values()),
         techniques=techniques,
         warnings=tuple(memory.notes),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelUsage:
+    """A model on a device: its usage, the ends of its range, and the estimate that it rests on."""
+
+    operators: OperatorGraph
+    device: Device
+    usage: Usage
+    of_peak_flops_range: tuple[float, float]
+    step: StepEstimate
+
+
+def model_usage(operators: OperatorGraph, *, device: Device, costs: CostModel) -> ModelUsage:
+    """Simulate one step of `operators` on `device`. Raises ForetraceError as `estimate_step` does."""
+    step = estimate_step(operators, device=device, costs=costs)
+    found = usage(operators.calls, device, step_s=step.step_time_s, busy_s=step.device_busy_s)
+    low, high = step.interval_s
+    at = found.of_peak_flops * found.step_s
+    return ModelUsage(
+        operators=operators,
+        device=device,
+        usage=found,
+        of_peak_flops_range=(at / high if high else 0.0, min(at / low, 1.0) if low else 1.0),
+        step=step,
     )

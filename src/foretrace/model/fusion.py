@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import prod
 
 from foretrace.cost.calls import Family
-from foretrace.model.operator_graph import BEFORE, Node, OperatorGraph, Storage, Tensor
+from foretrace.model.operator_graph import BEFORE, Node, OperatorGraph, Storage
 from foretrace.model.texts import TensorType, text_of_values
 
 _SEARCHED = 400  # groups looked at for a way around; beyond that the two are not fused
@@ -53,6 +53,17 @@ _POINTWISE = frozenset([
     "square", "sub", "tan", "tanh", "tanh_backward", "threshold", "threshold_backward", "tril", "triu", "where",
     "zeros_like", "_to_copy", "zero", "full_like", "nan_to_num", "xlogy", "selu",
 ])  # fmt: skip
+# Kinds of groups, of which the first may take in the second.
+_RULES = {
+    ("pointwise", "pointwise"): FusionRule.POINTWISE,
+    ("product", "pointwise"): FusionRule.EPILOGUE,
+    ("rows", "pointwise"): FusionRule.NORM,
+    ("pointwise", "rows"): FusionRule.NORM,
+    ("channels", "pointwise"): FusionRule.NORM,
+    ("pointwise", "reduction"): FusionRule.REDUCTION,
+    ("reduction", "pointwise"): FusionRule.REDUCTION,
+    ("reduction", "reduction"): FusionRule.REDUCTION,
+}
 _ROWS = (Family.NORM, Family.SOFTMAX)
 _PRODUCTS = (Family.GEMM, Family.CONV)
 
@@ -112,7 +123,7 @@ class _Fuser:
         found: dict[int, list[int]] = defaultdict(list)
         for at, node in enumerate(self.graph.nodes):
             for i in dict.fromkeys(self._root[i] for i in node.inputs):
-                if not self._looks_through(at) or not any(self._is_read(made) for made in node.outputs):
+                if not self._looks_through(at) or self._all_read.isdisjoint(node.outputs):
                     found[i].append(at)
         return found
 
@@ -194,21 +205,12 @@ class _Fuser:
 
     def _rule(self, first: _Group, second: _Group) -> FusionRule | None:
         """The rule by which a group may take in the one that reads its result."""
-        kinds = first.kind, second.kind
-        same = first.elements == second.elements
-        if kinds == ("pointwise", "pointwise"):
-            return FusionRule.POINTWISE if same else None
-        if kinds == ("product", "pointwise"):
-            return FusionRule.EPILOGUE if same else None
-        if kinds in (("rows", "pointwise"), ("pointwise", "rows"), ("channels", "pointwise"), ("rows", "rows")):
-            return FusionRule.NORM if same and kinds != ("rows", "rows") else None
-        if kinds == ("pointwise", "reduction"):
-            return FusionRule.REDUCTION if same else None
+        kinds, fits = (first.kind, second.kind), first.elements == second.elements
         if kinds == ("reduction", "pointwise"):
-            return FusionRule.REDUCTION if second.elements in (first.elements, first.reduced) else None
-        if kinds == ("reduction", "reduction"):
-            return FusionRule.REDUCTION if same and first.reduced == second.reduced else None
-        return None
+            fits = second.elements in (first.elements, first.reduced)
+        elif kinds == ("reduction", "reduction"):
+            fits = fits and first.reduced == second.reduced
+        return _RULES.get(kinds) if fits else None
 
     def _try(self, producer: int, reader: int, at: int) -> None:
         first, second = self._groups[producer], self._groups[reader]
@@ -359,14 +361,10 @@ class _Fuser:
         for at, (group, node) in reversed(list(enumerate(rows))):
             if len(self._groups[group].members) > 1 or not self._looks_through(group) or node.flops:
                 continue
-            was_read = any(self._is_read(i) for i in node.outputs)
-            if was_read and not any(read[i] for i in node.outputs):
+            if not self._all_read.isdisjoint(node.outputs) and not any(read[i] for i in node.outputs):
                 idle.add(at)
                 read.subtract(node.inputs)
         return [row for at, row in enumerate(rows) if at not in idle]
-
-    def _is_read(self, tensor: int) -> bool:
-        return tensor in self._all_read
 
     def _packed(self, rows: list[tuple[int, Node]]) -> OperatorGraph:
         graph = self.graph
@@ -374,8 +372,9 @@ class _Fuser:
         touched = {i for _, node in rows for i in (*node.inputs, *node.outputs)}
         mentioned = {i for node in graph.nodes for i in (*node.inputs, *node.outputs)}
         kept = [i for i in range(len(graph.tensors)) if i in touched or i not in mentioned]
-        used = {graph.tensors[i].storage for i in kept} | set(self._untouched_storages(mentioned))
-        storages = [i for i in range(len(graph.storages)) if i in used]
+        named = {graph.tensors[i].storage for i in mentioned}  # others exist whatever is fused
+        used = {graph.tensors[i].storage for i in kept}
+        storages = [i for i in range(len(graph.storages)) if i in used or i not in named]
         tensor_at = {old: new for new, old in enumerate(kept)}
         storage_at = {old: new for new, old in enumerate(storages)}
         touches: dict[int, list[int]] = defaultdict(list)
@@ -393,16 +392,11 @@ class _Fuser:
         return replace(
             graph,
             nodes=tuple(nodes),
-            tensors=tuple(Tensor(dims=t.dims, dtype=t.dtype, storage=storage_at[t.storage]) for t in tensors),
+            tensors=tuple(replace(each, storage=storage_at[each.storage]) for each in tensors),
             storages=tuple(self._lifetime(i, touches.get(i, []), len(rows), place) for i in storages),
             blocks=(),
             notes=(*graph.notes, *self._note(len(rows))),
         )
-
-    def _untouched_storages(self, mentioned: set[int]) -> Iterator[int]:
-        """Storages on which no node has a tensor: they exist whatever is fused."""
-        named = {self.graph.tensors[i].storage for i in mentioned}
-        return (i for i in range(len(self.graph.storages)) if i not in named)
 
     def _lifetime(self, storage: int, touches: list[int], total: int, place: dict[int, int]) -> Storage:
         """Born and dead at the kernels that stand for those nodes; what was kept longer is kept to its reader."""

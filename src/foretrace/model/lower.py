@@ -30,6 +30,7 @@ from foretrace.model.operator_graph import OperatorGraph, Role
 from foretrace.model.strategy import Strategy
 from foretrace.model.texts import LARGEST
 from foretrace.simulate.timeline import simulate
+from foretrace.trace.tables import Interner
 from foretrace.trace.trace import LaneKind
 
 _LONGEST_S = 86_400.0  # of one operator: an operator of a day is none
@@ -57,11 +58,6 @@ class HostCosts:
     return_ns: int = 8_000
     low: float = 0.5
     high: float = 2.0
-
-    def scaled(self, factor: float) -> HostCosts:
-        """With what the host does (not the device's gap and latency) taking so many times as long."""
-        names = ("forward_ns", "backward_ns", "optimizer_ns", "view_ns", "call_ns")
-        return replace(self, **{name: round(getattr(self, name) * factor) for name in names})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -295,21 +291,18 @@ class _Draft:
 
     def __init__(self, operators: OperatorGraph, lanes: list[Lane]) -> None:
         self.lanes = lanes
-        self.names, self.layers, self.shapes = _Interned(), _Interned(), _Interned()
+        self.names, self.layers, self.shapes = Interner(), Interner(), Interner()
         nodes = operators.nodes
         self._name = operators.name
-        self._of: dict[str, npt.NDArray[np.float64]] = {
-            "phase": np.array([node.phase for node in nodes], dtype=np.float64),
-            "layer": np.array(
-                [self.layers.index(node.layer) if node.layer else -1 for node in nodes], dtype=np.float64
-            ),
-            "op": np.array([self.names.index(node.op) for node in nodes], dtype=np.float64),
-            "shape": np.array([self.shapes.index(node.text) if node.text else -1 for node in nodes], dtype=np.float64),
-            "flops": np.array([node.flops for node in nodes], dtype=np.float64),
-            "nbytes": np.array(
-                [min(node.read_bytes + node.written_bytes, LARGEST) for node in nodes], dtype=np.float64
-            ),
+        columns: dict[str, list[float]] = {
+            "phase": [node.phase for node in nodes],
+            "layer": [self.layers[node.layer] if node.layer else -1 for node in nodes],
+            "op": [self.names[node.op] for node in nodes],
+            "shape": [self.shapes[node.text] if node.text else -1 for node in nodes],
+            "flops": [node.flops for node in nodes],
+            "nbytes": [min(node.read_bytes + node.written_bytes, LARGEST) for node in nodes],
         }
+        self._of = {key: np.array(values, dtype=np.float64) for key, values in columns.items()}
         self._columns: dict[str, list[npt.NDArray[np.float64]]] = {}
         self._edges: list[tuple[Int64, Int64, EdgeKind, int, bool]] = []
         self._count = 0
@@ -337,7 +330,7 @@ class _Draft:
             of.pop("nbytes", None)
         given = {"kind": kind, "lane": lane, "dur": dur, "release": release, "nbytes": nbytes, "flops": 0.0,
                  "phase": Phase.NONE, "layer": -1, "op": -1, "shape": -1,
-                 "name": self.names.index(name) if name else of.get("op", -1)} | of  # fmt: skip
+                 "name": self.names[name] if name else of.get("op", -1)} | of  # fmt: skip
         # In the order of the program, so that it need not be found: own time, launch, what is waited for, the kernel.
         place = _PLACE.get(kind, 0)
         given["recorded"] = (
@@ -367,29 +360,16 @@ class _Draft:
             },
             {"src": src, "dst": dst, "edge_kind": kind, "lag": lag, "from_start": from_start},
             marks=np.array(marks),
-            names=self.names.table(),
-            layers=self.layers.table(),
+            names=tuple(self.names),
+            layers=tuple(self.layers),
             lanes=tuple(self.lanes),
             info=GraphInfo(source=self._name, platform=platform, devices=devices, steps=(0,), step_source="operators"),
-            shapes=self.shapes.table(),
+            shapes=tuple(self.shapes),
         )
         order = np.empty(n, dtype=np.int64)
         order[made.priority] = np.arange(n)
         made = made.with_columns(priority=np.zeros(n, dtype=np.int32))
         return made.with_columns(recorded=simulate(made).start), order  # edits go by recorded time
-
-
-class _Interned:
-    """Texts and their numbers."""
-
-    def __init__(self) -> None:
-        self._found: dict[str, int] = {}
-
-    def index(self, text: str) -> int:
-        return self._found.setdefault(text, len(self._found))
-
-    def table(self) -> tuple[str, ...]:
-        return tuple(self._found)
 
 
 def _ns(seconds: npt.NDArray[np.float64]) -> Int64:

@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
@@ -143,9 +143,15 @@ def _units(step: _Step) -> tuple[dict[int, int], int]:
     return sizes, root
 
 
-def _copied(wide: int) -> float:
-    """Bytes moved per byte of gradients, ahead of their message."""
-    return _FLAT + (_WIDENED if wide > 1 else 0.0)
+def _message(kind: CollectiveKind, what: str, nbytes: float, behind: int, *, before: int) -> ModelCollective:
+    """A message that is issued behind a node, whose result it needs."""
+    return ModelCollective(kind=kind, name=f"{kind} {what}", nbytes=nbytes, issued=behind, after=behind, before=before)
+
+
+def _gradients(kind: CollectiveKind, what: str, size: int, wide: int, behind: int, step: _Step) -> ModelCollective:
+    """A message of so many bytes of gradients, `wide` times as many where they are added up in float32."""
+    message = _message(kind, what, wide * size, behind, before=step.until)
+    return replace(message, copied=(_FLAT + (_WIDENED if wide > 1 else 0.0)) * size)
 
 
 def _gathered(step: _Step, wide: int) -> Iterator[ModelCollective]:
@@ -153,29 +159,19 @@ def _gathered(step: _Step, wide: int) -> Iterator[ModelCollective]:
     sizes, root = _units(step)
     names = step.blocks.names
     if root:
-        kind = CollectiveKind.ALL_GATHER
-        yield ModelCollective(kind=kind, name=f"{kind} what no block holds", nbytes=root, issued=-1, after=-1, before=0)
+        yield _message(CollectiveKind.ALL_GATHER, "what no block holds", root, -1, before=0)
     runs = [run for run in step.runs if run.block in sizes]
     for i, run in enumerate(runs):
         size, name = sizes[run.block], names[run.block]
         again = "" if run.forward else " again"
         former = runs[i - 1].first if i else -1
         free = runs[i - 2].last if i > 1 else -1  # two gathered blocks are there at most
-        kind = CollectiveKind.ALL_GATHER
-        yield ModelCollective(kind=kind, name=f"{kind} {name}{again}", nbytes=size, issued=former, after=free,
-                         before=run.first)  # fmt: skip
+        gather = _message(CollectiveKind.ALL_GATHER, f"{name}{again}", size, former, before=run.first)
+        yield replace(gather, after=free)
         if not run.forward:
-            kind = CollectiveKind.REDUCE_SCATTER
-            yield ModelCollective(
-                kind=kind, name=f"{kind} {name}", nbytes=wide * size, issued=run.last, after=run.last,
-                before=step.until, copied=_copied(wide) * size,
-            )  # fmt: skip
+            yield _gradients(CollectiveKind.REDUCE_SCATTER, name, size, wide, run.last, step)
     if root and step.until:
-        kind, last = CollectiveKind.REDUCE_SCATTER, step.until - 1
-        yield ModelCollective(
-            kind=kind, name=f"{kind} what no block holds", nbytes=wide * root, issued=last, after=last,
-            before=step.until, copied=_copied(wide) * root,
-        )  # fmt: skip
+        yield _gradients(CollectiveKind.REDUCE_SCATTER, "what no block holds", root, wide, step.until - 1, step)
 
 
 def _reduced(step: _Step, stage: int, wide: int) -> Iterator[ModelCollective]:
@@ -190,15 +186,12 @@ def _reduced(step: _Step, stage: int, wide: int) -> Iterator[ModelCollective]:
         places = np.flatnonzero(step.origin == ready) if stage == 2 else [step.last_of[ready]]
         size = sum(gradients[i][1] for i in bucket)
         for at in places:
-            yield ModelCollective(
-                kind=kind, name=f"{kind} bucket {number}", nbytes=wide * size, issued=int(at), after=int(at),
-                before=step.until, copied=_copied(wide) * size,
-            )  # fmt: skip
+            yield _gradients(kind, f"bucket {number}", size, wide, int(at), step)
     weights = sum(each.nbytes for each in graph.storages if each.role == Role.WEIGHT)
     if stage and len(step.update):
-        kind, last = CollectiveKind.ALL_GATHER, int(step.update[-1])
-        yield ModelCollective(kind=kind, name=f"{kind} updated parameters", nbytes=weights, issued=last, after=last,
-                         before=step.count)  # fmt: skip
+        yield _message(
+            CollectiveKind.ALL_GATHER, "updated parameters", weights, int(step.update[-1]), before=step.count
+        )
 
 
 def _of_tensors(step: _Step) -> Iterator[ModelCollective]:
@@ -212,12 +205,9 @@ def _of_tensors(step: _Step) -> Iterator[ModelCollective]:
         ),
         0,
     )
-    kind = CollectiveKind.ALL_REDUCE
 
     def behind(last: int, what: str) -> ModelCollective:
-        return ModelCollective(
-            kind=kind, name=f"{kind} {what}", nbytes=nbytes, issued=last, after=last, before=last + 1, lane=TENSOR
-        )
+        return replace(_message(CollectiveKind.ALL_REDUCE, what, nbytes, last, before=last + 1), lane=TENSOR)
 
     for run in step.runs:
         rows = range(run.first, run.last + 1)

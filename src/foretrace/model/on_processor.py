@@ -18,33 +18,29 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
-import numpy.typing as npt
 
-from foretrace.cost.calls import Calls, Family
+from foretrace.cost.calls import Calls, Family, Float64
 from foretrace.cost.model import CostModel, Prediction
 from foretrace.cost.operators.bench import OperatorTimings
-from foretrace.cost.operators.local import Local, choose_designed, rows_of, shipped
+from foretrace.cost.operators.local import TENTH, Local, choose_designed, rows_of, shipped
 from foretrace.cost.operators.operator import Operator
 from foretrace.deadline import Deadline
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import Phase
 from foretrace.hardware.devices import Device
-from foretrace.model.host_chains import STRIDED, chains, kinds_of, network, time_key
+from foretrace.model.host_chains import PARTS, STRIDED, chains, kinds_of, network, time_key
 from foretrace.model.memory.reuse import far_shares
 from foretrace.model.operator_graph import OperatorGraph
 
-Float64 = npt.NDArray[np.float64]
-
 LEAST = 5  # operators: the parts of one network, a copy, and a call
 PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
-_PARTS = ("forward", "backward", "update")
+_ROW = {phase: i for i, phase in enumerate(PHASES)}
 # What is believed of a call beforehand, in times of a view that is called alone: a value and its deviation.
 _CALL = (1.5, 1.5)
 _VIEW = (-0.4, 0.4)  # less than it takes alone
 _CHAIN_ERROR = 0.08  # of the time of a network, most of it what its own operators are mispredicted by
 _LEAST_VIEW = 0.1  # of a view called alone
 _STEP_ERROR = 0.13  # standard deviation of the step's logarithm that no call explains; of six models not in the zoo
-_TENTH = 1.2816
 _POOL, _POOL_SEED = 600, 1  # candidates: other calls than those that the shipped prices were fitted to
 TURNS = 7  # of the whole calibration
 ALIKE = 0.15  # logarithm: two probes that differ by less met the machine in the same state
@@ -181,10 +177,10 @@ class HostOverhead:
         rows: list[list[tuple[float, float, float, float]]] = [[], [], []]
         found = 0
         for kind in kinds_of(None):
-            if any(time_key(kind, part) not in seconds for part in _PARTS):
+            if any(time_key(kind, part) not in seconds for part in PARTS):
                 continue
             found += 1
-            both = [seconds[time_key(kind, part)] for part in _PARTS]
+            both = [seconds[time_key(kind, part)] for part in PARTS]
             taken = (both[0], both[1] - both[0], both[2])
             for at, (calls, views, own) in enumerate(_counted(kind, local)):
                 rows[at].append((calls, views, taken[at] - own, max(taken[at], 1e-9)))
@@ -262,9 +258,7 @@ class ProcessorRates:
     convolution_gflop_s: float  # 64 channels, 3 x 3, 32 images of 16 x 16
     near_gb_s: float  # adding 2 x 256 KiB
     far_gb_s: float  # adding 2 x 8 MiB
-    call_s: tuple[
-        float, float, float
-    ]  # of the smallest product, in the forward and backward pass; in an update, of a sum
+    call_s: tuple[float, float, float]  # of the smallest product, forward and backward; in an update, of a sum
     low: float  # 80 % range of the product's rate, as factors
     high: float
 
@@ -339,7 +333,7 @@ class Processor:
             raise ForetraceError(f"{graph.name} has no operator whose time is known; capture it in float32.")
         host_stray = 0.2 if self.host.networks else 0.5
         deviation = np.hypot((own * stray + abs(beyond) * host_stray) / total, _STEP_ERROR)
-        factor = float(np.exp(_TENTH * deviation))
+        factor = float(np.exp(TENTH * deviation))
         return StepTime(
             seconds=total, low_s=total / factor, high_s=total * factor, operators_s=own, host_s=beyond,
             unknown=int(np.isnan(alone).sum()),
@@ -393,9 +387,6 @@ def _telling() -> tuple[Operator, ...]:
     )
 
 
-_ROW = {phase: i for i, phase in enumerate(PHASES)}
-
-
 @dataclass(frozen=True, kw_only=True)
 class _InStep(CostModel):
     processor: Processor
@@ -408,5 +399,5 @@ class _InStep(CostModel):
                 f"these are {len(calls)} calls, but {self.graph.name} has {len(self.graph)}; give all of its calls."
             )
         seconds = self.processor.seconds(self.graph)
-        stray = np.exp(_TENTH * self.processor.local.logarithms(self.graph.calls, far_shares(self.graph))[1])
+        stray = np.exp(TENTH * self.processor.local.logarithms(self.graph.calls, far_shares(self.graph))[1])
         return self._answer(seconds, 1 / stray, stray, self.processor.local.why)

@@ -118,18 +118,14 @@ class OperatorGraph:
             outputs = tuple(self.tensors[i].dims for i in node.outputs)
             key = (node.op, node.text, outputs)
             if key not in known:
-                known[key] = self._describe(node, outputs)
+                plain = Call(family=family_of(node.op), op=node.op)
+                known[key] = describe(node.op, node.text, outputs) if node.text else plain
             call = known[key]
             same = (call.flops, call.read_bytes, call.written_bytes)
             if same != (node.flops, node.read_bytes, node.written_bytes):
                 call = replace(call, flops=node.flops, read_bytes=node.read_bytes, written_bytes=node.written_bytes)
             rows.append(call)
         return Calls.from_rows(rows)
-
-    def _describe(self, node: Node, outputs: tuple[tuple[int, ...], ...]) -> Call:
-        if node.text:
-            return describe(node.op, node.text, outputs)
-        return Call(family=family_of(node.op), op=node.op)
 
     @property
     def flops(self) -> float:

@@ -6,7 +6,6 @@ split over several devices (a batch, a weight) is several operators of an operat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,21 +21,6 @@ class Strategy:
 
     placement: tuple[int, ...] = ()
 
-    @classmethod
-    def by_layer(cls, graph: OperatorGraph, devices: Sequence[tuple[str, int]]) -> Strategy:
-        """Layers to devices: the longest matching module path decides, ("", d) is for all that match no other.
-
-        Raises ForetraceError naming a layer that no entry covers.
-        """
-        longest_first = sorted(devices, key=lambda each: -len(each[0]))
-        found = []
-        for node in graph.nodes:
-            place = next((d for path, d in longest_first if _inside(node.layer, path)), None)
-            if place is None:
-                raise ForetraceError(f'no device was given for the layer {node.layer!r}; add ("", 0) for all others.')
-            found.append(place)
-        return cls(placement=tuple(found))
-
     def devices_of(self, graph: OperatorGraph) -> npt.NDArray[np.int64]:
         """Device of every node (n rows). Raises ForetraceError where the placement is not of this graph."""
         if not self.placement:
@@ -48,7 +32,3 @@ class Strategy:
         if found.min() < 0:
             raise ForetraceError(f"the strategy names device {found.min()}; devices are counted from 0.")
         return found
-
-
-def _inside(layer: str, path: str) -> bool:
-    return not path or layer == path or layer.startswith(path + ".")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from foretrace.cost.devices.defaults import AsRun
-from foretrace.cost.devices.standard import standard
+from foretrace.cost.devices.defaults import AsRun, standard
 from foretrace.cost.model import CostModel
 from foretrace.cost.network.link_network import cluster_network
 from foretrace.cost.network.network import CollectiveKind, Cost, Network

@@ -1,8 +1,14 @@
-"""Inputs of a call as JSON text, its work where a source does not state it, and names of types in both spellings."""
+"""Inputs of a call as JSON text, and names of types in both spellings.
+
+A text is what PyTorch's profiler writes, JSON `[dims, types, concrete]` with every argument of an operator's schema,
+also those left at their default. A tensor is its sizes and the C++ name of its type; numbers are "Scalar", lists of
+numbers "ScalarList", both with their value as text; a number in the place of a tensor is a tensor without dimensions;
+all else is empty.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -10,7 +16,6 @@ from typing import Any
 
 import msgspec
 
-from foretrace.cost.calls import Call, Family, describe
 from foretrace.graph import work
 from foretrace.trace.trace import decode_shapes
 
@@ -26,6 +31,17 @@ DTYPES = {recorded.lower(): dtype for dtype, recorded in RECORDED.items() if dty
     "c10::complex": "complex64",
 }  # fmt: skip
 
+_DISPATCHED = RECORDED | {"int16": "short int"}  # of a call that is dispatched
+# Numbers of torch.dtype, torch.memory_format and torch.layout in C++, by which the profiler names them.
+_NUMBERS = {
+    "torch.uint8": "0", "torch.int8": "1", "torch.int16": "2", "torch.int32": "3", "torch.int64": "4",
+    "torch.float16": "5", "torch.float32": "6", "torch.float64": "7", "torch.complex64": "9", "torch.complex128": "10",
+    "torch.bool": "11", "torch.bfloat16": "15", "torch.float8_e5m2": "23", "torch.float8_e4m3fn": "24",
+    "torch.contiguous_format": "0", "torch.preserve_format": "1", "torch.channels_last": "2",
+    "torch.channels_last_3d": "3", "torch.strided": "0", "torch.sparse_coo": "1",
+}  # fmt: skip
+_WHOLE_BELOW = 1e10  # the profiler writes whole doubles below this without an exponent, as "2."
+
 LARGEST = 2**62  # elements or bytes of anything
 
 
@@ -35,15 +51,6 @@ class TensorType:
 
     dims: tuple[int, ...]
     dtype: str = "float32"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallWork:
-    """Work of one call: floating-point operations, and bytes read and written, each tensor once."""
-
-    flops: float
-    read_bytes: float
-    written_bytes: float
 
 
 def text_of(dims: Sequence[Any], dtypes: Sequence[Any], concrete: Sequence[str] = ()) -> str:
@@ -59,28 +66,66 @@ def text_of(dims: Sequence[Any], dtypes: Sequence[Any], concrete: Sequence[str] 
 def text_of_values(inputs: Iterable[TensorType], concrete: Sequence[str] = ()) -> str:
     """The text of a call whose arguments are these tensors, and after them what is no tensor."""
     given = list(inputs)
-    dims: list[Any] = [list(each.dims) for each in given] + [[] for _ in concrete]
-    types = [RECORDED.get(each.dtype, each.dtype) for each in given] + ["Scalar"] * len(concrete)
-    return msgspec.json.encode([dims, types, [""] * len(given) + list(concrete)]).decode()
+    dims = [*(each.dims for each in given), *([] for _ in concrete)]
+    types = [*(each.dtype for each in given), *["Scalar"] * len(concrete)]
+    return text_of(dims, types, [*[""] * len(given), *concrete])
 
 
-def price(
-    op: str, text: str, outputs: Sequence[TensorType], written_bytes: float | None = None
-) -> tuple[Call, CallWork]:
-    """What a call does. `written_bytes` are the bytes of its outputs, where their types are known."""
-    sizes = [each.dims for each in outputs]
-    call = describe(op, text, sizes)
-    flops, written = call.flops, call.written_bytes
-    if written_bytes is not None and call.family not in (Family.NONE, Family.LOOKUP):
-        written = written_bytes
-    if call.family == Family.CONV and not flops and sizes:  # strides unknown, but the size of the result says it all
-        weights = tensor_dims(text)[:2]
-        if len(weights) == 2:
-            between = {(weights[0], weights[1]): tuple(sizes[0])}
-            flops = work.operator_work(op, text, between)[1]
-    if call.family == Family.OTHER:
-        flops = 0.0
-    return call, CallWork(flops=flops, read_bytes=call.read_bytes, written_bytes=written)
+def call_text(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """The inputs of a call of the operator with this schema (`torch._C.FunctionSchema`)."""
+    parts = [
+        _part(args[i] if i < len(args) else kwargs.get(name, default), kind)
+        for i, (name, kind, default) in enumerate(arguments(schema))
+    ]
+    return msgspec.json.encode(list(zip(*parts, strict=True)) or [[], [], []]).decode()
+
+
+_arguments: dict[tuple[str, str], tuple[tuple[str, str, Any], ...]] = {}
+
+
+def arguments(schema: Any) -> tuple[tuple[str, str, Any], ...]:
+    """(name, type, default) of every argument of a schema."""
+    key = schema.name, schema.overload_name
+    if key not in _arguments:
+        _arguments[key] = tuple(
+            (each.name, str(each.type), each.default_value if each.has_default_value() else None)
+            for each in schema.arguments
+        )
+    return _arguments[key]
+
+
+def dtype_name(dtype: Any) -> str:
+    """`torch.float32` as "float32"."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _part(value: Any, kind: str) -> tuple[Any, str, str]:
+    """Sizes, type and value of one argument."""
+    if hasattr(value, "untyped_storage"):
+        name = dtype_name(value.dtype)
+        return list(value.shape), _DISPATCHED.get(name, name), ""
+    if isinstance(value, bool | int | float):
+        if kind in ("Tensor", "Optional[Tensor]"):  # a number in the place of a tensor
+            return [], {bool: "bool", int: "long int"}.get(type(value), "double"), ""
+        return [], "Scalar", _number(float(value) if kind in ("float", "Optional[float]") else value)
+    if isinstance(value, list | tuple) and "Tensor" in kind:
+        if any(each is None for each in value):
+            return [], "", ""  # the profiler does not look into lists of optional tensors
+        types = {_DISPATCHED.get(dtype_name(each.dtype), "float") for each in value}
+        other = len(types) == 1 and types != {"float"}  # as `cost.arguments` writes lists of another type
+        return [list(each.shape) for each in value], f"TensorList:{types.pop()}" if other else "TensorList", ""
+    if isinstance(value, list | tuple):
+        return [], "ScalarList", "[" + ", ".join(map(_number, value)) + "]"
+    found = _NUMBERS.get(str(value), "")
+    return [], "Scalar" if found else "", found
+
+
+def _number(value: bool | int | float) -> str:
+    if isinstance(value, float):
+        if abs(value) < _WHOLE_BELOW and value == int(value):
+            return f"{int(value)}."
+        return format(value, ".17g")
+    return str(value)
 
 
 @lru_cache(maxsize=4096)

@@ -229,12 +229,10 @@ def run(
         p99_rho=found.rho.p99,
         worst_rho=found.rho.longest,
         rho_is=RHO_IS,
-        communication=_communication(found.communication),
         usd_used=found.total("usd"),
         usd_all=found.total("usd_all"),
         kwh=found.total("kwh"),
         bills=tuple(map(_bill, found.bills)),
-        tenants=tuple(taken(TenantView, each, tenant=each.name) for each in found.tenants),
         slots=tuple(map(slots_view, slots)),
         over_time=_series(result),
         jct_cdf=CdfView(jct_s=tuple(curve[0].tolist()), share=tuple(curve[1].tolist())),
@@ -324,14 +322,6 @@ def _causes(queue: metrics.Queueing) -> tuple[CauseView, ...]:
         rest = queue.unexplained_s
         rows.append(CauseView(cause="unexplained", wait_s=rest, share=rest / whole, why=UNEXPLAINED))
     return tuple(rows)
-
-
-def _communication(each: metrics.Communication) -> FleetCommunicationView:
-    low, high = each.above_range_s or (None, None)
-    return taken(
-        FleetCommunicationView, each, above_machine_s=each.above_s, above_machine_low_s=low, above_machine_high_s=high,
-        share_of_running=each.share,
-    )  # fmt: skip
 
 
 def _bill(each: Bill) -> BillView:

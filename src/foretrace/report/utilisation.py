@@ -12,7 +12,7 @@ from foretrace.report.units import between, digits, in_unit, share, unit_for
 from foretrace.report.views import Result, taken
 
 if TYPE_CHECKING:
-    from foretrace.model.usage import ModelUsage
+    from foretrace.model.estimate import ModelUsage
 
 _LEVEL = 0.8
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from foretrace.techniques.compute.fused_optimizer import FusedOptimizer as FusedOptimizer
     from foretrace.techniques.compute.mixed_precision import MixedPrecision as MixedPrecision
     from foretrace.techniques.compute.reconstruct_batchnorm import ReconstructBatchnorm as ReconstructBatchnorm
-    from foretrace.techniques.compute.replace_kernel import ReplaceKernel as ReplaceKernel
     from foretrace.techniques.compute.structured_dropout import StructuredDropout as StructuredDropout
     from foretrace.techniques.data.contention import Contention as Contention
     from foretrace.techniques.data.prefetch_data import PrefetchData as PrefetchData
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from foretrace.techniques.memory.gradient_accumulation import GradientAccumulation as GradientAccumulation
     from foretrace.techniques.registry import techniques as techniques
     from foretrace.techniques.selection import Remove as Remove
+    from foretrace.techniques.selection import ReplaceKernel as ReplaceKernel
     from foretrace.techniques.selection import Scale as Scale
     from foretrace.techniques.whatif import WhatIf as WhatIf
 

@@ -8,7 +8,7 @@ from math import isfinite
 from typing import Any
 
 from foretrace.errors import ForetraceError
-from foretrace.names import near, resolve
+from foretrace.names import keyed, resolve
 from foretrace.techniques.base import Parameter, Technique
 from foretrace.techniques.registry import technique
 
@@ -30,19 +30,10 @@ def parse(text: str) -> Technique:
         raise ForetraceError('`do=""` names no technique; write for example `do="prefetch-data workers=4"`.')
     kind = technique(words[0])
     known = {each.name: each for each in kind.parameters()}
-    given: dict[str, Any] = {}
-    for word in _joined(words[1:]):
-        key, equals, value = word.partition("=")
-        key = key.replace("-", "_")
-        if not equals:
-            raise ForetraceError(f"{kind.name}: {word!r} is no key=value; it takes {_listed(known)}.")
-        if key not in known:
-            close = near(key, known)
-            hint = f"did you mean {close[0]}=?" if close else f"it takes {_listed(known)}."
-            raise ForetraceError(f"{kind.name} has no parameter {key}; {hint}")
-        if known[key].field in given:
-            raise ForetraceError(f"{kind.name}: {key} is given twice; keep one.")
-        given[known[key].field] = _convert(kind.name, known[key], value)
+    given = {
+        known[key].field: _convert(kind.name, known[key], value)
+        for key, value in keyed(_joined(words[1:]), known, kind.name).items()
+    }
     missing = [each.name for each in known.values() if each.required and each.field not in given]
     if missing:
         raise ForetraceError(f"{kind.name} needs {' and '.join(f'{name}=' for name in missing)}.")
@@ -66,32 +57,28 @@ def parse_all(texts: Iterable[str]) -> tuple[Technique, ...]:
     return tuple(parse(text) for text in texts)
 
 
-def _convert(name: str, to: Parameter, value: str) -> Any:
-    readers: dict[str, Callable[[str], Any]] = {"float": float, "int": int, "bool": _boolean, "str": str}
-    try:
-        result = readers[to.type](value)
-    except ValueError as error:
-        raise ForetraceError(f"{name}: {to.name}={value} is not {_article(to.type)}.") from error
-    if to.type == "float" and not isfinite(result):
-        raise ForetraceError(f"{name}: {to.name}={value} is not a finite number.")
-    if to.choices:
-        result = resolve(str(result), to.choices) or result
-    if to.choices and result not in to.choices:
-        raise ForetraceError(f"{name}: {to.name}={value} is not one of {', '.join(to.choices)}.")
-    return result
-
-
 def _boolean(value: str) -> bool:
-    if value.lower() in _TRUE:
-        return True
-    if value.lower() in _FALSE:
-        return False
+    if value.lower() in (*_TRUE, *_FALSE):
+        return value.lower() in _TRUE
     raise ValueError(value)
 
 
-def _article(kind: str) -> str:
-    return {"float": "a number", "int": "a whole number", "bool": "yes or no", "str": "text"}[kind]
+_READERS: dict[str, tuple[Callable[[str], Any], str]] = {
+    "float": (float, "a number"), "int": (int, "a whole number"), "bool": (_boolean, "yes or no"), "str": (str, "text"),
+}  # fmt: skip
 
 
-def _listed(known: dict[str, Parameter]) -> str:
-    return ", ".join(f"{name}=" for name in known) or "no parameters"
+def _convert(name: str, to: Parameter, value: str) -> Any:
+    read, wanted = _READERS[to.type]
+    try:
+        result = read(value)
+    except ValueError as error:
+        raise ForetraceError(f"{name}: {to.name}={value} is not {wanted}.") from error
+    if to.type == "float" and not isfinite(result):
+        raise ForetraceError(f"{name}: {to.name}={value} is not a finite number.")
+    if not to.choices:
+        return result
+    chosen = resolve(str(result), to.choices) or result
+    if chosen not in to.choices:
+        raise ForetraceError(f"{name}: {to.name}={value} is not one of {', '.join(to.choices)}.")
+    return chosen

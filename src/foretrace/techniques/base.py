@@ -8,11 +8,13 @@ then the technique works with the central value and `predict` records the plausi
 
 from __future__ import annotations
 
+import re
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, MISSING, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from math import isfinite
+from typing import Any, ClassVar, Literal
 
 from foretrace.cost.operators.operator import Operator
 from foretrace.errors import CycleError, NotApplicableError
@@ -20,10 +22,7 @@ from foretrace.graph.sound import sound
 from foretrace.graph.taskgraph import Assumption, TaskGraph
 from foretrace.techniques.each_rank import first_rank, on_each_rank
 from foretrace.techniques.settle import settle
-
-if TYPE_CHECKING:
-    from foretrace.training.training import Training
-
+from foretrace.training.training import Training
 
 CONTRADICTS = "the order in this recording contradicts the change"
 Across = Literal["", "each", "all"]
@@ -90,7 +89,7 @@ class Technique(ABC):
     Subclasses set the class variables and write `change` and, where there is a real thing, `realise`.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str]  # that of the class, as it is written: PrefetchData is "prefetch-data"
     summary: ClassVar[str]  # one line
     source: ClassVar[str]  # paper and section, or documentation, that the rule comes from
     effort: ClassVar[str] = ""  # what it costs to do, in a few words: lines to write, memory, numerics
@@ -99,9 +98,13 @@ class Technique(ABC):
     # On the graph of several ranks: "all" is right on the whole, "each" on every rank alone, "" on one rank only.
     across: ClassVar[Across] = ""
 
+    def __init_subclass__(cls) -> None:
+        if "summary" in vars(cls) and not hasattr(cls, "name"):  # what several share has no summary
+            cls.name = re.sub(r"(?<=.)([A-Z])", r"-\1", cls.__name__).lower()
+
     @abstractmethod
     def change(self, graph: TaskGraph) -> TaskGraph:
-        """The graph after this technique, changes noted; raises NotApplicableError with a reason."""
+        """The graph after this technique, changes noted without its name; raises NotApplicableError with a reason."""
 
     def predict(self, graph: TaskGraph) -> TaskGraph:
         """The graph after this technique, with its changes and assumptions noted. Never alters `graph`.
@@ -113,11 +116,17 @@ class Technique(ABC):
         if several and not self.across:
             raise self.refuse("it reckons with one rank, not with a graph of several; name one with `rank=`.")
         try:
-            changed = on_each_rank(graph, self.change) if several and self.across == "each" else self.change(graph)
+            changed = on_each_rank(graph, self.signed) if several and self.across == "each" else self.signed(graph)
             return settle(graph, sound(changed), self.name).noted(assumptions=self.uncertain(graph))
         except CycleError as error:  # never on a recording that was built right: the cross counts it as a bug
             where = str(error).partition(" through ")[2].removesuffix(".")
             raise self.refuse(f"{CONTRADICTS}: {where} would wait for each other.") from error
+
+    def signed(self, graph: TaskGraph) -> TaskGraph:
+        """What `change` makes of a graph, with this technique's name under all that it noted."""
+        changed, before = self.change(graph), len(graph.changes)
+        made = (each if each.technique else replace(each, technique=self.name) for each in changed.changes[before:])
+        return replace(changed, changes=(*changed.changes[:before], *made))
 
     def apply(self, training: Training) -> Training:
         """The training with this technique for real, made from a copy; never alters `training`.
@@ -178,6 +187,13 @@ class Technique(ABC):
         """The error that says why this technique does not fit."""
         return NotApplicableError(f"{self.name}: {reason}")
 
+    def need_positive(self, *fields: str) -> None:
+        """Refuse what the user gave of these fields unless it is finite and above 0."""
+        for name in fields:
+            value = getattr(self, name)
+            if value is not None and not (isfinite(value) and value > 0):
+                raise self.refuse(f"{name}={value} must be a number above 0.")
+
     def __str__(self) -> str:
         """The technique as it is written on the command line."""
         values = ((each.name, getattr(self, each.field), each.default) for each in self.parameters())
@@ -186,7 +202,7 @@ class Technique(ABC):
 
     @classmethod
     def parameters(cls) -> tuple[Parameter, ...]:
-        """All parameters in their order."""
+        """All parameters: what the user decides, then what stands for a number, each in the order of the fields."""
         return tuple(
             Parameter(
                 name=each.metadata.get("key") or each.name,
@@ -200,5 +216,5 @@ class Technique(ABC):
                 prior=each.metadata.get("prior"),
                 larger_is=each.metadata.get("larger_is", "slower"),
             )
-            for each in fields(cls)
+            for each in sorted(fields(cls), key=lambda each: "larger_is" in each.metadata)
         )

@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from foretrace.arrays import Int64, Mask
 from foretrace.errors import NotApplicableError
 from foretrace.graph.assemble import assemble, part_of
 from foretrace.graph.clock import joint_rows, own_marks
 from foretrace.graph.taskgraph import EDGE_COLUMNS, TASK_COLUMNS, Assumption, Change, EdgeKind, TaskGraph, TaskKind
 from foretrace.simulate.replay import replay
-
-Int64 = npt.NDArray[np.int64]
 
 _TIES = (TaskKind.ARRIVAL, TaskKind.COLLECTIVE, TaskKind.MARK)
 
@@ -55,7 +54,7 @@ class _Part:
 
     rank: int
     rows: Int64
-    inside: npt.NDArray[np.bool_]  # edges of the joined graph
+    inside: Mask  # edges of the joined graph
     graph: TaskGraph
 
 
@@ -95,7 +94,9 @@ def _together(graph: TaskGraph, parts: Sequence[_Part], changed: Sequence[TaskGr
     n = 0
     for part, after in zip(parts, changed, strict=True):
         before, now = _ties(part.graph), _ties(after)
-        if not _same_ties(part.graph, after, before, now):
+        columns = ("kind", "lane", "recorded")
+        pairs = ((getattr(part.graph, key)[before], getattr(after, key)[now]) for key in columns)
+        if not all(np.array_equal(was, new) for was, new in pairs):
             raise NotApplicableError(
                 f"it changes which collectives rank {part.rank} takes part in, which all ranks share; look at one rank "
                 "with `rank=`."
@@ -148,14 +149,6 @@ def _ties(graph: TaskGraph) -> Int64:
     """Rows that may tie ranks together, in an order that a change keeps: by kind, lane, recorded start and name."""
     rows = np.flatnonzero(np.isin(graph.kind, _TIES))
     return rows[np.lexsort((rows, graph.recorded[rows], graph.lane[rows], graph.kind[rows]))]
-
-
-def _same_ties(before: TaskGraph, after: TaskGraph, was: Int64, now: Int64) -> bool:
-    """Whether the same tasks are there: of the same kinds, on the same lanes, recorded at the same times."""
-    columns = ("kind", "lane", "recorded")
-    return len(was) == len(now) and all(
-        np.array_equal(getattr(before, key)[was], getattr(after, key)[now]) for key in columns
-    )
 
 
 _TABLE = {"name": "names", "op": "names", "layer": "layers", "shape": "shapes"}

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from foretrace.arrays import Int64
 from foretrace.graph.taskgraph import EdgeKind, Phase, TaskKind
 from foretrace.simulate.breakdown import over_ranks
 from foretrace.simulate.timeline import Timeline
 from foretrace.trace.trace import LaneKind
-
-Int64 = npt.NDArray[np.int64]
 
 _SHOWN = 0.1  # parts below this share of the step are left out
 _WAITS = {
@@ -92,7 +91,7 @@ def why_not_more(timeline: Timeline) -> str:
         return said
     waits = over_ranks(graph, timeline.start, timeline.end).mean_s()["launch_bound"]
     if waits >= _SHOWN * total:
-        said += f"; the device waits {_milli(waits)} per step for launches"
+        said += f"; the device waits {1e3 * waits:.3g} ms per step for launches"
     return said
 
 
@@ -121,7 +120,3 @@ def _label(number: int, of_phase: int, link: int) -> str:
 
 def _share(part: PathPart, total: float) -> str:
     return f"{100 * part.time_s / total:.0f} %" if total else "0 %"
-
-
-def _milli(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g} ms"

@@ -29,7 +29,7 @@ HOMES = {
     "PartialBackprop": "distributed.partial_backprop",
     "Contention": "data.contention",
     "FasterDevice": "compute.faster_device",
-    "ReplaceKernel": "compute.replace_kernel",
+    "ReplaceKernel": "selection",
     "Scale": "selection",
     "Remove": "selection",
 }

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from foretrace.arrays import Int64, Mask
 from foretrace.graph.insert import edge_columns, extend
 from foretrace.graph.taskgraph import EDGE_COLUMNS, NO_RELEASE, TASK_COLUMNS, Change, EdgeKind, Phase, TaskGraph
-
-Int64 = npt.NDArray[np.int64]
 
 _ORDER = (EdgeKind.PROGRAM, EdgeKind.STREAM)
 _NOT_AGAIN = (EdgeKind.QUEUE, EdgeKind.CONTENTION)  # how full a queue is, and who meets whom, is another matter
@@ -162,7 +161,7 @@ def _chained(
 def _rerouted(
     graph: TaskGraph,
     old: dict[str, npt.NDArray[Any]],
-    along: npt.NDArray[np.bool_],
+    along: Mask,
     tails: Mapping[int, int],
     launched: Mapping[int, int],
 ) -> None:

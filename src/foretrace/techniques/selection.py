@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, fields
-from typing import ClassVar
 
 import numpy as np
 
@@ -13,14 +12,14 @@ from foretrace.graph import edit
 from foretrace.graph.select import select
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.simulate.replay import replay
-from foretrace.techniques.base import Across, Technique, parameter
+from foretrace.techniques.base import Technique, parameter
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Selection(Technique):
     """Parameters that choose tasks; every one given must hold."""
 
-    across: ClassVar[Across] = "all"
+    across = "all"
 
     named: str | None = parameter(
         None, key="name", doc="pattern over the task's name: * and ? are wildcards, | separates alternatives"
@@ -59,30 +58,28 @@ class _Selection(Technique):
 class Scale(_Selection):
     """Chosen tasks take `by` times as long."""
 
-    name: ClassVar[str] = "scale"
-    summary: ClassVar[str] = "chosen tasks take a given factor of their time"
-    source: ClassVar[str] = "Daydream (ATC 2020), section 4.3: primitives select and scale"
-    not_applied: ClassVar[str] = "it supposes a speed and does not say how to reach it."
+    summary = "chosen tasks take a given factor of their time"
+    source = "Daydream (ATC 2020), section 4.3: primitives select and scale"
+    not_applied = "it supposes a speed and does not say how to reach it."
 
     by: float = parameter(doc="factor on the duration: 0.5 is twice as fast", unit="×")
 
     def change(self, graph: TaskGraph) -> TaskGraph:
         if not self.by >= 0:
             raise self.refuse(f"by={self.by} is below 0; give by=0.5 for half the time.")
-        return edit.scale(graph, self.chosen(graph), self.by, technique=self.name)
+        return edit.scale(graph, self.chosen(graph), self.by)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Remove(_Selection):
     """Chosen tasks are gone, kernels together with their launches."""
 
-    name: ClassVar[str] = "remove"
-    summary: ClassVar[str] = "chosen tasks are gone, device tasks together with their launches"
-    source: ClassVar[str] = "Daydream (ATC 2020), section 4.3: primitives select and remove"
-    not_applied: ClassVar[str] = "it supposes that work is gone and does not say what does it instead."
+    summary = "chosen tasks are gone, device tasks together with their launches"
+    source = "Daydream (ATC 2020), section 4.3: primitives select and remove"
+    not_applied = "it supposes that work is gone and does not say what does it instead."
 
     def change(self, graph: TaskGraph) -> TaskGraph:
-        changed = edit.remove(graph, self.chosen(graph), technique=self.name)
+        changed = edit.remove(graph, self.chosen(graph))
         _, end = replay(changed)
         nothing = changed.n_steps and not np.diff(end[changed.marks]).any()  # or what is left runs beside the steps
         if nothing or not (changed.dur[~changed.gone & (changed.step >= 0)] > 0).any():
@@ -106,3 +103,36 @@ def _common(graph: TaskGraph) -> str:
         time[name] += dur
     names = [graph.names[index] for index, _ in time.most_common(4)]
     return "the names with most time are " + ", ".join(name if len(name) < 60 else name[:57] + "..." for name in names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplaceKernel(_Selection):
+    """Every chosen task takes `time_us`; with `count`, only so many of each rank's step are left."""
+
+    summary = "your own time for chosen kernels or operators"
+    source = "Daydream (ATC 2020), section 4.3: primitives select, scale and insert"
+    not_applied = "the kernel is yours: put it into the model, record again, and compare the recordings."
+
+    time_us: float = parameter(doc="time of one task, measured or promised", unit="µs")
+    count: int | None = parameter(None, doc="tasks per step that do the work of all that were chosen")
+
+    def change(self, graph: TaskGraph) -> TaskGraph:
+        if not 0 <= self.time_us < np.inf:
+            raise self.refuse(f"time_us={self.time_us:g} is no time; give microseconds per task, e.g. time_us=25.")
+        if self.count is not None and self.count < 1:
+            raise self.refuse(f"count={self.count} leaves no task; use remove for that, or give 1 or more.")
+        mask = self.chosen(graph) & (graph.dur > 0)
+        if not mask.any():
+            raise self.refuse("the chosen tasks take no time as it is.")
+        if self.count is not None:
+            rows = np.flatnonzero(mask)
+            step = graph.rank[rows].astype(np.int64) * (graph.n_steps + 1) + graph.step[rows]
+            place = np.arange(len(rows)) - np.searchsorted(np.sort(step), np.sort(step))
+            rank = np.empty(len(rows), dtype=np.int64)
+            rank[np.argsort(step, kind="stable")] = place
+            surplus = graph.mask(rows[rank >= self.count])
+            if surplus.any():
+                graph = edit.remove(graph, surplus)
+                mask &= ~surplus
+        what = f"gave {{}} {self.time_us:g} µs each"
+        return edit.retime(graph, mask, np.full(int(mask.sum()), 1e3 * self.time_us), what=what)

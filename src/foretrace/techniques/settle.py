@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Int64, Mask
 from foretrace.errors import NotApplicableError
 from foretrace.graph.clock import host_runs_ahead, measure_on_device
 from foretrace.graph.edit import cut
 from foretrace.graph.taskgraph import Assumption, EdgeKind, TaskGraph
 from foretrace.simulate.replay import replay
-
-Int64 = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 
 def settle(before: TaskGraph, after: TaskGraph, technique: str) -> TaskGraph:

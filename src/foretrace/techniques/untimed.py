@@ -12,12 +12,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Float64
 from foretrace.cost.operators.twins import Ratios
 from foretrace.techniques.base import Prior
-
-Float64 = npt.NDArray[np.float64]
 
 _LEAST_STRAY = 1.3  # calls of one name differ by at least so much in what a change does to them
 

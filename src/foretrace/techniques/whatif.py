@@ -20,8 +20,8 @@ from itertools import pairwise
 from math import hypot
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Mask
 from foretrace.graph.taskgraph import Assumption, Carried, Change, TaskGraph
 from foretrace.simulate.doubt import assumed, work_between
 from foretrace.simulate.noise import Figure, Interval, between
@@ -172,16 +172,8 @@ class WhatIf:
                 work_s = work_between(graph, (low, high))  # hidden now, a later change may uncover it
             if not max(each.faster_s, each.slower_s, *work_s) > 0:
                 continue
-            carried.append(
-                Carried(
-                    source=source,
-                    faster_s=each.faster_s,
-                    slower_s=each.slower_s,
-                    of_s=self.after_s,
-                    why=each.assumption.why,
-                    work_s=work_s,
-                )
-            )
+            shift = {"faster_s": each.faster_s, "slower_s": each.slower_s, "of_s": self.after_s}
+            carried.append(Carried(source=source, why=each.assumption.why, work_s=work_s, **shift))
         return replace(graph, info=replace(graph.info, carried=(*graph.info.carried, *carried)))
 
     @property
@@ -253,14 +245,8 @@ def _weigh(
     graph: TaskGraph, techniques: Sequence[Technique], assumption: Assumption, after_s: float, stage: int
 ) -> Weighed:
     """The end of the chain with one assumption of its first technique at either end."""
-    low, high = _ends(graph, techniques, assumption)
-    return Weighed(
-        assumption=assumption,
-        at_low_s=simulate(low).step_time_s,
-        at_high_s=simulate(high).step_time_s,
-        after_s=after_s,
-        stage=stage,
-    )
+    low_s, high_s = (simulate(each).step_time_s for each in _ends(graph, techniques, assumption))
+    return Weighed(assumption=assumption, at_low_s=low_s, at_high_s=high_s, after_s=after_s, stage=stage)
 
 
 def _ends(graph: TaskGraph, techniques: Sequence[Technique], assumption: Assumption) -> tuple[TaskGraph, TaskGraph]:
@@ -275,20 +261,31 @@ def _ends(graph: TaskGraph, techniques: Sequence[Technique], assumption: Assumpt
     return changed(assumption.low), changed(assumption.high)
 
 
+def _around_1(
+    name: str,
+    ends: tuple[float, float],
+    why: str,
+    step_s: tuple[float, float],
+    after: Timeline,
+    before_s: tuple[float, float] | None = None,
+) -> Weighed:
+    """A factor around 1 that no technique assumes, from one of `ends` to the other, and the step there."""
+    low, high = ends
+    assumption = Assumption(technique="", name=name, value=1.0, low=low, high=high, unit="×", why=why)
+    (low_s, high_s), after_s = step_s, after.step_time_s
+    return Weighed(assumption=assumption, at_low_s=low_s, at_high_s=high_s, after_s=after_s, before_s=before_s)
+
+
 def estimates(before: Timeline, after: Timeline) -> list[Weighed]:
     """What was not recorded but estimated, before the change and after it."""
     was, now = ({each.source: each for each in timeline.shifts} for timeline in (before, after))
     found = []
     for source, said in {**was, **now}.items():
-        ends = [
+        before_s, step_s = (
             (held.at_low_s, held.at_high_s) if (held := shifts.get(source)) else (timeline.step_time_s,) * 2
             for shifts, timeline in ((was, before), (now, after))
-        ]
-        assumption = Assumption(
-            technique="", name=f"estimates by {source}", value=1.0, low=said.low, high=said.high, unit="×", why=said.why
         )
-        (low_s, high_s), step_s = ends[1], after.step_time_s
-        found.append(Weighed(assumption=assumption, at_low_s=low_s, at_high_s=high_s, after_s=step_s, before_s=ends[0]))
+        found.append(_around_1(f"estimates by {source}", (said.low, said.high), said.why, step_s, after, before_s))
     return found
 
 
@@ -307,38 +304,21 @@ def unverified(graph: TaskGraph, techniques: Sequence[Technique], timelines: Seq
     )
     if not claimed_s:
         return []
-    assumption = Assumption(
-        technique="",
-        name="change on a GPU",
-        value=1.0,
-        low=1 - UNVERIFIED,
-        high=1 + UNVERIFIED,
-        unit="×",
-        why="verified on processors alone, where 80 % of the predictions are off by less than that share of the change",
-    )
-    after_s, off_s = steps[-1], UNVERIFIED * claimed_s
-    return [
-        Weighed(assumption=assumption, at_low_s=max(after_s - off_s, 0.0), at_high_s=after_s + off_s, after_s=after_s)
-    ]
+    why = "verified on processors alone, where 80 % of the predictions are off by less than that share of the change"
+    off_s = UNVERIFIED * claimed_s
+    step_s = max(steps[-1] - off_s, 0.0), steps[-1] + off_s
+    return [_around_1("change on a GPU", (1 - UNVERIFIED, 1 + UNVERIFIED), why, step_s, timelines[-1])]
 
 
 def unexplained(after: Timeline) -> list[Weighed]:
     """Waits that the recording shows and no edge explains: what caused them may go with a change, or stay."""
-    graph = after.graph
-    if int(graph.delay[~graph.gone].sum()) < _FEW_WAITS * after.step_time_s * 1e9 * max(graph.n_steps, 1):
+    graph, step_s = after.graph, after.step_time_s
+    if int(graph.delay[~graph.gone].sum()) < _FEW_WAITS * step_s * 1e9 * max(graph.n_steps, 1):
         return []
     _, end = replay(graph.with_columns(delay=np.zeros_like(graph.delay)))
-    without_s = float(np.median(np.diff(end[graph.marks]))) / 1e9 if graph.n_steps else after.step_time_s
+    without_s = float(np.median(np.diff(end[graph.marks]))) / 1e9 if graph.n_steps else step_s
     why = "nothing in the recording explains them; what caused them may go with the change, or stay"
-    assumption = Assumption(technique="", name="unexplained waits", value=1.0, low=0.0, high=1.0, unit="×", why=why)
-    return [
-        Weighed(
-            assumption=assumption,
-            at_low_s=min(without_s, after.step_time_s),
-            at_high_s=after.step_time_s,
-            after_s=after.step_time_s,
-        )
-    ]
+    return [_around_1("unexplained waits", (0.0, 1.0), why, (min(without_s, step_s), step_s), after)]
 
 
 def company(before: Timeline, after: Timeline) -> list[Weighed]:
@@ -348,7 +328,7 @@ def company(before: Timeline, after: Timeline) -> list[Weighed]:
     if change is None or assumption is None:
         return []
 
-    def step_s(mask: npt.NDArray[np.bool_], by: float) -> float:
+    def step_s(mask: Mask, by: float) -> float:
         dur = np.where(mask, np.rint(after.graph.dur * by).astype(np.int64), after.graph.dur)
         return simulate(after.graph.with_columns(dur=dur)).step_time_s
 

@@ -151,7 +151,7 @@ class _Played:
 
     def __init__(self, steps: Stepping) -> None:
         self.steps, self.broken, self.idle = steps, "", ""
-        while steps.run(max_events=steps.events + 1).stopped:
+        while steps.run(max_events=steps.state.events + 1).stopped:
             try:
                 steps.check()
             except AssertionError as error:

@@ -112,24 +112,17 @@ def _plain(loader: Any, batch_size: int, *, drop_last: bool) -> Batches:
     """A torch DataLoader in place of the one that accelerate wrapped: techniques change its settings."""
     from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
+    names = ("collate_fn", "num_workers", "pin_memory", "worker_init_fn", "persistent_workers")
+    settings: dict[str, Any] = {name: getattr(loader, name) for name in names}
+    if loader.num_workers:
+        settings["prefetch_factor"] = loader.prefetch_factor
     sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
-    order: dict[str, Any] = {"sampler": sampler}
     if isinstance(sampler, RandomSampler):
-        order = {"shuffle": True, "generator": sampler.generator}
-    elif isinstance(sampler, SequentialSampler):
-        order = {}
-    return DataLoader(
-        loader.dataset,
-        batch_size=batch_size,
-        collate_fn=loader.collate_fn,
-        num_workers=loader.num_workers,
-        pin_memory=loader.pin_memory,
-        drop_last=drop_last or bool(getattr(loader.batch_sampler, "drop_last", False)),
-        worker_init_fn=loader.worker_init_fn,
-        prefetch_factor=loader.prefetch_factor if loader.num_workers else None,
-        persistent_workers=loader.persistent_workers,
-        **order,
-    )
+        settings |= {"shuffle": True, "generator": sampler.generator}
+    elif not isinstance(sampler, SequentialSampler):
+        settings["sampler"] = sampler
+    drop_last = drop_last or bool(getattr(loader.batch_sampler, "drop_last", False))
+    return DataLoader(loader.dataset, batch_size=batch_size, drop_last=drop_last, **settings)
 
 
 def _computed(trainer: Any, model: nn.Module, batch: Batch) -> Tensor:

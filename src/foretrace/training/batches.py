@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 Batch = Any
 Batches = Iterable[Batch]
 
+_SETTINGS = (
+    "batch_size", "num_workers", "collate_fn", "pin_memory", "drop_last", "timeout", "worker_init_fn", "generator",
+    "persistent_workers",
+)  # fmt: skip
+
 
 @dataclass(frozen=True, kw_only=True)
 class Resident:
@@ -70,17 +75,8 @@ def rebuilt(loader: Batches, **changes: Any) -> DataLoader[Any]:
         )
     if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
         raise NotApplicableError("the DataLoader has a batch sampler of its own; give it a batch_size instead.")
-    settings: dict[str, Any] = {
-        "batch_size": loader.batch_size,
-        "shuffle": isinstance(loader.sampler, RandomSampler),
-        "num_workers": loader.num_workers,
-        "collate_fn": loader.collate_fn,
-        "pin_memory": loader.pin_memory,
-        "drop_last": loader.drop_last,
-        "timeout": loader.timeout,
-        "worker_init_fn": loader.worker_init_fn,
-        "generator": loader.generator,
-        "persistent_workers": loader.persistent_workers,
+    settings = {name: getattr(loader, name) for name in _SETTINGS} | {
+        "shuffle": isinstance(loader.sampler, RandomSampler)
     }
     if not isinstance(loader.sampler, (RandomSampler, SequentialSampler)):
         settings |= {"sampler": loader.sampler, "shuffle": None}  # an order of its own

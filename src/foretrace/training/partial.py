@@ -14,15 +14,15 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
+import numpy as np
 
+from foretrace.arrays import Float64, Int64
 from foretrace.errors import NotApplicableError
 from foretrace.training.batches import Batch
 from foretrace.training.training import Training, plain_step
 
 if TYPE_CHECKING:
-    from torch.utils.hooks import RemovableHandle
+    from torch import Tensor, nn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,16 +34,18 @@ class BlockSequence:
 
     def groups(self, count: int) -> tuple[int, ...]:
         """The group of every block, 0 at the output, so that groups cost about the same. count: at most the blocks."""
-        total, gone = sum(self.cost_s) or 1.0, 0.0
-        found: list[int] = []
-        left = len(self.blocks)
-        for cost in reversed(self.cost_s):
-            group = min(int(count * (gone + cost / 2) / total), count - 1)
-            former = found[-1] if found else 0
-            group = min(max(group, former, count - left), former + bool(found))  # no group stays empty
-            found.append(group)
-            gone, left = gone + cost, left - 1
-        return tuple(reversed(found))
+        return tuple(grouped(np.array(self.cost_s[::-1]), count)[::-1].tolist())
+
+
+def grouped(cost: Float64, groups: int) -> Int64:
+    """The group of every part of a backward pass in its order, so that groups cost about the same; none is empty."""
+    total, count = float(cost.sum()) or 1.0, len(cost)
+    middle = (np.cumsum(cost) - cost / 2) / total
+    found = np.minimum((groups * middle).astype(np.int64), groups - 1)
+    for i in range(count):
+        former = int(found[i - 1]) if i else 0
+        found[i] = min(max(int(found[i]), former, groups - (count - i)), former + (i > 0))
+    return found
 
 
 def depth(rank: int, step: int, workers: int) -> int:
@@ -67,6 +69,8 @@ def find_chain(training: Training, name: str) -> BlockSequence:
     Blocks are the children of the model; lists and sequences of modules, and modules that hold such a list, are taken
     apart. Raises NotApplicableError, in the name of a technique, where a block with parameters is called twice.
     """
+    import torch
+
     model = copy.deepcopy(training.model)
     calls: list[str] = []
     spent: dict[str, float] = {}
@@ -109,6 +113,8 @@ def find_chain(training: Training, name: str) -> BlockSequence:
 
 
 def _parts(module: nn.Module, prefix: str) -> Iterator[str]:
+    from torch import nn
+
     for name, child in module.named_children():
         holds = any(isinstance(each, nn.ModuleList) for each in child.children())
         if holds or isinstance(child, (nn.Sequential, nn.ModuleList)):
@@ -158,6 +164,7 @@ class PartialStep:
 
     def average(self, model: nn.Module, mine: int) -> None:
         """Give every parameter the mean of the gradients of those workers that computed it."""
+        import torch
         import torch.distributed as dist
 
         named = dict(model.named_parameters())
@@ -168,12 +175,11 @@ class PartialStep:
             if not parameters or self.workers == 1:
                 continue
             have = mine > group
-            flat = torch.cat(
-                [
-                    (each.grad if have and each.grad is not None else torch.zeros_like(each)).reshape(-1)
-                    for each in parameters
-                ]
-            )
+            grads = (each.grad if have else None for each in parameters)
+            flat = torch.cat([
+                (torch.zeros_like(each) if grad is None else grad).reshape(-1)
+                for each, grad in zip(parameters, grads, strict=True)
+            ])  # fmt: skip
             many = contributors(group, self.count, self.workers)
             if many == 1:  # only the deepest worker has them
                 deepest = (self.workers - 1 - self.step) % self.workers
@@ -188,11 +194,12 @@ class PartialStep:
 @contextmanager
 def _grad_from(block: nn.Module) -> Iterator[None]:
     """No gradients until this block is called."""
+    import torch
 
     def enable(*_: Any) -> None:
         torch.set_grad_enabled(True)
 
-    handle: RemovableHandle = block.register_forward_pre_hook(enable)
+    handle = block.register_forward_pre_hook(enable)
     torch.set_grad_enabled(False)
     try:
         yield

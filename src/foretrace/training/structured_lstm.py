@@ -43,14 +43,6 @@ class Kept:
         for i, columns in enumerate(self.columns.unbind(0)):
             yield columns, slice(i * self.span, min((i + 1) * self.span, time_steps))
 
-    def mask(self, time_steps: int) -> Tensor:
-        """The same as a mask to multiply with, [time, 1, units]; for tests and explanations."""
-        units = round(self.scale * self.columns.shape[1])
-        mask = torch.zeros(time_steps, 1, units)
-        for columns, steps in self.parts(time_steps):
-            mask[steps, :, columns] = self.scale
-        return mask
-
 
 Drop = Kept | Tensor | None  # a selection; a mask [time, batch or 1, units]; nothing dropped
 

@@ -10,12 +10,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
 from foretrace.cost.operators.operator import Operator
-
-if TYPE_CHECKING:
-    from foretrace.training.structured_lstm import Drop
 
 DRAW, FORWARD, BACKWARD, WEIGHT = "draw", "forward", "backward", "weight"
 INPUT, RECURRENT = "input", "recurrent"
@@ -41,75 +37,43 @@ class LayerPart:
 
 def prepared_part(operator: Operator) -> Callable[[], object]:
     """What `LayerPart.operator` stands for, ready to be called."""
+    import torch
+
+    from foretrace.training import structured_lstm as lstm
+
     settings = json.loads(operator.concrete[2])
     p, span = settings.pop("p"), settings.pop("span")
     part = LayerPart(**settings)
-    drop = _draw(part, p, span)
-    if part.what == DRAW:
-        return drop
-    if part.what == WEIGHT:
-        return _weight(part, drop())
-    if part.connection == INPUT:
-        return _input(part, drop())
-    return _recurrent(part, drop())
-
-
-def _draw(part: LayerPart, p: float, span: int | None) -> Callable[[], Drop]:
-    import torch
-
-    from foretrace.training.structured_lstm import keep_elements, keep_units
-
+    steps, batch, units = part.time_steps, part.batch, part.units
     like = torch.empty(0)
-    if span is None:
-        return lambda: keep_elements((part.time_steps, part.batch, part.units), p, like)
-    return lambda: keep_units(part.units, part.time_steps, p, span or part.time_steps)
 
+    def draw() -> lstm.Drop:
+        if span is None:
+            return lstm.keep_elements((steps, batch, units), p, like)
+        return lstm.keep_units(units, steps, p, span or steps)
 
-def _weight(part: LayerPart, drop: Drop) -> Callable[[], object]:
-    import torch
-
-    from foretrace.training.structured_lstm import Kept, weight_gradient
-
-    width = drop.columns.shape[1] if isinstance(drop, Kept) else part.units
-    fed = torch.randn(part.time_steps, part.batch, width)
-    d_gates = torch.randn(part.time_steps, part.batch, part.gates)
-    return lambda: weight_gradient(d_gates, fed, drop, part.units)
-
-
-def _input(part: LayerPart, drop: Drop) -> Callable[[], object]:
-    import torch
-
-    from foretrace.training.structured_lstm import input_gradient, project, smaller_weights
-
-    weight, bias = torch.randn(part.gates, part.units), torch.randn(part.gates)
-    if part.what == FORWARD:
-        x = torch.randn(part.time_steps, part.batch, part.units)
-        return lambda: project(x, weight, bias, drop)
-    smaller = smaller_weights(weight, drop, part.time_steps)
-    d_gates = torch.randn(part.time_steps, part.batch, part.gates)
-    return lambda: input_gradient(d_gates, smaller, drop, part.units)
-
-
-def _recurrent(part: LayerPart, drop: Drop) -> Callable[[], object]:
-    import torch
-
-    from foretrace.training.structured_lstm import Kept, feed_back, pass_back, smaller_weights
-
-    weight = torch.randn(part.gates, part.units)
-    h = torch.randn(part.time_steps, part.batch, part.units).unbind(0)
-    gates = torch.randn(part.time_steps, part.batch, part.gates).unbind(0)
+    if part.what == DRAW:
+        return draw
+    drop = draw()
+    width = drop.columns.shape[1] if isinstance(drop, lstm.Kept) else units
+    fed, x = torch.randn(steps, batch, width), torch.randn(steps, batch, units)
+    gates, weight, bias = torch.randn(steps, batch, part.gates), torch.randn(part.gates, units), torch.randn(part.gates)
+    smaller = lstm.smaller_weights(weight, drop, steps)
+    if part.what == WEIGHT:
+        return lambda: lstm.weight_gradient(gates, fed, drop, units)
+    if part.connection == INPUT and part.what == FORWARD:
+        return lambda: lstm.project(x, weight, bias, drop)
+    if part.connection == INPUT:
+        return lambda: lstm.input_gradient(gates, smaller, drop, units)
+    pairs = list(zip(gates.unbind(0), x.unbind(0), strict=True))
 
     def forward() -> None:
-        smaller = smaller_weights(weight, drop, part.time_steps)
-        width = drop.columns.shape[1] if isinstance(drop, Kept) else part.units
-        fed = torch.empty(part.time_steps, part.batch, width)
-        for t, (each, into) in enumerate(zip(h, gates, strict=True)):
-            feed_back(into, each, t, smaller, drop, fed)
-
-    smaller = smaller_weights(weight, drop, part.time_steps)
+        gathered, into = lstm.smaller_weights(weight, drop, steps), torch.empty(steps, batch, width)
+        for t, (of_step, h) in enumerate(pairs):
+            lstm.feed_back(of_step, h, t, gathered, drop, into)
 
     def backward() -> None:
-        for t, (into, each) in enumerate(zip(h, gates, strict=True)):
-            pass_back(into, each, t, smaller, drop)
+        for t, (of_step, h) in enumerate(pairs):
+            lstm.pass_back(h, of_step, t, smaller, drop)
 
     return forward if part.what == FORWARD else backward

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from foretrace.errors import NotApplicableError
 from foretrace.training.batches import Batch, Batches, Resident, rebuilt
 from foretrace.training.training import Training, plain_step
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +35,26 @@ class Shared:
         return getattr(self.source, "batch_size", None)
 
 
+class Replicated(DistributedDataParallel):
+    """As its base, and plain values of the model, which losses read, can be read from it.
+
+    Calling a part of the model past `forward` would leave gradients unsynchronised, silently; so that is refused.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            value = getattr(super().__getattr__("module"), name)
+        if callable(value):
+            raise NotApplicableError(
+                f"data-parallel: the loss calls model.{name}, past DistributedDataParallel; call the model itself."
+            )
+        return value
+
+
 def need_group(name: str, workers: int) -> None:
     """Raise NotApplicableError, in the name of a technique, where so many processes have no process group."""
-    from torch import distributed
-
     if not distributed.is_available() or not distributed.is_initialized():
         raise NotApplicableError(
             f"{name}: there is no process group; start {workers} processes (torchrun) that call init_process_group, "
@@ -50,7 +69,6 @@ def shared_loader(loader: Batches, rank: int, workers: int) -> Batches:
 
     A shuffled dataset is dealt out in one order for all epochs (seed 0, the same for all workers).
     """
-    from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
     from torch.utils.data.distributed import DistributedSampler
 
     if isinstance(loader, Resident):
@@ -68,8 +86,6 @@ def sharing(training: Training, name: str) -> Training:
 
     Every worker keeps the batch size of the training: all together take a batch that is so many times as large.
     """
-    from torch import distributed
-
     plain(training, name)
     loader = shared_loader(training.loader, distributed.get_rank(), distributed.get_world_size())
     return replace(training, loader=loader)
@@ -83,10 +99,14 @@ def plain(training: Training, name: str) -> None:
         )
 
 
+def same_start(model: torch.nn.Module) -> None:
+    """Give all workers the parameters and buffers of the first one."""
+    for each in (*model.parameters(), *model.buffers()):
+        distributed.broadcast(each.data, 0)
+
+
 def in_replicas(training: Training, name: str, **options: Any) -> Training:
     """The training with its model in DistributedDataParallel; only the last micro-batch of a step communicates."""
-    from foretrace.training.replicated import Replicated
-
     if not any(each.requires_grad for each in training.model.parameters()):
         raise NotApplicableError(f"{name}: the model has no parameter that is trained.")
     wrapped = Replicated(training.model, **options)
@@ -95,8 +115,6 @@ def in_replicas(training: Training, name: str, **options: Any) -> Training:
 
 def replicas(training: Training, name: str) -> Any:
     """The DistributedDataParallel of a training. Raises NotApplicableError where there is none."""
-    from torch.nn.parallel import DistributedDataParallel
-
     if not isinstance(training.model, DistributedDataParallel):
         raise NotApplicableError(f"{name}: apply data-parallel first; it changes what that one exchanges.")
     return training.model
@@ -131,11 +149,10 @@ def sharded(training: Training, paths: list[str], name: str, *, reshard: bool) -
 
     Raises NotApplicableError where an optimizer has a state already.
     """
-    import torch
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    model, world = training.model, torch.distributed.get_world_size()
+    model, world = training.model, distributed.get_world_size()
     if any(optimizer.state for optimizer in training.optimizers):
         raise NotApplicableError(f"{name}: the optimizer has a state already; shard the model before it is trained.")
     names = {id(parameter): key for key, parameter in model.named_parameters()}
@@ -156,11 +173,6 @@ def sums_by_levels(wrapped: Any, inside: int) -> None:
     Every bucket is reduce-scattered inside, all-reduced across and all-gathered inside by one thread, so that all
     ranks do the same in the same order.
     """
-    from concurrent.futures import ThreadPoolExecutor
-
-    import torch
-    from torch import distributed
-
     world, rank = distributed.get_world_size(), distributed.get_rank()
     near = [distributed.new_group(list(range(i, i + inside))) for i in range(0, world, inside)][rank // inside]
     far = [distributed.new_group(list(range(i, world, inside))) for i in range(inside)][rank % inside]

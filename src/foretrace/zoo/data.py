@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 Draw = Callable[[torch.Generator], Any]
+_RESERVED = 4  # numbers of words
 
 
 class Samples(Dataset[Any]):
@@ -29,9 +30,9 @@ class Samples(Dataset[Any]):
         return self.draw(torch.Generator().manual_seed(self.seed * 1_000_003 + index))
 
 
-def loader(draw: Draw, *, batch_size: int, batches: int = 64) -> DataLoader[Any]:
-    """A DataLoader over synthetic samples, enough for `batches` batches an epoch, in their order."""
-    return DataLoader(Samples(draw, batch_size * batches), batch_size=batch_size, drop_last=True)
+def loader(draw: Draw, *, batch_size: int) -> DataLoader[Any]:
+    """A DataLoader over synthetic samples, enough for 64 batches an epoch, in their order."""
+    return DataLoader(Samples(draw, 64 * batch_size), batch_size=batch_size, drop_last=True)
 
 
 def integer(high: int, generator: torch.Generator) -> int:
@@ -39,17 +40,17 @@ def integer(high: int, generator: torch.Generator) -> int:
     return int(torch.randint(high, (), generator=generator))
 
 
-def sentence(length: int, vocabulary: int, generator: torch.Generator, *, reserved: int = 4) -> Tensor:
+def sentence(length: int, vocabulary: int, generator: torch.Generator) -> Tensor:
     """`length` word numbers (int64) with something to learn: words mostly follow from the word before.
 
-    The first `reserved` numbers are left free for padding, begin, end and mask. Frequent words are more likely, as
+    The first four numbers are left free for padding, begin, end and mask. Frequent words are more likely, as
     in a text.
     """
-    words = vocabulary - reserved
+    words = vocabulary - _RESERVED
     drawn = (torch.rand(length, generator=generator).pow(3) * words).long()
     follows = torch.rand(length, generator=generator) < 0.7
     made = drawn.tolist()
     for i, follow in enumerate(follows.tolist()):
         if follow and i:
             made[i] = (made[i - 1] * 3 + 1) % words
-    return torch.tensor(made) + reserved
+    return torch.tensor(made) + _RESERVED

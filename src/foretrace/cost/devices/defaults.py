@@ -1,4 +1,5 @@
-"""What PyTorch's default settings make of calls on a device: float32 convolutions run in TF32 where it has such units.
+"""The default chain of cost models, and what PyTorch's default settings make of calls: float32 convolutions run in TF32
+where a device has such units.
 
 `torch.backends.cudnn.allow_tf32` is on by default, `torch.backends.cuda.matmul.allow_tf32` is not: products stay
 float32.
@@ -17,13 +18,16 @@ In a training, kernels are slower than those that tables have timed alone, in tw
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from foretrace.cost.calls import Calls, Family, Float64, Precision
-from foretrace.cost.devices.attention import FIRST, FIRST_RANGE
-from foretrace.cost.model import CostModel, Prediction
+from foretrace.cost.devices.attention import FIRST, FIRST_RANGE, FusedAttention
+from foretrace.cost.devices.learned import Learned
+from foretrace.cost.devices.roofline import Roofline
+from foretrace.cost.model import Chain, CostModel, Prediction
 from foretrace.hardware.devices import Device
 
 ROWS_BACK, ROWS_BACK_RANGE = 1.5, (0.67, 1.4)  # and the range of it, relative to itself
@@ -32,6 +36,11 @@ _TENSOR_CORES = (Precision.TF32, Precision.FP16, Precision.BF16)
 _REACHED = 0.8  # share of the bandwidth that a kernel which transposes reaches; as copies do
 _MOVED = (0.3, 1.2)  # what it takes, relative: some kernels read channels first themselves
 TF32_FAMILIES = (Family.CONV, Family.RECURRENT)  # cuDNN's
+
+
+def standard(first: Sequence[CostModel] = ()) -> Chain:
+    """`first`, e.g. measured ones, then the learned ones, fused attention, and the roofline, which knows every call."""
+    return Chain(members=(*first, Learned(), FusedAttention(), Roofline()))
 
 
 def as_run(calls: Calls, device: Device) -> Calls:

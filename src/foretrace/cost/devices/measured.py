@@ -18,9 +18,9 @@ from __future__ import annotations
 import csv
 import io
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from math import isfinite
+from math import isfinite, nan
 from pathlib import Path
 
 import numpy as np
@@ -81,12 +81,9 @@ class Measured(CostModel):
         return self._answer(seconds, low, high, f"measured on {device.short}: {', '.join(self.where) or 'nothing'}")
 
     @classmethod
-    def from_graph(cls, graph: TaskGraph, device: Device | None = None) -> Measured:
-        """Calls of a recording. `device` is where it was made; by default what the recording says.
-
-        Raises ForetraceError where the recording names no device of the catalog and none is given.
-        """
-        device = device or device_of(graph)
+    def from_graph(cls, graph: TaskGraph) -> Measured:
+        """Calls of a recording. Raises ForetraceError where it names no device of the catalog."""
+        device = device_of(graph)
         times = {call: Time.of(values) for call, values in recorded_calls(graph).items()}
         source = Path(graph.info.source).name or "a recording"
         return cls(calls={device.name: times}, where=(f"{source}, {len(times)} calls",))
@@ -198,11 +195,10 @@ def _member(kind: type[Family] | type[Precision], text: str, where: str) -> int:
 
 
 def _number(row: Mapping[str, str], name: str, where: str) -> float:
-    convert: Callable[[str], float] = float
     try:
-        value = convert(row[name] or "")
+        value = float(row[name] or "")
     except (ValueError, KeyError):
-        raise ForetraceError(f"{where}: {name} is {row.get(name)!r}, which is no number.") from None
+        value = nan
     if not isfinite(value):
         raise ForetraceError(f"{where}: {name} is {row.get(name)!r}, which is no number.")
     return value

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foretrace.cost.calls import Calls, Family, Precision
-from foretrace.cost.model import CostModel, Float64, Prediction
+from foretrace.cost.calls import Calls, Family, Float64, Precision
+from foretrace.cost.model import CostModel, Prediction
 from foretrace.hardware.devices import Device
 
 MATRIX = (Family.GEMM, Family.CONV, Family.ATTENTION, Family.RECURRENT)

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.cost.calls import ELEMENT_BYTES, Calls, Family, Precision
+from foretrace.cost.calls import ELEMENT_BYTES, Calls, Family, Float64, Precision
 from foretrace.cost.devices import reached
 from foretrace.cost.devices.measured import device_of, recorded_calls
 from foretrace.cost.devices.reached import REACHED, LoadKind, Reached
 from foretrace.cost.devices.roofline import MATRIX, peak_flops
-from foretrace.cost.model import CostModel, Float64, Prediction
+from foretrace.cost.model import CostModel, Prediction
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.hardware.devices import Device
 
@@ -111,9 +111,18 @@ def filled(calls: Calls, device: Device) -> Float64:
     return np.asarray(waves / np.ceil(waves) * padded, dtype=np.float64)
 
 
+def _element_bytes(calls: Calls) -> Float64:
+    return np.array([ELEMENT_BYTES[each] for each in Precision], dtype=np.float64)[calls.precision]
+
+
+def _rates(device: Device) -> Float64:
+    """FLOP/s that large products reach, by precision."""
+    return np.array([peak_flops(device, each) * share_of_peak(device, each) for each in Precision])
+
+
 def unaligned(calls: Calls) -> npt.NDArray[np.bool_]:
     """Products in 16 bit or less, or TF32, whose rows are no multiple of 16 bytes (n rows)."""
-    size = np.array([ELEMENT_BYTES[Precision(p)] for p in range(len(Precision))], dtype=np.float64)[calls.precision]
+    size = _element_bytes(calls)
     short = np.isin(calls.precision, (Precision.TF32, Precision.FP16, Precision.BF16, Precision.FP8, Precision.INT8))
     odd = (calls.k * size % ALIGNED_BYTES != 0) | (calls.n * size % ALIGNED_BYTES != 0)
     told = calls.flops > 0  # sizes that nobody recorded are all 1, which says nothing
@@ -130,7 +139,7 @@ def typical_s(
     units.
     """
     matrix = np.isin(calls.family, MATRIX)
-    rates = np.array([peak_flops(device, p) * share_of_peak(device, p) for p in Precision])[calls.precision]
+    rates = _rates(device)[calls.precision]
     with np.errstate(divide="ignore", invalid="ignore"):
         compute = np.where(matrix & (calls.flops > 0), calls.flops / rates, 0.0)
     tiled = np.isin(calls.family, (Family.GEMM, Family.CONV)) & (calls.m * calls.n * calls.k > 1)
@@ -215,8 +224,7 @@ def _occupied(calls: Calls, device: Device) -> Float64:
 
 def odd_rows(calls: Calls) -> Mask:
     """Softmax of rows that one warp cannot keep and that are no multiple of 16 bytes (n rows)."""
-    size = np.array([ELEMENT_BYTES[Precision(p)] for p in range(len(Precision))], dtype=np.float64)[calls.precision]
-    uneven = calls.n * size % reached.ROW_BYTES != 0
+    uneven = calls.n * _element_bytes(calls) % reached.ROW_BYTES != 0
     return np.asarray((calls.family == Family.SOFTMAX) & (calls.n > reached.LONG_ROW) & uneven, dtype=np.bool_)
 
 
@@ -269,11 +277,8 @@ def _bandwidth_ratio(source: Device, target: Device, family: Family) -> float:
 
 def _compute_ratios(calls: Calls, source: Device, target: Device) -> Float64:
     """Of products whose sizes are unknown: by the rates alone."""
-    rates = [
-        np.array([peak_flops(device, p) * share_of_peak(device, p) for p in Precision]) for device in (source, target)
-    ]
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.asarray((rates[0] / rates[1])[calls.precision], dtype=np.float64)
+        return np.asarray((_rates(source) / _rates(target))[calls.precision], dtype=np.float64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,25 +290,21 @@ class Scaled(CostModel):
     recorded_s: Mapping[tuple[str, str], float]  # (operator, inputs as JSON text) -> seconds of its kernels
 
     @classmethod
-    def from_graph(cls, graph: TaskGraph, device: Device | None = None) -> Scaled:
-        """The calls of a recording. `device` is where it was made; by default what the recording says.
-
-        Raises ForetraceError where the recording names no device of the catalog and none is given.
-        """
+    def from_graph(cls, graph: TaskGraph) -> Scaled:
+        """The calls of a recording. Raises ForetraceError where it names no device of the catalog."""
         times = {call: float(np.mean(seconds)) for call, seconds in recorded_calls(graph).items()}
-        return cls(source=device or device_of(graph), recorded_s=times)
+        return cls(source=device_of(graph), recorded_s=times)
 
     def predict(self, calls: Calls, device: Device) -> Prediction:
         key = zip(calls.op, calls.text, strict=True)
         seconds = np.array([self.recorded_s.get(each, np.nan) for each in key], dtype=np.float64)
         found = rescale(seconds, calls, self.source, device)
-        same = device == self.source
         matrix = np.isin(calls.family, MATRIX)
         low, high = (np.where(matrix, RANGES["products"][i], RANGES["memory"][i]) for i in (0, 1))
         if device.vendor != self.source.vendor:
             for family, field in ((Family.ATTENTION, "attention"), (Family.CONV, "convolutions")):
                 low[calls.family == family], high[calls.family == family] = STEP_RANGES[field]
-        if same:
+        if device == self.source:
             low, high = np.full(len(calls), 0.95), np.full(len(calls), 1.05)
         why = f"recorded on {self.source.short}, scaled by the typical times of such calls on both devices"
         return self._answer(found, low, high, why)

@@ -13,7 +13,6 @@ from foretrace.cost.calls import Calls, Family, Precision
 from foretrace.cost.devices.roofline import MATRIX, peak_flops
 from foretrace.hardware.devices import Device
 
-Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
 

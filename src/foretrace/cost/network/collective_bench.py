@@ -3,7 +3,7 @@
     table = measure_collectives(rank, workers, sizes=[1 << 20, 4 << 20], kinds=["all-reduce"], repetitions=15)
 
 Every member calls it with the same arguments, and every member gets the same table. It uses the default process group
-where there is one; else it joins one itself (`init_method` or `store`) and leaves it afterwards. Nothing here starts
+where there is one; else it joins one itself (`init_method`) and leaves it afterwards. Nothing here starts
 processes (`cost/network/collectives.py` does), so it can run in network namespaces, containers or on several
 machines.
 
@@ -16,7 +16,6 @@ quartile distance of the same, relative.
 from __future__ import annotations
 
 import datetime
-import gc
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -28,6 +27,7 @@ from numpy.typing import NDArray
 
 from foretrace.cost.network.collective_table import CollectiveSeries, CollectiveTable, series_of, table_of
 from foretrace.cost.network.network import CollectiveKind
+from foretrace.cost.operators.bench import no_collection
 from foretrace.errors import ForetraceError, MissingExtraError
 from foretrace.names import resolve
 
@@ -48,7 +48,6 @@ def measure_collectives(
     repetitions: int = LEAST_REPETITIONS,
     per_node: int = 0,
     init_method: str = "",
-    store: Any = None,
     backend: str = "gloo",
     timeout_s: float = 60.0,
     wanted_spread: float = 0.10,
@@ -66,7 +65,6 @@ def measure_collectives(
         per_node: workers of one machine; 0 where all share one.
         init_method: as of `torch.distributed.init_process_group`, e.g. "tcp://10.0.0.1:29500"; not needed where this
             process has a default group.
-        store: a `torch.distributed.Store` instead of `init_method`.
         backend: "gloo" (processor) or "nccl" (GPU `rank` modulo the GPUs of this machine).
         timeout_s: after which a collective that a dead member never joins fails.
         wanted_spread: sizes that vary more are measured again, up to three times in all, and the calmest kept.
@@ -81,19 +79,18 @@ def measure_collectives(
     chosen = checked(rank, workers, sizes, kinds, repetitions)
     dist = _distributed()
     own = not dist.is_initialized()
-    if own and not init_method and store is None:
-        raise ForetraceError("measure_collectives has no process group; initialise one, or give init_method or store.")
+    if own and not init_method:
+        raise ForetraceError("measure_collectives has no process group; initialise one, or give init_method.")
     try:
         if own:
-            where = {"store": store} if store is not None else {"init_method": init_method}
             limit = timedelta(seconds=timeout_s)
-            dist.init_process_group(backend, rank=rank, world_size=workers, timeout=limit, **where)
+            dist.init_process_group(backend, rank=rank, world_size=workers, timeout=limit, init_method=init_method)
         if dist.get_world_size() != workers or dist.get_rank() != rank:
             raise ForetraceError(
                 f"the process group has {dist.get_world_size()} members and this is number {dist.get_rank()}, not "
                 f"{workers} and {rank}."
             )
-        bench = _Bench(dist, rank, workers, timeout_s, busy=busy)
+        bench = _Bench(dist, rank, workers, busy=busy)
         return bench.table(sorted(set(sizes)), chosen, repetitions, per_node or workers, wanted_spread, progress)
     except (RuntimeError, ValueError) as error:  # what torch.distributed raises when a peer is gone or never came
         line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -136,7 +133,7 @@ def _distributed() -> Any:
 class _Bench:
     """One member of the group."""
 
-    def __init__(self, dist: Any, rank: int, workers: int, timeout_s: float, *, busy: bool = False) -> None:
+    def __init__(self, dist: Any, rank: int, workers: int, *, busy: bool) -> None:
         import torch
 
         self.dist, self.torch, self.rank, self.workers = dist, torch, rank, workers
@@ -147,7 +144,6 @@ class _Bench:
             self.device = f"cuda:{rank % torch.cuda.device_count()}"
             torch.cuda.set_device(self.device)
         self.shared_clock = len(set(self._gathered(_clock_of()))) == 1
-        self.timeout_s = timeout_s
 
     def table(
         self,
@@ -194,23 +190,18 @@ class _Bench:
     ) -> list[tuple[float, float, float]]:
         best: dict[int, tuple[float, float]] = {}
         left = list(sizes)
-        settle = self._call(kind, sizes[0])[1]
+        settle = self._call(kind, sizes[0])
         for round_ in range(_ROUNDS):
             calls = {size: self._call(kind, size) for size in left}
             samples: dict[int, list[tuple[float, float]]] = {size: [] for size in left}
-            collecting = gc.isenabled()
-            gc.disable()
-            try:
+            with no_collection():
                 for repetition in range(-2, repetitions):  # two warm up connections and memory
                     for size in left:
                         settle()  # a small one, so that the tail of a large one is in nobody's time
-                        stamps = self._timed(calls[size][1])
+                        stamps = self._timed(calls[size])
                         if repetition >= 0:
                             samples[size].append(stamps)
                     tell((round_ + max(repetition, 0) / repetitions) / _ROUNDS)
-            finally:
-                if collecting:
-                    gc.enable()
             times = self._durations(samples)
             for size in left:
                 kept = _robust(times[size])
@@ -248,36 +239,35 @@ class _Bench:
         unit = _WORD_BYTES * (self.workers if kind in _SPLIT else 1)
         return -(-size // unit) * unit
 
-    def _call(self, kind: CollectiveKind, size: int) -> tuple[int, Callable[[], object]]:
+    def _call(self, kind: CollectiveKind, size: int) -> Callable[[], object]:
         dist, torch, rank, workers = self.dist, self.torch, self.rank, self.workers
-        nbytes = self._call_bytes(kind, size)
-        words = nbytes // _WORD_BYTES
+        words = self._call_bytes(kind, size) // _WORD_BYTES
         whole = torch.zeros(words, dtype=torch.float32, device=self.device)  # sums of zeros never overflow
         if kind == CollectiveKind.ALL_REDUCE:
-            return nbytes, lambda: dist.all_reduce(whole)
+            return lambda: dist.all_reduce(whole)
         if kind == CollectiveKind.BROADCAST:
-            return nbytes, lambda: dist.broadcast(whole, src=0)
+            return lambda: dist.broadcast(whole, src=0)
         if kind == CollectiveKind.REDUCE:
-            return nbytes, lambda: dist.reduce(whole, dst=0)
+            return lambda: dist.reduce(whole, dst=0)
         if kind == CollectiveKind.SEND:
             if rank > 1:
-                return nbytes, lambda: None
-            return nbytes, (lambda: dist.send(whole, dst=1)) if rank == 0 else (lambda: dist.recv(whole, src=0))
+                return lambda: None
+            return (lambda: dist.send(whole, dst=1)) if rank == 0 else (lambda: dist.recv(whole, src=0))
         part = torch.zeros(words // workers, dtype=torch.float32, device=self.device)
         if kind == CollectiveKind.ALL_GATHER:
             gather = _renamed(dist, "all_gather_single", "all_gather_into_tensor")
-            return nbytes, lambda: gather(whole, part)
+            return lambda: gather(whole, part)
         if kind == CollectiveKind.REDUCE_SCATTER:
             scatter = _renamed(dist, "reduce_scatter_single", "reduce_scatter_tensor")
-            return nbytes, lambda: scatter(part, whole)
+            return lambda: scatter(part, whole)
         other = torch.empty_like(whole)
-        return nbytes, lambda: dist.all_to_all_single(other, whole)
+        return lambda: dist.all_to_all_single(other, whole)
 
     def _reason_against(self, kind: CollectiveKind) -> str:
         """Why the backend cannot do this, "" where it can; the same on every member."""
         reason = ""
         try:
-            self._call(kind, _WORD_BYTES * self.workers)[1]()
+            self._call(kind, _WORD_BYTES * self.workers)()
         except (RuntimeError, NotImplementedError) as error:
             text = str(error).strip().splitlines()
             reason = f"{self.backend} has no {kind}: {text[0] if text else type(error).__name__}"

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from math import isclose, isfinite
 from pathlib import Path
 
@@ -52,7 +53,7 @@ def read(path: Path, *, workers: int = 0, per_node: int = 0, kind: str = "") -> 
     Raises ForetraceError with the place that cannot be read.
     """
     given = _kind_of(kind, str(path)) if kind else None
-    data = _bytes(path)
+    data = reading.read_bytes(path, mend="give JSON, CSV or the output of nccl-tests")
     head = data.lstrip()[:1]
     if head == b"{":
         return decode(data, str(path))
@@ -61,18 +62,19 @@ def read(path: Path, *, workers: int = 0, per_node: int = 0, kind: str = "") -> 
     except UnicodeDecodeError:
         raise ForetraceError(f"{path} is neither text nor gzip; give JSON, CSV or the output of nccl-tests.") from None
     lines = text.splitlines()
-    if not any(line.strip() for line in lines):
+    first = next((line for line in lines if line.strip()), "")
+    if not first:
         raise ForetraceError(f"{path} is empty; give a table of collectives.")
-    if _first(lines).lstrip().startswith("#") or any(_is_title(line) for line in lines):
+    if first.lstrip().startswith("#") or any(_is_title(line) for line in lines):
         return table_of(str(path), _nccl_tests(path, lines, workers, per_node, given), backend="nccl")
     rows = csv.DictReader(_numbered(lines))
     names = tuple(rows.fieldnames or ())
     if any(name.startswith("time_stats.") for name in names):
-        return table_of(str(path), _vidur(path, rows), backend="nccl")
+        return table_of(str(path), _series(path, _vidur(path, rows)), backend="nccl")
     if "busbw_GBps" in names:
-        return table_of(str(path), _bandwidths(path, rows), backend="nccl")
+        return table_of(str(path), _series(path, _bandwidths(path, rows)), backend="nccl")
     if {"kind", "workers", "nbytes", "seconds"} <= set(names):
-        return table_of(str(path), _plain(path, rows))
+        return table_of(str(path), _series(path, _plain(path, rows)))
     if any(match and match["name"].lower() == "size" for match in map(_HEADER.fullmatch, names)):
         found = workers or _workers_in(path.name)
         if not found:
@@ -85,17 +87,9 @@ def read(path: Path, *, workers: int = 0, per_node: int = 0, kind: str = "") -> 
     )
 
 
-def _bytes(path: Path) -> bytes:
-    return reading.read_bytes(path, mend="give JSON, CSV or the output of nccl-tests")
-
-
 def _is_title(line: str) -> bool:
     """The line above the figures of nccl-tests."""
     return "algbw" in line and "busbw" in line and "," not in line
-
-
-def _first(lines: Sequence[str]) -> str:
-    return next((line for line in lines if line.strip()), "")
 
 
 def _numbered(lines: Sequence[str]) -> list[str]:
@@ -145,11 +139,10 @@ def _columns(
     )
 
 
-_Groups = dict[tuple[str, CollectiveKind, int, int], list[tuple[float, float, float]]]
+_Point = tuple[tuple[str, CollectiveKind, int, int], tuple[float, float, float]]  # of which series, and where on it
 
 
-def _vidur(path: Path, rows: csv.DictReader[str]) -> list[CollectiveSeries]:
-    groups: _Groups = {}
+def _vidur(path: Path, rows: csv.DictReader[str]) -> Iterator[_Point]:
     for line, row in enumerate(rows, 2):
         kind = _kind_of(row.get("collective") or "", f"{path}, row {line}")
         column = f"time_stats.{row['collective']}."
@@ -158,13 +151,11 @@ def _vidur(path: Path, rows: csv.DictReader[str]) -> list[CollectiveSeries]:
         workers = _whole(row, "num_workers", path, line)
         key = "", kind, workers, min(_whole(row, "devices_per_node", path, line), workers)
         nbytes = _number(row, "size", path, line)
-        groups.setdefault(key, []).append((nbytes, middle * 1e-3, spread / middle if middle > 0 else 0.0))
-    return _series(path, groups)
+        yield key, (nbytes, middle * 1e-3, spread / middle if middle > 0 else 0.0)
 
 
-def _bandwidths(path: Path, rows: csv.DictReader[str]) -> list[CollectiveSeries]:
+def _bandwidths(path: Path, rows: csv.DictReader[str]) -> Iterator[_Point]:
     """Rows without a number of workers are left out: without it a bus bandwidth is no time."""
-    groups: _Groups = {}
     for line, row in enumerate(rows, 2):
         if not (row.get("gpus") or "").strip():
             continue
@@ -176,24 +167,22 @@ def _bandwidths(path: Path, rows: csv.DictReader[str]) -> list[CollectiveSeries]
         per_node = -(-workers // int(nodes[1])) if nodes and int(nodes[1]) else workers
         key = row.get("system") or "", CollectiveKind.ALL_REDUCE, workers, per_node
         seconds = nbytes * bus_share(CollectiveKind.ALL_REDUCE, workers) / (rate * 1e9)
-        groups.setdefault(key, []).append((nbytes, seconds, 0.0))
-    return _series(path, groups)
+        yield key, (nbytes, seconds, 0.0)
 
 
-def _plain(path: Path, rows: csv.DictReader[str]) -> list[CollectiveSeries]:
-    groups: _Groups = {}
+def _plain(path: Path, rows: csv.DictReader[str]) -> Iterator[_Point]:
     for line, row in enumerate(rows, 2):
         kind = _kind_of(row.get("kind") or "", f"{path}, row {line}")
         workers = _whole(row, "workers", path, line)
         per_node = _whole(row, "per_node", path, line) if (row.get("per_node") or "").strip() else workers
         key = row.get("system") or "", kind, workers, per_node
-        groups.setdefault(key, []).append(
-            (_number(row, "nbytes", path, line), _number(row, "seconds", path, line), 0.0)
-        )
-    return _series(path, groups)
+        yield key, (_number(row, "nbytes", path, line), _number(row, "seconds", path, line), 0.0)
 
 
-def _series(path: Path, groups: _Groups) -> list[CollectiveSeries]:
+def _series(path: Path, found: Iterator[_Point]) -> list[CollectiveSeries]:
+    groups = defaultdict(list)
+    for key, point in found:
+        groups[key].append(point)
     return [
         series_of(str(path), kind=kind, workers=workers, per_node=per_node, points=points, system=system)
         for (system, kind, workers, per_node), points in groups.items()
@@ -258,7 +247,8 @@ def _log_row(words: Sequence[str]) -> tuple[float, float, float, str, str] | Non
     redop, root = "", ""
     if not _is_number(words[at]):
         redop, at = words[at], at + 1
-    if _is_number(words[at]) and "." not in words[at] and len(words) > at + 3 and _is_root(words[at]):
+    rank = whole_number(words[at])  # or −1 for none
+    if rank is not None and rank <= 1 << 20 and len(words) > at + 3:
         whole = [word for word in words[at : at + 4] if "." not in word]
         if words[at].startswith("-") or (len(whole) == 1 and "." in words[at + 1]):
             root, at = words[at], at + 1
@@ -269,12 +259,6 @@ def _log_row(words: Sequence[str]) -> tuple[float, float, float, str, str] | Non
         return None
     ratio = busbw / algbw if algbw > 1.0 and isfinite(busbw / algbw) else 0.0
     return float(words[0]), time_us * 1e-6, ratio, redop, root  # series_of refuses a time that is not finite
-
-
-def _is_root(word: str) -> bool:
-    """A rank, or −1 for none."""
-    root = whole_number(word)
-    return root is not None and root <= 1 << 20
 
 
 def _is_number(word: str) -> bool:

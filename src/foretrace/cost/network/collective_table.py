@@ -7,7 +7,7 @@ programs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from statistics import median
@@ -46,18 +46,18 @@ class CollectiveSeries:
         return f"{self.kind} of {self.workers} workers{where}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveTable:
-    """Series that belong together, and where they were measured."""
+class CollectiveTable(msgspec.Struct, frozen=True, kw_only=True, rename={"series": "collectives"}):
+    """Series that belong together, and where they were measured; its JSON is the file."""
 
-    name: str
+    format: int  # of the file
     series: tuple[CollectiveSeries, ...]
+    name: str = ""
     backend: str = ""  # "gloo", "nccl"; "" where the file does not say
     device: str = ""
-    machine: Mapping[str, Any] = field(default_factory=dict)
+    machine: Mapping[str, Any] = {}
     measured: str = ""  # date, UTC
     repetitions: int = 0
-    missing: Mapping[str, str] = field(default_factory=dict)  # kind -> why it was not measured
+    missing: Mapping[str, str] = {}  # kind -> why it was not measured
 
     def of(self, kind: CollectiveKind) -> tuple[CollectiveSeries, ...]:
         """The series of one collective."""
@@ -78,29 +78,13 @@ class CollectiveTable:
 
     def save(self, path: Path) -> None:
         """Write the table as JSON. Raises ForetraceError where the folder is missing or may not be written."""
-        file = _File(format=FORMAT, collectives=self.series, **{name: getattr(self, name) for name in _ABOUT})
-        write_bytes(path, msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n")
-
-
-_ABOUT = ("name", "backend", "device", "machine", "measured", "repetitions", "missing")
-
-
-class _File(msgspec.Struct, kw_only=True):
-    format: int
-    collectives: tuple[CollectiveSeries, ...]
-    name: str = ""
-    backend: str = ""
-    device: str = ""
-    machine: Mapping[str, Any] = {}
-    measured: str = ""
-    repetitions: int = 0
-    missing: Mapping[str, str] = {}
+        write_bytes(path, msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
 
 
 def decode(data: bytes, where: str) -> CollectiveTable:
     """A table from the bytes of a file that `save` wrote. Raises ForetraceError with the place that is wrong."""
     try:
-        file = msgspec.json.decode(data, type=_File)
+        file = msgspec.json.decode(data, type=CollectiveTable)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ForetraceError(
             f"{where} is no table of collectives ({error}); make one with foretrace calibrate network."
@@ -108,7 +92,7 @@ def decode(data: bytes, where: str) -> CollectiveTable:
     if file.format != FORMAT:
         raise ForetraceError(f"{where} is a table of format {file.format}, this foretrace reads format {FORMAT}.")
     series = []
-    for each in file.collectives:
+    for each in file.series:
         if len(each.nbytes) != len(each.seconds) or len(each.spread) not in (0, len(each.nbytes)):
             raise ForetraceError(f"{where}: {each.kind} of {each.workers} workers has not one time per size.")
         spreads = each.spread or [0.0] * len(each.nbytes)
@@ -121,7 +105,7 @@ def decode(data: bytes, where: str) -> CollectiveTable:
             system=each.system,
         )
         series.append(found)
-    return table_of(where, series, **{name: getattr(file, name) for name in _ABOUT})
+    return msgspec.structs.replace(file, name=file.name or where, series=table_of(where, series).series)
 
 
 def series_of(
@@ -179,4 +163,4 @@ def table_of(where: str, series: Sequence[CollectiveSeries], **about: Any) -> Co
     if twice := next((each for each, key in zip(series, keys, strict=True) if keys.count(key) > 1), None):
         raise ForetraceError(f"{where} holds {twice.title} twice; keep one of them.")
     ordered = sorted(series, key=lambda each: (each.system, each.kind, each.nodes, each.workers))
-    return CollectiveTable(**{**about, "name": about.get("name") or where, "series": tuple(ordered)})
+    return CollectiveTable(format=FORMAT, name=where, series=tuple(ordered), **about)

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -28,13 +27,6 @@ _SPARSE = 64
 _WINDOWS = (1, 3, 5)  # points that a table takes the median of
 _LEAST_RANGE = 0.01  # of a time, on both sides: what the same machine differs by from run to run at best
 _UNKNOWN = 0.25  # relative error assumed where too few points were measured to leave one out
-
-
-class Curve(Protocol):
-    """Seconds by bytes."""
-
-    def seconds(self, nbytes: Floats) -> Floats:
-        """Times of sizes, both above 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +88,9 @@ class TableCurve:
         return found
 
 
+Curve = Pieces | TableCurve
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
     """A curve, and the errors (log of measured / predicted) that it made at points left out of its fit."""
@@ -124,35 +119,17 @@ class Fitted:
 def fit_table(nbytes: Sequence[float] | Floats, seconds: Sequence[float] | Floats) -> Fitted:
     """A table of these points; neighbours are merged by a running median where that lowers the left-out error."""
     sizes, times = np.asarray(nbytes, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
-    fits = [_table_of(window) for window in _WINDOWS]
+    fits = [partial(_table, window=window) for window in _WINDOWS]
     if len(sizes) <= _SPARSE:  # between few points it matters how the curve bends
-        fits.append(_table_of(1, curved=True))
+        fits.append(partial(_table, window=1, curved=True))
     return _best(sizes, times, fits)
 
 
-def fit_pieces(nbytes: Sequence[float] | Floats, seconds: Sequence[float] | Floats) -> Fitted:
-    """Alpha-beta pieces; as many as lower the error at left-out points, eight at most."""
+def fit_pieces(nbytes: Sequence[float] | Floats, seconds: Sequence[float] | Floats, most: int = MOST_PIECES) -> Fitted:
+    """Alpha-beta pieces; as many as lower the error at left-out points, `most` of them."""
     sizes, times = np.asarray(nbytes, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
-    most = min(MOST_PIECES, max(len(sizes) // (2 * _LEAST_POINTS), 1))
-    return _best(sizes, times, [_pieces_of(number) for number in range(1, most + 1)])
-
-
-def fit_alpha_beta(nbytes: Sequence[float] | Floats, seconds: Sequence[float] | Floats) -> Fitted:
-    """One line over all sizes, least relative squares: what the other two are held against."""
-    sizes, times = np.asarray(nbytes, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
-    return _best(sizes, times, [_pieces_of(1)])
-
-
-@lru_cache(maxsize=256)
-def cached_table(nbytes: tuple[float, ...], seconds: tuple[float, ...]) -> Fitted:
-    """`fit_table`, once per series."""
-    return fit_table(nbytes, seconds)
-
-
-@lru_cache(maxsize=256)
-def cached_pieces(nbytes: tuple[float, ...], seconds: tuple[float, ...]) -> Fitted:
-    """`fit_pieces`, once per series."""
-    return fit_pieces(nbytes, seconds)
+    most = min(most, max(len(sizes) // (2 * _LEAST_POINTS), 1))
+    return _best(sizes, times, [partial(_pieces, number=number) for number in range(1, most + 1)])
 
 
 _Fit = Callable[[Floats, Floats], Curve]
@@ -182,22 +159,15 @@ def _left_out(sizes: Floats, times: Floats, fit: _Fit) -> tuple[Floats, Floats]:
     return np.concatenate(where), np.concatenate(errors)
 
 
-def _table_of(window: int, *, curved: bool = False) -> _Fit:
-    def fit(sizes: Floats, times: Floats) -> Curve:
-        quarter = max(len(sizes) // 4, 2)
-        return TableCurve(
-            curved=curved and len(sizes) > 2,
-            nbytes=sizes,
-            times=_running_median(times, window),
-            before=_line(sizes[:quarter], times[:quarter]),
-            after=_line(sizes[-quarter:], times[-quarter:]),
-        )
-
-    return fit
-
-
-def _pieces_of(number: int) -> _Fit:
-    return lambda sizes, times: _pieces(sizes, times, number)
+def _table(sizes: Floats, times: Floats, window: int, *, curved: bool = False) -> TableCurve:
+    quarter = max(len(sizes) // 4, 2)
+    return TableCurve(
+        curved=curved and len(sizes) > 2,
+        nbytes=sizes,
+        times=_running_median(times, window),
+        before=_line(sizes[:quarter], times[:quarter]),
+        after=_line(sizes[-quarter:], times[-quarter:]),
+    )
 
 
 def _running_median(times: Floats, window: int) -> Floats:

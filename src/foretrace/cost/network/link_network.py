@@ -41,11 +41,10 @@ class LinkNetwork(Network):
             return NOTHING
         found = ways(kind, nbytes, self.cluster, p)
         way = next((each for each in found if each.algorithm == self.algorithm), found[0])
-        seconds = way.seconds
         why = f"{kind} of {p} workers, {way.algorithm} over {way.link.name}, {way.link.gbit_s:.4g} Gbit/s"
         low, high = self.latency_factors or (1 - self.spread, 1 + self.spread)
         return Cost(
-            seconds=seconds,
+            seconds=way.seconds,
             low_s=way.latency_s * low + way.transfer_s * (1 - self.spread),
             high_s=way.latency_s * high + way.transfer_s * (1 + self.spread),
             why=why,
@@ -68,14 +67,14 @@ def cluster_network(cluster: Cluster, workers: int, *, in_flight: int = 1) -> Li
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Way:
     """One algorithm for a collective: its time, and the link that it waits for most."""
 
     algorithm: str
+    link: Link
     latency_s: float  # steps one after the other
     transfer_s: float
-    link: Link
 
     @property
     def seconds(self) -> float:
@@ -88,7 +87,7 @@ def ways(kind: CollectiveKind, nbytes: float, cluster: Cluster, workers: int) ->
     nodes, most = cluster.spread_over(workers)
     job = _Job(kind=kind, nbytes=nbytes, workers=workers, nodes=nodes, most=most, cluster=cluster)
     if kind == CollectiveKind.SEND:
-        found = [job.way("direct", job.slow, job.slow.latency_s, nbytes / job.slow.bytes_per_s)]
+        found = [Way("direct", job.slow, job.slow.latency_s, nbytes / job.slow.bytes_per_s)]
     elif kind == CollectiveKind.ALL_TO_ALL:
         found = [job.pairwise()]
     else:
@@ -131,13 +130,10 @@ class _Job:
         between_s = self.cluster.between_for(self.nodes).latency_s if self.nodes > 1 else 0.0
         return max(between_s, self.inside.latency_s if self.most > 1 else 0.0)
 
-    def way(self, algorithm: str, link: Link, latency_s: float, transfer_s: float) -> Way:
-        return Way(algorithm=algorithm, latency_s=latency_s, transfer_s=transfer_s, link=link)
-
     def ring(self) -> Way:
         steps, share = ring_shape(self.kind, self.workers)
         slow = self.slow
-        return self.way("ring", slow, steps * self.latency_s, share * self.nbytes / slow.bytes_per_s)
+        return Way("ring", slow, steps * self.latency_s, share * self.nbytes / slow.bytes_per_s)
 
     def tree(self) -> Way:
         """Pipelined binary trees: a chain inside each machine, trees between. Two of them use both directions."""
@@ -145,7 +141,7 @@ class _Job:
         hops_s = (self.most - 1) * self.inside.latency_s if self.most > 1 else 0.0
         if self.nodes > 1:
             hops_s += ceil(log2(self.nodes)) * self.cluster.between_for(self.nodes).latency_s
-        return self.way("tree", self.slow, passes * hops_s, passes * self.nbytes / self.slow.bytes_per_s)
+        return Way("tree", self.slow, passes * hops_s, passes * self.nbytes / self.slow.bytes_per_s)
 
     def hierarchical(self) -> Way:
         """Scatter inside every machine, do the rest between machines, gather inside again.
@@ -159,7 +155,7 @@ class _Job:
         between_s = among[1] * self.nbytes / between.bytes_per_s
         latency_s = inside[0] * self.inside.latency_s + among[0] * between.latency_s
         slow = between if between_s >= inside_s else self.inside
-        return self.way("hierarchical", slow, latency_s, inside_s + between_s)
+        return Way("hierarchical", slow, latency_s, inside_s + between_s)
 
     def pairwise(self) -> Way:
         """Every worker sends each other one its part; what leaves a machine shares its link."""
@@ -167,11 +163,11 @@ class _Job:
         inside_s = (self.most - 1) * part / self.inside.bytes_per_s if self.most > 1 else 0.0
         steps_s = (self.workers - 1) * self.latency_s
         if self.nodes == 1:
-            return self.way("pairwise", self.inside, steps_s, inside_s)
+            return Way("pairwise", self.inside, steps_s, inside_s)
         between = self.cluster.between_for(self.nodes, everyone=True)
         between_s = self.most * (self.workers - self.most) * part / between.bytes_per_s
         slow = between if between_s >= inside_s else self.inside
-        return self.way("pairwise", slow, steps_s, max(inside_s, between_s))
+        return Way("pairwise", slow, steps_s, max(inside_s, between_s))
 
 
 def ring_shape(kind: CollectiveKind, workers: int) -> tuple[int, float]:

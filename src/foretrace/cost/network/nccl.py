@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import log2
 
-from foretrace.cost.network.network import NOTHING, CollectiveKind, Cost, Network, asked
-from foretrace.cost.network.options import none_else, whole
+from foretrace.cost.network.network import NOTHING, CollectiveKind, Cost, Network, asked, none_else, whole
 from foretrace.errors import ForetraceError
 from foretrace.hardware.cluster import parse_link
 from foretrace.hardware.devices import Device, named
@@ -116,15 +115,15 @@ def bandwidths(kind: CollectiveKind, comm: Comm) -> tuple[Bandwidth, ...]:
     return tuple(found)
 
 
-def seconds(kind: CollectiveKind, nbytes: float, comm: Comm, *, operations: int = 1) -> tuple[float, Bandwidth]:
+def seconds(kind: CollectiveKind, nbytes: float, comm: Comm) -> tuple[float, Bandwidth]:
     """Time of a collective, and the algorithm and protocol that give it."""
     return min(
-        ((_time_us(kind, nbytes, comm, each, operations) * 1e-6, each) for each in bandwidths(kind, comm) if each.gb_s),
+        ((_time_us(kind, nbytes, comm, each) * 1e-6, each) for each in bandwidths(kind, comm) if each.gb_s),
         key=lambda pair: pair[0],
     )
 
 
-def _time_us(kind: CollectiveKind, nbytes: float, comm: Comm, way: Bandwidth, operations: int) -> float:
+def _time_us(kind: CollectiveKind, nbytes: float, comm: Comm, way: Bandwidth) -> float:
     rate, latency = way.gb_s, way.latency_us
     if way.algorithm == "tree":
         at = int(log2(nbytes / 64)) if nbytes >= 64 else 0
@@ -133,7 +132,7 @@ def _time_us(kind: CollectiveKind, nbytes: float, comm: Comm, way: Bandwidth, op
     plateau = kind == CollectiveKind.ALL_REDUCE and nbytes / (comm.channels * comm.ranks) >= 64
     if plateau and way.algorithm == "ring" and way.protocol == "Simple" and comm.nodes > 1:
         latency *= 1.9 if comm.generation == "volta" else 1.4
-    return latency * operations + nbytes / (1000 * rate)
+    return latency + nbytes / (1000 * rate)
 
 
 def _ring(kind: CollectiveKind, comm: Comm, at: int) -> Bandwidth:
@@ -293,8 +292,8 @@ def nccl_network(device: str, workers: int, options: dict[str, str], *, in_fligh
 
 
 def _generation(device: Device) -> str:
-    words = {"Volta": "volta", "Turing": "volta", "Ampere": "ampere", "Ada": "ampere", "Hopper": "hopper"}
-    words["Blackwell"] = "blackwell"
+    words = {"Volta": "volta", "Turing": "volta", "Ampere": "ampere", "Ada": "ampere", "Hopper": "hopper",
+             "Blackwell": "blackwell"}  # fmt: skip
     found = next((name for word, name in words.items() if device.arch.startswith(word)), "")
     if device.vendor != "NVIDIA" or not found:
         raise ForetraceError(

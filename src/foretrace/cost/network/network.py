@@ -11,8 +11,13 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import StrEnum
 from math import isfinite
+from typing import TYPE_CHECKING
 
 from foretrace.errors import ForetraceError
+from foretrace.plaintext import whole_number
+
+if TYPE_CHECKING:
+    from foretrace.simulate.transfers import Price
 
 
 class CollectiveKind(StrEnum):
@@ -72,3 +77,71 @@ def asked(network: Network, nbytes: float, workers: int | None) -> int:
     if found < 1:
         raise ForetraceError(f"{found} workers cannot communicate; one is the least.")
     return found
+
+
+# --- as recordings name collectives ----------------------------------------------------------------------------------
+
+# PyTorch's words. NCCL's SendRecv kernel among a whole group is an all-to-all; a barrier is the smallest all-reduce.
+KINDS = {
+    "all_reduce": CollectiveKind.ALL_REDUCE,
+    "reduce_scatter": CollectiveKind.REDUCE_SCATTER,
+    "all_gather": CollectiveKind.ALL_GATHER,
+    "all_to_all": CollectiveKind.ALL_TO_ALL,
+    "send_recv": CollectiveKind.ALL_TO_ALL,
+    "broadcast": CollectiveKind.BROADCAST,
+    "reduce": CollectiveKind.REDUCE,
+    "gather": CollectiveKind.REDUCE,
+    "scatter": CollectiveKind.BROADCAST,
+    "barrier": CollectiveKind.ALL_REDUCE,
+}
+_LEAST_BYTES = 4.0  # what a barrier sends
+
+
+def price(network: Network) -> Price:
+    """Seconds, low and high end of a collective on this network; None for a kind that it does not know."""
+
+    def priced(kind: str, nbytes: float, workers: int) -> tuple[float, float, float] | None:
+        known = KINDS.get(kind)
+        if known is None:
+            return None
+        cost = network.cost(known, max(nbytes, _LEAST_BYTES), workers=workers)
+        return cost.seconds, cost.low_s, cost.high_s
+
+    return priced
+
+
+# --- options behind the name of a network: "nccl:h200,nodes=4,nics=8" ------------------------------------------------
+
+
+def split(text: str) -> tuple[str, dict[str, str]]:
+    """What stands before the first comma, and the key=value pairs behind it."""
+    head, *rest = (part.strip() for part in text.strip().split(","))
+    options: dict[str, str] = {}
+    for part in rest:
+        key, equals, value = part.partition("=")
+        if not equals or not key.strip() or not value.strip():
+            raise ForetraceError(f"{text!r}: {part!r} is no option; write key=value, e.g. per-node=4.")
+        options[key.strip()] = value.strip()
+    return head, options
+
+
+def none_left(options: dict[str, str], text: str) -> None:
+    """Raise ForetraceError where there are options but nothing takes any."""
+    if options:
+        raise ForetraceError(f"{text!r}: {', '.join(options)} says nothing here; leave it out.")
+
+
+def whole(options: dict[str, str], key: str, default: int) -> int:
+    """An option that is a whole number above 0. Raises ForetraceError."""
+    if key not in options:
+        return default
+    number = whole_number(text := options.pop(key))
+    if number is None or number < 1:
+        raise ForetraceError(f"{key}={text} is no whole number above 0.")
+    return number
+
+
+def none_else(options: dict[str, str], where: str, allowed: str) -> None:
+    """Raise ForetraceError where an option is left that nobody knows."""
+    if options:
+        raise ForetraceError(f"{where}: {', '.join(options)} is unknown; there are {allowed}.")

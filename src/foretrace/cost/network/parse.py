@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from foretrace.cost.network.link_network import LinkNetwork, cluster_network
-from foretrace.cost.network.network import Network
-from foretrace.cost.network.options import none_left, split
+from foretrace.cost.network.network import Network, none_left, split
 from foretrace.errors import ForetraceError
 from foretrace.hardware.cluster import Cluster, parse_link
 from foretrace.hardware.cluster_file import load

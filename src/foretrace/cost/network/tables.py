@@ -18,10 +18,9 @@ import numpy as np
 
 from foretrace.cost.network import curves, worker_counts
 from foretrace.cost.network.collective_files import read
-from foretrace.cost.network.collective_table import CollectiveSeries, CollectiveTable
+from foretrace.cost.network.collective_table import CollectiveSeries, CollectiveTable, table_of
 from foretrace.cost.network.curves import Fitted
-from foretrace.cost.network.network import NOTHING, CollectiveKind, Cost, Network, asked, bus_share
-from foretrace.cost.network.options import none_else, whole
+from foretrace.cost.network.network import NOTHING, CollectiveKind, Cost, Network, asked, bus_share, none_else, whole
 from foretrace.cost.network.worker_counts import MeasuredCount
 from foretrace.errors import ForetraceError
 from foretrace.hardware.wiring import KNOWN, Wiring
@@ -56,7 +55,6 @@ class TableNetwork(Network):
     in_flight: int = 1
     model: str = "table"
     wiring: Wiring | None = None
-    fits: dict[int, Fitted] = field(default_factory=dict, repr=False, compare=False)
     known: dict[tuple[CollectiveKind, float, int], Cost] = field(default_factory=dict, repr=False, compare=False)
 
     def cost(self, kind: CollectiveKind, nbytes: float, *, workers: int | None = None) -> Cost:
@@ -100,7 +98,9 @@ class TableNetwork(Network):
             low, high = fitted.factors(nbytes)
             spread = _spread(exact, nbytes)
             low, high = low / (1 + spread), high * (1 + spread)
-            why = f"{exact.title}, {self._how(fitted)} of {self.table.name}"
+            pieces = isinstance(fitted.curve, curves.Pieces) and len(fitted.curve.lines)
+            how = f"{pieces} alpha-beta pieces" if pieces else "table"
+            why = f"{exact.title}, {how} of {self.table.name}"
             return Cost(seconds=seconds, low_s=seconds * low, high_s=seconds * high, why=why)
         seconds, why = self._between(family, kind, nbytes, workers)
         off = self._off(family, kind, nbytes, workers)
@@ -196,13 +196,12 @@ class TableNetwork(Network):
         return worst * (1 + abs(log(-(-workers // self.per_node) / family[0].nodes)))
 
     def _fit(self, series: CollectiveSeries) -> Fitted:
-        fit = curves.cached_pieces if self.model == "pieces" else curves.cached_table
-        return self.fits.setdefault(id(series), fit(series.nbytes, series.seconds))
+        return _fitted(self.model, series.nbytes, series.seconds)
 
-    def _how(self, fitted: Fitted) -> str:
-        if isinstance(fitted.curve, curves.Pieces):
-            return f"{len(fitted.curve.lines)} alpha-beta pieces"
-        return "table"
+
+@lru_cache(maxsize=512)
+def _fitted(model: str, nbytes: tuple[float, ...], seconds: tuple[float, ...]) -> Fitted:
+    return (curves.fit_pieces if model == "pieces" else curves.fit_table)(nbytes, seconds)
 
 
 def _spread(series: CollectiveSeries, nbytes: float) -> float:
@@ -249,7 +248,7 @@ def of_table(
         if system not in systems:
             raise ForetraceError(f"{table.name} has several systems; add system= one of {' | '.join(systems)}.")
         chosen = tuple(each for each in table.series if each.system == system)
-        table = CollectiveTable(name=f"{table.name}, {system}", series=chosen, backend=table.backend)
+        table = table_of(f"{table.name}, {system}", chosen, backend=table.backend)
     most = max(each.per_node for each in table.series)
     return TableNetwork(
         table=table,

@@ -40,6 +40,9 @@ _DTYPES = {
 _CODES = {"float32": 6, "float64": 7, "bfloat16": 15, "float16": 5}  # c10::ScalarType, as recorded
 _CASTS = ("aten::_to_copy", "aten::to")  # their dtype argument is the type to cast to, whatever the input's
 _SCALING = ("mul_", "div_", "_foreach_mul_", "_foreach_div_")  # repeated in place, they would vanish or overflow
+# They write their own input and may meet any values there, however often they are called.
+_RANDOM_IN_PLACE = ("copy_", "relu_", "clamp_min_", "clamp_", "index_put_", "_index_put_impl_", "fill_", "zero_",
+                    "bernoulli_", "normal_", "uniform_", "hardtanh_", "leaky_relu_")  # fmt: skip
 _POOL = 1 << 20  # random numbers that tensors are filled from
 
 
@@ -242,30 +245,23 @@ class Values:
                 made = made.contiguous(memory_format=torch.channels_last)
             return made.to(self.device)
         if dtype == torch.bool:
-            return (
-                (_pool()[: prod(dims)] > 0.5).reshape(dims).to(self.device)
-                if prod(dims) <= _POOL
-                else torch.ones(dims, dtype=dtype, device=self.device)
-            )
+            count = prod(dims)
+            drawn = _pool()[:count] > 0.5 if count <= _POOL else torch.ones(count, dtype=dtype)
+            return drawn.reshape(dims).to(self.device)
         bound = self._bound(name)
         if dtype == torch.uint8 or bound is None:
             return torch.ones(dims, dtype=dtype, device=self.device)
         if name in ("offsets", "offset2bag"):  # of an embedding bag: ascending
             count = max(prod(dims), 1)
-            return (
-                (torch.arange(count) * max(bound // count, 1))
-                .clamp_(max=bound - 1)
-                .reshape(dims)
-                .to(dtype)
-                .to(self.device)
-            )
+            begins = (torch.arange(count) * max(bound // count, 1)).clamp_(max=bound - 1)
+            return begins.reshape(dims).to(self.device, dtype)
         return torch.randint(0, max(bound, 1), dims, dtype=dtype).to(self.device)
 
     def _floats(self, name: str, dims: list[int], dtype: torch.dtype) -> torch.Tensor:
         import torch
 
         count = prod(dims)
-        if count <= 1 or (self.in_place and not _random_in_place(self.base)):
+        if count <= 1 or (self.in_place and self.base not in _RANDOM_IN_PLACE):
             return torch.ones(dims, dtype=dtype)
         pool = _pool(dtype)
         made = torch.empty(count, dtype=dtype)
@@ -282,33 +278,33 @@ class Values:
                 return prod(dims[1]) or 1
             return int(dims[0][0]) if dims[0] else None
         if base in ("embedding_dense_backward", "embedding_backward"):
-            return self._number(2)
+            return whole_number(self._text(2))
         if base == "_embedding_bag_dense_backward":
-            return self._number(6) if name == "indices" else 1
+            return whole_number(self._text(6)) if name == "indices" else 1
         if base.startswith(("nll_loss", "cross_entropy_loss")) and name == "target":
             scores = dims[1] if "backward" in base else dims[0]
             return int(scores[1] if len(scores) > 1 else scores[0])
         if base.startswith("max_pool") and name == "indices":
             return int(prod(dims[1][2:]))
         if base == "gather_backward":
-            axis = self._number(2) or 0
-            return int(dims[1][axis]) if -len(dims[1]) <= axis < len(dims[1]) else None
+            return self._along(dims[1], 2)
         if base.startswith(("index_select", "index_add", "index_copy", "index_fill", "gather", "scatter")):
-            if not dims[0]:
-                return 1
-            axis = self._number(1) or 0
-            return int(dims[0][axis]) if -len(dims[0]) <= axis < len(dims[0]) else None
+            return self._along(dims[0], 1) if dims[0] else 1
         if base in ("index", "index_put_", "_index_put_impl_", "index_put", "take"):
             return int(dims[0][0]) if dims[0] else 1
         return None
 
-    def _number(self, i: int) -> int | None:
-        text = self.concrete[i] if i < len(self.concrete) else ""
-        return whole_number(text)
+    def _along(self, dims: list[int], i: int) -> int | None:
+        """Size of the axis that argument `i` names; None where there is no such axis."""
+        axis = whole_number(self._text(i)) or 0
+        return int(dims[axis]) if -len(dims) <= axis < len(dims) else None
+
+    def _text(self, i: int) -> str:
+        return self.concrete[i] if i < len(self.concrete) else ""
 
     def _plain(self, i: int, argument: Any, kind: str) -> Any:
         """The value of an argument that is no tensor."""
-        text = self.concrete[i] if i < len(self.concrete) else ""
+        text = self._text(i)
         real = str(getattr(argument, "real_type", argument.type))
         if "Device" in real:
             return self.device if text or not kind.startswith("Optional") else None
@@ -362,12 +358,6 @@ def parse(text: str) -> Any:
         return float(text)  # inf, nan
     except ValueError:
         return text
-
-
-def _random_in_place(base: str) -> bool:
-    """Whether an operator that writes its own input may meet any values there, however often it is called."""
-    return base in ("copy_", "relu_", "clamp_min_", "clamp_", "index_put_", "_index_put_impl_", "fill_", "zero_",
-                    "bernoulli_", "normal_", "uniform_", "hardtanh_", "leaky_relu_")  # fmt: skip
 
 
 @cache

@@ -15,6 +15,7 @@ import importlib
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
@@ -137,19 +138,26 @@ def _measure_group(
                 near[each.near_key] = _Runner(calls[:1], clock, target_s)
         except Exception as error:  # an operator may raise anything on inputs that do not suit it
             found.failed[each.key] = _reason(error)
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
+    with no_collection():
         for runners in (far, near):
             waiting = list(runners.values())
             while waiting:
                 for runner in waiting:
                     runner.sample()
                 waiting = [runner for runner in waiting if not runner.finished]
-    finally:
-        if collecting:
-            gc.enable()
     found.seconds.update({key: runner.time_s for key, runner in (far | near).items()})
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Without the garbage collector: it would run amid what is timed, and through all that is made."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 class _Runner:
@@ -250,11 +258,9 @@ def _reason(error: Exception) -> str:
     if isinstance(error, RuntimeError) and (lacking := lacks(error)):
         return lacking
     text = str(error).strip().splitlines()
-    return (
-        f"{text[0] if text else type(error).__name__}"
-        if isinstance(error, UnknownCallError)
-        else (f"{type(error).__name__}: {text[0][:200] if text else ''}")
-    )
+    if isinstance(error, UnknownCallError):
+        return text[0] if text else type(error).__name__
+    return f"{type(error).__name__}: {text[0][:200] if text else ''}"
 
 
 def lacks(error: RuntimeError) -> str:

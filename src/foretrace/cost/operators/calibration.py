@@ -15,21 +15,11 @@ from typing import Any
 from foretrace.cost.operators import store
 from foretrace.cost.operators.machine import differences, fingerprint_of
 from foretrace.cost.operators.operator import Operator
-from foretrace.cost.operators.similar import Similar
+from foretrace.cost.operators.similar import OperatorRatio, Similar
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import TaskGraph
 
 _APART = 0.03  # times that differ by less with data near and far say nothing about where it lies
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorRatio:
-    """Time of an operator relative to another, with its 80 % range, and how it was found."""
-
-    value: float
-    low: float
-    high: float
-    timed: bool  # these very calls were timed; else similar ones were
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,10 +66,6 @@ class Calibration:
         recorded = fingerprint_of(graph.info.recording)
         return differences(self.machine, recorded) if recorded else ["what the recording says of its machine: nothing"]
 
-    def fits(self, graph: TaskGraph) -> bool:
-        """Whether it holds for the machine, threads and allocator of a recording."""
-        return not self.misfits(graph)
-
     def __bool__(self) -> bool:
         return bool(self.seconds)
 
@@ -116,11 +102,10 @@ class Calibration:
         `own_s` is the recorded time of `before`, see `times_s`.
         """
         found = self.times_s(before, after, own_s)
-        if found is not None:
-            value = found[1] / found[0]
-            return OperatorRatio(value=value, low=0.93 * value, high=1.07 * value, timed=True)
-        near = self.similar.ratio(before, after)
-        return None if near is None else OperatorRatio(value=near.value, low=near.low, high=near.high, timed=False)
+        if found is None:
+            return self.similar.ratio(before, after)
+        value = found[1] / found[0]
+        return OperatorRatio(value=value, low=0.93 * value, high=1.07 * value, timed=True)
 
     @cached_property
     def similar(self) -> Similar:

@@ -37,27 +37,10 @@ def _rnn_backward(args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
     import torch
 
     _rnn(args, kwargs)
-    x, w1, w2, b1, b2, hx, cx = args[:7]
     reverse, mode, hidden, layers, has_biases, _, bidirectional, sizes, batch_first = args[13:22]
+    rest = (reverse, sizes, mode, hidden, layers, has_biases, bidirectional, batch_first, True)
     with torch.enable_grad():  # without it the layer leaves no workspace
-        output, hy, cy, workspace = torch.ops.aten.mkldnn_rnn_layer(
-            x,
-            w1,
-            w2,
-            b1,
-            b2,
-            hx,
-            cx,
-            reverse,
-            sizes,
-            mode,
-            hidden,
-            layers,
-            has_biases,
-            bidirectional,
-            batch_first,
-            True,
-        )
+        output, hy, cy, workspace = torch.ops.aten.mkldnn_rnn_layer(*args[:7], *rest)
     return [*args[:7], output, hy, cy, *args[10:22], workspace]
 
 

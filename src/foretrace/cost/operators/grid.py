@@ -100,13 +100,12 @@ def _products() -> Iterator[Point]:
     for m, k, n in ((32, 64, 64), (32, 256, 256), (64, 512, 512), (128, 128, 512), (256, 256, 256), (256, 512, 1024),
                     (512, 128, 128), (512, 768, 768), (1024, 256, 256), (256, 1024, 1024)):  # fmt: skip
         size = f"{m} x {k} x {n}"
-        yield _point("mm", size, call("mm", [m, k], [k, n]), call("mm", [2 * m, k], [k, n]))
+        yield _point("mm", size, *(call("mm", [rows, k], [k, n]) for rows in (m, 2 * m)))
         if m <= 256:
-            args = ([k, n], "1", "1")
-            yield _point("addmm", size, call("addmm", [n], [m, k], *args), call("addmm", [n], [2 * m, k], *args))
+            yield _point("addmm", size, *(call("addmm", [n], [rows, k], [k, n], "1", "1") for rows in (m, 2 * m)))
     for b, m, k, n in ((16, 64, 32, 64), (16, 64, 64, 32), (32, 128, 64, 128), (32, 128, 128, 64), (8, 256, 64, 256)):
         size = f"{b} x {m} x {k} x {n}"
-        yield _point("bmm", size, call("bmm", [b, m, k], [b, k, n]), call("bmm", [2 * b, m, k], [2 * b, k, n]))
+        yield _point("bmm", size, *(call("bmm", [batch, m, k], [batch, k, n]) for batch in (b, 2 * b)))
 
 
 def _convolutions() -> Iterator[Point]:
@@ -124,91 +123,76 @@ def _convolutions() -> Iterator[Point]:
         (48, 48, 3, 1, 16, 48),
         (192, 192, 3, 1, 16, 192),
     ):
-        calls: dict[str, list[Operator]] = {"mkldnn_convolution": [], "convolution_backward": []}
         out, pad = side // stride, f"[{kernel // 2}, {kernel // 2}]"
         weight, steps = [o, c // groups, kernel, kernel], f"[{stride}, {stride}]"
-        for batch in (8, 16):
-            x, y = [batch, c, side, side], [batch, o, out, out]
-            calls["mkldnn_convolution"].append(
-                call("mkldnn_convolution", x, weight, None, pad, steps, "[1, 1]", str(groups))
-            )
-            calls["convolution_backward"].append(
-                call("convolution_backward", y, x, weight, None, steps, pad, "[1, 1]", "False", "[0, 0]", str(groups),
-                      "[True, True, False]")
-            )  # fmt: skip
+        pairs = [([batch, c, side, side], [batch, o, out, out]) for batch in (8, 16)]
+        forward = (call("mkldnn_convolution", x, weight, None, pad, steps, "[1, 1]", str(groups)) for x, _ in pairs)
+        rest = (steps, pad, "[1, 1]", "False", "[0, 0]", str(groups), "[True, True, False]")
+        backward = (call("convolution_backward", y, x, weight, None, *rest) for x, y in pairs)
         size = f"{c} to {o}, {kernel} x {kernel}{', depthwise' if groups > 1 else ''}, {side} x {side}"
-        yield _point("convolution", size, *calls["mkldnn_convolution"], layouts=True)
-        yield _point("convolution backward", size, *calls["convolution_backward"], layouts=True)
+        yield _point("convolution", size, *forward, layouts=True)
+        yield _point("convolution backward", size, *backward, layouts=True)
 
 
 def _norms() -> Iterator[Point]:
     for c, side in ((16, 32), (64, 16), (128, 16), (256, 8)):
-        forward, backward, pool, pooled, upon = [], [], [], [], []
-        for batch in (8, 16):
-            x, half = [batch, c, side, side], [batch, c, side // 2, side // 2]
-            window = ("[2, 2]", "[2, 2]", "[0, 0]", "[1, 1]", "False")
-            forward.append(call("native_batch_norm", x, [c], [c], [c], [c], "True", "0.1", "1e-05"))
-            backward.append(
-                call("native_batch_norm_backward", x, x, [c], [c], [c], [c], [c], "True", "1e-05", "[True, True, True]")
-            )
-            pool.append(call("max_pool2d_with_indices", x, *window))
-            pooled.append(call("max_pool2d_with_indices_backward", half, x, *window, ("long int", half)))
-            upon.append(call("mean", x, "[-1, -2]", "True", None))
-        size = f"8 x {c} x {side} x {side}"
+        images = [[batch, c, side, side] for batch in (8, 16)]
+        size, rest = f"8 x {c} x {side} x {side}", ([c], [c], [c], [c])
+        forward = (call("native_batch_norm", x, *rest, "True", "0.1", "1e-05") for x in images)
         yield _point("batch norm", size, *forward, layouts=True)
+        last = ("True", "1e-05", "[True, True, True]")
+        backward = (call("native_batch_norm_backward", x, x, [c], *rest, *last) for x in images)
         yield _point("batch norm backward", size, *backward, layouts=True)
         if side > 8:
-            yield _point("max pool", size, *pool, layouts=True)
-            yield _point("max pool backward", size, *pooled, layouts=True)
-        yield _point("mean", size, *upon, layouts=True)
+            window = ("[2, 2]", "[2, 2]", "[0, 0]", "[1, 1]", "False")
+            forward = (call("max_pool2d_with_indices", x, *window) for x in images)
+            yield _point("max pool", size, *forward, layouts=True)
+            pairs = [(x, [*x[:2], side // 2, side // 2]) for x in images]
+            backward = (call("max_pool2d_with_indices_backward", y, x, *window, ("long int", y)) for x, y in pairs)
+            yield _point("max pool backward", size, *backward, layouts=True)
+        yield _point("mean", size, *(call("mean", x, "[-1, -2]", "True", None) for x in images), layouts=True)
     for rows, width in ((128, 128), (512, 256), (512, 768)):
-        forward, backward = [], []
-        for m in (rows, 2 * rows):
-            shape = f"[{width}]"
-            forward.append(call("native_layer_norm", [m, width], shape, [width], [width], "1e-05"))
-            backward.append(call("native_layer_norm_backward", [m, width], [m, width], shape, [m, 1], [m, 1], [width],
-                                  [width], "[True, True, True]"))  # fmt: skip
+        shape, w, mask = f"[{width}]", [width], "[True, True, True]"
+        forward = (call("native_layer_norm", [m, width], shape, w, w, "1e-05") for m in (rows, 2 * rows))
+        backward = (
+            call("native_layer_norm_backward", [m, width], [m, width], shape, [m, 1], [m, 1], w, w, mask)
+            for m in (rows, 2 * rows)
+        )
         yield _point("layer norm", f"{rows} x {width}", *forward)
         yield _point("layer norm backward", f"{rows} x {width}", *backward)
 
 
 def _recurrent() -> Iterator[Point]:
     for hidden, steps in ((64, 20), (128, 20), (256, 20), (512, 10)):
-        forward, backward = [], []
-        for batch in (8, 16):
-            x, w, b, h = [steps, batch, hidden], [4 * hidden, hidden], [4 * hidden], [batch, hidden]
-            rest = ("2", str(hidden), "2", "True")
-            forward.append(
-                call("mkldnn_rnn_layer", x, w, w, b, b, h, h, "False", "[]", *rest, "False", "False", "True")
-            )
-            backward.append(
-                call("mkldnn_rnn_layer_backward", x, w, w, b, b, h, h, x, h, h, x, None, None, "False", *rest, "True",
-                      "False", "[]", "False", ("unsigned char", [16]))
-            )  # fmt: skip
+        w, b, rest = [4 * hidden, hidden], [4 * hidden], ("2", str(hidden), "2", "True")
+        last = ("True", "False", "[]", "False", ("unsigned char", [16]))
+        pairs = [([steps, batch, hidden], [batch, hidden]) for batch in (8, 16)]
+        forward = (
+            call("mkldnn_rnn_layer", x, w, w, b, b, h, h, "False", "[]", *rest, "False", "False", "True")
+            for x, h in pairs
+        )
+        backward = (
+            call("mkldnn_rnn_layer_backward", x, w, w, b, b, h, h, x, h, h, x, None, None, "False", *rest, *last)
+            for x, h in pairs
+        )
         yield _point("LSTM layer", f"{steps} x 8 x {hidden}", *forward)
         yield _point("LSTM layer backward", f"{steps} x 8 x {hidden}", *backward)
 
 
 def _attention() -> Iterator[Point]:
     for batch, heads, length, width in ((2, 4, 64, 32), (2, 4, 128, 64), (1, 8, 256, 64)):
-        forward, backward = [], []
-        for b in (batch, 2 * batch):
-            q, sums = [b, heads, length, width], [b, length, heads]
-            forward.append(call("_scaled_dot_product_flash_attention_for_cpu", q, q, q, "0.", "False"))
-            backward.append(
-                call("_scaled_dot_product_flash_attention_for_cpu_backward", q, q, q, q, q, sums, "0.", "False")
-            )
+        name, last = "_scaled_dot_product_flash_attention_for_cpu", ("0.", "False")
+        pairs = [([b, heads, length, width], [b, length, heads]) for b in (batch, 2 * batch)]
+        forward = (call(name, q, q, q, *last) for q, _ in pairs)
+        backward = (call(f"{name}_backward", q, q, q, q, q, sums, *last) for q, sums in pairs)
         size = f"{batch} x {heads} x {length} x {width}"
         yield _point("attention", size, *forward)
         yield _point("attention backward", size, *backward)
     for rows, width in ((1024, 64), (2048, 128), (256, 1000), (128, 10_000)):
-        for name, arguments in (("_softmax", ("-1", "False")), ("_log_softmax", ("-1", "False"))):
-            if (width < 1000) == (name == "_softmax"):
-                size = f"{rows} x {width}"
-                calls = [call(name, [m, width], *arguments) for m in (rows, 2 * rows)]
-                yield _point(name.strip("_"), size, *calls)
-                calls = [call(f"{name}_backward_data", [m, width], [m, width], "-1", "6") for m in (rows, 2 * rows)]
-                yield _point(f"{name.strip('_')} backward", size, *calls)
+        name, size = "_softmax" if width < 1000 else "_log_softmax", f"{rows} x {width}"
+        yield _point(name.strip("_"), size, *(call(name, [m, width], "-1", "False") for m in (rows, 2 * rows)))
+        backward = (call(f"{name}_backward_data", [m, width], [m, width], "-1", "6") for m in (rows, 2 * rows))
+        yield _point(f"{name.strip('_')} backward", size, *backward)
 
 
 def _pointwise() -> Iterator[Point]:

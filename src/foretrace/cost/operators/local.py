@@ -23,19 +23,18 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.cost.calls import Calls, Family
+from foretrace.cost.calls import Calls, Family, Float64
 from foretrace.cost.model import CostModel, Prediction
 from foretrace.cost.operators.work_terms import NAMES, TERMS, Amounts, amounts
 from foretrace.hardware.devices import Device
 from foretrace.hardware.processor import instruction_sets, named
-
-Float64 = npt.NDArray[np.float64]
+from foretrace.trace.tables import Interner
 
 RESOURCES = tuple(dict.fromkeys(TERMS.values()))
 _OF = np.array([[TERMS[name] == each for each in RESOURCES] for name in NAMES], dtype=float)  # [terms x resources]
 # What another machine may differ in, beforehand: standard deviations of logarithms.
 _CLOCK = 0.7  # all resources but bytes from afar
-_RESOURCE = dict(zip(RESOURCES, (0.4, 0.7, 0.5, 0.5, 0.8), strict=True))
+_RESOURCE = np.array([0.4, 0.7, 0.5, 0.5, 0.8])  # of RESOURCES
 _FAMILY, _OPERATOR = 0.2, 0.15
 _NOISE = 0.06  # of one measurement
 _REACH = 2.5  # in factors of two of a size: how far what remains of one call tells of another of its operator
@@ -46,7 +45,9 @@ _ENOUGH = 8  # operators, to say anything by leaving some out
 _ROUNDS = 8
 _SMALL_BYTES = 32 << 10  # calls below this were only measured with data near
 MIDWAY = 0.5  # share of a call's bytes that are not in a core's caches, where nothing better is known
-_TENTH = 1.2816  # standard deviations between the middle and either end of an 80 % range
+MOST = 400  # measured operators that are looked at: time and memory grow with their square
+_TOGETHER = 600  # different calls whose errors are added up together
+TENTH = 1.2816  # standard deviations between the middle and either end of an 80 % range
 
 
 class Prices(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,10 +100,7 @@ class RegressionRows:
 
     def take(self, rows: npt.NDArray[np.int64]) -> RegressionRows:
         """These rows."""
-        return RegressionRows(
-            cost=self.cost[rows], family=self.family[rows], op=self.op[rows], size=self.size[rows],
-            spread=self.spread[rows],
-        )  # fmt: skip
+        return RegressionRows(**{each.name: getattr(self, each.name)[rows] for each in fields(self)})
 
 
 def rows_of(calls: Calls, prices: Prices, place: Float64 | float) -> tuple[RegressionRows, npt.NDArray[np.bool_]]:
@@ -114,25 +112,20 @@ def rows_of(calls: Calls, prices: Prices, place: Float64 | float) -> tuple[Regre
     sizes = np.stack([calls.flops, calls.nbytes, calls.b, calls.m, calls.n, calls.k], axis=1)
     spread = [prices.spread.get(Family(each).name, 0.5) for each in calls.family.tolist()]
     rows = RegressionRows(
-        cost=cost, family=calls.family.astype(np.int64), op=np.array([_number(each) for each in found.op], np.int64),
+        cost=cost, family=calls.family.astype(np.int64), op=np.array([_numbers[each] for each in found.op], np.int64),
         size=np.log2(np.maximum(sizes, 1.0)), spread=np.array(spread, dtype=np.float64),
     )  # fmt: skip
     return rows, found.known & (cost.sum(axis=1) > 0)
 
 
-_numbers: dict[str, int] = {}
-
-
-def _number(op: str) -> int:
-    return _numbers.setdefault(op, len(_numbers))
+_numbers = Interner()
 
 
 def shared(a: RegressionRows, b: RegressionRows) -> Float64:
     """Prior covariance [a x b x resources] of what multiplies each resource, as logarithms, the clock apart."""
     family = a.family[:, None] == b.family[None, :]
     op = family & (a.op[:, None] == b.op[None, :])
-    own = np.array([_RESOURCE[each] ** 2 for each in RESOURCES])
-    found: Float64 = own[None, None, :] + (family * _FAMILY**2 + op * _OPERATOR**2)[:, :, None]
+    found: Float64 = (_RESOURCE**2)[None, None, :] + (family * _FAMILY**2 + op * _OPERATOR**2)[:, :, None]
     return found
 
 
@@ -190,12 +183,9 @@ class LocalFit:
 
     def predict(self, rows: RegressionRows) -> tuple[Float64, Float64]:
         """Log seconds and their variance (n each)."""
+        total, share = self._spent(rows)
         if not len(self.rows):
-            share = rows.cost / rows.cost.sum(axis=1)[:, None]
-            return np.log(rows.cost.sum(axis=1)), _variance(rows, share)
-        cost = rows.cost * np.exp(np.clip(_change(rows, self.rows, self.share, self.weights), -6.0, 6.0))
-        total = cost.sum(axis=1)
-        share = cost / total[:, None]
+            return np.log(total), _variance(rows, share)
         cross = covariance(rows, self.rows, share, self.share)
         mean = np.log(total) + remaining(rows, self.rows) @ self.weights
         explained = np.einsum("ij,jk,ik->i", cross, self.inverse, cross)
@@ -204,15 +194,21 @@ class LocalFit:
     def among(self, rows: RegressionRows) -> tuple[Float64, Float64]:
         """Log seconds (n) and their covariance [n x n]: errors of similar calls go together."""
         mean, variance = self.predict(rows)
-        if not len(self.rows):
-            share = rows.cost / rows.cost.sum(axis=1)[:, None]
-            return mean, covariance(rows, rows, share, share)
-        cost = rows.cost * np.exp(np.clip(_change(rows, self.rows, self.share, self.weights), -6.0, 6.0))
-        share = cost / cost.sum(axis=1)[:, None]
-        cross = covariance(rows, self.rows, share, self.share)
-        found = covariance(rows, rows, share, share) - cross @ self.inverse @ cross.T
-        np.fill_diagonal(found, variance)
+        _, share = self._spent(rows)
+        found = covariance(rows, rows, share, share)
+        if len(self.rows):
+            cross = covariance(rows, self.rows, share, self.share)
+            found = found - cross @ self.inverse @ cross.T
+            np.fill_diagonal(found, variance)
         return mean, found
+
+    def _spent(self, rows: RegressionRows) -> tuple[Float64, Float64]:
+        """Seconds at this machine's prices (n), and the share of each resource in them [n x resources]."""
+        cost = rows.cost
+        if len(self.rows):
+            cost = cost * np.exp(np.clip(_change(rows, self.rows, self.share, self.weights), -6.0, 6.0))
+        total = cost.sum(axis=1)
+        return total, cost / total[:, None]
 
     def left_out(self) -> tuple[Float64, Float64]:
         """Error of every measured call, predicted from those of other operators only, and its standard deviation."""
@@ -233,7 +229,7 @@ def _change(rows: RegressionRows, measured: RegressionRows, share: Float64, weig
 
 
 def _variance(rows: RegressionRows, share: Float64) -> Float64:
-    own = np.array([_RESOURCE[each] ** 2 for each in RESOURCES]) + _FAMILY**2 + _OPERATOR**2
+    own = _RESOURCE**2 + _FAMILY**2 + _OPERATOR**2
     return np.asarray(share**2 @ own + (_CLOCK * (share @ CLOCKED)) ** 2 + rows.spread**2)
 
 
@@ -260,13 +256,13 @@ class Local(CostModel):
         widened = 1.0
         if operators >= _ENOUGH:
             error, deviation = fit.left_out()
-            widened = float(np.clip(np.quantile(np.abs(error) / deviation, 0.8) / _TENTH, 0.5, 2.0))
+            widened = float(np.clip(np.quantile(np.abs(error) / deviation, 0.8) / TENTH, 0.5, 2.0))
         return cls(fit=fit, prices=known, measured=operators, widened=widened)
 
     def predict(self, calls: Calls, device: Device | None = None) -> Prediction:
         """Seconds of every call (n rows) with its 80 % range; NaN for products that are not in float32."""
         mean, deviation = self.logarithms(calls)
-        seconds, stray = np.exp(mean), np.exp(_TENTH * deviation)
+        seconds, stray = np.exp(mean), np.exp(TENTH * deviation)
         return self._answer(seconds, 1 / stray, stray, self.why)
 
     def logarithms(self, calls: Calls, place: Float64 | None = None) -> tuple[Float64, Float64]:
@@ -316,31 +312,19 @@ class Local(CostModel):
         return f"fitted to {self.measured} operators measured on this processor."
 
 
-MOST = 400  # measured operators that are looked at: time and memory grow with their square
-
-
-_TOGETHER = 600  # different calls whose errors are added up together
-
-
 def _distinct(calls: Calls, place: Float64 | None) -> tuple[Calls, npt.NDArray[np.int64], Float64 | None]:
     """Every call once, which of them each one is, and their places to the nearest quarter."""
-    first: dict[tuple[str, str, float, float, float], int] = {}
+    first = Interner()
     places = np.zeros(len(calls)) if place is None else np.round(place * 4) / 4
     keys = zip(calls.op, calls.text, calls.flops.tolist(), calls.nbytes.tolist(), places.tolist(), strict=True)
-    rows: list[int] = []
-    which = np.zeros(len(calls), dtype=np.int64)
-    for i, key in enumerate(keys):
-        if key not in first:
-            first[key] = len(first)
-            rows.append(i)
-        which[i] = first[key]
-    at = np.array(rows, dtype=np.int64)
+    which = np.array([first[key] for key in keys], dtype=np.int64)
+    at = np.unique(which, return_index=True)[1]  # numbers are given in order, so each is where it came first
     return calls.take(at), which, None if place is None else places[at]
 
 
 def _measured(seconds: Mapping[str, float], prices: Prices) -> tuple[RegressionRows, Float64, int]:
     names = [key for key in seconds if key.startswith("aten::") and " " in key and "channels_last" not in key]
-    calls = Calls.of([_split(key) for key in names])
+    calls = Calls.of([(name, text) for name, _, text in (key.partition(" ") for key in names)])
     rows, known = rows_of(calls, prices, 0.0)
     keep = np.flatnonzero(known)
     if len(keep) > MOST:
@@ -350,15 +334,9 @@ def _measured(seconds: Mapping[str, float], prices: Prices) -> tuple[RegressionR
     near = np.array([f"near {key}" in seconds for key in names], dtype=bool)
     far_rows, _ = rows_of(calls, prices, near.astype(np.float64))
     near_rows = rows_of(calls, prices, 0.0)[0].take(np.flatnonzero(near))
-    log_s = [seconds[key] for key in names] + [
-        seconds[f"near {key}"] for key, has in zip(names, near, strict=True) if has
-    ]
+    log_s = [seconds[key] for key in names]
+    log_s += [seconds[f"near {key}"] for key, has in zip(names, near, strict=True) if has]
     return far_rows.with_more(near_rows), np.log(np.array(log_s, dtype=np.float64)), len(names)
-
-
-def _split(key: str) -> tuple[str, str]:
-    name, _, text = key.partition(" ")
-    return name, text
 
 
 def choose(rows: RegressionRows, k: int) -> npt.NDArray[np.int64]:

@@ -5,11 +5,8 @@ Each of these moves operator times by tens of per cent: times of another combina
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from typing import Any
-
-import msgspec
 
 from foretrace.hardware.processor import recorded_sets
 from foretrace.trace.observe import machine
@@ -64,12 +61,6 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """What two fingerprints do not share, in words: "number of threads (1, not 2)"."""
     pairs = ((word, one.get(key), other.get(key)) for key, word in _WORDS.items())
     return [f"{word} ({_told(mine)}, not {_told(theirs)})" for word, mine, theirs in pairs if mine != theirs]
-
-
-def file_name(of: Mapping[str, Any]) -> str:
-    """The name of the file that holds the calibration of this fingerprint."""
-    text = msgspec.json.encode(dict(of), order="deterministic")
-    return f"{hashlib.sha256(text).hexdigest()[:16]}.json"
 
 
 def _told(value: Any) -> str:

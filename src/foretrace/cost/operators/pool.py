@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from foretrace.cost.operators.grid import call
@@ -17,6 +17,9 @@ from foretrace.cost.operators.operator import Operator
 _ELEMENTS = (32, 4 << 20)  # of a tensor that is gone over once: from what only dispatch decides to 16 MiB
 _FLOPS = 6e8  # of one product or convolution: some ten milliseconds of one core
 _BYTES = 24 << 20  # of all tensors of a call
+
+
+Kinds = Sequence[tuple[float, Callable[["Draw"], Operator | None]]]  # how often each is drawn, and what draws it
 
 
 class Draw:
@@ -54,13 +57,9 @@ class Draw:
         return self.size(1, 16) * 16 if kind < 0.7 else self.size(1, 32) * 8 if kind < 0.85 else self.size(4, 256)
 
 
-def random_pool(count: int, seed: int = 0, *, rare: bool = False) -> list[Operator]:
-    """So many different calls. The same seed gives the same ones, and a longer pool begins with the shorter one.
-
-    `rare`: of the kinds that are found in few models, or take little of their time.
-    """
-    draw = Draw(seed)
-    kinds = _RARE if rare else _KINDS
+def random_pool(count: int, seed: int = 0, kinds: Kinds | None = None) -> list[Operator]:
+    """So many different calls. The same seed gives the same ones, and a longer pool begins with the shorter one."""
+    draw, kinds = Draw(seed), kinds or _KINDS
     total = sum(weight for weight, _ in kinds)
     found: dict[Operator, None] = {}
     while len(found) < count:
@@ -356,54 +355,9 @@ def _view(draw: Draw) -> Operator:
 
 
 # How often each kind is drawn.
-_KINDS: tuple[tuple[float, Callable[[Draw], Operator | None]], ...] = (
+_KINDS: Kinds = (
     (14, _product), (6, _batched), (24, _convolution), (5, _batch_norm), (4, _layer_norm), (1.5, _group_norm),
     (4, _softmax), (4, _attention), (4, _recurrent), (6, _one), (9, _binary), (5, _scalar), (4, _gradient),
     (2, _chance), (2, _masked), (5, _reduction), (1, _image_sum), (1.5, _loss), (4, _pool), (5, _move), (4, _lookup),
     (3, _view),
-)  # fmt: skip
-
-
-def _safe_softmax(draw: Draw) -> Operator:
-    return call("_safe_softmax", draw.tensor(64, 1 << 20), "-1", None)
-
-
-def _part_gradient(draw: Draw) -> Operator:
-    x = [draw.size(2, 64), draw.size(2, 256), draw.size(4, 256)]
-    if draw.of(True, False):
-        return call("select_backward", x[1:], str(x), "0", "0")
-    return call("slice_backward", [max(x[0] // 2, 1), *x[1:]], str(x), "0", "0", str(max(x[0] // 2, 1)), "1")
-
-
-def _rare_view(draw: Draw) -> Operator:
-    x = draw.tensor(64, 1 << 16)
-    name = draw.of("unsafe_split", "_unsafe_view", "unbind", "squeeze", "empty_like", "split", "alias")
-    x = [max(x[0] % 64, 1), x[1]]
-    more: dict[str, tuple[str | None, ...]] = {
-        "unsafe_split": (str(max(x[0] // 4, 1)), "0"), "_unsafe_view": (str([x[0] * x[1]]),), "unbind": ("0",),
-        "squeeze": ("0",), "split": (str(max(x[0] // 4, 1)), "0"),
-    }  # fmt: skip
-    return call(name, x, *more.get(name, ()))
-
-
-def _rare_one(draw: Draw) -> Operator:
-    x = draw.tensor()
-    name = draw.of("clamp", "rsub", "ones_like", "zeros_like", "lt", "ne", "tril", "zeros")
-    if name == "zeros":
-        return call(name, str(x), "6", None, None, None)
-    more: dict[str, tuple[str | None, ...]] = {
-        "clamp": ("0.1", "0.9"), "rsub": ("1", "1"), "lt": ("0.5",), "ne": ("0.5",), "tril": ("0",),
-    }  # fmt: skip
-    return call(name, x, *more.get(name, ()))
-
-
-def _rare_lookup(draw: Draw) -> Operator:
-    rows, width, words = draw.size(8, 4096), draw.size(4, 256), draw.size(4, 2048)
-    if draw.of(True, False):
-        return call("scatter_add", [rows, width], "1", ("long int", [rows, width]), [rows, width])
-    return call("index_add", [rows, width], "0", ("long int", [words]), [words, width], "1")
-
-
-_RARE: tuple[tuple[float, Callable[[Draw], Operator | None]], ...] = (
-    (2, _safe_softmax), (2, _part_gradient), (3, _rare_view), (4, _rare_one), (1, _rare_lookup),
 )  # fmt: skip

@@ -64,12 +64,13 @@ class MeasuredChange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RelativeTime:
-    """Time relative to before, with an 80 % range."""
+class OperatorRatio:
+    """Time of an operator relative to another, with its 80 % range, and how it was found."""
 
     value: float
     low: float
     high: float
+    timed: bool = False  # these very calls were timed; else similar ones were
 
 
 def family(operator: Operator) -> str:
@@ -107,35 +108,27 @@ class Similar:
 
     seconds: Mapping[str, float]
 
-    def ratio(self, before: Operator, after: Operator, without: frozenset[str] = frozenset()) -> RelativeTime | None:
-        """Time of `after` relative to `before` from similar pairs; None where there are none.
-
-        `without` leaves the pairs out that contain one of these keys, to see how well the others predict them.
-        """
+    def ratio(self, before: Operator, after: Operator) -> OperatorRatio | None:
+        """Time of `after` relative to `before` from similar pairs; None where there are none."""
         if before.name != after.name or len(before.dims) != len(after.dims):
             return None
         if before == after:
-            return RelativeTime(value=1.0, low=1.0, high=1.0)
-        total: list[RelativeTime] = []
+            return OperatorRatio(value=1.0, low=1.0, high=1.0)
+        total: list[OperatorRatio] = []
         for first, second in _stages(before, after):
-            one = self._exact(first, second, without) or self._single(first, second, without)
-            if one is None:
-                one = self._apart(first, second, without)
+            one = self._exact(first, second) or self._single(first, second) or self._apart(first, second)
             if one is None:
                 return None
             total.append(one)
         return _product(total)
 
-    def _exact(self, before: Operator, after: Operator, without: frozenset[str]) -> RelativeTime | None:
-        if before.key in without or after.key in without:
-            return None
+    def _exact(self, before: Operator, after: Operator) -> OperatorRatio | None:
         first, second = self.seconds.get(before.key), self.seconds.get(after.key)
         return _around(log(second / first), log(1.07)) if first and second else None
 
-    def _single(self, before: Operator, after: Operator, without: frozenset[str]) -> RelativeTime | None:
+    def _single(self, before: Operator, after: Operator) -> OperatorRatio | None:
         change, factor = _change(before, after)
-        pairs = [each for each in self._known.get(change, []) if not without.intersection(each.pair)]
-        near = _nearest(size(before), pairs)
+        near = _nearest(size(before), self._known.get(change, []))
         if not near:
             return None
         value, spread = _weighted(near)
@@ -146,7 +139,7 @@ class Similar:
         low, middle, high = (
             max(f + (1.0 - f) * factor, 1e-3) for f in (max(share - spread, -0.2), share, min(share + spread, 1.0))
         )
-        return RelativeTime(
+        return OperatorRatio(
             value=middle,
             low=min(low, high, middle / exp(LEAST_SPREAD)),
             high=max(low, high, middle * exp(LEAST_SPREAD)),
@@ -162,14 +155,14 @@ class Similar:
                 found[change, each.pair] = abs(_weighted(near)[0] - each.value) if near else 0.0
         return found
 
-    def _apart(self, before: Operator, after: Operator, without: frozenset[str]) -> RelativeTime | None:
+    def _apart(self, before: Operator, after: Operator) -> OperatorRatio | None:
         """A change of layout and of types, where both at once were not measured."""
         if before.layout == after.layout or before.types == after.types:
             return None
         middle = before.with_layout(after.layout)
-        stages = [self._single(before, middle, without), self._single(middle, after, without)]
+        stages = [self._single(before, middle), self._single(middle, after)]
         if stages[1] is None:  # the types were changed in the old layout only
-            stages[1] = self._single(before, after.with_layout(before.layout), without)
+            stages[1] = self._single(before, after.with_layout(before.layout))
         return _product([each for each in stages if each is not None]) if None not in stages else None
 
     @cached_property
@@ -276,18 +269,18 @@ def _local(missed: list[tuple[float, float]]) -> float:
     return _Z80 * sqrt(sum(w * each**2 for w, (_, each) in zip(weights, missed, strict=True)) / sum(weights))
 
 
-def _around(value: float, spread: float) -> RelativeTime:
-    return RelativeTime(value=exp(value), low=exp(value - spread), high=exp(value + spread))
+def _around(value: float, spread: float) -> OperatorRatio:
+    return OperatorRatio(value=exp(value), low=exp(value - spread), high=exp(value + spread))
 
 
-def _product(parts: list[RelativeTime]) -> RelativeTime | None:
+def _product(parts: list[OperatorRatio]) -> OperatorRatio | None:
     """One change after the other; independent ranges add in squares."""
     if not parts:
         return None
     value = prod(each.value for each in parts)
     below = sqrt(sum(log(each.value / each.low) ** 2 for each in parts))
     above = sqrt(sum(log(each.high / each.value) ** 2 for each in parts))
-    return RelativeTime(value=value, low=value * exp(-below), high=value * exp(above))
+    return OperatorRatio(value=value, low=value * exp(-below), high=value * exp(above))
 
 
 def _tensors(operator: Operator) -> list[list[int]]:

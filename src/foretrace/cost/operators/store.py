@@ -6,6 +6,7 @@ merges with what is there, under a lock, so that two processes which save at onc
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from foretrace.cost.operators.machine import differences, file_name
+from foretrace.cost.operators.machine import differences
 from foretrace.errors import ForetraceError
 from foretrace.files import write_bytes
 from foretrace.reading import home
@@ -46,7 +47,8 @@ def make_folder() -> None:
 
 def path_for(machine: Mapping[str, Any]) -> Path:
     """The file of this fingerprint, whether it exists or not."""
-    return folder() / file_name(machine)
+    text = msgspec.json.encode(dict(machine), order="deterministic")
+    return folder() / f"{hashlib.sha256(text).hexdigest()[:16]}.json"
 
 
 def load(machine: Mapping[str, Any]) -> dict[str, float]:

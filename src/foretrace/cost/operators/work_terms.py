@@ -15,12 +15,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.cost.calls import Calls, Family, Precision
+from foretrace.cost.calls import Calls, Family, Float64, Precision
 from foretrace.graph import work
 from foretrace.plaintext import whole_number
 from foretrace.trace.trace import Shapes, decode_shapes
-
-Float64 = npt.NDArray[np.float64]
 
 NEAR_BYTES = 1 << 20  # what the caches of one core hold; larger calls stream through the shared one
 
@@ -86,8 +84,8 @@ def _one(calls: Calls, i: int) -> tuple[Float64, str]:
         return row, base
     said = _said(calls.text[i])
     b, m, n, k = (float(column[i]) for column in (calls.b, calls.m, calls.n, calls.k))
-    flops, nbytes = float(calls.flops[i]), float(calls.read_bytes[i] + calls.written_bytes[i])
-    row[_AT["near"]], row[_AT["stream"]], row[_AT["far"]] = nbytes, max(nbytes - NEAR_BYTES, 0.0), nbytes
+    flops = float(calls.flops[i])
+    _moves(row, float(calls.read_bytes[i] + calls.written_bytes[i]))
     if family in PRODUCTS and flops > 0:
         return _product(row, family, base, said, (b, m, n, k), flops)
     largest = max((prod(each) for each in said.tensors), default=m * n * b)
@@ -98,7 +96,8 @@ def _one(calls: Calls, i: int) -> tuple[Float64, str]:
     elif family == Family.REDUCTION:
         base, row[_AT["rows"]] = _reduced(base, said, largest)
         if base.startswith("nll_loss"):  # it looks at one number of every row
-            row[_AT["elements"]] = row[_AT["near"]] = row[_AT["stream"]] = row[_AT["far"]] = 0.0
+            row[_AT["elements"]] = 0.0
+            _moves(row, 0.0)
     elif family == Family.POOL:
         row[_AT["rows"]] = max(flops, 0.0)
         row[_AT["pieces"]] = float(prod(said.tensors[0][:2])) if said.tensors else 0.0
@@ -112,6 +111,10 @@ def _one(calls: Calls, i: int) -> tuple[Float64, str]:
     return row, base
 
 
+def _moves(row: Float64, nbytes: float) -> None:
+    row[_AT["near"]], row[_AT["stream"]], row[_AT["far"]] = nbytes, max(nbytes - NEAR_BYTES, 0.0), nbytes
+
+
 def _looked_up(row: Float64, base: str, said: _Said, written: float) -> str:
     """Rows taken from a table, or added to a gradient that is as large as the table."""
     index = next((prod(each) for each, kind in said.kinds if kind.lower().startswith(("long", "int"))), 0)
@@ -122,7 +125,7 @@ def _looked_up(row: Float64, base: str, said: _Said, written: float) -> str:
         sparse = base == "_embedding_bag_backward" and "True" in said.concrete[9:10]
         nbytes = 4.0 * prod(said.tensors[0])
         nbytes += 4.0 * (whole_number(words) or 0) * said.tensors[0][-1] if not sparse else 0.0
-        row[_AT["near"]], row[_AT["stream"]], row[_AT["far"]] = nbytes, max(nbytes - NEAR_BYTES, 0.0), nbytes
+        _moves(row, nbytes)
         row[_AT["elements"]] = float(prod(said.tensors[0]))
         return "embedding_dense_backward"
     if base.lstrip("_").startswith("embedding") and "backward" not in base:

@@ -98,12 +98,12 @@ def _chosen(source: Source, format: str) -> Format:
     if len(found) == 1:
         return found[0]
     if found:
-        raise source.fail(f"could be {' or '.join(each.name for each in found)}; say which with --format.")
+        raise source.fail(f"could be {' or '.join(each.name for each in found)}; say which with `format=`.")
     name = source.path.lower().removesuffix(".gz")
     if not name.endswith((".csv", ".tsv")) and (
         said := foreign.by_content(source.text[:64].encode()) or foreign.by_name(name)
     ):
         raise source.fail(f"{said.partition(';')[0]}, not a log of jobs; see docs/fleet.md for what is read.")
     raise source.fail(
-        f"is of no known format (it begins {source.first[:60]!r}); say which with --format: {', '.join(FORMATS)}."
+        f"is of no known format (it begins {source.first[:60]!r}); say which with `format=`: {', '.join(FORMATS)}."
     )

@@ -8,12 +8,11 @@ from typing import Any
 
 from foretrace import reading
 from foretrace.errors import ForetraceError
-from foretrace.fleet.cluster import ClusterTree, load_cluster
+from foretrace.fleet.cluster import MOST_PER_NODE, ClusterNode, ClusterTree, load_cluster, tree
 from foretrace.fleet.formats import slurm_cluster
 from foretrace.fleet.formats.jobs import Bad, cut, name_of, whole, with_columns
 from foretrace.fleet.formats.kubernetes import RESOURCES, TYPE_LABELS, gpus_in, inside, kind_of, objects
 from foretrace.fleet.formats.source import Source, load, table
-from foretrace.fleet.formats.trees import MOST_PER_NODE, ClusterNode, tree
 
 KINDS = (
     "foretrace YAML", "Slurm topology.conf", "Slurm topology.yaml", "scontrol show node", "Alibaba node list (CSV)",
@@ -45,7 +44,7 @@ def read_cluster(
     if slurm_cluster.is_topology_conf(source):
         return slurm_cluster.grow(source, slurm_cluster.topology_conf(source), _shown(nodes), alike, name=name)
     if slurm_cluster.is_nodes(source):
-        return slurm_cluster.flat(source.path, slurm_cluster.shown_nodes(source), name=name)
+        return _flat(source, name)
     header = set(source.header)
     if {"sn", "gpu", "model"} <= header:
         return _alibaba(source, name=name, salvage=salvage)
@@ -63,12 +62,17 @@ def read_cluster(
                 raise source.fail(
                     "the topology is flat and names no nodes; give what scontrol show node -o prints as nodes."
                 )
-            return slurm_cluster.flat(str(nodes), slurm_cluster.shown_nodes(load(nodes)), name=name)
+            return _flat(load(nodes), name)
         return slurm_cluster.grow(source, found, _shown(nodes), alike, name=name)
     raise source.fail(f"describes no cluster that can be read; there are {', '.join(KINDS)}.")
 
 
-def _shown(nodes: str | Path | None) -> dict[str, slurm_cluster.NodeGpus] | None:
+def _flat(shown: Source, name: str) -> ClusterTree:
+    """Nodes as scontrol shows them, without switches."""
+    return tree(shown.path, list(slurm_cluster.shown_nodes(shown).values()), (), name=name)
+
+
+def _shown(nodes: str | Path | None) -> dict[str, ClusterNode] | None:
     return None if nodes is None else slurm_cluster.shown_nodes(load(nodes))
 
 
@@ -96,7 +100,7 @@ def _alibaba(source: Source, *, name: str, salvage: bool) -> ClusterTree:
     if bad and not salvage:
         raise source.fail(
             f"{len(bad)} of {len(bad) + len(nodes)} nodes cannot be read, the first at {bad[0]}; correct them, or read "
-            "with --salvage to leave them out."
+            "with `salvage=` to leave them out."
         )
     return tree(source.path, nodes, (), name=name)
 

@@ -48,17 +48,15 @@ def read(source: Source, *, salvage: bool = False, ties: str = "file") -> Worklo
     width = source.first.count("\t") + 1
     if width not in (7, 10):
         raise source.fail(f"has {width} columns apart by tabs where Gavel has 7 or 10; name another format.")
-    at, row = WIDE if width == 10 else NARROW, -1
+    at = WIDE if width == 10 else NARROW
 
     def job(cells: list[str] | None) -> Row:
-        nonlocal row
-        row += 1
         cells = cut(cells, width)
         made = common(cells[0], cells[at["steps"]], cells[at["scale"]], cells[at["arrival"]])
         if width == 10:
             made["priority"] = number(cells[at["priority"]], "priority weight")
             made["slo"] = slo_of(cells[at["slo"]])
-        return made | {"job": str(row)}
+        return made
 
     return collect(
         source, "gavel", placed(taken.rows), job, salvage=salvage, ties=ties,

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet.formats.source import Source, Table, table
-from foretrace.fleet.workload import SECOND, Origin, Refused, Workload
+from foretrace.fleet.workload import NUMBERS, SECOND, TEXTS, Origin, Refused, Workload
 
 MOST_SECONDS = 9.0e9  # 285 years: what fits into 64 bits of nanoseconds
 MOST_GPUS = 1_000_000_000
@@ -178,7 +178,7 @@ class RowAccount:
             first = self.refused[0]
             raise self.source.fail(
                 f"{len(self.refused):,} of {self.rows:,} rows cannot be read, the first at {first.where} "
-                f"({first.why}); correct them, or read with --salvage to leave them out."
+                f"({first.why}); correct them, or read with `salvage=` to leave them out."
             )
 
     def origin(self, format: str) -> Origin:
@@ -212,20 +212,21 @@ def collect(
 ) -> Workload:
     """Every row through `parse`, which returns columns of a job or raises Bad or Aside.
 
-    rows: (where, whatever `parse` takes). A job's dict has `submit`, and may have `start` and `end` (None unknown):
-    seconds on the source's own clock, whose zero is `epoch_s`; nanoseconds of it where `exact`; nanoseconds of Unix
-    time where `dated`, and then the clock of the workload starts at the first submission. loose: times may stand in
-    any order and before zero, as in a workload that was made and not logged.
+    rows: (where, whatever `parse` takes). A job without a name (`job`) is called by the number of its row, from 0. Its
+    dict has `submit`, and may have `start` and `end` (None unknown): seconds on the source's own clock, whose zero is
+    `epoch_s`; nanoseconds of it where `exact`; nanoseconds of Unix time where `dated`, and then the clock of the
+    workload starts at the first submission. loose: times may stand in any order and before zero, as in a workload that
+    was made and not logged.
     details: columns of the source kept beside, by name, with the value of rows that lack them. `finish` may change or
     drop jobs once all rows are known. ties: order of jobs submitted at the same time (`file`, `reverse`, `name`).
     Raises ForetraceError where a row is refused and `salvage` is off, or no job is left.
     """
     ledger = RowAccount(source)
     good: list[tuple[str, Row]] = []
-    for where, cells in rows:
+    for number_, (where, cells) in enumerate(rows):
         ledger.places.append(where)
         try:
-            good.append((where, parse(cells)))
+            good.append((where, {"job": str(number_)} | parse(cells)))
         except Bad as bad:
             ledger.refuse(where, str(bad))
         except Aside as aside:
@@ -272,10 +273,6 @@ def _possible(ledger: RowAccount, good: list[tuple[str, Row]], *, most: float, l
 
 
 _ENDINGS = re.compile(r"(\.(csv|tsv|txt|trace|swf|json|log|psv))?(\.gz)?$")
-_OPTIONAL = {
-    "model": "", "tenant": "", "user": "", "gpu_type": "", "estimate_s": math.nan, "priority": 0.0, "share": 1.0,
-    "iterations": math.nan, "batch": math.nan,
-}  # fmt: skip
 
 
 def _workload(
@@ -291,8 +288,8 @@ def _workload(
 
     # text stays in arrays of objects: numpy's own text arrays would drop null characters at the end
     columns: dict[str, Any] = {
-        key: np.array([row.get(key, default) for row in rows], object if isinstance(default, str) else np.float64)
-        for key, default in _OPTIONAL.items()
+        key: np.array([row.get(key, default) for row in rows], object if default == "" else np.float64)
+        for key, default in (dict.fromkeys(TEXTS, "") | NUMBERS).items()
         if any(key in row for row in rows)
     }
     if any("min_gpus" in row for row in rows):

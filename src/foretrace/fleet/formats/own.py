@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -21,14 +22,10 @@ from foretrace.errors import ForetraceError
 from foretrace.files import write_bytes
 from foretrace.fleet.formats.jobs import Bad, Row, collect, cut, gpus_of, number, placed, whole
 from foretrace.fleet.formats.source import Source, whole_table
-from foretrace.fleet.workload import SECOND, Workload
+from foretrace.fleet.workload import NUMBERS, SECOND, TEXTS, Workload
 
 MARK = "# foretrace workload 1"
 NEEDED = ("submit_s", "gpus", "work_s")
-TEXTS = ("model", "tenant", "user", "gpu_type")
-NUMBERS = {
-    "estimate_s": math.nan, "priority": 0.0, "share": 1.0, "iterations": math.nan, "batch": math.nan,
-}  # fmt: skip
 COLUMNS = (
     "job", "submit_s", "gpus", "work_s", *TEXTS, "min_gpus", "max_gpus", *NUMBERS, "logged_start_s", "logged_end_s",
 )  # fmt: skip
@@ -67,19 +64,15 @@ def read(source: Source, *, salvage: bool = False, ties: str = "file") -> Worklo
             "number:NAME, whole:NAME, flag:NAME or text:NAME."
         )
     at = {name: position for position, name in enumerate(header)}
-    row = -1
 
     def job(cells: list[str] | None) -> Row:
-        nonlocal row
-        row += 1
         cells = cut(cells, len(header))
         made: Row = {
-            "job": cells[at["job"]] if "job" in at else str(row),
             "submit": _time(cells[at["submit_s"]], "submit_s"),
             "gpus": gpus_of(cells[at["gpus"]], "gpus"),
             "work_s": _work(cells[at["work_s"]]),
         }
-        for name in TEXTS:
+        for name in ("job", *TEXTS):
             if name in at:
                 made[name] = cells[at[name]]
         for name, default in NUMBERS.items():
@@ -90,15 +83,13 @@ def read(source: Source, *, salvage: bool = False, ties: str = "file") -> Worklo
         for key, name in (("start", "logged_start_s"), ("end", "logged_end_s")):
             if name in at and cells[at[name]].strip():
                 made[key] = _time(cells[at[name]], name)
-        for name in ("min_gpus", "max_gpus"):
-            if name in at and cells[at[name]].strip():
-                made[name] = gpus_of(cells[at[name]], name)
-        least = made["min_gpus"] if "min_gpus" in made else made["gpus"]
-        most = made["max_gpus"] if "max_gpus" in made else made["gpus"]
+        least, most = (
+            gpus_of(cells[at[name]], name) if name in at and cells[at[name]].strip() else made["gpus"]
+            for name in ("min_gpus", "max_gpus")
+        )
         if least > most:
             raise Bad(f"min_gpus {least} is above max_gpus {most}")
-        if "min_gpus" in made or "max_gpus" in made:
-            made["min_gpus"], made["max_gpus"] = least, most
+        made |= {"min_gpus": least, "max_gpus": most}
         for name, (kind, _) in details.items():
             made[name] = _detail(cells[at[name]], kind, name)
         return made
@@ -123,19 +114,12 @@ def write_csv(workload: Workload, path: str | Path) -> Path:
     per job or the file cannot be written.
     """
     path = Path(path)
-    columns: dict[str, list[str]] = {
-        "job": [str(each) for each in workload.job],
-        "submit_s": [_seconds(each) for each in workload.submit_ns.tolist()],
-        "gpus": [str(each) for each in workload.gpus.tolist()],
-        "work_s": [_written(each) for each in workload.work_s.tolist()],
-    }
-    for name in TEXTS:
-        columns[name] = [str(each) for each in getattr(workload, name)]
-    for name in ("min_gpus", "max_gpus"):
-        columns[name] = [str(each) for each in getattr(workload, name).tolist()]
-    for name in NUMBERS:
-        columns[name] = [_written(each) for each in getattr(workload, name).tolist()]
-    for name in ("logged_start_s", "logged_end_s"):
+    columns = {"job": list(map(str, workload.job))}
+    columns["submit_s"] = list(map(_seconds, workload.submit_ns.tolist()))
+    for name in COLUMNS[2:-2]:
+        write: Callable[[Any], str] = _written if name == "work_s" or name in NUMBERS else str
+        columns[name] = list(map(write, getattr(workload, name).tolist()))
+    for name in COLUMNS[-2:]:
         stamps = getattr(workload, f"{name[:-2]}_ns").tolist()
         columns[name] = ["" if each == -1 else _seconds(each) for each in stamps]
     for name, values in workload.details.items():
@@ -203,10 +187,7 @@ def _detail(text: str, kind: str, name: str) -> Any:
         if text not in ("True", "False"):
             raise Bad(f"{name} is {text[:40]!r}, not True or False")
         return text == "True"
-    value = whole(text, name)
-    if not -(2**63) <= value < 2**63:
-        raise Bad(f"{name} is {text[:40]!r}, beyond 64 bits")
-    return value
+    return whole(text, name)
 
 
 def _epoch(source: Source, text: str) -> float:

@@ -23,16 +23,13 @@ def matches(source: Source) -> bool:
 
 def read(source: Source, *, salvage: bool = False, ties: str = "file") -> Workload:
     """Jobs are called by the number of their row, from 0; `work_s` is the duration as the file states it."""
-    taken, row = table(source, "\t", header=False), -1
+    taken = table(source, "\t", header=False)
 
     def job(cells: list[str] | None) -> Row:
-        nonlocal row
-        row += 1
         cells = cut(cells, 12)
         if cells[7] not in MODES:
             raise Bad(f"mode is {cells[7][:40]!r}, not one of {', '.join(MODES)}")
         return common(cells[0], cells[5], cells[6], cells[11]) | {
-            "job": str(row),
             "mode": cells[7],
             "priority": number(cells[8], "priority weight"),
             "slo": slo_of(cells[9]),

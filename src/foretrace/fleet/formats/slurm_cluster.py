@@ -6,30 +6,23 @@ alike everywhere. See topology.conf(5), topology.yaml(5) and scontrol(1).
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from foretrace.errors import ForetraceError
-from foretrace.fleet.cluster import ClusterTree
-from foretrace.fleet.formats.hostlist import expand
+from foretrace.fleet.cluster import ClusterNode, ClusterTree, tree
 from foretrace.fleet.formats.source import Source
-from foretrace.fleet.formats.trees import ClusterNode, tree
 
 _PAIR = re.compile(r"([A-Za-z_]+)=(\S*)")
 _GRES = re.compile(r"(?:^|,)gpu(?::([^:,()=]+?))?:(\d{1,9})(?:\([^)]*\))?(?=,|$)")
 _TRES = re.compile(r"gres/gpu(?::([^=,]+))?=(\d{1,9})")
 _RECORD = re.compile(r"^\s*NodeName=", re.MULTILINE)
+_NUMBERS = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 DEEPEST = 32
-
-
-@dataclass(frozen=True, slots=True)
-class NodeGpus:
-    """GPUs of a node."""
-
-    count: int
-    kind: str
+MOST = 1_000_000  # hosts of one expression; more is a slip of the pen
 
 
 @dataclass
@@ -83,13 +76,9 @@ def _add(source: Source, found: Switches, name: str, children: str, nodes: str, 
         found.children[each], found.nodes[each] = expand(children), expand(nodes)
 
 
-def topology_yaml(source: Source, said: Any, wanted: str | None) -> Switches | None:
+def topology_yaml(source: Source, said: list[Any], wanted: str | None) -> Switches | None:
     """The topology of that name, else the default one, else the first; None where it is flat. Raises ForetraceError."""
-    if (
-        not isinstance(said, list)
-        or not said
-        or not all(isinstance(each, dict) and "topology" in each for each in said)
-    ):
+    if not all(isinstance(each, dict) and "topology" in each for each in said):
         raise source.fail("is no list of topologies; write - topology: NAME with tree, block or flat.")
     by_name = {str(each["topology"]): each for each in said}
     if wanted is not None and wanted not in by_name:
@@ -119,13 +108,13 @@ def topology_yaml(source: Source, said: Any, wanted: str | None) -> Switches | N
     return found
 
 
-def shown_nodes(source: Source) -> dict[str, NodeGpus]:
-    """GPUs by node as scontrol shows them; raises ForetraceError where a node has two kinds, or none stands there."""
+def shown_nodes(source: Source) -> dict[str, ClusterNode]:
+    """Nodes by name as scontrol shows them; raises ForetraceError where a node has two kinds, or none stands there."""
     text = source.text
     begins = [found.start() for found in _RECORD.finditer(text)]
     if not begins:
         raise source.fail("shows no node; print it with scontrol show node -o.")
-    devices: dict[str, NodeGpus] = {}
+    devices: dict[str, ClusterNode] = {}
     for begin, end in zip(begins, [*begins[1:], len(text)], strict=True):
         said: dict[str, str] = {}
         for key, value in _PAIR.findall(text[begin:end]):
@@ -140,12 +129,17 @@ def shown_nodes(source: Source) -> dict[str, NodeGpus]:
             raise source.fail(f"node {name!r} has GPUs of {kinds}; describe it as two nodes, one for each kind.")
         if name in devices:
             raise source.fail(f"node {name!r} stands twice; print every node once.")
-        devices[name] = NodeGpus(sum(count for _, count in gres), gres[0][0] if gres else "")
+        devices[name] = ClusterNode(name, sum(count for _, count in gres), gres[0][0] if gres else "")
     return devices
 
 
 def grow(
-    source: Source, found: Switches, devices: Mapping[str, NodeGpus] | None, alike: NodeGpus | None, *, name: str
+    source: Source,
+    found: Switches,
+    devices: Mapping[str, ClusterNode] | None,
+    alike: ClusterNode | None,
+    *,
+    name: str,
 ) -> ClusterTree:
     """Switches with GPUs as a tree. A single switch above all is the cluster and no level of its own.
 
@@ -187,22 +181,78 @@ def grow(
             device = alike if devices is None else devices.get(host)
             if device is None:
                 raise source.fail(f"how many GPUs {host!r} has is not known; add it to the nodes or say gpus_per_node.")
-            nodes.append(ClusterNode(host, device.count, device.kind, above))
+            nodes.append(replace(device, name=host, above=above))
     words = [found.word if level == 1 else f"{found.word}{level}" for level in range(depth, 0, -1)]
     return tree(source.path, nodes, words, name=name)
 
 
-def flat(where: str, devices: Mapping[str, NodeGpus], *, name: str) -> ClusterTree:
-    """Nodes without switches."""
-    return tree(
-        where, [ClusterNode(host, device.count, device.kind) for host, device in devices.items()], (), name=name
-    )
-
-
-def alike(count: int | None, kind: str) -> NodeGpus | None:
-    """GPUs that every node has, None where the user does not say."""
+def alike(count: int | None, kind: str) -> ClusterNode | None:
+    """What every node is like, None where the user does not say."""
     if count is None:
         return None
     if count < 1:
         raise ForetraceError(f"a node has one GPU or more, not {count}; say another gpus_per_node.")
-    return NodeGpus(count, kind)
+    return ClusterNode("", count, kind)
+
+
+def expand(text: str) -> list[str]:
+    """Names of a hostlist such as `tux[0-3,7],login1`, in the order in which they are written, with leading zeros.
+
+    Several brackets in one name count like a clock, the last one fastest. Raises ForetraceError where brackets do not
+    match, a range runs backwards or there are more than a million names.
+    """
+    names: list[str] = []
+    for part in _apart(text):
+        pieces: list[list[str]] = []
+        total = 1
+        rest = part
+        while rest:
+            plain, opened, rest = rest.partition("[")
+            pieces.append([plain])
+            if opened:
+                inner, closed, rest = rest.partition("]")
+                if not closed or "[" in inner:
+                    raise _broken(text, "its brackets do not match")
+                values = _values(inner, text)
+                total *= len(values)
+                if total > MOST:
+                    raise _broken(text, f"it names more than {MOST:,} hosts")
+                pieces.append(values)
+            elif "]" in plain:
+                raise _broken(text, "its brackets do not match")
+        if len(names) + total > MOST:
+            raise _broken(text, f"it names more than {MOST:,} hosts")
+        names.extend("".join(choice) for choice in itertools.product(*pieces))
+    return names
+
+
+def _apart(text: str) -> list[str]:
+    """Parts between commas that stand outside brackets."""
+    parts, depth, start = [], 0, 0
+    for at, sign in enumerate(text):
+        depth += (sign == "[") - (sign == "]")
+        if sign == "," and depth == 0:
+            parts.append(text[start:at].strip())
+            start = at + 1
+    parts.append(text[start:].strip())
+    return [part for part in parts if part]
+
+
+def _values(inner: str, text: str) -> list[str]:
+    values: list[str] = []
+    for part in inner.split(","):
+        found = _NUMBERS.fullmatch(part.strip())
+        if not found:
+            raise _broken(text, f"{part[:20]!r} is no number or range")
+        first, last = found[1], found[2] or found[1]
+        if int(last) < int(first):
+            raise _broken(text, f"the range {part[:40]} runs backwards")
+        if int(last) - int(first) >= MOST:
+            raise _broken(text, f"it names more than {MOST:,} hosts")
+        width = len(first) if first.startswith("0") else 0
+        values.extend(str(number).zfill(width) for number in range(int(first), int(last) + 1))
+    return values
+
+
+def _broken(text: str, why: str) -> ForetraceError:
+    return ForetraceError(f"cannot read the hosts {text[:60]!r}: {why}; write them as in tux[0-3,7].")

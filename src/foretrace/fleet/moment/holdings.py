@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from foretrace.errors import ForetraceError
-from foretrace.fleet.cluster import ClusterTree
-from foretrace.fleet.policy_rules import PolicyRules
-from foretrace.fleet.speeds import Shape, Speed, Speeds
+from foretrace.fleet.setup import Engine
+from foretrace.fleet.speeds import Shape, Speed
 from foretrace.fleet.speeds.shared import ROUNDING
-from foretrace.fleet.workload import Workload
 
 FUTURE, WAITING, RUNNING, DONE = "future", "waiting", "running", "done"
 
@@ -74,7 +72,8 @@ class Holdings:
 
     jobs: list[JobState]
 
-    def __init__(self, workload: Workload, cluster: ClusterTree, policy: PolicyRules, speeds: Speeds) -> None:
+    def __init__(self, given: Engine) -> None:
+        workload, cluster, policy, speeds = given.workload, given.cluster, given.policy, given.speeds
         self.workload, self.cluster, self.policy, self.speeds = workload, cluster, policy, speeds
         self.owners: list[list[int]] = [[] for _ in range(cluster.gpus)]
         self.broken = bytearray(cluster.gpus)
@@ -91,10 +90,8 @@ class Holdings:
         self.first_unit = [sum(counts[:level]) for level in range(self.levels + 1)]
         self.lo = [int(each) for starts in cluster.starts for each in starts[:-1]]
         self.hi = [int(each) for starts in cluster.starts for each in starts[1:]]
-        gpus = np.arange(cluster.gpus)
         self.unit_at = [  # per level the unit that holds each GPU
-            (first + np.searchsorted(starts, gpus, side="right") - 1).tolist()
-            for first, starts in zip(self.first_unit, cluster.starts, strict=False)
+            (first + cluster.units_of(level)).tolist() for level, first in enumerate(self.first_unit[:-1])
         ]
         self.children: list[list[int]] = [[] for _ in self.lo]
         for level in range(self.levels - 1):

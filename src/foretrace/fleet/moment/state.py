@@ -12,40 +12,20 @@ from math import ceil
 import numpy as np
 
 from foretrace.errors import ForetraceError
-from foretrace.fleet import setup
-from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.moment.holdings import DONE, RUNNING, WAITING, Holdings, JobState
-from foretrace.fleet.policy_rules import PolicyRules
 from foretrace.fleet.reasons import minutes, preempted
 from foretrace.fleet.result import Cause
-from foretrace.fleet.setup import NEVER, Costs
-from foretrace.fleet.speeds import Speeds
-from foretrace.fleet.speeds.closed_form import ConstantSpeeds
-from foretrace.fleet.speeds.shared import ProportionalSpeeds
-from foretrace.fleet.workload import SECOND, Workload, nanoseconds
+from foretrace.fleet.setup import NEVER, Engine
+from foretrace.fleet.workload import SECOND, nanoseconds
 
 
 class SteppingState(Holdings):
     """Jobs, GPUs and units. Units are counted from the innermost level outwards; the last is the whole cluster."""
 
-    def __init__(
-        self,
-        workload: Workload,
-        cluster: ClusterTree,
-        policy: PolicyRules,
-        *,
-        speeds: Speeds | None,
-        costs: Costs | None,
-        record: str,
-        explain: str | None,
-    ) -> None:
-        if record not in ("nothing", "segments", "devices"):
-            raise ValueError(f"record is nothing, segments or devices, not {record!r}")
-        elastic = bool((workload.min_gpus != workload.gpus).any() or (workload.max_gpus != workload.gpus).any())
-        super().__init__(workload, cluster, policy, speeds or (ProportionalSpeeds() if elastic else ConstantSpeeds()))
-        self.costs, self.record = costs or Costs(), record
-        self.facts = setup.prepare(workload, cluster, policy, self.costs)
-        self.watched = None if explain is None else -1 if explain == "all" else workload.position(explain)
+    def __init__(self, given: Engine) -> None:
+        super().__init__(given)
+        workload, policy = given.workload, given.policy
+        self.costs, self.record, self.facts, self.watched = given.costs, given.record, given.facts, given.watched
         self.now, self.events = 0, 0
         self._meet_jobs()
         self.haunted: dict[int, list[int]] = {}  # ghosts of a GPU
@@ -79,19 +59,9 @@ class SteppingState(Holdings):
                 f"policy {policy.name!r}: key gives {key.shape} numbers for {len(work):,} jobs; one each."
             )
         columns = (
-            *(
-                work.gpus,
-                fewest,
-                most,
-                work.share,
-                work.submit_ns,
-                facts.work_ns,
-                facts.work_ns,
-                facts.estimate_ns,
-                key,
-            ),
-            *(facts.restart_ns, facts.demand, sizes, facts.tenant, self.speeds.kinds(work), eager),
-        )
+            work.gpus, fewest, most, work.share, work.submit_ns, facts.work_ns, facts.work_ns, facts.estimate_ns, key,
+            facts.restart_ns, facts.demand, sizes, facts.tenant, self.speeds.kinds(work), eager,
+        )  # fmt: skip
         rows = zip(*(column.tolist() for column in columns), strict=True)
         self.jobs = [JobState(at, *row) for at, row in enumerate(rows)]
         for job in self.jobs:

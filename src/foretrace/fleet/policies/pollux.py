@@ -15,16 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from foretrace.errors import ForetraceError
-from foretrace.fleet.policies.rounds import (
-    Board,
-    Given,
-    Memory,
-    Rounds,
-    RoundTable,
-    gpu_range,
-    working,
-    worth_of_change,
-)
+from foretrace.fleet.policies import rounds
+from foretrace.fleet.policies.rounds import Board, Given, Memory, RoundTable
 from foretrace.fleet.policy import Policy
 from foretrace.fleet.workload import Int64
 
@@ -53,7 +45,7 @@ class _Hopes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pollux(Rounds):
+class Pollux(rounds.Rounds):
     """Rounds by speed-ups. search: "greedy" or "genetic"."""
 
     search: str = "greedy"
@@ -74,7 +66,7 @@ class Pollux(Rounds):
 
     def choose(self, view: View, memory: Memory, jobs: Int64) -> list[Given]:
         """As `Rounds.choose`."""
-        board = working(view, memory.table)
+        board = rounds.working(view, memory.table)
         hopes = self._hopes(view, memory.table, board, jobs)
         if self.search == "genetic":
             chosen = self._bred(view, memory, board, hopes)
@@ -101,7 +93,7 @@ class Pollux(Rounds):
             near = [speed for (_, size), speed in options.items() if size <= fair]
             base = max(near) if near else min(options.values())
             held = table.held(view, job)
-            worth = worth_of_change(view, job, self.restart_s) if held is not None else 1.0
+            worth = rounds.worth_of_change(view, job, self.restart_s) if held is not None else 1.0
             values = {option: speed / base * worth for option, speed in options.items()}
             moves = False
             if held is not None:
@@ -213,5 +205,5 @@ def pollux(
     """
     return Pollux(
         name="pollux", place_rule="greedy", round_s=round_s, search=search, restart_s=restart_s, seed=seed,
-        population=population, generations=generations, elastic=gpu_range(elastic),
+        population=population, generations=generations, elastic=rounds.gpu_range(elastic),
     )  # fmt: skip

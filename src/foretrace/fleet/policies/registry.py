@@ -25,39 +25,31 @@ from foretrace.names import near, question, resolve
 GROUP = "foretrace.policies"
 Factory = Callable[..., Policy]
 
-# name -> module of this package and function in it; loaded when asked for, since some need solvers
-BUILT_IN: dict[str, tuple[str, str]] = {
-    "fifo": ("fifo", "fifo"),
-    "fifo-skip": ("fifo", "fifo_skip"),
-    "backfill": ("backfill", "backfill"),
-    "priority": ("priority", "priority"),
-    "sjf": ("sjf", "sjf"),
-    "srtf": ("sjf", "srtf"),
-    "las": ("las", "las"),
-    "tiresias": ("tiresias", "tiresias"),
-    "gittins": ("tiresias", "gittins"),
-    "gandiva": ("gandiva", "gandiva"),
-    "gandiva-like": ("gandiva", "gandiva_like"),
-    "themis": ("themis", "themis"),
-    "qssf": ("qssf", "qssf"),
-    "dally": ("dally", "dally"),
-    "dally-manual": ("dally", "dally_manual"),
-    "dally-las": ("dally", "dally_las"),
-    "dally-rr": ("dally", "dally_rr"),
-    "gavel-max-min": ("gavel", "gavel_max_min"),
-    "gavel-makespan": ("gavel", "gavel_makespan"),
-    "gavel-ftf": ("gavel", "gavel_ftf"),
-    "allox": ("gavel", "allox"),
-    "pollux": ("pollux", "pollux"),
-    "sia": ("sia", "sia"),
-    "packing": ("packing", "packing"),
-    "jigsaw": ("jigsaw", "jigsaw"),
+# module of this package: its functions, named as policies are; loaded when asked for, since some need solvers
+BUILT_IN = {
+    "fifo": "fifo fifo-skip",
+    "backfill": "backfill",
+    "priority": "priority",
+    "sjf": "sjf srtf",
+    "las": "las",
+    "tiresias": "tiresias gittins",
+    "gandiva": "gandiva gandiva-like",
+    "themis": "themis",
+    "qssf": "qssf",
+    "dally": "dally dally-manual dally-las dally-rr",
+    "gavel": "gavel-max-min gavel-makespan gavel-ftf allox",
+    "pollux": "pollux",
+    "sia": "sia",
+    "packing": "packing",
+    "jigsaw": "jigsaw",
 }
 
 
 def factories() -> dict[str, Callable[[], Factory]]:
     """Loader of every policy by name, ours first. Raises ForetraceError for a clashing entry point."""
-    found: dict[str, Callable[[], Factory]] = {name: partial(_ours, *where) for name, where in BUILT_IN.items()}
+    found: dict[str, Callable[[], Factory]] = {
+        name: partial(_ours, module, name) for module, policies in BUILT_IN.items() for name in policies.split()
+    }
     for entry in entry_points(group=GROUP):
         if entry.name in found:
             raise ForetraceError(f"two packages offer a policy named {entry.name}; uninstall {entry.value}.")
@@ -65,8 +57,8 @@ def factories() -> dict[str, Callable[[], Factory]]:
     return found
 
 
-def _ours(module: str, function: str) -> Factory:
-    made: Factory = getattr(import_module(f"{__package__}.{module}"), function)
+def _ours(module: str, name: str) -> Factory:
+    made: Factory = getattr(import_module(f"{__package__}.{module}"), name.replace("-", "_"))
     return made
 
 
@@ -106,9 +98,9 @@ def parse(text: str) -> Policy:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise ForetraceError(f"--policy {text!r}: {error}; close the quote.") from error
+        raise ForetraceError(f"`policy={text!r}`: {error}; close the quote.") from error
     if not words:
-        raise ForetraceError('--policy "" names no policy; write for example --policy "dally lease-s=600".')
+        raise ForetraceError('`policy=""` names no policy; write for example `policy="dally lease-s=600"`.')
     made = factory(words[0])
     known = inspect.signature(made, eval_str=True).parameters
     given: dict[str, Any] = {}
@@ -125,6 +117,9 @@ def parse(text: str) -> Policy:
         if field in given:
             raise ForetraceError(f"policy {words[0]}: {key} is given twice; keep one.")
         given[field] = _convert(words[0], key, known[field].annotation, value)
+    missing = [name for name, each in known.items() if each.default is each.empty and name not in given]
+    if missing:
+        raise ForetraceError(f"policy {words[0]} needs {missing[0].replace('_', '-')}=.")
     return make(words[0], **given)
 
 

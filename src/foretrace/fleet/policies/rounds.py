@@ -121,14 +121,8 @@ class RoundTable:
 
     def __init__(self, view: View) -> None:
         self.workload, self.cluster = view.workload, view.cluster
-        gpus = np.arange(self.cluster.gpus)
-        self.units: list[Int64] = [
-            np.asarray(np.searchsorted(starts, gpus, side="right") - 1, np.int64) for starts in self.cluster.starts
-        ]
-        kinds = range(len(self.cluster.types))
-        self.capacity = np.array(  # (kinds, levels) GPUs of the largest unit
-            [[np.bincount(unit[self.cluster.gpu_type == kind]).max() for unit in self.units] for kind in kinds]
-        )
+        self.units = [self.cluster.units_of(level) for level in range(len(self.cluster.levels))]
+        self.capacity = self.cluster.largest()
         self._kinds: dict[int, list[int]] = {}
         self._rigid: dict[int, int] = {}
         self._options: dict[int, dict[tuple[int, int], float]] = {}
@@ -146,13 +140,9 @@ class RoundTable:
     def kinds(self, job: int) -> list[int]:
         """Kinds of GPU that a job may use and that can hold it."""
         if job not in self._kinds:
-            wanted = {each.strip().lower() for each in str(self.workload.gpu_type[job]).split("|") if each.strip()}
             fewest, _ = self.limits(job)
-            self._kinds[job] = [
-                kind
-                for kind, name in enumerate(self.cluster.types)
-                if (not wanted or name.lower() in wanted) and self.capacity[kind, -1] >= fewest
-            ]
+            may = self.cluster.usable(str(self.workload.gpu_type[job]))
+            self._kinds[job] = [kind for kind in np.flatnonzero(may).tolist() if self.capacity[kind, -1] >= fewest]
         return self._kinds[job]
 
     def rigid(self, job: int) -> int:

@@ -8,16 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from foretrace.errors import ForetraceError, MissingExtraError
-from foretrace.fleet.policies.rounds import (
-    Board,
-    Given,
-    Memory,
-    Rounds,
-    RoundTable,
-    gpu_range,
-    working,
-    worth_of_change,
-)
+from foretrace.fleet.policies import rounds
+from foretrace.fleet.policies.rounds import Board, Given, Memory, RoundTable
 from foretrace.fleet.policy import Policy
 from foretrace.fleet.workload import Float64, Int64
 
@@ -28,7 +20,7 @@ _LEAST = 1e-3  # of what a change is worth, so that its power is finite
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sia(Rounds):
+class Sia(rounds.Rounds):
     """Rounds by an integer program over job × (kind, GPUs).
 
     Smallest Σ (worth · speed)^power over those that run + λ_n for each that waits + λ_a for each that runs and is
@@ -50,14 +42,14 @@ class Sia(Rounds):
 
     def choose(self, view: View, memory: Memory, jobs: Int64) -> list[Given]:
         """As `Rounds.choose`."""
-        table, board = memory.table, working(view, memory.table)
+        table, board = memory.table, rounds.working(view, memory.table)
         if not board.workers().any():
             return []
         rows: list[Given] = []
         cost: list[float] = []
         for job in jobs.tolist():
             held = table.held(view, job)
-            worth = max(worth_of_change(view, job, self.restart_s), _LEAST) if held is not None else 1.0
+            worth = max(rounds.worth_of_change(view, job, self.restart_s), _LEAST) if held is not None else 1.0
             speeds = self._choices(table, table.options(view, job), held and held[0])
             unit = min(speeds.values()) / min(size for _, size in speeds)
             for option, speed in speeds.items():
@@ -157,5 +149,5 @@ def sia(
     """
     return Sia(
         name="sia", place_rule="greedy", round_s=round_s, power=power, no_gpus=no_gpus, change=change,
-        restart_s=restart_s, elastic=gpu_range(elastic),
+        restart_s=restart_s, elastic=rounds.gpu_range(elastic),
     )  # fmt: skip

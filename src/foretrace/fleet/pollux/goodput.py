@@ -22,8 +22,7 @@ import numpy.typing as npt
 
 from foretrace.errors import ForetraceError, MissingExtraError
 from foretrace.fleet.pollux.profiles import EPS, Application, Profiles
-from foretrace.fleet.speeds import Shape, Speed
-from foretrace.fleet.speeds.shapes import coded
+from foretrace.fleet.speeds import Shape, Speed, coded
 from foretrace.fleet.workload import Float64, Int64, Workload
 
 _CANDIDATES = 50  # batch sizes tried per allocation, in geometric spacing
@@ -263,23 +262,6 @@ class GoodputSpeeds:
             stats = app.grad_stats(app.init_batch, app.epochs // 2)
             self._goodputs[application] = Goodput(fit_application(app), *stats, BatchLimits.of(app))
         return self._goodputs[application]
-
-    def goodput(self, workload: Workload, job: int, nodes: npt.ArrayLike, replicas: npt.ArrayLike) -> Float64:
-        """Goodput of an elastic job with its best batch size for any allocations (arrays broadcast).
-
-        0 for no replica and where even the smallest local batch would exceed the largest total. Elastic policies
-        divide it by that of one replica to have a speed-up.
-        """
-        given = self.of(str(workload.model[job]))
-        n, k = np.broadcast_arrays(np.asarray(nodes, np.int64), np.asarray(replicas, np.int64))
-        if ((n > k) | (n < 0) | ((n == 0) != (k == 0))).any():
-            raise ValueError("an allocation needs as many replicas as nodes or more")
-        n, k, shape = n.ravel(), k.ravel(), n.shape
-        able = (k > 0) & (k * given.limits.low <= given.limits.most)
-        out = np.zeros(len(k))
-        if able.any():
-            out[able] = given.best(Candidates.of(given.limits, n[able], k[able]))[0]
-        return out.reshape(shape)
 
     def speed(self, workload: Workload, job: int, shape: Shape) -> Speed:
         """As `Speeds.speed`; communication is the part of a step beyond its compute."""

@@ -68,7 +68,6 @@ class Application:
     ends: list[float]
     _steps: dict[tuple[tuple[int, ...], int], tuple[float, float]] = field(default_factory=dict)
     _stats: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
-    _iterations: dict[tuple[int, int], float] = field(default_factory=dict)
     _between: list[Any] = field(default_factory=list)
 
     @property
@@ -165,19 +164,10 @@ class Application:
             low, high = self.neighbours(batch)
             a, b = self.validation[low], self.validation[high]
             self._stats[key] = (
-                _linear(batch, low, high, a.grad_sqr[epoch], b.grad_sqr[epoch]),
-                _linear(batch, low, high, a.grad_var[epoch], b.grad_var[epoch]),
+                linear(batch, low, high, a.grad_sqr[epoch], b.grad_sqr[epoch]),
+                linear(batch, low, high, a.grad_var[epoch], b.grad_var[epoch]),
             )
         return self._stats[key]
-
-    def iterations(self, batch: int, epoch: int) -> float:
-        """Steps done after an epoch (from 0), linear between validated batch sizes."""
-        key = (batch, epoch)
-        if key not in self._iterations:
-            low, high = self.neighbours(batch)
-            below, above = self.validation[low].iterations[epoch], self.validation[high].iterations[epoch]
-            self._iterations[key] = _linear(batch, low, high, below, above)
-        return self._iterations[key]
 
     def gain(self, batch: int, epoch: int) -> float:
         """Progress per step with this total batch, in steps with the smallest batch."""
@@ -185,7 +175,8 @@ class Application:
         return (var + sqr) / (var / (batch / self.init_batch) + sqr)
 
 
-def _linear(at: int, low: int, high: int, below: float, above: float) -> float:
+def linear(at: int, low: int, high: int, below: float, above: float) -> float:
+    """Between the values at two batch sizes."""
     if low == high:
         return below
     return ((at - low) * above + (high - at) * below) / (high - low)

@@ -12,11 +12,10 @@ import numpy as np
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet.cluster import ClusterTree
-from foretrace.fleet.speeds import Shape, Speed, Speeds
+from foretrace.fleet.speeds import Shape, Speed, Speeds, alone, coded, dimensions
 from foretrace.fleet.speeds.profiles import Profile, above_zero, load_profiles
-from foretrace.fleet.speeds.shapes import alone, coded, dimensions
 from foretrace.fleet.speeds.table import TableSpeeds
-from foretrace.fleet.workload import Int64, Object, Workload
+from foretrace.fleet.workload import Int64, Object, Workload, plain
 
 __all__ = [
     "ClosedFormSpeeds",
@@ -101,7 +100,7 @@ class ClosedFormSpeeds:
         names: dict[str, int] = {}
         for at, profile in enumerate(self.profiles):
             for each in (profile.name, *profile.aliases):
-                if names.setdefault(_plain(each), at) != at:
+                if names.setdefault(plain(each), at) != at:
                     raise ForetraceError(f"two profiles are called {each!r}; give each model one profile.")
         set_(self, "_names", names)
         set_(self, "_seed", self._parse_unknown())
@@ -201,7 +200,7 @@ class ClosedFormSpeeds:
 
     def _profile_of(self, model: str, job: str) -> int:
         """Position of a job's profile, −1 where it has none."""
-        at = self._names.get(_plain(model), -1)
+        at = self._names.get(plain(model), -1)
         if at < 0 and self._seed is not None:
             drawn = blake2b(f"{self._seed}\n{job}".encode(), digest_size=8).digest()
             return int.from_bytes(drawn, "little") % len(self.profiles)
@@ -266,8 +265,3 @@ def cluster_gbit_s(cluster: ClusterTree) -> tuple[float, ...]:
             "the bandwidth of every level."
         )
     return rates
-
-
-def _plain(name: str) -> str:
-    """Letters and digits of a name, in lower case."""
-    return "".join(each for each in name.casefold() if each.isalnum())

@@ -17,9 +17,8 @@ import numpy as np
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet.cluster import ClusterTree
-from foretrace.fleet.speeds import Shape, Speed
+from foretrace.fleet.speeds import Shape, Speed, alone, coded, dimensions
 from foretrace.fleet.speeds.closed_form import cluster_gbit_s
-from foretrace.fleet.speeds.shapes import alone, coded, dimensions
 from foretrace.fleet.workload import Float64, Int64, Workload
 
 if TYPE_CHECKING:

@@ -12,9 +12,8 @@ import numpy as np
 
 from foretrace import reading
 from foretrace.errors import ForetraceError
-from foretrace.fleet.speeds import Shape, Speed
+from foretrace.fleet.speeds import Shape, Speed, alone, coded
 from foretrace.fleet.speeds.profiles import above_zero
-from foretrace.fleet.speeds.shapes import alone, coded
 from foretrace.fleet.workload import Float64, Int64, Workload
 from foretrace.plaintext import whole_number
 

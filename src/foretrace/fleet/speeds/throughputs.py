@@ -8,7 +8,7 @@ GPU type may stand a second time with `_unconsolidated` behind its name: the sam
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,7 @@ import numpy as np
 
 from foretrace import reading
 from foretrace.errors import ForetraceError
-from foretrace.fleet.speeds import Shape, Speed
-from foretrace.fleet.speeds.shapes import coded
+from foretrace.fleet.speeds import Shape, Speed, coded
 from foretrace.fleet.workload import Float64, Int64, Workload
 
 Job = tuple[str, int]  # what is trained, on how many GPUs
@@ -43,11 +42,6 @@ class ThroughputTable:
     def name(self) -> str:
         """For headings: the file's name."""
         return Path(self.path).name
-
-    @property
-    def gpu_types(self) -> tuple[str, ...]:
-        """GPU types of the table, in order of the alphabet."""
-        return tuple(sorted(kind for kind in self.alone if not kind.endswith(SPREAD)))
 
     @classmethod
     def read(cls, path: str | Path, *, reference: str = "v100") -> ThroughputTable:
@@ -107,22 +101,15 @@ class ThroughputTable:
             both = swapped[1], swapped[0]
         return both
 
-    def matrix(self, models: Sequence[str], gpus: Sequence[int], gpu_types: Sequence[str]) -> Float64:
-        """(jobs, types) steps per second alone and together; raises as `rate` does."""
-        rows = [
-            [self.rate(kind, model, int(count)) for kind in gpu_types]
-            for model, count in zip(models, gpus, strict=True)
-        ]
-        return np.array(rows, np.float64).reshape(len(rows), len(gpu_types))
-
     def kinds(self, workload: Workload) -> Int64:
         """(n,) jobs of one model and size are equally fast."""
         return coded(zip(workload.model.tolist(), workload.gpus.tolist(), strict=True))
 
     def run_times(self, workload: Workload) -> Float64:
         """(n,) seconds of each job whose `iterations` are known, together on the reference type; nan else."""
-        rates = self.matrix([str(each) for each in workload.model], workload.gpus.tolist(), (self.reference,))[:, 0]
-        return workload.iterations / rates
+        jobs = zip(workload.model, workload.gpus.tolist(), strict=True)
+        times: Float64 = workload.iterations / np.array([self.rate(self.reference, str(name), n) for name, n in jobs])
+        return times
 
     def speed(self, workload: Workload, job: int, shape: Shape) -> Speed:
         """Speed in a placement of this shape: together if all GPUs are in one innermost unit.

@@ -2,7 +2,6 @@
 
     graph = capture(job("resnet50", "full"))
     graph = capture(training, batch=32, precision="bf16")
-    graph = capture_module(model, (example,))
 
 The step is run twice on fake tensors, which have sizes but no data: the first step makes what is made lazily (the
 optimizer's state), the second is logged call by call. So nothing is computed and no memory is needed, whatever the
@@ -31,8 +30,6 @@ from foretrace.training.batches import mapped, resized, size
 from foretrace.training.training import Training
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from foretrace.model.capture.log import Log, Where
 
 Like = Literal["gpu", "cpu"]
@@ -68,7 +65,10 @@ def capture(
 
     Raises ForetraceError where the batch cannot be changed, and for what cannot be captured, naming operator and layer.
     """
-    _check(like, precision)
+    if like not in ("gpu", "cpu"):
+        raise ForetraceError(f"operators can be those of a gpu or of a cpu, not {like!r}.")
+    if precision not in PRECISIONS:
+        raise ForetraceError(f"there is no precision {precision!r}; {question(precision, PRECISIONS, ALIASES)}")
 
     def on(mode: Sizes) -> OperatorGraph:
         training = mode.made(source) if callable(source) else source
@@ -78,7 +78,7 @@ def capture(
         with mode.entered():
             for change in fake.on_batch:
                 data = change(data)
-        return _logged(fake, data, samples, mode, like, update=update, attention=attention)
+        return _logged(fake, data, samples, mode, like, update, attention)
 
     return _on_sizes(on, like)
 
@@ -96,13 +96,6 @@ def forward_only(training: Training) -> Training:
     return replace(training, run=run, optimizers=())
 
 
-def _check(like: str, precision: str) -> None:
-    if like not in ("gpu", "cpu"):
-        raise ForetraceError(f"operators can be those of a gpu or of a cpu, not {like!r}.")
-    if precision not in PRECISIONS:
-        raise ForetraceError(f"there is no precision {precision!r}; {question(precision, PRECISIONS, ALIASES)}")
-
-
 def precision_named(text: str) -> str:
     """What a user means by a precision: "bfloat16" is bf16. Raises ForetraceError."""
     found = resolve(text, PRECISIONS, ALIASES)
@@ -115,7 +108,8 @@ def precision_named(text: str) -> str:
 
 def _on_sizes(capture_on: Callable[[Sizes], OperatorGraph], like: Like) -> OperatorGraph:
     """Capture on meta tensors; on fake ones, which are several times slower, where meta tensors do not go through."""
-    from foretrace.model.capture.light import no_collection, without_compiler
+    from foretrace.cost.operators.bench import no_collection
+    from foretrace.model.capture.light import without_compiler
     from foretrace.model.capture.like import NeedsFake
 
     notes: tuple[str, ...] = ()
@@ -168,12 +162,12 @@ def _grown(first: Any, second: Any, few: int, more: int, samples: int) -> Any:
     """The batch whose sizes continue as those of two batches with `few` and `more` samples do."""
     import torch
 
-    others = iter(_leaves(second))
+    others: list[Any] = []
+    mapped(second, others.append)
 
     def one(tensor: Any) -> Any:
-        other = next(others)
         dims = []
-        for a, b in zip(tensor.shape, other.shape, strict=True):
+        for a, b in zip(tensor.shape, others.pop(0).shape, strict=True):
             grown, left = divmod((b - a) * (samples - few), more - few)
             if left or a + grown < 0:
                 raise ForetraceError(
@@ -183,12 +177,6 @@ def _grown(first: Any, second: Any, few: int, more: int, samples: int) -> Any:
         return torch.empty(dims, dtype=tensor.dtype, device="meta")
 
     return mapped(first, one)
-
-
-def _leaves(batch: Any) -> list[Any]:
-    found: list[Any] = []
-    mapped(batch, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
-    return found
 
 
 def _faked(training: Training, mode: Sizes, precision: str) -> Training:
@@ -254,10 +242,8 @@ def _logged(
     samples: int,
     mode: Sizes,
     like: Like,
-    *,
-    train: bool = True,
-    update: str = "",
-    attention: str = "",
+    update: str,
+    attention: str,
 ) -> OperatorGraph:
     """Two steps, the second one logged."""
     from foretrace.model.capture.known import as_if_real
@@ -266,19 +252,21 @@ def _logged(
 
     where = Where(training.model)
     object.__setattr__(training, "where", where)
-    log = Log(where, title=training.name, host=like == "cpu", meta=mode.device == "meta")
-    training.model.train(train)
+    meta = mode.device == "meta"
+    log = Log(where, title=training.name, host=like == "cpu", meta=meta)
+    training.model.train()
     with ExitStack() as stack:
-        stack.enter_context(_watching(where, log))
+        for handle in _watching(where, log):
+            stack.callback(handle.remove)
         stack.enter_context(as_if_real())
-        meta = mode.device == "meta"
         stack.enter_context(operators_of(like, training.optimizers, meta=meta, update=update, attention=attention))
         stack.enter_context(mode.entered())
         stack.enter_context(log)
         training.step(data)
         gc.collect()
         _register(log, training, data)
-        stack.enter_context(_gradients(log, training))
+        for handle in _gradients(log, training):
+            stack.callback(handle.remove)
         log.active = True
         loss = training.step(data)
         del loss
@@ -320,8 +308,7 @@ def _recipe(training: Training) -> dict[str, str]:
     return found
 
 
-@contextmanager
-def _watching(where: Where, log: Log) -> Iterator[None]:
+def _watching(where: Where, log: Log) -> list[Any]:
     """Hooks on modules and optimizers."""
     from torch.nn.modules import module as modules
     from torch.optim import optimizer as optimizers
@@ -342,17 +329,12 @@ def _watching(where: Where, log: Log) -> Iterator[None]:
     stack: list[Phase] = []
     # An optimizer asks its counter of steps; a gradient scaler asks whether anything overflowed.
     log.scalars = lambda: 1.0 if updating else 0.0 if where.phase == Phase.OPTIMIZER else None
-    handles = [
+    return [
         modules.register_module_forward_pre_hook(lambda module, _: where.enter(module)),
         modules.register_module_forward_hook(lambda *_: where.leave(), always_call=True),
         optimizers.register_optimizer_step_pre_hook(began),
         optimizers.register_optimizer_step_post_hook(ended),
     ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _register(log: Log, training: Training, data: Any) -> None:
@@ -371,75 +353,13 @@ def _register(log: Log, training: Training, data: Any) -> None:
             for key, value in state.items():
                 if torch.is_tensor(value):
                     log.exists(value, Role.OPTIMIZER, f"{names.get(id(owner), '')}.{key}")
-    mapped(data, lambda tensor: log.exists(tensor, Role.INPUT) or tensor)  # type: ignore[func-returns-value]
+    mapped(data, lambda tensor: log.exists(tensor, Role.INPUT))
 
 
-@contextmanager
-def _gradients(log: Log, training: Training) -> Iterator[None]:
+def _gradients(log: Log, training: Training) -> list[Any]:
     """Gradients of weights are known by their hook."""
-    handles = []
-    for name, weight in training.model.named_parameters():
-        if weight.requires_grad:
-            handles.append(
-                weight.register_post_accumulate_grad_hook(
-                    lambda leaf, name=name: log.mark(leaf.grad, Role.GRADIENT, name)
-                )
-            )
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def capture_module(
-    model: nn.Module, inputs: Sequence[Any], *, train: bool = False, like: Like = "gpu", precision: str = "fp32"
-) -> OperatorGraph:
-    """A plain module called on example inputs (real, fake or meta tensors; only their sizes matter).
-
-    Without `train`, one call as at inference: `eval()` and no gradients. With it, forward and backward of the sum of
-    its first floating-point output, without an optimizer.
-    """
-    import torch
-
-    def loss(module: nn.Module, batch: Any) -> Any:
-        found = module(*batch)
-        return next(each for each in _outputs(found) if each.is_floating_point()).sum() if train else found
-
-    _check(like, precision)
-
-    def once(job: Training, batch: Any) -> Any:
-        if train:
-            job.backward(job.forward(batch))
-            job.model.zero_grad(set_to_none=True)
-            return torch.zeros(())
-        with torch.no_grad():
-            return job.forward(batch)
-
-    training = Training(
-        name=type(model).__name__, model=model, optimizers=(), loader=[tuple(inputs)], loss=loss, run=once
-    )
-    dtype = None
-    if precision.endswith(("-weights", "-master")):
-        dtype = torch.bfloat16 if precision.startswith("bf16") else torch.float16
-
-    def on(mode: Sizes) -> OperatorGraph:
-        def given(tensor: Any) -> Any:
-            return mode.of(tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor)
-
-        fake = _faked(training, mode, precision)
-        return _logged(fake, mapped(tuple(inputs), given), size(tuple(inputs)), mode, like, train=train)
-
-    return _on_sizes(on, like)
-
-
-def _outputs(found: Any) -> list[Any]:
-    import torch
-
-    if isinstance(found, torch.Tensor):
-        return [found]
-    if isinstance(found, dict):
-        return [leaf for each in found.values() for leaf in _outputs(each)]
-    if isinstance(found, list | tuple):
-        return [leaf for each in found for leaf in _outputs(each)]
-    return []
+    return [
+        weight.register_post_accumulate_grad_hook(lambda leaf, name=name: log.mark(leaf.grad, Role.GRADIENT, name))
+        for name, weight in training.model.named_parameters()
+        if weight.requires_grad
+    ]

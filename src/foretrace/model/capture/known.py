@@ -6,9 +6,12 @@ really computed beside the sizes, and forgotten as soon as something unknown is 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+
+from foretrace.model.capture.light import replaced
 
 _MOST = 2**17  # elements that are computed; positions of 32 sequences of 4096
 _VALUE, _SPOILED = "_foretrace_value", "_foretrace_spoiled"
@@ -88,15 +91,6 @@ def _spoil(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
 @contextmanager
 def as_if_real() -> Iterator[None]:
     """Libraries that treat fake tensors in another way than real ones treat them as real."""
-    import sys
-
-    home = sys.modules.get("transformers.utils.import_utils")
-    before = getattr(home, "is_fake_tensor", None)
-    if before is None:
+    home, name = sys.modules.get("transformers.utils.import_utils"), "is_fake_tensor"
+    with replaced([(home, name, lambda _: False)] if hasattr(home, name) else []):
         yield
-        return
-    home.is_fake_tensor = lambda _: False  # type: ignore[union-attr]
-    try:
-        yield
-    finally:
-        home.is_fake_tensor = before  # type: ignore[union-attr]

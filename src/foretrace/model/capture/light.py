@@ -1,4 +1,4 @@
-"""Keeps PyTorch's compiler unloaded while sizes are worked out: loading it takes longer than most captures.
+"""Contexts of a capture; the largest keeps PyTorch's compiler unloaded, which takes longer to load than most captures.
 
 PyTorch marks its reference functions as "not to be compiled", and loads the compiler to say so when one of them is
 called. Nothing is compiled here, so the mark is put off: what was called in the meantime is marked by the compiler
@@ -7,7 +7,6 @@ itself when it is called again after that was loaded.
 
 from __future__ import annotations
 
-import gc
 import importlib
 import sys
 from collections.abc import Iterator, Sequence
@@ -104,12 +103,13 @@ def without_compiler() -> Iterator[None]:
 
 
 @contextmanager
-def no_collection() -> Iterator[None]:
-    """Without the collector, which would go through all new nodes again and again."""
-    was = gc.isenabled()
-    gc.disable()
+def replaced(places: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Attributes (of what, name, value) with other values for a while."""
+    before = [(home, name, getattr(home, name)) for home, name, _ in places]
     try:
+        for home, name, value in places:
+            setattr(home, name, value)
         yield
     finally:
-        if was:
-            gc.enable()
+        for home, name, value in before:
+            setattr(home, name, value)

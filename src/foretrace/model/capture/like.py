@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 from foretrace.errors import ForetraceError
+from foretrace.model.capture.light import replaced
 
 ATTENTION = ("fused", "flash-1", "separate")
 UPDATES = ("fused", "foreach", "for-loop")  # implementations of an update, as torch.optim names them
@@ -76,14 +77,8 @@ def operators_of(
     check = "_device_dtype_check_for_fused"
     homes = [sys.modules[f"torch.optim.{name}"] for name in ("adam", "sgd", "adagrad")]
     places += [(home, check, lambda *_, **__: None) for home in homes if hasattr(home, check)]
-    before = [(home, name, getattr(home, name)) for home, name, _ in places]
-    for home, name, function in places:
-        setattr(home, name, function)
-    try:
+    with replaced(places):
         yield
-    finally:
-        for home, name, function in before:
-            setattr(home, name, function)
 
 
 def _implement(optimizer: Any, group: dict[str, Any], update: str) -> None:

@@ -20,8 +20,8 @@ from foretrace.cost.calls import describe
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import Phase
 from foretrace.model.capture import known, scratch
-from foretrace.model.capture.text import arguments, call_text, dtype_name
 from foretrace.model.operator_graph import BEFORE, Node, Role, Storage, Tensor
+from foretrace.model.texts import arguments, call_text, dtype_name
 
 _SILENT = frozenset(["prim", "prims", "profiler", "debugprims", "inductor"])  # what is no work of the model
 
@@ -47,8 +47,8 @@ class Where:
         self.names = {id(module): name for name, module in model.named_modules()}
         self._weights = {id(weight): name for name, weight in model.named_parameters()}
         self._stack: list[str] = []
-        self._depth_of_engine = 0
-        self._numbers: list[int] = [-1]  # autograd's counter when the layer changed, and the layer since then
+        # The number of autograd's next node when the layer changed, and the layer since then.
+        self._numbers: list[int] = [-1]
         self._layers: list[str] = [""]
 
     def enter(self, module: Any) -> None:
@@ -63,7 +63,7 @@ class Where:
         self._moved()
 
     def _moved(self) -> None:
-        self._numbers.append(_counter())
+        self._numbers.append(int(torch._C._autograd._get_sequence_nr()))
         self._layers.append(self._stack[-1] if self._stack else "")
 
     def now(self) -> tuple[Phase, str]:
@@ -83,11 +83,6 @@ class Where:
             return str(self._weights.get(id(weight), "")).rpartition(".")[0]
         at = bisect_right(self._numbers, node._sequence_nr()) - 1
         return self._layers[at]
-
-
-def _counter() -> int:
-    """The number that autograd gives the next node of its graph."""
-    return int(torch._C._autograd._get_sequence_nr())
 
 
 @dataclass(slots=True)
@@ -126,7 +121,7 @@ class Log(TorchDispatchMode):
         self._rows: list[_Row] = []
         self._live: dict[int, _Live] = {}
         self._watchers: dict[int, weakref.ref[Any]] = {}
-        self._calls: dict[Any, tuple[str, float, float, float]] = {}
+        self._calls: dict[Any, tuple[float, float, float]] = {}
 
     # --- what PyTorch calls
 
@@ -273,8 +268,8 @@ class Log(TorchDispatchMode):
         key = (op, text, outputs)
         if key not in self._calls:
             call = describe(op, text, [dims for dims, _ in outputs], [size for _, size in outputs])
-            self._calls[key] = (op, call.flops, call.read_bytes, call.written_bytes)
-        return self._calls[key][1:]
+            self._calls[key] = call.flops, call.read_bytes, call.written_bytes
+        return self._calls[key]
 
     # --- the end
 
@@ -284,14 +279,15 @@ class Log(TorchDispatchMode):
             row.dies = len(self.nodes) if row.dies < 0 else row.dies
         moved = self._summed_in_place()
         phases = [node.phase for node in self.nodes]
-        storages = []
-        for row in self._rows:
-            role = _role(row, phases) if row.role == Role.TEMPORARY else row.role
-            storages.append(Storage(nbytes=row.nbytes, role=role, born=row.born, dies=row.dies, name=row.name))
-        tensors = [
-            replace(each, storage=moved[each.storage]) if each.storage in moved else each for each in self.tensors
-        ]
-        return _without(self.nodes, tensors, storages, set(moved))
+        place: dict[int, int] = {}
+        storages: list[Storage] = []
+        for at, row in enumerate(self._rows):
+            if at not in moved:
+                place[at] = len(storages)
+                role = _role(row, phases) if row.role == Role.TEMPORARY else row.role
+                storages.append(Storage(nbytes=row.nbytes, role=role, born=row.born, dies=row.dies, name=row.name))
+        tensors = (replace(each, storage=place[moved.get(each.storage, each.storage)]) for each in self.tensors)
+        return tuple(self.nodes), tuple(tensors), tuple(storages)
 
     def _summed_in_place(self) -> dict[int, int]:
         """Sums of gradients as autograd makes them of ordinary tensors: on the memory of one that nobody else needs.
@@ -326,18 +322,6 @@ def _role(row: _Row, phases: Sequence[Phase]) -> Role:
         return Role.TEMPORARY
     last = phases[min(row.dies, len(phases) - 1)]
     return Role.ACTIVATION if last == Phase.BACKWARD else Role.TEMPORARY
-
-
-def _without(
-    nodes: Sequence[Node], tensors: Sequence[Tensor], storages: Sequence[Storage], gone: set[int]
-) -> tuple[tuple[Node, ...], tuple[Tensor, ...], tuple[Storage, ...]]:
-    """The same without the storages `gone`, which no tensor lies on."""
-    place = {old: new for new, old in enumerate(at for at in range(len(storages)) if at not in gone)}
-    return (
-        tuple(nodes),
-        tuple(replace(each, storage=place[each.storage]) for each in tensors),
-        tuple(each for at, each in enumerate(storages) if at not in gone),
-    )
 
 
 def _is_composite(func: Any) -> bool:

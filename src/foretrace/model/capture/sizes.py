@@ -8,8 +8,7 @@ of several devices.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from foretrace.training.training import Training
@@ -27,6 +26,16 @@ class Sizes(ABC):
     @abstractmethod
     def entered(self) -> Any:
         """A context in which whatever is made has no data."""
+
+    def _like(self, tensor: Any) -> Any:
+        """A new tensor of the same sizes, without data."""
+        import torch
+
+        with self.entered(), torch.no_grad():
+            made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+        if isinstance(tensor, torch.nn.Parameter):
+            return torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
+        return made.requires_grad_(tensor.requires_grad)
 
     def made(self, source: Callable[[], Training]) -> Training:
         """The training, its model without data; with data where its code looks at values."""
@@ -54,20 +63,10 @@ class Fake(Sizes):
 
         if isinstance(tensor, FakeTensor) and tensor.fake_mode is self._mode and tensor.device.type == self.device:
             return tensor
-        if tensor.device.type != "meta":
-            return self._mode.from_tensor(tensor)
-        import torch
+        return self._like(tensor) if tensor.device.type == "meta" else self._mode.from_tensor(tensor)
 
-        with self._mode:
-            made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-        if isinstance(tensor, torch.nn.Parameter):
-            return torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
-        return made.requires_grad_(tensor.requires_grad)
-
-    @contextmanager
-    def entered(self) -> Iterator[None]:
-        with self._mode:
-            yield
+    def entered(self) -> Any:
+        return self._mode
 
 
 class Meta(Sizes):
@@ -78,17 +77,10 @@ class Meta(Sizes):
     def of(self, tensor: Any) -> Any:
         import torch
 
-        if tensor.device.type == "meta" and type(tensor) in (torch.Tensor, torch.nn.Parameter):
-            return tensor
-        with torch.no_grad():
-            made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-        if isinstance(tensor, torch.nn.Parameter):
-            return torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
-        return made.requires_grad_(tensor.requires_grad)
+        plain = tensor.device.type == "meta" and type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        return tensor if plain else self._like(tensor)
 
-    @contextmanager
-    def entered(self) -> Iterator[None]:
+    def entered(self) -> Any:
         import torch
 
-        with torch.device("meta"):
-            yield
+        return torch.device("meta")

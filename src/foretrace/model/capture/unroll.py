@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -56,7 +56,6 @@ class _Run:
     first: int
     end: int
     pair: int = -1  # number of the pair of runs (block 1, block 2) that it is one of
-    nodes: list[int] = field(default_factory=list)
 
 
 class _Unrolling:
@@ -75,7 +74,9 @@ class _Unrolling:
         self.runs = self._runs()
         self.later: dict[int, int] = {}  # tensor of block 1 -> its like of block 2
         self.later_storage: dict[int, int] = {}
+        self.like_node: dict[int, int] = {}  # node of block 1 -> its like of block 2
         self._match()
+        self.first_node = {b: a for a, b in self.like_node.items()}
         self.earlier = {b: a for a, b in self.later.items()}
         self.earlier_storage = {b: a for a, b in self.later_storage.items()}
         self._place()
@@ -147,7 +148,6 @@ class _Unrolling:
 
     def _match(self) -> None:
         graph = self.graph
-        names = {each.name: i for i, each in enumerate(graph.storages) if each.name}
         roles: dict[tuple[str, int], int] = {(s.name, s.role): i for i, s in enumerate(graph.storages) if s.name}
         for i, each in enumerate(graph.storages):
             if each.name and self._block(each.name) == _A:
@@ -155,20 +155,18 @@ class _Unrolling:
                 if like is None:
                     raise _Unlike(f"{each.name} has no like in the next block")
                 self.later_storage[i] = like
-        del names
         by_storage: dict[int, list[int]] = {}
-        made = self.graph.producer
         for t, tensor in enumerate(graph.tensors):
-            if made[t] < 0:
+            if graph.producer[t] < 0:
                 by_storage.setdefault(tensor.storage, []).append(t)
         for a, b in self.later_storage.items():
             for x, y in zip(by_storage.get(a, []), by_storage.get(b, []), strict=False):
                 self.later[x] = y
-        starts: dict[int, dict[int, _Run]] = {}
+        pairs: dict[int, dict[int, _Run]] = {}
         for run in self.runs:
             if run.pair >= 0:
-                starts.setdefault(run.pair, {})[run.block] = run
-        for pair in starts.values():
+                pairs.setdefault(run.pair, {})[run.block] = run
+        for pair in pairs.values():
             self._match_runs(pair[_A], pair[_B])
         for i, blocks in self.wide.items():
             node, length = graph.nodes[i], self._length(graph.nodes[i])
@@ -196,6 +194,7 @@ class _Unrolling:
                 raise _Unlike(f"{x.op} of {x.layer} is {y.op} of {y.layer} in the next block")
             for a, b in zip(x.outputs, y.outputs, strict=True):
                 self._alike(a, b)
+            self.like_node[i] = j
 
     # --- where everything comes to stand
 
@@ -204,7 +203,6 @@ class _Unrolling:
         self.at: dict[int, int] = {}
         self.copy_at: dict[tuple[int, int], int] = {}  # (node of block 2, number of the copy)
         self.order: list[tuple[int, int]] = []  # (captured node, number of the copy, −1 for itself)
-        likes = self._likes()
         for k, run in enumerate(self.runs):
             for i in range(run.first, run.end):
                 self.at[i] = len(self.order)
@@ -219,19 +217,6 @@ class _Unrolling:
                 for i in range(template.first, template.end):
                     self.copy_at[i, copy] = len(self.order)
                     self.order.append((i, copy))
-        self.like_node = likes
-        self.first_node = {b: a for a, b in likes.items()}
-
-    def _likes(self) -> dict[int, int]:
-        """Node of block 1 -> its like of block 2."""
-        found: dict[int, int] = {}
-        pairs: dict[int, dict[int, _Run]] = {}
-        for run in self.runs:
-            if run.pair >= 0:
-                pairs.setdefault(run.pair, {})[run.block] = run
-        for pair in pairs.values():
-            found |= dict(zip(range(pair[_A].first, pair[_A].end), range(pair[_B].first, pair[_B].end), strict=True))
-        return found
 
     # --- the result
 
@@ -241,16 +226,15 @@ class _Unrolling:
         self.storages: list[Storage] = [self._kept(i, each) for i, each in enumerate(graph.storages)]
         self.tensor_copy: dict[tuple[int, int], int] = {}
         self.storage_copy: dict[tuple[int, int], int] = {}
-        backwards = self.first_node
         nodes: list[Node] = []
         for i, copy in self.order:
             node = graph.nodes[i]
             if copy >= 0:
-                nodes.append(self._copied(i, backwards[i], copy))
+                nodes.append(self._copied(i, self.first_node[i], copy))
             elif i in self.like_node:
                 nodes.append(self._copied(self.like_node[i], i, _A))
-            elif i in backwards:
-                nodes.append(self._copied(i, backwards[i], self.last))
+            elif i in self.first_node:
+                nodes.append(self._copied(i, self.first_node[i], self.last))
             elif i in self.wide:
                 nodes.append(self._widened(i, node))
             else:
@@ -271,10 +255,13 @@ class _Unrolling:
         one = self.earlier_storage.get(two, two)
         if one == two:
             return replace(storage, born=self._when(storage.born), dies=self._when(storage.dies), name=name)
-        copy = _A if at == one else self.last
+        return self._placed(two, one, _A if at == one else self.last, name)
+
+    def _placed(self, two: int, one: int, copy: int, name: str) -> Storage:
+        """What storages of blocks 2 and 1 are in block number `copy`."""
         second, first = self.graph.storages[two], self.graph.storages[one]
-        born, dies = (self._event(second.born, first.born, copy), self._event(second.dies, first.dies, copy))
-        return replace(storage, born=born, dies=dies, name=name)
+        born, dies = self._event(second.born, first.born, copy), self._event(second.dies, first.dies, copy)
+        return replace(first if copy == _A else second, born=born, dies=dies, name=name)
 
     def _moved(self, name: str) -> str:
         block = self._block(name)
@@ -301,7 +288,7 @@ class _Unrolling:
             self.tensor_copy[two, copy] = len(self.tensors)
             tensor = self.graph.tensors[two]
             storage = self._storage(tensor.storage, copy)
-            self.tensors.append(Tensor(dims=tensor.dims, dtype=tensor.dtype, storage=storage))
+            self.tensors.append(replace(tensor, storage=storage))
         return self.tensor_copy[two, copy]
 
     def _storage(self, two: int, copy: int) -> int:
@@ -310,16 +297,8 @@ class _Unrolling:
             return two  # shared by all blocks
         if (two, copy) not in self.storage_copy:
             self.storage_copy[two, copy] = len(self.storages)
-            storage, like = self.graph.storages[two], self.graph.storages[one]
-            self.storages.append(
-                Storage(
-                    nbytes=storage.nbytes,
-                    role=storage.role,
-                    born=self._event(storage.born, like.born, copy),
-                    dies=self._event(storage.dies, like.dies, copy),
-                    name=self._renamed(storage.name, copy),
-                )
-            )
+            name = self._renamed(self.graph.storages[two].name, copy)
+            self.storages.append(self._placed(two, one, copy, name))
         return self.storage_copy[two, copy]
 
     def _event(self, two: int, one: int, copy: int) -> int:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -149,24 +149,20 @@ class StepMemory:
             return dict.fromkeys(CATEGORIES, 0)
         return dict(zip(CATEGORIES, self.timeline[:, self.at].tolist(), strict=True))
 
-    @property
-    def fragmentation_bytes(self) -> int:
-        """What the allocator holds beyond the peak of tensors."""
-        return max(self.reserved_bytes - self.peak_bytes, 0)
-
     def fits(self, device_bytes: float) -> MemoryFit:
         """Whether it fits a device with so much memory."""
         least = self.peak_bytes + CONTEXT_BYTES[0]
         most = max(self.reserved_bytes, self.peak_bytes) * (1 + _GROWTH) + CONTEXT_BYTES[1]
         verdict = "fits" if most <= device_bytes else "does not fit" if least > device_bytes else "tight"
         low, high = (each / 1e9 for each in CONTEXT_BYTES)
+        beyond = max(self.reserved_bytes - self.peak_bytes, 0) / 1e9
         return MemoryFit(
             verdict=verdict,
             needed_bytes=(least, most),
             margin_bytes=(device_bytes - most, device_bytes - least),
             assumptions=(
                 f"CUDA's context, kernels and library workspaces take {low:g} to {high:g} GB",
-                f"the caching allocator holds between the peak of tensors and {self.fragmentation_bytes / 1e9:.2g} GB "
+                f"the caching allocator holds between the peak of tensors and {beyond:.2g} GB "
                 f"more (a replay of one step), and grows by up to {_GROWTH:.0%} over many steps",
             ),
         )
@@ -201,7 +197,7 @@ def peak(
     if sharding is not None and (sharding.workers > 1 or sharding.master):
         lives = _sharded(graph, lives, blocks, sharding)
     if allocator == "cuda":
-        lives = _changed(lives, nbytes=-(-lives.nbytes // BLOCK_BYTES) * BLOCK_BYTES)
+        lives = replace(lives, nbytes=-(-lives.nbytes // BLOCK_BYTES) * BLOCK_BYTES)
     held = reserved(lives.nbytes, lives.born, lives.dies, len(graph)) if allocator == "cuda" else 0
     return StepMemory(timeline=lives.timeline(len(graph)), reserved_bytes=held, notes=tuple(notes))
 
@@ -257,11 +253,6 @@ def block_of(layer: str) -> str:
 # --- techniques
 
 
-def _changed(lives: Lives, **columns: npt.NDArray[np.int64]) -> Lives:
-    values = {"nbytes": lives.nbytes, "category": lives.category, "born": lives.born, "dies": lives.dies}
-    return Lives(**(values | columns))  # type: ignore[arg-type]
-
-
 def _with(lives: Lives, rows: Iterable[tuple[int, int, int, int]]) -> Lives:
     """The lives and more of them: (bytes, category, born, dies)."""
     table = np.array(list(rows), dtype=np.int64).reshape(-1, 4)
@@ -293,7 +284,7 @@ def _recomputed(graph: OperatorGraph, lives: Lives, blocks: Blocks, chosen: froz
             continue
         again.append((int(lives.nbytes[row]), int(Role.ACTIVATION), begins, int(dies[row])))
         dies[row] = last
-    return _with(_changed(lives, dies=dies), again)
+    return _with(replace(lives, dies=dies), again)
 
 
 def _accumulated(lives: Lives, count: int) -> Lives:
@@ -303,7 +294,7 @@ def _accumulated(lives: Lives, count: int) -> Lives:
     kept = [(int(lives.nbytes[row]), int(Role.GRADIENT), BEFORE, int(dies[row])) for row in rows.tolist()]
     dies[rows] = np.minimum(lives.born[rows] + 1, np.minimum(lives.dies[rows], count))
     category[rows] = Role.TEMPORARY
-    return _with(_changed(lives, dies=dies, category=category), kept)  # type: ignore[arg-type]
+    return _with(replace(lives, dies=dies, category=category), kept)
 
 
 def _sharded(graph: OperatorGraph, lives: Lives, blocks: Blocks, sharding: Sharding) -> Lives:
@@ -336,7 +327,7 @@ def _sharded(graph: OperatorGraph, lives: Lives, blocks: Blocks, sharding: Shard
         more += _gathered(graph, lives, blocks)
         mine = category == Role.WEIGHT
         nbytes[mine] = 0 if sharding.master else -(-nbytes[mine] // n)
-    return _with(_changed(lives, nbytes=nbytes, dies=dies, category=category), more)  # type: ignore[arg-type]
+    return _with(replace(lives, nbytes=nbytes, dies=dies, category=category), more)
 
 
 def _gathered(graph: OperatorGraph, lives: Lives, blocks: Blocks) -> list[tuple[int, int, int, int]]:

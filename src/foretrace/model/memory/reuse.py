@@ -17,7 +17,7 @@ KEPT_BYTES = 2 << 20  # by the caches of one core
 Float64 = npt.NDArray[np.float64]
 
 
-def far_shares(graph: OperatorGraph, kept_bytes: float = KEPT_BYTES) -> Float64:
+def far_shares(graph: OperatorGraph) -> Float64:
     """Per node, the share of its bytes that are not in a core's caches, 0 to 1 (n)."""
     moved = np.array([max(node.read_bytes + node.written_bytes, 0.0) for node in graph.nodes])
     after = np.cumsum(moved)
@@ -38,7 +38,7 @@ def far_shares(graph: OperatorGraph, kept_bytes: float = KEPT_BYTES) -> Float64:
             if known.born == i:  # new: on memory that was freed not long ago, if it is small
                 since = nbytes
             total += nbytes
-            far += nbytes if since > kept_bytes else 0.0
+            far += nbytes if since > KEPT_BYTES else 0.0
         for tensor in touched:
             last[graph.tensors[tensor].storage] = float(after[i])
         found[i] = far / total if total else 0.0

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -35,9 +34,7 @@ _KNOWN = {each.partition("-")[0] for each in VERSIONS}
 _PIECE = re.compile(r"\((\d+)\)$")  # of an operator that kernels cut into pieces, in linked traces
 
 
-def from_chakra(
-    data: bytes, name: str, *, where: str = "the trace", step: int | None = None, batch: int = 0
-) -> OperatorGraph:
+def from_chakra(data: bytes, name: str, *, where: str = "the trace", step: int | None = None) -> OperatorGraph:
     """The operators of one step of an execution trace, JSON or protocol buffers (not compressed).
 
     `step` counts the training steps of the trace from 0; without it, the last whole one. Raises ForetraceError with the
@@ -47,7 +44,7 @@ def from_chakra(
         version, entries = _json(data, where)
     else:
         version, entries = _protobuf(data, where)
-    return build(sorted(entries, key=lambda each: each.id), name, version=version, where=where, step=step, batch=batch)
+    return build(sorted(entries, key=lambda each: each.id), name, version=version, where=where, step=step)
 
 
 def _check_version(version: str, where: str) -> None:
@@ -135,19 +132,6 @@ def _arguments(part: dict[str, Any]) -> tuple[tuple[Any, Any, str], ...]:
 # --- protocol buffers ----------------------------------------------------------------------------------------
 
 
-@dataclass
-class _Message:
-    """Fields of a Chakra node: 1 id, 2 name, 3 kind, 4 caller, 5 data it needs, 8 inputs, 9 outputs, 10 rest."""
-
-    id: int = 0
-    name: str = ""
-    parents: tuple[int, ...] = ()
-    inputs: bytes = b""
-    outputs: bytes = b""
-    cpu: bool = True
-    thread: int = 0
-
-
 def _protobuf(data: bytes, where: str) -> tuple[str, list[ChakraNode]]:
     """Global metadata first, then one message per node."""
     try:
@@ -184,33 +168,33 @@ def _attribute(value: protobuf.Wire) -> tuple[str, Any]:
 
 
 def _node(data: bytes, index: int, where: str) -> Iterator[ChakraNode]:
-    """The operator in a message; nothing for kernels and for later pieces of an operator."""
-    message = _Message()
+    """The operator in a message; nothing for kernels and for later pieces of an operator.
+
+    Its fields: 1 id, 2 name, 3 kind, 4 caller, 5 data it needs, 8 inputs, 9 outputs, 10 the rest.
+    """
+    fields: dict[int, protobuf.Wire] = {}
+    parents: list[int] = []
+    rest: dict[str, Any] = {}
     for number, value in protobuf.fields(data):
-        if number == 1:
-            message.id = protobuf.signed(value)
-        elif number == 2:
-            message.name = protobuf.text(value)
-        elif number == 4:
-            message.parents += tuple(protobuf.numbers(value))
-        elif number in (8, 9) and isinstance(value, bytes):
-            setattr(message, "inputs" if number == 8 else "outputs", value)
+        if number == 4:
+            parents += protobuf.numbers(value)
         elif number == 10:
-            name, found = _attribute(value)
-            if name == "is_cpu_op":
-                message.cpu = bool(found)
-            elif name == "tid" and isinstance(found, int):
-                message.thread = found
-    piece = _PIECE.search(message.name)
-    if not message.cpu or (piece and int(piece[1]) > 0):
+            rest |= [_attribute(value)]
+        else:
+            fields[number] = value
+    name = protobuf.text(fields.get(2, b""))
+    piece = _PIECE.search(name)
+    if not rest.get("is_cpu_op", True) or (piece and int(piece[1]) > 0):
         return
+    thread = rest.get("tid")
+    inputs, outputs = (each if isinstance(each := fields.get(at), bytes) else b"" for at in (8, 9))
     yield ChakraNode(
-        id=message.id,
-        name=_PIECE.sub("", message.name),
-        parent=message.parents[0] if message.parents else -1,
-        inputs=_literals(message.inputs, index, where),
-        outputs=_literals(message.outputs, index, where),
-        thread=message.thread,
+        id=protobuf.signed(fields.get(1, 0)),
+        name=_PIECE.sub("", name),
+        parent=parents[0] if parents else -1,
+        inputs=_literals(inputs, index, where),
+        outputs=_literals(outputs, index, where),
+        thread=thread if isinstance(thread, int) else 0,
     )
 
 

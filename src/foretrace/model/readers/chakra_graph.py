@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -16,7 +17,7 @@ from foretrace.graph import work
 from foretrace.graph.taskgraph import Phase
 from foretrace.model.draft import OperatorGraphDraft
 from foretrace.model.operator_graph import OperatorGraph
-from foretrace.model.texts import DTYPES, LARGEST, TensorType, price, tensor_dims
+from foretrace.model.texts import DTYPES, LARGEST, TensorType, tensor_dims
 
 Argument = tuple[Any, Any, str]  # value, shape, type
 
@@ -50,7 +51,7 @@ class _Held:
 
 
 def build(
-    entries: Sequence[ChakraNode], name: str, *, version: str, where: str, step: int | None = None, batch: int = 0
+    entries: Sequence[ChakraNode], name: str, *, version: str, where: str, step: int | None = None
 ) -> OperatorGraph:
     """The operators of one step. Raises ForetraceError where there are none."""
     tree = _Tree(entries)
@@ -68,15 +69,12 @@ def build(
         raise ForetraceError(f"{where} has no optimizer, so its steps cannot be distinguished; leave out the step.")
     reader = _Reader(tree, where)
     wanted = set(chosen)
-    for top in tree.tops():
-        for row in tree.working(top):
-            if row in wanted:
-                reader.add(row)
+    for row in tree.working():
+        if row in wanted:
+            reader.add(row)
     if not reader.draft.nodes:
         raise ForetraceError(f"{where} has no operator in that step; observe a whole training step.")
-    return reader.draft.finish(
-        name, batch=batch, source=f"chakra {version}", notes=notes + reader.notes(), unread_live=False
-    )
+    return reader.draft.finish(name, source=f"chakra {version}", notes=notes + reader.notes(), unread_live=False)
 
 
 class _Tree:
@@ -141,12 +139,9 @@ class _Tree:
                 below[above][0] += done[0]
                 below[above][1] += done[1]
 
-    def tops(self) -> Iterator[int]:
-        return (row for row, parent in enumerate(self.parent) if parent < 0)
-
-    def working(self, top: int) -> Iterator[int]:
-        """Calls below a node that do their work themselves, in their order."""
-        pending = [top]
+    def working(self) -> Iterator[int]:
+        """Calls that do their work themselves, in the order of their callers."""
+        pending = [row for row, parent in reversed(list(enumerate(self.parent))) if parent < 0]
         while pending:
             row = pending.pop()
             if self._passes[row]:
@@ -164,7 +159,8 @@ class _Tree:
             end = row + 1
             while end < len(self.entries) and self._inside(end, row):
                 end += 1
-            if found and found[-1].stop >= begin and self._only_optimizer(begin, row):
+            backward = any(self.phase[each] == Phase.BACKWARD for each in range(begin, row))
+            if found and found[-1].stop >= begin and not backward:
                 begin = found.pop().start  # a second optimizer of the same step
             found.append(range(begin, end))
             begin = end
@@ -174,10 +170,6 @@ class _Tree:
         while row > above:
             row = self.parent[row]
         return row == above
-
-    def _only_optimizer(self, begin: int, end: int) -> bool:
-        """Whether no backward work lies between."""
-        return not any(self.phase[row] == Phase.BACKWARD for row in range(begin, end))
 
 
 def _backward_threads(entries: Sequence[ChakraNode]) -> set[int]:
@@ -194,14 +186,13 @@ class _Reader:
         self._tensor: dict[tuple[int, int], int] = {}  # -> latest tensor of that identity
         self._storage: dict[int, int] = {}  # the observer's storage -> ours, of now
         self._blank: set[int] = set()  # our storages that were allocated and not written
-        self._foreign: dict[str, int] = {}
+        self._foreign = Counter[str]()
 
     def notes(self) -> list[str]:
         """What is not of ATen."""
         if not self._foreign:
             return []
-        most = sorted(self._foreign.items(), key=lambda item: -item[1])[:4]
-        named = ", ".join(f"{op[:60]} ({count})" for op, count in most)
+        named = ", ".join(f"{op[:60]} ({count})" for op, count in self._foreign.most_common(4))
         return [f"operators outside ATen are known by their bytes only: {named}."]
 
     def add(self, row: int) -> None:
@@ -231,15 +222,10 @@ class _Reader:
         read = [i for i in dict.fromkeys(given) if self.draft.tensors[i].storage not in self._blank]
         if family_of(entry.name) != Family.NONE:
             self._blank -= written
-        text = _text(entry)
         if not entry.name.startswith("aten::"):
-            self._foreign[entry.name] = self._foreign.get(entry.name, 0) + 1
-        sizes = [self.draft.value(i) for i in made]
-        _, found = price(entry.name, text, sizes, float(sum(self.draft.tensors[i].nbytes for i in made)))
-        self.draft.node(
-            entry.name, read, made, text=text, phase=self._tree.phase[row], layer=self._tree.label[row],
-            flops=found.flops, read_bytes=found.read_bytes, written_bytes=found.written_bytes,
-        )  # fmt: skip
+            self._foreign[entry.name] += 1
+        phase, layer = self._tree.phase[row], self._tree.label[row]
+        self.draft.node(entry.name, read, made, text=_text(entry), phase=phase, layer=layer)
 
     def _read(self, held: _Held) -> int:
         """The tensor that an input is; one that nobody made existed before."""
@@ -328,7 +314,7 @@ def _text(entry: ChakraNode) -> str:
         found, inner = _TENSOR.match(kind), _LIST.match(kind)
         if found:
             dims.append(shape if isinstance(shape, list) and all(isinstance(each, int) for each in shape) else [])
-            types.append(_recorded(found[1]))
+            types.append("long int" if found[1] == "long" else found[1])
             concrete.append("")
         elif inner and "Tensor(" in inner[1]:
             dims.append([each for each in shape if isinstance(each, list)] if isinstance(shape, list) else [])
@@ -339,10 +325,6 @@ def _text(entry: ChakraNode) -> str:
             types.append("" if kind == "None" else "ScalarList" if inner else "Scalar")
             concrete.append(str(value) if isinstance(value, int | float | list | bool) and kind != "None" else "")
     return msgspec.json.encode([dims, types, concrete]).decode()
-
-
-def _recorded(kind: str) -> str:
-    return {"long": "long int"}.get(kind, kind)
 
 
 def _own_work(entry: ChakraNode, known: dict[tuple[str, str, str], tuple[float, float]]) -> tuple[float, float]:

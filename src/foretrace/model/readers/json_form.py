@@ -6,11 +6,14 @@ storages and their lifetimes, text, FLOPs and bytes; or tensors altogether, as a
 
 from __future__ import annotations
 
-from math import isfinite
+from collections.abc import Mapping
+from dataclasses import fields
+from math import isfinite, prod
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+from msgspec import structs
 
 from foretrace.errors import ForetraceError
 from foretrace.files import write_bytes
@@ -36,6 +39,7 @@ _MOST_COPIES = 1_000_000  # of one call of a list
 _Size = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
 _PHASES = {phase.name.lower(): phase for phase in Phase}
 _ROLES = {role.name.lower(): role for role in Role}
+_Found = TypeVar("_Found")
 
 
 class _Tensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -119,22 +123,17 @@ def dumps(graph: OperatorGraph) -> bytes:
         batch=graph.batch,
         source=graph.source,
         notes=graph.notes,
-        tensors=tuple(_Tensor(dims=t.dims, dtype=t.dtype, storage=t.storage) for t in graph.tensors),
-        storages=tuple(
-            _Storage(nbytes=s.nbytes, role=s.role.name.lower(), born=s.born, dies=s.dies, name=s.name)
-            for s in graph.storages
-        ),
-        nodes=tuple(
-            _Node(
-                op=n.op, inputs=n.inputs, outputs=n.outputs, text=n.text, phase=n.phase.name.lower(), layer=n.layer,
-                flops=n.flops, read_bytes=n.read_bytes, written_bytes=n.written_bytes,
-            )
-            for n in graph.nodes
-        ),
-        blocks=tuple(_Block(first=b.first, length=b.length, times=b.times, layer=b.layer) for b in graph.blocks),
-    )  # fmt: skip
+        tensors=tuple(_Tensor(**_fields(each)) for each in graph.tensors),
+        storages=tuple(_Storage(**_fields(each, role=each.role.name.lower())) for each in graph.storages),
+        nodes=tuple(_Node(**_fields(each, phase=each.phase.name.lower())) for each in graph.nodes),
+        blocks=tuple(_Block(**_fields(each)) for each in graph.blocks),
+    )
     # `format` and `version` come first, so that a reader knows the file by its beginning.
     return b'{\n"format": "%s",\n' % FORMAT.encode() + _lines(msgspec.to_builtins(form)) + b"\n}\n"
+
+
+def _fields(each: Node | Tensor | Storage | RepeatedBlock, **other: Any) -> dict[str, Any]:
+    return {field.name: getattr(each, field.name) for field in fields(each)} | other
 
 
 def _lines(form: dict[str, object]) -> bytes:
@@ -185,39 +184,30 @@ class _Reader:
         if form.calls:
             return self._of_calls()
         for i, tensor in enumerate(form.tensors):
-            self._dtype(f"tensors[{i}]", tensor.dtype)
-            elements = DTYPE_BYTES[tensor.dtype]
-            for size in tensor.dims:
-                elements *= size
-            if elements > LARGEST:
+            self._known(f"tensors[{i}].dtype", tensor.dtype, DTYPE_BYTES, "known type")
+            if DTYPE_BYTES[tensor.dtype] * prod(tensor.dims) > LARGEST:
                 self._fail(f"tensors[{i}].dims", "hold more than 2**62 bytes", "give sizes of a real tensor")
         self._check_nodes()
-        graph = self._of_storages() if form.storages is not None else self._derived()
         for i, block in enumerate(form.blocks):
             if block.first + block.length * block.times > len(form.nodes):
                 self._fail(f"blocks[{i}]", "ends behind the last node", "keep blocks within the nodes")
-        return graph
+        if form.storages is not None:
+            return self._of_storages(form.storages)
+        return self._draft().finish(
+            form.name, batch=form.batch, source=form.source, blocks=self._blocks(), notes=form.notes
+        )
 
     def _fail(self, field: str, what: str, mend: str) -> None:
         raise ForetraceError(f"{self.where}: {field} {what}; {mend}.")
 
-    def _dtype(self, field: str, dtype: str) -> None:
-        if dtype not in DTYPE_BYTES:
-            self._fail(f"{field}.dtype", f"{dtype!r} is no known type", f"use one of {', '.join(DTYPE_BYTES)}")
-
-    def _phase(self, field: str, phase: str) -> Phase:
-        if phase not in _PHASES:
-            self._fail(f"{field}.phase", f"{phase!r} is no phase", f"use one of {', '.join(_PHASES)}")
-        return _PHASES[phase]
+    def _known(self, field: str, value: str, known: Mapping[str, _Found], what: str) -> _Found:
+        if value not in known:
+            self._fail(field, f"{value!r} is no {what}", f"use one of {', '.join(known)}")
+        return known[value]
 
     def _text(self, field: str, text: str) -> None:
         if wrong := complaint(text):
             self._fail(f"{field}.text", wrong, 'write it as a recording does: "[[[8,3]],[\\"float\\"],[\\"\\"]]"')
-
-    def _role(self, field: str, role: str) -> Role:
-        if role not in _ROLES:
-            self._fail(f"{field}.role", f"{role!r} is no role", f"use one of {', '.join(_ROLES)}")
-        return _ROLES[role]
 
     def _check_nodes(self) -> None:
         form = self.form
@@ -231,7 +221,7 @@ class _Reader:
             field = f"nodes[{at}]"
             if not node.op:
                 self._fail(f"{field}.op", "is empty", 'name the operator, such as "aten::addmm"')
-            self._phase(field, node.phase)
+            self._known(f"{field}.phase", node.phase, _PHASES, "phase")
             if node.text:
                 self._text(field, node.text)
             for key in ("inputs", "outputs"):
@@ -248,13 +238,12 @@ class _Reader:
                 if number is not None and not (isfinite(number) and number >= 0):
                     self._fail(f"{field}.{key}", f"is {number}", "give a number from 0 on, or leave it out")
 
-    def _of_storages(self) -> OperatorGraph:
+    def _of_storages(self, stated: tuple[_Storage, ...]) -> OperatorGraph:
         """Where memory is stated, it is taken as it stands."""
         form = self.form
-        stated = form.storages or ()
         for i, each in enumerate(stated):
             field = f"storages[{i}]"
-            self._role(field, each.role)
+            self._known(f"{field}.role", each.role, _ROLES, "role")
             if not BEFORE <= each.born < len(form.nodes) or not each.born <= each.dies <= len(form.nodes):
                 self._fail(
                     field,
@@ -271,9 +260,7 @@ class _Reader:
             name=form.name,
             nodes=tuple(derived.nodes),
             tensors=tuple(Tensor(dims=t.dims, dtype=t.dtype, storage=t.storage) for t in form.tensors),
-            storages=tuple(
-                Storage(nbytes=s.nbytes, role=_ROLES[s.role], born=s.born, dies=s.dies, name=s.name) for s in stated
-            ),
+            storages=tuple(Storage(**structs.asdict(each) | {"role": _ROLES[each.role]}) for each in stated),
             batch=form.batch,
             source=form.source,
             blocks=self._blocks(),
@@ -284,7 +271,7 @@ class _Reader:
         """Nodes with everything that follows from their tensors."""
         form, draft = self.form, OperatorGraphDraft()
         for i, tensor in enumerate(form.tensors):
-            role = self._role(f"tensors[{i}]", tensor.role) if tensor.role else None
+            role = self._known(f"tensors[{i}].role", tensor.role, _ROLES, "role") if tensor.role else None
             if tensor.of >= i or tensor.of < -1:
                 self._fail(f"tensors[{i}].of", f"is {tensor.of}", "name a tensor that stands before it")
             storage = draft.tensors[tensor.of].storage if tensor.of >= 0 else -1
@@ -292,30 +279,13 @@ class _Reader:
         for node in form.nodes:
             full = None not in (node.flops, node.read_bytes, node.written_bytes)
             if full and form.storages is not None:  # nothing to find out
-                draft.nodes.append(
-                    Node(
-                        op=node.op, inputs=node.inputs, outputs=node.outputs, text=node.text, layer=node.layer,
-                        phase=_PHASES[node.phase], flops=node.flops or 0.0, read_bytes=node.read_bytes or 0.0,
-                        written_bytes=node.written_bytes or 0.0,
-                    )
-                )  # fmt: skip
-                continue
-            draft.node(
-                node.op, node.inputs, node.outputs, text=node.text, phase=_PHASES[node.phase], layer=node.layer,
-                flops=node.flops, read_bytes=node.read_bytes, written_bytes=node.written_bytes,
-            )  # fmt: skip
+                draft.nodes.append(Node(**structs.asdict(node) | {"phase": _PHASES[node.phase]}))
+            else:
+                draft.node(**structs.asdict(node) | {"phase": _PHASES[node.phase]})
         return draft
 
-    def _derived(self) -> OperatorGraph:
-        form = self.form
-        return self._draft().finish(
-            form.name, batch=form.batch, source=form.source, blocks=self._blocks(), notes=form.notes
-        )
-
     def _blocks(self) -> tuple[RepeatedBlock, ...]:
-        return tuple(
-            RepeatedBlock(first=b.first, length=b.length, times=b.times, layer=b.layer) for b in self.form.blocks
-        )
+        return tuple(RepeatedBlock(**structs.asdict(each)) for each in self.form.blocks)
 
     def _of_calls(self) -> OperatorGraph:
         """A list of calls, with the sizes of their inputs."""
@@ -324,20 +294,22 @@ class _Reader:
             self._fail("calls", f"are more than {_MOST_COPIES:,} with their times", "shorten the list")
         for i, call in enumerate(form.calls):
             field = f"calls[{i}]"
-            self._dtype(field, call.dtype)
+            self._known(f"{field}.dtype", call.dtype, DTYPE_BYTES, "known type")
             if not call.op:
                 self._fail(f"{field}.op", "is empty", 'name the operator, such as "aten::addmm"')
             if not call.text and not call.dims:
                 self._fail(field, "has no dims", "give the sizes of its input tensors")
             for dims in call.dims:
-                elements = 16
-                for size in dims:
-                    elements *= size
-                if elements > LARGEST:
+                if 16 * prod(dims) > LARGEST:
                     self._fail(f"{field}.dims", "hold more than 2**62 bytes", "give sizes of a real tensor")
             if call.text:
                 self._text(field, call.text)
             text = call.text or text_of([list(dims) for dims in call.dims], [call.dtype] * len(call.dims))
-            row = Called(op=call.op, text=text, phase=self._phase(field, call.phase), layer=call.layer)
+            row = Called(
+                op=call.op,
+                text=text,
+                phase=self._known(f"{field}.phase", call.phase, _PHASES, "phase"),
+                layer=call.layer,
+            )
             rows += [row] * call.times
         return from_calls(rows, form.name, source=form.source, batch=form.batch, notes=form.notes)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
-from foretrace.model.texts import TensorType, text_of
+from foretrace.model.texts import TensorType, text_of, text_of_values
 
 Attributes = Mapping[str, Any]
 
@@ -93,9 +94,7 @@ def mapped(
 
 def _plain(op: str, inputs: Sequence[TensorType], concrete: Sequence[str] = (), flops: float | None = None) -> Mapped:
     """A call of these tensors and, behind them, of arguments that are no tensors."""
-    dims = [list(each.dims) for each in inputs] + [[] for _ in concrete]
-    types = [each.dtype for each in inputs] + ["Scalar"] * len(concrete)
-    return Mapped(op=op, text=text_of(dims, types, [*[""] * len(inputs), *concrete]), flops=flops)
+    return Mapped(op=op, text=text_of_values(inputs, concrete), flops=flops)
 
 
 def _conv(inputs: Sequence[TensorType], outputs: Sequence[TensorType], attributes: Attributes) -> Mapped:
@@ -115,13 +114,11 @@ def _conv(inputs: Sequence[TensorType], outputs: Sequence[TensorType], attribute
 
 
 def _conv_transposed(inputs: Sequence[TensorType], outputs: Sequence[TensorType], attributes: Attributes) -> Mapped:
-    del outputs, attributes
     spatial = min(max(len(inputs[1].dims) - 2, 1), 3)
     return _plain(f"aten::conv_transpose{spatial}d", inputs[:3])
 
 
 def _gemm(inputs: Sequence[TensorType], outputs: Sequence[TensorType], attributes: Attributes) -> Mapped:
-    del outputs
     a, b = inputs[0], inputs[1]
     left = a.dims[::-1] if attributes.get("transA") else a.dims
     right = b.dims[::-1] if attributes.get("transB") else b.dims
@@ -132,7 +129,6 @@ def _gemm(inputs: Sequence[TensorType], outputs: Sequence[TensorType], attribute
 
 
 def _matmul(inputs: Sequence[TensorType], outputs: Sequence[TensorType], attributes: Attributes) -> Mapped:
-    del attributes
     a, b = inputs[0].dims, inputs[1].dims
     a, b = (a if len(a) > 1 else (1, *a)), (b if len(b) > 1 else (*b, 1))
     if a[-1] != b[-2]:
@@ -150,7 +146,6 @@ def _matmul(inputs: Sequence[TensorType], outputs: Sequence[TensorType], attribu
 
 def _einsum(inputs: Sequence[TensorType], outputs: Sequence[TensorType], attributes: Attributes) -> Mapped | None:
     """A product of two tensors: labels in both and in the result are the batch, in both and not there, the sum."""
-    del outputs
     equation = str(attributes.get("equation", "")).replace(" ", "")
     terms, _, result = equation.partition("->")
     parts = terms.split(",")
@@ -168,17 +163,14 @@ def _einsum(inputs: Sequence[TensorType], outputs: Sequence[TensorType], attribu
     return _plain("aten::bmm", [TensorType(dims=(b, m, k), dtype=dtype), TensorType(dims=(b, k, n), dtype=dtype)])
 
 
-def _pool(name: str) -> Callable[[Sequence[TensorType], Sequence[TensorType], Attributes], Mapped]:
-    def build(inputs: Sequence[TensorType], outputs: Sequence[TensorType], attributes: Attributes) -> Mapped:
-        kernel = list(attributes["kernel_shape"])
-        stride = list(attributes.get("strides") or [1] * len(kernel))
-        pads = list(attributes.get("pads") or [0] * len(kernel))[: len(kernel)]
-        dilation = list(attributes.get("dilations") or [1] * len(kernel))
-        flops = float(prod(outputs[0].dims) * prod(kernel))
-        arguments = [str(kernel), str(stride), str(pads), str(dilation)]
-        return _plain(f"aten::{name}{len(kernel)}d", inputs[:1], arguments, flops)
-
-    return build
+def _pool(name: str, inputs: Sequence[TensorType], outputs: Sequence[TensorType], attributes: Attributes) -> Mapped:
+    kernel = list(attributes["kernel_shape"])
+    stride = list(attributes.get("strides") or [1] * len(kernel))
+    pads = list(attributes.get("pads") or [0] * len(kernel))[: len(kernel)]
+    dilation = list(attributes.get("dilations") or [1] * len(kernel))
+    flops = float(prod(outputs[0].dims) * prod(kernel))
+    arguments = [str(kernel), str(stride), str(pads), str(dilation)]
+    return _plain(f"aten::{name}{len(kernel)}d", inputs[:1], arguments, flops)
 
 
 def _gather(inputs: Sequence[TensorType], attributes: Attributes, *, table: bool) -> Mapped:
@@ -195,7 +187,6 @@ def _gather(inputs: Sequence[TensorType], attributes: Attributes, *, table: bool
 
 def _attention(inputs: Sequence[TensorType], outputs: Sequence[TensorType], attributes: Attributes) -> Mapped:
     """Of ONNX 23, and MultiHeadAttention of ONNX Runtime: [b, s, heads x width] or [b, heads, s, width]."""
-    del outputs
     heads = int(attributes.get("q_num_heads") or attributes.get("num_heads") or 1)
     shared = int(attributes.get("kv_num_heads") or heads)
     found = []
@@ -206,14 +197,12 @@ def _attention(inputs: Sequence[TensorType], outputs: Sequence[TensorType], attr
     return _plain("aten::scaled_dot_product_attention", found)
 
 
-def _recurrent(name: str) -> Callable[[Sequence[TensorType], Sequence[TensorType], Attributes], Mapped]:
-    def build(inputs: Sequence[TensorType], outputs: Sequence[TensorType], attributes: Attributes) -> Mapped:
-        del outputs, attributes
-        x, w, r = inputs[:3]
-        weights = [list(each.dims[1:]) for _ in range(w.dims[0]) for each in (w, r)]
-        return Mapped(op=f"aten::{name}", text=text_of([list(x.dims), weights], [x.dtype, []]))
-
-    return build
+def _recurrent(
+    name: str, inputs: Sequence[TensorType], outputs: Sequence[TensorType], attributes: Attributes
+) -> Mapped:
+    x, w, r = inputs[:3]
+    weights = [list(each.dims[1:]) for _ in range(w.dims[0]) for each in (w, r)]
+    return Mapped(op=f"aten::{name}", text=text_of([list(x.dims), weights], [x.dtype, []]))
 
 
 _Builder = Callable[[Sequence[TensorType], Sequence[TensorType], Attributes], Mapped | None]
@@ -223,12 +212,12 @@ _BUILDERS: dict[str, _Builder] = {
     "Gemm": _gemm,
     "MatMul": _matmul,
     "Einsum": _einsum,
-    "MaxPool": _pool("max_pool"),
-    "AveragePool": _pool("avg_pool"),
-    "LpPool": _pool("avg_pool"),
+    "MaxPool": partial(_pool, "max_pool"),
+    "AveragePool": partial(_pool, "avg_pool"),
+    "LpPool": partial(_pool, "avg_pool"),
     "Attention": _attention,
     "MultiHeadAttention": _attention,
-    "LSTM": _recurrent("lstm"),
-    "GRU": _recurrent("gru"),
-    "RNN": _recurrent("rnn_tanh"),
+    "LSTM": partial(_recurrent, "lstm"),
+    "GRU": partial(_recurrent, "gru"),
+    "RNN": partial(_recurrent, "rnn_tanh"),
 }

@@ -20,11 +20,11 @@ from foretrace.simulate.utilisation import samples_per_step
 _WITH_WORK = (TaskKind.OPERATOR, TaskKind.KERNEL, TaskKind.COPY, TaskKind.COLLECTIVE)
 
 
-def from_recording(graph: TaskGraph, name: str = "", *, step: int | None = None, batch: int = 0) -> OperatorGraph:
+def from_recording(graph: TaskGraph, name: str = "", *, step: int | None = None) -> OperatorGraph:
     """The operators of one step of a recording.
 
-    `step` is its number as the recording counts; without it, the last one. `batch` is the samples per step, which the
-    recorder of foretrace stores. Raises GraphError where there is no such step, or no operator with its inputs.
+    `step` is its number as the recording counts; without it, the last one. Raises GraphError where there is no such
+    step, or no operator with its inputs.
     """
     at = _step(graph, step)
     inside = graph.step == at if graph.n_steps else np.ones(len(graph), dtype=np.bool_)
@@ -61,7 +61,7 @@ def from_recording(graph: TaskGraph, name: str = "", *, step: int | None = None,
         most = ", ".join(f"{op[:60]} ({count})" for op, count in without.most_common(3))
         notes.append(f"{sum(without.values())} calls have no recorded inputs and are left out: {most}.")
     source = f"recording of {graph.info.devices[0] if graph.info.devices else graph.info.platform}"
-    samples = batch or int(samples_per_step(graph.info.recording) or 0)
+    samples = int(samples_per_step(graph.info.recording) or 0)
     return from_calls(rows, name or graph.info.source, source=source, batch=samples, notes=notes)
 
 

@@ -94,18 +94,22 @@ def load_operators(
     """
     path = Path(path)
     reader = reader_of(path)
-    recorded = reader.operators is None
     if dims and "dims" not in reader.takes:
         raise ForetraceError(f"{path} is no ONNX model, so it has no open dimensions; leave out `dim=`.")
-    if step is not None and not recorded and "step" not in reader.takes:
+    if step is not None and reader.operators is not None and "step" not in reader.takes:
         raise ForetraceError(f"{path} has one step only; leave out the step.")
     called = name or _name(path)
-    if recorded:
+    if reader.operators is None:
         found = _recorded(path, reader, called, step=step, rank=rank, salvage=salvage, progress=progress)
     elif rank is not None:
         raise ForetraceError(f"{path} is of one rank; leave out the rank.")
     else:
-        found = _operators(path, reader, called, step=step, dims=dims)
+        asked = {"where": str(path), "step": step, "dims": dims}
+        data = reading.read_bytes(path, mend="copy it again")
+        made = reader.operators(data, called, **{key: asked[key] for key in reader.takes})
+        if not isinstance(made, OperatorGraph):
+            raise ForetraceError(f"the reader {reader.name} must return an OperatorGraph, got {type(made).__name__}.")
+        found = made
     if batch and found.batch and found.batch != batch:
         how = "export it with an open dimension for `dim=`" if "dims" in reader.takes else "leave out the batch"
         raise ForetraceError(f"{path} has {found.batch} samples per step, not {batch}, and stays so; {how}.")
@@ -158,25 +162,9 @@ def _head(path: Path) -> bytes:
     return head
 
 
-def unpacked(path: Path) -> bytes:
-    """All bytes of a file, unpacked if it is gzip. Raises ForetraceError."""
-    return reading.read_bytes(path, mend="copy it again")
-
-
 def _name(path: Path) -> str:
     name = path.name.removesuffix(".gz")
     return name.rpartition(".")[0] or name
-
-
-def _operators(
-    path: Path, reader: Reader, name: str, *, step: int | None, dims: Mapping[str, int] | None
-) -> OperatorGraph:
-    assert reader.operators is not None  # `plugged` and `load_operators` see to that
-    asked = {"where": str(path), "step": step, "dims": dims}
-    found = reader.operators(unpacked(path), name, **{key: asked[key] for key in reader.takes})
-    if not isinstance(found, OperatorGraph):
-        raise ForetraceError(f"the reader {reader.name} must return an OperatorGraph, got {type(found).__name__}.")
-    return found
 
 
 def _recorded(

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Mask
 from foretrace.graph.taskgraph import Phase, TaskGraph
-
-Mask = npt.NDArray[np.bool_]
 
 # Run in float32 on CUDA devices: autocast's list, by the operators that do the work.
 _CUDA_FORWARD = frozenset((

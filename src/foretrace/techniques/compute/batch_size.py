@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import inf
-from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Float64, Mask
 from foretrace.cost.operators.calibration import Calibration
 from foretrace.cost.operators.operator import Operator
 from foretrace.cost.operators.twins import Twins
@@ -31,12 +30,8 @@ from foretrace.techniques.compute.batching import (
     with_facts,
 )
 from foretrace.techniques.compute.classes import WorkClass, operator_class
-
-if TYPE_CHECKING:
-    from foretrace.training.training import Training
-
-Mask = npt.NDArray[np.bool_]
-Float64 = npt.NDArray[np.float64]
+from foretrace.training.batches import resized
+from foretrace.training.training import Training
 
 _MATTERS = 0.005  # share of the step below which a prior is not worth mentioning
 _COPY_BYTES = 4096  # shorter copies are scalars, not batches
@@ -45,17 +40,9 @@ _WRAPPER = 3.0  # a call that takes so much longer alone than its own time hands
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchSize(Technique):
-    """More or fewer samples per step."""
+class OnSamples(Technique):
+    """Techniques that let calls work on another number of samples: what the new times rest on."""
 
-    name: ClassVar[str] = "batch-size"
-    summary: ClassVar[str] = "more or fewer samples per step: work on samples grows, the rest stays"
-    source: ClassVar[str] = "TBD (IISWC 2018), section 4; Habitat (USENIX ATC 2021), wave scaling; affine in the batch"
-    effort: ClassVar[str] = "one number; more memory, and convergence to check"
-
-    to: int | None = parameter(None, doc="samples per step", unit="samples")
-    by: float | None = parameter(None, doc="samples per step relative to now", unit="×")
-    recorded: int | None = parameter(None, doc="samples per step of the recording, if it does not say", unit="samples")
     measured: float | None = derived(doc="time ratio in a step relative to the ratio of operators timed alone")
     conv_fixed: float | None = derived(unit="", doc="share of a convolution that does not depend on the batch")
     recurrent_fixed: float | None = derived(unit="", doc="share of a recurrent layer that does not depend on the batch")
@@ -64,6 +51,25 @@ class BatchSize(Technique):
     dispatch_us: float | None = derived(unit="µs", doc="time of a call without data")
     latency_us: float | None = derived(unit="µs", doc="time of a kernel that does not depend on the batch")
     filling: float | None = derived(unit="", doc="time of a kernel's data grows with (new batch / old batch) to this")
+
+    def planned(self, graph: TaskGraph, plan: Rescaling) -> Rescaling:
+        """The plan; refuses one that no work of forward and backward is in."""
+        if not (plan.samples & (graph.kind != TaskKind.COPY)).any():
+            raise self.refuse("the recording shows no forward or backward work on samples.")
+        return plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSize(OnSamples):
+    """More or fewer samples per step."""
+
+    summary = "more or fewer samples per step: work on samples grows, the rest stays"
+    source = "TBD (IISWC 2018), section 4; Habitat (USENIX ATC 2021), wave scaling; affine in the batch"
+    effort = "one number; more memory, and convergence to check"
+
+    to: int | None = parameter(None, doc="samples per step", unit="samples")
+    by: float | None = parameter(None, doc="samples per step relative to now", unit="×")
+    recorded: int | None = parameter(None, doc="samples per step of the recording, if it does not say", unit="samples")
     loading: float | None = derived(doc="time to load a sample relative to now")
 
     def wants(self, graph: TaskGraph) -> tuple[Operator, ...]:
@@ -79,10 +85,8 @@ class BatchSize(Technique):
         factor, resize = self._factor(graph), self._resize(graph)
         if factor == 1.0:
             raise self.refuse("the batch has that size already; ask for another one.")
-        plan = Rescaling.of(graph, resize, factor)
-        if not (plan.samples & (graph.kind != TaskKind.COPY)).any():
-            raise self.refuse("the recording shows no forward or backward work on samples.")
-        result = plan.on(graph, self.values(graph), self.name)
+        plan = self.planned(graph, Rescaling.of(graph, resize, factor))
+        result = plan.on(graph, self.values(graph))
         parts = micro_batches(graph)
         now = (
             f"{resize.after * parts} samples instead of {resize.before * parts}"
@@ -97,11 +101,9 @@ class BatchSize(Technique):
                 loaders=[{**each, "batch_size": size} for each in facts.get("loaders", [])],
                 options={**facts.get("options", {}), "samples": size},
             )
-        return result.noted(Change(technique=self.name, what=what, tasks=int(plan.samples.sum())))
+        return result.noted(Change(what=what, tasks=int(plan.samples.sum())))
 
     def realise(self, training: Training) -> Training:
-        from foretrace.training.batches import resized
-
         if not training.batch_size:
             raise self.refuse("the loader does not say how many samples a batch has; give it a batch_size.")
         loader = resized(training.loader, self._new_size(training.batch_size))
@@ -162,9 +164,9 @@ class Rescaling:
 
     @classmethod
     def of(cls, graph: TaskGraph, resize: Resize | None, factor: float) -> Rescaling:
-        device = graph.on_device & ~graph.gone
         kernels = trained(graph) & (graph.kind == TaskKind.KERNEL)
-        kernels |= device & (graph.kind == TaskKind.COPY) & (graph.nbytes >= _COPY_BYTES) & ~_updating(graph)
+        copies = graph.on_device & ~graph.gone & (graph.kind == TaskKind.COPY) & (graph.phase != Phase.OPTIMIZER)
+        kernels |= copies & (graph.nbytes >= _COPY_BYTES)
         operators = _operators(graph)
         ratio = np.full(len(graph), np.nan)
         if resize is not None:
@@ -228,12 +230,12 @@ class Rescaling:
         dur[self.loading] *= self.factor * values["loading"]
         return dur
 
-    def on(self, graph: TaskGraph, values: dict[str, float], technique: str) -> TaskGraph:
+    def on(self, graph: TaskGraph, values: dict[str, float]) -> TaskGraph:
         """The graph on the other batch."""
         dur = self.durations(graph, values)
         touched = (self.samples | self.loading) & ~graph.gone
         what = f"let {{}} work on {self.factor:.4g} times as many samples"
-        result = edit.retime(graph, touched, dur[touched], what=what, technique=technique)
+        result = edit.retime(graph, touched, dur[touched], what=what)
         if self.resize is None:
             return result
         # Calls that hand on or belong to autograd keep their time, yet their inputs are other ones now.
@@ -263,10 +265,6 @@ def _measured(graph: TaskGraph, twins: Twins) -> Float64:
     ratio = np.maximum(second - entering, 0) / np.maximum(first - entering, 1e-9)
     ratio[first > _WRAPPER * own + _ENTERING_S] = np.nan
     return ratio[twins.index]
-
-
-def _updating(graph: TaskGraph) -> Mask:
-    return np.asarray(graph.phase == Phase.OPTIMIZER)
 
 
 def _fixed_classes(graph: TaskGraph, mask: Mask) -> dict[str, Mask]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from foretrace.graph.insert import DeviceTask, HostTask, Typical, typical
+from foretrace.arrays import Mask
+from foretrace.graph.insert import DeviceTask, HostTask, typical
 from foretrace.graph.select import launching_call, previous_on_lane
 from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
 from foretrace.techniques.compute.updates import find_update, runs, step_tasks, update_bandwidth
 
-Mask = npt.NDArray[np.bool_]
 New = list[HostTask | DeviceTask]
 
 _SHORTEST_NS = 2_000  # of a kernel
@@ -26,23 +25,35 @@ def cast_tasks(graph: TaskGraph, matrix: Mask, *, casts: float, cast_us: float) 
     kernel and its launch.
     """
     operators = matrix & (graph.flops > 0) if (graph.flops[matrix] > 0).any() else matrix
-    previous = previous_on_lane(graph)
-    update = find_update(graph)
+    previous, call, update = previous_on_lane(graph), launching_call(graph), find_update(graph)
     device = bool(graph.on_device.any())
-    usual = typical(graph) if device else None
-    call = launching_call(graph)
+    call_ns = round(casts * typical(graph).call_ns) if device else 0
+    host_ns = casts * cast_us * 1e3
+    forward = np.isin(graph.phase, (Phase.FORWARD, Phase.RECOMPUTE))
     new: New = []
-    for ahead in (True, False):
-        forward = np.isin(graph.phase, (Phase.FORWARD, Phase.RECOMPUTE))
-        rows = np.flatnonzero(operators & (forward if ahead else ~forward))
+    for mine in (operators & forward, operators & ~forward):
+        rows = np.flatnonzero(mine)
         per_step = max(len(rows) / max(graph.n_steps, 1), 1.0)
         moved = update.nbytes / 4 * _CAST_BYTES / per_step if update is not None else 0.0
         streamed = moved / _bandwidth(graph)
         for row in rows.tolist():
+            before, launch, op = int(previous[row]), int(call[row]), "aten::_to_copy"
             if not device:
-                new.append(_on_host(graph, int(previous[row]), row, casts * cast_us * 1e3 + streamed))
-            elif usual is not None and call[row] >= 0:
-                new += _on_device(graph, previous, row, int(call[row]), casts, cast_us, streamed, usual)
+                ns = round(host_ns + streamed)
+                new.append(HostTask(after=before, like=row, name=op, dur_ns=ns, kind=TaskKind.OPERATOR))
+            elif launch >= 0 and (host := int(previous[launch])) >= 0 and before >= 0:
+                new.append(HostTask(after=host, like=launch, name=op, dur_ns=round(host_ns)))
+                new.append(
+                    DeviceTask(
+                        after=before,
+                        launched_after=host,
+                        like=row,
+                        name="cast to 16 bit",
+                        op=op,
+                        dur_ns=round(max(casts * _SHORTEST_NS, streamed)),
+                        call_ns=call_ns,
+                    )
+                )
     return [task for task in new if task.after >= 0]
 
 
@@ -77,35 +88,6 @@ def scaler_tasks(graph: TaskGraph) -> New:
                     )
                 )
     return new
-
-
-def _on_host(graph: TaskGraph, before: int, row: int, dur_ns: float) -> HostTask:
-    return HostTask(after=before, like=row, name="aten::_to_copy", dur_ns=round(dur_ns), kind=TaskKind.OPERATOR)
-
-
-def _on_device(
-    graph: TaskGraph,
-    previous: npt.NDArray[np.int64],
-    row: int,
-    call: int,
-    casts: float,
-    cast_us: float,
-    streamed: float,
-    usual: Typical,
-) -> New:
-    host, before = int(previous[call]), int(previous[row])
-    if host < 0 or before < 0:
-        return []
-    kernel = DeviceTask(
-        after=before,
-        launched_after=host,
-        like=row,
-        name="cast to 16 bit",
-        op="aten::_to_copy",
-        dur_ns=round(max(casts * _SHORTEST_NS, streamed)),
-        call_ns=round(casts * usual.call_ns),
-    )
-    return [HostTask(after=host, like=call, name="aten::_to_copy", dur_ns=round(casts * cast_us * 1e3)), kernel]
 
 
 def _bandwidth(graph: TaskGraph) -> float:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Mask
 from foretrace.cost.operators.calibration import Calibration
 from foretrace.cost.operators.operator import CHANNELS_LAST, FLOATS, Operator
 from foretrace.cost.operators.twins import Twins
@@ -21,14 +21,11 @@ from foretrace.graph.edit import remove, retime
 from foretrace.graph.insert import HostTask, insert
 from foretrace.graph.select import previous_on_lane, select
 from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
-from foretrace.techniques.base import Across, Prior, Technique, derived
+from foretrace.techniques.base import Prior, Technique, derived
 from foretrace.techniques.compute.classes import WorkClass, classify
 from foretrace.techniques.untimed import untimed
-
-if TYPE_CHECKING:
-    from foretrace.training.training import Training
-
-Mask = npt.NDArray[np.bool_]
+from foretrace.training.batches import mapped
+from foretrace.training.training import Training
 
 _CONVERSIONS = ("*nchwToNhwc*", "*nhwcToNchw*", "*nchw2nhwc*", "*nhwc2nchw*")
 _COPY_GB_S = 4.0  # strided reads of one core, where the conversion was not timed
@@ -38,11 +35,10 @@ _COPY_GB_S = 4.0  # strided reads of one core, where the conversion was not time
 class ChannelsLast(Technique):
     """Weights and batches in `torch.channels_last`."""
 
-    name: ClassVar[str] = "channels-last"
-    across: ClassVar[Across] = "each"
-    summary: ClassVar[str] = "channels innermost in memory: convolutions without layout conversions"
-    source: ClassVar[str] = "PyTorch, channels last memory format; operators timed in both layouts"
-    effort: ClassVar[str] = "two lines: model and inputs in another memory format"
+    across = "each"
+    summary = "channels innermost in memory: convolutions without layout conversions"
+    source = "PyTorch, channels last memory format; operators timed in both layouts"
+    effort = "two lines: model and inputs in another memory format"
 
     measured: float | None = derived(doc="operators in a step relative to operators timed alone")
     untimed: float | None = derived(doc="time of what was not timed itself, relative to what similar calls say")
@@ -95,13 +91,11 @@ class ChannelsLast(Technique):
         mask = graph.mask(rows)
         dur = graph.dur.astype(np.float64)
         dur[rows] *= factor
-        result = retime(graph, mask, dur[mask], what="ran {} with channels innermost", technique=self.name)
-        return insert(twins.rewritten(result), self._converted(graph), technique=self.name)
+        result = retime(graph, mask, dur[mask], what="ran {} with channels innermost")
+        return insert(twins.rewritten(result), self._converted(graph))
 
     def realise(self, training: Training) -> Training:
         import torch
-
-        from foretrace.training.batches import mapped
 
         if not any(each.ndim == 4 for each in training.model.parameters()):
             raise self.refuse("the model has no weights of four dimensions, thus no convolution of pictures.")
@@ -120,9 +114,9 @@ class ChannelsLast(Technique):
         if shapes and not any(_pictures(Operator("", graph.shapes[index])) for index in shapes):
             raise self.refuse("the recording shows no convolution of pictures (four dimensions).")
         dur = graph.dur[convolution].astype(np.float64) * self.values(graph)["conv"]
-        faster = retime(graph, convolution, dur, what="ran {} with channels innermost", technique=self.name)
+        faster = retime(graph, convolution, dur, what="ran {} with channels innermost")
         conversions = select(faster, kind="kernel", name=_CONVERSIONS)
-        return remove(faster, conversions, technique=self.name) if conversions.any() else faster
+        return remove(faster, conversions) if conversions.any() else faster
 
     def _converted(self, graph: TaskGraph) -> list[HostTask]:
         """The conversion of the batch, before the first convolution of every step."""

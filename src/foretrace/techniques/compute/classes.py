@@ -10,6 +10,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from foretrace.arrays import Int64, Mask
 from foretrace.cost.calls import Family, describe
 from foretrace.cost.calls import Precision as Arithmetic
 from foretrace.graph.sound import fixed
@@ -52,19 +53,10 @@ _GEMM_OP = re.compile(
     r"^aten::(addmm|mm|bmm|baddbmm|matmul|linear|addbmm|mv|_addmm_activation|mkldnn_rnn_layer(_backward)?)$"
 )
 # Operators that hand their work on to others of their kind.
-_WRAPPERS = frozenset(
-    f"aten::{name}"
-    for name in [
-        "conv1d",
-        "conv2d",
-        "conv3d",
-        "convolution",
-        "_convolution",
-        "linear",
-        "matmul",
-        "scaled_dot_product_attention",
-    ]
-)
+_WRAPPERS = frozenset((
+    "aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::convolution", "aten::_convolution", "aten::linear",
+    "aten::matmul", "aten::scaled_dot_product_attention",
+))  # fmt: skip
 _HELPER = re.compile(r"nchwToNhwc|nhwcToNchw|transpose|SubTensor|im2col|col2im|epilogue|Memset", re.IGNORECASE)
 _TENSILE = re.compile(r"Cijk_[A-Za-z]+_[A-Za-z]+_([A-Z0-9]+)_")
 _NVJET = re.compile(r"nvjet_([a-z]+)_")
@@ -107,14 +99,14 @@ def classify(graph: TaskGraph) -> Classes:
     return Classes(work=fixed(work), precision=fixed(precision))
 
 
-def holes(graph: TaskGraph) -> npt.NDArray[np.bool_]:
+def holes(graph: TaskGraph) -> Mask:
     """Stretches of the host (n) that are too long for the way from one operator to the next, or through one."""
     host = np.isin(graph.kind, (TaskKind.CPU, TaskKind.PYTHON))
     return np.asarray(host & (graph.dur > _HOLE_NS) & ~graph.gone)
 
 
 def _classify_lowered(
-    graph: TaskGraph, rows: npt.NDArray[np.int64], work: npt.NDArray[np.uint8], precision: npt.NDArray[np.uint8]
+    graph: TaskGraph, rows: Int64, work: npt.NDArray[np.uint8], precision: npt.NDArray[np.uint8]
 ) -> None:
     """Kernels of a graph that was lowered from operators are called as these; their inputs say the rest."""
     known: dict[tuple[int, int], tuple[int, int]] = {}
@@ -134,13 +126,8 @@ def operator_class(name: str) -> tuple[WorkClass, TaskPrecision]:
     """Class of an operator by its name; what hands work on or is not of ATen is OTHER."""
     if not name.startswith("aten::") or name in _WRAPPERS:
         return WorkClass.OTHER, TaskPrecision.OTHER
-    work = WorkClass.MEMORY
-    if _GEMM_OP.match(name):
-        work = WorkClass.GEMM
-    elif _CONV_OP.match(name):
-        work = WorkClass.CONV
-    elif _ATTENTION.search(name):
-        work = WorkClass.ATTENTION
+    tests = ((_GEMM_OP, WorkClass.GEMM), (_CONV_OP, WorkClass.CONV), (_ATTENTION, WorkClass.ATTENTION))
+    work = next((kind for test, kind in tests if test.search(name)), WorkClass.MEMORY)
     return work, TaskPrecision.SINGLE
 
 

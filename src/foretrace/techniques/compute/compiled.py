@@ -12,23 +12,17 @@ import os
 import shutil
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Float64, Mask
 from foretrace.graph.edit import remove, retime
 from foretrace.graph.insert import HostTask, insert
 from foretrace.graph.select import previous_on_lane, select, trained
 from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
-from foretrace.techniques.base import Across, Prior, Technique, derived, parameter, prior
-from foretrace.techniques.compute.classes import WorkClass, classify, holes
-
-if TYPE_CHECKING:
-    from foretrace.training.training import Training
-
-Mask = npt.NDArray[np.bool_]
-Int64 = npt.NDArray[np.int64]
+from foretrace.techniques.base import Prior, Technique, derived, parameter, prior
+from foretrace.techniques.compute.classes import MATRIX, WorkClass, classify, holes
+from foretrace.training.training import Training
 
 # Memory-bound operators that the compiler does not merge into others' loops.
 _APART = ("aten::*embedding*", "aten::*index*", "aten::*scatter*", "aten::*gather*", "aten::*pool*",
@@ -47,12 +41,11 @@ _COMPILED = ("Torch-Compiled Region*", "CompiledFunction*", "*## Call CompiledFx
 class Compiled(Technique):
     """Trace the model and compile it; the loss function and the optimizer stay as they are."""
 
-    name: ClassVar[str] = "compiled"
-    across: ClassVar[Across] = "each"
-    summary: ClassVar[str] = "torch.compile: no interpreter between operators, elementwise chains in one pass"
-    source: ClassVar[str] = "Ansel et al., PyTorch 2 (ASPLOS 2024); torch.compile"
-    effort: ClassVar[str] = "one line (torch.compile); minutes of compiling at the start"
-    needs: ClassVar[str] = "a C++ compiler, or a CUDA device"
+    across = "each"
+    summary = "torch.compile: no interpreter between operators, elementwise chains in one pass"
+    source = "Ansel et al., PyTorch 2 (ASPLOS 2024); torch.compile"
+    effort = "one line (torch.compile); minutes of compiling at the start"
+    needs = "a C++ compiler, or a CUDA device"
 
     mode: str = parameter(
         "default", doc="default, or reduce-overhead (CUDA graphs)", choices=("default", "reduce-overhead")
@@ -98,7 +91,7 @@ class Compiled(Technique):
         if any(fnmatchcase(name, pattern) for name in graph.names for pattern in _COMPILED):
             raise self.refuse("the model, or a part of it, is compiled already.")
         classes, values = classify(graph).work, self.values(graph)
-        matrix = work & np.isin(classes, (WorkClass.GEMM, WorkClass.CONV, WorkClass.ATTENTION))
+        matrix = work & np.isin(classes, MATRIX)
         dispatch = _dispatch(graph, body)
         apart = (select(graph, name=_APART) | select(graph, op=_APART)) & ~dispatch
         merged = work & (classes == WorkClass.MEMORY) & ~apart & ~dispatch
@@ -110,14 +103,14 @@ class Compiled(Technique):
         gone = self._merge(graph, merged, matrix | (work & apart), dur, values)
         changed = (matrix | dispatch | merged) & ~gone
         what = "compiled {}: less host time, one pass per chain of elementwise work"
-        result = retime(graph, changed, dur[changed], what=what, technique=self.name)
+        result = retime(graph, changed, dur[changed], what=what)
         if gone.any():
-            result = remove(result, gone, technique=self.name)
-        result = insert(result, self._calls(graph, body, 1e3 * values["call_us"]), technique=self.name)
+            result = remove(result, gone)
+        result = insert(result, self._calls(graph, body, 1e3 * values["call_us"]))
         if self.mode == "reduce-overhead":
             from foretrace.techniques.compute.cuda_graphs import CudaGraphs
 
-            result = CudaGraphs(phases="forward,backward").change(result)
+            result = CudaGraphs(phases="forward,backward").signed(result)
         return result
 
     def realise(self, training: Training) -> Training:
@@ -132,9 +125,7 @@ class Compiled(Technique):
             raise self.refuse("the training has a step function of its own, which calls parts of the model itself.")
         return training.compiled(self.mode)
 
-    def _merge(
-        self, graph: TaskGraph, merged: Mask, between: Mask, dur: npt.NDArray[np.float64], values: dict[str, float]
-    ) -> Mask:
+    def _merge(self, graph: TaskGraph, merged: Mask, between: Mask, dur: Float64, values: dict[str, float]) -> Mask:
         """New times of chains in `dur`, on their longest member; the others, which go. A chain ends at `between`."""
         gone = np.zeros(len(graph), dtype=np.bool_)
         order = np.lexsort((np.arange(len(graph)), graph.lane))

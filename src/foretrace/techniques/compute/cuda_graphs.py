@@ -9,23 +9,17 @@ start from one call, which hands them over one after the other.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Int64, Mask
 from foretrace.graph.edit import remove, retime
 from foretrace.graph.insert import edge_columns, extend, typical
 from foretrace.graph.select import select
 from foretrace.graph.taskgraph import Change, EdgeKind, Phase, TaskGraph, TaskKind
-from foretrace.techniques.base import Across, Prior, Technique, derived, parameter, prior
+from foretrace.techniques.base import Prior, Technique, derived, parameter, prior
 from foretrace.techniques.compute.classes import holes
-
-if TYPE_CHECKING:
-    from foretrace.training.training import Training
-
-Int64 = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
+from foretrace.training.training import Training
 
 _LEADING = 0.1  # input copies may come after this share of a step's launches (zero_grad), not later
 
@@ -34,12 +28,11 @@ _LEADING = 0.1  # input copies may come after this share of a step's launches (z
 class CudaGraphs(Technique):
     """Launch the chosen phases of every step as one CUDA (HIP) graph."""
 
-    name: ClassVar[str] = "cuda-graphs"
-    across: ClassVar[Across] = "each"
-    summary: ClassVar[str] = "every step launched as one graph: no launch overhead between its kernels"
-    source: ClassVar[str] = "torch.cuda.graphs"
-    effort: ClassVar[str] = "capture code; fixed shapes, and memory that stays reserved"
-    needs: ClassVar[str] = "a CUDA device"
+    across = "each"
+    summary = "every step launched as one graph: no launch overhead between its kernels"
+    source = "torch.cuda.graphs"
+    effort = "capture code; fixed shapes, and memory that stays reserved"
+    needs = "a CUDA device"
 
     phases: str = parameter("forward,backward,optimizer", doc="phases to capture, separated by commas")
     gap_us: float | None = derived(unit="µs", doc="time between two kernels of a graph on one stream")
@@ -148,12 +141,12 @@ class CudaGraphs(Technique):
         latency, values = typical(graph).latency_ns, self.values(graph)
         gap, node_ns, launch_ns = (1e3 * values[name] for name in ("gap_us", "node_us", "launch_us"))
         host = graph.mask(np.concatenate([region.host for region in regions]))
-        result = remove(graph, host, technique=self.name)
+        result = remove(graph, host)
         kept = holes(result) & select(result, phase=self._phases())
         if kept.any() and values["holes"] != 1:
             dur = (values["holes"] * result.dur[kept]).astype(np.float64)
             what = "shortened {} of which the recording does not show what they do"
-            result = retime(result, kept, dur, what=what, technique=self.name)
+            result = retime(result, kept, dur, what=what)
         edges = edge_columns(result)
         src, dst, kind = edges["src"], edges["dst"], edges["edge_kind"]
         captured = np.full(len(graph), -1, dtype=np.int64)
@@ -187,7 +180,6 @@ class CudaGraphs(Technique):
             names=["hipGraphLaunch" if graph.info.platform == "rocm" else "cudaGraphLaunch"],
             old_edges={key: column[(kind != EdgeKind.LAUNCH) | (captured[dst] < 0)] for key, column in edges.items()},
             change=Change(
-                technique=self.name,
                 what=f"launched {sum(counts)} device tasks of {len(regions)} steps by one graph launch each",
                 tasks=sum(counts) + len(regions),
             ),

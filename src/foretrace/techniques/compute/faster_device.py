@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from foretrace.cost.devices.defaults import standard
 from foretrace.cost.devices.learned.gpu_products import kept
 from foretrace.cost.devices.scaled import step_range
-from foretrace.cost.devices.standard import standard
 from foretrace.cost.model import CostModel
 from foretrace.errors import ForetraceError
 from foretrace.graph import edit
 from foretrace.graph.select import select
 from foretrace.graph.taskgraph import Change, TaskGraph
 from foretrace.hardware.devices import Device, named
-from foretrace.techniques.base import Across, Prior, Technique, derived, parameter, prior
+from foretrace.techniques.base import Prior, Technique, derived, parameter, prior
 from foretrace.techniques.compute.classes import MATRIX, classify
 from foretrace.techniques.compute.other_device import Elsewhere, Sort, as_recorded, elsewhere, field_of, recorded_on
 
@@ -31,11 +31,10 @@ class FasterDevice(Technique):
     unless `copy` says otherwise; launch latencies and gaps stay as recorded.
     """
 
-    name: ClassVar[str] = "faster-device"
-    across: ClassVar[Across] = "each"
-    summary: ClassVar[str] = "another device: by name, or kernels faster by a ratio; the host by an uncertain factor"
-    source: ClassVar[str] = "Habitat (ATC 2021) on compute and memory scaling; exchange of kernel times between GPUs"
-    not_applied: ClassVar[str] = "software does not exchange the device; run the same job there and compare."
+    across = "each"
+    summary = "another device: by name, or kernels faster by a ratio; the host by an uncertain factor"
+    source = "Habitat (ATC 2021) on compute and memory scaling; exchange of kernel times between GPUs"
+    not_applied = "software does not exchange the device; run the same job there and compare."
 
     device: str = parameter("", doc="the device to predict, e.g. device=h100; foretrace devices lists them")
     recorded: str = parameter("", doc="the device of the recording, where it names none that the catalog has")
@@ -68,7 +67,7 @@ class FasterDevice(Technique):
         host = self.values(graph)["host"]
         if host != 1:
             mask = select(changed, kind=("cpu", "call", "data"))
-            changed = edit.scale(changed, mask, host, technique=self.name)
+            changed = edit.scale(changed, mask, host)
         return changed
 
     def priors(self, graph: TaskGraph) -> Mapping[str, Prior]:
@@ -110,7 +109,7 @@ class FasterDevice(Technique):
             (copies & ~inside, self.copy),
         ):
             if ratio != 1 and mask.any():
-                graph = edit.scale(graph, mask, 1 / ratio, technique=self.name)
+                graph = edit.scale(graph, mask, 1 / ratio)
         return graph
 
     def _on_device(self, graph: TaskGraph) -> TaskGraph:
@@ -130,14 +129,12 @@ class FasterDevice(Technique):
             else:
                 seconds[rows] *= values.get(field, 1.0)
         what = f"gave {{}} the times of {target.short} instead of {source.short}"
-        changed = edit.retime(graph, found.rows, seconds * 1e9, what=what, technique=self.name)
+        changed = edit.retime(graph, found.rows, seconds * 1e9, what=what)
         changed = replace(changed, info=replace(changed.info, devices=(as_recorded(target),)))
-        changed = changed.noted(
-            *(Change(technique=self.name, what=text, tasks=0) for text in _sources(found, source, target))
-        )
+        changed = changed.noted(*(Change(what=text, tasks=0) for text in _sources(found, source, target)))
         copies = select(graph, kind="copy") & ~found.rows
         if self.copy != 1 and copies.any():
-            changed = edit.scale(changed, copies, 1 / self.copy, technique=self.name)
+            changed = edit.scale(changed, copies, 1 / self.copy)
         return changed
 
     def _devices(self, graph: TaskGraph) -> tuple[Device, Device]:
@@ -210,5 +207,5 @@ def _shrink_backlog(before: TaskGraph, after: TaskGraph) -> TaskGraph:
     begin = int(before.recorded[before.marks[0]])
     release = np.where(waiting, begin + (before.release - begin) * factor, before.release)
     what = f"shrank work from before the recording, which {int(waiting.sum())} device tasks wait for, by {factor:.3g}"
-    change = Change(technique=FasterDevice.name, what=what, tasks=int(waiting.sum()))
+    change = Change(what=what, tasks=int(waiting.sum()))
     return after.with_columns(release=np.rint(release).astype(np.int64)).noted(change)

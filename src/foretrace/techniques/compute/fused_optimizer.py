@@ -9,19 +9,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
-from foretrace.cost.operators.calibration import Calibration, OperatorRatio
+from foretrace.cost.operators.calibration import Calibration
 from foretrace.cost.operators.operator import Operator
+from foretrace.cost.operators.similar import OperatorRatio
 from foretrace.graph.edit import remove
 from foretrace.graph.insert import DeviceTask, HostTask, insert, typical
 from foretrace.graph.taskgraph import TaskGraph, TaskKind
-from foretrace.techniques.base import Across, Prior, Technique, derived, parameter, prior
+from foretrace.techniques.base import Prior, Technique, derived, parameter, prior
 from foretrace.techniques.compute.updates import OptimizerRun, Update, find_update, runs, step_tasks, update_bandwidth
-from foretrace.training.optimizers import step_operator
-
-if TYPE_CHECKING:
-    from foretrace.training.training import Training
+from foretrace.training.optimizers import remade, step_operator
+from foretrace.training.training import Training
 
 _ON_CPU, _ON_DEVICE = ("Adam", "AdamW", "SGD", "Adagrad"), ("Adam", "AdamW", "SGD")
 _TENSOR_US = {"Adam": 3.5, "AdamW": 3.5, "Adagrad": 2.0, "SGD": 1.2}
@@ -33,11 +32,10 @@ _BYTES_PER_LAUNCH = 320 * 65_536 * 4  # blocks of one kernel x elements of a blo
 class FusedOptimizer(Technique):
     """Replace the optimizer's loop over parameters by its fused (or multi-tensor) implementation."""
 
-    name: ClassVar[str] = "fused-optimizer"
-    across: ClassVar[Across] = "each"
-    summary: ClassVar[str] = "the optimizer's fused implementation: one pass over all parameters"
-    source: ClassVar[str] = "Daydream (ATC 2020), FusedAdam; torch.optim, arguments fused and foreach"
-    effort: ClassVar[str] = "one argument of the optimizer"
+    across = "each"
+    summary = "the optimizer's fused implementation: one pass over all parameters"
+    source = "Daydream (ATC 2020), FusedAdam; torch.optim, arguments fused and foreach"
+    effort = "one argument of the optimizer"
 
     implementation: str = parameter("fused", doc="fused, or foreach (multi-tensor)", choices=("fused", "foreach"))
     measured: float | None = prior(
@@ -121,11 +119,9 @@ class FusedOptimizer(Technique):
                 new.append(HostTask(after=int(run.host[0]), name=name, dur_ns=round(ns), kind=TaskKind.OPERATOR))
             else:
                 new += _fused(graph, run, update, values)
-        return insert(remove(graph, mask, technique=self.name), new, usual=usual, technique=self.name)
+        return insert(remove(graph, mask), new, usual=usual)
 
     def realise(self, training: Training) -> Training:
-        from foretrace.training.optimizers import remade
-
         settings = {"fused": self.implementation == "fused", "foreach": self.implementation == "foreach"}
         optimizers = tuple(remade(each, **settings) for each in training.optimizers)
         return replace(training, optimizers=optimizers)
@@ -184,9 +180,7 @@ def _fused(
             HostTask(after=anchor, name=name, dur_ns=round(work_ns), kind=TaskKind.OPERATOR),
         ]
     launches = max(
-        ceil(update.tensors / _TENSORS_PER_LAUNCH[update.accesses]),
-        ceil(update.nbytes / _BYTES_PER_LAUNCH),
-        1,
+        ceil(update.tensors / _TENSORS_PER_LAUNCH[update.accesses]), ceil(update.nbytes / _BYTES_PER_LAUNCH), 1
     )
     kernel = DeviceTask(
         after=int(run.device[0]),

@@ -22,12 +22,13 @@ def half_prices(graph: TaskGraph, dtype: str) -> dict[str, Prior]:
     has, table = _WITHOUT_UNITS.get(kind, (named(sets), {}))
     if kind == Sixteen.UNITS and sets is not None and "neon" not in sets:  # ARM was not measured
         table = _FLOAT16 if dtype == "float16" else _AMX if "amx_bf16" in sets else _BFLOAT16
+    if table:
+        table = {"overhead_us": _OVERHEAD, **table}
     where = f"measured with PyTorch 2 in {dtype} where oneDNN has {has}"
-    found = {}
-    for name, (low, value, high, unit, more) in {**_ON_ALL, **table}.items():
-        why = (where if name in table else _ANYWHERE) + more
-        found[name] = Prior(value, low, high, unit=unit, why=why)
-    return found
+    return {
+        name: Prior(value, low, high, unit=unit, why=(where if name in table else _ANYWHERE) + more)
+        for name, (low, value, high, unit, more) in {**_ON_ALL, **table}.items()
+    }
 
 
 def lacks_recurrent(graph: TaskGraph, dtype: str) -> str:
@@ -51,25 +52,21 @@ _OVERHEAD = (8.0, 14.0, 22.0, "µs", ": the same at all sizes, so small products
 # Without AMX: 2.1 to 4.2 times faster on an AMD EPYC, half to three quarters as fast on a Xeon whose AMX is not used.
 _BFLOAT16: dict[str, _Row] = {
     "gemm": (0.5, 1.6, 4.0, "×", ": 4.2 times faster (AMD EPYC) to 2 times slower (Intel Xeon without its AMX)"),
-    "overhead_us": _OVERHEAD,
     "conv": (0.5, 1.2, 2.1, "×", ": 2 times faster (AMD EPYC) to 2 times slower (Intel Xeon without its AMX)"),
     "attention": (0.2, 0.7, 1.5, "×", ": 2 times faster forward, 1.4 to 6 times slower with its backward"),
 }
 _AMX: dict[str, _Row] = {
     "gemm": (1.7, 3.5, 6.0, "×", ": 1.8 to 6.3 times faster"),
-    "overhead_us": _OVERHEAD,
     "conv": (0.8, 1.8, 3.5, "×", ": 0.5 (few channels) to 3.8 times as fast"),
     "attention": (0.25, 0.9, 2.0, "×", ": 2.5 times faster forward, 1.3 to 0.17 times as fast with its backward"),
 }
 _CONVERTED: dict[str, _Row] = {
     "gemm": (0.15, 0.2, 0.35, "×", ": 3 to 9 times slower"),
-    "overhead_us": _OVERHEAD,
     "conv": (0.18, 0.28, 0.7, "×", ": 1.3 to 5 times slower"),
     "attention": (0.15, 0.5, 1.5, "×", ": 2 times faster forward, 2.4 to 7 times slower with its backward"),
 }
 _FLOAT16: dict[str, _Row] = {
     "gemm": (0.5, 0.9, 1.1, "×", ": 2 times slower to as fast"),
-    "overhead_us": _OVERHEAD,
     "conv": (0.005, 0.012, 0.5, "×", ": 1.2 to 3 times slower forward, 24 to 200 times backward"),
     "attention": (0.15, 0.6, 0.9, "×", ": 1.1 to 6 times slower"),
 }

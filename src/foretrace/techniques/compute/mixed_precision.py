@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import log
-from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Float64, Mask
 from foretrace.cost.operators.calibration import Calibration
 from foretrace.cost.operators.operator import Operator
 from foretrace.errors import NotApplicableError
@@ -24,18 +23,14 @@ from foretrace.graph.select import select, trained
 from foretrace.graph.taskgraph import EdgeKind, Phase, TaskGraph
 from foretrace.hardware.devices import Device, find
 from foretrace.hardware.processor import named, recorded_sets
-from foretrace.techniques.base import Across, Prior, Technique, derived, parameter
+from foretrace.techniques.base import Prior, Technique, derived, parameter
 from foretrace.techniques.compute.autocast import stays_single
+from foretrace.techniques.compute.casting import HALF, Casts, NewTimes, wanted
 from foretrace.techniques.compute.casts import cast_tasks, scaler_tasks
 from foretrace.techniques.compute.classes import MATRIX, Classes, TaskPrecision, WorkClass, classify
 from foretrace.techniques.compute.half_prices import half_prices, lacks_recurrent
-from foretrace.techniques.compute.reduced import Reduced, reduce
-from foretrace.techniques.compute.reducing import HALF, NewTimes, apply_times, insert_casts, wanted
-
-if TYPE_CHECKING:
-    from foretrace.training.training import Training
-
-Mask = npt.NDArray[np.bool_]
+from foretrace.techniques.compute.reduced import reduce
+from foretrace.training.training import Training
 
 _SHORTEST_NS = 2_000  # kernels do not get shorter than this
 _DISPATCH_NS = 5_000  # operators below this are dispatch, whatever their data
@@ -46,11 +41,10 @@ _STREAMS_AT = 0.85  # share of the peak bandwidth that kernels reach
 class MixedPrecision(Technique):
     """Autocast to 16 bit around forward and loss."""
 
-    name: ClassVar[str] = "mixed-precision"
-    across: ClassVar[Across] = "each"
-    summary: ClassVar[str] = "automatic mixed precision: 16-bit matrix units, half the bytes, casts"
-    source: ClassVar[str] = "Daydream (ATC 2020), AMP; Micikevicius et al. (ICLR 2018); autocast's operator lists"
-    effort: ClassVar[str] = "two lines (autocast); results change within 16-bit rounding"
+    across = "each"
+    summary = "automatic mixed precision: 16-bit matrix units, half the bytes, casts"
+    source = "Daydream (ATC 2020), AMP; Micikevicius et al. (ICLR 2018); autocast's operator lists"
+    effort = "two lines (autocast); results change within 16-bit rounding"
 
     dtype: str = parameter(
         "auto", doc="bfloat16, float16, or what suits the device", choices=("auto", "bfloat16", "float16")
@@ -69,7 +63,8 @@ class MixedPrecision(Technique):
     def wants(self, graph: TaskGraph) -> tuple[Operator, ...]:
         if graph.info.platform != "cpu" or not _matrix(graph, classify(graph)).any():
             return ()
-        return tuple(dict.fromkeys(wanted(graph, self._reduced(graph), self._half(graph))))
+        half = HALF[self.type_name(graph)]
+        return tuple(dict.fromkeys(wanted(graph, reduce(graph, half), half)))
 
     def priors(self, graph: TaskGraph) -> dict[str, Prior]:
         times = self._times(graph)
@@ -140,13 +135,13 @@ class MixedPrecision(Technique):
         if (lacking := self._lacking(graph, _present(graph, classes), values)) is not None:
             raise lacking
         dur = self._durations(graph, classes, work, values)
-        faster = edit.retime(graph, work, dur[work], what=f"ran {{}} in {self.type_name(graph)}", technique=self.name)
+        faster = edit.retime(graph, work, dur[work], what=f"ran {{}} in {self.type_name(graph)}")
         moving = _moving(graph, classes)
-        faster = edit.retime(faster, moving, dur[moving], what="moved 16-bit data in {}", technique=self.name)
+        faster = edit.retime(faster, moving, dur[moving], what="moved 16-bit data in {}")
         new = cast_tasks(faster, work, casts=values["casts"], cast_us=values["cast_us"])
         if graph.info.platform != "cpu" and self.type_name(graph) == "float16":
             new += scaler_tasks(faster)
-        return insert(faster, new, technique=self.name)
+        return insert(faster, new)
 
     def realise(self, training: Training) -> Training:
         import torch
@@ -163,24 +158,19 @@ class MixedPrecision(Technique):
         scaler = torch.amp.GradScaler(kind) if kind == "cuda" and name == "float16" else training.scaler
         return replace(training, around_forward=(*training.around_forward, context), scaler=scaler)
 
-    def _half(self, graph: TaskGraph) -> str:
-        """The 16-bit type, as recordings write it."""
-        return HALF[self.type_name(graph)]
-
-    def _reduced(self, graph: TaskGraph) -> Reduced:
-        return reduce(graph, self._half(graph))
-
     def _times(self, graph: TaskGraph) -> NewTimes | None:
         """New times from measured operators; None where the graph carries too few of them."""
         if graph.info.platform != "cpu" or not Calibration.of(graph):
             return None
-        times = NewTimes.of(graph, self._reduced(graph), self._half(graph))
+        half = HALF[self.type_name(graph)]
+        times = NewTimes.of(graph, reduce(graph, half), half)
         return times if len(times.rows) and times.share >= _ENOUGH_MEASURED else None
 
     def _by_measured(
         self, graph: TaskGraph, times: NewTimes, classes: Classes, work: Mask, values: dict[str, float]
     ) -> TaskGraph:
-        reduced, half = self._reduced(graph), self._half(graph)
+        half = HALF[self.type_name(graph)]
+        reduced = reduce(graph, half)
         unknown = graph.mask(times.rows[np.isnan(times.ratio)])
         fallback = graph.dur.astype(np.float64)
         if unknown.any():
@@ -188,13 +178,10 @@ class MixedPrecision(Technique):
             if (lacking := self._lacking(graph, kinds, values)) is not None:
                 raise lacking
             fallback = self._durations(graph, classes, work & unknown, values)
-        faster = apply_times(graph, times, fallback, values, self.name)
-        faster = reduced.twins.rewritten(faster)
-        return insert_casts(faster, reduced, half, values=values, technique=self.name)
+        faster = reduced.twins.rewritten(times.on(graph, fallback, values))
+        return Casts.of(graph, reduced, half).into(faster, values)
 
-    def _durations(
-        self, graph: TaskGraph, classes: Classes, work: Mask, values: dict[str, float]
-    ) -> npt.NDArray[np.float64]:
+    def _durations(self, graph: TaskGraph, classes: Classes, work: Mask, values: dict[str, float]) -> Float64:
         """New durations of matrix work and of memory-bound work, ns."""
         cpu, device = graph.info.platform == "cpu", _device(graph)
         dur = graph.dur.astype(np.float64)

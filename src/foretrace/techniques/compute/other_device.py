@@ -14,6 +14,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from foretrace.arrays import Float64, Int64, Mask
 from foretrace.cost.calls import Call, Calls, Family, Precision, describe
 from foretrace.cost.devices.reached import REACHED, Reached
 from foretrace.cost.devices.roofline import MATRIX
@@ -25,9 +26,6 @@ from foretrace.graph.taskgraph import TaskGraph
 from foretrace.hardware.devices import Device, find
 from foretrace.techniques.compute import classes
 from foretrace.techniques.compute.classes import WorkClass, classify
-
-Float64 = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
 
 _FAMILY = {WorkClass.GEMM: Family.GEMM, WorkClass.CONV: Family.CONV, WorkClass.ATTENTION: Family.ATTENTION}
 _PRECISION = {classes.TaskPrecision.SINGLE: Precision.FP32, classes.TaskPrecision.TF32: Precision.TF32}
@@ -114,7 +112,8 @@ def elsewhere(
     rows = np.flatnonzero(mask)
     seconds = graph.dur[rows] / 1e9
     calls, which = _calls(graph, rows)
-    wide = _wide(graph, rows)
+    # Kernels that load 16 bytes at once, as PyTorch names them.
+    wide = np.array(["vectorized_elementwise" in name for name in graph.names], np.bool_)[graph.name[rows]]
     found = rescale(seconds, calls, source, target, wide=wide, table=table)
     product = np.isin(calls.family, MATRIX)
     known = product & (calls.flops > 0)
@@ -152,12 +151,7 @@ def elsewhere(
     )
 
 
-def _wide(graph: TaskGraph, rows: npt.NDArray[np.int64]) -> Mask:
-    """Kernels that load 16 bytes at once, as PyTorch names them."""
-    return np.array(["vectorized_elementwise" in name for name in graph.names], np.bool_)[graph.name[rows]]
-
-
-def _kinds(graph: TaskGraph, rows: npt.NDArray[np.int64], calls: Calls, wide: Mask) -> npt.NDArray[np.uint8]:
+def _kinds(graph: TaskGraph, rows: Int64, calls: Calls, wide: Mask) -> npt.NDArray[np.uint8]:
     """`Sort` of each of these rows."""
     found = np.full(len(rows), Sort.MEMORY, np.uint8)
     found[np.isin(calls.family, (Family.GEMM, Family.RECURRENT))] = Sort.PRODUCTS
@@ -172,7 +166,7 @@ def _kinds(graph: TaskGraph, rows: npt.NDArray[np.int64], calls: Calls, wide: Ma
     return found
 
 
-def _calls(graph: TaskGraph, rows: npt.NDArray[np.int64]) -> tuple[Calls, npt.NDArray[np.int64]]:
+def _calls(graph: TaskGraph, rows: Int64) -> tuple[Calls, Int64]:
     """What each of these device tasks does (k rows), and the number of the kind of call that it belongs to (k rows)."""
     kinds = classify(graph)
     keys = np.stack([kinds.work[rows], kinds.precision[rows], graph.op[rows], graph.shape[rows]])
@@ -204,7 +198,7 @@ def _as_kernel(call: Call, work: WorkClass, precision: classes.TaskPrecision) ->
     return replace(call, family=family, precision=call.precision if runs_in is None else runs_in)
 
 
-def _own_flops(graph: TaskGraph, rows: npt.NDArray[np.int64], product: Mask) -> tuple[Float64, Float64]:
+def _own_flops(graph: TaskGraph, rows: Int64, product: Mask) -> tuple[Float64, Float64]:
     """FLOPs of each task, and its share of its call (k rows each).
 
     The graph gives the FLOPs of a call to its longest kernel. Here they are dealt out, by time, to all kernels of a

@@ -8,23 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Mask
 from foretrace.cost.operators.calibration import Calibration
 from foretrace.cost.operators.operator import Operator
 from foretrace.graph import edit
 from foretrace.graph.select import select
 from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
-from foretrace.techniques.base import Across, Prior, Technique, derived, parameter, prior
-
-if TYPE_CHECKING:
-    from foretrace.training.training import Training
-
-Mask = npt.NDArray[np.bool_]
-Int64 = npt.NDArray[np.int64]
+from foretrace.techniques.base import Prior, Technique, derived, parameter, prior
+from foretrace.training.training import Training
 
 _FORWARD = ("aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm")
 _BACKWARD = tuple(f"{name}_backward" for name in _FORWARD)
@@ -36,12 +30,11 @@ _LEAST = 0.05  # of its recorded time a batch norm keeps, whatever was measured
 class ReconstructBatchnorm(Technique):
     """Restructured batch normalisation, with the ReLU behind it."""
 
-    name: ClassVar[str] = "reconstruct-batchnorm"
-    across: ClassVar[Across] = "each"
-    summary: ClassVar[str] = "batch norm in fewer passes over the data, together with its ReLU"
-    source: ClassVar[str] = "Jung et al. (MLSys 2019), section 3; Daydream (ATC 2020), section 5.1"
-    effort: ClassVar[str] = "modules replaced; sums in another order"
-    needs: ClassVar[str] = "a processor, BatchNorm2d in float32"
+    across = "each"
+    summary = "batch norm in fewer passes over the data, together with its ReLU"
+    source = "Jung et al. (MLSys 2019), section 3; Daydream (ATC 2020), section 5.1"
+    effort = "modules replaced; sums in another order"
+    needs = "a processor, BatchNorm2d in float32"
 
     min_bytes: int = parameter(
         1 << 20, doc="batch norms of smaller inputs stay: calling the module costs more than it gains", unit="B"
@@ -100,15 +93,15 @@ class ReconstructBatchnorm(Technique):
             gain_ns -= 1e3 * values["call_us"]
             dur = np.maximum(graph.dur[mask] - gain_ns, _LEAST * graph.dur[mask])
             what = "took statistics, normalisation and ReLU of {} together"
-            return edit.retime(graph, mask, dur, what=what, technique=self.name)
+            return edit.retime(graph, mask, dur, what=what)
         back = select(graph, op=_BACKWARD, ignore_case=False, phase="backward") & _work(graph)
-        changed = edit.scale(graph, ahead, values.get("forward", 1.0), technique=self.name)
+        changed = edit.scale(graph, ahead, values.get("forward", 1.0))
         if back.any() and not _on_cpu(graph):
-            changed = edit.scale(changed, back, values.get("backward", 1.0), technique=self.name)
+            changed = edit.scale(changed, back, values.get("backward", 1.0))
         if _on_cpu(graph):
             return changed
         relu = _relu_behind(graph, ahead)
-        return edit.remove(changed, relu, technique=self.name) if relu.any() else changed
+        return edit.remove(changed, relu) if relu.any() else changed
 
     def realise(self, training: Training) -> Training:
         import torch
@@ -192,6 +185,4 @@ _ON_DEVICE = {
     "forward": Prior(0.5, 0.4, 0.9, why="Daydream's rule; half of the passes are left"),
     "backward": Prior(0.5, 0.4, 1.0, why="Daydream's rule; half of the passes are left"),
 }
-_ON_CPU = {
-    "forward": Prior(0.35, 0.15, 1.0, why="PyTorch's own statistics take most of it; measured with one thread"),
-}
+_ON_CPU = {"forward": Prior(0.35, 0.15, 1.0, why="PyTorch's own statistics take most of it; measured with one thread")}

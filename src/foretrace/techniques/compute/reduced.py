@@ -18,13 +18,14 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Int64
 from foretrace.cost.operators.operator import Operator
 from foretrace.cost.operators.twins import Twins
 from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
 from foretrace.graph.work import operator_work
 from foretrace.techniques.compute.autocast import CPU_LOWER, CPU_SINGLE
+from foretrace.techniques.compute.batching import parameter_shapes
 
 SINGLE, LIST = "float", "TensorList"
 _NODE = re.compile(r"(?:autograd::engine::evaluate_function: )?(?:torch::autograd::)?(\w+?)(?:Backward\d*)?$")
@@ -68,7 +69,7 @@ class Reduced:
 
     twins: Twins  # tasks that do the work of their operator, and what they become
     casts: tuple[Cast, ...]
-    entered: npt.NDArray[np.int64]  # tasks that begin an operator of autocast's lists
+    entered: Int64  # tasks that begin an operator of autocast's lists
     types: dict[int, Operator]  # what changed operators become, by row, those that only hand on among them
 
 
@@ -82,9 +83,7 @@ class _Walk:
     def __init__(self, graph: TaskGraph, half: str) -> None:
         self.graph, self.half = graph, half
         self.operators: dict[tuple[int, int], Operator] = {}
-        recorded = graph.info.recording.get("parameters", [])
-        shapes = [tuple(int(n) for n in each["shape"]) for each in recorded if "shape" in each]
-        self.parameters = set(shapes) | {shape[::-1] for shape in shapes if len(shape) == 2}
+        self.parameters = parameter_shapes(graph)
         self.own_time: dict[tuple[int, int], float] = defaultdict(float)
         self.whole_time: dict[tuple[int, int], float] = defaultdict(float)
         self.found: list[tuple[int, tuple[int, int], Operator | None]] = []
@@ -151,22 +150,14 @@ class _Walk:
 
     def _twins(self) -> Twins:
         """Changed operators, at the tasks that do their work: what only hands on to others is dispatch."""
-        pairs: dict[tuple[tuple[int, int], str], int] = {}
-        rows: list[int] = []
+        pairs: dict[tuple[Operator, Operator | None], int] = {}
         index: list[int] = []
-        before: list[Operator] = []
-        after: list[Operator | None] = []
-        for row, key, twin in self.found:
+        for _, key, twin in self.found:
             mine = twin if self.own_time[key] >= 0.5 * self.whole_time[key] else None
-            place = pairs.setdefault((key, mine.text if mine else ""), len(pairs))
-            if place == len(before):
-                before.append(self._operator(key))
-                after.append(mine)
-            rows.append(row)
-            index.append(place)
-        return Twins.paired(
-            self.graph, np.array(rows, dtype=np.int64), np.array(index, dtype=np.int64), tuple(before), tuple(after)
-        )
+            index.append(pairs.setdefault((self._operator(key), mine), len(pairs)))
+        before, after = zip(*pairs, strict=True) if pairs else ((), ())
+        rows = np.array([row for row, _, _ in self.found], dtype=np.int64)
+        return Twins.paired(self.graph, rows, np.array(index, dtype=np.int64), before, after)
 
     def _operator(self, key: tuple[int, int]) -> Operator:
         if key not in self.operators:

@@ -7,15 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from foretrace.arrays import Mask
+from foretrace.arrays import Int64, Mask
 from foretrace.graph.select import select
 from foretrace.graph.taskgraph import EdgeKind, Phase, TaskGraph, TaskKind, per_graph
-from foretrace.hardware.devices import find
+from foretrace.hardware.devices import Device, find
 from foretrace.techniques.base import Prior
-
-Int64 = npt.NDArray[np.int64]
 
 _STEP = re.compile(r"Optimizer\.step#(\w+)\.step")
 _SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -128,8 +125,14 @@ def update_bandwidth(graph: TaskGraph) -> Prior | None:
         return Prior(value, 0.8 * value, min(1.2 * value, peak), unit="GB/s", why=why)
     if device is None:
         return None
+    return streaming(device)
+
+
+def streaming(device: Device) -> Prior:
+    """Bandwidth that kernels which only move data reach on a device, GB/s."""
+    low, value, high = (share * device.memory_gb_s for share in (0.6, 0.75, 0.9))
     why = f"60 to 90 % of the peak of {device.name}, as streaming kernels reach"
-    return Prior(0.75 * peak, 0.6 * peak, 0.9 * peak, unit="GB/s", why=why)
+    return Prior(value, low, high, unit="GB/s", why=why)
 
 
 def _sizes(graph: TaskGraph, optimizer: str) -> tuple[tuple[int, ...], ...]:

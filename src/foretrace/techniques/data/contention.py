@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Float64, Int64, Mask
 from foretrace.cost.network.link_network import LinkNetwork
 from foretrace.cost.network.parse import network
 from foretrace.errors import ForetraceError, GraphError
@@ -23,7 +23,7 @@ from foretrace.simulate.flows.flows import Interference, measured_interference, 
 from foretrace.simulate.flows.wires import Wires
 from foretrace.simulate.overlap import covered
 from foretrace.simulate.timeline import Timeline, simulate
-from foretrace.techniques.base import Across, Technique, parameter, prior
+from foretrace.techniques.base import Technique, parameter, prior
 from foretrace.techniques.compute.batching import with_facts
 from foretrace.techniques.distributed.messages import HIERARCHICAL
 from foretrace.techniques.distributed.on_wires import (
@@ -37,10 +37,6 @@ from foretrace.techniques.distributed.on_wires import (
     without_background,
 )
 
-Int64 = npt.NDArray[np.int64]
-Float64 = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
-
 MEASURED = "measured"
 FACT = "contention"  # of a graph whose transfers have shared links already
 
@@ -49,15 +45,10 @@ FACT = "contention"  # of a graph whose transfers have shared links already
 class Contention(Technique):
     """Let concurrent transfers share the links of a cluster."""
 
-    name: ClassVar[str] = "contention"
-    summary: ClassVar[str] = "transfers at the same time share links fairly, communication slows kernels"
-    source: ClassVar[str] = (
-        "Bertsekas & Gallager, Data Networks (2nd ed.), 6.5.2, max-min fairness; Proteus (2023), overlap factor"
-    )
-    not_applied: ClassVar[str] = (
-        "sharing links is what a cluster does by itself; run the job there, no program can put it in."
-    )
-    across: ClassVar[Across] = "all"
+    summary = "transfers at the same time share links fairly, communication slows kernels"
+    source = "Bertsekas & Gallager, Data Networks (2nd ed.), 6.5.2, max-min fairness; Proteus (2023), overlap factor"
+    not_applied = "sharing links is what a cluster does by itself; run the job there, no program can put it in."
+    across = "all"
 
     network: str = parameter(
         "", doc="file of the cluster, or a link (1gbit/50us); by default that of the messages in the graph"
@@ -108,7 +99,7 @@ class Contention(Technique):
         if graph.n_steps:
             after_s = simulate(changed).step_time_s
             what = f"the step goes from {1e3 * before.step_time_s:.4g} to {1e3 * after_s:.4g} ms"
-            noted.append(Change(technique=self.name, what=what, tasks=int((dur != graph.dur).sum())))
+            noted.append(Change(what=what, tasks=int((dur != graph.dur).sum())))
         fact = {"distributed": {**facts, FACT: str(self)}} if facts else {FACT: str(self)}
         return with_facts(changed, **fact).noted(*noted)
 
@@ -199,7 +190,7 @@ class Contention(Technique):
             what += f": {total_ns / 1e6:.4g} -> {(total_ns + longer_ns) / 1e6:.4g} ms in all, most load on {busiest}"
         else:
             what += ": none takes longer"
-        return Change(technique=self.name, what=what, tasks=sum(len(each.rows) for each in run.moved))
+        return Change(what=what, tasks=sum(len(each.rows) for each in run.moved))
 
     def _limits_notes(self, graph: TaskGraph, found: PlacedTransfers) -> list[Change]:
         """What a recording of collectives leaves open."""
@@ -208,10 +199,10 @@ class Contention(Technique):
         )
         if len(graph.ranks) == 1:
             what += ", and their times hold the waiting for other ranks"
-        notes = [Change(technique=self.name, what=what, tasks=0)]
+        notes = [Change(what=what, tasks=0)]
         if found.lost:
             what = f"transfers that keep their time, because nobody knows who takes part in them: {found.lost}"
-            notes.append(Change(technique=self.name, what=what, tasks=0))
+            notes.append(Change(what=what, tasks=0))
         return notes
 
     # -- kernels beside communication ------------------------------------------------------------------------------
@@ -253,7 +244,7 @@ class Contention(Technique):
             if count
             else "no other time than before"
         )
-        return Change(technique=self.name, what=what, tasks=count)
+        return Change(what=what, tasks=count)
 
 
 class _Runs:

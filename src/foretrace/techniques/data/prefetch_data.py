@@ -8,31 +8,133 @@ part is assumed, with a range, because other processes are in no recording.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from foretrace.arrays import Mask
+from foretrace.arrays import Float64, Int64, Mask
 from foretrace.graph import edit
-from foretrace.graph.select import select
-from foretrace.graph.taskgraph import Change, EdgeKind, TaskGraph, TaskKind
+from foretrace.graph.insert import extend
+from foretrace.graph.select import HOST, select
+from foretrace.graph.taskgraph import NO_RELEASE, Change, EdgeKind, Lane, Phase, TaskGraph, TaskKind
 from foretrace.hardware.processor import usable_cores
 from foretrace.simulate.replay import replay
-from foretrace.techniques.base import Across, Prior, Technique, parameter, prior
-from foretrace.techniques.data.loading import (
-    MOST_WORKERS,
-    WORKER,
-    Fetches,
-    add_workers,
-    cores,
-    find_fetches,
-    free_workers,
-    recorded_loader,
-)
+from foretrace.techniques.base import Prior, Technique, parameter, prior
+from foretrace.trace.trace import LaneKind
+from foretrace.training.batches import rebuilt
+from foretrace.training.training import Training
 
-if TYPE_CHECKING:
-    from foretrace.training.training import Training
+WORKER = "fetch batch (worker)"
+MOST_WORKERS = 4  # where nobody says how many
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Fetches:
+    """Batches that one thread takes from a loader; arrays have one entry per batch."""
+
+    lane: int
+    first: Int64  # first DATA task of the batch
+    rest: Int64  # every other DATA task of these batches
+    ns: Int64  # time of all its DATA tasks
+    before: Int64  # task before it on its thread, −1 if none
+    processes: bool  # the loader already has worker processes
+
+
+def find_fetches(graph: TaskGraph) -> tuple[Fetches, ...]:
+    """One entry per thread that loads data. A batch is a run of DATA tasks, whatever step marks lie in it."""
+    loading = (graph.kind == TaskKind.DATA) & ~graph.gone
+    apart = np.isin(graph.kind, HOST) & ~np.isin(graph.kind, (TaskKind.MARK, TaskKind.JOIN)) & ~loading
+    apart &= graph.phase != Phase.DATA  # calls that a fetch makes
+    hosts = np.flatnonzero([lane.kind == LaneKind.CPU for lane in graph.lanes])
+    many = select(graph, name="*_MultiProcessingDataLoaderIter*")
+    found = []
+    for lane in hosts[np.isin(hosts, graph.lane[loading])].tolist():
+        rows = np.flatnonzero(graph.lane == lane)
+        data = rows[loading[rows]]
+        batch = np.cumsum(apart[rows])[loading[rows]]
+        new = np.append(True, np.diff(batch) > 0)
+        place = np.searchsorted(rows, data[new])
+        found.append(
+            Fetches(
+                lane=lane,
+                first=data[new],
+                rest=data[~new],
+                ns=np.bincount(np.cumsum(new) - 1, weights=graph.dur[data]).astype(np.int64),
+                before=np.where(place > 0, rows[np.maximum(place - 1, 0)], -1),
+                processes=bool(many[data].any()),
+            )
+        )
+    return tuple(found)
+
+
+def add_workers(
+    graph: TaskGraph, fetches: Fetches, batch_ns: Int64, *, workers: int, ahead: int, change: Change
+) -> TaskGraph:
+    """Let worker processes prepare the batches; each batch's first DATA task then waits for its worker.
+
+    Batch i is prepared by worker i mod `workers`, not before batch i − `ahead` was taken over. What workers
+    have done when the recording begins is unknown; they are taken to be evenly spread over their batches with
+    nothing in store, which is the steady state both of a loader that keeps up and of one that does not.
+    """
+    count, n = len(fetches.first), len(graph)
+    batch = np.arange(count)
+    row = n + batch
+    lane = graph.lanes[fetches.lane]
+    opening = batch[: min(workers, count)]
+    anchored = opening[fetches.before[:1].repeat(len(opening)) >= 0]
+    start = (batch_ns.mean() * (opening / workers - 1)).astype(np.int64)
+    release = np.full(count, NO_RELEASE, dtype=np.int64)
+    if not len(anchored):
+        release[opening] = graph.release[fetches.first[0]] + start
+    following, ordered = batch[workers:], batch[ahead:]
+    parts = [
+        (row[following - workers], row[following], EdgeKind.PROGRAM, 0),
+        (fetches.first[ordered - ahead], row[ordered], EdgeKind.DATA, 0),
+        (fetches.before[:1].repeat(len(anchored)), row[anchored], EdgeKind.DATA, start[: len(anchored)]),
+        (row, fetches.first, EdgeKind.DATA, 0),
+    ]
+    src, dst = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
+    sizes = [len(part[0]) for part in parts]
+    result, _ = extend(
+        graph,
+        {
+            "kind": np.full(count, TaskKind.DATA),
+            "phase": np.full(count, Phase.DATA),
+            "lane": len(graph.lanes) + batch % workers,
+            "name": np.full(count, len(graph.names)),
+            "step": graph.step[fetches.first],
+            "dur": batch_ns,
+            "recorded": graph.recorded[fetches.first],
+            "release": release,
+        },
+        {
+            "src": src,
+            "dst": dst,
+            "edge_kind": np.repeat([int(part[2]) for part in parts], sizes),
+            "lag": np.concatenate([np.broadcast_to(part[3], size) for part, size in zip(parts, sizes, strict=True)]),
+        },
+        names=(WORKER,),
+        lanes=[Lane(rank=lane.rank, kind=LaneKind.MODEL, stream=i, label=f"loader worker {i}") for i in range(workers)],
+        change=change,
+    )
+    return result
+
+
+def cores(graph: TaskGraph) -> float | None:
+    """Cores that the recorded process could use, None if the recording does not say."""
+    machine = graph.info.recording.get("machine", {})
+    counts = [len(machine["affinity"])] if machine.get("affinity") else []
+    counts += [machine[key] for key in ("cores", "cpu_quota", "usable_cores") if machine.get(key)]
+    return float(min(counts)) if counts else None
+
+
+def free_workers(cores: float | None, threads: int) -> int:
+    """Worker processes that have a core of their own beside so many threads of training: 1 to MOST_WORKERS.
+
+    Where the recording does not say how many cores there are, MOST_WORKERS.
+    """
+    return MOST_WORKERS if cores is None else min(max(int(cores) - threads, 1), MOST_WORKERS)
+
 
 _STAGED_BYTES = 64 * 1024  # smaller pageable copies go through a buffer of the driver
 
@@ -41,11 +143,10 @@ _STAGED_BYTES = 64 * 1024  # smaller pageable copies go through a buffer of the 
 class PrefetchData(Technique):
     """Hide data loading behind computing by `workers` processes."""
 
-    name: ClassVar[str] = "prefetch-data"
-    across: ClassVar[Across] = "each"
-    summary: ClassVar[str] = "data loader with worker processes: batches are prepared while the step computes"
-    source: ClassVar[str] = "torch.utils.data.DataLoader (num_workers, prefetch_factor); DS-Analyzer (VLDB 2021)"
-    effort: ClassVar[str] = "one argument of the DataLoader; memory and cores for its workers"
+    across = "each"
+    summary = "data loader with worker processes: batches are prepared while the step computes"
+    source = "torch.utils.data.DataLoader (num_workers, prefetch_factor); DS-Analyzer (VLDB 2021)"
+    effort = "one argument of the DataLoader; memory and cores for its workers"
 
     workers: int | None = parameter(
         None, doc=f"number of worker processes; by default one per core that is free, 1 to {MOST_WORKERS}"
@@ -122,13 +223,11 @@ class PrefetchData(Technique):
         copies = _pageable_copies(graph)
         if not copies.any():
             raise self.refuse("the recording shows no copies from pageable memory that pinning could speed up.")
-        faster = edit.scale(graph, copies, self.values(graph)["pinned_copy"], technique=self.name)
+        faster = edit.scale(graph, copies, self.values(graph)["pinned_copy"])
         back = (faster.edge_kind == EdgeKind.SYNC) & (faster.kind[faster.dst] == TaskKind.RETURN) & copies[faster.src]
-        return edit.cut(faster, back, technique=self.name) if back.any() else faster
+        return edit.cut(faster, back) if back.any() else faster
 
     def realise(self, training: Training) -> Training:
-        from foretrace.training.batches import rebuilt
-
         pinning = {"pin_memory": True} if self.pinned else {}
         loader = rebuilt(
             training.loader, num_workers=self._workers_here(training), prefetch_factor=self.prefetch_factor, **pinning
@@ -165,16 +264,17 @@ class PrefetchData(Technique):
             batch,
             workers=workers,
             ahead=workers * self.prefetch_factor,
-            change=Change(technique=self.name, what=what, tasks=int(loading.sum()) + len(batch)),
+            change=Change(what=what, tasks=int(loading.sum()) + len(batch)),
         )
         batches = _inside(graph, fetches)
         return self._contend(result, _period(alone, batches), float(batch.mean()), batches)
 
-    def _preparation(self, graph: TaskGraph, fetches: Fetches, hand_over: float) -> npt.NDArray[np.float64]:
+    def _preparation(self, graph: TaskGraph, fetches: Fetches, hand_over: float) -> Float64:
         """Time to prepare each batch in the training process, ns."""
         if not fetches.processes:
             return fetches.ns.astype(np.float64)
-        recorded = recorded_loader(graph)
+        loaders = graph.info.recording.get("loaders", [])
+        recorded: dict[str, Any] = next((each for each in loaders if each.get("read_by_step_thread")), {})
         has = int(recorded.get("num_workers") or 0)
         if not has:
             raise self.refuse("the loader already has worker processes, and the recording does not say how many.")
@@ -203,14 +303,12 @@ class PrefetchData(Technique):
             crowd = max((alone_ns * _threads(graph) + batch_ns) / shared / period, 1.0)
         busy = min(batch_ns / period, 1.0) if period > 0 else 0.0
         slower = 1 + (self.values(graph)["host_contention"] - 1) * busy
-        result = edit.scale(graph, host, slower * crowd, technique=self.name)
+        result = edit.scale(graph, host, slower * crowd)
         if crowd > 1:
-            result = edit.scale(result, workers, crowd, technique=self.name)
+            result = edit.scale(result, workers, crowd)
         copies = _pageable_copies(graph)
         if copies.any() and not self.pinned:
-            result = edit.scale(
-                result, copies | _staging(graph), self.values(graph)["copy_contention"], technique=self.name
-            )
+            result = edit.scale(result, copies | _staging(graph), self.values(graph)["copy_contention"])
         return result
 
 

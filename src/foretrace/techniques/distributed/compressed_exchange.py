@@ -62,7 +62,6 @@ def compressed(
     *,
     crowding: float = 0.0,
     in_turn: bool = False,
-    said: str = "",
 ) -> TaskGraph:
     """The graph with these messages instead of the plan's.
 
@@ -71,7 +70,7 @@ def compressed(
     `crowding` of it is also taken from the backward pass, where that still runs. `in_turn` is for methods whose
     messages follow one another on a thread of their own: one bucket at a time, encoding included.
     """
-    base = without_exchange(graph, technique.name)
+    base = without_exchange(graph)
     gradients, steps, net = plan.gradients(base), base.n_steps, plan.net()
     on_device = bool(base.on_device.any())
     ready = [np.max([gradients[i].ready for i in part.gradients], axis=0) for part in plan.parts]
@@ -96,7 +95,7 @@ def compressed(
                 tasks.append(HostTask(after=row, name=name, dur_ns=dur, phase=Phase.BACKWARD))
                 place[i, step] = size
                 size += 1
-    encoded, new = insert_at(base, tasks, technique=technique.name)
+    encoded, new = insert_at(base, tasks)
     old = len(base)
 
     def behind(rows: Any, i: int, *, of_device: bool) -> Any:
@@ -137,6 +136,6 @@ def compressed(
     stop_device = behind(last_device, final, of_device=True) if on_device else None
     stops.append(Stop(waits=waits, then_ns=plan.copied_ns, device=stop_device))
     in_flight = 1 if in_turn else plan.in_flight
-    changed = exchange(encoded, messages, stops, in_flight=in_flight, technique=technique.name)
-    facts = {**plan.facts, "compression": said or str(technique), "sent": [message.nbytes for message in messages]}
+    changed = exchange(encoded, messages, stops, in_flight=in_flight)
+    facts = {**plan.facts, "compression": str(technique), "sent": [message.nbytes for message in messages]}
     return with_facts(changed, distributed=facts)

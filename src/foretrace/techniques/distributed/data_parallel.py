@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -19,20 +19,17 @@ from foretrace.techniques.compute.updates import find_update
 from foretrace.techniques.distributed import one_worker
 from foretrace.techniques.distributed.gradients import Gradient, find_gradients, spread_gradients
 from foretrace.techniques.distributed.messages import ExchangePlan, by_size, lay_out
-
-if TYPE_CHECKING:
-    from foretrace.training.training import Training
+from foretrace.training.training import Training
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataParallel(Technique):
     """Train on several workers with averaged gradients."""
 
-    name: ClassVar[str] = "data-parallel"
-    summary: ClassVar[str] = "several workers, gradients averaged in buckets while the backward pass runs"
-    source: ClassVar[str] = "Li et al., PyTorch Distributed (VLDB 2020), section 4; PyTorch, DistributedDataParallel"
-    effort: ClassVar[str] = "more devices, a launcher and a process group"
-    needs: ClassVar[str] = "as many processes as workers"
+    summary = "several workers, gradients averaged in buckets while the backward pass runs"
+    source = "Li et al., PyTorch Distributed (VLDB 2020), section 4; PyTorch, DistributedDataParallel"
+    effort = "more devices, a launcher and a process group"
+    needs = "as many processes as workers"
 
     workers: int = parameter(doc="processes, each with a copy of the model and a batch of its own")
     network: str = parameter(doc="link between workers (1gbit/50us), or a file of a cluster or of measured collectives")
@@ -140,7 +137,7 @@ class DataParallel(Technique):
         first = np.min([each.ready for each in gradients], axis=0)
         last = np.max([each.ready for each in gradients], axis=0)
         busy_s = sum(leg.seconds for i in range(len(plan.parts)) for leg in plan.legs(i))
-        graph = one_worker.slowed_beside(graph, first, last, values["company"], busy_s, technique=self.name)
+        graph = one_worker.slowed_beside(graph, first, last, values["company"], busy_s)
         dur = graph.dur.copy()
         on_host = graph.info.platform == "cpu"
         for each in gradients:

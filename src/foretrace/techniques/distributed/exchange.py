@@ -15,20 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from foretrace.arrays import Int64
 from foretrace.graph.assemble import part_of
 from foretrace.graph.edit import remove
 from foretrace.graph.insert import DeviceTask, EdgeList, HostTask, extend, insert_at
-from foretrace.graph.taskgraph import (
-    Change,
-    EdgeKind,
-    Lane,
-    Phase,
-    TaskGraph,
-    TaskKind,
-)
+from foretrace.graph.taskgraph import Change, EdgeKind, Lane, Phase, TaskGraph, TaskKind
 from foretrace.trace.trace import LaneKind
-
-Int64 = npt.NDArray[np.int64]
 
 WAIT = "wait for other workers"
 LAUNCH = "launch of a collective"
@@ -78,7 +70,6 @@ def exchange(
     stops: Sequence[Stop],
     *,
     in_flight: int,
-    technique: str,
     ordered: bool = True,
     as_issued: bool = False,
 ) -> TaskGraph:
@@ -112,7 +103,7 @@ def exchange(
             else:
                 tasks.append(HostTask(after=row, name=stop.name, dur_ns=stop.then_ns, phase=Phase.BACKWARD))
                 size += 1
-    waiting, new = insert_at(graph, tasks, technique=technique)
+    waiting, new = insert_at(graph, tasks)
     old, n = len(graph), len(waiting)
     stop_of = {tuple(stop.waits.tolist()): i for i, stop in enumerate(stops)}
     labels = tuple(dict.fromkeys(message.link for message in messages))
@@ -167,11 +158,11 @@ def exchange(
     what = f"put {count} message{'s' * (count != 1)} of {total / 1e6:.4g} MB in all into every step"
     slots = 1 if ordered else in_flight
     lanes = [Lane(rank=rank, kind=LaneKind.LINK, label=label, ordered=ordered, slots=slots) for label in labels]
-    change = Change(technique=technique, what=what, tasks=count * steps)
+    change = Change(what=what, tasks=count * steps)
     return extend(waiting, columns, edges.columns(), names=tuple(names), lanes=lanes, change=change)[0]
 
 
-def without_exchange(graph: TaskGraph, technique: str) -> TaskGraph:
+def without_exchange(graph: TaskGraph) -> TaskGraph:
     """The graph without the messages and waits that `exchange` put into it; as it is where there are none."""
     links = np.array(
         [lane.kind == LaneKind.LINK and lane.label.split()[:1] == [LINK] for lane in graph.lanes], np.bool_
@@ -181,9 +172,9 @@ def without_exchange(graph: TaskGraph, technique: str) -> TaskGraph:
         return graph
     kept = part_of(graph, ~message, ~links)
     count = int(message.sum())
-    kept = kept.noted(Change(technique=technique, what=f"took {count} messages out", tasks=count))
+    kept = kept.noted(Change(what=f"took {count} messages out", tasks=count))
     named = np.array([name in (WAIT, LAUNCH, COPIES) for name in kept.names], dtype=np.bool_)[kept.name]
-    return remove(kept, named & ~kept.gone, technique=technique)
+    return remove(kept, named & ~kept.gone)
 
 
 class _Launched:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Float64, Int64
 from foretrace.cost.network.network import CollectiveKind
 from foretrace.graph.edit import retime
 from foretrace.graph.taskgraph import Change, EdgeKind, Phase, TaskGraph, TaskKind
@@ -22,14 +21,10 @@ from foretrace.techniques.compute.batching import with_facts
 from foretrace.techniques.compute.updates import find_update, runs, step_tasks
 from foretrace.techniques.distributed import one_worker
 from foretrace.techniques.distributed.exchange import Message, Stop, exchange
-from foretrace.techniques.distributed.gradients import Gradient, find_gradients, row_before
-from foretrace.techniques.distributed.messages import ExchangePlan, forward_starts
+from foretrace.techniques.distributed.gradients import Gradient, ahead_of, find_gradients
+from foretrace.techniques.distributed.messages import ExchangePlan
 from foretrace.techniques.memory.blocks import AUTO, choose, layer_prefixes, modules_of, recorded_modules
-
-if TYPE_CHECKING:
-    from foretrace.training.training import Training
-
-Int64 = npt.NDArray[np.int64]
+from foretrace.training.training import Training
 
 _OPERATORS = {"Adam": 8, "AdamW": 8, "Adagrad": 4, "SGD": 3}  # of an update, per parameter
 
@@ -51,11 +46,10 @@ class ShardedUnit:
 class FullySharded(Technique):
     """Share parameters, gradients and optimizer state out among workers."""
 
-    name: ClassVar[str] = "fully-sharded"
-    summary: ClassVar[str] = "parameters, gradients and optimizer state shared out among workers, gathered unit by unit"
-    source: ClassVar[str] = "Rajbhandari et al., ZeRO (SC 2020), section 5; Zhao et al., PyTorch FSDP (VLDB 2023)"
-    effort: ClassVar[str] = "more devices, a process group and wrapped modules"
-    needs: ClassVar[str] = "as many processes as workers"
+    summary = "parameters, gradients and optimizer state shared out among workers, gathered unit by unit"
+    source = "Rajbhandari et al., ZeRO (SC 2020), section 5; Zhao et al., PyTorch FSDP (VLDB 2023)"
+    effort = "more devices, a process group and wrapped modules"
+    needs = "as many processes as workers"
 
     workers: int = parameter(doc="processes, each with a share of the model and a batch of its own")
     network: str = parameter(doc="link between workers (1gbit/50us), or a file of a cluster or of measured collectives")
@@ -81,8 +75,8 @@ class FullySharded(Technique):
         busy_s = sum(each.dur_ns for each in messages) / 1e9
         if plan.backend == "nccl":
             first, last = units[-1].backward, np.max([each.ready for each in units], axis=0)
-            graph = one_worker.slowed_beside(graph, first, last, values["company"], busy_s, technique=self.name)
-        result = exchange(graph, messages, stops, in_flight=1, technique=self.name, as_issued=True)
+            graph = one_worker.slowed_beside(graph, first, last, values["company"], busy_s)
+        result = exchange(graph, messages, stops, in_flight=1, as_issued=True)
         facts = {
             "workers": self.workers,
             "network": self.network,
@@ -151,20 +145,14 @@ class FullySharded(Technique):
             return graph
         dur = graph.dur[own].astype(np.float64)
         fixed = np.minimum(dur, 1e3 * values["operator_us"])
-        shorter: npt.NDArray[np.float64] = fixed + (dur - fixed) / self.workers
-        result = retime(graph, own, shorter, what=f"a share of 1/{self.workers} in {{}}", technique=self.name)
+        shorter: Float64 = fixed + (dur - fixed) / self.workers
+        result = retime(graph, own, shorter, what=f"a share of 1/{self.workers} in {{}}")
         update = find_update(graph)
         if update is None or "sharded_us" not in values:
             return result
         more = 1e3 * values["sharded_us"] * update.tensors * _OPERATORS.get(update.optimizer, 8)
         first = graph.mask([run.host[0] for run in runs(graph, step_tasks(graph))])
-        return retime(
-            result,
-            first,
-            (result.dur[first] + more).astype(np.float64),
-            what="dispatch on shards in {}",
-            technique=self.name,
-        )
+        return retime(result, first, (result.dur[first] + more).astype(np.float64), what="dispatch on shards in {}")
 
     def _memory(self, graph: TaskGraph, units: Sequence[ShardedUnit]) -> Change:
         """What a worker still holds of parameters, gradients and optimizer state."""
@@ -179,7 +167,7 @@ class FullySharded(Technique):
             f"{whole / 1e6:.4g} MB of parameters, gradients and optimizer state shrink to "
             f"{(whole / self.workers + kept) / 1e6:.4g} MB, and {largest / 1e6:.4g} MB for the unit at work"
         )
-        return Change(technique=self.name, what=what, tasks=len(units))
+        return Change(what=what, tasks=len(units))
 
     def priors(self, graph: TaskGraph) -> dict[str, Prior]:
         found = {
@@ -217,7 +205,7 @@ class FullySharded(Technique):
         chosen = choose(modules, self.blocks)
         if not chosen:
             raise self.refuse(f"the model has no modules that fit blocks={self.blocks}; name them by path or class.")
-        start = forward_starts(graph)
+        start = ahead_of(graph, Phase.FORWARD)
         if start is None:
             raise self.refuse("the recording shows no forward pass.")
         inside: dict[str, list[Gradient]] = {each.path: [] for each in chosen}
@@ -228,17 +216,17 @@ class FullySharded(Technique):
         units = []
         for module, layers in zip(chosen, layer_prefixes(chosen, facts, graph.layers), strict=True):
             if inside[module.path]:
-                forward = _first(graph, layers, Phase.FORWARD)
-                backward = _first(graph, layers, Phase.BACKWARD)
+                forward = ahead_of(graph, Phase.FORWARD, layers)
+                backward = ahead_of(graph, Phase.BACKWARD, layers)
                 if backward is None:  # behind the gradient that is ready before its own
                     place = min(gradients.index(each) for each in inside[module.path])
-                    backward = gradients[place - 1].ready if place else _first(graph, None, Phase.BACKWARD)
+                    backward = gradients[place - 1].ready if place else ahead_of(graph, Phase.BACKWARD)
                 if forward is None or backward is None:
                     raise self.refuse("the recording shows no forward and backward of these modules; record modules.")
                 units.append(_unit(module.path, inside[module.path], forward, backward))
         units.sort(key=lambda each: int(each.forward[0]))
         if left:
-            whole = _first(graph, None, Phase.BACKWARD)
+            whole = ahead_of(graph, Phase.BACKWARD)
             if whole is None:
                 raise self.refuse("the recording shows no backward pass.")
             rest = _unit("the rest", left, start, whole)
@@ -272,17 +260,6 @@ def _unit(name: str, gradients: Sequence[Gradient], forward: Int64, backward: In
         ready=np.max([each.ready for each in gradients], axis=0),
         device=np.max([each.device for each in gradients], axis=0),
     )
-
-
-def _first(graph: TaskGraph, layers: list[int] | None, phase: Phase) -> Int64 | None:
-    """Per step the host row ahead of these layers' first work in a phase; None where a step has none."""
-    mine = (graph.phase == phase) & ~graph.on_device & ~graph.gone
-    mine &= np.isin(graph.layer, layers) if layers is not None else True
-    rows = [np.flatnonzero(mine & (graph.step == step))[:1] for step in range(graph.n_steps)]
-    if not all(len(each) for each in rows):
-        return None
-    found = row_before(graph, np.array([each[0] for each in rows]))
-    return found if np.all(found >= 0) else None
 
 
 def _device_behind(graph: TaskGraph, rows: Int64) -> Int64:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import TYPE_CHECKING, ClassVar
 
 from foretrace.cost.operators.calibration import Calibration
 from foretrace.cost.operators.operator import Operator
@@ -20,9 +19,7 @@ from foretrace.techniques.distributed.compressed_exchange import Compressed, buc
 from foretrace.techniques.distributed.compressors import METHODS, measured, parts, rates, ratio, wanted
 from foretrace.techniques.distributed.messages import ExchangePlan
 from foretrace.training.compression.settings import CompressionSettings
-
-if TYPE_CHECKING:
-    from foretrace.training.training import Training
+from foretrace.training.training import Training
 
 _ALONE = Prior(1.0, 0.8, 1.5, why="the hook was timed alone; in a step it meets other caches and a busier memory")
 _HOOK = Prior(200.0, 50.0, 800.0, unit="µs", why="a hook in Python calls ten to a hundred operators")
@@ -36,14 +33,13 @@ _ON_DEVICE = Prior(1.0, 0.5, 1.0, why="kernels of callbacks take multiprocessors
 class GradientCompression(Technique):
     """Communication hooks that compress gradients."""
 
-    name: ClassVar[str] = "gradient-compression"
-    summary: ClassVar[str] = "data-parallel workers exchange compressed gradients: fewer bytes, encoding and decoding"
-    source: ClassVar[str] = (
+    summary = "data-parallel workers exchange compressed gradients: fewer bytes, encoding and decoding"
+    source = (
         "Agarwal et al., On the Utility of Gradient Compression (MLSys 2022); Vogels et al., PowerSGD (NeurIPS 2019); "
         "Lin et al., Deep Gradient Compression (ICLR 2018); Bernstein et al., signSGD (ICLR 2019); PyTorch, DDP hooks"
     )
-    effort: ClassVar[str] = "a communication hook; gradients change"
-    needs: ClassVar[str] = "data-parallel before it, and its processes"
+    effort = "a communication hook; gradients change"
+    needs = "data-parallel before it, and its processes"
 
     method: str = parameter(doc="how gradients are compressed", choices=METHODS)
     rank: int = parameter(4, doc="powersgd: columns of P and Q")
@@ -61,15 +57,8 @@ class GradientCompression(Technique):
     @property
     def settings(self) -> CompressionSettings:
         """The method for the hooks."""
-        return CompressionSettings(
-            method=self.method,
-            rank=self.rank,
-            min_rate=self.min_rate,
-            start=self.start,
-            share=self.share,
-            clip=self.clip,
-            warm_steps=self.warm_steps,
-        )
+        names = ("method", "rank", "min_rate", "start", "share", "clip", "warm_steps")
+        return CompressionSettings(**{name: getattr(self, name) for name in names})
 
     def wants(self, graph: TaskGraph) -> tuple[Operator, ...]:
         plan = self._plan(graph)
@@ -98,16 +87,15 @@ class GradientCompression(Technique):
             )
             for each, (encode, decode) in zip(shapes, self._times(graph, plan, values), strict=True)
         ]
-        changed = compressed(
-            graph, plan, buckets, self, crowding=values["crowding"], in_turn=self._in_turn(plan), said=str(self)
-        )
+        in_turn = self.method == "powersgd" and plan.backend == "gloo"
+        changed = compressed(graph, plan, buckets, self, crowding=values["crowding"], in_turn=in_turn)
         every = [shape for each in shapes for shape in each]
         less = ratio(self.settings, every, plan.workers)
         coding = sum(each.encode_s + each.decode_s for each in buckets)
         what = (
             f"sent {1 / less:.3g} of the gradients' bytes ({less:.3g} times fewer), coding {1e3 * coding:.3g} ms a step"
         )
-        return changed.noted(Change(technique=self.name, what=what, tasks=len(buckets) * graph.n_steps))
+        return changed.noted(Change(what=what, tasks=len(buckets) * graph.n_steps))
 
     def coding_s(self, graph: TaskGraph) -> tuple[float, float, bool]:
         """Seconds of encoding and of decoding all buckets of a step, and whether they were timed on the device."""
@@ -152,17 +140,11 @@ class GradientCompression(Technique):
             raise self.refuse(f"min_rate={self.min_rate} is no ratio; give a number above 0.")
         if not (isfinite(self.clip) and self.clip >= 0) or self.warm_steps < 0:
             raise self.refuse("clip and warm_steps must be 0 or more.")
-        for name in ("measured", "encode_gb_s", "decode_gb_s"):
-            value = getattr(self, name)
-            if value is not None and not (isfinite(value) and value > 0):
-                raise self.refuse(f"{name}={value} must be a number above 0.")
+        self.need_positive("measured", "encode_gb_s", "decode_gb_s")
         if self.hook_us is not None and not (isfinite(self.hook_us) and self.hook_us >= 0):
             raise self.refuse(f"hook_us={self.hook_us} is no time; give 0 or more.")
         if self.crowding is not None and not 0 <= self.crowding <= 1:
             raise self.refuse(f"crowding={self.crowding} is no part; give 0 to 1.")
-
-    def _in_turn(self, plan: ExchangePlan) -> bool:
-        return self.method == "powersgd" and plan.backend == "gloo"
 
     def _timed(self, graph: TaskGraph, plan: ExchangePlan) -> list[tuple[float, float]] | None:
         """Seconds of encoding and decoding per bucket as timed alone; None where they were not, or rates are given."""

@@ -8,16 +8,14 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Float64, Int64
 from foretrace.cost.operators.operator import Operator
 from foretrace.graph.select import previous_on_lane
 from foretrace.graph.taskgraph import EdgeKind, Phase, TaskGraph, TaskKind
 from foretrace.simulate.replay import replay
 from foretrace.techniques.compute.batching import micro_batches
 from foretrace.techniques.memory.blocks import layer_prefixes, recorded_modules
-
-Int64 = npt.NDArray[np.int64]
 
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
 _EVALUATE = f"autograd::engine::evaluate_function: {_ACCUMULATE}"
@@ -208,7 +206,18 @@ def row_before(graph: TaskGraph, rows: Int64) -> Int64:
     return np.where(rows >= 0, previous_on_lane(graph)[rows], -1)
 
 
-def _places(graph: TaskGraph, phase: Phase, share: npt.NDArray[np.float64]) -> tuple[Int64, Int64] | None:
+def ahead_of(graph: TaskGraph, phase: Phase, layers: Sequence[int] | None = None) -> Int64 | None:
+    """Per step the host row ahead of the first work of a phase, or of its `layers`; None where a step has none."""
+    mine = (graph.phase == phase) & ~graph.on_device & ~graph.gone
+    mine &= np.isin(graph.layer, layers) if layers is not None else True
+    rows = [np.flatnonzero(mine & (graph.step == step))[:1] for step in range(graph.n_steps)]
+    if not all(len(each) for each in rows):
+        return None
+    found = row_before(graph, np.array([each[0] for each in rows]))
+    return found if np.all(found >= 0) else None
+
+
+def _places(graph: TaskGraph, phase: Phase, share: Float64) -> tuple[Int64, Int64] | None:
     """Host and device rows (shares x steps) at whose end these shares of a phase are over; None where it is missing.
 
     With micro-batches it is the last run of that phase in a step.

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
 
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.techniques.base import Technique, parameter
-from foretrace.techniques.distributed.messages import HIERARCHICAL, ExchangePlan, level_count, plan_of, replanned
-
-if TYPE_CHECKING:
-    from foretrace.training.training import Training
+from foretrace.techniques.distributed.messages import HIERARCHICAL, level_count, plan_of, replanned
+from foretrace.training.training import Training
 
 
 @dataclass(frozen=True, kw_only=True)
 class HierarchicalAllreduce(Technique):
     """Reduce-scatter inside, all-reduce of the shares across, all-gather inside."""
 
-    name: ClassVar[str] = "hierarchical-allreduce"
-    summary: ClassVar[str] = "all-reduce along the levels of a cluster: reduce-scatter inside, across, all-gather back"
-    source: ClassVar[str] = "Cho et al., BlueConnect (MLSys 2019), section 3"
-    effort: ClassVar[str] = "a communication hook and process groups by level"
-    needs: ClassVar[str] = "as many processes as workers"
+    summary = "all-reduce along the levels of a cluster: reduce-scatter inside, across, all-gather back"
+    source = "Cho et al., BlueConnect (MLSys 2019), section 3"
+    effort = "a communication hook and process groups by level"
+    needs = "as many processes as workers"
 
     levels: str = parameter(doc="workers of every level, innermost first: 8x4 is 4 machines of 8 workers")
     networks: str = parameter(
@@ -36,7 +32,11 @@ class HierarchicalAllreduce(Technique):
         if len(texts) != len(sizes):
             raise self.refuse(f"networks={self.networks} names {len(texts)} links for {len(sizes)} levels.")
         changed = replace(plan, scheme=HIERARCHICAL, levels=tuple(zip(sizes, texts, strict=True)))
-        self._check_links(changed)
+        for size, text in changed.levels:
+            try:
+                plan.net(text, size)
+            except ForetraceError as error:
+                raise self.refuse(f"networks={self.networks}: {error}") from error
         return replanned(graph, changed, self)
 
     def _sizes(self, workers: int) -> list[int]:
@@ -49,13 +49,6 @@ class HierarchicalAllreduce(Technique):
         if level_count([(size, "") for size in sizes]) != workers:
             raise self.refuse(f"levels={self.levels} are not the {workers} workers of data-parallel.")
         return sizes
-
-    def _check_links(self, plan: ExchangePlan) -> None:
-        for size, text in plan.levels:
-            try:
-                plan.net(text, size)
-            except ForetraceError as error:
-                raise self.refuse(f"networks={self.networks}: {error}") from error
 
     def realise(self, training: Training) -> Training:
         from foretrace.training.workers import replicas, sums_by_levels

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import sqrt
-from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Int64
 from foretrace.cost.network.network import CollectiveKind, Network
 from foretrace.graph.taskgraph import Change, Phase, TaskGraph, TaskKind
 from foretrace.techniques.base import Prior, Technique, derived, parameter
@@ -17,9 +16,7 @@ from foretrace.techniques.compute.updates import find_update, step_tasks
 from foretrace.techniques.distributed import one_worker
 from foretrace.techniques.distributed.exchange import Message, Stop, exchange
 from foretrace.techniques.distributed.gradients import find_gradients
-
-if TYPE_CHECKING:
-    from foretrace.training.training import Training
+from foretrace.training.training import Training
 
 PASSES = 6  # over the parameters: into one array, divided, back; each read and written
 
@@ -28,11 +25,10 @@ PASSES = 6  # over the parameters: into one array, divided, back; each read and 
 class LocalSteps(Technique):
     """Average parameters every few steps in place of gradients in every step."""
 
-    name: ClassVar[str] = "local-steps"
-    summary: ClassVar[str] = "several workers by themselves, parameters averaged every K steps"
-    source: ClassVar[str] = "Lin et al., post-local SGD (ICLR 2020); PyTorch, PostLocalSGDOptimizer"
-    effort: ClassVar[str] = "a few lines; convergence to check"
-    needs: ClassVar[str] = "as many processes as workers"
+    summary = "several workers by themselves, parameters averaged every K steps"
+    source = "Lin et al., post-local SGD (ICLR 2020); PyTorch, PostLocalSGDOptimizer"
+    effort = "a few lines; convergence to check"
+    needs = "as many processes as workers"
 
     workers: int = parameter(doc="processes, each with a copy of the model and a batch of its own")
     network: str = parameter(doc="link between workers (1gbit/50us), or a file of a cluster or of measured collectives")
@@ -65,7 +61,7 @@ class LocalSteps(Technique):
             host_ns=round(values["step_us"] * 1e3 / self.every),
         )
         stop = Stop(waits=rows, then_ns=round(copied_s * 1e9 / self.every), device=device)
-        result = exchange(graph, [message], [stop], in_flight=1, technique=self.name)
+        result = exchange(graph, [message], [stop], in_flight=1)
         what = (
             f"every step carries 1/{self.every} of an average; in the run, one step in {self.every} carries all of it "
             f"({1e3 * (cost + copied_s):.3g} ms)"
@@ -76,7 +72,7 @@ class LocalSteps(Technique):
             "backend": one_worker.back_end(graph, self.backend),
             "every": self.every,
         }
-        return with_facts(result.noted(Change(technique=self.name, what=what, tasks=len(rows))), distributed=facts)
+        return with_facts(result.noted(Change(what=what, tasks=len(rows))), distributed=facts)
 
     def priors(self, graph: TaskGraph) -> dict[str, Prior]:
         return {
@@ -107,16 +103,15 @@ class LocalSteps(Technique):
             raise self.refuse("the recording does not tell how large the parameters are; give parameter_mb=.")
         return found
 
-    def _ends(self, graph: TaskGraph) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
+    def _ends(self, graph: TaskGraph) -> tuple[Int64, Int64 | None]:
         """Per step the last host task of the update, and the last device task there."""
         live = ~graph.gone & ~np.isin(graph.kind, (TaskKind.MARK, TaskKind.JOIN))
         update = step_tasks(graph) & live
         update = update if update.any() else (graph.phase == Phase.OPTIMIZER) & live
-        rows, device = np.full(graph.n_steps, -1, dtype=np.int64), np.full(graph.n_steps, -1, dtype=np.int64)
+        rows, device = np.full((2, graph.n_steps), -1, dtype=np.int64)
         for found, where in ((rows, ~graph.on_device), (device, graph.on_device)):
-            for step in range(graph.n_steps):
-                mine = np.flatnonzero(update & where & (graph.step == step))
-                found[step] = mine[-1] if len(mine) else -1
+            mine = np.flatnonzero(update & where & (graph.step >= 0) & (graph.step < graph.n_steps))
+            found[graph.step[mine]] = mine  # of several the last
         if np.any(rows < 0):
             raise self.refuse("the recording shows no optimizer step (no Optimizer.step ranges).")
         return rows, device if np.all(device >= 0) else None

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, replace
 from math import prod
 from typing import Any
 
+import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from foretrace.cost.network.network import CollectiveKind, Network
 from foretrace.cost.network.parse import network
@@ -22,14 +22,13 @@ from foretrace.techniques.compute.batching import with_facts
 from foretrace.techniques.distributed.exchange import LINK, Message, Stop, exchange, without_exchange
 from foretrace.techniques.distributed.gradients import (
     Gradient,
+    ahead_of,
     find_gradients,
     first_uses,
     row_before,
     spread_gradients,
 )
 from foretrace.techniques.distributed.one_worker import IN_FLIGHT
-
-Int64 = npt.NDArray[np.int64]
 
 ALL_REDUCE, HIERARCHICAL, SERVERS = "all-reduce", "hierarchical", "parameter-server"
 
@@ -120,12 +119,7 @@ def plan_of(graph: TaskGraph, technique: Technique, *, only_all_reduce: bool = F
     unknown = set(facts) - set(ExchangePlan.__dataclass_fields__) - {"buckets"}
     if unknown:
         raise technique.refuse(f"the messages are changed by {' and '.join(sorted(unknown))} already; put it first.")
-    facts.pop("buckets")
-    facts["parts"] = tuple(
-        MessagePart(gradients=tuple(p["gradients"]), nbytes=int(p["nbytes"])) for p in facts["parts"]
-    )
-    facts["levels"] = tuple((int(size), str(text)) for size, text in facts["levels"])
-    plan = ExchangePlan(**facts)
+    plan = msgspec.convert(facts, ExchangePlan)
     if only_all_reduce and plan.scheme != ALL_REDUCE:
         raise technique.refuse(f"the messages take another way already ({plan.scheme}).")
     return plan
@@ -133,7 +127,7 @@ def plan_of(graph: TaskGraph, technique: Technique, *, only_all_reduce: bool = F
 
 def replanned(graph: TaskGraph, plan: ExchangePlan, technique: Technique) -> TaskGraph:
     """The graph with the messages of this plan in the place of those that it has."""
-    return lay_out(without_exchange(graph, technique.name), plan, technique)
+    return lay_out(without_exchange(graph), plan, technique)
 
 
 def lay_out(graph: TaskGraph, plan: ExchangePlan, technique: Technique) -> TaskGraph:
@@ -183,14 +177,7 @@ def lay_out(graph: TaskGraph, plan: ExchangePlan, technique: Technique) -> TaskG
                 )
             )
     free = plan.prioritised or plan.scheme == SERVERS or (plan.scheme == HIERARCHICAL and plan.backend == "nccl")
-    changed = exchange(
-        graph,
-        messages,
-        stops,
-        in_flight=1 if free else plan.in_flight,
-        technique=technique.name,
-        ordered=not free,
-    )
+    changed = exchange(graph, messages, stops, in_flight=1 if free else plan.in_flight, ordered=not free)
     return with_facts(changed, distributed=plan.facts)
 
 
@@ -198,7 +185,7 @@ def buffer_messages(graph: TaskGraph, plan: ExchangePlan) -> tuple[list[Message]
     """Buffers (running statistics) that are sent before the forward pass and waited for at once."""
     if not plan.buffer_bytes:
         return [], []
-    rows = forward_starts(graph)
+    rows = ahead_of(graph, Phase.FORWARD)
     if rows is None:
         return [], []
     net = plan.net()
@@ -216,16 +203,6 @@ def buffer_messages(graph: TaskGraph, plan: ExchangePlan) -> tuple[list[Message]
         priority=-1,
     )
     return [message], [Stop(waits=rows)]
-
-
-def forward_starts(graph: TaskGraph) -> Int64 | None:
-    """Per step the host row ahead of the forward pass; None where a step shows none."""
-    forward = (graph.phase == Phase.FORWARD) & ~graph.on_device & ~graph.gone
-    first = [np.flatnonzero(forward & (graph.step == step))[:1] for step in range(graph.n_steps)]
-    if not all(len(each) for each in first):
-        return None
-    rows = row_before(graph, np.array([each[0] for each in first]))
-    return rows if np.all(rows >= 0) else None
 
 
 def by_size(nbytes: Sequence[int], parts: Sequence[Sequence[int]]) -> tuple[MessagePart, ...]:

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
-from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Int64
 from foretrace.cost.network.network import CollectiveKind
 from foretrace.cost.network.parse import network
 from foretrace.cost.operators.calibration import Calibration
@@ -27,9 +25,7 @@ from foretrace.techniques.compute.batching import micro_batches, with_facts
 from foretrace.techniques.distributed import one_worker
 from foretrace.techniques.distributed.exchange import Message, Stop, exchange
 from foretrace.training.compression.settings import Boundary, kept
-
-if TYPE_CHECKING:
-    from foretrace.training.training import Training
+from foretrace.training.training import Training
 
 METHODS = ("autoencoder", "topk", "randomk", "quantise", "none")
 TENSOR, PIPELINE = "tensor", "pipeline"
@@ -42,11 +38,10 @@ _PER_LAYER = 2  # forward all-reduces of a tensor-parallel layer
 class ModelParallelCompression(Technique):
     """Compressed activations at tensor- or pipeline-parallel boundaries."""
 
-    name: ClassVar[str] = "model-parallel-compression"
-    summary: ClassVar[str] = "activations compressed between workers that share a model, in the last half of its layers"
-    source: ClassVar[str] = "Bian et al., Does Compressing Activations Help Model Parallel Training? (arXiv 2301.02654)"
-    effort: ClassVar[str] = "modules replaced; activations change"
-    needs: ClassVar[str] = "tensor-parallel processes, a model of TransformerEncoderLayers"
+    summary = "activations compressed between workers that share a model, in the last half of its layers"
+    source = "Bian et al., Does Compressing Activations Help Model Parallel Training? (arXiv 2301.02654)"
+    effort = "modules replaced; activations change"
+    needs = "tensor-parallel processes, a model of TransformerEncoderLayers"
 
     method: str = parameter(doc="how activations are compressed", choices=METHODS)
     where: str = parameter(TENSOR, doc="between which workers", choices=(TENSOR, PIPELINE))
@@ -93,7 +88,7 @@ class ModelParallelCompression(Technique):
         rows = self._recorded(graph)
         return self._replaced(graph, rows) if len(rows) else self._put_in(graph)
 
-    def _replaced(self, graph: TaskGraph, rows: npt.NDArray[np.int64]) -> TaskGraph:
+    def _replaced(self, graph: TaskGraph, rows: Int64) -> TaskGraph:
         """Recorded messages with compressed ones in their places, coding included: the step waits for either."""
         chosen = self._chosen(graph, rows)
         values = self.values(graph)
@@ -103,7 +98,7 @@ class ModelParallelCompression(Technique):
         for row in chosen.tolist():
             nbytes = int(graph.nbytes[row])
             kind, sent = self._sent(nbytes)
-            plain = CollectiveKind.ALL_REDUCE if self.where == TENSOR else CollectiveKind.SEND
+            plain = self._plain
             if net is None:  # as if bandwidth alone decided
                 dur = graph.dur[row] * self._moved(kind, sent) / self._moved(plain, nbytes)
             else:
@@ -113,7 +108,7 @@ class ModelParallelCompression(Technique):
             after.append(dur + 1e9 * (encode + decode))
         mask = graph.mask(chosen)
         what = f"compressed the activations of {{}} ({self.method})"
-        return retime(graph, mask, np.array(after), what=what, technique=self.name)
+        return retime(graph, mask, np.array(after), what=what)
 
     def _put_in(self, graph: TaskGraph) -> TaskGraph:
         """Messages of stated sizes at equal distances in the forward pass, of pipelines in the backward pass, too."""
@@ -139,8 +134,7 @@ class ModelParallelCompression(Technique):
                 late = i >= count // 2 if phase == Phase.FORWARD else i < (count + 1) // 2
                 compress = (self.depth == "all" or late or count == 1) and self.method != "none"
                 compress &= phase == Phase.FORWARD or self.where == PIPELINE  # Megatron's f stays as it is
-                plain = CollectiveKind.ALL_REDUCE if self.where == TENSOR else CollectiveKind.SEND
-                kind, sent = self._sent(nbytes) if compress else (plain, float(nbytes))
+                kind, sent = self._sent(nbytes) if compress else (self._plain, float(nbytes))
                 encode, decode = self._coding_s(graph, nbytes, values) if compress else (0.0, 0.0)
                 wire = net.cost(kind, sent).seconds * values.get("transfer", 1.0)
                 dur = round(1e9 * (wire + encode + decode))
@@ -156,15 +150,15 @@ class ModelParallelCompression(Technique):
                 )
                 if not any(np.array_equal(stop.waits, host) for stop in stops):
                     stops.append(Stop(waits=host))
-        result = exchange(graph, messages, stops, in_flight=1, technique=self.name)
+        result = exchange(graph, messages, stops, in_flight=1)
         note = (
             f"{self.where}-parallel exchanges of {nbytes / 1e6:.4g} MB as stated, {len(messages)} a step; the "
             "recording is taken to be the computing of one of the workers"
         )
-        change = Change(technique=self.name, what=note, tasks=len(messages) * graph.n_steps)
+        change = Change(what=note, tasks=len(messages) * graph.n_steps)
         return with_facts(result.noted(change), distributed={"model_parallel": str(self), "workers": self.workers})
 
-    def _recorded(self, graph: TaskGraph) -> npt.NDArray[np.int64]:
+    def _recorded(self, graph: TaskGraph) -> Int64:
         """Rows of the recorded messages of this kind."""
         kinds = (graph.kind == TaskKind.COLLECTIVE) & (graph.nbytes > 0) & ~graph.gone & (graph.step >= 0)
         words = _NAMES[self.where]
@@ -174,7 +168,7 @@ class ModelParallelCompression(Technique):
             kinds &= graph.phase == Phase.FORWARD
         return np.flatnonzero(kinds)
 
-    def _chosen(self, graph: TaskGraph, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _chosen(self, graph: TaskGraph, rows: Int64) -> Int64:
         """Of those the ones in the depth: the last half of a forward pass. A pipeline stage has one boundary."""
         if self.depth == "all" or self.where == PIPELINE:
             return rows
@@ -192,12 +186,16 @@ class ModelParallelCompression(Technique):
             return tuple(sorted(set(graph.nbytes[self._chosen(graph, rows)].tolist())))
         return (_FLOAT * self.rows * self.hidden,) if self.rows and self.hidden else ()
 
+    @property
+    def _plain(self) -> CollectiveKind:
+        """What sends an activation as it is."""
+        return CollectiveKind.ALL_REDUCE if self.where == TENSOR else CollectiveKind.SEND
+
     def _sent(self, nbytes: float) -> tuple[CollectiveKind, float]:
         """The message of a compressed activation, its bytes as `cost.network` counts them."""
         elements = round(nbytes / _FLOAT)
         chosen = kept(elements, self.share)
-        tensor = self.where == TENSOR
-        plain = CollectiveKind.ALL_REDUCE if tensor else CollectiveKind.SEND
+        tensor, plain = self.where == TENSOR, self._plain
         gathered = CollectiveKind.ALL_GATHER if tensor else CollectiveKind.SEND
         gather = self.workers if tensor else 1  # an all-gather counts the bytes of all workers together
         match self.method:
@@ -255,13 +253,10 @@ class ModelParallelCompression(Technique):
             raise self.refuse("workers must be 2 or more.")
         if min(self.rows, self.hidden, self.layers) < 0:
             raise self.refuse("rows, hidden and layers must be 0 or more.")
-        for name in ("measured", "encode_gb_s", "decode_gb_s", "transfer"):
-            value = getattr(self, name)
-            if value is not None and not (isfinite(value) and value > 0):
-                raise self.refuse(f"{name}={value} must be a number above 0.")
+        self.need_positive("measured", "encode_gb_s", "decode_gb_s", "transfer")
 
     def realise(self, training: Training) -> Training:
-        from foretrace.training.tensor_parallel import divided
+        from foretrace.training.compression.boundaries import divided
         from foretrace.training.workers import need_group
 
         self._check()
@@ -274,7 +269,7 @@ class ModelParallelCompression(Technique):
         return divided(training, self.boundary, self.workers, all_layers=self.depth == "all", name=self.name)
 
 
-def _places(graph: TaskGraph, phase: Phase, count: int) -> Sequence[npt.NDArray[np.int64]] | None:
+def _places(graph: TaskGraph, phase: Phase, count: int) -> Sequence[Int64] | None:
     """Host rows (one per step) at equal shares of the time of a phase; None where a step has fewer tasks."""
     found = np.zeros((count, graph.n_steps), dtype=np.int64)
     for step in range(graph.n_steps):

@@ -14,11 +14,10 @@ from math import inf, prod
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Float64, Int64, Mask
 from foretrace.cost.network.link_network import ring_shape
-from foretrace.cost.network.network import CollectiveKind
-from foretrace.cost.network.pricing import KINDS
+from foretrace.cost.network.network import KINDS, CollectiveKind
 from foretrace.graph.collectives import collective_calls, kind_of
 from foretrace.graph.taskgraph import EdgeKind, TaskGraph, TaskKind
 from foretrace.simulate.flows.flows import Flows, Transfer
@@ -26,10 +25,6 @@ from foretrace.simulate.flows.wires import Wires
 from foretrace.simulate.ranks import parts
 from foretrace.simulate.timeline import Timeline
 from foretrace.techniques.distributed.messages import HIERARCHICAL, SERVERS
-
-Int64 = npt.NDArray[np.int64]
-Float64 = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
 
 _SENDS = ("send", "recv")
 _LEVEL = re.compile(r" level (\d+)$")
@@ -81,11 +76,8 @@ class PutIn:
     @property
     def workers(self) -> int:
         """Workers of the cluster that are needed, servers among them."""
-        return (int(self.facts["workers"]) + self._servers_apart) * self.groups
-
-    @property
-    def _servers_apart(self) -> int:
-        return int(self.facts["servers"]) if self._by_servers and not self.facts["colocated"] else 0
+        apart = self._by_servers and not self.facts["colocated"]
+        return (int(self.facts["workers"]) + (int(self.facts["servers"]) if apart else 0)) * self.groups
 
     @property
     def _by_servers(self) -> bool:

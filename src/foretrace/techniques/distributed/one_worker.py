@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Int64
 from foretrace.cost.network.network import CollectiveKind, Network
 from foretrace.cost.network.parse import network
 from foretrace.graph.edit import scale
@@ -64,15 +64,7 @@ def network_between(graph: TaskGraph, text: str, workers: int, backend: str = ""
     return network(text, workers, in_flight=IN_FLIGHT[back_end(graph, backend)])
 
 
-def slowed_beside(
-    graph: TaskGraph,
-    first: npt.NDArray[np.int64],
-    last: npt.NDArray[np.int64],
-    company: float,
-    busy_s: float,
-    *,
-    technique: str,
-) -> TaskGraph:
+def slowed_beside(graph: TaskGraph, first: Int64, last: Int64, company: float, busy_s: float) -> TaskGraph:
     """Backward work between two rows of every step slowed by messages that are under way for `busy_s` of it."""
     start, end = replay(graph)
     step = np.clip(graph.step, 0, graph.n_steps - 1)
@@ -83,4 +75,4 @@ def slowed_beside(
         rows &= graph.on_device  # messages of a device leave the host alone
     length = float(np.mean(end[last] - start[first])) / 1e9
     share = min(busy_s / length, 1.0) if length > 0 else 0.0
-    return scale(graph, rows, 1 + (company - 1) * share, technique=technique)
+    return scale(graph, rows, 1 + (company - 1) * share)

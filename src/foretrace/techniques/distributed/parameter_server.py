@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.techniques.base import Prior, Technique, derived, parameter
@@ -14,12 +13,9 @@ from foretrace.techniques.distributed.messages import SERVERS, plan_of, replanne
 class ParameterServer(Technique):
     """Workers push gradients to servers and pull sums, in place of all-reduces."""
 
-    name: ClassVar[str] = "parameter-server"
-    summary: ClassVar[str] = "gradients pushed to servers and sums pulled back, servers shared by all workers"
-    source: ClassVar[str] = "Li et al., parameter server (OSDI 2014); Jiang et al., BytePS (OSDI 2020), section 3"
-    not_applied: ClassVar[str] = (
-        "PyTorch has no parameter server; one would have to be written on torch.distributed.rpc."
-    )
+    summary = "gradients pushed to servers and sums pulled back, servers shared by all workers"
+    source = "Li et al., parameter server (OSDI 2014); Jiang et al., BytePS (OSDI 2020), section 3"
+    not_applied = "PyTorch has no parameter server; one would have to be written on torch.distributed.rpc."
 
     servers: int = parameter(1, doc="processes that add up gradients, each with a link like a worker's")
     colocated: bool = parameter(False, doc="servers run on the workers' machines and share their links")
@@ -36,12 +32,7 @@ class ParameterServer(Technique):
         if not rate > 0:
             raise self.refuse(f"sum_gb_s={rate} is no rate; give GB/s above 0.")
         changed = replace(
-            plan,
-            scheme=SERVERS,
-            servers=self.servers,
-            colocated=self.colocated,
-            sharded=self.sharded,
-            sum_gb_s=rate,
+            plan, scheme=SERVERS, servers=self.servers, colocated=self.colocated, sharded=self.sharded, sum_gb_s=rate
         )
         return replanned(graph, changed, self)
 

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import ceil, isfinite
-from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Float64, Int64
 from foretrace.cost.network.network import CollectiveKind, Network
 from foretrace.cost.network.parse import network
 from foretrace.graph.edit import scale
@@ -25,22 +23,18 @@ from foretrace.techniques.distributed import one_worker
 from foretrace.techniques.distributed.exchange import Message, Stop, exchange
 from foretrace.techniques.distributed.gradients import Gradient, find_gradients
 from foretrace.techniques.memory.saved import find_saved
-
-if TYPE_CHECKING:
-    from foretrace.training.training import Training
-
-Int64 = npt.NDArray[np.int64]
+from foretrace.training.partial import PartialStep, contributors, find_chain, grouped
+from foretrace.training.training import Training
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartialBackprop(Technique):
     """Workers that back-propagate to different depths."""
 
-    name: ClassVar[str] = "partial-backprop"
-    summary: ClassVar[str] = "every worker back-propagates a share of the layers, gradients averaged by layer"
-    source: ClassVar[str] = "SPB and JigSaw (DistributedML 2021, arXiv 2111.10672)"
-    effort: ClassVar[str] = "a loop of its own; convergence to check"
-    needs: ClassVar[str] = "as many processes as workers, a model that is a chain of blocks"
+    summary = "every worker back-propagates a share of the layers, gradients averaged by layer"
+    source = "SPB and JigSaw (DistributedML 2021, arXiv 2111.10672)"
+    effort = "a loop of its own; convergence to check"
+    needs = "as many processes as workers, a model that is a chain of blocks"
 
     workers: int = parameter(doc="processes, each with a copy of the model and a batch of its own")
     network: str = parameter("", doc="link between workers (1gbit/50us), or a file; not for one worker")
@@ -62,8 +56,7 @@ class PartialBackprop(Technique):
 
     def contributors(self, group: int) -> int:
         """Workers that compute the gradients of a group, 0 at the output."""
-        k, parts = self.workers, self.parts
-        return sum(ceil(i * parts / k) > group for i in range(1, k + 1))
+        return contributors(group, self.parts, self.workers)
 
     def priors(self, graph: TaskGraph) -> dict[str, Prior]:
         if self.workers < 2:
@@ -71,7 +64,7 @@ class PartialBackprop(Technique):
         return {
             "copy_gb_s": one_worker.copying(graph),
             "waiting_ms": one_worker.waiting(graph, self.workers),
-            "transfer": one_worker.transfer(self._network(graph)),
+            "transfer": one_worker.transfer(self._network()),
         }
 
     def change(self, graph: TaskGraph) -> TaskGraph:
@@ -81,40 +74,31 @@ class PartialBackprop(Technique):
         group = grouped(cost, self.parts)
         shares = [self.contributors(each) / self.workers for each in range(self.parts)]
         if self.workers == 1:
-            return graph.noted(
-                Change(technique=self.name, what="one worker back-propagates through all layers", tasks=0)
-            )
+            return graph.noted(Change(what="one worker back-propagates through all layers", tasks=0))
         kept = sum(float(cost[group == each].sum()) * shares[each] for each in range(self.parts)) / max(cost.sum(), 1)
-        changed = graph
-        if self.barrier == "mean":
-            changed = _scaled(graph, gradients, group, shares, self.name)
-        values, net = self.values(graph), self._network(graph)
-        messages, sent = self._messages(graph, gradients, group, net, values)
+        changed = _scaled(graph, gradients, group, shares) if self.barrier == "mean" else graph
+        values = self.values(graph)
+        messages, sent = self._messages(graph, gradients, group, values)
         last = np.max([each.ready for each in gradients], axis=0)
         total = sum(each.nbytes for each in gradients)
-        result = exchange(
-            changed,
-            messages,
-            [Stop(waits=last, then_ns=round(4 * total / values["copy_gb_s"]))],
-            in_flight=1,
-            technique=self.name,
-        )
+        stop = Stop(waits=last, then_ns=round(4 * total / values["copy_gb_s"]))
+        result = exchange(changed, messages, [stop], in_flight=1)
         what = (
             f"back-propagated {100 * kept:.3g} % of the layers' time on the mean worker; gradients cross the network "
             f"{sent / max(total, 1):.3g} times on their way into averages ({self.workers} times without it)"
         )
-        noted = [Change(technique=self.name, what=what, tasks=len(messages) * graph.n_steps)]
+        noted = [Change(what=what, tasks=len(messages) * graph.n_steps)]
         noted += self._memory(graph, gradients, group, shares)
         facts = {"workers": self.workers, "network": self.network, "backend": one_worker.back_end(graph, self.backend)}
         return with_facts(result.noted(*noted), distributed={**facts, "partial": str(self)})
 
     def _messages(
-        self, graph: TaskGraph, gradients: Sequence[Gradient], group: Int64, net: Network, values: dict[str, float]
+        self, graph: TaskGraph, gradients: Sequence[Gradient], group: Int64, values: dict[str, float]
     ) -> tuple[list[Message], int]:
         """One message per group behind the backward pass, and bytes that workers have computed in all."""
         last = np.max([each.ready for each in gradients], axis=0)
         device = np.max([each.device for each in gradients], axis=0) if graph.on_device.any() else None
-        messages, sent = list[Message](), 0
+        messages, sent, net = list[Message](), 0, self._network()
         for each in range(self.parts):
             nbytes = sum(gradients[i].nbytes for i in np.flatnonzero(group == each).tolist())
             many = self.contributors(each)
@@ -156,7 +140,7 @@ class PartialBackprop(Technique):
             f"{freed / graph.n_steps / 1e6:.4g} of {total / graph.n_steps / 1e6:.4g} MB of saved activations are not "
             "kept on the mean worker; the deepest keeps all"
         )
-        return [Change(technique=self.name, what=what, tasks=len(saved))]
+        return [Change(what=what, tasks=len(saved))]
 
     def _gradients(self, graph: TaskGraph) -> tuple[Gradient, ...]:
         if graph.info.recording.get("distributed") or bool((graph.kind == TaskKind.COLLECTIVE).any()):
@@ -182,12 +166,9 @@ class PartialBackprop(Technique):
             raise self.refuse(f"barrier={self.barrier} does not exist; choose max or mean.")
         if self.workers > 1 and not self.network:
             raise self.refuse("say which link joins the workers, e.g. network=1gbit/50us.")
-        for name in ("copy_gb_s", "transfer"):
-            value = getattr(self, name)
-            if value is not None and not (isfinite(value) and value > 0):
-                raise self.refuse(f"{name}={value} must be a number above 0.")
+        self.need_positive("copy_gb_s", "transfer")
 
-    def _network(self, graph: TaskGraph) -> Network:
+    def _network(self) -> Network:
         return network(self.network, self.workers, in_flight=1)
 
     def realise(self, training: Training) -> Training:
@@ -195,8 +176,7 @@ class PartialBackprop(Technique):
             self._check()
         from torch import distributed
 
-        from foretrace.training.partial import PartialStep, find_chain
-        from foretrace.training.workers import need_group, plain, sharing
+        from foretrace.training.workers import need_group, plain, same_start, sharing
 
         plain(training, self.name)
         rank = 0
@@ -216,59 +196,36 @@ class PartialBackprop(Technique):
             distributed.broadcast_object_list(told, src=0)  # all cut where the first worker's times say
             chain = told[0]
             training = sharing(training, self.name)
-            _same_start(training)
-        step = PartialStep(training.model, chain, self.parts, self.workers, rank)
-        return replace(training, run=step)
+            same_start(training.model)
+        return replace(training, run=PartialStep(training.model, chain, self.parts, self.workers, rank))
 
 
-def _same_start(training: Training) -> None:
-    """Parameters and buffers of the first worker on all."""
-    from torch import distributed
-
-    for each in (*training.model.parameters(), *training.model.buffers()):
-        distributed.broadcast(each.data, 0)
-
-
-def backward_costs(graph: TaskGraph, gradients: Sequence[Gradient]) -> npt.NDArray[np.float64]:
+def backward_costs(graph: TaskGraph, gradients: Sequence[Gradient]) -> Float64:
     """Backward time from one gradient to the next, ns per step, on the lane that computes."""
     cost = np.zeros(len(gradients))
     for step in range(graph.n_steps):
-        for rows, places in _between(graph, gradients, step, device=bool(gradients[0].device[step] >= 0)):
-            np.add.at(cost, places, graph.dur[rows])
+        rows, places = _between(graph, gradients, step, device=bool(gradients[0].device[step] >= 0))
+        np.add.at(cost, places, graph.dur[rows])
     return cost / max(graph.n_steps, 1)
 
 
-def grouped(cost: npt.NDArray[np.float64], groups: int) -> Int64:
-    """The group of every gradient, 0 at the output, so that groups take about the same backward time; none is empty."""
-    total, count = max(float(cost.sum()), 1.0), len(cost)
-    middle = (np.cumsum(cost) - cost / 2) / total
-    found = np.minimum((groups * middle).astype(np.int64), groups - 1)
-    for i in range(count):
-        former = int(found[i - 1]) if i else 0
-        found[i] = min(max(int(found[i]), former, groups - (count - i)), former + (i > 0))
-    return found
-
-
-def _between(graph: TaskGraph, gradients: Sequence[Gradient], step: int, *, device: bool) -> list[tuple[Int64, Int64]]:
+def _between(graph: TaskGraph, gradients: Sequence[Gradient], step: int, *, device: bool) -> tuple[Int64, Int64]:
     """Backward rows of a step on the lane of the gradients, and which gradient each works towards."""
     ends = np.array([(each.device if device else each.ready)[step] for each in gradients])
     lane = graph.lane[ends[0]]
     rows = np.flatnonzero((graph.lane == lane) & (graph.step == step) & (graph.phase == Phase.BACKWARD) & ~graph.gone)
     places = np.searchsorted(np.maximum.accumulate(ends), rows)
     inside = places < len(gradients)
-    return [(rows[inside], places[inside])]
+    return rows[inside], places[inside]
 
 
-def _scaled(
-    graph: TaskGraph, gradients: Sequence[Gradient], group: Int64, shares: Sequence[float], technique: str
-) -> TaskGraph:
+def _scaled(graph: TaskGraph, gradients: Sequence[Gradient], group: Int64, shares: Sequence[float]) -> TaskGraph:
     """Backward work of every group times the share of the workers that do it."""
     factors = np.ones(len(graph))
     share = np.array(shares)
     for step in range(graph.n_steps):
-        kinds = [False, True] if gradients[0].device[step] >= 0 else [False]
-        for device in kinds:
-            for rows, places in _between(graph, gradients, step, device=device):
-                factors[rows] = share[group[places]]
+        for device in (False, True) if gradients[0].device[step] >= 0 else (False,):
+            rows, places = _between(graph, gradients, step, device=device)
+            factors[rows] = share[group[places]]
     mask = factors != 1.0
-    return scale(graph, mask, factors[mask], technique=technique) if mask.any() else graph
+    return scale(graph, mask, factors[mask]) if mask.any() else graph

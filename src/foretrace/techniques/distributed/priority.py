@@ -8,7 +8,6 @@ forward pass as well.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 
@@ -23,10 +22,9 @@ from foretrace.techniques.distributed.messages import plan_of, replanned
 class Priority(Technique):
     """Send first what the next step needs first; a layer waits for its own messages only."""
 
-    name: ClassVar[str] = "priority"
-    summary: ClassVar[str] = "messages of early layers go first, and the next step waits layer by layer"
-    source: ClassVar[str] = "Jayarajan et al., P3 (MLSys 2019); Peng et al., ByteScheduler (SOSP 2019)"
-    not_applied: ClassVar[str] = (
+    summary = "messages of early layers go first, and the next step waits layer by layer"
+    source = "Jayarajan et al., P3 (MLSys 2019); Peng et al., ByteScheduler (SOSP 2019)"
+    not_applied = (
         "DistributedDataParallel sends buckets in one order and PyTorch's optimizers update all parameters at once."
     )
 
@@ -40,7 +38,7 @@ class Priority(Technique):
         if not 0 <= share <= 1:
             raise self.refuse(f"update={share} is no share; give a number from 0 to 1.")
         own = step_tasks(graph) & ~graph.gone
-        lighter = scale(graph, own, share, technique=self.name) if own.any() and share != 1 else graph
+        lighter = scale(graph, own, share) if own.any() and share != 1 else graph
         return replanned(lighter, replace(plan, prioritised=True), self)
 
     def priors(self, graph: TaskGraph) -> dict[str, Prior]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 
@@ -29,10 +28,9 @@ def slices(gradients: tuple[Gradient, ...], elements: int) -> tuple[MessagePart,
 class TensorPartition(Technique):
     """Cut gradients into slices that are sent by themselves."""
 
-    name: ClassVar[str] = "tensor-partition"
-    summary: ClassVar[str] = "gradients cut into slices that are sent by themselves"
-    source: ClassVar[str] = "Jayarajan et al., P3 (MLSys 2019), parameter slicing; dPRO (MLSys 2022), tensor partition"
-    not_applied: ClassVar[str] = "DistributedDataParallel sends whole gradients; it cannot cut one."
+    summary = "gradients cut into slices that are sent by themselves"
+    source = "Jayarajan et al., P3 (MLSys 2019), parameter slicing; dPRO (MLSys 2022), tensor partition"
+    not_applied = "DistributedDataParallel sends whole gradients; it cannot cut one."
 
     elements: int = parameter(50_000, doc="numbers of a slice, at most")
     slice_us: float | None = derived(unit="µs", doc="host time of a slice beside starting its message")
@@ -51,7 +49,7 @@ class TensorPartition(Technique):
             number[gradients[part.gradients[0]].ready] += 1
         busier = number > 0
         longer = graph.dur[busier] + number[busier] * 1e3 * self.values(graph)["slice_us"]
-        slower = retime(graph, busier, longer, what="added the handling of slices to {}", technique=self.name)
+        slower = retime(graph, busier, longer, what="added the handling of slices to {}")
         return replanned(slower, replace(plan, parts=parts), self)
 
     def priors(self, graph: TaskGraph) -> dict[str, Prior]:

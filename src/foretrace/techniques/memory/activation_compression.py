@@ -8,39 +8,35 @@ half of the memory between them.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
 
 from foretrace.cost.operators.operator import Operator
 from foretrace.graph.taskgraph import TaskGraph
-from foretrace.techniques.base import Across, Prior, Technique, derived, parameter, prior
+from foretrace.techniques.base import Prior, Technique, derived, parameter, prior
 from foretrace.techniques.memory.keeping import (
-    Names,
     cast_bandwidth,
     hook_time_s,
-    insert_casts,
     insert_keeping,
     keeping_operators,
     keeping_times,
     saved_note,
+    step_times,
 )
 from foretrace.techniques.memory.saved import Saved, Savings, find_saved
-
-if TYPE_CHECKING:
-    from foretrace.training.training import Training
+from foretrace.training.saved_tensors import Keeping, Narrow
+from foretrace.training.training import Training
 
 _CAST_BYTES = 1.5  # per byte of float32: read, and half of it written, or the reverse
-_NAMES = Names(store="compress a saved tensor", restore="decompress a saved tensor")
+_NAMES = ("compress a saved tensor", "decompress a saved tensor")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ActivationCompression(Technique):
     """Saved float32 activations as bfloat16 or float16 between forward and backward."""
 
-    name: ClassVar[str] = "activation-compression"
-    across: ClassVar[Across] = "each"
-    summary: ClassVar[str] = "activations wait for the backward pass in 16 bit: half their memory, two casts each"
-    source: ClassVar[str] = "Gist (ISCA 2018), section 3.3: delayed precision reduction; torch saved-tensor hooks"
-    effort: ClassVar[str] = "one context manager; activations in 16 bit"
+    across = "each"
+    summary = "activations wait for the backward pass in 16 bit: half their memory, two casts each"
+    source = "Gist (ISCA 2018), section 3.3: delayed precision reduction; torch saved-tensor hooks"
+    effort = "one context manager; activations in 16 bit"
 
     format: str = parameter("bfloat16", doc="what activations wait in", choices=("bfloat16", "float16"))
     min_bytes: int = parameter(65_536, doc="smaller tensors stay as they are", unit="B")
@@ -78,24 +74,12 @@ class ActivationCompression(Technique):
                 f"the recording shows no float32 activations of {self.min_bytes} bytes or more that autograd saves; "
                 "record with shapes, or give a smaller min_bytes."
             )
-        values = self.values(graph)
-        hook_s = hook_time_s(graph)
-        hook_s = 1e-6 * values["hook_us"] if hook_s is None or self.hook_us is not None else hook_s
-        times = keeping_times(graph, self.format, chosen)
-        if times is None or self.bandwidth_gb_s is not None:
-            each_s = {each: 1e-9 * _CAST_BYTES * each.nbytes / values["bandwidth_gb_s"] for each in chosen}
-            times = {each: (seconds, seconds) for each, seconds in each_s.items()}
-        else:
-            factor = values["measured"]
-            hook_s *= factor
-            times = {each: (factor * there, factor * back) for each, (there, back) in times.items()}
-        put = insert_casts if graph.on_device.any() else insert_keeping
-        changed = put(graph, savings, times, hook_s, _NAMES, self.name)
-        return changed.noted(saved_note(graph, savings, chosen, 0.5, f"kept as {self.format}", self.name))
+        rates = ("bandwidth_gb_s", "bandwidth_gb_s")
+        times, hook_s = step_times(self, graph, chosen, self.format, rates, _CAST_BYTES)
+        changed = insert_keeping(graph, savings, times, hook_s, _NAMES)
+        return changed.noted(saved_note(graph, savings, chosen, 0.5, f"kept as {self.format}"))
 
     def realise(self, training: Training) -> Training:
-        from foretrace.training.saved_tensors import Keeping, Narrow
-
         keeping = Keeping(Narrow(self.format), training.model.parameters(), self.min_bytes)
         return replace(training, around_forward=(*training.around_forward, keeping))
 

@@ -7,37 +7,39 @@ on a lane of its own; the step grows where a copy is not done in time. On a proc
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
 
 from foretrace.cost.operators.operator import Operator
-from foretrace.graph.taskgraph import TaskGraph
-from foretrace.techniques.base import Across, Prior, Technique, derived, parameter, prior
+from foretrace.graph.insert import EdgeList, extend, insert
+from foretrace.graph.taskgraph import Change, EdgeKind, Lane, Phase, TaskGraph, TaskKind
+from foretrace.techniques.base import Prior, Technique, derived, parameter, prior
 from foretrace.techniques.memory.keeping import (
-    Names,
+    hook_tasks,
     hook_time_s,
     insert_keeping,
     keeping_operators,
     keeping_times,
     saved_note,
+    step_times,
 )
-from foretrace.techniques.memory.offloading import insert_copies
 from foretrace.techniques.memory.saved import Saved, Savings, find_saved
+from foretrace.trace.trace import LaneKind
+from foretrace.training.saved_tensors import Codec, Disk, Keeping, Pinned
+from foretrace.training.training import Training
 
-if TYPE_CHECKING:
-    from foretrace.training.training import Training
-
-_NAMES = Names(store="write a saved tensor to the file", restore="read a saved tensor from the file")
+_NAMES = ("write a saved tensor to the file", "read a saved tensor from the file")
+_OUT, _BACK = "Memcpy DtoH (activations)", "Memcpy HtoD (activations)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ActivationOffload(Technique):
     """Saved activations in host memory (of a device) or in a file (of a processor) between forward and backward."""
 
-    name: ClassVar[str] = "activation-offload"
-    across: ClassVar[Across] = "each"
-    summary: ClassVar[str] = "activations wait for the backward pass in host memory, or in a file"
-    source: ClassVar[str] = "vDNN (MICRO 2016), section III; torch saved-tensor hooks"
-    effort: ClassVar[str] = "one context manager; host memory or disk"
+    across = "each"
+    summary = "activations wait for the backward pass in host memory, or in a file"
+    source = "vDNN (MICRO 2016), section III; torch saved-tensor hooks"
+    effort = "one context manager; host memory or disk"
 
     to: str = parameter("auto", doc="host, disk, or what suits the device", choices=("auto", "host", "disk"))
     min_bytes: int = parameter(1 << 20, doc="smaller tensors stay where they are", unit="B")
@@ -87,29 +89,17 @@ class ActivationOffload(Technique):
                 f"the recording shows no activations of {self.min_bytes} bytes or more that autograd saves; "
                 "record with shapes, or give a smaller min_bytes."
             )
-        values = self.values(graph)
-        hook_s = hook_time_s(graph)
-        hook_s = 1e-6 * values["hook_us"] if hook_s is None or self.hook_us is not None else hook_s
-        times = keeping_times(graph, "disk", chosen) if disk else None
-        if times is None or self.write_gb_s is not None or self.read_gb_s is not None:
-            rates = 1e-9 / values["write_gb_s"], 1e-9 / values["read_gb_s"]
-            times = {each: (each.nbytes * rates[0], each.nbytes * rates[1]) for each in chosen}
-        else:
-            factor = values["measured"]
-            hook_s *= factor
-            times = {each: (factor * there, factor * back) for each, (there, back) in times.items()}
+        times, hook_s = step_times(self, graph, chosen, "disk" if disk else "host", ("write_gb_s", "read_gb_s"))
         if disk:
-            changed = insert_keeping(graph, savings, times, hook_s, _NAMES, self.name)
+            changed = insert_keeping(graph, savings, times, hook_s, _NAMES)
         elif all(each.use < 0 for each in chosen):
             raise self.refuse("the recording shows no backward pass that needs the activations.")
         else:
-            changed = insert_copies(graph, savings, times, hook_s, self.prefetch, self.name)
+            changed = insert_copies(graph, savings, times, hook_s, self.prefetch)
         where = "written to a file" if disk else "copied to the host"
-        return changed.noted(saved_note(graph, savings, chosen, 0.0, where, self.name))
+        return changed.noted(saved_note(graph, savings, chosen, 0.0, where))
 
     def realise(self, training: Training) -> Training:
-        from foretrace.training.saved_tensors import Codec, Disk, Keeping, Pinned
-
         cuda = training.device.startswith("cuda")
         if self.to == "host" and not cuda:
             raise self.refuse("the activations of this training lie in host memory already; ask for to=disk.")
@@ -138,3 +128,57 @@ _LINK = Prior(
     unit="GB/s",
     why="pinned copies over PCIe: about 12 GB/s with the third generation, 24 with the fourth",
 )
+
+
+def insert_copies(
+    graph: TaskGraph, savings: Savings, times: dict[Saved, tuple[float, float]], hook_s: float, prefetch: int
+) -> TaskGraph:
+    """The graph with a copy out after every saving kernel and one back before the kernel that asks.
+
+    A copy back is ordered when the backward pass has come within `prefetch` tensors of its use, so that only so many
+    lie on the device again; on both lanes copies keep their order. Hooks cost host time at the end of the forward pass.
+    """
+    pairs = [(each, *seconds) for each, seconds in times.items() if each.use >= 0]
+    device = graph.lanes[int(graph.lane[pairs[0][0].row])]
+    lanes = tuple(
+        Lane(rank=device.rank, kind=LaneKind.GPU, device=device.device, stream=stream, label=label)
+        for stream, label in ((-2, "activations to the host"), (-3, "activations from the host"))
+    )
+    n, count = len(graph), len(pairs)
+    back = sorted(pairs, key=lambda pair: (pair[0].use, -pair[0].row))
+    copies = [(each, each.row, there) for each, there, _ in pairs]  # in the order of saving
+    copies += [(each, each.use, seconds) for each, _, seconds in back]
+    like, direction = np.array([row for _, row, _ in copies]), np.repeat([0, 1], count)
+    tasks = {
+        "kind": np.full(2 * count, TaskKind.COPY),
+        "lane": len(graph.lanes) + direction,
+        "name": len(graph.names) + direction,
+        "dur": np.array([round(1e9 * seconds) for _, _, seconds in copies]),
+        "nbytes": np.array([each.nbytes for each, _, _ in copies]),
+        "phase": np.repeat([Phase.FORWARD, Phase.BACKWARD], count),
+        **{key: getattr(graph, key)[like] for key in ("recorded", "layer", "step", "op", "priority")},
+    }
+    edges = EdgeList()
+    outs = {each: n + i for i, (each, *_) in enumerate(pairs)}
+    for each, row in outs.items():
+        edges.add(each.row, row, EdgeKind.EVENT)
+        if row > n:
+            edges.add(row - 1, row, EdgeKind.STREAM)
+    for i, (each, *_) in enumerate(back):
+        row = n + count + i
+        edges.add(outs[each], row, EdgeKind.EVENT)
+        edges.add(row, each.use, EdgeKind.EVENT)
+        if i:
+            edges.add(row - 1, row, EdgeKind.STREAM)
+        if i >= prefetch and back[i - prefetch][0].use < each.use:
+            edges.add(back[i - prefetch][0].use, row, EdgeKind.EVENT)
+    made, rows = extend(
+        graph,
+        tasks,
+        edges.columns(),
+        names=(_OUT, _BACK),
+        lanes=lanes,
+        change=Change(what=f"inserted {2 * count} copies", tasks=2 * count),
+    )
+    hooks = [replace(each, after=int(rows[each.after])) for each in hook_tasks(savings, hook_s)]
+    return insert(made, hooks)

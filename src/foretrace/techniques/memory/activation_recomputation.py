@@ -8,26 +8,21 @@ so that dropout falls alike.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Int64
 from foretrace.cost.operators.calibration import Calibration
 from foretrace.cost.operators.operator import Operator
 from foretrace.graph.edit import scale
 from foretrace.graph.insert import HostTask, insert
 from foretrace.graph.taskgraph import Change, EdgeKind, Phase, TaskGraph, TaskKind
-from foretrace.techniques.base import Across, Prior, Technique, derived, parameter, prior
+from foretrace.techniques.base import Prior, Technique, derived, parameter, prior
 from foretrace.techniques.memory.blocks import AUTO, choose, layer_prefixes, modules_of, recorded_modules
 from foretrace.techniques.memory.saved import find_saved
 from foretrace.techniques.repeat import Copy, repeat
-from foretrace.training.checkpoints import LARGE, SMALL, checkpoint_operator
-
-if TYPE_CHECKING:
-    from foretrace.training.training import Training
-
-Int64 = npt.NDArray[np.int64]
+from foretrace.training.checkpoints import LARGE, SMALL, checkpoint_operator, is_recomputed, recomputed
+from foretrace.training.training import Training
 
 _ONCE = (TaskKind.MARK, TaskKind.JOIN, TaskKind.DATA, TaskKind.COLLECTIVE)
 _NODE = "autograd::engine::evaluate_function: "
@@ -37,11 +32,10 @@ _NODE = "autograd::engine::evaluate_function: "
 class ActivationRecomputation(Technique):
     """Checkpoint blocks of the model: less activation memory for more time."""
 
-    name: ClassVar[str] = "activation-recomputation"
-    across: ClassVar[Across] = "each"
-    summary: ClassVar[str] = "blocks run forward once more in backward instead of keeping their activations"
-    source: ClassVar[str] = "Chen et al., Training Deep Nets with Sublinear Memory Cost (2016); torch.utils.checkpoint"
-    effort: ClassVar[str] = "a wrapper around the blocks"
+    across = "each"
+    summary = "blocks run forward once more in backward instead of keeping their activations"
+    source = "Chen et al., Training Deep Nets with Sublinear Memory Cost (2016); torch.utils.checkpoint"
+    effort = "a wrapper around the blocks"
 
     blocks: str = parameter(AUTO, doc="modules by path or class, a glob; auto: the repeated class with most parameters")
     again: float | None = prior(
@@ -96,24 +90,20 @@ class ActivationRecomputation(Technique):
                     phase=Phase.RECOMPUTE,
                 )
             )
-        hooked = insert(graph, new, technique=self.name)
+        hooked = insert(graph, new)
         copies = [Copy(rows=run.forward, after=run.after) for run in self._runs(hooked)]
         count = sum(len(copy.rows) for copy in copies)
         per_step = len(copies) / max(graph.n_steps, 1)
         what = f"ran the forward pass of {per_step:.3g} blocks per step once more, each ahead of its backward"
-        result = repeat(
-            hooked, copies, phase=Phase.RECOMPUTE, change=Change(technique=self.name, what=what, tasks=count)
-        )
+        result = repeat(hooked, copies, phase=Phase.RECOMPUTE, change=Change(what=what, tasks=count))
         recomputed = np.asarray((result.phase == Phase.RECOMPUTE) & ~result.gone) & (
             result.name != _index(result.names, "checkpoint")
         )
         if values["again"] != 1.0:
-            result = scale(result, recomputed, values["again"], technique=self.name)
+            result = scale(result, recomputed, values["again"])
         return result.noted(*self._notes(graph, found))
 
     def realise(self, training: Training) -> Training:
-        from foretrace.training.checkpoints import is_recomputed, recomputed
-
         chosen = choose(modules_of(training.model), self.blocks)
         if not chosen:
             raise self.refuse(self._none("the model"))
@@ -163,11 +153,11 @@ class ActivationRecomputation(Technique):
             inputs = sum(each.nbytes for each in first if each is not None)
             saved = (sum(each.nbytes for each in kept) - inputs) / steps
             what = f"about {max(saved, 0) / 1e6:.3g} MB per step need not be kept from forward to backward"
-            notes.append(Change(technique=self.name, what=what, tasks=len(kept)))
+            notes.append(Change(what=what, tasks=len(kept)))
         names = np.unique(graph.op[rows[graph.op[rows] >= 0]])
         if any("batch_norm" in graph.names[i] for i in names.tolist()):
             what = "batch normalisation inside the blocks updates its running statistics twice per step"
-            notes.append(Change(technique=self.name, what=what, tasks=len(found)))
+            notes.append(Change(what=what, tasks=len(found)))
         return tuple(notes)
 
 

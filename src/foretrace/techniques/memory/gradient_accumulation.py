@@ -9,51 +9,38 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Mask
 from foretrace.cost.operators.calibration import Calibration
 from foretrace.cost.operators.operator import Operator
 from foretrace.graph.insert import DeviceTask, HostTask, insert
 from foretrace.graph.select import trained
 from foretrace.graph.taskgraph import Change, Phase, TaskGraph, TaskKind
-from foretrace.techniques.base import Prior, Technique, derived, parameter
-from foretrace.techniques.compute.batch_size import Rescaling, sample_twins
+from foretrace.techniques.base import Prior, derived, parameter
+from foretrace.techniques.compute.batch_size import OnSamples, Rescaling, sample_twins
 from foretrace.techniques.compute.batching import Resize, micro_batches, parameter_shapes, recorded_size, with_facts
 from foretrace.techniques.compute.updates import find_update, update_bandwidth
 from foretrace.techniques.memory.saved import find_saved
 from foretrace.techniques.repeat import Copy, before, repeat
-
-if TYPE_CHECKING:
-    from foretrace.training.training import Training
-
-Mask = npt.NDArray[np.bool_]
+from foretrace.training.batches import parts
+from foretrace.training.training import Training
 
 _LEFT_OUT = (TaskKind.MARK, TaskKind.DATA, TaskKind.COLLECTIVE)  # once per step, whatever the number of micro-batches
 _ADD = "aten::add_"
 
 
 @dataclass(frozen=True, kw_only=True)
-class GradientAccumulation(Technique):
+class GradientAccumulation(OnSamples):
     """Cut every batch into parts and add up their gradients."""
 
-    name: ClassVar[str] = "gradient-accumulation"
-    summary: ClassVar[str] = "a batch in several parts, gradients added: less activation memory for more time"
-    source: ClassVar[str] = "Huang et al. (GPipe, NeurIPS 2019), micro-batches; PyTorch, gradient accumulation"
-    effort: ClassVar[str] = "a loop over parts of the batch"
+    summary = "a batch in several parts, gradients added: less activation memory for more time"
+    source = "Huang et al. (GPipe, NeurIPS 2019), micro-batches; PyTorch, gradient accumulation"
+    effort = "a loop over parts of the batch"
 
     steps: int = parameter(doc="micro-batches that a batch is cut into")
     recorded: int | None = parameter(None, doc="samples per step of the recording, if it does not say", unit="samples")
-    measured: float | None = derived(doc="time ratio in a step relative to the ratio of operators timed alone")
-    conv_fixed: float | None = derived(unit="", doc="share of a convolution that does not depend on the batch")
-    recurrent_fixed: float | None = derived(unit="", doc="share of a recurrent layer that does not depend on the batch")
-    gemm_fixed: float | None = derived(unit="", doc="share of a matrix product that does not depend on the batch")
-    other_fixed: float | None = derived(unit="", doc="share of other operators that does not depend on the batch")
-    dispatch_us: float | None = derived(unit="µs", doc="time of a call without data")
-    latency_us: float | None = derived(unit="µs", doc="time of a kernel that does not depend on the batch")
-    filling: float | None = derived(unit="", doc="time of a kernel's data grows with (new batch / old batch) to this")
     bandwidth_gb_s: float | None = derived(unit="GB/s", doc="memory bandwidth of adding gradients, where not measured")
     loop_us: float | None = derived(unit="µs", doc="Python of one more micro-batch beside forward and backward")
 
@@ -75,15 +62,13 @@ class GradientAccumulation(Technique):
     def change(self, graph: TaskGraph) -> TaskGraph:
         if graph.info.recording.get("distributed"):
             raise self.refuse("put gradient-accumulation before what makes the workers exchange messages.")
-        plan = self._plan(graph)
-        if not (plan.samples & (graph.kind != TaskKind.COPY)).any():
-            raise self.refuse("the recording shows no forward or backward work on samples.")
+        plan = self.planned(graph, self._plan(graph))
         added_ns, tensors = self._adding(graph)
-        micro = plan.on(graph, self.values(graph), self.name)
+        micro = plan.on(graph, self.values(graph))
         repeated, count = self._repeated(micro, plan)
         if not count:
             raise self.refuse("the recording shows no step that is complete, from forward to the update.")
-        result = insert(repeated, self._gradients(repeated, added_ns, tensors), technique=self.name)
+        result = insert(repeated, self._gradients(repeated, added_ns, tensors))
         result = with_facts(result, micro_batches=self.steps * micro_batches(graph))
         saved = sum(each.nbytes for each in find_saved(graph).tensors) / max(graph.n_steps, 1)
         if saved:
@@ -91,12 +76,10 @@ class GradientAccumulation(Technique):
                 f"about {saved / 1e6:.3g} MB saved for the backward pass shrink to {saved / self.steps / 1e6:.3g} MB; "
                 "gradients and optimizer state stay"
             )
-            result = result.noted(Change(technique=self.name, what=what, tasks=count))
+            result = result.noted(Change(what=what, tasks=count))
         return result
 
     def realise(self, training: Training) -> Training:
-        from foretrace.training.batches import parts
-
         self._check()
         if training.run is not None:
             raise self.refuse("the training has a step of its own (run=), which does not cut batches.")
@@ -158,7 +141,7 @@ class GradientAccumulation(Technique):
         if not copies:
             return graph, 0
         what = f"ran forward and backward {self.steps} times per step, on 1/{self.steps} of the samples each"
-        return repeat(graph, copies, change=Change(technique=self.name, what=what, tasks=count)), count
+        return repeat(graph, copies, change=Change(what=what, tasks=count)), count
 
     def _gradients(self, graph: TaskGraph, added_ns: float, tensors: int) -> list[HostTask | DeviceTask]:
         """What adding gradients and the loop over micro-batches take, at the end of every step's backward pass."""

@@ -5,10 +5,6 @@ offloading.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
 
 from foretrace.cost.operators.calibration import Calibration
 from foretrace.cost.operators.operator import Operator
@@ -16,21 +12,12 @@ from foretrace.graph.insert import DeviceTask, HostTask, insert
 from foretrace.graph.select import launching_call, previous_on_lane
 from foretrace.graph.taskgraph import Change, Phase, TaskGraph, TaskKind
 from foretrace.hardware.devices import find
-from foretrace.techniques.base import Prior
+from foretrace.techniques.base import Prior, Technique
+from foretrace.techniques.compute.updates import streaming
 from foretrace.techniques.memory.saved import Saved, Savings
 from foretrace.training.saved_tensors import HOOKED, hooks_operator, restore_operator, store_operator
 
-Int64 = npt.NDArray[np.int64]
-
 _SHORTEST_NS = 2_000  # of a kernel
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Names:
-    """How the two new kinds of tasks are called."""
-
-    store: str
-    restore: str
 
 
 def keeping_operators(codec: str, chosen: Iterable[Saved]) -> tuple[Operator, ...]:
@@ -67,40 +54,68 @@ def hook_tasks(savings: Savings, hook_s: float, kind: TaskKind = TaskKind.CPU) -
     return [HostTask(after=row, name="saved tensor hooks", dur_ns=each_ns, kind=kind) for row in rows]
 
 
-def insert_keeping(
+def step_times(
+    technique: Technique,
     graph: TaskGraph,
-    savings: Savings,
-    times: dict[Saved, tuple[float, float]],
-    hook_s: float,
-    names: Names,
-    technique: str,
-) -> TaskGraph:
-    """The graph of a processor with every storing after the operator that saves, every restoring before the backward
-    operator that asks, and the hooks of all saved variables at the end of the forward pass.
+    chosen: Iterable[Saved],
+    codec: str,
+    rates: tuple[str, str],
+    moved: float = 1.0,
+) -> tuple[dict[Saved, tuple[float, float]], float]:
+    """Seconds of storing and of restoring each in a step, and of the hooks per saved variable.
+
+    As measured, unless the user says otherwise: then `moved` bytes per byte at the technique's two `rates`.
     """
-    new, previous = list[HostTask](), previous_on_lane(graph)
-    for each, (there, back) in times.items():
-        dtype = _dtype(each)
-        new.append(
-            HostTask(after=each.row, name=names.store, dur_ns=round(1e9 * there), kind=TaskKind.OPERATOR, op=dtype)
-        )
-        new.append(
-            HostTask(
-                after=_asked(each, previous),
-                name=names.restore,
-                dur_ns=round(1e9 * back),
-                kind=TaskKind.OPERATOR,
-                like=each.use if each.use >= 0 else each.row,
-                phase=Phase.BACKWARD,
-                op=dtype,
-            )
-        )
-    return insert(graph, [*new, *hook_tasks(savings, hook_s, TaskKind.PYTHON)], technique=technique)
+    values, hook_s, times = technique.values(graph), hook_time_s(graph), keeping_times(graph, codec, chosen)
+    if hook_s is None or _stated(technique, "hook_us"):
+        hook_s = 1e-6 * values["hook_us"]
+    if times is None or _stated(technique, *rates):
+        there, back = (1e-9 * moved / values[rate] for rate in rates)
+        return {each: (each.nbytes * there, each.nbytes * back) for each in chosen}, hook_s
+    factor = values["measured"]
+    return {each: (factor * there, factor * back) for each, (there, back) in times.items()}, factor * hook_s
 
 
-def saved_note(
-    graph: TaskGraph, savings: Savings, chosen: Iterable[Saved], kept_share: float, where: str, technique: str
-) -> Change:
+def _stated(technique: Technique, *fields: str) -> bool:
+    return any(getattr(technique, field) is not None for field in fields)
+
+
+def insert_keeping(
+    graph: TaskGraph, savings: Savings, times: dict[Saved, tuple[float, float]], hook_s: float, names: tuple[str, str]
+) -> TaskGraph:
+    """The graph with every storing after the operator that saves, every restoring before the backward operator that
+    asks, and the hooks of all saved variables at the end of the forward pass; on a device each is a kernel with its
+    launch. `names` are those of the two kinds of tasks.
+    """
+    device = bool(graph.on_device.any())
+    call, previous = launching_call(graph), previous_on_lane(graph)
+    new: list[HostTask | DeviceTask] = []
+    for each, seconds in times.items():
+        use = each.use if each.use >= 0 else each.row
+        asked = int(previous[use]) if each.use >= 0 and previous[use] >= 0 else use  # ahead of what needs it
+        places = ((each.row, each.row, Phase.FORWARD), (asked, use, Phase.BACKWARD))
+        for (row, like, phase), name, time_s in zip(places, names, seconds, strict=True):
+            if not device:
+                op = "aten::_to_copy" if each.dtype == "float" else "aten::copy_"
+                dur_ns = round(1e9 * time_s)
+                kind = TaskKind.OPERATOR
+                new.append(HostTask(after=row, name=name, dur_ns=dur_ns, kind=kind, like=like, phase=phase, op=op))
+            elif call[row] >= 0:
+                new.append(
+                    DeviceTask(
+                        after=row,
+                        launched_after=int(call[row]),
+                        name=name,
+                        dur_ns=max(round(1e9 * time_s), _SHORTEST_NS),
+                        phase=phase,
+                        op="aten::_to_copy",
+                        nbytes=each.nbytes * 3 // 2,
+                    )
+                )
+    return insert(graph, [*new, *hook_tasks(savings, hook_s, TaskKind.CPU if device else TaskKind.PYTHON)])
+
+
+def saved_note(graph: TaskGraph, savings: Savings, chosen: Iterable[Saved], kept_share: float, where: str) -> Change:
     """What the step no longer keeps, per step, in bytes."""
     tensors = list(chosen)
     steps = max(len({int(graph.step[each.row]) for each in tensors}), 1)
@@ -112,49 +127,7 @@ def saved_note(
     )
     if savings.unsized:
         what += f"; the recording does not tell what {savings.unsized} calls save, which stays as it is"
-    return Change(technique=technique, what=what, tasks=len(tensors))
-
-
-def _asked(each: Saved, previous: Int64) -> int:
-    """The task ahead of the one that needs a saved tensor on its lane; the one that saves it, if none asks."""
-    if each.use < 0:
-        return each.row
-    return int(previous[each.use]) if previous[each.use] >= 0 else each.use
-
-
-def _dtype(each: Saved) -> str:
-    return "aten::_to_copy" if each.dtype == "float" else "aten::copy_"
-
-
-def insert_casts(
-    graph: TaskGraph,
-    savings: Savings,
-    times: dict[Saved, tuple[float, float]],
-    hook_s: float,
-    names: Names,
-    technique: str,
-) -> TaskGraph:
-    """The same on a device: every cast is a kernel with its launch."""
-    call, previous = launching_call(graph), previous_on_lane(graph)
-    new: list[HostTask | DeviceTask] = []
-    for each, (there, back) in times.items():
-        for row, name, seconds, phase in (
-            (each.row, names.store, there, Phase.FORWARD),
-            (_asked(each, previous), names.restore, back, Phase.BACKWARD),
-        ):
-            if call[row] >= 0:
-                new.append(
-                    DeviceTask(
-                        after=row,
-                        launched_after=int(call[row]),
-                        name=name,
-                        dur_ns=max(round(1e9 * seconds), _SHORTEST_NS),
-                        phase=phase,
-                        op="aten::_to_copy",
-                        nbytes=each.nbytes * 3 // 2,
-                    )
-                )
-    return insert(graph, [*new, *hook_tasks(savings, hook_s)], technique=technique)
+    return Change(what=what, tasks=len(tensors))
 
 
 def cast_bandwidth(graph: TaskGraph) -> Prior:
@@ -163,6 +136,4 @@ def cast_bandwidth(graph: TaskGraph) -> Prior:
     if graph.info.platform == "cpu" or device is None:
         low, value, high = (4.0, 10.0, 25.0) if graph.info.platform == "cpu" else (200.0, 600.0, 2500.0)
         return Prior(value, low, high, unit="GB/s", why="what casts of large tensors usually reach")
-    peak = device.memory_gb_s
-    why = f"60 to 90 % of the peak of {device.name}, as streaming kernels reach"
-    return Prior(0.75 * peak, 0.6 * peak, 0.9 * peak, unit="GB/s", why=why)
+    return streaming(device)

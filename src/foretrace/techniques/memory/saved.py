@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from math import prod
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Int64
 from foretrace.cost.operators.operator import Operator
 from foretrace.graph.taskgraph import Phase, TaskGraph, TaskKind
-
-Int64 = npt.NDArray[np.int64]
 
 _CONVOLUTIONS = (
     "mkldnn_convolution", "cudnn_convolution", "cudnn_convolution_transpose", "miopen_convolution", "thnn_conv2d",

@@ -7,6 +7,7 @@ auto-encoder trained with the model, top-k, random-k with a common seed, quantis
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import ceil
 from typing import Any
 
@@ -14,15 +15,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from foretrace.training.compression.codecs import (
-    Levels,
-    dequantise,
-    quantise,
-    random_indices,
-    scattered,
-    top_k,
-)
+from foretrace.errors import NotApplicableError
+from foretrace.training.compression.codecs import Levels, dequantise, quantise, random_indices, scattered, top_k
 from foretrace.training.compression.settings import Boundary, kept
+from foretrace.training.training import Training
+from foretrace.training.workers import same_start
 
 
 class ActivationCodec(nn.Module):
@@ -257,16 +254,6 @@ def _received(shape: torch.Size, boundary: Boundary, step: int, sender: int) -> 
     return out, None
 
 
-class _Copy(nn.Module):
-    def __init__(self, group: Any) -> None:
-        super().__init__()
-        self.group = group
-
-    def forward(self, x: Tensor) -> Tensor:
-        copied: Tensor = Copied.apply(x, self.group)  # type: ignore[no-untyped-call]
-        return copied
-
-
 class ColumnParallelLinear(nn.Linear):
     """Output features of one worker of a linear layer, whose input all workers hold."""
 
@@ -276,11 +263,10 @@ class ColumnParallelLinear(nn.Linear):
         self.weight = nn.Parameter(weight)
         if whole.bias is not None:
             self.bias = nn.Parameter(whole.bias.detach().chunk(workers)[rank].clone())
-        self.copied = _Copy(None)
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., in] -> [..., out / workers]."""
-        return super().forward(self.copied(input))
+        return super().forward(Copied.apply(input, None))  # type: ignore[no-untyped-call]
 
 
 class RowParallelLinear(nn.Linear):
@@ -327,3 +313,42 @@ def coding(boundary: Boundary, rows: int, hidden: int, answers: int, *, encode: 
         return flat
 
     return decode
+
+
+PLAIN = Boundary(method="none")
+
+
+def divided(training: Training, boundary: Boundary, workers: int, *, all_layers: bool, name: str) -> Training:
+    """The training with its MLPs divided; sums of the last half of the layers are compressed, or of all.
+
+    Raises NotApplicableError, in the name of a technique, where the model has no such layers or they cannot be divided.
+    """
+    layers = [each for each in training.model.modules() if isinstance(each, nn.TransformerEncoderLayer)]
+    if not layers:
+        raise NotApplicableError(
+            f"{name}: the model has no nn.TransformerEncoderLayer whose MLP could be divided between workers."
+        )
+    if any(each.linear1.out_features % workers for each in layers):
+        raise NotApplicableError(f"{name}: an MLP cannot be divided evenly between {workers} workers.")
+    same_start(training.model)  # what is not divided has to be the same everywhere
+    rank = dist.get_rank()
+    before = {id(each): each for each in training.model.parameters()}
+    for i, layer in enumerate(layers):
+        compress = all_layers or i >= len(layers) // 2
+        layer.linear2 = RowParallelLinear(layer.linear2, rank, workers, boundary if compress else PLAIN)
+        layer.linear1 = ColumnParallelLinear(layer.linear1, rank, workers)
+        layer.activation_relu_or_gelu = 0  # no fused path in evaluation, which would take a part for the whole
+    now = {id(each): each for each in training.model.parameters()}
+    gone, added = before.keys() - now.keys(), [each for key, each in now.items() if key not in before]
+    optimizers = tuple(
+        _with(optimizer, gone, added if i == 0 else []) for i, optimizer in enumerate(training.optimizers)
+    )
+    return replace(training, optimizers=optimizers)
+
+
+def _with(optimizer: torch.optim.Optimizer, gone: set[int], added: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """The optimizer without some parameters and with others, which join its first group."""
+    for group in optimizer.param_groups:
+        group["params"] = [each for each in group["params"] if id(each) not in gone]
+    optimizer.param_groups[0]["params"] += added
+    return optimizer

@@ -110,28 +110,21 @@ class Registered:
 
 def make_hook(settings: CompressionSettings, group: Any = None) -> tuple[Any, Hook]:
     """State and hook of a method."""
-    match settings.method:
-        case "fp16":
-            return group, default_hooks.fp16_compress_hook
-        case "bf16":
-            return group, default_hooks.bf16_compress_hook
-        case "powersgd":
-            state = powerSGD_hook.PowerSGDState(
-                group,
-                matrix_approximation_rank=settings.rank,
-                start_powerSGD_iter=settings.start,
-                min_compression_rate=settings.min_rate,
-            )
-            return state, powerSGD_hook.powerSGD_hook
-        case "topk":
-            return HookState(settings=settings, group=group), top_k_hook
-        case "randomk":
-            return HookState(settings=settings, group=group), random_k_hook
-        case "sign":
-            return HookState(settings=settings, group=group), sign_hook
-        case "dgc":
-            return HookState(settings=settings, group=group), dgc_hook
-    raise ValueError(f"no method {settings.method}")
+    if settings.method == "powersgd":
+        state = powerSGD_hook.PowerSGDState(
+            group,
+            matrix_approximation_rank=settings.rank,
+            start_powerSGD_iter=settings.start,
+            min_compression_rate=settings.min_rate,
+        )
+        return state, powerSGD_hook.powerSGD_hook
+    plain = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
+    if settings.method in plain:
+        return group, plain[settings.method]
+    ours = {"topk": top_k_hook, "randomk": random_k_hook, "sign": sign_hook, "dgc": dgc_hook}
+    if settings.method not in ours:
+        raise ValueError(f"no method {settings.method}")
+    return HookState(settings=settings, group=group), ours[settings.method]
 
 
 def top_k_hook(memory: HookState, bucket: GradBucket) -> Future[Tensor]:

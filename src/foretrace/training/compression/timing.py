@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from math import prod
+from types import SimpleNamespace
 from typing import Any
 
 from foretrace.cost.operators.operator import Operator
@@ -41,40 +43,19 @@ def prepared_hook(operator: Operator) -> Callable[[], object]:
     part, workers, device = known.pop("part"), known.pop("workers"), known.pop("device")
     settings = CompressionSettings(**known)
     torch.manual_seed(0)
-    shapes = [tuple(int(n) for n in each) for each in operator.dims[0]]
-    buffer = torch.randn(sum(prod(shape) for shape in shapes), device=device)
-    bucket = _Bucket(buffer, shapes)
+    shapes = operator.dims[0]
+    bucket = _bucket(torch.randn(sum(map(prod, shapes)), device=device), shapes)
     state, hook = make_hook(settings, _stand_in(workers, answers=part == ALL))
     if settings.method == "powersgd":
         state.iter = state.start_powerSGD_iter
-
-    def call() -> object:
-        return hook(state, bucket)
-
-    return call
+    return partial(hook, state, bucket)
 
 
-class _Bucket:
-    """A bucket of gradients that no reducer made."""
-
-    def __init__(self, buffer: Any, shapes: list[tuple[int, ...]]) -> None:
-        self._buffer = buffer
-        self._gradients = [
-            part.view(shape)
-            for part, shape in zip(buffer.split([prod(shape) for shape in shapes]), shapes, strict=True)
-        ]
-
-    def buffer(self) -> Any:
-        return self._buffer
-
-    def gradients(self) -> list[Any]:
-        return self._gradients
-
-    def index(self) -> int:
-        return 0
-
-    def is_last(self) -> bool:
-        return True
+def _bucket(buffer: Any, shapes: Sequence[Sequence[int]]) -> Any:
+    """A bucket of gradients of these shapes that no reducer made."""
+    parts = zip(buffer.split(list(map(prod, shapes))), shapes, strict=True)
+    gradients = [part.view(shape) for part, shape in parts]
+    return SimpleNamespace(buffer=lambda: buffer, gradients=lambda: gradients, index=lambda: 0, is_last=lambda: True)
 
 
 def _stand_in(workers: int, *, answers: bool) -> Any:

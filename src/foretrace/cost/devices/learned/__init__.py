@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.cost.calls import Calls, Family, Precision
-from foretrace.cost.devices.learned import fp32, intervals
-from foretrace.cost.model import CostModel, Float64, Prediction
+from foretrace.cost.calls import Calls, Family, Float64, Precision
+from foretrace.cost.devices.learned import fp32
+from foretrace.cost.model import CostModel, Prediction
 from foretrace.hardware.devices import Device
 
 _VECTOR = (Family.ELEMENTWISE, Family.MOVE, Family.SOFTMAX, Family.NORM)
@@ -68,7 +68,7 @@ class LearnedFp32(CostModel):
             group = self._fill(calls, model, on, seconds)
             known = ~np.isnan(seconds)
             table = model.facts["leave_one_device_out"]["intervals"]
-            low[known], high[known] = intervals.factors(table, group[known], seconds[known])
+            low[known], high[known] = fp32.factors(table, group[known], seconds[known])
             worst = max(row["networks"] for row in model.facts["leave_one_device_out"]["table"].values())
             why = (
                 f"nets trained on {len(model.facts['devices'])} GPUs; {device.short} enters by peak, bandwidth, SMs "
@@ -77,7 +77,7 @@ class LearnedFp32(CostModel):
         return self._answer(seconds, low, high, why)
 
     def _fill(self, calls: Calls, model: fp32.Fp32, on: fp32.BoardFeatures, seconds: Float64) -> npt.NDArray[np.int64]:
-        """Fill seconds of the rows that can be told; returns the group of every row (see `intervals`)."""
+        """Fill seconds of the rows that can be told; returns the group of every row (see `fp32.GROUPS`)."""
         group = np.full(len(calls), 2, dtype=np.int64)
         single = calls.precision == Precision.FP32
         rows = np.flatnonzero(single & (calls.family == Family.GEMM) & (calls.b * calls.m * calls.n * calls.k > 0))

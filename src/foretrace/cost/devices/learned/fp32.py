@@ -11,12 +11,17 @@ section 4: utilisation under a roofline, with tiles and waves), without its devi
 
 Times are of the device alone: what a stream of queued kernels pays. Measured one by one, a kernel takes longer, because
 the clock runs while the host launches it (`benchmarks/isolated.py`).
+
+80 % ranges are what the model missed by on devices that it had not seen in training: every training device is left out
+once and predicted by nets that never saw it. The residuals log(true / said) are kept by group of operators and by
+predicted time, every device with the same weight, and their 10 % and 90 % quantiles are the range. The spread of nets
+with different seeds says nothing here: they agree on the same wrong answer.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -38,6 +43,8 @@ COMPUTE_BIAS, MEMORY_BIAS = 1.4, 1.0  # a net that says nothing stands for 80 % 
 VECTOR_OPS = ("add", "addu", "mul", "mulu", "div", "divu", "pow", "powu", "relu", "gelu", "tanh", "softmax", "ln")
 ROW_OPS = ("softmax", "ln")  # their time depends on the width of a row, not on the size alone
 DRAM = ("HBM", "GDDR", "HBM of Pascal")
+GROUPS = ("bmm", "linear", "elementwise", "rows")
+REGIMES_S = (1e-4, 1e-3)  # predicted seconds: below the first the host matters, above the last power
 
 # Joules per FLOP that a product takes at the limit of its board. Pascal and Volta/Turing from sustained products of the
 # training GPUs; newer ones scaled by what the foundries say of their nodes, unconfirmed.
@@ -159,6 +166,19 @@ class Fp32:
     def sustained_s(self, seconds: Float64, joules: Float64, on: BoardFeatures) -> Float64:
         """Seconds of a kernel that runs for long: not faster than its energy over the power budget."""
         return np.exp(smooth_maximum(np.log(seconds), np.log(joules / on.budget_w), SHARPNESS))
+
+
+def regimes(seconds: Float64) -> npt.NDArray[np.int64]:
+    """Which regime each prediction falls into (n)."""
+    return np.searchsorted(np.array(REGIMES_S), seconds, side="right").astype(np.int64)
+
+
+def factors(
+    of: Sequence[Sequence[Sequence[float]]], group: npt.NDArray[np.int64], seconds: Float64
+) -> tuple[Float64, Float64]:
+    """(low, high) factors on predictions of these groups and seconds (n each)."""
+    values = np.asarray(of, dtype=np.float64)[group, regimes(seconds)]
+    return values[:, 0], values[:, 1]
 
 
 def smooth_maximum(x: Float64, y: Float64, sharpness: float) -> Float64:

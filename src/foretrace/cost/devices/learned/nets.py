@@ -38,11 +38,6 @@ class Ensemble:
         """How many nets are averaged."""
         return len(self.hidden)
 
-    @property
-    def inputs(self) -> int:
-        """Number of features."""
-        return len(self.first)
-
     @classmethod
     def of(cls, arrays: Mapping[str, npt.NDArray[np.floating]], prefix: str) -> Ensemble:
         """From arrays as `train_predictor.py` stores them: w0 [nets, in, width], b0, w1, b1, w2, b2, mean, std.

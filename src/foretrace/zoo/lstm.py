@@ -1,4 +1,5 @@
-"""LSTMs with dropout on their inputs and on their recurrent connections, as `structured-dropout` takes them.
+"""Stacked LSTMs: a word language model (Zaremba et al. 2014), and models with dropout on their inputs and on their
+recurrent connections, as `structured-dropout` takes them.
 
 Words and the words that follow are (batch, steps) int64; sound is (batch, frames, features) float32, its states (batch,
 frames) int64.
@@ -14,8 +15,44 @@ from torch.nn import functional
 
 from foretrace.training.structured_lstm import DropoutLSTM
 from foretrace.training.training import Training
-from foretrace.zoo.data import loader
-from foretrace.zoo.lstm_lm import Passage, word_loss
+from foretrace.zoo.data import loader, sentence
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passage:
+    """Consecutive words of a text, and for each the word that follows."""
+
+    steps: int
+    words: int
+
+    def __call__(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        text = sentence(self.steps + 1, self.words, generator)
+        return text[:-1], text[1:]
+
+
+class WordModel(nn.Module):
+    """Embedding, `layers` LSTM layers and a linear decoder, with dropout on every connection that is not recurrent."""
+
+    def __init__(self, *, words: int, hidden: int, layers: int, dropout: float) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(words, hidden)
+        self.dropout = nn.Dropout(dropout)
+        self.lstm = nn.LSTM(hidden, hidden, layers, dropout=dropout, batch_first=True)
+        self.decoder = nn.Linear(hidden, words)
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -0.04, 0.04)
+
+    def forward(self, words: Tensor) -> Tensor:
+        """Scores (batch, steps, words) of the next word."""
+        states, _ = self.lstm(self.dropout(self.embedding(words)))
+        scores: Tensor = self.decoder(self.dropout(states))
+        return scores
+
+
+def word_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Mean cross entropy per word: the logarithm of the perplexity."""
+    words, following = batch
+    return functional.cross_entropy(model(words).float().flatten(0, 1), following.flatten())
 
 
 class RecurrentDropoutModel(nn.Module):
@@ -72,11 +109,23 @@ def state_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return functional.cross_entropy(model(sound).float().flatten(0, 1), state.flatten())
 
 
-def _word_model(name: str, *, words: int, hidden: int, layers: int, p: float, steps: int, batch: int) -> Training:
-    model = RecurrentDropoutModel(words=words, hidden=hidden, layers=layers, p=p)
+def _reads(name: str, model: nn.Module, *, words: int, steps: int, batch: int) -> Training:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     batches = loader(Passage(steps=steps, words=words), batch_size=batch)
     return Training(name=name, model=model, optimizers=(optimizer,), loader=batches, loss=word_loss)
+
+
+def lstm_lm(size: str) -> Training:
+    if size == "full":  # "large" of the paper: 66 million parameters
+        model = WordModel(words=10_000, hidden=1500, layers=2, dropout=0.65)
+        return _reads("lstm-lm", model, words=10_000, steps=35, batch=20)
+    model = WordModel(words=2_000, hidden=256, layers=2, dropout=0.5)
+    return _reads("lstm-lm", model, words=2_000, steps=20, batch=16)
+
+
+def _word_model(name: str, *, words: int, hidden: int, layers: int, p: float, steps: int, batch: int) -> Training:
+    model = RecurrentDropoutModel(words=words, hidden=hidden, layers=layers, p=p)
+    return _reads(name, model, words=words, steps=steps, batch=batch)
 
 
 def dropout_lstm(size: str) -> Training:
