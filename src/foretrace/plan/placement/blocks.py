@@ -1,0 +1,153 @@
+"""`Blocks`: what may be placed apart, contracted as the published preprocessing does (Tarnawski et al., appendix)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+
+from foretrace.plan.placement.problem import PlacementProblem
+
+_NOTHING = 1e-6  # a time below this is none
+Edges = set[tuple[int, int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blocks:
+    """b blocks in topological order: the rows of each, and its predecessors and successors among the blocks.
+
+    A block is a class of colours with its backward operators; edges are those of forward operators, of which a
+    contiguous placement takes predecessor-closed sets.
+    """
+
+    rows: tuple[tuple[int, ...], ...]
+    before: tuple[frozenset[int], ...]
+    after: tuple[frozenset[int], ...]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @classmethod
+    def of(cls, rows: Iterable[Iterable[int]], edges: Edges) -> Blocks:
+        """Blocks that are already in topological order."""
+        held = tuple(tuple(sorted(each)) for each in rows)
+        before: list[set[int]] = [set() for _ in held]
+        after: list[set[int]] = [set() for _ in held]
+        for source, target in edges:
+            before[target].add(source)
+            after[source].add(target)
+        return cls(rows=held, before=tuple(map(frozenset, before)), after=tuple(map(frozenset, after)))
+
+    def linear(self) -> Blocks:
+        """The same blocks with edges along their order: contiguous sets become intervals."""
+        return Blocks.of(self.rows, {(at, at + 1) for at in range(len(self) - 1)})
+
+    def reordered(self, *, deep: bool) -> Blocks:
+        """The same blocks in another topological order, depth first or breadth first."""
+        waiting = [len(each) for each in self.before]
+        ready = [at for at, count in enumerate(waiting) if not count]
+        order: list[int] = []
+        while ready:
+            at = ready.pop() if deep else ready.pop(0)
+            order.append(at)
+            for each in sorted(self.after[at]):
+                waiting[each] -= 1
+                if not waiting[each]:
+                    ready.append(each)
+        place = {block: at for at, block in enumerate(order)}
+        edges = {(place[a], place[b]) for a, targets in enumerate(self.after) for b in targets}
+        return Blocks.of((self.rows[at] for at in order), edges)
+
+
+def contract(problem: PlacementProblem) -> Blocks:
+    """Contract colours, cycles and operators without work into blocks.
+
+    1. A colour is a block. 2. Between colours one of which has backward operators alone, a backward edge becomes its
+    mirror image among the forward edges. 3. Strongly connected blocks become one. 4. A block without time on either
+    device, without a backward neighbour and with one forward neighbour joins that one.
+    """
+    forward = ~problem.backward
+    label = np.unique(problem.colour, return_inverse=True)[1].ravel()
+    has_forward = np.bincount(label, weights=forward) > 0
+    ends, kinds = label[problem.edges], forward[problem.edges]
+    edges: Edges = set(map(tuple, ends[kinds.all(axis=1)].tolist()))
+    mirrored = ~kinds.any(axis=1) & ~has_forward[ends].all(axis=1)
+    edges |= set(map(tuple, ends[mirrored][:, ::-1].tolist()))
+    component = _components(len(has_forward), edges)
+    label, edges = component[label], {(int(component[a]), int(component[b])) for a, b in edges}
+    edges = {(a, b) for a, b in edges if a != b}
+    label, edges = _without_idle(problem, label, edges)
+    rows = defaultdict(list)
+    for row, block in enumerate(label.tolist()):
+        rows[block].append(row)
+    number = {block: at for at, block in enumerate(sorted(rows))}
+    return Blocks.of(
+        (rows[block] for block in number), {(number[a], number[b]) for a, b in edges}
+    ).reordered(deep=True)
+
+
+def _components(count: int, edges: Edges) -> np.ndarray:
+    """Number of the strongly connected component of every node: such nodes reach the same ones."""
+    reach = [1 << node for node in range(count)]
+    changed = True
+    while changed:
+        changed = False
+        for source, target in sorted(edges, reverse=True):
+            united = reach[source] | reach[target]
+            changed |= united != reach[source]
+            reach[source] = united
+    number: dict[int, int] = {}
+    return np.array([number.setdefault(each, len(number)) for each in reach], dtype=np.int64)
+
+
+def _without_idle(problem: PlacementProblem, label: np.ndarray, edges: Edges) -> tuple[np.ndarray, Edges]:
+    """Let every block that does nothing join its only neighbour, one after another."""
+    forward = ~problem.backward
+    known = np.where(np.isfinite(problem.accelerator_time), problem.accelerator_time, 1.0)
+    mixed = problem.edges[forward[problem.edges[:, 0]] != forward[problem.edges[:, 1]]].ravel()
+    count = int(label.max()) + 1
+    busy = np.zeros(count, dtype=np.bool_)
+    for time, rows in ((problem.cpu_time, forward), (known, forward), (problem.cpu_time + known, ~forward)):
+        busy |= np.bincount(label[rows], weights=time[rows], minlength=count) >= _NOTHING
+    busy[label[mixed[forward[mixed]]]] = True
+    neighbours: list[set[int]] = [set() for _ in range(count)]
+    for source, target in edges:
+        neighbours[source].add(target)
+        neighbours[target].add(source)
+    joined = list(range(count))
+    idle = [block for block in range(count) if not busy[block]]
+    while idle:
+        block = idle.pop()
+        if joined[block] != block or len(neighbours[block]) != 1:
+            continue
+        (other,) = neighbours[block]
+        joined[block] = other
+        neighbours[block].clear()
+        neighbours[other].discard(block)
+        if not busy[other]:
+            idle.append(other)
+    for block in range(count):
+        while joined[joined[block]] != joined[block]:
+            joined[block] = joined[joined[block]]
+    new = np.array(joined, dtype=np.int64)
+    return new[label], {(joined[a], joined[b]) for a, b in edges if joined[a] != joined[b]}
+
+
+def crossing(problem: PlacementProblem, blocks: Blocks) -> tuple[list[int], list[list[int]], list[int]]:
+    """Rows whose output can cross a boundary: their own block and the distinct other blocks that read it."""
+    of = {row: at for at, rows in enumerate(blocks.rows) for row in rows}
+    found = []
+    for row, readers in enumerate(problem.successors):
+        others = sorted({of[each] for each in readers} - {of[row]})
+        if others and problem.transfer[row] > 0:
+            found.append((row, others))
+    return [of[row] for row, _ in found], [others for _, others in found], [row for row, _ in found]
+
+
+def flat(lists: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Lists as one array and the offset where each begins (n + 1)."""
+    starts = np.concatenate([[0], np.cumsum([len(each) for each in lists], dtype=np.int64)]).astype(np.int64)
+    return np.fromiter(chain.from_iterable(lists), dtype=np.int64, count=int(starts[-1])), starts

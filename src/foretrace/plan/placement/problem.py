@@ -1,0 +1,171 @@
+"""`PlacementProblem`: operators with costs, to be shared out over accelerators and CPUs; what a placement costs.
+
+The model is that of Tarnawski et al. (NeurIPS 2020, section 3). An accelerator's load is the time of its operators
+plus the transfer of every output that crosses the boundary of its set, once per device and direction; a CPU's load is
+the time of its operators alone. The largest load is the time per sample of a pipeline that is kept full.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from foretrace.errors import ForetraceError
+from foretrace.reading import parse_json, read_bytes
+
+Int64 = npt.NDArray[np.int64]
+Float64 = npt.NDArray[np.float64]
+ROUNDING = 1e-9  # relative: loads are sums of some hundred numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """One device of a placement and what it runs."""
+
+    kind: str  # accelerator or cpu
+    nodes: tuple[int, ...]  # rows of the problem
+    load: float
+    memory: float  # bytes
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PlacementProblem:
+    """n operators, their edges, and the devices. Times in one unit, that of the file or seconds."""
+
+    name: str
+    ids: tuple[int, ...]
+    accelerator_time: Float64  # (n,), inf where no accelerator can run it
+    cpu_time: Float64  # (n,)
+    nbytes: Float64  # (n,) of memory on an accelerator
+    transfer: Float64  # (n,) to move its output between accelerator and host
+    backward: npt.NDArray[np.bool_]  # (n,)
+    colour: Int64  # (n,), same number, same device
+    edges: Int64  # (m, 2), rows from and to
+    accelerators: int
+    cpus: int
+    memory_limit: float  # bytes of one accelerator
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @cached_property
+    def successors(self) -> tuple[tuple[int, ...], ...]:
+        """Distinct successors of every row."""
+        found: list[dict[int, None]] = [{} for _ in self.ids]
+        for source, target in self.edges.tolist():
+            found[source][target] = None
+        return tuple(map(tuple, found))
+
+    def device(self, kind: str, rows: Iterable[int]) -> Device:
+        """A device that runs these rows, with its load and memory; its load is inf where it cannot."""
+        chosen = sorted(rows)
+        memory = float(self.nbytes[chosen].sum())
+        if kind == "cpu":
+            return Device(kind=kind, nodes=tuple(chosen), load=float(self.cpu_time[chosen].sum()), memory=memory)
+        inside = np.zeros(len(self), dtype=np.bool_)
+        inside[chosen] = True
+        crossing = inside[self.edges[:, 0]] != inside[self.edges[:, 1]]
+        moved = np.unique(self.edges[crossing, 0])
+        load = float(self.accelerator_time[chosen].sum() + self.transfer[moved].sum())
+        return Device(kind=kind, nodes=tuple(chosen), load=load if memory <= self.memory_limit else inf, memory=memory)
+
+    def check(self, devices: Sequence[Device]) -> float:
+        """The largest load of a placement. Raises ForetraceError where it is none of this problem."""
+        kinds = Counter(each.kind for each in devices)
+        for kind, most in (("accelerator", self.accelerators), ("cpu", self.cpus)):
+            if kinds[kind] > most:
+                raise ForetraceError(f"a placement has {kinds[kind]} devices of kind {kind}, and there are {most}.")
+        placed = np.full(len(self), -1)
+        for number, each in enumerate(devices):
+            if (placed[list(each.nodes)] >= 0).any():
+                raise ForetraceError(f"device {number} of the placement runs what another one runs.")
+            placed[list(each.nodes)] = number
+        if (placed < 0).any():
+            raise ForetraceError(f"the placement leaves out node {self.ids[int(np.argmin(placed))]}.")
+        pairs = np.unique(np.stack([self.colour, placed]), axis=1)
+        if len(np.unique(self.colour)) < pairs.shape[1]:
+            raise ForetraceError("the placement tears nodes apart that must be on one device.")
+        return max(self.device(each.kind, each.nodes).load for each in devices)
+
+
+class _Node(msgspec.Struct, kw_only=True):
+    id: int
+    cpu_latency: float = msgspec.field(name="cpuLatency")
+    accelerator_latency: float = msgspec.field(name="fpgaLatency")
+    size: float = 0.0
+    supported: bool = msgspec.field(name="supportedOnFpga", default=True)
+    backward: bool = msgspec.field(name="isBackwardNode", default=False)
+    colour: int | None = msgspec.field(name="colorClass", default=None)
+
+
+class _Edge(msgspec.Struct, kw_only=True):
+    source: int = msgspec.field(name="sourceId")
+    target: int = msgspec.field(name="destId")
+    cost: float
+
+
+class _File(msgspec.Struct, kw_only=True):
+    nodes: list[_Node]
+    edges: list[_Edge]
+    memory_limit: float = msgspec.field(name="maxSizePerFPGA")
+    accelerators: int = msgspec.field(name="maxFPGAs")
+    cpus: int = msgspec.field(name="maxCPUs")
+
+
+def load(path: Path) -> PlacementProblem:
+    """Read a problem as dnn-partitioning writes it (JSON). Raises ForetraceError with the file and the place."""
+    try:
+        found = msgspec.convert(parse_json(read_bytes(path), str(path)), _File, strict=False)
+    except msgspec.ValidationError as error:
+        raise ForetraceError(f"{path} must be a placement problem ({error}); see docs/rooms/plan.md.") from None
+    return of_file(found, path)
+
+
+def of_file(found: _File, path: Path) -> PlacementProblem:
+    """The problem in the decoded content of a file; `path` is for errors."""
+    row = {each.id: at for at, each in enumerate(found.nodes)}
+    if not found.nodes or len(row) < len(found.nodes):
+        what = "has no nodes" if not found.nodes else "gives an id to two nodes"
+        raise ForetraceError(f"{path} {what}; give every operator once, with an id of its own.")
+    colours = {each.colour for each in found.nodes if each.colour is not None}
+    number = {colour: at for at, colour in enumerate(sorted(colours))}
+    transfer: dict[int, float] = {}
+    edges = []
+    for each in found.edges:
+        for end in (each.source, each.target):
+            if end not in row:
+                raise ForetraceError(f"{path}: an edge names node {end}, which is not there; correct the edge.")
+        if transfer.setdefault(row[each.source], each.cost) != each.cost:
+            raise ForetraceError(f"{path}: edges of node {each.source} must have one cost, that of its output.")
+        edges.append((row[each.source], row[each.target]))
+    columns = {
+        "accelerator_time": [each.accelerator_latency if each.supported else inf for each in found.nodes],
+        "cpu_time": [each.cpu_latency for each in found.nodes],
+        "nbytes": [each.size for each in found.nodes],
+        "transfer": [transfer.get(at, 0.0) for at in range(len(row))],
+    }
+    arrays: dict[str, Any] = {name: np.array(values, dtype=np.float64) for name, values in columns.items()}
+    for name, values in arrays.items():
+        if wrong := np.flatnonzero(~(values >= 0)).tolist():
+            raise ForetraceError(f"{path}: {name} of node {found.nodes[wrong[0]].id} must be 0 or more.")
+    return PlacementProblem(
+        name=path.name.removesuffix(".gz").removesuffix(".json"),
+        ids=tuple(row),
+        backward=np.array([each.backward for each in found.nodes]),
+        colour=np.array([len(number) + at if each.colour is None else number[each.colour]
+                         for at, each in enumerate(found.nodes)], dtype=np.int64),
+        edges=np.array(edges, dtype=np.int64).reshape(-1, 2),
+        accelerators=found.accelerators,
+        cpus=found.cpus,
+        memory_limit=found.memory_limit,
+        **arrays,
+    )
