@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from foretrace.graph.taskgraph import TaskGraph
     from foretrace.model.estimate import Estimate
     from foretrace.plan.advise import Advice
+    from foretrace.plan.placement.place import Placement
     from foretrace.plan.optimise import Tell
     from foretrace.plan.result import Answer, OptimiseRequest
     from foretrace.simulate.check import CheckReport
@@ -462,6 +463,42 @@ def estimate(
         operators, device=on.device, costs=on.costs, own_processor=here, sharding=sharding, recompute=recompute,
         reentrant=reentrant, network=networks, accumulate=accumulate, techniques=tuple(map(str, techniques)),
     )  # fmt: skip
+
+
+def place(
+    source: str,
+    *,
+    device: str = "",
+    devices: int | None = None,
+    objective: str = "throughput",
+    memory_gb: float | None = None,
+    link: str = "",
+    batch: int | None = None,
+    precision: str = "",
+    inference: bool = False,
+    size: str = "full",
+    contiguous: bool = True,
+    seconds: float = 30.0,
+    progress: Callable[[float], None] | None = None,
+) -> Placement:
+    """Share operators out over devices so that a full pipeline is fastest, or one sample, with a bound.
+
+    `source` is a model as `estimate` takes it, a recording, or a placement problem; `devices` of kind `device` have
+    `memory_gb` each and a `link` of a rate in each direction, by default the catalog's. Without `contiguous`, a device
+    may run several pieces of the graph. Raises ForetraceError where nothing fits, with what would.
+    """
+    from foretrace.plan.placement import problem as problems
+    from foretrace.plan.placement.place import place as best
+    from foretrace.plan.placement.source import of_model
+
+    if problems.is_problem(Path(source)):
+        found = problems.load(Path(source)).changed(accelerators=devices, memory_gb=memory_gb)
+        return best(found, objective=objective, contiguous=contiguous, seconds=seconds)
+    ranged = of_model(
+        source, device=device, devices=devices, memory_gb=memory_gb, link=link, batch=batch, precision=precision,
+        training=not inference, size=size, progress=progress,
+    )  # fmt: skip
+    return best(ranged, objective=objective, contiguous=contiguous, seconds=seconds)
 
 
 # === 3. fleet ================================================================================================

@@ -38,7 +38,7 @@ PANELS = {
     "Record and look": ("record", "show", "blame", "profile", "simulate", "stash", "report", "export", "graph"),
     "Ask what if": ("advise", "whatif", "optimise", "compare"),
     "Check": ("check", "verify", "ledger"),
-    "Models without a run": ("estimate", "operators", "utilisation", "rewrite"),
+    "Models without a run": ("estimate", "operators", "utilisation", "rewrite", "plan"),
     "Many workers": ("align", "scale", "network", "compression", "rig", "cloud"),
     "Fleets": ("fleet",),
     "Tools": ("calibrate", "techniques", "zoo", "devices"),
@@ -69,6 +69,7 @@ def application() -> typer.Typer:
         models,
         network,
         optimise,
+        plan,
         profile,
         ranks,
         record,
@@ -114,7 +115,8 @@ def application() -> typer.Typer:
     for command in commands:
         told = command.__annotations__["return"] != "None"
         app.command(command.__name__)(answers(command) if told else gathering(command))
-    for group in (network.network, compression.compression, rig.rig, cloud.cloud, fleet.fleet, calibrate.calibrate):
+    groups = (network.network, compression.compression, rig.rig, cloud.cloud, fleet.fleet, calibrate.calibrate)
+    for group in (*groups, plan.plan):
         app.add_typer(group)
     for entry in entry_points(group=COMMANDS):
         app.command(entry.name)(answers(_loaded(entry)))

@@ -41,6 +41,10 @@ class Blocks:
             after[source].add(target)
         return cls(rows=held, before=tuple(map(frozenset, before)), after=tuple(map(frozenset, after)))
 
+    def members(self, mask: int) -> list[int]:
+        """Rows of the blocks in a bit mask."""
+        return [row for block, rows in enumerate(self.rows) if mask >> block & 1 for row in rows]
+
     def linear(self) -> Blocks:
         """The same blocks with edges along their order: contiguous sets become intervals."""
         return Blocks.of(self.rows, {(at, at + 1) for at in range(len(self) - 1)})
@@ -62,12 +66,13 @@ class Blocks:
         return Blocks.of((self.rows[at] for at in order), edges)
 
 
-def contract(problem: PlacementProblem) -> Blocks:
+def contract(problem: PlacementProblem, *, contiguous: bool = True) -> Blocks:
     """Contract colours, cycles and operators without work into blocks.
 
     1. A colour is a block. 2. Between colours one of which has backward operators alone, a backward edge becomes its
     mirror image among the forward edges. 3. Strongly connected blocks become one. 4. A block without time on either
-    device, without a backward neighbour and with one forward neighbour joins that one.
+    device, without a backward neighbour and with one forward neighbour joins that one. Sets that need not be
+    contiguous need the first of these alone.
     """
     forward = ~problem.backward
     label = np.unique(problem.colour, return_inverse=True)[1].ravel()
@@ -76,17 +81,16 @@ def contract(problem: PlacementProblem) -> Blocks:
     edges: Edges = set(map(tuple, ends[kinds.all(axis=1)].tolist()))
     mirrored = ~kinds.any(axis=1) & ~has_forward[ends].all(axis=1)
     edges |= set(map(tuple, ends[mirrored][:, ::-1].tolist()))
-    component = _components(len(has_forward), edges)
-    label, edges = component[label], {(int(component[a]), int(component[b])) for a, b in edges}
-    edges = {(a, b) for a, b in edges if a != b}
-    label, edges = _without_idle(problem, label, edges)
+    if contiguous:
+        component = _components(len(has_forward), edges)
+        label, edges = component[label], {(int(component[a]), int(component[b])) for a, b in edges}
+        label, edges = _without_idle(problem, label, {(a, b) for a, b in edges if a != b})
     rows = defaultdict(list)
     for row, block in enumerate(label.tolist()):
         rows[block].append(row)
     number = {block: at for at, block in enumerate(sorted(rows))}
-    return Blocks.of(
-        (rows[block] for block in number), {(number[a], number[b]) for a, b in edges}
-    ).reordered(deep=True)
+    found = Blocks.of((rows[block] for block in number), {(number[a], number[b]) for a, b in edges})
+    return found.reordered(deep=True) if contiguous else found
 
 
 def _components(count: int, edges: Edges) -> np.ndarray:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from foretrace.compiled import njit
 from foretrace.plan.placement.blocks import Blocks, crossing, flat
-from foretrace.plan.placement.problem import ROUNDING, Device, PlacementProblem
+from foretrace.plan.placement.problem import Device, PlacementProblem
 
 MOST_IDEALS = 250_000
 
@@ -62,9 +62,15 @@ def lattice(blocks: Blocks, most: int = MOST_IDEALS) -> tuple[list[int], list[li
     return masks, lower, without
 
 
-def solve(problem: PlacementProblem, blocks: Blocks, below: float) -> Contiguous | None:
-    """The best placement with a load of at most `below`, exactly; None where there are too many ideals."""
-    found = lattice(blocks)
+def solve(
+    problem: PlacementProblem, blocks: Blocks, below: float = inf, *, serial: bool = False, most: int = MOST_IDEALS
+) -> Contiguous | None:
+    """The best placement with an objective under `below`, exactly; None where there are too many ideals.
+
+    The objective is the largest load; where `serial`, the sum of all loads, every block on a CPU by itself: what one
+    sample takes where no two devices work at a time.
+    """
+    found = lattice(blocks, most)
     if found is None:
         return None
     _masks, lower, without = found
@@ -76,9 +82,7 @@ def solve(problem: PlacementProblem, blocks: Blocks, below: float) -> Contiguous
         living[block].append(at)
         for each in others:
             reader_blocks[each].append(at)
-    times = [np.where(np.isfinite(problem.accelerator_time), problem.accelerator_time, 0.0), problem.cpu_time,
-             problem.nbytes, ~np.isfinite(problem.accelerator_time)]
-    weights = np.array([[column[list(each)].sum() for each in blocks.rows] for column in times])
+    weights = _weights(problem, blocks)
     reading, reader_first = flat(readers)
     relief = np.array([_relief(weights[0], weights[1], c and c * below) for c in range(problem.cpus + 1)])
     links, first = flat(lower)
@@ -88,12 +92,26 @@ def solve(problem: PlacementProblem, blocks: Blocks, below: float) -> Contiguous
     best, choice, origin, pairs = _best(
         links, first, taken, reads, read_first, lives, live_first, reading, reader_first,
         np.array(home, dtype=np.int64), problem.transfer[rows], weights, problem.cpus, problem.accelerators,
-        problem.memory_limit, below, relief,
+        problem.memory_limit, below, relief, serial,
     )
     devices = None
     if np.isfinite(best[-1, -1, -1]):
-        devices = _devices(problem, blocks, found[0], choice, origin)
+        devices = _devices(problem, blocks, found[0], choice, origin, serial=serial)
     return Contiguous(devices=devices, ideals=len(lower), pairs=int(pairs))
+
+
+def least_load(problem: PlacementProblem, blocks: Blocks, value: float) -> float:
+    """A load that no placement can beat: the time of all operators, shared out evenly; `value` is one that is known."""
+    weights = _weights(problem, blocks)
+    relief = _relief(weights[0], weights[1], problem.cpus * value)
+    return max(float(weights[0].sum() - relief) / max(problem.accelerators, 1), 0.0)
+
+
+def _weights(problem: PlacementProblem, blocks: Blocks) -> npt.NDArray[np.float64]:
+    """Time on an accelerator, time on a CPU, bytes, and rows that no accelerator can run, of every block (4, b)."""
+    able = np.isfinite(problem.accelerator_time)
+    columns = [np.where(able, problem.accelerator_time, 0.0), problem.cpu_time, problem.nbytes, ~able]
+    return np.array([[column[list(each)].sum() for each in blocks.rows] for column in columns])
 
 
 def _relief(time: npt.NDArray[np.float64], cpu: npt.NDArray[np.float64], budget: float) -> float:
@@ -111,25 +129,33 @@ def _relief(time: npt.NDArray[np.float64], cpu: npt.NDArray[np.float64], budget:
 
 
 def _devices(
-    problem: PlacementProblem, blocks: Blocks, masks: list[int], choice: npt.NDArray[np.int8], origin: npt.NDArray[np.int32]
+    problem: PlacementProblem,
+    blocks: Blocks,
+    masks: list[int],
+    choice: npt.NDArray[np.int8],
+    origin: npt.NDArray[np.int32],
+    *,
+    serial: bool,
 ) -> tuple[Device, ...]:
     """Follow the choices back from the whole graph."""
     cpus, accelerators, at = problem.cpus, problem.accelerators, len(masks) - 1
-    found = []
+    found: list[tuple[int, int]] = []  # kind, mask
     while at:
         kind, lower = int(choice[cpus, accelerators, at]), int(origin[cpus, accelerators, at])
-        mask = masks[at] & ~masks[lower]
-        if mask:
-            rows = (row for block in range(len(blocks)) if mask >> block & 1 for row in blocks.rows[block])
-            found.append(problem.device("cpu" if kind == 0 else "accelerator", rows))
-        cpus, accelerators, at = cpus - (kind == 0), accelerators - (kind == 1), lower
-    return tuple(reversed(found))
+        found.append((kind, masks[at] & ~masks[lower]))
+        cpus, accelerators, at = cpus - (kind == 0 and (not serial or lower == at)), accelerators - kind, lower
+    if serial:  # one CPU stands for all
+        found.append((0, sum(mask for kind, mask in found if kind == 0)))
+        found = [each for each in found[:-1] if each[0]] + found[-1:]
+    return tuple(
+        problem.device(("cpu", "accelerator")[kind], blocks.members(mask)) for kind, mask in reversed(found) if mask
+    )
 
 
 @njit()
 def _best(
     links, first, taken, reads, read_first, lives, live_first, readers, reader_first, home, transfer, weights,
-    cpus, accelerators, memory, limit, relief,
+    cpus, accelerators, memory, limit, relief, serial,
 ):
     n = len(first) - 1
     blocks = weights.shape[1]
@@ -174,6 +200,8 @@ def _best(
             fewest[c] = max(int(np.ceil((sums[ideal, 0] - relief[c]) / limit)), 0)
             rest = total[0] - sums[ideal, 0] - relief[cpus - c]
             most[c] = accelerators - max(int(np.ceil(rest / limit)), 0)
+            if serial:
+                fewest[c], most[c] = 0, accelerators
             some |= fewest[c] <= most[c]
         if not some:
             continue
@@ -199,7 +227,8 @@ def _best(
             time = sums[ideal, 0] - sums[lower, 0]
             cpu = sums[ideal, 1] - sums[lower, 1]
             fits = sums[ideal, 2] - sums[lower, 2] <= memory and sums[ideal, 3] - sums[lower, 3] < 0.5
-            if not (fits and time < limit) and not (cpus > 0 and cpu < limit):
+            helps = cpus > 0 and cpu < limit and (depth == 0 or not serial)  # a CPU may run it
+            if not (fits and time < limit) and not helps:
                 continue
             block = taken[link]
             comm, lasting = moved[depth], fixed[depth]
@@ -220,30 +249,28 @@ def _best(
                 if outside[at]:
                     lasting += transfer[at]
             runs = fits and time + lasting < limit
-            if not runs and not (cpus > 0 and cpu < limit):
-                inside[block] = False
-                for place in range(read_first[block], read_first[block + 1]):
-                    count[reads[place]] -= 1
-                continue
             load = time + comm
             if runs and load < limit:
                 for c in range(cpus + 1):
                     for f in range(max(fewest[c], 1), most[c] + 1):
-                        cost = max(best[c, f - 1, lower], load)
+                        before = best[c, f - 1, lower]
+                        cost = before + load if serial else max(before, load)
                         if cost < best[c, f, ideal]:
                             best[c, f, ideal] = cost
                             choice[c, f, ideal] = 1
                             origin[c, f, ideal] = lower
-            if cpu < limit:
+            if helps:
                 for c in range(1, cpus + 1):
                     for f in range(fewest[c], most[c] + 1):
-                        cost = max(best[c - 1, f, lower], cpu)
+                        cost = best[c, f, lower] + cpu if serial else max(best[c - 1, f, lower], cpu)
                         if cost < best[c, f, ideal]:
                             best[c, f, ideal] = cost
                             choice[c, f, ideal] = 0
                             origin[c, f, ideal] = lower
             depth += 1
-            stack[depth], cursor[depth], moved[depth], fixed[depth] = lower, first[lower], comm, lasting
+            stack[depth], moved[depth], fixed[depth] = lower, comm, lasting
+            more = runs or (helps and not serial)  # blocks may be added
+            cursor[depth] = first[lower] if more else first[lower + 1]
         for c in range(cpus + 1):  # a device may stay idle
             for f in range(accelerators + 1):
                 if c > 0 and best[c - 1, f, ideal] < best[c, f, ideal]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 from pathlib import Path
@@ -42,8 +42,10 @@ class PlacementProblem:
     """n operators, their edges, and the devices. Times in one unit, that of the file or seconds."""
 
     name: str
-    ids: tuple[int, ...]
+    ids: tuple[int, ...]  # as the file counts them, or rows
+    labels: tuple[str, ...]  # what each is, for people
     accelerator_time: Float64  # (n,), inf where no accelerator can run it
+    accelerator_range: tuple[Float64, Float64] | None = None  # (n,) each: what it may take; None where times are given
     cpu_time: Float64  # (n,)
     nbytes: Float64  # (n,) of memory on an accelerator
     transfer: Float64  # (n,) to move its output between accelerator and host
@@ -64,6 +66,39 @@ class PlacementProblem:
         for source, target in self.edges.tolist():
             found[source][target] = None
         return tuple(map(tuple, found))
+
+    @cached_property
+    def order(self) -> tuple[int, ...]:
+        """Rows in topological order. Raises ForetraceError naming an operator on a cycle."""
+        waiting = [0] * len(self)
+        for readers in self.successors:
+            for reader in readers:
+                waiting[reader] += 1
+        found = [row for row, count in enumerate(waiting) if not count]
+        for row in found:
+            for reader in self.successors[row]:
+                waiting[reader] -= 1
+                if not waiting[reader]:
+                    found.append(reader)
+        if len(found) < len(self):
+            at = next(row for row, count in enumerate(waiting) if count)
+            raise ForetraceError(
+                f"{self.name}: the operators wait for each other in a circle that node {self.ids[at]} is on or behind; "
+                "leave out an edge."
+            )
+        return tuple(found)
+
+    def changed(self, *, accelerators: int | None = None, memory_gb: float | None = None) -> PlacementProblem:
+        """The same operators on other devices; None leaves what there is."""
+        return replace(
+            self,
+            accelerators=self.accelerators if accelerators is None else accelerators,
+            memory_limit=self.memory_limit if memory_gb is None else memory_gb * 1e9,
+        )
+
+    def ends(self) -> tuple[PlacementProblem, ...]:
+        """The problem with every operator as fast as it may be, and as slow."""
+        return tuple(replace(self, accelerator_time=end) for end in self.accelerator_range or ())
 
     def device(self, kind: str, rows: Iterable[int]) -> Device:
         """A device that runs these rows, with its load and memory; its load is inf where it cannot."""
@@ -99,6 +134,7 @@ class PlacementProblem:
 
 class _Node(msgspec.Struct, kw_only=True):
     id: int
+    name: str = ""
     cpu_latency: float = msgspec.field(name="cpuLatency")
     accelerator_latency: float = msgspec.field(name="fpgaLatency")
     size: float = 0.0
@@ -119,6 +155,11 @@ class _File(msgspec.Struct, kw_only=True):
     memory_limit: float = msgspec.field(name="maxSizePerFPGA")
     accelerators: int = msgspec.field(name="maxFPGAs")
     cpus: int = msgspec.field(name="maxCPUs")
+
+
+def is_problem(path: Path) -> bool:
+    """Whether a file begins as a placement problem does."""
+    return path.is_file() and b'"maxFPGAs"' in read_bytes(path)
 
 
 def load(path: Path) -> PlacementProblem:
@@ -160,6 +201,7 @@ def of_file(found: _File, path: Path) -> PlacementProblem:
     return PlacementProblem(
         name=path.name.removesuffix(".gz").removesuffix(".json"),
         ids=tuple(row),
+        labels=tuple(each.name or f"node {each.id}" for each in found.nodes),
         backward=np.array([each.backward for each in found.nodes]),
         colour=np.array([len(number) + at if each.colour is None else number[each.colour]
                          for at, each in enumerate(found.nodes)], dtype=np.int64),

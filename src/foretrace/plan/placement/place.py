@@ -1,0 +1,140 @@
+"""`place`: the best placement of a problem, with a bound and whether it is proven."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from math import ceil, inf
+
+from foretrace.errors import ForetraceError
+from foretrace.plan.placement import latency as one_sample
+from foretrace.plan.placement import programs
+from foretrace.plan.placement.blocks import Blocks, contract
+from foretrace.plan.placement.ideals import least_load, solve
+from foretrace.plan.placement.problem import ROUNDING, Device, PlacementProblem
+
+OBJECTIVES = ("throughput", "latency")
+_PROVEN = 1e-6  # relative: integer programs round times
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """A placement, its objective in the problem's unit of time, and a bound that no placement of its kind can beat."""
+
+    problem: PlacementProblem
+    objective: str  # throughput: the largest load; latency: time of one sample
+    contiguous: bool
+    devices: tuple[Device, ...]
+    objective_value: float
+    bound: float
+    seconds: float
+    method: str  # what found the placement and what the bound
+
+    @property
+    def gap(self) -> float:
+        """How much lower the objective could be at most, as a share of it."""
+        return max(1 - self.bound / self.objective_value, 0.0) if self.objective_value else 0.0
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The objective with every operator as fast and as slow as it may be; None where times are given."""
+        ends = [
+            value(end, [end.device(each.kind, each.nodes) for each in self.devices], self.objective)
+            for end in self.problem.ends()
+        ]
+        return (ends[0], ends[1]) if ends else None
+
+    @property
+    def proven(self) -> bool:
+        """Whether no placement of its kind is better."""
+        return self.gap <= _PROVEN
+
+
+def value(problem: PlacementProblem, devices: Sequence[Device], objective: str) -> float:
+    """What a placement is judged by."""
+    return one_sample.latency(problem, devices) if objective == "latency" else problem.check(devices)
+
+
+def place(
+    problem: PlacementProblem, *, objective: str = "throughput", contiguous: bool = True, seconds: float = 30.0
+) -> Placement:
+    """Find the best placement; an integer program, where one is needed, gets `seconds`.
+
+    Raises ForetraceError where nothing fits, with what would, and MissingExtraError for placements that need OR-Tools.
+    """
+    begun = time.perf_counter()
+    if objective not in OBJECTIVES:
+        raise ForetraceError(f"`objective=` must be {' or '.join(OBJECTIVES)}, got {objective!r}.")
+    if objective == "latency" and not contiguous:
+        raise ForetraceError("an accelerator runs its operators as one piece, so `objective=latency` is contiguous.")
+    if problem.accelerators + problem.cpus < 1 or min(problem.accelerators, problem.cpus) < 0:
+        raise ForetraceError("a placement needs at least one device; give `devices=1` or more.")
+    assert problem.order  # no operator waits for itself
+    blocks = contract(problem)
+    find = _throughput if objective == "throughput" else _latency
+    devices, reached, bound, method = find(problem, blocks)
+    if not contiguous:  # more placements are allowed, so less is known
+        blocks = contract(problem, contiguous=False)
+        bound, method = least_load(problem, blocks, reached), f"{method} as a start"
+    wants_program = not contiguous or (objective == "latency" and find_spec("ortools") is not None)
+    if wants_program and reached * (1 - _PROVEN) > bound and seconds > 0:
+        tried = programs.improve(problem, blocks, devices, reached, latency=objective == "latency", seconds=seconds)
+        bound = max(bound, tried.bound)
+        found = value(problem, tried.devices, objective)
+        if found < reached:
+            devices, reached = tried.devices, found
+        method = f"{method}; CP-SAT"
+    return Placement(
+        problem=problem, objective=objective, contiguous=contiguous, devices=devices, objective_value=reached,
+        bound=min(bound, reached), seconds=time.perf_counter() - begun, method=method,
+    )  # fmt: skip
+
+
+Found = tuple[tuple[Device, ...], float, float, str]
+
+
+def _throughput(problem: PlacementProblem, blocks: Blocks) -> Found:
+    """The least largest load of contiguous sets."""
+    orders = [solve(problem, each.linear()) for each in (blocks, blocks.reordered(deep=False))]
+    linear = [each.devices for each in orders if each is not None and each.devices is not None]
+    best = min(linear, key=problem.check, default=None)
+    value = inf if best is None else problem.check(best)
+    exact = solve(problem, blocks, value * (1 - ROUNDING))
+    if exact is not None and exact.devices is not None:
+        best, value = exact.devices, problem.check(exact.devices)
+    if best is None:
+        raise _misfit(problem, blocks)
+    if exact is None:
+        return best, value, least_load(problem, blocks, value), "intervals of topological orders; time of all operators"
+    return best, value, value * (1 - ROUNDING), f"dynamic programming over {exact.ideals} ideals"
+
+
+def _latency(problem: PlacementProblem, blocks: Blocks) -> Found:
+    """The least latency that is found quickly."""
+    found = list(one_sample.candidates(problem, blocks))
+    best = min(found, key=lambda each: one_sample.latency(problem, each), default=())
+    value = one_sample.latency(problem, best) if best else inf
+    if value == inf or (not problem.cpus and any(each.kind == "cpu" for each in best)):
+        raise _misfit(problem, blocks)
+    return best, value, one_sample.bound(problem, blocks), "dynamic programming over ideals; a linear program"
+
+
+def _misfit(problem: PlacementProblem, blocks: Blocks) -> ForetraceError:
+    """Why nothing fits, and the smallest change with which something does."""
+    limit, each = problem.memory_limit, [float(problem.nbytes[list(rows)].sum()) for rows in blocks.rows]
+    have = f"{problem.accelerators} accelerator{'s' if problem.accelerators != 1 else ''} of {limit / 1e9:.4g} GB"
+    if not problem.cpus and max(each) > limit:
+        row = problem.ids[blocks.rows[each.index(max(each))][0]]
+        return ForetraceError(
+            f"{problem.name} does not fit on {have}: what must stay together with node {row} has "
+            f"{max(each) / 1e9:.4g} GB; give `memory_gb=` at least that."
+        )
+    needed = max(ceil(sum(each) / limit), problem.accelerators + 1)
+    while needed <= len(blocks):
+        more = solve(replace(problem, accelerators=needed), blocks.linear())
+        if more is not None and more.devices is not None:
+            return ForetraceError(f"{problem.name} does not fit on {have}; give `devices={needed}`.")
+        needed += 1
+    return ForetraceError(f"{problem.name} has operators that no accelerator can run; give `cpus=1` or more.")
