@@ -45,7 +45,7 @@ def placed(found: Placement, source: str) -> PlacementView:
     problem = found.problem
     accelerators = sum(each.kind == "accelerator" for each in found.devices)
     goodness = "proven best" if found.proven else f"at most {share(found.gap)} from the best"
-    what = "A sample leaves the pipeline every" if found.objective == "throughput" else "One sample takes"
+    what = "A batch leaves the pipeline every" if found.objective == "throughput" else "One batch takes"
     return PlacementView(
         headline=f"{what} {_time(found, found.objective_value)} on {accelerators} "
         f"accelerator{'s' if accelerators != 1 else ''}: {goodness}.",

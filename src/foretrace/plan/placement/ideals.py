@@ -73,6 +73,8 @@ def solve(
     found = lattice(blocks, most)
     if found is None:
         return None
+    if below <= 0:  # no placement costs less than nothing
+        return Contiguous(devices=None, ideals=len(found[0]), pairs=0)
     _masks, lower, without = found
     count = len(blocks)
     home, readers, rows = crossing(problem, blocks)

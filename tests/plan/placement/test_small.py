@@ -1,0 +1,62 @@
+"""Placement against every placement of small problems."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+from hypothesis import assume, given, settings
+
+from foretrace.errors import ForetraceError
+from foretrace.plan.placement.latency import bound, latency
+from foretrace.plan.placement.blocks import contract
+from foretrace.plan.placement.place import place
+from foretrace.plan.placement.problem import PlacementProblem
+from tests.plan.placement.problems import placements, problems
+
+
+def _best(problem: PlacementProblem, *, contiguous: bool) -> float:
+    return min((problem.check(each) for each in placements(problem, contiguous=contiguous)), default=inf)
+
+
+@given(problems())
+@settings(max_examples=60)
+def test_contiguous_placement_is_the_best_of_all(problem: PlacementProblem) -> None:
+    expected = _best(problem, contiguous=True)
+    if expected == inf:
+        with pytest.raises(ForetraceError, match="does not fit|no accelerator can run"):
+            place(problem)
+        return
+    found = place(problem)
+    assert found.proven
+    assert found.objective_value == pytest.approx(expected)
+    assert problem.check(found.devices) == found.objective_value
+
+
+@given(problems(backward=False))
+@settings(max_examples=40)
+def test_latency_is_between_its_bound_and_that_of_every_placement(problem: PlacementProblem) -> None:
+    assume(problem.cpus)
+    best = min(latency(problem, each) for each in placements(problem, contiguous=False))
+    found = place(problem, objective="latency", seconds=0)
+    assert bound(problem, contract(problem)) <= best * (1 + 1e-9) + 1e-9
+    assert best <= found.objective_value * (1 + 1e-9)
+    assert latency(problem, found.devices) == found.objective_value
+
+
+def test_integer_program_finds_the_best_of_all_sets() -> None:
+    pytest.importorskip("ortools", reason="integer programs need OR-Tools: pip install 'foretrace[plan]'")
+    tried = 0
+
+    @given(problems(5))
+    @settings(max_examples=4, derandomize=True, database=None)
+    def check(problem: PlacementProblem) -> None:
+        nonlocal tried
+        assume(_best(problem, contiguous=True) < inf)
+        tried += 1
+        found = place(problem, contiguous=False, seconds=20)
+        assert found.proven
+        assert found.objective_value == pytest.approx(_best(problem, contiguous=False))
+
+    check()
+    assert tried
