@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from foretrace.graph.taskgraph import TaskGraph
     from foretrace.model.estimate import Estimate
     from foretrace.plan.advise import Advice
-    from foretrace.plan.placement.place import Placement
     from foretrace.plan.optimise import Tell
+    from foretrace.plan.placement.place import Placement
     from foretrace.plan.result import Answer, OptimiseRequest
     from foretrace.simulate.check import CheckReport
     from foretrace.simulate.compare import Comparison

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from foretrace.plan.placement.place import Placement
-from foretrace.report.blocks import About, Block, Column, Headline, Line, shown, table
+from foretrace.report.blocks import About, Block, Column, Headline, Kind, Line, shown, table
 from foretrace.report.units import between, digits, in_unit, seconds, share, unit_for
 from foretrace.report.views import Result
 
@@ -88,7 +88,7 @@ def _(view: PlacementView, top: int) -> Iterator[Block]:
             "as fast and as slow as it may be"
         )
     yield ""
-    kind = "digits" if view.interval is None else "time"
+    kind: Kind = "digits" if view.interval is None else "time"
     columns = [
         Column("device"), Column("nodes", "count"), Column("load", kind), Column("memory", "text", right=True),
         Column("layers", "name"),

@@ -29,8 +29,10 @@ def problems(draw: st.DrawFn, most: int = 6, *, backward: bool = True) -> Placem
     return PlacementProblem(
         name="small", ids=tuple(range(total)), labels=tuple(map(str, range(total))), accelerator_time=values["a"],
         cpu_time=3 * values["c"], nbytes=values["m"], transfer=values["t"], backward=np.arange(total) >= n,
-        colour=np.array([*range(n), *mirrored], dtype=np.int64), edges=np.array(edges, dtype=np.int64).reshape(-1, 2),
-        accelerators=draw(st.integers(1, 2)), cpus=draw(st.integers(0, 1)), memory_limit=float(draw(st.integers(4, 40))),
+        colour=np.array([*range(n), *mirrored], dtype=np.int64),
+        edges=np.array(edges, dtype=np.int64).reshape(-1, 2),
+        accelerators=draw(st.integers(1, 2)), cpus=draw(st.integers(0, 1)),
+        memory_limit=float(draw(st.integers(4, 40))),
     )  # fmt: skip
 
 

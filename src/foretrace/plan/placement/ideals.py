@@ -19,6 +19,8 @@ from foretrace.compiled import njit
 from foretrace.plan.placement.blocks import Blocks, crossing, flat
 from foretrace.plan.placement.problem import Device, PlacementProblem
 
+Int64 = npt.NDArray[np.int64]
+Float64 = npt.NDArray[np.float64]
 MOST_IDEALS = 250_000
 
 
@@ -92,9 +94,24 @@ def solve(
     reads, read_first = flat(reader_blocks)
     lives, live_first = flat(living)
     best, choice, origin, pairs = _best(
-        links, first, taken, reads, read_first, lives, live_first, reading, reader_first,
-        np.array(home, dtype=np.int64), problem.transfer[rows], weights, problem.cpus, problem.accelerators,
-        problem.memory_limit, below, relief, serial,
+        links,
+        first,
+        taken,
+        reads,
+        read_first,
+        lives,
+        live_first,
+        reading,
+        reader_first,
+        np.array(home, dtype=np.int64),
+        problem.transfer[rows],
+        weights,
+        problem.cpus,
+        problem.accelerators,
+        problem.memory_limit,
+        below,
+        relief,
+        serial,
     )
     devices = None
     if np.isfinite(best[-1, -1, -1]):
@@ -109,14 +126,14 @@ def least_load(problem: PlacementProblem, blocks: Blocks, value: float) -> float
     return max(float(weights[0].sum() - relief) / max(problem.accelerators, 1), 0.0)
 
 
-def _weights(problem: PlacementProblem, blocks: Blocks) -> npt.NDArray[np.float64]:
+def _weights(problem: PlacementProblem, blocks: Blocks) -> Float64:
     """Time on an accelerator, time on a CPU, bytes, and rows that no accelerator can run, of every block (4, b)."""
     able = np.isfinite(problem.accelerator_time)
     columns = [np.where(able, problem.accelerator_time, 0.0), problem.cpu_time, problem.nbytes, ~able]
     return np.array([[column[list(each)].sum() for each in blocks.rows] for column in columns])
 
 
-def _relief(time: npt.NDArray[np.float64], cpu: npt.NDArray[np.float64], budget: float) -> float:
+def _relief(time: Float64, cpu: Float64, budget: float) -> float:
     """The most time that CPUs can take off accelerators within a budget of theirs (a fractional knapsack)."""
     if not budget:
         return 0.0
@@ -156,9 +173,26 @@ def _devices(
 
 @njit()
 def _best(
-    links, first, taken, reads, read_first, lives, live_first, readers, reader_first, home, transfer, weights,
-    cpus, accelerators, memory, limit, relief, serial,
-):
+    links: Int64,  # the ideals with one block less, of all ideals
+    first: Int64,  # where each ideal's links begin (n + 1)
+    taken: Int64,  # the block that a link takes
+    reads: Int64,  # outputs that a block reads
+    read_first: Int64,
+    lives: Int64,  # outputs that are made in a block
+    live_first: Int64,
+    readers: Int64,  # blocks that read an output
+    reader_first: Int64,
+    home: Int64,  # the block that makes an output
+    transfer: Float64,  # time to move an output
+    weights: Float64,  # as `_weights` says
+    cpus: int,
+    accelerators: int,
+    memory: float,
+    limit: float,
+    relief: Float64,  # time that 0, 1, ... CPUs can take off accelerators
+    serial: bool,
+) -> tuple[Float64, npt.NDArray[np.int8], npt.NDArray[np.int32], int]:
+    """Least objective by CPUs, accelerators and ideal; what the last device is there, and the ideal below it."""
     n = len(first) - 1
     blocks = weights.shape[1]
     n_readers = reader_first[1:] - reader_first[:-1]

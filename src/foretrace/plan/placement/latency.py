@@ -47,11 +47,11 @@ def latency(problem: PlacementProblem, devices: Sequence[Device]) -> float:
         finished += 1
         end = start[at] + time[at]
         last = max(last, end)
-        for each in after[at]:
-            start[each] = max(start[each], end)
-            waiting[each] -= 1
-            if not waiting[each]:
-                ready.append(each)
+        for reader in after[at]:
+            start[reader] = max(start[reader], end)
+            waiting[reader] -= 1
+            if not waiting[reader]:
+                ready.append(reader)
     return last if finished == len(time) else inf
 
 
@@ -106,7 +106,9 @@ def bound(problem: PlacementProblem, blocks: Blocks) -> float:
     except ImportError:
         linprog = None
     if linprog is None or not problem.cpus:
-        quicker = np.minimum(np.where([able[of[row]] for row in range(len(problem))], problem.accelerator_time, inf), cpu)
+        quicker = np.minimum(
+            np.where([able[of[row]] for row in range(len(problem))], problem.accelerator_time, inf), cpu
+        )
         done = quicker.copy()
         for row in problem.order:
             for reader in problem.successors[row]:
@@ -115,7 +117,7 @@ def bound(problem: PlacementProblem, blocks: Blocks) -> float:
     # Variables: the share of every block on accelerators, when every row is done, and the latency.
     n, b = len(problem), len(blocks)
     entries: list[tuple[int, int, float]] = []
-    right = []
+    right: list[float] = []
     accelerated = np.where(np.isfinite(problem.accelerator_time), problem.accelerator_time, 0.0)
     befores = [(-1, row) for row in range(n)] + problem.edges.tolist()
     for before, row in befores:  # done[before] - done[row] + share * (accelerator - cpu) <= -cpu

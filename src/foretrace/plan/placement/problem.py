@@ -203,8 +203,10 @@ def of_file(found: _File, path: Path) -> PlacementProblem:
         ids=tuple(row),
         labels=tuple(each.name or f"node {each.id}" for each in found.nodes),
         backward=np.array([each.backward for each in found.nodes]),
-        colour=np.array([len(number) + at if each.colour is None else number[each.colour]
-                         for at, each in enumerate(found.nodes)], dtype=np.int64),
+        colour=np.array(
+            [len(number) + at if each.colour is None else number[each.colour] for at, each in enumerate(found.nodes)],
+            dtype=np.int64,
+        ),
         edges=np.array(edges, dtype=np.int64).reshape(-1, 2),
         accelerators=found.accelerators,
         cpus=found.cpus,

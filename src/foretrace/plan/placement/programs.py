@@ -50,7 +50,7 @@ def improve(
     """
     hint = sorted(hint, key=lambda each: -each.load)  # alike accelerators stand in this order
     where = {row: number for number, each in enumerate(hint) for row in each.nodes}
-    given = (problem, blocks, [[where[row] for row in rows][0] for rows in blocks.rows], [each.kind for each in hint],
+    given = (problem, blocks, [where[rows[0]] for rows in blocks.rows], [each.kind for each in hint],
              objective, latency, seconds, threads)  # fmt: skip
     command = [sys.executable, "-m", "foretrace.plan.placement.programs"]
     try:
@@ -99,9 +99,10 @@ def _solve(
             for machine in accelerators:
                 model.add(runs[block][machine] == 0)
     home, readers, moved = crossing(problem, blocks)
-    weight: dict[tuple[int, tuple[int, ...]], float] = defaultdict(float)  # outputs with the same readers cross together
-    for block, others, row in zip(home, readers, moved, strict=True):
-        weight[block, tuple(others)] += float(problem.transfer[row])
+    # Outputs of a block with the same readers cross together.
+    weight: dict[tuple[int, tuple[int, ...]], float] = defaultdict(float)
+    for block, read, row in zip(home, readers, moved, strict=True):
+        weight[block, tuple(read)] += float(problem.transfer[row])
     time = [float(problem.accelerator_time[list(rows)].sum()) for rows in blocks.rows]
     cpu = [float(problem.cpu_time[list(rows)].sum()) for rows in blocks.rows]
     nbytes = [float(problem.nbytes[list(rows)].sum()) for rows in blocks.rows]
