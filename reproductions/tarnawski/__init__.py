@@ -1,0 +1,1 @@
+"""Device placement by Tarnawski et al. (NeurIPS 2020): its published workloads."""
