@@ -1,1 +1,1 @@
-"""Device placement by Tarnawski et al. (NeurIPS 2020): its published workloads."""
+"""DeviceLoad placement by Tarnawski et al. (NeurIPS 2020): its published workloads."""

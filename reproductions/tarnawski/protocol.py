@@ -26,9 +26,10 @@ from tables import machine, percent, table, today
 HERE = Path(__file__).parent
 HEAD = """# Placement: published workloads
 
-Tarnawski et al. place the operators of a model on accelerators and CPUs so that the largest load (throughput) or the time of one
-sample (latency) is least. `foretrace plan place` solves the same problem after the same preprocessing; their 16 throughput and 8 latency workloads
-follow, with what is known of them. Written by `make reproduce NAME=tarnawski`.
+Tarnawski et al. place the operators of a model on accelerators and CPUs so that the largest load (throughput)
+or the time of one sample (latency) is least. `foretrace plan place` solves the same problem after the same
+preprocessing; their 16 throughput and 8 latency workloads follow, with what is known of them.
+Written by `make reproduce NAME=tarnawski`.
 """
 
 
@@ -59,9 +60,19 @@ def throughput(folder: Path) -> str:
         there = f"{found.objective_value / known[name] - 1:+.0e}" if name in known else "not published"
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         ideals = found.method.rpartition("over ")[2].removesuffix(" ideals")
-        rows.append((name, f"{len(problem):,}", ideals, f"{found.objective_value:.10g}", "yes" if found.proven else "no",
-                     there, f"{seconds:.2f}", f"{memory:.0f}"))  # fmt: skip
-    header = ("workload", "operators", "ideals", "largest load", "proven", "off the known one", "CPU s", "peak MB so far")
+        proven = "yes" if found.proven else "no"
+        rows.append((name, f"{len(problem):,}", ideals, f"{found.objective_value:.10g}", proven, there,
+                     f"{seconds:.2f}", f"{memory:.0f}"))  # fmt: skip
+    header = (
+        "workload",
+        "operators",
+        "ideals",
+        "largest load",
+        "proven",
+        "off the known one",
+        "CPU s",
+        "peak MB so far",
+    )
     return table(header, rows)
 
 

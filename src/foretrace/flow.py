@@ -471,7 +471,7 @@ def place(
     device: str = "",
     devices: int | None = None,
     objective: str = "throughput",
-    memory_gb: float | None = None,
+    memory_limit: float | None = None,
     link: str = "",
     batch: int | None = None,
     precision: str = "",
@@ -484,18 +484,18 @@ def place(
     """Share operators out over devices so that a full pipeline is fastest, or one sample, with a bound.
 
     `source` is a model as `estimate` takes it, a recording, or a placement problem; `devices` of kind `device` have
-    `memory_gb` each and a `link` of a rate in each direction, by default the catalog's. Without `contiguous`, a device
-    may run several pieces of the graph. Raises ForetraceError where nothing fits, with what would.
+    `memory_limit` bytes each and a `link` of a rate in each direction, by default the catalog's. Without `contiguous`,
+    a device may run several pieces of the graph. Raises ForetraceError where nothing fits, with what would.
     """
     from foretrace.plan.placement import problem as problems
     from foretrace.plan.placement.place import place as best
     from foretrace.plan.placement.source import of_model
 
     if problems.is_problem(Path(source)):
-        found = problems.load(Path(source)).changed(accelerators=devices, memory_gb=memory_gb)
+        found = problems.load(Path(source)).changed(accelerators=devices, memory_limit=memory_limit)
         return best(found, objective=objective, contiguous=contiguous, seconds=seconds)
     ranged = of_model(
-        source, device=device, devices=devices, memory_gb=memory_gb, link=link, batch=batch, precision=precision,
+        source, device=device, devices=devices, memory_limit=memory_limit, link=link, batch=batch, precision=precision,
         training=not inference, size=size, progress=progress,
     )  # fmt: skip
     return best(ranged, objective=objective, contiguous=contiguous, seconds=seconds)

@@ -27,6 +27,7 @@ from foretrace.report.views import SCHEMA_VERSION, Result
 MEASURED: dict[str, tuple[str, ...]] = {
     "optimise": ("search.seconds",),
     "rewrite": ("search_s",),
+    "plan place": ("seconds",),
 }
 
 

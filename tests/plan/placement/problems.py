@@ -9,7 +9,7 @@ from math import inf
 import numpy as np
 from hypothesis import strategies as st
 
-from foretrace.plan.placement.problem import Device, PlacementProblem
+from foretrace.plan.placement.problem import DeviceLoad, PlacementProblem
 
 
 @st.composite
@@ -36,7 +36,18 @@ def problems(draw: st.DrawFn, most: int = 6, *, backward: bool = True) -> Placem
     )  # fmt: skip
 
 
-def placements(problem: PlacementProblem, *, contiguous: bool) -> Iterator[tuple[Device, ...]]:
+def chain(n: int, *, accelerators: int) -> PlacementProblem:
+    """Operators of one time each, one after another, that send what takes half of it."""
+    one = np.ones(n)
+    return PlacementProblem(
+        name="chain", ids=tuple(range(n)), labels=tuple(map(str, range(n))), accelerator_time=one, cpu_time=one,
+        nbytes=one, transfer=one / 2, backward=np.zeros(n, dtype=np.bool_), colour=np.arange(n),
+        edges=np.array([(at, at + 1) for at in range(n - 1)], dtype=np.int64), accelerators=accelerators, cpus=0,
+        memory_limit=float(n),
+    )  # fmt: skip
+
+
+def placements(problem: PlacementProblem, *, contiguous: bool) -> Iterator[tuple[DeviceLoad, ...]]:
     """Every placement of colours on devices; contiguous ones are differences of a chain of closed sets."""
     colours = sorted(set(problem.colour.tolist()))
     machines = problem.accelerators + problem.cpus

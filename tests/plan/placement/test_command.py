@@ -45,7 +45,7 @@ def test_model(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 _WRONG: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
-    ({"maxSizePerFPGA": 0.9e9}, (), "what must stay together with node 0 has 1 GB; give --memory-gb at least that"),
+    ({"maxSizePerFPGA": 0.9e9}, (), "what must stay together with node 0 has 1 GB; give --memory-limit at least that"),
     ({"maxFPGAs": 1}, (), "does not fit on 1 accelerator of 2 GB; give --devices 2"),
     ({"nodes": []}, (), "has no nodes"),
     ({"edges": [{"sourceId": 0, "destId": 9, "cost": 1}]}, (), "an edge names node 9"),

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from math import inf
+from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
 
 from foretrace.errors import ForetraceError
-from foretrace.plan.placement.blocks import contract
+from foretrace.plan.placement import programs
+from foretrace.plan.placement.blocks import PlacementBlocks, contract
 from foretrace.plan.placement.latency import bound, latency
 from foretrace.plan.placement.place import place
 from foretrace.plan.placement.problem import PlacementProblem
-from tests.plan.placement.problems import placements, problems
+from foretrace.plan.placement.programs import Solved
+from tests.plan.placement.problems import chain, placements, problems
 
 
 def _best(problem: PlacementProblem, *, contiguous: bool) -> float:
@@ -42,6 +45,20 @@ def test_latency_is_between_its_bound_and_that_of_every_placement(problem: Place
     assert bound(problem, contract(problem)) <= best * (1 + 1e-9) + 1e-9
     assert best <= found.objective_value * (1 + 1e-9)
     assert latency(problem, found.devices) == found.objective_value
+
+
+def test_integer_program_has_the_time_that_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def improve(problem: PlacementProblem, blocks: PlacementBlocks, hint: Any, objective: float, **how: Any) -> Solved:
+        asked.append(how["seconds"])
+        return Solved(devices=tuple(hint), bound=0.0, proven=False)
+
+    monkeypatch.setattr(programs, "improve", improve)
+    problem = chain(4, accelerators=2)
+    for seconds in (0.0, 7.0):
+        assert not place(problem, contiguous=False, seconds=seconds).proven
+    assert asked == [7.0]
 
 
 def test_integer_program_finds_the_best_of_all_sets() -> None:

@@ -1,4 +1,4 @@
-"""`Blocks`: what may be placed apart, contracted as the published preprocessing does (Tarnawski et al., appendix)."""
+"""`PlacementBlocks`: what may be placed apart, contracted as the published preprocessing does (Tarnawski et al., appendix)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Edges = set[tuple[int, int]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blocks:
+class PlacementBlocks:
     """b blocks in topological order: the rows of each, and its predecessors and successors among the blocks.
 
     A block is a class of colours with its backward operators; edges are those of forward operators, of which a
@@ -31,8 +31,8 @@ class Blocks:
         return len(self.rows)
 
     @classmethod
-    def of(cls, rows: Iterable[Iterable[int]], edges: Edges) -> Blocks:
-        """Blocks that are already in topological order."""
+    def of(cls, rows: Iterable[Iterable[int]], edges: Edges) -> PlacementBlocks:
+        """PlacementBlocks that are already in topological order."""
         held = tuple(tuple(sorted(each)) for each in rows)
         before: list[set[int]] = [set() for _ in held]
         after: list[set[int]] = [set() for _ in held]
@@ -45,11 +45,11 @@ class Blocks:
         """Rows of the blocks in a bit mask."""
         return [row for block, rows in enumerate(self.rows) if mask >> block & 1 for row in rows]
 
-    def linear(self) -> Blocks:
+    def linear(self) -> PlacementBlocks:
         """The same blocks with edges along their order: contiguous sets become intervals."""
-        return Blocks.of(self.rows, {(at, at + 1) for at in range(len(self) - 1)})
+        return PlacementBlocks.of(self.rows, {(at, at + 1) for at in range(len(self) - 1)})
 
-    def reordered(self, *, deep: bool) -> Blocks:
+    def reordered(self, *, deep: bool) -> PlacementBlocks:
         """The same blocks in another topological order, depth first or breadth first."""
         waiting = [len(each) for each in self.before]
         ready = [at for at, count in enumerate(waiting) if not count]
@@ -63,10 +63,10 @@ class Blocks:
                     ready.append(each)
         place = {block: at for at, block in enumerate(order)}
         edges = {(place[a], place[b]) for a, targets in enumerate(self.after) for b in targets}
-        return Blocks.of((self.rows[at] for at in order), edges)
+        return PlacementBlocks.of((self.rows[at] for at in order), edges)
 
 
-def contract(problem: PlacementProblem, *, contiguous: bool = True) -> Blocks:
+def contract(problem: PlacementProblem, *, contiguous: bool = True) -> PlacementBlocks:
     """Contract colours, cycles and operators without work into blocks.
 
     1. A colour is a block. 2. Between colours one of which has backward operators alone, a backward edge becomes its
@@ -89,7 +89,7 @@ def contract(problem: PlacementProblem, *, contiguous: bool = True) -> Blocks:
     for row, block in enumerate(label.tolist()):
         rows[block].append(row)
     number = {block: at for at, block in enumerate(sorted(rows))}
-    found = Blocks.of((rows[block] for block in number), {(number[a], number[b]) for a, b in edges})
+    found = PlacementBlocks.of((rows[block] for block in number), {(number[a], number[b]) for a, b in edges})
     return found.reordered(deep=True) if contiguous else found
 
 
@@ -140,7 +140,7 @@ def _without_idle(problem: PlacementProblem, label: np.ndarray, edges: Edges) ->
     return new[label], {(joined[a], joined[b]) for a, b in edges if joined[a] != joined[b]}
 
 
-def crossing(problem: PlacementProblem, blocks: Blocks) -> tuple[list[int], list[list[int]], list[int]]:
+def crossing(problem: PlacementProblem, blocks: PlacementBlocks) -> tuple[list[int], list[list[int]], list[int]]:
     """Rows whose output can cross a boundary: their own block and the distinct other blocks that read it."""
     of = {row: at for at, rows in enumerate(blocks.rows) for row in rows}
     found = []

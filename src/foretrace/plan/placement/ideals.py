@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.compiled import njit
-from foretrace.plan.placement.blocks import Blocks, crossing, flat
-from foretrace.plan.placement.problem import Device, PlacementProblem
+from foretrace.plan.placement.blocks import PlacementBlocks, crossing, flat
+from foretrace.plan.placement.problem import DeviceLoad, PlacementProblem
 
 Int64 = npt.NDArray[np.int64]
 Float64 = npt.NDArray[np.float64]
@@ -28,12 +28,14 @@ MOST_IDEALS = 250_000
 class Contiguous:
     """The best contiguous placement of some blocks; None where there is none below the bound that was given."""
 
-    devices: tuple[Device, ...] | None
+    devices: tuple[DeviceLoad, ...] | None
     ideals: int
     pairs: int  # of ideals that were looked at
 
 
-def lattice(blocks: Blocks, most: int = MOST_IDEALS) -> tuple[list[int], list[list[int]], list[list[int]]] | None:
+def lattice(
+    blocks: PlacementBlocks, most: int = MOST_IDEALS
+) -> tuple[list[int], list[list[int]], list[list[int]]] | None:
     """All ideals as bit masks, smaller ones first; of each, the ideals with one block less, and that block.
 
     None where there are more than `most`.
@@ -65,7 +67,12 @@ def lattice(blocks: Blocks, most: int = MOST_IDEALS) -> tuple[list[int], list[li
 
 
 def solve(
-    problem: PlacementProblem, blocks: Blocks, below: float = inf, *, serial: bool = False, most: int = MOST_IDEALS
+    problem: PlacementProblem,
+    blocks: PlacementBlocks,
+    below: float = inf,
+    *,
+    serial: bool = False,
+    most: int = MOST_IDEALS,
 ) -> Contiguous | None:
     """The best placement with an objective under `below`, exactly; None where there are too many ideals.
 
@@ -119,14 +126,14 @@ def solve(
     return Contiguous(devices=devices, ideals=len(lower), pairs=int(pairs))
 
 
-def least_load(problem: PlacementProblem, blocks: Blocks, value: float) -> float:
+def least_load(problem: PlacementProblem, blocks: PlacementBlocks, value: float) -> float:
     """A load that no placement can beat: the time of all operators, shared out evenly; `value` is one that is known."""
     weights = _weights(problem, blocks)
     relief = _relief(weights[0], weights[1], problem.cpus * value)
     return max(float(weights[0].sum() - relief) / max(problem.accelerators, 1), 0.0)
 
 
-def _weights(problem: PlacementProblem, blocks: Blocks) -> Float64:
+def _weights(problem: PlacementProblem, blocks: PlacementBlocks) -> Float64:
     """Time on an accelerator, time on a CPU, bytes, and rows that no accelerator can run, of every block (4, b)."""
     able = np.isfinite(problem.accelerator_time)
     columns = [np.where(able, problem.accelerator_time, 0.0), problem.cpu_time, problem.nbytes, ~able]
@@ -149,13 +156,13 @@ def _relief(time: Float64, cpu: Float64, budget: float) -> float:
 
 def _devices(
     problem: PlacementProblem,
-    blocks: Blocks,
+    blocks: PlacementBlocks,
     masks: list[int],
     choice: npt.NDArray[np.int8],
     origin: npt.NDArray[np.int32],
     *,
     serial: bool,
-) -> tuple[Device, ...]:
+) -> tuple[DeviceLoad, ...]:
     """Follow the choices back from the whole graph."""
     cpus, accelerators, at = problem.cpus, problem.accelerators, len(masks) - 1
     found: list[tuple[int, int]] = []  # kind, mask

@@ -13,14 +13,14 @@ from math import inf
 
 import numpy as np
 
-from foretrace.plan.placement.blocks import Blocks
+from foretrace.plan.placement.blocks import PlacementBlocks
 from foretrace.plan.placement.ideals import solve
-from foretrace.plan.placement.problem import ROUNDING, Device, PlacementProblem
+from foretrace.plan.placement.problem import ROUNDING, DeviceLoad, PlacementProblem
 
 _FEW_IDEALS = 20_000  # beyond, the sum over all devices is not worth its time
 
 
-def latency(problem: PlacementProblem, devices: Sequence[Device]) -> float:
+def latency(problem: PlacementProblem, devices: Sequence[DeviceLoad]) -> float:
     """Time of one sample; inf where an accelerator's operators are too large for it or wait for themselves."""
     item = np.full(len(problem), -1)
     time: list[float] = []
@@ -55,7 +55,7 @@ def latency(problem: PlacementProblem, devices: Sequence[Device]) -> float:
     return last if finished == len(time) else inf
 
 
-def greedy(problem: PlacementProblem, blocks: Blocks) -> tuple[Device, ...]:
+def greedy(problem: PlacementProblem, blocks: PlacementBlocks) -> tuple[DeviceLoad, ...]:
     """Fill one accelerator after another with blocks in topological order; what is left runs on CPUs."""
     held: list[list[int]] = [[]]
     rest: list[int] = []
@@ -70,12 +70,12 @@ def greedy(problem: PlacementProblem, blocks: Blocks) -> tuple[Device, ...]:
     return _placement(problem, held, rest)
 
 
-def _placement(problem: PlacementProblem, held: Sequence[Sequence[int]], rest: Sequence[int]) -> tuple[Device, ...]:
+def _placement(problem: PlacementProblem, held: Sequence[Sequence[int]], rest: Sequence[int]) -> tuple[DeviceLoad, ...]:
     found = [problem.device("accelerator", rows) for rows in held if rows]
     return (*found, *([problem.device("cpu", rest)] if rest else []))
 
 
-def candidates(problem: PlacementProblem, blocks: Blocks) -> Iterator[tuple[Device, ...]]:
+def candidates(problem: PlacementProblem, blocks: PlacementBlocks) -> Iterator[tuple[DeviceLoad, ...]]:
     """Good placements: the greedy ones, and the best where no two devices work at a time.
 
     Those come from dynamic programming over ideals where there are few, else over intervals of topological orders.
@@ -90,7 +90,7 @@ def candidates(problem: PlacementProblem, blocks: Blocks) -> Iterator[tuple[Devi
             yield found.devices
 
 
-def bound(problem: PlacementProblem, blocks: Blocks) -> float:
+def bound(problem: PlacementProblem, blocks: PlacementBlocks) -> float:
     """A latency that no placement can beat: the longest path, every operator on its faster device.
 
     With SciPy, as far as the memory of all accelerators together allows: a linear program shares every block out

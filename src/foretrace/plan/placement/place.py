@@ -11,9 +11,9 @@ from math import ceil, inf
 from foretrace.errors import ForetraceError
 from foretrace.plan.placement import latency as one_sample
 from foretrace.plan.placement import programs
-from foretrace.plan.placement.blocks import Blocks, contract
+from foretrace.plan.placement.blocks import PlacementBlocks, contract
 from foretrace.plan.placement.ideals import least_load, solve
-from foretrace.plan.placement.problem import ROUNDING, Device, PlacementProblem
+from foretrace.plan.placement.problem import ROUNDING, DeviceLoad, PlacementProblem
 
 OBJECTIVES = ("throughput", "latency")
 _PROVEN = 1e-6  # relative: integer programs round times
@@ -26,7 +26,7 @@ class Placement:
     problem: PlacementProblem
     objective: str  # throughput: the largest load; latency: time of one sample
     contiguous: bool
-    devices: tuple[Device, ...]
+    devices: tuple[DeviceLoad, ...]
     objective_value: float
     bound: float
     seconds: float
@@ -52,7 +52,7 @@ class Placement:
         return self.gap <= _PROVEN
 
 
-def value(problem: PlacementProblem, devices: Sequence[Device], objective: str) -> float:
+def value(problem: PlacementProblem, devices: Sequence[DeviceLoad], objective: str) -> float:
     """What a placement is judged by."""
     return one_sample.latency(problem, devices) if objective == "latency" else problem.check(devices)
 
@@ -92,10 +92,10 @@ def place(
     )  # fmt: skip
 
 
-Found = tuple[tuple[Device, ...], float, float, str]
+Found = tuple[tuple[DeviceLoad, ...], float, float, str]
 
 
-def _throughput(problem: PlacementProblem, blocks: Blocks) -> Found:
+def _throughput(problem: PlacementProblem, blocks: PlacementBlocks) -> Found:
     """The least largest load of contiguous sets."""
     orders = [solve(problem, each.linear()) for each in (blocks, blocks.reordered(deep=False))]
     linear = [each.devices for each in orders if each is not None and each.devices is not None]
@@ -111,7 +111,7 @@ def _throughput(problem: PlacementProblem, blocks: Blocks) -> Found:
     return best, value, value * (1 - ROUNDING), f"dynamic programming over {exact.ideals} ideals"
 
 
-def _latency(problem: PlacementProblem, blocks: Blocks) -> Found:
+def _latency(problem: PlacementProblem, blocks: PlacementBlocks) -> Found:
     """The least latency that is found quickly."""
     found = list(one_sample.candidates(problem, blocks))
     best = min(found, key=lambda each: one_sample.latency(problem, each), default=())
@@ -121,7 +121,7 @@ def _latency(problem: PlacementProblem, blocks: Blocks) -> Found:
     return best, value, one_sample.bound(problem, blocks), "dynamic programming over ideals; a linear program"
 
 
-def _misfit(problem: PlacementProblem, blocks: Blocks) -> ForetraceError:
+def _misfit(problem: PlacementProblem, blocks: PlacementBlocks) -> ForetraceError:
     """Why nothing fits, and the smallest change with which something does."""
     limit, each = problem.memory_limit, [float(problem.nbytes[list(rows)].sum()) for rows in blocks.rows]
     have = f"{problem.accelerators} accelerator{'s' if problem.accelerators != 1 else ''} of {limit / 1e9:.4g} GB"
@@ -129,7 +129,7 @@ def _misfit(problem: PlacementProblem, blocks: Blocks) -> ForetraceError:
         row = problem.ids[blocks.rows[each.index(max(each))][0]]
         return ForetraceError(
             f"{problem.name} does not fit on {have}: what must stay together with node {row} has "
-            f"{max(each) / 1e9:.4g} GB; give `memory_gb=` at least that."
+            f"{max(each) / 1e9:.4g} GB; give `memory_limit=` at least that."
         )
     needed = max(ceil(sum(each) / limit), problem.accelerators + 1)
     while needed <= len(blocks):

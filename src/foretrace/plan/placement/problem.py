@@ -28,7 +28,7 @@ ROUNDING = 1e-9  # relative: loads are sums of some hundred numbers
 
 
 @dataclass(frozen=True, kw_only=True)
-class Device:
+class DeviceLoad:
     """One device of a placement and what it runs."""
 
     kind: str  # accelerator or cpu
@@ -88,32 +88,34 @@ class PlacementProblem:
             )
         return tuple(found)
 
-    def changed(self, *, accelerators: int | None = None, memory_gb: float | None = None) -> PlacementProblem:
+    def changed(self, *, accelerators: int | None = None, memory_limit: float | None = None) -> PlacementProblem:
         """The same operators on other devices; None leaves what there is."""
         return replace(
             self,
             accelerators=self.accelerators if accelerators is None else accelerators,
-            memory_limit=self.memory_limit if memory_gb is None else memory_gb * 1e9,
+            memory_limit=self.memory_limit if memory_limit is None else memory_limit,
         )
 
     def ends(self) -> tuple[PlacementProblem, ...]:
         """The problem with every operator as fast as it may be, and as slow."""
         return tuple(replace(self, accelerator_time=end) for end in self.accelerator_range or ())
 
-    def device(self, kind: str, rows: Iterable[int]) -> Device:
+    def device(self, kind: str, rows: Iterable[int]) -> DeviceLoad:
         """A device that runs these rows, with its load and memory; its load is inf where it cannot."""
         chosen = sorted(rows)
         memory = float(self.nbytes[chosen].sum())
         if kind == "cpu":
-            return Device(kind=kind, nodes=tuple(chosen), load=float(self.cpu_time[chosen].sum()), memory=memory)
+            return DeviceLoad(kind=kind, nodes=tuple(chosen), load=float(self.cpu_time[chosen].sum()), memory=memory)
         inside = np.zeros(len(self), dtype=np.bool_)
         inside[chosen] = True
         crossing = inside[self.edges[:, 0]] != inside[self.edges[:, 1]]
         moved = np.unique(self.edges[crossing, 0])
         load = float(self.accelerator_time[chosen].sum() + self.transfer[moved].sum())
-        return Device(kind=kind, nodes=tuple(chosen), load=load if memory <= self.memory_limit else inf, memory=memory)
+        return DeviceLoad(
+            kind=kind, nodes=tuple(chosen), load=load if memory <= self.memory_limit else inf, memory=memory
+        )
 
-    def check(self, devices: Sequence[Device]) -> float:
+    def check(self, devices: Sequence[DeviceLoad]) -> float:
         """The largest load of a placement. Raises ForetraceError where it is none of this problem."""
         kinds = Counter(each.kind for each in devices)
         for kind, most in (("accelerator", self.accelerators), ("cpu", self.cpus)):

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from foretrace.errors import ForetraceError, MissingExtraError
-from foretrace.plan.placement.blocks import Blocks, crossing
-from foretrace.plan.placement.problem import Device, PlacementProblem
+from foretrace.plan.placement.blocks import PlacementBlocks, crossing
+from foretrace.plan.placement.problem import DeviceLoad, PlacementProblem
 
 _STEPS = 1 << 24  # units of time in the objective of the hint
 _GRACE_S = 30.0  # to load the solver and to build the program
@@ -29,15 +29,15 @@ _GRACE_S = 30.0  # to load the solver and to build the program
 class Solved:
     """What a solver found within its time: a placement no worse than the hint, and a bound that none can beat."""
 
-    devices: tuple[Device, ...]
+    devices: tuple[DeviceLoad, ...]
     bound: float
     proven: bool
 
 
 def improve(
     problem: PlacementProblem,
-    blocks: Blocks,
-    hint: Sequence[Device],
+    blocks: PlacementBlocks,
+    hint: Sequence[DeviceLoad],
     objective: float,
     *,
     latency: bool,
@@ -77,7 +77,7 @@ def improve(
 
 def _solve(
     problem: PlacementProblem,
-    blocks: Blocks,
+    blocks: PlacementBlocks,
     hint: list[int],
     kinds: list[str],
     objective: float,
@@ -153,7 +153,14 @@ def _solve(
 
 
 def _finishes(
-    model: Any, problem: PlacementProblem, blocks: Blocks, runs: Any, loads: Any, scale: float, most: Any, top: int
+    model: Any,
+    problem: PlacementProblem,
+    blocks: PlacementBlocks,
+    runs: Any,
+    loads: Any,
+    scale: float,
+    most: Any,
+    top: int,
 ) -> None:
     """When every row is done: on a CPU after what it reads, on an accelerator with all that this one runs."""
     block_of = {row: block for block, rows in enumerate(blocks.rows) for row in rows}

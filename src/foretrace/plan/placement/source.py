@@ -24,7 +24,7 @@ def of_model(
     *,
     device: str,
     devices: int | None,
-    memory_gb: float | None = None,
+    memory_limit: float | None = None,
     link: str = "",
     batch: int | None = None,
     precision: str = "",
@@ -41,13 +41,13 @@ def of_model(
         raise ForetraceError(f"{source} is to be placed on devices; name them: {missing}.")
     on = target(device)
     rate = parse_link(link).bytes_per_s if link else (on.device.scaleup_gb_s / 2 or on.device.pcie_gb_s) * 1e9
-    room = on.device.memory_gb if memory_gb is None else memory_gb
+    room = on.device.memory_gb * 1e9 if memory_limit is None else memory_limit
     if not rate or not room:
-        what, mend = ("link", "link=200gbit") if not rate else ("memory", "memory_gb=80")
+        what, mend = ("link", "link=200gbit") if not rate else ("memory", "memory_limit=80GB")
         raise ForetraceError(f"the catalog has no {what} of {on.device.short}; give it: `{mend}`.")
     graph = operators_of(source, size=size, batch=batch, precision=precision, training=training, progress=progress)
     costs = on.costs(graph).predict(graph.calls, on.device)
-    return problem_of(graph, costs, accelerators=devices, memory_limit=room * 1e9, bytes_per_s=rate)
+    return problem_of(graph, costs, accelerators=devices, memory_limit=room, bytes_per_s=rate)
 
 
 def problem_of(
