@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from foretrace.fleet.speeds import Shape, Speed, Speeds, coded
-from foretrace.fleet.workload import Int64, Workload
+from foretrace.fleet.speeds import Shape, Speed, Speeds
+from foretrace.fleet.workload import Int64, Workload, codes
 from reproductions.jigsaw.schedule import Rules, refusal
 from reproductions.jigsaw.sharing import FIRST_READY, jigsaw_speeds
 from reproductions.jigsaw.tasks import IterationJob
@@ -41,9 +41,9 @@ class JigsawSpeeds:
 
     def kinds(self, workload: Workload) -> Int64:
         """(n,) jobs alike to `base`, of one model and on as many GPUs, are equally fast."""
-        return coded(
+        return codes(
             zip(self.base.kinds(workload).tolist(), workload.model.tolist(), workload.gpus.tolist(), strict=True)
-        )
+        )[0]
 
     def speed(self, workload: Workload, job: int, shape: Shape) -> Speed:
         """As if the job were alone on its GPUs."""

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from foretrace.fleet.cluster import ClusterTree
-from foretrace.fleet.overtime import Only, chosen, codes, horizon_ns, lives, span_ns
+from foretrace.fleet.overtime import Only, chosen, horizon_ns, lives, span_ns
 from foretrace.fleet.rates import HOUR_NS, Bill, Power, bills
 from foretrace.fleet.result import Cause, FleetResult
-from foretrace.fleet.workload import SECOND, Float64
+from foretrace.fleet.workload import SECOND, Float64, codes
 
 NAMED = 5  # jobs of a kind that are called by name
 
@@ -251,7 +251,7 @@ def lost(result: FleetResult, only: Only = None) -> Lost:
 def tenants(result: FleetResult, only: Only = None, *, rho: Float64 | None = None) -> tuple[Tenant, ...]:
     """Figures by tenant, those with most GPU time first."""
     at = chosen(result, only)
-    who, names = codes(result.workload.tenant[at])
+    who, names = codes(result.workload.tenant[at].tolist())
     rho = (fairness(result) if rho is None else rho)[at]
     jct, queue, used = result.jct_s[at], result.queue_s[at], result.gpu_ns[at] * result.workload.share[at]
     order = np.lexsort((jct, who))  # nan, unfinished, come last within a tenant

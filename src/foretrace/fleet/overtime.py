@@ -94,13 +94,6 @@ def span_ns(result: FleetResult) -> int:
     return max(horizon_ns(result) - int(result.workload.submit_ns.min()), 0)
 
 
-def codes(texts: npt.NDArray[Any]) -> tuple[Int64, list[str]]:
-    """Texts as numbers, in the order in which they are first seen."""
-    table: dict[str, int] = {}
-    found = np.fromiter((table.setdefault(text, len(table)) for text in texts.tolist()), np.int64, len(texts))
-    return found, list(table)
-
-
 def lives(result: FleetResult) -> tuple[Int64, Int64]:
     """(n,) submission and completion, the end of the simulation for jobs that did not finish."""
     begin = result.workload.submit_ns
@@ -143,6 +136,11 @@ def holding(result: FleetResult) -> tuple[Int64, Int64, Int64, Float64, bool]:
     return job, start, end, weight, bool((result.held_ns[job] == end - start).all())
 
 
+def mean_held(begin: Int64, end: Int64, weight: Float64, edges: Float64) -> Float64:
+    """(m,) mean per bin of the sum of these weights, each from its begin to its end."""
+    return mean_of_steps(np.concatenate([begin, end]), np.concatenate([weight, -weight]), edges)
+
+
 def utilisation_over_time(result: FleetResult, edges: Float64 | None = None, only: Only = None) -> Series:
     """Share of the GPUs that are held (by these jobs)."""
     edges = bins(result) if edges is None else edges
@@ -150,16 +148,14 @@ def utilisation_over_time(result: FleetResult, edges: Float64 | None = None, onl
     if only is not None:
         keep = np.isin(job, chosen(result, only))
         start, end, weight = start[keep], end[keep], weight[keep]
-    held = mean_of_steps(np.concatenate([start, end]), np.concatenate([weight, -weight]), edges)
-    return Series(edges_ns=edges, values=held / result.gpus, exact=exact)
+    return Series(edges_ns=edges, values=mean_held(start, end, weight, edges) / result.gpus, exact=exact)
 
 
 def waiting_over_time(result: FleetResult, edges: Float64 | None = None, *, gpus: bool = False) -> Series:
     """Jobs that were submitted and hold nothing, or the GPUs that they ask for; those that can never run left out."""
     edges = bins(result) if edges is None else edges
-    begin, end, weight, exact = _waits(result, gpus)
-    values = mean_of_steps(np.concatenate([begin, end]), np.concatenate([weight, -weight]), edges)
-    return Series(edges_ns=edges, values=values.clip(0), exact=exact)
+    _, begin, end, weight, exact = _waits(result, gpus)
+    return Series(edges_ns=edges, values=mean_held(begin, end, weight, edges).clip(0), exact=exact)
 
 
 def waiting_by_cause(result: FleetResult, edges: Float64 | None = None) -> Mapping[Cause, Series]:
@@ -171,33 +167,26 @@ def waiting_by_cause(result: FleetResult, edges: Float64 | None = None) -> Mappi
     waited = result.waited_ns
     if not waited.shape[1]:
         return {}
-    begin, end, weight, exact = _waits(result, False)
+    job, begin, end, weight, exact = _waits(result, False)
     total = waited.sum(axis=1)
-    job = _wait_jobs(result)
     found = {}
     for cause in np.flatnonzero(waited.sum(axis=0)).tolist():
         part = np.divide(waited[:, cause], total, out=np.zeros(len(total)), where=total > 0)[job] * weight
         some = part != 0
-        values = mean_of_steps(
-            np.concatenate([begin[some], end[some]]), np.concatenate([part[some], -part[some]]), edges
-        )
+        values = mean_held(begin[some], end[some], part[some], edges)
         found[Cause(cause)] = Series(edges_ns=edges, values=values.clip(0), exact=exact)
     return found
 
 
-def _wait_jobs(result: FleetResult) -> Int64:
-    job, *_ = holding(result)
-    return np.concatenate([np.flatnonzero(~result.never), job])
-
-
-def _waits(result: FleetResult, gpus: bool) -> tuple[Int64, Int64, Float64, bool]:
-    """Lives as +1 and stretches of holding as −1, in the order of `_wait_jobs`: their sum is who waits."""
+def _waits(result: FleetResult, gpus: bool) -> tuple[Int64, Int64, Int64, Float64, bool]:
+    """(job, begin, end, weight, exact): lives as +1 and stretches of holding as −1; their sum is who waits."""
     can = np.flatnonzero(~result.never)
     begin, end = lives(result)
     job, start, stop, _, exact = holding(result)
     one = result.workload.gpus.astype(np.float64) if gpus else np.ones(len(result.workload))
     inside = np.ones(len(job)) if result.segments is not None else result.held_ns[job] / (stop - start)
     return (
+        np.concatenate([can, job]),
         np.concatenate([begin[can], start]),
         np.concatenate([end[can], stop]),
         np.concatenate([one[can], -one[job] * inside]),

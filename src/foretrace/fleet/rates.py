@@ -13,9 +13,9 @@ import numpy as np
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet.cluster import ClusterTree
-from foretrace.fleet.overtime import Only, chosen, codes, span_ns
+from foretrace.fleet.overtime import Only, chosen, span_ns
 from foretrace.fleet.result import FleetResult
-from foretrace.fleet.workload import Float64
+from foretrace.fleet.workload import Float64, codes
 from foretrace.hardware.devices import Device, named
 from foretrace.hardware.instances import instances
 
@@ -129,7 +129,7 @@ def bills(
             cluster.gpu_type[each.devices], np.repeat(length, np.diff(each.offset)), minlength=len(kinds)
         )
     else:  # only what jobs are bound to tells the kind; the rest stands under a kind without a name
-        which, names = codes(result.workload.gpu_type[at])
+        which, names = codes(result.workload.gpu_type[at].tolist())
         hours = np.bincount(which, result.gpu_ns[at] * share[at], minlength=len(names))
         for name, value in zip(names, hours.tolist(), strict=True):
             if name not in kinds:

@@ -5,7 +5,6 @@ A `Spec` holds plain values only, so that it can be stored beside answers and se
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -18,6 +17,7 @@ from foretrace.errors import ForetraceError
 from foretrace.fleet import formats, policies
 from foretrace.fleet.cluster import ClusterTree, parse_cluster
 from foretrace.fleet.comparison import jitter
+from foretrace.fleet.policies.registry import words_of
 from foretrace.fleet.policy import Policy
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.setup import Costs, checkpoint_cost
@@ -179,15 +179,10 @@ def parse_speeds(text: str, cluster: ClusterTree) -> Speeds:
     """A model of speed from `constant`, `closed-form gb-s=300,50,25 congestion=10 compute=full unknown=uniform:0`,
     `table=FILE`, `throughputs=FILE`, `goodput=FOLDER` or `graphs NAME=RECORDING ... links=2400gbit,400gbit`.
     """
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise ForetraceError(f"`speeds={text!r}`: {error}; close the quote.") from None
-    if not words:
-        raise ForetraceError(f'`speeds=""` names no model of speed; there are {SPEEDS}.')
-    kind, _, value = words[0].partition("=")
+    first, *words = words_of("speeds", text, f"names no model of speed; there are {SPEEDS}")
+    kind, _, value = first.partition("=")
     given: dict[str, str] = {}
-    for word in words[1:]:
+    for word in words:
         key, equals, said = word.partition("=")
         if not equals or key in given:
             what = "is given twice" if key in given else "is no key=value"

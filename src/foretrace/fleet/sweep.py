@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +28,6 @@ class Swept:
     folder: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Task:
-    """What a worker gets."""
-
-    function: Callable[[Values], Values]
-    cell: dict[str, Any]
-    path: str
-
-
 def sweep(
     function: Callable[[Values], Values],
     cells: Sequence[Values],
@@ -53,28 +45,27 @@ def sweep(
     """
     executor.check_place(on)
     shared = dict(of or {})
-    tasks = [_Task(function, dict(cell), str(folder / f"{key_of(cell)}.json")) for cell in cells]
-    names = [task.path for task in tasks]
-    if len(set(names)) < len(names):
-        twice = next(task.cell for at, task in enumerate(tasks) if task.path in names[:at])
-        raise ForetraceError(f"a cell of the sweep stands twice: {twice}; name each value once.")
+    kept: dict[Path, dict[str, Any]] = {}
+    for cell in map(dict, cells):
+        if kept.setdefault(folder / f"{key_of(cell)}.json", cell) is not cell:
+            raise ForetraceError(f"a cell of the sweep stands twice: {cell}; name each value once.")
     new = _claim(folder, shared)
-    there = [task for task in tasks if Path(task.path).exists()]
-    missing = [task for task in tasks if not Path(task.path).exists()]
-    if progress is not None and tasks:
-        progress(len(there) / len(tasks))
+    missing = {path: cell for path, cell in kept.items() if not path.exists()}
+    there = len(kept) - len(missing)
+    if progress is not None and kept:
+        progress(there / len(kept))
 
     def tell(share: float) -> None:
         if progress is not None:
-            progress((len(there) + share * len(missing)) / len(tasks))
+            progress((there + share * len(missing)) / len(kept))
 
     try:
-        executor.map(_do, missing, on=on, progress=tell)
+        executor.map(partial(_do, function), list(missing.items()), on=on, progress=tell)
     except ForetraceError:
         if new:  # a mistake, not work to continue
             _leave(folder)
         raise
-    return Swept(tuple(_read(task) for task in tasks), len(there), str(folder))
+    return Swept(tuple(map(_read, kept)), there, str(folder))
 
 
 def key_of(cell: Values) -> str:
@@ -120,14 +111,14 @@ def _claim(folder: Path, shared: Values) -> bool:
     return True
 
 
-def _do(task: _Task) -> None:
-    found = {"cell": task.cell, "found": dict(task.function(task.cell))}
-    write_text(Path(task.path), json.dumps(found))
+def _do(function: Callable[[Values], Values], task: tuple[Path, dict[str, Any]]) -> None:
+    path, cell = task
+    write_text(path, json.dumps({"cell": cell, "found": dict(function(cell))}))
 
 
-def _read(task: _Task) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, Any]:
     try:
-        said = json.loads(Path(task.path).read_text(encoding="utf-8"))
+        said = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        raise ForetraceError(f"{task.path} cannot be read; remove it and run the sweep again.") from None
+        raise ForetraceError(f"{path} cannot be read; remove it and run the sweep again.") from None
     return {**said["cell"], **said["found"]}

@@ -26,8 +26,7 @@ from foretrace.errors import ForetraceError
 from foretrace.files import write_bytes
 from foretrace.fleet.arrivals import WEEK, Swing, burst_swing, factors, week_profile
 from foretrace.fleet.cluster import MOST_GPUS
-from foretrace.fleet.overtime import codes
-from foretrace.fleet.workload import SECOND, Float64, Int64, Origin, Workload
+from foretrace.fleet.workload import SECOND, Float64, Int64, Origin, Workload, codes
 
 VERSION = 1
 BURST_S = 300.0  # jobs of a stratum closer than this, and than a fifth of their mean distance, belong together
@@ -241,7 +240,7 @@ def fit(workload: Workload) -> Generator:
     time = time - shift
     span = max(float(time[-1]) * len(time) / (len(time) - 1), 3600.0)  # up to where the next job would come
     kinds, kind = _kinds(load)
-    who, names = codes(load.tenant)
+    who, names = codes(load.tenant.tolist())
     logs = np.log(load.work_s)
     key = who * len(kinds) + kind
     profile, profile_of = week_profile(time, span)
@@ -355,9 +354,7 @@ def knots(values: Float64) -> tuple[float, ...]:
 
 def _kinds(load: Workload) -> tuple[list[Kind], Int64]:
     names = [field.name for field in fields(Kind)]
-    table: dict[tuple[object, ...], int] = {}
-    rows = zip(*(getattr(load, name).tolist() for name in names), strict=True)
-    code = np.fromiter((table.setdefault(row, len(table)) for row in rows), np.int64, len(load))
+    code, table = codes(zip(*(getattr(load, name).tolist() for name in names), strict=True))
     return [msgspec.convert(dict(zip(names, row, strict=True)), Kind) for row in table], code
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ from foretrace.errors import ForetraceError
 Int64 = npt.NDArray[np.int64]
 Float64 = npt.NDArray[np.float64]
 Object = npt.NDArray[np.object_]
+Key = TypeVar("Key", bound=Hashable)
 SECOND = 1_000_000_000
 TEXTS = ("model", "tenant", "user", "gpu_type")  # columns that are "" where nothing is known, and what others are then
 NUMBERS = {"estimate_s": np.nan, "priority": 0.0, "share": 1.0, "iterations": np.nan, "batch": np.nan}
@@ -209,3 +210,9 @@ def nanoseconds(seconds: npt.ArrayLike) -> Int64:
 def plain(name: str) -> str:
     """Letters and digits of the name of a model, in lower case."""
     return "".join(each for each in name.casefold() if each.isalnum())
+
+
+def codes(keys: Iterable[Key]) -> tuple[Int64, list[Key]]:
+    """Equal keys as equal small whole numbers, counted in the order in which they are first seen, and the keys."""
+    seen: dict[Key, int] = {}
+    return np.array([seen.setdefault(key, len(seen)) for key in keys], np.int64), list(seen)

@@ -20,7 +20,7 @@ from foretrace.files import write_text
 from foretrace.fleet import metrics, overtime
 from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.result import FleetResult
-from foretrace.fleet.workload import SECOND, Int64
+from foretrace.fleet.workload import SECOND, Int64, codes
 from foretrace.plaintext import visible
 from foretrace.report.fleet import (
     FleetRunView,
@@ -255,7 +255,7 @@ def _groups(page: FleetPage) -> tuple[str, list[str], Int64]:
     load = page.result.workload
     choices = {"model": load.model, "tenant": load.tenant, "gpus": load.gpus.astype(str).astype(object)}
     by = next((key for key in ("model", "tenant") if len(set(choices[key].tolist())) > 1), "gpus")
-    code, names = overtime.codes(choices[by])
+    code, names = codes(choices[by].tolist())
     weight = np.bincount(code, page.result.gpu_ns, minlength=len(names))
     top = np.argsort(-weight, kind="stable")[:MOST_GROUPS]
     if by == "gpus":
@@ -329,8 +329,6 @@ def _packed(
         mine = order[bounds[at] : bounds[at + 1]]
         if len(mine):
             weight = np.asarray(held, np.float64)[mine]
-            mean = overtime.mean_of_steps(
-                np.concatenate([start[mine], end[mine]]), np.concatenate([weight, -weight]), edges
-            )
+            mean = overtime.mean_held(start[mine], end[mine], weight, edges)
             planes[at // len(sizes), at % len(sizes)] = np.rint(255 * mean / sizes[at % len(sizes)]).clip(0, 255)
     return base64.b64encode(zlib.compress(planes.tobytes(), 9)).decode("ascii")

@@ -346,7 +346,7 @@ def _document(text: bytes, bare: bool) -> tuple[Entries, dict[str, Raw]] | None:
 
 
 def _fields(text: bytes) -> dict[str, Raw] | None:
-    return _tried(_FIELDS.decode, text) or _tried(_FIELDS.decode, mend(text))
+    return _tried(_FIELDS.decode, text) or _tried(lambda text: _FIELDS.decode(mend(text)), text)
 
 
 def _tried(decode: Callable[[Any], _Decoded], text: bytes | Raw) -> _Decoded | None:

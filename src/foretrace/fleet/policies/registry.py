@@ -90,17 +90,23 @@ def make(name: str, **parameters: Any) -> Policy:
     return made
 
 
+def words_of(parameter: str, text: str, nothing: str) -> list[str]:
+    """The words of a parameter, quotes as in a shell; `nothing` says what is wrong where there is none."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ForetraceError(f"`{parameter}={text!r}`: {error}; close the quote.") from None
+    if not words:
+        raise ForetraceError(f'`{parameter}=""` {nothing}.')
+    return words
+
+
 def parse(text: str) -> Policy:
     """A policy from its name and `key=value` words: `dally lease-s=600`.
 
     Lists are numbers with commas. Raises ForetraceError for an unknown name or key, or a value of the wrong type.
     """
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise ForetraceError(f"`policy={text!r}`: {error}; close the quote.") from error
-    if not words:
-        raise ForetraceError('`policy=""` names no policy; write for example `policy="dally lease-s=600"`.')
+    words = words_of("policy", text, 'names no policy; write for example `policy="dally lease-s=600"`')
     made = factory(words[0])
     known = inspect.signature(made, eval_str=True).parameters
     given: dict[str, Any] = {}

@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from foretrace.errors import ForetraceError, MissingExtraError
 from foretrace.fleet.pollux.profiles import EPS, Application, Profiles
-from foretrace.fleet.speeds import Shape, Speed, coded
-from foretrace.fleet.workload import Float64, Int64, Workload
+from foretrace.fleet.speeds import Shape, Speed
+from foretrace.fleet.workload import Float64, Int64, Workload, codes
 
 _CANDIDATES = 50  # batch sizes tried per allocation, in geometric spacing
 _LEAST = 1e-8  # lower bound of every parameter but gamma, and the network time of one replica
@@ -249,7 +249,7 @@ class GoodputSpeeds:
     def kinds(self, workload: Workload) -> Int64:
         """Jobs of equal application, GPUs and batch size are equally fast."""
         batch = np.nan_to_num(workload.batch, nan=-1.0)
-        return coded(zip(workload.model.tolist(), workload.gpus.tolist(), batch.tolist(), strict=True))
+        return codes(zip(workload.model.tolist(), workload.gpus.tolist(), batch.tolist(), strict=True))[0]
 
     def run_times(self, workload: Workload) -> Float64:
         """(n,) seconds of each job from the measured steps and gradients, where `work_s` is nan (`with_work`)."""

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
-
-import numpy as np
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet.workload import Int64, Workload
@@ -80,12 +77,6 @@ def dimensions(shape: Shape) -> tuple[tuple[int, int], ...]:
         return ((shape.level - 1, shape.gpus),)
     sizes = [below // units for below, units in zip(inside, shape.units, strict=True)]
     return tuple((level, size) for level, size in enumerate(sizes) if size > 1)
-
-
-def coded(keys: Iterable[Hashable]) -> Int64:
-    """Equal keys as equal small whole numbers, counted in the order of their first appearance."""
-    seen: dict[Hashable, int] = {}
-    return np.array([seen.setdefault(key, len(seen)) for key in keys], np.int64)
 
 
 def alone(speeds: str, shape: Shape) -> None:

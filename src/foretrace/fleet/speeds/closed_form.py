@@ -12,10 +12,10 @@ import numpy as np
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet.cluster import ClusterTree
-from foretrace.fleet.speeds import Shape, Speed, Speeds, alone, coded, dimensions
+from foretrace.fleet.speeds import Shape, Speed, Speeds, alone, dimensions
 from foretrace.fleet.speeds.profiles import Profile, above_zero, load_profiles
 from foretrace.fleet.speeds.table import TableSpeeds
-from foretrace.fleet.workload import Int64, Object, Workload, plain
+from foretrace.fleet.workload import Int64, Object, Workload, codes, plain
 
 __all__ = [
     "ClosedFormSpeeds",
@@ -140,7 +140,7 @@ class ClosedFormSpeeds:
 
     def kinds(self, workload: Workload) -> Int64:
         """(n,) equal for jobs of the same profile and number of GPUs. Raises ForetraceError naming a job without."""
-        return coded(zip(self._which(workload).tolist(), workload.gpus.tolist(), strict=True))
+        return codes(zip(self._which(workload).tolist(), workload.gpus.tolist(), strict=True))[0]
 
     def profiles_of(self, workload: Workload) -> Object:
         """(n,) name of the profile that each job has, drawn ones too; "" where one GPU needs none."""

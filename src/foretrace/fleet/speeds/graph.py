@@ -17,9 +17,9 @@ import numpy as np
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet.cluster import ClusterTree
-from foretrace.fleet.speeds import Shape, Speed, alone, coded, dimensions
+from foretrace.fleet.speeds import Shape, Speed, alone, dimensions
 from foretrace.fleet.speeds.closed_form import cluster_gbit_s
-from foretrace.fleet.workload import Float64, Int64, Workload
+from foretrace.fleet.workload import Float64, Int64, Workload, codes
 
 if TYPE_CHECKING:
     from foretrace.graph.taskgraph import TaskGraph
@@ -140,7 +140,7 @@ class GraphSpeeds:
             if sources[model] is None and (most[job] > 1 or self._types is not None):
                 raise self._refusal(workload, job)
             keys.append((sources[model], gpus))
-        return coded(keys)
+        return codes(keys)[0]
 
     def speed(self, workload: Workload, job: int, shape: Shape) -> Speed:
         """Recorded step over simulated step, times GPUs held over GPUs asked for."""

@@ -12,9 +12,9 @@ import numpy as np
 
 from foretrace import reading
 from foretrace.errors import ForetraceError
-from foretrace.fleet.speeds import Shape, Speed, alone, coded
+from foretrace.fleet.speeds import Shape, Speed, alone
 from foretrace.fleet.speeds.profiles import above_zero
-from foretrace.fleet.workload import Float64, Int64, Workload
+from foretrace.fleet.workload import Float64, Int64, Workload, codes
 from foretrace.plaintext import whole_number
 
 _COLUMNS = ("model", "gpus", "nodes", "level", "gpu_type", "steps_per_s")
@@ -112,7 +112,7 @@ class TableSpeeds:
         keys = list(zip(workload.model.tolist(), workload.gpus.tolist(), strict=True))
         for model, gpus in dict.fromkeys(keys):
             self._reference(str(model), int(gpus))
-        return coded(keys)
+        return codes(keys)[0]
 
     def speed(self, workload: Workload, job: int, shape: Shape) -> Speed:
         """Steps per second here over those of the job's reference placement."""

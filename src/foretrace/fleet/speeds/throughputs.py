@@ -17,8 +17,8 @@ import numpy as np
 
 from foretrace import reading
 from foretrace.errors import ForetraceError
-from foretrace.fleet.speeds import Shape, Speed, coded
-from foretrace.fleet.workload import Float64, Int64, Workload
+from foretrace.fleet.speeds import Shape, Speed
+from foretrace.fleet.workload import Float64, Int64, Workload, codes
 
 Job = tuple[str, int]  # what is trained, on how many GPUs
 SPREAD = "_unconsolidated"
@@ -103,7 +103,7 @@ class ThroughputTable:
 
     def kinds(self, workload: Workload) -> Int64:
         """(n,) jobs of one model and size are equally fast."""
-        return coded(zip(workload.model.tolist(), workload.gpus.tolist(), strict=True))
+        return codes(zip(workload.model.tolist(), workload.gpus.tolist(), strict=True))[0]
 
     def run_times(self, workload: Workload) -> Float64:
         """(n,) seconds of each job whose `iterations` are known, together on the reference type; nan else."""
