@@ -108,7 +108,7 @@ def whole_ledger(folder: Path) -> None:
     path = folder / "ledger.sqlite"
     if path.exists():
         Ledger(path).rows()
-        Ledger(path).check()
+        Ledger(path).checked()
 
 
 def whole_graph(folder: Path) -> None:

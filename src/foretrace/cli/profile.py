@@ -12,6 +12,8 @@ from foretrace.cli.answers import Reply
 from foretrace.cli.options import argument, option
 from foretrace.errors import ForetraceError
 
+_WAIT = 3  # unprofiled steps on each side: enough for the CPU time beside the recorded steps
+
 
 def profile(
     what: str = argument(..., "NAME|SCRIPT|TRACE", "A zoo model, a script with training(), or a recording."),
@@ -55,12 +57,17 @@ def profile(
 
 
 def _record(what: str, size: str, name: str, steps: int, threads: int, folder: Path) -> None:
-    """Run the job in this process and record it."""
-    from foretrace.training.recording import all_steps, record_steps
+    """Run the job in this process and record it; of a processor, with its peaks."""
+    from foretrace.hardware.probe import cpu_peaks
+    from foretrace.hardware.processor import operator_threads
+    from foretrace.trace.recorder import RecordOptions
+    from foretrace.training.recording import record_training
     from foretrace.zoo.registry import job
 
     training = job(what, size)()
-    said = f"{threads} thread{'s' if threads > 1 else ''}"
-    options.say(f"recording {steps} of {all_steps(steps)} steps of {name} with {said}")
-    with options.progress(f"running {name}") as tell, redirect_stdout(sys.stderr):
-        record_steps(training, folder, name=name, steps=steps, threads=threads, tell=tell)
+    total = len(RecordOptions(wait=_WAIT, active=steps).phases(in_hook=False))
+    options.say(f"recording {steps} of {total} steps of {name} with {threads} thread{'s' if threads > 1 else ''}")
+    with operator_threads(threads), options.progress(f"running {name}") as bar, redirect_stdout(sys.stderr):
+        peaks = {"peaks": cpu_peaks(threads).as_dict()} if training.device == "cpu" else {}
+        tell = bar and (lambda seen: bar(seen / total))
+        record_training(training, folder, facts=peaks, tell=tell, wait=_WAIT, active=steps)

@@ -176,7 +176,7 @@ def series_of(
     )
 
 
-def table_of(where: str, series: Sequence[CollectiveSeries], **about: Any) -> CollectiveTable:
+def table_of(where: str, series: Sequence[CollectiveSeries], *, name: str = "", **about: Any) -> CollectiveTable:
     """A table of these series, in a settled order. Raises ForetraceError where there is none or one comes twice."""
     if not series:
         raise ForetraceError(f"{where} holds no measured collective.")
@@ -184,4 +184,4 @@ def table_of(where: str, series: Sequence[CollectiveSeries], **about: Any) -> Co
     if twice := next((each for each, key in zip(series, keys, strict=True) if keys.count(key) > 1), None):
         raise ForetraceError(f"{where} holds {twice.title} twice; keep one of them.")
     ordered = sorted(series, key=lambda each: (each.system, each.kind, each.nodes, each.workers))
-    return CollectiveTable(format=FORMAT, name=where, series=tuple(ordered), **about)
+    return CollectiveTable(format=FORMAT, name=name or where, series=tuple(ordered), **about)
