@@ -1,4 +1,4 @@
-"""`PlacementBlocks`: what may be placed apart, contracted as the published preprocessing does (Tarnawski et al., appendix)."""
+"""`PlacementBlocks`: what may be placed apart, after the published contraction (Tarnawski et al., appendix)."""
 
 from __future__ import annotations
 
