@@ -21,7 +21,7 @@ import numpy as np
 from foretrace.cost.network.parse import network
 from foretrace.plan.buckets import best_buckets, default
 from foretrace.plan.evaluate import Evaluator
-from foretrace.plan.problem import Plan, Problem
+from foretrace.plan.problem import CoarseStep, Plan
 from foretrace.plan.search import Search
 from foretrace.report.units import seconds as as_text
 from foretrace.simulate.timeline import simulate
@@ -119,7 +119,7 @@ def from_zoo(name: str) -> tuple[nn.Module, Callable[[nn.Module], Any]]:
     return job.model, lambda m: job.loss(m, two(next(iter(job.loader))))
 
 
-def shaped_problem(name: str, rows: list[tuple[str, int, float]], text: str) -> Problem:
+def shaped_problem(name: str, rows: list[tuple[str, int, float]], text: str) -> CoarseStep:
     """The data-parallel step of a model of these shapes on 16 workers; gradients in the reverse order."""
     backward = rows[::-1]
     n = len(rows)
@@ -127,7 +127,7 @@ def shaped_problem(name: str, rows: list[tuple[str, int, float]], text: str) -> 
     forward = np.array([round(1e9 * time_s) for _, _, time_s in backward], dtype=np.int64)
     update = np.rint(UPDATE_PASSES * nbytes / BYTES_PER_S * 1e9).astype(np.int64)
     net = network(text, WORKERS)
-    return Problem(
+    return CoarseStep(
         name=name,
         first_ns=500_000,
         forward_ns=forward,
@@ -143,7 +143,7 @@ def shaped_problem(name: str, rows: list[tuple[str, int, float]], text: str) -> 
     ).checked()
 
 
-def problems(names: tuple[str, ...] = tuple(PUBLISHED_H)) -> Iterator[tuple[str, str, Problem]]:
+def problems(names: tuple[str, ...] = tuple(PUBLISHED_H)) -> Iterator[tuple[str, str, CoarseStep]]:
     """Every model on every network."""
     for name in names:
         rows = shaped(name)
@@ -171,7 +171,7 @@ class Searched:
     plans: int
 
 
-def searched(problem: Problem, operators: int) -> Searched:
+def searched(problem: CoarseStep, operators: int) -> Searched:
     """Best buckets with proof, the answer on the global graph; then messages that overtake until nothing is gained."""
     begin = time.process_time()
     evaluator = Evaluator.of(problem)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from foretrace.plan.buckets import best_buckets, by_caps, default, least_end, least_step, seeds
 from foretrace.plan.evaluate import Evaluator
-from foretrace.plan.problem import Plan, Problem
+from foretrace.plan.problem import CoarseStep, Plan
 from foretrace.plan.theorems import operators_pay, parts_pay, tensors_pay, walk
 from tests.plan import twins
 from tests.plan.problems import Table, plans, problem, problems
@@ -18,7 +18,7 @@ times = st.integers(0, 200)
 
 @settings(max_examples=50)
 @given(problems(most=5))
-def test_the_best_buckets_are_those_of_brute_force(p: Problem) -> None:
+def test_the_best_buckets_are_those_of_brute_force(p: CoarseStep) -> None:
     evaluate = Evaluator.of(p)
     found = best_buckets(evaluate)
     costs = evaluate.costs
@@ -43,7 +43,7 @@ def test_no_plan_beats_the_bounds(data: st.DataObject) -> None:
 
 @settings(max_examples=40)
 @given(problems(most=12))
-def test_the_best_is_never_worse_than_any_rule(p: Problem) -> None:
+def test_the_best_is_never_worse_than_any_rule(p: CoarseStep) -> None:
     evaluate = Evaluator.of(p)
     best = best_buckets(evaluate).step_ns
     rules = [*seeds(p, evaluate.costs), walk(p, evaluate.costs), default(p), by_caps(evaluate)[0]]
@@ -52,7 +52,7 @@ def test_the_best_is_never_worse_than_any_rule(p: Problem) -> None:
 
 @settings(max_examples=40)
 @given(problems(most=10), st.floats(1.0, 4.0))
-def test_a_faster_network_never_makes_the_best_step_longer(p: Problem, faster: float) -> None:
+def test_a_faster_network_never_makes_the_best_step_longer(p: CoarseStep, faster: float) -> None:
     from dataclasses import replace
 
     net = p.network
@@ -93,7 +93,7 @@ def test_theorem_1_is_sufficient_and_its_fused_form_exact_where_the_link_is_idle
 
 @settings(max_examples=40)
 @given(problems(most=6, cuts=False, slots=1))
-def test_parts_pay_only_where_the_costs_say_so(p: Problem) -> None:
+def test_parts_pay_only_where_the_costs_say_so(p: CoarseStep) -> None:
     from foretrace.plan.problem import TransferCosts
 
     evaluate = Evaluator.of(p)

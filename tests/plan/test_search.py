@@ -11,12 +11,12 @@ from foretrace.deadline import Deadline
 from foretrace.plan.buckets import least_step
 from foretrace.plan.evaluate import Evaluator
 from foretrace.plan.moves import alike, all_moves, around, random_move, together, toggled
-from foretrace.plan.problem import Plan, Problem
-from foretrace.plan.search import Search, SearchState
+from foretrace.plan.problem import CoarseStep, Plan
+from foretrace.plan.search import RoundsState, Search
 from tests.plan.problems import Table, plans, problem, problems
 
 
-def blocks(count: int = 6) -> Problem:
+def blocks(count: int = 6) -> CoarseStep:
     """Repeated blocks of three tensors, the deepest first; the link is the bottleneck."""
     n = 3 * count
     made = problem([40, 10, 5] * count, [400, 30, 30] * count, forward=[30, 5, 5] * count, network=Table(latency_ns=20))
@@ -54,7 +54,7 @@ def test_what_is_alike_is_decided_alike() -> None:
 
 @settings(max_examples=8)
 @given(problems(slots=2))
-def test_a_search_ends_between_its_bound_and_where_it_began(p: Problem) -> None:
+def test_a_search_ends_between_its_bound_and_where_it_began(p: CoarseStep) -> None:
     evaluate = Evaluator.of(p)
     search = Search.begin(evaluate)
     began = search.state.best_ns
@@ -67,7 +67,7 @@ def test_it_is_repeatable_and_resumes_where_it_stood() -> None:
     evaluate = Evaluator.of(blocks())
     whole = Search.begin(evaluate, seed=3).run(rounds=6)
     first = Search.begin(evaluate, seed=3).run(rounds=2)
-    again = Search.resume(evaluate, SearchState.of_json(first.to_json())).run(rounds=6)
+    again = Search.resume(evaluate, RoundsState.of_json(first.to_json())).run(rounds=6)
     assert again == whole
 
 

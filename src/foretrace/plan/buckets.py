@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretrace.plan.evaluate import Evaluator
-from foretrace.plan.problem import Plan, Problem, TransferCosts
+from foretrace.plan.problem import CoarseStep, Plan, TransferCosts
 from foretrace.plan.theorems import parts_pay, walk
 
 Int64 = npt.NDArray[np.int64]
@@ -33,12 +33,12 @@ class BucketPlan:
         return self.step_ns <= self.bound_ns
 
 
-def default(problem: Problem) -> Plan:
+def default(problem: CoarseStep) -> Plan:
     """What DistributedDataParallel does unless told otherwise."""
     return Plan.capped(problem.nbytes, DDP_CAP, DDP_FIRST)
 
 
-def seeds(problem: Problem, costs: TransferCosts) -> list[Plan]:
+def seeds(problem: CoarseStep, costs: TransferCosts) -> list[Plan]:
     """Plans to begin with: what DDP does, caps of all sizes, dPRO's walk."""
     total = int(problem.nbytes.sum())
     caps = np.unique(np.geomspace(max(total / 256, 1), max(total, 2), 24).astype(np.int64)).tolist()

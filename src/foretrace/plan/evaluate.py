@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from foretrace.plan.problem import Plan, Problem, TransferCosts
+from foretrace.plan.problem import CoarseStep, Plan, TransferCosts
 
 Int64 = npt.NDArray[np.int64]
 
@@ -24,7 +24,7 @@ WARM_UP, MEASURED = 2, 3  # steps simulated before a rhythm is taken for settled
 class Evaluator:
     """Step times of plans for one problem."""
 
-    problem: Problem
+    problem: CoarseStep
     costs: TransferCosts
     _order: Int64 = field(init=False)  # tensors as the forward pass needs them
 
@@ -32,7 +32,7 @@ class Evaluator:
         object.__setattr__(self, "_order", np.argsort(self.problem.forward_place, kind="stable").astype(np.int64))
 
     @classmethod
-    def of(cls, problem: Problem) -> Evaluator:
+    def of(cls, problem: CoarseStep) -> Evaluator:
         """With the costs of all its buckets."""
         return cls(problem=problem, costs=TransferCosts.of(problem))
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from random import Random
 
-from foretrace.plan.problem import CHUNKS, Plan, Problem
+from foretrace.plan.problem import CHUNKS, CoarseStep, Plan
 
 _NUMBER = re.compile(r"\d+")
 
@@ -71,7 +71,7 @@ def around(plan: Plan, buckets: Sequence[int]) -> Iterator[Plan]:
                 yield toggled(toggled(plan, end - 1), end)
 
 
-def alike(problem: Problem) -> list[list[int]]:
+def alike(problem: CoarseStep) -> list[list[int]]:
     """Boundaries that play the same part in repeated blocks, several each (dPRO, section 5.3, symmetry).
 
     Alike are boundaries between tensors of the same sizes and, where names are known, of the same names up to numbers.

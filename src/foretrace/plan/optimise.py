@@ -30,10 +30,10 @@ from foretrace.plan.buckets import BucketPlan, best_buckets, by_caps, default, l
 from foretrace.plan.evaluate import Evaluator
 from foretrace.plan.memory import Peak
 from foretrace.plan.predictions import Predictions
-from foretrace.plan.problem import Problem, TransferCosts
+from foretrace.plan.problem import CoarseStep, TransferCosts
 from foretrace.plan.recorded import Planned, alone
 from foretrace.plan.result import Answer, Candidate, Gain, OptimiseRequest, Overtaking
-from foretrace.plan.search import Search, SearchState, plan_of_json, plan_to_json
+from foretrace.plan.search import RoundsState, Search, plan_of_json, plan_to_json
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques.base import Technique
 from foretrace.techniques.compute.compiled import Compiled
@@ -66,7 +66,7 @@ class Optimiser:
     tell: Tell | None = None
     clock: Clock | None = None  # seconds; by default those in which nothing is compiled
     done: dict[str, dict[str, Any]] = field(default_factory=dict)  # sets of techniques by name
-    overtaking: SearchState | None = None
+    overtaking: RoundsState | None = None
     overtakes: str = ""  # the set of techniques that this state belongs to
     left_out: dict[str, str] = field(default_factory=dict)
     states: int = 0
@@ -287,7 +287,7 @@ class Optimiser:
         assert best is not None
         return best
 
-    def _checked(self, changed: TaskGraph, best: Candidate) -> tuple[Candidate, Problem]:
+    def _checked(self, changed: TaskGraph, best: Candidate) -> tuple[Candidate, CoarseStep]:
         """The candidate with the best of a few plans by the whole graph, and the problem that it was found in."""
         assert best.parallel is not None and best.found is not None
         problem = best.parallel.problem(changed)
@@ -366,7 +366,7 @@ class Optimiser:
 
     # --- messages that overtake ----------------------------------------------------------------------------------
 
-    def _overtake(self, changed: TaskGraph, problem: Problem, best: Candidate) -> tuple[Overtaking, bool]:
+    def _overtake(self, changed: TaskGraph, problem: CoarseStep, best: Candidate) -> tuple[Overtaking, bool]:
         keep = self._predictions.range_seconds(best.chain) + self._predictions.seconds(best.chain)
         until = self._deadline.until(keep=keep)
         evaluator = Evaluator.of(problem)
@@ -419,7 +419,7 @@ class Optimiser:
             held = json.loads(self.state.read_text())
             same = held["of"] == self._print
             sets, overtaking, self.overtakes = dict(held["sets"]), held["overtaking"], str(held["overtakes"])
-            self.overtaking = None if overtaking is None else SearchState.of_json(overtaking)
+            self.overtaking = None if overtaking is None else RoundsState.of_json(overtaking)
         except (OSError, ValueError, KeyError, TypeError):
             raise ForetraceError(
                 f"{self.state} is no state of a search; give the file that `foretrace optimise --resume` wrote, "

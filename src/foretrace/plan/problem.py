@@ -24,7 +24,7 @@ _FIRST = np.zeros(1, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Problem:
+class CoarseStep:
     """One worker's step in groups of compute, and what has to be exchanged (n tensors).
 
     A step is `first_ns`, the forward groups in the order of `forward_place`, the backward groups in the order of the
@@ -65,7 +65,7 @@ class Problem:
         """What follows the exchange: updates and the rest."""
         return int(self.update_ns.sum() + self.rest_ns)
 
-    def checked(self) -> Problem:
+    def checked(self) -> CoarseStep:
         """The problem itself; raises ForetraceError where a length or a value makes no sense."""
         n = len(self)
         columns = (self.forward_ns, self.forward_place, self.backward_ns, self.update_ns, self.nbytes)
@@ -84,7 +84,7 @@ class Problem:
             raise ForetraceError(f"{self.name}: {self.slots} transfers at a time is not possible; give 1 or more.")
         return self
 
-    def coarsened(self, most: int = MOST_TENSORS) -> Problem:
+    def coarsened(self, most: int = MOST_TENSORS) -> CoarseStep:
         """At most `most` tensors: neighbours with the fewest bytes are taken together, times added."""
         if len(self) <= most:
             return self
@@ -96,7 +96,7 @@ class Problem:
             size[i : i + 2] = [size[i] + size[i + 1]]
         return self._merged(groups)
 
-    def _merged(self, groups: Sequence[Sequence[int]]) -> Problem:
+    def _merged(self, groups: Sequence[Sequence[int]]) -> CoarseStep:
         def total(column: Int64) -> Int64:
             return np.array([int(column[group].sum()) for group in map(list, groups)], dtype=np.int64)
 
@@ -175,7 +175,7 @@ class TransferCosts:
     latency_ns: int
 
     @classmethod
-    def of(cls, problem: Problem, chunks: Sequence[int] = CHUNKS) -> TransferCosts:
+    def of(cls, problem: CoarseStep, chunks: Sequence[int] = CHUNKS) -> TransferCosts:
         """Costs of all buckets of neighbours, by the network's own answer for every size."""
         n = len(problem)
         prefix = np.concatenate([[0], np.cumsum(problem.nbytes)])

@@ -34,7 +34,7 @@ STARTS = 5  # simple plans that are descended from
 
 
 @dataclass(kw_only=True)
-class SearchState:
+class RoundsState:
     """Where a search stands; all of it is written to a file and read back."""
 
     best: Plan
@@ -57,7 +57,7 @@ class SearchState:
         }
 
     @classmethod
-    def of_json(cls, held: dict[str, Any]) -> SearchState:
+    def of_json(cls, held: dict[str, Any]) -> RoundsState:
         """The state in the text that `to_json` made."""
         version, words, gauss = held["random"]
         return cls(
@@ -85,7 +85,7 @@ class Search:
     """A search over plans with `ahead`, one round at a time."""
 
     evaluator: Evaluator
-    state: SearchState
+    state: RoundsState
     bound_ns: float
     groups: list[list[int]] = field(default_factory=list)
     starts: list[Plan] = field(default_factory=list)
@@ -95,16 +95,16 @@ class Search:
     def begin(cls, evaluator: Evaluator, *, seed: int = 0) -> Search:
         """From the best of the simple plans, each in every number of parts."""
         found, tried = _starts(evaluator)
-        state = SearchState(best=found[0][1], best_ns=found[0][0], evaluations=tried, random=Random(seed).getstate())
+        state = RoundsState(best=found[0][1], best_ns=found[0][0], evaluations=tried, random=Random(seed).getstate())
         return cls._at(evaluator, state, found)
 
     @classmethod
-    def resume(cls, evaluator: Evaluator, state: SearchState) -> Search:
+    def resume(cls, evaluator: Evaluator, state: RoundsState) -> Search:
         """Continues where `state` stands."""
         return cls._at(evaluator, state, _starts(evaluator)[0])
 
     @classmethod
-    def _at(cls, evaluator: Evaluator, state: SearchState, found: list[tuple[float, Plan]]) -> Search:
+    def _at(cls, evaluator: Evaluator, state: RoundsState, found: list[tuple[float, Plan]]) -> Search:
         usual = replace(default(evaluator.problem), ahead=True)
         return cls(
             evaluator=evaluator,
@@ -158,7 +158,7 @@ class Search:
             return False
         gained = ns < state.best_ns * (1 - _GAIN)
         better = ns < state.best_ns
-        self.state = SearchState(
+        self.state = RoundsState(
             best=plan if better else state.best,
             best_ns=min(ns, state.best_ns),
             rounds=state.rounds + 1,
@@ -170,7 +170,7 @@ class Search:
 
     def run(
         self, *, until: Deadline = NEVER, rounds: int | None = None, tell: Callable[[Search], None] | None = None
-    ) -> SearchState:
+    ) -> RoundsState:
         """Rounds until done, `until` or so many rounds; `tell` hears of every one."""
         while not self.done and (rounds is None or self.state.rounds < rounds) and not until.over:
             if not self.round(until):

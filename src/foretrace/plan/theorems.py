@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from foretrace.plan.problem import Plan, Problem, TransferCosts
+from foretrace.plan.problem import CoarseStep, Plan, TransferCosts
 
 
 def tensors_pay(*, sent_before: float, sent_first: float, ready_second: float, both: float, second: float) -> bool:
@@ -45,7 +45,7 @@ def parts_pay(costs: TransferCosts) -> bool:
     return bool((parts < whole[0]).any())
 
 
-def walk(problem: Problem, costs: TransferCosts) -> Plan:
+def walk(problem: CoarseStep, costs: TransferCosts) -> Plan:
     """Buckets by one walk over neighbouring tensors: fuse where the theorems say so (dPRO, algorithm 1).
 
     A good plan in linear time, not the best one: fusing is decided with the transfers before it as they are.
