@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace.errors import ForetraceError
-from foretrace.search.minimise import Running, SearchState, minimise
+from foretrace.search.minimise import SearchProgress, SearchState, minimise
 from foretrace.search.space import Choices, Infeasible, Problem, Space
 from foretrace.search.strategies import MCMC, BestFirst, Descent, Evolution, Exhaustive, RandomSearch
 from foretrace.search.strategy import SearchStrategy
@@ -129,8 +129,8 @@ def test_a_state_is_a_file_and_belongs_to_its_search(tmp_path: Path) -> None:
 def test_who_listens_hears_of_every_step_and_may_keep_it() -> None:
     told: list[tuple[int, SearchState]] = []
 
-    def tell(running: Running[Any]) -> None:
-        found = running.found
+    def tell(progress: SearchProgress[Any]) -> None:
+        found = progress.found
         told.append((found.steps, found.state))
 
     whole = minimise(PROBLEM, strategy=Evolution(population=8), calls=200, tell=tell)
@@ -171,7 +171,7 @@ def test_chains_are_the_same_on_other_processes(tmp_path: Path) -> None:
     given: dict[str, Any] = {"strategy": MCMC(beta=0.3), "calls": 403, "chains": 3, "seed": 2}
     told: list[int] = []
     here = minimise(PROBLEM, **given)
-    there = minimise(PROBLEM, **given, on="here", tell=lambda running: told.append(running.found.calls))
+    there = minimise(PROBLEM, **given, on="here", tell=lambda progress: told.append(progress.found.calls))
     assert here == there and here.calls == 403
     assert told == sorted(told) and told[-1] == 403
     dying = Numbers(PROBLEM.space, 7, 0.2, die_once=tmp_path / "died")

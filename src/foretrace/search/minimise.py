@@ -251,7 +251,7 @@ class _Order(Generic[Point]):
         return chain
 
 
-class Running(Generic[Point]):
+class SearchProgress(Generic[Point]):
     """A search under way, as `tell` hears of it after every step."""
 
     def __init__(self, orders: Sequence[_Order[Point]], parts: Callable[[], Sequence[_Part[Point]]]) -> None:
@@ -263,7 +263,7 @@ class Running(Generic[Point]):
         return _found(self._first, self._parts())
 
 
-Tell = Callable[[Running[Any]], None]
+Tell = Callable[[SearchProgress[Any]], None]
 
 
 def minimise(
@@ -334,7 +334,7 @@ def _kept(state: SearchState, strategy: str, seed: int, chains: int) -> Sequence
 def _here(orders: Sequence[_Order[Point]], until: Deadline, tell: Tell | None) -> list[_Part[Point]]:
     """All chains side by side in this process: what they ask for is priced together."""
     chains = [order.chain(until) for order in orders]
-    running = Running(orders, lambda: [chain.part() for chain in chains])
+    running = SearchProgress(orders, lambda: [chain.part() for chain in chains])
     costs, clock, timed = orders[0].problem.costs, until.clock, until.left < inf
     longest = thought = recent = 0.0  # seconds: of the longest call and ask so far, of a call just now
     most = 1  # points that may be priced before the clock is looked at
@@ -375,7 +375,7 @@ def _elsewhere(orders: Sequence[_Order[Point]], until: Deadline, tell: Tell | No
     """Every chain where the executor puts it, in a few parts, so that what ends early leaves something behind."""
     total_s = until.left
     parts = [replace(order, budget=replace(order.budget, calls=0)).chain(until).part() for order in orders]
-    running = Running(orders, lambda: parts)
+    running = SearchProgress(orders, lambda: parts)
     try:
         with executor.place(on):
             for share in _PARTS:
