@@ -35,6 +35,7 @@ Ended = Literal["", "proven", "finished", "nothing new", "calls", "steps", "seco
 
 _REPEATED = 30_000  # points in a row that were all priced before: the strategy is caught
 _ROUNDING = 1e-9  # that a bound may be above a cost
+_ENDLESS = 1 << 62
 _FADE = 0.98  # per look, of what the longest call took
 _LOOK = 256  # asks between two looks at the clock
 _BATCH = 0.02  # of the seconds: what is priced between two looks at the clock
@@ -97,8 +98,8 @@ class Found(Generic[Point]):
 class _Budget:
     """Of one chain."""
 
-    calls: float
-    steps: float
+    calls: int
+    steps: int
     gap: float
 
 
@@ -122,6 +123,8 @@ class _Chain(Generic[Point]):
         self._steps = strategy.steps(context)
         self._asked: Sequence[Point] = ()
         self._keys: list[Hashable] = []
+        self._costs: list[float | None] = []  # of what was asked, None where it is not known
+        self._open: list[int] = []  # places of what is to be priced
         self._advance(None)
 
     @property
@@ -130,73 +133,83 @@ class _Chain(Generic[Point]):
         bound = self.context.bound
         return self.best is not None and self.cost <= bound + self.budget.gap * abs(bound)
 
-    def wanted(self) -> list[tuple[Hashable, Point]]:
+    def wanted(self, most: int) -> list[Point]:
         """Points to be priced next; none at the end of a step or of the search, or while known points are repeated."""
         for _ in range(_LOOK):
-            if self.ended:
-                break
-            if len(self.known) >= self.context.space.size:
-                self.context.prove(self.cost)
-                self.ended = "proven" if self.proven else "finished"
-                break
-            known = self.known
-            new = {key: at for key, at in zip(self._keys, self._asked, strict=True) if key not in known}
-            if not new:
-                self._repeated += len(self._keys)
-                self._advance([known[key] for key in self._keys])
-                if not self._keys:
-                    break
-                continue
-            self._repeated = 0
-            if self.calls < len(self.kept):  # of an earlier part of the search
-                for (key, point), cost in zip(new.items(), islice(self.kept, self.calls, None), strict=False):
-                    self._learn(key, point, Infeasible(cost) if isinstance(cost, str) else cost)
-            elif self.calls >= self.budget.calls:
+            if self._open and not self.ended:
+                if self.calls < len(self.kept):  # of an earlier part of the search
+                    for cost in islice(self.kept, self.calls, self.calls + len(self._open)):
+                        self._learn(Infeasible(cost) if isinstance(cost, str) else cost)
+                    continue
+                if self.calls < self.budget.calls:
+                    most = min(most, self.budget.calls - self.calls)
+                    return [self._asked[i] for i in self._open[:most]]
                 self.ended = "calls"
-            else:
-                return list(islice(new.items(), int(min(self.budget.calls - self.calls, len(new)))))
+            if self.ended or not self._advance(self._answer()):
+                break
         return []
 
     def replay(self) -> None:
         """Let the strategy go the way that it went before, up to where a new point is needed."""
         while self.calls < len(self.kept) and not self.ended:
-            self.wanted()
+            self.wanted(0)
 
-    def priced(self, key: Hashable, point: Point, cost: float) -> None:
-        """Note the cost of a new point."""
-        if isnan(cost):
-            raise ValueError(f"the cost of {point} is not a number")
-        self.kept.append(cost if cost < inf else getattr(cost, "why", "infinite"))
-        self._learn(key, point, cost)
+    def priced(self, cost: float) -> None:
+        """Note the cost of the first of the points that were wanted."""
+        if cost < inf:
+            self.kept.append(float(cost))
+        elif isnan(cost):
+            raise ValueError(f"the cost of {self._asked[self._open[0]]} is not a number")
+        else:
+            self.kept.append(getattr(cost, "why", "infinite"))
+        self._learn(cost)
 
-    def _learn(self, key: Hashable, point: Point, cost: float) -> None:
-        self.known[key] = cost
+    def _learn(self, cost: float) -> None:
+        place = self._open.pop(0)
+        self.known[self._keys[place]] = self._costs[place] = cost
         self.calls += 1
-        if cost < self.context.bound - _ROUNDING * abs(self.context.bound):
-            raise ValueError(f"{point} costs {cost}, below the bound {self.context.bound}")
         if cost < self.cost:
-            self.best, self.cost = point, float(cost)
+            if cost < self.context.bound - _ROUNDING * abs(self.context.bound):
+                raise ValueError(f"{self._asked[place]} costs {cost}, below the bound {self.context.bound}")
+            self.best, self.cost = self._asked[place], float(cost)
             self.gains.append((self.calls, self.cost))
             if self.proven:
                 self.ended = "proven"
+        if len(self.known) >= self.context.space.size and not self.ended:
+            self.context.prove(self.cost)
+            self.ended = "proven" if self.proven else "finished"
 
-    def _advance(self, costs: Sequence[float] | None) -> None:
-        """Give the strategy the costs that it asked for, and ask it again."""
-        if self._repeated > _REPEATED:
-            self.ended = "nothing new"
-            return
+    def _advance(self, costs: Sequence[float] | None) -> bool:
+        """Give the strategy the costs of what it asked, and ask it again; False at the end of a step."""
         try:
             self._asked = self._steps.send(costs)  # type: ignore[arg-type]  # None begins a generator
         except StopIteration:
-            self._asked, self._keys = (), []
-            self.steps += 1
-            self.ended = "proven" if self.proven else "finished"
-            return
+            self._asked = ()
+            self.ended = "finished"
         self._keys = list(map(self._key, self._asked))
-        if costs is not None and not self._keys:
+        self._costs = list(map(self.known.get, self._keys))
+        if None in self._costs:
+            self._repeated = 0
+            first: dict[Hashable, int] = {}
+            for i, key in enumerate(self._keys):
+                if self._costs[i] is None:
+                    first.setdefault(key, i)
+            self._open = list(first.values())
+        elif self._keys:
+            self._repeated += len(self._keys)
+            if self._repeated > _REPEATED:
+                self.ended = "nothing new"
+        else:
             self.steps += 1
-            if self.proven or self.steps >= self.budget.steps:
-                self.ended = "proven" if self.proven else "steps"
+            if self.proven:
+                self.ended = "proven"
+            elif self.steps >= self.budget.steps and not self.ended:
+                self.ended = "steps"
+        return bool(self._keys)
+
+    def _answer(self) -> Sequence[float]:
+        known = self.known
+        return [known[key] if cost is None else cost for key, cost in zip(self._keys, self._costs, strict=True)]
 
     def part(self) -> _Part[Point]:
         """What the search came to."""
@@ -318,8 +331,8 @@ def minimise(
     return _found(orders[0], parts)
 
 
-def _share(total: int | None, chains: int, i: int) -> float:
-    return inf if total is None else total // chains + (i < total % chains)
+def _share(total: int | None, chains: int, i: int) -> int:
+    return _ENDLESS if total is None else total // chains + (i < total % chains)
 
 
 def _kept(state: SearchState, strategy: str, seed: int, chains: int) -> Sequence[tuple[Cost, ...]]:
@@ -336,12 +349,17 @@ def _here(orders: Sequence[_Order[Point]], until: Deadline, tell: Tell | None) -
     chains = [order.chain(until) for order in orders]
     running = SearchProgress(orders, lambda: [chain.part() for chain in chains])
     costs, clock, timed = orders[0].problem.costs, until.clock, until.left < inf
-    longest = thought = recent = 0.0  # seconds: of the longest call and ask so far, of a call just now
-    most = 1  # points that may be priced before the clock is looked at
+    longest = thought = 0.0  # seconds of the longest call and ask so far, less and less as time passes
+    most = 1 if timed else _ENDLESS  # points that are priced before the clock is looked at
     try:
         while left := [chain for chain in chains if not chain.ended]:
             began, steps = clock() if timed else 0.0, sum(chain.steps for chain in left)
-            asked = [(chain, *each) for chain in left for each in chain.wanted()]
+            points: list[Point] = []
+            asking: list[_Chain[Point]] = []
+            for chain in left:
+                asked = chain.wanted(most - len(points))
+                points += asked
+                asking += [chain] * len(asked)
             if tell is not None and sum(chain.steps for chain in left) > steps:
                 tell(running)
             if timed:
@@ -351,16 +369,16 @@ def _here(orders: Sequence[_Order[Point]], until: Deadline, tell: Tell | None) -
                     for chain in left:
                         chain.ended = chain.ended or "seconds"
                     break
-                fit = min(_BATCH * until.seconds, until.left) / max(recent, 1e-9)
-                asked = asked[: int(max(min(fit, most), 1))]
-            if not asked:
+            if not points:
                 continue
-            found = costs([point for _, _, point in asked])
-            for (chain, key, point), cost in zip(asked, found, strict=True):
-                chain.priced(key, point, cost)
+            found = costs(points)
+            for chain, cost in zip(asking, found, strict=True):
+                chain.priced(cost)
             if timed:
-                recent = (clock() - now) / len(asked)
-                longest, most = max(_FADE * longest, recent), 2 * len(asked)
+                per_call = (clock() - now) / len(points)
+                longest = max(_FADE * longest, per_call)
+                fit = min(_BATCH * until.seconds, until.left) / max(per_call, 1e-9)
+                most = max(int(min(fit, 2 * len(points))), 1)
     except KeyboardInterrupt:
         for chain in chains:
             chain.ended = chain.ended or "stopped"
@@ -383,7 +401,7 @@ def _elsewhere(orders: Sequence[_Order[Point]], until: Deadline, tell: Tell | No
                 now = [
                     replace(
                         orders[i], kept=parts[i].kept, seconds=share * total_s - until.spent if total_s < inf else inf,
-                        budget=replace(orders[i].budget, calls=_ceil(share * orders[i].budget.calls)),
+                        budget=replace(orders[i].budget, calls=ceil(share * orders[i].budget.calls)),
                     )
                     for i in going
                 ]  # fmt: skip
@@ -394,10 +412,6 @@ def _elsewhere(orders: Sequence[_Order[Point]], until: Deadline, tell: Tell | No
     except KeyboardInterrupt:
         parts = [replace(part, ended="stopped") for part in parts]
     return parts
-
-
-def _ceil(calls: float) -> float:
-    return ceil(calls) if calls < inf else inf
 
 
 def _found(order: _Order[Point], parts: Sequence[_Part[Point]]) -> Found[Point]:

@@ -71,12 +71,13 @@ class MCMC:
 class Descent:
     """Descents to where no neighbour is better: from the starts, then from the best point, changed at random.
 
-    The first better one of the space's neighbours is taken. Once the starts are used up, the best point is in turns
+    The first better one of the space's neighbours is taken, and from the last start once the best of all. Once the
+    starts are used up, the best point is in turns
     shaken by a few random changes, or walked from while worse ones are accepted less and less (simulated annealing).
     A step is one descent. Ends after `patience` descents that gained next to nothing.
     """
 
-    starts: int = 5  # descended from: the best ones, and the first
+    starts: int = 5  # descended from: the best ones, and the last
     patience: int = 12
     gain: float = 1e-4  # share of the cost that counts as a gain
     kicks: int = 4  # changes that shake a point, at most
@@ -91,10 +92,9 @@ class Descent:
         begins = [best]
         if context.starts:
             costs = yield context.starts
-            order = sorted(range(len(costs)), key=costs.__getitem__)[: self.starts]
-            begins = list(
-                {space.key(at): at for at in [*(context.starts[i] for i in order), context.starts[0]]}.values()
-            )
+            priced = {space.key(at): (at, cost) for at, cost in zip(context.starts, costs, strict=True)}
+            ranked = [at for at, _ in sorted(priced.values(), key=lambda each: each[1])[: self.starts]]
+            begins = [*{space.key(at): at for at in [*ranked, context.starts[-1]]}.values()]
         idle = 0
         for number in range(1 << 62):
             if number < len(begins):
@@ -105,7 +105,7 @@ class Descent:
                 at = best
                 for _ in range(rng.randint(1, self.kicks)):
                     at = space.neighbour(at, rng)
-            at, cost = yield from descended(context, at)
+            at, cost = yield from (steepest if number == len(begins) - 1 else descended)(context, at)
             idle = 0 if cost < best_cost - self.gain * abs(best_cost) else idle + 1
             if cost < best_cost:
                 best, best_cost = at, cost
@@ -139,6 +139,18 @@ def descended(context: SearchContext[Point], at: Point) -> Way[Point]:
             if new < cost:
                 at, cost, improved = other, new, True
                 break
+    return at, cost
+
+
+def steepest(context: SearchContext[Point], at: Point) -> Way[Point]:
+    """The best of all neighbours, again and again."""
+    (cost,) = yield [at]
+    while others := list(context.space.neighbours(at, context.rng)):
+        costs = yield others
+        best = min(range(len(others)), key=costs.__getitem__)
+        if costs[best] >= cost:
+            break
+        at, cost = others[best], costs[best]
     return at, cost
 
 
