@@ -16,7 +16,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from math import ceil, inf, isnan
 from pathlib import Path
 from random import Random
@@ -138,7 +137,7 @@ class _Chain(Generic[Point]):
         for _ in range(_LOOK):
             if self._open and not self.ended:
                 if self.calls < len(self.kept):  # of an earlier part of the search
-                    for cost in islice(self.kept, self.calls, self.calls + len(self._open)):
+                    for cost in self.kept[self.calls : self.calls + len(self._open)]:
                         self._learn(Infeasible(cost) if isinstance(cost, str) else cost)
                     continue
                 if self.calls < self.budget.calls:
