@@ -30,8 +30,7 @@ from foretrace.graph.taskgraph import TaskGraph
 from foretrace.plan.advise import LeftOut
 from foretrace.plan.buckets import BucketPlan, best_buckets, by_caps, default
 from foretrace.plan.evaluate import Evaluator
-from foretrace.plan.memory import Peak
-from foretrace.plan.predictions import Predictions
+from foretrace.plan.predictions import Peak, Predictions
 from foretrace.plan.problem import CoarseStep, Plan, TransferCosts
 from foretrace.plan.recorded import Planned, alone
 from foretrace.plan.result import Answer, Candidate, Gain, OptimiseRequest, Overtaking

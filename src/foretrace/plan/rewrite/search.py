@@ -25,7 +25,7 @@ _GROWTH = 2  # a graph with more than twice the operators (and some) is not foll
 _SPARE = 8
 
 
-class Reached(NamedTuple):
+class Derivation(NamedTuple):
     """A graph, and the rules that lead to it; "rule (all)" where applied at all places at once."""
 
     graph: Graph
@@ -33,25 +33,25 @@ class Reached(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rewrites(Space[Reached]):
+class Rewrites(Space[Derivation]):
     """What rules make of a graph."""
 
     rules: Sequence[Rule]
 
-    def key(self, point: Reached) -> Hashable:
+    def key(self, point: Derivation) -> Hashable:
         return point.graph.key
 
-    def neighbours(self, point: Reached, rng: Random) -> Iterator[Reached]:
-        return (Reached(graph, (*point.rules, name)) for name, graph in neighbours(point.graph, self.rules))
+    def neighbours(self, point: Derivation, rng: Random) -> Iterator[Derivation]:
+        return (Derivation(graph, (*point.rules, name)) for name, graph in neighbours(point.graph, self.rules))
 
 
-class Seconds(Problem[Reached]):
+class Seconds(Problem[Derivation]):
     """What graphs cost (s); those that have grown too large cannot be."""
 
     def __init__(self, graph: Graph, rules: Sequence[Rule], costs: OperatorCosts) -> None:
         self.space, self._costs, self._most = Rewrites(rules), costs, _GROWTH * len(graph.order()) + _SPARE
 
-    def costs(self, points: Sequence[Reached]) -> list[float]:
+    def costs(self, points: Sequence[Derivation]) -> list[float]:
         fits = [len(point.graph.order()) <= self._most for point in points]
         self._costs.learn(point.graph for point, fit in zip(points, fits, strict=True) if fit)
         return [
@@ -63,7 +63,7 @@ class Seconds(Problem[Reached]):
 def search(
     graph: Graph, rules: Sequence[Rule], costs: OperatorCosts, *, alpha: float = 1.05, budget: int = 100,
     until: Deadline | None = None,
-) -> Found[Reached]:  # fmt: skip
+) -> Found[Derivation]:  # fmt: skip
     """The best graph that `budget` expansions reach.
 
     Args:
@@ -76,7 +76,7 @@ def search(
 
     """
     return minimise(
-        Seconds(graph, rules, costs), strategy=BestFirst(alpha=alpha), starts=[Reached(graph, ())], steps=budget,
+        Seconds(graph, rules, costs), strategy=BestFirst(alpha=alpha), starts=[Derivation(graph, ())], steps=budget,
         seconds=until,
     )  # fmt: skip
 

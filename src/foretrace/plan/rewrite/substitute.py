@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from foretrace.deadline import Deadline
 from foretrace.plan.rewrite.costs import OperatorCosts
 from foretrace.plan.rewrite.rules import Rule
-from foretrace.plan.rewrite.search import Reached, exhausted, search
+from foretrace.plan.rewrite.search import Derivation, exhausted, search
 from foretrace.plan.rewrite.split import boundary, by_level, parts
 from foretrace.plan.rewrite.term import Term
 from foretrace.plan.rewrite.terms import Graph
@@ -56,7 +56,7 @@ class _Run:
     alpha: float
     budget: int
     until: Deadline | None
-    known: dict[tuple[int, ...], Reached]  # what became of parts that were searched
+    known: dict[tuple[int, ...], Derivation]  # what became of parts that were searched
     used: list[str]
     steps: int = 0
     seen: int = 0
@@ -70,7 +70,7 @@ class _Run:
         best = self.known.get(part.key)
         if best is None:
             found = search(part, self.rules, self.costs, alpha=self.alpha, budget=self.budget, until=self.until)
-            best = self.known[part.key] = found.best or Reached(part, ())
+            best = self.known[part.key] = found.best or Derivation(part, ())
             self.steps += found.steps
             self.seen += found.calls
             self.complete = self.complete and found.ended == "finished"
