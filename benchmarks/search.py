@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from random import Random
 from typing import Any
 
@@ -66,9 +67,7 @@ def strategies(beta: float) -> list[SearchStrategy]:
     found: list[SearchStrategy] = [
         Exhaustive(), RandomSearch(), MCMC(beta=beta), Descent(walk=50), BestFirst(alpha=1.5), Evolution(), Bayes(),
     ]  # fmt: skip
-    try:
-        import cma  # noqa: F401
-    except ImportError:
+    if find_spec("cma") is None:
         print("cma is not installed: no row for CMA-ES", file=sys.stderr)
         return found
     return [*found, CMAES()]

@@ -22,12 +22,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Int64
 from foretrace.plan.evaluate import Evaluator
 from foretrace.plan.problem import CoarseStep, Plan, TransferCosts
-
-Int64 = npt.NDArray[np.int64]
 
 MIB = 1024 * 1024
 DDP_FIRST, DDP_CAP = 1 * MIB, 25 * MIB  # of DistributedDataParallel where the user sets nothing

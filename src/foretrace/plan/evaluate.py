@@ -11,11 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Int64
 from foretrace.plan.problem import CoarseStep, Plan, TransferCosts
-
-Int64 = npt.NDArray[np.int64]
 
 WARM_UP, MEASURED = 2, 3  # steps simulated before a rhythm is taken for settled, and steps that are averaged
 

@@ -11,12 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Float64, Int64
 from foretrace.cost.network.network import CollectiveKind, Network
 from foretrace.errors import ForetraceError
-
-Int64 = npt.NDArray[np.int64]
 
 MOST_TENSORS = 512  # beyond, the smallest neighbours are one tensor from the start
 CHUNKS = (1, 2, 4, 8)  # partition counts that are tried
@@ -205,7 +203,7 @@ def _times_ns(network: Network, nbytes: Int64) -> Int64:
     A line is believed where 33 of the network's answers over the whole range lie on it to 0.001 ns.
     """
 
-    def ask(sizes: Int64) -> npt.NDArray[np.float64]:
+    def ask(sizes: Int64) -> Float64:
         return np.array([1e9 * network.cost(CollectiveKind.ALL_REDUCE, float(size)).seconds for size in sizes])
 
     if len(nbytes) > 64:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Float64, Int64, Mask
 from foretrace.cost.network.network import CollectiveKind, Network
 from foretrace.graph.edit import remove
 from foretrace.graph.taskgraph import EdgeKind, Phase, TaskGraph, TaskKind
@@ -21,8 +21,6 @@ from foretrace.techniques.distributed.exchange import WAIT
 from foretrace.techniques.distributed.gradients import Gradient, first_uses
 from foretrace.techniques.distributed.messages import ExchangePlan as Messages
 from foretrace.techniques.distributed.messages import MessagePart, lay_out
-
-Int64 = npt.NDArray[np.int64]
 
 COMPILED = "compiled"
 
@@ -206,7 +204,7 @@ class _Step:
             found.append(int(self.timeline.start[join]))
         return np.array(found, dtype=np.int64) - self.timeline.end[graph.marks[:-1]]
 
-    def _here(self) -> npt.NDArray[np.bool_]:
+    def _here(self) -> Mask:
         return np.asarray((self.graph.step == self.step) & ~self.graph.gone)
 
     def _busy(self, phase: Phase) -> int:
@@ -260,7 +258,7 @@ def _middle(columns: Int64) -> Int64:
     return found
 
 
-def _shared(total: int, weight: npt.NDArray[np.float64]) -> Int64:
+def _shared(total: int, weight: Float64) -> Int64:
     """`total` ns in parts that are proportional to weights and sum to it exactly."""
     if weight.sum() <= 0:
         weight = np.ones_like(weight)

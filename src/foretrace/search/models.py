@@ -11,13 +11,11 @@ from random import Random
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Float64
 from foretrace.errors import MissingExtraError
 from foretrace.search.space import Point, Space
 from foretrace.search.strategy import SearchContext, Steps
-
-Float64 = npt.NDArray[np.float64]
 
 _LENGTHS = np.geomspace(0.05, 3.0, 12)  # scales of coordinates that are tried
 _NOISE = 1e-6  # of the variance, so that the matrix can be inverted
