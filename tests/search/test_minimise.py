@@ -174,6 +174,8 @@ def test_chains_are_the_same_on_other_processes(tmp_path: Path) -> None:
     there = minimise(PROBLEM, **given, on="here", tell=lambda progress: told.append(progress.found.calls))
     assert here == there and here.calls == 403
     assert told == sorted(told) and told[-1] == 403
+    part = minimise(PROBLEM, **(given | {"calls": 100})).state
+    assert minimise(PROBLEM, **given, on="here", state=part) == here
     dying = Numbers(PROBLEM.space, 7, 0.2, die_once=tmp_path / "died")
     assert minimise(dying, **given, on="here") == here
     assert (tmp_path / "died").exists()

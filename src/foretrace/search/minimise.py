@@ -378,7 +378,11 @@ def _here(orders: Sequence[_Order[Point]], until: Deadline, tell: Tell | None) -
                 longest = max(_FADE * longest, per_call)
                 fit = min(_BATCH * until.seconds, until.left) / max(per_call, 1e-9)
                 most = max(int(min(fit, 2 * len(points))), 1)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # at any place: what is not kept yet never was
+        chains = [
+            replace(order, kept=tuple(chain.kept), check=None).chain(until)
+            for order, chain in zip(orders, chains, strict=True)
+        ]
         for chain in chains:
             chain.ended = chain.ended or "stopped"
     return [chain.part() for chain in chains]
@@ -397,9 +401,10 @@ def _elsewhere(orders: Sequence[_Order[Point]], until: Deadline, tell: Tell | No
         with executor.place(on):
             for share in _PARTS:
                 going = [i for i, part in enumerate(parts) if part.ended in ("", "calls", "seconds")]
+                left_s = share * total_s - until.spent if total_s < inf else inf
                 now = [
                     replace(
-                        orders[i], kept=parts[i].kept, seconds=share * total_s - until.spent if total_s < inf else inf,
+                        orders[i], kept=parts[i].kept, check=parts[i].check, seconds=left_s,
                         budget=replace(orders[i].budget, calls=ceil(share * orders[i].budget.calls)),
                     )
                     for i in going
