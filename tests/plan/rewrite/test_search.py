@@ -136,7 +136,7 @@ def test_a_network_is_rewritten_in_parts_to_an_equal_one() -> None:
     assert found.after_s < 0.6 * found.before_s
     assert found.after_s == pytest.approx(Stated().of(found.after))
     assert difference(graph, found.after) < 1e-9
-    assert found.uses["fold-batch-norm"] == 12
+    assert found.rules.count("fold-batch-norm") == 12
     assert shares == sorted(shares)
     assert shares[-1] <= 1.0
 

@@ -2,7 +2,7 @@
 
 found = rewrite(model, args, name="mine", wanted=Wanted(alpha=1.05))
 found.module(*args)         # what the original returns
-found.rewriting.uses        # {"merge-convolutions": 9, ...}
+found.used                  # (RuleUse(name="merge-convolutions", uses=9, ...), ...)
 found.check.equal, found.gain.gains["rewritten"]
 """
 

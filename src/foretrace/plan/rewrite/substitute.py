@@ -38,14 +38,6 @@ class Rewriting:
     seen: int
     complete: bool  # no part ran out of budget or time
 
-    @property
-    def uses(self) -> dict[str, int]:
-        """How often each rule was used, most often first; "rule (all)" is a use at many places."""
-        found: dict[str, int] = {}
-        for each in self.rules:
-            found[each] = found.get(each, 0) + 1
-        return dict(sorted(found.items(), key=lambda each: (-each[1], each[0])))
-
 
 @dataclass
 class _Run:
