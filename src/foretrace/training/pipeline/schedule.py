@@ -38,10 +38,10 @@ F, B, I, W, U = ActionKind  # noqa: E741  (as they are written)
 
 
 class Action(NamedTuple):
-    """One entry of a table: the index is a micro-batch, or the batch of an update; updates are of all own stages."""
+    """One entry of a table: the number is a micro-batch, or the batch of an update, which is of all own stages."""
 
     kind: ActionKind
-    index: int
+    number: int
     stage: int
 
     def __str__(self) -> str:
@@ -69,7 +69,7 @@ class PipelineSchedule:
         missing = set(range(self.stages)) - self.process_of.keys()
         if missing:
             self._refuse(f"no process runs stage {min(missing)}")
-        if len({row.count(Action(U, t, -1)) for row in self.rows for t in range(self.first, self.last)} - {1}):
+        if {row.count(Action(U, t, -1)) for row in self.rows for t in range(self.first, self.last)} - {1}:
             self._refuse(f"every process must update once with each of the batches {self.first} to {self.last - 1}")
         self.run_order()
 
@@ -86,7 +86,7 @@ class PipelineSchedule:
     @cached_property
     def last(self) -> int:
         """One behind the last batch."""
-        return 1 + max((each.index for row in self.rows for each in row if each.kind == U), default=self.first - 1)
+        return 1 + max((each.number for row in self.rows for each in row if each.kind == U), default=self.first - 1)
 
     @cached_property
     def halves(self) -> bool:
@@ -117,7 +117,7 @@ class PipelineSchedule:
             found = [Action(I, i, s)]
         else:
             mine = {stage for stage, process in self.process_of.items() if process == self.process_of[s]}
-            found = [Action(U, i, other) for group in tied if group[0] in mine for other in group[1:]]
+            found = [Action(U, i, other) for group in tied if group[0] in mine for other in {*group} - mine]
         return found
 
     def run_order(
@@ -136,14 +136,14 @@ class PipelineSchedule:
             for process, row in enumerate(self.rows):
                 while at[process] < len(row):
                     action = row[at[process]]
-                    key = action if action.kind != U else Action(U, action.index, self._stages_of(process)[0])
+                    key = action if action.kind != U else Action(U, action.number, self._stages_of(process)[0])
                     wanted = self.needs(key, clipped=clipped, tied=tied)
                     if any(each not in done for each in wanted):
                         break
                     place = (process, at[process])
                     found.append((process, action, [done[each] for each in wanted]))
                     for stage in self._stages_of(process) if action.kind == U else [action.stage]:
-                        done[Action(action.kind, action.index, stage)] = place
+                        done[Action(action.kind, action.number, stage)] = place
                     at[process] += 1
                     moved = True
         stuck = [(process, row[at[process]]) for process, row in enumerate(self.rows) if at[process] < len(row)]
@@ -176,16 +176,16 @@ class PipelineSchedule:
         for each in self.rows[process]:
             if each in seen:
                 self._refuse(f"{each} is {where} twice")
-            before, batch = [], each.index // m
+            before, batch = [], each.number // m
             if each.kind == U:
                 kinds = {k for k in (B, W) if any(a.kind == k for a in self.rows[process])}
                 before = [
                     Action(kind, i, s)
                     for s in self._stages_of(process)
-                    for i in range(each.index * m, (each.index + 1) * m)
+                    for i in range(each.number * m, (each.number + 1) * m)
                     for kind in kinds
                 ]
-                before += [Action(U, each.index - 1, -1)] if each.index > self.first else []
+                before += [Action(U, each.number - 1, -1)] if each.number > self.first else []
             elif not 0 <= each.stage < self.stages or self.process_of.get(each.stage) != process:
                 self._refuse(f"{each} {where} is of a stage that is not there; stages are 0 to {self.stages - 1}")
             elif batch < self.first:
@@ -193,10 +193,10 @@ class PipelineSchedule:
             elif each.kind == F and batch - self.versions[each.stage] >= self.first:
                 before = [Action(U, batch - self.versions[each.stage], -1)]
             elif each.kind in (B, I):
-                before = [Action(F, each.index, each.stage)]
+                before = [Action(F, each.number, each.stage)]
                 before += [Action(U, batch - 1, -1)] if batch > self.first else []
             elif each.kind == W:
-                before = [Action(I, each.index, each.stage)]
+                before = [Action(I, each.number, each.stage)]
                 before += [Action(U, batch - 1, -1)] if batch > self.first else []
             for other in before:
                 if other not in seen:
@@ -246,12 +246,12 @@ def table(
     for row in rows:
         passes = list(row)
         kind = W if any(each.kind == W for each in passes) else B
-        left = Counter(each.index // micro_batches for each in passes if each.kind == kind)
+        left = Counter(each.number // micro_batches for each in passes if each.kind == kind)
         whole: list[Action] = []
         for each in passes:
             whole.append(each)
             if each.kind == kind:
-                batch = each.index // micro_batches
+                batch = each.number // micro_batches
                 left[batch] -= 1
                 if not left[batch]:
                     whole.append(Action(U, batch, -1))

@@ -53,8 +53,8 @@ def zero_bubble(stages: int, micro_batches: int, batches: int, *, first: int = 0
                 if each.kind == F:
                     yield each
                     continue
-                yield Action(I, each.index, stage)
-                if each.index - weight >= stage:
+                yield Action(I, each.number, stage)
+                if each.number - weight >= stage:
                     yield Action(W, weight, stage)
                     weight += 1
             yield from (Action(W, i, stage) for i in range(weight, (t + 1) * micro_batches))
@@ -63,15 +63,13 @@ def zero_bubble(stages: int, micro_batches: int, batches: int, *, first: int = 0
     return table("zero-bubble", rows, micro_batches=micro_batches, versions=[1] * stages, first=first)
 
 
-def interleaved(
-    stages: int, micro_batches: int, batches: int, *, chunks: int = 2, first: int = 0
-) -> PipelineSchedule:
+def interleaved(stages: int, micro_batches: int, batches: int, *, chunks: int = 2, first: int = 0) -> PipelineSchedule:
     """1F1B with a flush on stages / chunks processes; process r has the stages r, r + p, r + 2 p, ..."""
     p = stages // max(chunks, 1)
     if chunks < 1 or p < 1 or p * chunks != stages or micro_batches % p:
         near = max(-(-micro_batches // max(p, 1)) * max(p, 1), 1)
         raise ForetraceError(
-            f"interleaved needs a number of stages that `chunks=` divides and micro-batches in groups of the processes, "
+            f"interleaved needs stages that `chunks=` divides and micro-batches in groups of the processes, "
             f"got {stages} stages, {chunks} chunks and {micro_batches} micro-batches; give "
             f"`micro_batches={near}` and `chunks=1` or a divisor of {stages}."
         )
@@ -87,7 +85,7 @@ def interleaved(
         warm = min(2 * (p - process - 1) + (chunks - 1) * p, count)
         for t in range(first, first + batches):
             for each in _alternating(0, count, warm, 0):
-                yield at(each.kind, each.index, t * micro_batches)
+                yield at(each.kind, each.number, t * micro_batches)
 
     return table("interleaved", map(passes, range(p)), micro_batches=micro_batches, versions=[1] * stages, first=first)
 
@@ -102,9 +100,7 @@ SCHEDULES: dict[str, Callable[..., PipelineSchedule]] = {
 }
 
 
-def _flushing(
-    name: str, stages: int, m: int, batches: int, first: int, warm: Callable[[int], int]
-) -> PipelineSchedule:
+def _flushing(name: str, stages: int, m: int, batches: int, first: int, warm: Callable[[int], int]) -> PipelineSchedule:
     rows = (
         (each for t in range(first, first + batches) for each in _alternating(t * m, m, warm(stage), stage))
         for stage in range(_least(stages))
