@@ -45,7 +45,7 @@ class Action(NamedTuple):
     stage: int
 
     def __str__(self) -> str:
-        return f"{self.kind}{self.index}" + (f"@{self.stage}" if self.kind != U else "")
+        return f"{self.kind}{self.number}" + (f"@{self.stage}" if self.kind != U else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +84,11 @@ class PipelineSchedule:
         return {each.stage: process for process, row in enumerate(self.rows) for each in row if each.kind == F}
 
     @cached_property
+    def stages_of(self) -> list[list[int]]:
+        """Stages of every process, ascending."""
+        return [sorted(s for s, other in self.process_of.items() if other == r) for r in range(len(self.rows))]
+
+    @cached_property
     def last(self) -> int:
         """One behind the last batch."""
         return 1 + max((each.number for row in self.rows for each in row if each.kind == U), default=self.first - 1)
@@ -116,8 +121,8 @@ class PipelineSchedule:
         elif kind == W:
             found = [Action(I, i, s)]
         else:
-            mine = {stage for stage, process in self.process_of.items() if process == self.process_of[s]}
-            found = [Action(U, i, other) for group in tied if group[0] in mine for other in {*group} - mine]
+            mine = self.stages_of[self.process_of[s]]
+            found = [Action(U, i, other) for group in tied if group[0] in mine for other in group if other not in mine]
         return found
 
     def run_order(
@@ -136,13 +141,13 @@ class PipelineSchedule:
             for process, row in enumerate(self.rows):
                 while at[process] < len(row):
                     action = row[at[process]]
-                    key = action if action.kind != U else Action(U, action.number, self._stages_of(process)[0])
+                    key = action if action.kind != U else Action(U, action.number, self.stages_of[process][0])
                     wanted = self.needs(key, clipped=clipped, tied=tied)
                     if any(each not in done for each in wanted):
                         break
                     place = (process, at[process])
                     found.append((process, action, [done[each] for each in wanted]))
-                    for stage in self._stages_of(process) if action.kind == U else [action.stage]:
+                    for stage in self.stages_of[process] if action.kind == U else [action.stage]:
                         done[Action(action.kind, action.number, stage)] = place
                     at[process] += 1
                     moved = True
@@ -166,22 +171,19 @@ class PipelineSchedule:
             " ".join(str(each) if several else str(each).split("@")[0] for each in row) for row in self.rows
         )
 
-    def _stages_of(self, process: int) -> list[int]:
-        return sorted(stage for stage, other in self.process_of.items() if other == process)
-
     def _check_row(self, process: int) -> None:
         """Rules that one process can break alone: each pass once, in order, on weights that exist."""
-        m, seen = self.micro_batches, set[Action]()
+        m, seen, stages = self.micro_batches, set[Action](), self.stages_of[process]
+        kinds = {each.kind for each in self.rows[process]} & {B, W}
         where = f"in the row of process {process}"
         for each in self.rows[process]:
             if each in seen:
                 self._refuse(f"{each} is {where} twice")
             before, batch = [], each.number // m
             if each.kind == U:
-                kinds = {k for k in (B, W) if any(a.kind == k for a in self.rows[process])}
                 before = [
                     Action(kind, i, s)
-                    for s in self._stages_of(process)
+                    for s in stages
                     for i in range(each.number * m, (each.number + 1) * m)
                     for kind in kinds
                 ]
@@ -206,7 +208,7 @@ class PipelineSchedule:
         count = Counter(each.kind for each in seen)
         if (count[I] and count[B]) or count[I] != count[W] or count[F] != count[B] + count[I]:
             self._refuse(f"{where} {count[F]} forward passes have {count[B] + min(count[I], count[W])} backward passes")
-        if count[F] != (self.last - self.first) * m * len(self._stages_of(process)):
+        if count[F] != (self.last - self.first) * m * len(stages):
             self._refuse(f"{where} batches are not whole: each needs {m} micro-batches and an update")
 
     def _refuse(self, why: str) -> NoReturn:
