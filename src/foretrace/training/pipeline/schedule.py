@@ -69,7 +69,8 @@ class PipelineSchedule:
         missing = set(range(self.stages)) - self.process_of.keys()
         if missing:
             self._refuse(f"no process runs stage {min(missing)}")
-        if {row.count(Action(U, t, -1)) for row in self.rows for t in range(self.first, self.last)} - {1}:
+        every = set(range(self.first, self.last))
+        if any({each.number for each in row if each.kind == U} != every for row in self.rows):
             self._refuse(f"every process must update once with each of the batches {self.first} to {self.last - 1}")
         self.run_order()
 
