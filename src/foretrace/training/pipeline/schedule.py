@@ -35,6 +35,7 @@ class ActionKind(StrEnum):
 
 
 F, B, I, W, U = ActionKind  # noqa: E741  (as they are written)
+_STEP = {F: 1, B: -1, I: -1}  # to the stage that reads
 
 
 class Action(NamedTuple):
@@ -103,6 +104,16 @@ class PipelineSchedule:
         """Which version of its weights a stage runs a batch on."""
         return max(batch - self.versions[stage] + 1, 0)
 
+    def reader(self, action: Action) -> Action | None:
+        """The action of a neighbouring stage that reads what this one makes."""
+        stage = action.stage + _STEP.get(action.kind, 0)
+        return action._replace(stage=stage) if action.kind in _STEP and 0 <= stage < self.stages else None
+
+    def sender(self, action: Action) -> int | None:
+        """The process that sends what an action reads."""
+        stage = action.stage - _STEP.get(action.kind, 0)
+        return self.process_of[stage] if action.kind in _STEP and 0 <= stage < self.stages else None
+
     def needs(self, action: Action, *, clipped: bool = False, tied: Sequence[Sequence[int]] = ()) -> list[Action]:
         """Actions, most of them of other processes, whose results this one uses.
 
@@ -158,10 +169,12 @@ class PipelineSchedule:
             self._refuse(f"processes wait for each other: {waits}; put what they need earlier")
         return found
 
-    def in_flight(self, process: int) -> int:
-        """Most micro-batches that a process holds at a time, each stage of it counted: forward done, backward not."""
+    def in_flight(self, process: int, stage: int | None = None) -> int:
+        """Most micro-batches that a process holds at a time, forward done and backward not, of one stage or of all."""
         now = most = 0
         for each in self.rows[process]:
+            if stage is not None and each.stage != stage:
+                continue
             now += (each.kind == F) - (each.kind in (B, W))
             most = max(most, now)
         return most

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from foretrace.errors import ForetraceError
-from foretrace.training.pipeline.schedule import Action, ActionKind, B, F, I, PipelineSchedule
+from foretrace.training.pipeline.schedule import Action, ActionKind, F, PipelineSchedule
 
 AHEAD = 2
 _TAGS = 2**24
@@ -42,9 +42,9 @@ class Transport:
         for peer, row in enumerate(schedule.rows):
             read: list[Action] = []
             for action in row:
-                if peer != rank and _sender(action, schedule) == rank:
+                if peer != rank and schedule.sender(action) == rank:
                     read.append(action)
-                reader = _reader(action, schedule)
+                reader = schedule.reader(action)
                 if reader is None or self._process[reader.stage] == peer:
                     continue
                 links.append((peer, self._process[reader.stage], reader.kind))
@@ -139,18 +139,3 @@ def lost(rank: int, whom: str, where: str, error: RuntimeError) -> LostError:
         f"process {rank} got no answer from {whom} at {where}, which ended or took longer than the timeout ({first}); "
         "start again from the last checkpoint."
     )
-
-
-_STEP = {F: 1, B: -1, I: -1}  # to the stage that reads
-
-
-def _reader(action: Action, schedule: PipelineSchedule) -> Action | None:
-    """The action of a neighbouring stage that reads what this one makes."""
-    stage = action.stage + _STEP.get(action.kind, 0)
-    return action._replace(stage=stage) if action.kind in _STEP and 0 <= stage < schedule.stages else None
-
-
-def _sender(action: Action, schedule: PipelineSchedule) -> int | None:
-    """The process that sends what an action reads."""
-    stage = action.stage - _STEP.get(action.kind, 0)
-    return schedule.process_of[stage] if action.kind in _STEP and 0 <= stage < schedule.stages else None
