@@ -99,8 +99,8 @@ def plan_2bw(
     if not fits.any():
         near = int(np.argmin(np.where(works, nbytes, np.inf)))
         raise ForetraceError(
-            f"nothing fits in {memory_bytes:,.0f} bytes per device; the least is {nbytes[near]:,.0f} with {depth[near]} "
-            f"stages, micro-batches of {b[near]} and recomputation {'on' if again[near] else 'off'}: use more devices "
+            f"nothing fits in {memory_bytes:,.0f} bytes per device; the least is {nbytes[near]:,.0f} with "
+            f"{depth[near]} stages, micro-batches of {b[near]} and recomputation {'on' if again[near] else 'off'}: use more devices "
             "or smaller micro-batches."
         )
     rows = np.flatnonzero(fits)
