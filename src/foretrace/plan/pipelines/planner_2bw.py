@@ -100,8 +100,8 @@ def plan_2bw(
         near = int(np.argmin(np.where(works, nbytes, np.inf)))
         raise ForetraceError(
             f"nothing fits in {memory_bytes:,.0f} bytes per device; the least is {nbytes[near]:,.0f} with "
-            f"{depth[near]} stages, micro-batches of {b[near]} and recomputation {'on' if again[near] else 'off'}: use more devices "
-            "or smaller micro-batches."
+            f"{depth[near]} stages, micro-batches of {b[near]} and recomputation {again[near]}: use more "
+            "devices or smaller micro-batches."
         )
     rows = np.flatnonzero(fits)
     rows = rows[np.lexsort((nbytes[rows], seconds[rows]))]
