@@ -5,7 +5,7 @@
 Stage times and hops are read off one run of GPipe; every other schedule is predicted from them and then run. What
 is compared is the median batch of the least disturbed of three runs, without the first and the last batch. Sleeping
 stages need no core, yet a loaded machine wakes them late; computing ones need a core each. `--write` keeps the rows in
-benchmarks/data/pipelines.jsonl.
+benchmarks/data/pipelines.jsonl and writes the last section of docs/pipelines.md.
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ from foretrace.training.pipeline.job import PipelineJob
 from foretrace.training.pipeline.launch import train_here
 from foretrace.training.pipeline.schedule import PipelineSchedule
 from foretrace.training.pipeline.schedules import SCHEDULES
+from tables import ROOT, machine, table, today
 
 PATH = Path(__file__).parent / "data" / "pipelines.jsonl"
+PAGE = ROOT / "docs" / "pipelines.md"
+HEADING = "## Predicted and measured\n"
 FORWARD_S, BACKWARD_S = 0.020, 0.040
 BATCHES, SKIP, RUNS = 8, 1, 3  # connections are made in the first batch; others disturb a run
 KINDS: tuple[tuple[str, dict[str, int]], ...] = (
@@ -181,7 +184,32 @@ def main() -> None:
             for stages, m in ((2, 2), (2, 4), (4, 4), (4, 6)) if kind == "sleeping" else ((2, 4),):
                 rows += compared(kind, stages, m)
     if "--write" in sys.argv:
+        kept = [json.loads(line) for line in PATH.read_text().splitlines()] if PATH.exists() else []
+        rows = [row for row in kept if row["stages"] not in wanted] + rows
         PATH.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        hand, heading, _ = PAGE.read_text(encoding="utf-8").partition(HEADING)
+        PAGE.write_text(hand + heading + section(rows), encoding="utf-8")
+
+
+def section(rows: list[dict[str, Any]]) -> str:
+    """The end of the page."""
+    timed = [row for row in rows if "error" in row]
+    lines = [
+        (
+            f"{row['stages']}, {row['schedule']}", str(row["processes"]), str(row["micro_batches"]),
+            f"{1e3 * row['predicted_s']:.1f}", f"{1e3 * row['measured_s']:.1f}", f"{100 * row['error']:+.1f}",
+            f"{row['load']:.0f}",
+        )
+        for row in timed
+    ]  # fmt: skip
+    head = ("stages, schedule", "processes", "m", "predicted ms", "measured ms", "error %", "load")
+    held = [row for row in rows if "measured_bytes" in row]
+    same = sum(row["predicted_bytes"] == row["measured_bytes"] for row in held)
+    return (
+        f"\n{today()}, {machine()}; load of the machine beside each row.\n\n{table(head, lines)}\n\n"
+        f"Bytes held at most (weights in all versions, gradients, the optimizer's state, storages that autograd keeps) "
+        f"are as predicted in {same} of {len(held)} processes of GPipe, 1F1B with a flush and 2BW on 4 stages.\n"
+    )
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from foretrace.errors import ForetraceError
 from foretrace.training.pipeline.checkpoints import latest
 from foretrace.training.pipeline.job import LossScaling, PipelineJob
 from foretrace.training.pipeline.launch import train_here
-from foretrace.training.pipeline.runtime import Trained, Worker
+from foretrace.training.pipeline.runtime import StageWorker, Trained
 from foretrace.training.pipeline.schedule import F, PipelineSchedule, parse
 from foretrace.training.pipeline.schedules import SCHEDULES, gpipe, one_f_one_b_flush, two_bw
 from foretrace.training.pipeline.versions import StageVersions
@@ -86,7 +86,7 @@ def test_every_schedule_in_one_process() -> None:
         )
         schedule = parse(text, micro_batches=3)
         cut = job(4, **EVERYTHING)
-        agree(cut, schedule, (Worker(cut, schedule, 0).run(),), 3)
+        agree(cut, schedule, (StageWorker(cut, schedule, 0).run(),), 3)
 
 
 def test_a_cut_and_more_warm_up_change_no_bit() -> None:
@@ -284,13 +284,13 @@ def test_activations_in_flight_are_those_of_the_table() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ForetraceError, match="cut it alike"):
-        Worker(job(2), gpipe(1, 1, 1), 0)
+        StageWorker(job(2), gpipe(1, 1, 1), 0)
     with pytest.raises(ForetraceError, match="cannot be cut into stages of"):
         PipelineJob(**{**vars(job(2)), "cut": (3, 3)})
     with pytest.raises(ForetraceError, match="whole backward passes"):
-        Worker(job(2, recompute=True), SCHEDULES["zero-bubble"](2, 2, 1), 0)
+        StageWorker(job(2, recompute=True), SCHEDULES["zero-bubble"](2, 2, 1), 0)
     with pytest.raises(ForetraceError, match="give the checkpoint of that batch"):
-        Worker(job(2), gpipe(2, 2, 1, first=3), 0)
+        StageWorker(job(2), gpipe(2, 2, 1, first=3), 0)
     with pytest.raises(ForetraceError, match="must be of different stages"):
         job(1, tied=TIED)
     with pytest.raises(ForetraceError, match=r"needs 3 micro-batches .* give `micro_batches=3`"):
@@ -318,4 +318,4 @@ def test_batch_normalisation_with_two_versions_is_warned_of() -> None:
     row = [each for each in two_bw(1, 1, 1).rows[0] if each.kind == F]
     assert row
     with pytest.warns(UserWarning, match="running statistics"):
-        Worker(plain, two_bw(1, 1, 1), 0)
+        StageWorker(plain, two_bw(1, 1, 1), 0)

@@ -16,13 +16,13 @@ import torch
 from foretrace.errors import ForetraceError
 from foretrace.files import write_bytes
 from foretrace.training.pipeline.job import PipelineJob
-from foretrace.training.pipeline.runtime import Worker
+from foretrace.training.pipeline.runtime import StageWorker
 from foretrace.training.pipeline.schedule import PipelineSchedule
 
 _FILE = re.compile(r"update-(\d+)-process-(\d+)-of-(\d+)\.pt")
 
 
-def keep(folder: Path, worker: Worker) -> None:
+def keep(folder: Path, worker: StageWorker) -> None:
     """Write the state of a process, whole or not at all."""
     kept = {"like": _like(worker.job, worker.schedule), **worker.state()}
     buffer = io.BytesIO()

@@ -22,7 +22,7 @@ from typing import Any
 
 from foretrace.errors import ForetraceError
 from foretrace.training.pipeline.job import PipelineJob
-from foretrace.training.pipeline.runtime import Trained, Worker
+from foretrace.training.pipeline.runtime import StageWorker, Trained
 from foretrace.training.pipeline.schedule import PipelineSchedule
 
 SETTLE_S = 2.0  # from the first complaint until the culprit is known, or not
@@ -187,7 +187,9 @@ def _work(rank: int, task: _Task, pipe: Any) -> None:
         dist.init_process_group(task.backend, store=store, rank=rank, world_size=count, timeout=limit)
         device = f"cuda:{rank}" if task.backend == "nccl" else "cpu"
         state = kept(task.folder, task.job, task.schedule, rank) if task.schedule.first and task.folder else None
-        worker = Worker(task.job, task.schedule, rank, device=device, measure=task.measure, state=state, after=after)
+        worker = StageWorker(
+            task.job, task.schedule, rank, device=device, measure=task.measure, state=state, after=after
+        )
         tell("done", worker.run())
         with contextlib.suppress(RuntimeError):  # our part is done, whatever becomes of the others
             dist.barrier()

@@ -1,4 +1,4 @@
-"""`Worker`: run exactly the row of this process, on weights that equal those of one process bit for bit.
+"""`StageWorker`: run exactly the row of this process, on weights that equal those of one process bit for bit.
 
 What makes them equal: one order of additions (micro-batches in turn, tied gradients by stage, the norm of all
 parameters in the order of the stages as `torch.nn.utils.clip_grad_norm_` takes it), random numbers that follow from
@@ -82,7 +82,7 @@ class _Update:
         ]
 
 
-class Worker:
+class StageWorker:
     """One process of a pipeline, with the stages that its row names."""
 
     def __init__(
