@@ -1,7 +1,7 @@
 """`train_here`: a pipeline in processes of this machine, which ends in one sentence whatever happens to one of them.
 
-Every process has a pipe of its own (a queue that a killed process holds locked can hang) and says each second or more
-often that it lives. One that ends, or is silent for `timeout_s`, ends the training within two seconds more.
+Every process has a pipe of its own (a queue that a killed process holds locked can hang) and says several times a
+second that it lives. One that ends, or is silent for `timeout_s`, ends the training within two seconds more.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def _work(rank: int, task: _Task, pipe: Any) -> None:
     def live() -> None:
         while True:
             tell("alive", worker.done if worker else task.schedule.first)
-            time.sleep(min(1.0, task.timeout_s / 10))
+            time.sleep(min(0.25, task.timeout_s / 10))
 
     def after(updates: int) -> None:
         if worker and task.folder is not None and task.every and updates % task.every == 0:
