@@ -84,8 +84,9 @@ def clock(schedule: PipelineSchedule, costs: list[StageCost], sync: float | None
                 if action not in there:
                     continue
                 ready = max(ready, there[action])
-            if kind == F and sync is not None and i // schedule.micro_batches >= schedule.versions[s]:
-                update = Action(U, i // schedule.micro_batches - schedule.versions[s], -1)
+            last = i // schedule.micro_batches - schedule.versions[s] if kind == F else i - schedule.versions[-1]
+            if kind in (F, U) and sync is not None and last >= 0:
+                update = Action(U, last, -1)
                 if not all((update, process) in ends for process in range(len(schedule.rows))):
                     continue
                 ready = max(ready, *(ends[update, process] + sync for process in range(len(schedule.rows))))

@@ -79,7 +79,14 @@ def works(schedule: PipelineSchedule) -> bool:
     ended = all(at[r] == len(row) for r, row in enumerate(schedule.rows))
     batches = max(made.values())
     every = {(F, i, s) for i in range(batches * m) for s in home}
-    return ended and not kept and len(set(made.values())) == 1 and every <= arrived and batches > 0
+    return (
+        ended
+        and not kept
+        and not any(added.values())
+        and len(set(made.values())) == 1
+        and every <= arrived
+        and batches > 0
+    )
 
 
 def unchecked(like: PipelineSchedule, rows: list[list[Action]]) -> PipelineSchedule:

@@ -294,7 +294,7 @@ class StageWorker:
         update = _Update(
             batch=t, gradients={s: each.take(self.schedule.version(s, t)) for s, each in self.stages.items()}
         )
-        if self.job.scaling:
+        if self.synchronised:
             self._commit(t - self.schedule.versions[-1])
         self._pending.append(update)
         self._exchange_tied(update)

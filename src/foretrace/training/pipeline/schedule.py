@@ -135,6 +135,8 @@ class PipelineSchedule:
         else:
             mine = self.stages_of[self.process_of[s]]
             found = [Action(U, i, other) for group in tied if group[0] in mine for other in group if other not in mine]
+            if clipped and i - self.versions[-1] >= self.first:  # what scales this batch's loss
+                found += [Action(U, i - self.versions[-1], other) for other in range(self.stages)]
         return found
 
     def run_order(
