@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from graphlib import CycleError, TopologicalSorter
 
 import numpy as np
 import numpy.typing as npt
 
 from foretrace.errors import ForetraceError
+from foretrace.plan.placement.blocks import PlacementBlocks
+from foretrace.plan.placement.ideals import lattice
 
 MOST = 20_000
 
@@ -18,36 +19,14 @@ def ideals(nodes: int, edges: Iterable[tuple[int, int]], *, most: int = MOST) ->
 
     Raises ForetraceError where the graph has a cycle, or more ideals than `most`.
     """
-    before: list[int] = [0] * nodes
-    follow: list[list[int]] = [[] for _ in range(nodes)]
-    sorter: TopologicalSorter[int] = TopologicalSorter(dict.fromkeys(range(nodes), ()))
-    for u, v in edges:
-        before[v] |= 1 << u
-        follow[u].append(v)
-        sorter.add(v, u)
-    try:
-        sorter.prepare()
-    except CycleError as error:
-        raise ForetraceError(f"the graph has a cycle through node {error.args[1][0]}; give one without.") from None
-    layer = {0: sum(1 << v for v in range(nodes) if not before[v])}  # ideal -> nodes that can be added
-    found: list[int] = []
-    while layer:
-        found += layer
-        if len(found) > most:
-            raise ForetraceError(
-                f"the graph has more than {most:,} ways to be cut in two; merge nodes that belong together."
-            )
-        following: dict[int, int] = {}
-        for ideal, ready in layer.items():
-            for v in range(nodes):
-                bit = 1 << v
-                if ready & bit:
-                    grown = ideal | bit
-                    if grown not in following:
-                        opened = sum(1 << w for w in set(follow[v]) if before[w] & ~grown == 0)
-                        following[grown] = (ready & ~bit) | opened
-        layer = following
-    return found
+    found = lattice(PlacementBlocks.of(((v,) for v in range(nodes)), set(edges)), most)
+    if found is None:
+        raise ForetraceError(
+            f"the graph has more than {most:,} ways to be cut in two; merge nodes that belong together."
+        )
+    if found[0][-1] != 2**nodes - 1:
+        raise ForetraceError("the edges of the graph form a cycle; give one without.")
+    return found[0]
 
 
 def inside(found: Sequence[int], nodes: int) -> npt.NDArray[np.bool_]:
