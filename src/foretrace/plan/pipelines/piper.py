@@ -186,7 +186,7 @@ class _Tables:
         return found
 
     def _computing(self, costs: NodeCosts, flight: int) -> Float64:
-        """Time of every stage with as many nodes computed again as memory asks for; infinite where none are enough."""
+        """Time of every stage with as many nodes computed again as memory requires; infinite where none are enough."""
         nbytes = costs.kept_bytes * flight + costs.fixed_bytes
         saved, lost = nbytes[0] - nbytes[1], costs.time[1] - costs.time[0]
         order = np.argsort(lost / np.where(saved > 0, saved, 1.0), kind="stable")
