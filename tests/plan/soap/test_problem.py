@@ -50,7 +50,7 @@ def recurrent(samples: int = 6) -> SoapModel:
         hidden.append(before)
     for i, step in enumerate((1, 1)):
         word = model.embedding(f"out{i}", "out", samples, step, 9, 4)
-        before = model.lstm(f"step{i}", "step", word, before if i == 0 else before, 5)
+        before = model.lstm(f"step{i}", "step", word, before, 5)
         at = model.attention(f"attend{i}", "attend", before, hidden)
         model.loss(f"loss{i}", model.linear(f"soft{i}", at, 13, "soft"))
     return model

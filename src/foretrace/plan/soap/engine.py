@@ -39,7 +39,7 @@ class Columns(NamedTuple):
     strides: Int64  # between devices of parts
 
 
-class Machine(NamedTuple):
+class ClusterFigures(NamedTuple):
     """A cluster as the loops read it."""
 
     devices: int
@@ -100,7 +100,7 @@ def _new(task: int, owner: int, takes_s: float, first: int, second: int, ring: i
 
 
 @inner
-def _message(task: int, owner: int, src: int, dst: int, nbytes: int, m: Machine, tasks: Tasks) -> int:
+def _message(task: int, owner: int, src: int, dst: int, nbytes: int, m: ClusterFigures, tasks: Tasks) -> int:
     """Note a message between two devices; returns the number of tasks."""
     here, there = src // m.per_node, dst // m.per_node
     if here == there:
@@ -143,7 +143,7 @@ def _pop(heap: Int64, size: int) -> int:
 
 
 @inner
-def _run(count: int, m: Machine, free: Int64, tasks: Tasks) -> int:
+def _run(count: int, m: ClusterFigures, free: Int64, tasks: Tasks) -> int:
     """Simulate the tasks; returns when the last one ends, −1 where they wait in a circle."""
     size = done = makespan = 0
     base = m.devices * (1 + m.devices)
@@ -206,7 +206,7 @@ def _run(count: int, m: Machine, free: Int64, tasks: Tasks) -> int:
 
 @njit()
 def simulate_strategy(
-    point: Int64, c: Columns, m: Machine, sync: int, tasks: Tasks, held: Int64, counts: Int64
+    point: Int64, c: Columns, m: ClusterFigures, sync: int, tasks: Tasks, held: Int64, counts: Int64
 ) -> int:  # fmt: skip
     """Nanoseconds of one training step, 0 where `tasks` has too little room.
 

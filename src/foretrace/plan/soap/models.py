@@ -167,5 +167,6 @@ def nmt(samples: int, chunk: int = 10) -> SoapModel:
 
 
 MODELS: dict[str, Callable[[int], SoapModel]] = {
-    "alexnet": alexnet, "inception-v3": inception_v3, "resnet-101": resnet101, "rnntc": rnntc, "rnnlm": rnnlm, "nmt": nmt,
+    "alexnet": alexnet, "inception-v3": inception_v3, "resnet-101": resnet101,
+    "rnntc": rnntc, "rnnlm": rnnlm, "nmt": nmt,
 }  # fmt: skip

@@ -88,8 +88,8 @@ class SoapModel:
     # --- kinds -------------------------------------------------------------------------------------------------------
 
     def window(
-        self, name: str, source: int | Sizes, kernel: tuple[int, int], stride: int = 1, padding: tuple[int, int] = (0, 0),
-        channels: int = 0,
+        self, name: str, source: int | Sizes, kernel: tuple[int, int], stride: int = 1,
+        padding: tuple[int, int] = (0, 0), channels: int = 0,
     ) -> int:  # fmt: skip
         """A convolution to so many channels with its normalisation and activation, or (0) a pooling.
 

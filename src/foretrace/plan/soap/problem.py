@@ -23,7 +23,16 @@ import numpy as np
 from foretrace.arrays import Int64
 from foretrace.errors import ForetraceError
 from foretrace.plan.soap.cluster import SoapCluster
-from foretrace.plan.soap.engine import ALLREDUCE, GATHER, ID_BITS, Columns, Machine, Tasks, room, simulate_strategy
+from foretrace.plan.soap.engine import (
+    ALLREDUCE,
+    GATHER,
+    ID_BITS,
+    ClusterFigures,
+    Columns,
+    Tasks,
+    room,
+    simulate_strategy,
+)
 from foretrace.plan.soap.operators import SoapModel, SoapOperator
 from foretrace.search.minimise import Found, minimise
 from foretrace.search.space import Infeasible, Problem, Space
@@ -130,7 +139,7 @@ class SoapProblem(Problem[Point]):
         self.model, self.cluster, self.synchronisation = model, cluster, synchronisation
         self.limit = 1e9 * (cluster.device.memory_gb if memory_gb is None else memory_gb)
         self.space: SplitSpace = SplitSpace(model, cluster.devices)
-        self.machine = Machine(
+        self.machine = ClusterFigures(
             cluster.devices, cluster.per_node, float(cluster.link), float(cluster.network), cluster.link_s,
             cluster.network_s, cluster.launch_s, cluster.flop_s, cluster.byte_s,
         )  # fmt: skip
