@@ -14,7 +14,7 @@ from itertools import pairwise, product
 
 from foretrace.plan.soap.engine import KEPT
 from foretrace.plan.soap.operators import Input
-from foretrace.plan.soap.problem import Point, SoapProblem, Split
+from foretrace.plan.soap.problem import Codes, SoapProblem, Split
 
 Box = tuple[tuple[int, int], ...]  # first element and the one behind the last, per dimension
 
@@ -48,7 +48,7 @@ def overlap(one: Box, other: Box) -> Box:
 class PlainStep:
     """The tasks of one strategy, simulated when made."""
 
-    def __init__(self, problem: SoapProblem, point: Point) -> None:
+    def __init__(self, problem: SoapProblem, point: Codes) -> None:
         self.problem, self.cluster = problem, problem.cluster
         self.splits = [problem.space.split(op, code) for op, code in enumerate(point)]
         self.tasks: list[PlainTask] = []

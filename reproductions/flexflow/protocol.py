@@ -18,7 +18,7 @@ from random import Random
 from foretrace.arrays import Int64
 from foretrace.plan.soap.cluster import SoapCluster, k80_cluster, p100_cluster
 from foretrace.plan.soap.models import MODELS
-from foretrace.plan.soap.problem import SYNCHRONISATIONS, Point, ResettingMCMC, SoapProblem, best_strategy
+from foretrace.plan.soap.problem import SYNCHRONISATIONS, Codes, ResettingMCMC, SoapProblem, best_strategy
 from reproductions import parser_of
 from reproductions.flexflow.plain import PlainStep
 from tables import load as load_averages
@@ -81,7 +81,7 @@ def gains(names: Sequence[str], calls: int) -> str:
     )  # fmt: skip
 
 
-def ends(problem: SoapProblem, point: Point) -> dict[int, Int64]:
+def ends(problem: SoapProblem, point: Codes) -> dict[int, Int64]:
     """When tasks end, by what they belong to: an operator, an input, a layer."""
     problem.simulated(point)
     _, tasks = problem.simulated(point)
@@ -90,7 +90,7 @@ def ends(problem: SoapProblem, point: Point) -> dict[int, Int64]:
     return {int(owner): end[owners == owner].copy() for owner in set(owners.tolist())}
 
 
-def moved(problem: SoapProblem, point: Point, changes: int) -> float:
+def moved(problem: SoapProblem, point: Codes, changes: int) -> float:
     """Share of all tasks that are new or end at another time after one operator has changed at random."""
     before, rng, other, total = ends(problem, point), Random(1), 0, 0
     for _ in range(changes):

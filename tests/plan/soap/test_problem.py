@@ -18,7 +18,7 @@ from foretrace.hardware.devices import named
 from foretrace.plan.soap.cluster import SoapCluster, k80_cluster, p100_cluster
 from foretrace.plan.soap.models import MODELS, rnnlm
 from foretrace.plan.soap.operators import Needed, SoapModel, SoapOperator
-from foretrace.plan.soap.problem import SYNCHRONISATIONS, Point, SoapProblem, Split, Synchronisation, best_strategy
+from foretrace.plan.soap.problem import SYNCHRONISATIONS, Codes, SoapProblem, Split, Synchronisation, best_strategy
 from foretrace.search.space import Infeasible
 from reproductions.flexflow.plain import PlainStep
 
@@ -65,7 +65,7 @@ def problem_of(
     return SoapProblem(SMALL[name](), cluster(nodes, per_node), sync, memory_gb)
 
 
-def mixed(problem: SoapProblem, rng: Random) -> Point:
+def mixed(problem: SoapProblem, rng: Random) -> Codes:
     """A random point, or one a few changes from data parallelism, where parts of one layer agree more."""
     if rng.random() < 0.5:
         return problem.space.random(rng)
@@ -108,7 +108,7 @@ def test_published_shapes_are_simulated_as_plainly(name: str, sync: Synchronisat
         assert problem.simulated(point)[0] == PlainStep(problem, point).makespan_ns
 
 
-def parts(problem: SoapProblem, point: Point, op: int) -> list[tuple[int, set[tuple[int, ...]]]]:
+def parts(problem: SoapProblem, point: Codes, op: int) -> list[tuple[int, set[tuple[int, ...]]]]:
     """Device and elements of every part, one by one."""
     sizes, split = problem.model.operators[op].sizes, problem.space.split(op, point[op])
     devices = problem.cluster.devices
@@ -238,6 +238,10 @@ def test_what_cannot_be_is_refused() -> None:
         cluster(17, 4)
     with pytest.raises(ForetraceError, match="all-reduce or gather"):
         SoapProblem(model, cluster(1, 2), "tree")  # type: ignore[arg-type]
+    slow = SoapCluster(name="slow", device=named("p100"), nodes=2, per_node=1, link=1.0, network=0.01)
+    with pytest.raises(ForetraceError, match="within half an hour"):
+        problem = SoapProblem(model, slow, "gather")
+        problem.cost(problem.data_parallel())
     problem = SoapProblem(model, cluster(1, 2), "gather")
     with pytest.raises(ForetraceError, match="cannot be split"):
         problem.space.code(0, Split((1, 1, 1, 2), 0, 1))

@@ -6,18 +6,18 @@ and its device, or the links that it takes, are free; who is ready first is firs
 int64 nanoseconds. All loops live in this file because numba's cache does not see edits across files.
 """
 
-# mypy: disable-error-code="assignment,arg-type"
+# mypy: disable-error-code="assignment,arg-type,no-any-return,call-arg,misc"
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from foretrace.arrays import Float64, Int64
 from foretrace.compiled import inner, njit
 
-ID_BITS = 20  # of a task's number in a key of the queue
+ID_BITS = 22  # of a task's number in a key of the queue
 ALLREDUCE, GATHER = 0, 1  # how gradients are exchanged
 KEPT = 3  # copies of a weight: itself, gradient, momentum
 
@@ -160,7 +160,7 @@ def _run(count: int, m: ClusterFigures, free: Int64, tasks: Tasks) -> int:
             if passage:
                 tasks.end[task] = begin + tasks.takes[task]
             if ring:
-                members = last = 0
+                last = False
                 first = before = -1
                 for at in range(2 * m.devices):
                     device = at % m.devices
@@ -177,7 +177,6 @@ def _run(count: int, m: ClusterFigures, free: Int64, tasks: Tasks) -> int:
                                 begin = max(begin, free[a], free[b])
                             last = device == first
                         before = device
-                        members += 1
                         if last:
                             break
             else:
@@ -206,13 +205,16 @@ def _run(count: int, m: ClusterFigures, free: Int64, tasks: Tasks) -> int:
 
 @njit()
 def simulate_strategy(
-    point: Int64, c: Columns, m: ClusterFigures, sync: int, tasks: Tasks, held: Int64, counts: Int64
+    point: Int64, model: Any, cluster: Any, sync: int, arrays: Any, held: Int64, counts: Int64
 ) -> int:  # fmt: skip
     """Nanoseconds of one training step, 0 where `tasks` has too little room.
 
-    `held` becomes the bytes of each device: weights, gradients, momentum, and all activations, its own and received.
+    `model`, `cluster` and `arrays` are plain tuples of what `Columns`, `ClusterFigures` and `Tasks` hold: a kept
+    compiled loop names the types that it was called with, and could not be read once a class had another name.
+    `held` becomes the bytes of each device: weights, gradients, momentum, all activations, its own and received.
     `counts` becomes the number of tasks, of followers, of bytes moved by activations and gradients, by weights.
     """
+    c, m, tasks = Columns(*model), ClusterFigures(*cluster), Tasks(*arrays)
     n, devices, inputs = len(point), m.devices, len(c.source)
     way, first, stride = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
     start, parts = np.zeros(n + 1, np.int64), np.empty(n, np.int64)

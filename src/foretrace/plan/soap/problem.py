@@ -35,10 +35,10 @@ from foretrace.plan.soap.engine import (
 )
 from foretrace.plan.soap.operators import SoapModel, SoapOperator
 from foretrace.search.minimise import Found, minimise
-from foretrace.search.space import Infeasible, Problem, Space
+from foretrace.search.space import Infeasible, Point, Problem, Space
 from foretrace.search.strategy import SearchContext, SearchStrategy, Steps, accepted
 
-Point = tuple[int, ...]
+Codes = tuple[int, ...]
 Degrees = tuple[int, int, int, int]
 Synchronisation = Literal["all-reduce", "gather"]
 SYNCHRONISATIONS: dict[Synchronisation, int] = {"all-reduce": ALLREDUCE, "gather": GATHER}
@@ -72,7 +72,7 @@ def ways_of(operator: SoapOperator, devices: int) -> list[Degrees]:
     return [(a, b, c, d) for a, b, c, d in product(*choices) if a * b * c * d <= devices]
 
 
-class SplitSpace(Space[Point]):
+class SplitSpace(Space[Codes]):
     """Configurations of all operators."""
 
     def __init__(self, model: SoapModel, devices: int) -> None:
@@ -106,10 +106,10 @@ class SplitSpace(Space[Point]):
             raise ForetraceError(f"operator {op} cannot be split as {split}; the ways are {self.ways[op]}.")
         return (way * self.devices + split.first) * len(self.strides) + self.strides.index(split.stride)
 
-    def random(self, rng: Random) -> Point:
+    def random(self, rng: Random) -> Codes:
         return tuple(map(rng.randrange, self.counts))
 
-    def neighbour(self, point: Point, rng: Random) -> Point:
+    def neighbour(self, point: Codes, rng: Random) -> Codes:
         """A new configuration for an operator (for half), for its whole layer, or that of an operator next to it."""
         op = rng.randrange(len(point))
         changed, kind = list(point), rng.random()
@@ -128,7 +128,7 @@ class SplitSpace(Space[Point]):
         return tuple(changed)
 
 
-class SoapProblem(Problem[Point]):
+class SoapProblem(Problem[Codes]):
     """Milliseconds of one training step on a cluster; infinite where a device's memory does not hold its share."""
 
     def __init__(
@@ -177,13 +177,15 @@ class SoapProblem(Problem[Point]):
     def __getstate__(self) -> dict[str, object]:  # room is made where it is needed
         return {name: value for name, value in vars(self).items() if name != "_tasks"}
 
-    def simulated(self, point: Point) -> tuple[int, Tasks]:
+    def simulated(self, point: Codes) -> tuple[int, Tasks]:
         """Nanoseconds of a step, and its tasks, which the next simulation overwrites."""
-        columns, codes = self.columns, np.array(point, dtype=np.int64)
-        sync = SYNCHRONISATIONS[self.synchronisation]
+        codes, sync = np.array(point, dtype=np.int64), SYNCHRONISATIONS[self.synchronisation]
+        model, cluster = tuple(self.columns), tuple(self.machine)
         while True:
             tasks = self._tasks[0]
-            found = simulate_strategy(codes, columns, self.machine, sync, tasks, self._held, self._counts)
+            found = simulate_strategy(codes, model, cluster, sync, tuple(tasks), self._held, self._counts)
+            if found >> (63 - ID_BITS):
+                raise ForetraceError(f"a step must end within half an hour, got {found / 1e9:.0f} s; give less work.")
             if found:
                 return found, tasks
             count, followers = (max(int(need), size) for need, size in
@@ -192,20 +194,20 @@ class SoapProblem(Problem[Point]):
                 raise ForetraceError(f"a step must have fewer than {1 << ID_BITS:,} tasks, got {count:,}.")
             self._tasks[0] = room(2 * count, 2 * followers)
 
-    def counted(self, point: Point) -> StepCounts:
+    def counted(self, point: Codes) -> StepCounts:
         """What a step comes to, whether it fits or not."""
         found, _ = self.simulated(point)
         tasks, _, moved, exchanged = map(int, self._counts)
         return StepCounts(found / 1e6, tasks, moved, exchanged, tuple(map(int, self._held)))
 
-    def cost(self, point: Point) -> float:
+    def cost(self, point: Codes) -> float:
         """Milliseconds of one point."""
         found, _ = self.simulated(point)
         if self._held.max() > self.limit:
             return Infeasible("a device holds more than its memory")
         return found / 1e6
 
-    def costs(self, points: Sequence[Point]) -> Sequence[float]:
+    def costs(self, points: Sequence[Codes]) -> Sequence[float]:
         return [self.cost(point) for point in points]
 
     # --- baselines ---------------------------------------------------------------------------------------------------
@@ -219,11 +221,11 @@ class SoapProblem(Problem[Point]):
     def _most(self) -> int:
         return 1 << (self.cluster.devices.bit_length() - 1)
 
-    def data_parallel(self) -> Point:
+    def data_parallel(self) -> Codes:
         """Every operator split by samples over all devices (the largest power of two of them)."""
         return tuple(self._samples(op, self._most) for op in range(len(self.model.operators)))
 
-    def expert(self) -> Point:
+    def expert(self) -> Codes:
         """What people do by hand (Krizhevsky, 2014; Wu et al., 2016).
 
         Convolutional models: samples, but products of flat inputs split by channels. Recurrent models: nodes are data
@@ -279,7 +281,7 @@ class ResettingMCMC:
 def best_strategy(
     problem: SoapProblem, *, calls: int, chains: int = 4, seed: int = 0, strategy: SearchStrategy | None = None,
     on: str | None = None,
-) -> Found[Point]:  # fmt: skip
+) -> Found[Codes]:  # fmt: skip
     """The fastest strategy found from the better of data parallelism and the expert's; by default FlexFlow's search."""
     strategy = strategy or ResettingMCMC(beta=0.05, reset=min(1000, max(1, calls // chains // 100)))
     starts = (problem.data_parallel(), problem.expert())
