@@ -156,7 +156,8 @@ def _row(
         "predicted_s": predicted, "measured_s": measured, "error": predicted / measured - 1,
         "runs_s": [median(batch_times_s(schedule, each)[SKIP:-1]) for each in runs], "bubble": expected.bubble[0],
         "work_s": schedule.micro_batches * max(each.forward_s + each.backward_s for each in costs),
-        "hop_s": max(each.hop_s for each in costs), "late": _work_s(calm) / alone - 1, "load": os.getloadavg()[0], "cores": os.cpu_count(),
+        "hop_s": max(each.hop_s for each in costs), "late": _work_s(calm) / alone - 1,
+        "load": os.getloadavg()[0], "cores": os.cpu_count(),
         "torch": torch.__version__,
     }  # fmt: skip
 
@@ -226,9 +227,11 @@ def section(rows: list[dict[str, Any]]) -> str:
     same = sum(row["predicted_bytes"] == row["measured_bytes"] for row in held)
     return (
         f"\n{today()}, {machine()}; other work ran on the machine: its load is beside each row, "
-        f"and how much longer than in the first run the stages took for their own work (late).\n\n{table(head, lines)}\n\n"
-        f"Bytes held at most (weights in all versions, gradients, the optimizer's state, storages that autograd keeps) "
-        f"are as predicted in {same} of {len(held)} processes of GPipe, 1F1B with a flush and 2BW on 4 stages.\n"
+        f"and how much longer than in the first run the stages took for their own work (late). "
+        f"Computing stages need a core each: where they were late or early the error is that of the machine.\n\n"
+        f"{table(head, lines)}\n\nBytes held at most (weights in all versions, gradients, the optimizer's state, "
+        f"storages that autograd keeps) are as predicted in {same} of {len(held)} processes of GPipe, 1F1B with a "
+        "flush and 2BW on 4 stages.\n"
     )
 
 
