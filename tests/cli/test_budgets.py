@@ -31,7 +31,9 @@ HELD = {
         "tests/plan/test_optimise.py::test_a_limit_brings_the_techniques_that_save",
         "tests/plan/test_optimise.py::test_an_impossible_limit_names_the_smallest_that_is_possible",
     ],
-    "rewrite --seconds": ["tests/plan/rewrite/test_search.py::test_a_graph_whose_price_would_come_too_late_is_not_priced"],
+    "rewrite --seconds": [
+        "tests/plan/rewrite/test_search.py::test_a_graph_whose_price_would_come_too_late_is_not_priced"
+    ],
     "rewrite --budget": [
         "tests/plan/rewrite/test_search.py::test_a_search_is_deterministic_and_keeps_to_its_budget_and_time"
     ],

@@ -11,8 +11,11 @@ from foretrace.plan.pipelines.cut import CutModel
 from foretrace.plan.placement.place import Placement
 from foretrace.plan.placement.problem import DeviceLoad, PlacementProblem
 from foretrace.report.blocks import About, Block, Column, Headline, Kind, Line, notes, shown, table
+from foretrace.report.profile import nbytes
 from foretrace.report.units import between, count, digits, in_unit, seconds, share, unit_for
 from foretrace.report.views import Result, taken
+
+UNSIZED = "The source says nothing of sizes in memory, so whether this fits was not checked."
 
 
 class PlacedDeviceView(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,7 +24,7 @@ class PlacedDeviceView(msgspec.Struct, frozen=True, kw_only=True):
     kind: str  # accelerator or cpu
     nodes: tuple[int, ...]  # ids of the file, or positions among the operators
     load: float  # its time per sample, in the unit of the objective
-    memory: float  # bytes
+    memory: float | None  # bytes; null where the source says nothing of sizes
     layers: str  # first and last
 
 
@@ -47,6 +50,7 @@ class PlacementView(Result, frozen=True, kw_only=True):
 def placed(found: Placement, source: str) -> PlacementView:
     """The answer about a placement."""
     problem = found.problem
+    sized = bool(problem.nbytes.any())
     accelerators = sum(each.kind == "accelerator" for each in found.devices)
     goodness = "proven best" if found.proven else f"at most {share(found.gap)} from the best"
     what = "A batch leaves the pipeline every" if found.objective == "throughput" else "One batch takes"
@@ -66,14 +70,15 @@ def placed(found: Placement, source: str) -> PlacementView:
                 kind=each.kind,
                 nodes=tuple(problem.ids[row] for row in each.nodes),
                 load=each.load,
-                memory=each.memory,
+                memory=each.memory if sized else None,
                 layers=_layers(problem, each),
             )
             for each in found.devices
         ),
         seconds=found.seconds,
         method=found.method,
-        notes=tuple(
+        notes=(() if sized else (UNSIZED,))
+        + tuple(
             f"The host of device {at} takes {seconds(host)} to launch operators: a larger batch or CUDA graphs help."
             for at, host in found.launch_bound.items()
         ),
@@ -110,7 +115,13 @@ def _(view: PlacementView, top: int) -> Iterator[Block]:
     yield table(
         columns,
         [
-            (f"{each.kind} {at}", len(each.nodes), each.load, f"{digits(each.memory / 1e9)} GB", each.layers)
+            (
+                f"{each.kind} {at}",
+                len(each.nodes),
+                each.load,
+                "–" if each.memory is None else nbytes(each.memory),
+                each.layers,
+            )
             for at, each in enumerate(view.devices)
         ],
     )
@@ -207,7 +218,7 @@ def _(view: PipelineView, top: int) -> Iterator[Block]:
         ["stage", *times, Column("weights", right=True), Column("layers", "name")],
         [
             (f"{at}", each.forward_s, each.backward_s, each.update_s, each.hop_s,
-             f"{digits(each.weight_bytes / 1e9)} GB", each.layers)
+             nbytes(each.weight_bytes), each.layers)
             for at, each in enumerate(view.stages)
         ],
     )  # fmt: skip
@@ -219,4 +230,4 @@ def _schedule_row(each: ScheduleView) -> tuple[Any, ...]:
     unit = unit_for(each.batch_s)
     flight = ", ".join(map(str, each.in_flight or ()))
     return (each.name, each.batch_s, between(*each.interval_s, unit), share(max(each.bubble)), flight,
-            f"{digits(max(each.memory_bytes) / 1e9)} GB", each.why)  # fmt: skip
+            nbytes(max(each.memory_bytes)), each.why)  # fmt: skip

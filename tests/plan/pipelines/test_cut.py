@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,9 @@ def test_schedules_are_in_order_with_their_ranges(model: PlaceableModel) -> None
 def test_what_cannot_be_is_said(model: PlaceableModel) -> None:
     with pytest.raises(ForetraceError, match="no schedule 1b1f; choose from gpipe"):
         cut(model, micro_batches=4, names=["1b1f"])
+    unsized = tuple(replace(each, role=Role.TEMPORARY) for each in model.graph.storages)
+    with pytest.raises(ForetraceError, match="says nothing of sizes in memory"):
+        cut(replace(model, graph=replace(model.graph, storages=unsized)), micro_batches=4)
     with pytest.raises(ForetraceError, match="no backward pass"):
         cut(of_model("vgg11", device="a100", devices=2, size="tiny", training=False), micro_batches=4)
 

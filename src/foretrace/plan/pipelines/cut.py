@@ -98,6 +98,10 @@ def cut(model: PlaceableModel, *, micro_batches: int, names: Sequence[str] = ())
     """
     if not model.backward.any():
         raise ForetraceError(f"{model.graph.name} has no backward pass, which a pipeline of training needs.")
+    if not model.problem().nbytes.any():
+        raise ForetraceError(
+            f"{model.graph.name} says nothing of sizes in memory, which stages need; give the model, not a recording."
+        )
     for name in names:
         if name not in SCHEDULES:
             raise ForetraceError(f"there is no schedule {name}; choose from {', '.join(SCHEDULES)}.")

@@ -47,7 +47,7 @@ class PlacementProblem:
     accelerator_range: tuple[Float64, Float64] | None = None  # (n,) each: what it may take; None where times are given
     host_time: Float64 | None = None  # (n,) that a host needs to launch them; None where it is not known
     cpu_time: Float64  # (n,)
-    nbytes: Float64  # (n,) of memory on an accelerator
+    nbytes: Float64  # (n,) of memory on an accelerator; all 0 where the source says nothing of sizes
     transfer: Float64  # (n,) to move its output between accelerator and host
     backward: npt.NDArray[np.bool_]  # (n,)
     colour: Int64  # (n,), same number, same device

@@ -94,7 +94,7 @@ class PlaceableModel:
         row_of = np.cumsum(~self.updates) - 1
         nbytes = np.zeros(len(graph))
         in_flight = self.devices if self.backward.any() else 1
-        for number, held in enumerate(graph.storages):
+        for number, held in enumerate(graph.storages if graph.parameters else ()):  # a recording names no weights
             copies = 1 if held.role in KEPT else in_flight if held.role == Role.ACTIVATION else 0
             nbytes[self.holder.get(number, rows[0])] += copies * held.nbytes
         starts, ends, tensors = graph.edges
