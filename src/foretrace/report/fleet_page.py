@@ -24,14 +24,12 @@ from foretrace.fleet.workload import SECOND, Int64, codes
 from foretrace.plaintext import visible
 from foretrace.report.fleet import (
     FleetRunView,
-    TenantView,
     about,
     causes_table,
     energy,
     figure_text,
     interval_text,
     level_text,
-    short,
     slot_name,
     slots_table,
 )
@@ -197,7 +195,7 @@ def _cdfs(page: FleetPage) -> list[dict[str, Any]]:
     for name, result in ((page.result.policy, page.result), *page.others.items()):
         seconds, part = metrics.cdf(result.jct_s)
         if len(seconds):
-            found.append({"name": name, "x": short(seconds), "y": short(part)})
+            found.append({"name": name, "x": overtime.short(seconds), "y": overtime.short(part)})
     return found
 
 
@@ -223,7 +221,7 @@ def _repeated(found: FleetCompareView | None) -> str:
     return f"Means and {level} intervals of {count(found.repetitions)} runs of each policy: {found.repeated_how}."
 
 
-def _tenant(each: TenantView) -> dict[str, Any]:
+def _tenant(each: metrics.Tenant) -> dict[str, Any]:
     """Its name, and value and text of every figure."""
     cells = [
         (each.jobs, count(each.jobs)),

@@ -16,7 +16,7 @@ from foretrace.fleet.comparison import figures
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.workload import FARTHEST_S, SECOND
 from foretrace.report.blocks import Block, Column, Headline, notes, shown, table
-from foretrace.report.fleet import BINS, SlotsView, about, slots_table, slots_view
+from foretrace.report.fleet import about, slots_table
 from foretrace.report.units import count, long_time
 from foretrace.report.views import Result, taken
 
@@ -237,7 +237,7 @@ class FleetSlotsView(Result, frozen=True, kw_only=True):
     at_s: float
     free_gpus: int
     edges_s: tuple[float, ...]
-    slots: tuple[SlotsView, ...]
+    slots: tuple[overtime.Slots, ...]
     notes: tuple[str, ...]
     next: str
 
@@ -252,27 +252,27 @@ def slots(
     next_: str = "",
 ) -> FleetSlotsView:
     """How many jobs of each size would fit, at one instant (the end where None) and over time."""
-    edges = overtime.bins(result, BINS)
+    edges = overtime.bins(result)
     if at_s is not None and not 0 <= at_s <= FARTHEST_S:
         raise ForetraceError(f"--at {at_s:g} is no time of the log; give seconds from 0 up.")
     at = None if at_s is None else round(at_s * SECOND)
     found = overtime.slots(result, cluster, sizes, edges=edges, at_ns=at)
     one = overtime.slots(result, cluster, [1], [cluster.levels[-1]], edges=edges, at_ns=at)[0]
     end = overtime.horizon_ns(result) if at is None else at
-    largest = max(found, key=lambda each: each.size, default=one)  # of equals the innermost level
+    largest = max(found, key=lambda each: each.slot_gpus, default=one)  # of equals the innermost level
     return taken(
         FleetSlotsView,
         result,
         headline=(
-            f"At {long_time(end / SECOND)}, {count(one.now)} of {count(cluster.gpus)} GPUs are free, in which "
-            f"{count(largest.now)} jobs of {largest.size} GPUs find room inside a {largest.level}; "
-            f"if the same GPUs lay together it were {count(largest.now_together)}."
+            f"At {long_time(end / SECOND)}, {count(one.free_now)} of {count(cluster.gpus)} GPUs are free, in which "
+            f"{count(largest.free_now)} jobs of {largest.slot_gpus} GPUs find room inside a {largest.level}; "
+            f"if the same GPUs lay together it were {count(largest.together_now)}."
         ),
         source=path,
         at_s=end / SECOND,
-        free_gpus=one.now,
-        edges_s=tuple((edges * 1e-9).round(3).tolist()),
-        slots=tuple(map(slots_view, found)),
+        free_gpus=one.free_now,
+        edges_s=overtime.seconds(edges),
+        slots=found,
         notes=(),
         next=next_,
     )

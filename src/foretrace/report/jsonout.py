@@ -34,12 +34,14 @@ MEASURED: dict[str, tuple[str, ...]] = {
 # What the schemas call structs of other rooms.
 CALLED = {
     "Assumed": "AssumptionView",
+    "Bill": "BillView",
     "BlameRow": "BlameRowView",
     "Bucket": "BucketView",
     "CostSource": "SourceView",
     "CheckedSize": "SizeView",
     "Choice": "ChoiceView",
     "Configuration": "ConfigurationView",
+    "Communication": "FleetCommunicationView",
     "CpuUse": "CpuUseView",
     "FamilyWork": "FamilyView",
     "Finding": "FindingView",
@@ -49,6 +51,7 @@ CALLED = {
     "MemorySplit": "MemoryView",
     "Method": "CompressionMethodView",
     "NotOfStep": "NotOfStepView",
+    "OverTime": "FleetSeriesView",
     "OperatorBlock": "OperatorBlockView",
     "OperatorGroup": "OperatorGroupView",
     "PathPart": "PathPartView",
@@ -56,8 +59,10 @@ CALLED = {
     "RankShare": "RankRow",
     "Region": "RegionView",
     "RuleUse": "RuleUseView",
+    "Slots": "SlotsView",
     "Stall": "StallView",
     "Summary": "LedgerSummaryView",
+    "Tenant": "TenantView",
 }
 
 
