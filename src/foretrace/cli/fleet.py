@@ -86,10 +86,8 @@ def why(
     made = scene.scene(spec)
     with options.progress("playing changes") as tell:
         found = ask.why(made, job, at_s=at, progress=tell)
-    tried = [each.asked for each in (found.best, *found.remedies) if each is not None and each.helps and each.asked]
-    asked, named = ("whatif", "--now") if tried else ("run", "--policy")
-    then = spelt(tried[0]) if tried else ()
-    next_ = following([asked], spec, named, spec.policy, also=["seed", "restart_s"], then=then)
+    asked, named = ("whatif", "--now") if found.asked else ("run", "--policy")
+    next_ = following([asked], spec, named, spec.policy, also=["seed", "restart_s"], then=spelt(found.asked))
     return report.why(found, source=spec.trace, policy=spec.policy, cluster=spec.cluster, next_=next_)
 
 

@@ -45,6 +45,16 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """Waiting of all jobs for one reason."""
+
+    cause: str  # name of `Cause` in lower case; "unexplained" for what no cause was recorded for
+    wait_s: float
+    share: float  # of all waiting
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Queueing:
     """Time without GPUs between submission and completion, or the end of the simulation.
 
@@ -56,6 +66,18 @@ class Queueing:
     total_s: float
     by_cause: Mapping[Cause, float]
     unexplained_s: float
+
+    @property
+    def causes(self) -> tuple[Waiting, ...]:
+        """The causes, most waiting first; last what none was recorded for, where that is more than rounding."""
+        found = sorted(self.by_cause.items(), key=lambda each: (-each[1], each[0]))
+        rows = [(cause.name.lower(), value, cause.why) for cause, value in found]
+        if self.unexplained_s > 1e-6 * (self.total_s or 1.0):
+            rows.append(("unexplained", self.unexplained_s, "the simulator recorded no reason"))
+        return tuple(
+            Waiting(cause=cause, wait_s=value, share=value / (self.total_s or 1.0), why=why)
+            for cause, value, why in rows
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

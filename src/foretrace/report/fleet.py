@@ -14,7 +14,7 @@ import msgspec
 from foretrace.fleet import metrics, overtime, rates
 from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.comparison import MeanInterval, PolicyComparison
-from foretrace.fleet.result import Cause, FleetResult
+from foretrace.fleet.result import FleetResult
 from foretrace.fleet.workload import SECOND
 from foretrace.report.blocks import NARROW, About, Block, Column, Grid, Headline, Line, shown, table
 from foretrace.report.blocks import notes as remarks
@@ -23,28 +23,6 @@ from foretrace.report.views import Result, taken
 
 TENANTS = 8  # rows
 RHO_IS = "JCT / (exclusive run time x max(1, mean GPUs asked for by active jobs during its life / GPUs))"
-WHY = {
-    Cause.UNDECIDED: "the policy has not looked at them yet",
-    Cause.BEHIND: "a job that is served first does not fit, and nobody may pass it",
-    Cause.FULL: "fewer GPUs are free than they ask for",
-    Cause.SCATTERED: "enough GPUs are free, but not together",
-    Cause.TIMER: "the free GPUs are scattered, and a delay timer runs",
-    Cause.QUOTA: "their tenant holds all that it may",
-    Cause.TYPE: "the kind of GPU that they need is not free",
-    Cause.RESERVED: "they would delay a job that holds a reservation",
-    Cause.OUTRANKED: "others have a better claim to the GPUs",
-    Cause.ROUND: "they fit, but the next round has to come",
-}
-UNEXPLAINED = "the simulator recorded no reason"
-
-
-class CauseView(msgspec.Struct, frozen=True, kw_only=True):
-    """Waiting of all jobs for one reason."""
-
-    cause: str  # name of `Cause` in lower case; "unexplained" for what no cause was recorded for
-    wait_s: float
-    share: float  # of all waiting
-    why: str
 
 
 class CdfView(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +64,7 @@ class FleetRunView(Result, frozen=True, kw_only=True):
     total_queue_s: float
     utilisation: float | None
     useful_utilisation: float | None
-    causes: tuple[CauseView, ...]
+    causes: tuple[metrics.Waiting, ...]
     mean_rho: float | None
     p99_rho: float | None
     worst_rho: float | None
@@ -150,7 +128,7 @@ def run(
         longest_jct_s=found.jct_s.longest,
         **_spread("queue", found.queueing.of_finished),
         total_queue_s=found.queueing.total_s,
-        causes=_causes(found.queueing),
+        causes=found.queueing.causes,
         mean_rho=found.rho.mean,
         p99_rho=found.rho.p99,
         worst_rho=found.rho.longest,
@@ -189,10 +167,9 @@ def headline(found: metrics.Metrics, gpus: int) -> str:
         first += " and hardly wait"
     else:
         first += f", {share(waits)} of it waiting"
-        reasons = sorted(queue.by_cause.items(), key=lambda each: -each[1])
-        if reasons and reasons[0][1] > queue.unexplained_s:
-            most = reasons[0][1] / queue.total_s if queue.total_s else 0.0
-            first += f", {'mostly' if most > 0.5 else 'most often'} because {WHY[reasons[0][0]]}"
+        most = queue.causes[0] if queue.causes else None
+        if most and most.cause != "unexplained" and most.wait_s > queue.unexplained_s:
+            first += f", {'mostly' if most.share > 0.5 else 'most often'} because {most.why}"
     return f"{first}; {used}{_unfinished(cover)}."
 
 
@@ -235,18 +212,6 @@ def _notes(result: FleetResult, found: metrics.Metrics) -> list[str]:
     if result.stopped_ns is not None:
         notes.append(f"the simulation was stopped {long_time(result.stopped_ns / SECOND)} after its zero.")
     return notes
-
-
-def _causes(queue: metrics.Queueing) -> tuple[CauseView, ...]:
-    whole = queue.total_s or 1.0
-    rows = [
-        CauseView(cause=cause.name.lower(), wait_s=value, share=value / whole, why=WHY[cause])
-        for cause, value in sorted(queue.by_cause.items(), key=lambda each: (-each[1], each[0]))
-    ]
-    if queue.unexplained_s > 1e-6 * whole:
-        rest = queue.unexplained_s
-        rows.append(CauseView(cause="unexplained", wait_s=rest, share=rest / whole, why=UNEXPLAINED))
-    return tuple(rows)
 
 
 def _intervals(policy: str, repeated: PolicyComparison | None) -> dict[str, MeanInterval]:
@@ -360,7 +325,7 @@ def _also(view: FleetRunView) -> Iterator[Block]:
         yield Line(f"{energy(view.kwh)}, GPUs alone", label="energy")
 
 
-def causes_table(causes: Sequence[CauseView]) -> Grid:
+def causes_table(causes: Sequence[metrics.Waiting]) -> Grid:
     """What jobs wait for, most of it first."""
     columns = [Column("waits because", wide=True), Column("of all jobs", "long"), Column("share", "share")]
     return table(columns, [(each.why, each.wait_s, each.share) for each in causes])

@@ -10,7 +10,7 @@ import numpy as np
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet import overtime
-from foretrace.fleet.ask import Room, Why
+from foretrace.fleet.ask import Holder, Remedy, Room, Why
 from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.comparison import figures
 from foretrace.fleet.result import FleetResult
@@ -23,29 +23,12 @@ from foretrace.report.views import Result, taken
 MOST_DECISIONS = 24  # more of a job are left out in the middle
 
 
-class HolderView(msgspec.Struct, frozen=True, kw_only=True):
-    """A job that holds GPUs at that moment."""
-
-    job: str
-    gpus: int
-    until_s: float  # from that moment
-
-
 class FleetDecisionView(msgspec.Struct, frozen=True, kw_only=True):
     """One decision about the job."""
 
     time_s: float
     what: str
     why: str
-
-
-class RemedyView(msgspec.Struct, frozen=True, kw_only=True):
-    """A change that was tried, and what becomes of this job and of all."""
-
-    change: str
-    queue_s: float | None
-    mean_jct_s: float | None
-    helps: bool
 
 
 class FleetWhyView(Result, frozen=True, kw_only=True):
@@ -67,9 +50,9 @@ class FleetWhyView(Result, frozen=True, kw_only=True):
     end_s: float | None
     causes_s: dict[str, float]
     room: tuple[Room, ...]
-    holders: tuple[HolderView, ...]
+    holders: tuple[Holder, ...]
     decisions: tuple[FleetDecisionView, ...]
-    remedies: tuple[RemedyView, ...]
+    remedies: tuple[Remedy, ...]
     next: str
 
 
@@ -93,8 +76,6 @@ def why(found: Why, *, source: str, policy: str, cluster: str, next_: str = "") 
         source=source,
         policy=policy,
         cluster=cluster,
-        causes_s=dict(found.causes),
-        holders=tuple(HolderView(job=job, gpus=gpus, until_s=until) for job, gpus, until in found.holders),
         next=next_,
     )
 

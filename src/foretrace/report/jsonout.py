@@ -47,6 +47,7 @@ CALLED = {
     "Finding": "FindingView",
     "Gain": "GainView",
     "GroupRates": "RatesView",
+    "Holder": "HolderView",
     "LeftOut": "LeftOutView",
     "MemorySplit": "MemoryView",
     "Method": "CompressionMethodView",
@@ -58,11 +59,13 @@ CALLED = {
     "RankClass": "ClassView",
     "RankShare": "RankRow",
     "Region": "RegionView",
+    "Remedy": "RemedyView",
     "RuleUse": "RuleUseView",
     "Slots": "SlotsView",
     "Stall": "StallView",
     "Summary": "LedgerSummaryView",
     "Tenant": "TenantView",
+    "Waiting": "CauseView",
 }
 
 
