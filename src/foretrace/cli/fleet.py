@@ -38,9 +38,9 @@ def run(
     """
     from foretrace.files import write_text
     from foretrace.fleet import scene as scenes
+    from foretrace.fleet.per_job import per_job
     from foretrace.report import fleet as report
     from foretrace.report import fleet_page
-    from foretrace.report.fleet_rows import per_job
 
     writable(out)
     made = scenes.scene(spec)

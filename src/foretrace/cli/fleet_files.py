@@ -108,6 +108,7 @@ def policies() -> Result:
 
     Example: foretrace fleet policies
     """
-    from foretrace.report import fleet_policies as report
+    from foretrace.fleet.policies.registry import described
+    from foretrace.report.fleet_policies import FleetPoliciesView
 
-    return report.policies()
+    return FleetPoliciesView(policies=described())

@@ -53,6 +53,25 @@ def figures(result: FleetResult, only: Only = None) -> dict[str, float]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class ChangedFigure:
+    """One figure before and after; `ratio` is after over before (None where before is 0 or unknown)."""
+
+    name: str
+    before: float | None
+    after: float | None
+    ratio: float | None
+
+
+def changed_figures(before: FleetResult, after: FleetResult) -> tuple[ChangedFigure, ...]:
+    """`figures` of two runs of the same jobs."""
+    known, new = metrics.known, figures(after)
+    return tuple(
+        ChangedFigure(name, known(old), known(new[name]), known(new[name] / old) if old else None)
+        for name, old in figures(before).items()
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeanInterval:
     """A mean over repetitions with its bootstrap interval; low = high = None where one repetition says nothing."""

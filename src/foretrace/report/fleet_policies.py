@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from math import inf, isfinite
@@ -11,7 +10,7 @@ from typing import Any
 import msgspec
 
 from foretrace.fleet.comparison import PolicyComparison
-from foretrace.fleet.policies import registry
+from foretrace.fleet.policies.registry import Described
 from foretrace.fleet.sweep import Swept
 from foretrace.fleet.synthetic import Generator
 from foretrace.fleet.workload import Workload
@@ -252,54 +251,11 @@ def _cell(name: str, value: str | float | int | None) -> str:
     return figure_text(name.replace("jitter_s", "jitter"), value) if isinstance(value, float | None) else str(value)
 
 
-class PolicyParameterView(msgspec.Struct, frozen=True, kw_only=True):
-    """A parameter of a policy."""
-
-    name: str
-    default: str
-
-
-class PolicyView(msgspec.Struct, frozen=True, kw_only=True):
-    """A scheduling policy."""
-
-    name: str
-    about: str
-    parameters: tuple[PolicyParameterView, ...]
-
-
 class FleetPoliciesView(Result, frozen=True, kw_only=True):
     """`foretrace fleet policies`: what --policy takes."""
 
     command: str = "fleet policies"
-    policies: tuple[PolicyView, ...]
-
-
-def policies() -> FleetPoliciesView:
-    """What there is."""
-    found = []
-    for name in registry.names():
-        made = registry.factory(name)
-        parameters = inspect.signature(made).parameters.values()
-        found.append(
-            PolicyView(
-                name=name,
-                about=" ".join((inspect.getdoc(made) or "").split("\n\n")[0].split()),
-                parameters=tuple(
-                    PolicyParameterView(
-                        name=each.name.replace("_", "-"),
-                        default="required" if each.default is inspect.Parameter.empty else _default(each.default),
-                    )
-                    for each in parameters
-                ),
-            )
-        )
-    return FleetPoliciesView(policies=tuple(found))
-
-
-def _default(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    policies: tuple[Described, ...]
 
 
 @shown.register

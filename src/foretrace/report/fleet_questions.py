@@ -12,7 +12,7 @@ from foretrace.errors import ForetraceError
 from foretrace.fleet import overtime
 from foretrace.fleet.ask import Holder, Remedy, Room, Why
 from foretrace.fleet.cluster import ClusterTree
-from foretrace.fleet.comparison import figures
+from foretrace.fleet.comparison import ChangedFigure, changed_figures
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.workload import FARTHEST_S, SECOND
 from foretrace.report.blocks import Block, Column, Headline, notes, shown, table
@@ -114,15 +114,6 @@ def _(view: FleetWhyView, top: int) -> Iterator[Block]:
     yield ""
 
 
-class ChangedFigureView(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure before and after; `ratio` is after over before (None where before is 0 or unknown)."""
-
-    name: str
-    before: float | None
-    after: float | None
-    ratio: float | None
-
-
 class FleetWhatifView(Result, frozen=True, kw_only=True):
     """`foretrace fleet whatif`: the same jobs on a changed cluster, network or policy."""
 
@@ -133,7 +124,7 @@ class FleetWhatifView(Result, frozen=True, kw_only=True):
     after: str
     changes: tuple[str, ...]
     jobs: int
-    figures: tuple[ChangedFigureView, ...]
+    figures: tuple[ChangedFigure, ...]
     sooner: int  # jobs that end sooner
     later: int
     notes: tuple[str, ...]
@@ -144,25 +135,18 @@ def whatif(
     before: FleetResult, after: FleetResult, *, source: str, words: tuple[str, str], changes: Sequence[str], next_: str
 ) -> FleetWhatifView:
     """Two runs of the same jobs side by side."""
-    old, new = figures(before), figures(after)
-    rows = [
-        taken(ChangedFigureView, name=name, before=value, after=new[name], ratio=new[name] / value if value else None)
-        for name, value in old.items()
-    ]
+    rows = changed_figures(before, after)
     both = before.finished & after.finished
     moved = np.where(both, after.end_ns - before.end_ns, 0)
-    mean = (old["mean_jct_s"], new["mean_jct_s"])
-    if min(mean) > 0 and all(map(math.isfinite, mean)):
-        factor = mean[0] / mean[1] if mean[1] < mean[0] else mean[1] / mean[0]
-        word = "shorter" if mean[1] < mean[0] else "longer"
-        headline = (
-            f"Jobs take {factor:.2f}× {word}: {long_time(mean[0])} → {long_time(mean[1])} on average, "
-            f"with {' and '.join(changes)}."
-        )
-        if abs(mean[1] - mean[0]) < 1e-9 * mean[0]:
-            headline = f"Nothing changes for the mean job ({long_time(mean[0])}) with {' and '.join(changes)}."
+    old, new = next((each.before, each.after) for each in rows if each.name == "mean_jct_s")
+    those = " and ".join(changes)
+    if not old or not new:
+        headline = f"With {those}, too few jobs finish to compare means."
+    elif abs(new - old) < 1e-9 * old:
+        headline = f"Nothing changes for the mean job ({long_time(old)}) with {those}."
     else:
-        headline = f"With {' and '.join(changes)}, too few jobs finish to compare means."
+        factor, word = (old / new, "shorter") if new < old else (new / old, "longer")
+        headline = f"Jobs take {factor:.2f}× {word}: {long_time(old)} → {long_time(new)} on average, with {those}."
     return FleetWhatifView(
         headline=headline,
         source=source,
@@ -170,7 +154,7 @@ def whatif(
         after=words[1],
         changes=tuple(changes),
         jobs=len(before.workload),
-        figures=tuple(rows),
+        figures=rows,
         sooner=int((moved < 0).sum()),
         later=int((moved > 0).sum()),
         notes=(
