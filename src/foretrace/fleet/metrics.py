@@ -255,6 +255,15 @@ def communication(result: FleetResult, only: Only = None, *, machine_level: int 
     )
 
 
+def time_of_finished(result: FleetResult) -> dict[str, float]:
+    """Nanoseconds of the finished jobs together that they wait, compute, communicate and make no progress ("dead")."""
+    done = result.finished
+    held, dead = float(result.held_ns[done].sum()), float(result.dead_ns[done].sum())
+    comm = min(float(result.comm_ns[done].sum()), held - dead)
+    waits = max(float((result.end_ns - result.workload.submit_ns)[done].sum()) - held, 0.0)
+    return {"waits": waits, "compute": held - dead - comm, "comm": comm, "dead": dead}
+
+
 def lost(result: FleetResult, only: Only = None) -> Lost:
     """What restarts, repeated work and failures cost."""
     at = chosen(result, only)
