@@ -165,6 +165,14 @@ def jittered(workload: Workload, seeds: int, seconds: float = 60.0, *, seed: int
     return (workload,) if seeds == 1 else tuple(jitter(workload, seed + i, seconds) for i in range(seeds))
 
 
+def repetitions(workload: Workload, seeds: int, jitter_s: float, parts: int) -> tuple[Sequence[Workload], str]:
+    """The workloads that every policy plays, and what they are, for people: `parts` of it, else `jittered`."""
+    if parts:
+        return subtraces(workload, parts), f"{parts} parts of the log"
+    how = f"submissions shifted by up to {jitter_s:g} s" if seeds > 1 else ""
+    return jittered(workload, seeds, jitter_s), how
+
+
 def compare(
     policies: Mapping[str, Run],
     workloads: Sequence[Workload],
