@@ -119,6 +119,64 @@ class PolicyComparison:
     figures: Mapping[str, Figure]
     samples: Mapping[str, Mapping[str, Float64]]
 
+    @property
+    def rows(self) -> tuple[PolicyRow, ...]:
+        """All figures by policy; the baseline is once itself."""
+        itself = Contrast(ratio=1.0, low=1.0, high=1.0, verdict="baseline")
+        return tuple(
+            PolicyRow(
+                policy,
+                {
+                    name: PolicyFigure.of(each.estimates[policy], each.against_baseline.get(policy, itself))
+                    for name, each in self.figures.items()
+                },
+            )
+            for policy in self.policies
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyFigure:
+    """One figure of one policy, and how it stands to the baseline on the same repetitions."""
+
+    mean: float | None
+    low: float | None
+    high: float | None
+    ratio: float | None
+    ratio_low: float | None
+    ratio_high: float | None
+    verdict: str  # as of `Contrast`, or baseline
+
+    @classmethod
+    def of(cls, mean: MeanInterval, against: Contrast) -> PolicyFigure:
+        """What is not known is None."""
+        return cls(
+            mean=metrics.known(mean.mean),
+            low=mean.low,
+            high=mean.high,
+            ratio=metrics.known(against.ratio),
+            ratio_low=against.low,
+            ratio_high=against.high,
+            verdict=against.verdict,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRow:
+    """One policy: its figures by name."""
+
+    policy: str
+    figures: dict[str, PolicyFigure]
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The policy with the best mean of a figure, and those that differ from it within noise."""
+
+    figure: str
+    best: str
+    tied: tuple[str, ...]
+
 
 def jitter(workload: Workload, seed: int, seconds: float = 60.0) -> Workload:
     """Every submission later by 0 to `seconds`, uniform and independent; what was logged moves along.

@@ -35,6 +35,7 @@ MEASURED: dict[str, tuple[str, ...]] = {
 CALLED = {
     "Assumed": "AssumptionView",
     "Bill": "BillView",
+    "Best": "BestView",
     "BlameRow": "BlameRowView",
     "Bucket": "BucketView",
     "CostSource": "SourceView",
@@ -58,7 +59,9 @@ CALLED = {
     "OperatorBlock": "OperatorBlockView",
     "OperatorGroup": "OperatorGroupView",
     "PathPart": "PathPartView",
+    "PolicyFigure": "PolicyFigureView",
     "PolicyParameter": "PolicyParameterView",
+    "PolicyRow": "PolicyRowView",
     "RankClass": "ClassView",
     "RankShare": "RankRow",
     "Region": "RegionView",
