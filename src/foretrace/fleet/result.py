@@ -16,24 +16,32 @@ from foretrace.fleet.workload import SECOND, Float64, Int64, Workload
 class Cause(IntEnum):
     """Why a job waits: the constraint that binds, as the last decision about it found."""
 
-    why: str  # in words that follow "because"
+    UNDECIDED = 0  # the policy has not looked at it since it was submitted (others stood before it)
+    BEHIND = 1
+    FULL = 2
+    SCATTERED = 3  # no unit that its consolidation requests has them together
+    TIMER = 4  # as SCATTERED, and the job may spread wider once the timer has run out
+    QUOTA = 5
+    TYPE = 6
+    RESERVED = 7  # backfill
+    OUTRANKED = 8  # its turn ended, or others came first
+    ROUND = 9  # the policy decides at the next round only
 
-    def __new__(cls, number: int, why: str) -> Cause:
-        """A number with its words."""
-        made = int.__new__(cls, number)
-        made._value_, made.why = number, why
-        return made
-
-    UNDECIDED = 0, "the policy has not looked at them yet"  # since they were submitted: others stood before them
-    BEHIND = 1, "a job that is served first does not fit, and nobody may pass it"
-    FULL = 2, "fewer GPUs are free than they ask for"
-    SCATTERED = 3, "enough GPUs are free, but not together"  # in no unit that the consolidation requests
-    TIMER = 4, "the free GPUs are scattered, and a delay timer runs"  # after which the job may spread wider
-    QUOTA = 5, "their tenant holds all that it may"
-    TYPE = 6, "the kind of GPU that they need is not free"
-    RESERVED = 7, "they would delay a job that holds a reservation"  # backfill
-    OUTRANKED = 8, "others have a better claim to the GPUs"  # their turn ended, or the others came first
-    ROUND = 9, "they fit, but the next round has to come"  # the policy decides then only
+    @property
+    def why(self) -> str:
+        """The reason of many jobs in words that follow "because"."""
+        return (
+            "the policy has not looked at them yet",
+            "a job that is served first does not fit, and nobody may pass it",
+            "fewer GPUs are free than they ask for",
+            "enough GPUs are free, but not together",
+            "the free GPUs are scattered, and a delay timer runs",
+            "their tenant holds all that it may",
+            "the kind of GPU that they need is not free",
+            "they would delay a job that holds a reservation",
+            "others have a better claim to the GPUs",
+            "they fit, but the next round has to come",
+        )[self]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
