@@ -100,7 +100,7 @@ class Described:
 
 
 def described() -> tuple[Described, ...]:
-    """All policies, with the first paragraph of what each says of itself."""
+    """List all policies, with the first paragraph of their docstrings."""
     found = []
     for name in names():
         made = factory(name)
