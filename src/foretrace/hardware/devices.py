@@ -73,7 +73,8 @@ def find(name: str) -> Device | None:
 
 
 # What people mean by a family's name where it has several members: the one that most machines have.
-_USUAL = {"h100": "H100-SXM5-80GB", "a100": "A100-SXM4-80GB", "v100": "V100-SXM2", "p100": "P100-SXM2-16GB"}
+_USUAL = {"h100": "H100-SXM5-80GB", "a100": "A100-SXM4-80GB", "v100": "V100-SXM2", "p100": "P100-SXM2-16GB",
+          "a10080gb": "A100-SXM4-80GB", "a10040gb": "A100-SXM4-40GB", "h10080gb": "H100-SXM5-80GB"}  # fmt: skip
 
 
 def named(name: str) -> Device:

@@ -22,7 +22,7 @@ LAYERS, HIDDEN, HEADS, KV, INNER, WORDS, LENGTH, HEAD, GATED, EXPERTS, ACTIVE, T
 PEAK, MEMORY, NODE, LINK, LINK_S, NETWORK, CAPACITY = range(7)
 # Positions in the array of constants, which are those of constants.csv.
 (MATRIX, GRAIN, PRODUCT_US, BANDWIDTH, SHARED, SPLIT, SCORES, ATTENTION, LINK_SHARE, LINK_TIMES, NETWORK_SHARE,
- NETWORK_US, CROSSING, HOST_US, HOST_BACK, HOST_SPLIT, UPDATE_BYTES, STEP_MS, HIDDEN_SHARE) = range(19)  # fmt: skip
+ NETWORK_US, CROSSING, HOST_US, HOST_BACK, HOST_SPLIT, UPDATE_BYTES, STEP_MS, HIDDEN_SHARE, GRADIENT_BYTES) = range(20)  # fmt: skip
 # Parts of a step's time, s, and what else `evaluate` answers.
 PARTS = ("compute", "recomputation", "tensor messages", "context messages", "bubble", "pipeline messages",
          "data messages", "update", "head")  # fmt: skip
@@ -77,6 +77,7 @@ def layer(s, machine, c, tensor, sequence, context, micro, recompute):  # type: 
     forward = _either(device, host)
     backward = _either(2 * products + (2.5 if s[FLASH] else 2.0) * core + 2 * passes, host * c[HOST_BACK])
     # Two all-reduces each way; with sequence parallelism reduce-scatter and all-gather, and one more all-gather back.
+    # Those of the backward pass can hide behind the products that give gradients of weights.
     full = 2 * tokens * h
     one = moved_s(full, tensor, machine, c, 1)
     messages = 4 * one
@@ -100,7 +101,7 @@ def layer(s, machine, c, tensor, sequence, context, micro, recompute):  # type: 
     elif recompute == SELECTIVE:
         working = scores
         kept = whole + split
-    return forward, backward, again, messages + behind + again_messages, rotated, kept, working
+    return forward, backward, again, messages + again_messages, behind, rotated, kept, working
 
 
 @inner
@@ -149,11 +150,11 @@ def held(s, tensor, context, pipeline, virtual, data, micro, count, zero, kept, 
 @inner
 def step(s, machine, c, one, head_s, tensor, sequence, context, pipeline, virtual, data, micro, count, zero, overlap):  # type: ignore[no-untyped-def]
     """Seconds of the parts of a step, in the order of PARTS, and all of them; `one`: what `layer` gives."""
-    forward, backward, again, messages, rotated, _, _ = one
+    forward, backward, again, messages, behind, rotated, _, _ = one
     layers = s[LAYERS] / pipeline
     visible = 1 - (c[HIDDEN_SHARE] if overlap else 0.0)
     compute, recomputed = count * layers * (forward + backward), count * layers * again
-    tensor_s, context_s = count * layers * messages, count * layers * rotated * visible
+    tensor_s, context_s = count * layers * (messages + behind * visible), count * layers * rotated * visible
     pace = (compute + recomputed + tensor_s + context_s) / count
     head = count * head_s
     bubble = (pipeline - 1) / virtual * pace
@@ -171,13 +172,14 @@ def step(s, machine, c, one, head_s, tensor, sequence, context, pipeline, virtua
     shards, span = data * context, tensor
     exchange = 0.0
     if shards > 1:
-        gradient = moved_s(GRADIENT * here, shards, machine, c, span)
+        gradient = moved_s(c[GRADIENT_BYTES] * here, shards, machine, c, span)
+        gathered = gradient * 2.0 / c[GRADIENT_BYTES]
         if zero == 0:
             exchange = 2 * gradient
         elif zero == 1:
-            exchange = gradient + gradient / 2
+            exchange = gradient + gathered
         else:  # gradients are shared out with every micro-batch, weights are gathered once, or twice for each of them
-            exchange = gradient * count + gradient / 2 * (1 if zero == 2 else 2 * count)
+            exchange = gradient * count + gathered * (1 if zero == 2 else 2 * count)
         if overlap:  # behind the backward pass of the last micro-batch, or of all for what is sent with all of them
             room = c[HIDDEN_SHARE] * layers * backward * (count if zero >= 2 else 1)
             exchange = max(exchange - room, (1 - c[HIDDEN_SHARE]) * exchange)
@@ -210,7 +212,7 @@ def evaluate(s: Float64, machine: Float64, c: Float64, at: Int64, batch: int, ou
         out[i] = found[i]
     out[BYTES] = 0.0
     for stage in range(pipeline):
-        parts = held(s, tensor, context, pipeline, virtual, data, micro, count, zero, one[5], one[6], stage)
+        parts = held(s, tensor, context, pipeline, virtual, data, micro, count, zero, one[6], one[7], stage)
         for i in range(5):
             stages[stage, i] = parts[i]
         out[BYTES] = max(out[BYTES], parts[0] + parts[1] + parts[2] + parts[3] + parts[4])
@@ -271,8 +273,8 @@ def sweep(
                                     need = 0.0
                                     for stage in (0, pipeline - 1):  # those between have less than the first
                                         m = held(
-                                            s, tensor, context, pipeline, virtual, data, micro, count, zero, one[5],
-                                            one[6], stage,
+                                            s, tensor, context, pipeline, virtual, data, micro, count, zero, one[6],
+                                            one[7], stage,
                                         )  # fmt: skip
                                         need = max(need, m[0] + m[1] + m[2] + m[3] + m[4])
                                     for overlap in range(low[9], high[9] + 1):

@@ -1,0 +1,248 @@
+"""Fit the step model of large transformers to published iterations, and score it on rows that no fit has seen.
+
+    python benchmarks/transformers.py [--data DIR] [--write] [--json]
+
+`--write` stores `software.json` with the constants fitted on the rows named below, and the page docs/accuracy/plans.md.
+The splits were chosen before the first fit:
+
+- vTrain, one node: the 22 shapes (hidden size, tensor degree, micro-batch) are cut into four folds by a hash. A fit sees
+  three folds, and of their rows those whose hash is even. *Fitted* are these, *held out* the other rows of the same
+  shapes, *unseen* the rows of the fourth fold.
+- vTrain, several nodes: a model (hidden size) is left out; the fit sees the other two and all rows of one node.
+  *Held out* are odd rows of the models that are fitted.
+- The 20 published A100 rows: those at odd places are fitted, at even places held out, and the reverse; every row is
+  held out once. The four rows of full and selective recomputation are also left out together (*unseen*).
+- H100, 2024: odd places, even places. Their sequence length and micro-batch are not published; 4096 and 2, or 1 where 16
+  and more devices share a model, are assumed. Rows of Megatron-Bridge in FP8 are scored with these constants alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from foretrace.files import write_bytes, write_text
+from foretrace.plan.transformers import kernels, model
+from foretrace.plan.transformers.model import Configuration, Machine, Software
+from foretrace.plan.transformers.shape import Transformer, transformer
+from tables import ROOT, percent, shared_traces, table, today
+
+WORDS = 51_200
+STORED = ROOT / "src" / "foretrace" / "plan" / "transformers" / "software.json"
+PAGE = ROOT / "docs" / "accuracy" / "plans.md"
+_WEIGHT = 0.005  # of how far a constant is from what is plausible, beside a row's squared relative error
+_FAR = 5.0  # weight of a row of several nodes beside one of one node
+_SLOWER = 1.2
+FLASH_ONLY, SCORES_ONLY = ("attention",), ("scores",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A published iteration."""
+
+    group: str
+    place: int  # in its file
+    shape: Transformer
+    on: Machine
+    at: Configuration
+    batch: int
+    seconds: float
+    flash: bool = False
+    note: str = ""
+    scratch: dict[str, np.ndarray] = field(default_factory=dict, compare=False, hash=False, repr=False)
+
+    @cached_property
+    def key(self) -> int:
+        return zlib.crc32(repr((self.shape, self.at, self.batch)).encode())
+
+    def predict(self, constants: np.ndarray) -> float:
+        s = self.scratch
+        if not s:
+            software = Software(
+                name="", what="", flash=self.flash, constants={}, low=0, high=0, rows=0, held_out=0,
+            )  # fmt: skip
+            s["shape"], s["on"] = model.vector(self.shape, software), self.on.array()
+            s["at"], s["out"] = model.fields_of(self.at), np.zeros(len(kernels.PARTS) + 2)
+            s["stages"] = np.zeros((self.at.pipeline, 5))
+        kernels.evaluate(s["shape"], s["on"], constants, s["at"], self.batch, s["out"], s["stages"])
+        return float(s["out"][kernels.TIME])
+
+
+def _gpt(hidden: int, layers: int, heads: int, length: int) -> Transformer:
+    return Transformer(
+        name=f"gpt {hidden}", layers=layers, hidden=hidden, heads=heads, kv_heads=heads, inner=4 * hidden, words=WORDS,
+        length=length, tied=True,
+    )  # fmt: skip
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def vtrain(folder: Path) -> list[Measured]:
+    """Megatron-DeepSpeed on A100s, four cards of 200 Gbit/s per node."""
+    found = []
+    for name, group in (("measured_single.csv", "one node"), ("measured_multi.csv", "several nodes")):
+        for place, row in enumerate(_rows(folder / "vtrain" / name)):
+            v = list(row.values())
+            *_, batch, micro, hidden, heads, layers, length, tensor, data, pipeline = (int(each) for each in v[-11:-1])
+            found.append(Measured(
+                group=group, place=place, shape=_gpt(hidden, layers, heads, length),
+                on=model.machine("A100-SXM4-80GB", network_gb_s=12.5),
+                at=Configuration(tensor=tensor, data=data, pipeline=pipeline, micro=micro, recompute=kernels.FULL),
+                batch=batch, seconds=float(v[-1]) / 1e3,
+            ))  # fmt: skip
+    return found
+
+
+def a100(folder: Path) -> list[Measured]:
+    """The 20 published rows: Megatron 2021 and 2020, and the four of Korthikanti et al. in Calculon's table."""
+    on = model.machine("A100-SXM4-80GB", network_gb_s=25.0)
+    found = []
+    for row in _rows(folder / "placement" / "megatron" / "sc21_table1.csv"):
+        h, n, layers, s = int(row["hidden"]), int(row["gpus"]), int(row["layers"]), 2048
+        t, p, b = int(row["TP"]), int(row["PP"]), int(row["MBS"])
+        chunk = float(row["layers_per_virtual_stage"] or 0)
+        work = 96 * int(row["GBS"]) * s * layers * h * h * (1 + s / (6 * h) + WORDS / (16 * layers * h))
+        at = Configuration(
+            tensor=t, pipeline=p, virtual=round(layers / p / chunk) if chunk else 1, data=n // (t * p), micro=b,
+            recompute=kernels.FULL,
+        )  # fmt: skip
+        seconds = work / (n * float(row["tflops_per_gpu"]) * 1e12)
+        found.append(Measured(
+            group="A100", place=len(found), shape=_gpt(h, layers, int(row["heads"]), s), on=on, at=at,
+            batch=int(row["GBS"]), seconds=seconds, note=f"SC 2021, {row['model']}",
+        ))  # fmt: skip
+    for row in _rows(folder / "placement" / "megatron" / "megatron_2020.csv"):
+        if "A100" not in row["system"] and row["system"] != "DGX-A100":
+            continue
+        t, n, batch = int(row["tensor_parallel"]), int(row["gpus"]), int(row["global_batch"])
+        at = Configuration(
+            tensor=t, data=n // t, micro=batch // (n // t), recompute=kernels.FULL, overlap=int(n > t),
+        )  # fmt: skip
+        found.append(Measured(
+            group="A100", place=len(found), shape=_gpt(int(row["hidden"]), int(row["layers"]), int(row["heads"]), 1024),
+            on=on, at=at, batch=batch, seconds=float(row["iteration_ms"]) / 1e3, note=f"2020, {row['case']}, {n} GPUs",
+        ))  # fmt: skip
+    for row in _rows(folder / "placement" / "calculon_validation.csv"):
+        if row["metric"] != "iteration_time":
+            continue
+        found.append(Measured(
+            group="A100", place=len(found), shape=calculon_shape(row), on=on, at=calculon_configuration(row),
+            batch=int(row["batch"]), seconds=float(row["published"]), note=f"2022, {row['model']} {row['mode']}",
+        ))  # fmt: skip
+    return found
+
+
+def calculon_shape(row: dict[str, str]) -> Transformer:
+    return _gpt(int(row["hidden"]), int(row["layers"]), int(row["heads"]), int(row["seq"]))
+
+
+def calculon_configuration(row: dict[str, str]) -> Configuration:
+    return Configuration(
+        tensor=int(row["tp"]), sequence=int(row["tp_comm"] == "rs_ag"), pipeline=int(row["pp"]),
+        virtual=int(row["interleave"]), data=int(row["dp"]), micro=int(row["micro_batch"]),
+        recompute={"none": 0, "attn_only": 1, "full": 2}[row["recompute"]], overlap=1,
+    )  # fmt: skip
+
+
+def h100(folder: Path) -> list[Measured]:
+    """Megatron-Core on H100s, 2024."""
+    on, s = model.machine("H100-SXM5-80GB", network_gb_s=50.0), 4096
+    found = []
+    for place, row in enumerate(_rows(folder / "placement" / "megatron" / "h100_2024.csv")):
+        h, layers, n = int(row["hidden"]), int(row["layers"]), int(row["gpus"])
+        t, p = int(row["TP"]), int(row["PP"])
+        batch = int(row["batch"])
+        work = 72 * batch * s * layers * h * h * (1 + s / (6 * h) + WORDS / (12 * layers * h))
+        micro = 1 if t * p >= 16 else 2
+        at = Configuration(
+            tensor=t, sequence=int(t > 1), pipeline=p, data=n // (t * p), micro=micro, zero=1, overlap=1,
+        )  # fmt: skip
+        found.append(Measured(
+            group="H100", place=place, shape=_gpt(h, layers, int(row["heads"]), s), on=on, at=at, batch=batch,
+            seconds=work / (n * float(row["tflops_per_gpu"]) * 1e12), flash=True, note=row["model"],
+        ))  # fmt: skip
+    return found
+
+
+def bridge(folder: Path) -> list[Measured]:
+    """Megatron-Bridge, dense decoders in FP8 on H100s: products at the FP8 rate of the catalog."""
+    names = {"LLAMA3_70B": "llama-3-70b", "LLAMA3.1_405B": "llama-3-405b"}
+    on = model.machine("H100-SXM5-80GB", network_gb_s=50.0, peak_tflops=1978.0)
+    found = []
+    for place, row in enumerate(_rows(folder / "placement" / "megatron" / "mbridge_measured.csv")):
+        if row["system"] != "DGX-H100" or row["model"] not in names or float(row["fsdp"] or 0):
+            continue
+        if not row["section"].startswith("Pre"):
+            continue
+        n, batch, length = int(row["gpus"]), int(row["gbs"]), int(row["seq_len"])
+        t, p, c = int(float(row["tp"])), int(float(row["pp"])), int(float(row["cp"]))
+        found.append(Measured(
+            group="Bridge", place=place, shape=transformer(names[row["model"]], length=length), on=on,
+            at=Configuration(
+                tensor=t, sequence=int(t > 1), context=c, pipeline=p, virtual=int(float(row["vp"] or 1)),
+                data=n // (t * p * c), micro=int(row["mbs"]), zero=1, overlap=1,
+            ),
+            batch=batch, seconds=batch * length / (float(row["tokens_per_s_per_gpu"]) * n), flash=True,
+            note=f"{row['model']}, {n} GPUs, {row['release']}",
+        ))  # fmt: skip
+    return found
+
+
+def outliers(rows: Sequence[Measured]) -> set[Measured]:
+    """Rows of several nodes that take a fifth longer than their twins of the nearest micro-batches, bubbles aside."""
+    groups = defaultdict(list)
+    for row in rows:
+        if row.group == "several nodes":
+            groups[row.shape, replace(row.at, micro=1), row.batch].append(row)
+    found = set()
+    for each in groups.values():
+        each.sort(key=lambda row: row.at.micro)
+        paces = []
+        for row in each:
+            m = row.batch // (row.at.data * row.at.micro)
+            paces.append(row.seconds * m / (m + row.at.pipeline - 1))
+        for i, row in enumerate(each):
+            twins = [paces[j] for j in (i - 1, i + 1) if 0 <= j < len(each)]
+            if len(twins) and len(each) > 2 and paces[i] > _SLOWER * max(twins):
+                found.add(row)
+    return found
+
+
+def fit(rows: Sequence[Measured], *, start: dict[str, float] | None = None) -> dict[str, float]:
+    """Constants that make the squares of relative errors least, drawn weakly to what is plausible.
+
+    With `start`, that is what is plausible instead.
+    """
+    known = model.constants()
+    central = np.array([(start or {}).get(each.name, each.central) for each in known])
+    spread = np.array([each.spread for each in known])
+    weight = np.array([_FAR if row.at.devices > row.on.node and row.group != "A100" else 1.0 for row in rows])
+    truth = np.log([row.seconds for row in rows])
+
+    def misses(at: np.ndarray) -> np.ndarray:
+        constants = central * np.exp(at * spread)
+        predicted = np.log([row.predict(constants) for row in rows])
+        return np.concatenate([np.sqrt(weight) * (predicted - truth), np.sqrt(_WEIGHT) * at])
+
+    found = least_squares(misses, np.zeros(len(known)), loss="soft_l1", f_scale=0.1, bounds=(-3, 3), max_nfev=40)
+    return dict(zip((each.name for each in known), central * np.exp(found.x * spread), strict=True))
+
+
+def errors(rows: Iterable[Measured], constants: dict[str, float]) -> dict[Measured, float]:
+    """Predicted over measured minus 1."""
+    array = np.array([constants[each.name] for each in model.constants()])
+    return {row: row.predict(array) / row.seconds - 1 for row in rows}
