@@ -66,16 +66,19 @@ def layer(s, machine, c, tensor, sequence, context, micro, recompute):  # type: 
     products += product_s(tokens * routed, h, inner_share, peak, c)
     bandwidth = machine[MEMORY] * c[BANDWIDTH]
     cells = tokens * s[LENGTH] * heads / tensor
+    shared = tokens * h / (tensor if sequence else 1)
+    norms = 2 * c[SHARED] * shared / bandwidth  # with what dropout and residual connections move: as much backward
+    passes = 2 * c[SPLIT] * tokens * (query + routed * up * inner_share) / 5 / bandwidth  # half as much again backward
     if s[FLASH]:  # half of the scores are masked and not computed
         core = 2 * cells * width / (peak * c[ATTENTION])
     else:
-        core = 4 * cells * width / (peak * c[MATRIX]) + c[SCORES] * 2 * cells / bandwidth + 2 * c[PRODUCT_US] * 1e-6
-    shared = tokens * h / (tensor if sequence else 1)
-    passes = 2 * (c[SHARED] * shared + c[SPLIT] * tokens * (query + routed * up * inner_share) / 5) / bandwidth
+        core = 4 * cells * width / (peak * c[MATRIX]) + 2 * c[PRODUCT_US] * 1e-6
+        passes += 2 * c[SCORES] * cells / bandwidth
     host = c[HOST_US] * 1e-6 * c[HOST_SPLIT] ** np.log2(tensor)
-    device = products + core + passes
+    device = products + core + norms + passes
     forward = _either(device, host)
-    backward = _either(2 * products + (2.5 if s[FLASH] else 2.0) * core + 2 * passes, host * c[HOST_BACK])
+    back = 2 * products + (2.5 if s[FLASH] else 2.0) * core + norms + 1.5 * passes
+    backward = _either(back, host * c[HOST_BACK])
     # Two all-reduces each way; with sequence parallelism reduce-scatter and all-gather, and one more all-gather back.
     # Those of the backward pass can hide behind the products that give gradients of weights.
     full = 2 * tokens * h
@@ -87,7 +90,7 @@ def layer(s, machine, c, tensor, sequence, context, micro, recompute):  # type: 
     if recompute == FULL:
         again, again_messages = forward, messages
     elif recompute == SELECTIVE:
-        again = core
+        again = core + (0.0 if s[FLASH] else 2 * c[SCORES] * cells / bandwidth)
     # Bytes, in 2 each but masks: inputs of norms, of products, of the feed-forward part.
     masks = 0.0 if s[GATED] else 2.0
     whole = (8 + masks) * shared
