@@ -1,10 +1,11 @@
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
 """The compiled loops: one layer, one step, every configuration.
 
 A configuration is (tensor, sequence parallel, context, pipeline, virtual stages, data, micro-batch, recomputation, ZeRO
-stage, overlap). Its time is that of Megatron's step (Narayanan et al., SC 2021; Korthikanti et al., 2022): micro-batches
-through the busiest stage, the pipeline's bubble divided by the virtual stages, messages between stages, the exchange of
-gradients, the update. Activations are those of Korthikanti et al., section 4, in general form. Each function works on
-the fields of arrays that `model.py` fills, by the positions named here.
+stage, overlap). Its time is that of Megatron's step (Narayanan et al., SC 2021; Korthikanti et al., 2022): the
+micro-batches through the busiest stage, the pipeline's bubble divided by the virtual stages, messages between stages,
+the exchange of gradients, the update. Activations are those of Korthikanti et al., section 4, in general form. Each
+function works on the fields of arrays that `model.py` fills, by the positions named here.
 """
 
 from __future__ import annotations
@@ -22,23 +23,24 @@ LAYERS, HIDDEN, HEADS, KV, INNER, WORDS, LENGTH, HEAD, GATED, EXPERTS, ACTIVE, T
 PEAK, MEMORY, NODE, LINK, LINK_S, NETWORK, CAPACITY = range(7)
 # Positions in the array of constants, which are those of constants.csv.
 (MATRIX, GRAIN, PRODUCT_US, BANDWIDTH, SHARED, SPLIT, SCORES, ATTENTION, LINK_SHARE, LINK_TIMES, NETWORK_SHARE,
- NETWORK_US, CROSSING, HOST_US, HOST_BACK, HOST_SPLIT, UPDATE_BYTES, STEP_MS, HIDDEN_SHARE, GRADIENT_BYTES) = range(20)  # fmt: skip
+ NETWORK_US, CROSSING, HOST_US, HOST_BACK, HOST_SPLIT, UPDATE_BYTES, STEP_MS, HIDDEN_SHARE,
+ GRADIENT_BYTES) = range(20)  # fmt: skip
 # Parts of a step's time, s, and what else `evaluate` answers.
 PARTS = ("compute", "recomputation", "tensor messages", "context messages", "bubble", "pipeline messages",
-         "data messages", "update", "head")  # fmt: skip
+         "data messages", "update", "logits")  # fmt: skip
 TIME, BYTES = len(PARTS), len(PARTS) + 1
 GRADIENT, STATE = 4.0, 12.0  # bytes per weight: gradients added up in float32; its float32 copy and Adam's two moments
 
 
 @inner
-def product_s(m, n, k, peak, c):  # type: ignore[no-untyped-def]
+def product_s(m, n, k, peak, c):
     """Seconds of a matrix product of these sizes; `c`: constants. Small sides leave part of the tiles empty."""
     grain = (1 + c[GRAIN] / m) * (1 + c[GRAIN] / n) * (1 + c[GRAIN] / k)
     return 2 * m * n * k / (peak * c[MATRIX]) * grain + c[PRODUCT_US] * 1e-6
 
 
 @inner
-def moved_s(nbytes, ranks, machine, c, span):  # type: ignore[no-untyped-def]
+def moved_s(nbytes, ranks, machine, c, span):
     """Seconds of a reduce-scatter or all-gather of `nbytes` over neighbours that are `span` ranks apart."""
     if ranks < 2:
         return 0.0
@@ -53,7 +55,7 @@ def moved_s(nbytes, ranks, machine, c, span):  # type: ignore[no-untyped-def]
 
 
 @inner
-def layer(s, machine, c, tensor, sequence, context, micro, recompute):  # type: ignore[no-untyped-def]
+def layer(s, machine, c, tensor, sequence, context, micro, recompute):
     """Of one layer and micro-batch: s of forward and backward arithmetic, what is recomputed, messages; bytes kept."""
     h, heads, width = s[HIDDEN], s[HEADS], s[HEAD]
     tokens = micro * s[LENGTH] / context
@@ -108,14 +110,14 @@ def layer(s, machine, c, tensor, sequence, context, micro, recompute):  # type: 
 
 
 @inner
-def _either(device, host):  # type: ignore[no-untyped-def]
+def _either(device, host):
     """The longer of the two, smoothly: launching hides behind computing, or the reverse."""
     longest = max(device, host)
     return longest * ((device / longest) ** 6 + (host / longest) ** 6) ** (1 / 6)
 
 
 @inner
-def weights(s, tensor):  # type: ignore[no-untyped-def]
+def weights(s, tensor):
     """Weights of a layer and of an embedding, of one of `tensor` devices, without biases and norms."""
     attention = 2 * s[HIDDEN] * s[HEAD] * (s[HEADS] / tensor + max(s[KV] / tensor, 1.0))
     expert = (3 if s[GATED] else 2) * s[HIDDEN] * s[INNER] / tensor
@@ -123,7 +125,7 @@ def weights(s, tensor):  # type: ignore[no-untyped-def]
 
 
 @inner
-def held(s, tensor, context, pipeline, virtual, data, micro, count, zero, kept, working, stage):  # type: ignore[no-untyped-def]
+def held(s, tensor, context, pipeline, virtual, data, micro, count, zero, kept, working, stage):
     """Bytes of a device of a stage: weights, gradients, optimizer, activations in flight, what is in work."""
     per_layer, table = weights(s, tensor)
     layers = s[LAYERS] / pipeline
@@ -151,7 +153,7 @@ def held(s, tensor, context, pipeline, virtual, data, micro, count, zero, kept, 
 
 
 @inner
-def step(s, machine, c, one, head_s, tensor, sequence, context, pipeline, virtual, data, micro, count, zero, overlap):  # type: ignore[no-untyped-def]
+def step(s, machine, c, one, head_s, tensor, sequence, context, pipeline, virtual, data, micro, count, zero, overlap):
     """Seconds of the parts of a step, in the order of PARTS, and all of them; `one`: what `layer` gives."""
     forward, backward, again, messages, behind, rotated, _, _ = one
     layers = s[LAYERS] / pipeline
@@ -193,11 +195,13 @@ def step(s, machine, c, one, head_s, tensor, sequence, context, pipeline, virtua
 
 
 @inner
-def head_s(s, machine, c, tensor, context, micro):  # type: ignore[no-untyped-def]
+def head_s(s, machine, c, tensor, context, micro):
     """Seconds of the logits of a micro-batch, forward and backward."""
     tokens = micro * s[LENGTH] / context
     cells = tokens * s[WORDS] / tensor
-    return 3 * product_s(tokens, s[WORDS] / tensor, s[HIDDEN], machine[PEAK], c) + 16 * cells / (machine[MEMORY] * c[BANDWIDTH])
+    return 3 * product_s(tokens, s[WORDS] / tensor, s[HIDDEN], machine[PEAK], c) + 16 * cells / (
+        machine[MEMORY] * c[BANDWIDTH]
+    )
 
 
 @njit()
@@ -222,7 +226,7 @@ def evaluate(s: Float64, machine: Float64, c: Float64, at: Int64, batch: int, ou
 
 
 @inner
-def fits(s, tensor, context):  # type: ignore[no-untyped-def]
+def fits(s, tensor, context):
     """Whether heads, feed-forward part and words can be cut so."""
     if s[HEADS] % tensor or s[INNER] % tensor or s[LENGTH] % (2 * context if context > 1 else 1):
         return False
@@ -311,7 +315,7 @@ def sweep(
 
 
 @inner
-def _keep(rows, times, total, tensor, sequence, context, pipeline, virtual, data, micro, recompute, zero, overlap):  # type: ignore[no-untyped-def]
+def _keep(rows, times, total, tensor, sequence, context, pipeline, virtual, data, micro, recompute, zero, overlap):
     """Insert a configuration into the quickest, and answer what the next one has to be below."""
     at = len(times) - 1
     while at > 0 and times[at - 1] > total:

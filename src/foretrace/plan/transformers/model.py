@@ -1,7 +1,7 @@
 """`Configuration` and `Machine`: the time and the memory of one way to train a transformer, part by part.
 
 `Software` is a set of constants, fitted on iterations that others measured with one generation of training software
-(`benchmarks/transformers.py` fits and stores them), with how far predictions were off on rows that were left out.
+(`benchmarks/transformer_steps.py` fits and stores them), with how far predictions were off on rows that were left out.
 """
 
 from __future__ import annotations
@@ -211,9 +211,7 @@ class StepCost:
 def cost(model: Transformer, on: Machine, software: Software, at: Configuration, batch: int) -> StepCost:
     """Time and memory of one configuration with `batch` samples per step; `valid` says which there can be."""
     out, stages = np.zeros(len(kernels.PARTS) + 2), np.zeros((at.pipeline, len(KINDS)))
-    kernels.evaluate(
-        vector(model, software), on.array(), constant_vector(software), fields_of(at), batch, out, stages
-    )
+    kernels.evaluate(vector(model, software), on.array(), constant_vector(software), fields_of(at), batch, out, stages)
     seconds = float(out[kernels.TIME])
     low, high = software.range_on(on.device, model.experts)
     return StepCost(

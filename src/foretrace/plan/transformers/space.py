@@ -17,9 +17,17 @@ import numpy as np
 
 from foretrace.arrays import Float64, Int64
 from foretrace.errors import ForetraceError
+from foretrace.names import question
 from foretrace.plan.transformers import kernels
 from foretrace.plan.transformers.model import (
-    Configuration, Machine, Software, StepCost, configuration_of, constant_vector, cost, vector,
+    Configuration,
+    Machine,
+    Software,
+    StepCost,
+    configuration_of,
+    constant_vector,
+    cost,
+    vector,
 )  # fmt: skip
 from foretrace.plan.transformers.shape import Transformer
 
@@ -45,10 +53,12 @@ class Space:
             if value < 1:
                 raise ForetraceError(f"`{name}=` must be a whole number above 0, got {value}; give 1 or more.")
         for name, value in self.fixed.items():
+            if name not in kernels.FIELDS:
+                raise ForetraceError(f"`fixed=` has no field {name!r}; {question(name, kernels.FIELDS)}")
             low, high = _ENDS.get(name, (1, _MOST))
             if not low <= value <= high:
-                raise ForetraceError(f"`{name}=` must be {low} to {high}, got {value}; correct it." if high < _MOST else
-                                     f"`{name}=` must be a whole number above 0, got {value}; give 1 or more.")  # fmt: skip
+                ends = f"{low} to {high}" if high < _MOST else "a whole number above 0"
+                raise ForetraceError(f"`{name}=` must be {ends}, got {value}; give {low if value < low else high}.")
         self._check_fixed()
 
     def bounds(self) -> tuple[Int64, Int64]:
@@ -56,7 +66,9 @@ class Space:
         pairs = [
             (self.fixed[name],) * 2 if name in self.fixed else _ENDS.get(name, (1, _MOST)) for name in kernels.FIELDS
         ]
-        return np.array([low for low, _ in pairs], dtype=np.int64), np.array([high for _, high in pairs], dtype=np.int64)
+        return np.array([low for low, _ in pairs], dtype=np.int64), np.array(
+            [high for _, high in pairs], dtype=np.int64
+        )
 
     def search(self, top: int = 10) -> Found:
         """The quickest configurations that fit and that do not, and by what all others lose to the best."""
@@ -111,7 +123,7 @@ class Space:
                         f"{size} {things} cannot be cut by {what} {degree}; the nearest that can be is {near}{more}."
                     )
         given = [self.fixed.get(name, 1) for name in DEGREES]
-        if n % prod(given) or (prod(given) != n and DEGREES <= self.fixed.keys()):
+        if n % prod(given) or (prod(given) != n and self.fixed.keys() >= DEGREES):
             raise ForetraceError(
                 f"the degrees multiply to {prod(given)}, got {n} devices; give {_multiple(n, prod(given))} devices."
             )

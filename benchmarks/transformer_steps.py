@@ -1,19 +1,19 @@
 """Fit the step model of large transformers to published iterations, and score it on rows that no fit has seen.
 
-    python benchmarks/transformers.py [--data DIR] [--write] [--json]
+    python benchmarks/transformer_steps.py [--data DIR] [--write] [--json]
 
 `--write` stores `software.json` with the constants fitted on the rows named below, and the page docs/accuracy/plans.md.
 The splits were chosen before the first fit:
 
-- vTrain, one node: the 22 shapes (hidden size, tensor degree, micro-batch) are cut into four folds by a hash. A fit sees
-  three folds, and of their rows those whose hash is even. *Fitted* are these, *held out* the other rows of the same
-  shapes, *unseen* the rows of the fourth fold.
+- vTrain, one node: the 22 shapes (hidden size, tensor degree, micro-batch) are cut into four folds by a hash. A fit
+  sees three folds, and of their rows those whose hash is even. *Fitted* are these, *held out* the other rows of the
+  same shapes, *unseen* the rows of the fourth fold.
 - vTrain, several nodes: a model (hidden size) is left out; the fit sees the other two and all rows of one node.
   *Held out* are odd rows of the models that are fitted.
 - The 20 published A100 rows: those at odd places are fitted, at even places held out, and the reverse; every row is
   held out once. The four rows of full and selective recomputation are also left out together (*unseen*).
-- H100, 2024: odd places, even places. Their sequence length and micro-batch are not published; 4096 and 2, or 1 where 16
-  and more devices share a model, are assumed. Rows of Megatron-Bridge in FP8 are scored with these constants alone.
+- H100, 2024, and Megatron-Bridge in FP8: nothing is fitted, the constants are those of the A100 rows. Sequence length
+  and micro-batch of 2024 are not published; 4096 and 2, or 1 where 16 and more devices share a model, are assumed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import json
 import sys
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -94,7 +94,7 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 def vtrain(folder: Path) -> list[Measured]:
     """Megatron-DeepSpeed on A100s, four cards of 200 Gbit/s per node."""
-    found = []
+    found: list[Measured] = []
     for name, group in (("measured_single.csv", "one node"), ("measured_multi.csv", "several nodes")):
         for place, row in enumerate(_rows(folder / "vtrain" / name)):
             v = list(row.values())
@@ -111,7 +111,7 @@ def vtrain(folder: Path) -> list[Measured]:
 def a100(folder: Path) -> list[Measured]:
     """The 20 published rows: Megatron 2021 and 2020, and the four of Korthikanti et al. in Calculon's table."""
     on = model.machine("A100-SXM4-80GB", network_gb_s=25.0)
-    found = []
+    found: list[Measured] = []
     for row in _rows(folder / "placement" / "megatron" / "sc21_table1.csv"):
         h, n, layers, s = int(row["hidden"]), int(row["gpus"]), int(row["layers"]), 2048
         t, p, b = int(row["TP"]), int(row["PP"]), int(row["MBS"])
@@ -218,7 +218,7 @@ def outliers(rows: Sequence[Measured]) -> set[Measured]:
             paces.append(row.seconds * m / (m + row.at.pipeline - 1))
         for i, row in enumerate(each):
             twins = [paces[j] for j in (i - 1, i + 1) if 0 <= j < len(each)]
-            if len(twins) and len(each) > 2 and paces[i] > _SLOWER * max(twins):
+            if twins and len(each) > 2 and paces[i] > _SLOWER * max(twins):
                 found.add(row)
     return found
 
@@ -258,7 +258,8 @@ def splits(rows: Sequence[Measured]) -> Iterable[tuple[Split, dict[str, float]]]
     one = [row for row in rows if row.group == "one node"]
     several = [row for row in rows if row.group == "several nodes"]
     for fold in range(4):
-        inside, outside = [], []
+        inside: list[Measured] = []
+        outside: list[Measured] = []
         for row in one:
             shape = (row.shape.hidden, row.at.tensor, row.at.micro)
             (outside if zlib.crc32(repr(shape).encode()) % 4 == fold else inside).append(row)
@@ -266,7 +267,10 @@ def splits(rows: Sequence[Measured]) -> Iterable[tuple[Split, dict[str, float]]]
     for hidden in (3072, 6144, 12288):
         others = [row for row in several if row.shape.hidden != hidden]
         mine = [row for row in several if row.shape.hidden == hidden]
-        yield ("several nodes", [*one, *(r for r in others if r.key % 2 == 0)], [r for r in others if r.key % 2], mine), {}
+        yield (
+            ("several nodes", [*one, *(r for r in others if r.key % 2 == 0)], [r for r in others if r.key % 2], mine),
+            {},
+        )
     a = [row for row in rows if row.group == "A100"]
     for at in (0, 1):
         yield ("A100", a[1 - at :: 2], a[at::2], ()), MEGATRON
@@ -367,7 +371,10 @@ def made(folder: Path) -> tuple[str, list[Software]]:
     found = score(rows)
     whole = fit(a, start=MEGATRON)
     deepspeed = fit([row for row in v if row not in out])
-    strange = {"H100, 2024": list(errors(h, whole).items()), "Megatron-Bridge, H100, FP8": list(errors(b, whole).items())}
+    strange = {
+        "H100, 2024": list(errors(h, whole).items()),
+        "Megatron-Bridge, H100, FP8": list(errors(b, whole).items()),
+    }
     other = quantiles([pair for pairs in strange.values() for pair in pairs])
     held = quantiles(found["A100"]["held out"] + found["A100, full and selective left out"]["unseen"])
     far = quantiles([p for name in ("one node", "several nodes") for p in found[name]["unseen"]])
@@ -429,12 +436,12 @@ def page(
 
 *{today()}, iterations published by others, on A100 and H100.*
 
-`python benchmarks/transformers.py --write` fits the constants of the step model (`foretrace.plan.transformers`) and
-writes this page. Rows: mean / median absolute error / worst, in %. *Held out*: rows of seen shapes that the fit did not
-see; *unseen*: shapes, models or devices of which it saw no row. Splits were chosen before the first fit; the form of the
-model was changed while these errors were known (gradients of 2 bytes and no shared network cards for Megatron's own
-rows, backward messages behind gradients of weights, elementwise passes by direction), so they may be optimistic on new
-data. *One row left out* was added afterwards.
+`python benchmarks/transformer_steps.py --write` fits the constants of the step model (`foretrace.plan.transformers`)
+and writes this page. Cells: number of rows (once per fit): mean / median absolute error / worst, in %. *Held out*: rows
+of seen shapes that the fit did not see; *unseen*: shapes, models or devices of which it saw no row. Splits were chosen
+before the first fit; the form of the model was changed while these errors were known (gradients of 2 bytes and no
+shared network cards for Megatron's own rows, backward messages behind gradients of weights, elementwise passes by
+direction), so they may be optimistic on new data. *One row left out* was added afterwards.
 
 {table(("rows", *kinds), lines)}
 
@@ -463,8 +470,16 @@ Published figures of the first stage against the closed form, nothing fitted, in
 
 ## H100 rows
 
-{table(("row", "s", "error, %"),
-       [[row.note, f"{row.seconds:.3f}", percent(e, signed=True)] for pairs in strange.values() for row, e in pairs])}
+{
+        table(
+            ("row", "s", "error, %"),
+            [
+                [row.note, f"{row.seconds:.3f}", percent(e, signed=True)]
+                for pairs in strange.values()
+                for row, e in pairs
+            ],
+        )
+    }
 """
 
 
