@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -124,7 +125,7 @@ def row(name: str, rules: tuple[Rule, ...], *, budget: int, rounds: int) -> dict
         found["ways"][way] = {
             "predicted": rewriting.before_s / rewriting.after_s, "operators": len(rewriting.after.order()),
             "graphs": rewriting.seen, "steps": rewriting.steps, "equal": check.equal, "float64": check.float64,
-            "float32": check.float32, "rules": rewriting.uses,
+            "float32": check.float32, "rules": dict(Counter(rewriting.rules).most_common()),
             f"predicted_{DEVICE}": _roofline(model, rules, alpha, budget),
         }  # fmt: skip
     gain = session.compared(model, arms, rounds=rounds)

@@ -37,6 +37,13 @@ def die(value: int) -> int:
     return value
 
 
+def die_once(mark: Path) -> str:
+    if not mark.exists():
+        mark.touch()
+        os._exit(9)
+    return mark.name
+
+
 @pytest.fixture
 def ranks(tmp_path: Path) -> Path:
     random = np.random.default_rng(1)
@@ -86,6 +93,11 @@ def test_a_mistake_comes_back_as_itself(pool: bool) -> None:
 def test_a_killed_worker_is_told() -> None:
     with pytest.raises(ForetraceError, match="a worker process died after"):
         executor.map(die, range(4))
+
+
+@pytest.mark.skipif(executor.cores() < 2, reason="one core: no pool is started")
+def test_an_item_whose_worker_died_is_begun_again(tmp_path: Path) -> None:
+    assert executor.map(die_once, [tmp_path / "a", tmp_path / "b"], again=2) == ["a", "b"]
 
 
 def test_places_that_do_not_exist(monkeypatch: pytest.MonkeyPatch, ranks: Path) -> None:

@@ -12,8 +12,8 @@ from math import exp, log
 from random import Random
 
 from foretrace.plan.evaluate import Evaluator
-from foretrace.plan.moves import all_moves, random_move
 from foretrace.plan.problem import Plan
+from foretrace.plan.search import all_moves, random_move
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,14 +14,14 @@ import numpy as np
 from foretrace.errors import GraphError
 from foretrace.graph.assemble import assemble
 from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, GraphInfo, Lane, Phase, TaskGraph, TaskKind
-from foretrace.plan.problem import Plan, Problem, TransferCosts
+from foretrace.plan.problem import CoarseStep, Plan, TransferCosts
 from foretrace.trace.trace import LaneKind
 
 _ALL_TO_ALL = 16  # members up to which every arrival leads to every transfer; beyond, through one join
 
 
 def as_graph(
-    problem: Problem, plan: Plan, costs: TransferCosts, *, steps: int = 2, workers: int = 1, operators: int = 1
+    problem: CoarseStep, plan: Plan, costs: TransferCosts, *, steps: int = 2, workers: int = 1, operators: int = 1
 ) -> TaskGraph:
     """The graph of `steps` steps of so many workers; every group of compute is cut into so many operators.
 
@@ -33,7 +33,7 @@ def as_graph(
 
 
 class _Writer:
-    def __init__(self, problem: Problem, plan: Plan, costs: TransferCosts, workers: int, operators: int) -> None:
+    def __init__(self, problem: CoarseStep, plan: Plan, costs: TransferCosts, workers: int, operators: int) -> None:
         self.problem, self.plan, self.costs, self.operators = problem, plan, costs, operators
         self.workers = workers
         self.tasks: list[dict[str, Any]] = []

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from foretrace.cost.network.parse import network
+from foretrace.deadline import Deadline
 from foretrace.plan.buckets import best_buckets, default
 from foretrace.plan.evaluate import Evaluator
-from foretrace.plan.problem import Plan, Problem
-from foretrace.plan.search import Search
+from foretrace.plan.problem import CoarseStep, Plan
+from foretrace.plan.search import overtaking
 from foretrace.report.units import seconds as as_text
 from foretrace.simulate.timeline import simulate
 from reproductions import parser_of
@@ -119,7 +120,7 @@ def from_zoo(name: str) -> tuple[nn.Module, Callable[[nn.Module], Any]]:
     return job.model, lambda m: job.loss(m, two(next(iter(job.loader))))
 
 
-def shaped_problem(name: str, rows: list[tuple[str, int, float]], text: str) -> Problem:
+def shaped_problem(name: str, rows: list[tuple[str, int, float]], text: str) -> CoarseStep:
     """The data-parallel step of a model of these shapes on 16 workers; gradients in the reverse order."""
     backward = rows[::-1]
     n = len(rows)
@@ -127,7 +128,7 @@ def shaped_problem(name: str, rows: list[tuple[str, int, float]], text: str) -> 
     forward = np.array([round(1e9 * time_s) for _, _, time_s in backward], dtype=np.int64)
     update = np.rint(UPDATE_PASSES * nbytes / BYTES_PER_S * 1e9).astype(np.int64)
     net = network(text, WORKERS)
-    return Problem(
+    return CoarseStep(
         name=name,
         first_ns=500_000,
         forward_ns=forward,
@@ -143,7 +144,7 @@ def shaped_problem(name: str, rows: list[tuple[str, int, float]], text: str) -> 
     ).checked()
 
 
-def problems(names: tuple[str, ...] = tuple(PUBLISHED_H)) -> Iterator[tuple[str, str, Problem]]:
+def problems(names: tuple[str, ...] = tuple(PUBLISHED_H)) -> Iterator[tuple[str, str, CoarseStep]]:
     """Every model on every network."""
     for name in names:
         rows = shaped(name)
@@ -171,7 +172,7 @@ class Searched:
     plans: int
 
 
-def searched(problem: Problem, operators: int) -> Searched:
+def searched(problem: CoarseStep, operators: int) -> Searched:
     """Best buckets with proof, the answer on the global graph; then messages that overtake until nothing is gained."""
     begin = time.process_time()
     evaluator = Evaluator.of(problem)
@@ -179,16 +180,15 @@ def searched(problem: Problem, operators: int) -> Searched:
     graph = as_graph(problem, found.plan, evaluator.costs, steps=1, workers=WORKERS, operators=operators)
     checked_ns = float(simulate(graph).step_times_ns[0])
     middle = time.process_time()
-    search = Search.begin(evaluator)
-    state = search.run()
+    over = overtaking(evaluator)
     return Searched(
         seconds=middle - begin,
         more_s=time.process_time() - middle,
         tasks=len(graph),
         tensors=len(problem),
         off=found.step_ns / checked_ns - 1,
-        gap=state.best_ns / search.bound_ns - 1,
-        plans=found.states + state.evaluations,
+        gap=over.cost / over.bound - 1,
+        plans=found.states + over.calls,
     )
 
 
@@ -249,10 +249,8 @@ def quality_section(seconds: float) -> str:
             evaluator = Evaluator.of(problem)
             begin = time.process_time()
             if ahead:
-                search = Search.begin(evaluator)
-                while not search.done and time.process_time() - begin < seconds:
-                    search.round()
-                ours, bound = search.state.best_ns, search.bound_ns
+                over = overtaking(evaluator, seconds=Deadline(seconds, time.process_time))
+                ours, bound = over.cost, over.bound
             else:
                 found = best_buckets(evaluator)
                 ours, bound = found.step_ns, found.bound_ns

@@ -49,6 +49,7 @@ def map(  # called as executor.map
     *,
     on: str = "here",
     pool: bool = True,
+    again: int = 0,
     progress: Progress = None,
 ) -> list[Result]:
     """`function` of every item, in their order; `progress` is called with the share of the items that are done.
@@ -59,6 +60,7 @@ def map(  # called as executor.map
         on: "here" uses a process per core, "ray" the Ray cluster that this process is connected to, else the one
             that RAY_ADDRESS names or that runs on this machine, else one that is started for this call.
         pool: False where the work is too little to start processes for; "here" is then a plain loop.
+        again: how often an item is begun again whose worker died.
         progress: see above.
 
     Raises:
@@ -68,15 +70,26 @@ def map(  # called as executor.map
     """
     check_place(on)
     if on == "ray":
-        return _on_ray(function, items, progress)
+        return _on_ray(function, items, again, progress)
     workers = min(cores(), len(items))
     if pool and workers > 1:
-        return _in_pool(function, items, workers, progress)
+        return _in_pool(function, items, workers, again, progress)
     results = []
     for item in items:
         results.append(function(item))
         _tell(progress, len(results), len(items))
     return results
+
+
+@contextmanager
+def place(on: str) -> Iterator[None]:
+    """Keep what several calls of `map` need: on "ray" the cluster, which each would start and stop by itself."""
+    check_place(on)
+    if on == "ray":
+        with _cluster():
+            yield
+    else:
+        yield
 
 
 def _tell(progress: Progress, done: int, total: int) -> None:
@@ -95,7 +108,7 @@ def _died(done: int, total: int, what: str) -> ForetraceError:
 
 
 def _in_pool(
-    function: Callable[[Item], Result], items: Sequence[Item], workers: int, progress: Progress
+    function: Callable[[Item], Result], items: Sequence[Item], workers: int, again: int, progress: Progress
 ) -> list[Result]:
     # A fork server forks from a process without threads; a plain fork may copy a lock that nobody will release.
     method = "forkserver" if "forkserver" in get_all_start_methods() else "spawn"
@@ -103,16 +116,19 @@ def _in_pool(
     if method == "forkserver":
         context.set_forkserver_preload([function.__module__])
     results: dict[int, Result] = {}
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_caller) as pool:
-        try:
-            place = {pool.submit(function, item): i for i, item in enumerate(items)}
-            for future in as_completed(place):
-                results[place[future]] = future.result()
-                _tell(progress, len(results), len(items))
-        except BrokenProcessPool:
-            raise _died(len(results), len(items), "killed, or unable to start") from None
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+    for left in range(again, -1, -1):
+        with ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_caller) as pool:
+            try:
+                place = {pool.submit(function, item): i for i, item in enumerate(items) if i not in results}
+                for future in as_completed(place):
+                    results[place[future]] = future.result()
+                    _tell(progress, len(results), len(items))
+                break
+            except BrokenProcessPool:
+                if not left:
+                    raise _died(len(results), len(items), "killed, or unable to start") from None
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
     return [results[i] for i in range(len(items))]
 
 
@@ -131,10 +147,12 @@ def _end_with_caller() -> None:
 # --- Ray -----------------------------------------------------------------------------------------------------
 
 
-def _on_ray(function: Callable[[Item], Result], items: Sequence[Item], progress: Progress) -> list[Result]:
+def _on_ray(
+    function: Callable[[Item], Result], items: Sequence[Item], again: int, progress: Progress
+) -> list[Result]:  # fmt: skip
     with _cluster() as ray:
-        # A worker that died is reported to the user, not retried: it would most likely die again.
-        call = ray.remote(max_retries=0)(_call)
+        # Unless asked otherwise, a worker that died is not retried: it would most likely die again.
+        call = ray.remote(max_retries=again)(_call)
         place = {call.remote(function, item): i for i, item in enumerate(items)}
         results: dict[int, Result] = {}
         waiting = list(place)

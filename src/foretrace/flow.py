@@ -355,8 +355,8 @@ class Scenario:
         self, wanted: OptimiseRequest, *, seconds: float = inf, state: Path | None = None, tell: Tell | None = None
     ) -> Answer:
         """The techniques and buckets with the shortest step that are found in so many seconds; `state` continues."""
-        from foretrace.plan.memory import Peak
         from foretrace.plan.optimise import Optimiser
+        from foretrace.plan.predictions import Peak
         from foretrace.simulate.memory import split
 
         memory = None if self.trace is None else split(self.trace)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from foretrace.cost.network.network import CollectiveKind, Cost, Network
 from foretrace.cost.network.parse import network
-from foretrace.plan.problem import Problem
+from foretrace.plan.problem import CoarseStep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +37,13 @@ def problem(
     cut: list[int] | None = None,
     update: list[int] | None = None,
     **fields: Any,
-) -> Problem:
+) -> CoarseStep:
     """A problem in which the forward pass needs the tensors in the reverse order of the backward pass."""
     n = len(nbytes)
     column = {"forward_ns": forward or [0] * n, "update_ns": update or [0] * n, "backward_ns": backward}
     given: dict[str, Any] = {"first_ns": 0, "last_ns": 0, "rest_ns": 0, "network": Table(), **fields}
     columns: dict[str, Any] = {key: np.array(value, dtype=np.int64) for key, value in column.items()}
-    return Problem(
+    return CoarseStep(
         name="test",
         **columns,
         forward_place=np.arange(n, dtype=np.int64)[::-1].copy(),
@@ -55,7 +55,7 @@ def problem(
 
 
 @st.composite
-def problems(draw: st.DrawFn, *, most: int = 7, cuts: bool = True, slots: int = 3) -> Problem:
+def problems(draw: st.DrawFn, *, most: int = 7, cuts: bool = True, slots: int = 3) -> CoarseStep:
     """Random problems small enough to try every plan; times are small so that ties happen."""
     n = draw(st.integers(1, most))
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from foretrace.plan import engine
 from foretrace.plan.evaluate import Evaluator
-from foretrace.plan.problem import Plan, Problem, TransferCosts
+from foretrace.plan.problem import CoarseStep, Plan, TransferCosts
 from tests.plan import twins
 from tests.plan.problems import plans, problem, problems
 
@@ -76,7 +76,7 @@ def test_steps_that_run_into_each_other_equal_their_twin(data: st.DataObject) ->
 
 @settings(max_examples=40)
 @given(problems(most=6))
-def test_dynamic_programming_finds_what_trying_everything_finds(p: Problem) -> None:
+def test_dynamic_programming_finds_what_trying_everything_finds(p: CoarseStep) -> None:
     costs = TransferCosts.of(p, chunks=(1, 2))
     best, ends, kinds, _, complete = engine.best_buckets(
         p.ready_ns, p.cut_ns, costs.table, costs.chunks, costs.latency_ns, p.slots, p.last_ns, NEVER, 10_000

@@ -17,8 +17,8 @@ from foretrace.plan import answer as answers
 from foretrace.plan import optimise as module
 from foretrace.plan.buckets import best_buckets, default
 from foretrace.plan.evaluate import Evaluator
-from foretrace.plan.memory import Peak
 from foretrace.plan.optimise import FUSION, Optimiser
+from foretrace.plan.predictions import Peak
 from foretrace.plan.problem import Plan
 from foretrace.plan.recorded import Planned, alone
 from foretrace.plan.result import Answer, OptimiseRequest

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from itertools import combinations, product
 from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretrace.deadline import Deadline
 from foretrace.plan.buckets import least_step
 from foretrace.plan.evaluate import Evaluator
-from foretrace.plan.moves import alike, all_moves, around, random_move, together, toggled
-from foretrace.plan.problem import Plan, Problem
-from foretrace.plan.search import Search, SearchState
+from foretrace.plan.problem import CHUNKS, CoarseStep, Plan
+from foretrace.plan.search import alike, all_moves, around, overtaking, random_move, simple, together, toggled
+from foretrace.search.minimise import SearchState
 from tests.plan.problems import Table, plans, problem, problems
 
 
-def blocks(count: int = 6) -> Problem:
+def blocks(count: int = 6) -> CoarseStep:
     """Repeated blocks of three tensors, the deepest first; the link is the bottleneck."""
     n = 3 * count
     made = problem([40, 10, 5] * count, [400, 30, 30] * count, forward=[30, 5, 5] * count, network=Table(latency_ns=20))
@@ -54,26 +55,41 @@ def test_what_is_alike_is_decided_alike() -> None:
 
 @settings(max_examples=8)
 @given(problems(slots=2))
-def test_a_search_ends_between_its_bound_and_where_it_began(p: Problem) -> None:
+def test_a_search_ends_between_its_bound_and_where_it_began(p: CoarseStep) -> None:
     evaluate = Evaluator.of(p)
-    search = Search.begin(evaluate)
-    began = search.state.best_ns
-    state = search.run(rounds=4)
-    assert least_step(evaluate) <= state.best_ns <= began
-    assert evaluate.step_ns(state.best) == state.best_ns
+    found = overtaking(evaluate, steps=4)
+    assert least_step(evaluate) <= found.cost <= min(map(evaluate.step_ns, simple(evaluate)))
+    assert found.best is not None and evaluate.step_ns(found.best) == found.cost
+
+
+@settings(max_examples=8)
+@given(problems(most=4, slots=2))
+def test_a_search_of_few_tensors_finds_the_best_plan(p: CoarseStep) -> None:
+    evaluate, n = Evaluator.of(p), len(p)
+    cuts = [cut for size in range(n) for cut in combinations(range(n - 1), size)]
+    plans = [
+        Plan(ends=(*cut, n - 1), chunks=chunks, ahead=True)
+        for cut in cuts
+        for chunks in product(CHUNKS, repeat=len(cut) + 1)
+    ]
+    assert overtaking(evaluate).cost <= min(map(evaluate.step_ns, plans)) * (1 + 1e-4)
 
 
 def test_it_is_repeatable_and_resumes_where_it_stood() -> None:
     evaluate = Evaluator.of(blocks())
-    whole = Search.begin(evaluate, seed=3).run(rounds=6)
-    first = Search.begin(evaluate, seed=3).run(rounds=2)
-    again = Search.resume(evaluate, SearchState.of_json(first.to_json())).run(rounds=6)
+    whole = overtaking(evaluate, seed=3, steps=6)
+    first = overtaking(evaluate, seed=3, steps=2).state
+    again = overtaking(evaluate, seed=3, steps=6, state=SearchState.of_json(json.loads(json.dumps(first.to_json()))))
     assert again == whole
 
 
-def test_time_that_is_up_changes_no_state() -> None:
-    search = Search.begin(Evaluator.of(blocks()))
-    before = search.state
-    assert search.round(until=Deadline(0.0)) is False
-    assert search.state == before
-    assert search.best[1] <= before.best_ns
+def test_without_time_it_is_the_first_simple_plan() -> None:
+    evaluate = Evaluator.of(blocks())
+    found = overtaking(evaluate, seconds=0.0)
+    assert (found.best, found.calls, found.ended) == (simple(evaluate)[0], 1, "seconds")
+
+
+def test_where_compute_decides_boundaries_are_taken_away() -> None:
+    made = problem([500] * 4, [1] * 4, forward=[100] * 4, cut=[50] * 3)
+    found = overtaking(Evaluator.of(made))
+    assert found.best is not None and found.best.ends == (3,)

@@ -1,17 +1,31 @@
-"""The best buckets, with a proof: dynamic programming over the tensors sent; and the best that two numbers say."""
+"""The best buckets, with a proof: dynamic programming over the tensors sent; and the best that two numbers say.
+
+dPRO's theorems (MLSys 2022, section 5.2) give the first plan and prune. Setting: transfers in the order of readiness,
+one at a time, each not interrupted. Of two neighbours, p is when the compute of the second ends, q when the link has
+sent the first or what lies before it, t(s) what a transfer takes. *Gain* is the compute that fusing both operators
+saves; their gradients are then ready together. What we found to hold (tests/plan/test_buckets.py tries it on random
+instances):
+
+- Theorem 2 (tensor fusion), q_first > p + t(both) − t(second), is exact where the link has sent everything before the
+  first tensor by p. Otherwise fusing pays whenever t(both) < t(first) + t(second). `walk` compares both ends, which is
+  exact for both.
+- Theorem 1 (operator fusion), t(first) ≤ gain, is sufficient where the link is idle at p: the second transfer then ends
+  no later. It is not necessary: with the tensors fused as well (Theorem 3) the condition is t(both) − t(second) ≤ gain,
+  which is what `operators_pay` asks, and which is exact there for the end of the second transfer. It says nothing about
+  the end of the step where compute, and not the link, ends last: every gain pays then.
+- k* = 1 (partition): parts of a message pay in this setting only where the network makes parts cheaper than the whole;
+  `parts_pay` asks the costs. They do pay where a later message may overtake (`Plan.ahead`).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Int64
 from foretrace.plan.evaluate import Evaluator
-from foretrace.plan.problem import Plan, Problem, TransferCosts
-from foretrace.plan.theorems import parts_pay, walk
-
-Int64 = npt.NDArray[np.int64]
+from foretrace.plan.problem import CoarseStep, Plan, TransferCosts
 
 MIB = 1024 * 1024
 DDP_FIRST, DDP_CAP = 1 * MIB, 25 * MIB  # of DistributedDataParallel where the user sets nothing
@@ -33,12 +47,12 @@ class BucketPlan:
         return self.step_ns <= self.bound_ns
 
 
-def default(problem: Problem) -> Plan:
+def default(problem: CoarseStep) -> Plan:
     """What DistributedDataParallel does unless told otherwise."""
     return Plan.capped(problem.nbytes, DDP_CAP, DDP_FIRST)
 
 
-def seeds(problem: Problem, costs: TransferCosts) -> list[Plan]:
+def seeds(problem: CoarseStep, costs: TransferCosts) -> list[Plan]:
     """Plans to begin with: what DDP does, caps of all sizes, dPRO's walk."""
     total = int(problem.nbytes.sum())
     caps = np.unique(np.geomspace(max(total / 256, 1), max(total, 2), 24).astype(np.int64)).tolist()
@@ -138,3 +152,43 @@ def by_caps(evaluator: Evaluator, *, single: bool = False) -> tuple[Plan, int, i
     times = evaluator.steps_ns(plans)
     best = int(np.argmin(times))
     return plans[best], *pairs[best]
+
+
+def operators_pay(*, both: float, second: float, gain: float) -> bool:
+    """Whether operators and tensors of two neighbours are to be fused where the link waits for the second operator."""
+    return both - second <= gain
+
+
+def parts_pay(costs: TransferCosts) -> bool:
+    """Whether any bucket is sent faster in parts, one after the other, than whole."""
+    whole = costs.table[costs.chunks == 1]
+    if not len(whole):
+        return True
+    parts = costs.table * costs.chunks[:, None, None]
+    if costs.latency_ns:  # the next part leaves before the one before it has arrived
+        parts = np.maximum(costs.table - costs.latency_ns, 0) * costs.chunks[:, None, None] + costs.latency_ns
+    return bool((parts < whole[0]).any())
+
+
+def walk(problem: CoarseStep, costs: TransferCosts) -> Plan:
+    """Buckets by one walk over neighbouring tensors: fuse where the theorems say so (dPRO, algorithm 1).
+
+    A good plan in linear time, not the best one: fusing is decided with the transfers before it as they are.
+    """
+    table, ready = costs.table[int(np.argmin(costs.chunks))], problem.ready_ns
+    begins, sent = [0], [0, int(ready[0] + table[0, 0])]  # sent[b]: when the first b buckets are
+    extra = 0
+    for i in range(1, len(problem)):
+        begin = begins[-1]
+        apart = extra + int(problem.cut_ns[i - 1])
+        both, second = int(table[begin, i]), int(table[i, i])
+        alone = max(sent[-1], int(ready[i]) + apart) + second
+        together = max(sent[-2], int(ready[i]) + extra) + both
+        if together < alone or (apart > extra and operators_pay(both=both, second=second, gain=apart - extra)):
+            sent[-1] = together
+        else:
+            extra = apart
+            begins.append(i)
+            sent.append(alone)
+    ends = (*(begin - 1 for begin in begins[1:]), len(problem) - 1)
+    return Plan(ends=ends, chunks=(1,) * len(ends))

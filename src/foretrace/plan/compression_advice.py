@@ -221,11 +221,7 @@ def required(graph: TaskGraph, parallel: DataParallel, tolerance: float) -> floa
         return 1.0
     if not enough(_MOST):
         return None
-    low, high = 1.0, _MOST
-    while high > 1.01 * low:
-        middle = sqrt(low * high)
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
+    return _edge(lambda ratio: not enough(ratio), 1.0, _MOST, within=1.01)[1]
 
 
 def _required_interval(graph: TaskGraph, parallel: DataParallel, tolerance: float) -> tuple[float | None, float | None]:
@@ -282,17 +278,14 @@ class _Asked:
         values: tuple[float, ...],
     ) -> list[tuple[float, float]]:
         """How far figures may lie below and above their values if assumptions are off: root of the sum of squares."""
-        ends: list[tuple[tuple[float, ...], tuple[float, ...]]] = []
-        for assumption in self.parallel.uncertain(self.graph):
-            low, high = (
-                figures(_with(self.parallel, assumption.flag, end), method) for end in (assumption.low, assumption.high)
-            )
-            ends.append((low, high))
-        for assumption in method.uncertain(self.exchanged(self.parallel)) if method is not None else ():
-            low, high = (
-                figures(self.parallel, _with(method, assumption.flag, end)) for end in (assumption.low, assumption.high)
-            )
-            ends.append((low, high))
+        ends = [
+            [figures(_with(self.parallel, each.flag, end), method) for end in (each.low, each.high)]
+            for each in self.parallel.uncertain(self.graph)
+        ]
+        ends += [
+            [figures(self.parallel, _with(method, each.flag, end)) for end in (each.low, each.high)]
+            for each in (method.uncertain(self.exchanged(self.parallel)) if method is not None else ())
+        ]
         found = []
         for i, value in enumerate(values):
             below = [max(value - min(low[i], high[i]), 0.0) for low, high in ends]
@@ -366,8 +359,12 @@ def _pays_below(asked: _Asked, method: GradientCompression) -> float | None:
     found = next((i for i in range(len(grid) - 1, -1, -1) if pays(grid[i])), -1)
     if found < 0 or found == len(grid) - 1:
         return None if found < 0 else float(grid[-1])
-    low, high = grid[found], grid[found + 1]
-    while high > 1.05 * low:
+    return _edge(pays, grid[found], grid[found + 1], within=1.05)[0]
+
+
+def _edge(holds: Callable[[float], bool], low: float, high: float, *, within: float) -> tuple[float, float]:
+    """Where something stops to hold between low, where it does, and high: bisection until high ≤ within · low."""
+    while high > within * low:
         middle = sqrt(low * high)
-        low, high = (middle, high) if pays(middle) else (low, middle)
-    return float(low)
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low, high

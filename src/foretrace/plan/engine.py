@@ -8,11 +8,10 @@ All of them live in this file because numba's cache does not see edits across fi
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Int64
 from foretrace.compiled import njit
 
-Int64 = npt.NDArray[np.int64]
 NEVER = np.int64(2**62)
 
 

@@ -11,11 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-from foretrace.plan.problem import Plan, Problem, TransferCosts
-
-Int64 = npt.NDArray[np.int64]
+from foretrace.arrays import Int64
+from foretrace.plan.problem import CoarseStep, Plan, TransferCosts
 
 WARM_UP, MEASURED = 2, 3  # steps simulated before a rhythm is taken for settled, and steps that are averaged
 
@@ -24,7 +22,7 @@ WARM_UP, MEASURED = 2, 3  # steps simulated before a rhythm is taken for settled
 class Evaluator:
     """Step times of plans for one problem."""
 
-    problem: Problem
+    problem: CoarseStep
     costs: TransferCosts
     _order: Int64 = field(init=False)  # tensors as the forward pass needs them
 
@@ -32,7 +30,7 @@ class Evaluator:
         object.__setattr__(self, "_order", np.argsort(self.problem.forward_place, kind="stable").astype(np.int64))
 
     @classmethod
-    def of(cls, problem: Problem) -> Evaluator:
+    def of(cls, problem: CoarseStep) -> Evaluator:
         """With the costs of all its buckets."""
         return cls(problem=problem, costs=TransferCosts.of(problem))
 

@@ -16,24 +16,26 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from foretrace.deadline import Clock, Deadline
 from foretrace.errors import ForetraceError, NotApplicableError, spelled
 from foretrace.files import write_text
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.plan.advise import LeftOut
-from foretrace.plan.buckets import BucketPlan, best_buckets, by_caps, default, least_step
+from foretrace.plan.buckets import BucketPlan, best_buckets, by_caps, default
 from foretrace.plan.evaluate import Evaluator
-from foretrace.plan.memory import Peak
-from foretrace.plan.predictions import Predictions
-from foretrace.plan.problem import Problem, TransferCosts
+from foretrace.plan.predictions import Peak, Predictions
+from foretrace.plan.problem import CoarseStep, Plan, TransferCosts
 from foretrace.plan.recorded import Planned, alone
 from foretrace.plan.result import Answer, Candidate, Gain, OptimiseRequest, Overtaking
-from foretrace.plan.search import Search, SearchState, plan_of_json, plan_to_json
+from foretrace.plan.search import overtaking
+from foretrace.search.minimise import SearchProgress, SearchState
 from foretrace.simulate.timeline import simulate
 from foretrace.techniques.base import Technique
 from foretrace.techniques.compute.compiled import Compiled
@@ -238,7 +240,10 @@ class Optimiser:
                 step_s = found.step_ns / 1e9
             else:
                 found = BucketPlan(
-                    plan=plan_of_json(held["plan"]), step_ns=held["step_ns"], bound_ns=held["bound_ns"], states=0
+                    plan=msgspec.convert(held["plan"], Plan),
+                    step_ns=held["step_ns"],
+                    bound_ns=held["bound_ns"],
+                    states=0,
                 )
                 parallel, step_s = replace(self._parallel(), **held["parallel"]), float(held["step_s"])
         except NotApplicableError as error:
@@ -252,7 +257,7 @@ class Optimiser:
             entry: dict[str, Any] = {"step_s": step_s}
             if found is not None and parallel is not None:
                 entry |= {
-                    "plan": plan_to_json(found.plan),
+                    "plan": asdict(found.plan),
                     "step_ns": found.step_ns,
                     "bound_ns": found.bound_ns,
                     "parallel": {"buckets_mb": parallel.buckets_mb, "views": parallel.views},
@@ -287,7 +292,7 @@ class Optimiser:
         assert best is not None
         return best
 
-    def _checked(self, changed: TaskGraph, best: Candidate) -> tuple[Candidate, Problem]:
+    def _checked(self, changed: TaskGraph, best: Candidate) -> tuple[Candidate, CoarseStep]:
         """The candidate with the best of a few plans by the whole graph, and the problem that it was found in."""
         assert best.parallel is not None and best.found is not None
         problem = best.parallel.problem(changed)
@@ -366,48 +371,46 @@ class Optimiser:
 
     # --- messages that overtake ----------------------------------------------------------------------------------
 
-    def _overtake(self, changed: TaskGraph, problem: Problem, best: Candidate) -> tuple[Overtaking, bool]:
+    def _overtake(self, changed: TaskGraph, problem: CoarseStep, best: Candidate) -> tuple[Overtaking, bool]:
         keep = self._predictions.range_seconds(best.chain) + self._predictions.seconds(best.chain)
         until = self._deadline.until(keep=keep)
-        evaluator = Evaluator.of(problem)
         name = _name(best.techniques)
-        if self.overtaking is None or self.overtakes != name:
-            search = Search.begin(evaluator, seed=self.wanted.seed)
-        else:
-            search = Search.resume(evaluator, self.overtaking)
+        state = self.overtaking if self.overtakes == name else None
         self.overtakes = name
 
-        def heard(search: Search) -> None:
-            self.overtaking = search.state
+        def heard(progress: SearchProgress[Plan]) -> None:
+            self.overtaking = progress.found.state
             self._save()
-            self._say("messages that overtake", 1.0, min(best.step_s, search.state.best_ns / 1e9))
+            self._say("messages that overtake", 1.0, min(best.step_s, progress.found.cost / 1e9))
 
-        try:
-            search.run(until=until, rounds=self.wanted.rounds, tell=heard)
-        except KeyboardInterrupt:
-            self.stopped = True
-        state = search.state
-        self.overtaking = state
+        found = overtaking(
+            Evaluator.of(problem),
+            seed=self.wanted.seed,
+            steps=self.wanted.rounds,
+            seconds=until,
+            state=state,
+            tell=heard,
+        )
+        self.stopped = self.stopped or found.ended == "stopped"
+        self.overtaking = found.state
         self._save()
-        plan, step_ns = search.best
-        assert best.parallel is not None
+        assert best.parallel is not None and found.best is not None
         checked = None
         try:
-            ahead = best.parallel.with_plan(problem, plan)
+            ahead = best.parallel.with_plan(problem, found.best)
             checked = simulate(ahead.predict(changed)).step_time_s
         except NotApplicableError:
             pass  # fewer than three recorded steps: what one step sends cannot be followed into the next
-        found = Overtaking(
-            plan=plan,
-            step_s=step_ns / 1e9,
+        answer = Overtaking(
+            plan=found.best,
+            step_s=found.cost / 1e9,
             checked_s=checked,
-            bound_s=least_step(evaluator) / 1e9,
-            proven=search.proven,
-            rounds=state.rounds,
-            evaluations=state.evaluations,
+            bound_s=found.bound / 1e9,
+            proven=found.proven,
+            rounds=found.steps,
+            evaluations=found.calls,
         )
-        limit = self.wanted.rounds
-        return found, search.done or (limit is not None and state.rounds >= limit)
+        return answer, found.ended not in ("seconds", "stopped")
 
     # --- the file that keeps where a search stands ------------------------------------------------------------------
 

@@ -11,12 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Float64, Int64
 from foretrace.cost.network.network import CollectiveKind, Network
 from foretrace.errors import ForetraceError
-
-Int64 = npt.NDArray[np.int64]
 
 MOST_TENSORS = 512  # beyond, the smallest neighbours are one tensor from the start
 CHUNKS = (1, 2, 4, 8)  # partition counts that are tried
@@ -24,7 +22,7 @@ _FIRST = np.zeros(1, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Problem:
+class CoarseStep:
     """One worker's step in groups of compute, and what has to be exchanged (n tensors).
 
     A step is `first_ns`, the forward groups in the order of `forward_place`, the backward groups in the order of the
@@ -65,7 +63,7 @@ class Problem:
         """What follows the exchange: updates and the rest."""
         return int(self.update_ns.sum() + self.rest_ns)
 
-    def checked(self) -> Problem:
+    def checked(self) -> CoarseStep:
         """The problem itself; raises ForetraceError where a length or a value makes no sense."""
         n = len(self)
         columns = (self.forward_ns, self.forward_place, self.backward_ns, self.update_ns, self.nbytes)
@@ -84,7 +82,7 @@ class Problem:
             raise ForetraceError(f"{self.name}: {self.slots} transfers at a time is not possible; give 1 or more.")
         return self
 
-    def coarsened(self, most: int = MOST_TENSORS) -> Problem:
+    def coarsened(self, most: int = MOST_TENSORS) -> CoarseStep:
         """At most `most` tensors: neighbours with the fewest bytes are taken together, times added."""
         if len(self) <= most:
             return self
@@ -96,7 +94,7 @@ class Problem:
             size[i : i + 2] = [size[i] + size[i + 1]]
         return self._merged(groups)
 
-    def _merged(self, groups: Sequence[Sequence[int]]) -> Problem:
+    def _merged(self, groups: Sequence[Sequence[int]]) -> CoarseStep:
         def total(column: Int64) -> Int64:
             return np.array([int(column[group].sum()) for group in map(list, groups)], dtype=np.int64)
 
@@ -175,7 +173,7 @@ class TransferCosts:
     latency_ns: int
 
     @classmethod
-    def of(cls, problem: Problem, chunks: Sequence[int] = CHUNKS) -> TransferCosts:
+    def of(cls, problem: CoarseStep, chunks: Sequence[int] = CHUNKS) -> TransferCosts:
         """Costs of all buckets of neighbours, by the network's own answer for every size."""
         n = len(problem)
         prefix = np.concatenate([[0], np.cumsum(problem.nbytes)])
@@ -205,7 +203,7 @@ def _times_ns(network: Network, nbytes: Int64) -> Int64:
     A line is believed where 33 of the network's answers over the whole range lie on it to 0.001 ns.
     """
 
-    def ask(sizes: Int64) -> npt.NDArray[np.float64]:
+    def ask(sizes: Int64) -> Float64:
         return np.array([1e9 * network.cost(CollectiveKind.ALL_REDUCE, float(size)).seconds for size in sizes])
 
     if len(nbytes) > 64:

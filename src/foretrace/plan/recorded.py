@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from foretrace.arrays import Float64, Int64, Mask
 from foretrace.cost.network.network import CollectiveKind, Network
 from foretrace.graph.edit import remove
 from foretrace.graph.taskgraph import EdgeKind, Phase, TaskGraph, TaskKind
 from foretrace.model.messages import MIB
-from foretrace.plan.problem import Plan, Problem
+from foretrace.plan.problem import CoarseStep, Plan
 from foretrace.simulate.timeline import Timeline, simulate
 from foretrace.techniques.base import Prior, derived, parameter
 from foretrace.techniques.compute.batching import with_facts
@@ -21,8 +21,6 @@ from foretrace.techniques.distributed.exchange import WAIT
 from foretrace.techniques.distributed.gradients import Gradient, first_uses
 from foretrace.techniques.distributed.messages import ExchangePlan as Messages
 from foretrace.techniques.distributed.messages import MessagePart, lay_out
-
-Int64 = npt.NDArray[np.int64]
 
 COMPILED = "compiled"
 
@@ -47,7 +45,7 @@ class Planned(DataParallel):
             )
         return found
 
-    def with_plan(self, problem: Problem, plan: Plan) -> Planned:
+    def with_plan(self, problem: CoarseStep, plan: Plan) -> Planned:
         """The technique with the buckets, parts and order of a plan."""
         sizes = np.add.reduceat(problem.nbytes, plan.begins)
         cut = any(count > 1 for count in plan.chunks)
@@ -84,7 +82,7 @@ class Planned(DataParallel):
             np.add.at(dur, gradients[max(bucket)].ready, round(1e3 * region))
         return graph.with_columns(dur=dur)
 
-    def problem(self, graph: TaskGraph, *, name: str = "recording") -> Problem:
+    def problem(self, graph: TaskGraph, *, name: str = "recording") -> CoarseStep:
         """The coarsened view of a recorded step: when gradients become ready, and what is before and behind.
 
         Read off the simulated graph without messages of gradients, medians over its steps. Computing is slowed by the
@@ -146,7 +144,7 @@ class _Step:
 
     def problem(
         self, name: str, *, late_ns: int, cut_ns: int, after_ns: int | None, network: Network, slots: int
-    ) -> Problem:
+    ) -> CoarseStep:
         """Durations between the moments that matter; every gradient may leave `late_ns` after it is ready.
 
         `after_ns` is what follows an exchange that ends late, where that is known not to be all that follows compute.
@@ -165,7 +163,7 @@ class _Step:
         nbytes = np.array([each.nbytes for each in self.gradients], dtype=np.int64)
         update = min(self._busy(Phase.OPTIMIZER), after)
         return (
-            Problem(
+            CoarseStep(
                 name=name,
                 first_ns=first,
                 forward_ns=forward,
@@ -206,7 +204,7 @@ class _Step:
             found.append(int(self.timeline.start[join]))
         return np.array(found, dtype=np.int64) - self.timeline.end[graph.marks[:-1]]
 
-    def _here(self) -> npt.NDArray[np.bool_]:
+    def _here(self) -> Mask:
         return np.asarray((self.graph.step == self.step) & ~self.graph.gone)
 
     def _busy(self, phase: Phase) -> int:
@@ -260,7 +258,7 @@ def _middle(columns: Int64) -> Int64:
     return found
 
 
-def _shared(total: int, weight: npt.NDArray[np.float64]) -> Int64:
+def _shared(total: int, weight: Float64) -> Int64:
     """`total` ns in parts that are proportional to weights and sum to it exactly."""
     if weight.sum() <= 0:
         weight = np.ones_like(weight)

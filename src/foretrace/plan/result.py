@@ -11,7 +11,7 @@ from foretrace.graph.taskgraph import TaskGraph
 from foretrace.names import resolve
 from foretrace.plan.advise import LeftOut
 from foretrace.plan.buckets import BucketPlan
-from foretrace.plan.problem import Plan, Problem
+from foretrace.plan.problem import CoarseStep, Plan
 from foretrace.plan.recorded import Planned
 from foretrace.techniques.base import Technique
 from foretrace.techniques.whatif import WhatIf
@@ -116,7 +116,7 @@ class Answer:
     whatif: WhatIf  # of the best chain, on the whole graph
     gains: tuple[Gain, ...]
     left_out: tuple[LeftOut, ...]
-    problem: Problem | None
+    problem: CoarseStep | None
     overtaking: Overtaking | None
     bound_s: float  # no buckets are better with these techniques
     seconds: float  # that the search took, weighing of assumptions apart

@@ -1,10 +1,13 @@
-"""Tests that every technique and every scheduling policy must pass, ours and those of other packages.
+"""Tests that every technique, scheduling policy and search strategy must pass, ours and those of other packages.
 
 class TestMine(TechniqueConformance):
     technique = Mine(strength=2.0)
 
 class TestMyPolicy(PolicyConformance):
     def policy(self): return MyPolicy(name="mine")
+
+class TestMySearch(SearchConformance):
+    def strategy(self): return MySearch()
 """
 
 from __future__ import annotations
@@ -13,9 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from foretrace.testing.policy import PolicyConformance, small_jobs
+    from foretrace.testing.search import SearchConformance
     from foretrace.testing.technique import TechniqueConformance, recorded, small_training
 
-__all__ = ["PolicyConformance", "TechniqueConformance", "recorded", "small_jobs", "small_training"]
+__all__ = [
+    "PolicyConformance", "SearchConformance", "TechniqueConformance", "recorded", "small_jobs", "small_training",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
@@ -24,6 +30,10 @@ def __getattr__(name: str) -> Any:
         from foretrace.testing import policy
 
         return getattr(policy, name)
+    if name == "SearchConformance":
+        from foretrace.testing.search import SearchConformance
+
+        return SearchConformance
     if name in __all__:
         from foretrace.testing import technique
 

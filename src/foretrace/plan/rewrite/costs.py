@@ -1,17 +1,22 @@
-"""What graphs cost: by measuring their operators on this machine, or by a cost model for any device."""
+"""What graphs cost: by measuring their operators on this machine, or by a cost model for any device.
+
+Operators are timed alone by `foretrace.cost.operators.bench`, with their sizes and strides.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import isnan
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from foretrace.cost.calls import Family, describe
 from foretrace.cost.model import CostModel
+from foretrace.cost.operators.arguments import BoundCall
+from foretrace.cost.operators.operator import Operator
 from foretrace.graph.taskgraph import Phase
 from foretrace.hardware.devices import Device
 from foretrace.model.operator_graph import BEFORE, DTYPE_BYTES, Node, OperatorGraph, Role, Storage, Tensor
@@ -20,6 +25,11 @@ from foretrace.plan.rewrite import ops
 from foretrace.plan.rewrite.term import Term
 from foretrace.plan.rewrite.terms import Graph
 
+if TYPE_CHECKING:
+    import torch
+
+_NAME = f"{__name__}:prepare"
+_waiting: dict[str, tuple[Term, str]] = {}  # by text, while they are measured
 _ATEN = {"concat": "cat", "mul_scalar": "mul", "add_scalar": "add", "avg_pool": "avg_pool2d", "max_pool": "max_pool2d",
          "pad_kernel": "constant_pad_nd"}  # fmt: skip
 
@@ -33,6 +43,8 @@ def signature(term: Term) -> str:
 
 class OperatorCosts(ABC):
     """Seconds of operators. Each distinct one is priced once."""
+
+    described = "measured"  # in words, where they come from
 
     def __init__(self) -> None:
         self.priced: dict[str, float] = {}
@@ -67,6 +79,11 @@ class OperatorCosts(ABC):
         """How to compute an operator."""
         return ops.PLAIN
 
+    @property
+    def untimed(self) -> dict[str, str]:
+        """Operators without a cost, and why; they count as nothing before and after."""
+        return {}
+
     @abstractmethod
     def price(self, new: dict[str, Term]) -> dict[str, float]:
         """Seconds by signature of operators that differ."""
@@ -78,7 +95,12 @@ class ModelCosts(OperatorCosts):
     def __init__(self, model: CostModel, device: Device) -> None:
         super().__init__()
         self.model, self.device = model, device
+        self.described = f"{model.name} on {device.short}"
         self.unknown: dict[str, int] = {}
+
+    @property
+    def untimed(self) -> dict[str, str]:
+        return dict.fromkeys(self.unknown, "the cost model cannot say")
 
     def price(self, new: dict[str, Term]) -> dict[str, float]:
         calls = operators(list(new.values()), name="priced").calls
@@ -179,9 +201,7 @@ class MeasuredCosts(OperatorCosts):
         self.failed: dict[str, str] = {}  # operator -> why it could not be timed
 
     def price(self, new: dict[str, Term]) -> dict[str, float]:
-        from foretrace.plan.rewrite import timing
-
-        for text, (far_s, near_s, way) in timing.measure(new, self.failed, target_s=self.target_s).items():
+        for text, (far_s, near_s, way) in timed(new, self.failed, target_s=self.target_s).items():
             self.timed[text] = OperatorTime(far_s=far_s, near_s=near_s, way=way)
         return {text: self._seconds(text) for text in new}
 
@@ -192,6 +212,10 @@ class MeasuredCosts(OperatorCosts):
     def way(self, term: Term) -> str:
         found = self.timed.get(signature(term))
         return ops.PLAIN if found is None else found.way
+
+    @property
+    def untimed(self) -> dict[str, str]:
+        return dict(self.failed)
 
     def fresh(self, *graphs: Graph) -> MeasuredCosts:
         """Timed again, longer, for these graphs only.
@@ -211,3 +235,85 @@ class MeasuredCosts(OperatorCosts):
         self.priced = {text: self._seconds(text) for text in self.priced}
         self._of.clear()
         return self.near
+
+
+def timed(terms: dict[str, Term], failed: dict[str, str], *, target_s: float) -> dict[str, tuple[float, float, str]]:
+    """(seconds with far data, with near data, way) by signature; what cannot be timed is named in `failed`."""
+    from foretrace.cost.operators import bench
+
+    asked: dict[str, list[tuple[str, Operator]]] = {}
+    for text, term in terms.items():
+        for way in ops.ways(term):
+            operator = Operator(_NAME, f"{way} {text}")
+            _waiting[operator.text] = (term, way)
+            asked.setdefault(text, []).append((way, operator))
+    try:
+        found = bench.measure((each for pairs in asked.values() for _, each in pairs), target_s=target_s)
+    finally:
+        _waiting.clear()
+    times: dict[str, tuple[float, float, str]] = {}
+    for text, pairs in asked.items():
+        best: tuple[float, float, str] | None = None
+        for way, operator in pairs:
+            if operator.key in found.seconds:
+                far_s = found.seconds[operator.key]
+                this = (far_s, min(found.seconds.get(operator.near_key, far_s), far_s), way)
+                if best is None or sum(this[:2]) < sum(best[:2]):
+                    best = this
+            else:
+                failed[terms[text].op] = found.failed.get(operator.key, "it was not timed")
+        if best is not None:
+            times[text] = best
+    return times
+
+
+def prepare(operator: Operator) -> BoundCall:
+    """The call to be timed."""
+    term, way = _waiting[operator.text]
+    tensors = tuple(_tensor(each) for each in term.inputs)
+    return _Strided(function=_compiled(term, way), args=tensors, kwargs={})
+
+
+def _compiled(term: Term, way: str) -> Any:
+    """The calls of a term as a function without our own overhead, as the rewritten module has them."""
+    import torch
+    from torch import fx
+
+    graph = fx.Graph()
+    inputs = [graph.placeholder(f"x{i}") for i in range(len(term.inputs))]
+    made: list[fx.Node] = []
+    for step in ops.steps(term, way):
+        args, kwargs = ops.filled(step.args, inputs, made), ops.filled(dict(step.kwargs), inputs, made)
+        made.append(graph.call_function(step.target, args, kwargs))
+    graph.output(made[-1])
+    return fx.GraphModule(torch.nn.Module(), graph).forward
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Strided(BoundCall):
+    """A call whose tensors keep their strides when it is copied, holes included."""
+
+    def cloned(self) -> BoundCall:
+        return _Strided(function=self.function, args=tuple(_copy(each) for each in self.args), kwargs=self.kwargs)
+
+
+def _extent(dims: Sequence[int], strides: Sequence[int]) -> int:
+    return 1 + sum((n - 1) * step for n, step in zip(dims, strides, strict=True))
+
+
+def _tensor(term: Term) -> torch.Tensor:
+    """Random positive numbers; zeros where integers are asked for, which are indices into anything."""
+    import torch
+
+    dtype: torch.dtype = getattr(torch, term.dtype)
+    count = _extent(term.dims, term.strides) if term.size else 0
+    if dtype.is_floating_point:
+        base = torch.rand(count, generator=torch.Generator().manual_seed(count)).add_(0.1).to(dtype)
+    else:
+        base = torch.ones(count, dtype=dtype) if dtype == torch.bool else torch.zeros(count, dtype=dtype)
+    return base.as_strided(term.dims, term.strides)
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    base = tensor.as_strided((_extent(tensor.shape, tensor.stride()) if tensor.numel() else 0,), (1,)).clone()
+    return base.as_strided(tensor.shape, tensor.stride())

@@ -1,55 +1,69 @@
-"""`search`: MetaFlow's relaxed backtracking over graphs.
+"""`search`: MetaFlow's relaxed backtracking over graphs (`BestFirst`): every rule at every place is a neighbour.
 
-The cheapest graph known so far is taken, every rule applied at every place, and what is new and costs less than alpha
-times the best is kept to be taken later (Jia et al., MLSys 2019, section 5.1). With alpha = 1 only what improves on the
-best is followed (greedy); above 1 the search can pass through graphs that are worse, which rules that prepare for
-others need (a kernel is enlarged before it can be merged). Beside single places, a rule is also applied at all of
-its places at once, so that a large graph needs few steps. The same costs give the same answer.
+With alpha = 1 only what improves on the best is followed (greedy); above 1 the search can pass through graphs that are
+worse, which rules that prepare for others need (a kernel is enlarged before it can be merged). Beside single places, a
+rule is also applied at all of its places at once, so that a large graph needs few steps. The same costs give the same
+answer.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import NamedTuple
 
-from foretrace.deadline import Deadline, never
+from foretrace.deadline import Deadline
 from foretrace.plan.rewrite.costs import OperatorCosts
 from foretrace.plan.rewrite.rules import GraphView, Rule
 from foretrace.plan.rewrite.terms import Graph
+from foretrace.search.minimise import Found, minimise
+from foretrace.search.space import Infeasible, Problem, Space
+from foretrace.search.strategies import BestFirst
 
 _GROWTH = 2  # a graph with more than twice the operators (and some) is not followed
 _SPARE = 8
-Tell = Callable[[int, float], None]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class SearchResult:
-    """The best graph of a search, and how it was reached."""
+class Derivation(NamedTuple):
+    """A graph, and the rules that lead to it; "rule (all)" where applied at all places at once."""
 
     graph: Graph
-    seconds: float
-    first_s: float  # of the graph that the search began with
-    rules: tuple[str, ...]  # in the order of their use; "rule (all)" where applied at all places at once
-    steps: int  # graphs that were expanded
-    seen: int  # different graphs that were priced
-    complete: bool  # nothing was left to try
+    rules: tuple[str, ...]
 
 
-@dataclass
-class _Queue:
-    heap: list[tuple[float, int, Graph, tuple[str, ...]]] = field(default_factory=list)
-    count: int = 0
+@dataclass(frozen=True)
+class Rewrites(Space[Derivation]):
+    """What rules make of a graph."""
 
-    def push(self, seconds: float, graph: Graph, rules: tuple[str, ...]) -> None:
-        heapq.heappush(self.heap, (seconds, self.count, graph, rules))
-        self.count += 1
+    rules: Sequence[Rule]
+
+    def key(self, point: Derivation) -> Hashable:
+        return point.graph.key
+
+    def neighbours(self, point: Derivation, rng: Random) -> Iterator[Derivation]:
+        return (Derivation(graph, (*point.rules, name)) for name, graph in neighbours(point.graph, self.rules))
+
+
+class Seconds(Problem[Derivation]):
+    """What graphs cost (s); those that have grown too large cannot be."""
+
+    def __init__(self, graph: Graph, rules: Sequence[Rule], costs: OperatorCosts) -> None:
+        self.space, self._costs, self._most = Rewrites(rules), costs, _GROWTH * len(graph.order()) + _SPARE
+
+    def costs(self, points: Sequence[Derivation]) -> list[float]:
+        fits = [len(point.graph.order()) <= self._most for point in points]
+        self._costs.learn(point.graph for point, fit in zip(points, fits, strict=True) if fit)
+        return [
+            self._costs.of(point.graph) if fit else Infeasible(f"more than {self._most} operators")
+            for point, fit in zip(points, fits, strict=True)
+        ]
 
 
 def search(
     graph: Graph, rules: Sequence[Rule], costs: OperatorCosts, *, alpha: float = 1.05, budget: int = 100,
-    until: Deadline | None = None, tell: Tell | None = None,
-) -> SearchResult:  # fmt: skip
+    until: Deadline | None = None,
+) -> Found[Derivation]:  # fmt: skip
     """The best graph that `budget` expansions reach.
 
     Args:
@@ -58,43 +72,12 @@ def search(
         costs: seconds of a graph.
         alpha: how much more than the best a graph may cost to be followed; 1 is greedy.
         budget: graphs to expand at most.
-        until: when to stop with the best so far; an expansion that would not end by then is not begun. None: no limit.
-        tell: called after every expansion with their number and the best cost.
+        until: when to stop with the best so far. None: no limit.
 
     """
-    first = best_s = costs.of(graph)
-    best = graph
-    best_rules: tuple[str, ...] = ()
-    most = _GROWTH * len(graph.order()) + _SPARE
-    queue, seen, steps = _Queue(), {graph.key}, 0
-    queue.push(first, graph, ())
-    until = until or never()
-    while queue.heap and steps < budget and until.allows("expansion"):
-        seconds, _, at, path = heapq.heappop(queue.heap)
-        if seconds > alpha * best_s:
-            queue.heap.clear()
-            break
-        steps += 1
-        with until.part("expansion"):
-            new = []
-            for name, candidate in neighbours(at, rules):
-                if candidate.key not in seen:
-                    seen.add(candidate.key)
-                    if len(candidate.order()) <= most:
-                        new.append((name, candidate))
-            costs.learn(each for _, each in new)
-            for name, candidate in new:
-                cost = costs.of(candidate)
-                # The best so far without this one, so that greedy continues from what is better.
-                if cost < alpha * best_s:
-                    queue.push(cost, candidate, (*path, name))
-                if cost < best_s:
-                    best, best_s, best_rules = candidate, cost, (*path, name)
-        if tell is not None:
-            tell(steps, best_s)
-    return SearchResult(
-        graph=best, seconds=best_s, first_s=first, rules=best_rules, steps=steps, seen=len(seen),
-        complete=not queue.heap,
+    return minimise(
+        Seconds(graph, rules, costs), strategy=BestFirst(alpha=alpha), starts=[Derivation(graph, ())], steps=budget,
+        seconds=until,
     )  # fmt: skip
 
 

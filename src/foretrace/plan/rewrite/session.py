@@ -2,7 +2,7 @@
 
 found = rewrite(model, args, name="mine", wanted=Wanted(alpha=1.05))
 found.module(*args)         # what the original returns
-found.rewriting.uses        # {"merge-convolutions": 9, ...}
+found.used                  # (RuleUse(name="merge-convolutions", uses=9, ...), ...)
 found.check.equal, found.gain.gains["rewritten"]
 """
 
@@ -175,7 +175,7 @@ def rewrite(
         timed = compared(model, {"rewritten": emitted}, rounds=wanted.rounds, tell=lambda s: tell("measuring", s))
     return Rewritten(
         model=model, emitted=emitted, rewriting=found, verdicts=verdicts, idle=idle, check=checked, gain=timed,
-        costs=described(costs), near=near, untimed=untimed(costs), priced=priced, search_s=search_s,
+        costs=costs.described, near=near, untimed=costs.untimed, priced=priced, search_s=search_s,
     )  # fmt: skip
 
 
@@ -227,16 +227,3 @@ def compared(
 def _run(each: Emitted, model: Model) -> Callable[[], object]:
     flat = each.flat(model.args, model.kwargs)
     return lambda: each.module(*flat)
-
-
-def described(costs: OperatorCosts) -> str:
-    """In words, where costs come from."""
-    model, device = getattr(costs, "model", None), getattr(costs, "device", None)
-    return "measured" if model is None or device is None else f"{model.name} on {device.short}"
-
-
-def untimed(costs: OperatorCosts) -> dict[str, str]:
-    """Operators without a cost, and why; they count as nothing before and after."""
-    if isinstance(costs, MeasuredCosts):
-        return dict(costs.failed)
-    return dict.fromkeys(getattr(costs, "unknown", {}), "the cost model cannot say")

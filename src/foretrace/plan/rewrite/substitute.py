@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from foretrace.deadline import Deadline
 from foretrace.plan.rewrite.costs import OperatorCosts
 from foretrace.plan.rewrite.rules import Rule
-from foretrace.plan.rewrite.search import SearchResult, exhausted, search
+from foretrace.plan.rewrite.search import Derivation, exhausted, search
 from foretrace.plan.rewrite.split import boundary, by_level, parts
 from foretrace.plan.rewrite.term import Term
 from foretrace.plan.rewrite.terms import Graph
@@ -38,14 +38,6 @@ class Rewriting:
     seen: int
     complete: bool  # no part ran out of budget or time
 
-    @property
-    def uses(self) -> dict[str, int]:
-        """How often each rule was used, most often first; "rule (all)" is a use at many places."""
-        found: dict[str, int] = {}
-        for each in self.rules:
-            found[each] = found.get(each, 0) + 1
-        return dict(sorted(found.items(), key=lambda each: (-each[1], each[0])))
-
 
 @dataclass
 class _Run:
@@ -56,7 +48,7 @@ class _Run:
     alpha: float
     budget: int
     until: Deadline | None
-    known: dict[tuple[int, ...], SearchResult]
+    known: dict[tuple[int, ...], Derivation]  # what became of parts that were searched
     used: list[str]
     steps: int = 0
     seen: int = 0
@@ -67,20 +59,19 @@ class _Run:
         """Old output of a set of operators -> new one, searched as a graph of its own."""
         given, wanted = boundary(graph, inside)
         part, real = abstract(graph, inside, given, wanted)
-        found = self.known.get(part.key)
-        if found is None:
+        best = self.known.get(part.key)
+        if best is None:
             found = search(part, self.rules, self.costs, alpha=self.alpha, budget=self.budget, until=self.until)
-            self.known[part.key] = found
+            best = self.known[part.key] = found.best or Derivation(part, ())
             self.steps += found.steps
-            self.seen += found.seen
-            self.complete = self.complete and found.complete
+            self.seen += found.calls
+            self.complete = self.complete and found.ended == "finished"
         else:
             self.alike += 1
-        if found.seconds >= found.first_s:
+        if not best.rules:
             return {}
-        self.used += found.rules
-        made = rewritten(found.graph, real)
-        return dict(zip(wanted, made, strict=True))
+        self.used += best.rules
+        return dict(zip(wanted, rewritten(best.graph, real), strict=True))
 
 
 def substitute(

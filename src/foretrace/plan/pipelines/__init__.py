@@ -1,0 +1,1 @@
+"""Pipelines: what a schedule of actions takes in time and memory, and planners that choose the stages."""

@@ -1,0 +1,189 @@
+"""`lower`: a schedule with the times of its stages as a TaskGraph; `predict`: what the engines make of it.
+
+A process is a lane that runs its row in order; what one stage sends to another is a task on the link between their
+processes, so that a hop takes time of the link and not of the stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from foretrace.errors import ForetraceError
+from foretrace.graph.assemble import assemble
+from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, GraphInfo, Lane, Phase, TaskGraph, TaskKind
+from foretrace.simulate.timeline import Timeline, simulate
+from foretrace.trace.trace import LaneKind
+from foretrace.training.pipeline.schedule import Action, ActionKind, B, F, I, PipelineSchedule, U, W
+
+_PHASES = {F: Phase.FORWARD, B: Phase.BACKWARD, I: Phase.BACKWARD, W: Phase.BACKWARD, U: Phase.OPTIMIZER}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageCost:
+    """One stage's times for one micro-batch, seconds, and sizes, bytes."""
+
+    forward_s: float
+    backward_s: float
+    weight_s: float | None = None  # of the backward pass, for gradients of weights; None: half of it
+    update_s: float = 0.0
+    hop_s: float = 0.0  # until what it sends, forward or backward, is with its neighbour
+    activation_bytes: float = 0.0  # that a micro-batch keeps from forward to backward
+    input_bytes: float = 0.0  # all that is kept with recomputation
+    weight_bytes: float = 0.0  # one version; gradients take as much
+    state_bytes: float = 0.0  # the optimizer's
+
+    def of(self, kind: ActionKind) -> float:
+        """What an action takes, seconds."""
+        weight = self.backward_s / 2 if self.weight_s is None else self.weight_s
+        times = {F: self.forward_s, B: self.backward_s, I: self.backward_s - weight, W: weight, U: self.update_s}
+        return times[kind]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelinePrediction:
+    """What a schedule takes: seconds, and shares and bytes per process."""
+
+    timeline: Timeline
+    total_s: float  # from the first forward pass to the last update
+    batch_s: float  # median of what a batch adds
+    bubble: tuple[float, ...]  # share of the total in which a process does nothing
+    in_flight: tuple[int, ...]  # micro-batches, most at a time
+    nbytes: tuple[float, ...]  # weights in all versions, gradients, the optimizer's state, activations in flight
+
+
+def lower(
+    schedule: PipelineSchedule, costs: Sequence[StageCost], *, clipped: bool = False, sync_s: float = 0.0
+) -> TaskGraph:
+    """The task graph of a schedule; a step is a batch, which ends when every process has updated.
+
+    `clipped`: updates need the norm of all gradients, which is there `sync_s` after the last process has its own.
+    Raises ForetraceError where the stages are others than the schedule's.
+    """
+    if len(costs) != schedule.stages:
+        raise ForetraceError(f"give one cost per stage: the schedule has {schedule.stages}, got {len(costs)}.")
+    processes = len(schedule.rows)
+    lanes = [
+        Lane(rank=r, kind=LaneKind.GPU, device=r, stream=0, label=f"process {r}", ordered=True)
+        for r in range(processes)
+    ]
+    columns: dict[str, list[int]] = {key: [] for key in ("kind", "phase", "lane", "name", "layer", "dur", "step")}
+    edges: list[tuple[int, int, int, int]] = []
+    names: dict[str, int] = {}
+    links: dict[tuple[int, int], int] = {}
+    last: dict[int, int] = {}  # task on each lane
+    row_of: dict[tuple[int, int], int] = {}
+    sent: dict[Action, int] = {}  # by reader
+
+    def add(
+        kind: TaskKind, name: str, lane: int, seconds: float, batch: int, *, stage: int = -1, phase: int = 0
+    ) -> int:
+        values = (kind, phase, lane, names.setdefault(name, len(names)), stage, round(seconds * 1e9), batch)
+        for key, value in zip(columns, values, strict=True):
+            columns[key].append(int(value))
+        task = len(columns["kind"]) - 1
+        if lane in last:
+            edges.append((last[lane], task, EdgeKind.STREAM if kind != TaskKind.MARK else EdgeKind.PROGRAM, 0))
+        last[lane] = task
+        return task
+
+    clock = processes  # the lane of the marks
+    lanes.append(Lane(rank=0, kind=LaneKind.CPU, label="batches", ordered=True))
+    marks = [add(TaskKind.MARK, "batch", clock, 0.0, 0)]
+    begun = [0] * processes
+    updated: dict[int, list[int]] = {}
+    for process, action, needs in schedule.run_order(clipped=clipped):
+        kind, number, stage = action
+        batch = (number if kind == U else number // schedule.micro_batches) - schedule.first
+        stages = schedule.stages_of[process] if kind == U else [stage]
+        seconds = sum(costs[each].of(kind) for each in stages)
+        came = []
+        for other, place in needs:
+            maker = row_of[other, place]
+            if schedule.rows[other][place].kind == U:
+                came.append((maker, EdgeKind.COLLECTIVE, round(sync_s * 1e9)))
+            elif other == process:
+                came.append((maker, EdgeKind.DATA, 0))
+            else:
+                came.append((sent[action], EdgeKind.DATA, 0))
+        task = add(TaskKind.KERNEL, kind.name.lower(), process, seconds, batch, stage=stages[0], phase=_PHASES[kind])
+        edges += [(maker, task, edge, lag) for maker, edge, lag in came]
+        row_of[process, begun[process]] = task
+        begun[process] += 1
+        reader = schedule.reader(action)
+        if reader is not None and (to := schedule.process_of[reader.stage]) != process:
+            if (process, to) not in links:
+                links[process, to] = len(lanes)
+                lanes.append(Lane(rank=process, kind=LaneKind.LINK, label=f"{process} to {to}", ordered=True))
+            sent[reader] = add(TaskKind.COPY, "send", links[process, to], costs[stage].hop_s, batch, stage=stage)
+            edges.append((task, sent[reader], EdgeKind.DATA, 0))
+        if kind == U:
+            updated.setdefault(batch, []).append(task)
+    for _, ends in sorted(updated.items()):
+        marks.append(add(TaskKind.MARK, "batch", clock, 0.0, -1))
+        edges += [(task, marks[-1], EdgeKind.SYNC, 0) for task in ends]
+    release = np.full(len(columns["kind"]), NO_RELEASE)
+    release[marks[0]] = 0
+    first = {lane: task for task, lane in reversed(list(enumerate(columns["lane"])))}
+    release[[task for lane, task in first.items() if lane < processes]] = 0
+    src, dst, kinds, lags = (np.array(each) for each in zip(*edges, strict=True))
+    given: dict[str, Any] = {key: np.array(values) for key, values in columns.items()}
+    return assemble(
+        given | {"release": release},
+        {"src": src, "dst": dst, "edge_kind": kinds, "lag": lags},
+        marks=np.array(marks),
+        names=tuple(names),
+        layers=tuple(f"stage {s}" for s in range(schedule.stages)),
+        lanes=tuple(lanes),
+        info=GraphInfo(
+            source=schedule.name,
+            platform="cuda",
+            world_size=processes,
+            steps=tuple(range(schedule.first, schedule.last)),
+        ),
+    )
+
+
+def predict(
+    schedule: PipelineSchedule, costs: Sequence[StageCost], *, clipped: bool = False, sync_s: float = 0.0,
+    recompute: bool = False,
+) -> PipelinePrediction:  # fmt: skip
+    """Time, bubble and memory of a schedule; arguments and errors as in `lower`.
+
+    `recompute` runs every forward pass again in the backward pass, and keeps inputs alone. Memory counts a second set
+    of gradients where an update is `clipped` without a flush.
+    """
+    if recompute:
+        if schedule.halves:
+            raise ForetraceError("recomputation needs whole backward passes; choose a schedule without halves.")
+        costs = [_again(each) for each in costs]
+    graph = lower(schedule, costs, clipped=clipped, sync_s=sync_s)
+    timeline = simulate(graph)
+    total = timeline.window_ns
+    work = graph.kind == TaskKind.KERNEL
+    busy = np.bincount(graph.lane[work], weights=graph.dur[work], minlength=len(schedule.rows))
+    nbytes = []
+    for process, stages in enumerate(schedule.stages_of):
+        held = 0.0
+        for s in stages:
+            sets = schedule.versions[s] + 1 + (clipped and schedule.versions[s] > 1)
+            size = costs[s].input_bytes if recompute else costs[s].activation_bytes
+            held += sets * costs[s].weight_bytes + costs[s].state_bytes
+            held += schedule.in_flight(process, s) * size
+        whole = max(costs[s].activation_bytes - costs[s].input_bytes for s in stages) if recompute else 0.0
+        nbytes.append(held + whole)
+    return PipelinePrediction(
+        timeline=timeline,
+        total_s=total / 1e9,
+        batch_s=timeline.step_time_s,
+        bubble=tuple(1 - float(busy[r]) / total if total else 0.0 for r in range(len(schedule.rows))),
+        in_flight=tuple(schedule.in_flight(r) for r in range(len(schedule.rows))),
+        nbytes=tuple(nbytes),
+    )
+
+
+def _again(cost: StageCost) -> StageCost:
+    return replace(cost, backward_s=cost.backward_s + cost.forward_s)

@@ -1,0 +1,121 @@
+"""`Space`: the points that a search chooses among; `Problem`: what each of them costs."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from math import inf, prod
+from random import Random
+from typing import Any, Generic, TypeVar
+
+Point = TypeVar("Point")
+
+
+class Infeasible(float):
+    """The cost of a point that cannot be: infinite, with the reason in words."""
+
+    why: str
+
+    def __new__(cls, why: str) -> Infeasible:
+        """An infinite cost."""
+        found = super().__new__(cls, inf)
+        found.why = why
+        return found
+
+    def __reduce__(self) -> tuple[type[Infeasible], tuple[str]]:  # a float would be copied by its value
+        return Infeasible, (self.why,)
+
+
+class Space(Generic[Point]):
+    """Points and the ways from one to another. A strategy that needs what a space lacks raises NotImplementedError."""
+
+    size: float = inf  # number of points
+
+    def key(self, point: Point) -> Hashable:
+        """What is equal for equal points alone; no point is paid for twice."""
+        return point  # spaces of points that have no hash override this
+
+    def random(self, rng: Random) -> Point:
+        """Any point."""
+        raise NotImplementedError(f"{type(self).__name__} draws no random points")
+
+    def neighbour(self, point: Point, rng: Random) -> Point:
+        """A random small change; as likely as the way back where Markov chains are to be fair."""
+        raise NotImplementedError(f"{type(self).__name__} has no random neighbours")
+
+    def neighbours(self, point: Point, rng: Random) -> Iterator[Point]:
+        """Every small change, the most promising first."""
+        raise NotImplementedError(f"{type(self).__name__} does not list neighbours")
+
+    def points(self) -> Iterator[Point]:
+        """All points, each once."""
+        raise NotImplementedError(f"{type(self).__name__} does not list its points")
+
+    def encode(self, point: Point) -> tuple[float, ...]:
+        """Coordinates from 0 to 1, near for points that are alike."""
+        raise NotImplementedError(f"{type(self).__name__} has no coordinates")
+
+    def decode(self, code: Sequence[float]) -> Point:
+        """The point nearest to some coordinates, which may lie outside of 0 to 1."""
+        raise NotImplementedError(f"{type(self).__name__} has no coordinates")
+
+
+@dataclass(frozen=True)
+class Choices(Space[tuple[Any, ...]]):
+    """One value per dimension, each dimension's values in an order that means something; subsets by (False, True)."""
+
+    values: tuple[tuple[Any, ...], ...]
+
+    @cached_property
+    def size(self) -> float:  # type: ignore[override]
+        """Number of points."""
+        return float(prod(map(len, self.values)))
+
+    @cached_property
+    def _places(self) -> tuple[dict[Any, int], ...]:
+        return tuple({value: i for i, value in enumerate(values)} for values in self.values)
+
+    @cached_property
+    def _free(self) -> tuple[int, ...]:
+        return tuple(i for i, values in enumerate(self.values) if len(values) > 1)
+
+    def random(self, rng: Random) -> tuple[Any, ...]:
+        return tuple(rng.choice(values) for values in self.values)
+
+    def neighbour(self, point: tuple[Any, ...], rng: Random) -> tuple[Any, ...]:
+        if not self._free:
+            return point
+        i = rng.choice(self._free)
+        other = rng.randrange(len(self.values[i]) - 1)
+        other += other >= self._places[i][point[i]]
+        return (*point[:i], self.values[i][other], *point[i + 1 :])
+
+    def neighbours(self, point: tuple[Any, ...], rng: Random) -> Iterator[tuple[Any, ...]]:
+        at = [places[value] for places, value in zip(self._places, point, strict=True)]
+        others = ((abs(j - at[i]), i, j) for i in self._free for j in range(len(self.values[i])) if j != at[i])
+        for _, i, j in sorted(others):
+            yield (*point[:i], self.values[i][j], *point[i + 1 :])
+
+    def points(self) -> Iterator[tuple[Any, ...]]:
+        return product(*self.values)
+
+    def encode(self, point: tuple[Any, ...]) -> tuple[float, ...]:
+        places = zip(self._places, point, strict=True)
+        return tuple(place[value] / max(len(place) - 1, 1) for place, value in places)
+
+    def decode(self, code: Sequence[float]) -> tuple[Any, ...]:
+        each = zip(self.values, code, strict=True)
+        return tuple(values[round(min(max(at, 0.0), 1.0) * (len(values) - 1))] for values, at in each)
+
+
+class Problem(Generic[Point]):
+    """What is to be minimised: set `space`, override `costs`."""
+
+    space: Space[Point]
+    bound: float = -inf  # no point costs less
+
+    def costs(self, points: Sequence[Point]) -> Sequence[float]:
+        """The cost of every point; an infinite one, best an `Infeasible`, for what cannot be."""
+        raise NotImplementedError(f"{type(self).__name__} has no costs")

@@ -1,0 +1,47 @@
+"""`Storages`: what activations of micro-batches in flight take, by the storages that autograd keeps.
+
+The process's resident memory is no measure of it: it has the allocator's reserves and PyTorch's code in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+Key = tuple[int, int]
+
+
+class Storages:
+    """Bytes that are held now and were held at most. Hooks take autograd's version checks away: for measuring alone."""
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        self._weights = {each.untyped_storage().data_ptr() for each in parameters}
+        self._held: dict[Key, dict[int, int]] = {}
+        self.peak = 0
+
+    def hold(self, key: Key, tensor: Tensor) -> None:
+        """Count a tensor for a stage's micro-batch until it is released; parameters are counted elsewhere."""
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self._weights:
+            self._held.setdefault(key, {})[storage.data_ptr()] = storage.nbytes()
+            self.peak = max(
+                self.peak, sum({at: size for each in self._held.values() for at, size in each.items()}.values())
+            )
+
+    @contextmanager
+    def counting(self, key: Key) -> Iterator[None]:
+        """Count what a forward pass has autograd keep."""
+
+        def pack(tensor: Tensor) -> Tensor:
+            self.hold(key, tensor)
+            return tensor
+
+        with saved_tensors_hooks(pack, lambda tensor: tensor):
+            yield
+
+    def release(self, key: Key) -> None:
+        """The backward pass of a stage's micro-batch is over."""
+        self._held.pop(key, None)

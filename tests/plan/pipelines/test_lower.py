@@ -1,0 +1,120 @@
+"""Schedules as task graphs: closed forms of the papers, and a plain clock beside the engine."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foretrace.errors import ForetraceError
+from foretrace.graph.sound import verify
+from foretrace.plan.pipelines.lower import StageCost, lower, predict
+from foretrace.training.pipeline.schedule import Action, B, F, I, PipelineSchedule, U, W
+from foretrace.training.pipeline.schedules import SCHEDULES, gpipe, interleaved, two_bw, zero_bubble
+from tests.training.pipeline.test_schedule import drawn, sizes
+
+FORWARD, BACKWARD = 0.02, 0.04
+
+
+def same(stages: int, **options: float) -> list[StageCost]:
+    return [StageCost(**{"forward_s": FORWARD, "backward_s": BACKWARD, **options})] * stages
+
+
+@given(st.integers(1, 6), st.integers(1, 9), st.integers(1, 3))
+def test_bubbles_of_the_papers(p: int, m: int, batches: int) -> None:
+    whole = FORWARD + BACKWARD
+    for name in ("gpipe", "1f1b-flush"):
+        found = predict(SCHEDULES[name](p, m, batches), same(p))
+        assert found.total_s == pytest.approx(batches * (m + p - 1) * whole)
+        assert found.bubble == pytest.approx([(p - 1) / (m + p - 1)] * p)
+    if m >= p:  # fewer cannot hide it
+        half = predict(zero_bubble(p, m, 1), same(p, weight_s=FORWARD))  # F = I = W
+        assert half.total_s == pytest.approx(m * whole + (p - 1) * FORWARD)
+    if m >= p - 1:
+        endless = [predict(two_bw(p, m, n), same(p)).total_s for n in (batches, batches + 1)]
+        assert endless[1] - endless[0] == pytest.approx(m * whole)  # no flush: a batch costs its work alone
+        assert endless[0] == pytest.approx((batches * m + p - 1) * whole)
+    chunked = predict(interleaved(2 * p, m * p, 1), same(2 * p))
+    assert chunked.total_s == pytest.approx((2 * m * p + p - 1) * whole)  # half of GPipe's bubble, in units of a chunk
+
+
+def test_a_hop_costs_2bw_again_and_again_and_more_warm_up_hides_it() -> None:
+    p, m, hop = 4, 8, 0.006  # a tenth of a forward and a backward pass
+    per_batch = {
+        warmup: predict(two_bw(p, m, 9, warmup=warmup), same(p, hop_s=hop)).batch_s / (m * (FORWARD + BACKWARD))
+        for warmup in (1, 2)
+    }
+    assert 1.1 <= per_batch[1] <= 1.18
+    assert per_batch[2] == pytest.approx(1.0)
+
+
+costs = st.builds(
+    StageCost,
+    forward_s=st.integers(0, 20).map(float),
+    backward_s=st.integers(8, 40).map(float),
+    weight_s=st.integers(0, 8).map(float),
+    update_s=st.integers(0, 5).map(float),
+    hop_s=st.integers(0, 6).map(float),
+)
+
+
+@given(sizes, st.data(), st.booleans())
+def test_the_engine_agrees_with_a_plain_clock(size: tuple[str, int, int, int], data: st.DataObject, clip: bool) -> None:
+    schedule = drawn(size)
+    stages = data.draw(st.lists(costs, min_size=schedule.stages, max_size=schedule.stages))
+    sync = float(data.draw(st.integers(0, 5)))
+    found = predict(schedule, stages, clipped=clip, sync_s=sync)
+    verify(found.timeline.graph)
+    assert found.timeline.window_ns == round(1e9 * clock(schedule, stages, sync if clip else None))
+
+
+def clock(schedule: PipelineSchedule, costs: list[StageCost], sync: float | None) -> float:
+    """When the last update ends, by going round the processes until nothing moves."""
+    ends: dict[tuple[Action, int], float] = {}
+    there: dict[Action, float] = {}  # when what an action reads is with it
+    free, links = [0.0] * len(schedule.rows), dict[tuple[int, int], float]()
+    at, home = [0] * len(schedule.rows), schedule.process_of
+    while any(at[r] < len(row) for r, row in enumerate(schedule.rows)):
+        for r, row in enumerate(schedule.rows):
+            if at[r] == len(row):
+                continue
+            kind, i, s = action = row[at[r]]
+            ready = free[r]
+            if (kind == F and s) or (kind in (B, I) and s + 1 < schedule.stages):
+                if action not in there:
+                    continue
+                ready = max(ready, there[action])
+            last = i // schedule.micro_batches - schedule.versions[s] if kind == F else i - schedule.versions[-1]
+            if kind in (F, U) and sync is not None and last >= 0:
+                update = Action(U, last, -1)
+                if not all((update, process) in ends for process in range(len(schedule.rows))):
+                    continue
+                ready = max(ready, *(ends[update, process] + sync for process in range(len(schedule.rows))))
+            mine = [each for each in range(schedule.stages) if home[each] == r] if kind == U else [s]
+            free[r] = ends[action, r] = ready + sum(costs[each].of(kind) for each in mine)
+            at[r] += 1
+            reader = Action(kind, i, s + (1 if kind == F else -1))
+            if kind in (F, B, I) and 0 <= reader.stage < schedule.stages:
+                there[reader], way = free[r], (r, home[reader.stage])
+                if way[0] != way[1]:
+                    links[way] = there[reader] = max(free[r], links.get(way, 0.0)) + costs[s].hop_s
+    return max(free)
+
+
+def test_memory_per_process() -> None:
+    sized = same(4, activation_bytes=100.0, input_bytes=10.0, weight_bytes=1000.0, state_bytes=2000.0)
+    assert predict(two_bw(4, 4, 3), sized).nbytes == (5400.0, 5300.0, 5200.0, 5100.0)
+    assert predict(two_bw(4, 4, 3), sized, clipped=True).nbytes[0] == 6400.0
+    assert predict(gpipe(4, 4, 3), sized).nbytes == (4400.0,) * 4
+    assert predict(gpipe(4, 4, 3), sized, recompute=True).nbytes == (4130.0,) * 4
+    again = predict(gpipe(4, 4, 3), sized, recompute=True)
+    assert again.total_s == pytest.approx(3 * 7 * (2 * FORWARD + BACKWARD))
+    with pytest.raises(ForetraceError, match="whole backward passes"):
+        predict(zero_bubble(4, 4, 3), sized, recompute=True)
+    with pytest.raises(ForetraceError, match="one cost per stage"):
+        lower(gpipe(4, 4, 3), sized[:3])
+
+
+def test_halves_are_a_backward_pass() -> None:
+    cost = StageCost(forward_s=1.0, backward_s=4.0)
+    assert cost.of(I) + cost.of(W) == cost.of(B)

@@ -1,0 +1,145 @@
+"""Every strategy keeps what a search promises, and finds what it is there for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from foretrace.deadline import Deadline, never
+from foretrace.search.minimise import minimise
+from foretrace.search.models import CMAES, Bayes, expected_improvement
+from foretrace.search.space import Choices, Problem
+from foretrace.search.strategies import MCMC, BestFirst, Descent, Evolution, Exhaustive, RandomSearch
+from foretrace.search.strategy import Exact, SearchContext, SearchStrategy
+from foretrace.testing.search import SearchConformance, Tabled
+
+
+class TestExhaustive(SearchConformance):
+    def strategy(self) -> SearchStrategy:
+        return Exhaustive()
+
+    def test_proves(self) -> None:
+        for problem in self.problems().values():
+            found = self._run(problem)
+            assert found.proven and found.cost == found.bound == problem.optimum()
+
+
+class TestRandomSearch(SearchConformance):
+    def strategy(self) -> SearchStrategy:
+        return RandomSearch()
+
+
+class TestMCMC(SearchConformance):
+    def strategy(self) -> SearchStrategy:
+        return MCMC(beta=0.5)
+
+
+class TestDescent(SearchConformance):
+    def strategy(self) -> SearchStrategy:
+        return Descent(walk=20)
+
+
+class TestBestFirst(SearchConformance):
+    def strategy(self) -> SearchStrategy:
+        return BestFirst(alpha=1.5)
+
+
+class TestEvolution(SearchConformance):
+    def strategy(self) -> SearchStrategy:
+        return Evolution(population=8)
+
+
+class TestBayes(SearchConformance):
+    calls = 45
+
+    def strategy(self) -> SearchStrategy:
+        return Bayes(begin=4, candidates=60)
+
+
+class TestCMAES(SearchConformance):
+    def strategy(self) -> SearchStrategy:
+        pytest.importorskip("cma")
+        return CMAES()
+
+
+@dataclass(frozen=True)
+class Halves:
+    """A solver that says what it knows bit by bit: better points, and a bound that rises to the least cost."""
+
+    def solve(self, problem: Tabled, hints: Sequence[Any], until: Deadline) -> Iterator[tuple[Sequence[Any], float]]:
+        points = sorted(problem.space.points(), key=problem.cost)
+        least = problem.optimum()
+        yield points[20:21], least - 2
+        yield (), least - 1
+        yield points[:1], least
+
+
+class TestExact(SearchConformance):
+    def strategy(self) -> SearchStrategy:
+        return Exact(Halves())
+
+    def test_ends_with_what_the_solver_proved(self) -> None:
+        for problem in self.problems().values():
+            found = self._run(problem)
+            assert found.proven and found.ended == "proven" and found.cost == found.bound == problem.optimum()
+        part = self._run(self.problems()["valley"], calls=3)
+        assert not part.proven and part.bound < part.cost
+
+
+@dataclass
+class Grid(Problem[tuple[Any, ...]]):
+    """A smooth bowl on a fine grid."""
+
+    space: Choices
+    target: tuple[int, ...]
+
+    def costs(self, points: Sequence[tuple[Any, ...]]) -> list[float]:
+        return [
+            1 + sum((1 + i) * (a - b) ** 2 for i, (a, b) in enumerate(zip(p, self.target, strict=True))) for p in points
+        ]
+
+
+GRID = Grid(Choices((tuple(range(101)),) * 3), (71, 22, 40))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "calls"),
+    [(MCMC(beta=0.01), 6000), (Descent(), 3000), (Evolution(), 3000), (Bayes(), 60), (CMAES(), 600)],
+    ids=lambda each: type(each).__name__,
+)
+def test_strategies_that_learn_beat_random_points(strategy: SearchStrategy, calls: int) -> None:
+    if isinstance(strategy, CMAES):
+        pytest.importorskip("cma")
+    for seed in (1, 2):
+        found = minimise(GRID, strategy=strategy, calls=calls, seed=seed)
+        blind = minimise(GRID, strategy=RandomSearch(), calls=calls, seed=seed)
+        assert found.cost < blind.cost
+
+
+def test_a_chain_is_at_points_as_often_as_boltzmann_has_it() -> None:
+    """In the long run in proportion to exp(−beta · cost); so each is proposed as often as the chain is elsewhere."""
+    costs, visits = (0.0, 0.5, 1.0, 2.0), np.zeros(4)
+
+    class Four(Problem[Any]):
+        space = Choices((tuple(range(4)),))
+
+    context: SearchContext[Any] = SearchContext(problem=Four(), starts=((0,),), rng=Random(1), until=never())
+    steps = MCMC(beta=1.5).steps(context)
+    asked = next(steps)
+    for _ in range(40_000):
+        asked = steps.send([costs[point[0]] for point in asked])
+        for point in asked:
+            visits[point[0]] += 1
+    boltzmann = np.exp(-1.5 * np.array(costs))
+    assert np.abs(visits / visits.sum() - (1 - boltzmann / boltzmann.sum()) / 3).max() < 0.01
+
+
+def test_improvement_is_expected_where_costs_fall() -> None:
+    x = np.linspace(0, 0.6, 7)[:, None]
+    gain = expected_improvement(x, 1 - x[:, 0], np.array([[0.05], [0.3], [0.7]]))
+    assert gain[2] > 100 * gain[:2].max() and (gain >= 0).all()
