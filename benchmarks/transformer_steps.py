@@ -34,8 +34,8 @@ from scipy.optimize import least_squares
 
 from foretrace.files import write_bytes, write_text
 from foretrace.plan.transformers import kernels, model
-from foretrace.plan.transformers.model import Configuration, Machine, Software
-from foretrace.plan.transformers.shape import Transformer, transformer
+from foretrace.plan.transformers.model import DeviceRates, Parallelism, Software
+from foretrace.plan.transformers.shape import TransformerSizes, transformer
 from tables import ROOT, percent, shared_traces, table, today
 
 WORDS = 51_200
@@ -53,9 +53,9 @@ class Measured:
 
     group: str
     place: int  # in its file
-    shape: Transformer
-    on: Machine
-    at: Configuration
+    shape: TransformerSizes
+    on: DeviceRates
+    at: Parallelism
     batch: int
     seconds: float
     flash: bool = False
@@ -80,8 +80,8 @@ class Measured:
         return float(s["out"][kernels.TIME])
 
 
-def _gpt(hidden: int, layers: int, heads: int, length: int) -> Transformer:
-    return Transformer(
+def _gpt(hidden: int, layers: int, heads: int, length: int) -> TransformerSizes:
+    return TransformerSizes(
         name=f"gpt {hidden}", layers=layers, hidden=hidden, heads=heads, kv_heads=heads, inner=4 * hidden, words=WORDS,
         length=length, tied=True,
     )  # fmt: skip
@@ -102,7 +102,7 @@ def vtrain(folder: Path) -> list[Measured]:
             found.append(Measured(
                 group=group, place=place, shape=_gpt(hidden, layers, heads, length),
                 on=model.machine("A100-SXM4-80GB", network_gb_s=12.5),
-                at=Configuration(tensor=tensor, data=data, pipeline=pipeline, micro=micro, recompute=kernels.FULL),
+                at=Parallelism(tensor=tensor, data=data, pipeline=pipeline, micro=micro, recompute=kernels.FULL),
                 batch=batch, seconds=float(v[-1]) / 1e3,
             ))  # fmt: skip
     return found
@@ -117,7 +117,7 @@ def a100(folder: Path) -> list[Measured]:
         t, p, b = int(row["TP"]), int(row["PP"]), int(row["MBS"])
         chunk = float(row["layers_per_virtual_stage"] or 0)
         work = 96 * int(row["GBS"]) * s * layers * h * h * (1 + s / (6 * h) + WORDS / (16 * layers * h))
-        at = Configuration(
+        at = Parallelism(
             tensor=t, pipeline=p, virtual=round(layers / p / chunk) if chunk else 1, data=n // (t * p), micro=b,
             recompute=kernels.FULL,
         )  # fmt: skip
@@ -130,7 +130,7 @@ def a100(folder: Path) -> list[Measured]:
         if "A100" not in row["system"] and row["system"] != "DGX-A100":
             continue
         t, n, batch = int(row["tensor_parallel"]), int(row["gpus"]), int(row["global_batch"])
-        at = Configuration(
+        at = Parallelism(
             tensor=t, data=n // t, micro=batch // (n // t), recompute=kernels.FULL, overlap=int(n > t),
         )  # fmt: skip
         found.append(Measured(
@@ -147,12 +147,12 @@ def a100(folder: Path) -> list[Measured]:
     return found
 
 
-def calculon_shape(row: dict[str, str]) -> Transformer:
+def calculon_shape(row: dict[str, str]) -> TransformerSizes:
     return _gpt(int(row["hidden"]), int(row["layers"]), int(row["heads"]), int(row["seq"]))
 
 
-def calculon_configuration(row: dict[str, str]) -> Configuration:
-    return Configuration(
+def calculon_configuration(row: dict[str, str]) -> Parallelism:
+    return Parallelism(
         tensor=int(row["tp"]), sequence=int(row["tp_comm"] == "rs_ag"), pipeline=int(row["pp"]),
         virtual=int(row["interleave"]), data=int(row["dp"]), micro=int(row["micro_batch"]),
         recompute={"none": 0, "attn_only": 1, "full": 2}[row["recompute"]], overlap=1,
@@ -169,7 +169,7 @@ def h100(folder: Path) -> list[Measured]:
         batch = int(row["batch"])
         work = 72 * batch * s * layers * h * h * (1 + s / (6 * h) + WORDS / (12 * layers * h))
         micro = 1 if t * p >= 16 else 2
-        at = Configuration(
+        at = Parallelism(
             tensor=t, sequence=int(t > 1), pipeline=p, data=n // (t * p), micro=micro, zero=1, overlap=1,
         )  # fmt: skip
         found.append(Measured(
@@ -193,7 +193,7 @@ def bridge(folder: Path) -> list[Measured]:
         t, p, c = int(float(row["tp"])), int(float(row["pp"])), int(float(row["cp"]))
         found.append(Measured(
             group="Bridge", place=place, shape=transformer(names[row["model"]], length=length), on=on,
-            at=Configuration(
+            at=Parallelism(
                 tensor=t, sequence=int(t > 1), context=c, pipeline=p, virtual=int(float(row["vp"] or 1)),
                 data=n // (t * p * c), micro=int(row["mbs"]), zero=1, overlap=1,
             ),
@@ -307,7 +307,7 @@ def quantiles(pairs: Sequence[tuple[Measured, float]]) -> tuple[float, float]:
 
 def choices(pairs: Sequence[tuple[Measured, float]]) -> list[tuple[str, int, Measured, Measured, float]]:
     """Of each sweep (model, devices, batch) with more than two rows: measured best, predicted best, loss."""
-    groups: dict[tuple[Transformer, int, int], list[tuple[Measured, float]]] = defaultdict(list)
+    groups: dict[tuple[TransformerSizes, int, int], list[tuple[Measured, float]]] = defaultdict(list)
     for row, error in pairs:
         groups[row.shape, row.at.devices, row.batch].append((row, row.seconds * (1 + error)))
     found = []

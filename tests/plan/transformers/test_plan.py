@@ -9,9 +9,9 @@ import pytest
 
 from foretrace.errors import ForetraceError
 from foretrace.plan.transformers import kernels
-from foretrace.plan.transformers.model import Configuration, constants, cost, machine, software, softwares
+from foretrace.plan.transformers.model import Parallelism, constants, cost, machine, software, softwares
 from foretrace.plan.transformers.plan import plan_decoder
-from foretrace.plan.transformers.shape import Transformer, transformer
+from foretrace.plan.transformers.shape import TransformerSizes, transformer
 
 
 def test_a_plan_says_what_wins_and_why_others_lose() -> None:
@@ -70,7 +70,7 @@ def test_stored_fits_have_every_constant() -> None:
 
 
 def test_what_cannot_be_done_is_refused_with_the_nearest_change() -> None:
-    def refused(name: str | Transformer = "gpt3-175b", **changes: object) -> str:
+    def refused(name: str | TransformerSizes = "gpt3-175b", **changes: object) -> str:
         with pytest.raises(ForetraceError) as caught:
             plan_decoder(name, **{"devices": 64, "device": "a100-80gb", "batch": 64, **changes})  # type: ignore[arg-type]
         text = str(caught.value)
@@ -87,7 +87,7 @@ def test_what_cannot_be_done_is_refused_with_the_nearest_change() -> None:
     assert "did you mean gpt3-175b" in refused("gpt3-17b5")
     assert "`software=` must be one of the fitted ones" in refused(software_name="megatrom-2023")
     with pytest.raises(ForetraceError, match="layers of none must be a whole number above 0, got 0"):
-        Transformer(name="none", layers=0, hidden=64, heads=1, kv_heads=1, inner=64, words=10, length=8)
+        TransformerSizes(name="none", layers=0, hidden=64, heads=1, kv_heads=1, inner=64, words=10, length=8)
 
 
 def test_what_is_proposed_instead_works() -> None:
@@ -103,11 +103,11 @@ def test_published_memory_is_met(shared_data: Path) -> None:
         if row["metric"] != "activation_memory":
             continue
         hidden = int(row["hidden"])
-        model = Transformer(
+        model = TransformerSizes(
             name=row["model"], layers=int(row["layers"]), hidden=hidden, heads=int(row["heads"]),
             kv_heads=int(row["heads"]), inner=4 * hidden, words=51200, length=int(row["seq"]), tied=True,
         )  # fmt: skip
-        at = Configuration(
+        at = Parallelism(
             tensor=int(row["tp"]), sequence=int(row["tp_comm"] == "rs_ag"), pipeline=int(row["pp"]),
             virtual=int(row["interleave"]), data=int(row["dp"]), micro=int(row["micro_batch"]),
             recompute={"none": kernels.NONE, "attn_only": kernels.SELECTIVE, "full": kernels.FULL}[row["recompute"]],

@@ -10,23 +10,23 @@ import pytest
 
 from foretrace.errors import ForetraceError
 from foretrace.plan.transformers import kernels
-from foretrace.plan.transformers.model import Configuration, machine, software
-from foretrace.plan.transformers.shape import Transformer
-from foretrace.plan.transformers.space import Space
+from foretrace.plan.transformers.model import Parallelism, machine, software
+from foretrace.plan.transformers.shape import TransformerSizes
+from foretrace.plan.transformers.space import ParallelismSpace
 
-SMALL = Transformer(
+SMALL = TransformerSizes(
     name="small", layers=12, hidden=768, heads=12, kv_heads=4, inner=3072, words=32000, length=1024, gated=True
 )
-DENSE = Transformer(name="dense", layers=6, hidden=256, heads=4, kv_heads=4, inner=1024, words=8000, length=96)
+DENSE = TransformerSizes(name="dense", layers=6, hidden=256, heads=4, kv_heads=4, inner=1024, words=8000, length=96)
 
 
-def space(model: Transformer = SMALL, *, devices: int = 8, batch: int = 24, **fixed: int) -> Space:
-    return Space(
+def space(model: TransformerSizes = SMALL, *, devices: int = 8, batch: int = 24, **fixed: int) -> ParallelismSpace:
+    return ParallelismSpace(
         model=model, on=machine("a100-40gb"), software=software("megatron"), devices=devices, batch=batch, fixed=fixed
     )
 
 
-def plainly(model: Transformer, devices: int, batch: int) -> set[tuple[int, ...]]:
+def plainly(model: TransformerSizes, devices: int, batch: int) -> set[tuple[int, ...]]:
     """Every valid configuration by trying all tuples of numbers: the rules as they are stated, one by one."""
     found: set[tuple[int, ...]] = set()
     some = [n for n in range(1, devices + 1) if devices % n == 0]
@@ -54,7 +54,7 @@ def plainly(model: Transformer, devices: int, batch: int) -> set[tuple[int, ...]
 @pytest.mark.parametrize(
     ("model", "devices", "batch"), [(SMALL, 8, 24), (SMALL, 12, 6), (DENSE, 6, 8), (DENSE, 1, 4), (SMALL, 7, 14)]
 )
-def test_no_valid_configuration_is_skipped(model: Transformer, devices: int, batch: int) -> None:
+def test_no_valid_configuration_is_skipped(model: TransformerSizes, devices: int, batch: int) -> None:
     wanted = plainly(model, devices, batch)
     found = space(model, devices=devices, batch=batch).sweep(len(wanted) + 10)
     assert found.valid == len(wanted)
@@ -81,7 +81,7 @@ def test_reasons_are_counted_for_every_loser() -> None:
 
 
 def test_parts_add_up_and_stages_hold_what_they_must() -> None:
-    at = Configuration(tensor=2, pipeline=4, virtual=3, micro=1, data=1, recompute=kernels.FULL)
+    at = Parallelism(tensor=2, pipeline=4, virtual=3, micro=1, data=1, recompute=kernels.FULL)
     found = space().cost(at)
     assert found.seconds == pytest.approx(sum(found.parts.values()))
     assert found.low_s < found.seconds < found.high_s
@@ -92,7 +92,7 @@ def test_parts_add_up_and_stages_hold_what_they_must() -> None:
 
 def test_activations_are_the_published_closed_form() -> None:
     """175 billion parameters over tensor 8, pipeline 8, three virtual stages (Korthikanti et al., 2022)."""
-    gpt = Transformer(
+    gpt = TransformerSizes(
         name="175b",
         layers=96,
         hidden=12288,
@@ -104,7 +104,7 @@ def test_activations_are_the_published_closed_form() -> None:
         tied=True,
     )
     by = software("megatron-2022")
-    one = Space(model=gpt, on=machine("a100-80gb"), software=by, devices=64, batch=64)
+    one = ParallelismSpace(model=gpt, on=machine("a100-80gb"), software=by, devices=64, batch=64)
     at = {"tensor": 8, "pipeline": 8, "virtual": 3}
     sbh, in_flight = 2048 * 12288, 96 * (1 + 7 / 24)
     kept = {
@@ -114,7 +114,7 @@ def test_activations_are_the_published_closed_form() -> None:
         (0, 2): 2.0,
     }
     for (sequence, recompute), each in kept.items():
-        found = one.cost(Configuration(**at, sequence=sequence, recompute=recompute)).memory[0].nbytes
+        found = one.cost(Parallelism(**at, sequence=sequence, recompute=recompute)).memory[0].nbytes
         assert found["activations"] == pytest.approx(each * sbh * in_flight)
     states = found["weights"] + found["gradients"] + found["optimizer"]
     assert states == pytest.approx(18 * (12 * 12 * 12288**2 + 51200 * 12288) / 8)
@@ -125,7 +125,7 @@ def test_what_each_dimension_is_for() -> None:
     big = space(devices=8, batch=32)
 
     def cost(**changes: int):  # type: ignore[no-untyped-def]
-        return big.cost(Configuration(**{"pipeline": 2, "data": 4, "micro": 1, **changes}))
+        return big.cost(Parallelism(**{"pipeline": 2, "data": 4, "micro": 1, **changes}))
 
     base = cost()
     assert cost(virtual=3).parts["bubble"] == pytest.approx(base.parts["bubble"] / 3)

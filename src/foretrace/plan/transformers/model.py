@@ -1,4 +1,4 @@
-"""`Configuration` and `Machine`: the time and the memory of one way to train a transformer, part by part.
+"""`Parallelism` and `DeviceRates`: the time and the memory of one way to train a transformer, part by part.
 
 `Software` is a set of constants, fitted on iterations that others measured with one generation of training software
 (`benchmarks/transformer_steps.py` fits and stores them), with how far predictions were off on rows that were left out.
@@ -22,7 +22,7 @@ from foretrace.errors import ForetraceError
 from foretrace.hardware.devices import Device, named
 from foretrace.names import question, resolve
 from foretrace.plan.transformers import kernels
-from foretrace.plan.transformers.shape import Transformer
+from foretrace.plan.transformers.shape import TransformerSizes
 
 RECOMPUTATIONS = ("none", "selective", "full")
 KINDS = ("weights", "gradients", "optimizer", "activations", "in work")
@@ -30,7 +30,7 @@ NODE = 8  # devices of a node, where the catalog does not say
 
 
 @dataclass(frozen=True, kw_only=True)
-class Configuration:
+class Parallelism:
     """One way to split a model, its batch and its memory. Degrees multiply to the number of devices."""
 
     tensor: int = 1
@@ -91,7 +91,7 @@ def softwares() -> dict[str, Software]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Constant:
+class FittedConstant:
     """What is plausible for a constant before any row is seen: central value, deviation of its logarithm."""
 
     name: str
@@ -101,13 +101,13 @@ class Constant:
 
 
 @cache
-def constants() -> tuple[Constant, ...]:
+def constants() -> tuple[FittedConstant, ...]:
     """All constants in the order of `kernels`."""
-    return shipped.rows("foretrace.plan.transformers", "constants.csv", Constant)
+    return shipped.rows("foretrace.plan.transformers", "constants.csv", FittedConstant)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
+class DeviceRates:
     """Rates of a device and of its links: FLOP/s and B/s, latency in s, capacity in B."""
 
     device: str
@@ -125,7 +125,7 @@ class Machine:
 
 
 @lru_cache(maxsize=64)
-def machine(name: str, *, network_gb_s: float = 0.0, peak_tflops: float = 0.0) -> Machine:
+def machine(name: str, *, network_gb_s: float = 0.0, peak_tflops: float = 0.0) -> DeviceRates:
     """A device of the catalog with its links: NCCL's own figures where it has some, otherwise the data sheet's.
 
     The memory that counts is the data sheet's GB; what a device has beyond (GiB) is left to the context, to NCCL and to
@@ -140,7 +140,7 @@ def machine(name: str, *, network_gb_s: float = 0.0, peak_tflops: float = 0.0) -
         )
     node = found.node_devices or NODE
     link, link_s = _link(found, node)
-    return Machine(
+    return DeviceRates(
         device=found.short, peak=peak * 1e12, memory=found.memory_gb_s * 1e9, node=node, link=link, link_s=link_s,
         network=(network_gb_s or found.network_gb_s or 12.5) * 1e9, capacity=found.memory_gb * 1e9,
     )  # fmt: skip
@@ -155,7 +155,7 @@ def _link(device: Device, node: int) -> tuple[float, float]:
     return (node - 1) / node * 2.0**30 / (large - small), small
 
 
-def vector(model: Transformer, software: Software) -> Float64:
+def vector(model: TransformerSizes, software: Software) -> Float64:
     """A transformer as `kernels` takes it."""
     return np.array(
         [model.layers, model.hidden, model.heads, model.kv_heads, model.inner, model.words, model.length, model.head,
@@ -168,14 +168,14 @@ def constant_vector(software: Software) -> Float64:
     return np.array([software.constants[each.name] for each in constants()], dtype=np.float64)
 
 
-def fields_of(configuration: Configuration) -> Int64:
+def fields_of(configuration: Parallelism) -> Int64:
     """A configuration as `kernels` takes it."""
     return np.array([getattr(configuration, name) for name in kernels.FIELDS], dtype=np.int64)
 
 
-def configuration_of(row: Int64) -> Configuration:
+def configuration_of(row: Int64) -> Parallelism:
     """A configuration from a row of `kernels`."""
-    return Configuration(**dict(zip(kernels.FIELDS, row.tolist(), strict=True)))
+    return Parallelism(**dict(zip(kernels.FIELDS, row.tolist(), strict=True)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +195,7 @@ class StageMemory:
 class StepCost:
     """One configuration's step: seconds with their 80 % range, seconds by part, memory by stage."""
 
-    configuration: Configuration
+    configuration: Parallelism
     seconds: float
     low_s: float
     high_s: float
@@ -208,7 +208,7 @@ class StepCost:
         return max(each.total for each in self.memory)
 
 
-def cost(model: Transformer, on: Machine, software: Software, at: Configuration, batch: int) -> StepCost:
+def cost(model: TransformerSizes, on: DeviceRates, software: Software, at: Parallelism, batch: int) -> StepCost:
     """Time and memory of one configuration with `batch` samples per step; `valid` says which there can be."""
     out, stages = np.zeros(len(kernels.PARTS) + 2), np.zeros((at.pipeline, len(KINDS)))
     kernels.evaluate(vector(model, software), on.array(), constant_vector(software), fields_of(at), batch, out, stages)

@@ -11,9 +11,9 @@ import numpy as np
 
 from foretrace.errors import ForetraceError
 from foretrace.plan.transformers import kernels
-from foretrace.plan.transformers.model import Configuration, Machine, Software, StepCost, machine, software
-from foretrace.plan.transformers.shape import Transformer, transformer
-from foretrace.plan.transformers.space import Found, Space
+from foretrace.plan.transformers.model import DeviceRates, Parallelism, Software, StepCost, machine, software
+from foretrace.plan.transformers.shape import TransformerSizes, transformer
+from foretrace.plan.transformers.space import ParallelismSpace, SweptSpace
 
 _USUAL_SOFTWARE = "megatron"
 _TRIES = 64  # other numbers of devices
@@ -32,8 +32,8 @@ class Loser:
 class TransformerPlan:
     """The best plan with its 80 % range, memory by stage, and what lost to it."""
 
-    model: Transformer
-    machine: Machine
+    model: TransformerSizes
+    machine: DeviceRates
     software: Software
     devices: int
     batch: int
@@ -47,7 +47,7 @@ class TransformerPlan:
     assumed: tuple[str, ...]
 
     @property
-    def configuration(self) -> Configuration:
+    def configuration(self) -> Parallelism:
         """The best one."""
         return self.best.configuration
 
@@ -75,19 +75,19 @@ class TransformerPlan:
 
 
 def plan_decoder(
-    name: str | Transformer, *, devices: int, device: str, batch: int, length: int = 0, network_gb_s: float = 0.0,
+    name: str | TransformerSizes, *, devices: int, device: str, batch: int, length: int = 0, network_gb_s: float = 0.0,
     software_name: str = _USUAL_SOFTWARE, fixed: dict[str, int] | None = None, runners_up: int = 5,
 ) -> TransformerPlan:  # fmt: skip
     """Time every valid configuration and take the quickest that fits in memory.
 
     `batch`: samples of a step, of `length` words each (the model's own by default); `network_gb_s`: one direction, per
-    device, where it is not the catalog's; `fixed`: fields of a `Configuration` that are given. Raises ForetraceError
+    device, where it is not the catalog's; `fixed`: fields of a `Parallelism` that are given. Raises ForetraceError
     where nothing is valid or nothing fits, with the nearest change that would.
     """
     begun = time.perf_counter()
-    model = name if isinstance(name, Transformer) else transformer(name, length=length)
+    model = name if isinstance(name, TransformerSizes) else transformer(name, length=length)
     on, by = machine(device, network_gb_s=network_gb_s), software(software_name)
-    space = Space(model=model, on=on, software=by, devices=devices, batch=batch, fixed=fixed or {})
+    space = ParallelismSpace(model=model, on=on, software=by, devices=devices, batch=batch, fixed=fixed or {})
     found = space.search(_KEPT)
     if not found.fitting:
         raise _misfit(space, found)
@@ -117,7 +117,7 @@ def why_slower(loser: StepCost, best: StepCost) -> str:
     return f"{100 * behind:.1f} % slower, most of all by {worst}: {100 * share:.1f} % of the step more"
 
 
-def _too_large(loser: StepCost, on: Machine) -> str:
+def _too_large(loser: StepCost, on: DeviceRates) -> str:
     stage = max(loser.memory, key=lambda each: each.total)
     largest = max(stage.nbytes, key=lambda kind: stage.nbytes[kind])
     return (
@@ -141,7 +141,7 @@ def _apart(best: StepCost | None, costs: list[StepCost]) -> list[StepCost]:
     return found
 
 
-def _misfit(space: Space, found: Found) -> ForetraceError:
+def _misfit(space: ParallelismSpace, found: SweptSpace) -> ForetraceError:
     """Why nothing can be done, with the nearest number of devices or memory with which something can."""
     name, n = space.model.name, space.devices
     if not found.valid:
@@ -161,16 +161,16 @@ def _misfit(space: Space, found: Found) -> ForetraceError:
     )
 
 
-def _sweep(space: Space, **changes: Any) -> Found:
+def _sweep(space: ParallelismSpace, **changes: Any) -> SweptSpace:
     """What there is after a change; nothing where that breaks what is fixed."""
     try:
         return replace(space, **changes).sweep(1)
     except ForetraceError:
         none = np.zeros((0, len(kernels.FIELDS)), dtype=np.int64)
-        return Found(valid=0, fitting=0, rows=none, spill=none, lost={})
+        return SweptSpace(valid=0, fitting=0, rows=none, spill=none, lost={})
 
 
-def _least_memory(space: Space) -> float:
+def _least_memory(space: ParallelismSpace) -> float:
     """Bytes per device that the configuration with the least memory needs, to a thousandth, rounded up."""
     low, high = space.on.capacity, 2 * space.on.capacity
     while not _sweep(space, on=replace(space.on, capacity=high)).fitting:
@@ -184,7 +184,7 @@ def _least_memory(space: Space) -> float:
     return high
 
 
-def _assumed(space: Space, at: Configuration) -> tuple[str, ...]:
+def _assumed(space: ParallelismSpace, at: Parallelism) -> tuple[str, ...]:
     by, on = space.software, space.on
     low, high = by.range_on(on.device, space.model.experts)
     found = [

@@ -1,4 +1,4 @@
-"""`Transformer`: the sizes that a plan needs, of decoders by name and of mixtures of experts and encoders besides."""
+"""`TransformerSizes`: what a plan needs of a model: decoders by name, mixtures of experts, encoders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from foretrace.names import question, resolve
 
 
 @dataclass(frozen=True, kw_only=True)
-class Transformer:
+class TransformerSizes:
     """The sizes of a transformer. Raises ForetraceError for sizes that no layer can have."""
 
     name: str
@@ -65,27 +65,27 @@ class Transformer:
         return self.layers * layer + self.words * self.hidden * (1 if self.tied else 2)
 
 
-def of_decoder(found: DecoderConfig, length: int = 0) -> Transformer:
+def of_decoder(found: DecoderConfig, length: int = 0) -> TransformerSizes:
     """What a plan needs of a decoder."""
-    return Transformer(
+    return TransformerSizes(
         name=found.name, layers=found.layers, hidden=found.hidden, heads=found.heads, kv_heads=found.kv_heads,
         inner=found.inner, words=found.words, length=length or found.length, gated=found.gated, tied=found.tied,
         width=found.width, source=found.source,
     )  # fmt: skip
 
 
-OTHERS = {each.name: each for each in shipped.rows("foretrace.plan.transformers", "shapes.csv", Transformer)}
+OTHERS = {each.name: each for each in shipped.rows("foretrace.plan.transformers", "shapes.csv", TransformerSizes)}
 
 
-def transformer(name: str, *, length: int = 0) -> Transformer:
+def transformer(name: str, *, length: int = 0) -> TransformerSizes:
     """The transformer of this name, or of a `config.json`; `length` words per sequence where it is not its own.
 
     Raises ForetraceError with names that come near.
     """
     other = resolve(name, OTHERS)
     if other:
-        values = {each.name: getattr(OTHERS[other], each.name) for each in fields(Transformer)}
-        return Transformer(**{**values, "length": length or OTHERS[other].length})
+        values = {each.name: getattr(OTHERS[other], each.name) for each in fields(TransformerSizes)}
+        return TransformerSizes(**{**values, "length": length or OTHERS[other].length})
     if not decoder_named(name) and not name.endswith(".json") and "/" not in name:
         hint = question(name, [*DECODERS, *OTHERS], ALIASES)
         raise ForetraceError(f"there is no transformer {name!r}; {hint}")

@@ -1,4 +1,4 @@
-"""`Space`: every valid configuration of a model on so many devices, and the quickest of them.
+"""`ParallelismSpace`: every valid configuration of a model on so many devices, and the quickest of them.
 
 Valid is: the degrees of tensor, context, pipeline and data multiply to the devices; the tensor degree divides heads and
 feed-forward width, and divides the heads of keys and values or is divided by them; twice the context degree divides the
@@ -20,8 +20,8 @@ from foretrace.errors import ForetraceError
 from foretrace.names import question
 from foretrace.plan.transformers import kernels
 from foretrace.plan.transformers.model import (
-    Configuration,
-    Machine,
+    DeviceRates,
+    Parallelism,
     Software,
     StepCost,
     configuration_of,
@@ -29,7 +29,7 @@ from foretrace.plan.transformers.model import (
     cost,
     vector,
 )  # fmt: skip
-from foretrace.plan.transformers.shape import Transformer
+from foretrace.plan.transformers.shape import TransformerSizes
 
 DEGREES = {"tensor", "context", "pipeline", "data"}  # multiply to the devices
 _WORDS = {"micro": "a micro-batch of", "virtual": "a number of virtual stages of"}
@@ -38,11 +38,11 @@ _ENDS = {"sequence": (0, 1), "recompute": (0, 2), "zero": (0, 3), "overlap": (0,
 
 
 @dataclass(frozen=True, kw_only=True)
-class Space:
+class ParallelismSpace:
     """What there is to choose from; `fixed` fields have one value. Raises ForetraceError where nothing is valid."""
 
-    model: Transformer
-    on: Machine
+    model: TransformerSizes
+    on: DeviceRates
     software: Software
     devices: int
     batch: int
@@ -70,7 +70,7 @@ class Space:
             [high for _, high in pairs], dtype=np.int64
         )
 
-    def search(self, top: int = 10) -> Found:
+    def search(self, top: int = 10) -> SweptSpace:
         """The quickest configurations that fit and that do not, and by what all others lose to the best."""
         first = self.sweep(top)
         if not len(first.rows):
@@ -84,7 +84,7 @@ class Space:
         )  # fmt: skip
         return self.sweep(top, best)
 
-    def sweep(self, top: int, best: Float64 | None = None) -> Found:
+    def sweep(self, top: int, best: Float64 | None = None) -> SweptSpace:
         """All configurations once; `best`: the parts of the step that reasons are counted against."""
         low, high = self.bounds()
         rows, spill = (np.zeros((top, len(kernels.FIELDS)), dtype=np.int64) for _ in range(2))
@@ -95,12 +95,12 @@ class Space:
             self.batch, low, high, np.zeros(len(kernels.PARTS) + 2) if best is None else best, rows, times, spill,
             spill_times, lost,
         )  # fmt: skip
-        return Found(
+        return SweptSpace(
             valid=valid, fitting=fitting, rows=rows[np.isfinite(times)], spill=spill[np.isfinite(spill_times)],
             lost=dict(zip(kernels.PARTS, lost.tolist(), strict=True)),
         )  # fmt: skip
 
-    def cost(self, at: Configuration) -> StepCost:
+    def cost(self, at: Parallelism) -> StepCost:
         """Time and memory of one configuration."""
         return cost(self.model, self.on, self.software, at, self.batch)
 
@@ -140,7 +140,7 @@ def _multiple(number: int, of: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class SweptSpace:
     """What a sweep found: configurations as rows of `kernels.FIELDS`, the quickest first."""
 
     valid: int
@@ -149,10 +149,10 @@ class Found:
     spill: Int64  # that do not
     lost: Mapping[str, int]  # part of the step -> configurations that lose most by it
 
-    def configurations(self) -> list[Configuration]:
+    def configurations(self) -> list[Parallelism]:
         """The quickest that fit."""
         return [configuration_of(row) for row in self.rows]
 
-    def spilled(self) -> list[Configuration]:
+    def spilled(self) -> list[Parallelism]:
         """The quickest that do not."""
         return [configuration_of(row) for row in self.spill]
