@@ -24,7 +24,7 @@ PEAK, MEMORY, NODE, LINK, LINK_S, NETWORK, CAPACITY = range(7)
 # Positions in the array of constants, which are those of constants.csv.
 (MATRIX, GRAIN, PRODUCT_US, BANDWIDTH, SHARED, SPLIT, SCORES, ATTENTION, LINK_SHARE, LINK_TIMES, NETWORK_SHARE,
  NETWORK_US, CROSSING, HOST_US, HOST_BACK, HOST_SPLIT, UPDATE_BYTES, STEP_MS, HIDDEN_SHARE,
- GRADIENT_BYTES) = range(20)  # fmt: skip
+ GRADIENT_BYTES, HIDDEN_DATA) = range(21)  # fmt: skip
 # Parts of a step's time, s, and what else `evaluate` answers.
 PARTS = ("compute", "recomputation", "tensor messages", "context messages", "bubble", "pipeline messages",
          "data messages", "update", "logits")  # fmt: skip
@@ -180,14 +180,19 @@ def step(s, machine, c, one, head_s, tensor, sequence, context, pipeline, virtua
         gradient = moved_s(c[GRADIENT_BYTES] * here, shards, machine, c, span)
         gathered = gradient * 2.0 / c[GRADIENT_BYTES]
         if zero == 0:
-            exchange = 2 * gradient
+            shared, gathered = 2 * gradient, 0.0
         elif zero == 1:
-            exchange = gradient + gathered
-        else:  # gradients are shared out with every micro-batch, weights are gathered once, or twice for each of them
-            exchange = gradient * count + gathered * (1 if zero == 2 else 2 * count)
-        if overlap:  # behind the backward pass of the last micro-batch, or of all for what is sent with all of them
-            room = c[HIDDEN_SHARE] * layers * backward * (count if zero >= 2 else 1)
-            exchange = max(exchange - room, (1 - c[HIDDEN_SHARE]) * exchange)
+            shared = gradient
+        else:  # gradients are shared out with every micro-batch; weights gathered once, or twice for each of them
+            shared, gathered = gradient * count, gathered * (1 if zero == 2 else 2 * count)
+        if (
+            overlap
+        ):  # behind the backward pass of the last micro-batch and the forward pass of the first, or all of them
+            most, times = c[HIDDEN_DATA], count if zero >= 2 else 1
+            shared = max(shared - most * layers * backward * times, (1 - most) * shared)
+            behind_s = layers * (forward if zero < 3 else (forward + backward) * count)
+            gathered = max(gathered - most * behind_s, (1 - most) * gathered)
+        exchange = shared + gathered
     own = here / (shards if zero else 1)
     update = c[UPDATE_BYTES] * own / (machine[MEMORY] * c[BANDWIDTH]) + c[STEP_MS] * 1e-3
     total = compute + recomputed + tensor_s + context_s + bubble + sends + exchange + update + head

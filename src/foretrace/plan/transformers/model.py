@@ -62,8 +62,8 @@ class Parallelism:
 class Software:
     """Constants fitted on the iterations of one generation of training software.
 
-    `low` and `high` are the 10 % and 90 % quantiles of log(measured / predicted) on rows that were left out of fits,
-    `other_low` and `other_high` those on devices of which no row was fitted.
+    `low` and `high` are ends of log(measured / predicted) on rows that were left out of fits, with a tenth beyond each;
+    `other_low` and `other_high` are those on devices of which no row was fitted.
     """
 
     name: str
