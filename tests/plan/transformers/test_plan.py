@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from math import log
 from pathlib import Path
 
 import pytest
@@ -56,11 +57,13 @@ def test_sizes_are_the_published_ones() -> None:
 
 
 def test_ranges_widen_away_from_what_was_fitted() -> None:
-    def width(device: str, experts: int = 1) -> float:
-        low, high = software("megatron-2022").range_on(machine(device).device, experts)
-        return high - low
+    def width(device: str, name: str, **at: int) -> float:
+        found = cost(transformer(name), machine(device), software("megatron-2022"), Parallelism(data=8, **at), 64)
+        return log(found.high_s / found.low_s)
 
-    assert width("a100-80gb") < width("h100") < width("h100", experts=8)
+    fitted, elsewhere = width("a100-80gb", "gpt2-xl"), width("h100", "gpt2-xl")
+    assert 0 < fitted < elsewhere
+    assert width("h100", "mixtral-8x7b") == width("h100", "gpt2-xl", zero=3) == pytest.approx(2 * elsewhere)
 
 
 def test_stored_fits_have_every_constant() -> None:

@@ -18,7 +18,7 @@ from foretrace.compiled import inner, njit
 NONE, SELECTIVE, FULL = 0, 1, 2
 FIELDS = ("tensor", "sequence", "context", "pipeline", "virtual", "data", "micro", "recompute", "zero", "overlap")
 # Positions in the array of a transformer.
-LAYERS, HIDDEN, HEADS, KV, INNER, WORDS, LENGTH, HEAD, GATED, EXPERTS, ACTIVE, TIED, FLASH = range(13)
+LAYERS, HIDDEN, HEADS, KV, INNER, WORDS, LENGTH, HEAD, GATED, EXPERTS, ACTIVE, TIED, FLASH, CAUSAL = range(14)
 # Positions in the array of a machine: rates in FLOP/s and B/s, latencies in s.
 PEAK, MEMORY, NODE, LINK, LINK_S, NETWORK, CAPACITY = range(7)
 # Positions in the array of constants, which are those of constants.csv.
@@ -71,8 +71,8 @@ def layer(s, machine, c, tensor, sequence, context, micro, recompute):
     shared = tokens * h / (tensor if sequence else 1)
     norms = 2 * c[SHARED] * shared / bandwidth  # with what dropout and residual connections move: as much backward
     passes = 2 * c[SPLIT] * tokens * (query + routed * up * inner_share) / 5 / bandwidth  # half as much again backward
-    if s[FLASH]:  # half of the scores are masked and not computed
-        core = 2 * cells * width / (peak * c[ATTENTION])
+    if s[FLASH]:  # half of a decoder's scores are masked and not computed
+        core = (2 if s[CAUSAL] else 4) * cells * width / (peak * c[ATTENTION])
     else:
         core = 4 * cells * width / (peak * c[MATRIX]) + 2 * c[PRODUCT_US] * 1e-6
         passes += 2 * c[SCORES] * cells / bandwidth

@@ -77,10 +77,10 @@ class Software:
     other_high: float
     rows: int  # that the constants were fitted on
 
-    def range_on(self, device: str, experts: int = 1) -> tuple[float, float]:
-        """Logarithms of the ends of the 80 % range over the prediction; twice as wide for mixtures of experts."""
+    def range_on(self, device: str, *, scored: bool = True) -> tuple[float, float]:
+        """Logarithms of the ends of the 80 % range over the prediction; twice as wide for what no row was scored on."""
         low, high = (self.low, self.high) if device in self.devices else (self.other_low, self.other_high)
-        return (2 * low, 2 * high) if experts > 1 else (low, high)
+        return (low, high) if scored else (2 * low, 2 * high)
 
 
 @cache
@@ -159,7 +159,7 @@ def vector(model: TransformerSizes, software: Software) -> Float64:
     """A transformer as `kernels` takes it."""
     return np.array(
         [model.layers, model.hidden, model.heads, model.kv_heads, model.inner, model.words, model.length, model.head,
-         model.gated, model.experts, model.active, model.tied, software.flash], dtype=np.float64,
+         model.gated, model.experts, model.active, model.tied, software.flash, model.causal], dtype=np.float64,
     )  # fmt: skip
 
 
@@ -213,7 +213,7 @@ def cost(model: TransformerSizes, on: DeviceRates, software: Software, at: Paral
     out, stages = np.zeros(len(kernels.PARTS) + 2), np.zeros((at.pipeline, len(KINDS)))
     kernels.evaluate(vector(model, software), on.array(), constant_vector(software), fields_of(at), batch, out, stages)
     seconds = float(out[kernels.TIME])
-    low, high = software.range_on(on.device, model.experts)
+    low, high = software.range_on(on.device, scored=scored(model, at))
     return StepCost(
         configuration=at, seconds=seconds, low_s=seconds * exp(low), high_s=seconds * exp(high),
         parts=dict(zip(kernels.PARTS, out.tolist(), strict=False)),
@@ -222,6 +222,11 @@ def cost(model: TransformerSizes, on: DeviceRates, software: Software, at: Paral
             for number, row in enumerate(stages.tolist())
         ),
     )  # fmt: skip
+
+
+def scored(model: TransformerSizes, at: Parallelism) -> bool:
+    """Whether measured rows are of this kind: no mixture of experts, no ZeRO 2 and 3."""
+    return model.experts == 1 and at.zero < 2
 
 
 def software(name: str) -> Software:

@@ -186,7 +186,7 @@ def _least_memory(space: ParallelismSpace) -> float:
 
 def _assumed(space: ParallelismSpace, at: Parallelism) -> tuple[str, ...]:
     by, on = space.software, space.on
-    low, high = by.range_on(on.device, space.model.experts)
+    low, high = by.range_on(on.device)
     found = [
         f"times of {by.what}; 80 % of the rows that no fit saw were {100 * (exp(low) - 1):+.0f} to "
         f"{100 * (exp(high) - 1):+.0f} % off",
@@ -194,7 +194,9 @@ def _assumed(space: ParallelismSpace, at: Parallelism) -> tuple[str, ...]:
         "layers are shared out equally; biases, norms and workspaces are not counted in memory",
     ]
     if space.model.experts > 1:
-        found.append("experts are cut by the tensor degree alone; no mixture was scored, so the range is twice as wide")
-    if at.context > 1 or at.zero > 1:
-        found.append("splits by context were scored on three rows, ZeRO 2 and 3 on none: try their neighbours, too")
+        found.append("experts are cut by the tensor degree alone; no mixture was scored: the range is twice as wide")
+    if at.zero > 1:
+        found.append("no row with ZeRO 2 or 3 was scored: the range is twice as wide; try `zero=1` in `fixed=`, too")
+    if at.context > 1:
+        found.append("one model split by context was scored: try `context=1` in `fixed=`, too")
     return tuple(found)

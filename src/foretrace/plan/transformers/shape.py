@@ -26,6 +26,7 @@ class TransformerSizes:
     tied: bool = False  # embedding and output share their weight
     experts: int = 1  # of a layer
     active: int = 1  # experts that a word goes through
+    causal: bool = True  # a decoder; else an encoder
     width: int = 0  # of a head, where it is not hidden / heads
     source: str = ""
 
