@@ -143,6 +143,12 @@ def _row(
     if schedule.halves:  # what halves take is not in a run of whole passes
         costs = own
     expected = predict(schedule, costs)
+    stages = schedule.stages_of
+    alone = sum(
+        sum(costs[s].of(each.kind) for s in (stages[r] if each.stage < 0 else [each.stage]))
+        for r, row in enumerate(schedule.rows)
+        for each in row
+    )
     predicted = float(np.median(expected.timeline.step_times_ns[SKIP:-1])) / 1e9
     return {
         "stages": kind, "processes": len(schedule.rows), "micro_batches": schedule.micro_batches,
@@ -150,7 +156,8 @@ def _row(
         "predicted_s": predicted, "measured_s": measured, "error": predicted / measured - 1,
         "runs_s": [median(batch_times_s(schedule, each)[SKIP:-1]) for each in runs], "bubble": expected.bubble[0],
         "work_s": schedule.micro_batches * max(each.forward_s + each.backward_s for each in costs),
-        "hop_s": max(each.hop_s for each in costs), "load": os.getloadavg()[0], "cores": os.cpu_count(),
+        "hop_s": max(each.hop_s for each in costs), "late": _work_s(calm) / alone - 1,
+        "load": os.getloadavg()[0], "cores": os.cpu_count(),
         "torch": torch.__version__,
     }  # fmt: skip
 
@@ -211,17 +218,20 @@ def section(rows: list[dict[str, Any]]) -> str:
         (
             f"{row['stages']}, {row['schedule']}", str(row["processes"]), str(row["micro_batches"]),
             f"{1e3 * row['predicted_s']:.1f}", f"{1e3 * row['measured_s']:.1f}", f"{100 * row['error']:+.1f}",
-            f"{row['load']:.0f}",
+            f"{100 * row['late']:+.1f}", f"{row['load']:.0f}",
         )
         for row in timed
     ]  # fmt: skip
-    head = ("stages, schedule", "processes", "m", "predicted ms", "measured ms", "error %", "load")
+    head = ("stages, schedule", "processes", "m", "predicted ms", "measured ms", "error %", "late %", "load")
     held = [row for row in rows if "measured_bytes" in row]
     same = sum(row["predicted_bytes"] == row["measured_bytes"] for row in held)
     return (
-        f"\n{today()}, {machine()}; load of the machine beside each row.\n\n{table(head, lines)}\n\n"
-        f"Bytes held at most (weights in all versions, gradients, the optimizer's state, storages that autograd keeps) "
-        f"are as predicted in {same} of {len(held)} processes of GPipe, 1F1B with a flush and 2BW on 4 stages.\n"
+        f"\n{today()}, {machine()}; other work ran on the machine: its load is beside each row, "
+        f"and how much longer than in the first run the stages took for their own work (late). "
+        f"Computing stages need a core each: where they were late or early the error is that of the machine.\n\n"
+        f"{table(head, lines)}\n\nBytes held at most (weights in all versions, gradients, the optimizer's state, "
+        f"storages that autograd keeps) are as predicted in {same} of {len(held)} processes of GPipe, 1F1B with a "
+        "flush and 2BW on 4 stages.\n"
     )
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from foretrace.model.estimate import Estimate
     from foretrace.plan.advise import Advice
     from foretrace.plan.optimise import Tell
+    from foretrace.plan.pipelines.cut import CutModel
     from foretrace.plan.placement.place import Placement
     from foretrace.plan.result import Answer, OptimiseRequest
     from foretrace.simulate.check import CheckReport
@@ -466,39 +467,37 @@ def estimate(
 
 
 def place(
-    source: str,
-    *,
-    device: str = "",
-    devices: int | None = None,
-    objective: str = "throughput",
-    memory_limit: float | None = None,
-    link: str = "",
-    batch: int | None = None,
-    precision: str = "",
-    inference: bool = False,
-    size: str = "full",
-    contiguous: bool = True,
-    seconds: float = 30.0,
-    progress: Callable[[float], None] | None = None,
+    source: str, *, objective: str = "throughput", contiguous: bool = True, seconds: float = 30.0, **how: Any
 ) -> Placement:
-    """Share operators out over devices so that a full pipeline is fastest, or one sample, with a bound.
+    """Share operators out over devices so that a full pipeline is fastest, or one batch, with a bound.
 
-    `source` is a model as `estimate` takes it, a recording, or a placement problem; `devices` of kind `device` have
-    `memory_limit` bytes each and a `link` of a rate in each direction, by default the catalog's. Without `contiguous`,
-    a device may run several pieces of the graph. Raises ForetraceError where nothing fits, with what would.
+    `source` is a model as `estimate` takes it, a recording, or a placement problem; `how` is as
+    `foretrace.plan.placement.source.of_model` says (device="h100", devices=4, memory_limit=None, link="", batch=None,
+    precision="", training=True, size="full"). Without `contiguous`, a device may run several pieces of the graph.
+    Raises ForetraceError where nothing fits, with what would.
     """
     from foretrace.plan.placement import problem as problems
     from foretrace.plan.placement.place import place as best
     from foretrace.plan.placement.source import of_model
 
     if problems.is_problem(Path(source)):
-        found = problems.load(Path(source)).changed(accelerators=devices, memory_limit=memory_limit)
-        return best(found, objective=objective, contiguous=contiguous, seconds=seconds)
-    ranged = of_model(
-        source, device=device, devices=devices, memory_limit=memory_limit, link=link, batch=batch, precision=precision,
-        training=not inference, size=size, progress=progress,
-    )  # fmt: skip
-    return best(ranged, objective=objective, contiguous=contiguous, seconds=seconds)
+        found = problems.load(Path(source))
+        found = found.changed(accelerators=how.get("devices"), memory_limit=how.get("memory_limit"))
+    else:
+        found = of_model(source, **how).problem()
+    return best(found, objective=objective, contiguous=contiguous, seconds=seconds)
+
+
+def pipeline(model: str, *, micro_batches: int, schedules: Sequence[str] = (), **how: Any) -> CutModel:
+    """Cut a model into a stage per device by the best placement, and simulate schedules of its stages.
+
+    The batch is a micro-batch, of which an update has `micro_batches`; `schedules` are names, by default all. `how`
+    and errors are as in `place`.
+    """
+    from foretrace.plan.pipelines.cut import cut
+    from foretrace.plan.placement.source import of_model
+
+    return cut(of_model(model, **how), micro_batches=micro_batches, names=schedules)
 
 
 # === 3. fleet ================================================================================================

@@ -34,7 +34,7 @@ def test_one_machine_is_the_measured_step(graph: TaskGraph) -> None:
     (offer,) = advise(graph, [T4], wanted).offers
     loading = simulate(graph).breakdown().median_s()["data_loading"] / simulate(graph).step_time_s
     assert offer.step_s == pytest.approx(0.5 * (1 - loading), rel=1e-6)
-    assert offer.steps == 3600  # two samples a step
+    assert offer.steps_per_epoch == 3600  # two samples a step
     assert offer.hours == pytest.approx(5 * 3600 * offer.step_s / 3600)
     assert offer.dollars == pytest.approx(2 * offer.hours)
     assert offer.step_low_s <= offer.step_s <= offer.step_high_s
@@ -48,7 +48,7 @@ def test_more_machines_are_faster_and_dearer_and_the_front_is_what_nothing_beats
     assert all(offer.on_front for offer in found.offers)
     dear = replace(T4, name="dear", price_per_h=9.0)
     both = advise(graph, [T4, dear], RentalRequest(samples=7200, counts=(1,), steps_s={"T4": 0.5}))
-    assert {offer.instance.name: offer.on_front for offer in both.offers} == {"one": True, "dear": False}
+    assert {offer.instance: offer.on_front for offer in both.offers} == {"one": True, "dear": False}
     assert "</svg>" in report.pareto_svg(report.cloud(both, RentalRequest(samples=7200), source="run"))
 
 

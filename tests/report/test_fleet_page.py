@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from foretrace.fleet import comparison, metrics, synthetic
+from foretrace.fleet import comparison, metrics, occupancy, synthetic
 from foretrace.fleet.cluster import ClusterTree, parse_cluster
 from foretrace.fleet.result import Cause, FleetResult, Segments
 from foretrace.fleet.workload import SECOND, Workload
@@ -381,7 +381,7 @@ def test_rows_stay_few_on_any_cluster() -> None:
         ("64", "cluster", 1),
     ):
         cluster = parse_cluster(text)
-        what, names, first = fleet_page._rows(cluster)
+        what, names, first = occupancy._rows(cluster)
         assert (what, len(names), len(first)) == (word, rows, rows + 1) and first[-1] == cluster.gpus
 
 

@@ -1,21 +1,34 @@
-"""`foretrace fleet`: many jobs on one cluster, and questions about one run of them."""
+"""`foretrace fleet`: many jobs on one cluster, questions about runs of them, workloads like one, and exports."""
 
 from __future__ import annotations
 
-import shlex
+import itertools
+import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foretrace.cli import fleet_files, fleet_sweep, options
+from foretrace.cli import options
 from foretrace.cli.answers import Reply, answers, page_asked, writable
-from foretrace.cli.fleet_options import COSTS, JOBS, following, plays, spelt
+from foretrace.cli.fleet_options import (
+    COSTS,
+    JOBS,
+    LOG,
+    Load,
+    Played,
+    Policies,
+    Seed,
+    following,
+    plays,
+    repeated,
+    spelt,
+)
 from foretrace.errors import ForetraceError
 
 if TYPE_CHECKING:
-    from foretrace.fleet.cluster import ClusterTree
     from foretrace.fleet.result import FleetResult
     from foretrace.fleet.scene import Spec
     from foretrace.report.views import Result
@@ -38,9 +51,9 @@ def run(
     """
     from foretrace.files import write_text
     from foretrace.fleet import scene as scenes
+    from foretrace.fleet.per_job import per_job
     from foretrace.report import fleet as report
     from foretrace.report import fleet_page
-    from foretrace.report.fleet_rows import per_job
 
     writable(out)
     made = scenes.scene(spec)
@@ -86,10 +99,8 @@ def why(
     made = scene.scene(spec)
     with options.progress("playing changes") as tell:
         found = ask.why(made, job, at_s=at, progress=tell)
-    tried = [each.asked for each in (found.best, *found.remedies) if each is not None and each.helps and each.asked]
-    asked, named = ("whatif", "--now") if tried else ("run", "--policy")
-    then = spelt(tried[0]) if tried else ()
-    next_ = following([asked], spec, named, spec.policy, also=["seed", "restart_s"], then=then)
+    asked, named = ("whatif", "--now") if found.asked else ("run", "--policy")
+    next_ = following([asked], spec, named, spec.policy, also=["seed", "restart_s"], then=spelt(found.asked))
     return report.why(found, source=spec.trace, policy=spec.policy, cluster=spec.cluster, next_=next_)
 
 
@@ -114,11 +125,11 @@ def whatif(
 
     Example: foretrace fleet whatif jobs.csv --cluster 2x4x8 --now fifo --add-rack 2 --policy dally
     """
-    from foretrace.fleet import scene
+    from foretrace.fleet import scene, variants
     from foretrace.report import fleet_questions as report
 
     spec = replace(spec, policy=now)
-    changes = _changes(spec, add_rack, policy, to_cluster, network, to_load)
+    changes = variants.changes(spec, add=add_rack, policy=policy, cluster=to_cluster, network=network, load=to_load)
     if not changes:
         raise ForetraceError("nothing would change; give --add-rack, --policy, --to-cluster, --network or --to-load.")
     after = replace(spec, **{name: value for change in changes.values() for name, value in change.items()})
@@ -130,50 +141,6 @@ def whatif(
         first.play(), second.play(), source=spec.trace, changes=list(changes), next_=following(further, spec),
         words=(f"{now} on {first.cluster.name}", f"{after.policy} on {second.cluster.name}"),
     )  # fmt: skip
-
-
-def _changes(
-    spec: Spec, add_rack: int, policy: str, to_cluster: str, network: str, to_load: float
-) -> dict[str, dict[str, Any]]:
-    """By its words, what each change makes of a spec."""
-    from foretrace.fleet import scene
-
-    tree = scene.cluster_of(to_cluster or spec.cluster)
-    unit = tree.levels[-2] if len(tree.levels) > 1 else "unit"
-    found = {
-        f"cluster {to_cluster}": to_cluster and {"cluster": to_cluster},
-        f"{add_rack} more {unit}{'s' if add_rack > 1 else ''}": add_rack and {"add": add_rack},
-        f"policy {policy}": policy and {"policy": policy},
-        f"{network} between machines": network and {"speeds": _faster(spec.speeds, network, tree)},
-        f"{to_load:g} × the load": to_load and {"load": to_load},
-    }
-    return {words: change for words, change in found.items() if isinstance(change, dict)}
-
-
-def _faster(speeds: str, network: str, tree: ClusterTree) -> str:
-    """The model of speed with another bandwidth on all levels above the innermost."""
-    from foretrace.hardware.cluster import parse_link
-
-    words = shlex.split(speeds)
-    kind = words[0].partition("=")[0] if words else ""
-    gbit = parse_link(network).gbit_s
-    if kind not in ("closed-form", "graphs"):
-        raise ForetraceError(
-            f"--network changes nothing with --speeds {kind}, which knows no network; use closed-form or graphs."
-        )
-    key = "gb-s=" if kind == "closed-form" else "links="
-    given = next((word.removeprefix(key) for word in words[1:] if word.startswith(key)), "")
-    if given:
-        inside = given.split(",")[0]
-    elif tree.gbit_s and tree.gbit_s[0]:
-        inside = f"{tree.gbit_s[0] / 8:g}" if kind == "closed-form" else f"{tree.gbit_s[0]:g}gbit"
-    else:
-        raise ForetraceError(
-            f"--network needs to know what joins GPUs inside a machine; give --speeds '{kind} {key}...'."
-        )
-    outside = f"{gbit / 8:g}" if kind == "closed-form" else f"{gbit:g}gbit"
-    values = ",".join([inside] + [outside] * (len(tree.levels) - 1))
-    return shlex.join([*(word for word in words if not word.startswith(key)), f"{key}{values}"])
 
 
 @plays(*JOBS, "policy", "cluster", "seed")
@@ -200,6 +167,192 @@ def slots(
     return report.slots(made.play(record="devices"), made.cluster, sizes=size, at_s=at, path=spec.trace, next_=next_)
 
 
+@plays(*JOBS, "cluster", "load", "restart_s", "restart_s_per_gpu")
+def compare(
+    spec: Spec,
+    policy: Policies,
+    *,
+    seeds: Annotated[int, typer.Option("--seeds", metavar="N", min=1, help="Runs with shifted submissions.")] = 20,
+    jitter_s: Annotated[float, typer.Option("--jitter-s", metavar="S", help="How far submissions are shifted.")] = 60.0,
+    subtraces: Annotated[
+        int, typer.Option("--subtraces", metavar="N", min=0, help="Instead of seeds: N parts of the log, one by one.")
+    ] = 0,
+) -> Reply:
+    """Compare policies on one log, with intervals.
+
+    They are bootstrap intervals over repeated runs; what is within noise is said.
+
+    Example: foretrace fleet compare jobs.csv --cluster 4x4x8 --policy fifo --policy las --policy dally --seeds 20
+    """
+    from foretrace.fleet import comparison, scene
+    from foretrace.fleet.policies import parse
+    from foretrace.report import fleet, fleet_page, fleet_policies
+    from foretrace.report.fleet_page import FleetPage
+
+    if len(set(policy)) < len(policy):
+        raise ForetraceError("--policy names the same policy twice; compare different ones.")
+    made = scene.scene(replace(spec, policy=policy[0]))
+    runs = {text: replace(made, policy=parse(text)) for text in policy}
+    parts, how = comparison.repetitions(made.workload, seeds, jitter_s, subtraces)
+    with options.progress("playing policies") as tell:
+        share = itertools.count(1)
+        seen = (lambda *_: tell(next(share) / (len(runs) * len(parts)))) if tell is not None else (lambda *_: None)
+        found = comparison.compare(
+            {text: partial(scene.played, one) for text, one in runs.items()}, parts, how=how, seen=seen
+        )
+    view = fleet_policies.compare(
+        found, path=spec.trace, cluster=made.cluster.name, gpus=made.cluster.gpus, jobs=len(made.workload),
+        next_=following(["sweep"], spec, *repeated(policy), then=["--set", "load=0.5,1,2", "--out", "sweep"]),
+    )  # fmt: skip
+
+    def page(path: Path) -> None:
+        first, *others = ((text, one.play(record="devices")) for text, one in runs.items())
+        shown = fleet.run(first[1], made.cluster, path=spec.trace, repeated=found if len(parts) > 1 else None)
+        whole = FleetPage(view=shown, result=first[1], cluster=made.cluster, others=dict(others), comparison=view)
+        fleet_page.write(whole, path)
+
+    return Reply(result=view, page=page)
+
+
+@plays(*JOBS)
+def sweep(
+    spec: Spec,
+    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where cells are kept; a second call resumes.")],
+    policy: Policies,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="NAME=V,V", help="Values to try, of load, restart-s, mtbf-h, add, speeds ...; repeat it."
+        ),
+    ] = None,
+    cluster: Annotated[
+        list[str] | None, typer.Option("--cluster", metavar="SHAPE|FILE", help="A cluster; repeat it. Default: 4x4x8.")
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", metavar="N", min=1, help="Runs per cell.")] = 1,
+    jitter_s: Annotated[
+        float, typer.Option("--jitter-s", metavar="S", help="How far a seed shifts submissions.")
+    ] = 60.0,
+    *,
+    on: Annotated[
+        str, typer.Option("--on", metavar="here|ray", help="This machine's cores, or a Ray cluster that sees --out.")
+    ] = "here",
+) -> Result:
+    """Play every combination; a killed sweep continues.
+
+    Combinations are of policies, clusters, values and seeds; a call that was killed resumes.
+
+    Example: foretrace fleet sweep jobs.csv --policy fifo --policy las --set load=0.5,1,2 --seeds 5 --out sweep
+    """
+    from foretrace.fleet import variants
+    from foretrace.report import fleet_policies as report
+
+    clusters = cluster or [Played.cluster]
+    by = variants.axes(spec, policy, clusters, set_ or [], seeds)
+    with options.progress("playing cells") as tell:
+        found = variants.sweep(spec, by, folder=out, jitter_s=jitter_s if seeds > 1 else 0.0, on=on, progress=tell)
+    asked = ["compare", "--seeds", "20"] if len(policy) > 1 else ["run"]
+    next_ = following(asked, replace(spec, cluster=clusters[0]), *repeated(policy))
+    return report.sweep(found, source=spec.trace, by=by, next_=next_)
+
+
+@plays(*LOG)
+def fit(
+    spec: Spec,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE.json", help="Where the generator is kept.")],
+) -> Result:
+    """Fit a generator of workloads to a log.
+
+    It learns the rhythm, sweeps, sizes and durations by tenant.
+
+    Example: foretrace fleet fit jobs.csv --out like-ours.json
+    """
+    from foretrace.fleet.scene import workload_of
+    from foretrace.fleet.synthetic import fit as fitted
+    from foretrace.report import fleet_policies as report
+
+    made = fitted(workload_of(spec.trace, spec.format, salvage=spec.salvage))
+    made.save(out)
+    return report.fit(made, path=spec.trace, stored=str(out))
+
+
+def generate(
+    generator: Annotated[Path, typer.Argument(metavar="GENERATOR", help="What foretrace fleet fit wrote.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE.csv", help="Where the jobs go.")],
+    jobs: Annotated[int | None, typer.Option("--jobs", metavar="N", min=1, help="Number of jobs.")] = None,
+    days: Annotated[float | None, typer.Option("--days", metavar="D", help="Or the days of jobs to generate.")] = None,
+    load: Load = 1.0,
+    seed: Seed = 0,
+) -> Result:
+    """Generate a workload like a fitted one.
+
+    It may be of any length and load.
+
+    Example: foretrace fleet generate like-ours.json --jobs 10000 --load 1.5 --out more.csv
+    """
+    from foretrace.fleet.formats import write_csv
+    from foretrace.fleet.synthetic import load_generator
+    from foretrace.report import fleet_policies as report
+
+    if (jobs is None) == (days is None):
+        raise ForetraceError("say either --jobs or --days, how much to generate.")
+    made = load_generator(generator).generate(jobs=jobs, days=days, load=load, seed=seed)
+    write_csv(made, out)
+    return report.generate(made, stored=str(out))
+
+
+@plays(*LOG, "policy", "cluster", "jobs")
+def export(
+    spec: Spec,
+    to: Annotated[str, typer.Option("--to", metavar="slurm|kueue|volcano|ray", help="The scheduler to write for.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the files go.")],
+    job: Annotated[list[str] | None, typer.Option("--job", metavar="JOB", help="Only this job; repeat it.")] = None,
+    level: Annotated[
+        str, typer.Option("--level", metavar="NAME", help="Keep jobs inside one unit of it; default: as small as fits.")
+    ] = "",
+    wait_s: Annotated[
+        float,
+        typer.Option("--wait-s", metavar="S", help="How long a job insists on it (the delay timer); inf: forever."),
+    ] = math.inf,
+    play: Annotated[bool, typer.Option("--play", help="Take placements from a simulation of --policy.")] = False,
+) -> Result:
+    """Write decisions as a scheduler's own files.
+
+    They are Slurm directives, Kueue and Volcano manifests, or placement groups of Ray.
+
+    Example: foretrace fleet export jobs.csv --to slurm --level rack --wait-s 3600 --job job3 --out scripts
+    """
+    from foretrace.files import write_text
+    from foretrace.fleet import scene
+    from foretrace.fleet.export import export as exported
+    from foretrace.report import fleet_policies as report
+
+    if job and len(set(job)) < len(job):
+        raise ForetraceError("--job names the same job twice; write each once.")
+    if spec.policy != "fifo" and not play:
+        raise ForetraceError("--policy decides where jobs go only with --play; add it, or leave --policy out.")
+    made = scene.scene(spec)
+    result = made.play(record="devices") if play else None
+    files = exported(made.workload, made.cluster, result, to=to, job=job or None, level=level or None, wait_s=wait_s)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ForetraceError(f"cannot write to {out} ({error.strerror or error}); choose another folder.") from None
+    for name, text in files.items():
+        write_text(out / name, text)
+    return report.export(list(files), to=to, folder=str(out))
+
+
+def policies() -> Result:
+    """List scheduling policies with their parameters.
+
+    Example: foretrace fleet policies
+    """
+    from foretrace.fleet.policies.registry import described
+    from foretrace.report.fleet_policies import FleetPoliciesView
+
+    return FleetPoliciesView(policies=described())
+
+
 fleet = typer.Typer(
     name="fleet",
     short_help="Simulate logs of many jobs on one cluster; ask why and what if.",
@@ -207,8 +360,5 @@ fleet = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-for command in (
-    run, fleet_sweep.compare, why, whatif, slots, fleet_sweep.sweep, fleet_files.fit, fleet_files.generate,
-    fleet_files.export, fleet_files.policies,
-):  # fmt: skip
+for command in (run, compare, why, whatif, slots, sweep, fit, generate, export, policies):
     fleet.command(command.__name__)(answers(command))

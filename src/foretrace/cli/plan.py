@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from foretrace.cli import completion, options
 from foretrace.cli.answers import answers, group
@@ -10,6 +10,10 @@ from foretrace.cli.options import argument, flag, option
 
 if TYPE_CHECKING:
     from foretrace.report.views import Result
+
+Devices = Annotated[int, option(..., "N", "How many there are.", least=1)]
+MemoryLimit = Annotated[str, option(..., "SIZE", "Of a device, as 16GB, instead of the catalog's memory.")]
+Link = Annotated[str, option(..., "RATE", "Of a device in each direction, as 200gbit; by default the catalog's.")]
 
 plan = group("plan", "Share a model out over devices, and prove how good that is.")
 
@@ -26,8 +30,8 @@ def place(
     device: str = option("", "NAME", "As foretrace devices lists them.", complete=completion.devices),
     devices: int | None = option(None, "N", "How many there are.", least=1),
     objective: str = option("throughput", "throughput|latency", "Of a full pipeline, or of one batch alone."),
-    memory_limit: str = option("", "SIZE", "Of a device, as 16GB, instead of the catalog's memory."),
-    link: str = option("", "RATE", "Of a device in each direction, as 200gbit; by default the catalog's."),
+    memory_limit: MemoryLimit = "",
+    link: Link = "",
     batch: options.Batch = None,
     precision: options.Precision = "",
     inference: options.Inference = False,
@@ -46,7 +50,37 @@ def place(
     with options.progress(f"placing {source}") as tell:
         found = flow.place(
             source, device=device, devices=devices, objective=objective, memory_limit=size_of(memory_limit), link=link,
-            batch=batch, precision=precision, inference=inference, size=size, contiguous=not any_sets,
+            batch=batch, precision=precision, training=not inference, size=size, contiguous=not any_sets,
             seconds=seconds, progress=tell,
         )  # fmt: skip
     return report.placed(found, source)
+
+
+@plan.command("pipeline")
+@answers
+def pipeline(
+    model: str = argument(..., "MODEL", "A model as estimate reads it.", complete=completion.decoders),
+    device: str = option(..., "NAME", "As foretrace devices lists them.", complete=completion.devices),
+    devices: Devices = 2,
+    micro_batches: int = option(8, "N", "Micro-batches of a batch; --batch is the size of one.", least=1),
+    schedule: list[str] | None = option(None, "NAME", "Only this one, e.g. 2bw; several."),
+    memory_limit: MemoryLimit = "",
+    link: Link = "",
+    batch: options.Batch = None,
+    precision: options.Precision = "",
+    size: options.Size = "full",
+) -> Result:
+    """Cut a model into a stage per device and compare the schedules of a pipeline: time, bubble and memory.
+
+    Example: foretrace plan pipeline bert --device a100-40gb --devices 4 --batch 8
+    """
+    from foretrace import flow
+    from foretrace.plan.result import size as size_of
+    from foretrace.report import plan as report
+
+    with options.progress(f"cutting {model}") as tell:
+        found = flow.pipeline(
+            model, device=device, devices=devices, micro_batches=micro_batches, schedules=schedule or (),
+            memory_limit=size_of(memory_limit), link=link, batch=batch, precision=precision, size=size, progress=tell,
+        )  # fmt: skip
+    return report.pipelined(found, model)

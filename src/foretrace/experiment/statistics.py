@@ -63,7 +63,7 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ratio(msgspec.Struct, frozen=True, kw_only=True):
-    """Time of one arm relative to another, with its 80 % interval."""
+    """Treated over baseline step, with its 80 % interval."""
 
     value: float
     low: float

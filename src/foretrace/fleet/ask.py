@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from foretrace.errors import ForetraceError
+from foretrace.fleet.metrics import known, spread
 from foretrace.fleet.policies import make
 from foretrace.fleet.reasons import minutes
 from foretrace.fleet.result import Cause, Decision, FleetResult, Segments
@@ -29,26 +30,32 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Remedy:
-    """A change, and what it does for this job and for all.
+class Holder:
+    """A job that holds GPUs at that moment."""
 
-    asked: parameters of `foretrace fleet whatif` that ask for it, none where it knows no such change.
-    """
+    job: str
+    gpus: int
+    until_s: float  # from that moment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """A change that was tried, and what becomes of this job and of all."""
 
     change: str
-    queue_s: float | None  # of this job; None: it does not finish
-    mean_jct_s: float
+    queue_s: float | None  # None: it does not finish
+    mean_jct_s: float | None
     helps: bool
-    answers: bool  # it answers what the job waited for longest
-    asked: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Why:
     """The answer: where a job stood at one moment, and why.
 
-    queue_s: waiting in all, None where it never ended; causes: seconds by reason; room: per level, at that moment, of
-    kinds the job may use; holders: who held most (job, GPUs, seconds until they end); decisions about it, in order.
+    queue_s: waiting in all, None where it never ended; causes_s: seconds by reason; room: per level, at that moment, of
+    kinds the job may use; holders: who held most; decisions about it, in order. best: what helps most of what answers
+    the reason of the waiting, else of all, None where nothing helps; asked: parameters of `foretrace fleet whatif` that
+    ask for it, else for the first that helps and that it knows.
     """
 
     job: str
@@ -60,21 +67,13 @@ class Why:
     queue_s: float | None
     start_s: float | None
     end_s: float | None
-    causes: tuple[tuple[str, float], ...]
+    causes_s: dict[str, float]
     room: tuple[Room, ...]
-    holders: tuple[tuple[str, int, float], ...]
+    holders: tuple[Holder, ...]
     decisions: tuple[Decision, ...]
     remedies: tuple[Remedy, ...]
-
-    @property
-    def best(self) -> Remedy | None:
-        """What helps most of what answers the reason of the waiting, else of all; None where nothing helps.
-
-        Of equals the first one: what can be changed stands before what has to be bought.
-        """
-        helping = [each for each in self.remedies if each.helps and each.queue_s is not None]
-        answering = [each for each in helping if each.answers] or helping
-        return min(answering, key=lambda each: each.queue_s or 0.0, default=None)
+    best: Remedy | None
+    asked: Mapping[str, str]
 
 
 def why(
@@ -94,11 +93,20 @@ def why(
     changes = list(_changes(scene))
     whole = scene.play(explain=job, record="devices")
     moment = int(nanoseconds(at_s)) if at_s is not None else _telling_moment(whole, at)
-    found = []
-    for i, change in enumerate(changes):
+    remedies: list[Remedy] = []
+    answering: list[Remedy] = []
+    asked: dict[str, Mapping[str, str]] = {}
+    for i, (name, changed, answers, words) in enumerate(changes):
         if progress is not None:
             progress((i + 1) / (len(changes) + 1))
-        found.append(_tried(*change, whole, at))
+        remedies.append(_tried(name, changed, whole, at))
+        if remedies[-1].helps:
+            asked[name] = words
+            if int(whole.waited_ns[at].argmax()) in answers and whole.waited_ns[at].any():
+                answering.append(remedies[-1])
+    helping = answering or [each for each in remedies if each.helps]
+    # Of equals the first one: what can be changed stands before what has to be bought.
+    best = min(helping, key=lambda each: each.queue_s or 0.0, default=None)
     segments = whole.segments
     assert segments is not None
     return Why(
@@ -108,23 +116,25 @@ def why(
         at_s=moment / SECOND,
         status=_status(whole, at, moment),
         reason=_reason(whole, at, moment),
-        queue_s=_known(whole.queue_s[at]),
+        queue_s=known(whole.queue_s[at]),
         start_s=int(whole.start_ns[at]) / SECOND if whole.start_ns[at] >= 0 else None,
         end_s=int(whole.end_ns[at]) / SECOND if whole.end_ns[at] >= 0 else None,
-        causes=tuple(
-            (Cause(cause).name.lower(), seconds / SECOND)
-            for cause, seconds in enumerate(whole.waited_ns[at].tolist())
-            if seconds > 0
-        ),
+        causes_s={
+            Cause(cause).name.lower(): waited / SECOND
+            for cause, waited in enumerate(whole.waited_ns[at].tolist())
+            if waited > 0
+        },
         room=_room(scene, segments, at, moment),
         holders=_holders(whole, segments, moment),
         decisions=whole.decisions,
-        remedies=tuple(found),
+        remedies=tuple(remedies),
+        best=best,
+        asked=next(filter(None, [asked[best.change], *asked.values()]), {}) if best else {},
     )
 
 
 def _changes(scene: Scene) -> Iterator[tuple[str, Scene, tuple[Cause, ...], Mapping[str, str]]]:
-    """What may help: its name, the scene so changed, the causes of waiting that it answers, and `Remedy.asked`.
+    """What may help: its name, the scene so changed, the causes of waiting that it answers, and `Why.asked`.
 
     Letting others pass, another policy, a wider placement, no quotas, and last what has to be bought.
     """
@@ -149,23 +159,15 @@ def _changes(scene: Scene) -> Iterator[tuple[str, Scene, tuple[Cause, ...], Mapp
         yield f"one more {tree.levels[-2]}", then, (Cause.FULL, Cause.TYPE, Cause.OUTRANKED, *apart), {"add_rack": "1"}
 
 
-def _tried(
-    name: str, changed: Scene, answers: tuple[Cause, ...], asked: Mapping[str, str], now: FleetResult, at: int
-) -> Remedy:
+def _tried(name: str, changed: Scene, now: FleetResult, at: int) -> Remedy:
     then = changed.play()
-    queue, before = _known(then.queue_s[at]), _known(now.queue_s[at])
+    queue, before = known(then.queue_s[at]), known(now.queue_s[at])
     return Remedy(
         change=name,
         queue_s=queue,
-        mean_jct_s=float(np.nanmean(then.jct_s)) if then.finished.any() else float("nan"),
+        mean_jct_s=known(spread(then.jct_s).mean),
         helps=queue is not None and (before is None or queue < before - 1e-9),
-        answers=int(now.waited_ns[at].argmax()) in answers and bool(now.waited_ns[at].any()),
-        asked=asked,
     )
-
-
-def _known(value: float) -> float | None:
-    return None if np.isnan(value) else float(value)
 
 
 def _telling_moment(result: FleetResult, at: int) -> int:
@@ -226,14 +228,14 @@ def _room(scene: Scene, segments: Segments, at: int, moment: int) -> tuple[Room,
     return tuple(found)
 
 
-def _holders(result: FleetResult, segments: Segments, moment: int) -> tuple[tuple[str, int, float], ...]:
+def _holders(result: FleetResult, segments: Segments, moment: int) -> tuple[Holder, ...]:
     rows = _open(segments, moment)
     largest = rows[np.argsort(-segments.gpus[rows], kind="stable")][:MOST_SHOWN]
     return tuple(
-        (
-            str(result.workload.job[segments.job[each]]),
-            int(segments.gpus[each]),
-            float(segments.end_ns[each] - moment) / SECOND,
+        Holder(
+            job=str(result.workload.job[segments.job[each]]),
+            gpus=int(segments.gpus[each]),
+            until_s=float(segments.end_ns[each] - moment) / SECOND,
         )
         for each in largest
     )

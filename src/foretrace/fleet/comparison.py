@@ -53,6 +53,25 @@ def figures(result: FleetResult, only: Only = None) -> dict[str, float]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class ChangedFigure:
+    """One figure before and after; `ratio` is after over before (None where before is 0 or unknown)."""
+
+    name: str
+    before: float | None
+    after: float | None
+    ratio: float | None
+
+
+def changed_figures(before: FleetResult, after: FleetResult) -> tuple[ChangedFigure, ...]:
+    """`figures` of two runs of the same jobs."""
+    known, new = metrics.known, figures(after)
+    return tuple(
+        ChangedFigure(name, known(old), known(new[name]), known(new[name] / old) if old else None)
+        for name, old in figures(before).items()
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeanInterval:
     """A mean over repetitions with its bootstrap interval; low = high = None where one repetition says nothing."""
@@ -100,6 +119,64 @@ class PolicyComparison:
     figures: Mapping[str, Figure]
     samples: Mapping[str, Mapping[str, Float64]]
 
+    @property
+    def rows(self) -> tuple[PolicyRow, ...]:
+        """All figures by policy; the baseline is once itself."""
+        itself = Contrast(ratio=1.0, low=1.0, high=1.0, verdict="baseline")
+        return tuple(
+            PolicyRow(
+                policy,
+                {
+                    name: PolicyFigure.of(each.estimates[policy], each.against_baseline.get(policy, itself))
+                    for name, each in self.figures.items()
+                },
+            )
+            for policy in self.policies
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyFigure:
+    """One figure of one policy, and how it stands to the baseline on the same repetitions."""
+
+    mean: float | None
+    low: float | None
+    high: float | None
+    ratio: float | None
+    ratio_low: float | None
+    ratio_high: float | None
+    verdict: str  # as of `Contrast`, or baseline
+
+    @classmethod
+    def of(cls, mean: MeanInterval, against: Contrast) -> PolicyFigure:
+        """What is not known is None."""
+        return cls(
+            mean=metrics.known(mean.mean),
+            low=mean.low,
+            high=mean.high,
+            ratio=metrics.known(against.ratio),
+            ratio_low=against.low,
+            ratio_high=against.high,
+            verdict=against.verdict,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRow:
+    """One policy: its figures by name."""
+
+    policy: str
+    figures: dict[str, PolicyFigure]
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The policy with the best mean of a figure, and those that differ from it within noise."""
+
+    figure: str
+    best: str
+    tied: tuple[str, ...]
+
 
 def jitter(workload: Workload, seed: int, seconds: float = 60.0) -> Workload:
     """Every submission later by 0 to `seconds`, uniform and independent; what was logged moves along.
@@ -144,6 +221,14 @@ def jittered(workload: Workload, seeds: int, seconds: float = 60.0, *, seed: int
     if seeds > MOST_SEEDS:
         raise ForetraceError(f"{seeds:,} runs of each policy are too many; {MOST_SEEDS:,} are enough for any interval.")
     return (workload,) if seeds == 1 else tuple(jitter(workload, seed + i, seconds) for i in range(seeds))
+
+
+def repetitions(workload: Workload, seeds: int, jitter_s: float, parts: int) -> tuple[Sequence[Workload], str]:
+    """The workloads that every policy plays, and what they are, for people: `parts` of it, else `jittered`."""
+    if parts:
+        return subtraces(workload, parts), f"{parts} parts of the log"
+    how = f"submissions shifted by up to {jitter_s:g} s" if seeds > 1 else ""
+    return jittered(workload, seeds, jitter_s), how
 
 
 def compare(

@@ -45,6 +45,16 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """Waiting of all jobs for one reason."""
+
+    cause: str  # name of `Cause` in lower case; "unexplained" for what no cause was recorded for
+    wait_s: float
+    share: float  # of all waiting
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Queueing:
     """Time without GPUs between submission and completion, or the end of the simulation.
 
@@ -57,22 +67,31 @@ class Queueing:
     by_cause: Mapping[Cause, float]
     unexplained_s: float
 
+    @property
+    def causes(self) -> tuple[Waiting, ...]:
+        """The causes, most waiting first; last what none was recorded for, where that is more than rounding."""
+        found = sorted(self.by_cause.items(), key=lambda each: (-each[1], each[0]))
+        rows = [(cause.name.lower(), value, cause.why) for cause, value in found]
+        if self.unexplained_s > 1e-6 * (self.total_s or 1.0):
+            rows.append(("unexplained", self.unexplained_s, "the simulator recorded no reason"))
+        return tuple(
+            Waiting(cause=cause, wait_s=value, share=value / (self.total_s or 1.0), why=why)
+            for cause, value, why in rows
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Communication:
-    """Time beyond what the same progress takes without communication, summed over jobs, in three ways.
+    """Communication in three ways: in all, in stretches wider than a machine, as a share of the running time."""
 
-    total_s, and share of the running time (held without dead time). above_machine_s: in stretches that lie in several
-    machines, None without segments. A job that ran both ways is split by running time, which understates the wide
-    part: the low end has none and the high end all of such jobs. gpu_h: total_s times the GPUs held.
-    """
-
+    # Time beyond what the same progress takes without communication, summed over jobs. A job that ran both inside a
+    # machine and wider is split by running time, which understates the wide part: `low` has none, `high` all of such.
     total_s: float
-    share_of_running: float
-    gpu_h: float
-    above_machine_s: float | None = None
-    above_machine_low_s: float | None = None
-    above_machine_high_s: float | None = None
+    above_machine_s: float | None  # None without segments
+    above_machine_low_s: float | None
+    above_machine_high_s: float | None
+    share_of_running: float  # held without dead time
+    gpu_h: float  # total_s times the GPUs held
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,20 +108,20 @@ class Lost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
-    """Figures of one tenant; times in seconds over its finished jobs, nan where there is none."""
+    """One tenant; times over its finished jobs."""
 
     tenant: str
     jobs: int
     finished: int
     never: int
-    mean_jct_s: float
-    p50_jct_s: float
-    p90_jct_s: float
-    p99_jct_s: float
-    mean_queue_s: float
+    mean_jct_s: float | None
+    p50_jct_s: float | None
+    p90_jct_s: float | None
+    p99_jct_s: float | None
+    mean_queue_s: float | None
     gpu_h: float
     gpu_share: float  # of the GPU time of all tenants
-    mean_rho: float
+    mean_rho: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,18 +142,23 @@ class Metrics:
     bills: tuple[Bill, ...]
 
     def total(self, what: str) -> float | None:
-        """Sum over kinds of GPUs of `usd`, `usd_all` or `kwh`; None where one of them is not stated."""
+        """Sum over kinds of GPUs of `usd_used`, `usd_all` or `kwh`; None where one of them is not stated."""
         parts = [getattr(bill, what) for bill in self.bills]
         return None if not parts or any(part is None for part in parts) else float(sum(parts))
 
 
+def known(value: float) -> float | None:
+    """None for nan and infinity."""
+    return float(value) if np.isfinite(value) else None
+
+
 def spread(values: Float64) -> Spread:
     """Of the values that are not nan."""
-    known = values[~np.isnan(values)]
-    if not len(known):
+    those = values[~np.isnan(values)]
+    if not len(those):
         return Spread(mean=np.nan, p50=np.nan, p90=np.nan, p99=np.nan, longest=np.nan, covers=0)
-    p50, p90, p99 = np.percentile(known, (50, 90, 99)).tolist()
-    return Spread(mean=float(known.mean()), p50=p50, p90=p90, p99=p99, longest=float(known.max()), covers=len(known))
+    p50, p90, p99 = np.percentile(those, (50, 90, 99)).tolist()
+    return Spread(mean=float(those.mean()), p50=p50, p90=p90, p99=p99, longest=float(those.max()), covers=len(those))
 
 
 def coverage(result: FleetResult, only: Only = None) -> Coverage:
@@ -156,13 +180,13 @@ def cdf(values: Float64, points: int = 200) -> tuple[Float64, Float64]:
 
     The largest percent keeps a quarter of the points, so that a heavy tail stays visible.
     """
-    known = np.sort(values[~np.isnan(values)])
-    n = len(known)
+    those = np.sort(values[~np.isnan(values)])
+    n = len(those)
     if n <= points:
-        return known, np.arange(1, n + 1) / max(n, 1)
+        return those, np.arange(1, n + 1) / max(n, 1)
     body = np.linspace(0, 0.99, points - points // 4, endpoint=False)
     rank = np.unique(np.ceil(np.concatenate([body, np.linspace(0.99, 1, points // 4)]) * n).astype(np.int64).clip(1))
-    return known[rank - 1], rank / n
+    return those[rank - 1], rank / n
 
 
 def queueing(result: FleetResult, only: Only = None) -> Queueing:
@@ -212,7 +236,7 @@ def communication(result: FleetResult, only: Only = None, *, machine_level: int 
     comm = result.comm_ns[at]
     running = (result.held_ns[at] - result.dead_ns[at]).clip(0).sum(dtype=np.float64)
     per_job = np.divide(result.gpu_ns, result.held_ns, out=np.zeros(len(result.gpu_ns)), where=result.held_ns > 0)
-    above: dict[str, float] = {}
+    above: dict[str, float | None] = {f"above_machine{end}_s": None for end in ("", "_low", "_high")}
     if result.segments is not None:
         each = result.segments
         length = (each.end_ns - each.start_ns - each.dead_ns).clip(0).astype(np.float64)
@@ -229,6 +253,15 @@ def communication(result: FleetResult, only: Only = None, *, machine_level: int 
         gpu_h=float((comm * per_job[at]).sum()) / HOUR_NS,
         **above,
     )
+
+
+def time_of_finished(result: FleetResult) -> dict[str, float]:
+    """Nanoseconds of the finished jobs together that they wait, compute, communicate and make no progress ("dead")."""
+    done = result.finished
+    held, dead = float(result.held_ns[done].sum()), float(result.dead_ns[done].sum())
+    comm = min(float(result.comm_ns[done].sum()), held - dead)
+    waits = max(float((result.end_ns - result.workload.submit_ns)[done].sum()) - held, 0.0)
+    return {"waits": waits, "compute": held - dead - comm, "comm": comm, "dead": dead}
 
 
 def lost(result: FleetResult, only: Only = None) -> Lost:
@@ -265,8 +298,9 @@ def tenants(result: FleetResult, only: Only = None, *, rho: Float64 | None = Non
         found.append(
             Tenant(
                 tenant=name, jobs=len(rows), finished=took.covers, never=int(result.never[at[rows]].sum()),
-                mean_jct_s=took.mean, p50_jct_s=took.p50, p90_jct_s=took.p90, p99_jct_s=took.p99,
-                mean_queue_s=waits.mean, gpu_h=mine / HOUR_NS, gpu_share=mine / everything, mean_rho=fair.mean,
+                mean_jct_s=known(took.mean), p50_jct_s=known(took.p50), p90_jct_s=known(took.p90),
+                p99_jct_s=known(took.p99), mean_queue_s=known(waits.mean), gpu_h=mine / HOUR_NS,
+                gpu_share=mine / everything, mean_rho=known(fair.mean),
             )
         )  # fmt: skip
     return tuple(sorted(found, key=lambda each: (-each.gpu_h, each.tenant)))

@@ -39,29 +39,32 @@ class Series:
         return float((self.values * width).sum() / width.sum()) if width.sum() > 0 else float("nan")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Slots:
-    """Places for jobs of `size` GPUs inside units of a level.
+    """Room for jobs of one size inside units of one level."""
 
-    capacity: on an empty cluster; now: at the instant asked for; free, together: (m,) mean per bin of how many are
-    free, and of how many there were if the same free GPUs lay together as far as the units allow.
-    """
-
-    size: int
+    slot_gpus: int
     level: str
-    capacity: int
-    now: int
-    now_together: int
-    edges_ns: Float64
-    free: Float64
-    together: Float64
+    capacity: int  # on an empty cluster
+    free_now: int  # at the instant asked for
+    together_now: int  # if the same free GPUs lay together as far as the units allow
+    mean_free: float
+    mean_together: float
+    scattered: float  # share of the slots over time that scattering costs; 0 where there were none anyway
+    free: tuple[float, ...]  # mean per bin, five significant digits
+    together: tuple[float, ...]
 
-    @property
-    def scattered(self) -> float:
-        """Share of the slots that scattering costs, over the whole time; 0 where there were none anyway."""
-        width = np.diff(self.edges_ns)
-        could = float((self.together * width).sum())
-        return 1 - float((self.free * width).sum()) / could if could > 0 else 0.0
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverTime:
+    """Means per bin of time, between `edges_s` (one more than bins), on the clock of the workload."""
+
+    edges_s: tuple[float, ...]
+    utilisation: tuple[float, ...]
+    waiting_jobs: tuple[float, ...]
+    waiting_gpus: tuple[float, ...]
+    waiting_by_cause: dict[str, tuple[float, ...]]  # a job's waits split by how long it waited for each cause
+    exact: bool  # false where only first starts and ends are known
 
 
 def horizon_ns(result: FleetResult) -> int:
@@ -178,6 +181,31 @@ def waiting_by_cause(result: FleetResult, edges: Float64 | None = None) -> Mappi
     return found
 
 
+def over_time(result: FleetResult) -> OverTime:
+    """Use and waiting from the first submission to the end of the simulation."""
+    edges = bins(result)
+    used = utilisation_over_time(result, edges)
+    causes = waiting_by_cause(result, edges)
+    return OverTime(
+        edges_s=seconds(edges),
+        utilisation=short(used.values),
+        waiting_jobs=short(waiting_over_time(result, edges).values),
+        waiting_gpus=short(waiting_over_time(result, edges, gpus=True).values),
+        waiting_by_cause={cause.name.lower(): short(each.values) for cause, each in causes.items()},
+        exact=used.exact,
+    )
+
+
+def seconds(edges_ns: Float64) -> tuple[float, ...]:
+    """Edges of bins to the millisecond."""
+    return tuple((edges_ns * 1e-9).round(3).tolist())
+
+
+def short(values: Float64) -> tuple[float, ...]:
+    """Five significant digits each."""
+    return tuple(float(f"{value:.5g}") for value in values.tolist())
+
+
 def _waits(result: FleetResult, gpus: bool) -> tuple[Int64, Int64, Int64, Float64, bool]:
     """(job, begin, end, weight, exact): lives as +1 and stretches of holding as −1; their sum is who waits."""
     can = np.flatnonzero(~result.never)
@@ -221,6 +249,7 @@ def slots(
     gpu, time, delta = _transitions(result, cluster)
     running = np.concatenate([[0.0], np.cumsum(delta)])
     free_all = cluster.gpus + running  # after each change of any GPU, those at one instant in a row
+    bin_width = np.diff(edges)
     found = []
     for level in which:
         width = np.diff(cluster.starts[level])
@@ -241,16 +270,21 @@ def slots(
             was[first] = width[place[first]] // size
             step = (fit - was).astype(np.float64)
             could = np.minimum(free_all // size, capacity)
+            free_by_bin = mean_of_steps(moment, step, edges, base=capacity)
+            together = mean_of_steps(time, np.diff(could), edges, base=float(could[0]))
+            room = float((together * bin_width).sum())
             found.append(
                 Slots(
-                    size=size,
+                    slot_gpus=size,
                     level=cluster.levels[level],
                     capacity=capacity,
-                    now=capacity + int(step[moment <= at_ns].sum()),
-                    now_together=int(could[np.searchsorted(time, at_ns, side="right")]),
-                    edges_ns=edges,
-                    free=mean_of_steps(moment, step, edges, base=capacity),
-                    together=mean_of_steps(time, np.diff(could), edges, base=float(could[0])),
+                    free_now=capacity + int(step[moment <= at_ns].sum()),
+                    together_now=int(could[np.searchsorted(time, at_ns, side="right")]),
+                    mean_free=float(np.average(free_by_bin, weights=bin_width)),
+                    mean_together=float(np.average(together, weights=bin_width)),
+                    scattered=1 - float((free_by_bin * bin_width).sum()) / room if room > 0 else 0.0,
+                    free=short(free_by_bin),
+                    together=short(together),
                 )
             )
     return tuple(found)

@@ -42,32 +42,40 @@ class Power:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bill:
-    """One kind of GPU: how many, hours held, hours there were; `price` and `power` None where nobody states them."""
+    """One kind of GPU: hours, cost, energy; null where neither the user nor a catalog states a rate."""
 
-    kind: str
+    gpu_type: str
     gpus: int
     used_gpu_h: float
     all_gpu_h: float
-    price: Price | None
-    power: Power | None
+    usd_per_gpu_h: float | None
+    price_from: str
+    usd_used: float | None  # for the hours that jobs held
+    usd_all: float | None  # for the whole span, busy or idle
+    busy_w: float | None
+    idle_w: float | None
+    power_from: str
+    kwh: float | None  # busy and idle together
 
-    @property
-    def usd(self) -> float | None:
-        """For the hours that jobs held."""
-        return None if self.price is None else self.used_gpu_h * self.price.usd_per_h
-
-    @property
-    def usd_all(self) -> float | None:
-        """For the whole span, busy or idle."""
-        return None if self.price is None else self.all_gpu_h * self.price.usd_per_h
-
-    @property
-    def kwh(self) -> float | None:
-        """Busy and idle together."""
-        if self.power is None:
-            return None
-        idle_h = max(self.all_gpu_h - self.used_gpu_h, 0.0)
-        return (self.used_gpu_h * self.power.busy_w + idle_h * self.power.idle_w) / 1000
+    @classmethod
+    def of(
+        cls, gpu_type: str, gpus: int, used_h: float, all_h: float, price: Price | None, power: Power | None
+    ) -> Bill:
+        """Hours at these rates."""
+        return cls(
+            gpu_type=gpu_type,
+            gpus=gpus,
+            used_gpu_h=used_h,
+            all_gpu_h=all_h,
+            usd_per_gpu_h=price.usd_per_h if price else None,
+            price_from=price.source if price else "",
+            usd_used=used_h * price.usd_per_h if price else None,
+            usd_all=all_h * price.usd_per_h if price else None,
+            busy_w=power.busy_w if power else None,
+            idle_w=power.idle_w if power else None,
+            power_from=power.source if power else "",
+            kwh=(used_h * power.busy_w + max(all_h - used_h, 0.0) * power.idle_w) / 1000 if power else None,
+        )
 
 
 @cache
@@ -137,13 +145,13 @@ def bills(
             used[kinds.index(name)] += value
     span_h = span_ns(result) / HOUR_NS
     return tuple(
-        Bill(
-            kind=kind,
-            gpus=int(gpus[i]),
-            used_gpu_h=float(used[i]) / HOUR_NS,
-            all_gpu_h=float(gpus[i]) * span_h,
-            price=Price(prices[kind], "given") if prices and kind in prices else default_price(kind),
-            power=power[kind] if power and kind in power else default_power(kind),
+        Bill.of(
+            kind,
+            int(gpus[i]),
+            float(used[i]) / HOUR_NS,
+            float(gpus[i]) * span_h,
+            Price(prices[kind], "given") if prices and kind in prices else default_price(kind),
+            power[kind] if power and kind in power else default_power(kind),
         )
         for i, kind in enumerate(kinds)
     )

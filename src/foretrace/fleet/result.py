@@ -17,15 +17,31 @@ class Cause(IntEnum):
     """Why a job waits: the constraint that binds, as the last decision about it found."""
 
     UNDECIDED = 0  # the policy has not looked at it since it was submitted (others stood before it)
-    BEHIND = 1  # a job that is served first does not fit, and the policy lets nobody pass
-    FULL = 2  # fewer GPUs are free than it requests
-    SCATTERED = 3  # enough are free, but no unit that its consolidation requests has them together
-    TIMER = 4  # as SCATTERED, and a delay timer is running after which it may spread wider
-    QUOTA = 5  # its tenant holds all that it may
-    TYPE = 6  # the kind of GPU that it is bound to is not free
-    RESERVED = 7  # it would delay a job that holds a reservation (backfill)
-    OUTRANKED = 8  # its turn ended or others have a better claim, and they hold the GPUs
-    ROUND = 9  # it fits, but the policy decides at the next round only
+    BEHIND = 1
+    FULL = 2
+    SCATTERED = 3  # no unit that its consolidation requests has them together
+    TIMER = 4  # as SCATTERED, and the job may spread wider once the timer has run out
+    QUOTA = 5
+    TYPE = 6
+    RESERVED = 7  # backfill
+    OUTRANKED = 8  # its turn ended, or others came first
+    ROUND = 9  # the policy decides at the next round only
+
+    @property
+    def why(self) -> str:
+        """The reason of many jobs in words that follow "because"."""
+        return (
+            "the policy has not looked at them yet",
+            "a job that is served first does not fit, and nobody may pass it",
+            "fewer GPUs are free than they ask for",
+            "enough GPUs are free, but not together",
+            "the free GPUs are scattered, and a delay timer runs",
+            "their tenant holds all that it may",
+            "the kind of GPU that they need is not free",
+            "they would delay a job that holds a reservation",
+            "others have a better claim to the GPUs",
+            "they fit, but the next round has to come",
+        )[self]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -103,6 +103,11 @@ def scene(spec: Spec) -> Scene:
     )
 
 
+def played(scene: Scene, workload: Workload) -> FleetResult:
+    """Another workload in the same scene."""
+    return replace(scene, workload=workload).play()
+
+
 def _moved(spec: Spec) -> tuple[tuple[str, float], ...]:
     """Restarts by model, from the size of a checkpoint: written, read again, and `restart_s` besides."""
     found = []

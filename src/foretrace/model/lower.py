@@ -59,6 +59,13 @@ class HostCosts:
     low: float = 0.5
     high: float = 2.0
 
+    def own_ns(self, operators: OperatorGraph) -> Int64:
+        """What the host spends on every operator (n), its launch aside."""
+        phase = np.array([node.phase for node in operators.nodes], dtype=np.int64)
+        own = np.where(phase == Phase.BACKWARD, self.backward_ns, self.forward_ns)
+        own = np.where(phase == Phase.OPTIMIZER, self.optimizer_ns, own)
+        return np.where(operators.calls.family != Family.NONE, own, self.view_ns)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Lowered:
@@ -128,11 +135,8 @@ def _on_devices(
     lanes = [Lane(rank=0, kind=LaneKind.CPU, label="main thread")]
     lanes += [Lane(rank=0, kind=LaneKind.GPU, device=each, stream=7, label=f"device {each}") for each in used.tolist()]
     draft = _Draft(operators, lanes)
-    phase = np.array([node.phase for node in operators.nodes], dtype=np.int64)
     works = operators.calls.family != Family.NONE
-    own = np.where(phase == Phase.BACKWARD, host.backward_ns, host.forward_ns)
-    own = np.where(phase == Phase.OPTIMIZER, host.optimizer_ns, own)
-    own = np.where(works, own, host.view_ns)
+    own = host.own_ns(operators)
     at = np.flatnonzero(works)
     begin = draft.tasks("step", 1, kind=TaskKind.MARK, lane=0, release=0)
     hosts = draft.tasks("", n, kind=TaskKind.CPU, lane=0, dur=own, node=np.arange(n))

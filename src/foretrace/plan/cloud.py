@@ -53,34 +53,29 @@ class RentalRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """One type of machine, how many of them, and what training would take there."""
+    """So many machines of one type: step, epochs and money, with 80 % ranges."""
 
-    instance: Instance
+    name: str  # as in "2 x p3.16xlarge"
+    instance: str
     count: int
+    device: str
+    workers: int  # devices of all machines
     step_s: float
     step_low_s: float
     step_high_s: float
     compute_s: float  # of the step: one device alone, batches ready
     communication_s: float  # longer because of other workers
     data_s: float  # longer because of preparing batches
-    steps: int  # per epoch
+    steps_per_epoch: int
     hours: float  # of all epochs
     hours_low: float
     hours_high: float
     dollars: float
     dollars_low: float
     dollars_high: float
-    on_front: bool = False  # nothing else is both faster and cheaper
-
-    @property
-    def name(self) -> str:
-        """As it is written: "2 x p3.16xlarge"."""
-        return f"{self.count} x {self.instance.name}"
-
-    @property
-    def workers(self) -> int:
-        """Devices of all machines."""
-        return self.count * self.instance.devices
+    price_per_h: float  # of one machine
+    price_date: str
+    on_front: bool  # nothing else is both faster and cheaper
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,21 +203,27 @@ def _offer(
     hours = [wanted.epochs * per_epoch * each / HOUR_S for each in total]
     rate = count * instance.price_per_h
     return Offer(
-        instance=instance,
+        name=f"{count} x {instance.name}",
+        instance=instance.name,
         count=count,
+        device=instance.kind.name,
+        workers=workers,
         step_s=total[0],
         step_low_s=min(total),
         step_high_s=max(total),
         compute_s=clean[0],
         communication_s=apart[0],
         data_s=data[0],
-        steps=per_epoch,
+        steps_per_epoch=per_epoch,
         hours=hours[0],
         hours_low=min(hours),
         hours_high=max(hours),
         dollars=hours[0] * rate,
         dollars_low=min(hours) * rate,
         dollars_high=max(hours) * rate,
+        price_per_h=instance.price_per_h,
+        price_date=instance.date,
+        on_front=False,
     )
 
 

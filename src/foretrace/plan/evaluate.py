@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from foretrace.arrays import Int64
-from foretrace.plan.problem import CoarseStep, Plan, TransferCosts
+from foretrace.plan.problem import CoarseStep, Plan, TransferCosts, begins_of
 
 WARM_UP, MEASURED = 2, 3  # steps simulated before a rhythm is taken for settled, and steps that are averaged
 
@@ -64,7 +64,8 @@ class Evaluator:
         from foretrace.plan import engine
 
         problem, marks = self.problem, np.empty(WARM_UP + MEASURED + 1, dtype=np.int64)
-        place, waited = problem.forward_place, np.empty(len(plan.ends), dtype=np.int64)
+        ends, chunks = np.array(plan.ends, dtype=np.int64), np.array(plan.chunks, dtype=np.int64)
+        begins, waited = begins_of(ends), np.empty_like(ends)
         engine.across_steps(
             problem.first_ns,
             problem.forward_ns,
@@ -74,10 +75,10 @@ class Evaluator:
             problem.update_ns,
             problem.rest_ns,
             problem.cut_ns,
-            np.array(plan.ends, dtype=np.int64),
-            np.array(plan.chunks, dtype=np.int64),
-            self.costs.of_plan(plan),
-            np.minimum.reduceat(place, np.array(plan.begins, dtype=np.int64)),
+            ends,
+            chunks,
+            self.costs.of_buckets(begins, ends, chunks),
+            np.minimum.reduceat(problem.forward_place, begins),
             self.costs.latency_ns,
             problem.slots,
             WARM_UP + MEASURED,

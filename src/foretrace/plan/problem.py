@@ -18,7 +18,6 @@ from foretrace.errors import ForetraceError
 
 MOST_TENSORS = 512  # beyond, the smallest neighbours are one tensor from the start
 CHUNKS = (1, 2, 4, 8)  # partition counts that are tried
-_FIRST = np.zeros(1, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -191,10 +190,20 @@ class TransferCosts:
     def of_plan(self, plan: Plan) -> Int64:
         """Time of one chunk of every bucket of a plan (ns)."""
         ends = np.array(plan.ends, dtype=np.int64)
-        begins = np.concatenate([_FIRST, ends[:-1] + 1])
-        rows = np.searchsorted(self.chunks, plan.chunks) if max(plan.chunks) > 1 else 0
+        return self.of_buckets(begins_of(ends), ends, np.array(plan.chunks, dtype=np.int64))
+
+    def of_buckets(self, begins: Int64, ends: Int64, chunks: Int64) -> Int64:
+        """The same by first and last tensors and numbers of chunks."""
+        rows = np.searchsorted(self.chunks, chunks) if chunks.max() > 1 else 0
         found: Int64 = self.table[rows, begins, ends]
         return found
+
+
+def begins_of(ends: Int64) -> Int64:
+    """First tensors of buckets by their last ones."""
+    begins = np.zeros_like(ends)
+    begins[1:] = ends[:-1] + 1
+    return begins
 
 
 def _times_ns(network: Network, nbytes: Int64) -> Int64:

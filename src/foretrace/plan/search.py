@@ -67,6 +67,9 @@ class Plans(Space[Plan]):
     def neighbour(self, plan: Plan, rng: Random) -> Plan:
         return random_move(plan, rng)
 
+    def moves(self, plan: Plan) -> Iterator[Plan]:
+        return all_moves(plan)
+
     def neighbours(self, plan: Plan, rng: Random) -> Iterator[Plan]:
         """Moves on what compute waits for, most first; then of all that is alike; then the others."""
         _, waited = self.evaluator.ahead(plan)

@@ -10,14 +10,12 @@ from math import isfinite
 from typing import Any
 
 import msgspec
-import numpy as np
 
-from foretrace.fleet import metrics, overtime
+from foretrace.fleet import metrics, overtime, rates
 from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.comparison import MeanInterval, PolicyComparison
-from foretrace.fleet.rates import Bill
-from foretrace.fleet.result import Cause, FleetResult
-from foretrace.fleet.workload import SECOND, Float64
+from foretrace.fleet.result import FleetResult
+from foretrace.fleet.workload import SECOND
 from foretrace.report.blocks import NARROW, About, Block, Column, Grid, Headline, Line, shown, table
 from foretrace.report.blocks import notes as remarks
 from foretrace.report.units import count, digits, long_range, long_time, share
@@ -25,100 +23,6 @@ from foretrace.report.views import Result, taken
 
 TENANTS = 8  # rows
 RHO_IS = "JCT / (exclusive run time x max(1, mean GPUs asked for by active jobs during its life / GPUs))"
-BINS = 200
-WHY = {
-    Cause.UNDECIDED: "the policy has not looked at them yet",
-    Cause.BEHIND: "a job that is served first does not fit, and nobody may pass it",
-    Cause.FULL: "fewer GPUs are free than they ask for",
-    Cause.SCATTERED: "enough GPUs are free, but not together",
-    Cause.TIMER: "the free GPUs are scattered, and a delay timer runs",
-    Cause.QUOTA: "their tenant holds all that it may",
-    Cause.TYPE: "the kind of GPU that they need is not free",
-    Cause.RESERVED: "they would delay a job that holds a reservation",
-    Cause.OUTRANKED: "others have a better claim to the GPUs",
-    Cause.ROUND: "they fit, but the next round has to come",
-}
-UNEXPLAINED = "the simulator recorded no reason"
-
-
-class CauseView(msgspec.Struct, frozen=True, kw_only=True):
-    """Waiting of all jobs for one reason."""
-
-    cause: str  # name of `Cause` in lower case; "unexplained" for what no cause was recorded for
-    wait_s: float
-    share: float  # of all waiting
-    why: str
-
-
-class FleetCommunicationView(msgspec.Struct, frozen=True, kw_only=True):
-    """Communication in three ways: in all, in stretches wider than a machine, as a share of the running time."""
-
-    total_s: float
-    above_machine_s: float | None  # null without segments
-    above_machine_low_s: float | None  # none of the jobs that ran both inside a machine and wider
-    above_machine_high_s: float | None  # all of them
-    share_of_running: float
-    gpu_h: float
-
-
-class TenantView(msgspec.Struct, frozen=True, kw_only=True):
-    """One tenant; times over its finished jobs."""
-
-    tenant: str
-    jobs: int
-    finished: int
-    never: int
-    mean_jct_s: float | None
-    p50_jct_s: float | None
-    p90_jct_s: float | None
-    p99_jct_s: float | None
-    mean_queue_s: float | None
-    gpu_h: float
-    gpu_share: float
-    mean_rho: float | None
-
-
-class BillView(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of GPU: hours, cost, energy; null where neither the user nor a catalog states a rate."""
-
-    gpu_type: str
-    gpus: int
-    used_gpu_h: float
-    all_gpu_h: float
-    usd_per_gpu_h: float | None
-    price_from: str
-    usd_used: float | None
-    usd_all: float | None
-    busy_w: float | None
-    idle_w: float | None
-    power_from: str
-    kwh: float | None
-
-
-class SlotsView(msgspec.Struct, frozen=True, kw_only=True):
-    """Room for jobs of one size inside units of one level."""
-
-    slot_gpus: int
-    level: str
-    capacity: int  # on an empty cluster
-    free_now: int
-    together_now: int  # if the same free GPUs lay together
-    mean_free: float
-    mean_together: float
-    scattered: float  # share of the slots over time that scattering costs
-    free: tuple[float, ...]  # mean per bin of `edges_s`
-    together: tuple[float, ...]
-
-
-class FleetSeriesView(msgspec.Struct, frozen=True, kw_only=True):
-    """Means per bin of time, between `edges_s` (one more than bins), on the clock of the workload."""
-
-    edges_s: tuple[float, ...]
-    utilisation: tuple[float, ...]
-    waiting_jobs: tuple[float, ...]
-    waiting_gpus: tuple[float, ...]
-    waiting_by_cause: dict[str, tuple[float, ...]]  # a job's waits split by how long it waited for each cause
-    exact: bool  # false where only first starts and ends are known
 
 
 class CdfView(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,20 +64,20 @@ class FleetRunView(Result, frozen=True, kw_only=True):
     total_queue_s: float
     utilisation: float | None
     useful_utilisation: float | None
-    causes: tuple[CauseView, ...]
+    causes: tuple[metrics.Waiting, ...]
     mean_rho: float | None
     p99_rho: float | None
     worst_rho: float | None
     rho_is: str
-    communication: FleetCommunicationView
+    communication: metrics.Communication
     lost: metrics.Lost
     usd_used: float | None
     usd_all: float | None
     kwh: float | None
-    bills: tuple[BillView, ...]
-    tenants: tuple[TenantView, ...]
-    slots: tuple[SlotsView, ...]
-    over_time: FleetSeriesView
+    bills: tuple[rates.Bill, ...]
+    tenants: tuple[metrics.Tenant, ...]
+    slots: tuple[overtime.Slots, ...]
+    over_time: overtime.OverTime
     jct_cdf: CdfView
     intervals: dict[str, MeanInterval]  # by the figure's name; empty after one run
     interval_level: float
@@ -203,7 +107,7 @@ def run(
     if result.segments is None or (len(result.segments) and not len(result.segments.devices)):
         notes.append("which GPUs jobs held was not recorded, so free slots are not known; record devices for them.")
     else:
-        slots = overtime.slots(result, cluster, edges=overtime.bins(result, BINS))
+        slots = overtime.slots(result, cluster)
     intervals = _intervals(result.policy, repeated)
     mine = intervals.get("mean_jct_s")
     if mine and mine.low is not None and mine.high is not None and not mine.low <= found.jct_s.mean <= mine.high:
@@ -224,17 +128,16 @@ def run(
         longest_jct_s=found.jct_s.longest,
         **_spread("queue", found.queueing.of_finished),
         total_queue_s=found.queueing.total_s,
-        causes=_causes(found.queueing),
+        causes=found.queueing.causes,
         mean_rho=found.rho.mean,
         p99_rho=found.rho.p99,
         worst_rho=found.rho.longest,
         rho_is=RHO_IS,
-        usd_used=found.total("usd"),
+        usd_used=found.total("usd_used"),
         usd_all=found.total("usd_all"),
         kwh=found.total("kwh"),
-        bills=tuple(map(_bill, found.bills)),
-        slots=tuple(map(slots_view, slots)),
-        over_time=_series(result),
+        slots=slots,
+        over_time=overtime.over_time(result),
         jct_cdf=CdfView(jct_s=tuple(curve[0].tolist()), share=tuple(curve[1].tolist())),
         intervals=intervals,
         interval_level=repeated.level if repeated else 0.0,
@@ -264,10 +167,9 @@ def headline(found: metrics.Metrics, gpus: int) -> str:
         first += " and hardly wait"
     else:
         first += f", {share(waits)} of it waiting"
-        reasons = sorted(queue.by_cause.items(), key=lambda each: -each[1])
-        if reasons and reasons[0][1] > queue.unexplained_s:
-            most = reasons[0][1] / queue.total_s if queue.total_s else 0.0
-            first += f", {'mostly' if most > 0.5 else 'most often'} because {WHY[reasons[0][0]]}"
+        most = queue.causes[0] if queue.causes else None
+        if most and most.cause != "unexplained" and most.wait_s > queue.unexplained_s:
+            first += f", {'mostly' if most.share > 0.5 else 'most often'} because {most.why}"
     return f"{first}; {used}{_unfinished(cover)}."
 
 
@@ -299,68 +201,17 @@ def _notes(result: FleetResult, found: metrics.Metrics) -> list[str]:
         notes.append(
             f"fairness covers {count(found.rho.covers)} jobs; the exclusive run time of the others is not known."
         )
-    unpriced = [bill.kind or "GPUs of no stated kind" for bill in found.bills if bill.price is None]
+    unpriced = [bill.gpu_type or "GPUs of no stated kind" for bill in found.bills if bill.usd_per_gpu_h is None]
     if unpriced:
         notes.append(f"no price is known for {', '.join(unpriced)}, so no cost is given; state one per GPU and hour.")
     for bill in found.bills:
-        if bill.power and bill.power.source != "given":
-            notes.append(f"assumed: {bill.power.source}.")
-        if bill.price and bill.price.source != "given":
-            notes.append(f"price of {bill.kind}: {bill.price.source}.")
+        if bill.power_from not in ("", "given"):
+            notes.append(f"assumed: {bill.power_from}.")
+        if bill.price_from not in ("", "given"):
+            notes.append(f"price of {bill.gpu_type}: {bill.price_from}.")
     if result.stopped_ns is not None:
         notes.append(f"the simulation was stopped {long_time(result.stopped_ns / SECOND)} after its zero.")
     return notes
-
-
-def _causes(queue: metrics.Queueing) -> tuple[CauseView, ...]:
-    whole = queue.total_s or 1.0
-    rows = [
-        CauseView(cause=cause.name.lower(), wait_s=value, share=value / whole, why=WHY[cause])
-        for cause, value in sorted(queue.by_cause.items(), key=lambda each: (-each[1], each[0]))
-    ]
-    if queue.unexplained_s > 1e-6 * whole:
-        rest = queue.unexplained_s
-        rows.append(CauseView(cause="unexplained", wait_s=rest, share=rest / whole, why=UNEXPLAINED))
-    return tuple(rows)
-
-
-def _bill(each: Bill) -> BillView:
-    return taken(
-        BillView, each, gpu_type=each.kind, usd_used=each.usd,
-        usd_per_gpu_h=each.price.usd_per_h if each.price else None, price_from=each.price.source if each.price else "",
-        busy_w=each.power.busy_w if each.power else None, idle_w=each.power.idle_w if each.power else None,
-        power_from=each.power.source if each.power else "",
-    )  # fmt: skip
-
-
-def slots_view(each: overtime.Slots) -> SlotsView:
-    """Room for one size, over time as means per bin and over all of it."""
-    free, together = (
-        float(np.average(values, weights=np.diff(each.edges_ns))) for values in (each.free, each.together)
-    )
-    return taken(
-        SlotsView, each, slot_gpus=each.size, free_now=each.now, together_now=each.now_together, mean_free=free,
-        mean_together=together, free=short(each.free), together=short(each.together),
-    )  # fmt: skip
-
-
-def _series(result: FleetResult) -> FleetSeriesView:
-    edges = overtime.bins(result, BINS)
-    used = overtime.utilisation_over_time(result, edges)
-    causes = overtime.waiting_by_cause(result, edges)
-    return FleetSeriesView(
-        edges_s=tuple((edges * 1e-9).round(3).tolist()),
-        utilisation=short(used.values),
-        waiting_jobs=short(overtime.waiting_over_time(result, edges).values),
-        waiting_gpus=short(overtime.waiting_over_time(result, edges, gpus=True).values),
-        waiting_by_cause={cause.name.lower(): short(each.values) for cause, each in causes.items()},
-        exact=used.exact,
-    )
-
-
-def short(values: Float64) -> tuple[float, ...]:
-    """Five significant digits each."""
-    return tuple(float(f"{value:.5g}") for value in values.tolist())
 
 
 def _intervals(policy: str, repeated: PolicyComparison | None) -> dict[str, MeanInterval]:
@@ -474,13 +325,13 @@ def _also(view: FleetRunView) -> Iterator[Block]:
         yield Line(f"{energy(view.kwh)}, GPUs alone", label="energy")
 
 
-def causes_table(causes: Sequence[CauseView]) -> Grid:
+def causes_table(causes: Sequence[metrics.Waiting]) -> Grid:
     """What jobs wait for, most of it first."""
     columns = [Column("waits because", wide=True), Column("of all jobs", "long"), Column("share", "share")]
     return table(columns, [(each.why, each.wait_s, each.share) for each in causes])
 
 
-def slots_table(slots: Sequence[SlotsView], *, scattered: bool = False) -> Grid:
+def slots_table(slots: Sequence[overtime.Slots], *, scattered: bool = False) -> Grid:
     """Room for jobs by size and level; with `scattered`, also the share of it that scattering costs."""
     lost = [Column("lost to scattering", "share")] if scattered else []
     return table(
@@ -498,12 +349,12 @@ def slots_table(slots: Sequence[SlotsView], *, scattered: bool = False) -> Grid:
     )  # fmt: skip
 
 
-def slot_name(each: SlotsView) -> str:
+def slot_name(each: overtime.Slots) -> str:
     """As in "8 GPUs inside a node"."""
     return f"{each.slot_gpus} GPUs inside a {each.level}"
 
 
-def _tenants(tenants: Sequence[TenantView]) -> Grid:
+def _tenants(tenants: Sequence[metrics.Tenant]) -> Grid:
     return table(
         [
             "tenant", Column("jobs", "count"), Column("GPU time", "share", least=NARROW), Column("mean JCT", "long"),

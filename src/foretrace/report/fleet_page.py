@@ -6,32 +6,26 @@ are drawn one by one, many as shares per row and stretch of time, and curves hav
 
 from __future__ import annotations
 
-import base64
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from foretrace.files import write_text
 from foretrace.fleet import metrics, overtime
 from foretrace.fleet.cluster import ClusterTree
+from foretrace.fleet.occupancy import occupancy
 from foretrace.fleet.result import FleetResult
-from foretrace.fleet.workload import SECOND, Int64, codes
+from foretrace.fleet.workload import SECOND
 from foretrace.plaintext import visible
 from foretrace.report.fleet import (
     FleetRunView,
-    TenantView,
     about,
     causes_table,
     energy,
     figure_text,
     interval_text,
     level_text,
-    short,
     slot_name,
     slots_table,
 )
@@ -40,11 +34,13 @@ from foretrace.report.html import asset, environment, own_version, script_json
 from foretrace.report.page import context
 from foretrace.report.units import count, digits, long_time, share
 
-MOST_ROWS = 48  # of the picture of who ran where
-MOST_PIECES = 4000  # drawn one by one; beyond it shares per bin
-MOST_GROUPS = 8  # models or tenants with a colour of their own
-BINS = 480
 MOST_TENANTS = 200
+PARTS = {
+    "waits": "waiting for GPUs",
+    "compute": "running",
+    "comm": "of it communication",
+    "dead": "without progress",
+}
 SCRIPTS = ("format.js", "data.js", "common.js", "gestures.js", "fleet.js")
 
 
@@ -73,7 +69,7 @@ def _context(page: FleetPage) -> dict[str, Any]:
     import markupsafe
 
     view = page.view
-    gantt, packed = _gantt(page)
+    gantt, packed = occupancy(page.result, page.cluster)
     data = {
         "gantt": gantt,
         "time": _time(view),
@@ -132,25 +128,14 @@ def _under(view: FleetRunView) -> str:
 
 def _parts(page: FleetPage) -> list[dict[str, Any]]:
     """Where the time of the finished jobs goes: waiting, computing, communicating, lost."""
-    result = page.result
-    done = result.finished
-    held, dead = float(result.held_ns[done].sum()), float(result.dead_ns[done].sum())
-    comm = min(float(result.comm_ns[done].sum()), held - dead)
-    waits = max(float((result.end_ns - result.workload.submit_ns)[done].sum()) - held, 0.0)
-    jobs = max(int(done.sum()), 1)
-    parts = {
-        "waits": ("waiting for GPUs", waits),
-        "compute": ("running", held - dead - comm),
-        "comm": ("of it communication", comm),
-        "dead": ("without progress", dead),
-    }
-    total = sum(value for _, value in parts.values()) or 1.0
+    parts = metrics.time_of_finished(page.result)
+    jobs, total = max(int(page.result.finished.sum()), 1), sum(parts.values()) or 1.0
     return [
         {
-            "key": key, "word": word, "share": value / total, "percent": share(value / total),
+            "key": key, "word": PARTS[key], "share": value / total, "percent": share(value / total),
             "text": long_time(value / jobs / SECOND),
         }
-        for key, (word, value) in parts.items()
+        for key, value in parts.items()
         if value or key in ("waits", "compute")
     ]  # fmt: skip
 
@@ -197,7 +182,7 @@ def _cdfs(page: FleetPage) -> list[dict[str, Any]]:
     for name, result in ((page.result.policy, page.result), *page.others.items()):
         seconds, part = metrics.cdf(result.jct_s)
         if len(seconds):
-            found.append({"name": name, "x": short(seconds), "y": short(part)})
+            found.append({"name": name, "x": overtime.short(seconds), "y": overtime.short(part)})
     return found
 
 
@@ -223,7 +208,7 @@ def _repeated(found: FleetCompareView | None) -> str:
     return f"Means and {level} intervals of {count(found.repetitions)} runs of each policy: {found.repeated_how}."
 
 
-def _tenant(each: TenantView) -> dict[str, Any]:
+def _tenant(each: metrics.Tenant) -> dict[str, Any]:
     """Its name, and value and text of every figure."""
     cells = [
         (each.jobs, count(each.jobs)),
@@ -232,103 +217,3 @@ def _tenant(each: TenantView) -> dict[str, Any]:
         (each.mean_rho or 0, "–" if each.mean_rho is None else digits(each.mean_rho)),
     ]
     return {"name": each.tenant or "(none)", "cells": cells}
-
-
-# --- who ran where --------------------------------------------------------------------------------------------------
-
-
-def _rows(cluster: ClusterTree) -> tuple[str, list[str], Int64]:
-    """Word, names and first GPUs (rows + 1) of the rows: units of the innermost level that has few enough."""
-    for level, word in enumerate(cluster.levels):
-        if cluster.units(level) <= MOST_ROWS and (level + 1 < len(cluster.levels) or cluster.units(0) <= MOST_ROWS):
-            names = [cluster.unit_name(level, unit) for unit in range(cluster.units(level))]
-            return word, names, cluster.starts[level]
-    level = max(len(cluster.levels) - 2, 0)  # many units below the whole cluster: several of them to a row
-    cut = np.unique(np.linspace(0, cluster.units(level), MOST_ROWS + 1).astype(np.int64))
-    ends = [(cluster.unit_name(level, a), cluster.unit_name(level, b - 1)) for a, b in pairwise(cut.tolist())]
-    names = [f"{a} – {b}" if a != b else a for a, b in ends]
-    return f"group of {cluster.levels[level]}s", names, cluster.starts[level][cut]
-
-
-def _groups(page: FleetPage) -> tuple[str, list[str], Int64]:
-    """By what jobs are coloured, the names of the groups (the last for all others), and each job's group."""
-    load = page.result.workload
-    choices = {"model": load.model, "tenant": load.tenant, "gpus": load.gpus.astype(str).astype(object)}
-    by = next((key for key in ("model", "tenant") if len(set(choices[key].tolist())) > 1), "gpus")
-    code, names = codes(choices[by].tolist())
-    weight = np.bincount(code, page.result.gpu_ns, minlength=len(names))
-    top = np.argsort(-weight, kind="stable")[:MOST_GROUPS]
-    if by == "gpus":
-        top = np.array(sorted(top.tolist(), key=lambda at: int(names[at])), np.int64)
-    place = np.full(len(names), len(top), np.int64)
-    place[top] = np.arange(len(top))
-    words = [names[at] or "(none)" for at in top.tolist()]
-    if by == "gpus":
-        words = [f"{word} GPU{'s' if word != '1' else ''}" for word in words]
-    return by, words + (["others"] if len(names) > len(top) else []), place[code]
-
-
-def _gantt(page: FleetPage) -> tuple[dict[str, Any], str]:
-    """What is drawn of who ran where, and the packed shares where there are too many stretches to draw."""
-    result, cluster = page.result, page.cluster
-    by, groups, group = _groups(page)
-    edges = overtime.bins(result, BINS)
-    said = {"by": by, "groups": groups, "edges": [float(edges[0]) / SECOND, float(edges[-1]) / SECOND], "bins": BINS}
-    each = result.segments
-    if each is None or not len(each.devices):
-        job, start, end, held, _ = overtime.holding(result)
-        said |= {"word": "cluster", "rows": [{"name": "all GPUs", "gpus": result.gpus}], "exact": False}
-        return said, _packed(
-            group[job], np.zeros(len(job), np.int64), start, end, held, [result.gpus], len(groups), edges
-        )
-    word, names, first = _rows(cluster)
-    segment, row, lane, width = _pieces(each.devices, each.offset, first)
-    said |= {
-        "word": word,
-        "rows": [{"name": name, "gpus": int(size)} for name, size in zip(names, np.diff(first), strict=True)],
-        "exact": len(segment) <= MOST_PIECES,
-    }
-    start, end, job = each.start_ns[segment], each.end_ns[segment], each.job[segment]
-    if not said["exact"]:
-        held = width * result.workload.share[job]
-        return said, _packed(group[job], row, start, end, held, np.diff(first).tolist(), len(groups), edges)
-    columns = (row, lane, width, (start / SECOND).round(3), (end / SECOND).round(3), group[job], job)
-    said["pieces"] = [column.tolist() for column in columns]
-    load, queue = result.workload, result.queue_s
-    said["jobs"] = {
-        int(at): [
-            str(load.job[at]), " · ".join(filter(None, (str(load.model[at]), str(load.tenant[at])))),
-            int(load.gpus[at]), None if np.isnan(queue[at]) else round(float(queue[at]), 1),
-        ]
-        for at in np.unique(job).tolist()
-    }  # fmt: skip
-    return said, ""
-
-
-def _pieces(devices: Int64, offset: Int64, first: Int64) -> tuple[Int64, Int64, Int64, Int64]:
-    """Runs of neighbouring GPUs of one stretch inside one row: stretch, row, first lane in the row, how many."""
-    segment = np.repeat(np.arange(len(offset) - 1), np.diff(offset))
-    order = np.lexsort((devices, segment))
-    devices, segment = devices[order], segment[order]
-    row = np.searchsorted(first, devices, side="right") - 1
-    new = np.ones(len(devices), bool)
-    new[1:] = (np.diff(segment) != 0) | (np.diff(row) != 0) | (np.diff(devices) != 1)
-    at = np.flatnonzero(new)
-    return segment[at], row[at], devices[at] - first[row[at]], np.diff(np.append(at, len(devices)))
-
-
-def _packed(
-    group: Int64, row: Int64, start: Int64, end: Int64, held: Any, sizes: list[int], groups: int, edges: Any
-) -> str:
-    """Share of each row's GPUs by group and bin as bytes (group, row, bin), 255 for all, compressed, base64."""
-    planes = np.zeros((groups, len(sizes), BINS), np.uint8)
-    key = group * len(sizes) + row
-    order = np.argsort(key, kind="stable")
-    bounds = np.searchsorted(key[order], np.arange(groups * len(sizes) + 1))
-    for at in range(groups * len(sizes)):
-        mine = order[bounds[at] : bounds[at + 1]]
-        if len(mine):
-            weight = np.asarray(held, np.float64)[mine]
-            mean = overtime.mean_held(start[mine], end[mine], weight, edges)
-            planes[at // len(sizes), at % len(sizes)] = np.rint(255 * mean / sizes[at % len(sizes)]).clip(0, 255)
-    return base64.b64encode(zlib.compress(planes.tobytes(), 9)).decode("ascii")

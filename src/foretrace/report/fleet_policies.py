@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from math import inf, isfinite
 from typing import Any
 
-import msgspec
-
-from foretrace.fleet.comparison import PolicyComparison
-from foretrace.fleet.policies import registry
+from foretrace.fleet.comparison import Best, PolicyComparison, PolicyFigure, PolicyRow
+from foretrace.fleet.policies.registry import Described
 from foretrace.fleet.sweep import Swept
 from foretrace.fleet.synthetic import Generator
 from foretrace.fleet.workload import Workload
@@ -35,33 +32,6 @@ MOST_CELLS = 40  # rows
 NOT_SHOWN = ("jobs", "finished", "p50_jct_s", "p90_jct_s", "mean_rho", "p99_rho")
 
 
-class PolicyFigureView(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure of one policy, and how it stands to the baseline on the same repetitions."""
-
-    mean: float | None
-    low: float | None
-    high: float | None
-    ratio: float | None
-    ratio_low: float | None
-    ratio_high: float | None
-    verdict: str  # baseline, better, worse, within noise, same, unknown
-
-
-class PolicyRowView(msgspec.Struct, frozen=True, kw_only=True):
-    """One policy: its figures by name."""
-
-    policy: str
-    figures: dict[str, PolicyFigureView]
-
-
-class BestView(msgspec.Struct, frozen=True, kw_only=True):
-    """The policy with the best mean of a figure, and those that differ from it within noise."""
-
-    figure: str
-    best: str
-    tied: tuple[str, ...]
-
-
 class FleetCompareView(Result, frozen=True, kw_only=True):
     """`foretrace fleet compare`: policies on the same workload."""
 
@@ -75,8 +45,8 @@ class FleetCompareView(Result, frozen=True, kw_only=True):
     repetitions: int
     repeated_how: str
     interval_level: float
-    policies: tuple[PolicyRowView, ...]
-    best: tuple[BestView, ...]
+    policies: tuple[PolicyRow, ...]
+    best: tuple[Best, ...]
     notes: tuple[str, ...]
     next: str
 
@@ -102,23 +72,11 @@ def compare(
         jobs=jobs,
         repeated_how=found.how,
         interval_level=found.level,
-        policies=tuple(PolicyRowView(policy=each, figures=_figures(found, each)) for each in found.policies),
-        best=tuple(taken(BestView, each, figure=each.name) for each in found.figures.values()),
+        policies=found.rows,
+        best=tuple(Best(each.name, each.best, each.tied) for each in found.figures.values()),
         notes=tuple(notes),
         next=next_,
     )
-
-
-def _figures(found: PolicyComparison, policy: str) -> dict[str, PolicyFigureView]:
-    figures = {}
-    for name, each in found.figures.items():
-        mean, against = each.estimates[policy], each.against_baseline.get(policy)
-        figures[name] = taken(
-            PolicyFigureView, mean,
-            ratio=against.ratio if against else 1.0, ratio_low=against.low if against else 1.0,
-            ratio_high=against.high if against else 1.0, verdict=against.verdict if against else "baseline",
-        )  # fmt: skip
-    return figures
 
 
 def _compare_headline(found: PolicyComparison) -> str:
@@ -182,7 +140,7 @@ def _(view: FleetCompareView, top: int) -> Iterator[Block]:
     yield from remarks(view.notes)
 
 
-def against(each: PolicyFigureView) -> str:
+def against(each: PolicyFigure) -> str:
     """As in "0.61× (0.58 – 0.64)", "1.01× (0.98 – 1.04), within noise"."""
     if each.verdict == "baseline":
         return "baseline"
@@ -252,54 +210,11 @@ def _cell(name: str, value: str | float | int | None) -> str:
     return figure_text(name.replace("jitter_s", "jitter"), value) if isinstance(value, float | None) else str(value)
 
 
-class PolicyParameterView(msgspec.Struct, frozen=True, kw_only=True):
-    """A parameter of a policy."""
-
-    name: str
-    default: str
-
-
-class PolicyView(msgspec.Struct, frozen=True, kw_only=True):
-    """A scheduling policy."""
-
-    name: str
-    about: str
-    parameters: tuple[PolicyParameterView, ...]
-
-
 class FleetPoliciesView(Result, frozen=True, kw_only=True):
     """`foretrace fleet policies`: what --policy takes."""
 
     command: str = "fleet policies"
-    policies: tuple[PolicyView, ...]
-
-
-def policies() -> FleetPoliciesView:
-    """What there is."""
-    found = []
-    for name in registry.names():
-        made = registry.factory(name)
-        parameters = inspect.signature(made).parameters.values()
-        found.append(
-            PolicyView(
-                name=name,
-                about=" ".join((inspect.getdoc(made) or "").split("\n\n")[0].split()),
-                parameters=tuple(
-                    PolicyParameterView(
-                        name=each.name.replace("_", "-"),
-                        default="required" if each.default is inspect.Parameter.empty else _default(each.default),
-                    )
-                    for each in parameters
-                ),
-            )
-        )
-    return FleetPoliciesView(policies=tuple(found))
-
-
-def _default(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    policies: tuple[Described, ...]
 
 
 @shown.register

@@ -10,25 +10,17 @@ import numpy as np
 
 from foretrace.errors import ForetraceError
 from foretrace.fleet import overtime
-from foretrace.fleet.ask import Room, Why
+from foretrace.fleet.ask import Holder, Remedy, Room, Why
 from foretrace.fleet.cluster import ClusterTree
-from foretrace.fleet.comparison import figures
+from foretrace.fleet.comparison import ChangedFigure, changed_figures
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.workload import FARTHEST_S, SECOND
 from foretrace.report.blocks import Block, Column, Headline, notes, shown, table
-from foretrace.report.fleet import BINS, SlotsView, about, slots_table, slots_view
+from foretrace.report.fleet import about, slots_table
 from foretrace.report.units import count, long_time
 from foretrace.report.views import Result, taken
 
 MOST_DECISIONS = 24  # more of a job are left out in the middle
-
-
-class HolderView(msgspec.Struct, frozen=True, kw_only=True):
-    """A job that holds GPUs at that moment."""
-
-    job: str
-    gpus: int
-    until_s: float  # from that moment
 
 
 class FleetDecisionView(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,15 +29,6 @@ class FleetDecisionView(msgspec.Struct, frozen=True, kw_only=True):
     time_s: float
     what: str
     why: str
-
-
-class RemedyView(msgspec.Struct, frozen=True, kw_only=True):
-    """A change that was tried, and what becomes of this job and of all."""
-
-    change: str
-    queue_s: float | None
-    mean_jct_s: float | None
-    helps: bool
 
 
 class FleetWhyView(Result, frozen=True, kw_only=True):
@@ -67,9 +50,9 @@ class FleetWhyView(Result, frozen=True, kw_only=True):
     end_s: float | None
     causes_s: dict[str, float]
     room: tuple[Room, ...]
-    holders: tuple[HolderView, ...]
+    holders: tuple[Holder, ...]
     decisions: tuple[FleetDecisionView, ...]
-    remedies: tuple[RemedyView, ...]
+    remedies: tuple[Remedy, ...]
     next: str
 
 
@@ -93,8 +76,6 @@ def why(found: Why, *, source: str, policy: str, cluster: str, next_: str = "") 
         source=source,
         policy=policy,
         cluster=cluster,
-        causes_s=dict(found.causes),
-        holders=tuple(HolderView(job=job, gpus=gpus, until_s=until) for job, gpus, until in found.holders),
         next=next_,
     )
 
@@ -133,15 +114,6 @@ def _(view: FleetWhyView, top: int) -> Iterator[Block]:
     yield ""
 
 
-class ChangedFigureView(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure before and after; `ratio` is after over before (None where before is 0 or unknown)."""
-
-    name: str
-    before: float | None
-    after: float | None
-    ratio: float | None
-
-
 class FleetWhatifView(Result, frozen=True, kw_only=True):
     """`foretrace fleet whatif`: the same jobs on a changed cluster, network or policy."""
 
@@ -152,7 +124,7 @@ class FleetWhatifView(Result, frozen=True, kw_only=True):
     after: str
     changes: tuple[str, ...]
     jobs: int
-    figures: tuple[ChangedFigureView, ...]
+    figures: tuple[ChangedFigure, ...]
     sooner: int  # jobs that end sooner
     later: int
     notes: tuple[str, ...]
@@ -163,25 +135,18 @@ def whatif(
     before: FleetResult, after: FleetResult, *, source: str, words: tuple[str, str], changes: Sequence[str], next_: str
 ) -> FleetWhatifView:
     """Two runs of the same jobs side by side."""
-    old, new = figures(before), figures(after)
-    rows = [
-        taken(ChangedFigureView, name=name, before=value, after=new[name], ratio=new[name] / value if value else None)
-        for name, value in old.items()
-    ]
+    rows = changed_figures(before, after)
     both = before.finished & after.finished
     moved = np.where(both, after.end_ns - before.end_ns, 0)
-    mean = (old["mean_jct_s"], new["mean_jct_s"])
-    if min(mean) > 0 and all(map(math.isfinite, mean)):
-        factor = mean[0] / mean[1] if mean[1] < mean[0] else mean[1] / mean[0]
-        word = "shorter" if mean[1] < mean[0] else "longer"
-        headline = (
-            f"Jobs take {factor:.2f}× {word}: {long_time(mean[0])} → {long_time(mean[1])} on average, "
-            f"with {' and '.join(changes)}."
-        )
-        if abs(mean[1] - mean[0]) < 1e-9 * mean[0]:
-            headline = f"Nothing changes for the mean job ({long_time(mean[0])}) with {' and '.join(changes)}."
+    old, new = next((each.before, each.after) for each in rows if each.name == "mean_jct_s")
+    those = " and ".join(changes)
+    if not old or not new:
+        headline = f"With {those}, too few jobs finish to compare means."
+    elif abs(new - old) < 1e-9 * old:
+        headline = f"Nothing changes for the mean job ({long_time(old)}) with {those}."
     else:
-        headline = f"With {' and '.join(changes)}, too few jobs finish to compare means."
+        factor, word = (old / new, "shorter") if new < old else (new / old, "longer")
+        headline = f"Jobs take {factor:.2f}× {word}: {long_time(old)} → {long_time(new)} on average, with {those}."
     return FleetWhatifView(
         headline=headline,
         source=source,
@@ -189,7 +154,7 @@ def whatif(
         after=words[1],
         changes=tuple(changes),
         jobs=len(before.workload),
-        figures=tuple(rows),
+        figures=rows,
         sooner=int((moved < 0).sum()),
         later=int((moved > 0).sum()),
         notes=(
@@ -237,7 +202,7 @@ class FleetSlotsView(Result, frozen=True, kw_only=True):
     at_s: float
     free_gpus: int
     edges_s: tuple[float, ...]
-    slots: tuple[SlotsView, ...]
+    slots: tuple[overtime.Slots, ...]
     notes: tuple[str, ...]
     next: str
 
@@ -252,27 +217,27 @@ def slots(
     next_: str = "",
 ) -> FleetSlotsView:
     """How many jobs of each size would fit, at one instant (the end where None) and over time."""
-    edges = overtime.bins(result, BINS)
+    edges = overtime.bins(result)
     if at_s is not None and not 0 <= at_s <= FARTHEST_S:
         raise ForetraceError(f"--at {at_s:g} is no time of the log; give seconds from 0 up.")
     at = None if at_s is None else round(at_s * SECOND)
     found = overtime.slots(result, cluster, sizes, edges=edges, at_ns=at)
     one = overtime.slots(result, cluster, [1], [cluster.levels[-1]], edges=edges, at_ns=at)[0]
     end = overtime.horizon_ns(result) if at is None else at
-    largest = max(found, key=lambda each: each.size, default=one)  # of equals the innermost level
+    largest = max(found, key=lambda each: each.slot_gpus, default=one)  # of equals the innermost level
     return taken(
         FleetSlotsView,
         result,
         headline=(
-            f"At {long_time(end / SECOND)}, {count(one.now)} of {count(cluster.gpus)} GPUs are free, in which "
-            f"{count(largest.now)} jobs of {largest.size} GPUs find room inside a {largest.level}; "
-            f"if the same GPUs lay together it were {count(largest.now_together)}."
+            f"At {long_time(end / SECOND)}, {count(one.free_now)} of {count(cluster.gpus)} GPUs are free, in which "
+            f"{count(largest.free_now)} jobs of {largest.slot_gpus} GPUs find room inside a {largest.level}; "
+            f"if the same GPUs lay together it were {count(largest.together_now)}."
         ),
         source=path,
         at_s=end / SECOND,
-        free_gpus=one.now,
-        edges_s=tuple((edges * 1e-9).round(3).tolist()),
-        slots=tuple(map(slots_view, found)),
+        free_gpus=one.free_now,
+        edges_s=overtime.seconds(edges),
+        slots=found,
         notes=(),
         next=next_,
     )

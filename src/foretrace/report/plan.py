@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
+from foretrace.plan.pipelines.cut import CutModel
 from foretrace.plan.placement.place import Placement
-from foretrace.report.blocks import About, Block, Column, Headline, Kind, Line, shown, table
-from foretrace.report.units import between, digits, in_unit, seconds, share, unit_for
-from foretrace.report.views import Result
+from foretrace.plan.placement.problem import DeviceLoad, PlacementProblem
+from foretrace.report.blocks import About, Block, Column, Headline, Kind, Line, notes, shown, table
+from foretrace.report.profile import nbytes
+from foretrace.report.units import between, count, digits, in_unit, seconds, share, unit_for
+from foretrace.report.views import Result, taken
+
+UNSIZED = "The source says nothing of sizes in memory, so whether this fits was not checked."
 
 
 class PlacedDeviceView(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,7 +24,7 @@ class PlacedDeviceView(msgspec.Struct, frozen=True, kw_only=True):
     kind: str  # accelerator or cpu
     nodes: tuple[int, ...]  # ids of the file, or positions among the operators
     load: float  # its time per sample, in the unit of the objective
-    memory: float  # bytes
+    memory: float | None  # bytes; null where the source says nothing of sizes
     layers: str  # first and last
 
 
@@ -38,11 +44,13 @@ class PlacementView(Result, frozen=True, kw_only=True):
     devices: tuple[PlacedDeviceView, ...]
     seconds: float  # that the search took
     method: str
+    notes: tuple[str, ...]
 
 
 def placed(found: Placement, source: str) -> PlacementView:
     """The answer about a placement."""
     problem = found.problem
+    sized = bool(problem.nbytes.any())
     accelerators = sum(each.kind == "accelerator" for each in found.devices)
     goodness = "proven best" if found.proven else f"at most {share(found.gap)} from the best"
     what = "A batch leaves the pipeline every" if found.objective == "throughput" else "One batch takes"
@@ -62,14 +70,25 @@ def placed(found: Placement, source: str) -> PlacementView:
                 kind=each.kind,
                 nodes=tuple(problem.ids[row] for row in each.nodes),
                 load=each.load,
-                memory=each.memory,
-                layers=f"{problem.labels[each.nodes[0]]} – {problem.labels[each.nodes[-1]]}",
+                memory=each.memory if sized else None,
+                layers=_layers(problem, each),
             )
             for each in found.devices
         ),
         seconds=found.seconds,
         method=found.method,
+        notes=(() if sized else (UNSIZED,))
+        + tuple(
+            f"The host of device {at} takes {seconds(host)} to launch operators: a larger batch or CUDA graphs help."
+            for at, host in found.launch_bound.items()
+        ),
     )
+
+
+def _layers(problem: PlacementProblem, device: DeviceLoad) -> str:
+    """First and last of the forward pass."""
+    rows = [row for row in device.nodes if not problem.backward[row]] or device.nodes
+    return f"{problem.labels[rows[0]]} – {problem.labels[rows[-1]]}"
 
 
 def _time(found: Placement, time: float) -> str:
@@ -96,7 +115,119 @@ def _(view: PlacementView, top: int) -> Iterator[Block]:
     yield table(
         columns,
         [
-            (f"{each.kind} {at}", len(each.nodes), each.load, f"{digits(each.memory / 1e9)} GB", each.layers)
+            (
+                f"{each.kind} {at}",
+                len(each.nodes),
+                each.load,
+                "–" if each.memory is None else nbytes(each.memory),
+                each.layers,
+            )
             for at, each in enumerate(view.devices)
         ],
     )
+    yield from notes(view.notes)
+
+
+class PipelineStageView(msgspec.Struct, frozen=True, kw_only=True):
+    """One stage, for one micro-batch."""
+
+    layers: str  # first and last
+    forward_s: float
+    backward_s: float
+    update_s: float  # of a batch
+    hop_s: float  # until the next stage has what it sends
+    weight_bytes: float
+    activation_bytes: float
+
+
+class ScheduleView(msgspec.Struct, frozen=True, kw_only=True):
+    """One schedule of the stages; null where it cannot be, for the reason in `why`."""
+
+    name: str
+    batch_s: float | None
+    interval_s: tuple[float, float] | None  # with every operator as fast and as slow as it may be
+    bubble: tuple[float, ...] | None  # per stage, share of the time without work, filling and draining included
+    in_flight: tuple[int, ...] | None  # micro-batches, most at a time
+    memory_bytes: tuple[float, ...] | None  # per stage
+    fits: bool
+    why: str
+
+
+class PipelineView(Result, frozen=True, kw_only=True):
+    """`foretrace plan pipeline`: a model cut into stages, and what every schedule makes of them."""
+
+    command: str = "plan pipeline"
+    headline: str
+    source: str
+    micro_batches: int
+    memory_limit_bytes: float
+    proven: bool  # no cut has a smaller largest load
+    stages: tuple[PipelineStageView, ...]
+    schedules: tuple[ScheduleView, ...]  # fastest first; those that do not fit or cannot be stand last
+
+
+def pipelined(found: CutModel, source: str) -> PipelineView:
+    """The answer about a pipeline."""
+    best = found.schedules[0]
+    if best.found is not None and best.fits:
+        what = f"a batch of {count(found.micro_batches)} micro-batches on {len(found.costs)} stages"
+        headline = f"{best.name} takes {seconds(best.found.batch_s)} for {what}."
+    else:
+        headline = f"No schedule fits: {best.why}"
+    return PipelineView(
+        headline=headline,
+        source=source,
+        micro_batches=found.micro_batches,
+        memory_limit_bytes=found.memory_limit,
+        proven=found.placement.proven,
+        stages=tuple(
+            taken(PipelineStageView, cost, layers=_layers(found.placement.problem, each))
+            for each, cost in zip(found.placement.devices, found.costs, strict=True)
+        ),
+        schedules=tuple(
+            ScheduleView(
+                name=each.name,
+                batch_s=each.found.batch_s if each.found is not None else None,
+                interval_s=each.interval_s,
+                bubble=each.found.bubble if each.found is not None else None,
+                in_flight=each.found.in_flight if each.found is not None else None,
+                memory_bytes=each.found.nbytes if each.found is not None else None,
+                fits=each.fits,
+                why=each.why,
+            )
+            for each in found.schedules
+        ),
+    )
+
+
+@shown.register
+def _(view: PipelineView, top: int) -> Iterator[Block]:
+    cut = "the cut is proven best" if view.proven else "the cut is not proven best"
+    yield About((view.source, f"{len(view.stages)} stages", f"{view.micro_batches} micro-batches", cut))
+    yield ""
+    yield Headline(view.headline)
+    yield ""
+    columns: list[Column | str] = [
+        "schedule", Column("batch", "time"), Column("range", right=True, least=70), Column("bubble", right=True),
+        Column("in flight", right=True, least=80), Column("most memory", right=True), Column("", wide=True),
+    ]  # fmt: skip
+    yield table(columns, map(_schedule_row, view.schedules))
+    yield ""
+    times = [Column(each, "time") for each in ("forward", "backward", "update", "hop")]
+    yield table(
+        ["stage", *times, Column("weights", right=True), Column("layers", "name")],
+        [
+            (f"{at}", each.forward_s, each.backward_s, each.update_s, each.hop_s,
+             nbytes(each.weight_bytes), each.layers)
+            for at, each in enumerate(view.stages)
+        ],
+    )  # fmt: skip
+
+
+def _schedule_row(each: ScheduleView) -> tuple[Any, ...]:
+    if each.batch_s is None or each.interval_s is None or each.bubble is None or each.memory_bytes is None:
+        return each.name, None, "–", "–", "–", "–", each.why
+    unit = unit_for(each.batch_s)
+    flight = ", ".join(map(str, each.in_flight or ()))
+    return (each.name, each.batch_s, between(*each.interval_s, unit), share(max(each.bubble)), flight,
+            nbytes(max(each.memory_bytes)), each.why)  # fmt: skip

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 
 import msgspec
 
+from foretrace.experiment.statistics import Ratio
+from foretrace.plan.rewrite.measure import Check
 from foretrace.plan.rewrite.session import RewriteRequest, Rewritten, RuleUse
 from foretrace.report.blocks import About, Block, Column, Headline, Line, notes, shown, table
 from foretrace.report.units import digits, seconds, speed
-from foretrace.report.views import RatioView, Result, taken
+from foretrace.report.views import Result, taken
 
 
 class RulesView(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,7 +30,7 @@ class RewriteTimesView(msgspec.Struct, frozen=True, kw_only=True):
     p90_s: float
 
 
-class RewriteGainView(RatioView, frozen=True, kw_only=True):
+class RewriteGainView(Ratio, frozen=True, kw_only=True):
     """Time of the original over that of another model, with its 80 % interval."""
 
 
@@ -40,19 +42,6 @@ class RewriteMeasuredView(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int
     times: dict[str, RewriteTimesView]  # original, captured, rewritten
     gains: dict[str, RewriteGainView]  # captured, rewritten
-
-
-class RewriteCheckView(msgspec.Struct, frozen=True, kw_only=True):
-    """Differences from the original on random inputs, as shares of how far its output moves between two of them."""
-
-    equal: bool
-    float64: float
-    float64_tolerance: float
-    float32: float
-    float32_tolerance: float
-    float32_original: float  # of the original in float32: what rounding alone does
-    response: float  # how far the output moves, as a share of its largest value
-    inputs: int
 
 
 class RewriteView(Result, frozen=True, kw_only=True):
@@ -70,7 +59,7 @@ class RewriteView(Result, frozen=True, kw_only=True):
     after_s: float
     predicted: float  # before over after
     measured: RewriteMeasuredView | None
-    check: RewriteCheckView
+    check: Check
     operators_before: int
     operators_after: int
     used: tuple[RuleUse, ...]

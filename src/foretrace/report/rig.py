@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from foretrace.experiment.job import Assumed
+from foretrace.experiment.statistics import Ratio
 from foretrace.report.blocks import Block, Column, Headline, Next, notes, shown, table
 from foretrace.report.units import MINUS, count, digits, seconds, share, speed, things
-from foretrace.report.views import RatioView, Result, taken
+from foretrace.report.views import Result, taken
 
 if TYPE_CHECKING:
     from foretrace.experiment.links.calibrate import LinkCalibration
@@ -98,9 +99,9 @@ class RigVerifyView(Result, frozen=True, kw_only=True):
     predicted_high_s: float = msgspec.field(name="predicted_step_high_s")
     measured_step_s: float
     step_error: float  # predicted / measured step − 1
-    predicted: RatioView  # over the baseline's step
-    measured: RatioView
-    same: RatioView
+    predicted: Ratio  # over the baseline's step
+    measured: Ratio
+    same: Ratio
     error: float  # predicted / measured ratio − 1
     predicted_buckets: tuple[int, ...]
     buckets: tuple[int, ...]
@@ -196,8 +197,8 @@ def verify(outcome: LinkOutcome, arm: ArmOutcome, ledger: str = "", row: str = "
         link_mbit_s=outcome.link.mbit_s,
         link_spread=outcome.link.spread,
         measured_step_s=arm.measured.median_s,
-        predicted=taken(RatioView, arm.predicted_ratio),
-        measured=taken(RatioView, arm.measured_ratio),
+        predicted=arm.predicted_ratio,
+        measured=arm.measured_ratio,
         arms=tuple(
             taken(RigArmView, each, name=name)
             for name, each in (("before", outcome.before), ("after", arm.measured), ("again", outcome.again))
@@ -265,7 +266,7 @@ def _size(nbytes: float) -> str:
     return f"{nbytes / 2**20:.3g} MiB" if nbytes >= 2**19 else f"{nbytes / 2**10:.3g} KiB"
 
 
-def _numbers(ratio: RatioView) -> str:
+def _numbers(ratio: Ratio) -> str:
     return f"{digits(ratio.value)} ({digits(ratio.low)} – {digits(ratio.high)})"
 
 

@@ -8,16 +8,15 @@ from html import escape
 from math import log10
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from foretrace.experiment.stalls import Stall, Stalls
+from foretrace.plan.cloud import Offer
 from foretrace.report.blocks import Block, Column, Headline, notes, shown, table
 from foretrace.report.units import digits, seconds, share
-from foretrace.report.views import Result, taken
+from foretrace.report.views import Result
 
 if TYPE_CHECKING:
     from foretrace.experiment.differential import Compared
-    from foretrace.plan.cloud import Offer, RentalAdvice, RentalRequest
+    from foretrace.plan.cloud import RentalAdvice, RentalRequest
 
 _SHOWN = 12  # offers printed beside those on the front
 
@@ -40,32 +39,6 @@ class StashView(Result, frozen=True, kw_only=True):
     next: str
 
 
-class OfferView(msgspec.Struct, frozen=True, kw_only=True):
-    """So many machines of one type: step, epochs and money, with 80 % ranges."""
-
-    name: str
-    instance: str
-    count: int
-    device: str
-    workers: int
-    step_s: float
-    step_low_s: float
-    step_high_s: float
-    compute_s: float
-    communication_s: float
-    data_s: float
-    steps_per_epoch: int
-    hours: float
-    hours_low: float
-    hours_high: float
-    dollars: float
-    dollars_low: float
-    dollars_high: float
-    price_per_h: float
-    price_date: str
-    on_front: bool
-
-
 class CloudAdviseView(Result, frozen=True, kw_only=True):
     """`foretrace cloud advise`: what training would take on rented machines, fastest first."""
 
@@ -76,7 +49,7 @@ class CloudAdviseView(Result, frozen=True, kw_only=True):
     samples: int
     epochs: int
     batch: int
-    offers: tuple[OfferView, ...]
+    offers: tuple[Offer, ...]
     left_out: tuple[str, ...]
     assumptions: tuple[str, ...]
     next: str
@@ -157,7 +130,7 @@ def cloud(found: RentalAdvice, wanted: RentalRequest, *, source: str) -> CloudAd
         samples=wanted.samples,
         epochs=wanted.epochs,
         batch=found.batch,
-        offers=tuple(map(_offer, found.offers)),
+        offers=found.offers,
         left_out=found.left_out,
         assumptions=found.assumed,
         next=f"foretrace advise {shlex.quote(source)}",
@@ -198,29 +171,16 @@ def _hours(value: float) -> str:
     return f"{digits(value)} h" if value >= 1 else f"{digits(60 * value)} min"
 
 
-def _offer(offer: Offer) -> OfferView:
-    kind = offer.instance
-    return taken(
-        OfferView,
-        offer,
-        instance=kind.name,
-        device=kind.kind.name,
-        steps_per_epoch=offer.steps,
-        price_per_h=kind.price_per_h,
-        price_date=kind.date,
-    )
-
-
 def pareto_svg(view: CloudAdviseView) -> str:
     """Time against money of every offer, both logarithmic; the front is drawn and named."""
     width, height, left, bottom = 760, 440, 70, 50
     times = [log10(offer.hours) for offer in view.offers]
     money = [log10(offer.dollars) for offer in view.offers]
 
-    def x(offer: OfferView) -> float:
+    def x(offer: Offer) -> float:
         return left + _place(log10(offer.hours), times) * (width - left - 150)
 
-    def y(offer: OfferView) -> float:
+    def y(offer: Offer) -> float:
         return height - bottom - _place(log10(offer.dollars), money) * (height - bottom - 30)
 
     front = [offer for offer in view.offers if offer.on_front]
@@ -259,5 +219,5 @@ def _span(values: Sequence[float], unit: str) -> str:
     return f"{digits(min(values))} to {digits(max(values))} {unit} (logarithmic)"
 
 
-def _told(offer: OfferView) -> str:
+def _told(offer: Offer) -> str:
     return f"{offer.name}: {_hours(offer.hours)}, {digits(offer.dollars)} $"

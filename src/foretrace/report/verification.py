@@ -16,7 +16,7 @@ from foretrace.report import assumptions
 from foretrace.report.blocks import Block, Column, Headline, Line, notes, shown, table
 from foretrace.report.rig import RigArmView
 from foretrace.report.units import MINUS, between, count, digits, seconds, share, speed, things, unit_for
-from foretrace.report.views import RatioView, Result, taken
+from foretrace.report.views import Result, taken
 
 SHOWN_RESIDUALS = 6
 _ARMS = {"before": "baseline", "after": "with it", "again": "baseline again"}
@@ -55,9 +55,9 @@ class VerifyView(Result, frozen=True, kw_only=True):
     verdict: str
     covered: bool
     uncertain: str  # why nothing was concluded, if nothing was
-    predicted: RatioView
-    measured: RatioView
-    same: RatioView  # the baseline against itself
+    predicted: Ratio
+    measured: Ratio
+    same: Ratio  # the baseline against itself
     floor: float  # smallest change that could be seen
     error: float  # predicted / measured − 1
     recorded_s: float
@@ -91,8 +91,8 @@ class LedgerRowView(msgspec.Struct, frozen=True, kw_only=True):
     size: str
     threads: int
     device: str
-    predicted: RatioView
-    measured: RatioView
+    predicted: Ratio
+    measured: Ratio
     before_s: float
     after_s: float
     error: float
@@ -262,7 +262,7 @@ def _losses(values: Sequence[float | None]) -> str:
     return ", ".join("not finite" if value is None else f"{value:.4g}" for value in values)
 
 
-def _numbers(ratio: Ratio | RatioView) -> str:
+def _numbers(ratio: Ratio) -> str:
     return f"{digits(ratio.value)}, {digits(ratio.low)} – {digits(ratio.high)}"
 
 
@@ -287,8 +287,8 @@ def _ledger_row(row: Row) -> LedgerRowView:
     return taken(
         LedgerRowView,
         row,
-        predicted=RatioView(value=row.predicted, low=row.predicted_low, high=row.predicted_high),
-        measured=RatioView(value=row.measured, low=row.measured_low, high=row.measured_high),
+        predicted=Ratio(value=row.predicted, low=row.predicted_low, high=row.predicted_high),
+        measured=Ratio(value=row.measured, low=row.measured_low, high=row.measured_high),
         floor=floor_of(row),
     )
 

@@ -114,11 +114,3 @@ class BreakdownView(msgspec.Struct, frozen=True, kw_only=True):
     def parts(self) -> dict[str, float]:
         """Part name -> seconds, in a fixed order."""
         return {name: getattr(self, name) for name in PARTS}
-
-
-class RatioView(msgspec.Struct, frozen=True, kw_only=True):
-    """Treated over baseline step, with its 80 % interval."""
-
-    value: float
-    low: float
-    high: float

@@ -45,9 +45,13 @@ class Space(Generic[Point]):
         """A random small change; as likely as the way back where Markov chains are to be fair."""
         raise NotImplementedError(f"{type(self).__name__} has no random neighbours")
 
+    def moves(self, point: Point) -> Iterator[Point]:
+        """Every smallest change."""
+        raise NotImplementedError(f"{type(self).__name__} does not list its moves")
+
     def neighbours(self, point: Point, rng: Random) -> Iterator[Point]:
-        """Every small change, the most promising first."""
-        raise NotImplementedError(f"{type(self).__name__} does not list neighbours")
+        """Points to try next, the most promising first: moves, and larger changes where the space knows good ones."""
+        return self.moves(point)
 
     def points(self) -> Iterator[Point]:
         """All points, each once."""
@@ -92,7 +96,8 @@ class Choices(Space[tuple[Any, ...]]):
         other += other >= self._places[i][point[i]]
         return (*point[:i], self.values[i][other], *point[i + 1 :])
 
-    def neighbours(self, point: tuple[Any, ...], rng: Random) -> Iterator[tuple[Any, ...]]:
+    def moves(self, point: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+        """Other values, the nearest first."""
         at = [places[value] for places, value in zip(self._places, point, strict=True)]
         others = ((abs(j - at[i]), i, j) for i in self._free for j in range(len(self.values[i])) if j != at[i])
         for _, i, j in sorted(others):

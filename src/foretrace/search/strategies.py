@@ -71,8 +71,8 @@ class MCMC:
 class Descent:
     """Descents to where no neighbour is better: from the starts, then from the best point, changed at random.
 
-    The first better one of the space's neighbours is taken, and from the last start once the best of all. Once the
-    starts are used up, the best point is in turns
+    The first better one of the space's neighbours is taken, and from the last start the best of all moves. Once
+    the starts are used up, the best point is in turns
     shaken by a few random changes, or walked from while worse ones are accepted less and less (simulated annealing).
     A step is one descent. Ends after `patience` descents that gained next to nothing.
     """
@@ -143,9 +143,9 @@ def descended(context: SearchContext[Point], at: Point) -> Way[Point]:
 
 
 def steepest(context: SearchContext[Point], at: Point) -> Way[Point]:
-    """The best of all neighbours, again and again."""
+    """The best of all moves, again and again."""
     (cost,) = yield [at]
-    while others := list(context.space.neighbours(at, context.rng)):
+    while others := list(context.space.moves(at)):
         costs = yield others
         best = min(range(len(others)), key=costs.__getitem__)
         if costs[best] >= cost:

@@ -68,6 +68,20 @@ def test_what_cannot_be(
     assert err.count("\n") == 1
 
 
+def test_a_recording_is_placed(capsys: pytest.CaptureFixture[str]) -> None:
+    recording = str(Path(__file__).parents[2] / "data" / "cnn.json.gz")
+    assert run(["plan", "place", recording, "--device", "h100", "--devices", "2"]) == 0
+    assert "kB" in capsys.readouterr().out  # its weights are small, and not nothing
+
+
+def test_unknown_sizes_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = [each | {"size": 0} for each in _problem()["nodes"]]
+    _, out, _ = _said(tmp_path, capsys, _problem(nodes=nodes), "--json")
+    found = jsonout.loads(out, "plan place")
+    assert all(each.memory is None for each in found.devices)
+    assert "says nothing of sizes" in found.notes[0]
+
+
 def test_a_model_needs_devices(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "place", "bert", "--device", "h100"]) == 2
     assert "name them: --devices N" in capsys.readouterr().err

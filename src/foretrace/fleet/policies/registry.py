@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import shlex
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -79,6 +80,45 @@ def factory(name: str) -> Factory:
         raise
     except Exception as error:
         raise ForetraceError(f"the policy {name} cannot be loaded: {error}.") from error
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyParameter:
+    """A parameter of a policy."""
+
+    name: str
+    default: str
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A scheduling policy."""
+
+    name: str
+    about: str
+    parameters: tuple[PolicyParameter, ...]
+
+
+def described() -> tuple[Described, ...]:
+    """List all policies, with the first paragraph of their docstrings."""
+    found = []
+    for name in names():
+        made = factory(name)
+        about = " ".join((inspect.getdoc(made) or "").split("\n\n")[0].split())
+        parameters = [
+            PolicyParameter(each.name.replace("_", "-"), _default(each.default))
+            for each in inspect.signature(made).parameters.values()
+        ]
+        found.append(Described(name, about, tuple(parameters)))
+    return tuple(found)
+
+
+def _default(value: Any) -> str:
+    if value is inspect.Parameter.empty:
+        return "required"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def make(name: str, **parameters: Any) -> Policy:

@@ -15,12 +15,11 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
+from foretrace.arrays import Float64, Int64
 from foretrace.compiled import njit
 from foretrace.plan.placement.blocks import PlacementBlocks, crossing, flat
 from foretrace.plan.placement.problem import DeviceLoad, PlacementProblem
 
-Int64 = npt.NDArray[np.int64]
-Float64 = npt.NDArray[np.float64]
 MOST_IDEALS = 250_000
 
 

@@ -47,6 +47,14 @@ class Placement:
         return (ends[0], ends[1]) if ends else None
 
     @property
+    def launch_bound(self) -> dict[int, float]:
+        """Devices whose host takes longer to launch their operators than these take, and the host's time."""
+        if self.problem.host_time is None:
+            return {}
+        hosts = [float(self.problem.host_time[list(each.nodes)].sum()) for each in self.devices]
+        return {at: host for at, host in enumerate(hosts) if host > self.devices[at].load}
+
+    @property
     def proven(self) -> bool:
         """Whether no placement of its kind is better."""
         return self.gap <= _PROVEN

@@ -19,11 +19,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from foretrace.arrays import Float64, Int64
 from foretrace.errors import ForetraceError
 from foretrace.reading import parse_json, read_bytes
 
-Int64 = npt.NDArray[np.int64]
-Float64 = npt.NDArray[np.float64]
 ROUNDING = 1e-9  # relative: loads are sums of some hundred numbers
 
 
@@ -46,8 +45,9 @@ class PlacementProblem:
     labels: tuple[str, ...]  # what each is, for people
     accelerator_time: Float64  # (n,), inf where no accelerator can run it
     accelerator_range: tuple[Float64, Float64] | None = None  # (n,) each: what it may take; None where times are given
+    host_time: Float64 | None = None  # (n,) that a host needs to launch them; None where it is not known
     cpu_time: Float64  # (n,)
-    nbytes: Float64  # (n,) of memory on an accelerator
+    nbytes: Float64  # (n,) of memory on an accelerator; all 0 where the source says nothing of sizes
     transfer: Float64  # (n,) to move its output between accelerator and host
     backward: npt.NDArray[np.bool_]  # (n,)
     colour: Int64  # (n,), same number, same device

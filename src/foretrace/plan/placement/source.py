@@ -3,20 +3,115 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
+from foretrace.arrays import Float64
+from foretrace.cost.calls import Family
 from foretrace.cost.model import Prediction
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import Phase
 from foretrace.hardware.cluster import parse_link
+from foretrace.model.lower import HostCosts
 from foretrace.model.operator_graph import OperatorGraph, Role
 from foretrace.model.target import target
 from foretrace.plan.placement.problem import PlacementProblem
 from foretrace.zoo.operators import operators_of
 
-_KEPT = (Role.WEIGHT, Role.BUFFER, Role.GRADIENT, Role.OPTIMIZER)
+_HOST = HostCosts()
+KEPT = (Role.WEIGHT, Role.BUFFER, Role.GRADIENT, Role.OPTIMIZER)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PlaceableModel:
+    """A model's operators with their predicted times, and the devices, all alike, that it is to run on."""
+
+    graph: OperatorGraph
+    costs: Prediction  # a row per node
+    devices: int
+    memory_limit: float  # bytes of a device
+    bytes_per_s: float  # of its link, each way
+
+    @cached_property
+    def updates(self) -> npt.NDArray[np.bool_]:
+        """Nodes of the optimizer."""
+        return np.array([node.phase == Phase.OPTIMIZER for node in self.graph.nodes], dtype=np.bool_)
+
+    @cached_property
+    def backward(self) -> npt.NDArray[np.bool_]:
+        """Nodes of the backward pass."""
+        return np.array([node.phase == Phase.BACKWARD for node in self.graph.nodes], dtype=np.bool_)
+
+    @cached_property
+    def holder(self) -> dict[int, int]:
+        """Of a storage: the first node that touches it, updates aside."""
+        found: dict[int, int] = {}
+        for at, node in enumerate(self.graph.nodes):
+            for tensor in () if self.updates[at] else (*node.inputs, *node.outputs):
+                found.setdefault(self.graph.tensors[tensor].storage, at)
+        return found
+
+    def update_times(self, seconds: Float64) -> Float64:
+        """What the updates of the weights that a node holds take (n): updates shared out by bytes."""
+        found = np.zeros(len(self.graph))
+        for at in np.flatnonzero(self.updates).tolist():
+            node = self.graph.nodes[at]
+            touched = {self.graph.tensors[each].storage for each in (*node.inputs, *node.outputs)} & self.holder.keys()
+            sizes = {each: float(self.graph.storages[each].nbytes) for each in touched}
+            for storage, size in sizes.items():
+                found[self.holder[storage]] += seconds[at] * size / max(sum(sizes.values()), 1.0)
+            if not touched:
+                found[0] += seconds[at]
+        return found
+
+    @cached_property
+    def host_s(self) -> Float64:
+        """What the host of a device spends to have every operator run (n); `HostCosts` has its range."""
+        launches = self.graph.calls.family != Family.NONE
+        found: Float64 = (_HOST.own_ns(self.graph) + _HOST.call_ns * launches) / 1e9
+        return found
+
+    @property
+    def ends(self) -> tuple[tuple[Float64, Float64], ...]:
+        """Times of kernels and of the host (n each): as fast, and as slow, as they may be."""
+        return (self.costs.low_s, _HOST.low * self.host_s), (self.costs.high_s, _HOST.high * self.host_s)
+
+    def problem(self) -> PlacementProblem:
+        """The placement of one batch: operators of a layer stay together, with those of its backward pass; seconds.
+
+        An update runs where its weights are. Memory is what a layer keeps (weights, gradients, optimizer state) and, in
+        training, what its forward pass saves, for as many batches as there are devices: as many are on their way in a
+        pipeline.
+        """
+        graph, costs = self.graph, self.costs
+        # A device waits for its host where that is slower; the sum of the slower one per operator is an upper bound.
+        slowest = np.maximum(*self.ends[1])
+        times = [each * ~self.updates + self.update_times(each) for each in (costs.seconds, costs.low_s, slowest)]
+        rows = np.flatnonzero(~self.updates)
+        row_of = np.cumsum(~self.updates) - 1
+        nbytes = np.zeros(len(graph))
+        in_flight = self.devices if self.backward.any() else 1
+        for number, held in enumerate(graph.storages if graph.parameters else ()):  # a recording names no weights
+            copies = 1 if held.role in KEPT else in_flight if held.role == Role.ACTIVATION else 0
+            nbytes[self.holder.get(number, rows[0])] += copies * held.nbytes
+        starts, ends, tensors = graph.edges
+        among = ~self.updates[starts] & ~self.updates[ends]
+        starts, ends, tensors = starts[among], ends[among], tensors[among]
+        sent = np.zeros(len(graph))
+        for tensor, start in {(int(tensor), int(start)) for tensor, start in zip(tensors, starts, strict=True)}:
+            sent[start] += graph.tensors[tensor].nbytes
+        return PlacementProblem(
+            name=graph.name, ids=tuple(rows.tolist()),
+            labels=tuple(graph.nodes[row].layer or graph.nodes[row].op for row in rows),
+            accelerator_time=times[0][rows], accelerator_range=(times[1][rows], times[2][rows]),
+            cpu_time=np.zeros(len(rows)), nbytes=nbytes[rows], transfer=sent[rows] / self.bytes_per_s,
+            backward=self.backward[rows], colour=_colours(graph, self.backward)[rows],
+            edges=np.unique(row_of[np.stack([starts, ends], axis=1)], axis=0), accelerators=self.devices, cpus=0,
+            memory_limit=self.memory_limit, host_time=(self.host_s * ~self.updates)[rows],
+        )  # fmt: skip
 
 
 def of_model(
@@ -31,10 +126,10 @@ def of_model(
     training: bool = True,
     size: str = "full",
     progress: Callable[[float], None] | None = None,
-) -> PlacementProblem:
-    """The problem of a model on `devices` devices alike; memory and link as the catalog has them where not given.
+) -> PlaceableModel:
+    """A model for `devices` devices alike; memory and link as the catalog has them where not given.
 
-    Raises ForetraceError for what is not known of the device, and as `operators_of` does.
+    Raises ForetraceError for what is not known of the device, where an operator has no time, and as `operators_of`.
     """
     if not device or devices is None:
         missing = "`device=NAME`" if not device else "`devices=N`"
@@ -43,63 +138,16 @@ def of_model(
     rate = parse_link(link).bytes_per_s if link else (on.device.scaleup_gb_s / 2 or on.device.pcie_gb_s) * 1e9
     room = on.device.memory_gb * 1e9 if memory_limit is None else memory_limit
     if not rate or not room:
-        what, mend = ("link", "link=200gbit") if not rate else ("memory", "memory_limit=80GB")
-        raise ForetraceError(f"the catalog has no {what} of {on.device.short}; give it: `{mend}`.")
+        what, how = ("link", "link=200gbit") if not rate else ("memory", "memory_limit=80GB")
+        raise ForetraceError(f"the catalog has no {what} of {on.device.short}; give it: `{how}`.")
     graph = operators_of(source, size=size, batch=batch, precision=precision, training=training, progress=progress)
     costs = on.costs(graph).predict(graph.calls, on.device)
-    return problem_of(graph, costs, accelerators=devices, memory_limit=room, bytes_per_s=rate)
-
-
-def problem_of(
-    graph: OperatorGraph, costs: Prediction, *, accelerators: int, memory_limit: float, bytes_per_s: float
-) -> PlacementProblem:
-    """Operators of a layer stay together, with those of its backward pass; times in seconds.
-
-    `costs` has a time for every node. An update runs where its weights are: its time is shared out by their bytes.
-    Memory is what a layer keeps (weights, gradients, optimizer state) and, in training, what its forward pass saves,
-    for as many samples as there are devices: as many are on their way in a pipeline. Raises ForetraceError where an
-    operator has no time.
-    """
-    if missing := np.flatnonzero(np.isnan(costs.seconds)).tolist():
-        raise ForetraceError(f"no cost model knows what {graph.nodes[missing[0]].op} takes; choose another device.")
-    updates = np.array([node.phase == Phase.OPTIMIZER for node in graph.nodes], dtype=np.bool_)
-    if updates.all():
+    if unknown := np.flatnonzero(np.isnan(costs.seconds)).tolist():
+        raise ForetraceError(f"no cost model knows what {graph.nodes[unknown[0]].op} takes; choose another device.")
+    found = PlaceableModel(graph=graph, costs=costs, devices=devices, memory_limit=room, bytes_per_s=rate)
+    if found.updates.all():
         raise ForetraceError(f"{graph.name} has no operators to place; give a model that computes something.")
-    holder: dict[int, int] = {}  # of a storage: the first node that touches it
-    for at, node in enumerate(graph.nodes):
-        for tensor in () if updates[at] else (*node.inputs, *node.outputs):
-            holder.setdefault(graph.tensors[tensor].storage, at)
-    times = np.stack([costs.seconds, costs.low_s, costs.high_s])
-    for at in np.flatnonzero(updates).tolist():
-        node = graph.nodes[at]
-        touched = {graph.tensors[each].storage for each in (*node.inputs, *node.outputs)} & holder.keys()
-        weights = {each: float(graph.storages[each].nbytes) for each in touched}
-        for storage, size in weights.items():
-            times[:, holder[storage]] += times[:, at] * size / max(sum(weights.values()), 1.0)
-        if not touched:
-            times[:, 0] += times[:, at]
-    rows = np.flatnonzero(~updates)
-    row_of = np.cumsum(~updates) - 1
-    backward = np.array([node.phase == Phase.BACKWARD for node in graph.nodes], dtype=np.bool_)
-    nbytes = np.zeros(len(graph))
-    in_flight = accelerators if backward.any() else 1
-    for number, held in enumerate(graph.storages):
-        copies = 1 if held.role in _KEPT else in_flight if held.role == Role.ACTIVATION else 0
-        nbytes[holder.get(number, rows[0])] += copies * held.nbytes
-    starts, ends, tensors = graph.edges
-    among = ~updates[starts] & ~updates[ends]
-    starts, ends, tensors = starts[among], ends[among], tensors[among]
-    sent = np.zeros(len(graph))
-    for tensor, start in {(int(tensor), int(start)) for tensor, start in zip(tensors, starts, strict=True)}:
-        sent[start] += graph.tensors[tensor].nbytes
-    return PlacementProblem(
-        name=graph.name, ids=tuple(rows.tolist()),
-        labels=tuple(graph.nodes[row].layer or graph.nodes[row].op for row in rows),
-        accelerator_time=times[0, rows], accelerator_range=(times[1, rows], times[2, rows]),
-        cpu_time=np.zeros(len(rows)), nbytes=nbytes[rows], transfer=sent[rows] / bytes_per_s, backward=backward[rows],
-        colour=_colours(graph, backward)[rows], edges=np.unique(row_of[np.stack([starts, ends], axis=1)], axis=0),
-        accelerators=accelerators, cpus=0, memory_limit=memory_limit,
-    )  # fmt: skip
+    return found
 
 
 def _colours(graph: OperatorGraph, backward: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:

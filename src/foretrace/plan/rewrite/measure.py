@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf, isnan
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from foretrace.experiment.statistics import Arm, Ratio, paired_ratio
 from foretrace.plan.rewrite.capture import Model
@@ -26,26 +26,17 @@ _ROUNDS = 11
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """How far the rewritten model is from the original on random inputs.
+    """Differences from the original on random inputs, as shares of how far its output moves between two of them."""
 
-    Differences are shares of how far the original's output moves between two random inputs: a network whose output
-    hardly depends on its input would agree with anything in shares of the output itself.
-    """
-
+    # A network whose output hardly depends on its input would agree with anything in shares of the output itself.
+    equal: bool  # both within their tolerances; float32 also where it is hardly worse than the original's
     float64: float
+    float64_tolerance: float
     float32: float
-    float32_original: float  # the same of the original in float32: what rounding alone does
+    float32_tolerance: float
+    float32_original: float  # of the original in float32: what rounding alone does
     response: float  # how far the output moves, as a share of its largest value
-    inputs: int  # random inputs tried
-
-    float64_tolerance: ClassVar[float] = FLOAT64_TOLERANCE
-    float32_tolerance: ClassVar[float] = FLOAT32_TOLERANCE
-
-    @property
-    def equal(self) -> bool:
-        """Whether both are within their tolerances; float32 also where it is hardly worse than the original's."""
-        rounding = max(FLOAT32_TOLERANCE, _ROUNDING * self.float32_original)
-        return self.float64 <= FLOAT64_TOLERANCE and self.float32 <= rounding
+    inputs: int  # tried
 
 
 def check(model: Model, after: Graph, rewritten: Emitted, *, seed: int = 0, inputs: int = 2) -> Check:
@@ -79,10 +70,17 @@ def check(model: Model, after: Graph, rewritten: Emitted, *, seed: int = 0, inpu
                     shares = [o / max(m, 1e-12 * s) for o, m, s in zip(off, moved, size, strict=True)]
                     worst[key] = max([worst[key], *(inf if isnan(each) else each for each in shares)])
             last = exact
+    rounding = max(FLOAT32_TOLERANCE, _ROUNDING * worst["original"])
     return Check(
-        float64=worst["float64"], float32=worst["float32"], float32_original=worst["original"], response=response,
+        equal=worst["float64"] <= FLOAT64_TOLERANCE and worst["float32"] <= rounding,
+        float64=worst["float64"],
+        float64_tolerance=FLOAT64_TOLERANCE,
+        float32=worst["float32"],
+        float32_tolerance=FLOAT32_TOLERANCE,
+        float32_original=worst["original"],
+        response=response,
         inputs=max(inputs, 2),
-    )  # fmt: skip
+    )
 
 
 def _random(value: Any, generator: torch.Generator) -> Any:

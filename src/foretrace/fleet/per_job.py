@@ -1,4 +1,4 @@
-"""`foretrace fleet run --out`: a row per job."""
+"""A row per job of a result, as CSV."""
 
 from __future__ import annotations
 

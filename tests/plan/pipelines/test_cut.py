@@ -1,0 +1,81 @@
+"""A model cut into stages: nothing is lost, and the schedules are those of the stages."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from foretrace.cli.app import run
+from foretrace.errors import ForetraceError
+from foretrace.model.operator_graph import Role
+from foretrace.plan.pipelines.cut import cut, stage_costs
+from foretrace.plan.placement.place import place
+from foretrace.plan.placement.source import PlaceableModel, of_model
+
+
+@pytest.fixture(scope="module")
+def model() -> PlaceableModel:
+    return of_model("vgg11", device="a100", devices=2, size="tiny")
+
+
+def test_stages_hold_all_times_and_weights(model: PlaceableModel) -> None:
+    nothing = np.zeros(len(model.graph))
+    costs = stage_costs(model, place(model.problem()), model.costs.seconds, nothing)
+    passes = sum(each.forward_s + each.backward_s + each.update_s for each in costs)
+    assert passes == pytest.approx(float(model.costs.seconds.sum()))
+    weights = sum(each.nbytes for each in model.graph.storages if each.role == Role.WEIGHT)
+    assert sum(each.weight_bytes for each in costs) == weights
+    assert costs[0].hop_s > 0
+
+
+def test_a_pass_takes_as_long_as_its_host(model: PlaceableModel) -> None:
+    hosts = np.ones(len(model.graph))
+    costs = stage_costs(model, place(model.problem()), model.costs.seconds, hosts)
+    forward = ~model.backward & ~model.updates
+    assert sum(each.forward_s for each in costs) == forward.sum()
+
+
+def test_schedules_are_in_order_with_their_ranges(model: PlaceableModel) -> None:
+    found = cut(model, micro_batches=4)
+    known = [each.found.batch_s for each in found.schedules if each.found is not None]
+    assert known == sorted(known)
+    assert {each.name for each in found.schedules if each.found is None} == {"interleaved"}
+    for each in found.schedules:
+        if each.found is not None and each.interval_s is not None:
+            assert each.interval_s[0] <= each.found.batch_s <= each.interval_s[1]
+            # No schedule is faster than the slowest stage's work.
+            slowest = max(4 * (cost.forward_s + cost.backward_s) for cost in found.costs)
+            assert each.found.batch_s >= slowest * (1 - 1e-6)
+
+
+def test_what_cannot_be_is_said(model: PlaceableModel) -> None:
+    with pytest.raises(ForetraceError, match="no schedule 1b1f; choose from gpipe"):
+        cut(model, micro_batches=4, names=["1b1f"])
+    unsized = tuple(replace(each, role=Role.TEMPORARY) for each in model.graph.storages)
+    with pytest.raises(ForetraceError, match="says nothing of sizes in memory"):
+        cut(replace(model, graph=replace(model.graph, storages=unsized)), micro_batches=4)
+    with pytest.raises(ForetraceError, match="no backward pass"):
+        cut(of_model("vgg11", device="a100", devices=2, size="tiny", training=False), micro_batches=4)
+
+
+def test_what_does_not_fit_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "pipeline", "vgg11", "--size", "tiny", "--device", "a100", "--devices", "2"]
+    assert run([*words, "--memory-limit", "40MB", "--json"]) in (0, 2)
+    found = capsys.readouterr()
+    if found.out:
+        assert not any(each["fits"] for each in json.loads(found.out)["schedules"] if each["name"] == "gpipe")
+    else:
+        assert "does not fit" in found.err
+
+
+def test_command_prints_and_writes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["plan", "pipeline", "vgg11", "--size", "tiny", "--device", "a100", "--devices", "2", "--schedule", "2bw"]
+    assert run([*words, "--html", str(tmp_path / "page.html")]) == 0
+    assert "2bw takes" in capsys.readouterr().out
+    assert "bubble" in (tmp_path / "page.html").read_text()
