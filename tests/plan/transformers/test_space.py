@@ -76,7 +76,7 @@ def test_small_devices_reject_what_does_not_fit() -> None:
 
 def test_reasons_are_counted_for_every_loser() -> None:
     found = space().search(10)
-    assert sum(found.lost.values()) == found.fitting and found.fitting + len(found.spill) <= found.valid + 10
+    assert found.fitting - 10 <= sum(found.lost.values()) < found.fitting  # the best and its equals lose nothing
     assert len([part for part, count in found.lost.items() if count]) > 3
 
 
@@ -146,7 +146,7 @@ def test_what_each_dimension_is_for() -> None:
         ({"micro": 5}, "24 samples of a batch cannot be cut by a micro-batch of 5; the nearest that can be is 4"),
         ({"tensor": 4, "data": 4}, "the degrees multiply to 16, got 8 devices; give 16"),
         ({"zero": 4}, "`zero=` must be 0 to 3, got 4; give 3"),
-        ({"batch": 0}, "`batch=` must be a whole number above 0, got 0"),
+        ({"batch": 0}, "`batch=` must be 1 to 1000000, got 0; give 1"),
     ],
 )
 def test_what_cannot_be_is_said_in_a_sentence(change: dict[str, int], says: str) -> None:

@@ -306,11 +306,12 @@ def sweep(
                                             continue
                                         fitting += 1
                                         if compare:
-                                            at, most = 0, -np.inf
+                                            at, most = -1, 0.0
                                             for i in range(9):
                                                 if found[i] - best[i] > most:
                                                     at, most = i, found[i] - best[i]
-                                            lost[at] += 1
+                                            if at >= 0:
+                                                lost[at] += 1
                                         if total < worst:
                                             worst = _keep(
                                                 rows, times, total, tensor, sequence, context, pipeline, virtual, data,

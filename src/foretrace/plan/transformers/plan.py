@@ -17,7 +17,7 @@ from foretrace.plan.transformers.space import ParallelismSpace, SweptSpace
 
 _USUAL_SOFTWARE = "megatron"
 _TRIES = 64  # other numbers of devices
-_KEPT = 64  # quickest configurations of which the shown ones are taken
+_KEPT = 256  # quickest configurations of which the shown ones are taken
 
 
 @dataclass(frozen=True, kw_only=True)

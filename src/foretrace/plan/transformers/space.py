@@ -34,6 +34,7 @@ from foretrace.plan.transformers.shape import TransformerSizes
 DEGREES = {"tensor", "context", "pipeline", "data"}  # multiply to the devices
 _WORDS = {"micro": "a micro-batch of", "virtual": "a number of virtual stages of"}
 _MOST = 1 << 40
+_LARGEST = 1_000_000  # devices and samples of a batch: all divisors are tried
 _ENDS = {"sequence": (0, 1), "recompute": (0, 2), "zero": (0, 3), "overlap": (0, 1)}  # others: 1 and more
 
 
@@ -50,8 +51,9 @@ class ParallelismSpace:
 
     def __post_init__(self) -> None:
         for name, value in (("devices", self.devices), ("batch", self.batch)):
-            if value < 1:
-                raise ForetraceError(f"`{name}=` must be a whole number above 0, got {value}; give 1 or more.")
+            if not 1 <= value <= _LARGEST:
+                near = 1 if value < 1 else _LARGEST
+                raise ForetraceError(f"`{name}=` must be 1 to {_LARGEST}, got {value}; give {near}.")
         for name, value in self.fixed.items():
             if name not in kernels.FIELDS:
                 raise ForetraceError(f"`fixed=` has no field {name!r}; {question(name, kernels.FIELDS)}")
