@@ -39,7 +39,8 @@ def test_aliases_mean_something_that_exists() -> None:
 @pytest.mark.parametrize(
     ("written", "short"),
     [("h100", "H100-SXM5-80GB"), ("NVIDIA H100", "H100-SXM5-80GB"), ("A100 SXM4 80GB", "A100-SXM4-80GB"),
-     ("tesla v100", "V100-SXM2"), ("H200", "H200-SXM-141GB")],
+     ("tesla v100", "V100-SXM2"), ("H200", "H200-SXM-141GB"), ("a100-80gb", "A100-SXM4-80GB"),
+     ("A100 40GB", "A100-SXM4-40GB")],
 )  # fmt: skip
 def test_devices(written: str, short: str) -> None:
     assert named(written).short == short

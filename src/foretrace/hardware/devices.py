@@ -74,6 +74,8 @@ def find(name: str) -> Device | None:
 
 # What people mean by a family's name where it has several members: the one that most machines have.
 _USUAL = {"h100": "H100-SXM5-80GB", "a100": "A100-SXM4-80GB", "v100": "V100-SXM2", "p100": "P100-SXM2-16GB"}
+# The same with its memory, which the pattern of another member would take.
+_SIZED = {"a10080gb": "A100-SXM4-80GB", "a10040gb": "A100-SXM4-40GB", "h10080gb": "H100-SXM5-80GB"}
 
 
 def named(name: str) -> Device:
@@ -85,7 +87,7 @@ def named(name: str) -> Device:
     with names that come near.
     """
     wanted = plain(name)
-    wanted = plain(_USUAL.get(wanted.removeprefix("nvidia").removeprefix("tesla"), wanted))
+    wanted = plain((_USUAL | _SIZED).get(wanted.removeprefix("nvidia").removeprefix("tesla"), wanted))
     for device in catalog():
         if wanted in (plain(device.short), plain(device.name)):
             return device

@@ -1,0 +1,242 @@
+"""`Parallelism` and `DeviceRates`: the time and the memory of one way to train a transformer, part by part.
+
+`Software` is a set of constants, fitted on iterations that others measured with one generation of training software
+(`benchmarks/transformer_steps.py` fits and stores them), with how far predictions were off on rows that were left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, astuple, dataclass
+from functools import cache, lru_cache
+from importlib.resources import files
+from math import exp
+
+import msgspec
+import numpy as np
+
+from foretrace import shipped
+from foretrace.arrays import Float64, Int64
+from foretrace.cost.network.nccl import nccl_network
+from foretrace.cost.network.network import CollectiveKind
+from foretrace.errors import ForetraceError
+from foretrace.hardware.devices import Device, named
+from foretrace.names import question, resolve
+from foretrace.plan.transformers import kernels
+from foretrace.plan.transformers.shape import TransformerSizes
+
+RECOMPUTATIONS = ("none", "selective", "full")
+KINDS = ("weights", "gradients", "optimizer", "activations", "in work")
+NODE = 8  # devices of a node, where the catalog does not say
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parallelism:
+    """One way to split a model, its batch and its memory. Degrees multiply to the number of devices."""
+
+    tensor: int = 1
+    sequence: int = 0  # 1: norms and dropout are split over the tensor group, too
+    context: int = 1
+    pipeline: int = 1
+    virtual: int = 1  # stages of the interleaved schedule that each device has
+    data: int = 1
+    micro: int = 1  # samples of a micro-batch
+    recompute: int = 0  # position in RECOMPUTATIONS
+    zero: int = 0  # ZeRO stage over data and context
+    overlap: int = 0  # 1: gradients and messages between stages hide behind computing
+
+    @property
+    def devices(self) -> int:
+        """How many it needs."""
+        return self.tensor * self.context * self.pipeline * self.data
+
+    def __str__(self) -> str:
+        said = [f"tensor {self.tensor}"] + (["sequence parallel"] if self.sequence else [])
+        said += [f"context {self.context}"] if self.context > 1 else []
+        said += [f"pipeline {self.pipeline}"] + ([f"virtual stages {self.virtual}"] if self.virtual > 1 else [])
+        said += [f"data {self.data}", f"micro-batch {self.micro}", f"{RECOMPUTATIONS[self.recompute]} recomputation"]
+        said += [f"ZeRO {self.zero}"] if self.zero else []
+        return ", ".join(said + (["overlap"] if self.overlap else []))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Software:
+    """Constants fitted on the iterations of one generation of training software.
+
+    `low` and `high` are ends of log(measured / predicted) on rows that were left out of fits, with a tenth beyond each;
+    `other_low` and `other_high` are those on devices of which no row was fitted.
+    """
+
+    name: str
+    what: str
+    flash: bool  # attention in one kernel, which writes no scores
+    constants: dict[str, float]
+    devices: tuple[str, ...]  # that it was fitted on
+    low: float
+    high: float
+    other_low: float
+    other_high: float
+    rows: int  # that the constants were fitted on
+
+    def range_on(self, device: str, *, scored: bool = True) -> tuple[float, float]:
+        """Logarithms of the ends of the 80 % range over the prediction; twice as wide for what no row was scored on."""
+        low, high = (self.low, self.high) if device in self.devices else (self.other_low, self.other_high)
+        return (low, high) if scored else (2 * low, 2 * high)
+
+
+@cache
+def softwares() -> dict[str, Software]:
+    """All stored fits by name."""
+    text = files("foretrace.plan.transformers").joinpath("software.json").read_bytes()
+    return {each.name: each for each in msgspec.json.decode(text, type=list[Software])}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FittedConstant:
+    """What is plausible for a constant before any row is seen: central value, deviation of its logarithm."""
+
+    name: str
+    central: float
+    spread: float
+    meaning: str
+
+
+@cache
+def constants() -> tuple[FittedConstant, ...]:
+    """All constants in the order of `kernels`."""
+    return shipped.rows("foretrace.plan.transformers", "constants.csv", FittedConstant)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceRates:
+    """Rates of a device and of its links: FLOP/s and B/s, latency in s, capacity in B."""
+
+    device: str
+    peak: float
+    memory: float
+    node: int
+    link: float  # one direction, of a ring inside the node
+    link_s: float
+    network: float  # one direction, per device
+    capacity: float
+
+    def array(self) -> Float64:
+        """As `kernels` takes it."""
+        return np.array(astuple(self)[1:], dtype=np.float64)
+
+
+@lru_cache(maxsize=64)
+def machine(name: str, *, network_gb_s: float = 0.0, peak_tflops: float = 0.0) -> DeviceRates:
+    """A device of the catalog with its links: NCCL's own figures where it has some, otherwise the data sheet's.
+
+    The memory that counts is the data sheet's GB; what a device has beyond (GiB) is left to the context, to NCCL and to
+    fragmentation. Raises ForetraceError for an unknown device and for one without 16-bit matrix units.
+    """
+    found = named(name)
+    peak = peak_tflops or found.bf16_tflops or found.fp16_tflops
+    if not peak:
+        raise ForetraceError(
+            f"device {found.short} has no known rate of 16-bit products, which a plan needs; choose a device that has "
+            "(foretrace devices lists them)."
+        )
+    node = found.node_devices or NODE
+    link, link_s = _link(found, node)
+    return DeviceRates(
+        device=found.short, peak=peak * 1e12, memory=found.memory_gb_s * 1e9, node=node, link=link, link_s=link_s,
+        network=(network_gb_s or found.network_gb_s or 12.5) * 1e9, capacity=found.memory_gb * 1e9,
+    )  # fmt: skip
+
+
+def _link(device: Device, node: int) -> tuple[float, float]:
+    try:
+        net = nccl_network(device.short, node, {})
+    except ForetraceError:  # not NVIDIA's, or older than NCCL's constants
+        return (device.scaleup_gb_s / 2 or device.pcie_gb_s) * 1e9, 15e-6
+    small, large = (net.cost(CollectiveKind.REDUCE_SCATTER, nbytes).seconds for nbytes in (1024.0, 2.0**30))
+    return (node - 1) / node * 2.0**30 / (large - small), small
+
+
+def vector(model: TransformerSizes, software: Software) -> Float64:
+    """A transformer as `kernels` takes it."""
+    return np.array(
+        [model.layers, model.hidden, model.heads, model.kv_heads, model.inner, model.words, model.length, model.head,
+         model.gated, model.experts, model.active, model.tied, software.flash, model.causal], dtype=np.float64,
+    )  # fmt: skip
+
+
+def constant_vector(software: Software) -> Float64:
+    """Constants as `kernels` takes them."""
+    return np.array([software.constants[each.name] for each in constants()], dtype=np.float64)
+
+
+def fields_of(configuration: Parallelism) -> Int64:
+    """A configuration as `kernels` takes it."""
+    return np.array([getattr(configuration, name) for name in kernels.FIELDS], dtype=np.int64)
+
+
+def configuration_of(row: Int64) -> Parallelism:
+    """A configuration from a row of `kernels`."""
+    return Parallelism(**dict(zip(kernels.FIELDS, row.tolist(), strict=True)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageMemory:
+    """Bytes of one device of a stage, by what they are."""
+
+    stage: int
+    nbytes: dict[str, float]  # of KINDS
+
+    @property
+    def total(self) -> float:
+        """All of them."""
+        return sum(self.nbytes.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepCost:
+    """One configuration's step: seconds with their 80 % range, seconds by part, memory by stage."""
+
+    configuration: Parallelism
+    seconds: float
+    low_s: float
+    high_s: float
+    parts: dict[str, float]
+    memory: tuple[StageMemory, ...]
+
+    @property
+    def peak_bytes(self) -> float:
+        """Of the fullest device."""
+        return max(each.total for each in self.memory)
+
+
+def cost(model: TransformerSizes, on: DeviceRates, software: Software, at: Parallelism, batch: int) -> StepCost:
+    """Time and memory of one configuration with `batch` samples per step; `valid` says which there can be."""
+    out, stages = np.zeros(len(kernels.PARTS) + 2), np.zeros((at.pipeline, len(KINDS)))
+    kernels.evaluate(vector(model, software), on.array(), constant_vector(software), fields_of(at), batch, out, stages)
+    seconds = float(out[kernels.TIME])
+    low, high = software.range_on(on.device, scored=scored(model, at))
+    return StepCost(
+        configuration=at, seconds=seconds, low_s=seconds * exp(low), high_s=seconds * exp(high),
+        parts=dict(zip(kernels.PARTS, out.tolist(), strict=False)),
+        memory=tuple(
+            StageMemory(stage=number, nbytes=dict(zip(KINDS, row, strict=True)))
+            for number, row in enumerate(stages.tolist())
+        ),
+    )  # fmt: skip
+
+
+def scored(model: TransformerSizes, at: Parallelism) -> bool:
+    """Whether measured rows are of this kind: no mixture of experts, no ZeRO 2 and 3."""
+    return model.experts == 1 and at.zero < 2
+
+
+def software(name: str) -> Software:
+    """The stored fit of this name. Raises ForetraceError with names that come near."""
+    found = resolve(name, softwares())
+    if not found:
+        raise ForetraceError(f"`software=` must be one of the fitted ones, got {name!r}; {question(name, softwares())}")
+    return softwares()[found]
+
+
+def stored(found: list[Software]) -> bytes:
+    """Fits as they are stored."""
+    return msgspec.json.format(msgspec.json.encode([asdict(each) for each in found]), indent=1) + b"\n"

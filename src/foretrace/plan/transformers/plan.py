@@ -1,0 +1,202 @@
+"""`plan_decoder`: the quickest way to train a large transformer on devices that are named, not used."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from math import exp
+from typing import Any
+
+import numpy as np
+
+from foretrace.errors import ForetraceError
+from foretrace.plan.transformers import kernels
+from foretrace.plan.transformers.model import DeviceRates, Parallelism, Software, StepCost, machine, software
+from foretrace.plan.transformers.shape import TransformerSizes, transformer
+from foretrace.plan.transformers.space import ParallelismSpace, SweptSpace
+
+_USUAL_SOFTWARE = "megatron"
+_TRIES = 64  # other numbers of devices
+_KEPT = 256  # quickest configurations of which the shown ones are taken
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loser:
+    """A configuration that is not the best, and why in a few words."""
+
+    cost: StepCost
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerPlan:
+    """The best plan with its 80 % range, memory by stage, and what lost to it."""
+
+    model: TransformerSizes
+    machine: DeviceRates
+    software: Software
+    devices: int
+    batch: int
+    best: StepCost
+    runners_up: tuple[Loser, ...]  # that fit
+    too_large: tuple[Loser, ...]  # quicker than the best, but they do not fit
+    valid: int  # configurations, all of them timed
+    fitting: int
+    lost: dict[str, int]  # reason -> configurations
+    seconds: float  # of the search
+    assumed: tuple[str, ...]
+
+    @property
+    def configuration(self) -> Parallelism:
+        """The best one."""
+        return self.best.configuration
+
+    @property
+    def gpu_hours_per_step(self) -> float:
+        """Hours of devices that a step takes."""
+        return self.best.seconds * self.devices / 3600
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all devices together."""
+        return self.batch * self.model.length / self.best.seconds
+
+    def gpu_hours(self, tokens: float) -> float:
+        """Hours of devices to train on so many words."""
+        return tokens / self.tokens_per_second * self.devices / 3600
+
+    @property
+    def utilisation(self) -> float:
+        """Share of the devices' peak that products of forward and backward pass take, recomputation not counted."""
+        m = self.model
+        layer = m.attention_parameters + m.active * m.expert_parameters + 2 * m.length * m.heads * m.head
+        work = 6 * self.batch * m.length * (m.layers * layer + m.words * m.hidden)
+        return work / (self.best.seconds * self.devices * self.machine.peak)
+
+
+def plan_decoder(
+    name: str | TransformerSizes, *, devices: int, device: str, batch: int, length: int = 0, network_gb_s: float = 0.0,
+    software_name: str = _USUAL_SOFTWARE, fixed: dict[str, int] | None = None, runners_up: int = 5,
+) -> TransformerPlan:  # fmt: skip
+    """Time every valid configuration and take the quickest that fits in memory.
+
+    `batch`: samples of a step, of `length` words each (the model's own by default); `network_gb_s`: one direction, per
+    device, where it is not the catalog's; `fixed`: fields of a `Parallelism` that are given. Raises ForetraceError
+    where nothing is valid or nothing fits, with the nearest change that would.
+    """
+    begun = time.perf_counter()
+    model = name if isinstance(name, TransformerSizes) else transformer(name, length=length)
+    on, by = machine(device, network_gb_s=network_gb_s), software(software_name)
+    space = ParallelismSpace(model=model, on=on, software=by, devices=devices, batch=batch, fixed=fixed or {})
+    found = space.search(_KEPT)
+    if not found.fitting:
+        raise _misfit(space, found)
+    best, *rest = (space.cost(each) for each in found.configurations())
+    spilled = [space.cost(each) for each in found.spilled()]
+    lost = {f"more {part}": count for part, count in found.lost.items() if count}
+    return TransformerPlan(
+        model=model, machine=on, software=by, devices=devices, batch=batch, best=best,
+        runners_up=tuple(Loser(cost=each, why=why_slower(each, best)) for each in _apart(best, rest)[:runners_up]),
+        too_large=tuple(
+            Loser(cost=each, why=_too_large(each, on)) for each in _apart(None, spilled) if each.seconds < best.seconds
+        )[:runners_up],
+        valid=found.valid, fitting=found.fitting,
+        lost={"out of memory": found.valid - found.fitting, **lost}, seconds=time.perf_counter() - begun,
+        assumed=_assumed(space, best.configuration),
+    )  # fmt: skip
+
+
+def why_slower(loser: StepCost, best: StepCost) -> str:
+    """By how much a configuration loses, and the part of the step that loses most."""
+    more = {part: loser.parts[part] - best.parts[part] for part in kernels.PARTS}
+    worst = max(more, key=lambda part: more[part])
+    behind = loser.seconds / best.seconds - 1
+    if behind < 5e-4:
+        return "as quick as the best"
+    share = more[worst] / best.seconds
+    return f"{100 * behind:.1f} % slower, most of all by {worst}: {100 * share:.1f} % of the step more"
+
+
+def _too_large(loser: StepCost, on: DeviceRates) -> str:
+    stage = max(loser.memory, key=lambda each: each.total)
+    largest = max(stage.nbytes, key=lambda kind: stage.nbytes[kind])
+    return (
+        f"out of memory: stage {stage.stage} needs {stage.total / 1e9:.1f} GB of {on.capacity / 1e9:g}, "
+        f"{stage.nbytes[largest] / 1e9:.1f} of them {largest}"
+    )
+
+
+def _apart(best: StepCost | None, costs: list[StepCost]) -> list[StepCost]:
+    """The quickest of each split over devices (tensor, context, pipeline, data); not that of the best."""
+
+    def split(each: StepCost) -> tuple[int, ...]:
+        at = each.configuration
+        return at.tensor, at.context, at.pipeline, at.data
+
+    seen, found = {split(best)} if best else set(), []
+    for each in costs:
+        if split(each) not in seen:
+            seen.add(split(each))
+            found.append(each)
+    return found
+
+
+def _misfit(space: ParallelismSpace, found: SweptSpace) -> ForetraceError:
+    """Why nothing can be done, with the nearest number of devices or memory with which something can."""
+    name, n = space.model.name, space.devices
+    if not found.valid:
+        near = next((each for each in sorted(range(1, 2 * n + 1), key=lambda each: (abs(each - n), each))[1:_TRIES]
+                     if _sweep(space, devices=each).valid), None)  # fmt: skip
+        change = f"give {near} devices" if near else "fix less, or give another batch"
+        return ForetraceError(
+            f"no degrees of tensor, context, pipeline and data for {name} and a batch of {space.batch} multiply to "
+            f"{n} devices{' with what is fixed' if space.fixed else ''}; {change}."
+        )
+    larger = (n << power for power in range(1, 13))
+    enough = next((each for each in larger if _sweep(space, devices=each).fitting), None)
+    change = f"give {enough} devices, or" if enough else "choose"
+    return ForetraceError(
+        f"{name} does not fit into {space.on.capacity / 1e9:g} GB of each of {n} devices in any of {found.valid} "
+        f"configurations; {change} devices with {_least_memory(space) / 1e9:.1f} GB."
+    )
+
+
+def _sweep(space: ParallelismSpace, **changes: Any) -> SweptSpace:
+    """What there is after a change; nothing where that breaks what is fixed."""
+    try:
+        return replace(space, **changes).sweep(1)
+    except ForetraceError:
+        none = np.zeros((0, len(kernels.FIELDS)), dtype=np.int64)
+        return SweptSpace(valid=0, fitting=0, rows=none, spill=none, lost={})
+
+
+def _least_memory(space: ParallelismSpace) -> float:
+    """Bytes per device that the configuration with the least memory needs, to a thousandth, rounded up."""
+    low, high = space.on.capacity, 2 * space.on.capacity
+    while not _sweep(space, on=replace(space.on, capacity=high)).fitting:
+        low, high = high, 2 * high
+    while high > 1.001 * low:
+        middle = (low + high) / 2
+        if _sweep(space, on=replace(space.on, capacity=middle)).fitting:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _assumed(space: ParallelismSpace, at: Parallelism) -> tuple[str, ...]:
+    by, on = space.software, space.on
+    low, high = by.range_on(on.device)
+    found = [
+        f"times of {by.what}; 80 % of the rows that no fit saw were {100 * (exp(low) - 1):+.0f} to "
+        f"{100 * (exp(high) - 1):+.0f} % off",
+        f"{on.network / 1e9:g} GB/s between nodes for each device; replace it with `network_gb_s=`",
+        "layers are shared out equally; biases, norms and workspaces are not counted in memory",
+    ]
+    if space.model.experts > 1:
+        found.append("experts are cut by the tensor degree alone; no mixture was scored: the range is twice as wide")
+    if at.zero > 1:
+        found.append("no row with ZeRO 2 or 3 was scored: the range is twice as wide; try `zero=1` in `fixed=`, too")
+    if at.context > 1:
+        found.append("one model split by context was scored: try `context=1` in `fixed=`, too")
+    return tuple(found)

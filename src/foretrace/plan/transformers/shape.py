@@ -1,0 +1,93 @@
+"""`TransformerSizes`: what a plan needs of a model: decoders by name, mixtures of experts, encoders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from foretrace import shipped
+from foretrace.errors import ForetraceError
+from foretrace.model.decoder_config import ALIASES, DECODERS, DecoderConfig, decoder_config, decoder_named
+from foretrace.names import question, resolve
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerSizes:
+    """The sizes of a transformer. Raises ForetraceError for sizes that no layer can have."""
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    inner: int  # width of the feed-forward part, of one expert where there are several
+    words: int  # vocabulary
+    length: int  # words of a sequence
+    gated: bool = False  # SiLU-gated feed-forward part, without biases
+    tied: bool = False  # embedding and output share their weight
+    experts: int = 1  # of a layer
+    active: int = 1  # experts that a word goes through
+    causal: bool = True  # a decoder; else an encoder
+    width: int = 0  # of a head, where it is not hidden / heads
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "hidden", "heads", "kv_heads", "inner", "words", "length", "experts", "active"):
+            value = getattr(self, name)
+            if value < 1:
+                raise ForetraceError(
+                    f"{name.replace('_', ' ')} of {self.name} must be a whole number above 0, got {value}; give 1 or "
+                    "more."
+                )
+        if not self.width and self.hidden % self.heads:
+            raise ForetraceError(
+                f"hidden size {self.hidden} of {self.name} must be divided by its {self.heads} heads without a rest; "
+                f"give {self.hidden - self.hidden % self.heads}."
+            )
+
+    @property
+    def head(self) -> int:
+        """Width of a head."""
+        return self.width or self.hidden // self.heads
+
+    @property
+    def attention_parameters(self) -> int:
+        """Weights of a layer's attention, without biases and norms."""
+        return 2 * self.hidden * self.head * (self.heads + self.kv_heads)
+
+    @property
+    def expert_parameters(self) -> int:
+        """Weights of one expert, or of the feed-forward part, without biases."""
+        return (3 if self.gated else 2) * self.hidden * self.inner
+
+    @property
+    def parameters(self) -> int:
+        """Trained numbers, without biases and norms (about 0.1 % of a layer)."""
+        layer = self.attention_parameters + self.experts * self.expert_parameters
+        return self.layers * layer + self.words * self.hidden * (1 if self.tied else 2)
+
+
+def of_decoder(found: DecoderConfig, length: int = 0) -> TransformerSizes:
+    """What a plan needs of a decoder."""
+    return TransformerSizes(
+        name=found.name, layers=found.layers, hidden=found.hidden, heads=found.heads, kv_heads=found.kv_heads,
+        inner=found.inner, words=found.words, length=length or found.length, gated=found.gated, tied=found.tied,
+        width=found.width, source=found.source,
+    )  # fmt: skip
+
+
+OTHERS = {each.name: each for each in shipped.rows("foretrace.plan.transformers", "shapes.csv", TransformerSizes)}
+
+
+def transformer(name: str, *, length: int = 0) -> TransformerSizes:
+    """The transformer of this name, or of a `config.json`; `length` words per sequence where it is not its own.
+
+    Raises ForetraceError with names that come near.
+    """
+    other = resolve(name, OTHERS)
+    if other:
+        values = {each.name: getattr(OTHERS[other], each.name) for each in fields(TransformerSizes)}
+        return TransformerSizes(**{**values, "length": length or OTHERS[other].length})
+    if not decoder_named(name) and not name.endswith(".json") and "/" not in name:
+        hint = question(name, [*DECODERS, *OTHERS], ALIASES)
+        raise ForetraceError(f"there is no transformer {name!r}; {hint}")
+    return of_decoder(decoder_config(name), length)

@@ -1,0 +1,160 @@
+"""`ParallelismSpace`: every valid configuration of a model on so many devices, and the quickest of them.
+
+Valid is: the degrees of tensor, context, pipeline and data multiply to the devices; the tensor degree divides heads and
+feed-forward width, and divides the heads of keys and values or is divided by them; twice the context degree divides the
+sequence; pipeline and virtual stages divide the layers, and micro-batches come in groups of the pipeline's size where
+there are virtual stages; data degree and micro-batch divide the batch; sequence parallelism needs a tensor degree above
+1 that divides the sequence; ZeRO needs another device with the same weights. Unequal stages are not covered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import gcd, prod
+
+import numpy as np
+
+from foretrace.arrays import Float64, Int64
+from foretrace.errors import ForetraceError
+from foretrace.names import question
+from foretrace.plan.transformers import kernels
+from foretrace.plan.transformers.model import (
+    DeviceRates,
+    Parallelism,
+    Software,
+    StepCost,
+    configuration_of,
+    constant_vector,
+    cost,
+    vector,
+)  # fmt: skip
+from foretrace.plan.transformers.shape import TransformerSizes
+
+DEGREES = {"tensor", "context", "pipeline", "data"}  # multiply to the devices
+_WORDS = {"micro": "a micro-batch of", "virtual": "a number of virtual stages of"}
+_MOST = 1 << 40
+_LARGEST = 1_000_000  # devices and samples of a batch: all divisors are tried
+_ENDS = {"sequence": (0, 1), "recompute": (0, 2), "zero": (0, 3), "overlap": (0, 1)}  # others: 1 and more
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelismSpace:
+    """What there is to choose from; `fixed` fields have one value. Raises ForetraceError where nothing is valid."""
+
+    model: TransformerSizes
+    on: DeviceRates
+    software: Software
+    devices: int
+    batch: int
+    fixed: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, value in (("devices", self.devices), ("batch", self.batch)):
+            if not 1 <= value <= _LARGEST:
+                near = 1 if value < 1 else _LARGEST
+                raise ForetraceError(f"`{name}=` must be 1 to {_LARGEST}, got {value}; give {near}.")
+        for name, value in self.fixed.items():
+            if name not in kernels.FIELDS:
+                raise ForetraceError(f"`fixed=` has no field {name!r}; {question(name, kernels.FIELDS)}")
+            low, high = _ENDS.get(name, (1, _MOST))
+            if not low <= value <= high:
+                ends = f"{low} to {high}" if high < _MOST else "a whole number above 0"
+                raise ForetraceError(f"`{name}=` must be {ends}, got {value}; give {low if value < low else high}.")
+        self._check_fixed()
+
+    def bounds(self) -> tuple[Int64, Int64]:
+        """The least and the largest value of each field."""
+        pairs = [
+            (self.fixed[name],) * 2 if name in self.fixed else _ENDS.get(name, (1, _MOST)) for name in kernels.FIELDS
+        ]
+        return np.array([low for low, _ in pairs], dtype=np.int64), np.array(
+            [high for _, high in pairs], dtype=np.int64
+        )
+
+    def search(self, top: int = 10) -> SweptSpace:
+        """The quickest configurations that fit and that do not, and by what all others lose to the best."""
+        first = self.sweep(top)
+        if not len(first.rows):
+            return first
+        best = np.zeros(len(kernels.PARTS) + 2)
+        at = first.rows[0]
+        stages = np.zeros((int(at[3]), 5))
+        kernels.evaluate(
+            vector(self.model, self.software), self.on.array(), constant_vector(self.software), at, self.batch, best,
+            stages,
+        )  # fmt: skip
+        return self.sweep(top, best)
+
+    def sweep(self, top: int, best: Float64 | None = None) -> SweptSpace:
+        """All configurations once; `best`: the parts of the step that reasons are counted against."""
+        low, high = self.bounds()
+        rows, spill = (np.zeros((top, len(kernels.FIELDS)), dtype=np.int64) for _ in range(2))
+        times, spill_times = (np.full(top, np.inf) for _ in range(2))
+        lost = np.zeros(len(kernels.PARTS), dtype=np.int64)
+        valid, fitting = kernels.sweep(
+            vector(self.model, self.software), self.on.array(), constant_vector(self.software), self.devices,
+            self.batch, low, high, np.zeros(len(kernels.PARTS) + 2) if best is None else best, rows, times, spill,
+            spill_times, lost,
+        )  # fmt: skip
+        return SweptSpace(
+            valid=valid, fitting=fitting, rows=rows[np.isfinite(times)], spill=spill[np.isfinite(spill_times)],
+            lost=dict(zip(kernels.PARTS, lost.tolist(), strict=True)),
+        )  # fmt: skip
+
+    def cost(self, at: Parallelism) -> StepCost:
+        """Time and memory of one configuration."""
+        return cost(self.model, self.on, self.software, at, self.batch)
+
+    def _check_fixed(self) -> None:
+        """One sentence for each constraint that fixed degrees break, with the nearest change that keeps it."""
+        m, n = self.model, self.devices
+        layers, batch = (m.layers, "layers"), (self.batch, "samples of a batch")
+        rules = {
+            "tensor": ((m.heads, "heads"), (m.inner, "columns of the feed-forward part")), "context": (),
+            "pipeline": (layers,), "virtual": (layers,), "data": (batch,), "micro": (batch,),
+        }  # fmt: skip
+        for name, sizes in rules.items():
+            degree, what = self.fixed.get(name, 1), _WORDS.get(name, f"{name} degree")
+            whole = sizes if name in ("virtual", "micro") else ((n, "devices"), *sizes)
+            for size, things in whole:
+                if size % degree:
+                    near = _divisor(gcd(*(each for each, _ in whole)), degree)
+                    more = f" or {_multiple(n, degree)} devices" if things == "devices" else ""
+                    raise ForetraceError(
+                        f"{size} {things} cannot be cut by {what} {degree}; the nearest that can be is {near}{more}."
+                    )
+        given = [self.fixed.get(name, 1) for name in DEGREES]
+        if n % prod(given) or (prod(given) != n and self.fixed.keys() >= DEGREES):
+            raise ForetraceError(
+                f"the degrees multiply to {prod(given)}, got {n} devices; give {_multiple(n, prod(given))} devices."
+            )
+
+
+def _divisor(number: int, near: int) -> int:
+    """The divisor of `number` that is nearest."""
+    return min((each for each in range(1, number + 1) if number % each == 0), key=lambda each: (abs(each - near), each))
+
+
+def _multiple(number: int, of: int) -> int:
+    """The multiple of `of` that is nearest, at least one of it."""
+    return max(round(number / of), 1) * of
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweptSpace:
+    """What a sweep found: configurations as rows of `kernels.FIELDS`, the quickest first."""
+
+    valid: int
+    fitting: int
+    rows: Int64  # that fit
+    spill: Int64  # that do not
+    lost: Mapping[str, int]  # part of the step -> configurations that lose most by it
+
+    def configurations(self) -> list[Parallelism]:
+        """The quickest that fit."""
+        return [configuration_of(row) for row in self.rows]
+
+    def spilled(self) -> list[Parallelism]:
+        """The quickest that do not."""
+        return [configuration_of(row) for row in self.spill]

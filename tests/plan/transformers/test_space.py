@@ -1,0 +1,154 @@
+"""The compiled sweep against plain enumeration: every valid configuration, its time, its memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+
+from foretrace.errors import ForetraceError
+from foretrace.plan.transformers import kernels
+from foretrace.plan.transformers.model import Parallelism, machine, software
+from foretrace.plan.transformers.shape import TransformerSizes
+from foretrace.plan.transformers.space import ParallelismSpace
+
+SMALL = TransformerSizes(
+    name="small", layers=12, hidden=768, heads=12, kv_heads=4, inner=3072, words=32000, length=1024, gated=True
+)
+DENSE = TransformerSizes(name="dense", layers=6, hidden=256, heads=4, kv_heads=4, inner=1024, words=8000, length=96)
+
+
+def space(model: TransformerSizes = SMALL, *, devices: int = 8, batch: int = 24, **fixed: int) -> ParallelismSpace:
+    return ParallelismSpace(
+        model=model, on=machine("a100-40gb"), software=software("megatron"), devices=devices, batch=batch, fixed=fixed
+    )
+
+
+def plainly(model: TransformerSizes, devices: int, batch: int) -> set[tuple[int, ...]]:
+    """Every valid configuration by trying all tuples of numbers: the rules as they are stated, one by one."""
+    found: set[tuple[int, ...]] = set()
+    some = [n for n in range(1, devices + 1) if devices % n == 0]
+    for tensor, context, pipeline, data in product(some, repeat=4):
+        if tensor * context * pipeline * data != devices or model.heads % tensor or model.inner % tensor:
+            continue
+        if model.kv_heads % tensor and tensor % model.kv_heads:
+            continue
+        if (context > 1 and model.length % (2 * context)) or model.layers % pipeline or batch % data:
+            continue
+        for micro, virtual in product(range(1, batch + 1), range(1, model.layers + 1)):
+            if batch % (data * micro) or model.layers % (pipeline * virtual):
+                continue
+            if virtual > 1 and (pipeline == 1 or batch // (data * micro) % pipeline):
+                continue
+            for sequence, recompute, zero, overlap in product(range(2), range(3), range(4), range(2)):
+                if sequence and (tensor == 1 or model.length % (tensor * context)):
+                    continue
+                if zero and data * context == 1:
+                    continue
+                found.add((tensor, sequence, context, pipeline, virtual, data, micro, recompute, zero, overlap))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("model", "devices", "batch"), [(SMALL, 8, 24), (SMALL, 12, 6), (DENSE, 6, 8), (DENSE, 1, 4), (SMALL, 7, 14)]
+)
+def test_no_valid_configuration_is_skipped(model: TransformerSizes, devices: int, batch: int) -> None:
+    wanted = plainly(model, devices, batch)
+    found = space(model, devices=devices, batch=batch).sweep(len(wanted) + 10)
+    assert found.valid == len(wanted)
+    got = [tuple(row) for row in (*found.rows.tolist(), *found.spill.tolist())]
+    assert len(got) == len(set(got)) and set(got) == wanted
+
+
+def test_small_devices_reject_what_does_not_fit() -> None:
+    """Fits or not is what the memory of all stages says, and the order is that of single times."""
+    tight = space()
+    tight = replace(tight, on=replace(tight.on, capacity=2.5e9))
+    found = tight.sweep(20_000)
+    assert 0 < found.fitting < found.valid
+    fitting = [tight.cost(each) for each in found.configurations()[::97]]
+    assert all(each.peak_bytes <= 2.5e9 for each in fitting)
+    assert all(tight.cost(each).peak_bytes > 2.5e9 for each in found.spilled()[::97])
+    assert np.all(np.diff([each.seconds for each in fitting]) >= 0)
+
+
+def test_reasons_are_counted_for_every_loser() -> None:
+    found = space().search(10)
+    assert found.fitting - 10 <= sum(found.lost.values()) < found.fitting  # the best and its equals lose nothing
+    assert len([part for part, count in found.lost.items() if count]) > 3
+
+
+def test_parts_add_up_and_stages_hold_what_they_must() -> None:
+    at = Parallelism(tensor=2, pipeline=4, virtual=3, micro=1, data=1, recompute=kernels.FULL)
+    found = space().cost(at)
+    assert found.seconds == pytest.approx(sum(found.parts.values()))
+    assert found.low_s < found.seconds < found.high_s
+    assert [each.stage for each in found.memory] == [0, 1, 2, 3]
+    held = [each.nbytes["activations"] for each in found.memory]
+    assert held == sorted(held, reverse=True)  # the first stage has most in flight
+
+
+def test_activations_are_the_published_closed_form() -> None:
+    """175 billion parameters over tensor 8, pipeline 8, three virtual stages (Korthikanti et al., 2022)."""
+    gpt = TransformerSizes(
+        name="175b",
+        layers=96,
+        hidden=12288,
+        heads=96,
+        kv_heads=96,
+        inner=4 * 12288,
+        words=51200,
+        length=2048,
+        tied=True,
+    )
+    by = software("megatron-2022")
+    one = ParallelismSpace(model=gpt, on=machine("a100-80gb"), software=by, devices=64, batch=64)
+    at = {"tensor": 8, "pipeline": 8, "virtual": 3}
+    sbh, in_flight = 2048 * 12288, 96 * (1 + 7 / 24)
+    kept = {
+        (0, 0): 10 + 24 / 8 + 5 * 96 * 2048 / (12288 * 8),
+        (1, 0): 34 / 8 + 5 * 96 * 2048 / (12288 * 8),
+        (1, 1): 34 / 8,
+        (0, 2): 2.0,
+    }
+    for (sequence, recompute), each in kept.items():
+        found = one.cost(Parallelism(**at, sequence=sequence, recompute=recompute)).memory[0].nbytes
+        assert found["activations"] == pytest.approx(each * sbh * in_flight)
+    states = found["weights"] + found["gradients"] + found["optimizer"]
+    assert states == pytest.approx(18 * (12 * 12 * 12288**2 + 51200 * 12288) / 8)
+
+
+def test_what_each_dimension_is_for() -> None:
+    """ZeRO and recomputation cost time and save memory; virtual stages shorten the bubble; overlap is never slower."""
+    big = space(devices=8, batch=32)
+
+    def cost(**changes: int):  # type: ignore[no-untyped-def]
+        return big.cost(Parallelism(**{"pipeline": 2, "data": 4, "micro": 1, **changes}))
+
+    base = cost()
+    assert cost(virtual=3).parts["bubble"] == pytest.approx(base.parts["bubble"] / 3)
+    for less, more in ((1, 0), (2, 1), (3, 2)):
+        assert cost(zero=less).peak_bytes < cost(zero=more).peak_bytes
+    assert cost(zero=3).seconds > cost(zero=1).seconds
+    assert cost(recompute=kernels.FULL).seconds > base.seconds
+    assert cost(recompute=kernels.FULL).peak_bytes < base.peak_bytes
+    assert cost(overlap=1).seconds < base.seconds
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"devices": 7, "tensor": 8}, "7 devices cannot be cut by tensor degree 8; the nearest that can be is 1 or 8"),
+        ({"tensor": 8}, "12 heads cannot be cut by tensor degree 8; the nearest that can be is 4"),
+        ({"pipeline": 8}, "12 layers cannot be cut by pipeline degree 8; the nearest that can be is 4"),
+        ({"micro": 5}, "24 samples of a batch cannot be cut by a micro-batch of 5; the nearest that can be is 4"),
+        ({"tensor": 4, "data": 4}, "the degrees multiply to 16, got 8 devices; give 16"),
+        ({"zero": 4}, "`zero=` must be 0 to 3, got 4; give 3"),
+        ({"batch": 0}, "`batch=` must be 1 to 1000000, got 0; give 1"),
+    ],
+)
+def test_what_cannot_be_is_said_in_a_sentence(change: dict[str, int], says: str) -> None:
+    with pytest.raises(ForetraceError, match=says.replace("(", r"\(")):
+        space(SMALL, **change)
