@@ -1,0 +1,34 @@
+"""The tables can be made, and what they show is what they say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from foretrace.plan.soap.cluster import p100_cluster
+from foretrace.plan.soap.models import rnntc
+from foretrace.plan.soap.problem import SoapProblem
+from reproductions.flexflow import protocol
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "clusters", lambda: (p100_cluster(),))
+
+
+def test_sections_are_made(tmp_path: Path) -> None:
+    out = tmp_path / "page.md"
+    assert protocol.main(["--calls", "40", "--model", "rnntc", "--out", str(out), "gains"]) == 0
+    assert out.read_text().count("\n| P100, RNNTC | ") == 4  # two numbers of samples by two exchanges
+    assert protocol.main(["--calls", "40", "--model", "rnntc", "--out", str(out), "speed"]) == 0
+    assert out.read_text().count("\n| P100, RNNTC | ") == 5
+
+
+def test_nothing_moves_where_nothing_changes() -> None:
+    problem = SoapProblem(rnntc(64), p100_cluster(), "gather")
+    point = problem.data_parallel()
+    assert 0 < protocol.moved(problem, point, 3) <= 1
+    before, again = protocol.ends(problem, point), protocol.ends(problem, point)
+    assert all((before[owner] == again[owner]).all() for owner in before)
+    assert sum(map(len, before.values())) == problem.counted(point).tasks
