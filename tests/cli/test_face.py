@@ -60,8 +60,9 @@ MEANINGS = {
     "--data": "files of the data set", "--days": "length of a log", "--device": "which device",
     "--devices": "how many devices", "--dim": "size of an open dimension", "--do": "techniques, in order",
     "--emulate": "layers that sleep", "--epochs": "epochs to train", "--exact": "weigh every assumption alone",
-    "--export": "write the rows", "--for": "what to make small", "--format": "format of a log",
-    "--from": "smallest size", "--fuse": "fuse operators", "--gpu": "a GPU's products", "--gpus": "devices in all",
+    "--explain": "why others lost", "--export": "write the rows", "--fix": "a degree that is given",
+    "--for": "what to make small", "--format": "format of a log", "--from": "smallest size",
+    "--fuse": "fuse operators", "--gpu": "a GPU's products", "--gpus": "devices in all",
     "--gradient-mb": "size of all gradients", "--html": "the answer as a page", "--import": "add exported rows",
     "--inference": "forward pass alone", "--inside": "link inside a machine",
     "--jitter-s": "how far submissions are shifted", "--job": "one job of a log", "--jobs": "how many jobs",
@@ -94,11 +95,11 @@ MEANINGS = {
     "--subtraces": "parts of a log", "--summary": "only the summary", "--system": "one of several systems",
     "--technique": "rows of a technique", "--tensor": "devices that share a layer",
     "--threads": "threads of an operator", "--times": "times filled in", "--to": "largest size",
-    "--to-cluster": "another cluster", "--to-load": "another load", "--tolerance": "what counts as near",
-    "--top": "rows of a ranking", "--trust": "packages that may be called", "--types": "instance types",
-    "--wait": "unprofiled steps", "--wait-s": "how long a job insists", "--warmup": "steps with the profiler prepared",
-    "--within": "hours", "--workers": "how many workers", "--write": "write the configuration",
-    "--zero": "stage of ZeRO",
+    "--to-cluster": "another cluster", "--to-load": "another load", "--tokens": "words to train on",
+    "--tolerance": "what counts as near", "--top": "rows of a ranking", "--trust": "packages that may be called",
+    "--types": "instance types", "--wait": "unprofiled steps", "--wait-s": "how long a job insists",
+    "--warmup": "steps with the profiler prepared", "--within": "hours", "--workers": "how many workers",
+    "--write": "write the configuration", "--zero": "stage of ZeRO",
 }  # fmt: skip
 # Where an option means something else, and what; a new one needs a reason as good as these.
 ELSEWHERE = {

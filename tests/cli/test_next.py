@@ -58,6 +58,7 @@ NOT_ASKED = {
     "record": "runs a script; what it suggests is asked by the tour in the README",
     "align": "suggests nothing",
     "plan place": "suggests nothing",
+    "plan transformer": "suggests nothing",
     "plan pipeline": "suggests nothing",
     "scale": "needs several ranks; suggests `show` of what it read",
     "rewrite": "suggests nothing",

@@ -212,6 +212,11 @@ def parsed(do: list[str] | None) -> tuple[Technique, ...]:
     return parse_all(do)
 
 
+def degrees(fixed: list[str] | None) -> dict[str, int]:
+    """Degrees of parallelism from KEY=N. Raises ForetraceError."""
+    return pairs(fixed, int, "--fix {}: write KEY=N with a whole number, as in --fix tensor=8.")
+
+
 def sizes(dims: list[str] | None) -> dict[str, int]:
     """Sizes of open dimensions from NAME=N. Raises ForetraceError."""
 

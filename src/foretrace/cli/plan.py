@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer.core import TyperGroup
 
 from foretrace.cli import completion, options
-from foretrace.cli.answers import answers, group
+from foretrace.cli.answers import Reply, answers, group
 from foretrace.cli.options import argument, flag, option
 
 if TYPE_CHECKING:
@@ -15,7 +17,19 @@ Devices = Annotated[int, option(..., "N", "How many there are.", least=1)]
 MemoryLimit = Annotated[str, option(..., "SIZE", "Of a device, as 16GB, instead of the catalog's memory.")]
 Link = Annotated[str, option(..., "RATE", "Of a device in each direction, as 200gbit; by default the catalog's.")]
 
-plan = group("plan", "Share a model out over devices, and prove how good that is.")
+plan = group("plan", "Share a model out over devices, and say how good that is.")
+
+
+class ByModel(TyperGroup):
+    """A word that is no command is a model: `plan gpt3-175b ...` is `plan transformer gpt3-175b ...`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Put the command for models before what is none."""
+        known = not args or args[0] in self.commands or args[0].startswith("-")
+        return super().resolve_command(ctx, args if known else ["transformer", *args])
+
+
+plan.info.cls = ByModel
 
 
 @plan.command("place")
@@ -84,3 +98,32 @@ def pipeline(
             memory_limit=size_of(memory_limit), link=link, batch=batch, precision=precision, size=size, progress=tell,
         )  # fmt: skip
     return report.pipelined(found, model)
+
+
+@plan.command("transformer")
+@answers
+def transformer(
+    model: str = argument(..., "MODEL", "A decoder by name: gpt3-175b, llama-3-70b.", complete=completion.decoders),
+    device: str = option(..., "NAME", "As foretrace devices lists them.", complete=completion.devices),
+    devices: Devices = 8,
+    batch: int = option(0, "N", "Samples per step; by default one for each device.", least=0),
+    length: int = option(0, "N", "Words of a sequence; by default the model's.", least=0),
+    link: str = option("", "RATE", "Between machines, of a device in each direction; by default the catalog's."),
+    fix: list[str] | None = option(None, "KEY=N", "A degree that is given, e.g. tensor=8; several."),
+    tokens: float | None = option(None, "N", "Words to train on, for GPU-hours: 300e9."),
+    explain: bool = flag("--explain", "Say of every way to lose how many configurations lost by it."),
+    top: options.Top = 5,
+) -> Reply:
+    """Find the quickest way to train a large transformer on many devices, of all configurations that fit.
+
+    Example: foretrace plan transformer gpt3-175b --devices 512 --device a100-80gb --batch 1536
+    """
+    from foretrace.hardware.cluster import parse_link
+    from foretrace.plan.transformers.plan import plan_decoder
+    from foretrace.report import plan as report
+
+    found = plan_decoder(
+        model, devices=devices, device=device, batch=batch or devices, length=length, fixed=options.degrees(fix),
+        network_gb_s=parse_link(link).bytes_per_s / 1e9 if link else 0.0, runners_up=top,
+    )  # fmt: skip
+    return Reply(result=report.planned(found, model, tokens=tokens), how={"explain": explain})

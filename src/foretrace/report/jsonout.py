@@ -28,6 +28,7 @@ MEASURED: dict[str, tuple[str, ...]] = {
     "optimise": ("search.seconds",),
     "rewrite": ("search_s",),
     "plan place": ("seconds",),
+    "plan transformer": ("seconds",),
 }
 
 

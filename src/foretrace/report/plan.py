@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -10,6 +11,8 @@ import msgspec
 from foretrace.plan.pipelines.cut import CutModel
 from foretrace.plan.placement.place import Placement
 from foretrace.plan.placement.problem import DeviceLoad, PlacementProblem
+from foretrace.plan.transformers.model import StepCost
+from foretrace.plan.transformers.plan import TransformerPlan
 from foretrace.report.blocks import About, Block, Column, Headline, Kind, Line, notes, shown, table
 from foretrace.report.profile import nbytes
 from foretrace.report.units import between, count, digits, in_unit, seconds, share, unit_for
@@ -231,3 +234,118 @@ def _schedule_row(each: ScheduleView) -> tuple[Any, ...]:
     flight = ", ".join(map(str, each.in_flight or ()))
     return (each.name, each.batch_s, between(*each.interval_s, unit), share(max(each.bubble)), flight,
             nbytes(max(each.memory_bytes)), each.why)  # fmt: skip
+
+
+class TransformerCandidateView(msgspec.Struct, frozen=True, kw_only=True):
+    """One configuration of a large transformer."""
+
+    configuration: dict[str, int]
+    words: str  # the same, to read
+    step_s: float
+    interval_s: tuple[float, float]  # 80 % range
+    peak_bytes: float  # of the fullest device
+    why: str  # it is not the best
+
+
+class TransformerPlanView(Result, frozen=True, kw_only=True):
+    """`foretrace plan transformer`: the quickest configuration that fits, and what lost to it."""
+
+    command: str = "plan transformer"
+    headline: str
+    source: str
+    device: str
+    devices: int
+    batch: int
+    best: TransformerCandidateView
+    parts_s: dict[str, float]  # of the best step
+    memory_bytes: tuple[dict[str, float], ...]  # by stage, what holds it
+    memory_limit_bytes: float
+    tokens_per_s: float
+    utilisation: float  # model FLOPs over the devices' peak
+    gpu_hours: float | None  # for the tokens that were asked for
+    runners_up: tuple[TransformerCandidateView, ...]
+    too_large: tuple[TransformerCandidateView, ...]  # quicker, but they do not fit
+    valid: int  # configurations, all of them timed
+    fitting: int
+    lost: dict[str, int]  # reason -> configurations
+    seconds: float  # of the search
+    notes: tuple[str, ...]
+
+
+def planned(found: TransformerPlan, source: str, *, tokens: float | None = None) -> TransformerPlanView:
+    """The answer about a large transformer."""
+    best = found.best
+    unit = unit_for(best.seconds)
+    time = f"{in_unit(best.seconds, unit)} {unit.name} ({between(best.low_s, best.high_s, unit)})"
+    return TransformerPlanView(
+        headline=f"A step takes {time} with {best.configuration}.",
+        source=source,
+        device=found.machine.device,
+        devices=found.devices,
+        batch=found.batch,
+        best=_candidate(best, ""),
+        parts_s=best.parts,
+        memory_bytes=tuple(each.nbytes for each in best.memory),
+        memory_limit_bytes=found.machine.capacity,
+        tokens_per_s=found.tokens_per_second,
+        utilisation=found.utilisation,
+        gpu_hours=None if tokens is None else found.gpu_hours(tokens),
+        runners_up=tuple(_candidate(each.cost, each.why) for each in found.runners_up),
+        too_large=tuple(_candidate(each.cost, each.why) for each in found.too_large),
+        valid=found.valid,
+        fitting=found.fitting,
+        lost=found.lost,
+        seconds=found.seconds,
+        notes=found.assumed,
+    )
+
+
+def _candidate(cost: StepCost, why: str) -> TransformerCandidateView:
+    return TransformerCandidateView(
+        configuration=asdict(cost.configuration),
+        words=str(cost.configuration),
+        step_s=cost.seconds,
+        interval_s=(cost.low_s, cost.high_s),
+        peak_bytes=cost.peak_bytes,
+        why=why,
+    )
+
+
+@shown.register
+def _(view: TransformerPlanView, top: int, explain: bool = False) -> Iterator[Block]:
+    where = f"{count(view.devices)} × {view.device}"
+    yield About((view.source, where, f"batch {count(view.batch)}", f"{count(view.valid)} configurations timed"))
+    yield ""
+    yield Headline(view.headline)
+    hours = "" if view.gpu_hours is None else f", {count(round(view.gpu_hours))} GPU-hours in all"
+    yield Line(
+        f"{count(round(view.tokens_per_s))} words/s, {share(view.utilisation)} of the peak{hours}; "
+        f"{nbytes(view.best.peak_bytes)} of {nbytes(view.memory_limit_bytes)} on the fullest device"
+    )
+    yield ""
+    whole = view.best.step_s
+    yield table(
+        ["part of the step", Column("time", "time"), Column("share", "share")],
+        [(name, time, time / whole) for name, time in view.parts_s.items() if time >= 0.001 * whole],
+    )
+    yield ""
+    stages = [(0, view.memory_bytes[0])] if len(view.memory_bytes) == 1 else [
+        (0, view.memory_bytes[0]), (len(view.memory_bytes) - 1, view.memory_bytes[-1])
+    ]  # fmt: skip
+    kinds = list(view.memory_bytes[0])
+    yield table(
+        ["memory of stage", *(Column(each, right=True) for each in kinds)],
+        [(str(at), *(nbytes(held[each]) for each in kinds)) for at, held in stages],
+    )
+    yield ""
+    rows = [*view.runners_up, *view.too_large]
+    columns = [
+        Column("others", wide=True), Column("step", "time"), Column("most memory", right=True),
+        Column("why not", wide=True),
+    ]  # fmt: skip
+    yield table(columns, [(each.words, each.step_s, nbytes(each.peak_bytes), each.why) for each in rows])
+    if explain:
+        yield ""
+        lost = sorted(view.lost.items(), key=lambda item: -item[1])
+        yield table(["lost by", Column("configurations", "count")], [each for each in lost if each[1]])
+    yield from notes(view.notes)

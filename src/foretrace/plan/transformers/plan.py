@@ -190,13 +190,13 @@ def _assumed(space: ParallelismSpace, at: Parallelism) -> tuple[str, ...]:
     found = [
         f"times of {by.what}; 80 % of the rows that no fit saw were {100 * (exp(low) - 1):+.0f} to "
         f"{100 * (exp(high) - 1):+.0f} % off",
-        f"{on.network / 1e9:g} GB/s between nodes for each device; replace it with `network_gb_s=`",
+        f"{on.network / 1e9:g} GB/s between nodes for each device",
         "layers are shared out equally; biases, norms and workspaces are not counted in memory",
     ]
     if space.model.experts > 1:
         found.append("experts are cut by the tensor degree alone; no mixture was scored: the range is twice as wide")
     if at.zero > 1:
-        found.append("no row with ZeRO 2 or 3 was scored: the range is twice as wide; try `zero=1` in `fixed=`, too")
+        found.append("no row with ZeRO 2 or 3 was scored: the range is twice as wide; compare a plan with zero=1")
     if at.context > 1:
-        found.append("one model split by context was scored: try `context=1` in `fixed=`, too")
+        found.append("one model split by context was scored; compare a plan with context=1")
     return tuple(found)

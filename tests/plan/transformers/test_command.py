@@ -1,0 +1,49 @@
+"""`foretrace plan MODEL`: the best plan, what lost to it, and what cannot be."""
+
+from __future__ import annotations
+
+import pytest
+
+from foretrace.cli.app import run
+from foretrace.report import jsonout
+
+SMALL = ["gpt2-xl", "--device", "a100-80gb", "--devices", "20", "--batch", "40"]
+
+
+def test_a_word_that_is_no_command_is_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    answers = []
+    for words in (["plan"], ["plan", "transformer"]):
+        assert run([*words, *SMALL, "--json", "--tokens", "1e9"]) == 0
+        found = jsonout.loads(capsys.readouterr().out, "plan transformer")
+        answers.append((found.best, found.runners_up, found.lost))
+        assert found.best.interval_s[0] < found.best.step_s < found.best.interval_s[1]
+        assert found.best.peak_bytes <= found.memory_limit_bytes
+        assert found.valid - 9 < sum(found.lost.values()) < found.valid  # some are as quick as the best
+        assert found.gpu_hours == pytest.approx(1e9 / found.tokens_per_s * 20 / 3600)
+    assert answers[0] == answers[1]
+
+
+def test_text_explains(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", *SMALL, "--explain", "--fix", "tensor=5"]) == 0
+    out = capsys.readouterr().out
+    assert "lost by" in out
+    assert "tensor 5" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["gpt2-xl", "--device", "a100-80gb", "--devices", "7", "--fix", "tensor=8"], "devices"),
+        (["gpt2-xl", "--device", "a100-80gb", "--fix", "tensor=many"], "write KEY=N"),
+        (["gpt2-xl", "--device", "a100-80gb", "--fix", "depth=2"], "no field 'depth'"),
+        (["gpt2-xll", "--device", "a100-80gb"], "gpt2-xl"),
+        (["gpt2-xl", "--device", "abacus"], "abacus"),
+        (["gpt3-175b", "--device", "a100-80gb", "--devices", "1"], "does not fit"),
+    ],
+)
+def test_what_cannot_be(capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
+    assert run(["plan", *words]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert said in captured.err
+    assert captured.err.count("\n") == 1
