@@ -873,6 +873,9 @@ def _readers() -> Iterator[Reader]:
     pollux = {"placements.csv": b"num_nodes,num_replicas,step_time\n1,1,0.1\n1,2,0.12\n2,4,0.2\n"}
     yield Reader(name="pollux-profile", covers=("fleet.pollux.profiles",), samples=lambda: pollux,
                  play=_pollux_rows)  # fmt: skip
+    from tests.fuzz.plan_readers import plan_readers
+
+    yield from plan_readers()
 
 
 @cache

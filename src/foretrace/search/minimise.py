@@ -26,6 +26,7 @@ from foretrace import executor
 from foretrace.deadline import Deadline
 from foretrace.errors import ForetraceError
 from foretrace.files import write_text
+from foretrace.reading import parse_json, read_bytes
 from foretrace.search.space import Infeasible, Point, Problem
 from foretrace.search.strategy import SearchContext, SearchStrategy
 
@@ -72,8 +73,8 @@ class SearchState:
     def load(cls, path: Path) -> SearchState:
         """The state in a file; raises ForetraceError where it holds none."""
         try:
-            return cls.of_json(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError):
+            return cls.of_json(parse_json(read_bytes(path), str(path)))
+        except (ForetraceError, ValueError, KeyError, TypeError, OverflowError):
             raise ForetraceError(f"{path} is no state of a search; give the file that a search wrote.") from None
 
 

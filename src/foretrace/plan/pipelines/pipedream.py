@@ -88,11 +88,18 @@ def parse_profile(text: str, source: str = "profile") -> LayerProfile:
     if not kept or any(end not in nodes for link in links for end in link):
         raise ForetraceError(f"{source} has no nodes, or an edge to a node that is not there; write it again.")
     place = {key: at for at, key in enumerate(kept)}
+    names = ("forward", "backward", "activation", "parameters")
+    try:
+        values = np.array([[_size(nodes[key][name]) for name in names] for key in kept])
+    except ValueError as error:
+        raise ForetraceError(f"{source} must have numbers as times and sizes ({error}); write it again.") from None
+    if not (np.isfinite(values) & (values >= 0)).all():
+        raise ForetraceError(f"{source} must have finite times and sizes from 0 on; write it again.")
     return LayerProfile(
         names=tuple(nodes[key]["what"] for key in kept),
-        compute_s=np.array([(float(nodes[key]["forward"]) + float(nodes[key]["backward"])) / 1e3 for key in kept]),
-        activation_bytes=np.array([_size(nodes[key]["activation"]) for key in kept]),
-        weight_bytes=np.array([float(nodes[key]["parameters"]) for key in kept]),
+        compute_s=(values[:, 0] + values[:, 1]) / 1e3,
+        activation_bytes=values[:, 2],
+        weight_bytes=values[:, 3],
         edges=tuple((place[a], place[b]) for a, b in links if a in place and b in place),
     )
 

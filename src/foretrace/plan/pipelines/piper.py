@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +77,16 @@ def read_cost_graph(path: Path) -> CostGraph:
             edges[key] = edges.get(key, 0.0) + float(edge["communicationCost"])
         degrees = set.intersection(*(set(node["TMPCs"]) for node in found["nodes"]))
         costs = {int(t): _costs([node["TMPCs"][t] for node in found["nodes"]], place) for t in degrees}
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise ForetraceError(
             f"{path} is no graph in Piper's format ({error!r}); give nodes with TMPCs, and edges."
         ) from None
+    numbers = [*edges.values()]
+    for each in costs.values():
+        numbers += [*each.entering.values(), *each.leaving.values(), *each.time.ravel(), *each.kept_bytes.ravel(),
+                    *each.fixed_bytes.ravel(), *each.weight_bytes]  # fmt: skip
+    if any(not 0 <= number < inf for number in numbers):
+        raise ForetraceError(f"{path} must have finite times and sizes from 0 on; write it again.")
     if not costs:
         raise ForetraceError(f"{path} has no tensor-parallel degree that all nodes have costs for; add one.")
     return CostGraph(edges=edges, costs=costs)

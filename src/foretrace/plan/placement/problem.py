@@ -23,6 +23,7 @@ from foretrace.arrays import Float64, Int64
 from foretrace.errors import ForetraceError
 from foretrace.reading import parse_json, read_bytes
 
+_LARGEST = 1e100  # of any time or size: sums stay finite
 ROUNDING = 1e-9  # relative: loads are sums of some hundred numbers
 
 
@@ -197,9 +198,13 @@ def of_file(found: _File, path: Path) -> PlacementProblem:
         "transfer": [transfer.get(at, 0.0) for at in range(len(row))],
     }
     arrays: dict[str, Any] = {name: np.array(values, dtype=np.float64) for name, values in columns.items()}
+    able = np.array([each.supported for each in found.nodes])
     for name, values in arrays.items():
-        if wrong := np.flatnonzero(~(values >= 0)).tolist():
-            raise ForetraceError(f"{path}: {name} of node {found.nodes[wrong[0]].id} must be 0 or more.")
+        good = (values >= 0) & ((values < _LARGEST) | ((name == "accelerator_time") & ~able))
+        if wrong := np.flatnonzero(~good).tolist():
+            raise ForetraceError(f"{path}: {name} of node {found.nodes[wrong[0]].id} must be finite and 0 or more.")
+    if not 0 < found.memory_limit < _LARGEST:
+        raise ForetraceError(f"{path}: maxSizePerFPGA must be finite and above 0, got {found.memory_limit:g}.")
     return PlacementProblem(
         name=path.name.removesuffix(".gz").removesuffix(".json"),
         ids=tuple(row),

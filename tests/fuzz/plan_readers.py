@@ -1,0 +1,82 @@
+"""Readers of the planners: problems and profiles of others, and the state of a search."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from foretrace.errors import ForetraceError
+from tests.fuzz.readers import Figure, Reader
+
+_NODES = [
+    {"id": at, "name": f"n{at}", "cpuLatency": 3.0, "fpgaLatency": 1.0 + at, "size": 5e8, "supportedOnFpga": 1,
+     "isBackwardNode": int(at > 2), "colorClass": min(at, 5 - at)}
+    for at in range(6)
+]  # fmt: skip
+_EDGES = [{"sourceId": at, "destId": at + 1, "cost": 0.25, "size": 1e6} for at in range(5)]
+PROBLEM = {"maxSizePerFPGA": 2e9, "maxFPGAs": 2, "maxCPUs": 1, "nodes": _NODES, "edges": _EDGES}
+PROFILE = (
+    "".join(
+        f"node{at} -- Linear(in={at}) -- forward_compute_time={at}.5, backward_compute_time=2.0, "
+        f"activation_size={size}, parameter_size=1000.0\n"
+        for at, size in enumerate(("4096.0", "[10.0; 20.0]", "8.0"), start=1)
+    )
+    + "\tnode1 -- node2\n\tnode2 -- node3\n"
+)
+_WAY = {"id": "vanilla", "timePerSample": 0.5, "parameterSize": 1e6, "memoryUsageA": 1e6, "memoryUsageB": 2e6}
+COSTS = {
+    "maxDevices": 2, "maxMemoryPerDevice": 1e9, "bandwidth": 1e9, "mbsInBatch": 4,
+    "nodes": [
+        {"id": 0, "TMPCs": {"1": [{**_WAY, "syncTimeFw": {}, "syncTimeBw": {"1": 5.0}}]}},
+        {"id": 1, "TMPCs": {"1": [{**_WAY, "syncTimeFw": {"0": 5.0}, "syncTimeBw": {}}]}},
+    ],
+    "edges": [{"sourceId": 0, "destId": 1, "communicationCost": 1e6}],
+}  # fmt: skip
+STATE = {"strategy": "MCMC(beta=50)", "seed": 3, "costs": [[1.5, "too large", 2.0], [0.5]], "best": [17, 18]}
+
+
+def _play_problem(path: Path, way: int) -> Iterator[Figure]:
+    from foretrace.plan.placement.place import place
+    from foretrace.plan.placement.problem import load
+
+    problem = load(path)
+    if len(problem) > 200 or problem.accelerators + problem.cpus > 64:
+        raise ForetraceError("a problem of this size is not placed here.")
+    found = place(problem, objective="latency" if way & 1 else "throughput", seconds=0)
+    yield "objective", found.objective_value
+    yield "gap", found.gap
+    yield "loads", [each.load for each in found.devices]
+
+
+def _play_profile(path: Path, way: int) -> Iterator[Figure]:
+    from foretrace.plan.pipelines.pipedream import plan_pipedream, read_profile
+
+    yield "bottleneck", plan_pipedream(read_profile(path), [(2 + way % 2, 1e9)]).bottleneck_s
+
+
+def _play_costs(path: Path, way: int) -> Iterator[Figure]:
+    from foretrace.plan.pipelines.piper import plan_piper, read_cost_graph
+
+    graph = read_cost_graph(path)
+    stages = plan_piper(graph, devices=2 + way % 2, memory_bytes=1e9, bandwidth=1e9, micro_batches=4)
+    yield "loads", [each.load for each in stages]
+
+
+def _play_state(path: Path, way: int) -> Iterator[Figure]:
+    from foretrace.search.minimise import SearchState
+
+    yield "chains", len(SearchState.load(path).costs)
+
+
+def plan_readers() -> Iterator[Reader]:
+    """The readers of this file."""
+    files = {
+        "placement": ("plan.placement.problem", "problem.json", json.dumps(PROBLEM), _play_problem),
+        "layer-profile": ("plan.pipelines.pipedream", "graph.txt", PROFILE, _play_profile),
+        "cost-graph": ("plan.pipelines.piper", "graph.json", json.dumps(COSTS), _play_costs),
+        "search-state": ("search.minimise", "state.json", json.dumps(STATE), _play_state),
+    }
+    for name, (module, file, text, play) in files.items():
+        yield Reader(name=name, covers=(module,), samples=partial(dict, {file: text.encode()}), play=play)
