@@ -153,6 +153,40 @@ def held(s, tensor, context, pipeline, virtual, data, micro, count, zero, kept, 
 
 
 @inner
+def hop_s(s, machine, c, tensor, context, pipeline, data, micro):
+    """Seconds until the next stage has a micro-batch's activations, or the one before their gradients."""
+    nbytes = 2 * (micro * s[LENGTH] / context) * s[HIDDEN] / tensor  # each tensor rank sends its part
+    if tensor * context * data * pipeline <= machine[NODE]:
+        return machine[LINK_S] * c[LINK_TIMES] + nbytes / (machine[LINK] * c[LINK_SHARE])
+    return c[NETWORK_US] * 1e-6 + nbytes / (machine[NETWORK] * c[NETWORK_SHARE])
+
+
+@inner
+def exchanged_s(s, machine, c, forward, backward, tensor, context, pipeline, data, count, zero, overlap):
+    """Seconds of a step that sharing out gradients and gathering weights add; `forward`, `backward`: of a layer."""
+    layers = s[LAYERS] / pipeline
+    per_layer, table = weights(s, tensor)
+    here = layers * per_layer + table
+    shards, span = data * context, tensor
+    if shards < 2:
+        return 0.0, 0.0
+    gradient = moved_s(c[GRADIENT_BYTES] * here, shards, machine, c, span)
+    gathered = gradient * 2.0 / c[GRADIENT_BYTES]
+    if zero == 0:
+        shared, gathered = 2 * gradient, 0.0
+    elif zero == 1:
+        shared = gradient
+    else:  # gradients are shared out with every micro-batch; weights gathered once, or twice for each of them
+        shared, gathered = gradient * count, gathered * (1 if zero == 2 else 2 * count)
+    if overlap:  # behind the backward pass of the last micro-batch and the forward pass of the first, or all of them
+        most, times = c[HIDDEN_DATA], count if zero >= 2 else 1
+        shared = max(shared - most * layers * backward * times, (1 - most) * shared)
+        behind_s = layers * (forward if zero < 3 else (forward + backward) * count)
+        gathered = max(gathered - most * behind_s, (1 - most) * gathered)
+    return shared, gathered
+
+
+@inner
 def step(s, machine, c, one, head_s, tensor, sequence, context, pipeline, virtual, data, micro, count, zero, overlap):
     """Seconds of the parts of a step, in the order of PARTS, and all of them; `one`: what `layer` gives."""
     forward, backward, again, messages, behind, rotated, _, _ = one
@@ -165,34 +199,17 @@ def step(s, machine, c, one, head_s, tensor, sequence, context, pipeline, virtua
     bubble = (pipeline - 1) / virtual * pace
     sends = 0.0
     if pipeline > 1:
-        tokens = micro * s[LENGTH] / context
-        nbytes = 2 * tokens * s[HIDDEN] / tensor  # each tensor rank sends its part
-        if tensor * context * data * pipeline <= machine[NODE]:
-            hop = machine[LINK_S] * c[LINK_TIMES] + nbytes / (machine[LINK] * c[LINK_SHARE])
-        else:
-            hop = c[NETWORK_US] * 1e-6 + nbytes / (machine[NETWORK] * c[NETWORK_SHARE])
+        hop = hop_s(s, machine, c, tensor, context, pipeline, data, micro)
         sends = 2 * hop * (count * virtual * visible + pipeline - 1)
+    shared, gathered = exchanged_s(
+        s, machine, c, forward, backward, tensor, context, pipeline, data, count, zero, overlap
+    )
+    each = (shared if zero >= 2 else 0.0) + (gathered if zero == 3 else 0.0)  # with every micro-batch
+    bubble += (pipeline - 1) / virtual * each / count
+    exchange = shared + gathered
     per_layer, table = weights(s, tensor)
     here = layers * per_layer + table
-    shards, span = data * context, tensor
-    exchange = 0.0
-    if shards > 1:
-        gradient = moved_s(c[GRADIENT_BYTES] * here, shards, machine, c, span)
-        gathered = gradient * 2.0 / c[GRADIENT_BYTES]
-        if zero == 0:
-            shared, gathered = 2 * gradient, 0.0
-        elif zero == 1:
-            shared = gradient
-        else:  # gradients are shared out with every micro-batch; weights gathered once, or twice for each of them
-            shared, gathered = gradient * count, gathered * (1 if zero == 2 else 2 * count)
-        if (
-            overlap
-        ):  # behind the backward pass of the last micro-batch and the forward pass of the first, or all of them
-            most, times = c[HIDDEN_DATA], count if zero >= 2 else 1
-            shared = max(shared - most * layers * backward * times, (1 - most) * shared)
-            behind_s = layers * (forward if zero < 3 else (forward + backward) * count)
-            gathered = max(gathered - most * behind_s, (1 - most) * gathered)
-        exchange = shared + gathered
+    shards = data * context
     own = here / (shards if zero else 1)
     update = c[UPDATE_BYTES] * own / (machine[MEMORY] * c[BANDWIDTH]) + c[STEP_MS] * 1e-3
     total = compute + recomputed + tensor_s + context_s + bubble + sends + exchange + update + head
@@ -228,6 +245,35 @@ def evaluate(s: Float64, machine: Float64, c: Float64, at: Int64, batch: int, ou
         for i in range(5):
             stages[stage, i] = parts[i]
         out[BYTES] = max(out[BYTES], parts[0] + parts[1] + parts[2] + parts[3] + parts[4])
+
+
+@njit()
+def passes(s: Float64, machine: Float64, c: Float64, at: Int64, batch: int, out: Float64) -> None:
+    """Fill `out` with the s of a device's layers for a micro-batch, forward and backward, of logits, and of hops.
+
+    All as `step` counts them: passes hold what ZeRO 2 and 3 exchange with each of them, but no hops. A hop to the next
+    stage is two figures: what the stage waits for, and what hides. The last is what is exchanged with the update.
+    """
+    tensor, sequence, context, pipeline, data, micro, recompute = at[0], at[1], at[2], at[3], at[5], at[6], at[7]
+    zero, count = at[8], batch // (data * micro)
+    forward, backward, again, messages, behind, rotated, _, _ = layer(
+        s, machine, c, tensor, sequence, context, micro, recompute
+    )
+    layers = s[LAYERS] / pipeline
+    hidden = c[HIDDEN_SHARE] if at[9] else 0.0
+    before = messages / 2 if recompute == FULL else messages  # the other half is sent when it is computed again
+    shared, gathered = exchanged_s(
+        s, machine, c, forward, backward, tensor, context, pipeline, data, count, zero, at[9]
+    )
+    each = gathered / count / 2 if zero == 3 else 0.0
+    out[0] = layers * (forward + before + rotated * (1 - hidden) / 3) + each
+    out[1] = layers * (backward + again + messages - before + (behind + rotated * 2 / 3) * (1 - hidden)) + each
+    if zero >= 2:
+        out[1] += shared / count
+    out[2] = head_s(s, machine, c, tensor, context, micro)
+    hop = hop_s(s, machine, c, tensor, context, pipeline, data, micro) if pipeline > 1 else 0.0
+    out[3], out[4] = (1 - hidden) * hop, hidden * hop
+    out[5] = (0.0 if zero >= 2 else shared) + (0.0 if zero == 3 else gathered)
 
 
 @inner
