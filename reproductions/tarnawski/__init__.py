@@ -1,1 +1,1 @@
-"""DeviceLoad placement by Tarnawski et al. (NeurIPS 2020): its published workloads."""
+"""Device placement by Tarnawski et al. (NeurIPS 2020): its published workloads."""

@@ -32,7 +32,7 @@ class PlacementBlocks:
 
     @classmethod
     def of(cls, rows: Iterable[Iterable[int]], edges: Edges) -> PlacementBlocks:
-        """PlacementBlocks that are already in topological order."""
+        """Blocks that are already in topological order."""
         held = tuple(tuple(sorted(each)) for each in rows)
         before: list[set[int]] = [set() for _ in held]
         after: list[set[int]] = [set() for _ in held]
