@@ -162,12 +162,11 @@ def hop_s(s, machine, c, tensor, context, pipeline, data, micro):
 
 
 @inner
-def exchanged_s(s, machine, c, forward, backward, tensor, context, pipeline, data, count, zero, overlap):
-    """Seconds of a step that sharing out gradients and gathering weights add; `forward`, `backward`: of a layer."""
-    layers = s[LAYERS] / pipeline
-    per_layer, table = weights(s, tensor)
-    here = layers * per_layer + table
-    shards, span = data * context, tensor
+def exchanged_s(machine, c, here, forward, backward, span, shards, count, zero, overlap):
+    """Seconds that a step waits for gradients shared out and for weights gathered, which `shards` devices have.
+
+    `here`: weights of a device; `forward`, `backward`: s of all its layers for a micro-batch, behind which they hide.
+    """
     if shards < 2:
         return 0.0, 0.0
     gradient = moved_s(c[GRADIENT_BYTES] * here, shards, machine, c, span)
@@ -180,8 +179,8 @@ def exchanged_s(s, machine, c, forward, backward, tensor, context, pipeline, dat
         shared, gathered = gradient * count, gathered * (1 if zero == 2 else 2 * count)
     if overlap:  # behind the backward pass of the last micro-batch and the forward pass of the first, or all of them
         most, times = c[HIDDEN_DATA], count if zero >= 2 else 1
-        shared = max(shared - most * layers * backward * times, (1 - most) * shared)
-        behind_s = layers * (forward if zero < 3 else (forward + backward) * count)
+        shared = max(shared - most * backward * times, (1 - most) * shared)
+        behind_s = forward if zero < 3 else (forward + backward) * count
         gathered = max(gathered - most * behind_s, (1 - most) * gathered)
     return shared, gathered
 
@@ -196,20 +195,19 @@ def step(s, machine, c, one, head_s, tensor, sequence, context, pipeline, virtua
     tensor_s, context_s = count * layers * (messages + behind * visible), count * layers * rotated * visible
     pace = (compute + recomputed + tensor_s + context_s) / count
     head = count * head_s
-    bubble = (pipeline - 1) / virtual * pace
     sends = 0.0
     if pipeline > 1:
         hop = hop_s(s, machine, c, tensor, context, pipeline, data, micro)
         sends = 2 * hop * (count * virtual * visible + pipeline - 1)
-    shared, gathered = exchanged_s(
-        s, machine, c, forward, backward, tensor, context, pipeline, data, count, zero, overlap
-    )
-    each = (shared if zero >= 2 else 0.0) + (gathered if zero == 3 else 0.0)  # with every micro-batch
-    bubble += (pipeline - 1) / virtual * each / count
-    exchange = shared + gathered
     per_layer, table = weights(s, tensor)
     here = layers * per_layer + table
     shards = data * context
+    shared, gathered = exchanged_s(machine, c, here, layers * forward, layers * backward, tensor, shards, count, zero,
+                                   overlap)  # fmt: skip
+    if zero >= 2:  # with every micro-batch
+        pace += (shared + (gathered if zero == 3 else 0.0)) / count
+    bubble = (pipeline - 1) / virtual * pace
+    exchange = shared + gathered
     own = here / (shards if zero else 1)
     update = c[UPDATE_BYTES] * own / (machine[MEMORY] * c[BANDWIDTH]) + c[STEP_MS] * 1e-3
     total = compute + recomputed + tensor_s + context_s + bubble + sends + exchange + update + head
@@ -262,9 +260,9 @@ def passes(s: Float64, machine: Float64, c: Float64, at: Int64, batch: int, out:
     layers = s[LAYERS] / pipeline
     hidden = c[HIDDEN_SHARE] if at[9] else 0.0
     before = messages / 2 if recompute == FULL else messages  # the other half is sent when it is computed again
-    shared, gathered = exchanged_s(
-        s, machine, c, forward, backward, tensor, context, pipeline, data, count, zero, at[9]
-    )
+    per_layer, table = weights(s, tensor)
+    shared, gathered = exchanged_s(machine, c, layers * per_layer + table, layers * forward, layers * backward, tensor,
+                                   data * context, count, zero, at[9])  # fmt: skip
     each = gathered / count / 2 if zero == 3 else 0.0
     out[0] = layers * (forward + before + rotated * (1 - hidden) / 3) + each
     out[1] = layers * (backward + again + messages - before + (behind + rotated * 2 / 3) * (1 - hidden)) + each
