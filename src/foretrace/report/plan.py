@@ -327,7 +327,8 @@ def _(view: TransformerPlanView, top: int, explain: bool = False) -> Iterator[Bl
     )
     if view.simulated_s is not None:
         apart = round(100 * (view.simulated_s / view.best.step_s - 1), 1) + 0.0  # no minus before 0.0
-        yield Line(f"{seconds(view.simulated_s)} simulated pass by pass ({apart:+.1f} %)")
+        why = ": passes wait for messages that were taken to hide behind others" if apart else ""
+        yield Line(f"{seconds(view.simulated_s)} simulated pass by pass ({apart:+.1f} %{why})")
     yield ""
     whole = view.best.step_s
     yield table(
