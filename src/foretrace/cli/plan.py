@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer.core import TyperGroup
@@ -112,6 +113,7 @@ def transformer(
     fix: list[str] | None = option(None, "KEY=N", "A degree that is given, e.g. tensor=8; several."),
     tokens: float | None = option(None, "N", "Words to train on, for GPU-hours: 300e9."),
     explain: bool = flag("--explain", "Say of every way to lose how many configurations lost by it."),
+    perfetto: Path | None = option(None, "FILE", "Write the timeline for Perfetto (.json or .json.gz), too."),
     top: options.Top = 5,
 ) -> Reply:
     """Find the quickest way to train a large transformer on many devices, of all configurations that fit.
@@ -120,10 +122,16 @@ def transformer(
     """
     from foretrace.hardware.cluster import parse_link
     from foretrace.plan.transformers.plan import plan_decoder
+    from foretrace.report import perfetto as timelines
     from foretrace.report import plan as report
+    from foretrace.report.tracks import track
 
     found = plan_decoder(
         model, devices=devices, device=device, batch=batch or devices, length=length, fixed=options.degrees(fix),
         network_gb_s=parse_link(link).bytes_per_s / 1e9 if link else 0.0, runners_up=top,
     )  # fmt: skip
-    return Reply(result=report.planned(found, model, tokens=tokens), how={"explain": explain})
+    return Reply(
+        result=report.planned(found, model, tokens=tokens),
+        how={"explain": explain},
+        files={perfetto: lambda path: timelines.write([track(model, found.simulated)], path)},
+    )

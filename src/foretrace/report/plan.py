@@ -18,6 +18,7 @@ from foretrace.report.profile import nbytes
 from foretrace.report.units import between, count, digits, in_unit, seconds, share, unit_for
 from foretrace.report.views import Result, taken
 
+MOST_PASSES = 100_000  # that are simulated unasked, in some seconds
 UNSIZED = "The source says nothing of sizes in memory, so whether this fits was not checked."
 
 
@@ -257,6 +258,7 @@ class TransformerPlanView(Result, frozen=True, kw_only=True):
     devices: int
     batch: int
     best: TransformerCandidateView
+    simulated_s: float | None  # of the best step as tasks; null where its passes are more than 100,000
     parts_s: dict[str, float]  # of the best step
     memory_bytes: tuple[dict[str, float], ...]  # by stage, what holds it
     memory_limit_bytes: float
@@ -284,6 +286,7 @@ def planned(found: TransformerPlan, source: str, *, tokens: float | None = None)
         devices=found.devices,
         batch=found.batch,
         best=_candidate(best, ""),
+        simulated_s=found.simulated.window_ns / 1e9 if found.passes <= MOST_PASSES else None,
         parts_s=best.parts,
         memory_bytes=tuple(each.nbytes for each in best.memory),
         memory_limit_bytes=found.machine.capacity,
@@ -322,6 +325,10 @@ def _(view: TransformerPlanView, top: int, explain: bool = False) -> Iterator[Bl
         f"{count(round(view.tokens_per_s))} words/s, {share(view.utilisation)} of the peak{hours}; "
         f"{nbytes(view.best.peak_bytes)} of {nbytes(view.memory_limit_bytes)} on the fullest device"
     )
+    if view.simulated_s is not None:
+        apart = round(100 * (view.simulated_s / view.best.step_s - 1), 1) + 0.0  # no minus before 0.0
+        why = ": passes wait for messages that were taken to hide behind others" if apart else ""
+        yield Line(f"{seconds(view.simulated_s)} simulated pass by pass ({apart:+.1f} %{why})")
     yield ""
     whole = view.best.step_s
     yield table(

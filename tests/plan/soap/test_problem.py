@@ -14,12 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrace.errors import ForetraceError
+from foretrace.graph.taskgraph import TaskKind
 from foretrace.hardware.devices import named
 from foretrace.plan.soap.cluster import SoapCluster, k80_cluster, p100_cluster
+from foretrace.plan.soap.expand import expand
 from foretrace.plan.soap.models import MODELS, rnnlm
 from foretrace.plan.soap.operators import Needed, SoapModel, SoapOperator
 from foretrace.plan.soap.problem import SYNCHRONISATIONS, Codes, SoapProblem, Split, Synchronisation, best_strategy
 from foretrace.search.space import Infeasible
+from foretrace.simulate.timeline import simulate
 from reproductions.flexflow.plain import PlainStep
 
 
@@ -246,3 +249,23 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ForetraceError, match="cannot be split"):
         problem.space.code(0, Split((1, 1, 1, 2), 0, 1))
     assert Needed(1, 0, 1) and np.array(problem.columns.sizes).tolist() == [[4, 1, 1, 8]]
+
+
+@settings(max_examples=30, deadline=None)
+@given(**STRATEGIES)
+def test_the_expanded_graph_is_simulated_alike(
+    name: str, shape: tuple[int, int], sync: Synchronisation, seed: int
+) -> None:
+    problem = problem_of(name, *shape, sync)
+    point = mixed(problem, Random(seed))
+    graph = expand(problem, point)
+    timeline = simulate(graph)
+    found, tasks = problem.simulated(point)
+    count = problem.counted(point).tasks
+    work = graph.kind != TaskKind.MARK
+    assert timeline.window_ns == found
+    assert sorted(timeline.end[work]) == sorted(tasks.end[:count])
+    for lane in range(len(graph.lanes)):  # runs one task at a time
+        here = np.flatnonzero((graph.lane == lane) & work)
+        by_start = here[np.lexsort((timeline.end[here], timeline.start[here]))]
+        assert np.all(timeline.start[by_start][1:] >= timeline.end[by_start][:-1])

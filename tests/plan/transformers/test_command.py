@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from foretrace.cli.app import run
@@ -47,3 +50,14 @@ def test_what_cannot_be(capsys: pytest.CaptureFixture[str], words: list[str], sa
     assert captured.out == ""
     assert said in captured.err
     assert captured.err.count("\n") == 1
+
+
+def test_the_best_is_simulated_and_its_timeline_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = tmp_path / "step.json"
+    assert run(["plan", *SMALL, "--fix", "pipeline=4", "--json", "--perfetto", str(out)]) == 0
+    found = jsonout.loads(capsys.readouterr().out, "plan transformer")
+    assert found.simulated_s >= found.best.step_s * (1 - 1e-6)
+    (told,) = json.loads(out.read_text())["otherData"]["runs"]
+    assert told["step_s"] == pytest.approx(found.simulated_s)
+    assert run(["plan", *SMALL, "--fix", "pipeline=4"]) == 0
+    assert "simulated pass by pass" in capsys.readouterr().out

@@ -153,6 +153,39 @@ def held(s, tensor, context, pipeline, virtual, data, micro, count, zero, kept, 
 
 
 @inner
+def hop_s(s, machine, c, tensor, context, pipeline, data, micro):
+    """Seconds until the next stage has a micro-batch's activations, or the one before their gradients."""
+    nbytes = 2 * (micro * s[LENGTH] / context) * s[HIDDEN] / tensor  # each tensor rank sends its part
+    if tensor * context * data * pipeline <= machine[NODE]:
+        return machine[LINK_S] * c[LINK_TIMES] + nbytes / (machine[LINK] * c[LINK_SHARE])
+    return c[NETWORK_US] * 1e-6 + nbytes / (machine[NETWORK] * c[NETWORK_SHARE])
+
+
+@inner
+def exchanged_s(machine, c, here, forward, backward, span, shards, count, zero, overlap):
+    """Seconds that a step waits for gradients shared out and for weights gathered, which `shards` devices have.
+
+    `here`: weights of a device; `forward`, `backward`: s of all its layers for a micro-batch, behind which they hide.
+    """
+    if shards < 2:
+        return 0.0, 0.0
+    gradient = moved_s(c[GRADIENT_BYTES] * here, shards, machine, c, span)
+    gathered = gradient * 2.0 / c[GRADIENT_BYTES]
+    if zero == 0:
+        shared, gathered = 2 * gradient, 0.0
+    elif zero == 1:
+        shared = gradient
+    else:  # gradients are shared out with every micro-batch; weights gathered once, or twice for each of them
+        shared, gathered = gradient * count, gathered * (1 if zero == 2 else 2 * count)
+    if overlap:  # behind the backward pass of the last micro-batch and the forward pass of the first, or all of them
+        most, times = c[HIDDEN_DATA], count if zero >= 2 else 1
+        shared = max(shared - most * backward * times, (1 - most) * shared)
+        behind_s = forward if zero < 3 else (forward + backward) * count
+        gathered = max(gathered - most * behind_s, (1 - most) * gathered)
+    return shared, gathered
+
+
+@inner
 def step(s, machine, c, one, head_s, tensor, sequence, context, pipeline, virtual, data, micro, count, zero, overlap):
     """Seconds of the parts of a step, in the order of PARTS, and all of them; `one`: what `layer` gives."""
     forward, backward, again, messages, behind, rotated, _, _ = one
@@ -162,37 +195,19 @@ def step(s, machine, c, one, head_s, tensor, sequence, context, pipeline, virtua
     tensor_s, context_s = count * layers * (messages + behind * visible), count * layers * rotated * visible
     pace = (compute + recomputed + tensor_s + context_s) / count
     head = count * head_s
-    bubble = (pipeline - 1) / virtual * pace
     sends = 0.0
     if pipeline > 1:
-        tokens = micro * s[LENGTH] / context
-        nbytes = 2 * tokens * s[HIDDEN] / tensor  # each tensor rank sends its part
-        if tensor * context * data * pipeline <= machine[NODE]:
-            hop = machine[LINK_S] * c[LINK_TIMES] + nbytes / (machine[LINK] * c[LINK_SHARE])
-        else:
-            hop = c[NETWORK_US] * 1e-6 + nbytes / (machine[NETWORK] * c[NETWORK_SHARE])
+        hop = hop_s(s, machine, c, tensor, context, pipeline, data, micro)
         sends = 2 * hop * (count * virtual * visible + pipeline - 1)
     per_layer, table = weights(s, tensor)
     here = layers * per_layer + table
-    shards, span = data * context, tensor
-    exchange = 0.0
-    if shards > 1:
-        gradient = moved_s(c[GRADIENT_BYTES] * here, shards, machine, c, span)
-        gathered = gradient * 2.0 / c[GRADIENT_BYTES]
-        if zero == 0:
-            shared, gathered = 2 * gradient, 0.0
-        elif zero == 1:
-            shared = gradient
-        else:  # gradients are shared out with every micro-batch; weights gathered once, or twice for each of them
-            shared, gathered = gradient * count, gathered * (1 if zero == 2 else 2 * count)
-        if (
-            overlap
-        ):  # behind the backward pass of the last micro-batch and the forward pass of the first, or all of them
-            most, times = c[HIDDEN_DATA], count if zero >= 2 else 1
-            shared = max(shared - most * layers * backward * times, (1 - most) * shared)
-            behind_s = layers * (forward if zero < 3 else (forward + backward) * count)
-            gathered = max(gathered - most * behind_s, (1 - most) * gathered)
-        exchange = shared + gathered
+    shards = data * context
+    shared, gathered = exchanged_s(machine, c, here, layers * forward, layers * backward, tensor, shards, count, zero,
+                                   overlap)  # fmt: skip
+    if zero >= 2:  # with every micro-batch
+        pace += (shared + (gathered if zero == 3 else 0.0)) / count
+    bubble = (pipeline - 1) / virtual * pace
+    exchange = shared + gathered
     own = here / (shards if zero else 1)
     update = c[UPDATE_BYTES] * own / (machine[MEMORY] * c[BANDWIDTH]) + c[STEP_MS] * 1e-3
     total = compute + recomputed + tensor_s + context_s + bubble + sends + exchange + update + head
@@ -228,6 +243,35 @@ def evaluate(s: Float64, machine: Float64, c: Float64, at: Int64, batch: int, ou
         for i in range(5):
             stages[stage, i] = parts[i]
         out[BYTES] = max(out[BYTES], parts[0] + parts[1] + parts[2] + parts[3] + parts[4])
+
+
+@njit()
+def passes(s: Float64, machine: Float64, c: Float64, at: Int64, batch: int, out: Float64) -> None:
+    """Fill `out` with the s of a device's layers for a micro-batch, forward and backward, of logits, and of hops.
+
+    All as `step` counts them: passes hold what ZeRO 2 and 3 exchange with each of them, but no hops. A hop to the next
+    stage is two figures: what the stage waits for, and what hides. The last is what is exchanged with the update.
+    """
+    tensor, sequence, context, pipeline, data, micro, recompute = at[0], at[1], at[2], at[3], at[5], at[6], at[7]
+    zero, count = at[8], batch // (data * micro)
+    forward, backward, again, messages, behind, rotated, _, _ = layer(
+        s, machine, c, tensor, sequence, context, micro, recompute
+    )
+    layers = s[LAYERS] / pipeline
+    hidden = c[HIDDEN_SHARE] if at[9] else 0.0
+    before = messages / 2 if recompute == FULL else messages  # the other half is sent when it is computed again
+    per_layer, table = weights(s, tensor)
+    shared, gathered = exchanged_s(machine, c, layers * per_layer + table, layers * forward, layers * backward, tensor,
+                                   data * context, count, zero, at[9])  # fmt: skip
+    each = gathered / count / 2 if zero == 3 else 0.0
+    out[0] = layers * (forward + before + rotated * (1 - hidden) / 3) + each
+    out[1] = layers * (backward + again + messages - before + (behind + rotated * 2 / 3) * (1 - hidden)) + each
+    if zero >= 2:
+        out[1] += shared / count
+    out[2] = head_s(s, machine, c, tensor, context, micro)
+    hop = hop_s(s, machine, c, tensor, context, pipeline, data, micro) if pipeline > 1 else 0.0
+    out[3], out[4] = (1 - hidden) * hop, hidden * hop
+    out[5] = (0.0 if zero >= 2 else shared) + (0.0 if zero == 3 else gathered)
 
 
 @inner

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import exp
 from typing import Any
 
@@ -11,9 +12,11 @@ import numpy as np
 
 from foretrace.errors import ForetraceError
 from foretrace.plan.transformers import kernels
+from foretrace.plan.transformers.expand import expand
 from foretrace.plan.transformers.model import DeviceRates, Parallelism, Software, StepCost, machine, software
 from foretrace.plan.transformers.shape import TransformerSizes, transformer
 from foretrace.plan.transformers.space import ParallelismSpace, SweptSpace
+from foretrace.simulate.timeline import Timeline, simulate
 
 _USUAL_SOFTWARE = "megatron"
 _TRIES = 64  # other numbers of devices
@@ -50,6 +53,17 @@ class TransformerPlan:
     def configuration(self) -> Parallelism:
         """The best one."""
         return self.best.configuration
+
+    @cached_property
+    def simulated(self) -> Timeline:
+        """The best one's step on the simulator, one device per stage."""
+        return simulate(expand(self.model, self.machine, self.software, self.best, self.batch))
+
+    @property
+    def passes(self) -> int:
+        """Of micro-batches through stages, which `simulated` has as tasks."""
+        at = self.configuration
+        return 2 * at.pipeline * at.virtual * self.batch // (at.data * at.micro)
 
     @property
     def gpu_hours_per_step(self) -> float:
