@@ -125,6 +125,7 @@ def transformer(
     from foretrace.files import write_text
     from foretrace.hardware.cluster import parse_link
     from foretrace.plan import export as launches
+    from foretrace.plan.export.launch import LaunchedPlan
     from foretrace.plan.transformers.plan import plan_decoder
     from foretrace.report import plan as report
 
@@ -140,6 +141,6 @@ def transformer(
     result = report.planned(found, model, tokens=tokens)
     if not path:
         return Reply(result=result, how={"explain": explain})
-    launch = launches.Launch(model=found.model, at=found.configuration, batch=found.batch, node=found.machine.node)
+    launch = LaunchedPlan(model=found.model, at=found.configuration, batch=found.batch, node=found.machine.node)
     text = launches.export(launch, to)
     return Reply(result=result, how={"explain": explain}, files={path: lambda into: write_text(into, text)})

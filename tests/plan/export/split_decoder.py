@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-any-return"
 """A small decoder with the usual names, and what gloo processes do with it: split by a written file, one step."""
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ import torch
 
 from foretrace.cli.app import run
 from foretrace.errors import ForetraceError
-from foretrace.plan.export import TARGETS, Launch, export, path_of
+from foretrace.plan.export import TARGETS, export, path_of
+from foretrace.plan.export.launch import LaunchedPlan
 from foretrace.plan.transformers.model import Parallelism
 from foretrace.plan.transformers.shape import TransformerSizes, transformer
 from tests.gloo_workers import together
@@ -27,25 +28,25 @@ SMALL = TransformerSizes(
     name="small", layers=2, hidden=16, heads=4, kv_heads=2, inner=32, words=24, length=6, gated=True
 )
 CASES = {
-    "torchrun": Launch(model=transformer("gpt3-175b"), at=LARGE, batch=1536),
-    "slurm": Launch(model=transformer("gpt3-175b"), at=LARGE, batch=1536),
-    "megatron": Launch(model=transformer("gpt3-175b"), at=LARGE, batch=1536),
-    "megatron-bridge": Launch(model=transformer("llama-3-70b"), at=SHARDED, batch=128),
-    "deepspeed": Launch(model=transformer("gpt2-xl"), at=PLAIN, batch=64),
-    "torchtitan": Launch(model=transformer("llama-3-70b"), at=SHARDED, batch=128),
-    "dtensor": Launch(model=transformer("llama-3-8b"), at=PLAIN, batch=64),
+    "torchrun": LaunchedPlan(model=transformer("gpt3-175b"), at=LARGE, batch=1536),
+    "slurm": LaunchedPlan(model=transformer("gpt3-175b"), at=LARGE, batch=1536),
+    "megatron": LaunchedPlan(model=transformer("gpt3-175b"), at=LARGE, batch=1536),
+    "megatron-bridge": LaunchedPlan(model=transformer("llama-3-70b"), at=SHARDED, batch=128),
+    "deepspeed": LaunchedPlan(model=transformer("gpt2-xl"), at=PLAIN, batch=64),
+    "torchtitan": LaunchedPlan(model=transformer("llama-3-70b"), at=SHARDED, batch=128),
+    "dtensor": LaunchedPlan(model=transformer("llama-3-8b"), at=PLAIN, batch=64),
 }
 
 
 @pytest.mark.parametrize("to", TARGETS)
 def test_files_are_as_they_were_when_the_projects_own_parsers_read_them(to: str) -> None:
-    assert export(CASES[to], to) == (GOLDEN / TARGETS[to].file).read_text()
+    assert export(CASES[to], to) == (GOLDEN / f"{TARGETS[to].file}.txt").read_text()
 
 
 def test_torchrun_reads_its_line() -> None:
     from torch.distributed.run import parse_args
 
-    for launch in (CASES["torchrun"], Launch(model=SMALL, at=Parallelism(data=4), batch=4)):
+    for launch in (CASES["torchrun"], LaunchedPlan(model=SMALL, at=Parallelism(data=4), batch=4)):
         line = export(launch, "torchrun").splitlines()[-1].replace('"$@"', "train.py")
         read = parse_args(shlex.split(line)[2:])
         assert int(read.nnodes) * int(read.nproc_per_node) == launch.at.devices
@@ -75,7 +76,7 @@ def test_the_dtensor_plan_trains_as_the_whole_model() -> None:
         Parallelism(tensor=2, recompute=2), Parallelism(data=2), Parallelism(data=2, zero=2),
         Parallelism(data=2, zero=3, recompute=2),
     ]  # fmt: skip
-    codes = [(export(Launch(model=SMALL, at=at, batch=4), "dtensor"), at.data > 1) for at in plans]
+    codes = [(export(LaunchedPlan(model=SMALL, at=at, batch=4), "dtensor"), at.data > 1) for at in plans]
     for found in together(split_decoder.both, 2, codes):
         for (expected, result, share), at in zip(found, plans, strict=True):
             assert (share < 0.6) == (at.tensor > 1 or at.zero > 0)
@@ -103,7 +104,7 @@ def test_the_dtensor_plan_trains_as_the_whole_model() -> None:
 )
 def test_what_a_target_cannot_say_is_refused_with_what_can(to: str, name: str, at: Parallelism, said: str) -> None:
     with pytest.raises(ForetraceError, match=said) as refused:
-        export(Launch(model=transformer(name), at=at, batch=at.data), to)
+        export(LaunchedPlan(model=transformer(name), at=at, batch=at.data), to)
     assert ("export to megatron" in str(refused.value)) == (to != "megatron-bridge")
     assert str(refused.value).count(".") == 1
 
@@ -119,7 +120,7 @@ def test_what_a_target_cannot_say_is_refused_with_what_can(to: str, name: str, a
 )
 def test_what_does_not_fit_together_is_no_launch(at: Parallelism, batch: int, said: str) -> None:
     with pytest.raises(ForetraceError, match=said):
-        Launch(model=transformer("gpt2-xl"), at=at, batch=batch)
+        LaunchedPlan(model=transformer("gpt2-xl"), at=at, batch=batch)
 
 
 def test_the_command_writes_the_plan_it_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from foretrace.errors import ForetraceError
 from foretrace.names import question, resolve
 from foretrace.plan.export import bridge, deepspeed, dtensor, megatron, slurm, torchrun, torchtitan
-from foretrace.plan.export.launch import InexpressiblePlanError, Launch
+from foretrace.plan.export.launch import InexpressiblePlanError, LaunchedPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class LaunchTarget:
     """What a plan can be written for: usual name of the file, and what makes its text."""
 
     file: str
-    write: Callable[[Launch], str]
+    write: Callable[[LaunchedPlan], str]
     splits: bool = True  # says how the model is split, and does not start processes alone
 
 
@@ -43,7 +43,7 @@ def target(name: str) -> str:
     return found
 
 
-def export(launch: Launch, to: str) -> str:
+def export(launch: LaunchedPlan, to: str) -> str:
     """The text of a plan for a target. Raises ForetraceError, with targets that can, where this one cannot."""
     name = target(to)
     try:
@@ -59,7 +59,7 @@ def path_of(out: Path, to: str) -> Path:
     return out / TARGETS[target(to)].file if out.is_dir() else out
 
 
-def _can(name: str, launch: Launch) -> bool:
+def _can(name: str, launch: LaunchedPlan) -> bool:
     try:
         TARGETS[name].write(launch)
     except InexpressiblePlanError:

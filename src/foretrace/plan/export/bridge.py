@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 
-from foretrace.plan.export.launch import Launch
+from foretrace.plan.export.launch import LaunchedPlan
 from foretrace.plan.export.megatron import SHARDED, check
 from foretrace.plan.transformers.model import RECOMPUTATIONS
 
 
-def write(launch: Launch) -> str:
+def write(launch: LaunchedPlan) -> str:
     """Fields of its `ConfigContainer` by section."""
     at = launch.at
     check(launch)

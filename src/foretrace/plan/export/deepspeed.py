@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-from foretrace.plan.export.launch import InexpressiblePlanError, Launch
+from foretrace.plan.export.launch import InexpressiblePlanError, LaunchedPlan
 
 
-def write(launch: Launch) -> str:
+def write(launch: LaunchedPlan) -> str:
     """Batch, ZeRO stage and AutoTP, as `deepspeed.initialize(config=...)` reads them."""
     at = launch.at
     launch.without("pipeline", "virtual", at="stages are cut in code, by PipelineModule")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from foretrace.plan.export.launch import InexpressiblePlanError, Launch
+from foretrace.plan.export.launch import InexpressiblePlanError, LaunchedPlan
 from foretrace.plan.transformers.model import RECOMPUTATIONS
 
 _CODE = '''"""{title}
@@ -56,7 +56,7 @@ _SHARDED = """    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=
 _WRAPPER = "from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper\n"
 
 
-def write(launch: Launch) -> str:
+def write(launch: LaunchedPlan) -> str:
     """The file. Linear layers go by the names that decoders of `transformers` have; tied weights stay whole."""
     model, at = launch.model, launch.at
     launch.without("pipeline", "virtual", at="stages need a schedule")

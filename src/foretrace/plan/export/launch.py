@@ -1,7 +1,8 @@
-"""`Launch`: what a target needs of a plan; `InexpressiblePlanError`: what it has no words for."""
+"""`LaunchedPlan`: what a target needs of a plan; `InexpressiblePlanError`: what it has no words for."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from foretrace.errors import ForetraceError
@@ -18,7 +19,7 @@ class InexpressiblePlanError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launch:
+class LaunchedPlan:
     """A model, how it is split, and samples per step. Raises ForetraceError where they do not fit together."""
 
     model: TransformerSizes
@@ -80,7 +81,7 @@ class Launch:
                 raise InexpressiblePlanError(f"{name}={value} ({at})", f"fix {name}={getattr(plain, name)}")
 
 
-def options(values: dict[str, object], join: str = " ") -> list[str]:
+def options(values: Mapping[str, object], join: str = " ") -> list[str]:
     """Options as a command line has them: True is a flag alone, False and None are left out."""
     return [
         f"--{name}" if value is True else f"--{name}{join}{value}"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from foretrace.plan.export.launch import InexpressiblePlanError, Launch, options
+from foretrace.plan.export.launch import InexpressiblePlanError, LaunchedPlan, options
 from foretrace.plan.transformers.model import RECOMPUTATIONS
 
 SHARDED = {1: "optim", 2: "optim_grads", 3: "optim_grads_params"}  # ZeRO stage -> what Megatron-FSDP calls it
 
 
-def write(launch: Launch) -> str:
+def write(launch: LaunchedPlan) -> str:
     """Sizes, degrees and batch; data, tokenizer, position embedding, norms and optimizer stay the user's to give."""
     model, at = launch.model, launch.at
     check(launch)
@@ -53,7 +53,7 @@ def write(launch: Launch) -> str:
     return "\n".join([*options(sizes), *options(degrees), ""])
 
 
-def check(launch: Launch) -> None:
+def check(launch: LaunchedPlan) -> None:
     """Refuse what Megatron's own validation of arguments does."""
     at = launch.at
     if at.virtual > 1 and at.pipeline == 2 and not at.overlap:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from foretrace.plan.export.launch import Launch, options
+from foretrace.plan.export.launch import LaunchedPlan, options
 from foretrace.plan.export.torchrun import line
 
 
-def write(launch: Launch) -> str:
+def write(launch: LaunchedPlan) -> str:
     """A script for sbatch, with the training script and its arguments behind it. Options as sbatch(1) names them."""
     asked = options(
         {

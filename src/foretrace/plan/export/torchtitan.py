@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from foretrace.plan.export.launch import InexpressiblePlanError, Launch
+from foretrace.plan.export.launch import InexpressiblePlanError, LaunchedPlan
 from foretrace.plan.transformers.model import RECOMPUTATIONS
 
 # (layers, hidden, heads, heads of keys and values, words) -> flavor of its llama3.
@@ -15,7 +15,7 @@ FLAVORS = {
 }
 
 
-def write(launch: Launch) -> str:
+def write(launch: LaunchedPlan) -> str:
     """Model, batch, degrees and recomputation; everything else has torchtitan's defaults."""
     model, at = launch.model, launch.at
     flavor = FLAVORS.get((model.layers, model.hidden, model.heads, model.kv_heads, model.words))
