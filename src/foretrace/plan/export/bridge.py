@@ -43,6 +43,7 @@ def write(launch: LaunchedPlan) -> str:
         "dist": {"use_megatron_fsdp": sharded},
     }
     if sharded:
+        sections["model"]["gradient_accumulation_fusion"] = False
         sections["ddp"]["average_in_collective"] = False
         sections["checkpoint"] = {"ckpt_format": "fsdp_dtensor"}
     lines = [f"# {launch.title}"]

@@ -46,6 +46,7 @@ def write(launch: LaunchedPlan) -> str:
         "use-distributed-optimizer": at.zero > 0,
         "use-megatron-fsdp": at.zero > 1,
         "data-parallel-sharding-strategy": SHARDED[at.zero] if at.zero > 1 else None,
+        "no-gradient-accumulation-fusion": at.zero > 1,
         "ckpt-format": "fsdp_dtensor" if at.zero > 1 else None,
         "overlap-grad-reduce": bool(at.overlap),
         "overlap-param-gather": bool(at.overlap and at.zero),
