@@ -26,7 +26,7 @@ def write(launch: LaunchedPlan) -> str:
     if at.tensor > 1 and not at.sequence:
         raise InexpressiblePlanError(f"tensor={at.tensor} without sequence=1 (it splits norms, too)", "fix sequence=1")
     if RECOMPUTATIONS[at.recompute] == "selective":
-        raise InexpressiblePlanError("selective recomputation (its own keeps attention)", "fix recompute=0 or 2")
+        raise InexpressiblePlanError("selective recomputation (its own is of other operators)", "fix recompute=0 or 2")
     if at.zero == 1:
         raise InexpressiblePlanError("zero=1 (FSDP shards gradients and weights, too)", "fix zero=2 or 3")
     if not at.zero and (at.data > 1 or at.context > 1) and (at.tensor * at.pipeline * at.context > 1):
