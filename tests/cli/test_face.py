@@ -107,6 +107,7 @@ ELSEWHERE = {
     ("fleet run", "--measure"): "jobs that means are over",
     ("fleet slots", "--size"): "GPUs of a job",
     ("fleet export", "--to"): "the scheduler that files are for",
+    ("plan transformer", "--export"): "the launcher that a plan is written for",
     ("scale", "--samples"): "how often noise is drawn",
 }
 

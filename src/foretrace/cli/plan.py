@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer.core import TyperGroup
 
 from foretrace.cli import completion, options
-from foretrace.cli.answers import Reply, answers, group
+from foretrace.cli.answers import Reply, answers, group, writable
 from foretrace.cli.options import argument, flag, option
+from foretrace.errors import ForetraceError
 
 if TYPE_CHECKING:
     from foretrace.report.views import Result
@@ -114,24 +116,37 @@ def transformer(
     tokens: float | None = option(None, "N", "Words to train on, for GPU-hours: 300e9."),
     explain: bool = flag("--explain", "Say of every way to lose how many configurations lost by it."),
     perfetto: Path | None = option(None, "FILE", "Write the timeline for Perfetto (.json or .json.gz), too."),
+    export: str = option("", "TARGET", "Write the plan for torchrun, slurm, megatron, deepspeed, ... into --out."),
+    out: Path | None = option(None, "FILE", "Where --export writes, or a folder to write into."),
     top: options.Top = 5,
 ) -> Reply:
     """Find the quickest way to train a large transformer on many devices, of all configurations that fit.
 
     Example: foretrace plan transformer gpt3-175b --devices 512 --device a100-80gb --batch 1536
     """
+    from foretrace.files import write_text
     from foretrace.hardware.cluster import parse_link
+    from foretrace.plan import export as launches
+    from foretrace.plan.export.launch import LaunchedPlan
     from foretrace.plan.transformers.plan import plan_decoder
     from foretrace.report import perfetto as timelines
     from foretrace.report import plan as report
     from foretrace.report.tracks import track
 
+    if bool(export) != (out is not None):
+        raise ForetraceError("`export=TARGET` and `out=FILE` go together; give both, or neither.")
+    to = launches.target(export) if export else ""
+    path = launches.path_of(out, to) if out else None
+    writable(path)
     found = plan_decoder(
         model, devices=devices, device=device, batch=batch or devices, length=length, fixed=options.degrees(fix),
         network_gb_s=parse_link(link).bytes_per_s / 1e9 if link else 0.0, runners_up=top,
     )  # fmt: skip
-    return Reply(
-        result=report.planned(found, model, tokens=tokens),
-        how={"explain": explain},
-        files={perfetto: lambda path: timelines.write([track(model, found.simulated)], path)},
-    )
+    files: dict[Path | None, Callable[[Path], object]] = {
+        perfetto: lambda path: timelines.write([track(model, found.simulated)], path)
+    }
+    if path is not None:
+        launch = LaunchedPlan(model=found.model, at=found.configuration, batch=found.batch, node=found.machine.node)
+        text = launches.export(launch, to)
+        files[path] = lambda into: write_text(into, text)
+    return Reply(result=report.planned(found, model, tokens=tokens), how={"explain": explain}, files=files)
