@@ -18,7 +18,8 @@ from random import Random
 from foretrace.arrays import Int64
 from foretrace.plan.soap.cluster import SoapCluster, k80_cluster, p100_cluster
 from foretrace.plan.soap.models import MODELS
-from foretrace.plan.soap.problem import SYNCHRONISATIONS, Codes, ResettingMCMC, SoapProblem, best_strategy
+from foretrace.plan.soap.problem import SYNCHRONISATIONS, Codes, SoapProblem, best_strategy
+from foretrace.search.strategies import MCMC
 from reproductions import parser_of
 from reproductions.flexflow.plain import PlainStep
 from tables import load as load_averages
@@ -60,7 +61,7 @@ def gains(names: Sequence[str], calls: int) -> str:
     rows = []
     for samples, problem in problems(names):
         data, expert = problem.cost(problem.data_parallel()), problem.cost(problem.expert())
-        cold = ResettingMCMC(beta=COLD, reset=1000)
+        cold = MCMC(beta=COLD, reset=1000)
         began = time.process_time()
         published = best_strategy(problem, calls=calls, chains=CHAINS)
         seconds = time.process_time() - began
@@ -91,7 +92,7 @@ def longer(names: Sequence[str], calls: int) -> str:
         if problem.cluster.name != clusters()[0].name or problem.model.name in ("Inception-v3", "ResNet-101"):
             continue
         data, expert = problem.cost(problem.data_parallel()), problem.cost(problem.expert())
-        cold = ResettingMCMC(beta=COLD, reset=1000)
+        cold = MCMC(beta=COLD, reset=1000)
         few, many = (best_strategy(problem, calls=n * calls, chains=CHAINS, strategy=cold).cost for n in (1, 10))
         rows.append((
             f"{problem.cluster.name}, {problem.model.name}", f"{samples}", problem.synchronisation, f"{few:.1f}",

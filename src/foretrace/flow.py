@@ -481,8 +481,7 @@ def place(
     from foretrace.plan.placement.source import of_model
 
     if problems.is_problem(Path(source)):
-        found = problems.load(Path(source))
-        found = found.changed(accelerators=how.get("devices"), memory_limit=how.get("memory_limit"))
+        found = problems.load(Path(source)).changed(**how)
     else:
         found = of_model(source, **how).problem()
     return best(found, objective=objective, contiguous=contiguous, seconds=seconds)

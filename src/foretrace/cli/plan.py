@@ -12,6 +12,7 @@ from foretrace.cli import completion, options
 from foretrace.cli.answers import Reply, answers, group, writable
 from foretrace.cli.options import argument, flag, option
 from foretrace.errors import ForetraceError
+from foretrace.names import near
 
 if TYPE_CHECKING:
     from foretrace.report.views import Result
@@ -24,11 +25,11 @@ plan = group("plan", "Share a model out over devices, and say how good that is."
 
 
 class ByModel(TyperGroup):
-    """A word that is no command is a model: `plan gpt3-175b ...` is `plan transformer gpt3-175b ...`."""
+    """A word unlike any command is a model: `plan gpt3-175b ...` is `plan transformer gpt3-175b ...`."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Put the command for models before what is none."""
-        known = not args or args[0] in self.commands or args[0].startswith("-")
+        known = not args or args[0].startswith("-") or near(args[0], self.commands)
         return super().resolve_command(ctx, args if known else ["transformer", *args])
 
 

@@ -48,22 +48,29 @@ class RandomSearch:
 class MCMC:
     """A Markov chain of random neighbours; a worse one is accepted with probability exp(−beta · (new − old)).
 
-    FlexFlow (Jia et al., MLSys 2019, section 6.2) has beta = 0.05 per ms. A chain that has met nothing feasible takes
-    every neighbour.
+    FlexFlow (Jia et al., MLSys 2019, section 6.2) has beta = 0.05 per ms, and its program goes back to the best point
+    every min(1000, max(1, proposals / 100)). A chain that has met nothing feasible takes every neighbour.
     """
 
     beta: float  # per unit of cost
     proposals: int = 100  # of a step
+    reset: int = 0  # proposals after which the chain goes back to its best point; 0: never
 
     def steps(self, context: SearchContext[Point]) -> Steps[Point]:
         """From the best of the starts."""
         point, cost = yield from context.first()
+        best, best_cost, made = point, cost, 0
         while True:
             for _ in range(self.proposals):
                 other = context.space.neighbour(point, context.rng)
                 (new,) = yield [other]
                 if cost == inf or accepted(new - cost, self.beta, context.rng):
                     point, cost = other, new
+                if cost < best_cost:
+                    best, best_cost = point, cost
+                made += 1
+                if self.reset and made % self.reset == 0:
+                    point, cost = best, best_cost
             yield ()
 
 

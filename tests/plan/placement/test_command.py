@@ -55,6 +55,11 @@ _WRONG: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
      "edges of node 0 must have one cost"),
     ({}, ("--objective", "energy"), "--objective must be throughput or latency"),
     ({}, ("--objective", "latency", "--any-sets"), "runs its operators as one piece"),
+    ({}, ("--device", "h100"), "so --device means nothing; leave it out"),
+    ({}, ("--batch", "4"), "so --batch means nothing; leave it out"),
+    ({}, ("--inference",), "so --inference means nothing; leave it out"),
+    ({}, ("--seconds", "inf"), "--seconds inf never ends"),
+    ({"nodes": "none"}, (), "must be a placement problem"),
 ]  # fmt: skip
 
 

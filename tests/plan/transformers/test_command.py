@@ -42,6 +42,8 @@ def test_text_explains(capsys: pytest.CaptureFixture[str]) -> None:
         (["gpt2-xll", "--device", "a100-80gb"], "gpt2-xl"),
         (["gpt2-xl", "--device", "abacus"], "abacus"),
         (["gpt3-175b", "--device", "a100-80gb", "--devices", "1"], "does not fit"),
+        (["gpt2-xl", "--device", "a100-80gb", "--tokens", "nan"], "--tokens nan must be finite"),
+        (["palce", "bert"], "No such command 'palce'"),
     ],
 )
 def test_what_cannot_be(capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:

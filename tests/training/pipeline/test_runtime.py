@@ -265,9 +265,9 @@ def test_an_error_of_the_users_keeps_its_traceback() -> None:
 def test_activations_in_flight_are_those_of_the_table() -> None:
     """Storages that autograd keeps: 4, 3, 2, 1 micro-batches; 1F1B in steady state is GPipe's over its stages."""
     same = PipelineJob(**{**vars(job(4)), "cut": (2, 2, 2, 1)})
+    one = train_here(same, gpipe(4, 1, 1), timeout_s=60, measure=True)
     for schedule in (one_f_one_b_flush(4, 4, 2), gpipe(4, 4, 2), two_bw(4, 4, 2)):
         found = train_here(same, schedule, timeout_s=60, measure=True)
-        one = train_here(same, gpipe(4, 1, 1), timeout_s=60, measure=True)
         count = [schedule.in_flight(r) for r in range(4)]
         for process, single, held in zip(found, one, count, strict=True):
             assert process.peak_bytes == held * single.peak_bytes

@@ -122,7 +122,7 @@ def reader_of(path: Path) -> Reader:
     """The reader of a file, by its first bytes and its name. Raises ForetraceError where there is none."""
     if path.is_dir():
         return KINETO
-    head, name = _head(path), path.name
+    head, name = first_bytes(path), path.name
     if GRAPH.knows(name, head):
         return GRAPH
     if head.startswith(b"PK\x03\x04") or ".tar" in path.suffixes or path.suffix == ".tgz":
@@ -142,7 +142,8 @@ def reader_of(path: Path) -> Reader:
     raise ForetraceError(f"{path} {said}." if said else f"{path} is not {KNOWN}; give one of those.")
 
 
-def _head(path: Path) -> bytes:
+def first_bytes(path: Path) -> bytes:
+    """What a file begins with, unpacked. Raises ForetraceError where it cannot be read or is empty."""
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD)

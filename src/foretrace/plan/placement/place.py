@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from math import ceil, inf
 
+from foretrace.deadline import ending
 from foretrace.errors import ForetraceError
 from foretrace.plan.placement import latency as one_sample
 from foretrace.plan.placement import programs
@@ -73,6 +74,7 @@ def place(
     Raises ForetraceError where nothing fits, with what would, and MissingExtraError for placements that need OR-Tools.
     """
     begun = time.perf_counter()
+    ending("seconds", seconds, 30)
     if objective not in OBJECTIVES:
         raise ForetraceError(f"`objective=` must be {' or '.join(OBJECTIVES)}, got {objective!r}.")
     if objective == "latency" and not contiguous:
@@ -134,10 +136,11 @@ def _misfit(problem: PlacementProblem, blocks: PlacementBlocks) -> ForetraceErro
     limit, each = problem.memory_limit, [float(problem.nbytes[list(rows)].sum()) for rows in blocks.rows]
     have = f"{problem.accelerators} accelerator{'s' if problem.accelerators != 1 else ''} of {limit / 1e9:.4g} GB"
     if not problem.cpus and max(each) > limit:
+        also = ", saved activations once per device" if problem.backward.any() and problem.host_time is not None else ""
         row = problem.ids[blocks.rows[each.index(max(each))][0]]
         return ForetraceError(
             f"{problem.name} does not fit on {have}: what must stay together with node {row} has "
-            f"{max(each) / 1e9:.4g} GB; give `memory_limit=` at least that."
+            f"{max(each) / 1e9:.4g} GB{also}; give `memory_limit=` at least that."
         )
     needed = max(ceil(sum(each) / limit), problem.accelerators + 1)
     while needed <= len(blocks):

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from foretrace.arrays import Float64, Int64
 from foretrace.errors import ForetraceError
+from foretrace.model.readers.sources import first_bytes
 from foretrace.reading import parse_json, read_bytes
 
 _LARGEST = 1e100  # of any time or size: sums stay finite
@@ -89,11 +90,20 @@ class PlacementProblem:
             )
         return tuple(found)
 
-    def changed(self, *, accelerators: int | None = None, memory_limit: float | None = None) -> PlacementProblem:
-        """The same operators on other devices; None leaves what there is."""
+    def changed(
+        self, *, devices: int | None = None, memory_limit: float | None = None, progress: object = None, **others: Any
+    ) -> PlacementProblem:
+        """The same operators on other accelerators; None leaves what there is.
+
+        `others` are of models. Raises ForetraceError for one that is given.
+        """
+        usual = {"training": True, "size": "full"}
+        if given := [name for name, value in others.items() if (value or name in usual) and value != usual.get(name)]:
+            asked = {"training": "inference"}.get(given[0], given[0])
+            raise ForetraceError(f"{self.name} has its operators' times, so `{asked}=` means nothing; leave it out.")
         return replace(
             self,
-            accelerators=self.accelerators if accelerators is None else accelerators,
+            accelerators=self.accelerators if devices is None else devices,
             memory_limit=self.memory_limit if memory_limit is None else memory_limit,
         )
 
@@ -162,7 +172,8 @@ class _File(msgspec.Struct, kw_only=True):
 
 def is_problem(path: Path) -> bool:
     """Whether a file begins as a placement problem does."""
-    return path.is_file() and b'"maxFPGAs"' in read_bytes(path)
+    begin = first_bytes(path) if path.is_file() else b""
+    return b'"maxFPGAs"' in begin or b'"fpgaLatency"' in begin
 
 
 def load(path: Path) -> PlacementProblem:

@@ -11,10 +11,9 @@ apart the devices of parts are (1: neighbours; devices of a node: one per node f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from math import inf, prod
+from math import prod
 from random import Random
 from typing import Literal, NamedTuple
 
@@ -35,8 +34,9 @@ from foretrace.plan.soap.engine import (
 )
 from foretrace.plan.soap.operators import SoapModel, SoapOperator
 from foretrace.search.minimise import Found, minimise
-from foretrace.search.space import Infeasible, Point, Problem, Space
-from foretrace.search.strategy import SearchContext, SearchStrategy, Steps, accepted
+from foretrace.search.space import Infeasible, Problem, Space
+from foretrace.search.strategies import MCMC
+from foretrace.search.strategy import SearchStrategy
 
 Codes = tuple[int, ...]
 Degrees = tuple[int, int, int, int]
@@ -249,40 +249,11 @@ class SoapProblem(Problem[Codes]):
         return tuple(point)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ResettingMCMC:
-    """FlexFlow's search: as `MCMC`, and back to the best point after so many proposals in a row.
-
-    Jia et al., MLSys 2019: beta 0.05 per ms; their program resets every min(1000, max(1, proposals / 100)).
-    """
-
-    beta: float  # per unit of cost
-    reset: int
-    proposals: int = 100  # of a step
-
-    def steps(self, context: SearchContext[Point]) -> Steps[Point]:
-        """From the best of the starts."""
-        point, cost = yield from context.first()
-        best, best_cost, made = point, cost, 0
-        while True:
-            for _ in range(self.proposals):
-                other = context.space.neighbour(point, context.rng)
-                (new,) = yield [other]
-                if cost == inf or accepted(new - cost, self.beta, context.rng):
-                    point, cost = other, new
-                    if cost < best_cost:
-                        best, best_cost = point, cost
-                made += 1
-                if made % self.reset == 0:
-                    point, cost = best, best_cost
-            yield ()
-
-
 def best_strategy(
     problem: SoapProblem, *, calls: int, chains: int = 4, seed: int = 0, strategy: SearchStrategy | None = None,
     on: str | None = None,
 ) -> Found[Codes]:  # fmt: skip
     """The fastest strategy found from the better of data parallelism and the expert's; by default FlexFlow's search."""
-    strategy = strategy or ResettingMCMC(beta=0.05, reset=min(1000, max(1, calls // chains // 100)))
+    strategy = strategy or MCMC(beta=0.05, reset=min(1000, max(1, calls // chains // 100)))
     starts = (problem.data_parallel(), problem.expert())
     return minimise(problem, strategy=strategy, starts=starts, calls=calls, chains=chains, seed=seed, on=on)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import exp
+from math import exp, inf
 from typing import Any
 
 import numpy as np
@@ -76,7 +76,9 @@ class TransformerPlan:
         return self.batch * self.model.length / self.best.seconds
 
     def gpu_hours(self, tokens: float) -> float:
-        """Hours of devices to train on so many words."""
+        """Hours of devices to train on so many words. Raises ForetraceError for a number that is none."""
+        if not 0 < tokens < inf:
+            raise ForetraceError(f"`tokens={tokens:g}` must be finite and above 0; give e.g. 300e9.")
         return tokens / self.tokens_per_second * self.devices / 3600
 
     @property
