@@ -1,0 +1,1 @@
+"""Engines that serve large language models: scheduler, simulator, capacity, calibration."""
