@@ -1,0 +1,313 @@
+"""`Requests`: when requests come and how long they are; drawn from a rate, or read from a trace.
+
+requests("poisson qps=2 prompt=1024 output=128", seconds=3600)
+requests("closed concurrency=16 prompt=820-1024 output=128 requests=160")
+requests("trace.csv.gz", seconds=600)
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from foretrace import reading
+from foretrace.arrays import Array, Float64, Int64, Mask
+from foretrace.errors import ForetraceError
+from foretrace.names import question
+
+MOST_TOKENS = 1 << 31
+MOST_REQUESTS = 100_000_000
+KINDS = ("poisson", "gamma", "constant", "closed", "burst")
+_PROMPT, _OUTPUT = "1024", "256"  # where nothing is said
+# Names of the columns arrival, prompt, output, and seconds in a unit of the arrival.
+_COLUMNS = (
+    ("arrival_s", "prompt", "output", 1.0),
+    ("TIMESTAMP", "ContextTokens", "GeneratedTokens", 1.0),  # Azure
+    ("arrived_at", "num_prefill_tokens", "num_decode_tokens", 1.0),  # Vidur
+    ("Timestamp", "Request tokens", "Response tokens", 1.0),  # BurstGPT
+    ("timestamp", "input_length", "output_length", 1e-3),  # Mooncake
+)
+_MOONCAKE_BLOCK = 512  # tokens of a block that a hash of Mooncake's traces stands for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Requests:
+    """n requests as columns, by arrival.
+
+    Attributes:
+        arrival_s: (n,) seconds; of a closed loop 0.
+        prompt: (n,) tokens, at least 1.
+        output: (n,) tokens to be generated, at least 1.
+        hash_first: (n + 1,) where the hashes of each prompt begin in `hashes`; all 0 where none are known.
+        hashes: what the blocks of prompts hold: equal numbers, equal prefixes up to and with this block.
+        hash_tokens: tokens of such a block.
+        concurrency: of a closed loop, how many clients each send the next request when one is answered; 0: open.
+        drawn: whether arrivals or lengths come from a generator of random numbers.
+        source: as a user wrote it.
+        notes: what a user should know of them.
+
+    """
+
+    arrival_s: Float64
+    prompt: Int64
+    output: Int64
+    hash_first: Int64
+    hashes: Int64
+    hash_tokens: int = 0
+    concurrency: int = 0
+    drawn: bool = False
+    source: str = ""
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.prompt)
+
+    def take(self, rows: Int64) -> Requests:
+        """The requests of these rows, in their order."""
+        counts = (self.hash_first[1:] - self.hash_first[:-1])[rows]
+        first = np.concatenate([[0], np.cumsum(counts)])
+        at = np.arange(first[-1]) + np.repeat(self.hash_first[:-1][rows] - first[:-1], counts)
+        return of(self.arrival_s[rows], self.prompt[rows], self.output[rows], hash_first=first,
+                  hashes=self.hashes[at], hash_tokens=self.hash_tokens, concurrency=self.concurrency,
+                  drawn=self.drawn, source=self.source, notes=self.notes)  # fmt: skip
+
+
+def of(
+    arrival_s: Array | list[float],
+    prompt: Array | list[int],
+    output: Array | list[int],
+    *,
+    hash_first: Array | None = None,
+    hashes: Array | None = None,
+    hash_tokens: int = 0,
+    concurrency: int = 0,
+    drawn: bool = False,
+    source: str = "requests",
+    notes: tuple[str, ...] = (),
+) -> Requests:
+    """Requests from columns, sorted by arrival. Raises ForetraceError where a number cannot be."""
+    at, lengths = np.asarray(arrival_s, np.float64), [np.asarray(each, np.float64) for each in (prompt, output)]
+    if not len(at):
+        raise ForetraceError(f"{source} holds no requests; give a longer time or another trace.")
+    if len(at) != len(lengths[0]) or len(at) != len(lengths[1]):
+        raise ForetraceError(f"{source}: columns must have the same length, got {len(at)} arrivals.")
+    _check(source, "an arrival", at, np.isfinite(at) & (np.abs(at) < 1e11), "a finite number of seconds")
+    for name, column in zip(("a prompt", "an output"), lengths, strict=True):
+        good = (column >= 1) & (column < MOST_TOKENS) & (column == np.floor(column))
+        _check(source, name, column, good, "a whole number of tokens from 1 on")
+    made = Requests(
+        arrival_s=at, prompt=lengths[0].astype(np.int64), output=lengths[1].astype(np.int64),
+        hash_first=np.zeros(len(at) + 1, np.int64) if hash_first is None else np.asarray(hash_first, np.int64),
+        hashes=np.zeros(0, np.int64) if hashes is None else np.asarray(hashes, np.int64), hash_tokens=hash_tokens,
+        concurrency=concurrency, drawn=drawn, source=source, notes=notes,
+    )  # fmt: skip
+    return made if (np.diff(at) >= 0).all() else made.take(np.argsort(at, kind="stable"))
+
+
+def requests(text: str, *, seconds: float = 0.0, seed: int = 0) -> Requests:
+    """Requests from what a user writes: KIND KEY=VALUE ..., or the path of a trace.
+
+    - `poisson qps=2`, `gamma qps=2 cv=3` (cv: of the times between arrivals, 1 is Poisson), `constant qps=2`;
+    - `closed concurrency=16`: 16 clients, each sends when it has its answer; `burst`: all at once;
+    - with all of them `prompt=1024`, `output=64-128` (uniform), or `lengths=FILE`, drawn in pairs; `requests=N`;
+    - FILE: CSV of Azure, Vidur, BurstGPT or with the columns arrival_s, prompt, output; JSON lines with timestamp (ms),
+      input_length, output_length and hash_ids, as Mooncake's.
+
+    Args:
+        text: see above.
+        seconds: how long requests come; 0: all of a trace.
+        seed: of what is drawn.
+
+    Raises:
+        ForetraceError: with the sentence that says what is wrong.
+
+    """
+    if not (np.isfinite(seconds) and seconds >= 0):
+        raise ForetraceError(f"`seconds=` must be a time from 0 on, got {seconds}.")
+    words = text.split()
+    if words and words[0].lower() in KINDS:
+        return _drawn(text, words[0].lower(), _options(text, words[1:]), seconds, seed)
+    path = Path(text)
+    if path.suffix or path.exists():
+        return _until(_read(path), seconds)
+    word = words[0] if words else text
+    raise ForetraceError(f"{word!r} is no kind of requests and no file; {question(word, KINDS)}")
+
+
+# --- drawn -----------------------------------------------------------------------------------------------------------
+
+
+def _options(text: str, words: Iterable[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for word in words:
+        key, _, value = word.partition("=")
+        if not value:
+            raise ForetraceError(f"{text!r}: {word!r} is no option; write key=value, e.g. qps=2.")
+        found[key] = value
+    return found
+
+
+def _drawn(text: str, kind: str, options: dict[str, str], seconds: float, seed: int) -> Requests:
+    rng = np.random.default_rng([seed, 0x6C6C6D])
+    timed = kind in ("poisson", "gamma", "constant")
+    qps = _number(text, options, "qps") if timed else 0.0
+    cv = {"poisson": 1.0, "constant": 0.0}.get(kind) if kind != "gamma" else _number(text, options, "cv", "1")
+    concurrency = int(_number(text, options, "concurrency", whole=True)) if kind == "closed" else 0
+    asked = int(_number(text, options, "requests", "0", whole=True)) if "requests" in options else 0
+    if not asked and (not timed or not seconds):
+        need = "`requests=`" if not timed else "`seconds=` or `requests=`"
+        raise ForetraceError(f"{text!r} has no end; say how many requests with {need}.")
+    expected = asked or qps * seconds
+    if expected > MOST_REQUESTS:
+        raise ForetraceError(f"{text!r} makes {expected:.3g} requests; simulate at most {MOST_REQUESTS:,}.")
+    arrival = np.zeros(asked)
+    if timed:
+        count = asked or int(expected + 6 * np.sqrt(expected) * max(cv or 0.0, 1.0)) + 16
+        gaps = rng.gamma(1 / cv**2, cv**2 / qps, count) if cv else np.full(count, 1 / qps)
+        arrival = np.cumsum(gaps)
+        if not asked:
+            while arrival[-1] < seconds:  # unlikely
+                arrival = np.append(arrival, arrival[-1] + np.cumsum(rng.permutation(gaps)))
+            arrival = arrival[arrival < seconds]
+    notes: tuple[str, ...] = ()
+    if file := options.pop("lengths", ""):
+        found = _read(Path(file), arrivals=False)
+        rows = rng.integers(0, len(found), len(arrival))
+        prompt, output = found.prompt[rows], found.output[rows]
+    else:
+        if "prompt" not in options or "output" not in options:
+            notes = (f"lengths that are not given: prompt={_PROMPT} output={_OUTPUT} tokens",)
+        prompt, output = (
+            _lengths(text, options.pop(name, default), name, rng, len(arrival))
+            for name, default in (("prompt", _PROMPT), ("output", _OUTPUT))
+        )
+    if options:
+        raise ForetraceError(f"{text!r}: {', '.join(options)} says nothing here; leave it out.")
+    return of(arrival, prompt, output, concurrency=concurrency, drawn=True, source=text, notes=notes)
+
+
+def _number(text: str, options: dict[str, str], key: str, default: str = "", *, whole: bool = False) -> float:
+    value = options.pop(key, default)
+    try:
+        found = float(value)
+    except ValueError:
+        found = np.nan
+    if not (np.isfinite(found) and found > 0) or (whole and (found != int(found) or found > MOST_REQUESTS)):
+        wanted = "whole number" if whole else "number"
+        raise ForetraceError(f"{text!r}: {key}={value or '?'} must be a {wanted} above 0.")
+    return found
+
+
+def _lengths(text: str, value: str, name: str, rng: np.random.Generator, count: int) -> Int64:
+    low, dash, high = value.partition("-")
+    if not low.isdecimal() or (dash and not high.isdecimal()) or not 0 < int(low) <= int(high or low) < MOST_TOKENS:
+        raise ForetraceError(f"{text!r}: {name}={value} must be a number of tokens from 1 on, or a range as 64-128.")
+    return rng.integers(int(low), int(high or low) + 1, count)
+
+
+# --- traces ----------------------------------------------------------------------------------------------------------
+
+
+def _read(path: Path, *, arrivals: bool = True) -> Requests:
+    text = reading.read_text(path)
+    first = text.lstrip()[:1]
+    rows: list[Mapping[str, object]]
+    if first == "{":
+        rows = [_line(path, i, line) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
+    else:
+        try:
+            rows = list(csv.DictReader(text.splitlines(), strict=True))
+        except csv.Error as error:
+            raise ForetraceError(f"{path} is no CSV ({error}); give a trace of requests.") from None
+    if not rows:
+        raise ForetraceError(f"{path} holds no requests; give a trace with a line for each.")
+    known = next((names for names in _COLUMNS if names[1] in rows[0] and names[2] in rows[0]), None)
+    if known is None:
+        raise ForetraceError(f"{path} has no columns of lengths; name them arrival_s, prompt and output.")
+    when, prompt, output, unit = known
+    if arrivals and when not in rows[0]:
+        raise ForetraceError(f"{path} has no arrivals; draw them, e.g. 'poisson qps=2 lengths={path}'.")
+    at = _column(path, rows, when, _moment) * unit if arrivals else np.zeros(len(rows))
+    columns = [_column(path, rows, name, _value) for name in (prompt, output)]
+    empty = (columns[0] == 0) | (columns[1] == 0)
+    notes = (f"{int(empty.sum())} requests without prompt or output are left out",) if empty.any() else ()
+    hashes, counts = _hashes(path, rows)
+    found = of(
+        at - (np.fmin.reduce(at)), np.where(empty, 1, columns[0]), np.where(empty, 1, columns[1]),
+        hash_first=np.concatenate([[0], np.cumsum(counts)]), hashes=hashes,
+        hash_tokens=_MOONCAKE_BLOCK if len(hashes) else 0, source=str(path), notes=notes,
+    )  # fmt: skip
+    if not empty.any():
+        return found
+    keep = ~empty[np.argsort(at, kind="stable")]
+    if not keep.any():
+        raise ForetraceError(f"{path} holds no request with a prompt and an output; give another trace.")
+    return found.take(np.flatnonzero(keep))
+
+
+def _line(path: Path, number: int, line: str) -> Mapping[str, object]:
+    try:
+        return msgspec.json.decode(line, type=dict[str, object])
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise ForetraceError(f"{path}, line {number}, is no JSON object ({error}); correct it.") from None
+
+
+def _column(
+    path: Path, rows: list[Mapping[str, object]], name: str, parse: Callable[[object], float]
+) -> Float64:  # fmt: skip
+    made = np.empty(len(rows))
+    for i, row in enumerate(rows):
+        try:
+            made[i] = parse(row.get(name))
+        except (TypeError, ValueError, OverflowError):
+            value = str(row.get(name))[:40]
+            raise ForetraceError(f"{path}, request {i + 1}: {name} is {value!r}, no number; correct it.") from None
+    return made
+
+
+def _value(value: object) -> float:
+    if not isinstance(value, (str, int, float)):
+        raise TypeError
+    return float(value)
+
+
+def _moment(value: object) -> float:
+    """Seconds from a number, or from a date with time."""
+    try:
+        return _value(value)
+    except ValueError:
+        text = str(value).strip().removesuffix("Z").removesuffix("+00:00")
+        return float(np.datetime64(text, "ns").astype(np.int64)) / 1e9
+
+
+def _hashes(path: Path, rows: list[Mapping[str, object]]) -> tuple[Int64, Int64]:
+    """Hashes of the blocks of all prompts, and how many each has."""
+    found: list[int] = []
+    counts = np.zeros(len(rows), np.int64)
+    for i, row in enumerate(rows):
+        given = row.get("hash_ids") or ()
+        whole = isinstance(given, (list, tuple)) and all(
+            isinstance(each, int) and 0 <= each < 1 << 62 for each in given
+        )
+        if not whole:
+            raise ForetraceError(f"{path}, request {i + 1}: hash_ids must be a list of whole numbers from 0 on.")
+        assert isinstance(given, (list, tuple))
+        found += given
+        counts[i] = len(given)
+    return np.array(found, np.int64), counts
+
+
+def _until(found: Requests, seconds: float) -> Requests:
+    rows = np.flatnonzero(found.arrival_s < seconds) if seconds else np.arange(len(found))
+    return found if len(rows) == len(found) else found.take(rows)
+
+
+def _check(source: str, what: str, column: Float64, good: Mask, wanted: str) -> None:
+    if not good.all():
+        row = int(np.flatnonzero(~good)[0])
+        raise ForetraceError(f"{source}, request {row + 1}: {what} must be {wanted}, got {column[row]:g}.")
