@@ -1,0 +1,369 @@
+"""What is in the next step of an engine: one scheduler for the simulator's compiled loop, its twin and a live engine.
+
+    push(state, i)                  request i waits
+    schedule(state)                 decides: `chunk` of every sequence that takes part, and `state.e[0].size` of them
+    complete(state, number, now)    the step with this number has ended: tokens come out, sequences finish
+
+Iteration-level scheduling (Yu et al., Orca, OSDI 2022) over a paged cache (Kwon et al., PagedAttention, SOSP 2023).
+A sequence *knows* its prompt and what it generated; it has *computed* the keys and values of a part of that. A step
+computes `chunk` more; when all is computed, a token comes out. So a preempted sequence computes prompt and generated
+tokens again, and nothing of it comes out twice.
+
+Policies:
+- PREFILL_FIRST (vLLM until 0.7): a step is made of whole prompts while any fits, else of one token of each sequence;
+- CHUNKED (Agrawal et al., Sarathi-Serve, OSDI 2024; vLLM's default since): decoding sequences first, then prompts in
+  pieces, `budget` tokens in all;
+- ORCA: decoding sequences and whole prompts together; the cache of a sequence is reserved up to its last token;
+- STATIC: as many as fit, and nobody else before all of them are done.
+"""
+
+from __future__ import annotations
+
+from math import frexp
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from foretrace.arrays import Int64
+from foretrace.compiled import njit
+
+PREFILL_FIRST, CHUNKED, ORCA, STATIC = 0, 1, 2, 3
+RECOMPUTE, SWAP = 0, 1
+FUTURE, WAITING, RUNNING, DONE, REFUSED = 0, 1, 2, 3, 4
+NOBODY = -1
+GAP_BINS, BINS_PER_OCTAVE, _LEAST_OCTAVE = 6144, 128, -24  # of gaps: 60 ns to 4,600 h, each bin 0.5 to 0.8 % wide
+
+
+def record(integers: str, floats: str = "") -> np.dtype[Any]:
+    """A type of records with these fields."""
+    fields = [(name, np.int64) for name in integers.split()] + [(name, np.float64) for name in floats.split()]
+    return np.dtype(fields, align=True)
+
+
+# Rules: policy, budget (tokens of a step), slots (running sequences), batch (sequences of a step), block (tokens),
+# total (blocks), watermark (blocks that stay free when a sequence is let in), preemption, share (blocks of an entry of
+# the prefix cache; 0: none), following (closed loop: who comes when one is done, up to `last`).
+# Blocks: free, idle (of entries that nobody uses), oldest and newest of these; swap: free blocks of host memory.
+# Queue: head, tail, waiting. The step: number, size (sequences), tokens, prompts (chunks), decodes, context (tokens
+# that decodes attend to), outputs (tokens that come out), admitted, evicted (sequences), moved (tokens swapped).
+# So far: preemptions, done, refused, hits (tokens found in the prefix cache), computed and emitted tokens.
+ENGINE = record(
+    "policy budget slots batch block total watermark preemption share following stride "
+    "free idle oldest newest swap head tail waiting running "
+    "number size tokens prompts decodes context outputs admitted evicted moved "
+    "preemptions done refused hits computed emitted"
+)
+# blocks: of its own; held: entries of the prefix cache; flight: number of the step that it is in; swapped: blocks in
+# host memory; nxt: behind it in the queue; hash_at, hash_n: its hashes; last: time of its last token.
+SEQUENCE = record(
+    "prompt output generated computed chunk flight blocks held swapped nxt hash_at hash_n preempted status",
+    "arrival first finish last",
+)
+ENTRY = record("users present older newer")
+
+
+class EngineArrays(NamedTuple):
+    """What the scheduler knows: n requests, of which an engine runs some. Records are read and written in place."""
+
+    e: Any  # (1,) ENGINE
+    seqs: Any  # (n,) SEQUENCE, shared by engines
+    running: Int64  # (slots,) who runs, by when they were let in
+    entries: Any  # (distinct hashes,) ENTRY
+    hashes: Int64  # places in `entries` of all prompts' blocks
+    gaps: Int64  # (GAP_BINS,) times between tokens of a sequence
+
+
+@njit()
+def blocks_of(e: Any, tokens: int) -> int:
+    """Blocks that hold so many tokens."""
+    return (tokens + e.block - 1) // e.block
+
+
+@njit()
+def reserves(e: Any) -> bool:
+    """Whether a sequence gets its whole cache at once."""
+    return bool(e.policy >= ORCA)
+
+
+@njit()
+def push(state: EngineArrays, i: int) -> bool:
+    """Let request i wait; False where it can never fit and is refused."""
+    e, s = state.e[0], state.seqs[i]
+    if e.total - blocks_of(e, s.prompt + s.output - 1) < e.watermark:
+        s.status = REFUSED
+        e.refused += 1
+        return False
+    s.status, s.nxt = WAITING, NOBODY
+    if e.waiting:
+        state.seqs[e.tail].nxt = i
+    else:
+        e.head = i
+    e.tail = i
+    e.waiting += 1
+    return True
+
+
+@njit()
+def schedule(state: EngineArrays) -> int:
+    """Decide the next step; the sequences in it, 0 where there is nothing to do."""
+    e = state.e[0]
+    e.number += 1
+    e.size = e.tokens = e.prompts = e.decodes = e.context = e.outputs = e.admitted = e.evicted = e.moved = 0
+    if e.policy == PREFILL_FIRST:
+        _admit(state)
+        if e.prompts == 0:
+            _go_on(state)
+    else:
+        _go_on(state)
+        if e.evicted == 0 and (e.policy != STATIC or e.size == e.running == 0):
+            _admit(state)
+    return int(e.size)
+
+
+@njit()
+def _go_on(state: EngineArrays) -> None:
+    """Take the running sequences into the step; the youngest give up their blocks where there are too few."""
+    e = state.e[0]
+    k = 0
+    while k < e.running and e.size < e.batch and e.tokens < e.budget:
+        i = state.running[k]
+        s = state.seqs[i]
+        if s.flight == 0:
+            chunk = min(s.prompt + s.generated - s.computed, e.budget - e.tokens)
+            short = 0
+            if not reserves(e):
+                short = max(blocks_of(e, s.computed + chunk) - s.held * e.share - s.blocks, 0)
+            while e.free + e.idle < short:
+                victim = _youngest(state, k)
+                _preempt(state, victim)
+                if victim == k:
+                    break
+            if s.status != RUNNING:
+                continue  # another one is at k now
+            take(state, short)
+            s.blocks += short
+            _join(state, i, chunk)
+        k += 1
+
+
+@njit()
+def _youngest(state: EngineArrays, k: int) -> int:
+    """The place, k or behind it, of the last one let in that no step holds."""
+    at = state.e[0].running - 1
+    while at > k and state.seqs[state.running[at]].flight:
+        at -= 1
+    return int(at)
+
+
+@njit()
+def _admit(state: EngineArrays) -> None:
+    """Let those in who waited longest, while the first of them fits."""
+    e = state.e[0]
+    while e.waiting and e.running < e.slots and e.size < e.batch and e.tokens < e.budget:
+        i = e.head
+        s = state.seqs[i]
+        known = s.prompt + s.generated
+        found, unused = 0, 0
+        if s.computed == 0:
+            found, unused = _matched(state, i, (known - 1) // (e.share * e.block) if e.share else 0)
+        computed = s.computed + found * e.share * e.block
+        chunk = known - computed
+        if e.policy == CHUNKED:
+            chunk = min(chunk, e.budget - e.tokens)
+        elif e.size and e.tokens + chunk > e.budget:
+            break
+        need = blocks_of(e, s.prompt + s.output - 1 if reserves(e) else known) - found * e.share
+        if e.free + e.idle - unused * e.share - need < e.watermark:
+            break
+        e.head, e.waiting = s.nxt, e.waiting - 1
+        for at in range(s.hash_at, s.hash_at + found):
+            _hold(state, state.hashes[at])
+        if s.swapped:
+            e.swap += s.swapped
+            e.moved += s.computed
+            s.swapped = 0
+        take(state, need)
+        s.blocks, s.held, s.computed, s.status = need, found, computed, RUNNING
+        e.hits += found * e.share * e.block
+        state.running[e.running] = i
+        e.running += 1
+        e.admitted += 1
+        _join(state, i, chunk)
+
+
+@njit()
+def _join(state: EngineArrays, i: int, chunk: int) -> None:
+    """Sequence i takes part in the step with `chunk` tokens."""
+    e, s = state.e[0], state.seqs[i]
+    s.chunk, s.flight = chunk, e.number
+    e.size += 1
+    e.tokens += chunk
+    last = s.computed + chunk == s.prompt + s.generated
+    if last:
+        e.outputs += 1
+    if last and chunk == 1 and s.generated:
+        e.decodes += 1
+        e.context += s.computed + 1
+    else:
+        e.prompts += 1
+
+
+@njit()
+def _preempt(state: EngineArrays, k: int) -> None:
+    """The one at place k waits again, before all others: with its cache in host memory, or with none."""
+    e = state.e[0]
+    i = state.running[k]
+    s = state.seqs[i]
+    stored = s.blocks + s.held * e.share
+    _release(state, i)
+    if e.preemption == SWAP and e.swap >= stored:
+        e.swap -= stored
+        e.moved += s.computed
+        s.swapped = stored
+    else:
+        s.computed = 0
+    e.running -= 1
+    for at in range(k, e.running):
+        state.running[at] = state.running[at + 1]
+    s.status, s.nxt = WAITING, e.head if e.waiting else NOBODY
+    if e.waiting == 0:
+        e.tail = i
+    e.head = i
+    e.waiting += 1
+    s.preempted += 1
+    e.evicted += 1
+    e.preemptions += 1
+
+
+@njit()
+def complete(state: EngineArrays, number: int, now: float) -> int:
+    """End the step `number` at `now` seconds; how many sequences are done."""
+    e = state.e[0]
+    kept = 0
+    for k in range(e.running):
+        i = state.running[k]
+        s = state.seqs[i]
+        if s.flight == number:
+            s.computed += s.chunk
+            e.computed += s.chunk
+            s.chunk = s.flight = 0
+            if e.share:
+                _register(state, i)
+            if s.computed == s.prompt + s.generated:
+                if s.generated == 0:
+                    s.first = now
+                else:
+                    state.gaps[gap_bin(now - s.last)] += 1
+                s.generated += 1
+                s.last = now
+                e.emitted += 1
+                if s.generated == s.output:
+                    s.finish, s.status = now, DONE
+                    _release(state, i)
+                    continue
+        state.running[kept] = i
+        kept += 1
+    done = e.running - kept
+    e.running = kept
+    e.done += done
+    return int(done)
+
+
+@njit()
+def gap_bin(seconds: float) -> int:
+    """Which bin of a histogram a time falls into; exact, so that it is the same everywhere."""
+    share, octave = frexp(seconds)
+    if octave <= _LEAST_OCTAVE or share <= 0.0:
+        return 0
+    return min((octave - _LEAST_OCTAVE - 1) * BINS_PER_OCTAVE + int((share - 0.5) * 2 * BINS_PER_OCTAVE), GAP_BINS - 1)
+
+
+# --- blocks ----------------------------------------------------------------------------------------------------------
+
+
+@njit()
+def take(state: EngineArrays, count: int) -> None:
+    """Take free blocks, of the entries unused for longest where there are too few."""
+    e = state.e[0]
+    while e.free < count:
+        entry = e.oldest
+        _unlink(state, entry)
+        state.entries[entry].present = 0
+        e.free += e.share
+    e.free -= count
+
+
+@njit()
+def _release(state: EngineArrays, i: int) -> None:
+    """Give back the blocks of sequence i; of its entries the last ones will be evicted first."""
+    e, s = state.e[0], state.seqs[i]
+    e.free += s.blocks
+    for at in range(s.hash_at + s.held - 1, s.hash_at - 1, -1):
+        entry = state.hashes[at]
+        it = state.entries[entry]
+        it.users -= 1
+        if it.users == 0:
+            it.older, it.newer = e.newest, NOBODY
+            if e.newest == NOBODY:
+                e.oldest = entry
+            else:
+                state.entries[e.newest].newer = entry
+            e.newest = entry
+            e.idle += e.share
+    s.blocks = s.held = 0
+
+
+@njit()
+def _unlink(state: EngineArrays, entry: int) -> None:
+    e, it = state.e[0], state.entries[entry]
+    if it.older == NOBODY:
+        e.oldest = it.newer
+    else:
+        state.entries[it.older].newer = it.newer
+    if it.newer == NOBODY:
+        e.newest = it.older
+    else:
+        state.entries[it.newer].older = it.older
+    e.idle -= e.share
+
+
+@njit()
+def _hold(state: EngineArrays, entry: int) -> None:
+    it = state.entries[entry]
+    if it.users == 0:
+        _unlink(state, entry)
+    it.users += 1
+
+
+@njit()
+def _matched(state: EngineArrays, i: int, most: int) -> tuple[int, int]:
+    """How many leading blocks of the prompt the prefix cache holds, at most `most`, and how many of them are unused."""
+    s = state.seqs[i]
+    found = unused = 0
+    while found < min(most, s.hash_n):
+        it = state.entries[state.hashes[s.hash_at + found]]
+        if it.present == 0:
+            break
+        unused += 1 if it.users == 0 else 0
+        found += 1
+    return found, unused
+
+
+@njit()
+def matched_blocks(state: EngineArrays, i: int) -> int:
+    """How many leading blocks of the prompt of request i are in the prefix cache."""
+    found, _ = _matched(state, i, state.seqs[i].hash_n)
+    return found
+
+
+@njit()
+def _register(state: EngineArrays, i: int) -> None:
+    """Put computed whole blocks of the prompt into the prefix cache, unless another sequence has put them there."""
+    e, s = state.e[0], state.seqs[i]
+    while s.held < s.hash_n and (s.held + 1) * e.share * e.block <= s.computed:
+        it = state.entries[state.hashes[s.hash_at + s.held]]
+        if it.present:
+            break
+        it.present = it.users = 1
+        s.blocks -= e.share
+        s.held += 1
