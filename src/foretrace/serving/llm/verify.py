@@ -1,0 +1,212 @@
+"""Hold the simulator of engines against a real one: the same scheduler, requests and rules, and measured steps.
+
+The steps of the live engine are timed alone (`measure_steps`), what they leave out is fitted on requests of its own
+(`calibrate`), and only then each run is predicted and made. Two real runs differ, too: that difference is the floor
+below which no error means anything.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from foretrace.arrays import Float64
+from foretrace.errors import ForetraceError
+from foretrace.experiment.statistics import Ratio, paired_ratio
+from foretrace.serving.llm.decoder import BLOCK, Chunk, Decoding, prefill, slots_of
+from foretrace.serving.llm.engine import EngineRules, Served, simulate
+from foretrace.serving.llm.live import LiveEngine, LiveRun
+from foretrace.serving.llm.pace import HIGH, LOW, MIDDLE
+from foretrace.serving.llm.requests import Requests, requests
+from foretrace.serving.llm.step_times import StepTimes
+
+_REPEATS = 7  # of each timed call; the median counts
+_CALIBRATING = 1000  # added to a seed: requests that no run is judged by
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedFigure:
+    """A figure of runs of an engine, in seconds: median over the runs, and of each run's prediction over it."""
+
+    name: str
+    measured_s: float
+    predicted_s: float
+    measured: Ratio  # measured over predicted, of each run; 80 % interval of the median
+    predicted: Ratio  # 1, with the range of the prediction over it
+    same: Ratio  # a second real run over the first
+    covered: bool  # whether the predicted range holds the measured median
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured - 1."""
+        return 1 / self.measured.value - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiedEngine:
+    """What became of predictions for a live engine."""
+
+    rules: EngineRules
+    runs: int
+    requests: str  # of each run
+    steps: int  # of all runs
+    step_error: float  # median of |expected / measured - 1| of single steps
+    preemptions: int
+    figures: tuple[ServedFigure, ...]
+
+
+def figures_of(served: Served) -> dict[str, float]:
+    """Time to the first token and time per further token, seconds, by the name they are reported under."""
+    first = served.first_s - served.arrival_s
+    several = served.output > 1
+    each = ((served.finish_s - served.first_s)[several]) / (served.output[several] - 1)
+    return {f"{name}.p{q}": float(np.quantile(values, q / 100))
+            for name, values in (("ttft", first), ("tpot", each)) for q in (50, 90) if len(values)}  # fmt: skip
+
+
+def verify(
+    engine: LiveEngine, rules: EngineRules, *, runs: int = 5, number: int = 40, load: float = 0.7, seed: int = 0,
+    tell: Callable[[str], object] = lambda _: None,
+) -> VerifiedEngine:
+    """Predict runs of a live engine and make them.
+
+    Args:
+        engine: the engine.
+        rules: its scheduler's.
+        runs: of other requests each; every one is made twice.
+        number: requests of a run.
+        load: arrivals as a share of what the engine, by prediction, can serve.
+        seed: of requests.
+        tell: what is going on.
+
+    Raises:
+        ForetraceError: fewer than 3 runs, or rules that no live engine has.
+
+    """
+    if runs < 3:
+        raise ForetraceError(f"`runs=` must be 3 or more for a median, got {runs}.")
+    rules = replace(rules, utilisation=1.0, prefix_cache=False)
+    lengths = f"prompt=16-160 output=16-96 requests={number}"
+    tell("timing steps")
+    steps = measure_steps(engine, rules, longest=256)
+    busy = simulate(requests(f"burst {lengths}", seed=seed + _CALIBRATING), steps, rules)
+    arrivals = f"poisson qps={load * number / busy.seconds:.4g} {lengths}"
+    tell("calibrating")
+    trial = requests(arrivals, seed=seed + _CALIBRATING)
+    engine.serve(trial, rules)  # compiles the scheduler
+    steps = calibrate(steps, engine.serve(trial, rules, steps=steps))
+    measured, again, predicted, off, count, preempted = [], [], [], [], 0, 0
+    for run in range(runs):
+        tell(f"run {run + 1} of {runs}")
+        trial = requests(arrivals, seed=seed + run)
+        predicted.append([figures_of(simulate(trial, steps, rules, end=end)) for end in (MIDDLE, LOW, HIGH)])
+        real = engine.serve(trial, rules, seed=run, steps=steps)
+        measured.append(figures_of(real.served))
+        again.append(figures_of(engine.serve(trial, rules, seed=run).served))
+        off += np.abs(real.expected_s / real.step_s - 1).tolist()
+        count += real.served.steps
+        preempted += real.served.preemptions
+    return VerifiedEngine(
+        rules=rules, runs=runs, requests=arrivals, steps=count, step_error=statistics.median(off),
+        preemptions=preempted,
+        figures=tuple(_figure(name, predicted, measured, again) for name in measured[0]),
+    )  # fmt: skip
+
+
+def _figure(
+    name: str, predicted: Sequence[Sequence[dict[str, float]]], measured: Sequence[dict[str, float]],
+    again: Sequence[dict[str, float]],
+) -> ServedFigure:  # fmt: skip
+    middle, low, high = ([run[end][name] for run in predicted] for end in range(3))
+    real, second = [run[name] for run in measured], [run[name] for run in again]
+    both = [(a + b) / 2 for a, b in zip(real, second, strict=True)]
+    foretold = Ratio(
+        value=1.0, low=min(1.0, paired_ratio(middle, low).value), high=max(1.0, paired_ratio(middle, high).value)
+    )
+    ratio = paired_ratio(middle, both)
+    return ServedFigure(
+        name=name, measured_s=statistics.median(both), predicted_s=statistics.median(middle), measured=ratio,
+        predicted=foretold, same=paired_ratio(real, second), covered=foretold.holds(ratio.value),
+    )  # fmt: skip
+
+
+def calibrate(steps: StepTimes, run: LiveRun) -> StepTimes:
+    """Add what steps took beyond their parts to the time of the host, and the spread of single steps as range."""
+    more = max(0.0, float(np.median(run.step_s - run.expected_s)))
+    low, high = np.quantile(run.step_s / (run.expected_s + more), [0.1, 0.9]).tolist()
+    return replace(steps, host_s=steps.host_s + more, low=min(1.0, low), high=max(1.0, high))
+
+
+def measure_steps(engine: LiveEngine, rules: EngineRules, *, longest: int) -> StepTimes:
+    """Time the parts of a step of a live engine alone; `longest`: tokens of a sequence."""
+    decoder, size = engine.decoder, engine.decoder.size
+    whole = min(max(longest, rules.budget if rules.policy == "chunked" else longest), engine.blocks * BLOCK)
+    sequences = min(rules.sequences, engine.blocks)
+    tokens, batch = _doubling(1, whole), _doubling(1, max(2, sequences))
+    context = [0, *_doubling(BLOCK, longest)]
+    cache = decoder.cache[0]
+
+    def chunk_s(chunk: int, before: int) -> float:
+        queries = torch.randn(chunk, size.heads, size.head_width)
+        rows = slots_of(range(-(-(before + chunk) // BLOCK)), before + chunk) % len(cache[0])
+        return _seconds(lambda: prefill(queries, cache[:, rows], before)) * size.layers
+
+    def decode_s(count: int, before: int) -> float:
+        chunks = _decoding(count, before, engine.blocks)
+        queries = torch.randn(count, size.heads, size.head_width)
+        slots = [slots_of(each.blocks, before + 1) for each in chunks]
+        made = Decoding(range(count), slots, chunks)
+        begin = _seconds(lambda: Decoding(range(count), slots, chunks))
+        return begin + _seconds(lambda: made.attend(queries, cache)) * size.layers
+
+    prompts = {t: [Chunk([0] * t, 0, range(-(-t // BLOCK)))] for t in tokens}
+    linear = [max(0.0, _seconds(lambda t=t: decoder(prompts[t])) - chunk_s(t, 0)) for t in tokens]
+    decode = [[decode_s(b, y) for y in context[1:]] for b in batch]
+    output = [
+        max(0.0, _seconds(lambda b=b: decoder(_decoding(b, context[1], engine.blocks))) - decode[i][0]
+            - float(np.interp(b, tokens, linear)))
+        for i, b in enumerate(batch)
+    ]  # fmt: skip
+    per_token = float(cache.element_size() * 2 * size.layers * size.kv_heads * size.head_width)
+    return StepTimes(
+        model="a small decoder", device="this processor", tokens=_row(tokens), linear_s=_row(linear),
+        sequences=_row(batch), output_s=_row(output), chunk=_row(tokens), context=_row(context),
+        prefill_s=np.array([[chunk_s(c, x) for x in context] for c in tokens]), batch=_row(batch),
+        mean_context=_row([1, *context[1:]]),
+        decode_s=np.array([[each[0], *each] for each in decode]),
+        memory_bytes=engine.blocks * BLOCK * per_token, weight_bytes=0.0, kv_bytes_per_token=per_token,
+    )  # fmt: skip
+
+
+def _decoding(count: int, before: int, blocks: int) -> list[Chunk]:
+    """So many sequences with one new token each; their blocks may overlap, which costs the same."""
+    each = before // BLOCK + 1
+    return [Chunk([0], before, [(i * each + k) % blocks for k in range(each)]) for i in range(count)]
+
+
+def _doubling(first: int, last: int) -> list[int]:
+    found = [first]
+    while found[-1] * 2 < last:
+        found.append(found[-1] * 2)
+    return [*found, last] if last > first else [first, first + 1]
+
+
+def _row(values: Sequence[float]) -> Float64:
+    return np.array(values, np.float64)
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    """Median CPU seconds of this thread for a call."""
+    times = []
+    with torch.inference_mode():
+        call()
+        for _ in range(_REPEATS):
+            began = time.thread_time()
+            call()
+            times.append(time.thread_time() - began)
+    return statistics.median(times)
