@@ -15,14 +15,14 @@ from foretrace.serving.llm.step_times import StepTimes
 BYTES = 1000.0  # of a token's keys and values
 
 
-def constant(seconds: float, *, tokens: float = 1e9, **other: Any) -> StepTimes:
-    """Every step takes the same; the cache holds `tokens`."""
+def constant(seconds: float, *, cache: float = 1e9, **other: Any) -> StepTimes:
+    """Every step takes the same; `cache` tokens fit."""
     grid, none = np.array([0.0, 1e9]), np.zeros((2, 2))
-    fields: dict[str, Any] = dict(
-        tokens=grid, linear_s=np.full(2, seconds), sequences=grid, output_s=np.zeros(2), chunk=grid, context=grid,
-        prefill_s=none, batch=grid, mean_context=grid, decode_s=none, memory_bytes=tokens * BYTES / 0.9,
-        weight_bytes=0.0, kv_bytes_per_token=BYTES,
-    )  # fmt: skip
+    fields: dict[str, Any] = {
+        "tokens": grid, "linear_s": np.full(2, seconds), "sequences": grid, "output_s": np.zeros(2),
+        "chunk": grid, "context": grid, "prefill_s": none, "batch": grid, "mean_context": grid, "decode_s": none, "memory_bytes": cache * BYTES / 0.9,
+        "weight_bytes": 0.0, "kv_bytes_per_token": BYTES,
+    }  # fmt: skip
     return StepTimes(**(fields | other))
 
 
@@ -73,7 +73,11 @@ def request_lists(draw: st.DrawFn) -> Requests:
         alike = rng.integers(0, 5, n)
         hashes = [[f * 100 + j if j <= a else 1000 * (i + 1) + j for j in range(c)]
                   for i, (f, a, c) in enumerate(zip(family, alike, counts, strict=True))]  # fmt: skip
-        more = dict(hash_first=np.concatenate([[0], np.cumsum(counts)]), hashes=np.concatenate(hashes), hash_tokens=16)
+        more = {
+            "hash_first": np.concatenate([[0], np.cumsum(counts)]),
+            "hashes": np.concatenate(hashes),
+            "hash_tokens": 16,
+        }
     if draw(st.integers(0, 3)) == 0:
         more["concurrency"], arrival = draw(st.integers(1, 6)), np.zeros(n)
     return served.of(arrival, prompt, output, **more)
