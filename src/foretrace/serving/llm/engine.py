@@ -235,7 +235,6 @@ def engine_arrays(requests: Requests, rules: EngineRules, blocks: int, engines: 
     e.block, e.total, e.free, e.watermark = rules.block, blocks, blocks, int(rules.watermark * blocks)
     e.preemption, e.head, e.tail = PREEMPTIONS[rules.preemption], scheduler.NOBODY, scheduler.NOBODY
     e.oldest = e.newest = scheduler.NOBODY
-    e.following = 1 << 62
     seqs = np.zeros(n, scheduler.SEQUENCE).view(np.recarray)
     seqs.prompt, seqs.output, seqs.arrival, seqs.nxt = requests.prompt, requests.output, requests.arrival_s, -1
     seqs.first = seqs.finish = np.nan
@@ -262,14 +261,13 @@ def _play(part: _Part) -> Served:
     e, seqs = states.e, states.seqs
     e.batch = -(-rules.sequences // steps.stages)
     e.swap = int(rules.swap_bytes // (steps.kv_bytes_per_token * rules.block))
-    if part.first < len(requests):
-        e.stride = engines
-        e.following = part.first + (np.arange(engines) - part.first) % engines
     if part.computed:
         seqs.computed, seqs.generated, seqs.first, seqs.last = seqs.prompt, 1, seqs.arrival, seqs.arrival
     need = -(-(requests.prompt + requests.output - 1) // rules.block)
     fits = part.blocks - need >= e.watermark[0]
     seqs.status[~fits] = scheduler.REFUSED
+    first = min(part.first, int(fits.sum()))
+    e.following, e.stride = first + (np.arange(engines) - first) % engines, engines
     r = np.zeros(engines, loop.RUN).view(np.recarray)
     r.stages, r.stuck, r.end, r.send, r.send_per_token = steps.stages, 1, part.end, steps.send_s, steps.send_per_token_s
     r.swap = steps.kv_bytes_per_token / rules.swap_bytes_per_s
@@ -280,7 +278,7 @@ def _play(part: _Part) -> Served:
         stage_free=np.zeros((engines, steps.stages)), residue=np.zeros(rules.block, np.int64), samples=samples,
         log=np.zeros((engines, part.log), loop.STEP).view(np.recarray),
     )  # fmt: skip
-    loop.play(states, runs, steps.table, np.flatnonzero(fits), int(fits[: part.first].sum()), part.router)
+    loop.play(states, runs, steps.table, np.flatnonzero(fits), first, part.router)
     seconds = float(r.now.max())
     return Served(
         arrival_s=seqs.arrival, first_s=seqs.first, finish_s=seqs.finish, prompt=requests.prompt,

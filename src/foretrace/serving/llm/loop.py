@@ -68,7 +68,7 @@ def _sample(run: RunArrays, start: float, end: float, used: int, running: int, w
         for i in range(SAMPLES // 2):
             for column in range(3):
                 samples[i, column] = samples[2 * i, column] + samples[2 * i + 1, column]
-                samples[SAMPLES // 2 + i, column] = 0.0
+        samples[SAMPLES // 2 : SAMPLES] = 0.0
         samples[SAMPLES, 0] *= 2
     interval = samples[SAMPLES, 0]
     i = int(start / interval)
@@ -161,7 +161,7 @@ def wake(run: RunArrays, now: float) -> None:
 def _coast(state: EngineArrays, run: RunArrays, table: TimeTable, until: float) -> None:
     """End the step under way and begin the next one, as often as the scheduler would decide the same again."""
     e, r = state.e[0], run.r[0]
-    if r.stages > 1 or e.decodes != e.running or e.evicted or (e.admitted and e.waiting):
+    if r.stages > 1 or e.decodes != e.running or e.evicted or (e.news and e.waiting):
         return
     left = 1 << 62
     run.residue[:] = 0
@@ -181,7 +181,7 @@ def _coast(state: EngineArrays, run: RunArrays, table: TimeTable, until: float) 
         else:
             state.gaps[gap_bin(end - before)] += n
         take(state, need)
-        e.admitted = e.moved = 0
+        e.news = e.moved = 0
         e.context += n
         before, ended = end, ended + 1
         end += in_range(table, fixed + _decode(table, n, e.context), _beyond(table, e), r.end)
