@@ -58,6 +58,8 @@ class Layer(nn.Module):
 class PagedDecoder(nn.Module):
     """A decoder whose keys and values lie in blocks of a pool, so that sequences of any length share its memory."""
 
+    cache: Tensor  # (layers, 2: keys and values, rows of the pool, heads of them, their width)
+
     def __init__(self, size: DecoderSize, blocks: int, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         with torch.random.fork_rng():
@@ -86,11 +88,11 @@ class PagedDecoder(nn.Module):
 
         size, hidden = self.size, self.embedding(tokens)
         rotation = _rotation(positions, size.head_width, hidden.dtype)
-        for index, layer in enumerate(self.layers):
+        for layer, cache in zip(self.layers, self.cache, strict=True):
+            assert isinstance(layer, Layer)
             normed = layer.attention_norm(hidden)
             queries = _rotate(layer.queries(normed).view(-1, size.heads, size.head_width), rotation)
             keys, values = layer.keys_values(normed).view(-1, 2, size.kv_heads, size.head_width).unbind(1)
-            cache = self.cache[index]
             cache[0, written], cache[1, written] = _rotate(keys, rotation), values
             mixed = torch.empty_like(queries)
             if grouped is not None:

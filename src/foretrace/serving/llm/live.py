@@ -43,7 +43,7 @@ class LiveRun:
     @property
     def step_s(self) -> Float64:
         """(steps,) measured seconds."""
-        return np.asarray(self.served.log.end - self.served.log.start)
+        return np.asarray(self.served.log["end"] - self.served.log["start"])
 
 
 class LiveEngine:
@@ -54,7 +54,9 @@ class LiveEngine:
         self.blocks = blocks
         self.decoder = PagedDecoder(size or DecoderSize(), blocks, seed=seed)
 
-    def serve(self, requests: Requests, rules: EngineRules, *, seed: int = 0, steps: StepTimes | None = None) -> LiveRun:
+    def serve(
+        self, requests: Requests, rules: EngineRules, *, seed: int = 0, steps: StepTimes | None = None
+    ) -> LiveRun:
         """Serve requests, with prompts drawn from `seed`; the next token is the likeliest one.
 
         Raises ForetraceError for blocks of another size, for swapping, and for a request that the cache cannot hold.
@@ -79,10 +81,12 @@ class LiveEngine:
             who = [i for i in state.running[: e.running].tolist() if seqs[i].flight == e.number]
             pool.follow(seqs.blocks, who)
             chunks = [
-                Chunk(known[i][seqs[i].computed : seqs[i].computed + seqs[i].chunk], int(seqs[i].computed), pool.held[i])
+                Chunk(
+                    known[i][seqs[i].computed : seqs[i].computed + seqs[i].chunk], int(seqs[i].computed), pool.held[i]
+                )
                 for i in who
             ]
-            row = (e.size, e.tokens, e.prompts, e.decodes, e.context, e.total - e.free, e.waiting, e.evicted)
+            row = (e["size"], e.tokens, e.prompts, e.decodes, e.context, e.total - e.free, e.waiting, e.evicted)
             for i, chunk, token in zip(who, chunks, self.decoder(chunks).argmax(dim=1).tolist(), strict=True):
                 if chunk.context + len(chunk.tokens) == len(known[i]):
                     known[i].append(token)

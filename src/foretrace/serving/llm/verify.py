@@ -17,12 +17,14 @@ import torch
 
 from foretrace.arrays import Float64
 from foretrace.errors import ForetraceError
-from foretrace.experiment.statistics import Ratio, paired_ratio
+from foretrace.experiment.ledger import Row, figure_row
+from foretrace.experiment.measure import versions
+from foretrace.experiment.statistics import Ratio, floor, paired_ratio
 from foretrace.serving.llm.decoder import BLOCK, Chunk, Decoding, prefill, slots_of
 from foretrace.serving.llm.engine import EngineRules, Served, simulate
 from foretrace.serving.llm.live import LiveEngine, LiveRun
 from foretrace.serving.llm.pace import HIGH, LOW, MIDDLE
-from foretrace.serving.llm.requests import Requests, requests
+from foretrace.serving.llm.requests import requests
 from foretrace.serving.llm.step_times import StepTimes
 
 _REPEATS = 7  # of each timed call; the median counts
@@ -39,7 +41,11 @@ class ServedFigure:
     measured: Ratio  # measured over predicted, of each run; 80 % interval of the median
     predicted: Ratio  # 1, with the range of the prediction over it
     same: Ratio  # a second real run over the first
-    covered: bool  # whether the predicted range holds the measured median
+
+    @property
+    def covered(self) -> bool:
+        """Whether the predicted range holds the measured median, or two real runs differ by as much."""
+        return self.predicted.holds(self.measured.value) or self.measured.effect <= floor(self.same)
 
     @property
     def error(self) -> float:
@@ -53,11 +59,24 @@ class VerifiedEngine:
 
     rules: EngineRules
     runs: int
+    seed: int
     requests: str  # of each run
     steps: int  # of all runs
     step_error: float  # median of |expected / measured - 1| of single steps
     preemptions: int
     figures: tuple[ServedFigure, ...]
+
+    def rows(self) -> list[Row]:
+        """What the ledger keeps of it, a row per figure."""
+        own = {"policy": self.rules.policy, "token_budget": self.rules.budget, "sequences": self.rules.sequences}
+        return [
+            figure_row(
+                f"serve-llm {each.name}", parameters=own, model="a small decoder", size=self.requests, seed=self.seed,
+                clock="cpu", runs=self.runs, predicted_s=each.predicted_s, measured_s=each.measured_s,
+                predicted=each.predicted, measured=each.measured, same=each.same, versions=versions(),
+            )
+            for each in self.figures
+        ]  # fmt: skip
 
 
 def figures_of(served: Served) -> dict[str, float]:
@@ -70,7 +89,13 @@ def figures_of(served: Served) -> dict[str, float]:
 
 
 def verify(
-    engine: LiveEngine, rules: EngineRules, *, runs: int = 5, number: int = 40, load: float = 0.7, seed: int = 0,
+    engine: LiveEngine,
+    rules: EngineRules,
+    *,
+    runs: int = 5,
+    number: int = 40,
+    load: float = 0.7,
+    seed: int = 0,
     tell: Callable[[str], object] = lambda _: None,
 ) -> VerifiedEngine:
     """Predict runs of a live engine and make them.
@@ -82,6 +107,7 @@ def verify(
         number: requests of a run.
         load: arrivals as a share of what the engine, by prediction, can serve.
         seed: of requests.
+        lengths: of them, see `requests`.
         tell: what is going on.
 
     Raises:
@@ -91,10 +117,11 @@ def verify(
     if runs < 3:
         raise ForetraceError(f"`runs=` must be 3 or more for a median, got {runs}.")
     rules = replace(rules, utilisation=1.0, prefix_cache=False)
-    lengths = f"prompt=16-160 output=16-96 requests={number}"
+    lengths = f"{lengths} requests={number}"
+    burst = requests(f"burst {lengths}", seed=seed + _CALIBRATING)
     tell("timing steps")
-    steps = measure_steps(engine, rules, longest=256)
-    busy = simulate(requests(f"burst {lengths}", seed=seed + _CALIBRATING), steps, rules)
+    steps = measure_steps(engine, rules, longest=int((burst.prompt + burst.output).max()))
+    busy = simulate(burst, steps, rules)
     arrivals = f"poisson qps={load * number / busy.seconds:.4g} {lengths}"
     tell("calibrating")
     trial = requests(arrivals, seed=seed + _CALIBRATING)
@@ -112,7 +139,7 @@ def verify(
         count += real.served.steps
         preempted += real.served.preemptions
     return VerifiedEngine(
-        rules=rules, runs=runs, requests=arrivals, steps=count, step_error=statistics.median(off),
+        rules=rules, runs=runs, seed=seed, requests=arrivals, steps=count, step_error=statistics.median(off),
         preemptions=preempted,
         figures=tuple(_figure(name, predicted, measured, again) for name in measured[0]),
     )  # fmt: skip
@@ -131,7 +158,7 @@ def _figure(
     ratio = paired_ratio(middle, both)
     return ServedFigure(
         name=name, measured_s=statistics.median(both), predicted_s=statistics.median(middle), measured=ratio,
-        predicted=foretold, same=paired_ratio(real, second), covered=foretold.holds(ratio.value),
+        predicted=foretold, same=paired_ratio(real, second),
     )  # fmt: skip
 
 
@@ -152,26 +179,27 @@ def measure_steps(engine: LiveEngine, rules: EngineRules, *, longest: int) -> St
     cache = decoder.cache[0]
 
     def chunk_s(chunk: int, before: int) -> float:
-        queries = torch.randn(chunk, size.heads, size.head_width)
+        queries = torch.randn(chunk, size.heads, size.head_width, dtype=cache.dtype)
         rows = slots_of(range(-(-(before + chunk) // BLOCK)), before + chunk) % len(cache[0])
         return _seconds(lambda: prefill(queries, cache[:, rows], before)) * size.layers
 
     def decode_s(count: int, before: int) -> float:
         chunks = _decoding(count, before, engine.blocks)
-        queries = torch.randn(count, size.heads, size.head_width)
+        queries = torch.randn(count, size.heads, size.head_width, dtype=cache.dtype)
         slots = [slots_of(each.blocks, before + 1) for each in chunks]
         made = Decoding(range(count), slots, chunks)
         begin = _seconds(lambda: Decoding(range(count), slots, chunks))
         return begin + _seconds(lambda: made.attend(queries, cache)) * size.layers
 
-    prompts = {t: [Chunk([0] * t, 0, range(-(-t // BLOCK)))] for t in tokens}
-    linear = [max(0.0, _seconds(lambda t=t: decoder(prompts[t])) - chunk_s(t, 0)) for t in tokens]
+    def whole_s(chunks: Sequence[Chunk]) -> float:
+        return _seconds(lambda: decoder(chunks))
+
+    linear = [max(0.0, whole_s([Chunk([0] * t, 0, range(-(-t // BLOCK)))]) - chunk_s(t, 0)) for t in tokens]
     decode = [[decode_s(b, y) for y in context[1:]] for b in batch]
     output = [
-        max(0.0, _seconds(lambda b=b: decoder(_decoding(b, context[1], engine.blocks))) - decode[i][0]
-            - float(np.interp(b, tokens, linear)))
-        for i, b in enumerate(batch)
-    ]  # fmt: skip
+        max(0.0, whole_s(_decoding(b, context[1], engine.blocks)) - first - float(np.interp(b, tokens, linear)))
+        for b, (first, *_) in zip(batch, decode, strict=True)
+    ]
     per_token = float(cache.element_size() * 2 * size.layers * size.kv_heads * size.head_width)
     return StepTimes(
         model="a small decoder", device="this processor", tokens=_row(tokens), linear_s=_row(linear),
