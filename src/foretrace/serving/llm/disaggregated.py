@@ -52,14 +52,14 @@ def disaggregate(
         end=end, on=on,
     )  # fmt: skip
     more = np.flatnonzero((requests.output > 1) & ~np.isnan(first.first_s))
+    if not len(more):
+        return replace(first, output=requests.output, replicas=prefill + decode)
     finish = np.where(requests.output > 1, np.nan, first.finish_s)
     arrival = _sent(first.first_s[more], requests.prompt[more], more % prefill, steps)
     order = np.argsort(arrival, kind="stable")
     more = more[order]
     empty = np.zeros(len(requests) + 1, np.int64)
     asked = replace(replace(requests, hash_first=empty, hashes=empty[:0]).take(more), arrival_s=arrival[order])
-    if not len(more):
-        return replace(first, output=requests.output, replicas=prefill + decode)
     second = simulate(
         asked, steps, rules, replicas=decode, router="round-robin" if router == "prefix-aware" else router, end=end,
         begun_s=first.first_s[more], on=on,
