@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil, inf, nan
 
+from foretrace.arrays import Float64
 from foretrace.serving.llm.engine import EngineRules
 from foretrace.serving.llm.requests import Requests
 from foretrace.serving.llm.step_times import StepTimes
@@ -304,7 +305,7 @@ class PlainEngine:
 
 
 def serve(
-    requests: Requests, steps: StepTimes, rules: EngineRules, *, end: int = 0, computed: bool = False
+    requests: Requests, steps: StepTimes, rules: EngineRules, *, end: int = 0, begun_s: Float64 | None = None
 ) -> tuple[list[Seq], PlainEngine]:  # fmt: skip
     """Serve requests with one engine; those that can never fit are left as they are."""
     share = requests.hash_tokens // rules.block if rules.prefix_cache and len(requests.hashes) else 0
@@ -315,8 +316,8 @@ def serve(
         seq = Seq(i, float(requests.arrival_s[i]), int(requests.prompt[i]), int(requests.output[i]), [])
         if share:
             seq.hashes = hashes[: seq.prompt // requests.hash_tokens]
-        if computed:
-            seq.computed, seq.generated, seq.first, seq.last = seq.prompt, 1, seq.arrival, seq.arrival
+        if begun_s is not None:
+            seq.computed, seq.generated, seq.first, seq.last = seq.prompt, 1, float(begun_s[i]), float(begun_s[i])
         seqs.append(seq)
     can = [
         each for each in seqs if engine.total - ceil((each.prompt + each.output - 1) / rules.block) >= engine.watermark

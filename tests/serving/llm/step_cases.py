@@ -20,7 +20,9 @@ def constant(seconds: float, *, cache: float = 1e9, **other: Any) -> StepTimes:
     grid, none = np.array([0.0, 1e9]), np.zeros((2, 2))
     fields: dict[str, Any] = {
         "tokens": grid, "linear_s": np.full(2, seconds), "sequences": grid, "output_s": np.zeros(2),
-        "chunk": grid, "context": grid, "prefill_s": none, "batch": grid, "mean_context": grid, "decode_s": none, "memory_bytes": cache * BYTES / 0.9,
+        "chunk": grid, "context": grid, "prefill_s": none, "batch": grid,
+        "mean_context": grid, "decode_s": none,
+        "memory_bytes": cache * BYTES / 0.9,
         "weight_bytes": 0.0, "kv_bytes_per_token": BYTES,
     }  # fmt: skip
     return StepTimes(**(fields | other))

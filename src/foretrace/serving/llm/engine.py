@@ -160,7 +160,7 @@ def simulate(
     router: str = "round-robin",
     end: int = MIDDLE,
     log: int = 0,
-    computed: bool = False,
+    begun_s: Float64 | None = None,
     on: str = "here",
 ) -> Served:
     """Serve requests with so many equal engines.
@@ -173,7 +173,8 @@ def simulate(
         router: of ROUTERS.
         end: of the range of step times, MIDDLE, LOW or HIGH.
         log: steps of the first replica to keep.
-        computed: the prompts' keys and values arrive with them, and their first token has come out (a decode pool).
+        begun_s: (n,) of requests whose first token has come out elsewhere, and whose keys and values arrive with
+            them: when that was. They must want two tokens or more.
         on: see `executor`.
 
     Raises:
@@ -199,13 +200,14 @@ def simulate(
             requests=requests.take(mine) if groups > 1 else requests,
             first=int((mine < (requests.concurrency or len(requests))).sum()),
             engines=len(range(g, engines, groups)),
-            steps=steps, rules=rules, blocks=blocks, router=ROUTERS[router], end=end, computed=computed,
+            steps=steps, rules=rules, blocks=blocks, router=ROUTERS[router], end=end,
+            begun_s=None if begun_s is None else begun_s[mine],
             log=log if g == 0 else 0,
         )
         for g, mine in enumerate(rows)
     ]  # fmt: skip
     found = executor.map(_play, parts, on=on, pool=groups > 1)
-    return _merged(found, rows, replicas)
+    return merged(found, rows, replicas)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +222,7 @@ class _Part:
     blocks: int
     router: int
     end: int
-    computed: bool
+    begun_s: Float64 | None
     log: int
 
 
@@ -237,7 +239,7 @@ def engine_arrays(requests: Requests, rules: EngineRules, blocks: int, engines: 
     e.oldest = e.newest = scheduler.NOBODY
     seqs = np.zeros(n, scheduler.SEQUENCE).view(np.recarray)
     seqs.prompt, seqs.output, seqs.arrival, seqs.nxt = requests.prompt, requests.output, requests.arrival_s, -1
-    seqs.first = seqs.finish = np.nan
+    seqs.first, seqs.finish = np.nan, np.nan
     hashes, distinct = np.zeros(0, np.int64), 0
     if rules.prefix_cache and len(requests.hashes):
         if requests.hash_tokens % rules.block:
@@ -261,8 +263,8 @@ def _play(part: _Part) -> Served:
     e, seqs = states.e, states.seqs
     e.batch = -(-rules.sequences // steps.stages)
     e.swap = int(rules.swap_bytes // (steps.kv_bytes_per_token * rules.block))
-    if part.computed:
-        seqs.computed, seqs.generated, seqs.first, seqs.last = seqs.prompt, 1, seqs.arrival, seqs.arrival
+    if part.begun_s is not None:
+        seqs.computed, seqs.generated, seqs.first, seqs.last = seqs.prompt, 1, part.begun_s, part.begun_s
     need = -(-(requests.prompt + requests.output - 1) // rules.block)
     fits = part.blocks - need >= e.watermark[0]
     seqs.status[~fits] = scheduler.REFUSED
@@ -284,13 +286,14 @@ def _play(part: _Part) -> Served:
         arrival_s=seqs.arrival, first_s=seqs.first, finish_s=seqs.finish, prompt=requests.prompt,
         output=requests.output, preempted=seqs.preempted, gaps=states.gaps, over_time=samples[:-1],
         interval_s=float(samples[-1, 0]), log=runs.log[0, : r.rows[0]], replicas=engines, blocks=part.blocks,
-        seconds=seconds, busy_s=float(r.busy.sum()), used_s=float(r.area.sum()), kv_most=r.most_used.max() / part.blocks,
+        seconds=seconds, busy_s=float(r.busy.sum()), used_s=float(r.area.sum()),
+        kv_most=float(r.most_used.max()) / part.blocks,
         steps=int(r.steps.sum()), preemptions=int(e.preemptions.sum()), computed=int(e.computed.sum()),
         emitted=int(e.emitted.sum()), hits=int(e.hits.sum()),
     )  # fmt: skip
 
 
-def _merged(parts: Sequence[Served], rows: Sequence[Int64], replicas: int) -> Served:
+def merged(parts: Sequence[Served], rows: Sequence[Int64], replicas: int) -> Served:
     """One answer about all replicas; `rows` are the requests of each part."""
     order = np.argsort(np.concatenate(rows), kind="stable")
     interval = max(each.interval_s for each in parts)
@@ -305,6 +308,7 @@ def _merged(parts: Sequence[Served], rows: Sequence[Int64], replicas: int) -> Se
     over_time = np.zeros((loop.SAMPLES, 3))
     for each in parts:
         pieces = round(interval / each.interval_s)
+        pieces = min(pieces, loop.SAMPLES)  # of engines that idle all the time
         over_time[: loop.SAMPLES // pieces] += each.over_time.reshape(-1, pieces, 3).sum(1)
     return Served(
         **columns, **summed, over_time=over_time, interval_s=interval, log=parts[0].log, replicas=replicas,

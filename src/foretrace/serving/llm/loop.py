@@ -43,7 +43,7 @@ _MOST_MORE, _MOST_TIMES, _LEAST_FOUND = 32, 1.5, 0.5
 # range of step times; rows: of the log. start: when the next step may begin; busy: seconds of the first stage; area:
 # of used blocks over time; swap: seconds per token moved; interval: of a sample.
 RUN = record("stages flying oldest stuck end steps rows most_used", "start busy area now swap send send_per_token")
-STEP = record("size tokens prompts decodes context used waiting evicted", "start end")
+STEP = record("size tokens prompts decodes context outputs moved used waiting evicted", "start end")
 
 
 class RunArrays(NamedTuple):
@@ -93,7 +93,8 @@ def _note(state: EngineArrays, run: RunArrays, start: float, end: float) -> None
         row = run.log[r.rows]
         row.start, row.end = start, end
         row.size, row.tokens, row.prompts, row.decodes = e.size, e.tokens, e.prompts, e.decodes
-        row.context, row.used, row.waiting, row.evicted = e.context, used, e.waiting, e.evicted
+        row.context, row.outputs, row.moved = e.context, e.outputs, e.moved
+        row.used, row.waiting, row.evicted = used, e.waiting, e.evicted
         r.rows += 1
 
 
