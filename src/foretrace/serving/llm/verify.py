@@ -96,6 +96,7 @@ def verify(
     number: int = 40,
     load: float = 0.7,
     seed: int = 0,
+    lengths: str = "prompt=16-160 output=16-96",
     tell: Callable[[str], object] = lambda _: None,
 ) -> VerifiedEngine:
     """Predict runs of a live engine and make them.
