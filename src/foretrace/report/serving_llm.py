@@ -17,7 +17,6 @@ from foretrace.serving.llm.metrics import Latency, LimitMet, RangedFigure
 
 POINTS = 128  # of curves over time
 _LATENCIES = {"ttft_s": "first token", "tpot_s": "per output token", "itl_s": "between tokens", "e2e_s": "whole answer"}
-_FALLS_BEHIND = 2.0  # times the wait of earlier requests
 
 
 class LatencyCurve(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,12 +131,9 @@ def headline(found: Simulated) -> str:
 
 
 def _falls_behind(found: Simulated) -> bool:
-    """Whether the last quarter of an open loop waits much longer than the second one."""
-    waits = metrics.latencies_of(found.run)["ttft"]
-    quarter = len(waits) // 4
-    if found.requests.concurrency or not quarter or not np.ptp(found.requests.arrival_s):
-        return False
-    return bool(waits[-quarter:].mean() > max(_FALLS_BEHIND * waits[quarter : 2 * quarter].mean(), 1.0))
+    """Whether the queue of an open loop grows."""
+    open_loop = not found.requests.concurrency and bool(np.ptp(found.requests.arrival_s))
+    return open_loop and metrics.falls_behind(found.run)
 
 
 def _curve(found: Simulated, latency: str) -> LatencyCurve:

@@ -31,6 +31,7 @@ from foretrace.serving.llm.slo import LATENCIES, STATISTICS, Limit
 from foretrace.serving.llm.step_times import StepTimes
 
 _LEVELS = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+_FALLS_BEHIND = 2.0  # times the wait of earlier requests
 CURVE = 64  # points of a distribution
 
 
@@ -117,6 +118,19 @@ def latencies_of(run: Served) -> dict[str, Float64]:
     gaps = run.output[rows] - 1
     tpot = np.where(gaps > 0, (finish - first) / np.maximum(gaps, 1), np.nan)
     return {"ttft": first - arrival, "tpot": tpot, "e2e": finish - arrival}
+
+
+def latency_statistic(run: Served, latency: str, of: str) -> float | None:
+    """One figure of one simulation, seconds; None where nothing has it."""
+    found = _of_gaps(run, answered(run)) if latency == "itl" else _statistics(latencies_of(run)[latency])
+    return found[of]
+
+
+def falls_behind(run: Served) -> bool:
+    """Whether the last quarter of the requests waits much longer than the second one: the queue grows with them."""
+    waits = latencies_of(run)["ttft"]
+    quarter = len(waits) // 4
+    return bool(quarter and waits[-quarter:].mean() > max(_FALLS_BEHIND * waits[quarter : 2 * quarter].mean(), 1.0))
 
 
 def goodput(run: Served, limits: Sequence[Limit]) -> float:

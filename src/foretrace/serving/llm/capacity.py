@@ -1,0 +1,256 @@
+"""`capacities`: how many requests per second each deployment of a model serves within limits, and at what cost.
+
+For every deployment (devices of an engine, policy, budget of a step, sequences) the highest rate that keeps all limits
+is found by bisection. The same requests come at every rate, only faster or slower. It is found three times: with step
+times as they are, and at both ends of their range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from foretrace import executor
+from foretrace.deadline import Deadline, ending
+from foretrace.errors import ForetraceError
+from foretrace.files import write_text
+from foretrace.hardware.devices import named
+from foretrace.hardware.instances import instances
+from foretrace.reading import read_text
+from foretrace.serving.llm.ask import Serving
+from foretrace.serving.llm.deployment import step_times
+from foretrace.serving.llm.engine import Served, simulate
+from foretrace.serving.llm.metrics import falls_behind, latency_statistic, measure
+from foretrace.serving.llm.pace import HIGH, LOW, MIDDLE
+from foretrace.serving.llm.requests import Requests, requests
+from foretrace.serving.llm.slo import Limit, limits
+
+RULES = (("chunked", 512), ("chunked", 2048), ("chunked", 8192), ("prefill-first", 0))
+SEQUENCES = (32, 128, 512)
+_STAGES = (1, 2, 4)
+_HALVINGS = 9  # of eight octaves: rates are known to 1.1 %
+_LEAST = 2.0**-8  # of the rate at which the engine is always busy; below it nothing is worth serving
+_TOGETHER = 4  # deployments for each core between two looks at the clock
+
+
+class Deployed(msgspec.Struct, frozen=True, kw_only=True, order=True):
+    """One engine: its devices and the rules of its scheduler."""
+
+    tp: int
+    pp: int
+    policy: str
+    token_budget: int
+    sequences: int
+
+    @property
+    def devices(self) -> int:
+        """Of the engine."""
+        return self.tp * self.pp
+
+
+class EngineCapacity(msgspec.Struct, frozen=True, kw_only=True):
+    """What one engine serves within the limits. Rates are per second; 0 and a reason where it serves nothing."""
+
+    engine: Deployed
+    requests_per_s: float = 0.0
+    requests_low: float = 0.0  # with step times at the slow end of their range
+    requests_high: float = 0.0
+    tokens_per_s_device: float = 0.0  # tokens that come out, over the devices
+    tokens_per_s_user: float = 0.0  # of a median request after its first token
+    ttft_p99_s: float = 0.0
+    tpot_p99_s: float = 0.0
+    kv_most: float = 0.0
+    preemptions: int = 0
+    bound_by: str = ""  # what the next higher rate breaks: names of limits, or "queue" where it grows without end
+    reason: str = ""
+
+
+class _Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of what was found, and the question that it answers."""
+
+    question: str
+    found: tuple[EngineCapacity, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacities:
+    """What each deployment serves, best first by tokens per second and device."""
+
+    ask: Serving
+    requests: Requests
+    limits: tuple[Limit, ...]
+    found: tuple[EngineCapacity, ...]
+    best: tuple[int, ...]  # rows of `found` that no other one beats in both tokens per second and device, and user
+    left: int  # deployments that the time did not suffice for
+    price_per_h: float | None  # of a device, US dollars
+    price_source: str
+
+    def cost(self, one: EngineCapacity) -> float | None:
+        """US dollars per million tokens that come out."""
+        if self.price_per_h is None or not one.tokens_per_s_device:
+            return None
+        return self.price_per_h / 3600 / one.tokens_per_s_device * 1e6
+
+
+def capacities(
+    ask: Serving, *, devices: int = 8, seconds: float = 60.0, price: float = 0.0, state: Path | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> Capacities:  # fmt: skip
+    """Find what each deployment serves within `ask.slo`; those looked at when the time is over.
+
+    Args:
+        ask: model, device, requests (their rate does not matter), limits, seed; layout and rules are searched.
+        devices: most that one engine has.
+        seconds: for the search.
+        price: of a device per hour, US dollars; 0: the cheapest machine of the catalog that has it.
+        state: a file of what was found; it is read first, and written as the search goes on.
+        progress: called with the share of the deployments that are done.
+
+    Raises:
+        ForetraceError: no limits, a closed loop, a device number below 1, or a file of another question.
+
+    """
+    ending("seconds", seconds, 60)
+    found_limits = limits(ask.slo)
+    if not found_limits:
+        raise ForetraceError('`slo=` must have a limit, e.g. `slo="ttft.p99=0.5s tpot.p99=50ms"`.')
+    if devices < 1:
+        raise ForetraceError(f"`devices=` must be 1 or more, got {devices}.")
+    asked = _paced(ask)
+    question = repr((ask.model, ask.device, ask.asked, ask.seconds, ask.slo, ask.seed, ask.rules, ask.layout))
+    done = {each.engine: each for each in _read(state, question)}
+    order = np.random.default_rng(ask.seed).permutation(len(every := list(deployments(devices))))
+    todo = [every[i] for i in order if every[i] not in done]
+    limit, step = Deadline(seconds), int(_TOGETHER * executor.cores())
+    with executor.place(ask.on):
+        while todo and (limit.allows("round") or not done):
+            batch, todo = todo[:step], todo[step:]
+            with limit.part("round"):
+                each = executor.map(_capacity, [(ask, asked, one, found_limits) for one in batch], on=ask.on, again=1)
+            done |= {one.engine: one for one in each}
+            if state is not None:
+                kept = _Kept(question=question, found=tuple(sorted(done.values(), key=lambda one: one.engine)))
+                write_text(state, msgspec.json.format(msgspec.json.encode(kept)).decode())
+            if progress is not None:
+                progress(len(done) / len(every))
+    wanted = set(every)
+    found = sorted((one for one in done.values() if one.engine in wanted),
+                   key=lambda one: (-one.tokens_per_s_device, one.engine))  # fmt: skip
+    price, source = (price, "as given") if price else _price(ask.device)
+    return Capacities(
+        ask=ask, requests=asked, limits=found_limits, found=tuple(found), best=tuple(_best(found)), left=len(todo),
+        price_per_h=price or None, price_source=source,
+    )  # fmt: skip
+
+
+def deployments(devices: int) -> Iterator[Deployed]:
+    """All that are tried."""
+    shared = [1 << k for k in range(devices.bit_length()) if 1 << k <= devices]
+    for tp, pp, (policy, budget), sequences in product(shared, _STAGES, RULES, SEQUENCES):
+        if tp * pp <= devices:
+            yield Deployed(tp=tp, pp=pp, policy=policy, token_budget=budget, sequences=sequences)
+
+
+def _paced(ask: Serving) -> Requests:
+    """The requests, whose arrivals are then stretched. Raises ForetraceError for a closed loop."""
+    words = ask.asked.split()
+    timed = words and words[0].lower() in ("poisson", "gamma", "constant") and "qps=" not in ask.asked
+    asked = requests(ask.asked + " qps=1" if timed else ask.asked, seconds=ask.seconds, seed=ask.seed)
+    if asked.concurrency or not np.ptp(asked.arrival_s):
+        raise ForetraceError(
+            "`requests=` must come at a rate that can be changed: poisson, gamma, constant or a trace."
+        )
+    return asked
+
+
+def _capacity(item: tuple[Serving, Requests, Deployed, tuple[Limit, ...]]) -> EngineCapacity:
+    """What one deployment serves; in a worker."""
+    ask, asked, one, found_limits = item
+    rules = replace(ask.rules, policy=one.policy, token_budget=one.token_budget, sequences=one.sequences)
+    try:
+        steps = step_times(ask.model, ask.device, **(ask.layout | {"tp": one.tp, "pp": one.pp}))
+        burst = simulate(replace(asked, arrival_s=np.zeros(len(asked))), steps, rules)
+    except ForetraceError as error:
+        return EngineCapacity(engine=one, reason=str(error))
+    if np.isnan(burst.finish_s).any():
+        return EngineCapacity(engine=one, reason="the longest request needs more than the whole cache")
+    gaps = asked.arrival_s - asked.arrival_s[0]
+    own = (len(asked) - 1) / float(gaps[-1])
+
+    def run(rate: float, end: int) -> Served:
+        return simulate(replace(asked, arrival_s=gaps * (own / rate)), steps, rules, end=end)
+
+    def most(end: int) -> tuple[float, list[str]]:
+        """The highest rate that keeps the limits, 0 if none does, and what the next one breaks."""
+        high = len(asked) / burst.seconds * {MIDDLE: 1.0, LOW: 1 / steps.low, HIGH: 1 / steps.high}[end]
+        low, broken = high * _LEAST, _broken(run(high, end), found_limits)
+        if not broken:  # the engine is always busy: at any higher rate the queue grows, if slowly
+            return high, ["queue"]
+        if first := _broken(run(low, end), found_limits):
+            return 0.0, first
+        for _ in range(_HALVINGS):
+            middle = float(np.sqrt(low * high))
+            if found := _broken(run(middle, end), found_limits):
+                high, broken = middle, found
+            else:
+                low = middle
+        return low, broken
+
+    rate, broken = most(MIDDLE)
+    if not rate:
+        return EngineCapacity(engine=one, bound_by=", ".join(broken), reason=f"breaks {', '.join(broken)} at any rate",
+                              requests_high=most(LOW)[0])  # fmt: skip
+    served = run(rate, MIDDLE)
+    figures = measure([served], steps)
+    tpot = figures.tpot_s.p50.value
+    return EngineCapacity(
+        engine=one, requests_per_s=rate, requests_low=min(most(HIGH)[0], rate), requests_high=max(most(LOW)[0], rate),
+        tokens_per_s_device=served.emitted / len(asked) * rate / one.devices,
+        tokens_per_s_user=1 / tpot if tpot else 0.0, ttft_p99_s=figures.ttft_s.p99.value or 0.0,
+        tpot_p99_s=figures.tpot_s.p99.value or 0.0, kv_most=served.kv_most, preemptions=served.preemptions,
+        bound_by=", ".join(broken),
+    )  # fmt: skip
+
+
+def _broken(run: Served, found: Sequence[Limit]) -> list[str]:
+    """Which limits a run breaks, and "queue" where it grows as long as requests come."""
+    names = []
+    for limit in found:
+        value = latency_statistic(run, limit.latency, limit.of)
+        if value is not None and value > limit.seconds:
+            names.append(limit.name)
+    return [*names, "queue"] if falls_behind(run) else names
+
+
+def _best(found: Sequence[EngineCapacity]) -> Iterator[int]:
+    """Rows that no other beats in both rates; `found` is ordered by the one per device."""
+    fastest = 0.0
+    for row, one in enumerate(found):
+        if one.requests_per_s and one.tokens_per_s_user > fastest:
+            fastest = one.tokens_per_s_user
+            yield row
+
+
+def _price(device: str) -> tuple[float, str]:
+    offers = [each for each in instances() if each.kind == named(device)]
+    if not offers:
+        return 0.0, ""
+    least = min(offers, key=lambda each: each.price_per_h / each.devices)
+    return least.price_per_h / least.devices, f"{least.name} of {least.provider}, {least.date}"
+
+
+def _read(state: Path | None, question: str) -> tuple[EngineCapacity, ...]:
+    if state is None or not state.exists():
+        return ()
+    try:
+        kept = msgspec.json.decode(read_text(state, mend="give another file"), type=_Kept)
+    except msgspec.MsgspecError as error:
+        raise ForetraceError(f"{state} is no state of a capacity search ({error}); give another file.") from None
+    if kept.question != question:
+        raise ForetraceError(f"{state} answers another question; give another `state=`, or remove that file.")
+    return kept.found
