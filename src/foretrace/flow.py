@@ -1,4 +1,4 @@
-"""The whole program in three chapters, to be read top to bottom; commands and Python users call the same functions.
+"""The whole program in four chapters, to be read top to bottom; commands and Python users call the same functions.
 
 run = read("run.json.gz")                            # 1. recorded. Trace: what happened
 recorded = run.graph()                               # TaskGraph: what depends on what
@@ -10,6 +10,8 @@ compare(recorded, faster).rows                       # where the difference lies
 estimate("llama-2-7b", device="h100").step.step_time_s  # 2. modelled: OperatorGraph, costs, TaskGraph, Timeline
 
 fleet("jobs.csv", cluster="2x4x8", policy="las").play().jct_s  # 3. fleet: Workload, Policy, FleetResult
+
+serve(Serving(model="llama-3-8b", device="h100", asked="poisson qps=2", seconds=60)).figures.ttft_s  # 4. served
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from foretrace.plan.pipelines.cut import CutModel
     from foretrace.plan.placement.place import Placement
     from foretrace.plan.result import Answer, OptimiseRequest
+    from foretrace.serving.llm.ask import Serving, Simulated
     from foretrace.simulate.check import CheckReport
     from foretrace.simulate.compare import Comparison
     from foretrace.simulate.folding import Scaling
@@ -511,6 +514,23 @@ def fleet(log: str | Path, **how: Any) -> Scene:
     from foretrace.fleet.scene import Spec, scene
 
     return scene(Spec(trace=str(log), **how))
+
+
+# === 4. served ===============================================================================================
+
+
+def serve(ask: Serving) -> Simulated:
+    """Simulate engines of a large language model under requests; see `Serving` for what can be asked."""
+    from foretrace.serving.llm.ask import simulated
+
+    return simulated(ask)
+
+
+def engine_steps(found: Simulated) -> Scenario:
+    """The steps that a simulated engine kept, as a graph to ask questions of. Raises ForetraceError without any."""
+    from foretrace.serving.llm.step_graph import steps_graph
+
+    return Scenario(graph=steps_graph(found.run, found.steps, found.ask.rules))
 
 
 # --- in a notebook, a result shows what the command that asks the same prints ------------------------------

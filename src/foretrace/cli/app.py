@@ -41,6 +41,7 @@ PANELS = {
     "Models without a run": ("estimate", "operators", "utilisation", "rewrite", "plan"),
     "Many workers": ("align", "scale", "network", "compression", "rig", "cloud"),
     "Fleets": ("fleet",),
+    "Serving": ("llm",),
     "Tools": ("calibrate", "techniques", "zoo", "devices"),
 }
 
@@ -66,6 +67,7 @@ def application() -> typer.Typer:
         compression,
         devices,
         fleet,
+        llm,
         models,
         network,
         optimise,
@@ -115,7 +117,7 @@ def application() -> typer.Typer:
     for command in commands:
         told = command.__annotations__["return"] != "None"
         app.command(command.__name__)(answers(command) if told else gathering(command))
-    groups = (network.network, compression.compression, rig.rig, cloud.cloud, fleet.fleet, calibrate.calibrate)
+    groups = (network.network, compression.compression, rig.rig, cloud.cloud, fleet.fleet, llm.llm, calibrate.calibrate)
     for group in (*groups, plan.plan):
         app.add_typer(group)
     for entry in entry_points(group=COMMANDS):

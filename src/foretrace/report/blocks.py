@@ -124,6 +124,13 @@ class Grid(msgspec.Struct, frozen=True, tag=True):
 
 
 _HEIGHTS = " ▁▂▃▄▅▆▇█"
+
+
+def heights(values: Sequence[float]) -> str:
+    """Values from 0 to 1 as characters of that height."""
+    return "".join(_HEIGHTS[min(max(round(8 * each), int(each > 0)), 8)] for each in values)
+
+
 _FORMATS: dict[str, Callable[[Any], str]] = {
     "text": str,
     "name": str,
@@ -132,8 +139,63 @@ _FORMATS: dict[str, Callable[[Any], str]] = {
     "share": units.share,
     "count": units.count,
     "digits": units.digits,
-    "course": lambda values: "".join(_HEIGHTS[min(max(round(8 * each), int(each > 0)), 8)] for each in values),
+    "course": heights,
 }
+
+
+class Curve(msgspec.Struct, frozen=True):
+    """Points of one line, by x."""
+
+    name: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+
+    def at(self, places: Sequence[float]) -> list[float]:
+        """Its height at these x: linear between points, that of the nearest one beyond them."""
+        from bisect import bisect_right
+
+        found = []
+        for place in places:
+            i = bisect_right(self.x, place)
+            if 0 < i < len(self.x):
+                part = (place - self.x[i - 1]) / (self.x[i] - self.x[i - 1])
+                found.append(self.y[i - 1] + part * (self.y[i] - self.y[i - 1]))
+            else:
+                found.append(self.y[min(i, len(self.y) - 1)])
+        return found
+
+
+class Chart(msgspec.Struct, frozen=True, tag=True):
+    """Curves over one axis, from 0 upwards. Where nothing can be drawn, nothing is said: the JSON has the points."""
+
+    title: str
+    curves: tuple[Curve, ...]
+    x_kind: Kind = "digits"
+    y_kind: Kind = "digits"
+    log_x: bool = False
+
+    @property
+    def x_range(self) -> tuple[float, float]:
+        """Where the axis begins and ends; above 0 where it is logarithmic."""
+        xs = [x for curve in self.curves for x in curve.x if x > 0 or not self.log_x]
+        return (min(xs), max(xs)) if xs else (0.0, 1.0)
+
+    @property
+    def most(self) -> float:
+        """The height of the highest point."""
+        return max((y for curve in self.curves for y in curve.y), default=0.0)
+
+    def places(self, count: int) -> list[float]:
+        """So many x at equal distances on the axis."""
+        low, high = self.x_range
+        shares = [i / max(count - 1, 1) for i in range(count)]
+        if self.log_x:
+            return [low * (high / low) ** share for share in shares]
+        return [low + (high - low) * share for share in shares]
+
+    def words(self, value: float, *, of_x: bool = False) -> str:
+        """A value of an axis."""
+        return _FORMATS[self.x_kind if of_x else self.y_kind](value)
 
 
 class Next(msgspec.Struct, frozen=True, tag=True):
@@ -142,7 +204,7 @@ class Next(msgspec.Struct, frozen=True, tag=True):
     command: str
 
 
-Block = str | About | Headline | Line | Bars | Grid | Next  # a str is a plain line; "" an empty one
+Block = str | About | Headline | Line | Bars | Chart | Grid | Next  # a str is a plain line; "" an empty one
 
 
 def blocks(result: Any, top: int = 12, **how: Any) -> list[Block]:

@@ -10,11 +10,13 @@ from typing import Any
 
 from foretrace.files import write_text
 from foretrace.plaintext import visible
-from foretrace.report.blocks import Bars, Block, Grid, Headline, blocks
+from foretrace.report.blocks import Bars, Block, Chart, Grid, Headline, blocks
 from foretrace.report.html import PADS, asset, drawn, environment, own_version, unparted
 from foretrace.report.names import short_names
 
 NAME = 64  # characters of a name
+CHART, POINTS = (640, 150), 129  # box of a chart, and points of a line in it
+COLOURS = ("compute", "comm", "copy", "data", "launch")
 
 
 def write(result: Any, path: Path, *, top: int = 12, **how: Any) -> None:
@@ -56,6 +58,8 @@ def context(block: Block) -> dict[str, Any]:
         return kind | _grid(block)
     if isinstance(block, Bars):
         return kind | {"bars": _bars(block), "legend": block.legend}
+    if isinstance(block, Chart):
+        return kind | _chart(block)
     return kind | {name: getattr(block, name) for name in block.__struct_fields__}
 
 
@@ -74,6 +78,29 @@ def _grid(grid: Grid) -> dict[str, Any]:
         "shown": grid.shown,
         "colours": grid.colours,
     }
+
+
+def _chart(chart: Chart) -> dict[str, Any]:
+    """Lines in a box of CHART, and what stands at its corners."""
+    width, height = CHART
+    places, most = chart.places(POINTS), chart.most or 1.0
+    lines = [
+        {
+            "name": curve.name,
+            "colour": colour,
+            "points": " ".join(
+                f"{width * i / (POINTS - 1):.1f},{height * (1 - each / most):.1f}"
+                for i, each in enumerate(curve.at(places))
+            ),
+        }
+        for curve, colour in zip(chart.curves, COLOURS, strict=False)
+    ]
+    low, high = (chart.words(each, of_x=True) for each in chart.x_range)
+    middle = chart.words(places[POINTS // 2], of_x=True)
+    return {
+        "title": chart.title, "lines": lines, "width": width, "height": height, "most": chart.words(most),
+        "ends": (low, middle, high),
+    }  # fmt: skip
 
 
 def _bars(block: Bars) -> list[dict[str, Any]]:

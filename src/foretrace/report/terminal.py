@@ -15,7 +15,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from foretrace.plaintext import visible
-from foretrace.report.blocks import NARROW, About, Bar, Bars, Block, Column, Grid, Headline, Line, Next, blocks
+from foretrace.report.blocks import (
+    NARROW,
+    About,
+    Bar,
+    Bars,
+    Block,
+    Chart,
+    Column,
+    Grid,
+    Headline,
+    Line,
+    Next,
+    blocks,
+    heights,
+)  # fmt: skip
 from foretrace.report.names import short_names
 from foretrace.report.units import in_unit, unit_for
 
@@ -123,6 +137,8 @@ def _block(block: Block, terminal: Terminal) -> Iterator[RenderableType]:
             yield _indented(line.append(text, "dim" if soft else None))
         case Bars():
             yield from _bars(block, terminal)
+        case Chart():
+            yield from _chart(block, terminal)
         case Grid():
             yield from _table(block, terminal)
 
@@ -211,6 +227,19 @@ def _bar(bar: Bar, terminal: Terminal, whole: float, at: int) -> Iterator[Render
             char, style = PART_STYLES[part.key]
             line.append(char * cells, style)
     yield line
+
+
+def _chart(chart: Chart, terminal: Terminal) -> Iterator[RenderableType]:
+    """A row of heights for each curve, all on one scale, with the ends of the axis."""
+    if not terminal.bars or not chart.most:
+        return
+    low, high = (chart.words(each, of_x=True) for each in chart.x_range)
+    yield _indented(_words(f"{chart.title}, up to {chart.words(chart.most)}, {low} to {high}", "dim"))
+    names = max(len(curve.name) for curve in chart.curves)
+    places = chart.places(min(max(terminal.width - names - 6, 8), BAR))
+    for curve in chart.curves:
+        drawn = heights([each / chart.most for each in curve.at(places)])
+        yield _words(f"  {curve.name:{names}}  {drawn}")
 
 
 def _legend(bar: Bar, terminal: Terminal) -> RenderableType:

@@ -160,7 +160,7 @@ def simulate(
     router: str = "round-robin",
     end: int = MIDDLE,
     log: int = 0,
-    computed: bool = False,
+    begun_s: Float64 | None = None,
     on: str = "here",
 ) -> Served:
     """Serve requests with so many equal engines.
@@ -173,7 +173,8 @@ def simulate(
         router: of ROUTERS.
         end: of the range of step times, MIDDLE, LOW or HIGH.
         log: steps of the first replica to keep.
-        computed: the prompts' keys and values arrive with them, and their first token has come out (a decode pool).
+        begun_s: (n,) of requests whose first token has come out elsewhere, and whose keys and values arrive with
+            them: when that was. They must want two tokens or more.
         on: see `executor`.
 
     Raises:
@@ -199,13 +200,14 @@ def simulate(
             requests=requests.take(mine) if groups > 1 else requests,
             first=int((mine < (requests.concurrency or len(requests))).sum()),
             engines=len(range(g, engines, groups)),
-            steps=steps, rules=rules, blocks=blocks, router=ROUTERS[router], end=end, computed=computed,
+            steps=steps, rules=rules, blocks=blocks, router=ROUTERS[router], end=end,
+            begun_s=None if begun_s is None else begun_s[mine],
             log=log if g == 0 else 0,
         )
         for g, mine in enumerate(rows)
     ]  # fmt: skip
     found = executor.map(_play, parts, on=on, pool=groups > 1)
-    return _merged(found, rows, replicas)
+    return merged(found, rows, replicas)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +222,7 @@ class _Part:
     blocks: int
     router: int
     end: int
-    computed: bool
+    begun_s: Float64 | None
     log: int
 
 
@@ -235,10 +237,9 @@ def engine_arrays(requests: Requests, rules: EngineRules, blocks: int, engines: 
     e.block, e.total, e.free, e.watermark = rules.block, blocks, blocks, int(rules.watermark * blocks)
     e.preemption, e.head, e.tail = PREEMPTIONS[rules.preemption], scheduler.NOBODY, scheduler.NOBODY
     e.oldest = e.newest = scheduler.NOBODY
-    e.following = 1 << 62
     seqs = np.zeros(n, scheduler.SEQUENCE).view(np.recarray)
     seqs.prompt, seqs.output, seqs.arrival, seqs.nxt = requests.prompt, requests.output, requests.arrival_s, -1
-    seqs.first = seqs.finish = np.nan
+    seqs.first, seqs.finish = np.nan, np.nan
     hashes, distinct = np.zeros(0, np.int64), 0
     if rules.prefix_cache and len(requests.hashes):
         if requests.hash_tokens % rules.block:
@@ -262,14 +263,13 @@ def _play(part: _Part) -> Served:
     e, seqs = states.e, states.seqs
     e.batch = -(-rules.sequences // steps.stages)
     e.swap = int(rules.swap_bytes // (steps.kv_bytes_per_token * rules.block))
-    if part.first < len(requests):
-        e.stride = engines
-        e.following = part.first + (np.arange(engines) - part.first) % engines
-    if part.computed:
-        seqs.computed, seqs.generated, seqs.first, seqs.last = seqs.prompt, 1, seqs.arrival, seqs.arrival
+    if part.begun_s is not None:
+        seqs.computed, seqs.generated, seqs.first, seqs.last = seqs.prompt, 1, part.begun_s, part.begun_s
     need = -(-(requests.prompt + requests.output - 1) // rules.block)
     fits = part.blocks - need >= e.watermark[0]
     seqs.status[~fits] = scheduler.REFUSED
+    first = min(part.first, int(fits.sum()))
+    e.following, e.stride = first + (np.arange(engines) - first) % engines, engines
     r = np.zeros(engines, loop.RUN).view(np.recarray)
     r.stages, r.stuck, r.end, r.send, r.send_per_token = steps.stages, 1, part.end, steps.send_s, steps.send_per_token_s
     r.swap = steps.kv_bytes_per_token / rules.swap_bytes_per_s
@@ -280,19 +280,20 @@ def _play(part: _Part) -> Served:
         stage_free=np.zeros((engines, steps.stages)), residue=np.zeros(rules.block, np.int64), samples=samples,
         log=np.zeros((engines, part.log), loop.STEP).view(np.recarray),
     )  # fmt: skip
-    loop.play(states, runs, steps.table, np.flatnonzero(fits), int(fits[: part.first].sum()), part.router)
+    loop.play(states, runs, steps.table, np.flatnonzero(fits), first, part.router)
     seconds = float(r.now.max())
     return Served(
         arrival_s=seqs.arrival, first_s=seqs.first, finish_s=seqs.finish, prompt=requests.prompt,
         output=requests.output, preempted=seqs.preempted, gaps=states.gaps, over_time=samples[:-1],
         interval_s=float(samples[-1, 0]), log=runs.log[0, : r.rows[0]], replicas=engines, blocks=part.blocks,
-        seconds=seconds, busy_s=float(r.busy.sum()), used_s=float(r.area.sum()), kv_most=r.most_used.max() / part.blocks,
+        seconds=seconds, busy_s=float(r.busy.sum()), used_s=float(r.area.sum()),
+        kv_most=float(r.most_used.max()) / part.blocks,
         steps=int(r.steps.sum()), preemptions=int(e.preemptions.sum()), computed=int(e.computed.sum()),
         emitted=int(e.emitted.sum()), hits=int(e.hits.sum()),
     )  # fmt: skip
 
 
-def _merged(parts: Sequence[Served], rows: Sequence[Int64], replicas: int) -> Served:
+def merged(parts: Sequence[Served], rows: Sequence[Int64], replicas: int) -> Served:
     """One answer about all replicas; `rows` are the requests of each part."""
     order = np.argsort(np.concatenate(rows), kind="stable")
     interval = max(each.interval_s for each in parts)
@@ -307,6 +308,7 @@ def _merged(parts: Sequence[Served], rows: Sequence[Int64], replicas: int) -> Se
     over_time = np.zeros((loop.SAMPLES, 3))
     for each in parts:
         pieces = round(interval / each.interval_s)
+        pieces = min(pieces, loop.SAMPLES)  # of engines that idle all the time
         over_time[: loop.SAMPLES // pieces] += each.over_time.reshape(-1, pieces, 3).sum(1)
     return Served(
         **columns, **summed, over_time=over_time, interval_s=interval, log=parts[0].log, replicas=replicas,

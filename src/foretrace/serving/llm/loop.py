@@ -43,7 +43,7 @@ _MOST_MORE, _MOST_TIMES, _LEAST_FOUND = 32, 1.5, 0.5
 # range of step times; rows: of the log. start: when the next step may begin; busy: seconds of the first stage; area:
 # of used blocks over time; swap: seconds per token moved; interval: of a sample.
 RUN = record("stages flying oldest stuck end steps rows most_used", "start busy area now swap send send_per_token")
-STEP = record("size tokens prompts decodes context used waiting evicted", "start end")
+STEP = record("size tokens prompts decodes context outputs moved used waiting evicted", "start end")
 
 
 class RunArrays(NamedTuple):
@@ -68,7 +68,7 @@ def _sample(run: RunArrays, start: float, end: float, used: int, running: int, w
         for i in range(SAMPLES // 2):
             for column in range(3):
                 samples[i, column] = samples[2 * i, column] + samples[2 * i + 1, column]
-                samples[SAMPLES // 2 + i, column] = 0.0
+        samples[SAMPLES // 2 : SAMPLES] = 0.0
         samples[SAMPLES, 0] *= 2
     interval = samples[SAMPLES, 0]
     i = int(start / interval)
@@ -93,7 +93,8 @@ def _note(state: EngineArrays, run: RunArrays, start: float, end: float) -> None
         row = run.log[r.rows]
         row.start, row.end = start, end
         row.size, row.tokens, row.prompts, row.decodes = e.size, e.tokens, e.prompts, e.decodes
-        row.context, row.used, row.waiting, row.evicted = e.context, used, e.waiting, e.evicted
+        row.context, row.outputs, row.moved = e.context, e.outputs, e.moved
+        row.used, row.waiting, row.evicted = used, e.waiting, e.evicted
         r.rows += 1
 
 
@@ -161,7 +162,7 @@ def wake(run: RunArrays, now: float) -> None:
 def _coast(state: EngineArrays, run: RunArrays, table: TimeTable, until: float) -> None:
     """End the step under way and begin the next one, as often as the scheduler would decide the same again."""
     e, r = state.e[0], run.r[0]
-    if r.stages > 1 or e.decodes != e.running or e.evicted or (e.admitted and e.waiting):
+    if r.stages > 1 or e.decodes != e.running or e.evicted or (e.news and e.waiting):
         return
     left = 1 << 62
     run.residue[:] = 0
@@ -181,7 +182,7 @@ def _coast(state: EngineArrays, run: RunArrays, table: TimeTable, until: float) 
         else:
             state.gaps[gap_bin(end - before)] += n
         take(state, need)
-        e.admitted = e.moved = 0
+        e.news = e.moved = 0
         e.context += n
         before, ended = end, ended + 1
         end += in_range(table, fixed + _decode(table, n, e.context), _beyond(table, e), r.end)

@@ -45,12 +45,13 @@ def record(integers: str, floats: str = "") -> np.dtype[Any]:
 # the prefix cache; 0: none), following (closed loop: who comes when one is done, up to `last`).
 # Blocks: free, idle (of entries that nobody uses), oldest and newest of these; swap: free blocks of host memory.
 # Queue: head, tail, waiting. The step: number, size (sequences), tokens, prompts (chunks), decodes, context (tokens
-# that decodes attend to), outputs (tokens that come out), admitted, evicted (sequences), moved (tokens swapped).
+# that decodes attend to), outputs (tokens that come out), evicted (sequences), moved (tokens swapped); news: the
+# next decision may let somebody in, though nothing is done until then.
 # So far: preemptions, done, refused, hits (tokens found in the prefix cache), computed and emitted tokens.
 ENGINE = record(
     "policy budget slots batch block total watermark preemption share following stride "
     "free idle oldest newest swap head tail waiting running "
-    "number size tokens prompts decodes context outputs admitted evicted moved "
+    "number size tokens prompts decodes context outputs news evicted moved "
     "preemptions done refused hits computed emitted"
 )
 # blocks: of its own; held: entries of the prefix cache; flight: number of the step that it is in; swapped: blocks in
@@ -97,7 +98,7 @@ def push(state: EngineArrays, i: int) -> bool:
     if e.waiting:
         state.seqs[e.tail].nxt = i
     else:
-        e.head = i
+        e.head, e.news = i, 1
     e.tail = i
     e.waiting += 1
     return True
@@ -108,7 +109,7 @@ def schedule(state: EngineArrays) -> int:
     """Decide the next step; the sequences in it, 0 where there is nothing to do."""
     e = state.e[0]
     e.number += 1
-    e.size = e.tokens = e.prompts = e.decodes = e.context = e.outputs = e.admitted = e.evicted = e.moved = 0
+    e.size = e.tokens = e.prompts = e.decodes = e.context = e.outputs = e.news = e.evicted = e.moved = 0
     if e.policy == PREFILL_FIRST:
         _admit(state)
         if e.prompts == 0:
@@ -187,7 +188,7 @@ def _admit(state: EngineArrays) -> None:
         e.hits += found * e.share * e.block
         state.running[e.running] = i
         e.running += 1
-        e.admitted += 1
+        e.news = 1
         _join(state, i, chunk)
 
 

@@ -1,0 +1,193 @@
+"""What is said of served requests: latencies, rates, use; each with its range.
+
+Definitions:
+- TTFT: from arrival to the first token; of a closed loop the arrival is when the client sends;
+- TPOT: (last token - first token) / (tokens - 1), of requests with two tokens or more;
+- ITL: each time between two tokens of a request, those of all requests together;
+- E2E: from arrival to the last token;
+- goodput: requests per second that keep every limit, each by itself;
+- tokens per second: tokens that came out / time until the last step ended;
+- MFU: FLOPs that the answered requests need once / (that time x peak of all devices); what is computed again after a
+  preemption does not count, nor does what a prefix cache has;
+- KV use: blocks in use / blocks there are, mean over that time, and largest; blocks of the prefix cache that nobody
+  uses count as free.
+
+A range goes from the least to the largest of several simulations: with all step times at both ends of their 80 %
+range, and, where requests are drawn, with other draws of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from foretrace.arrays import Float64, Mask
+from foretrace.serving.llm.engine import Served
+from foretrace.serving.llm.scheduler import BINS_PER_OCTAVE, GAP_BINS
+from foretrace.serving.llm.slo import LATENCIES, STATISTICS, Limit
+from foretrace.serving.llm.step_times import StepTimes
+
+_LEVELS = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+CURVE = 64  # points of a distribution
+
+
+class RangedFigure(msgspec.Struct, frozen=True, kw_only=True):
+    """A figure and its range; None where nothing has it, e.g. TPOT of answers of one token."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+
+
+class Latency(msgspec.Struct, frozen=True, kw_only=True):
+    """A latency of all answered requests, seconds."""
+
+    p50: RangedFigure
+    p90: RangedFigure
+    p99: RangedFigure
+    mean: RangedFigure
+
+
+class LimitMet(msgspec.Struct, frozen=True, kw_only=True):
+    """A limit, what was found, and whether the whole range keeps it (yes), a part (maybe), or none (no)."""
+
+    limit: str
+    most_s: float
+    found_s: RangedFigure
+    met: str
+
+
+class ServingFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything said of one simulation; see the module."""
+
+    requests: int
+    answered: int
+    refused: int
+    ttft_s: Latency
+    tpot_s: Latency
+    itl_s: Latency
+    e2e_s: Latency
+    goodput: RangedFigure  # None without limits
+    requests_per_s: RangedFigure
+    tokens_per_s: RangedFigure
+    prompt_tokens_per_s: RangedFigure
+    mfu: RangedFigure
+    kv_use: RangedFigure
+    kv_most: RangedFigure
+    busy: RangedFigure
+    preemptions: RangedFigure
+    prefix_hits: RangedFigure  # share of the prompts' tokens
+    seconds: RangedFigure
+    limits: tuple[LimitMet, ...]
+
+
+def measure(runs: Sequence[Served], steps: StepTimes, limits: Sequence[Limit] = ()) -> ServingFigures:
+    """The figures of the first run; the others give the ranges."""
+    found = [_figures(each, steps, limits) for each in runs]
+
+    def ranged(get: Callable[[dict[str, Any]], float | None]) -> RangedFigure:
+        values = [each for each in map(get, found) if each is not None]
+        first = get(found[0])
+        if first is None:
+            return RangedFigure(value=None, low=None, high=None)
+        return RangedFigure(value=first, low=min(values), high=max(values))
+
+    latencies = {
+        f"{name}_s": Latency(**{of: ranged(lambda each, n=name, o=of: each[n][o]) for of in STATISTICS})
+        for name in LATENCIES
+    }
+    plain = {name: ranged(lambda each, n=name: each[n]) for name in found[0] if name not in LATENCIES}
+    asked, done = len(runs[0].prompt), int(answered(runs[0]).sum())
+    met = tuple(_met(each, getattr(latencies[f"{each.latency}_s"], each.of)) for each in limits)
+    return ServingFigures(requests=asked, answered=done, refused=asked - done, **latencies, **plain, limits=met)
+
+
+def answered(run: Served) -> Mask:
+    """(n,) which requests got all their tokens."""
+    return ~np.isnan(run.finish_s)
+
+
+def latencies_of(run: Served) -> dict[str, Float64]:
+    """Seconds of each answered request, by the name of the latency; TPOT is NaN of answers of one token."""
+    rows = answered(run)
+    first, finish, arrival = run.first_s[rows], run.finish_s[rows], run.arrival_s[rows]
+    gaps = run.output[rows] - 1
+    tpot = np.where(gaps > 0, (finish - first) / np.maximum(gaps, 1), np.nan)
+    return {"ttft": first - arrival, "tpot": tpot, "e2e": finish - arrival}
+
+
+def goodput(run: Served, limits: Sequence[Limit]) -> float:
+    """Requests per second that keep every limit, each by itself; times between tokens by their mean."""
+    each = latencies_of(run)
+    kept = np.ones(int(answered(run).sum()), np.bool_)
+    for limit in limits:
+        values = each["tpot" if limit.latency == "itl" else limit.latency]
+        kept &= np.isnan(values) | (values <= limit.seconds)
+    return float(kept.sum()) / max(run.seconds, 1e-9)
+
+
+def distribution(run: Served, latency: str) -> tuple[Float64, Float64]:
+    """(seconds, share of the requests that took so long or less), `CURVE` points."""
+    values = latencies_of(run)[latency]
+    levels = np.linspace(0, 1, CURVE)
+    values = values[~np.isnan(values)]
+    return (np.quantile(values, levels) if len(values) else np.zeros(CURVE)), levels
+
+
+def _figures(run: Served, steps: StepTimes, limits: Sequence[Limit]) -> dict[str, Any]:
+    rows, seconds = answered(run), max(run.seconds, 1e-9)
+    values: dict[str, Any] = {name: _statistics(each) for name, each in latencies_of(run).items()}
+    values["itl"] = _of_gaps(run, rows)
+    prompt, output = run.prompt[rows].astype(float), run.output[rows].astype(float)
+    needed = prompt + output - 1
+    flops = steps.flops_per_token * (needed.sum() - run.hits) + steps.flops_per_pair * (needed * (needed + 1) / 2).sum()
+    peak = steps.peak_flops * run.replicas * seconds
+    return values | {
+        "goodput": goodput(run, limits) if limits else None,
+        "requests_per_s": float(rows.sum()) / seconds,
+        "tokens_per_s": run.emitted / seconds,
+        "prompt_tokens_per_s": float(prompt.sum()) / seconds,
+        "mfu": float(flops) / peak if peak else None,
+        "kv_use": run.used_s / (run.blocks * run.replicas * seconds),
+        "kv_most": run.kv_most,
+        "busy": run.busy_s / (run.replicas * seconds),
+        "preemptions": float(run.preemptions),
+        "prefix_hits": run.hits / max(float(run.prompt.sum()), 1.0),
+        "seconds": run.seconds,
+    }
+
+
+def _statistics(values: Float64) -> dict[str, float | None]:
+    values = values[~np.isnan(values)]
+    if not len(values):
+        return dict.fromkeys(STATISTICS)
+    found = np.quantile(values, list(_LEVELS.values())).tolist()
+    return {**dict(zip(_LEVELS, found, strict=True)), "mean": float(values.mean())}
+
+
+def _of_gaps(run: Served, rows: Mask) -> dict[str, float | None]:
+    """Percentiles from the histogram, whose bins are 0.5 to 0.8 % wide; the mean is exact."""
+    count = int(run.gaps.sum())
+    if not count:
+        return dict.fromkeys(STATISTICS)
+    share = np.cumsum(run.gaps) / count
+    found = {name: float(bin_seconds(np.searchsorted(share, level))) for name, level in _LEVELS.items()}
+    return {**found, "mean": float((run.finish_s - run.first_s)[rows].sum()) / count}
+
+
+def bin_seconds(at: Any) -> Float64:
+    """The middle of bins of `scheduler.gap_bin`."""
+    at = np.minimum(at, GAP_BINS - 1)
+    octave, within = at // BINS_PER_OCTAVE, at % BINS_PER_OCTAVE
+    middle: Float64 = np.ldexp(0.5 + (within + 0.5) / (2 * BINS_PER_OCTAVE), octave - 23)
+    return middle
+
+
+def _met(limit: Limit, found: RangedFigure) -> LimitMet:
+    met = "yes"
+    if found.high is not None and found.low is not None and found.high > limit.seconds:
+        met = "no" if found.low > limit.seconds else "maybe"
+    return LimitMet(limit=limit.name, most_s=limit.seconds, found_s=found, met=met)

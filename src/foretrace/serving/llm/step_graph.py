@@ -1,0 +1,128 @@
+"""`steps_graph`: steps of an engine as a TaskGraph, like that of a recording: show, blame, whatif, Perfetto.
+
+A step is the host's work, and behind it on every pipeline stage a kernel for all that depends on tokens, one for the
+attention of prompts, one for that of decoding sequences, and one for what leads to new tokens; between stages a send.
+What steps share of a stage runs in their order. The replay takes, to the rounding of tasks to nanoseconds, what the
+engine took.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from foretrace.errors import ForetraceError
+from foretrace.graph.assemble import assemble
+from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, GraphInfo, Lane, Phase, TaskGraph, TaskKind
+from foretrace.serving.llm.engine import EngineRules, Served
+from foretrace.serving.llm.pace import across, along
+from foretrace.serving.llm.step_times import StepTimes
+from foretrace.trace.trace import LaneKind
+
+_PARTS = ("linear", "attention of prompts", "attention of decoding", "output", "swap")
+_HOST, _SEND, _STEP = "schedule", "send", "step"
+
+
+def steps_graph(run: Served, steps: StepTimes, rules: EngineRules) -> TaskGraph:
+    """The steps of the log of a run, which was simulated with the middle of the step times.
+
+    Raises ForetraceError where no steps were kept.
+    """
+    if not len(run.log):
+        raise ForetraceError("no steps were kept; simulate with `log=` above 0.")
+    made = _Made(steps.stages)
+    swap_s = steps.kv_bytes_per_token / rules.swap_bytes_per_s
+    begin = round(run.log[0].start * 1e9)
+    made.mark(begin)
+    for row in run.log:
+        parts = _parts(row, steps, swap_s)
+        host = steps.host_s + steps.host_per_sequence_s * row.size
+        first = made.add(TaskKind.CPU, _HOST, made.host, round(host * 1e9), release=round(row.start * 1e9))
+        last = first
+        for stage in range(steps.stages):
+            if stage:
+                sent = steps.send_s + steps.send_per_token_s * row.tokens
+                link = made.add(TaskKind.COPY, _SEND, made.host + stage, round(sent * 1e9))
+                made.edge(last, link, EdgeKind.DATA)
+                last = link
+            whole = round((row.end - row.start) * 1e9) - round(host * 1e9)
+            ends = np.round(np.cumsum(parts) / max(sum(parts), 1e-30) * whole).astype(np.int64)
+            for name, took in zip(_PARTS, np.diff(ends, prepend=0).tolist(), strict=True):
+                if took:
+                    task = made.add(TaskKind.KERNEL, name, stage, took)
+                    made.edge(last, task, EdgeKind.LAUNCH if last == first else EdgeKind.DATA)
+                    last = task
+            if stage == 0:  # the next step is scheduled when the first stage is done with this one
+                made.waited = last
+        made.mark(after=last)
+    return made.graph(steps)
+
+
+def _parts(row: Any, steps: StepTimes, swap_s: float) -> list[float]:
+    """Seconds of `_PARTS` on one stage; the attention of prompts is what the others leave of the step."""
+    t = steps.table
+    linear, output = along(t.tokens, t.linear_s, row.tokens), along(t.sequences, t.output_s, row.outputs)
+    decode = across(t.batch, t.mean_context, t.decode_s, row.decodes, row.context / row.decodes) if row.decodes else 0.0
+    host = steps.host_s + steps.host_per_sequence_s * row.size
+    prompts = (row.end - row.start) - host - linear - output - decode - swap_s * row.moved
+    return [linear, max(prompts, 0.0) if row.prompts else 0.0, decode, output, swap_s * row.moved]
+
+
+class _Made:
+    """Tasks and edges while they are collected."""
+
+    def __init__(self, stages: int) -> None:
+        word = "stage {}" if stages > 1 else "engine"
+        self.lanes = [
+            Lane(rank=0, kind=LaneKind.GPU, device=s, stream=0, label=word.format(s), ordered=True)
+            for s in range(stages)
+        ]
+        self.host = stages
+        self.lanes.append(Lane(rank=0, kind=LaneKind.CPU, label="scheduler", ordered=True))
+        self.lanes += [
+            Lane(rank=0, kind=LaneKind.LINK, label=f"stage {s - 1} to {s}", ordered=True) for s in range(1, stages)
+        ]
+        self.clock = len(self.lanes)
+        self.lanes.append(Lane(rank=0, kind=LaneKind.CPU, label="steps", ordered=True))
+        self.columns: dict[str, list[int]] = {
+            name: [] for name in ("kind", "lane", "name", "dur", "release", "phase", "step")
+        }
+        self.edges: list[tuple[int, int, int]] = []
+        self.names: dict[str, int] = {}
+        self.last: dict[int, int] = {}  # task on each lane
+        self.marks: list[int] = []
+        self.waited = -1
+
+    def add(self, kind: TaskKind, name: str, lane: int, took: int, *, release: int = NO_RELEASE) -> int:
+        task = len(self.columns["kind"])
+        values = (kind, lane, self.names.setdefault(name, len(self.names)), took, release,
+                  Phase.FORWARD if kind == TaskKind.KERNEL else Phase.NONE, len(self.marks) - 1)  # fmt: skip
+        for column, value in zip(self.columns.values(), values, strict=True):
+            column.append(int(value))
+        if lane in self.last:
+            self.edge(self.last[lane], task, EdgeKind.STREAM if kind == TaskKind.KERNEL else EdgeKind.PROGRAM)
+        if kind == TaskKind.CPU and self.waited >= 0:
+            self.edge(self.waited, task, EdgeKind.SYNC)
+        self.last[lane] = task
+        return task
+
+    def edge(self, src: int, dst: int, kind: EdgeKind) -> None:
+        self.edges.append((src, dst, kind))
+
+    def mark(self, release: int = NO_RELEASE, *, after: int = -1) -> None:
+        self.marks.append(self.add(TaskKind.MARK, _STEP, self.clock, 0, release=release))
+        if after >= 0:
+            self.edge(after, self.marks[-1], EdgeKind.SYNC)
+
+    def graph(self, steps: StepTimes) -> TaskGraph:
+        src, dst, kinds = (np.array(each) for each in zip(*self.edges, strict=True))
+        return assemble(
+            {name: np.array(column) for name, column in self.columns.items()},
+            {"src": src, "dst": dst, "edge_kind": kinds, "lag": np.zeros(len(src), np.int64)},
+            marks=np.array(self.marks), names=tuple(self.names), layers=(), lanes=tuple(self.lanes),
+            info=GraphInfo(
+                source=f"{steps.model} simulated", platform="cuda", world_size=1,
+                steps=tuple(range(len(self.marks) - 1)),
+            ),
+        )  # fmt: skip

@@ -1,0 +1,122 @@
+"""Requests: what is drawn, what is read, and one sentence where that cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from foretrace.errors import ForetraceError
+from foretrace.serving.llm.requests import of, requests
+from foretrace.serving.llm.slo import limits
+
+MOONCAKE = '{"timestamp": 2000, "input_length": 1100, "output_length": 5, "hash_ids": [7, 8, 9]}\n' * 2
+
+
+def test_rates_are_what_was_asked_for() -> None:
+    for text, cv in (("poisson qps=5", 1.0), ("gamma qps=5 cv=3", 3.0), ("constant qps=5", 0.0)):
+        gaps = np.diff(requests(f"{text} prompt=10-20 output=1", seconds=20_000).arrival_s)
+        assert gaps.mean() == pytest.approx(0.2, rel=0.05)
+        assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.05, abs=1e-9)
+    drawn = requests("burst requests=5000 prompt=10-20 output=1-2")
+    assert (set(drawn.prompt), set(drawn.output)) == (set(range(10, 21)), {1, 2})
+    assert not drawn.arrival_s.any()
+
+
+def test_same_seed_same_requests() -> None:
+    one, two, other = (requests("poisson qps=2 prompt=1-999", seconds=60, seed=seed) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(one.arrival_s, two.arrival_s)
+    np.testing.assert_array_equal(one.prompt, two.prompt)
+    assert len(one) != len(other) or (one.prompt != other.prompt).any()
+
+
+def test_formats(tmp_path: Path) -> None:
+    files = {
+        "azure.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 23:59:59.5,10,2\n2023-11-17 00:00:01.5,30,4",
+        "vidur.csv": "arrived_at,num_prefill_tokens,num_decode_tokens\n0.0,10,2\n2.0,30,4\n",
+        "own.csv": "arrival_s,prompt,output\n7,30,4\n5,10,2\n",
+        "burst.csv": "Timestamp,Model,Request tokens,Response tokens\n5,x,10,2\n7,x,30,4\n7,x,9,0\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+        found = requests(str(tmp_path / name))
+        assert [found.arrival_s.tolist(), found.prompt.tolist(), found.output.tolist()] == [[0, 2], [10, 30], [2, 4]]
+    assert found.notes == ("1 requests without prompt or output are left out",)
+    (tmp_path / "mooncake.jsonl").write_text(MOONCAKE)
+    found = requests(str(tmp_path / "mooncake.jsonl"))
+    assert (found.arrival_s.tolist(), found.hashes.tolist(), found.hash_tokens) == ([0, 0], [7, 8, 9] * 2, 512)
+    lengths = requests(f"constant qps=1 lengths={tmp_path / 'own.csv'}", seconds=50)
+    assert set(zip(lengths.prompt.tolist(), lengths.output.tolist(), strict=True)) == {(10, 2), (30, 4)}
+
+
+def test_take_keeps_hashes_with_their_requests() -> None:
+    found = of([0, 1, 2], [9, 9, 9], [1, 1, 1], hash_first=np.array([0, 2, 3, 3]), hashes=np.array([4, 5, 6]))
+    some = found.take(np.array([1, 0]))
+    assert (some.hash_first.tolist(), some.hashes.tolist()) == ([0, 2, 3], [4, 5, 6])  # by arrival again
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("arrival_s,prompt,output\n1,-5,2\n", "request 1: a prompt must be a whole number of tokens from 1 on, got -5"),
+        ("arrival_s,prompt,output\n1,5,2.5\n", "request 1: an output must be a whole number"),
+        ("arrival_s,prompt,output\nnan,5,2\n", "request 1: an arrival must be a finite number of seconds, got nan"),
+        ("arrival_s,prompt,output\nsoon,5,2\n", "request 1: arrival_s is 'soon', no number"),
+        ("arrival_s,prompt,output\n", "holds no requests"),
+        ("arrival_s,prompt,output\n1,0,0\n", "holds no request with a prompt and an output"),
+        ("a,b\n1,2\n", "has no columns of lengths"),
+        ("num_prefill_tokens,num_decode_tokens\n1,2\n", "has no arrivals; draw them"),
+        ('{"timestamp": 0, "input_length": 5', "line 1, is no JSON object"),
+        (MOONCAKE.replace("[7, 8, 9]", "[-1]"), "hash_ids must be a list of whole numbers"),
+        ("", "holds no requests"),
+    ],
+)
+def test_bad_traces(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(text)
+    with pytest.raises(ForetraceError, match=said) as error:
+        requests(str(path))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("poison qps=2", "did you mean poisson"),
+        ("poisson", "qps=\\? must be a number above 0"),
+        ("poisson qps=-2", "qps=-2 must be a number above 0"),
+        ("poisson qps=2 prompt=9-3", "prompt=9-3 must be a number of tokens"),
+        ("poisson qps=2 speed=3", "speed says nothing here"),
+        ("poisson qps", "'qps' is no option"),
+        ("closed concurrency=1.5 requests=3", "must be a whole number above 0"),
+        ("closed concurrency=2", "say how many requests with `requests=`"),
+        ("poisson qps=1e12", "simulate at most"),
+        ("nowhere.csv", "does not exist"),
+    ],
+)
+def test_bad_words(text: str, said: str) -> None:
+    with pytest.raises(ForetraceError, match=said):
+        requests(text, seconds=60)
+    with pytest.raises(ForetraceError, match="must be a time from 0 on"):
+        requests("poisson qps=2", seconds=float("nan"))
+
+
+def test_limits() -> None:
+    found = limits("ttft.p90=0.5s tpot=50ms e2e.mean=1e1")
+    assert [(each.name, each.seconds) for each in found] == [("ttft.p90", 0.5), ("tpot.p99", 0.05), ("e2e.mean", 10)]
+    for text, said in (
+        ("ttft", "is no limit"), ("tftt=1s", "did you mean ttft"), ("ttft.p75=1s", "there is no 'p75'"),
+        ("ttft=0s", "must be a time above 0"), ("ttft=1h", "is no limit"),
+    ):  # fmt: skip
+        with pytest.raises(ForetraceError, match=said):
+            limits(text)
+
+
+def test_shared_traces(shared_data: Path) -> None:
+    """The public traces are read whole, and Vidur's is Azure's."""
+    found = requests(str(shared_data / "serving" / "azure2023" / "AzureLLMInferenceTrace_conv.csv.gz"))
+    same = requests(str(shared_data / "serving" / "vidur" / "splitwise_conv.csv.gz"))
+    assert len(found) == 19_366 == len(same)
+    np.testing.assert_array_equal(found.prompt, same.prompt)
+    np.testing.assert_allclose(found.arrival_s, same.arrival_s, atol=1e-6)
