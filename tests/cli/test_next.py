@@ -57,6 +57,7 @@ WITH_TORCH = {
 NOT_ASKED = {
     "record": "runs a script; what it suggests is asked by the tour in the README",
     "align": "suggests nothing",
+    "llm simulate": "suggests nothing",
     "plan place": "suggests nothing",
     "plan transformer": "suggests nothing",
     "plan pipeline": "suggests nothing",

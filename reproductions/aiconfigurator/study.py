@@ -1,0 +1,135 @@
+"""Predictions of measured servers that were not fitted: splits, ranges, one measured run, and what the pages say."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from foretrace.arrays import Float64, Mask
+from foretrace.serving.llm.operator_tables import OperatorTables
+from reproductions.aiconfigurator.model import DEFAULTS, Aggregated, Disaggregated, fitted, of_logs
+from reproductions.aiconfigurator.sample import Measured
+
+LEVEL = 0.8  # of ranges
+SHARES = (0.0, 0.25, 0.5, 0.65, 0.8, 1.0)  # of a run's error that is taken over to other loads
+Key = Callable[[Measured], Hashable]
+SPLITS: Mapping[str, Key] = {
+    "(architecture, system)": lambda one: one.group,
+    "system": lambda one: one.system,
+    "architecture": lambda one: one.architecture,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOut:
+    """Rows, and for each (n, 2: TPOT, TTFT) the logarithm of predicted over measured, its group not fitted."""
+
+    rows: tuple[Measured, ...]
+    groups: tuple[Hashable, ...]
+    errors: Float64
+    notes: tuple[str, ...] = field(default=())
+
+    def where(self, chosen: Callable[[Measured], bool]) -> Mask:
+        """(n,) which rows are chosen."""
+        return np.array([chosen(one) for one in self.rows], np.bool_)
+
+
+def dense(one: Measured) -> bool:
+    """Whether operators of this row were measured: all products and attention of a dense model on an H100."""
+    return one.architecture == "llama-3-8b" and one.system == "h100_sxm"
+
+
+def held_out(
+    rows: Sequence[Measured], key: Key, *, tables: OperatorTables | None = None, start: Float64 | None = None,
+    told: Callable[[str], None] = lambda _: None,
+) -> HeldOut:  # fmt: skip
+    """Fit to all other groups, predict each group. `start`: of a fit of rows with two pools, see `Disaggregated`.
+
+    Rows of measured operators are predicted from `tables` with host times and latencies of the fit.
+    """
+    make = Aggregated if start is None else Disaggregated
+    groups = tuple(key(one) for one in rows)
+    errors = np.empty((len(rows), 2))
+    for group in sorted(set(groups), key=str):
+        others = [one for one, of in zip(rows, groups, strict=True) if of != group]
+        fit = of_logs(fitted(make(others), start=DEFAULTS if start is None else start))
+        for from_tables in (False, True):
+            at = [i for i, of in enumerate(groups) if of == group and (dense(rows[i]) and tables is not None) == from_tables]
+            if at:
+                mine = [rows[i] for i in at]
+                data = Aggregated(mine, tables=tables) if from_tables else make(mine)
+                errors[at] = data.predict(fit) - data.measured
+        told(f"{group}: {np.sum([of == group for of in groups])} rows")
+    return HeldOut(rows=tuple(rows), groups=groups, errors=errors)
+
+
+def medians(errors: Float64) -> tuple[float, float]:
+    """Median absolute error of TPOT and TTFT, as shares of what was measured."""
+    found = np.median(np.abs(np.expm1(errors)), axis=0)
+    return float(found[0]), float(found[1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranges:
+    """Factors (measured over predicted) that hold `LEVEL` of rows, and how many rows of other groups they held."""
+
+    low: tuple[float, float]
+    high: tuple[float, float]
+    held: tuple[float, float]
+
+
+def ranges(found: HeldOut) -> Ranges:
+    """Conformal ranges of groups: the quantiles of the other groups' errors, each group with weight 1."""
+    off = -found.errors
+    held = np.empty_like(off, dtype=np.bool_)
+    names = sorted(set(found.groups), key=str)
+    at = {name: np.array([of == name for of in found.groups]) for name in names}
+    for name in names:
+        low, high = _quantiles(off, [at[other] for other in names if other != name])
+        held[at[name]] = (off[at[name]] >= low) & (off[at[name]] <= high)
+    low, high = (np.exp(each).tolist() for each in _quantiles(off, list(at.values())))
+    share = held.mean(axis=0).tolist()
+    return Ranges(low=(low[0], low[1]), high=(high[0], high[1]), held=(share[0], share[1]))
+
+
+def _quantiles(values: Float64, groups: Sequence[Mask]) -> tuple[Float64, Float64]:
+    """Both ends of the range of each column, groups weighted alike but never a group of few rows like one of many."""
+    weights = np.concatenate([np.full(mask.sum(), 1 / np.sqrt(mask.sum())) for mask in groups])
+    ends = []
+    for column in range(values.shape[1]):
+        all_ = np.concatenate([values[mask, column] for mask in groups])
+        order = np.argsort(all_)
+        share = np.cumsum(weights[order]) / weights.sum()
+        ends.append([all_[order][np.searchsorted(share, each)] for each in ((1 - LEVEL) / 2, (1 + LEVEL) / 2)])
+    found = np.array(ends)
+    return found[:, 0], found[:, 1]
+
+
+def by_one_run(found: HeldOut) -> HeldOut:
+    """The other rows of each deployment and version after its run of the fewest clients was measured.
+
+    A share of that run's error is taken over; the share is the best of SHARES on all other groups.
+    """
+    servers: dict[Hashable, list[int]] = defaultdict(list)
+    for i, one in enumerate(found.rows):
+        servers[one.deployment, one.version, one.harness].append(i)
+    first = {
+        i: min(rows, key=lambda j: (found.rows[j].clients, found.rows[j].prompt, found.rows[j].output, found.rows[j].id))
+        for rows in servers.values() for i in rows
+    }  # fmt: skip
+    kept = np.array([i for i in range(len(found.rows)) if first[i] != i])
+    known = found.errors[[first[i] for i in kept]]
+    groups = np.array([str(found.groups[i]) for i in kept])
+    errors = np.empty((len(kept), 2))
+    for group in sorted(set(groups)):
+        others, mine = groups != group, groups == group
+        for column in range(2):
+            best = min(SHARES, key=lambda share: medians(
+                found.errors[kept][others] - share * known[others])[column])  # noqa: B023  # called at once
+            errors[mine, column] = found.errors[kept][mine, column] - best * known[mine, column]
+    return HeldOut(
+        rows=tuple(found.rows[i] for i in kept), groups=tuple(found.groups[i] for i in kept), errors=errors
+    )

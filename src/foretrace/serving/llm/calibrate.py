@@ -1,0 +1,242 @@
+"""`calibrate`: what one server takes beside the model of its step times, from measured runs, and the file that keeps it.
+
+Runs are results of `vllm bench serve` (and `benchmark_serving.py`), of SGLang's `bench_serving`, which appends a line
+per run, and of `foretrace llm simulate --json`. From mean times per output token comes a factor on the time of the
+devices and, where two loads or more were measured, the host's time per step; from mean times to the first token what a
+request waits beside steps. How far such a calibration is off at other loads was measured on the servers of
+`reproductions/aiconfigurator`; that is its range, and what it leaves of its own runs widens it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import exp, isfinite, log
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from foretrace.errors import ForetraceError
+from foretrace.files import write_bytes
+from foretrace.reading import read_bytes, read_text
+from foretrace.serving.llm.engine import EngineRules, simulate
+from foretrace.serving.llm.metrics import measure
+from foretrace.serving.llm.requests import Requests, of, requests
+from foretrace.serving.llm.step_times import StepTimes
+
+FORMAT = 1
+_LEVELS = (0.1, 10.0)  # factors on the devices' time that a server of this model and device can have
+_HOSTS = (1e-5, 0.5)  # seconds
+_SPREAD = 0.1  # of lengths around their mean, where a run says no more: what public recipes draw
+_ROUNDS = 8
+_SAME_LOAD = 1.2  # runs whose clients or rates differ by less say nothing on the host apart from devices
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredRun:
+    """One run of a load generator, means in seconds."""
+
+    source: str
+    load: float  # clients, else requests per second
+    requests: Requests
+    ttft_s: float
+    tpot_s: float
+
+
+class CalibratedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A run, and what was predicted of it before and after."""
+
+    source: str
+    load: float
+    requests: int
+    ttft_s: float
+    ttft_before_s: float
+    ttft_after_s: float
+    tpot_s: float
+    tpot_before_s: float
+    tpot_after_s: float
+
+
+class EngineCalibration(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found, and the server that it holds for."""
+
+    format: int = FORMAT
+    model: str
+    device: str
+    devices: int
+    stages: int
+    level: float  # factor on the time of the devices
+    host_s: float  # of a step
+    request_s: float  # of a request beside steps
+    low: float  # 80 % range of a step's time
+    high: float
+    runs: tuple[CalibratedRun, ...]
+
+    def applied(self, steps: StepTimes) -> StepTimes:
+        """The step times of this server. Raises ForetraceError where it is another one's."""
+        mine, asked = ((self.model, self.device, self.devices, self.stages),
+                       (steps.model, steps.device, steps.devices, steps.stages))  # fmt: skip
+        if mine != asked:
+            names = "of {} on {} ({} devices in {} stages)"
+            raise ForetraceError(
+                f"`calibration=` is {names.format(*mine)}, not {names.format(*asked)}; calibrate that server."
+            )
+        return _with(steps, self.level, self.host_s, self.request_s, self.low, self.high)
+
+    def save(self, path: Path) -> None:
+        """Write the file that `read_calibration` reads."""
+        write_bytes(path, msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
+
+
+def read_calibration(path: Path) -> EngineCalibration:
+    """What `save` wrote. Raises ForetraceError."""
+    try:
+        found = msgspec.json.decode(read_bytes(path), type=EngineCalibration)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ForetraceError(f"{path} is no calibration of a server ({error}); foretrace llm calibrate makes one.") from None
+    sound = (found.level, found.low, found.high, found.host_s + 1, found.request_s + 1)
+    if found.format != FORMAT or not all(isfinite(each) and each > 0 for each in sound) or not found.low <= 1 <= found.high:
+        raise ForetraceError(f"{path} holds a number that no calibration has; make it again with foretrace llm calibrate.")
+    return found
+
+
+def _with(steps: StepTimes, level: float, host_s: float, request_s: float, low: float, high: float) -> StepTimes:
+    grids = {name: level * getattr(steps, name) for name in ("linear_s", "output_s", "prefill_s", "decode_s")}
+    why = f"calibrated: {level:.3g} times the devices' time, {1e3 * host_s:.3g} ms of host per step"
+    return replace(steps, **grids, host_s=host_s, request_s=request_s, low=low, high=high, whys=(*steps.whys, why))
+
+
+def calibrate(
+    steps: StepTimes, runs: Sequence[MeasuredRun], rules: EngineRules, low: float, high: float
+) -> EngineCalibration:
+    """Fit the overheads of a server. `low`, `high`: what one run leaves at other loads, as factors.
+
+    Raises ForetraceError where there is no run, or no factor explains one.
+    """
+    if not runs:
+        raise ForetraceError("nothing to calibrate from; give one measured run or more.")
+    loads = [run.load for run in runs]
+    free = 2 if max(loads) / min(loads) > _SAME_LOAD else 1
+    most = max((run.requests.concurrency for run in runs), default=0)
+    rules = replace(rules, sequences=max(rules.sequences, most))
+
+    def played(level: float, host_s: float) -> list[tuple[float, float]]:
+        made = _with(steps, level, host_s, 0.0, 1.0, 1.0)
+        return [_means(run, made, rules) for run in runs]
+
+    def errors(found: Sequence[tuple[float, float]]) -> list[float]:
+        return [log(run.tpot_s / tpot) for run, (_, tpot) in zip(runs, found, strict=True)]
+
+    at = [0.0, log(max(steps.host_s, _HOSTS[0]))]  # logarithms of level and host
+    bounds = [tuple(map(log, each)) for each in (_LEVELS, _HOSTS)]
+    before = played(1.0, steps.host_s)
+    for _ in range(_ROUNDS):
+        off = np.array(errors(played(exp(at[0]), exp(at[1]))))
+        slopes = np.empty((len(runs), free))
+        for i in range(free):
+            moved = [value + (0.05 if j == i else 0.0) for j, value in enumerate(at)]
+            slopes[:, i] = (off - np.array(errors(played(exp(moved[0]), exp(moved[1]))))) / 0.05
+        step = np.linalg.lstsq(slopes.T @ slopes + 1e-4 * np.eye(free), slopes.T @ off, rcond=None)[0]
+        for i in range(free):
+            at[i] = float(np.clip(at[i] + np.clip(step[i], -1, 1), *bounds[i]))
+        if np.abs(step).max() < 1e-4:
+            break
+    level, host_s = exp(at[0]), exp(at[1]) if free > 1 else steps.host_s
+    if not _LEVELS[0] * 1.01 < level < _LEVELS[1] * 0.99:
+        raise ForetraceError(
+            f"{runs[0].source}: no server of {steps.model} on {steps.device} is {level:.2g} times as slow as predicted; "
+            "check `tp=`, `dtype=` and the device."
+        )
+    after = played(level, host_s)
+    request_s = max(median(run.ttft_s - ttft for run, (ttft, _) in zip(runs, after, strict=True)), 0.0)
+    left = exp(max(abs(each) for each in errors(after)))
+    return EngineCalibration(
+        model=steps.model, device=steps.device, devices=steps.devices, stages=steps.stages, level=level, host_s=host_s,
+        request_s=request_s, low=min(low, 1 / left), high=max(high, left),
+        runs=tuple(
+            CalibratedRun(
+                source=run.source, load=run.load, requests=len(run.requests), ttft_s=run.ttft_s,
+                ttft_before_s=old[0] + steps.request_s, ttft_after_s=new[0] + request_s, tpot_s=run.tpot_s,
+                tpot_before_s=old[1], tpot_after_s=new[1],
+            )
+            for run, old, new in zip(runs, before, after, strict=True)
+        ),
+    )  # fmt: skip
+
+
+def _means(run: MeasuredRun, steps: StepTimes, rules: EngineRules) -> tuple[float, float]:
+    figures = measure([simulate(run.requests, steps, rules)], steps)
+    ttft, tpot = figures.ttft_s.mean.value, figures.tpot_s.mean.value
+    if not ttft or not tpot:
+        raise ForetraceError(f"{run.source}: none of its requests fits into the cache of this engine; check `tp=`.")
+    return ttft, tpot
+
+
+# --- results of load generators --------------------------------------------------------------------------------------
+
+
+def read_runs(path: Path) -> list[MeasuredRun]:
+    """The runs in a file: one JSON object, or one per line. Raises ForetraceError with what is missing."""
+    text = read_text(path)
+    try:
+        found = [json.loads(text)]
+    except (ValueError, RecursionError):
+        lines = [line for line in text.splitlines() if line.strip()]
+        try:
+            found = [json.loads(line) for line in lines]
+        except (ValueError, RecursionError) as error:
+            raise ForetraceError(f"{path} is no JSON of a load generator ({error}); give the file it saved.") from None
+    if not found or not all(isinstance(each, dict) for each in found):
+        raise ForetraceError(f"{path} holds no result of a run; give what vllm bench serve or bench_serving saved.")
+    many = len(found) > 1
+    return [_run(each, f"{path.name}{f', line {i}' if many else ''}") for i, each in enumerate(found, 1)]
+
+
+def _run(row: Mapping[str, Any], where: str) -> MeasuredRun:
+    if str(row.get("command", "")).startswith("llm "):
+        return _ours(row, where)
+    done, prompt, output = (_positive(row, name, where) for name in ("completed", "total_input_tokens", "total_output_tokens"))
+    ttft, tpot = (_positive(row, name, where) / 1e3 for name in ("mean_ttft_ms", "mean_tpot_ms"))
+    count = int(done)
+    lengths = [row.get(name) for name in ("input_lens", "output_lens")]
+    if all(isinstance(each, list) and len(each) == count for each in lengths):
+        prompts, outputs = (np.maximum(np.asarray(each, np.float64), 1) for each in lengths)
+    else:
+        random = np.random.default_rng(0)
+        prompts, outputs = (
+            np.maximum(np.round(total / count * random.uniform(1 - _SPREAD, 1 + _SPREAD, count)), 1)
+            for total in (prompt, output)
+        )
+    clients = row.get("max_concurrency")
+    if isinstance(clients, int) and clients > 0:
+        asked = of(np.zeros(count), prompts, outputs, concurrency=min(clients, count), source=where)
+        return MeasuredRun(source=where, load=float(clients), requests=asked, ttft_s=ttft, tpot_s=tpot)
+    rate = row.get("request_rate")
+    if not isinstance(rate, (int, float)) or not isfinite(rate):  # all at once
+        return MeasuredRun(source=where, load=float(count), requests=of(np.zeros(count), prompts, outputs, source=where),
+                           ttft_s=ttft, tpot_s=tpot)  # fmt: skip
+    arrivals = np.cumsum(np.random.default_rng(1).exponential(1 / _positive(row, "request_rate", where), count))
+    asked = of(arrivals - arrivals[0], prompts, outputs, drawn=True, source=where)
+    return MeasuredRun(source=where, load=float(rate), requests=asked, ttft_s=ttft, tpot_s=tpot)
+
+
+def _ours(row: Mapping[str, Any], where: str) -> MeasuredRun:
+    source, count = str(row.get("source", "")), int(_positive(row, "requests", where))
+    asked = requests(source if "requests=" in source else f"{source} requests={count}")
+    try:
+        ttft, tpot = (float(row[name]["mean"]["value"]) for name in ("ttft_s", "tpot_s"))
+    except (KeyError, TypeError, ValueError):
+        raise ForetraceError(f"{where} has no mean of ttft_s and tpot_s; write it with --json.") from None
+    load = float(asked.concurrency) or len(asked) / max(float(asked.arrival_s[-1]), 1e-9)
+    return MeasuredRun(source=where, load=load, requests=asked, ttft_s=ttft, tpot_s=tpot)
+
+
+def _positive(row: Mapping[str, Any], name: str, where: str) -> float:
+    value = row.get(name)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (isfinite(value) and value > 0):
+        raise ForetraceError(f"{where}: {name} must be a number above 0, got {value!r}; give the whole result of a run.")
+    return float(value)

@@ -1,0 +1,199 @@
+"""`OperatorTables`: measured times of the operators of LLM engines, from a folder of parquet files that a user has.
+
+The files are those of the collector of aiconfigurator (Apache-2.0), `DEVICE/KIND/ENGINE/VERSION/NAME_perf.parquet`:
+products by (m, n, k), attention of prompts by (batch, length) and of decoding by (batch, step), experts by tokens, and
+collectives by elements of 16 bits. The newest version of an engine counts. Between points, logarithms of times are
+linear in logarithms of sizes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from foretrace.arrays import Float64
+from foretrace.errors import ForetraceError, MissingExtraError
+from foretrace.hardware.devices import Device, find
+
+GEMM_DTYPES = {"bf16": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block"}
+_Key = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """Seconds over one or more increasing axes of sizes, (A, B, ...); NaN where nothing was measured."""
+
+    axes: tuple[Float64, ...]
+    seconds: Float64
+
+    def at(self, *sizes: float | Float64) -> Float64:
+        """Seconds at sizes that are broadcast against each other; beyond an axis its last segment goes on.
+
+        A cell with a corner that was not measured has the time of its nearest measured corner.
+        """
+        given = np.broadcast_arrays(*(np.asarray(size, np.float64) for size in sizes))
+        lower, shares = [], []
+        for axis, size in zip(self.axes, given, strict=True):
+            logs = np.log(axis)
+            at = np.clip(np.searchsorted(axis, size, side="right") - 1, 0, max(len(axis) - 2, 0))
+            lower.append(at)
+            step = logs[at + 1] - logs[at] if len(axis) > 1 else np.ones(at.shape)
+            shares.append((np.log(np.maximum(size, axis[0])) - logs[at]) / step)
+        total, weights = np.zeros(given[0].shape), np.zeros(given[0].shape)
+        for corner in np.ndindex(*(min(2, len(axis)) for axis in self.axes)):
+            value = np.log(self.seconds[tuple(at + bit for at, bit in zip(lower, corner, strict=True))])
+            weight = np.ones(given[0].shape)
+            for share, bit, axis in zip(shares, corner, self.axes, strict=True):
+                weight = weight * (share if bit else 1 - share) if len(axis) > 1 else weight
+            known = ~np.isnan(value)
+            total += np.where(known, weight * np.nan_to_num(value), 0.0)
+            weights += np.where(known, weight, 0.0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found: Float64 = np.exp(total / weights)
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorTables:
+    """Measured operators of one device, for one engine where they were. Seconds."""
+
+    device: str
+    gemm: Mapping[str, Grid] = field(default_factory=dict)  # dtype -> (m, n, k)
+    prefill: Mapping[_Key, Grid] = field(default_factory=dict)  # heads, heads of keys, width -> (batch, length)
+    decode: Mapping[_Key, Grid] = field(default_factory=dict)  # the same -> (batch, step)
+    experts: Mapping[tuple[str, _Key], Grid] = field(default_factory=dict)  # dtype, sizes -> (tokens,)
+    all_reduce: Mapping[int, Grid] = field(default_factory=dict)  # devices -> (bytes,)
+    sources: Mapping[str, str] = field(default_factory=dict)  # kind of table -> engine and version
+
+    def product(self, m: Float64, n: float, k: float, dtype: str) -> Float64 | None:
+        """Seconds of [m x k] by [k x n]; None where this type was not measured."""
+        grid = self.gemm.get(GEMM_DTYPES.get(dtype, dtype))
+        if grid is None:
+            return None
+        # Where n or k lies beyond the table, several products of its largest size are as much work.
+        parts = max(1.0, n / grid.axes[1][-1]) * max(1.0, k / grid.axes[2][-1])
+        return parts * grid.at(m, min(n, grid.axes[1][-1]), min(k, grid.axes[2][-1]))
+
+
+def nearest(grids: Mapping[_Key, Grid], wanted: _Key) -> tuple[Grid, float] | None:
+    """The grid of the nearest key and the factor on its times by the first size, the one that divides the work."""
+    if not grids:
+        return None
+    key = min(grids, key=lambda each: float(np.abs(np.log(np.array(each) / np.array(wanted))).sum()))
+    if key[1:] != wanted[1:] and np.abs(np.log(np.array(key) / np.array(wanted))).max() > np.log(4):
+        return None
+    return grids[key], 1.0 if key == wanted else wanted[0] / key[0]
+
+
+def read_tables(folder: Path, device: Device, engine: str) -> OperatorTables:
+    """Read the tables of this device under `folder`; those of the engine first. Raises ForetraceError."""
+    found: dict[str, dict[Path, tuple[bool, tuple[int, ...]]]] = defaultdict(dict)
+    if not folder.is_dir():
+        raise ForetraceError(f"`tables=` {folder} is no folder; give one with parquet files of measured operators.")
+    others = set()
+    for path in sorted(folder.rglob("*_perf.parquet")):
+        head = _columns(path, 1)
+        name = str(head[0].get("device", "")) if head else ""
+        on = find(name)
+        if on is None or on.short != device.short:
+            others.add(name or path.parent.name)
+            continue
+        rank = path.parent.parent.name == engine, _version(path.parent.name)
+        found[path.name.removesuffix("_perf.parquet")][path] = rank
+    kinds = {"gemm": "gemm", "context_attention": "prefill", "generation_attention": "decode", "moe": "experts",
+             "custom_allreduce": "all_reduce"}  # fmt: skip
+    read: dict[str, Any] = {}
+    sources = {}
+    for file, name in kinds.items():
+        if file in found:
+            path = max(found[file], key=lambda each: found[file][each])
+            read[name] = _READERS[name](_columns(path))
+            sources[name] = f"{path.parent.parent.name} {path.parent.name}"
+    if not read:
+        there = ", ".join(sorted(others)[:4]) or "no such file"
+        raise ForetraceError(f"{folder} holds no measured operators of {device.short} ({there}); give another folder.")
+    return OperatorTables(device=device.short, sources=sources, **read)
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(each) for each in re.findall(r"\d+", text))
+
+
+def _columns(path: Path, most: int = 0) -> list[dict[str, Any]]:
+    try:
+        import pyarrow as arrow
+        import pyarrow.parquet as parquet
+    except ImportError as error:
+        raise MissingExtraError(
+            "pyarrow is needed to read tables of operators: pip install 'foretrace[tables]'."
+        ) from error
+    try:
+        file = parquet.ParquetFile(path)
+        table = next(file.iter_batches(batch_size=most)) if most else file.read()
+        rows: list[dict[str, Any]] = table.to_pylist()
+    except (OSError, arrow.ArrowException, StopIteration) as error:
+        raise ForetraceError(f"{path} cannot be read as parquet ({error}); copy it again.") from None
+    return rows
+
+
+def _grid(rows: Iterator[tuple[_Key, float]]) -> Grid:
+    """A grid of the sizes that occur; the median where one was measured more than once. Times in ms."""
+    cells: dict[_Key, list[float]] = defaultdict(list)
+    for sizes, latency in rows:
+        if min(sizes) > 0 and 0 < latency < 1e9:
+            cells[sizes].append(latency * 1e-3)
+    if not cells:
+        raise ForetraceError("a table of operators holds no time above 0; copy its file again.")
+    axes = [sorted({key[i] for key in cells}) for i in range(len(next(iter(cells))))]
+    where = [{size: at for at, size in enumerate(axis)} for axis in axes]
+    seconds = np.full([len(axis) for axis in axes], np.nan)
+    for sizes, times in cells.items():
+        seconds[tuple(where[i][size] for i, size in enumerate(sizes))] = np.median(times)
+    return Grid(axes=tuple(np.array(axis, np.float64) for axis in axes), seconds=seconds)
+
+
+def _grouped(
+    rows: list[dict[str, Any]], group: Callable[[dict[str, Any]], Any], sizes: tuple[str, ...]
+) -> dict[Any, Grid]:
+    groups: dict[Any, list[tuple[_Key, float]]] = defaultdict(list)
+    for row in rows:
+        key = group(row)
+        if key is not None:
+            groups[key].append((tuple(int(row[size]) for size in sizes), float(row["latency"])))
+    return {key: _grid(iter(each)) for key, each in groups.items()}
+
+
+def _heads(row: dict[str, Any]) -> _Key | None:
+    """Heads and width of attention to all tokens in 16 bits; others are left out."""
+    if row.get("window_size") or row["kv_cache_dtype"] != "bfloat16" or row["attn_dtype"] != "bfloat16":
+        return None
+    return int(row["num_heads"]), int(row["num_key_value_heads"]), int(row["head_dim"])
+
+
+def _expert_sizes(row: dict[str, Any]) -> tuple[str, _Key] | None:
+    if row["distribution"] == "balanced":
+        return None  # routers are not
+    names = ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
+    return str(row["moe_dtype"]), tuple(int(row[name]) for name in names)
+
+
+def _all_reduces(rows: list[dict[str, Any]]) -> dict[int, Grid]:
+    """By devices. Sizes are elements of 16 bits; times in a graph count where both ways were measured."""
+    graphs = [row for row in rows if "graph" in str(row.get("kernel_source", ""))] or rows
+    found = _grouped(graphs, lambda row: int(row["num_gpus"]), ("message_size",))
+    return {n: Grid(axes=(2 * grid.axes[0],), seconds=grid.seconds) for n, grid in found.items()}
+
+
+_READERS: Mapping[str, Callable[[list[dict[str, Any]]], Any]] = {
+    "gemm": lambda rows: _grouped(rows, lambda row: str(row["gemm_dtype"]), ("m", "n", "k")),
+    "prefill": lambda rows: _grouped(rows, _heads, ("batch_size", "isl")),
+    "decode": lambda rows: _grouped(rows, _heads, ("batch_size", "step")),
+    "experts": lambda rows: _grouped(rows, _expert_sizes, ("num_tokens",)),
+    "all_reduce": _all_reduces,
+}
