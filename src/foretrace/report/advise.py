@@ -8,9 +8,9 @@ import msgspec
 
 from foretrace.plan.advise import Advice, LeftOut, Tried
 from foretrace.report import runs
-from foretrace.report.blocks import NARROW, Block, Column, Headline, Line, notes, shown, table
+from foretrace.report.blocks import NARROW, Block, Column, Line, shown, table
 from foretrace.report.units import TimeUnit, between, change, in_unit, unit_for
-from foretrace.report.views import Result, taken
+from foretrace.report.views import Report, taken
 
 SHOWN_REFUSALS = 8
 
@@ -28,11 +28,10 @@ class AdviceRow(msgspec.Struct, frozen=True, kw_only=True):
     why_not_more: str
 
 
-class AdviseView(Result, frozen=True, kw_only=True):
+class AdviseView(Report, frozen=True, kw_only=True):
     """`foretrace advise`: what to do first, what together, and what was left out."""
 
     command: str = "advise"
-    headline: str
     source: str
     platform: str
     rank_numbers: tuple[int, ...]  # ranks that the answer is about
@@ -46,8 +45,6 @@ class AdviseView(Result, frozen=True, kw_only=True):
     refused: tuple[LeftOut, ...]
     asks: tuple[LeftOut, ...]  # not tried: `why` lists the parameters that have no default
     failed: tuple[LeftOut, ...]  # mistakes of foretrace
-    notes: tuple[str, ...]
-    next: str
 
 
 def advise(advice: Advice, *, path: str = "") -> AdviseView:
@@ -115,8 +112,6 @@ def _step(tried: Tried, unit: TimeUnit) -> str:
 @shown.register
 def _(view: AdviseView, top: int) -> Iterator[Block]:
     unit = unit_for(view.before_s)
-    yield Headline(view.headline)
-    yield ""
     if view.rows:
         yield table(
             [
@@ -126,7 +121,6 @@ def _(view: AdviseView, top: int) -> Iterator[Block]:
             [(row.name, in_unit(row.saved_s, unit), _range(row, unit), row.effort or "–") for row in view.rows],
             top=top, how="--top",
         )  # fmt: skip
-        yield ""
     if view.together is not None:
         saved = f"{in_unit(view.together.saved_s, unit)} {unit.name}"
         yield Line(f"{view.together.name} saves {saved} ({_range(view.together, unit)})", label="together")
@@ -147,7 +141,7 @@ def _(view: AdviseView, top: int) -> Iterator[Block]:
         yield Line(asked, label="not tried, as they need a choice")
     for each in view.failed:
         yield Line(f"{each.why}; this is a bug in foretrace, see the end", label=f"failed {each.name}")
-    yield from notes([*view.notes, f"Ranges hold with {100 * view.interval_level:.3g} %. {_how(view)}".rstrip()])
+    yield Line(f"Ranges hold with {100 * view.interval_level:.3g} %. {_how(view)}".rstrip(), soft=True)
 
 
 def _range(row: AdviceRow, unit: TimeUnit) -> str:

@@ -43,11 +43,10 @@ def _(view: AlignView, top: int) -> Iterator[Block]:
             f"The clocks of {count(len(known))} of {count(ranks)} ranks lie within {seconds(max(known) - min(known))}"
             f"{unsure}, by {count(view.matched)} collectives."
         )
-    yield ""
     rows = []
     for rank, offset in view.offsets_s.items():
         told = "not known: no collective ties it to the others" if offset is None else seconds(offset)
         drift = f", drifting {view.drift[rank] * 1e6:.3g} µs per second" if rank in view.drift else ""
         rows.append((rank, f"{told}{drift}"))
     yield table([Column("rank", right=True), f"ahead of rank {next(iter(view.offsets_s))}"], rows)
-    yield from notes([*view.notes, *view.unmatched], "note")
+    yield from notes(view.unmatched)

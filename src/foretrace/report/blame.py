@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from foretrace.report import headline, runs
-from foretrace.report.blocks import NARROW, Block, Column, Grid, Headline, shown
+from foretrace.report.blocks import NARROW, Block, Column, Grid, shown
 from foretrace.report.units import between, seconds, unit_for
 from foretrace.report.views import Result
 from foretrace.simulate.timeline import BlameRow, By, Timeline
@@ -63,8 +63,6 @@ def _(view: BlameView, top: int) -> Iterator[Block]:
     lies = "" if view.interval_s is None else f" ({between(*view.interval_s, unit)})"
     title = f"by {view.by}, per step of {seconds(view.step_time_s)}{lies}"
     title += " (sum of the ranks)" if len(view.rank_numbers) > 1 else ""
-    yield Headline(view.headline)
-    yield ""
     yield ranking(view.rows, title, view.platform, top=top)
 
 

@@ -148,16 +148,24 @@ Block = str | About | Headline | Line | Bars | Grid | Next  # a str is a plain l
 def blocks(result: Any, top: int = 12, **how: Any) -> list[Block]:
     """What a person sees of a result, in order; `top` rows of a ranking are not folded away.
 
-    `how` is what one result can be asked beside that. Raises TypeError where nobody said how to show it.
+    The headline, the notes and the command to try next of a result are shown around its own blocks. `how` is what one
+    result can be asked beside that. Raises TypeError where nobody said how to show it.
     """
     found = list(shown(result, top, **how))
-    following = getattr(result, "next", "")
-    return [*found, Next(following)] if following else found
+    if sentence := getattr(result, "headline", ""):
+        found.insert(sum(isinstance(each, About) for each in found), Headline(sentence))
+    spaced: list[Block] = []
+    for each in [*found, *notes(getattr(result, "notes", ()))]:
+        both = (each, *spaced[-1:])
+        if len(both) > 1 and "" not in both and any(isinstance(one, Grid | Headline) for one in both):
+            spaced.append("")
+        spaced.append(each)
+    return [*spaced, Next(result.next)] if getattr(result, "next", "") else spaced
 
 
 @singledispatch
 def shown(result: Any, top: int, **how: Any) -> Iterable[Block]:
-    """The blocks of a result but for the command to try next; registered beside each result."""
+    """The blocks of a result but for its headline, notes and next command; registered beside each result."""
     raise TypeError(f"a result must register its blocks, got {type(result).__name__}; see docs/write-a-command.md.")
 
 

@@ -85,7 +85,6 @@ def _(
         yield Headline(f"Timed {len(view.seconds)} operators of {source} on {where}." if view.seconds else nothing)
     else:
         yield Headline(said[0] if said else _headline(view.seconds))
-        yield ""
         yield f"{sum(not key.startswith('near ') for key in view.seconds)} operators timed on {where}"
         yield ""
         yield from said[1:] if said else _classes(view.seconds)
@@ -128,7 +127,6 @@ def _classes(seconds: Mapping[str, float]) -> Iterator[Block]:
         rows.append((each.family, span, _ratios(each.bfloat16), _ratios(each.channels_last), fixed))
     titles = ("float32", "bfloat16", "channels_last", "fixed")
     yield table(["class", *(Column(title, right=True) for title in titles)], rows)
-    yield ""
     yield "float32: fastest to slowest of the sizes; ratios: time relative to that, from size to size;"
     yield "fixed: share of the time that stays when the batch grows (median over the sizes)"
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import msgspec
 
 from foretrace.report import headline, runs
-from foretrace.report.blocks import Bars, Block, Column, Grid, Headline, Line, notes, shown, table
+from foretrace.report.blocks import Bars, Block, Column, Grid, Line, shown, table
 from foretrace.report.units import between, count, in_unit, share, unit_for
-from foretrace.report.views import PARTS, BreakdownView, Result, StepTimeView, part_word, taken
+from foretrace.report.views import PARTS, BreakdownView, Report, StepTimeView, part_word, taken
 from foretrace.simulate.compare import compare as compare_timelines
 from foretrace.simulate.compare import on_one_clock
 from foretrace.simulate.timeline import Timeline
@@ -36,14 +36,13 @@ class CompareRowView(msgspec.Struct, frozen=True, kw_only=True):
     only_after: int
 
 
-class CompareView(Result, frozen=True, kw_only=True):
+class CompareView(Report, frozen=True, kw_only=True):
     """`foretrace compare`: two recordings or predictions, and where their difference lies.
 
     `breakdown_change_s` sums to `change_s`; `rows` are busy times, which may overlap and need not.
     """
 
     command: str = "compare"
-    headline: str
     platform: str
     before_source: str
     after_source: str
@@ -62,8 +61,6 @@ class CompareView(Result, frozen=True, kw_only=True):
     breakdown_change_s: BreakdownView
     matched_share: float  # share of both sides' busy time in tasks that both have
     rows: tuple[CompareRowView, ...]
-    notes: tuple[str, ...]
-    next: str
 
 
 def compare(before: Timeline, after: Timeline, *, before_path: str = "", after_path: str = "") -> CompareView:
@@ -129,8 +126,6 @@ def _notes(before: Timeline, after: Timeline) -> tuple[str, ...]:
 @shown.register
 def _(view: CompareView, top: int) -> Iterator[Block]:
     unit = unit_for(max(view.before_s, view.after_s))
-    yield Headline(view.headline)
-    yield ""
     for source, steps, time, lies in (
         (view.before_source, view.before_steps, view.before_time_s, view.before_interval_s),
         (view.after_source, view.after_steps, view.after_time_s, view.after_interval_s),
@@ -141,7 +136,6 @@ def _(view: CompareView, top: int) -> Iterator[Block]:
         yield Line(f"{in_unit(time.median, unit)} {unit.name} ({spread})", label=source)
     before, after = view.breakdown_before_s, view.breakdown_after_s
     yield Bars((runs.step_bar("before", before, view.platform), runs.step_bar("after", after, view.platform)))
-    yield ""
     yield table(
         ["part of the step", Column("before", "time"), Column("after", "time"), Column("change", "change")],
         [
@@ -150,7 +144,6 @@ def _(view: CompareView, top: int) -> Iterator[Block]:
             if getattr(before, name) or getattr(after, name)
         ],
     )
-    yield ""
     if view.rows:
         yield Grid(
             (
@@ -165,4 +158,3 @@ def _(view: CompareView, top: int) -> Iterator[Block]:
             top=top, noun="row", how="--top",
         )  # fmt: skip
     yield Line(f"{share(view.matched_share)} of both sides' busy time is in tasks that both have.", soft=True)
-    yield from notes(view.notes)

@@ -8,17 +8,15 @@ from collections.abc import Iterator
 import msgspec
 
 from foretrace.plan.compression_advice import CANNOT_TELL, CompressionAdvice, Method
-from foretrace.report.blocks import Block, Column, Headline, shown, table
-from foretrace.report.blocks import notes as remarks
+from foretrace.report.blocks import Block, Column, shown, table
 from foretrace.report.units import MINUS, column, digits, seconds, share, speed
-from foretrace.report.views import Result, taken
+from foretrace.report.views import Report, taken
 
 
-class CompressionAdviseView(Result, frozen=True, kw_only=True):
+class CompressionAdviseView(Report, frozen=True, kw_only=True):
     """`foretrace compression advise`: whether compressing gradients pays."""
 
     command: str = "compression advise"
-    headline: str
     source: str
     verdict: str  # of the best method: pays, does not, cannot tell
     best: str | None  # the method that pays most
@@ -36,8 +34,6 @@ class CompressionAdviseView(Result, frozen=True, kw_only=True):
     required: float | None = msgspec.field(name="required_ratio")
     required_interval: tuple[float | None, float | None]  # with transfers at the fast and slow end of their range
     methods: tuple[Method, ...]
-    notes: tuple[str, ...]
-    next: str
 
 
 def advise(advice: CompressionAdvice, *, source: str, note: str = "") -> CompressionAdviseView:
@@ -121,14 +117,11 @@ def _notes(advice: CompressionAdvice) -> list[str]:
 @shown.register
 def _(view: CompressionAdviseView, top: int) -> Iterator[Block]:
     low, high = view.interval_s
-    yield Headline(view.headline)
-    yield ""
     yield (
         f"one worker {seconds(view.alone_s)} per step; {view.workers} workers {seconds(view.step_s)} "
         f"({seconds(low)} – {seconds(high)}, {share(view.level)} interval); with free messages "
         f"{seconds(view.free_s)}; gradients {digits(view.gradient_bytes / 1e6)} MB"
     )
-    yield ""
     codings = column([each.encode_s + each.decode_s for each in view.methods])
     yield table(
         [
@@ -144,5 +137,3 @@ def _(view: CompressionAdviseView, top: int) -> Iterator[Block]:
             for each, coding in zip(view.methods, codings, strict=True)
         ],
     )  # fmt: skip
-    yield ""
-    yield from remarks(f"{'* ' if note.startswith('encoding') else ''}{note}" for note in view.notes)

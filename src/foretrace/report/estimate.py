@@ -11,7 +11,7 @@ import msgspec
 
 from foretrace.model.recipe import Choice, CostSource, FamilyWork, families, precisions, recipe, sources
 from foretrace.model.target import HERE
-from foretrace.report.blocks import About, Block, Column, Headline, notes, shown, table
+from foretrace.report.blocks import About, Block, Column, notes, shown, table
 from foretrace.report.units import between, count, digits, in_unit, seconds, share, unit_for
 from foretrace.report.views import Result, taken
 
@@ -159,10 +159,7 @@ def _(view: EstimateView, top: int) -> Iterator[Block]:
     device = f"{count(view.devices)} × {view.device}" if several else view.device
     facts = (view.model, "training" if view.training else "inference", batch, view.precision, device)
     yield About(tuple(filter(None, facts)))
-    yield " · ".join(f"{each.name} {each.value}{' (default)' if each.default else ''}" for each in view.recipe)
-    yield ""
-    yield Headline(view.headline)
-    yield ""
+    yield About(tuple(f"{each.name} {each.value}{' (default)' if each.default else ''}" for each in view.recipe))
     if view.samples_per_s:
         words = f", {_many(view.tokens_per_s)} tokens/s" if view.tokens_per_s else ""
         apiece = f" ({_many(view.tokens_per_s_per_device)} a device)" if words and several else ""
@@ -179,7 +176,6 @@ def _(view: EstimateView, top: int) -> Iterator[Block]:
         f"{share(view.utilisation)} of the device's peak"
     )
     yield f"kernels {seconds(view.device_busy_s)}, host {seconds(view.host_busy_s)}"
-    yield ""
     total = sum(each.time_s for each in view.families) or 1.0
     yield table(
         [
@@ -192,7 +188,6 @@ def _(view: EstimateView, top: int) -> Iterator[Block]:
         ],
         top=top, how="--top",
     )  # fmt: skip
-    yield ""
     kinds = {name: view.memory_bytes.get(name, 0) for name in _KINDS} if view.training else {}
     sizes = sorted((kinds | view.memory_bytes).items(), key=lambda each: -each[1])
     yield table(

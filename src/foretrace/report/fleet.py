@@ -16,10 +16,9 @@ from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.comparison import MeanInterval, PolicyComparison
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.workload import SECOND
-from foretrace.report.blocks import NARROW, About, Block, Column, Grid, Headline, Line, shown, table
-from foretrace.report.blocks import notes as remarks
+from foretrace.report.blocks import NARROW, About, Block, Column, Grid, Line, shown, table
 from foretrace.report.units import count, digits, long_range, long_time, share
-from foretrace.report.views import Result, taken
+from foretrace.report.views import Report, taken
 
 TENANTS = 8  # rows
 RHO_IS = "JCT / (exclusive run time x max(1, mean GPUs asked for by active jobs during its life / GPUs))"
@@ -32,14 +31,13 @@ class CdfView(msgspec.Struct, frozen=True, kw_only=True):
     share: tuple[float, ...]
 
 
-class FleetRunView(Result, frozen=True, kw_only=True):
+class FleetRunView(Report, frozen=True, kw_only=True):
     """`foretrace fleet run`: how a workload continues a cluster under a policy.
 
     JCT, queue and rho figures cover the finished jobs; those that are not are counted and named.
     """
 
     command: str = "fleet run"
-    headline: str
     source: str
     policy: str
     cluster: str
@@ -84,8 +82,6 @@ class FleetRunView(Result, frozen=True, kw_only=True):
     repetitions: int
     repeated_how: str
     facts: dict[str, str]  # what only this simulator knows
-    notes: tuple[str, ...]
-    next: str
 
 
 def run(
@@ -254,24 +250,16 @@ def about(view: Any) -> About:
 @shown.register
 def _(view: FleetRunView, top: int) -> Iterator[Block]:
     yield about(view)
-    yield ""
-    yield Headline(view.headline)
-    yield ""
     yield _figures(view)
     if view.repetitions > 1:
         yield f"{level_text(view.interval_level)} intervals from {count(view.repetitions)} runs: {view.repeated_how}"
     if view.causes:
-        yield ""
         yield causes_table(view.causes)
     yield from _also(view)
     if view.slots:
-        yield ""
         yield slots_table(view.slots)
     if len(view.tenants) > 1:
-        yield ""
         yield _tenants(view.tenants)
-    yield ""
-    yield from remarks(view.notes)
     if view.repetitions == 1:
         unknown = "one run has no interval: moving submissions by a minute moves a makespan by some per cent"
         yield Line(view.facts.get("range", unknown), soft=True)
@@ -308,7 +296,6 @@ def _also(view: FleetRunView) -> Iterator[Block]:
             wide = f", {long_time(comm.above_machine_s)} of it between machines"
             if comm.above_machine_low_s != comm.above_machine_high_s:
                 wide += f" ({interval_text(comm.above_machine_low_s, comm.above_machine_high_s)})"
-        yield ""
         total = f"{long_time(comm.total_s)} over all jobs{wide}"
         yield Line(f"{total}; {share(comm.share_of_running)} of the running time", label="communication")
     if view.mean_rho is not None:

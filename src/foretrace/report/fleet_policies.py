@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf, isfinite
 from typing import Any
 
@@ -13,11 +13,10 @@ from foretrace.fleet.sweep import Swept
 from foretrace.fleet.synthetic import Generator
 from foretrace.fleet.workload import Workload
 from foretrace.report.blocks import Block, Column, Headline, Kind, Line, shown, table
-from foretrace.report.blocks import notes as remarks
 from foretrace.report.fleet import about, interval_text, level_text
 from foretrace.report.fleet_questions import figure_text
 from foretrace.report.units import count, digits, long_time, share
-from foretrace.report.views import Result, taken
+from foretrace.report.views import Report, Result, taken
 
 FIGURES: tuple[tuple[str, str, Kind], ...] = (
     ("mean JCT", "mean_jct_s", "long"),
@@ -32,11 +31,10 @@ MOST_CELLS = 40  # rows
 NOT_SHOWN = ("jobs", "finished", "p50_jct_s", "p90_jct_s", "mean_rho", "p99_rho")
 
 
-class FleetCompareView(Result, frozen=True, kw_only=True):
+class FleetCompareView(Report, frozen=True, kw_only=True):
     """`foretrace fleet compare`: policies on the same workload."""
 
     command: str = "fleet compare"
-    headline: str
     source: str
     cluster: str
     gpus: int
@@ -47,8 +45,6 @@ class FleetCompareView(Result, frozen=True, kw_only=True):
     interval_level: float
     policies: tuple[PolicyRow, ...]
     best: tuple[Best, ...]
-    notes: tuple[str, ...]
-    next: str
 
 
 def compare(
@@ -115,9 +111,6 @@ def _join(names: Sequence[str]) -> str:
 @shown.register
 def _(view: FleetCompareView, top: int) -> Iterator[Block]:
     yield about(view)
-    yield ""
-    yield Headline(view.headline)
-    yield ""
     narrow = {"mean_jct_s": 0, "mean_queue_s": 0}  # those that a narrow terminal keeps
     yield table(
         [
@@ -130,14 +123,12 @@ def _(view: FleetCompareView, top: int) -> Iterator[Block]:
         ],
     )  # fmt: skip
     if view.repetitions > 1:
-        yield ""
         means = [(row.policy, row.figures["mean_jct_s"]) for row in view.policies]
         yield table(
             ["mean JCT", Column(f"{level_text(view.interval_level)} interval", right=True)],
             [(policy, text) for policy, each in means if (text := interval_text(each.low, each.high))],
         )
         yield f"from {count(view.repetitions)} runs of each: {view.repeated_how}"
-    yield from remarks(view.notes)
 
 
 def against(each: PolicyFigure) -> str:
@@ -194,15 +185,12 @@ def _(view: FleetSweepView, top: int) -> Iterator[Block]:
     jct = view.columns.index("mean_jct_s") if "mean_jct_s" in view.columns else 0
     rows = sorted(view.rows, key=lambda row: mean if isinstance(mean := row[jct], float) else inf)
     first = view.columns.index("jobs") if "jobs" in view.columns else 0
-    yield Headline(view.headline)
-    yield ""
     yield table(
         [Column(view.columns[at], right=True, least=0 if at <= max(first, jct) else 96) for at in kept],
         [[_cell(view.columns[at], row[at]) for at in kept] for row in rows],
         top=MOST_CELLS,
         noun="cell",
     )
-    yield ""
     yield Line(f"cells are kept in {view.folder}", whole=True)
 
 
@@ -220,18 +208,16 @@ class FleetPoliciesView(Result, frozen=True, kw_only=True):
 @shown.register
 def _(view: FleetPoliciesView, top: int) -> Iterator[Block]:
     yield Headline(f"{len(view.policies)} scheduling policies, with their parameters.")
-    yield ""
     for each in view.policies:
         yield Line(each.about, label=each.name)
         if each.parameters:
             yield Line("  ".join(f"{one.name}={one.default}" for one in each.parameters), soft=True)
 
 
-class FleetFitView(Result, frozen=True, kw_only=True):
+class FleetFitView(Report, frozen=True, kw_only=True):
     """`foretrace fleet fit`: a generator of workloads learnt from a log."""
 
     command: str = "fleet fit"
-    headline: str
     source: str
     jobs: int
     left_out: int  # jobs without a known duration
@@ -243,8 +229,6 @@ class FleetFitView(Result, frozen=True, kw_only=True):
     profile_of: str  # week, day, flat
     in_sweeps: float  # share of the jobs that came in bursts of two or more
     stored: str
-    notes: tuple[str, ...]
-    next: str
 
 
 def fit(made: Generator, *, path: str, stored: str) -> FleetFitView:
@@ -285,12 +269,9 @@ def fit(made: Generator, *, path: str, stored: str) -> FleetFitView:
 
 @shown.register
 def _(view: FleetFitView, top: int) -> Iterator[Block]:
-    yield Headline(view.headline)
-    yield ""
     yield f"kinds of jobs {count(view.kinds)}, by tenant {count(view.strata)}; rhythm: {view.profile_of}"
     yield Line("tenant x kind x duration, sweeps, rhythm and wandering of arrivals", label="kept")
     yield Line("users, and how they react to queues", label="not kept")
-    yield from remarks(view.notes)
     if view.stored:
         yield Line(view.stored, label="stored", whole=True)
 
@@ -336,5 +317,5 @@ def export(files: Sequence[str], *, to: str, folder: str) -> FleetExportView:
 
 @shown.register(FleetGenerateView)
 @shown.register(FleetExportView)
-def _(view: FleetGenerateView | FleetExportView, top: int) -> Iterator[Block]:
-    yield Headline(view.headline)
+def _(view: FleetGenerateView | FleetExportView, top: int) -> Iterable[Block]:
+    return ()  # the headline says it

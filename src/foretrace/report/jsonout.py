@@ -90,6 +90,7 @@ def answers() -> dict[str, type[Result]]:
         each = waiting.pop()
         waiting += each.__subclasses__()
         found[next(field.default for field in msgspec.structs.fields(each) if field.name == "command")] = each
+    found.pop("", None)  # what several of them extend
     return dict(sorted(found.items()))
 
 

@@ -17,7 +17,7 @@ from foretrace.cost.network.tables import of_table
 from foretrace.hardware.devices import Device
 from foretrace.report.blocks import Block, Column, Headline, Line, Next, notes, shown, table
 from foretrace.report.units import digits, seconds, share
-from foretrace.report.views import Result, taken
+from foretrace.report.views import Report, Result, taken
 
 SHOWN_SIZES = 24
 _WORDS = {"as expected": "as expected", "slower": "slower than expected", "faster": "faster than expected"}
@@ -34,11 +34,10 @@ class RegimeView(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
-class NetworkCheckView(Result, frozen=True, kw_only=True):
+class NetworkCheckView(Report, frozen=True, kw_only=True):
     """`foretrace network check`: whether measured collectives are what the machine should give."""
 
     command: str = "network check"
-    headline: str
     ok: bool  # nothing is slower than expected
     kind: str
     workers: int
@@ -47,8 +46,6 @@ class NetworkCheckView(Result, frozen=True, kw_only=True):
     regimes: tuple[RegimeView, ...]
     suspicions: tuple[str, ...]
     sizes: tuple[CheckedSize, ...]
-    notes: tuple[str, ...]
-    next: str
 
 
 class MeasuredSizeView(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,10 +193,7 @@ def _headline(found: NetworkCheck, suspicions: Sequence[str]) -> str:
 @shown.register
 def _(view: NetworkCheckView, top: int) -> Iterator[Block]:
     where = f", {view.per_node} per machine" if view.per_node < view.workers else ""
-    yield Headline(view.headline)
-    yield ""
     yield f"{view.kind} of {view.workers} workers{where}, expected on {view.on}"
-    yield ""
     yield table(
         ["regime", "sizes", Column("measured / expected", right=True), "verdict", Column("why", wide=True)],
         [
@@ -209,7 +203,6 @@ def _(view: NetworkCheckView, top: int) -> Iterator[Block]:
         ],
     )  # fmt: skip
     yield from notes(view.suspicions, "suspicion")
-    yield ""
     sizes = _spread_out(view.sizes, SHOWN_SIZES)
     yield table(
         [
@@ -228,7 +221,6 @@ def _(view: NetworkCheckView, top: int) -> Iterator[Block]:
     )  # fmt: skip
     if len(sizes) < len(view.sizes):
         yield f"{len(sizes)} of {len(view.sizes):,} sizes; --json has all"
-    yield from notes(view.notes, "expected")
 
 
 def _marks(size: CheckedSize) -> str:
@@ -292,8 +284,6 @@ def calibrated(table: CollectiveTable, path: Path) -> CalibrateNetworkView:
 
 @shown.register
 def _(view: CalibrateNetworkView, top: int) -> Iterator[Block]:
-    yield Headline(view.headline)
-    yield ""
     yield table(
         [
             "collective", Column("size", right=True), Column("time", "seconds"), Column("spread", "share"),
@@ -301,7 +291,6 @@ def _(view: CalibrateNetworkView, top: int) -> Iterator[Block]:
         ],
         [(row.kind, size_text(row.bytes), row.time_s, row.spread, _rate(row.bus_gb_s)) for row in view.sizes],
     )  # fmt: skip
-    yield ""
     yield f"medians of {view.repetitions} repetitions without the slowest fifth; spread: quartile distance"
     if view.left_out_error is not None:
         yield f"a size left out is predicted from the others to {share(view.left_out_error)} on average"
@@ -350,7 +339,6 @@ def _(view: DevicesView, top: int) -> Iterator[Block]:
         yield from _one_device(view.devices[0])
         return
     yield Headline(f"{len(view.devices)} devices; dense peak rates of vendors, links count both directions.")
-    yield ""
     figures = {
         "bf16 TFLOP/s": "bf16_tflops", "memory GB": "memory_gb", "GB/s": "memory_gb_s", "links GB/s": "scaleup_gb_s",
         "PCIe GB/s": "pcie_gb_s", "W": "tdp_w",
@@ -365,13 +353,11 @@ def _(view: DevicesView, top: int) -> Iterator[Block]:
             for each in view.devices
         ],
     )  # fmt: skip
-    yield ""
     yield Next(f"foretrace devices {view.devices[0].short}")
 
 
 def _one_device(each: DeviceView) -> Iterator[Block]:
     yield Headline(f"{each.name} ({each.arch}, {each.launch_year}), in cluster files: {each.short}")
-    yield ""
     rows = []
     for word, field, unit in _FIGURES:
         value = getattr(each, field)

@@ -9,18 +9,17 @@ import msgspec
 
 from foretrace.model.groups import OperatorBlock, OperatorGroup, OperatorGroups
 from foretrace.model.operator_graph import OperatorGraph, Role
-from foretrace.report.blocks import Block, Column, Headline, Line, notes, shown, table
+from foretrace.report.blocks import Block, Column, Line, shown, table
 from foretrace.report.units import digits, share
-from foretrace.report.views import Result, taken
+from foretrace.report.views import Report, taken
 
 _SCALES = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0))
 
 
-class OperatorsView(Result, frozen=True, kw_only=True):
+class OperatorsView(Report, frozen=True, kw_only=True):
     """`foretrace operators`: a model's step as operators."""
 
     command: str = "operators"
-    headline: str
     name: str
     source: str
     batch: int | None
@@ -39,8 +38,6 @@ class OperatorsView(Result, frozen=True, kw_only=True):
     blocks: tuple[OperatorBlock, ...]
     unknown: dict[str, int]
     unknown_bytes_share: float
-    notes: tuple[str, ...]
-    next: str
 
 
 def operators(graph: OperatorGraph, *, path: str = "", fused: bool = False) -> OperatorsView:
@@ -85,8 +82,6 @@ def amount(value: float) -> str:
 @shown.register
 def _(view: OperatorsView, top: int, by: str = "family") -> Iterator[Block]:
     rows = {"family": view.families, "operator": view.calls, "phase": view.phases, "layer": view.layers}[by]
-    yield Headline(view.headline)
-    yield ""
     yield table(
         [
             by, Column("calls", "count"), Column("FLOP", right=True), Column("read B", right=True),
@@ -101,7 +96,6 @@ def _(view: OperatorsView, top: int, by: str = "family") -> Iterator[Block]:
         ],
         top=top, how="--top",
     )  # fmt: skip
-    yield ""
     intensity = digits(view.intensity) if view.intensity is not None else "–"
     yield (
         f"{view.operators} {'kernels' if view.fused else 'operators'}, {amount(view.parameters).strip()} parameters, "
@@ -113,7 +107,6 @@ def _(view: OperatorsView, top: int, by: str = "family") -> Iterator[Block]:
     if view.unknown:
         named = ", ".join(f"{op} ({count})" for op, count in list(view.unknown.items())[:4])
         yield f"known by their bytes only, {share(view.unknown_bytes_share)} of the bytes: {named}"
-    yield from notes(view.notes, "note")
 
 
 def _short(name: str) -> str:

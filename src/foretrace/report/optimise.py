@@ -13,9 +13,9 @@ from foretrace.plan.answer import Configuration
 from foretrace.plan.result import Answer, Gain
 from foretrace.report import assumptions
 from foretrace.report.assumptions import assumption
-from foretrace.report.blocks import Block, Column, Headline, Line, notes, shown, table
+from foretrace.report.blocks import Block, Column, Line, shown, table
 from foretrace.report.units import between, count, digits, seconds, share, speed, unit_for
-from foretrace.report.views import Result, taken
+from foretrace.report.views import Report, taken
 
 SHOWN_BUCKETS = 8
 SHOWN_ASSUMPTIONS = 4
@@ -47,11 +47,10 @@ class SearchView(msgspec.Struct, frozen=True, kw_only=True):
     difference: float  # of the coarsened view from the whole graph, relative
 
 
-class OptimiseView(Result, frozen=True, kw_only=True):
+class OptimiseView(Report, frozen=True, kw_only=True):
     """`foretrace optimise`: the fastest configuration found."""
 
     command: str = "optimise"
-    headline: str
     source: str
     workers: int
     network: str
@@ -73,8 +72,6 @@ class OptimiseView(Result, frozen=True, kw_only=True):
     memory_limit_bytes: int | None
     assumptions: tuple[Assumed, ...]
     search: SearchView
-    notes: tuple[str, ...]
-    next: str
 
 
 def optimise(answer: Answer, found: Configuration, python: str, *, source: str) -> OptimiseView:
@@ -134,15 +131,12 @@ def headline(answer: Answer, found: Configuration) -> str:
 
 @shown.register
 def _(view: OptimiseView, top: int) -> Iterator[Block]:
-    yield Headline(view.headline)
-    yield ""
     label = "data-parallel by default" if view.workers > 1 else "as recorded"
     gains = ((gain.name, gain.after_s, -gain.saved_s, gain.what) for gain in view.gains)
     yield table(
         ["change", Column("step", "time"), Column("saved", "change", unknown=""), Column("what", wide=True)],
         [(label, view.default_s, None, ""), *gains],
     )
-    yield ""
     yield from _buckets(view.configuration)
     yield Line(_sure(view), label="sure")
     if view.memory_bytes is not None and view.memory_recorded_bytes is not None:
@@ -170,7 +164,7 @@ def _(view: OptimiseView, top: int) -> Iterator[Block]:
         if view.workers > 1
         else f"{count(search.sets)} sets of techniques in {seconds(search.seconds)}."
     )
-    yield from notes([*view.notes, done])
+    yield Line(done, soft=True)
 
 
 def _buckets(found: Configuration) -> Iterator[Block]:
@@ -187,7 +181,6 @@ def _buckets(found: Configuration) -> Iterator[Block]:
             "PyTorch lacks bucket_cap_mb_list",
             label="single size",
         )
-    yield ""
 
 
 def _sure(view: OptimiseView) -> str:

@@ -13,7 +13,7 @@ from foretrace.plan.placement.place import Placement
 from foretrace.plan.placement.problem import DeviceLoad, PlacementProblem
 from foretrace.plan.transformers.model import StepCost
 from foretrace.plan.transformers.plan import TransformerPlan
-from foretrace.report.blocks import About, Block, Column, Headline, Kind, Line, notes, shown, table
+from foretrace.report.blocks import About, Block, Column, Kind, Line, shown, table
 from foretrace.report.profile import nbytes
 from foretrace.report.units import between, count, digits, in_unit, seconds, share, unit_for
 from foretrace.report.views import Result, taken
@@ -102,15 +102,12 @@ def _time(found: Placement, time: float) -> str:
 @shown.register
 def _(view: PlacementView, top: int) -> Iterator[Block]:
     yield About((view.source, view.objective, view.method))
-    yield ""
-    yield Headline(view.headline)
     if view.interval is not None:
         unit = unit_for(view.objective_value)
         yield Line(
             f"{in_unit(view.objective_value, unit)} {unit.name}; {between(*view.interval, unit)} with every operator "
             "as fast and as slow as it may be"
         )
-    yield ""
     kind: Kind = "digits" if view.interval is None else "time"
     columns = [
         Column("device"), Column("nodes", "count"), Column("load", kind), Column("memory", "text", right=True),
@@ -129,7 +126,6 @@ def _(view: PlacementView, top: int) -> Iterator[Block]:
             for at, each in enumerate(view.devices)
         ],
     )
-    yield from notes(view.notes)
 
 
 class PipelineStageView(msgspec.Struct, frozen=True, kw_only=True):
@@ -208,15 +204,11 @@ def pipelined(found: CutModel, source: str) -> PipelineView:
 def _(view: PipelineView, top: int) -> Iterator[Block]:
     cut = "the cut is proven best" if view.proven else "the cut is not proven best"
     yield About((view.source, f"{len(view.stages)} stages", f"{view.micro_batches} micro-batches", cut))
-    yield ""
-    yield Headline(view.headline)
-    yield ""
     columns: list[Column | str] = [
         "schedule", Column("batch", "time"), Column("range", right=True, least=70), Column("bubble", right=True),
         Column("in flight", right=True, least=80), Column("most memory", right=True), Column("", wide=True),
     ]  # fmt: skip
     yield table(columns, map(_schedule_row, view.schedules))
-    yield ""
     times = [Column(each, "time") for each in ("forward", "backward", "update", "hop")]
     yield table(
         ["stage", *times, Column("weights", right=True), Column("layers", "name")],
@@ -318,8 +310,6 @@ def _candidate(cost: StepCost, why: str) -> TransformerCandidateView:
 def _(view: TransformerPlanView, top: int, explain: bool = False) -> Iterator[Block]:
     where = f"{count(view.devices)} × {view.device}"
     yield About((view.source, where, f"batch {count(view.batch)}", f"{count(view.valid)} configurations timed"))
-    yield ""
-    yield Headline(view.headline)
     hours = "" if view.gpu_hours is None else f", {count(round(view.gpu_hours))} GPU-hours in all"
     yield Line(
         f"{count(round(view.tokens_per_s))} words/s, {share(view.utilisation)} of the peak{hours}; "
@@ -329,13 +319,11 @@ def _(view: TransformerPlanView, top: int, explain: bool = False) -> Iterator[Bl
         apart = round(100 * (view.simulated_s / view.best.step_s - 1), 1) + 0.0  # no minus before 0.0
         why = ": passes wait for messages that were taken to hide behind others" if apart else ""
         yield Line(f"{seconds(view.simulated_s)} simulated pass by pass ({apart:+.1f} %{why})")
-    yield ""
     whole = view.best.step_s
     yield table(
         ["part of the step", Column("time", "time"), Column("share", "share")],
         [(name, time, time / whole) for name, time in view.parts_s.items() if time >= 0.001 * whole],
     )
-    yield ""
     stages = [(0, view.memory_bytes[0])] if len(view.memory_bytes) == 1 else [
         (0, view.memory_bytes[0]), (len(view.memory_bytes) - 1, view.memory_bytes[-1])
     ]  # fmt: skip
@@ -344,7 +332,6 @@ def _(view: TransformerPlanView, top: int, explain: bool = False) -> Iterator[Bl
         ["memory of stage", *(Column(each, right=True) for each in kinds)],
         [(str(at), *(nbytes(held[each]) for each in kinds)) for at, held in stages],
     )
-    yield ""
     rows = [*view.runners_up, *view.too_large]
     columns = [
         Column("others", wide=True), Column("step", "time"), Column("most memory", right=True),
@@ -352,7 +339,5 @@ def _(view: TransformerPlanView, top: int, explain: bool = False) -> Iterator[Bl
     ]  # fmt: skip
     yield table(columns, [(each.words, each.step_s, nbytes(each.peak_bytes), each.why) for each in rows])
     if explain:
-        yield ""
         lost = sorted(view.lost.items(), key=lambda item: -item[1])
         yield table(["lost by", Column("configurations", "count")], [each for each in lost if each[1]])
-    yield from notes(view.notes)

@@ -8,10 +8,10 @@ import msgspec
 
 from foretrace.hardware.probe import Peaks
 from foretrace.report import runs
-from foretrace.report.blocks import About, Block, Column, Grid, Headline, shown, table
+from foretrace.report.blocks import About, Block, Column, Grid, shown, table
 from foretrace.report.blocks import notes as remarks
 from foretrace.report.units import MINUS, between, count, digits, in_unit, share, unit_for
-from foretrace.report.views import Result, StepTimeView, taken
+from foretrace.report.views import Report, StepTimeView, taken
 from foretrace.simulate.memory import CATEGORIES, MemorySplit
 from foretrace.simulate.timeline import Timeline
 from foretrace.simulate.utilisation import CpuUse, GroupRates, cpu_use, samples_per_step
@@ -35,11 +35,10 @@ class PeaksView(msgspec.Struct, frozen=True, kw_only=True):
     ridge: float | None  # FLOP/B above which float32 work is bound by arithmetic
 
 
-class ProfileView(Result, frozen=True, kw_only=True):
+class ProfileView(Report, frozen=True, kw_only=True):
     """`foretrace profile`: how much of the device a step uses, and what holds its memory."""
 
     command: str = "profile"
-    headline: str
     source: str
     device: str
     platform: str
@@ -62,8 +61,6 @@ class ProfileView(Result, frozen=True, kw_only=True):
     classes: tuple[GroupRates, ...]
     operators: tuple[GroupRates, ...]  # longest first, at most 100
     memory: MemorySplit | None
-    notes: tuple[str, ...]
-    next: str
 
 
 def profile(
@@ -172,18 +169,11 @@ def _headline(
 @shown.register
 def _(view: ProfileView, top: int) -> Iterator[Block]:
     yield About((view.source, view.device, f"{count(view.steps)} {'step' if view.steps == 1 else 'steps'}"))
-    yield ""
-    yield Headline(view.headline)
-    yield ""
     yield table(["metric", Column("value", right=True), Column(wide=True)], _metrics(view))
-    yield ""
     yield _rates_table("class", [row for row in view.classes if row.share >= _LITTLE])
-    yield ""
     yield _rates_table("operator" if view.platform == "cpu" else "kernel", view.operators[:top])
     if view.memory is not None:
-        yield ""
         yield from _memory_blocks(view.memory)
-    yield from remarks(view.notes)
 
 
 def _metrics(view: ProfileView) -> Iterator[tuple[str, str, str]]:

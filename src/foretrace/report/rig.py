@@ -10,9 +10,9 @@ import msgspec
 
 from foretrace.experiment.job import Assumed
 from foretrace.experiment.statistics import Ratio
-from foretrace.report.blocks import Block, Column, Headline, Next, notes, shown, table
+from foretrace.report.blocks import Block, Column, Next, shown, table
 from foretrace.report.units import MINUS, count, digits, seconds, share, speed, things
-from foretrace.report.views import Result, taken
+from foretrace.report.views import Report, Result, taken
 
 if TYPE_CHECKING:
     from foretrace.experiment.links.calibrate import LinkCalibration
@@ -77,11 +77,10 @@ class RigArmView(msgspec.Struct, frozen=True, kw_only=True):
     spread: float
 
 
-class RigVerifyView(Result, frozen=True, kw_only=True):
+class RigVerifyView(Report, frozen=True, kw_only=True):
     """`foretrace rig verify`: the predicted step of a distributed training beside the measured one."""
 
     command: str = "rig verify"
-    headline: str
     techniques: tuple[str, ...]
     against: tuple[str, ...]  # techniques of the baseline; empty: every worker by itself
     work: str
@@ -112,8 +111,6 @@ class RigVerifyView(Result, frozen=True, kw_only=True):
     assumptions: tuple[Assumed, ...]
     ledger: str
     row: str
-    notes: tuple[str, ...]
-    next: str
 
 
 def check(able: Capability, *, cores: int, leftovers: Sequence[str]) -> RigCheckView:
@@ -127,8 +124,6 @@ def check(able: Capability, *, cores: int, leftovers: Sequence[str]) -> RigCheck
 
 @shown.register
 def _(view: RigCheckView, top: int) -> Iterator[Block]:
-    yield Headline(view.headline)
-    yield ""
     yield f"{view.cores} cores: real computation with up to {view.cores} workers, emulated with any number"
     if view.leftovers:
         yield f"left by killed rigs: {', '.join(view.leftovers)}; foretrace rig clean removes them"
@@ -144,7 +139,6 @@ def clean(removed: Sequence[str]) -> RigCleanView:
 
 @shown.register
 def _(view: RigCleanView, top: int) -> Iterator[Block]:
-    yield Headline(view.headline)
     yield from view.removed
 
 
@@ -173,8 +167,6 @@ def calibrate(found: LinkCalibration, *, link: str, workers: int, stored: str) -
 
 @shown.register
 def _(view: RigCalibrateView, top: int) -> Iterator[Block]:
-    yield Headline(view.headline)
-    yield ""
     yield table(
         ["collective", Column("size", right=True), Column("time", "seconds"), Column("spread", "share")],
         [(each.kind, _size(each.nbytes), each.seconds, each.spread) for each in view.points],
@@ -224,8 +216,6 @@ def headline(arm: ArmOutcome) -> str:
 def _(view: RigVerifyView, top: int) -> Iterator[Block]:
     against = " + ".join(view.against) or "each worker by itself"
     names = {"before": against, "after": " + ".join(view.techniques), "again": f"{against}, second copy"}
-    yield Headline(view.headline)
-    yield ""
     yield table(
         ["arm", Column("step", "seconds"), Column("p10 – p90", right=True), Column("spread", "share")],
         [
@@ -233,9 +223,7 @@ def _(view: RigVerifyView, top: int) -> Iterator[Block]:
             for arm in view.arms
         ],
     )
-    yield ""
     yield table(["", Column(wide=True)], _figures(view))
-    yield from notes(view.notes)
     yield f"row {view.row[:8]} added to {view.ledger}" if view.ledger else "no row was written"
 
 

@@ -11,10 +11,9 @@ import numpy as np
 from foretrace.experiment.job import Assumed
 from foretrace.report import assumptions
 from foretrace.report.assumptions import assumption
-from foretrace.report.blocks import About, Block, Column, Headline, Line, shown, table
-from foretrace.report.blocks import notes as remarks
+from foretrace.report.blocks import About, Block, Column, Line, shown, table
 from foretrace.report.units import MINUS, between, change, count, digits, in_unit, seconds, share, things, unit_for
-from foretrace.report.views import Result, taken
+from foretrace.report.views import Report, taken
 from foretrace.simulate.folding import RankClass, Scaling
 
 SHOWN_ASSUMPTIONS = 4
@@ -37,11 +36,10 @@ class PerRankView(msgspec.Struct, frozen=True, kw_only=True):
     last_share: tuple[float, ...]
 
 
-class ScaleView(Result, frozen=True, kw_only=True):
+class ScaleView(Report, frozen=True, kw_only=True):
     """`foretrace scale`: a run of many ranks predicted from a few recorded ones."""
 
     command: str = "scale"
-    headline: str
     source: str
     ranks: int
     recorded_ranks: tuple[int, ...]
@@ -64,8 +62,6 @@ class ScaleView(Result, frozen=True, kw_only=True):
     classes: tuple[RankClass, ...]
     per_rank: PerRankView
     assumptions: tuple[Assumed, ...]
-    notes: tuple[str, ...]
-    next: str
 
 
 def scale(found: Scaling, *, path: str, network: str = "") -> ScaleView:
@@ -134,9 +130,6 @@ def _(view: ScaleView, top: int) -> Iterator[Block]:
     yield About(
         (view.source, f"{len(view.recorded_ranks)} of {count(view.world_size)} ranks", things(view.steps, "step"))
     )
-    yield ""
-    yield Headline(view.headline)
-    yield ""
     rows = [
         ("recorded, from entry to last end", in_unit(view.recorded_s, unit)),
         (f"transfers among {count(view.ranks)} ranks", in_unit(view.folded_s, unit)),
@@ -144,7 +137,6 @@ def _(view: ScaleView, top: int) -> Iterator[Block]:
         (f"{share(view.level)} interval", between(*view.interval_s, unit)),
     ]
     yield table(["step", Column(unit.name, right=True)], rows)
-    yield ""
     yield table(
         [
             "copies of", Column("ranks", "count"), Column("step", "seconds"), Column("waits", "seconds"),
@@ -156,7 +148,6 @@ def _(view: ScaleView, top: int) -> Iterator[Block]:
         ],
         top=top, how="--top",
     )  # fmt: skip
-    yield ""
     if view.samples:
         runs = f"{count(view.samples)} runs of {count(view.ranks)} ranks sampled"
         yield Line(f"{view.noise}; {runs}", label="noise")
@@ -165,4 +156,3 @@ def _(view: ScaleView, top: int) -> Iterator[Block]:
         effect = f" {assumptions.range_text(a)}" if a.step_at_low_s != a.step_at_high_s else ""
         value = count(a.value) if a.unit in ("ranks", "collectives") else digits(a.value)
         yield Line(f"{a.name} {value} {a.unit}{effect}: {a.why}{flag}", label="assumed")
-    yield from remarks(view.notes)

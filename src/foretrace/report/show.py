@@ -9,11 +9,11 @@ from foretrace.graph.taskgraph import NotOfStep, TaskGraph
 from foretrace.report import headline, ranks, runs
 from foretrace.report.advise import AdviceRow, row
 from foretrace.report.blame import ranking
-from foretrace.report.blocks import NARROW, About, Bars, Block, Column, Grid, Headline, Line, notes, shown, table
+from foretrace.report.blocks import NARROW, About, Bars, Block, Column, Grid, Line, notes, shown, table
 from foretrace.report.names import short_name
 from foretrace.report.ranks import ClockView, CollectivesView
 from foretrace.report.units import between, change, count, in_unit, seconds, share, unit_for
-from foretrace.report.views import BreakdownView, Result, StepTimeView
+from foretrace.report.views import BreakdownView, Report, StepTimeView
 from foretrace.simulate import breakdown
 from foretrace.simulate.timeline import BlameRow, Timeline
 
@@ -22,11 +22,10 @@ ADVISED_UP_TO = 5_000  # tasks: trying what answers the bottleneck takes about a
 MOST_MISMATCHES = 6  # sentences about calls that do not match
 
 
-class ShowView(Result, frozen=True, kw_only=True):
+class ShowView(Report, frozen=True, kw_only=True):
     """`foretrace show`: what is in a recording and what holds its step back."""
 
     command: str = "show"
-    headline: str
     bottleneck: str  # a part of the breakdown
     source: str
     device: str
@@ -51,8 +50,6 @@ class ShowView(Result, frozen=True, kw_only=True):
     clock: ClockView | None = None
     not_of_step: tuple[NotOfStep, ...]
     advice: tuple[AdviceRow, ...]  # what answers the bottleneck and gains beyond doubt
-    notes: tuple[str, ...]
-    next: str  # the command to try next
 
 
 def show(timeline: Timeline, *, path: str = "") -> ShowView:
@@ -135,21 +132,16 @@ def _(view: ShowView, top: int) -> Iterator[Block]:
     elif view.steps > 1:
         line += f" (p10 {in_unit(step.p10, unit)} – p90 {in_unit(step.p90, unit)})"
     yield About(tuple(facts(view)))
-    yield ""
-    yield Headline(view.headline)
-    yield ""
     yield Bars((runs.step_bar(line, view.breakdown_s, view.platform),), legend=True)
     if view.collectives is not None and view.collectives.each:
-        yield ""
         yield _ranks(view.collectives, view.clock, top)
         yield from notes(collectives(view.collectives, one_step=view.steps <= 1))
     if view.holds_back:
         title = "what holds the step back" + (" (sum of the ranks)" if view.ranks > 1 else "")
-        yield ""
         yield ranking(_named_too(view.holds_back, top, view.headline), title, view.platform)
     for each in view.advice:
         yield Line(advice(each), label="try")
-    yield from notes([*trust(view), *view.notes])
+    yield from notes(trust(view))
 
 
 def _ranks(view: CollectivesView, clock: ClockView | None, most: int) -> Grid:

@@ -7,18 +7,17 @@ from collections.abc import Iterator
 import numpy as np
 
 from foretrace.report import headline, runs
-from foretrace.report.blocks import Block, Column, Headline, Line, notes, shown, table
+from foretrace.report.blocks import Block, Column, Line, shown, table
 from foretrace.report.units import between, count, share, unit_for
-from foretrace.report.views import Result
+from foretrace.report.views import Report
 from foretrace.simulate.replay import replay
 from foretrace.simulate.timeline import Timeline
 
 
-class SimulateView(Result, frozen=True, kw_only=True):
+class SimulateView(Report, frozen=True, kw_only=True):
     """`foretrace simulate`: the plain replay beside the recording, and the structural one (edges alone)."""
 
     command: str = "simulate"
-    headline: str
     source: str
     rank_numbers: tuple[int, ...]  # ranks that the answer is about
     steps: int
@@ -32,8 +31,6 @@ class SimulateView(Result, frozen=True, kw_only=True):
     interval_s: tuple[float, float]
     interval_level: float
     interval_source: str
-    notes: tuple[str, ...]
-    next: str
 
 
 def simulate(timeline: Timeline, *, path: str = "", level: float = 0.8) -> SimulateView:
@@ -71,8 +68,6 @@ def _relative(value: float, reference: float) -> float:
 
 @shown.register
 def _(view: SimulateView, top: int) -> Iterator[Block]:
-    yield Headline(view.headline)
-    yield ""
     yield table(
         ["replay", Column("step", "seconds"), Column("error", right=True)],
         [
@@ -88,7 +83,6 @@ def _(view: SimulateView, top: int) -> Iterator[Block]:
         f"{between(*view.interval_s, unit)} {unit.name}.",
         soft=True,
     )
-    yield from notes(view.notes)
 
 
 def _signed(error: float) -> str:

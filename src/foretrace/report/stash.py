@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from foretrace.experiment.stalls import Stall, Stalls
 from foretrace.plan.cloud import Offer
-from foretrace.report.blocks import Block, Column, Headline, notes, shown, table
+from foretrace.report.blocks import Block, Column, notes, shown, table
 from foretrace.report.units import digits, seconds, share
-from foretrace.report.views import Result
+from foretrace.report.views import Report, Result
 
 if TYPE_CHECKING:
     from foretrace.experiment.differential import Compared
@@ -21,11 +21,10 @@ if TYPE_CHECKING:
 _SHOWN = 12  # offers printed beside those on the front
 
 
-class StashView(Result, frozen=True, kw_only=True):
+class StashView(Report, frozen=True, kw_only=True):
     """`foretrace stash`: stalls from one recording, and by differential runs where a script was given."""
 
     command: str = "stash"
-    headline: str
     source: str
     workers: int
     alone_s: float  # step of one worker whose batches lie ready
@@ -35,8 +34,6 @@ class StashView(Result, frozen=True, kw_only=True):
     measured: tuple[Stall, ...]  # empty for a recording
     runs_s: dict[str, tuple[float, ...]]  # seconds per step by run and round
     unknown: tuple[str, ...]
-    notes: tuple[str, ...]
-    next: str
 
 
 class CloudAdviseView(Result, frozen=True, kw_only=True):
@@ -89,10 +86,7 @@ def stash(found: Stalls | Compared, *, source: str, workers: int) -> StashView:
 
 @shown.register
 def _(view: StashView, top: int) -> Iterator[Block]:
-    yield Headline(view.headline)
-    yield ""
     yield f"one worker, batches ready {seconds(view.alone_s)} · as recorded {seconds(view.recorded_s)} per step"
-    yield ""
     measured = {bar.name: bar for bar in view.measured}
     predicted = {bar.name: bar for bar in view.predicted}
     rows = []
@@ -102,9 +96,7 @@ def _(view: StashView, top: int) -> Iterator[Block]:
         rows.append((name, *("–" if bar is None else _range(bar) for bar in sides), why))
     columns = [Column("predicted", right=True), *([Column("measured", right=True)] if measured else [])]
     yield table([Column("stall"), *columns, Column("how", wide=True)], rows)
-    yield ""
     yield from notes(view.unknown, "not known")
-    yield from notes(view.notes)
 
 
 def _range(bar: Stall) -> str:
@@ -139,8 +131,6 @@ def cloud(found: RentalAdvice, wanted: RentalRequest, *, source: str) -> CloudAd
 
 @shown.register
 def _(view: CloudAdviseView, top: int) -> Iterator[Block]:
-    yield Headline(view.headline)
-    yield ""
     kept = [offer for offer in view.offers if offer.on_front or offer.name == view.chosen]
     rest = [offer for offer in view.offers if offer not in kept][: max(_SHOWN - len(kept), 0)]
     yield table(
@@ -160,7 +150,6 @@ def _(view: CloudAdviseView, top: int) -> Iterator[Block]:
             if offer in kept or offer in rest
         ],
     )  # fmt: skip
-    yield ""
     dates = sorted({offer.price_date for offer in view.offers if offer.price_date}) or ["your file"]
     yield f"* nothing else is both faster and cheaper; list prices of {', '.join(dates)}"
     yield from notes(view.left_out, "left out")

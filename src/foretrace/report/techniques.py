@@ -85,14 +85,12 @@ def _(view: TechniquesView, top: int) -> Iterator[Block]:
         return
     applied = sum(each.apply for each in view.techniques)
     yield Headline(f"{len(view.techniques)} techniques can be predicted, {applied} of them applied and measured.")
-    yield ""
     for each in view.techniques:
         where = _listed(each.verified_on) or (
             f"{_listed(each.shipped_on)} (docs/accuracy.md, not here yet)" if each.shipped_on else "no model yet"
         )
         yield Line(f"verified on {where}" if each.apply else "only predicted", label=each.name)
         yield Line(each.summary, soft=True)
-    yield ""
     yield Next("foretrace techniques prefetch-data")
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from foretrace.report.blocks import Block, Headline, notes, shown, table
+from foretrace.report.blocks import Block, shown, table
 from foretrace.report.units import between, digits, in_unit, share, unit_for
-from foretrace.report.views import Result, taken
+from foretrace.report.views import Report, taken
 
 if TYPE_CHECKING:
     from foretrace.model.estimate import ModelUsage
@@ -40,14 +40,11 @@ class ModelUsageView(msgspec.Struct, frozen=True, kw_only=True):
     cost_sources: dict[str, float]
 
 
-class UtilisationView(Result, frozen=True, kw_only=True):
+class UtilisationView(Report, frozen=True, kw_only=True):
     """`foretrace utilisation`."""
 
     command: str = "utilisation"
-    headline: str
     usage: ModelUsageView
-    notes: tuple[str, ...]
-    next: str
 
 
 def of_model(found: ModelUsage, *, model: str, training: bool, next: str) -> UtilisationView:
@@ -87,8 +84,6 @@ def of_model(found: ModelUsage, *, model: str, training: bool, next: str) -> Uti
 def _(view: UtilisationView, top: int) -> Iterator[Block]:
     found = view.usage
     unit = unit_for(found.step_time_s)
-    yield Headline(view.headline)
-    yield ""
     yield table(
         ["", ""],
         [
@@ -103,5 +98,3 @@ def _(view: UtilisationView, top: int) -> Iterator[Block]:
             ("costs from", ", ".join(f"{name} {share(part)}" for name, part in found.cost_sources.items())),
         ],
     )
-    yield ""
-    yield from notes(view.notes, "note")

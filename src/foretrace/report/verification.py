@@ -13,10 +13,10 @@ from foretrace.experiment.ledger import Row
 from foretrace.experiment.statistics import Ratio, Verdict
 from foretrace.experiment.tables import Summary, floor_of, summaries
 from foretrace.report import assumptions
-from foretrace.report.blocks import Block, Column, Headline, Line, notes, shown, table
+from foretrace.report.blocks import Block, Column, Line, shown, table
 from foretrace.report.rig import RigArmView
 from foretrace.report.units import MINUS, between, count, digits, seconds, share, speed, things, unit_for
-from foretrace.report.views import Result, taken
+from foretrace.report.views import Report, taken
 
 SHOWN_RESIDUALS = 6
 _ARMS = {"before": "baseline", "after": "with it", "again": "baseline again"}
@@ -40,11 +40,10 @@ class ResidualView(msgspec.Struct, frozen=True, kw_only=True):
     difference_s: float  # recorded − predicted
 
 
-class VerifyView(Result, frozen=True, kw_only=True):
+class VerifyView(Report, frozen=True, kw_only=True):
     """`foretrace verify`: the predicted change beside the measured one."""
 
     command: str = "verify"
-    headline: str
     name: str  # the techniques, joined
     techniques: tuple[str, ...]
     model: str
@@ -77,8 +76,6 @@ class VerifyView(Result, frozen=True, kw_only=True):
     treated_recorded_s: float
     ledger: str  # file that the row went to; "" where none was written
     row: str  # its id
-    notes: tuple[str, ...]
-    next: str
 
 
 class LedgerRowView(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,16 +98,13 @@ class LedgerRowView(msgspec.Struct, frozen=True, kw_only=True):
     verdict: str
 
 
-class LedgerView(Result, frozen=True, kw_only=True):
+class LedgerView(Report, frozen=True, kw_only=True):
     """`foretrace ledger`: what was verified so far."""
 
     command: str = "ledger"
-    headline: str
     source: str
     rows: tuple[LedgerRowView, ...]
     summary: tuple[Summary, ...]
-    notes: tuple[str, ...]
-    next: str
 
 
 def verify(outcome: Outcome, ledger: str = "", row: str = "") -> VerifyView:
@@ -165,8 +159,6 @@ def ledger(rows: Sequence[Row], *, source: str, summary_only: bool = False) -> L
 @shown.register
 def _(view: VerifyView, top: int) -> Iterator[Block]:
     unit = unit_for(max((arm.median_s for arm in view.arms), default=0.0))
-    yield Headline(view.headline)
-    yield ""
     yield table(
         ["arm", Column("step", "time"), Column("p10 – p90", right=True), Column("wall", "time"), Column("CPU", "time")],
         [
@@ -174,7 +166,6 @@ def _(view: VerifyView, top: int) -> Iterator[Block]:
             for arm in view.arms
         ],
     )
-    yield ""
     same = f"the baseline against itself came to {_numbers(view.same)}, 80 % interval"
     yield Line(f"{share(view.floor)}; {same}", label="floor")
     yield Line(_how(view), label="measured")
@@ -185,7 +176,6 @@ def _(view: VerifyView, top: int) -> Iterator[Block]:
     for each in view.assumptions[:3]:
         yield Line(assumptions.said(each, replaced=False), label="assumed")
     if view.residual:
-        yield ""
         yield table(
             [
                 Column("where the treated step differs most", "name"), "phase", Column("predicted", "time"),
@@ -203,13 +193,11 @@ def _(view: VerifyView, top: int) -> Iterator[Block]:
             soft=True,
         )
     row = f"row {view.row[:8]} added to {view.ledger}" if view.ledger else "no row was written"
-    yield from notes([*view.notes, row])
+    yield Line(row, soft=True)
 
 
 @shown.register
 def _(view: LedgerView, top: int) -> Iterator[Block]:
-    yield Headline(view.headline)
-    yield ""
     if view.rows:
         yield table(
             [
@@ -223,7 +211,6 @@ def _(view: LedgerView, top: int) -> Iterator[Block]:
             ],
             top=top, noun="older row", how="--top",
         )  # fmt: skip
-        yield ""
     if view.summary:
         yield table(
             [
@@ -239,7 +226,6 @@ def _(view: LedgerView, top: int) -> Iterator[Block]:
                 for each in view.summary
             ],
         )  # fmt: skip
-    yield from notes(view.notes)
 
 
 def _how(view: VerifyView) -> str:

@@ -50,6 +50,14 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     command: str = ""  # each result says which it is of
 
 
+class Report(Result, frozen=True, kw_only=True):
+    """What most commands answer: one sentence, remarks, and the command to try next, around their figures."""
+
+    headline: str
+    notes: tuple[str, ...] = ()
+    next: str = ""
+
+
 def taken(kind: type[Made], /, *sources: object, **others: Any) -> Made:
     """A struct whose fields are the attributes with the same names of the first source that has them, but for `others`.
 

@@ -9,9 +9,9 @@ import msgspec
 from foretrace.experiment.job import Assumed
 from foretrace.report import assumptions, headline, runs
 from foretrace.report.assumptions import assumption
-from foretrace.report.blocks import Bars, Block, Column, Headline, Line, notes, shown, table
+from foretrace.report.blocks import Bars, Block, Column, Line, shown, table
 from foretrace.report.units import between, in_unit, unit_for
-from foretrace.report.views import BreakdownView, Result, taken
+from foretrace.report.views import BreakdownView, Report, taken
 from foretrace.techniques.explain import PathPart
 from foretrace.techniques.whatif import WhatIf
 
@@ -37,11 +37,10 @@ class StageView(msgspec.Struct, frozen=True, kw_only=True):
     why_not_more: str
 
 
-class WhatIfView(Result, frozen=True, kw_only=True):
+class WhatIfView(Report, frozen=True, kw_only=True):
     """`foretrace whatif`: the predicted step, what was changed and what was assumed."""
 
     command: str = "whatif"
-    headline: str
     source: str
     platform: str
     name: str  # the techniques, joined: "prefetch-data + mixed-precision"
@@ -66,8 +65,6 @@ class WhatIfView(Result, frozen=True, kw_only=True):
     changes: tuple[ChangeView, ...]
     assumptions: tuple[Assumed, ...]
     why_not_more: str
-    notes: tuple[str, ...]
-    next: str
 
 
 def whatif(result: WhatIf, *, path: str = "") -> WhatIfView:
@@ -107,8 +104,6 @@ def whatif(result: WhatIf, *, path: str = "") -> WhatIfView:
 @shown.register
 def _(view: WhatIfView, top: int) -> Iterator[Block]:
     unit = unit_for(view.before_s)
-    yield Headline(view.headline)
-    yield ""
     sides = (("before", view.breakdown_before_s), ("after", view.breakdown_after_s))
     yield Bars(
         tuple(
@@ -132,7 +127,7 @@ def _(view: WhatIfView, top: int) -> Iterator[Block]:
         yield Line(other_assumptions(view, rest), label="assumed")
     if view.why_not_more and not any(stage.why_not_more for stage in view.stages):
         yield Line(view.why_not_more, label="why not more")
-    yield from notes([*view.notes, f"{interval_text(view)}: {view.interval_source}."])
+    yield Line(f"{interval_text(view)}: {view.interval_source}.", soft=True)
 
 
 def interval_text(view: WhatIfView) -> str:

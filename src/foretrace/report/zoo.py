@@ -92,13 +92,11 @@ def _(view: ZooView, top: int) -> Iterator[Block]:
         return
     sizes = "tiny takes 20 to 170 ms per step on one core, full is as published"
     yield Headline(f"{len(view.models)} models in two sizes: {sizes}.")
-    yield ""
     for each in view.models:
         needs = f" (needs {each.needs})" if each.needs else ""
         parameters = f"{_count(each.parameters.tiny)} or {_count(each.parameters.full)} parameters{needs}"
         yield Line(f"{each.task}, {parameters}", label=each.name)
         yield Line(each.summary, soft=True)
-    yield ""
     yield Next(f"foretrace zoo {min(view.models, key=lambda each: each.parameters.tiny).name}")
 
 
@@ -106,10 +104,8 @@ def _trial(model: ModelView, run: TrialView) -> Iterator[Block]:
     time = run.step_time_s
     unit = units.unit_for(time.median)
     yield About((model.name, model.task, run.size, units.things(run.threads, "thread")))
-    yield ""
     rate = units.digits(run.samples_per_s)
     yield Headline(f"A step of {run.batch_size} samples takes {units.seconds(time.median)}: {rate} samples per second.")
-    yield ""
     change = "falls" if run.losses[-1] < run.losses[0] else "does not fall yet"
     spread = f"p10 {units.in_unit(time.p10, unit)} – p90 {units.in_unit(time.p90, unit)}, {run.steps} steps"
     parameters = model.parameters.tiny if run.size == "tiny" else model.parameters.full
@@ -124,7 +120,6 @@ def _trial(model: ModelView, run: TrialView) -> Iterator[Block]:
     )
     yield model.summary
     yield model.source
-    yield ""
     yield Next(f"foretrace verify fused-optimizer --model {model.name}")
 
 
