@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from foretrace.cli import options
 from foretrace.cli.answers import Reply
 from foretrace.cli.options import argument, flag, option
-
-if TYPE_CHECKING:
-    from foretrace.report.views import Result
+from foretrace.report.views import Result
 
 
 class By(StrEnum):
