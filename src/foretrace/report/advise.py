@@ -9,7 +9,7 @@ import msgspec
 from foretrace.plan.advise import Advice, LeftOut, Tried
 from foretrace.report import runs
 from foretrace.report.blocks import NARROW, Block, Column, Line, shown, table
-from foretrace.report.units import TimeUnit, between, change, in_unit, unit_for
+from foretrace.report.units import TimeUnit, between, change, in_unit, seconds, unit_for
 from foretrace.report.views import Report, taken
 
 SHOWN_REFUSALS = 8
@@ -88,15 +88,15 @@ def row(tried: Tried) -> AdviceRow:
 
 def _headline(advice: Advice) -> str:
     before_s = advice.before.step_time_s
-    unit = unit_for(before_s)
     if not advice.gains:
         tried = len(advice.hidden) + len(advice.slower)
         what = "no technique fits this recording" if not tried else (
             f"none of {tried} techniques can be distinguished from no change" if advice.hidden else
             f"all {tried} techniques that fit would make it slower"
         )  # fmt: skip
-        return f"{what[0].upper()}{what[1:]}: {in_unit(before_s, unit)} {unit.name} per step as it is."
+        return f"{what[0].upper()}{what[1:]}: {seconds(before_s)} per step as it is."
     first = advice.gains[0]
+    unit = unit_for(before_s)
     text = f"Do {first.name} first: {in_unit(before_s, unit)} → {_step(first, unit)} per step"
     if advice.together is not None:
         others = [str(each) for each in advice.together.techniques if each not in first.techniques]

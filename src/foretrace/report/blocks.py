@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import singledispatch
+from operator import attrgetter
 from typing import Any, Literal
 
 import msgspec
@@ -17,7 +18,10 @@ from foretrace.report import units
 
 NARROW = 72  # columns; below it tables keep what matters most
 
-Kind = Literal["text", "name", "time", "change", "seconds", "long", "share", "count", "digits", "course"]
+Kind = Literal[
+    "text", "name", "time", "change", "seconds", "long", "share", "count", "digits", "course", "bytes", "binary",
+    "FLOP", "FLOP/s", "B/s", "ratio",
+]  # fmt: skip
 
 
 class About(msgspec.Struct, frozen=True, tag=True):
@@ -69,7 +73,8 @@ class Column(msgspec.Struct, frozen=True):
 
     Kinds of values: texts; names of kernels and operators, which may be shortened; times in one unit for the whole
     column; changes of time, with their sign; seconds, each in its own unit; long times, up to years; shares; counts;
-    numbers; courses over time (values from 0 to 1), which are drawn where bars are. None is unknown.
+    numbers; amounts of bytes (decimal or binary) and FLOPs, and rates of them; ratios; courses over time (values from 0
+    to 1), which are drawn where bars are. None is unknown.
     """
 
     title: str = ""
@@ -132,6 +137,11 @@ _FORMATS: dict[str, Callable[[Any], str]] = {
     "share": units.share,
     "count": units.count,
     "digits": units.digits,
+    "bytes": units.nbytes,
+    "binary": units.binary,
+    **{unit: lambda value, unit=unit: units.scaled(value, unit) for unit in ("FLOP/s", "B/s")},
+    "FLOP": units.scaled,
+    "ratio": lambda value: f"{units.digits(value)}×",
     "course": lambda values: "".join(_HEIGHTS[min(max(round(8 * each), int(each > 0)), 8)] for each in values),
 }
 
@@ -177,6 +187,18 @@ def notes(texts: Iterable[str], label: str = "") -> Iterator[Line]:
 def bar(label: str, parts: Mapping[str, float], words: Mapping[str, str]) -> Bar:
     """A bar of parts by key; `words` says what each is called."""
     return Bar(label, tuple(BarPart(key, words[key], value) for key, value in parts.items()))
+
+
+def listing(items: Iterable[Any], *columns: tuple[Any, ...] | str, **more: Any) -> Grid:
+    """A table with a row for every item.
+
+    A column is what is in it (an attribute of an item, or a function of it), its title (or a Column) and its kind; a
+    word alone is an attribute that holds texts, and its title.
+    """
+    columns = tuple((each, each) if isinstance(each, str) else each for each in columns)
+    made = [title if isinstance(title, Column) else Column(title, *kind) for _, title, *kind in columns]
+    values = [attrgetter(what) if isinstance(what, str) else what for what, *_ in columns]
+    return table(made, [[value(item) for value in values] for item in items], **more)
 
 
 def table(columns: Sequence[Column | str], rows: Iterable[Sequence[Any]], **more: Any) -> Grid:

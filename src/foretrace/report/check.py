@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from foretrace.report.blocks import Block, Column, shown, table
+from foretrace.report.blocks import Block, Column, listing, shown
 from foretrace.report.views import Result, taken
 from foretrace.simulate.check import CheckReport, Finding
 
@@ -34,4 +34,4 @@ def check(report: CheckReport) -> CheckView:
 
 @shown.register
 def _(view: CheckView, top: int) -> Iterator[Block]:
-    yield table(["", "", Column(wide=True)], [(each.verdict, each.name, each.says) for each in view.findings])
+    yield listing(view.findings, ("verdict", ""), ("name", ""), ("says", Column(wide=True)))

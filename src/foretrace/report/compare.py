@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from foretrace.report import headline, runs
-from foretrace.report.blocks import Bars, Block, Column, Grid, Line, shown, table
+from foretrace.report.blocks import Bars, Block, Column, Line, listing, shown, table
 from foretrace.report.units import between, count, in_unit, share, unit_for
 from foretrace.report.views import PARTS, BreakdownView, Report, StepTimeView, part_word, taken
 from foretrace.simulate.compare import compare as compare_timelines
@@ -145,16 +145,10 @@ def _(view: CompareView, top: int) -> Iterator[Block]:
         ],
     )
     if view.rows:
-        yield Grid(
-            (
-                Column("layer", "name"), Column("phase"), Column("before", "time"), Column("after", "time"),
-                Column("change", "change"), Column("on the critical path", "change"),
-            ),
-            tuple(
-                (row.name, row.phase, row.before_s, row.after_s, row.change_s,
-                 row.critical_after_s - row.critical_before_s)
-                for row in view.rows
-            ),
-            top=top, noun="row", how="--top",
+        yield listing(
+            view.rows, ("name", "layer", "name"), "phase", ("before_s", "before", "time"), ("after_s", "after", "time"),
+            ("change_s", "change", "change"),
+            (lambda row: row.critical_after_s - row.critical_before_s, "on the critical path", "change"), top=top,
+            noun="row", how="--top",
         )  # fmt: skip
     yield Line(f"{share(view.matched_share)} of both sides' busy time is in tasks that both have.", soft=True)

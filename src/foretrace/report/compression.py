@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import msgspec
 
 from foretrace.plan.compression_advice import CANNOT_TELL, CompressionAdvice, Method
-from foretrace.report.blocks import Block, Column, shown, table
-from foretrace.report.units import MINUS, column, digits, seconds, share, speed
+from foretrace.report.blocks import Block, Column, listing, shown
+from foretrace.report.units import digits, seconds, share, span, speed
 from foretrace.report.views import Report, taken
 
 
@@ -59,15 +59,15 @@ def headline(advice: CompressionAdvice) -> str:
     if advice.paying:
         best = advice.paying[0]
         return (
-            f"Compression pays for {where}: {best.short} takes {seconds(best.gain_s)} ({_span(*best.gain_interval_s)}) "
+            f"Compression pays for {where}: {best.short} takes {seconds(best.gain_s)} ({span(*best.gain_interval_s)}) "
             f"off a step of {step}, {speed(advice.step_s, best.step_s)}; {needed}."
         )
     nearest = max(advice.methods, key=lambda each: each.gain_s)
     low, high = nearest.gain_interval_s
     if nearest.gain_s > 0:
-        most = f"{nearest.short} comes nearest, {seconds(nearest.gain_s)} ({_span(low, high)}) off a step"
+        most = f"{nearest.short} comes nearest, {seconds(nearest.gain_s)} ({span(low, high)}) off a step"
     else:
-        lost = f"{seconds(-nearest.gain_s)} ({_span(-high, -low)}) on top of a step"
+        lost = f"{seconds(-nearest.gain_s)} ({span(-high, -low)}) on top of a step"
         most = f"every method is predicted to lose, {nearest.short} least, {lost}"
     if advice.verdict == CANNOT_TELL:
         return f"Whether compression pays for {where} cannot be told: {most} of {step}; {needed}."
@@ -86,14 +86,6 @@ def _needed(advice: CompressionAdvice) -> str:
 
 def _ratio(value: float | None) -> str:
     return "none" if value is None else f"{digits(value)}×"
-
-
-def _signed(value_s: float) -> str:
-    return f"{MINUS}{seconds(-value_s)}" if value_s < 0 else seconds(value_s)
-
-
-def _span(low_s: float, high_s: float) -> str:
-    return f"{_signed(low_s)} – {_signed(high_s)}"
 
 
 def _notes(advice: CompressionAdvice) -> list[str]:
@@ -116,24 +108,15 @@ def _notes(advice: CompressionAdvice) -> list[str]:
 
 @shown.register
 def _(view: CompressionAdviseView, top: int) -> Iterator[Block]:
-    low, high = view.interval_s
     yield (
         f"one worker {seconds(view.alone_s)} per step; {view.workers} workers {seconds(view.step_s)} "
-        f"({seconds(low)} – {seconds(high)}, {share(view.level)} interval); with free messages "
+        f"({span(*view.interval_s)}, {share(view.level)} interval); with free messages "
         f"{seconds(view.free_s)}; gradients {digits(view.gradient_bytes / 1e6)} MB"
     )
-    codings = column([each.encode_s + each.decode_s for each in view.methods])
-    yield table(
-        [
-            "method", Column("ratio", right=True), Column("coding", right=True), Column("step", "time"),
-            Column("gain", right=True), Column("interval of the gain", right=True), "verdict", "gains below",
-        ],
-        [
-            (
-                each.short, f"{digits(each.ratio)}×", coding + (" " if each.measured else "*"),
-                each.step_s, _signed(each.gain_s), _span(*each.gain_interval_s), each.verdict,
-                None if each.pays_below_gbit_s is None else f"{digits(each.pays_below_gbit_s)} Gbit/s",
-            )
-            for each, coding in zip(view.methods, codings, strict=True)
-        ],
+    yield listing(
+        view.methods, ("short", "method"), ("ratio", "ratio", "ratio"),
+        (lambda each: each.encode_s + each.decode_s, "coding", "time"), ("step_s", "step", "time"),
+        ("gain_s", "gain", "seconds"),
+        (lambda each: span(*each.gain_interval_s), Column("interval of the gain", right=True)), "verdict",
+        ("pays_below_gbit_s", "gains below, Gbit/s", "digits"),
     )  # fmt: skip

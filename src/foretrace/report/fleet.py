@@ -16,7 +16,7 @@ from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.comparison import MeanInterval, PolicyComparison
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.workload import SECOND
-from foretrace.report.blocks import NARROW, About, Block, Column, Grid, Line, shown, table
+from foretrace.report.blocks import NARROW, About, Block, Column, Grid, Line, listing, shown, table
 from foretrace.report.units import count, digits, long_range, long_time, share
 from foretrace.report.views import Report, taken
 
@@ -314,25 +314,17 @@ def _also(view: FleetRunView) -> Iterator[Block]:
 
 def causes_table(causes: Sequence[metrics.Waiting]) -> Grid:
     """What jobs wait for, most of it first."""
-    columns = [Column("waits because", wide=True), Column("of all jobs", "long"), Column("share", "share")]
-    return table(columns, [(each.why, each.wait_s, each.share) for each in causes])
+    why = Column("waits because", wide=True)
+    return listing(causes, ("why", why), ("wait_s", "of all jobs", "long"), ("share", "share", "share"))
 
 
 def slots_table(slots: Sequence[overtime.Slots], *, scattered: bool = False) -> Grid:
     """Room for jobs by size and level; with `scattered`, also the share of it that scattering costs."""
-    lost = [Column("lost to scattering", "share")] if scattered else []
-    return table(
-        [
-            "free slots", Column("now", "count"), Column("on average", "digits"), Column("if together", "digits"),
-            *lost, Column("empty cluster", "count", least=NARROW),
-        ],
-        [
-            (
-                slot_name(each), each.free_now, each.mean_free, each.mean_together,
-                *([each.scattered] if scattered else []), each.capacity,
-            )
-            for each in slots
-        ],
+    return listing(
+        slots, (slot_name, "free slots"), ("free_now", "now", "count"), ("mean_free", "on average", "digits"),
+        ("mean_together", "if together", "digits"),
+        *([("scattered", "lost to scattering", "share")] if scattered else []),
+        ("capacity", Column("empty cluster", "count", least=NARROW)),
     )  # fmt: skip
 
 
@@ -342,17 +334,8 @@ def slot_name(each: overtime.Slots) -> str:
 
 
 def _tenants(tenants: Sequence[metrics.Tenant]) -> Grid:
-    return table(
-        [
-            "tenant", Column("jobs", "count"), Column("GPU time", "share", least=NARROW), Column("mean JCT", "long"),
-            Column("p99", "long"), Column("mean wait", "long"), Column("rho", "digits"),
-        ],
-        [
-            (
-                each.tenant, each.jobs, each.gpu_share, each.mean_jct_s, each.p99_jct_s, each.mean_queue_s,
-                each.mean_rho,
-            )
-            for each in tenants
-        ],
-        top=TENANTS,
+    return listing(
+        tenants, "tenant", ("jobs", "jobs", "count"), ("gpu_share", Column("GPU time", "share", least=NARROW)),
+        ("mean_jct_s", "mean JCT", "long"), ("p99_jct_s", "p99", "long"), ("mean_queue_s", "mean wait", "long"),
+        ("mean_rho", "rho", "digits"), top=TENANTS,
     )  # fmt: skip

@@ -15,6 +15,7 @@ from foretrace.fleet.workload import Workload
 from foretrace.report.blocks import Block, Column, Headline, Kind, Line, shown, table
 from foretrace.report.fleet import about, interval_text, level_text
 from foretrace.report.fleet_questions import figure_text
+from foretrace.report.names import listed
 from foretrace.report.units import count, digits, long_time, share
 from foretrace.report.views import Report, Result, taken
 
@@ -86,7 +87,7 @@ def _compare_headline(found: PolicyComparison) -> str:
     if best == found.baseline:
         rivals = [policy for policy in found.policies if policy not in (best, *figure.tied)]
         tail = f" and {len(rivals)} of {len(found.policies) - 1} others are worse" if found.repetitions > 1 else ""
-        noise = f"; {_join(figure.tied)} differs within noise" if figure.tied and found.repetitions > 1 else ""
+        noise = f"; {listed(figure.tied)} differs within noise" if figure.tied and found.repetitions > 1 else ""
         return f"{best}, the baseline, has the shortest mean completion time, {long_time(mean.mean)}{tail}{noise}."
     each = figure.against_baseline[best]
     gain = f"{digits(1 / each.ratio)}× faster" if each.ratio < 0.98 else f"{share(1 - each.ratio)} faster"
@@ -101,11 +102,7 @@ def _compare_headline(found: PolicyComparison) -> str:
         return f"{text}, which is within noise."
     if each.verdict == "unknown":
         return f"{text}; one run cannot tell that from noise."
-    return f"{text}{f'; {_join(figure.tied)} within noise of it' if figure.tied else ''}."
-
-
-def _join(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else ""
+    return f"{text}{f'; {listed(figure.tied)} within noise of it' if figure.tied else ''}."
 
 
 @shown.register

@@ -15,7 +15,7 @@ from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.comparison import ChangedFigure, changed_figures
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.workload import FARTHEST_S, SECOND
-from foretrace.report.blocks import Block, Column, shown, table
+from foretrace.report.blocks import Block, Column, listing, shown, table
 from foretrace.report.fleet import about, slots_table
 from foretrace.report.units import count, long_time
 from foretrace.report.views import Report, Result, taken
@@ -86,14 +86,14 @@ def _(view: FleetWhyView, top: int) -> Iterator[Block]:
         causes = sorted(view.causes_s.items(), key=lambda each: -each[1])
         yield table(["waited because", Column(kind="long")], causes)
     if view.room:
-        yield table(
-            [f"free at {long_time(view.at_s)}", Column("GPUs", "count"), Column("most in one", "count"),
-             Column("could hold it", right=True)],
-            [(each.level, each.free, each.most, f"{each.fits:,} of {each.units:,}") for each in view.room],
+        yield listing(
+            view.room, ("level", f"free at {long_time(view.at_s)}"), ("free", "GPUs", "count"),
+            ("most", "most in one", "count"),
+            (lambda each: f"{each.fits:,} of {each.units:,}", Column("could hold it", right=True)),
         )  # fmt: skip
     if view.holders:
-        columns: list[Column | str] = ["holds GPUs then", Column("GPUs", "count"), Column("for another", "long")]
-        yield table(columns, [(each.job, each.gpus, each.until_s) for each in view.holders])
+        columns = ("job", "holds GPUs then"), ("gpus", "GPUs", "count"), ("until_s", "for another", "long")
+        yield listing(view.holders, *columns)
     if view.decisions:
         rows = [(each.time_s, each.what, each.why) for each in view.decisions]
         if left := max(len(rows) - MOST_DECISIONS, 0):
@@ -158,13 +158,12 @@ def whatif(
 @shown.register
 def _(view: FleetWhatifView, top: int) -> Iterator[Block]:
     yield table(
-        ["figure", *(Column(title, right=True) for title in ("before", "after", "ratio"))],
+        ["figure", Column("before", right=True), Column("after", right=True), Column("ratio", "ratio")],
         [
-            (each.name, figure_text(each.name, each.before), figure_text(each.name, each.after),
-             None if each.ratio is None else f"{each.ratio:.3f}")
-            for each in view.figures
+            (row.name, *(figure_text(row.name, each) for each in (row.before, row.after)), row.ratio)
+            for row in view.figures
         ],
-    )  # fmt: skip
+    )
     yield f"{count(view.sooner)} jobs end sooner, {count(view.later)} later."
 
 

@@ -9,11 +9,9 @@ import msgspec
 
 from foretrace.model.groups import OperatorBlock, OperatorGroup, OperatorGroups
 from foretrace.model.operator_graph import OperatorGraph, Role
-from foretrace.report.blocks import Block, Column, Line, shown, table
-from foretrace.report.units import digits, share
+from foretrace.report.blocks import Block, Line, listing, shown
+from foretrace.report.units import digits, nbytes, scaled, share
 from foretrace.report.views import Report, taken
-
-_SCALES = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0))
 
 
 class OperatorsView(Report, frozen=True, kw_only=True):
@@ -66,40 +64,23 @@ def _headline(graph: OperatorGraph, families: tuple[OperatorGroup, ...]) -> str:
     of_bytes = f", {most.name} {share(most.moved_bytes / moved)} of the bytes" if moved else ""
     samples = f" with {graph.batch} samples" if graph.batch else ""
     return (
-        f"A step of {graph.name}{samples} computes {amount(graph.flops)}FLOP and moves {amount(moved)}B: "
+        f"A step of {graph.name}{samples} computes {scaled(graph.flops, 'FLOP')} and moves {nbytes(moved)}: "
         f"{of_flops}{of_bytes}."
     )
-
-
-def amount(value: float) -> str:
-    """Three digits and the letter of the scale, a space between: "7.79 T", to be followed by the unit."""
-    for letter, size in _SCALES:
-        if value >= size * 0.9995:
-            return f"{digits(value / size)} {letter}"
-    return f"{digits(value)} "
 
 
 @shown.register
 def _(view: OperatorsView, top: int, by: str = "family") -> Iterator[Block]:
     rows = {"family": view.families, "operator": view.calls, "phase": view.phases, "layer": view.layers}[by]
-    yield table(
-        [
-            by, Column("calls", "count"), Column("FLOP", right=True), Column("read B", right=True),
-            Column("written B", right=True), Column("FLOP/B", "digits"),
-        ],
-        [
-            (
-                _short(row.name), row.calls,
-                *(amount(number).strip() for number in (row.flops, row.read_bytes, row.written_bytes)), row.intensity,
-            )
-            for row in rows
-        ],
+    yield listing(
+        rows, (lambda row: _short(row.name), by), ("calls", "calls", "count"), ("flops", "FLOP", "FLOP"),
+        ("read_bytes", "read", "bytes"), ("written_bytes", "written", "bytes"), ("intensity", "FLOP/B", "digits"),
         top=top, how="--top",
     )  # fmt: skip
     intensity = digits(view.intensity) if view.intensity is not None else "–"
     yield (
-        f"{view.operators} {'kernels' if view.fused else 'operators'}, {amount(view.parameters).strip()} parameters, "
-        f"activations {amount(view.activation_bytes)}B, {intensity} FLOP per byte; from {view.source}"
+        f"{view.operators} {'kernels' if view.fused else 'operators'}, {scaled(view.parameters)} parameters, "
+        f"activations {nbytes(view.activation_bytes)}, {intensity} FLOP per byte; from {view.source}"
     )
     for block in sorted(view.blocks, key=lambda each: -each.length * (each.times - 1))[:3]:
         where = f" from {block.layer}" if block.layer else ""

@@ -14,7 +14,8 @@ from foretrace.plan.result import Answer, Gain
 from foretrace.report import assumptions
 from foretrace.report.assumptions import assumption
 from foretrace.report.blocks import Block, Column, Line, shown, table
-from foretrace.report.units import between, count, digits, seconds, share, speed, unit_for
+from foretrace.report.names import listed
+from foretrace.report.units import between, count, digits, nbytes, seconds, share, speed, unit_for
 from foretrace.report.views import Report, taken
 
 SHOWN_BUCKETS = 8
@@ -126,7 +127,7 @@ def headline(answer: Answer, found: Configuration) -> str:
         names.insert(0, f"{len(found.buckets)} bucket{'s' * (len(found.buckets) != 1)}")
     if answer.step_s >= answer.default_s * (1 - 1e-3) and not names:
         return f"Nothing that was tried is faster{where}: {seconds(answer.default_s)} per step as it is."
-    return f"{speed(answer.default_s, answer.step_s)}{where}: {numbers} with {_and(names) or 'gradients as views'}."
+    return f"{speed(answer.default_s, answer.step_s)}{where}: {numbers} with {listed(names) or 'gradients as views'}."
 
 
 @shown.register
@@ -140,8 +141,8 @@ def _(view: OptimiseView, top: int) -> Iterator[Block]:
     yield from _buckets(view.configuration)
     yield Line(_sure(view), label="sure")
     if view.memory_bytes is not None and view.memory_recorded_bytes is not None:
-        limit = "" if view.memory_limit_bytes is None else f", limit {_size(view.memory_limit_bytes)}"
-        yield Line(f"{_size(view.memory_recorded_bytes)} recorded, {_size(view.memory_bytes)} now{limit}", "memory")
+        limit = "" if view.memory_limit_bytes is None else f", limit {nbytes(view.memory_limit_bytes)}"
+        yield Line(f"{nbytes(view.memory_recorded_bytes)} recorded, {nbytes(view.memory_bytes)} now{limit}", "memory")
     if view.overtaking is not None and view.overtaking.step_s < view.step_s * (1 - 1e-3):
         over = view.overtaking
         checked = "" if over.checked_s is None else f", {seconds(over.checked_s)} by the whole graph"
@@ -170,10 +171,10 @@ def _(view: OptimiseView, top: int) -> Iterator[Block]:
 def _buckets(found: Configuration) -> Iterator[Block]:
     if not found.buckets:
         return
-    rows = [(i, _size(each.bytes), each.gradients, each.first, each.last) for i, each in enumerate(found.buckets)]
     yield table(
-        [Column("bucket", "count"), Column("size", right=True), Column("gradients", "count"), "from", "to"],
-        rows, top=SHOWN_BUCKETS, noun="bucket", how="--write FILE",
+        [Column("bucket", "count"), Column("size", "bytes"), Column("gradients", "count"), "from", "to"],
+        [(i, each.bytes, each.gradients, each.first, each.last) for i, each in enumerate(found.buckets)],
+        top=SHOWN_BUCKETS, noun="bucket", how="--write FILE",
     )  # fmt: skip
     if found.bucket_cap_mb is not None and found.bucket_cap_step_s is not None:
         yield Line(
@@ -215,14 +216,3 @@ def _without_search(text: str) -> str:
     """A technique of the search as the registered one is written."""
     words = [word for word in shlex.split(text) if not word.startswith(("parts=", "ahead=", "region_us="))]
     return shlex.join(words)
-
-
-def _size(nbytes: float) -> str:
-    for name, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= size:
-            return f"{digits(nbytes / size)} {name}"
-    return f"{nbytes:.0f} B"
-
-
-def _and(names: list[str]) -> str:
-    return ", ".join(names[:-1]) + (" and " if len(names) > 1 else "") + names[-1] if names else ""

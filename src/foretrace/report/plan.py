@@ -14,8 +14,7 @@ from foretrace.plan.placement.problem import DeviceLoad, PlacementProblem
 from foretrace.plan.transformers.model import StepCost
 from foretrace.plan.transformers.plan import TransformerPlan
 from foretrace.report.blocks import About, Block, Column, Kind, Line, shown, table
-from foretrace.report.profile import nbytes
-from foretrace.report.units import between, count, digits, in_unit, seconds, share, unit_for
+from foretrace.report.units import between, count, digits, in_unit, nbytes, seconds, share, unit_for
 from foretrace.report.views import Result, taken
 
 MOST_PASSES = 100_000  # that are simulated unasked, in some seconds

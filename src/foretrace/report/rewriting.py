@@ -9,7 +9,7 @@ import msgspec
 from foretrace.experiment.statistics import Ratio
 from foretrace.plan.rewrite.measure import Check
 from foretrace.plan.rewrite.session import RewriteRequest, Rewritten, RuleUse
-from foretrace.report.blocks import About, Block, Column, Line, shown, table
+from foretrace.report.blocks import About, Block, Column, Line, listing, shown, table
 from foretrace.report.units import digits, seconds, speed
 from foretrace.report.views import Result, taken
 
@@ -150,10 +150,8 @@ def _(view: RewriteView, top: int) -> Iterator[Block]:
     yield About(tuple(filter(None, (view.source, view.size, f"batch {view.batch}", f"alpha {view.alpha:g}"))))
     yield table(["", Column(wide=True)], _figures(view))
     if view.used:
-        yield table(
-            ["rule", Column("places", "count"), Column("sweeps", "count"), Column(wide=True)],
-            [(rule.name, rule.uses, rule.sweeps, rule.what) for rule in view.used],
-        )
+        rule, what = ("name", "rule"), ("what", Column(wide=True))
+        yield listing(view.used, rule, ("uses", "places", "count"), ("sweeps", "sweeps", "count"), what)
     yield (
         f"searched {view.seen:,} graphs in {view.parts} parts ({view.alike} alike) with {view.rules.verified} "
         f"verified rules; {view.priced:,} distinct operators priced; {seconds(view.search_s)}"

@@ -11,7 +11,7 @@ import numpy as np
 from foretrace.experiment.job import Assumed
 from foretrace.report import assumptions
 from foretrace.report.assumptions import assumption
-from foretrace.report.blocks import About, Block, Column, Line, shown, table
+from foretrace.report.blocks import About, Block, Column, Line, listing, shown, table
 from foretrace.report.units import MINUS, between, change, count, digits, in_unit, seconds, share, things, unit_for
 from foretrace.report.views import Report, taken
 from foretrace.simulate.folding import RankClass, Scaling
@@ -137,16 +137,11 @@ def _(view: ScaleView, top: int) -> Iterator[Block]:
         (f"{share(view.level)} interval", between(*view.interval_s, unit)),
     ]
     yield table(["step", Column(unit.name, right=True)], rows)
-    yield table(
-        [
-            "copies of", Column("ranks", "count"), Column("step", "seconds"), Column("waits", "seconds"),
-            Column("transfers", "seconds"), Column("last to arrive", "share"),
-        ],
-        [
-            (f"rank {each.recorded_rank}", each.copies, each.step_s, each.wait_s, each.transfer_s, each.last_share)
-            for each in sorted(view.classes, key=lambda each: (-each.last_share, each.recorded_rank))
-        ],
-        top=top, how="--top",
+    yield listing(
+        sorted(view.classes, key=lambda each: (-each.last_share, each.recorded_rank)),
+        (lambda each: f"rank {each.recorded_rank}", "copies of"), ("copies", "ranks", "count"),
+        ("step_s", "step", "seconds"), ("wait_s", "waits", "seconds"), ("transfer_s", "transfers", "seconds"),
+        ("last_share", "last to arrive", "share"), top=top, how="--top",
     )  # fmt: skip
     if view.samples:
         runs = f"{count(view.samples)} runs of {count(view.ranks)} ranks sampled"

@@ -9,7 +9,7 @@ from foretrace.graph.taskgraph import NotOfStep, TaskGraph
 from foretrace.report import headline, ranks, runs
 from foretrace.report.advise import AdviceRow, row
 from foretrace.report.blame import ranking
-from foretrace.report.blocks import NARROW, About, Bars, Block, Column, Grid, Line, notes, shown, table
+from foretrace.report.blocks import NARROW, About, Bars, Block, Column, Grid, Line, listing, notes, shown
 from foretrace.report.names import short_name
 from foretrace.report.ranks import ClockView, CollectivesView
 from foretrace.report.units import between, change, count, in_unit, seconds, share, unit_for
@@ -148,19 +148,13 @@ def _ranks(view: CollectivesView, clock: ClockView | None, most: int) -> Grid:
     """The ranks for which others wait longest."""
     total = count(len(view.last_arriver))
     offsets = {} if clock is None else clock.offsets_s
-    return table(
-        [
-            Column("rank", right=True), Column("waits", "time"), Column("transfers", "time"),
-            Column("last to arrive", right=True), Column("others wait for it", "time", least=NARROW),
-            Column("clock", right=True, least=NARROW),
-        ],
-        [
-            (
-                row.rank, row.wait_s, row.transfer_s, f"{count(row.last)} of {total}", row.caused_s,
-                "not known" if (ahead := offsets.get(str(row.rank))) is None else change(ahead),
-            )
-            for row in sorted(view.by_rank, key=lambda each: (-each.caused_s, each.rank))[:most]
-        ],
+    ahead = {rank: change(offset) for rank, offset in offsets.items() if offset is not None}
+    return listing(
+        sorted(view.by_rank, key=lambda each: (-each.caused_s, each.rank))[:most], ("rank", Column("rank", right=True)),
+        ("wait_s", "waits", "time"), ("transfer_s", "transfers", "time"),
+        (lambda row: f"{count(row.last)} of {total}", Column("last to arrive", right=True)),
+        ("caused_s", Column("others wait for it", "time", least=NARROW)),
+        (lambda row: ahead.get(str(row.rank), "not known"), Column("clock", right=True, least=NARROW)),
     )  # fmt: skip
 
 

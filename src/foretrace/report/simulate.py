@@ -8,7 +8,7 @@ import numpy as np
 
 from foretrace.report import headline, runs
 from foretrace.report.blocks import Block, Column, Line, shown, table
-from foretrace.report.units import between, count, share, unit_for
+from foretrace.report.units import between, count, signed, unit_for
 from foretrace.report.views import Report
 from foretrace.simulate.replay import replay
 from foretrace.simulate.timeline import Timeline
@@ -72,8 +72,8 @@ def _(view: SimulateView, top: int) -> Iterator[Block]:
         ["replay", Column("step", "seconds"), Column("error", right=True)],
         [
             ("measured", view.measured_s, ""),
-            ("recorded waits", view.step_time_s, _signed(view.error)),
-            ("typical waits", view.structural_step_time_s, _signed(view.structural_error)),
+            ("recorded waits", view.step_time_s, signed(view.error)),
+            ("typical waits", view.structural_step_time_s, signed(view.structural_error)),
         ],
     )
     unit = unit_for(view.step_time_s)
@@ -83,9 +83,3 @@ def _(view: SimulateView, top: int) -> Iterator[Block]:
         f"{between(*view.interval_s, unit)} {unit.name}.",
         soft=True,
     )
-
-
-def _signed(error: float) -> str:
-    """As in "−0.12 %", "0 %" where it is below the third digit."""
-    text = share(error)
-    return "+" + text if error > 0 and text != "0 %" else text

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from foretrace.experiment.stalls import Stall, Stalls
 from foretrace.plan.cloud import Offer
-from foretrace.report.blocks import Block, Column, notes, shown, table
-from foretrace.report.units import digits, seconds, share
+from foretrace.report.blocks import Block, Column, listing, notes, shown, table
+from foretrace.report.units import digits, seconds, share, span
 from foretrace.report.views import Report, Result
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _(view: StashView, top: int) -> Iterator[Block]:
 
 
 def _range(bar: Stall) -> str:
-    return f"{seconds(bar.seconds)} ({seconds(bar.low_s)} – {seconds(bar.high_s)}) {share(bar.share)}"
+    return f"{seconds(bar.seconds)} ({span(bar.low_s, bar.high_s)}) {share(bar.share)}"
 
 
 def cloud(found: RentalAdvice, wanted: RentalRequest, *, source: str) -> CloudAdviseView:
@@ -111,9 +111,8 @@ def cloud(found: RentalAdvice, wanted: RentalRequest, *, source: str) -> CloudAd
     else:
         epochs = "an epoch" if wanted.epochs == 1 else f"{wanted.epochs} epochs"
         headline = (
-            f"{chosen.name}: {epochs} in {_hours(chosen.hours)} ({_hours(chosen.hours_low)} – "
-            f"{_hours(chosen.hours_high)}) for {digits(chosen.dollars)} $ ({digits(chosen.dollars_low)} – "
-            f"{digits(chosen.dollars_high)}), {found.why}."
+            f"{chosen.name}: {epochs} in {_time(chosen)} for {digits(chosen.dollars)} $ "
+            f"({digits(chosen.dollars_low)} – {digits(chosen.dollars_high)}), {found.why}."
         )
     return CloudAdviseView(
         headline=headline,
@@ -133,27 +132,22 @@ def cloud(found: RentalAdvice, wanted: RentalRequest, *, source: str) -> CloudAd
 def _(view: CloudAdviseView, top: int) -> Iterator[Block]:
     kept = [offer for offer in view.offers if offer.on_front or offer.name == view.chosen]
     rest = [offer for offer in view.offers if offer not in kept][: max(_SHOWN - len(kept), 0)]
-    yield table(
-        [
-            "", "machines", "device", Column("step", "seconds"), Column("computing", "seconds"),
-            Column("others", "seconds"), Column("data", "seconds"), Column("time (80 %)", right=True),
-            Column("price", right=True),
-        ],
-        [
-            (
-                "»" if offer.name == view.chosen else "*" if offer.on_front else "", offer.name, offer.device,
-                offer.step_s, offer.compute_s, offer.communication_s, offer.data_s,
-                f"{_hours(offer.hours)} ({_hours(offer.hours_low)} – {_hours(offer.hours_high)})",
-                f"{digits(offer.dollars)} $",
-            )
-            for offer in view.offers
-            if offer in kept or offer in rest
-        ],
+    yield listing(
+        [offer for offer in view.offers if offer in kept or offer in rest],
+        (lambda offer: "»" if offer.name == view.chosen else "*" if offer.on_front else "", ""), ("name", "machines"),
+        "device", ("step_s", "step", "seconds"), ("compute_s", "computing", "seconds"),
+        ("communication_s", "others", "seconds"), ("data_s", "data", "seconds"),
+        (_time, Column("time (80 %)", right=True)),
+        (lambda offer: f"{digits(offer.dollars)} $", Column("price", right=True)),
     )  # fmt: skip
     dates = sorted({offer.price_date for offer in view.offers if offer.price_date}) or ["your file"]
     yield f"* nothing else is both faster and cheaper; list prices of {', '.join(dates)}"
     yield from notes(view.left_out, "left out")
     yield from notes(view.assumptions, "assumed")
+
+
+def _time(offer: Offer) -> str:
+    return f"{_hours(offer.hours)} ({_hours(offer.hours_low)} – {_hours(offer.hours_high)})"
 
 
 def _hours(value: float) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from foretrace.report.blocks import Block, shown, table
-from foretrace.report.units import between, digits, in_unit, share, unit_for
+from foretrace.report.units import digits, seconds, share, within
 from foretrace.report.views import Report, taken
 
 if TYPE_CHECKING:
@@ -50,12 +50,11 @@ class UtilisationView(Report, frozen=True, kw_only=True):
 def of_model(found: ModelUsage, *, model: str, training: bool, next: str) -> UtilisationView:
     """The view of one model."""
     used, step = found.usage, found.step
-    unit = unit_for(step.step_time_s)
     low, high = found.of_peak_flops_range
     side = "below" if used.bound == "bandwidth" else "above"
     sentence = (
         f"{model} is predicted to reach {share(used.of_peak_flops)} ({share(low)} – {share(high)}) of the peak of "
-        f"{found.device.short}: a step takes {in_unit(step.step_time_s, unit)} {unit.name}, the device works in "
+        f"{found.device.short}: a step takes {seconds(step.step_time_s)}, the device works in "
         f"{share(used.busy)} of it, and {digits(used.intensity)} FLOPs per byte are {side} its ridge of "
         f"{digits(used.peaks.ridge)}."
     )
@@ -83,11 +82,10 @@ def of_model(found: ModelUsage, *, model: str, training: bool, next: str) -> Uti
 @shown.register
 def _(view: UtilisationView, top: int) -> Iterator[Block]:
     found = view.usage
-    unit = unit_for(found.step_time_s)
     yield table(
         ["", ""],
         [
-            ("step", f"{in_unit(found.step_time_s, unit)} {unit.name} ({between(*found.interval_s, unit)})"),
+            ("step", within(found.step_time_s, found.interval_s)),
             (f"peak FLOP/s ({found.precision})", share(found.of_peak_flops)),
             ("peak bandwidth", share(found.of_peak_bandwidth)),
             ("device busy", share(found.busy)),

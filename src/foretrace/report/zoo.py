@@ -94,7 +94,7 @@ def _(view: ZooView, top: int) -> Iterator[Block]:
     yield Headline(f"{len(view.models)} models in two sizes: {sizes}.")
     for each in view.models:
         needs = f" (needs {each.needs})" if each.needs else ""
-        parameters = f"{_count(each.parameters.tiny)} or {_count(each.parameters.full)} parameters{needs}"
+        parameters = f"{units.scaled(each.parameters.tiny)} or {units.scaled(each.parameters.full)} parameters{needs}"
         yield Line(f"{each.task}, {parameters}", label=each.name)
         yield Line(each.summary, soft=True)
     yield Next(f"foretrace zoo {min(view.models, key=lambda each: each.parameters.tiny).name}")
@@ -121,9 +121,3 @@ def _trial(model: ModelView, run: TrialView) -> Iterator[Block]:
     yield model.summary
     yield model.source
     yield Next(f"foretrace verify fused-optimizer --model {model.name}")
-
-
-def _count(parameters: int) -> str:
-    """A number of parameters in millions."""
-    millions = parameters / 1e6
-    return f"{millions:.0f} M" if millions >= 99.5 else f"{millions:.1f} M" if millions >= 1 else f"{millions:.2f} M"
