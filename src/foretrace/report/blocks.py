@@ -1,14 +1,13 @@
 """What a person sees of a result, said once: a list of blocks, which the terminal, the page and notebooks render.
 
-A result is a frozen struct (its JSON is the struct); `shown.register` beside it says which blocks show it. Blocks hold
-values and what they mean, never layout: how wide a name may be, whether a bar can be drawn and which unit a column of
-times has is for the renderer to decide.
+A result is a frozen struct (its JSON is the struct); its `shown` says which blocks show it. Blocks hold values and what
+they mean, never layout: how wide a name may be, whether a bar can be drawn and which unit a column of times has is for
+the renderer to decide.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import singledispatch
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -139,8 +138,9 @@ _FORMATS: dict[str, Callable[[Any], str]] = {
     "digits": units.digits,
     "bytes": units.nbytes,
     "binary": units.binary,
-    **{unit: lambda value, unit=unit: units.scaled(value, unit) for unit in ("FLOP/s", "B/s")},
     "FLOP": units.scaled,
+    "FLOP/s": lambda value: units.scaled(value, "FLOP/s"),
+    "B/s": lambda value: units.scaled(value, "B/s"),
     "ratio": lambda value: f"{units.digits(value)}×",
     "course": lambda values: "".join(_HEIGHTS[min(max(round(8 * each), int(each > 0)), 8)] for each in values),
 }
@@ -159,9 +159,9 @@ def blocks(result: Any, top: int = 12, **how: Any) -> list[Block]:
     """What a person sees of a result, in order; `top` rows of a ranking are not folded away.
 
     The headline, the notes and the command to try next of a result are shown around its own blocks. `how` is what one
-    result can be asked beside that. Raises TypeError where nobody said how to show it.
+    result can be asked beside that.
     """
-    found = list(shown(result, top, **how))
+    found = list(result.shown(top, **how))
     if sentence := getattr(result, "headline", ""):
         found.insert(sum(isinstance(each, About) for each in found), Headline(sentence))
     spaced: list[Block] = []
@@ -171,12 +171,6 @@ def blocks(result: Any, top: int = 12, **how: Any) -> list[Block]:
             spaced.append("")
         spaced.append(each)
     return [*spaced, Next(result.next)] if getattr(result, "next", "") else spaced
-
-
-@singledispatch
-def shown(result: Any, top: int, **how: Any) -> Iterable[Block]:
-    """The blocks of a result but for its headline, notes and next command; registered beside each result."""
-    raise TypeError(f"a result must register its blocks, got {type(result).__name__}; see docs/write-a-command.md.")
 
 
 def notes(texts: Iterable[str], label: str = "") -> Iterator[Line]:
@@ -195,9 +189,9 @@ def listing(items: Iterable[Any], *columns: tuple[Any, ...] | str, **more: Any) 
     A column is what is in it (an attribute of an item, or a function of it), its title (or a Column) and its kind; a
     word alone is an attribute that holds texts, and its title.
     """
-    columns = tuple((each, each) if isinstance(each, str) else each for each in columns)
-    made = [title if isinstance(title, Column) else Column(title, *kind) for _, title, *kind in columns]
-    values = [attrgetter(what) if isinstance(what, str) else what for what, *_ in columns]
+    whole = [(each, each) if isinstance(each, str) else each for each in columns]
+    made = [title if isinstance(title, Column) else Column(title, *kind) for _, title, *kind in whole]
+    values = [attrgetter(what) if isinstance(what, str) else what for what, *_ in whole]
     return table(made, [[value(item) for value in values] for item in items], **more)
 
 

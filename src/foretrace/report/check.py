@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from foretrace.report.blocks import Block, Column, listing, shown
+from foretrace.report.blocks import Block, Column, listing
 from foretrace.report.views import Result, taken
 from foretrace.simulate.check import CheckReport, Finding
 
@@ -18,6 +18,9 @@ class CheckView(Result, frozen=True, kw_only=True):
     gpu_whatifs: bool
     findings: tuple[Finding, ...]
 
+    def shown(self, top: int) -> Iterator[Block]:
+        yield listing(self.findings, ("verdict", ""), ("name", ""), ("says", Column(wide=True)))
+
 
 def check(report: CheckReport) -> CheckView:
     """What the checks of a graph came to."""
@@ -30,8 +33,3 @@ def check(report: CheckReport) -> CheckView:
     if not report.gpu_whatifs:
         headline += " What-ifs on the device are refused."
     return taken(CheckView, report, headline=headline)
-
-
-@shown.register
-def _(view: CheckView, top: int) -> Iterator[Block]:
-    yield listing(view.findings, ("verdict", ""), ("name", ""), ("says", Column(wide=True)))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import msgspec
 
 from foretrace.plan.compression_advice import CANNOT_TELL, CompressionAdvice, Method
-from foretrace.report.blocks import Block, Column, listing, shown
+from foretrace.report.blocks import Block, Column, listing
 from foretrace.report.units import digits, seconds, share, span, speed
 from foretrace.report.views import Report, taken
 
@@ -34,6 +34,20 @@ class CompressionAdviseView(Report, frozen=True, kw_only=True):
     required: float | None = msgspec.field(name="required_ratio")
     required_interval: tuple[float | None, float | None]  # with transfers at the fast and slow end of their range
     methods: tuple[Method, ...]
+
+    def shown(self, top: int) -> Iterator[Block]:
+        yield (
+            f"one worker {seconds(self.alone_s)} per step; {self.workers} workers {seconds(self.step_s)} "
+            f"({span(*self.interval_s)}, {share(self.level)} interval); with free messages "
+            f"{seconds(self.free_s)}; gradients {digits(self.gradient_bytes / 1e6)} MB"
+        )
+        yield listing(
+            self.methods, ("short", "method"), ("ratio", "ratio", "ratio"),
+            (lambda each: each.encode_s + each.decode_s, "coding", "time"), ("step_s", "step", "time"),
+            ("gain_s", "gain", "seconds"),
+            (lambda each: span(*each.gain_interval_s), Column("interval of the gain", right=True)), "verdict",
+            ("pays_below_gbit_s", "gains below, Gbit/s", "digits"),
+        )  # fmt: skip
 
 
 def advise(advice: CompressionAdvice, *, source: str, note: str = "") -> CompressionAdviseView:
@@ -104,19 +118,3 @@ def _notes(advice: CompressionAdvice) -> list[str]:
             "gain to be one"
         )
     return found
-
-
-@shown.register
-def _(view: CompressionAdviseView, top: int) -> Iterator[Block]:
-    yield (
-        f"one worker {seconds(view.alone_s)} per step; {view.workers} workers {seconds(view.step_s)} "
-        f"({span(*view.interval_s)}, {share(view.level)} interval); with free messages "
-        f"{seconds(view.free_s)}; gradients {digits(view.gradient_bytes / 1e6)} MB"
-    )
-    yield listing(
-        view.methods, ("short", "method"), ("ratio", "ratio", "ratio"),
-        (lambda each: each.encode_s + each.decode_s, "coding", "time"), ("step_s", "step", "time"),
-        ("gain_s", "gain", "seconds"),
-        (lambda each: span(*each.gain_interval_s), Column("interval of the gain", right=True)), "verdict",
-        ("pays_below_gbit_s", "gains below, Gbit/s", "digits"),
-    )  # fmt: skip

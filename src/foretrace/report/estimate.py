@@ -11,7 +11,7 @@ import msgspec
 
 from foretrace.model.recipe import Choice, CostSource, FamilyWork, families, precisions, recipe, sources
 from foretrace.model.target import HERE
-from foretrace.report.blocks import About, Block, Column, listing, notes, shown, table
+from foretrace.report.blocks import About, Block, Column, listing, notes, table
 from foretrace.report.units import count, nbytes, scaled, seconds, share, within
 from foretrace.report.views import Result, taken
 
@@ -67,6 +67,53 @@ class EstimateView(Result, frozen=True, kw_only=True):
     techniques: tuple[str, ...]  # that were applied to the step
     warnings: tuple[str, ...]
     next: str
+
+    def shown(self, top: int) -> Iterator[Block]:
+        several = self.devices > 1
+        batch = f"batch {count(self.batch)}{' per worker' if several else ''}" if self.batch else ""
+        device = f"{count(self.devices)} × {self.device}" if several else self.device
+        facts = (self.model, "training" if self.training else "inference", batch, self.precision, device)
+        yield About(tuple(filter(None, facts)))
+        yield About(tuple(f"{each.name} {each.value}{' (default)' if each.default else ''}" for each in self.recipe))
+        if self.samples_per_s:
+            words = f", {scaled(self.tokens_per_s)} tokens/s" if self.tokens_per_s else ""
+            apiece = f" ({scaled(self.tokens_per_s_per_device)} a device)" if words and several else ""
+            mfu = (
+                f"; MFU {share(self.mfu)}, of {'3 times ' if self.training else ''}the products of the forward pass "
+                f"({scaled(self.model_flops, 'FLOP')}, causal attention whole) at the dense peak of their precision"
+            )
+            yield f"{scaled(self.samples_per_s)} samples/s{words}{apiece}{mfu if self.mfu else ''}"
+        if self.exchange_s:
+            yield f"messages {seconds(self.exchange_s)}, of which {seconds(self.exposed_s)} is waited for"
+        blocks = f", {count(self.repeated_blocks)} of them repeated blocks" if self.repeated_blocks else ""
+        yield (
+            f"{count(self.operators)} operators{blocks}, {scaled(self.parameters)} parameters, "
+            f"{scaled(self.flops, 'FLOP')}: "
+            f"{share(self.utilisation)} of the device's peak"
+        )
+        yield f"kernels {seconds(self.device_busy_s)}, host {seconds(self.host_busy_s)}"
+        total = sum(each.time_s for each in self.families) or 1.0
+        yield listing(
+            self.families, ("family", "operators"), ("calls", "calls", "count"), ("flops", "FLOP", "FLOP"),
+            ("bytes", "moved", "bytes"), ("time_s", "time", "time"), (lambda row: row.time_s / total, "share", "share"),
+            top=top, how="--top",
+        )  # fmt: skip
+        kinds = {name: self.memory_bytes.get(name, 0) for name in _KINDS} if self.training else {}
+        sizes = sorted((kinds | self.memory_bytes).items(), key=lambda each: -each[1])
+        yield table(
+            ["memory at the peak" + (" of each device" if several else ""), Column("size", "bytes")],
+            [*((_KINDS.get(name, name), size) for name, size in sizes), ("together", self.peak_memory_bytes)],
+        )
+        low, high = self.needed_memory_bytes
+        room = nbytes(self.device_memory_bytes)
+        yield f"with what the process needs beside them {nbytes(low)} to {nbytes(high)} of {room}: {self.verdict}"
+        yield from notes(self.assumptions, "assumed")
+        yield ""
+        for source in self.sources:
+            yield f"{share(source.share)} of the kernel time by {source.model}: {source.why}"
+        for technique in self.techniques:
+            yield f"with {technique}"
+        yield from notes(self.warnings, "note")
 
 
 def estimate(
@@ -131,52 +178,3 @@ def headline(found: Estimate) -> str:
         f"{what} of {found.operators.name} takes {within(step.step_time_s, step.interval_s)} on {found.device.short}; "
         f"{room}{bound}."
     )
-
-
-@shown.register
-def _(view: EstimateView, top: int) -> Iterator[Block]:
-    several = view.devices > 1
-    batch = f"batch {count(view.batch)}{' per worker' if several else ''}" if view.batch else ""
-    device = f"{count(view.devices)} × {view.device}" if several else view.device
-    facts = (view.model, "training" if view.training else "inference", batch, view.precision, device)
-    yield About(tuple(filter(None, facts)))
-    yield About(tuple(f"{each.name} {each.value}{' (default)' if each.default else ''}" for each in view.recipe))
-    if view.samples_per_s:
-        words = f", {scaled(view.tokens_per_s)} tokens/s" if view.tokens_per_s else ""
-        apiece = f" ({scaled(view.tokens_per_s_per_device)} a device)" if words and several else ""
-        mfu = (
-            f"; MFU {share(view.mfu)}, of {'three times ' if view.training else ''}the products of the forward pass "
-            f"({scaled(view.model_flops, 'FLOP')}, causal attention whole) at the dense peak of their precision"
-        )
-        yield f"{scaled(view.samples_per_s)} samples/s{words}{apiece}{mfu if view.mfu else ''}"
-    if view.exchange_s:
-        yield f"messages {seconds(view.exchange_s)}, of which {seconds(view.exposed_s)} is waited for"
-    blocks = f", {count(view.repeated_blocks)} of them repeated blocks" if view.repeated_blocks else ""
-    yield (
-        f"{count(view.operators)} operators{blocks}, {scaled(view.parameters)} parameters, "
-        f"{scaled(view.flops, 'FLOP')}: "
-        f"{share(view.utilisation)} of the device's peak"
-    )
-    yield f"kernels {seconds(view.device_busy_s)}, host {seconds(view.host_busy_s)}"
-    total = sum(each.time_s for each in view.families) or 1.0
-    yield listing(
-        view.families, ("family", "operators"), ("calls", "calls", "count"), ("flops", "FLOP", "FLOP"),
-        ("bytes", "moved", "bytes"), ("time_s", "time", "time"), (lambda row: row.time_s / total, "share", "share"),
-        top=top, how="--top",
-    )  # fmt: skip
-    kinds = {name: view.memory_bytes.get(name, 0) for name in _KINDS} if view.training else {}
-    sizes = sorted((kinds | view.memory_bytes).items(), key=lambda each: -each[1])
-    yield table(
-        ["memory at the peak" + (" of each device" if several else ""), Column("size", "bytes")],
-        [*((_KINDS.get(name, name), size) for name, size in sizes), ("together", view.peak_memory_bytes)],
-    )
-    low, high = view.needed_memory_bytes
-    room = nbytes(view.device_memory_bytes)
-    yield f"with what the process needs beside them {nbytes(low)} to {nbytes(high)} of {room}: {view.verdict}"
-    yield from notes(view.assumptions, "assumed")
-    yield ""
-    for source in view.sources:
-        yield f"{share(source.share)} of the kernel time by {source.model}: {source.why}"
-    for technique in view.techniques:
-        yield f"with {technique}"
-    yield from notes(view.warnings, "note")

@@ -16,7 +16,7 @@ from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.comparison import MeanInterval, PolicyComparison
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.workload import SECOND
-from foretrace.report.blocks import NARROW, About, Block, Column, Grid, Line, listing, shown, table
+from foretrace.report.blocks import NARROW, About, Block, Column, Grid, Line, listing, table
 from foretrace.report.units import count, digits, long_range, long_time, share
 from foretrace.report.views import Report, taken
 
@@ -82,6 +82,23 @@ class FleetRunView(Report, frozen=True, kw_only=True):
     repetitions: int
     repeated_how: str
     facts: dict[str, str]  # what only this simulator knows
+
+    def shown(self, top: int) -> Iterator[Block]:
+        yield about(self)
+        yield _figures(self)
+        if self.repetitions > 1:
+            runs = f"{count(self.repetitions)} runs: {self.repeated_how}"
+            yield f"{level_text(self.interval_level)} intervals from {runs}"
+        if self.causes:
+            yield causes_table(self.causes)
+        yield from _also(self)
+        if self.slots:
+            yield slots_table(self.slots)
+        if len(self.tenants) > 1:
+            yield _tenants(self.tenants)
+        if self.repetitions == 1:
+            unknown = "one run has no interval: moving submissions by a minute moves a makespan by some per cent"
+            yield Line(self.facts.get("range", unknown), soft=True)
 
 
 def run(
@@ -245,24 +262,6 @@ def about(view: Any) -> About:
         getattr(view, "policy", ""),
     )  # fmt: skip
     return About(tuple(filter(None, parts)))
-
-
-@shown.register
-def _(view: FleetRunView, top: int) -> Iterator[Block]:
-    yield about(view)
-    yield _figures(view)
-    if view.repetitions > 1:
-        yield f"{level_text(view.interval_level)} intervals from {count(view.repetitions)} runs: {view.repeated_how}"
-    if view.causes:
-        yield causes_table(view.causes)
-    yield from _also(view)
-    if view.slots:
-        yield slots_table(view.slots)
-    if len(view.tenants) > 1:
-        yield _tenants(view.tenants)
-    if view.repetitions == 1:
-        unknown = "one run has no interval: moving submissions by a minute moves a makespan by some per cent"
-        yield Line(view.facts.get("range", unknown), soft=True)
 
 
 def _figures(view: FleetRunView) -> Grid:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf, isfinite
 from typing import Any
 
@@ -12,7 +12,7 @@ from foretrace.fleet.policies.registry import Described
 from foretrace.fleet.sweep import Swept
 from foretrace.fleet.synthetic import Generator
 from foretrace.fleet.workload import Workload
-from foretrace.report.blocks import Block, Column, Headline, Kind, Line, shown, table
+from foretrace.report.blocks import Block, Column, Headline, Kind, Line, table
 from foretrace.report.fleet import about, interval_text, level_text
 from foretrace.report.fleet_questions import figure_text
 from foretrace.report.names import listed
@@ -46,6 +46,27 @@ class FleetCompareView(Report, frozen=True, kw_only=True):
     interval_level: float
     policies: tuple[PolicyRow, ...]
     best: tuple[Best, ...]
+
+    def shown(self, top: int) -> Iterator[Block]:
+        yield about(self)
+        narrow = {"mean_jct_s": 0, "mean_queue_s": 0}  # those that a narrow terminal keeps
+        yield table(
+            [
+                "policy", *(Column(title, kind, least=narrow.get(name, 96)) for title, name, kind in FIGURES),
+                Column(f"mean JCT against {self.baseline}", wide=True),
+            ],
+            [
+                (row.policy, *(row.figures[name].mean for _, name, _ in FIGURES), against(row.figures["mean_jct_s"]))
+                for row in self.policies
+            ],
+        )  # fmt: skip
+        if self.repetitions > 1:
+            means = [(row.policy, row.figures["mean_jct_s"]) for row in self.policies]
+            yield table(
+                ["mean JCT", Column(f"{level_text(self.interval_level)} interval", right=True)],
+                [(policy, text) for policy, each in means if (text := interval_text(each.low, each.high))],
+            )
+            yield f"from {count(self.repetitions)} runs of each: {self.repeated_how}"
 
 
 def compare(
@@ -105,29 +126,6 @@ def _compare_headline(found: PolicyComparison) -> str:
     return f"{text}{f'; {listed(figure.tied)} within noise of it' if figure.tied else ''}."
 
 
-@shown.register
-def _(view: FleetCompareView, top: int) -> Iterator[Block]:
-    yield about(view)
-    narrow = {"mean_jct_s": 0, "mean_queue_s": 0}  # those that a narrow terminal keeps
-    yield table(
-        [
-            "policy", *(Column(title, kind, least=narrow.get(name, 96)) for title, name, kind in FIGURES),
-            Column(f"mean JCT against {view.baseline}", wide=True),
-        ],
-        [
-            (row.policy, *(row.figures[name].mean for _, name, _ in FIGURES), against(row.figures["mean_jct_s"]))
-            for row in view.policies
-        ],
-    )  # fmt: skip
-    if view.repetitions > 1:
-        means = [(row.policy, row.figures["mean_jct_s"]) for row in view.policies]
-        yield table(
-            ["mean JCT", Column(f"{level_text(view.interval_level)} interval", right=True)],
-            [(policy, text) for policy, each in means if (text := interval_text(each.low, each.high))],
-        )
-        yield f"from {count(view.repetitions)} runs of each: {view.repeated_how}"
-
-
 def against(each: PolicyFigure) -> str:
     """As in "0.61× (0.58 – 0.64)", "1.01× (0.98 – 1.04), within noise"."""
     if each.verdict == "baseline":
@@ -153,6 +151,20 @@ class FleetSweepView(Result, frozen=True, kw_only=True):
     rows: tuple[tuple[str | float | int | None, ...], ...]
     next: str
 
+    def shown(self, top: int) -> Iterator[Block]:
+        """Cells by mean JCT, shortest first."""
+        kept = [at for at, name in enumerate(self.columns) if name not in NOT_SHOWN]
+        jct = self.columns.index("mean_jct_s") if "mean_jct_s" in self.columns else 0
+        rows = sorted(self.rows, key=lambda row: mean if isinstance(mean := row[jct], float) else inf)
+        first = self.columns.index("jobs") if "jobs" in self.columns else 0
+        yield table(
+            [Column(self.columns[at], right=True, least=0 if at <= max(first, jct) else 96) for at in kept],
+            [[_cell(self.columns[at], row[at]) for at in kept] for row in rows],
+            top=MOST_CELLS,
+            noun="cell",
+        )
+        yield Line(f"cells are kept in {self.folder}", whole=True)
+
 
 def sweep(found: Swept, *, source: str, by: Mapping[str, Sequence[Any]], next_: str) -> FleetSweepView:
     """All cells of a sweep."""
@@ -175,22 +187,6 @@ def sweep(found: Swept, *, source: str, by: Mapping[str, Sequence[Any]], next_: 
     )
 
 
-@shown.register
-def _(view: FleetSweepView, top: int) -> Iterator[Block]:
-    """Cells by mean JCT, shortest first."""
-    kept = [at for at, name in enumerate(view.columns) if name not in NOT_SHOWN]
-    jct = view.columns.index("mean_jct_s") if "mean_jct_s" in view.columns else 0
-    rows = sorted(view.rows, key=lambda row: mean if isinstance(mean := row[jct], float) else inf)
-    first = view.columns.index("jobs") if "jobs" in view.columns else 0
-    yield table(
-        [Column(view.columns[at], right=True, least=0 if at <= max(first, jct) else 96) for at in kept],
-        [[_cell(view.columns[at], row[at]) for at in kept] for row in rows],
-        top=MOST_CELLS,
-        noun="cell",
-    )
-    yield Line(f"cells are kept in {view.folder}", whole=True)
-
-
 def _cell(name: str, value: str | float | int | None) -> str:
     return figure_text(name.replace("jitter_s", "jitter"), value) if isinstance(value, float | None) else str(value)
 
@@ -201,14 +197,12 @@ class FleetPoliciesView(Result, frozen=True, kw_only=True):
     command: str = "fleet policies"
     policies: tuple[Described, ...]
 
-
-@shown.register
-def _(view: FleetPoliciesView, top: int) -> Iterator[Block]:
-    yield Headline(f"{len(view.policies)} scheduling policies, with their parameters.")
-    for each in view.policies:
-        yield Line(each.about, label=each.name)
-        if each.parameters:
-            yield Line("  ".join(f"{one.name}={one.default}" for one in each.parameters), soft=True)
+    def shown(self, top: int) -> Iterator[Block]:
+        yield Headline(f"{len(self.policies)} scheduling policies, with their parameters.")
+        for each in self.policies:
+            yield Line(each.about, label=each.name)
+            if each.parameters:
+                yield Line("  ".join(f"{one.name}={one.default}" for one in each.parameters), soft=True)
 
 
 class FleetFitView(Report, frozen=True, kw_only=True):
@@ -226,6 +220,13 @@ class FleetFitView(Report, frozen=True, kw_only=True):
     profile_of: str  # week, day, flat
     in_sweeps: float  # share of the jobs that came in bursts of two or more
     stored: str
+
+    def shown(self, top: int) -> Iterator[Block]:
+        yield f"kinds of jobs {count(self.kinds)}, by tenant {count(self.strata)}; rhythm: {self.profile_of}"
+        yield Line("tenant x kind x duration, sweeps, rhythm and wandering of arrivals", label="kept")
+        yield Line("users, and how they react to queues", label="not kept")
+        if self.stored:
+            yield Line(self.stored, label="stored", whole=True)
 
 
 def fit(made: Generator, *, path: str, stored: str) -> FleetFitView:
@@ -262,15 +263,6 @@ def fit(made: Generator, *, path: str, stored: str) -> FleetFitView:
         if stored
         else "",
     )
-
-
-@shown.register
-def _(view: FleetFitView, top: int) -> Iterator[Block]:
-    yield f"kinds of jobs {count(view.kinds)}, by tenant {count(view.strata)}; rhythm: {view.profile_of}"
-    yield Line("tenant x kind x duration, sweeps, rhythm and wandering of arrivals", label="kept")
-    yield Line("users, and how they react to queues", label="not kept")
-    if view.stored:
-        yield Line(view.stored, label="stored", whole=True)
 
 
 class FleetGenerateView(Result, frozen=True, kw_only=True):
@@ -310,9 +302,3 @@ def export(files: Sequence[str], *, to: str, folder: str) -> FleetExportView:
     """Which files were written."""
     headline = f"{len(files):,} file{'s' if len(files) != 1 else ''} for {to} in {folder}"
     return FleetExportView(headline=headline, to=to, folder=folder, files=tuple(files))
-
-
-@shown.register(FleetGenerateView)
-@shown.register(FleetExportView)
-def _(view: FleetGenerateView | FleetExportView, top: int) -> Iterable[Block]:
-    return ()  # the headline says it

@@ -15,7 +15,7 @@ from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.comparison import ChangedFigure, changed_figures
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.workload import FARTHEST_S, SECOND
-from foretrace.report.blocks import Block, Column, listing, shown, table
+from foretrace.report.blocks import Block, Column, listing, table
 from foretrace.report.fleet import about, slots_table
 from foretrace.report.units import count, long_time
 from foretrace.report.views import Report, Result, taken
@@ -55,6 +55,36 @@ class FleetWhyView(Result, frozen=True, kw_only=True):
     remedies: tuple[Remedy, ...]
     next: str
 
+    def shown(self, top: int) -> Iterator[Block]:
+        if self.causes_s:
+            causes = sorted(self.causes_s.items(), key=lambda each: -each[1])
+            yield table(["waited because", Column(kind="long")], causes)
+        if self.room:
+            yield listing(
+                self.room, ("level", f"free at {long_time(self.at_s)}"), ("free", "GPUs", "count"),
+                ("most", "most in one", "count"),
+                (lambda each: f"{each.fits:,} of {each.units:,}", Column("could hold it", right=True)),
+            )  # fmt: skip
+        if self.holders:
+            columns = ("job", "holds GPUs then"), ("gpus", "GPUs", "count"), ("until_s", "for another", "long")
+            yield listing(self.holders, *columns)
+        if self.decisions:
+            rows = [(each.time_s, each.what, each.why) for each in self.decisions]
+            if left := max(len(rows) - MOST_DECISIONS, 0):
+                half = MOST_DECISIONS // 2
+                rows = [*rows[:half], (math.nan, "...", f"{left:,} more (--json has all)"), *rows[-half:]]
+            yield table([Column("decisions", "long"), "", Column(wide=True)], rows)
+        if self.remedies:
+            yield table(
+                [
+                    "would it help?",
+                    Column("it waits", "long", unknown="forever"),
+                    Column("mean JCT of all", "long"),
+                    "",
+                ],
+                [(each.change, each.queue_s, each.mean_jct_s, "yes" if each.helps else "no") for each in self.remedies],
+            )
+
 
 def why(found: Why, *, source: str, policy: str, cluster: str, next_: str = "") -> FleetWhyView:
     """The answer to why a job waits."""
@@ -80,33 +110,6 @@ def why(found: Why, *, source: str, policy: str, cluster: str, next_: str = "") 
     )
 
 
-@shown.register
-def _(view: FleetWhyView, top: int) -> Iterator[Block]:
-    if view.causes_s:
-        causes = sorted(view.causes_s.items(), key=lambda each: -each[1])
-        yield table(["waited because", Column(kind="long")], causes)
-    if view.room:
-        yield listing(
-            view.room, ("level", f"free at {long_time(view.at_s)}"), ("free", "GPUs", "count"),
-            ("most", "most in one", "count"),
-            (lambda each: f"{each.fits:,} of {each.units:,}", Column("could hold it", right=True)),
-        )  # fmt: skip
-    if view.holders:
-        columns = ("job", "holds GPUs then"), ("gpus", "GPUs", "count"), ("until_s", "for another", "long")
-        yield listing(view.holders, *columns)
-    if view.decisions:
-        rows = [(each.time_s, each.what, each.why) for each in view.decisions]
-        if left := max(len(rows) - MOST_DECISIONS, 0):
-            half = MOST_DECISIONS // 2
-            rows = [*rows[:half], (math.nan, "...", f"{left:,} more (--json has all)"), *rows[-half:]]
-        yield table([Column("decisions", "long"), "", Column(wide=True)], rows)
-    if view.remedies:
-        yield table(
-            ["would it help?", Column("it waits", "long", unknown="forever"), Column("mean JCT of all", "long"), ""],
-            [(each.change, each.queue_s, each.mean_jct_s, "yes" if each.helps else "no") for each in view.remedies],
-        )
-
-
 class FleetWhatifView(Report, frozen=True, kw_only=True):
     """`foretrace fleet whatif`: the same jobs on a changed cluster, network or policy."""
 
@@ -119,6 +122,16 @@ class FleetWhatifView(Report, frozen=True, kw_only=True):
     figures: tuple[ChangedFigure, ...]
     sooner: int  # jobs that end sooner
     later: int
+
+    def shown(self, top: int) -> Iterator[Block]:
+        yield table(
+            ["figure", Column("before", right=True), Column("after", right=True), Column("ratio", "ratio")],
+            [
+                (row.name, *(figure_text(row.name, each) for each in (row.before, row.after)), row.ratio)
+                for row in self.figures
+            ],
+        )
+        yield f"{count(self.sooner)} jobs end sooner, {count(self.later)} later."
 
 
 def whatif(
@@ -155,18 +168,6 @@ def whatif(
     )
 
 
-@shown.register
-def _(view: FleetWhatifView, top: int) -> Iterator[Block]:
-    yield table(
-        ["figure", Column("before", right=True), Column("after", right=True), Column("ratio", "ratio")],
-        [
-            (row.name, *(figure_text(row.name, each) for each in (row.before, row.after)), row.ratio)
-            for row in view.figures
-        ],
-    )
-    yield f"{count(view.sooner)} jobs end sooner, {count(view.later)} later."
-
-
 def figure_text(name: str, value: float | None) -> str:
     """A figure by what its name ends in."""
     if value is None:
@@ -186,6 +187,10 @@ class FleetSlotsView(Report, frozen=True, kw_only=True):
     free_gpus: int
     edges_s: tuple[float, ...]
     slots: tuple[overtime.Slots, ...]
+
+    def shown(self, top: int) -> Iterator[Block]:
+        yield about(self)
+        yield slots_table(self.slots)
 
 
 def slots(
@@ -222,9 +227,3 @@ def slots(
         notes=(),
         next=next_,
     )
-
-
-@shown.register
-def _(view: FleetSlotsView, top: int) -> Iterator[Block]:
-    yield about(view)
-    yield slots_table(view.slots)

@@ -15,7 +15,7 @@ from foretrace.cost.network.collective_table import CollectiveSeries, Collective
 from foretrace.cost.network.network import Network, bus_share
 from foretrace.cost.network.tables import of_table
 from foretrace.hardware.devices import Device
-from foretrace.report.blocks import Block, Column, Headline, Line, Next, listing, notes, shown, table
+from foretrace.report.blocks import Block, Column, Headline, Line, Next, listing, notes, table
 from foretrace.report.units import binary, digits, seconds, share, span
 from foretrace.report.views import Report, Result, taken
 
@@ -47,6 +47,26 @@ class NetworkCheckView(Report, frozen=True, kw_only=True):
     suspicions: tuple[str, ...]
     sizes: tuple[CheckedSize, ...]
 
+    def shown(self, top: int) -> Iterator[Block]:
+        where = f", {self.per_node} per machine" if self.per_node < self.workers else ""
+        yield f"{self.kind} of {self.workers} workers{where}, expected on {self.on}"
+        yield listing(
+            self.regimes, "regime", (lambda each: f"{binary(each.from_bytes)} – {binary(each.to_bytes)}", "sizes"),
+            ("ratio", "measured / expected", "ratio"), (lambda each: _WORDS[each.verdict], "verdict"),
+            ("why", Column("why", wide=True)),
+        )  # fmt: skip
+        yield from notes(self.suspicions, "suspicion")
+        sizes = _spread_out(self.sizes, SHOWN_SIZES)
+        yield listing(
+            sizes, ("bytes", "size", "binary"), ("measured_s", "measured", "seconds"),
+            ("expected_s", "expected", "seconds"),
+            (lambda each: span(each.expected_low_s, each.expected_high_s), Column("80 % range", right=True)),
+            (lambda each: _rate(each.measured_gb_s), Column("GB/s", right=True)),
+            (lambda each: _rate(each.expected_gb_s), Column("expected", right=True)), (_marks, ""),
+        )  # fmt: skip
+        if len(sizes) < len(self.sizes):
+            yield f"{len(sizes)} of {len(self.sizes):,} sizes; --json has all"
+
 
 class MeasuredSizeView(msgspec.Struct, frozen=True, kw_only=True):
     """One time of a calibration."""
@@ -73,6 +93,17 @@ class CalibrateNetworkView(Result, frozen=True, kw_only=True):
     sizes: tuple[MeasuredSizeView, ...]
     missing: dict[str, str]  # kind -> why it was not measured
     next: str
+
+    def shown(self, top: int) -> Iterator[Block]:
+        yield listing(
+            self.sizes, ("kind", "collective"), ("bytes", "size", "binary"), ("time_s", "time", "seconds"),
+            ("spread", "spread", "share"), (lambda row: _rate(row.bus_gb_s), Column("bus GB/s", right=True)),
+        )  # fmt: skip
+        yield f"medians of {self.repetitions} repetitions without the slowest fifth; spread: quartile distance"
+        if self.left_out_error is not None:
+            yield f"a size left out is predicted from the others to {share(self.left_out_error)} on average"
+        yield from notes((f"{kind} ({reason})" for kind, reason in self.missing.items()), "not measured")
+        yield f"stored in {self.stored}"
 
 
 class DeviceView(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +142,20 @@ class DevicesView(Result, frozen=True, kw_only=True):
 
     command: str = "devices"
     devices: tuple[DeviceView, ...]
+
+    def shown(self, top: int) -> Iterator[Block]:
+        if len(self.devices) == 1:
+            yield from _one_device(self.devices[0])
+            return
+        yield Headline(f"{len(self.devices)} devices; dense peak rates of vendors, links count both directions.")
+        yield listing(
+            self.devices, ("short", "device"), ("launch_year", Column("year", right=True)),
+            ("bf16_tflops", "bf16 TFLOP/s", "digits"), ("memory_gb", "memory GB", "digits"),
+            ("memory_gb_s", "GB/s", "digits"), ("scaleup_gb_s", "links GB/s", "digits"),
+            ("pcie_gb_s", "PCIe GB/s", "digits"), ("tdp_w", "W", "digits"),
+            (lambda each: each.scaleup_link or None, "links"),
+        )  # fmt: skip
+        yield Next(f"foretrace devices {self.devices[0].short}")
 
 
 # --- network check --------------------------------------------------------------------------------------------------
@@ -190,28 +235,6 @@ def _headline(found: NetworkCheck, suspicions: Sequence[str]) -> str:
     return f"The bus bandwidth is too low, {rate}{reason}."
 
 
-@shown.register
-def _(view: NetworkCheckView, top: int) -> Iterator[Block]:
-    where = f", {view.per_node} per machine" if view.per_node < view.workers else ""
-    yield f"{view.kind} of {view.workers} workers{where}, expected on {view.on}"
-    yield listing(
-        view.regimes, "regime", (lambda each: f"{binary(each.from_bytes)} – {binary(each.to_bytes)}", "sizes"),
-        ("ratio", "measured / expected", "ratio"), (lambda each: _WORDS[each.verdict], "verdict"),
-        ("why", Column("why", wide=True)),
-    )  # fmt: skip
-    yield from notes(view.suspicions, "suspicion")
-    sizes = _spread_out(view.sizes, SHOWN_SIZES)
-    yield listing(
-        sizes, ("bytes", "size", "binary"), ("measured_s", "measured", "seconds"),
-        ("expected_s", "expected", "seconds"),
-        (lambda each: span(each.expected_low_s, each.expected_high_s), Column("80 % range", right=True)),
-        (lambda each: _rate(each.measured_gb_s), Column("GB/s", right=True)),
-        (lambda each: _rate(each.expected_gb_s), Column("expected", right=True)), (_marks, ""),
-    )  # fmt: skip
-    if len(sizes) < len(view.sizes):
-        yield f"{len(sizes)} of {len(view.sizes):,} sizes; --json has all"
-
-
 def _marks(size: CheckedSize) -> str:
     unexpected = size.verdict if size.verdict != "as expected" else ""
     return ", ".join(filter(None, (unexpected, "protocol switch" if size.protocol_switch else "")))
@@ -262,19 +285,6 @@ def calibrated(table: CollectiveTable, path: Path) -> CalibrateNetworkView:
     )
 
 
-@shown.register
-def _(view: CalibrateNetworkView, top: int) -> Iterator[Block]:
-    yield listing(
-        view.sizes, ("kind", "collective"), ("bytes", "size", "binary"), ("time_s", "time", "seconds"),
-        ("spread", "spread", "share"), (lambda row: _rate(row.bus_gb_s), Column("bus GB/s", right=True)),
-    )  # fmt: skip
-    yield f"medians of {view.repetitions} repetitions without the slowest fifth; spread: quartile distance"
-    if view.left_out_error is not None:
-        yield f"a size left out is predicted from the others to {share(view.left_out_error)} on average"
-    yield from notes((f"{kind} ({reason})" for kind, reason in view.missing.items()), "not measured")
-    yield f"stored in {view.stored}"
-
-
 # --- devices --------------------------------------------------------------------------------------------------------
 
 
@@ -308,22 +318,6 @@ _FIGURES = (
     ("usual machine", "node_devices", "devices"),
     ("network per device", "network_gb_s", "GB/s"),
 )
-
-
-@shown.register
-def _(view: DevicesView, top: int) -> Iterator[Block]:
-    if len(view.devices) == 1:
-        yield from _one_device(view.devices[0])
-        return
-    yield Headline(f"{len(view.devices)} devices; dense peak rates of vendors, links count both directions.")
-    yield listing(
-        view.devices, ("short", "device"), ("launch_year", Column("year", right=True)),
-        ("bf16_tflops", "bf16 TFLOP/s", "digits"), ("memory_gb", "memory GB", "digits"),
-        ("memory_gb_s", "GB/s", "digits"), ("scaleup_gb_s", "links GB/s", "digits"),
-        ("pcie_gb_s", "PCIe GB/s", "digits"), ("tdp_w", "W", "digits"),
-        (lambda each: each.scaleup_link or None, "links"),
-    )  # fmt: skip
-    yield Next(f"foretrace devices {view.devices[0].short}")
 
 
 def _one_device(each: DeviceView) -> Iterator[Block]:

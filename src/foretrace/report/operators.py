@@ -9,7 +9,7 @@ import msgspec
 
 from foretrace.model.groups import OperatorBlock, OperatorGroup, OperatorGroups
 from foretrace.model.operator_graph import OperatorGraph, Role
-from foretrace.report.blocks import Block, Line, listing, shown
+from foretrace.report.blocks import Block, Line, listing
 from foretrace.report.units import digits, nbytes, scaled, share
 from foretrace.report.views import Report, taken
 
@@ -36,6 +36,25 @@ class OperatorsView(Report, frozen=True, kw_only=True):
     blocks: tuple[OperatorBlock, ...]
     unknown: dict[str, int]
     unknown_bytes_share: float
+
+    def shown(self, top: int, by: str = "family") -> Iterator[Block]:
+        rows = {"family": self.families, "operator": self.calls, "phase": self.phases, "layer": self.layers}[by]
+        yield listing(
+            rows, (lambda row: _short(row.name), by), ("calls", "calls", "count"), ("flops", "FLOP", "FLOP"),
+            ("read_bytes", "read", "bytes"), ("written_bytes", "written", "bytes"), ("intensity", "FLOP/B", "digits"),
+            top=top, how="--top",
+        )  # fmt: skip
+        intensity = digits(self.intensity) if self.intensity is not None else "–"
+        yield (
+            f"{self.operators} {'kernels' if self.fused else 'operators'}, {scaled(self.parameters)} parameters, "
+            f"activations {nbytes(self.activation_bytes)}, {intensity} FLOP per byte; from {self.source}"
+        )
+        for block in sorted(self.blocks, key=lambda each: -each.length * (each.times - 1))[:3]:
+            where = f" from {block.layer}" if block.layer else ""
+            yield Line(f"{block.length} operators, {block.times} times, node {block.first} on{where}", label="block")
+        if self.unknown:
+            named = ", ".join(f"{op} ({count})" for op, count in list(self.unknown.items())[:4])
+            yield f"known by their bytes only, {share(self.unknown_bytes_share)} of the bytes: {named}"
 
 
 def operators(graph: OperatorGraph, *, path: str = "", fused: bool = False) -> OperatorsView:
@@ -67,27 +86,6 @@ def _headline(graph: OperatorGraph, families: tuple[OperatorGroup, ...]) -> str:
         f"A step of {graph.name}{samples} computes {scaled(graph.flops, 'FLOP')} and moves {nbytes(moved)}: "
         f"{of_flops}{of_bytes}."
     )
-
-
-@shown.register
-def _(view: OperatorsView, top: int, by: str = "family") -> Iterator[Block]:
-    rows = {"family": view.families, "operator": view.calls, "phase": view.phases, "layer": view.layers}[by]
-    yield listing(
-        rows, (lambda row: _short(row.name), by), ("calls", "calls", "count"), ("flops", "FLOP", "FLOP"),
-        ("read_bytes", "read", "bytes"), ("written_bytes", "written", "bytes"), ("intensity", "FLOP/B", "digits"),
-        top=top, how="--top",
-    )  # fmt: skip
-    intensity = digits(view.intensity) if view.intensity is not None else "–"
-    yield (
-        f"{view.operators} {'kernels' if view.fused else 'operators'}, {scaled(view.parameters)} parameters, "
-        f"activations {nbytes(view.activation_bytes)}, {intensity} FLOP per byte; from {view.source}"
-    )
-    for block in sorted(view.blocks, key=lambda each: -each.length * (each.times - 1))[:3]:
-        where = f" from {block.layer}" if block.layer else ""
-        yield Line(f"{block.length} operators, {block.times} times, node {block.first} on{where}", label="block")
-    if view.unknown:
-        named = ", ".join(f"{op} ({count})" for op, count in list(view.unknown.items())[:4])
-        yield f"known by their bytes only, {share(view.unknown_bytes_share)} of the bytes: {named}"
 
 
 def _short(name: str) -> str:

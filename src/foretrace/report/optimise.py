@@ -13,7 +13,7 @@ from foretrace.plan.answer import Configuration
 from foretrace.plan.result import Answer, Gain
 from foretrace.report import assumptions
 from foretrace.report.assumptions import assumption
-from foretrace.report.blocks import Block, Column, Line, shown, table
+from foretrace.report.blocks import Block, Column, Line, table
 from foretrace.report.names import listed
 from foretrace.report.units import between, count, digits, nbytes, seconds, share, speed, unit_for
 from foretrace.report.views import Report, taken
@@ -74,6 +74,44 @@ class OptimiseView(Report, frozen=True, kw_only=True):
     assumptions: tuple[Assumed, ...]
     search: SearchView
 
+    def shown(self, top: int) -> Iterator[Block]:
+        label = "data-parallel by default" if self.workers > 1 else "as recorded"
+        gains = ((gain.name, gain.after_s, -gain.saved_s, gain.what) for gain in self.gains)
+        yield table(
+            ["change", Column("step", "time"), Column("saved", "change", unknown=""), Column("what", wide=True)],
+            [(label, self.default_s, None, ""), *gains],
+        )
+        yield from _buckets(self.configuration)
+        yield Line(_sure(self), label="sure")
+        if self.memory_bytes is not None and self.memory_recorded_bytes is not None:
+            limit = "" if self.memory_limit_bytes is None else f", limit {nbytes(self.memory_limit_bytes)}"
+            yield Line(
+                f"{nbytes(self.memory_recorded_bytes)} recorded, {nbytes(self.memory_bytes)} now{limit}", "memory"
+            )
+        if self.overtaking is not None and self.overtaking.step_s < self.step_s * (1 - 1e-3):
+            over = self.overtaking
+            checked = "" if over.checked_s is None else f", {seconds(over.checked_s)} by the whole graph"
+            yield Line(
+                f"messages that overtake each other (P3): {seconds(over.step_s)}{checked}; nothing is faster than "
+                f"{seconds(over.bound_s)} with this compute",
+                label="beyond DDP",
+            )
+        for left in self.left_out:
+            yield Line(f"{left.name}: {left.why}", label="left out")
+        for each in self.assumptions[:SHOWN_ASSUMPTIONS]:
+            yield Line(assumptions.said(each), label="assumed")
+        if len(self.assumptions) > SHOWN_ASSUMPTIONS:
+            yield Line(f"{count(len(self.assumptions) - SHOWN_ASSUMPTIONS)} more assumptions: --json.", soft=True)
+        search = self.search
+        done = (
+            f"{count(search.sets)} sets of techniques and {count(search.plans)} plans in {seconds(search.seconds)}; "
+            f"the coarsened self ({count(search.tensors)} gradients of {count(search.tasks)} tasks) is off the whole "
+            f"graph by {share(abs(search.difference))}."
+            if self.workers > 1
+            else f"{count(search.sets)} sets of techniques in {seconds(search.seconds)}."
+        )
+        yield Line(done, soft=True)
+
 
 def optimise(answer: Answer, found: Configuration, python: str, *, source: str) -> OptimiseView:
     """The answer of a search as its view."""
@@ -128,44 +166,6 @@ def headline(answer: Answer, found: Configuration) -> str:
     if answer.step_s >= answer.default_s * (1 - 1e-3) and not names:
         return f"Nothing that was tried is faster{where}: {seconds(answer.default_s)} per step as it is."
     return f"{speed(answer.default_s, answer.step_s)}{where}: {numbers} with {listed(names) or 'gradients as views'}."
-
-
-@shown.register
-def _(view: OptimiseView, top: int) -> Iterator[Block]:
-    label = "data-parallel by default" if view.workers > 1 else "as recorded"
-    gains = ((gain.name, gain.after_s, -gain.saved_s, gain.what) for gain in view.gains)
-    yield table(
-        ["change", Column("step", "time"), Column("saved", "change", unknown=""), Column("what", wide=True)],
-        [(label, view.default_s, None, ""), *gains],
-    )
-    yield from _buckets(view.configuration)
-    yield Line(_sure(view), label="sure")
-    if view.memory_bytes is not None and view.memory_recorded_bytes is not None:
-        limit = "" if view.memory_limit_bytes is None else f", limit {nbytes(view.memory_limit_bytes)}"
-        yield Line(f"{nbytes(view.memory_recorded_bytes)} recorded, {nbytes(view.memory_bytes)} now{limit}", "memory")
-    if view.overtaking is not None and view.overtaking.step_s < view.step_s * (1 - 1e-3):
-        over = view.overtaking
-        checked = "" if over.checked_s is None else f", {seconds(over.checked_s)} by the whole graph"
-        yield Line(
-            f"messages that overtake each other (P3): {seconds(over.step_s)}{checked}; nothing is faster than "
-            f"{seconds(over.bound_s)} with this compute",
-            label="beyond DDP",
-        )
-    for left in view.left_out:
-        yield Line(f"{left.name}: {left.why}", label="left out")
-    for each in view.assumptions[:SHOWN_ASSUMPTIONS]:
-        yield Line(assumptions.said(each), label="assumed")
-    if len(view.assumptions) > SHOWN_ASSUMPTIONS:
-        yield Line(f"{count(len(view.assumptions) - SHOWN_ASSUMPTIONS)} more assumptions: --json.", soft=True)
-    search = view.search
-    done = (
-        f"{count(search.sets)} sets of techniques and {count(search.plans)} plans in {seconds(search.seconds)}; "
-        f"the coarsened view ({count(search.tensors)} gradients of {count(search.tasks)} tasks) is off the whole "
-        f"graph by {share(abs(search.difference))}."
-        if view.workers > 1
-        else f"{count(search.sets)} sets of techniques in {seconds(search.seconds)}."
-    )
-    yield Line(done, soft=True)
 
 
 def _buckets(found: Configuration) -> Iterator[Block]:

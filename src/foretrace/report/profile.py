@@ -8,7 +8,7 @@ import msgspec
 
 from foretrace.hardware.probe import Peaks
 from foretrace.report import runs
-from foretrace.report.blocks import About, Block, Column, Grid, listing, shown, table
+from foretrace.report.blocks import About, Block, Column, Grid, listing, table
 from foretrace.report.blocks import notes as remarks
 from foretrace.report.units import between, count, digits, in_unit, nbytes, scaled, share, unit_for
 from foretrace.report.views import Report, StepTimeView, taken
@@ -61,6 +61,14 @@ class ProfileView(Report, frozen=True, kw_only=True):
     classes: tuple[GroupRates, ...]
     operators: tuple[GroupRates, ...]  # longest first, at most 100
     memory: MemorySplit | None
+
+    def shown(self, top: int) -> Iterator[Block]:
+        yield About((self.source, self.device, f"{count(self.steps)} {'step' if self.steps == 1 else 'steps'}"))
+        yield table(["metric", Column("value", right=True), Column(wide=True)], _metrics(self))
+        yield _rates_table("class", [row for row in self.classes if row.share >= _LITTLE])
+        yield _rates_table("operator" if self.platform == "cpu" else "kernel", self.operators[:top])
+        if self.memory is not None:
+            yield from _memory_blocks(self.memory)
 
 
 def profile(
@@ -164,16 +172,6 @@ def _headline(
 
 
 # --- blocks ----------------------------------------------------------------------------------------------------
-
-
-@shown.register
-def _(view: ProfileView, top: int) -> Iterator[Block]:
-    yield About((view.source, view.device, f"{count(view.steps)} {'step' if view.steps == 1 else 'steps'}"))
-    yield table(["metric", Column("value", right=True), Column(wide=True)], _metrics(view))
-    yield _rates_table("class", [row for row in view.classes if row.share >= _LITTLE])
-    yield _rates_table("operator" if view.platform == "cpu" else "kernel", view.operators[:top])
-    if view.memory is not None:
-        yield from _memory_blocks(view.memory)
 
 
 def _metrics(view: ProfileView) -> Iterator[tuple[str, str, str]]:

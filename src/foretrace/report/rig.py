@@ -10,7 +10,7 @@ import msgspec
 
 from foretrace.experiment.job import Assumed
 from foretrace.experiment.statistics import Ratio
-from foretrace.report.blocks import Block, Column, Next, listing, shown, table
+from foretrace.report.blocks import Block, Column, Next, listing, table
 from foretrace.report.units import binary, count, digits, seconds, share, signed, span, speed, things
 from foretrace.report.views import Report, Result, taken
 
@@ -33,6 +33,13 @@ class RigCheckView(Result, frozen=True, kw_only=True):
     cores: int
     leftovers: tuple[str, ...]  # namespaces of rigs that were killed
 
+    def shown(self, top: int) -> Iterator[Block]:
+        yield f"{self.cores} cores: real computation with up to {self.cores} workers, emulated with any number"
+        if self.leftovers:
+            yield f"left by killed rigs: {', '.join(self.leftovers)}; foretrace rig clean removes them"
+        if self.ok:
+            yield Next("foretrace rig calibrate --link 300mbit --workers 2")
+
 
 class RigCleanView(Result, frozen=True, kw_only=True):
     """`foretrace rig clean`: what killed rigs had left."""
@@ -40,6 +47,9 @@ class RigCleanView(Result, frozen=True, kw_only=True):
     command: str = "rig clean"
     headline: str
     removed: tuple[str, ...]
+
+    def shown(self, top: int) -> Iterator[Block]:
+        yield from self.removed
 
 
 class RigPointView(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +75,15 @@ class RigCalibrateView(Result, frozen=True, kw_only=True):
     points: tuple[RigPointView, ...]
     stored: str  # file; "" where none was asked for
     next: str
+
+    def shown(self, top: int) -> Iterator[Block]:
+        yield listing(
+            self.points, ("kind", "collective"), ("nbytes", "size", "binary"), ("seconds", "time", "seconds"),
+            ("spread", "spread", "share"),
+        )  # fmt: skip
+        yield f"{self.repetitions} repetitions of each, sizes in turns; spread is quartile distance over median"
+        if self.stored:
+            yield f"stored in {self.stored}"
 
 
 class RigArmView(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +131,16 @@ class RigVerifyView(Report, frozen=True, kw_only=True):
     ledger: str
     row: str
 
+    def shown(self, top: int) -> Iterator[Block]:
+        against = " + ".join(self.against) or "each worker by itself"
+        names = {"before": against, "after": " + ".join(self.techniques), "again": f"{against}, second copy"}
+        yield listing(
+            self.arms, (lambda arm: names[arm.name], "arm"), ("median_s", "step", "seconds"),
+            (lambda arm: span(arm.p10_s, arm.p90_s), Column("p10 – p90", right=True)), ("spread", "spread", "share"),
+        )  # fmt: skip
+        yield table(["", Column(wide=True)], _figures(self))
+        yield f"row {self.row[:8]} added to {self.ledger}" if self.ledger else "no row was written"
+
 
 def check(able: Capability, *, cores: int, leftovers: Sequence[str]) -> RigCheckView:
     """What this machine can do."""
@@ -122,24 +151,10 @@ def check(able: Capability, *, cores: int, leftovers: Sequence[str]) -> RigCheck
     return taken(RigCheckView, able, headline=headline, ok=not able.missing, cores=cores, leftovers=tuple(leftovers))
 
 
-@shown.register
-def _(view: RigCheckView, top: int) -> Iterator[Block]:
-    yield f"{view.cores} cores: real computation with up to {view.cores} workers, emulated with any number"
-    if view.leftovers:
-        yield f"left by killed rigs: {', '.join(view.leftovers)}; foretrace rig clean removes them"
-    if view.ok:
-        yield Next("foretrace rig calibrate --link 300mbit --workers 2")
-
-
 def clean(removed: Sequence[str]) -> RigCleanView:
     """What was removed."""
     headline = f"Removed {things(len(removed), 'namespace')}." if removed else "Nothing was left."
     return RigCleanView(headline=headline, removed=tuple(removed))
-
-
-@shown.register
-def _(view: RigCleanView, top: int) -> Iterator[Block]:
-    yield from view.removed
 
 
 def calibrate(found: LinkCalibration, *, link: str, workers: int, stored: str) -> RigCalibrateView:
@@ -163,17 +178,6 @@ def calibrate(found: LinkCalibration, *, link: str, workers: int, stored: str) -
         next='foretrace rig verify "data-parallel bucket_mb=4" '
         f"--workers {workers} --link {link} --emulate 12x1mb/20ms",
     )
-
-
-@shown.register
-def _(view: RigCalibrateView, top: int) -> Iterator[Block]:
-    yield listing(
-        view.points, ("kind", "collective"), ("nbytes", "size", "binary"), ("seconds", "time", "seconds"),
-        ("spread", "spread", "share"),
-    )  # fmt: skip
-    yield f"{view.repetitions} repetitions of each, sizes in turns; spread is quartile distance over median"
-    if view.stored:
-        yield f"stored in {view.stored}"
 
 
 def verify(outcome: LinkOutcome, arm: ArmOutcome, ledger: str = "", row: str = "") -> RigVerifyView:
@@ -209,18 +213,6 @@ def headline(arm: ArmOutcome) -> str:
     found = arm.measured
     measured = f"measured {seconds(found.median_s)} ({span(found.p10_s, found.p90_s)})"
     return f"{predicted}, {measured}: {arm.verdict}, off by {signed(arm.step_error)}."
-
-
-@shown.register
-def _(view: RigVerifyView, top: int) -> Iterator[Block]:
-    against = " + ".join(view.against) or "each worker by itself"
-    names = {"before": against, "after": " + ".join(view.techniques), "again": f"{against}, second copy"}
-    yield listing(
-        view.arms, (lambda arm: names[arm.name], "arm"), ("median_s", "step", "seconds"),
-        (lambda arm: span(arm.p10_s, arm.p90_s), Column("p10 – p90", right=True)), ("spread", "spread", "share"),
-    )  # fmt: skip
-    yield table(["", Column(wide=True)], _figures(view))
-    yield f"row {view.row[:8]} added to {view.ledger}" if view.ledger else "no row was written"
 
 
 def _figures(view: RigVerifyView) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,7 @@ from foretrace.graph.taskgraph import NotOfStep, TaskGraph
 from foretrace.report import headline, ranks, runs
 from foretrace.report.advise import AdviceRow, row
 from foretrace.report.blame import ranking
-from foretrace.report.blocks import NARROW, About, Bars, Block, Column, Grid, Line, listing, notes, shown
+from foretrace.report.blocks import NARROW, About, Bars, Block, Column, Grid, Line, listing, notes
 from foretrace.report.names import short_name
 from foretrace.report.ranks import ClockView, CollectivesView
 from foretrace.report.units import between, change, count, in_unit, seconds, share, unit_for
@@ -50,6 +50,26 @@ class ShowView(Report, frozen=True, kw_only=True):
     clock: ClockView | None = None
     not_of_step: tuple[NotOfStep, ...]
     advice: tuple[AdviceRow, ...]  # what answers the bottleneck and gains beyond doubt
+
+    def shown(self, top: int) -> Iterator[Block]:
+        step = self.step_time_s
+        unit = unit_for(step.median)
+        line = f"step {in_unit(step.median, unit)} {unit.name}"
+        if self.interval_s is not None:
+            line += f" ({between(*self.interval_s, unit)})"
+        elif self.steps > 1:
+            line += f" (p10 {in_unit(step.p10, unit)} – p90 {in_unit(step.p90, unit)})"
+        yield About(tuple(facts(self)))
+        yield Bars((runs.step_bar(line, self.breakdown_s, self.platform),), legend=True)
+        if self.collectives is not None and self.collectives.each:
+            yield _ranks(self.collectives, self.clock, top)
+            yield from notes(collectives(self.collectives, one_step=self.steps <= 1))
+        if self.holds_back:
+            title = "what holds the step back" + (" (sum of the ranks)" if self.ranks > 1 else "")
+            yield ranking(_named_too(self.holds_back, top, self.headline), title, self.platform)
+        for each in self.advice:
+            yield Line(advice(each), label="try")
+        yield from notes(trust(self))
 
 
 def show(timeline: Timeline, *, path: str = "") -> ShowView:
@@ -120,28 +140,6 @@ def _advice(graph: TaskGraph, bottleneck: str) -> tuple[AdviceRow, ...]:
     names = {"data_loading": ["PrefetchData"], "launch_bound": ["CudaGraphs", "FusedOptimizer"]}
     kinds = [getattr(techniques, name) for name in names.get(bottleneck, ["MixedPrecision", "Compiled"])]
     return tuple(map(row, against(graph, kinds)))
-
-
-@shown.register
-def _(view: ShowView, top: int) -> Iterator[Block]:
-    step = view.step_time_s
-    unit = unit_for(step.median)
-    line = f"step {in_unit(step.median, unit)} {unit.name}"
-    if view.interval_s is not None:
-        line += f" ({between(*view.interval_s, unit)})"
-    elif view.steps > 1:
-        line += f" (p10 {in_unit(step.p10, unit)} – p90 {in_unit(step.p90, unit)})"
-    yield About(tuple(facts(view)))
-    yield Bars((runs.step_bar(line, view.breakdown_s, view.platform),), legend=True)
-    if view.collectives is not None and view.collectives.each:
-        yield _ranks(view.collectives, view.clock, top)
-        yield from notes(collectives(view.collectives, one_step=view.steps <= 1))
-    if view.holds_back:
-        title = "what holds the step back" + (" (sum of the ranks)" if view.ranks > 1 else "")
-        yield ranking(_named_too(view.holds_back, top, view.headline), title, view.platform)
-    for each in view.advice:
-        yield Line(advice(each), label="try")
-    yield from notes(trust(view))
 
 
 def _ranks(view: CollectivesView, clock: ClockView | None, most: int) -> Grid:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from foretrace.experiment.stalls import Stall, Stalls
 from foretrace.plan.cloud import Offer
-from foretrace.report.blocks import Block, Column, listing, notes, shown, table
+from foretrace.report.blocks import Block, Column, listing, notes, table
 from foretrace.report.units import digits, seconds, share, span
 from foretrace.report.views import Report, Result
 
@@ -35,6 +35,19 @@ class StashView(Report, frozen=True, kw_only=True):
     runs_s: dict[str, tuple[float, ...]]  # seconds per step by run and round
     unknown: tuple[str, ...]
 
+    def shown(self, top: int) -> Iterator[Block]:
+        yield f"one worker, batches ready {seconds(self.alone_s)} · as recorded {seconds(self.recorded_s)} per step"
+        measured = {bar.name: bar for bar in self.measured}
+        predicted = {bar.name: bar for bar in self.predicted}
+        rows = []
+        for name in dict.fromkeys([*predicted, *measured]):
+            sides = [predicted.get(name), *([measured.get(name)] if measured else [])]
+            why = next(bar.why for bar in sides if bar is not None)
+            rows.append((name, *("–" if bar is None else _range(bar) for bar in sides), why))
+        columns = [Column("predicted", right=True), *([Column("measured", right=True)] if measured else [])]
+        yield table([Column("stall"), *columns, Column("how", wide=True)], rows)
+        yield from notes(self.unknown, "not known")
+
 
 class CloudAdviseView(Result, frozen=True, kw_only=True):
     """`foretrace cloud advise`: what training would take on rented machines, fastest first."""
@@ -50,6 +63,22 @@ class CloudAdviseView(Result, frozen=True, kw_only=True):
     left_out: tuple[str, ...]
     assumptions: tuple[str, ...]
     next: str
+
+    def shown(self, top: int) -> Iterator[Block]:
+        kept = [offer for offer in self.offers if offer.on_front or offer.name == self.chosen]
+        rest = [offer for offer in self.offers if offer not in kept][: max(_SHOWN - len(kept), 0)]
+        yield listing(
+            [offer for offer in self.offers if offer in kept or offer in rest],
+            (lambda offer: "»" if offer.name == self.chosen else "*" if offer.on_front else "", ""),
+            ("name", "machines"), "device", ("step_s", "step", "seconds"), ("compute_s", "computing", "seconds"),
+            ("communication_s", "others", "seconds"), ("data_s", "data", "seconds"),
+            (_time, Column("time (80 %)", right=True)),
+            (lambda offer: f"{digits(offer.dollars)} $", Column("price", right=True)),
+        )  # fmt: skip
+        dates = sorted({offer.price_date for offer in self.offers if offer.price_date}) or ["your file"]
+        yield f"* nothing else is both faster and cheaper; list prices of {', '.join(dates)}"
+        yield from notes(self.left_out, "left out")
+        yield from notes(self.assumptions, "assumed")
 
 
 def stash(found: Stalls | Compared, *, source: str, workers: int) -> StashView:
@@ -84,21 +113,6 @@ def stash(found: Stalls | Compared, *, source: str, workers: int) -> StashView:
     )
 
 
-@shown.register
-def _(view: StashView, top: int) -> Iterator[Block]:
-    yield f"one worker, batches ready {seconds(view.alone_s)} · as recorded {seconds(view.recorded_s)} per step"
-    measured = {bar.name: bar for bar in view.measured}
-    predicted = {bar.name: bar for bar in view.predicted}
-    rows = []
-    for name in dict.fromkeys([*predicted, *measured]):
-        sides = [predicted.get(name), *([measured.get(name)] if measured else [])]
-        why = next(bar.why for bar in sides if bar is not None)
-        rows.append((name, *("–" if bar is None else _range(bar) for bar in sides), why))
-    columns = [Column("predicted", right=True), *([Column("measured", right=True)] if measured else [])]
-    yield table([Column("stall"), *columns, Column("how", wide=True)], rows)
-    yield from notes(view.unknown, "not known")
-
-
 def _range(bar: Stall) -> str:
     return f"{seconds(bar.seconds)} ({span(bar.low_s, bar.high_s)}) {share(bar.share)}"
 
@@ -126,24 +140,6 @@ def cloud(found: RentalAdvice, wanted: RentalRequest, *, source: str) -> CloudAd
         assumptions=found.assumed,
         next=f"foretrace advise {shlex.quote(source)}",
     )
-
-
-@shown.register
-def _(view: CloudAdviseView, top: int) -> Iterator[Block]:
-    kept = [offer for offer in view.offers if offer.on_front or offer.name == view.chosen]
-    rest = [offer for offer in view.offers if offer not in kept][: max(_SHOWN - len(kept), 0)]
-    yield listing(
-        [offer for offer in view.offers if offer in kept or offer in rest],
-        (lambda offer: "»" if offer.name == view.chosen else "*" if offer.on_front else "", ""), ("name", "machines"),
-        "device", ("step_s", "step", "seconds"), ("compute_s", "computing", "seconds"),
-        ("communication_s", "others", "seconds"), ("data_s", "data", "seconds"),
-        (_time, Column("time (80 %)", right=True)),
-        (lambda offer: f"{digits(offer.dollars)} $", Column("price", right=True)),
-    )  # fmt: skip
-    dates = sorted({offer.price_date for offer in view.offers if offer.price_date}) or ["your file"]
-    yield f"* nothing else is both faster and cheaper; list prices of {', '.join(dates)}"
-    yield from notes(view.left_out, "left out")
-    yield from notes(view.assumptions, "assumed")
 
 
 def _time(offer: Offer) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from foretrace.report.blocks import Block, shown, table
+from foretrace.report.blocks import Block, table
 from foretrace.report.units import digits, seconds, share, within
 from foretrace.report.views import Report, taken
 
@@ -46,6 +46,23 @@ class UtilisationView(Report, frozen=True, kw_only=True):
     command: str = "utilisation"
     usage: ModelUsageView
 
+    def shown(self, top: int) -> Iterator[Block]:
+        found = self.usage
+        yield table(
+            ["", ""],
+            [
+                ("step", within(found.step_time_s, found.interval_s)),
+                (f"peak FLOP/s ({found.precision})", share(found.of_peak_flops)),
+                ("peak bandwidth", share(found.of_peak_bandwidth)),
+                ("device busy", share(found.busy)),
+                (
+                    "FLOPs per byte",
+                    f"{digits(found.intensity)}, ridge {digits(found.ridge)}: {found.bound}-bound as a whole",
+                ),
+                ("costs from", ", ".join(f"{name} {share(part)}" for name, part in found.cost_sources.items())),
+            ],
+        )
+
 
 def of_model(found: ModelUsage, *, model: str, training: bool, next: str) -> UtilisationView:
     """The view of one model."""
@@ -76,23 +93,4 @@ def of_model(found: ModelUsage, *, model: str, training: bool, next: str) -> Uti
         ),
         notes=found.notes,
         next=next,
-    )
-
-
-@shown.register
-def _(view: UtilisationView, top: int) -> Iterator[Block]:
-    found = view.usage
-    yield table(
-        ["", ""],
-        [
-            ("step", within(found.step_time_s, found.interval_s)),
-            (f"peak FLOP/s ({found.precision})", share(found.of_peak_flops)),
-            ("peak bandwidth", share(found.of_peak_bandwidth)),
-            ("device busy", share(found.busy)),
-            (
-                "FLOPs per byte",
-                f"{digits(found.intensity)}, ridge {digits(found.ridge)}: {found.bound}-bound as a whole",
-            ),
-            ("costs from", ", ".join(f"{name} {share(part)}" for name, part in found.cost_sources.items())),
-        ],
     )

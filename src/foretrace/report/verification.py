@@ -13,7 +13,7 @@ from foretrace.experiment.ledger import Row
 from foretrace.experiment.statistics import Ratio, Verdict
 from foretrace.experiment.tables import Summary, floor_of, summaries
 from foretrace.report import assumptions
-from foretrace.report.blocks import Block, Column, Line, listing, shown
+from foretrace.report.blocks import Block, Column, Line, listing
 from foretrace.report.rig import RigArmView
 from foretrace.report.units import between, count, digits, seconds, share, signed, speed, things, unit_for
 from foretrace.report.views import Report, taken
@@ -77,6 +77,37 @@ class VerifyView(Report, frozen=True, kw_only=True):
     ledger: str  # file that the row went to; "" where none was written
     row: str  # its id
 
+    def shown(self, top: int) -> Iterator[Block]:
+        unit = unit_for(max((arm.median_s for arm in self.arms), default=0.0))
+        yield listing(
+            self.arms, (lambda arm: _ARMS[arm.name], "arm"), ("median_s", "step", "time"),
+            (lambda arm: f"{between(arm.p10_s, arm.p90_s, unit)} {unit.name}", Column("p10 – p90", right=True)),
+            ("wall_s", "wall", "time"), ("cpu_s", "CPU", "time"),
+        )  # fmt: skip
+        same = f"the baseline against itself came to {_numbers(self.same)}, 80 % interval"
+        yield Line(f"{share(self.floor)}; {same}", label="floor")
+        yield Line(_how(self), label="measured")
+        if self.samples_before != self.samples_after:
+            yield Line(f"{count(self.samples_before)} → {count(self.samples_after)}", label="samples per step")
+        if self.losses_before:
+            yield Line(f"{_losses(self.losses_before)}; with it {_losses(self.losses_after)}", label="first losses")
+        for each in self.assumptions[:3]:
+            yield Line(assumptions.said(each, replaced=False), label="assumed")
+        if self.residual:
+            yield listing(
+                self.residual[:SHOWN_RESIDUALS], ("layer", "where the treated step differs most", "name"), "phase",
+                ("predicted_s", "predicted", "time"), ("recorded_s", "recorded", "time"),
+                ("difference_s", "difference", "change"),
+            )  # fmt: skip
+            yield Line(
+                f"The prediction starts from a step of {seconds(self.recorded_s)}; the treated step was recorded once "
+                f"({seconds(self.treated_recorded_s)}) and scaled to {seconds(self.measured.value * self.recorded_s)}, "
+                "the share that the arms measured.",
+                soft=True,
+            )
+        row = f"row {self.row[:8]} added to {self.ledger}" if self.ledger else "no row was written"
+        yield Line(row, soft=True)
+
 
 class LedgerRowView(msgspec.Struct, frozen=True, kw_only=True):
     """One verification as the ledger keeps it."""
@@ -105,6 +136,21 @@ class LedgerView(Report, frozen=True, kw_only=True):
     source: str
     rows: tuple[LedgerRowView, ...]
     summary: tuple[Summary, ...]
+
+    def shown(self, top: int) -> Iterator[Block]:
+        if self.rows:
+            yield listing(
+                self.rows[::-1], "techniques", "model",  # the newest first
+                (lambda row: _numbers(row.predicted), Column("predicted", right=True)),
+                ("measured.value", "measured", "digits"), (lambda row: signed(row.error), Column("error", right=True)),
+                ("floor", "floor", "share"), "verdict", top=top, noun="older row", how="--top",
+            )  # fmt: skip
+        if self.summary:
+            yield listing(
+                self.summary, ("name", "technique"), (_rows, Column("rows", right=True)),
+                ("median_error", "median error", "share"), ("worst_error", "worst", "share"),
+                ("coverage", "covered", "share"),
+            )  # fmt: skip
 
 
 def verify(outcome: Outcome, ledger: str = "", row: str = "") -> VerifyView:
@@ -154,56 +200,6 @@ def ledger(rows: Sequence[Row], *, source: str, summary_only: bool = False) -> L
         notes=(),
         next="" if summary_only or not found else "foretrace ledger --summary",
     )
-
-
-@shown.register
-def _(view: VerifyView, top: int) -> Iterator[Block]:
-    unit = unit_for(max((arm.median_s for arm in view.arms), default=0.0))
-    yield listing(
-        view.arms, (lambda arm: _ARMS[arm.name], "arm"), ("median_s", "step", "time"),
-        (lambda arm: f"{between(arm.p10_s, arm.p90_s, unit)} {unit.name}", Column("p10 – p90", right=True)),
-        ("wall_s", "wall", "time"), ("cpu_s", "CPU", "time"),
-    )  # fmt: skip
-    same = f"the baseline against itself came to {_numbers(view.same)}, 80 % interval"
-    yield Line(f"{share(view.floor)}; {same}", label="floor")
-    yield Line(_how(view), label="measured")
-    if view.samples_before != view.samples_after:
-        yield Line(f"{count(view.samples_before)} → {count(view.samples_after)}", label="samples per step")
-    if view.losses_before:
-        yield Line(f"{_losses(view.losses_before)}; with it {_losses(view.losses_after)}", label="first losses")
-    for each in view.assumptions[:3]:
-        yield Line(assumptions.said(each, replaced=False), label="assumed")
-    if view.residual:
-        yield listing(
-            view.residual[:SHOWN_RESIDUALS], ("layer", "where the treated step differs most", "name"), "phase",
-            ("predicted_s", "predicted", "time"), ("recorded_s", "recorded", "time"),
-            ("difference_s", "difference", "change"),
-        )  # fmt: skip
-        yield Line(
-            f"The prediction starts from a step of {seconds(view.recorded_s)}; the treated step was recorded once "
-            f"({seconds(view.treated_recorded_s)}) and scaled to {seconds(view.measured.value * view.recorded_s)}, "
-            "the share that the arms measured.",
-            soft=True,
-        )
-    row = f"row {view.row[:8]} added to {view.ledger}" if view.ledger else "no row was written"
-    yield Line(row, soft=True)
-
-
-@shown.register
-def _(view: LedgerView, top: int) -> Iterator[Block]:
-    if view.rows:
-        yield listing(
-            view.rows[::-1], "techniques", "model",  # the newest first
-            (lambda row: _numbers(row.predicted), Column("predicted", right=True)),
-            ("measured.value", "measured", "digits"), (lambda row: signed(row.error), Column("error", right=True)),
-            ("floor", "floor", "share"), "verdict", top=top, noun="older row", how="--top",
-        )  # fmt: skip
-    if view.summary:
-        yield listing(
-            view.summary, ("name", "technique"), (_rows, Column("rows", right=True)),
-            ("median_error", "median error", "share"), ("worst_error", "worst", "share"),
-            ("coverage", "covered", "share"),
-        )  # fmt: skip
 
 
 def _rows(each: Summary) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from foretrace.report import units
-from foretrace.report.blocks import About, Block, Headline, Line, Next, shown, table
+from foretrace.report.blocks import About, Block, Headline, Line, Next, table
 from foretrace.report.views import Result, taken
 
 if TYPE_CHECKING:
@@ -63,6 +63,21 @@ class ZooView(Result, frozen=True, kw_only=True):
     models: tuple[ModelView, ...]
     run: TrialView | None
 
+    def shown(self, top: int) -> Iterator[Block]:
+        if self.run is not None:
+            yield from _trial(self.models[0], self.run)
+            return
+        sizes = "tiny takes 20 to 170 ms per step on one core, full is as published"
+        yield Headline(f"{len(self.models)} models in two sizes: {sizes}.")
+        for each in self.models:
+            needs = f" (needs {each.needs})" if each.needs else ""
+            parameters = (
+                f"{units.scaled(each.parameters.tiny)} or {units.scaled(each.parameters.full)} parameters{needs}"
+            )
+            yield Line(f"{each.task}, {parameters}", label=each.name)
+            yield Line(each.summary, soft=True)
+        yield Next(f"foretrace zoo {min(self.models, key=lambda each: each.parameters.tiny).name}")
+
 
 def zoo(entries: Iterable[ZooModel], run: Trial | None = None, *, size: str = "", seed: int = 0) -> ZooView:
     """The models of the zoo, or one of them as it ran."""
@@ -83,21 +98,6 @@ def zoo(entries: Iterable[ZooModel], run: Trial | None = None, *, size: str = ""
         for each in entries
     )
     return ZooView(models=tuple(models), run=trial)
-
-
-@shown.register
-def _(view: ZooView, top: int) -> Iterator[Block]:
-    if view.run is not None:
-        yield from _trial(view.models[0], view.run)
-        return
-    sizes = "tiny takes 20 to 170 ms per step on one core, full is as published"
-    yield Headline(f"{len(view.models)} models in two sizes: {sizes}.")
-    for each in view.models:
-        needs = f" (needs {each.needs})" if each.needs else ""
-        parameters = f"{units.scaled(each.parameters.tiny)} or {units.scaled(each.parameters.full)} parameters{needs}"
-        yield Line(f"{each.task}, {parameters}", label=each.name)
-        yield Line(each.summary, soft=True)
-    yield Next(f"foretrace zoo {min(view.models, key=lambda each: each.parameters.tiny).name}")
 
 
 def _trial(model: ModelView, run: TrialView) -> Iterator[Block]:
