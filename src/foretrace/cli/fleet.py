@@ -51,7 +51,7 @@ def run(
     if out is not None:
         write_text(out, per_job(result, only))
     page = fleet_page.FleetPage(view=view, result=result, cluster=made.cluster)
-    return Reply(result=view, page=lambda path: fleet_page.write(page, path))
+    return Reply(result=view, page=lambda: fleet_page.render(page))
 
 
 def tell_origin(result: FleetResult) -> None:
@@ -176,11 +176,11 @@ def compare(
         next_=following(["sweep"], spec, *spelt({"policy": policy}), then=["--set", "load=0.5,1,2", "--out", "sweep"]),
     )  # fmt: skip
 
-    def page(path: Path) -> None:
+    def page() -> str:
         first, *others = ((text, one.play(record="devices")) for text, one in runs.items())
         shown = fleet.run(first[1], made.cluster, path=spec.trace, repeated=found if len(parts) > 1 else None)
         whole = FleetPage(view=shown, result=first[1], cluster=made.cluster, others=dict(others), comparison=view)
-        fleet_page.write(whole, path)
+        return fleet_page.render(whole)
 
     return Reply(result=view, page=page)
 
@@ -310,6 +310,6 @@ def policies() -> Result:
     return FleetPoliciesView(policies=described())
 
 
-fleet = group("fleet", "Simulate logs of many jobs on one cluster; ask why and what if.")
+fleet = group("fleet", "Simulate logs of many jobs; ask why and what if.")
 for command in (run, compare, why, whatif, slots, sweep, fit, generate, export, policies):
     fleet.command(command.__name__)(answers(command))
