@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from foretrace.cli import completion
 from foretrace.cli.options import argument
-
-if TYPE_CHECKING:
-    from foretrace.report.views import Result
+from foretrace.report.views import Result
 
 
 def devices(

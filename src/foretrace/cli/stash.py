@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from foretrace.cli import options
 from foretrace.cli.options import argument, option
 from foretrace.errors import ForetraceError
-
-if TYPE_CHECKING:
-    from foretrace.report.views import Result
+from foretrace.report.views import Result
 
 
 def stash(
