@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from foretrace.cli import completion, options
 from foretrace.cli.answers import Reply, answers, group
 from foretrace.cli.options import argument, option
+from foretrace.cli.verify import LedgerFile, NoLedger
+from foretrace.report.views import Result
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-llm = group("llm", "Engines that serve large language models: simulate them under requests.")
+llm = group("llm", "Engines that serve large language models: simulate them under requests, find their capacity.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,3 +96,67 @@ def simulate(
         perfetto: lambda path: timelines.write([track(model, flow.engine_steps(found).simulate())], path),
     }
     return Reply(result=llm_simulated(found), files=files)
+
+
+@llm.command("capacity")
+@answers
+def capacity(
+    *,
+    model: str = argument(..., "MODEL", "A decoder by name, or its config.json.", complete=completion.decoders),
+    device: str = option(..., "NAME", "As foretrace devices lists them.", complete=completion.devices),
+    slo: str = option(..., '"ttft.p99=0.5s ..."', "Limits of ttft, tpot, itl, e2e, each p50, p90, p99 or mean."),
+    requests: str = option(
+        "poisson requests=1000", '"KIND KEY=VALUE ..."|FILE',
+        "Requests whose rate is changed: poisson, gamma or constant, with prompt= and output=; or a trace.",
+    ),
+    devices: int = option(8, "N", "Devices of one engine at most.", least=1),
+    seconds: float = option(60.0, "S", "For the search.", least=0),
+    dtype: str = option("bf16", "NAME", "Of the weights: bf16, fp8, fp4 or int4."),
+    price: float = option(0.0, "USD", "Of a device per hour; by default that of the cheapest machine known.", least=0),
+    state: Path | None = option(None, "FILE", "Keep what was found, and go on from there next time."),
+    seed: int = option(0, "N", "Of what is drawn."),
+    top: options.Top = 12,
+    on: str = option("here", "here|ray", "Where deployments are simulated: on this machine's cores, or a Ray cluster."),
+) -> Result:  # fmt: skip
+    """Find the highest rate of requests that keeps the limits, for every deployment of a model, and what it costs.
+
+    Example: foretrace llm capacity llama-3-8b --device h100 --devices 2 --slo "ttft.p99=0.5s tpot.p99=50ms"
+    """
+    from foretrace import flow
+    from foretrace.report.llm_capacity import llm_capacity
+    from foretrace.serving.llm.ask import Serving
+
+    ask = Serving(model=model, device=device, asked=requests, layout={"dtype": dtype}, slo=slo, seed=seed, on=on)
+    with options.progress(f"searching deployments of {model}") as progress:
+        found = flow.capacity(ask, devices=devices, seconds=seconds, price=price, state=state, progress=progress)
+    return llm_capacity(found)
+
+
+@llm.command("verify")
+@answers
+def verify(
+    *,
+    scheduling: RuleOptions,
+    runs: int = option(5, "N", "Runs, of other requests each; every one is made twice.", least=3),
+    load: float = option(0.7, "SHARE", "Rate of requests, of what the engine can serve by prediction."),
+    blocks: int = option(256, "N", "Blocks of 16 tokens that the cache has.", least=12),
+    seed: int = option(0, "N", "Of requests."),
+    ledger: LedgerFile = None,
+    no_ledger: NoLedger = False,
+) -> Result:
+    """Hold simulated engines against a real one: a small decoder on this processor, under the same scheduler.
+
+    Example: foretrace llm verify --runs 3 --sequences 8 --no-ledger
+    """
+    from foretrace import flow
+    from foretrace.experiment.ledger import Ledger
+    from foretrace.report.llm_verify import llm_verified
+    from foretrace.serving.llm.engine import EngineRules
+
+    kept = None if no_ledger else Ledger(ledger).checked()
+    with options.stages() as tell:
+        found = flow.verify_engine(EngineRules(**asdict(scheduling)), blocks=blocks, runs=runs, load=load, seed=seed,
+                                   tell=tell)  # fmt: skip
+    if kept is not None:
+        kept.add(found.rows())
+    return llm_verified(found, "" if kept is None else str(kept.path))

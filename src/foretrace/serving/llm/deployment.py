@@ -25,7 +25,6 @@ from foretrace.serving.llm import step_law
 from foretrace.serving.llm.operator_tables import Grid, OperatorTables, nearest, read_tables
 from foretrace.serving.llm.served_model import ServedModel, served_model
 from foretrace.serving.llm.step_law import Layout, NumberFormat, StepLaw, number_format
-
 from foretrace.serving.llm.step_times import StepTimes
 
 ENGINES = step_law.ENGINES
@@ -194,7 +193,7 @@ class _Measured:
     def linear(self, by_law: Float64) -> Float64:
         model, tp, everyone, tables = self.model, self.layout.tp, self.layout.stage_devices, self.tables
         tokens, own = _TOKENS, np.maximum(_TOKENS / self.layout.dp, 1.0)
-        if model.latent or model.mixing or self.kept.attention < 2 and self.kept.name != "fp8":
+        if model.latent or model.mixing or (self.kept.attention < 2 and self.kept.name != "fp8"):
             self.left.append("products by the law: those of this attention were not measured")
             return by_law
         heads, kv = model.heads / tp, max(model.kv_heads / tp, 1)

@@ -86,7 +86,8 @@ class LiveEngine:
                 )
                 for i in who
             ]
-            row = (e["size"], e.tokens, e.prompts, e.decodes, e.context, e.total - e.free, e.waiting, e.evicted)
+            row = (e["size"], e.tokens, e.prompts, e.decodes, e.context, e.outputs, 0, e.total - e.free,
+                   e.waiting, e.evicted)  # fmt: skip
             for i, chunk, token in zip(who, chunks, self.decoder(chunks).argmax(dim=1).tolist(), strict=True):
                 if chunk.context + len(chunk.tokens) == len(known[i]):
                     known[i].append(token)

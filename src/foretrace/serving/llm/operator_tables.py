@@ -128,7 +128,7 @@ def _version(text: str) -> tuple[int, ...]:
 def _columns(path: Path, most: int = 0) -> list[dict[str, Any]]:
     try:
         import pyarrow as arrow
-        import pyarrow.parquet as parquet
+        from pyarrow import parquet
     except ImportError as error:
         raise MissingExtraError(
             "pyarrow is needed to read tables of operators: pip install 'foretrace[tables]'."

@@ -27,7 +27,7 @@ from foretrace.serving.llm.pace import HIGH, LOW, MIDDLE
 from foretrace.serving.llm.requests import requests
 from foretrace.serving.llm.step_times import StepTimes
 
-_REPEATS = 7  # of each timed call; the median counts
+_REPEATS = 5  # of each timed call; the median counts
 _CALIBRATING = 1000  # added to a seed: requests that no run is judged by
 
 
@@ -97,7 +97,7 @@ def verify(
     load: float = 0.7,
     seed: int = 0,
     lengths: str = "prompt=16-160 output=16-96",
-    tell: Callable[[str], object] = lambda _: None,
+    tell: Callable[[str, float], object] | None = None,
 ) -> VerifiedEngine:
     """Predict runs of a live engine and make them.
 
@@ -109,7 +109,7 @@ def verify(
         load: arrivals as a share of what the engine, by prediction, can serve.
         seed: of requests.
         lengths: of them, see `requests`.
-        tell: what is going on.
+        tell: called with what is going on, and the share that is done.
 
     Raises:
         ForetraceError: fewer than 3 runs, or rules that no live engine has.
@@ -120,17 +120,18 @@ def verify(
     rules = replace(rules, utilisation=1.0, prefix_cache=False)
     lengths = f"{lengths} requests={number}"
     burst = requests(f"burst {lengths}", seed=seed + _CALIBRATING)
-    tell("timing steps")
+    say = tell or (lambda what, share: None)
+    say("timing steps", 0.0)
     steps = measure_steps(engine, rules, longest=int((burst.prompt + burst.output).max()))
     busy = simulate(burst, steps, rules)
     arrivals = f"poisson qps={load * number / busy.seconds:.4g} {lengths}"
-    tell("calibrating")
+    say("calibrating", 0.2)
     trial = requests(arrivals, seed=seed + _CALIBRATING)
     engine.serve(trial, rules)  # compiles the scheduler
     steps = calibrate(steps, engine.serve(trial, rules, steps=steps))
     measured, again, predicted, off, count, preempted = [], [], [], [], 0, 0
     for run in range(runs):
-        tell(f"run {run + 1} of {runs}")
+        say(f"run {run + 1} of {runs}", 0.3 + 0.7 * run / runs)
         trial = requests(arrivals, seed=seed + run)
         predicted.append([figures_of(simulate(trial, steps, rules, end=end)) for end in (MIDDLE, LOW, HIGH)])
         real = engine.serve(trial, rules, seed=run, steps=steps)
@@ -173,15 +174,15 @@ def calibrate(steps: StepTimes, run: LiveRun) -> StepTimes:
 def measure_steps(engine: LiveEngine, rules: EngineRules, *, longest: int) -> StepTimes:
     """Time the parts of a step of a live engine alone; `longest`: tokens of a sequence."""
     decoder, size = engine.decoder, engine.decoder.size
-    whole = min(max(longest, rules.budget if rules.policy == "chunked" else longest), engine.blocks * BLOCK)
     sequences = min(rules.sequences, engine.blocks)
-    tokens, batch = _doubling(1, whole), _doubling(1, max(2, sequences))
+    most = min(rules.budget, sequences * longest, engine.blocks * BLOCK)
+    tokens, chunk, batch = _doubling(1, most), _doubling(1, min(longest, most)), _doubling(1, max(2, sequences))
     context = [0, *_doubling(BLOCK, longest)]
     cache = decoder.cache[0]
 
-    def chunk_s(chunk: int, before: int) -> float:
-        queries = torch.randn(chunk, size.heads, size.head_width, dtype=cache.dtype)
-        rows = slots_of(range(-(-(before + chunk) // BLOCK)), before + chunk) % len(cache[0])
+    def chunk_s(count: int, before: int) -> float:
+        queries = torch.randn(count, size.heads, size.head_width, dtype=cache.dtype)
+        rows = slots_of(range(-(-(before + count) // BLOCK)), before + count) % len(cache[0])
         return _seconds(lambda: prefill(queries, cache[:, rows], before)) * size.layers
 
     def decode_s(count: int, before: int) -> float:
@@ -195,7 +196,12 @@ def measure_steps(engine: LiveEngine, rules: EngineRules, *, longest: int) -> St
     def whole_s(chunks: Sequence[Chunk]) -> float:
         return _seconds(lambda: decoder(chunks))
 
-    linear = [max(0.0, whole_s([Chunk([0] * t, 0, range(-(-t // BLOCK)))]) - chunk_s(t, 0)) for t in tokens]
+    def linear_s(count: int) -> float:
+        sizes = [longest] * (count // longest) + [count % longest] * (count % longest > 0)
+        chunks = [Chunk([0] * size, 0, range(-(-size // BLOCK))) for size in sizes]
+        return max(0.0, whole_s(chunks) - sum(chunk_s(size, 0) for size in sizes))
+
+    linear = [linear_s(count) for count in tokens]
     decode = [[decode_s(b, y) for y in context[1:]] for b in batch]
     output = [
         max(0.0, whole_s(_decoding(b, context[1], engine.blocks)) - first - float(np.interp(b, tokens, linear)))
@@ -204,8 +210,8 @@ def measure_steps(engine: LiveEngine, rules: EngineRules, *, longest: int) -> St
     per_token = float(cache.element_size() * 2 * size.layers * size.kv_heads * size.head_width)
     return StepTimes(
         model="a small decoder", device="this processor", tokens=_row(tokens), linear_s=_row(linear),
-        sequences=_row(batch), output_s=_row(output), chunk=_row(tokens), context=_row(context),
-        prefill_s=np.array([[chunk_s(c, x) for x in context] for c in tokens]), batch=_row(batch),
+        sequences=_row(batch), output_s=_row(output), chunk=_row(chunk), context=_row(context),
+        prefill_s=np.array([[chunk_s(c, x) for x in context] for c in chunk]), batch=_row(batch),
         mean_context=_row([1, *context[1:]]),
         decode_s=np.array([[each[0], *each] for each in decode]),
         memory_bytes=engine.blocks * BLOCK * per_token, weight_bytes=0.0, kv_bytes_per_token=per_token,

@@ -1,0 +1,105 @@
+"""`foretrace llm capacity` as an answer: what each deployment of a model serves within limits, and what it costs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from foretrace.report.blocks import About, Block, Column, Line, listing
+from foretrace.report.units import count, digits, things
+from foretrace.report.views import Report, taken
+from foretrace.serving.llm.capacity import Capacities, EngineCapacity
+
+
+class PricedCapacity(EngineCapacity, frozen=True, kw_only=True):
+    """An engine, whether another one beats it in both tokens per second and device and per user, and its cost."""
+
+    best: bool
+    usd_per_million_tokens: float | None
+
+    @property
+    def rules(self) -> str:
+        """As in "chunked 512"."""
+        return f"{self.engine.policy} {self.engine.token_budget or ''}".rstrip()
+
+
+class LlmCapacityView(Report, frozen=True, kw_only=True):
+    """`foretrace llm capacity`: deployments, best first by tokens per second and device."""
+
+    command: str = "llm capacity"
+    model: str
+    device: str
+    slo: str
+    source: str
+    engines: tuple[PricedCapacity, ...]
+    left: int  # deployments that the time did not suffice for
+    price_per_h: float | None  # of a device, US dollars
+
+    def shown(self, top: int) -> Iterator[Block]:
+        yield About((f"{self.model} on {self.device}", self.slo, self.source))
+        best = [each for each in self.engines if each.best]
+        if best:
+            yield listing(
+                best, ("engine.tp", "tp", "count"), ("engine.pp", "pp", "count"), ("rules", "scheduler"),
+                ("engine.sequences", "sequences", "count"), (_rate, Column("requests/s", right=True)),
+                ("tokens_per_s_device", "tokens/s each", "digits"), ("tokens_per_s_user", "per user", "digits"),
+                ("usd_per_million_tokens", "USD/M", "digits"), top=top, noun="engine", how="--top",
+            )  # fmt: skip
+        others = [each for each in self.engines if not each.best]
+        beaten = sum(bool(each.requests_per_s) for each in others)
+        if beaten:
+            yield Line(
+                f"{count(beaten)} other engines serve fewer tokens per second and device, and per user", soft=True
+            )
+        for reason, number in Counter(each.reason for each in others if each.reason).most_common(3):
+            yield Line(f"{count(number)} serve nothing: {reason}", soft=True)
+
+
+def llm_capacity(found: Capacities) -> LlmCapacityView:
+    """The answer to a search."""
+    best = set(found.best)
+    engines = tuple(
+        taken(PricedCapacity, one, best=row in best, usd_per_million_tokens=found.cost(one))
+        for row, one in enumerate(found.found)
+    )
+    notes = [*found.requests.notes, "a range: step times at both ends of their 80 % range."]
+    if found.left:
+        notes.append(f"the time did not suffice for {count(found.left)} deployments; give more `--seconds`.")
+    if found.price_source:
+        notes.append(f"price: {digits(found.price_per_h or 0)} USD per device and hour ({found.price_source}).")
+    return LlmCapacityView(
+        headline=_headline(engines),
+        model=found.ask.model,
+        device=found.ask.device,
+        slo=found.ask.slo,
+        source=found.requests.source,
+        engines=engines,
+        left=found.left,
+        price_per_h=found.price_per_h,
+        notes=tuple(notes),
+        next=_next(found, engines),
+    )
+
+
+def _headline(engines: tuple[PricedCapacity, ...]) -> str:
+    served = [each for each in engines if each.requests_per_s]
+    if not served:
+        return "No deployment serves anything within the limits."
+    first = served[0]
+    return (
+        f"An engine of {things(first.engine.devices, 'device')} ({first.rules}, {first.engine.sequences} sequences) "
+        f"serves {_rate(first)} requests per second: {digits(first.tokens_per_s_device)} tokens per second and device."
+    )
+
+
+def _rate(one: EngineCapacity) -> str:
+    return f"{digits(one.requests_per_s)} ({digits(one.requests_low)} – {digits(one.requests_high)})"
+
+
+def _next(found: Capacities, engines: tuple[PricedCapacity, ...]) -> str:
+    if not engines or not engines[0].requests_per_s:
+        return ""
+    one, asked = engines[0].engine, found.ask
+    budget = f" --token-budget {one.token_budget}" if one.token_budget else ""
+    rules = f"--policy {one.policy}{budget} --sequences {one.sequences}"
+    return f"foretrace llm simulate {asked.model} --device {asked.device} --tp {one.tp} --pp {one.pp} {rules}"
