@@ -79,18 +79,21 @@ def simulate(
     from foretrace.report import perfetto as timelines
     from foretrace.report.serving_llm import llm_simulated
     from foretrace.report.tracks import track
-    from foretrace.serving.llm.ask import Serving
     from foretrace.serving.llm.engine import EngineRules
+    from foretrace.serving.llm.step_graph import steps_graph
 
-    ask = Serving(
-        model=model, device=device, asked=requests, seconds=seconds, layout=layout.arguments(),
-        rules=EngineRules(**asdict(scheduling)), replicas=replicas, router=router, pools=pools, slo=slo, seed=seed,
-        on=on, log=first_steps if save or perfetto else 0,
-    )  # fmt: skip
     with options.progress(f"serving {model}"):
-        found = flow.serve(ask)
+        found = flow.serve(
+            model=model, device=device, asked=requests, seconds=seconds, layout=layout.arguments(),
+            rules=EngineRules(**asdict(scheduling)), replicas=replicas, router=router, pools=pools, slo=slo,
+            seed=seed, on=on, log=first_steps if save or perfetto else 0,
+        )  # fmt: skip
+
+    def kept() -> flow.Scenario:
+        return flow.Scenario(graph=steps_graph(found.run, found.steps, found.ask.rules))
+
     files: dict[Path | None, Callable[[Path], object]] = {
-        save: lambda path: flow.engine_steps(found).save(path),
-        perfetto: lambda path: timelines.write([track(model, flow.engine_steps(found).simulate())], path),
+        save: lambda path: kept().save(path),
+        perfetto: lambda path: timelines.write([track(model, kept().simulate())], path),
     }
     return Reply(result=llm_simulated(found), files=files)
