@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from foretrace.plan.placement.place import Placement
     from foretrace.plan.result import Answer, OptimiseRequest
     from foretrace.serving.llm.ask import Serving, Simulated
+    from foretrace.serving.llm.calibration import EngineCalibration
     from foretrace.simulate.check import CheckReport
     from foretrace.simulate.compare import Comparison
     from foretrace.simulate.folding import Scaling
@@ -531,6 +532,19 @@ def engine_steps(found: Simulated) -> Scenario:
     from foretrace.serving.llm.step_graph import steps_graph
 
     return Scenario(graph=steps_graph(found.run, found.steps, found.ask.rules))
+
+
+def calibrate_engine(runs: Sequence[Path], model: str, device: str, layout: Mapping[str, Any]) -> EngineCalibration:
+    """What a server takes beside the step times of this layout (further arguments of `step_times`), from its runs."""
+    from foretrace.serving.llm.calibrate import calibrate, read_runs
+    from foretrace.serving.llm.deployment import step_times
+    from foretrace.serving.llm.engine import EngineRules
+    from foretrace.serving.llm.step_law import law_of
+
+    law = law_of(str(layout.get("engine", "vllm")))
+    measured = [run for path in runs for run in read_runs(path)]
+    steps = step_times(model, device, **layout)
+    return calibrate(steps, measured, EngineRules(), law.calibrated_low, law.calibrated_high)
 
 
 # --- in a notebook, a result shows what the command that asks the same prints ------------------------------
