@@ -113,9 +113,7 @@ def measured_operators(one: Measured, law: StepLaw, tables: OperatorTables) -> L
 
 
 # What is fitted: the law of a step, some of it for each engine, and what else a client waits for.
-NAMES = tuple(
-    each.name for each in fields(StepLaw) if each.name != "engine" and not each.name.endswith(("low", "high"))
-)
+NAMES = tuple(each.name for each in fields(StepLaw) if not each.name.endswith(("engine", "low", "high")))
 PER_ENGINE = ("kernel_s", "host_s", "host_per_sequence_s", "request_s", "expert_rate", "collective_s")
 _CLIENT = {
     "other_request_s": 50e-3,  # `request_s` of the other harness
@@ -158,6 +156,8 @@ def of_logs(logs: Float64) -> Fit:
 
 class Aggregated:
     """Rows of engines with one pool, prepared to be predicted again and again; equal loads are played once."""
+
+    scales = np.array([0.15, 0.3])  # errors of logarithms of TPOT and TTFT from which on they count linearly
 
     def __init__(self, rows: Sequence[Measured], waves: int = PLAYED, tables: OperatorTables | None = None) -> None:
         self.tables = tables
@@ -217,9 +217,6 @@ class Aggregated:
         return np.array([fit.waits_s(one) for one in self.rows])
 
 
-SCALES = np.array([0.15, 0.3])  # errors of logarithms from which on they count linearly
-
-
 def fitted(
     data: Aggregated | Disaggregated, prior: float = 0.05, rounds: int = 12, start: Float64 = DEFAULTS
 ) -> Float64:
@@ -229,15 +226,15 @@ def fitted(
     at = data.predict(of_logs(logs))
 
     def loss(answers: Float64, where: Float64) -> tuple[float, Float64]:
-        errors = (answers - data.measured) / SCALES
+        errors = (answers - data.measured) / data.scales
         weights = 1 / np.sqrt(1 + errors**2)
         pulled = pull @ (where - start) ** 2
         return float((2 * (np.sqrt(1 + errors**2) - 1)).sum() + pulled), weights
 
     best, weights = loss(at, logs)
     for _ in range(rounds):
-        slopes = (data.slopes(logs, at) / SCALES[:, None] * np.sqrt(weights)[..., None]).reshape(-1, len(logs))
-        errors = ((data.measured - at) / SCALES * np.sqrt(weights)).ravel()
+        slopes = (data.slopes(logs, at) / data.scales[:, None] * np.sqrt(weights)[..., None]).reshape(-1, len(logs))
+        errors = ((data.measured - at) / data.scales * np.sqrt(weights)).ravel()
         normal = slopes.T @ slopes + np.diag(pull)
         target = slopes.T @ errors - pull * (logs - start)
         gained = 0.0
@@ -258,9 +255,13 @@ def fitted(
 class Disaggregated:
     """Rows whose prompts have workers of their own: two stations in a closed loop, decoding undisturbed by prompts.
 
+    TTFT hardly counts in a fit: seconds of cold starts and of transfers are in it.
+
     With so many requests in flight, the stations' rates balance: X = min(rate of the prompts' workers, clients / (time
     of a prompt + time of decoding)). Decoding holds X times its own time, by Little's law, and the rest waits.
     """
+
+    scales = np.array([0.15, 3.0])
 
     def __init__(self, rows: Sequence[Measured]) -> None:
         self.rows = tuple(rows)

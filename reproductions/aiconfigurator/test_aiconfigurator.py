@@ -82,7 +82,8 @@ def test_the_closed_loop_agrees_with_the_engine(clients: int, prompt: int, outpu
 
 
 @given(clients=st.integers(1, 20), slots=st.integers(1, 20), budget=st.integers(1, 300), mixed=st.booleans(),
-       poll=st.integers(1, 40), gather=st.integers(1, 4), wait=st.integers(0, 60), capacity=st.floats(1, 5000))  # fmt: skip
+       poll=st.integers(1, 40), gather=st.integers(1, 4), wait=st.integers(0, 60),
+       capacity=st.floats(1, 5000))  # fmt: skip
 def test_no_request_of_a_closed_loop_is_lost(
     clients: int, slots: int, budget: int, mixed: bool, poll: int, gather: int, wait: int, capacity: float
 ) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from math import ceil, log2
+from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -246,8 +246,8 @@ class _Measured:
             self.used["all_reduce"] = self.tables.sources["all_reduce"]
             return self.tables.all_reduce[everyone].at(nbytes)
         self.left.append(f"collectives of {everyone} devices by the law: they were not measured")
-        part = 2 * (everyone - 1) / everyone / (self.device.scaleup_gb_s / 2 * 1e9 * self.law.link_rate)
-        return self.law.collective_s * log2(everyone) + part * nbytes
+        latency_s, per_byte = step_law.collective(self.device, self.layout, self.law)
+        return latency_s + per_byte * nbytes
 
     def output(self, by_law: Float64) -> Float64:
         rows = np.maximum(_SEQUENCES / self.layout.dp, 1.0)

@@ -104,6 +104,9 @@ def law_of(engine: str) -> StepLaw:
     return LAWS[found]
 
 
+_ACROSS = 2.5  # times the latency of a collective, where machines take part; of NCCL's constants for both
+
+
 def number_format(name: str) -> NumberFormat:
     """The format of this name. Raises ForetraceError."""
     found = resolve(name, FORMATS, {"nvfp4": "fp4", "fp16": "bf16", "fp8_block": "fp8", "int4_wo": "int4"})
@@ -176,10 +179,19 @@ def linear_seconds(
         shared = fed(model.shared_parameters) if model.shared_inner else 0.0
         total = total + model.moe_layers * (experts + shared)
     if everyone > 1:
-        part = 2 * (everyone - 1) / everyone * 2 * model.hidden / (device.scaleup_gb_s / 2 * 1e9 * law.link_rate)
-        total = total + 2 * model.layers * (law.collective_s * log2(everyone) + part * tokens / layout.dp)
+        latency_s, per_byte = collective(device, layout, law)
+        total = total + 2 * model.layers * (latency_s + per_byte * 2 * model.hidden * tokens / layout.dp)
     found: Float64 = total / layout.pp
     return found
+
+
+def collective(device: Device, layout: Layout, law: StepLaw) -> tuple[float, float]:
+    """Latency of an all-reduce among the devices of a stage, and seconds for each byte; across machines if need be."""
+    everyone = layout.stage_devices
+    within = everyone <= (device.node_devices or everyone)
+    rate = (device.scaleup_gb_s / 2 if within else device.network_gb_s) * 1e9 * law.link_rate
+    latency = law.collective_s * log2(everyone) * (1.0 if within else _ACROSS)
+    return latency, 2 * (everyone - 1) / everyone / rate
 
 
 def output_seconds(model: ServedModel, device: Device, layout: Layout, law: StepLaw, sequences: Float64) -> Float64:
