@@ -59,6 +59,8 @@ HELD = {
 LIMITS = re.compile(r"--(.*-)?(seconds|budget|limit|within|timeout|calls|measure|operators|most|max)(-.*)?")
 TELLS = re.compile(r"at most|stop after|time to spend|for the search|for running|for all epochs|may measure", re.I)
 OTHERS = {
+    "llm simulate --seconds": "how long requests come, in the simulation",
+    "llm simulate --token-budget": "what a step of the engine holds",
     "fleet run --measure": "which jobs a mean is over",
     "compression advise --measure": "whether anything is timed",
     "rewrite --measure": "whether anything is timed",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from foretrace.cli import completion, options
 from foretrace.cli.answers import Reply, answers, group
@@ -12,37 +13,55 @@ from foretrace.cli.options import argument, option
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# How one engine is laid out, and where its step times come from.
-Dtype = Annotated[str, option(..., "NAME", "Of weights: bf16, fp8, fp4 or int4.")]
-Engine = Annotated[str, option(..., "NAME", "vllm, sglang or trtllm: whose overheads.")]
-Tables = Annotated[Path | None, option(..., "FOLDER", "Measured operators as aiconfigurator collects them (parquet).")]
-
 llm = group("llm", "Engines that serve large language models: simulate them under requests.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutOptions:
+    """What one engine runs on, and how its step times are known: further arguments of `step_times`."""
+
+    tp: Annotated[int, option(..., "N", "Devices that share each layer.", least=1)] = 1
+    dp: Annotated[int, option(..., "N", "Groups of them with sequences of their own (attention).", least=1)] = 1
+    pp: Annotated[int, option(..., "N", "Stages of a pipeline.", least=1)] = 1
+    ep: Annotated[int, option(..., "N", "Devices among which whole experts are divided.", least=1)] = 1
+    dtype: Annotated[str, option(..., "NAME", "Of the weights: bf16, fp8, fp4 or int4.")] = "bf16"
+    engine: Annotated[str, option(..., "NAME", "Whose step times: vllm, sglang or trtllm.")] = "vllm"
+    tables: Annotated[Path | None, option(..., "FOLDER", "Measured operators of the device (aiconfigurator's).")] = None
+
+    def arguments(self) -> dict[str, Any]:
+        """By name."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleOptions:
+    """How an engine schedules, as in `EngineRules`."""
+
+    policy: Annotated[str, option(..., "NAME", "chunked, prefill-first, orca or static.")] = "chunked"
+    token_budget: Annotated[
+        int, option(..., "N", "Tokens of a step; by default 2,048 of chunked, else 8,192.", least=0)
+    ] = 0
+    sequences: Annotated[int, option(..., "N", "Sequences that an engine runs at a time.", least=1)] = 256
+    utilisation: Annotated[float, option(..., "SHARE", "Of the device's memory that an engine uses.")] = 0.9
+    preemption: Annotated[str, option(..., "recompute|swap", "What becomes of a cache that has to make room.")] = (
+        "recompute"
+    )
 
 
 @llm.command("simulate")
 @answers
 def simulate(
+    *,
     model: str = argument(..., "MODEL", "A decoder by name, or its config.json.", complete=completion.decoders),
     device: str = option(..., "NAME", "As foretrace devices lists them.", complete=completion.devices),
     requests: str = option(
-        "poisson qps=2",
-        '"KIND KEY=VALUE ..."|FILE',
+        "poisson qps=2", '"KIND KEY=VALUE ..."|FILE',
         "poisson, gamma, constant (qps=), closed (concurrency=) or burst, with prompt= and output=; or a trace.",
     ),
     seconds: float = option(600.0, "S", "How long requests come; 0: all of a trace.", least=0),
-    tp: int = option(1, "N", "Devices that share each layer.", least=1),
-    pp: int = option(1, "N", "Stages of a pipeline.", least=1),
-    ep: int = option(1, "N", "Devices, of --tp, among which whole experts are divided.", least=1),
-    dtype: Dtype = "bf16",
-    engine: Engine = "vllm",
-    tables: Tables = None,
+    layout: LayoutOptions,
     calibration: Path | None = option(None, "FILE", "What foretrace llm calibrate found of this server."),
-    policy: str = option("chunked", "NAME", "chunked, prefill-first, orca or static."),
-    token_budget: int = option(0, "N", "Tokens of a step; by default 2,048 of chunked, else 8,192.", least=0),
-    sequences: int = option(256, "N", "Sequences that an engine runs at a time.", least=1),
-    utilisation: float = option(0.9, "SHARE", "Of the device's memory that an engine uses."),
-    preemption: str = option("recompute", "recompute|swap", "What becomes of a cache that has to make room."),
+    scheduling: RuleOptions,
     replicas: int = option(1, "N", "Equal engines.", least=1),
     router: str = option("round-robin", "NAME", "round-robin, least-outstanding or prefix-aware."),
     pools: str = option("", "N:M|best", "Engines for prompts and for decoding, apart; best tries all of --replicas."),
@@ -50,9 +69,9 @@ def simulate(
     seed: int = option(0, "N", "Of what is drawn."),
     first_steps: int = option(2000, "N", "Steps that --save and --perfetto keep.", least=1),
     save: Path | None = option(None, "FILE", "Save the first steps as a graph for show, blame and others."),
-    perfetto: options.Perfetto = None,
-    on: options.On = "here",
-) -> Reply:
+    perfetto: Path | None = option(None, "FILE", "Write the first steps for Perfetto (.json or .json.gz), too."),
+    on: str = option("here", "here|ray", "Where replicas are simulated: on this machine's cores, or a Ray cluster."),
+) -> Reply:  # fmt: skip
     """Simulate engines of a model under requests: latencies, rates, and the use of the cache.
 
     Example: foretrace llm simulate llama-3-8b --device h100 --requests "poisson qps=2" --slo "ttft=0.5s tpot=50ms"
@@ -64,14 +83,10 @@ def simulate(
     from foretrace.serving.llm.ask import Serving
     from foretrace.serving.llm.engine import EngineRules
 
-    rules = EngineRules(policy=policy, token_budget=token_budget, sequences=sequences, utilisation=utilisation,
-                        preemption=preemption)  # fmt: skip
     ask = Serving(
-        model=model, device=device, asked=requests, seconds=seconds, rules=rules,
-        layout={"tp": tp, "pp": pp, "ep": ep, "dtype": dtype, "engine": engine, "tables": tables,
-                "calibration": calibration},
-        replicas=replicas, router=router, pools=pools, slo=slo, seed=seed, on=on,
-        log=first_steps if save or perfetto else 0,
+        model=model, device=device, asked=requests, seconds=seconds, layout=layout.arguments() | {"calibration": calibration},
+        rules=EngineRules(**asdict(scheduling)), replicas=replicas, router=router, pools=pools, slo=slo, seed=seed,
+        on=on, log=first_steps if save or perfetto else 0,
     )  # fmt: skip
     with options.progress(f"serving {model}"):
         found = flow.serve(ask)
@@ -85,15 +100,11 @@ def simulate(
 @llm.command("calibrate")
 @answers
 def calibrate(
-    runs: list[Path] = argument(..., "RUN...", "Results of vllm bench serve, SGLang's bench_serving, or llm simulate."),
+    *,
+    runs: list[Path] = argument(..., "RUN...", "Results of vllm bench serve, SGLang's bench_serving, llm simulate."),
     model: str = option(..., "NAME", "A decoder by name, or its config.json.", complete=completion.decoders),
     device: str = option(..., "NAME", "As foretrace devices lists them.", complete=completion.devices),
-    tp: int = option(1, "N", "Devices that share each layer.", least=1),
-    pp: int = option(1, "N", "Stages of a pipeline.", least=1),
-    ep: int = option(1, "N", "Devices, of --tp, among which whole experts are divided.", least=1),
-    dtype: Dtype = "bf16",
-    engine: Engine = "vllm",
-    tables: Tables = None,
+    layout: LayoutOptions,
     save: Path | None = option(None, "FILE", "Keep what was found, for --calibration."),
 ) -> Reply:
     """Fit what a server takes beside its modelled steps to measured runs of it.
@@ -104,6 +115,5 @@ def calibrate(
     from foretrace import flow
     from foretrace.report.llm_calibrate import llm_calibrated
 
-    layout = {"tp": tp, "pp": pp, "ep": ep, "dtype": dtype, "engine": engine, "tables": tables}
-    found = flow.calibrate_engine(runs, model, device, layout)
+    found = flow.calibrate_engine(runs, model, device, layout.arguments())
     return Reply(result=llm_calibrated(found, save), files={save: found.save})

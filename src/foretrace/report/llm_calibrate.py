@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from foretrace.report.blocks import Block, Column, Headline, Line, Next, shown, table
+from foretrace.report.blocks import Block, Column, Headline, Line, shown, table
 from foretrace.report.units import count, digits, seconds
 from foretrace.report.views import Result, taken
 from foretrace.serving.llm.calibration import CalibratedRun, EngineCalibration
@@ -54,5 +54,3 @@ def _(view: LlmCalibrateView, top: int) -> Iterator[Block]:
     yield table(columns, rows, top=top, noun="run")
     yield Line(f"{digits(view.low)} to {digits(view.high)} times, 4 times out of 5, for a step at other loads",
                label="range")  # fmt: skip
-    if view.next:
-        yield Next(view.next)

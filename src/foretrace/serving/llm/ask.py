@@ -60,7 +60,7 @@ class Serving:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Split:
+class PoolSplit:
     """Engines for prompts and for decoding, and what they answer within the limits (all, without limits)."""
 
     prefill: int
@@ -81,8 +81,8 @@ class Simulated:
     run: Served
     runs: int
     figures: ServingFigures
-    split: Split | None
-    tried: tuple[Split, ...]
+    split: PoolSplit | None
+    tried: tuple[PoolSplit, ...]
 
 
 def simulated(ask: Serving) -> Simulated:
@@ -117,7 +117,7 @@ def simulated(ask: Serving) -> Simulated:
     )  # fmt: skip
 
 
-def _run(ask: Serving, asked: Requests, steps: StepTimes, split: Split | None, end: int = MIDDLE) -> Served:
+def _run(ask: Serving, asked: Requests, steps: StepTimes, split: PoolSplit | None, end: int = MIDDLE) -> Served:
     if split is not None:
         found = disaggregate(
             asked, steps, ask.rules, prefill=split.prefill, decode=split.decode, router=ask.router, end=end, on=ask.on
@@ -142,12 +142,12 @@ def _pools(ask: Serving) -> Sequence[tuple[int, int]]:
 
 def _tried(
     ask: Serving, asked: Requests, steps: StepTimes, pools: tuple[int, int], found: Sequence[Limit]
-) -> Split:  # fmt: skip
+) -> PoolSplit:  # fmt: skip
     prefill, decode = pools
     run = disaggregate(asked, steps, ask.rules, prefill=prefill, decode=decode, router=ask.router, on=ask.on)
     figures = measure([run], steps, found)
     ttft, tpot = figures.ttft_s.p50.value, figures.tpot_s.p50.value
-    return Split(prefill=prefill, decode=decode, goodput=goodput(run, found), ttft_p50_s=ttft or 0.0,
+    return PoolSplit(prefill=prefill, decode=decode, goodput=goodput(run, found), ttft_p50_s=ttft or 0.0,
                  tpot_p50_s=tpot or 0.0)  # fmt: skip
 
 

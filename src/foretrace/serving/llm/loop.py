@@ -17,7 +17,7 @@ import numpy as np
 from foretrace.arrays import Float64, Int64
 from foretrace.compiled import njit
 from foretrace.serving.llm import pace, scheduler
-from foretrace.serving.llm.pace import across, fixed_seconds, in_range
+from foretrace.serving.llm.pace import across, fixed_seconds, in_range, segment, within
 from foretrace.serving.llm.scheduler import (
     EngineArrays,
     blocks_of,
@@ -41,8 +41,12 @@ _MOST_MORE, _MOST_TIMES, _LEAST_FOUND = 32, 1.5, 0.5
 
 # stages; flying: steps under way, from place `oldest` of a ring on; stuck: nothing could be scheduled; end: of the
 # range of step times; rows: of the log. start: when the next step may begin; busy: seconds of the first stage; area:
-# of used blocks over time; swap: seconds per token moved; interval: of a sample.
-RUN = record("stages flying oldest stuck end steps rows most_used", "start busy area now swap send send_per_token")
+# of used blocks over time; swap: seconds per token moved. Since the last sample was begun at `since`, which ends at
+# `until`: used, ran, waited: seconds times blocks and sequences.
+RUN = record(
+    "stages flying oldest stuck end steps rows most_used",
+    "start busy area now swap send send_per_token since until used ran waited",
+)
 STEP = record("size tokens prompts decodes context outputs moved used waiting evicted", "start end")
 
 
@@ -60,35 +64,37 @@ class RunArrays(NamedTuple):
 
 
 @njit()
-def _sample(run: RunArrays, start: float, end: float, used: int, running: int, waiting: int) -> None:
+def _spread(run: RunArrays) -> None:
+    """Move what was gathered since `r.since`, all of it within one sample, to the samples."""
     r, samples = run.r[0], run.samples
-    r.area += (end - start) * used
-    r.most_used = max(r.most_used, used)
+    i = int(r.since / samples[SAMPLES, 0])
+    samples[i, 0] += r.used
+    samples[i, 1] += r.ran
+    samples[i, 2] += r.waited
+    r.used = r.ran = r.waited = 0.0
+
+
+@njit()
+def _note(state: EngineArrays, run: RunArrays, start: float, end: float) -> None:
+    """Sample a step that ends in another sample than the one before, and write it down if there is room."""
+    e, r, samples = state.e[0], run.r[0], run.samples
+    _spread(run)
     while end >= samples[SAMPLES, 0] * SAMPLES:
         for i in range(SAMPLES // 2):
             for column in range(3):
                 samples[i, column] = samples[2 * i, column] + samples[2 * i + 1, column]
         samples[SAMPLES // 2 : SAMPLES] = 0.0
         samples[SAMPLES, 0] *= 2
-    interval = samples[SAMPLES, 0]
-    i = int(start / interval)
-    while start < end:
+    interval, used = samples[SAMPLES, 0], e.total - e.free - e.idle
+    i, at = int(start / interval), start
+    while at < end:
         edge = min((i + 1) * interval, end)
-        samples[i, 0] += (edge - start) * used
-        samples[i, 1] += (edge - start) * running
-        samples[i, 2] += (edge - start) * waiting
-        start = edge
+        samples[i, 0] += (edge - at) * used
+        samples[i, 1] += (edge - at) * e.running
+        samples[i, 2] += (edge - at) * e.waiting
+        at = edge
         i += 1
-
-
-@njit()
-def _note(state: EngineArrays, run: RunArrays, start: float, end: float) -> None:
-    """Count a step that was begun, and write it down if there is room."""
-    e, r = state.e[0], run.r[0]
-    used = e.total - e.free - e.idle
-    _sample(run, start, end, used, e.running, e.waiting)
-    r.busy += end - start
-    r.steps += 1
+    r.since, r.until = end, (int(end / interval) + 1) * interval
     if r.rows < len(run.log):
         row = run.log[r.rows]
         row.start, row.end = start, end
@@ -96,6 +102,23 @@ def _note(state: EngineArrays, run: RunArrays, start: float, end: float) -> None
         row.context, row.outputs, row.moved = e.context, e.outputs, e.moved
         row.used, row.waiting, row.evicted = used, e.waiting, e.evicted
         r.rows += 1
+        r.until = 0.0 if r.rows < len(run.log) else r.until
+
+
+@njit()
+def _count(e: Any, r: Any, start: float, end: float) -> bool:
+    """Count a step that was begun; whether it has to be noted, too."""
+    took, used = end - start, e.total - e.free - e.idle
+    r.area += took * used
+    r.most_used = max(r.most_used, used)
+    r.busy += took
+    r.steps += 1
+    if end >= r.until:
+        return True
+    r.used += took * used
+    r.ran += took * e.running
+    r.waited += took * e.waiting
+    return False
 
 
 @njit()
@@ -139,7 +162,8 @@ def _begin(state: EngineArrays, run: RunArrays, table: TimeTable) -> None:
         return
     seconds = step_seconds(state, table, r.end, r.swap)
     end = r.start + seconds
-    _note(state, run, r.start, end)
+    if _count(e, r, r.start, end):
+        _note(state, run, r.start, end)
     run.stage_free[0] = r.start = end
     if r.stages > 1:
         later = seconds - in_range(table, table.host_s + table.host_per_sequence_s * e.size, 1.0, r.end)
@@ -172,6 +196,8 @@ def _coast(state: EngineArrays, run: RunArrays, table: TimeTable, until: float) 
         run.residue[s.computed % e.block] += 1
     n, end, before, ended = e.running, run.ends[0], 0.0, 0
     fixed = fixed_seconds(table, n, n, n)
+    batch, columns, values = table.batch, table.mean_context, table.decode_s
+    i, j = segment(batch, n), segment(columns, e.context / n)
     while ended < left and end < until:
         need = 0 if reserves(e) else run.residue[(-1 - ended) % e.block]
         if need > e.free + e.idle:
@@ -181,12 +207,22 @@ def _coast(state: EngineArrays, run: RunArrays, table: TimeTable, until: float) 
                 state.gaps[gap_bin(end - state.seqs[state.running[k]].last)] += 1
         else:
             state.gaps[gap_bin(end - before)] += n
-        take(state, need)
+        if need > e.free:
+            take(state, need)
+        else:
+            e.free -= need
         e.news = e.moved = 0
         e.context += n
         before, ended = end, ended + 1
-        end += in_range(table, fixed + _decode(table, n, e.context), _beyond(table, e), r.end)
-        _note(state, run, before, end)
+        mean = e.context / n
+        while j < len(columns) - 2 and columns[j + 1] <= mean:
+            j += 1
+        seconds = fixed + within(batch, columns, values, i, j, n, mean)
+        if r.end != pace.MIDDLE:
+            seconds = in_range(table, seconds, _beyond(table, e), r.end)
+        end += seconds
+        if _count(e, r, before, end):
+            _note(state, run, before, end)
     if ended == 0:
         return
     e.number += ended
@@ -299,3 +335,4 @@ def play(states: EngineArrays, runs: RunArrays, table: TimeTable, mine: Int64, f
     for k in range(engines):
         state, run = _of(states, runs, k)
         advance(state, run, table, mine, np.inf)
+        _spread(run)

@@ -32,9 +32,8 @@ def along(grid: Float64, values: Float64, x: float) -> float:
 
 
 @njit()
-def across(rows: Float64, columns: Float64, values: Float64, x: float, y: float) -> float:
-    """A time of a grid with two axes."""
-    i, j = segment(rows, x), segment(columns, y)
+def within(rows: Float64, columns: Float64, values: Float64, i: int, j: int, x: float, y: float) -> float:
+    """A time of a grid with two axes, whose segments i and j are known."""
     s = (x - rows[i]) / (rows[i + 1] - rows[i])
     t = (y - columns[j]) / (columns[j + 1] - columns[j])
     upper = values[i, j] + t * (values[i, j + 1] - values[i, j])
@@ -46,6 +45,12 @@ def across(rows: Float64, columns: Float64, values: Float64, x: float, y: float)
         lower = values[i + 1, j] + t * (values[i + 1, j + 1] - values[i + 1, j])
         found = max(found, upper + s * (lower - upper))
     return found
+
+
+@njit()
+def across(rows: Float64, columns: Float64, values: Float64, x: float, y: float) -> float:
+    """A time of a grid with two axes."""
+    return within(rows, columns, values, segment(rows, x), segment(columns, y), x, y)
 
 
 @njit()

@@ -18,6 +18,7 @@ from foretrace.graph.taskgraph import NO_RELEASE, EdgeKind, GraphInfo, Lane, Pha
 from foretrace.serving.llm.engine import EngineRules, Served
 from foretrace.serving.llm.pace import across, along
 from foretrace.serving.llm.step_times import StepTimes
+from foretrace.simulate.doubt import doubted
 from foretrace.trace.trace import LaneKind
 
 _PARTS = ("linear", "attention of prompts", "attention of decoding", "output", "swap")
@@ -35,10 +36,14 @@ def steps_graph(run: Served, steps: StepTimes, rules: EngineRules) -> TaskGraph:
     swap_s = steps.kv_bytes_per_token / rules.swap_bytes_per_s
     begin = round(run.log[0].start * 1e9)
     made.mark(begin)
+    before = -1.0
     for row in run.log:
         parts = _parts(row, steps, swap_s)
         host = steps.host_s + steps.host_per_sequence_s * row.size
-        first = made.add(TaskKind.CPU, _HOST, made.host, round(host * 1e9), release=round(row.start * 1e9))
+        idle = row.start > before + 1e-9  # then it waited for a request, else for the step before
+        release = round(row.start * 1e9) if idle else NO_RELEASE
+        before = row.end
+        first = made.add(TaskKind.CPU, _HOST, made.host, round(host * 1e9), release=release)
         last = first
         for stage in range(steps.stages):
             if stage:
@@ -56,7 +61,20 @@ def steps_graph(run: Served, steps: StepTimes, rules: EngineRules) -> TaskGraph:
             if stage == 0:  # the next step is scheduled when the first stage is done with this one
                 made.waited = last
         made.mark(after=last)
-    return made.graph(steps)
+    return _ranged(made.graph(steps), run, steps)
+
+
+def _ranged(graph: TaskGraph, run: Served, steps: StepTimes) -> TaskGraph:
+    """The graph with the range of the step times, wider for steps beyond the grids (prompts taken as one chunk)."""
+    log, t = run.log, steps.table
+    beyond = np.maximum(log.tokens / t.tokens[-1], log.outputs / t.sequences[-1])
+    beyond = np.maximum(
+        beyond, np.maximum(log.decodes / t.batch[-1], log.context / np.maximum(log.decodes, 1) / t.mean_context[-1])
+    )
+    beyond = np.maximum(np.maximum(beyond, (log.prompts > 0) * log.tokens / t.chunk[-1]), 1.0)
+    rows = np.flatnonzero(np.isin(graph.kind, (TaskKind.CPU, TaskKind.KERNEL)))
+    wider = beyond[graph.step[rows]]
+    return doubted(graph, rows, "step times", steps.low / wider, steps.high * wider, "; ".join(steps.whys))
 
 
 def _parts(row: Any, steps: StepTimes, swap_s: float) -> list[float]:
