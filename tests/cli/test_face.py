@@ -114,6 +114,7 @@ ELSEWHERE = {
     ("fleet export", "--to"): "the scheduler that files are for",
     ("plan transformer", "--export"): "the launcher that a plan is written for",
     ("llm simulate", "--seconds"): "how long requests come",
+    ("llm simulate", "--calibration"): "what was found of this server",
     ("scale", "--samples"): "how often noise is drawn",
 }
 

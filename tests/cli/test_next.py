@@ -58,6 +58,7 @@ NOT_ASKED = {
     "record": "runs a script; what it suggests is asked by the tour in the README",
     "align": "suggests nothing",
     "llm simulate": "suggests nothing",
+    "llm calibrate": "needs runs of a server; suggests `llm simulate` with what it kept, asked in its own test",
     "plan place": "suggests nothing",
     "plan transformer": "suggests nothing",
     "plan pipeline": "suggests nothing",

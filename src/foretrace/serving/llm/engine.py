@@ -118,6 +118,7 @@ class Served:
         busy_s: of the first pipeline stage, all replicas.
         used_s: blocks in use times seconds, all replicas.
         kv_most: largest share of the blocks of a replica in use.
+        request_s: that each request takes beside the engines; in the latencies, in no other figure.
         steps, preemptions, computed, emitted, hits: totals; tokens computed, that came out, found in prefix caches.
 
     """
@@ -143,6 +144,7 @@ class Served:
     computed: int
     emitted: int
     hits: int
+    request_s: float = 0.0
 
 
 def check_word(name: str, word: str, known: dict[str, int]) -> None:
@@ -304,7 +306,7 @@ def merged(parts: Sequence[Served], rows: Sequence[Int64], replicas: int) -> Ser
     """One answer about all replicas; `rows` are the requests of each part."""
     order = np.argsort(np.concatenate(rows), kind="stable")
     interval = max(each.interval_s for each in parts)
-    columns = {
+    columns: dict[str, Any] = {
         name: np.concatenate([getattr(each, name) for each in parts])[order]
         for name in ("arrival_s", "first_s", "finish_s", "prompt", "output", "preempted")
     }

@@ -1,7 +1,8 @@
 """What is said of served requests: latencies, rates, use; each with its range.
 
 Definitions:
-- TTFT: from arrival to the first token; of a closed loop the arrival is when the client sends;
+- TTFT: from arrival to the first token, and what a request takes beside the engines (`StepTimes.request_s`); of a
+  closed loop the arrival is when the client sends;
 - TPOT: (last token - first token) / (tokens - 1), of requests with two tokens or more;
 - ITL: each time between two tokens of a request, those of all requests together;
 - E2E: from arrival to the last token;
@@ -116,7 +117,8 @@ def latencies_of(run: Served) -> dict[str, Float64]:
     first, finish, arrival = run.first_s[rows], run.finish_s[rows], run.arrival_s[rows]
     gaps = run.output[rows] - 1
     tpot = np.where(gaps > 0, (finish - first) / np.maximum(gaps, 1), np.nan)
-    return {"ttft": first - arrival, "tpot": tpot, "e2e": finish - arrival}
+    sent = arrival - run.request_s
+    return {"ttft": first - sent, "tpot": tpot, "e2e": finish - sent}
 
 
 def goodput(run: Served, limits: Sequence[Limit]) -> float:

@@ -64,6 +64,7 @@ class StepTimes:
         decode_s: (B, Y) attention of all decoding sequences, all layers of the stage.
         host_s: of a step, that no device work hides: scheduling, preparing inputs, handling outputs.
         host_per_sequence_s: the same for each sequence of the step.
+        request_s: of a request beside steps: on its way, read, its first token sent back.
         low: lower end of the 80 % range of a step, as a factor.
         high: upper end.
         send_s: from a stage to the next one, per step: latency.
@@ -103,6 +104,7 @@ class StepTimes:
     decode_s: Float64
     host_s: float = 0.0
     host_per_sequence_s: float = 0.0
+    request_s: float = 0.0
     low: float = 1.0
     high: float = 1.0
     send_s: float = 0.0
