@@ -84,7 +84,8 @@ def simulate(
     from foretrace.serving.llm.engine import EngineRules
 
     ask = Serving(
-        model=model, device=device, asked=requests, seconds=seconds, layout=layout.arguments() | {"calibration": calibration},
+        model=model, device=device, asked=requests, seconds=seconds,
+        layout=layout.arguments() | {"calibration": calibration},
         rules=EngineRules(**asdict(scheduling)), replicas=replicas, router=router, pools=pools, slo=slo, seed=seed,
         on=on, log=first_steps if save or perfetto else 0,
     )  # fmt: skip
