@@ -11,7 +11,7 @@ estimate("llama-2-7b", device="h100").step.step_time_s  # 2. modelled: OperatorG
 
 fleet("jobs.csv", cluster="2x4x8", policy="las").play().jct_s  # 3. fleet: Workload, Policy, FleetResult
 
-serve(Serving(model="llama-3-8b", device="h100", asked="poisson qps=2", seconds=60)).figures.ttft_s  # 4. served
+serve(model="llama-3-8b", device="h100", asked="poisson qps=2", seconds=60).figures  # 4. served: Requests, Served
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from foretrace.plan.pipelines.cut import CutModel
     from foretrace.plan.placement.place import Placement
     from foretrace.plan.result import Answer, OptimiseRequest
-    from foretrace.serving.llm.ask import Serving, Simulated
-    from foretrace.serving.llm.calibration import EngineCalibration
+    from foretrace.serving.llm.ask import Simulated
     from foretrace.simulate.check import CheckReport
     from foretrace.simulate.compare import Comparison
     from foretrace.simulate.folding import Scaling
@@ -518,33 +517,11 @@ def fleet(log: str | Path, **how: Any) -> Scene:
 
 
 # === 4. served ===============================================================================================
+def serve(**how: Any) -> Simulated:
+    """Engines of a large language model under requests; `how` is as `foretrace.serving.llm.ask.Serving` says."""
+    from foretrace.serving.llm.ask import Serving, simulated
 
-
-def serve(ask: Serving) -> Simulated:
-    """Simulate engines of a large language model under requests; see `Serving` for what can be asked."""
-    from foretrace.serving.llm.ask import simulated
-
-    return simulated(ask)
-
-
-def engine_steps(found: Simulated) -> Scenario:
-    """The steps that a simulated engine kept, as a graph to ask questions of. Raises ForetraceError without any."""
-    from foretrace.serving.llm.step_graph import steps_graph
-
-    return Scenario(graph=steps_graph(found.run, found.steps, found.ask.rules))
-
-
-def calibrate_engine(runs: Sequence[Path], model: str, device: str, layout: Mapping[str, Any]) -> EngineCalibration:
-    """What a server takes beside the step times of this layout (further arguments of `step_times`), from its runs."""
-    from foretrace.serving.llm.calibrate import calibrate, read_runs
-    from foretrace.serving.llm.deployment import step_times
-    from foretrace.serving.llm.engine import EngineRules
-    from foretrace.serving.llm.step_law import law_of
-
-    law = law_of(str(layout.get("engine", "vllm")))
-    measured = [run for path in runs for run in read_runs(path)]
-    steps = step_times(model, device, **layout)
-    return calibrate(steps, measured, EngineRules(), law.calibrated_low, law.calibrated_high)
+    return simulated(Serving(**how))
 
 
 # --- in a notebook, a result shows what the command that asks the same prints ------------------------------

@@ -80,20 +80,23 @@ def simulate(
     from foretrace.report import perfetto as timelines
     from foretrace.report.serving_llm import llm_simulated
     from foretrace.report.tracks import track
-    from foretrace.serving.llm.ask import Serving
     from foretrace.serving.llm.engine import EngineRules
+    from foretrace.serving.llm.step_graph import steps_graph
 
-    ask = Serving(
-        model=model, device=device, asked=requests, seconds=seconds,
-        layout=layout.arguments() | {"calibration": calibration},
-        rules=EngineRules(**asdict(scheduling)), replicas=replicas, router=router, pools=pools, slo=slo, seed=seed,
-        on=on, log=first_steps if save or perfetto else 0,
-    )  # fmt: skip
     with options.progress(f"serving {model}"):
-        found = flow.serve(ask)
+        found = flow.serve(
+            model=model, device=device, asked=requests, seconds=seconds,
+            layout=layout.arguments() | {"calibration": calibration},
+            rules=EngineRules(**asdict(scheduling)), replicas=replicas, router=router, pools=pools, slo=slo,
+            seed=seed, on=on, log=first_steps if save or perfetto else 0,
+        )  # fmt: skip
+
+    def kept() -> flow.Scenario:
+        return flow.Scenario(graph=steps_graph(found.run, found.steps, found.ask.rules))
+
     files: dict[Path | None, Callable[[Path], object]] = {
-        save: lambda path: flow.engine_steps(found).save(path),
-        perfetto: lambda path: timelines.write([track(model, flow.engine_steps(found).simulate())], path),
+        save: lambda path: kept().save(path),
+        perfetto: lambda path: timelines.write([track(model, kept().simulate())], path),
     }
     return Reply(result=llm_simulated(found), files=files)
 
@@ -113,8 +116,8 @@ def calibrate(
     One run gives a factor on the devices' time and what a request waits; runs of several loads also the host's time.
     Example: foretrace llm calibrate bench.json --model llama-3-8b --device h100 --save server.json
     """
-    from foretrace import flow
     from foretrace.report.llm_calibrate import llm_calibrated
+    from foretrace.serving.llm.calibrate import calibrate_server
 
-    found = flow.calibrate_engine(runs, model, device, layout.arguments())
+    found = calibrate_server(runs, model, device, layout.arguments())
     return Reply(result=llm_calibrated(found, save), files={save: found.save})

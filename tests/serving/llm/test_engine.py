@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from foretrace.errors import ForetraceError
 from foretrace.serving.llm import requests as served
 from foretrace.serving.llm import scheduler
-from foretrace.serving.llm.engine import DoesNotFitError, EngineRules, Served, simulate
+from foretrace.serving.llm.engine import DoesNotFitError, EngineRules, Served, engine_arrays, one_engine, simulate
 from foretrace.serving.llm.requests import Requests, requests
 from foretrace.serving.llm.step_times import StepTimes
 from tests.serving.llm.plain_engine import serve
@@ -162,6 +163,23 @@ def test_many_replicas_in_processes() -> None:
     found = simulate(asked, constant(0.01), replicas=100)
     np.testing.assert_array_equal(found.finish_s[7::100], simulate(few, constant(0.01)).finish_s)
     assert found.emitted == asked.output.sum() and found.replicas == 100
+
+
+@given(asked=request_lists(), rules=engine_rules())
+def test_the_scheduler_drives_another_engine(asked: Requests, rules: EngineRules) -> None:
+    """A loop as a live engine has it makes the same steps as the simulator, where all come at once."""
+    assume(not asked.concurrency)
+    asked = replace(asked, arrival_s=np.zeros(len(asked)))
+    rules = replace(rules, swap_bytes=0.0)
+    found = simulate(asked, constant(1.0, cache=400), rules)
+    state = one_engine(engine_arrays(asked, rules, found.blocks))
+    for i in range(len(asked)):
+        scheduler.push(state, i)
+    now = 0.0
+    while scheduler.schedule(state):
+        now += 1.0
+        scheduler.complete(state, state.e[0].number, now)
+    np.testing.assert_array_equal(state.seqs.finish, found.finish_s)
 
 
 def test_closed_loop() -> None:

@@ -22,9 +22,11 @@ import numpy as np
 from foretrace.errors import ForetraceError
 from foretrace.reading import read_text
 from foretrace.serving.llm.calibration import CalibratedRun, EngineCalibration, scaled
+from foretrace.serving.llm.deployment import step_times
 from foretrace.serving.llm.engine import EngineRules, simulate
 from foretrace.serving.llm.metrics import measure
 from foretrace.serving.llm.requests import Requests, of, requests
+from foretrace.serving.llm.step_law import law_of
 from foretrace.serving.llm.step_times import StepTimes
 
 _LEVELS = (0.1, 10.0)  # factors on the devices' time that a server of this model and device can have
@@ -43,6 +45,13 @@ class MeasuredRun:
     requests: Requests
     ttft_s: float
     tpot_s: float
+
+
+def calibrate_server(paths: Sequence[Path], model: str, device: str, layout: Mapping[str, Any]) -> EngineCalibration:
+    """What a server takes beside the step times of this layout (further arguments of `step_times`), from its runs."""
+    law = law_of(str(layout.get("engine", "vllm")))
+    runs = [run for path in paths for run in read_runs(path)]
+    return calibrate(step_times(model, device, **layout), runs, EngineRules(), law.calibrated_low, law.calibrated_high)
 
 
 def calibrate(

@@ -258,6 +258,13 @@ def engine_arrays(requests: Requests, rules: EngineRules, blocks: int, engines: 
     )  # fmt: skip
 
 
+def one_engine(states: EngineArrays, k: int = 0) -> EngineArrays:
+    """What engine k of several knows, as `push`, `schedule` and `complete` want it."""
+    return EngineArrays(
+        states.e[k : k + 1], states.seqs, states.running[k], states.entries[k], states.hashes, states.gaps
+    )
+
+
 def _play(part: _Part) -> Served:
     """Simulate the engines of a part."""
     requests, rules, steps, engines = part.requests, part.rules, part.steps, part.engines

@@ -6,7 +6,7 @@ are in the cache, and `b` decoding sequences whose mean context is `y`, takes on
     linear(t) + output(n) + sum over chunks of prefill(c, x) + decode(b, y) + host_s + host_per_sequence_s * sequences
 
 Between the points of a grid, times are linear (bilinear in two dimensions). Beyond the last point, the last segment
-goes on, and a time is never less than at the last point. The range of a step is [low, high] times its seconds; beyond
+continues, and a time is never less than at the last point. The range of a step is [low, high] times its seconds; beyond
 a grid by the factor r = value / last point (the largest of all grids), it widens to [low / r, high * r].
 """
 
