@@ -52,6 +52,7 @@ ASKED = {
     "plan pipeline": "bert --size tiny --device a100 --devices 2",
     "network check": "D/network/vtrain_allreduce_v100/AR_GPU7_1M_1024M.csv.gz --on nccl:V100-SXM2",
     "llm simulate": "llama-3-8b --device h100 --seconds 30",
+    "llm calibrate": f"{ROOT / 'tests' / 'data' / 'serving' / 'vllm_bench.json'} --model llama-3-8b --device h100",
     "fleet run": f"{SMALL} --policy las",
     "fleet compare": f"{SMALL} --policy fifo --policy las",
     "fleet why": f"{JOBS} job20 --cluster 2x4x8",

@@ -183,6 +183,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).mkdir()
         shutil.copy(DATA / f"{recording}.json.gz", tmp_path / name)
     shutil.copy(ROOT / "examples" / "jobs.csv", tmp_path)
+    shutil.copy(DATA / "serving" / "vllm_bench.json", tmp_path / "bench.json")
     monkeypatch.setenv("FORETRACE_LEDGER", str(tmp_path / "ledger.sqlite"))
     monkeypatch.setenv("FORETRACE_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)

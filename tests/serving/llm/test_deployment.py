@@ -43,7 +43,7 @@ def test_cache_of_latent_and_grouped_attention() -> None:
 
 @given(
     name=st.sampled_from(sorted(SERVED)), dtype=st.sampled_from(sorted(FORMATS)), engine=st.sampled_from(sorted(LAWS)),
-    tp=st.sampled_from([1, 2, 4, 8]), pp=st.sampled_from([1, 2, 3]), device=st.sampled_from(["h100", "b200", "a100"]),
+    tp=st.sampled_from([1, 2, 4]), pp=st.sampled_from([1, 2, 3]), device=st.sampled_from(["h100", "b200", "a100"]),
 )  # fmt: skip
 def test_steps_of_any_model(name: str, dtype: str, engine: str, tp: int, pp: int, device: str) -> None:
     steps = step_times(name, device, tp=tp, pp=pp, dtype=dtype, engine=engine)
@@ -52,7 +52,7 @@ def test_steps_of_any_model(name: str, dtype: str, engine: str, tp: int, pp: int
     more = step_times(name, device, tp=2 * tp if served_model(name).heads % (2 * tp) == 0 else tp, pp=pp, dtype=dtype,
                       engine=engine)  # fmt: skip
     assert more.weight_bytes <= steps.weight_bytes
-    assert more.linear_s[-1] <= steps.linear_s[-1] * 1.01, "many tokens gain by more devices"
+    assert more.linear_s[-1] <= steps.linear_s[-1] * 1.01, "many tokens gain by more devices of a machine"
 
 
 def test_a_token_reads_every_weight_that_it_meets() -> None:

@@ -33,6 +33,7 @@ _LEVELS = (0.1, 10.0)  # factors on the devices' time that a server of this mode
 _HOSTS = (1e-5, 0.5)  # seconds
 _SPREAD = 0.1  # of lengths around their mean, where a run says no more: what public recipes draw
 _ROUNDS = 8
+_MOST = 1_000_000  # requests of a run
 _SAME_LOAD = 1.2  # runs whose clients or rates differ by less say nothing on the host apart from devices
 
 
@@ -148,6 +149,8 @@ def _run(row: Mapping[str, Any], where: str) -> MeasuredRun:
     )
     ttft, tpot = (_positive(row, name, where) / 1e3 for name in ("mean_ttft_ms", "mean_tpot_ms"))
     count = int(done)
+    if count > _MOST:
+        raise ForetraceError(f"{where}: a run of {done:.3g} requests is more than {_MOST:,}; give a shorter one.")
     lengths = [row.get(name) for name in ("input_lens", "output_lens")]
     if all(isinstance(each, list) and len(each) == count for each in lengths):
         prompts, outputs = (np.maximum(np.asarray(each, np.float64), 1) for each in lengths)
