@@ -26,7 +26,7 @@ def preload() -> None:
     A process has one such server, and what it has imported is settled by whoever starts it: after a test of
     `executor.py`, every worker would import PyTorch by itself, for three seconds.
     """
-    server: Any = forkserver._forkserver  # type: ignore[attr-defined]  # no public way to end it
+    server: Any = forkserver._forkserver  # no public way to end it
     if server._forkserver_pid is None or server._forkserver_pid not in _ours:
         server._stop()
         server.set_forkserver_preload(PRELOAD)
