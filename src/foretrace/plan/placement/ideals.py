@@ -65,16 +65,9 @@ def solve(
     problem: PlacementProblem,
     blocks: PlacementBlocks,
     below: float = inf,
-    *,
-    serial: bool = False,
-    most: int = MOST_IDEALS,
 ) -> Contiguous | None:
-    """The best placement with an objective under `below`, exactly; None where there are too many ideals.
-
-    The objective is the largest load; where `serial`, the sum of all loads, every block on a CPU by itself: what one
-    sample takes where no two devices work at a time.
-    """
-    masks = lattice(blocks, most)
+    """The placement whose largest load is least and under `below`, exactly; None where there are too many ideals."""
+    masks = lattice(blocks)
     if masks is None:
         return None
     if below <= 0:  # no placement costs less than nothing
@@ -97,11 +90,10 @@ def solve(
         problem.memory_limit,
         below,
         relief,
-        serial,
     )
     devices = None
     if np.isfinite(best[-1, -1, -1]):
-        devices = _devices(problem, blocks, masks, choice, origin, serial=serial)
+        devices = _devices(problem, blocks, masks, choice, origin)
     return Contiguous(devices=devices, ideals=len(masks))
 
 
@@ -139,8 +131,6 @@ def _devices(
     masks: list[int],
     choice: npt.NDArray[np.int8],
     origin: npt.NDArray[np.int32],
-    *,
-    serial: bool,
 ) -> tuple[DeviceLoad, ...]:
     """Follow the choices back from the whole graph."""
     cpus, accelerators, at = problem.cpus, problem.accelerators, len(masks) - 1
@@ -148,10 +138,7 @@ def _devices(
     while at:
         kind, lower = int(choice[cpus, accelerators, at]), int(origin[cpus, accelerators, at])
         found.append((kind, masks[at] & ~masks[lower]))
-        cpus, accelerators, at = cpus - (kind == 0 and (not serial or lower == at)), accelerators - kind, lower
-    if serial:  # one CPU stands for all
-        found.append((0, sum(mask for kind, mask in found if kind == 0)))
-        found = [each for each in found[:-1] if each[0]] + found[-1:]
+        cpus, accelerators, at = cpus - (kind == 0), accelerators - kind, lower
     return tuple(
         problem.device(("cpu", "accelerator")[kind], blocks.members(mask)) for kind, mask in reversed(found) if mask
     )
@@ -170,9 +157,8 @@ def _best(
     memory: float,
     limit: float,
     relief: Float64,  # time that 0, 1, ... CPUs can take off accelerators
-    serial: bool,
 ) -> tuple[Float64, npt.NDArray[np.int8], npt.NDArray[np.int32]]:
-    """Least objective by CPUs, accelerators and ideal; what the last device is there, and the ideal below it."""
+    """Least largest load by CPUs, accelerators and ideal; what the last device is there, and the ideal below it."""
     n, width = masks.shape
     blocks = weights.shape[1]
     best = np.full((cpus + 1, accelerators + 1, n), np.inf)
@@ -201,10 +187,8 @@ def _best(
         # How many accelerators this ideal may have: enough for its load, and enough left for the rest.
         some = False
         for c in range(cpus + 1):
-            fewest[c], most[c] = 0, accelerators
-            if not serial:
-                fewest[c] = max(int(np.ceil((own[0] - relief[c]) / limit)), 0)
-                most[c] -= max(int(np.ceil((total - own[0] - relief[cpus - c]) / limit)), 0)
+            fewest[c] = max(int(np.ceil((own[0] - relief[c]) / limit)), 0)
+            most[c] = accelerators - max(int(np.ceil((total - own[0] - relief[cpus - c]) / limit)), 0)
             some |= fewest[c] <= most[c]
         if not some:
             continue
@@ -242,7 +226,7 @@ def _best(
                     for c in range(cpus + 1):
                         for f in range(max(fewest[c], 1), most[c] + 1):
                             before = best[c, f - 1, lower]
-                            value = before + load if serial else max(before, load)
+                            value = max(before, load)
                             if value < best[c, f, ideal]:
                                 best[c, f, ideal] = value
                                 choice[c, f, ideal] = 1
@@ -250,7 +234,7 @@ def _best(
             if helps:
                 for c in range(1, cpus + 1):
                     for f in range(fewest[c], most[c] + 1):
-                        value = best[c, f, lower] + cpu if serial else max(best[c - 1, f, lower], cpu)
+                        value = max(best[c - 1, f, lower], cpu)
                         if value < best[c, f, ideal]:
                             best[c, f, ideal] = value
                             choice[c, f, ideal] = 0
