@@ -3,7 +3,7 @@
 A *waist* is a block that comes before or after every other one. An accelerator that runs a waist waits for all before
 it, and all behind it wait for that accelerator: its load adds to the latency. So does a waist on a CPU. What is left
 lies between two waists, and takes at least its longest path: on CPUs, or, with an accelerator of its own, on whatever
-is faster, with the transfers that this asks for. Dynamic programming over ideals finds the least sum of such pieces: a
+is faster, with the transfers that this needs. Dynamic programming over ideals finds the least sum of such pieces: a
 bound of the latency, which is reached where nothing is left that could run beside anything else.
 """
 
