@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer.core import TyperGroup
 
@@ -13,7 +13,9 @@ from foretrace.cli.answers import Reply, answers, group, writable
 from foretrace.cli.options import argument, flag, option
 from foretrace.errors import ForetraceError
 from foretrace.names import near
-from foretrace.report.views import Result
+
+if TYPE_CHECKING:
+    from foretrace.report.views import Result
 
 Devices = Annotated[int, option(..., "N", "How many there are.", least=1)]
 MemoryLimit = Annotated[str, option(..., "SIZE", "Of a device, as 16GB, instead of the catalog's memory.")]
