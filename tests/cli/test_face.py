@@ -231,8 +231,12 @@ def completion(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[s
             asked = f"COMP_WORDS=({' '.join(map(shlex.quote, words))}); COMP_CWORD={len(words) - 1}"
             shown = 'printf "%s\\n" "${COMPREPLY[@]}"'
             return run(shell, f"source {script}; {asked}; _foretrace_completion foretrace; {shown}").split("\n")
-        asked = f"_TYPER_COMPLETE_ARGS={shlex.quote(' '.join(words))} _FORETRACE_COMPLETE=complete_zsh"
-        return run(shell, f"env {asked} foretrace").split("\n")
+        load = (
+            f"autoload -Uz compinit; compinit -u -D; source {script}; [[ $_comps[foretrace] = _foretrace_completion ]]"
+        )
+        asked = f"words=({' '.join(map(shlex.quote, words))}); CURRENT={len(words)}"
+        shown = "_arguments() { print -rl -- $* }"  # the shell's own function takes what is offered
+        return run(shell, f"{load} || exit 1; {asked}; {shown}; _foretrace_completion").split("\n")
 
     return offered
 
