@@ -44,8 +44,7 @@ def test_other_fields_are_kept_and_the_rest_of_the_devices_is_taken() -> None:
 @pytest.mark.parametrize(
     ("name", "devices", "given", "said"),
     [
-        ("parameter server", 8, {}, "whatif"),
-        ("parameter-server", 8, {}, "whatif"),
+        ("expert", 8, {"expert": 3}, "give 1"),
         ("dta", 8, {}, "data"),
         ("hybrid", 8, {}, "tensor"),
         ("hybrid", 8, {"tensor": 3}, "give 9"),

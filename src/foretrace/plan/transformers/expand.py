@@ -26,10 +26,10 @@ def stage_costs(
 ) -> list[StageCost]:
     """What each virtual stage takes for one micro-batch, and its share of the update."""
     at, out = found.configuration, np.zeros(6)
-    kernels.passes(vector(model, software), on.array(), constant_vector(software), fields_of(at), batch, out)
-    forward, backward, logits, seen, hidden, exchange = out.tolist()
-    chunks, update = at.virtual, found.parts["update"] + exchange
-    stages = at.pipeline * chunks
+    count, chunks, stages = batch // (at.data * at.micro), at.virtual, at.pipeline * at.virtual
+    kernels.passes(vector(model, software), on.array(), constant_vector(software), fields_of(at),
+                   model.layers / at.pipeline, count, out)  # fmt: skip
+    forward, backward, logits, seen, hidden, update = out.tolist()
     return [
         StageCost(
             forward_s=forward / chunks + seen + (logits / 3 if stage == stages - 1 else 0.0),

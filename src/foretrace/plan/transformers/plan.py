@@ -210,7 +210,7 @@ def _assumed(space: ParallelismSpace, at: Parallelism) -> tuple[str, ...]:
         "layers are shared out equally; biases, norms and workspaces are not counted in memory",
     ]
     if space.model.experts > 1:
-        found.append("experts are cut by the tensor degree alone; no mixture was scored: the range is twice as wide")
+        found.append("words are shared out to experts evenly; no mixture was scored: the range is twice as wide")
     if at.zero > 1:
         found.append("no row with ZeRO 2 or 3 was scored: the range is twice as wide; compare a plan with zero=1")
     if at.context > 1:
