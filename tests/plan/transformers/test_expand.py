@@ -46,10 +46,10 @@ def test_the_simulated_step_is_the_closed_form(drawn: tuple[ParallelismSpace, Pa
     """The same to the rounding of tasks; with overlap longer, by no more than the hidden part of every hop."""
     space, at = drawn
     closed = space.cost(at)
-    graph = expand(space.model, space.on, space.software, closed, space.batch)
+    graph = expand(space, at)
     simulated = simulate(graph).window_ns / 1e9
     rounding = 0.5e-9 * len(graph)
-    hidden = stage_costs(space.model, space.on, space.software, closed, space.batch)[0].hop_s
+    hidden = stage_costs(space, at)[0].hop_s
     assert (hidden > 0) == bool(at.overlap and at.pipeline > 1)
     count = space.batch // (at.data * at.micro)
     assert -rounding <= simulated - closed.seconds <= 2 * count * at.virtual * hidden + rounding

@@ -298,12 +298,33 @@ def passes(s: Float64, machine: Float64, c: Float64, at: Int64, layers: float, c
         out[i] = found[i]
 
 
-@inner
-def fits(s, tensor, context):
+@njit()
+def stage_columns(s: Float64, machine: Float64, c: Float64, ways: Int64, count: int, out: Float64) -> None:
+    """Fill `out` (ways, layers + 1, 4, 4) for stages of so many layers: in the middle, first, last, first and last.
+
+    Columns are s of a micro-batch's passes with all of its hops, s at the end of the step, bytes, and bytes for each
+    micro-batch in flight. `ways`: rows of FIELDS.
+    """
+    for way in range(len(ways)):
+        at = ways[way]
+        one = layer(s, machine, c, at)
+        for layers in range(1, out.shape[1]):
+            there, back, head, seen, hidden, end = stage_s(s, machine, c, at, layers, count)
+            for kind in range(4):
+                last = kind >= 2
+                m = held(s, at, layers, layers, kind % 2 == 1, last, one[7], one[8])
+                out[way, layers, kind, 0] = there + back + 2 * (seen + hidden) + (head if last else 0.0)
+                out[way, layers, kind, 1] = end
+                out[way, layers, kind, 2] = m[0] + m[1] + m[2] + m[4]
+                out[way, layers, kind, 3] = m[3]
+
+
+@njit()
+def fits(s: Float64, tensor: int, context: int) -> bool:
     """Whether heads, feed-forward part and words can be cut so."""
     if s[HEADS] % tensor or s[INNER] % tensor or s[LENGTH] % (2 * context if context > 1 else 1):
         return False
-    return s[KV] % tensor == 0 or tensor % s[KV] == 0
+    return bool(s[KV] % tensor == 0 or tensor % s[KV] == 0)
 
 
 @njit()

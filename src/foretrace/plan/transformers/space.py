@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import gcd, prod
 
 import numpy as np
@@ -64,6 +65,11 @@ class ParallelismSpace:
                 raise ForetraceError(f"`{name}=` must be {ends}, got {value}; give {low if value < low else high}.")
         self._check_fixed()
 
+    @cached_property
+    def arrays(self) -> tuple[Float64, Float64, Float64]:
+        """Model, machine and constants as `kernels` takes them."""
+        return vector(self.model, self.software), self.on.array(), constant_vector(self.software)
+
     def bounds(self) -> tuple[Int64, Int64]:
         """The least and the largest value of each field."""
         pairs = [
@@ -87,9 +93,8 @@ class ParallelismSpace:
         times, spill_times = (np.full(top, np.inf) for _ in range(2))
         lost = np.zeros(len(kernels.PARTS), dtype=np.int64)
         valid, fitting = kernels.sweep(
-            vector(self.model, self.software), self.on.array(), constant_vector(self.software), self.devices,
-            self.batch, low, high, np.zeros(kernels.TIME + 1) if best is None else best, rows, times, spill,
-            spill_times, lost,
+            *self.arrays, self.devices, self.batch, low, high, np.zeros(kernels.TIME + 1) if best is None else best,
+            rows, times, spill, spill_times, lost,
         )  # fmt: skip
         return SweptSpace(
             valid=valid, fitting=fitting, rows=rows[np.isfinite(times)], spill=spill[np.isfinite(spill_times)],
