@@ -24,7 +24,7 @@ CASES = (  # model, device, how many, samples of a step, GB/s between nodes (0: 
 
 def rows() -> list[tuple[str, ...]]:
     """One per case."""
-    found = []
+    found = list[tuple[str, ...]]()
     unequal_stages(plan_decoder("gpt2-xl", devices=2, device="a100", batch=2).space)  # loads what is compiled
     for model, device, devices, batch, network in CASES:
         plan = plan_decoder(model, devices=devices, device=device, batch=batch, network_gb_s=network)
