@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from foretrace.report import page
-from foretrace.report.blocks import Block, Chart, Curve, Headline, shown
+from foretrace.report.blocks import Block, Chart, Curve, Headline
 from foretrace.report.terminal import Terminal, render
 
 
@@ -18,11 +18,10 @@ class _Charted(msgspec.Struct, frozen=True, kw_only=True):
     command: str = "charted"
     chart: Chart
 
-
-@shown.register
-def _(view: _Charted, top: int) -> Iterator[Block]:
-    yield Headline("A chart.")
-    yield view.chart
+    def shown(self, top: int) -> Iterator[Block]:
+        """The chart."""
+        yield Headline("A chart.")
+        yield self.chart
 
 
 RAMP = Curve(name="ramp", x=(0.0, 10.0), y=(0.0, 8.0))

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from foretrace.report.blocks import Block, Column, Headline, Line, shown, table
+from foretrace.report.blocks import Block, Column, Line, table
 from foretrace.report.units import count, digits, seconds
-from foretrace.report.views import Result, taken
+from foretrace.report.views import Report, taken
 from foretrace.serving.llm.calibration import CalibratedRun, EngineCalibration
 
 
-class LlmCalibrateView(Result, frozen=True, kw_only=True):
+class LlmCalibrateView(Report, frozen=True, kw_only=True):
     """`foretrace llm calibrate`: overheads of a server, from measured runs of it."""
 
     command: str = "llm calibrate"
-    headline: str
     model: str
     device: str
     devices: int
@@ -26,7 +25,19 @@ class LlmCalibrateView(Result, frozen=True, kw_only=True):
     low: float  # 80 % range of a step's time at other loads, as factors
     high: float
     runs: tuple[CalibratedRun, ...]
-    next: str
+
+    def shown(self, top: int) -> Iterator[Block]:
+        """Runs before and after, and the range."""
+        columns = [Column("run"), Column("load", "digits"), Column("TTFT", "seconds"), Column("before", "seconds"),
+                   Column("now", "seconds"), Column("TPOT", "seconds"), Column("before", "seconds"),
+                   Column("now", "seconds")]  # fmt: skip
+        rows = [
+            (run.source, run.load, run.ttft_s, run.ttft_before_s, run.ttft_after_s, run.tpot_s, run.tpot_before_s,
+             run.tpot_after_s) for run in self.runs
+        ]  # fmt: skip
+        yield table(columns, rows, top=top, noun="run")
+        yield Line(f"{digits(self.low)} to {digits(self.high)} times, 4 times out of 5, for a step at other loads",
+                   label="range")  # fmt: skip
 
 
 def llm_calibrated(found: EngineCalibration, saved: Path | None = None) -> LlmCalibrateView:
@@ -38,19 +49,3 @@ def llm_calibrated(found: EngineCalibration, saved: Path | None = None) -> LlmCa
     )
     simulate = f"foretrace llm simulate {found.model} --device {found.device} --calibration {saved}"
     return taken(LlmCalibrateView, found, headline=sentence, next=simulate if saved else "")
-
-
-@shown.register
-def _(view: LlmCalibrateView, top: int) -> Iterator[Block]:
-    yield Headline(view.headline)
-    yield ""
-    columns = ["run", Column("load", "digits"), Column("TTFT", "seconds"), Column("before", "seconds"),
-               Column("now", "seconds"), Column("TPOT", "seconds"), Column("before", "seconds"),
-               Column("now", "seconds")]  # fmt: skip
-    rows = [
-        (run.source, run.load, run.ttft_s, run.ttft_before_s, run.ttft_after_s, run.tpot_s, run.tpot_before_s,
-         run.tpot_after_s) for run in view.runs
-    ]  # fmt: skip
-    yield table(columns, rows, top=top, noun="run")
-    yield Line(f"{digits(view.low)} to {digits(view.high)} times, 4 times out of 5, for a step at other loads",
-               label="range")  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from math import inf
 from typing import Any
 
 import msgspec
@@ -11,14 +12,13 @@ import msgspec
 from foretrace.plan.pipelines.cut import CutModel
 from foretrace.plan.placement.place import Placement
 from foretrace.plan.placement.problem import DeviceLoad, PlacementProblem
+from foretrace.plan.transformers.alpa import UnequalPlan
 from foretrace.plan.transformers.model import StepCost
 from foretrace.plan.transformers.plan import TransformerPlan
-from foretrace.report.blocks import About, Block, Column, Headline, Kind, Line, notes, shown, table
-from foretrace.report.profile import nbytes
-from foretrace.report.units import between, count, digits, in_unit, seconds, share, unit_for
+from foretrace.report.blocks import About, Block, Column, Kind, Line, table
+from foretrace.report.units import between, count, digits, in_unit, nbytes, seconds, share, unit_for
 from foretrace.report.views import Result, taken
 
-MOST_PASSES = 100_000  # that are simulated unasked, in some seconds
 UNSIZED = "The source says nothing of sizes in memory, so whether this fits was not checked."
 
 
@@ -49,6 +49,33 @@ class PlacementView(Result, frozen=True, kw_only=True):
     seconds: float  # that the search took
     method: str
     notes: tuple[str, ...]
+
+    def shown(self, top: int) -> Iterator[Block]:
+        yield About((self.source, self.objective, self.method))
+        if self.interval is not None:
+            unit = unit_for(self.objective_value)
+            yield Line(
+                f"{in_unit(self.objective_value, unit)} {unit.name}; {between(*self.interval, unit)} with every "
+                "operator as fast and as slow as it may be"
+            )
+        kind: Kind = "digits" if self.interval is None else "time"
+        columns = [
+            Column("device"), Column("nodes", "count"), Column("load", kind), Column("memory", "text", right=True),
+            Column("layers", "name"),
+        ]  # fmt: skip
+        yield table(
+            columns,
+            [
+                (
+                    f"{each.kind} {at}",
+                    len(each.nodes),
+                    each.load,
+                    "–" if each.memory is None else nbytes(each.memory),
+                    each.layers,
+                )
+                for at, each in enumerate(self.devices)
+            ],
+        )
 
 
 def placed(found: Placement, source: str) -> PlacementView:
@@ -99,39 +126,6 @@ def _time(found: Placement, time: float) -> str:
     return digits(time) if found.problem.accelerator_range is None else seconds(time)
 
 
-@shown.register
-def _(view: PlacementView, top: int) -> Iterator[Block]:
-    yield About((view.source, view.objective, view.method))
-    yield ""
-    yield Headline(view.headline)
-    if view.interval is not None:
-        unit = unit_for(view.objective_value)
-        yield Line(
-            f"{in_unit(view.objective_value, unit)} {unit.name}; {between(*view.interval, unit)} with every operator "
-            "as fast and as slow as it may be"
-        )
-    yield ""
-    kind: Kind = "digits" if view.interval is None else "time"
-    columns = [
-        Column("device"), Column("nodes", "count"), Column("load", kind), Column("memory", "text", right=True),
-        Column("layers", "name"),
-    ]  # fmt: skip
-    yield table(
-        columns,
-        [
-            (
-                f"{each.kind} {at}",
-                len(each.nodes),
-                each.load,
-                "–" if each.memory is None else nbytes(each.memory),
-                each.layers,
-            )
-            for at, each in enumerate(view.devices)
-        ],
-    )
-    yield from notes(view.notes)
-
-
 class PipelineStageView(msgspec.Struct, frozen=True, kw_only=True):
     """One stage, for one micro-batch."""
 
@@ -169,6 +163,24 @@ class PipelineView(Result, frozen=True, kw_only=True):
     stages: tuple[PipelineStageView, ...]
     schedules: tuple[ScheduleView, ...]  # fastest first; those that do not fit or cannot be stand last
 
+    def shown(self, top: int) -> Iterator[Block]:
+        cut = "the cut is proven best" if self.proven else "the cut is not proven best"
+        yield About((self.source, f"{len(self.stages)} stages", f"{self.micro_batches} micro-batches", cut))
+        columns: list[Column | str] = [
+            "schedule", Column("batch", "time"), Column("range", right=True, least=70), Column("bubble", right=True),
+            Column("in flight", right=True, least=80), Column("most memory", right=True), Column("", wide=True),
+        ]  # fmt: skip
+        yield table(columns, map(_schedule_row, self.schedules))
+        times = [Column(each, "time") for each in ("forward", "backward", "update", "hop")]
+        yield table(
+            ["stage", *times, Column("weights", right=True), Column("layers", "name")],
+            [
+                (f"{at}", each.forward_s, each.backward_s, each.update_s, each.hop_s,
+                 nbytes(each.weight_bytes), each.layers)
+                for at, each in enumerate(self.stages)
+            ],
+        )  # fmt: skip
+
 
 def pipelined(found: CutModel, source: str) -> PipelineView:
     """The answer about a pipeline."""
@@ -204,30 +216,6 @@ def pipelined(found: CutModel, source: str) -> PipelineView:
     )
 
 
-@shown.register
-def _(view: PipelineView, top: int) -> Iterator[Block]:
-    cut = "the cut is proven best" if view.proven else "the cut is not proven best"
-    yield About((view.source, f"{len(view.stages)} stages", f"{view.micro_batches} micro-batches", cut))
-    yield ""
-    yield Headline(view.headline)
-    yield ""
-    columns: list[Column | str] = [
-        "schedule", Column("batch", "time"), Column("range", right=True, least=70), Column("bubble", right=True),
-        Column("in flight", right=True, least=80), Column("most memory", right=True), Column("", wide=True),
-    ]  # fmt: skip
-    yield table(columns, map(_schedule_row, view.schedules))
-    yield ""
-    times = [Column(each, "time") for each in ("forward", "backward", "update", "hop")]
-    yield table(
-        ["stage", *times, Column("weights", right=True), Column("layers", "name")],
-        [
-            (f"{at}", each.forward_s, each.backward_s, each.update_s, each.hop_s,
-             nbytes(each.weight_bytes), each.layers)
-            for at, each in enumerate(view.stages)
-        ],
-    )  # fmt: skip
-
-
 def _schedule_row(each: ScheduleView) -> tuple[Any, ...]:
     if each.batch_s is None or each.interval_s is None or each.bubble is None or each.memory_bytes is None:
         return each.name, None, "–", "–", "–", "–", each.why
@@ -244,8 +232,34 @@ class TransformerCandidateView(msgspec.Struct, frozen=True, kw_only=True):
     words: str  # the same, to read
     step_s: float
     interval_s: tuple[float, float]  # 80 % range
+    simulated_s: float | None  # of the step as tasks; null where its passes are more than 100,000, or it does not fit
     peak_bytes: float  # of the fullest device
     why: str  # it is not the best
+
+
+class UnequalStageView(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the stages that differ."""
+
+    layers: int
+    devices: int
+    tensor: int
+    sequence: int
+    data: int
+    expert: int
+    recompute: int
+    zero: int
+    pass_s: float  # of a micro-batch, forward and backward, with what it waits for messages at most
+    memory_bytes: float  # of a device
+
+
+class UnequalPlanView(msgspec.Struct, frozen=True, kw_only=True):
+    """The quickest pipeline whose stages may differ in layers, devices and degrees, simulated pass by pass."""
+
+    micro_batches: int
+    step_s: float
+    interval_s: tuple[float, float]  # 80 % range
+    equal_s: float | None  # of the best pipeline of equal stages; null where none fits
+    stages: tuple[UnequalStageView, ...]
 
 
 class TransformerPlanView(Result, frozen=True, kw_only=True):
@@ -258,7 +272,7 @@ class TransformerPlanView(Result, frozen=True, kw_only=True):
     devices: int
     batch: int
     best: TransformerCandidateView
-    simulated_s: float | None  # of the best step as tasks; null where its passes are more than 100,000
+    unequal: UnequalPlanView | None  # asked for by --unequal
     parts_s: dict[str, float]  # of the best step
     memory_bytes: tuple[dict[str, float], ...]  # by stage, what holds it
     memory_limit_bytes: float
@@ -273,8 +287,49 @@ class TransformerPlanView(Result, frozen=True, kw_only=True):
     seconds: float  # of the search
     notes: tuple[str, ...]
 
+    def shown(self, top: int, explain: bool = False) -> Iterator[Block]:
+        where = f"{count(self.devices)} × {self.device}"
+        yield About((self.source, where, f"batch {count(self.batch)}", f"{count(self.valid)} configurations timed"))
+        hours = "" if self.gpu_hours is None else f", {count(round(self.gpu_hours))} GPU-hours in all"
+        yield Line(
+            f"{count(round(self.tokens_per_s))} words/s, {share(self.utilisation)} of the peak{hours}; "
+            f"{nbytes(self.best.peak_bytes)} of {nbytes(self.memory_limit_bytes)} on the fullest device"
+        )
+        if self.best.simulated_s is not None:
+            apart = round(100 * (self.best.simulated_s / self.best.step_s - 1), 1) + 0.0  # no minus before 0.0
+            why = ": passes wait for messages that were taken to hide behind others" if apart else ""
+            yield Line(f"{seconds(self.best.simulated_s)} simulated pass by pass ({apart:+.1f} %{why})")
+        whole = self.best.step_s
+        yield table(
+            ["part of the step", Column("time", "time"), Column("share", "share")],
+            [(name, time, time / whole) for name, time in self.parts_s.items() if time >= 0.001 * whole],
+        )
+        stages = [(0, self.memory_bytes[0])] if len(self.memory_bytes) == 1 else [
+            (0, self.memory_bytes[0]), (len(self.memory_bytes) - 1, self.memory_bytes[-1])
+        ]  # fmt: skip
+        kinds = list(self.memory_bytes[0])
+        yield table(
+            ["memory of stage", *(Column(each, right=True) for each in kinds)],
+            [(str(at), *(nbytes(held[each]) for each in kinds)) for at, held in stages],
+        )
+        rows = [*self.runners_up, *self.too_large]
+        columns = [
+            Column("others", wide=True), Column("step", "time"), Column("simulated", "time", least=80),
+            Column("most memory", right=True), Column("why not", wide=True),
+        ]  # fmt: skip
+        yield table(
+            columns, [(each.words, each.step_s, each.simulated_s, nbytes(each.peak_bytes), each.why) for each in rows]
+        )
+        if self.unequal is not None:
+            yield from _differing(self.unequal)
+        if explain:
+            lost = sorted(self.lost.items(), key=lambda item: -item[1])
+            yield table(["lost by", Column("configurations", "count")], [each for each in lost if each[1]])
 
-def planned(found: TransformerPlan, source: str, *, tokens: float | None = None) -> TransformerPlanView:
+
+def planned(
+    found: TransformerPlan, source: str, *, tokens: float | None = None, unequal: UnequalPlan | None = None
+) -> TransformerPlanView:
     """The answer about a large transformer."""
     best = found.best
     unit = unit_for(best.seconds)
@@ -282,18 +337,18 @@ def planned(found: TransformerPlan, source: str, *, tokens: float | None = None)
     return TransformerPlanView(
         headline=f"A step takes {time} with {best.configuration}.",
         source=source,
-        device=found.machine.device,
-        devices=found.devices,
-        batch=found.batch,
-        best=_candidate(best, ""),
-        simulated_s=found.simulated.window_ns / 1e9 if found.passes <= MOST_PASSES else None,
+        device=found.space.on.device,
+        devices=found.space.devices,
+        batch=found.space.batch,
+        best=_candidate(best, "", found),
+        unequal=None if unequal is None else _unequal(unequal),
         parts_s=best.parts,
         memory_bytes=tuple(each.nbytes for each in best.memory),
-        memory_limit_bytes=found.machine.capacity,
+        memory_limit_bytes=found.space.on.capacity,
         tokens_per_s=found.tokens_per_second,
         utilisation=found.utilisation,
         gpu_hours=None if tokens is None else found.gpu_hours(tokens),
-        runners_up=tuple(_candidate(each.cost, each.why) for each in found.runners_up),
+        runners_up=tuple(_candidate(each.cost, each.why, found) for each in found.runners_up),
         too_large=tuple(_candidate(each.cost, each.why) for each in found.too_large),
         valid=found.valid,
         fitting=found.fitting,
@@ -303,56 +358,44 @@ def planned(found: TransformerPlan, source: str, *, tokens: float | None = None)
     )
 
 
-def _candidate(cost: StepCost, why: str) -> TransformerCandidateView:
+def _unequal(found: UnequalPlan) -> UnequalPlanView:
+    return UnequalPlanView(
+        micro_batches=found.micro_batches,
+        step_s=found.seconds,
+        interval_s=(found.low_s, found.high_s),
+        equal_s=found.equal_s if found.equal_s < inf else None,
+        stages=tuple(
+            taken(UnequalStageView, each.configuration, layers=each.layers, pass_s=each.pace_s, devices=each.devices,
+                  memory_bytes=each.nbytes)
+            for each in found.stages
+        ),
+    )  # fmt: skip
+
+
+def _differing(view: UnequalPlanView) -> Iterator[Block]:
+    unit = unit_for(view.step_s)
+    equal = "" if view.equal_s is None else f", {seconds(view.equal_s)} with the best equal ones"
+    yield Line(
+        f"{in_unit(view.step_s, unit)} {unit.name} ({between(*view.interval_s, unit)}) with stages that may differ and "
+        f"{count(view.micro_batches)} micro-batches{equal}, simulated"
+    )
+    names = ("layers", "devices", "tensor", "data", "recompute", "zero")
+    yield table(
+        ["stage", *(Column(each, "count") for each in names), Column("passes", "time"), Column("memory", right=True)],
+        [
+            (str(at), *(getattr(each, name) for name in names), each.pass_s, nbytes(each.memory_bytes))
+            for at, each in enumerate(view.stages)
+        ],
+    )
+
+
+def _candidate(cost: StepCost, why: str, plan: TransformerPlan | None = None) -> TransformerCandidateView:
     return TransformerCandidateView(
         configuration=asdict(cost.configuration),
         words=str(cost.configuration),
         step_s=cost.seconds,
         interval_s=(cost.low_s, cost.high_s),
+        simulated_s=None if plan is None else plan.simulated_s(cost.configuration),
         peak_bytes=cost.peak_bytes,
         why=why,
     )
-
-
-@shown.register
-def _(view: TransformerPlanView, top: int, explain: bool = False) -> Iterator[Block]:
-    where = f"{count(view.devices)} × {view.device}"
-    yield About((view.source, where, f"batch {count(view.batch)}", f"{count(view.valid)} configurations timed"))
-    yield ""
-    yield Headline(view.headline)
-    hours = "" if view.gpu_hours is None else f", {count(round(view.gpu_hours))} GPU-hours in all"
-    yield Line(
-        f"{count(round(view.tokens_per_s))} words/s, {share(view.utilisation)} of the peak{hours}; "
-        f"{nbytes(view.best.peak_bytes)} of {nbytes(view.memory_limit_bytes)} on the fullest device"
-    )
-    if view.simulated_s is not None:
-        apart = round(100 * (view.simulated_s / view.best.step_s - 1), 1) + 0.0  # no minus before 0.0
-        why = ": passes wait for messages that were taken to hide behind others" if apart else ""
-        yield Line(f"{seconds(view.simulated_s)} simulated pass by pass ({apart:+.1f} %{why})")
-    yield ""
-    whole = view.best.step_s
-    yield table(
-        ["part of the step", Column("time", "time"), Column("share", "share")],
-        [(name, time, time / whole) for name, time in view.parts_s.items() if time >= 0.001 * whole],
-    )
-    yield ""
-    stages = [(0, view.memory_bytes[0])] if len(view.memory_bytes) == 1 else [
-        (0, view.memory_bytes[0]), (len(view.memory_bytes) - 1, view.memory_bytes[-1])
-    ]  # fmt: skip
-    kinds = list(view.memory_bytes[0])
-    yield table(
-        ["memory of stage", *(Column(each, right=True) for each in kinds)],
-        [(str(at), *(nbytes(held[each]) for each in kinds)) for at, held in stages],
-    )
-    yield ""
-    rows = [*view.runners_up, *view.too_large]
-    columns = [
-        Column("others", wide=True), Column("step", "time"), Column("most memory", right=True),
-        Column("why not", wide=True),
-    ]  # fmt: skip
-    yield table(columns, [(each.words, each.step_s, nbytes(each.peak_bytes), each.why) for each in rows])
-    if explain:
-        yield ""
-        lost = sorted(view.lost.items(), key=lambda item: -item[1])
-        yield table(["lost by", Column("configurations", "count")], [each for each in lost if each[1]])
-    yield from notes(view.notes)

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
-from foretrace.report.blocks import About, Block, Chart, Column, Curve, Grid, Headline, Line, shown, table
-from foretrace.report.blocks import notes as remarks
+from foretrace.report.blocks import About, Block, Chart, Column, Curve, Grid, Line, table
 from foretrace.report.units import between, count, digits, in_unit, seconds, share, unit_for
-from foretrace.report.views import Result, taken
+from foretrace.report.views import Report, taken
 from foretrace.serving.llm import metrics
 from foretrace.serving.llm.ask import Simulated
 from foretrace.serving.llm.metrics import Latency, LimitMet, RangedFigure
@@ -46,11 +45,10 @@ class SplitView(msgspec.Struct, frozen=True, kw_only=True):
     tpot_p50_s: float
 
 
-class LlmSimulateView(Result, frozen=True, kw_only=True):
+class LlmSimulateView(Report, frozen=True, kw_only=True):
     """`foretrace llm simulate`: engines of a large language model under requests."""
 
     command: str = "llm simulate"
-    headline: str
     model: str
     device: str
     devices: int  # of one engine
@@ -84,11 +82,37 @@ class LlmSimulateView(Result, frozen=True, kw_only=True):
     ttft_distribution: LatencyCurve
     tpot_distribution: LatencyCurve
     over_time: EngineCurves
-    notes: tuple[str, ...]
-    next: str
+
+    def shown(self, top: int) -> Iterator[Block]:
+        """Latencies, rates, limits, splits, and charts."""
+        engines = f"{count(self.replicas)} × " if self.replicas > 1 else ""
+        yield About((f"{self.model} on {engines}{self.devices} × {self.device}", self.policy, self.source))
+        yield _latencies(self)
+        yield _rates(self)
+        if self.limits:
+            rows = [(each.limit, seconds(each.most_s), _ranged(each.found_s), each.met) for each in self.limits]
+            yield table(["limit", Column("at most", right=True), Column("found", right=True), "kept"], rows)
+        if len(self.pools_tried) > 1:
+            tried = sorted(self.pools_tried, key=lambda each: -each.goodput)
+            words = Column("engines for prompts : decoding"), Column("goodput, 1/s", "digits")
+            columns = [*words, Column("TTFT p50", "time"), Column("TPOT p50", "time")]
+            split = [
+                (f"{each.prefill} : {each.decode}", each.goodput, each.ttft_p50_s, each.tpot_p50_s) for each in tried
+            ]
+            yield table(columns, split, top=top, noun="split", how="--top")
+        for title, curve in (("time to first token", self.ttft_distribution), ("per token", self.tpot_distribution)):
+            if curve.seconds[-1] > 0:
+                line = Curve(name="share of requests", x=curve.seconds, y=curve.share)
+                yield Chart(title=title, x_kind="seconds", y_kind="share", curves=(line,), log_x=True)
+        times = self.over_time
+        yield Chart(title="KV cache in use", x_kind="long", y_kind="share",
+                    curves=(Curve(name="share of the blocks", x=times.end_s, y=times.kv_use),))  # fmt: skip
+        lines = tuple(Curve(name=name, x=times.end_s, y=getattr(times, name)) for name in ("running", "waiting"))
+        yield Chart(title="sequences", x_kind="long", y_kind="count", curves=lines)
+        yield Line(f"ranges: {count(self.runs)} simulations, step times at both ends of their 80 % range", soft=True)
 
 
-def llm_simulated(found: Simulated, *, next_: str = "") -> LlmSimulateView:
+def llm_simulated(found: Simulated) -> LlmSimulateView:
     """The answer to a simulation."""
     ask, run, steps = found.ask, found.run, found.steps
     engines = run.replicas
@@ -116,7 +140,6 @@ def llm_simulated(found: Simulated, *, next_: str = "") -> LlmSimulateView:
         tpot_distribution=_curve(found, "tpot"),
         over_time=_over_time(found),
         notes=tuple(notes),
-        next=next_,
     )
 
 
@@ -159,41 +182,6 @@ def _over_time(found: Simulated) -> EngineCurves:
 
 def _short(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> tuple[float, ...]:
     return tuple(float(f"{each:.5g}") for each in values.tolist())
-
-
-@shown.register
-def _(view: LlmSimulateView, top: int) -> Iterator[Block]:
-    engines = f"{count(view.replicas)} × " if view.replicas > 1 else ""
-    yield About((f"{view.model} on {engines}{view.devices} × {view.device}", view.policy, view.source))
-    yield ""
-    yield Headline(view.headline)
-    yield ""
-    yield _latencies(view)
-    yield ""
-    yield _rates(view)
-    if view.limits:
-        yield ""
-        rows = [(each.limit, seconds(each.most_s), _ranged(each.found_s), each.met) for each in view.limits]
-        yield table(["limit", Column("at most", right=True), Column("found", right=True), "kept"], rows)
-    if len(view.pools_tried) > 1:
-        yield ""
-        tried = sorted(view.pools_tried, key=lambda each: -each.goodput)
-        words = Column("engines for prompts : decoding"), Column("goodput, 1/s", "digits")
-        columns = [*words, Column("TTFT p50", "time"), Column("TPOT p50", "time")]
-        split = [(f"{each.prefill} : {each.decode}", each.goodput, each.ttft_p50_s, each.tpot_p50_s) for each in tried]
-        yield table(columns, split, top=top, noun="split", how="--top")
-    yield ""
-    for title, curve in (("time to first token", view.ttft_distribution), ("per token", view.tpot_distribution)):
-        if curve.seconds[-1] > 0:
-            line = Curve(name="share of requests", x=curve.seconds, y=curve.share)
-            yield Chart(title=title, x_kind="seconds", y_kind="share", curves=(line,), log_x=True)
-    times = view.over_time
-    yield Chart(title="KV cache in use", x_kind="long", y_kind="share",
-                curves=(Curve(name="share of the blocks", x=times.end_s, y=times.kv_use),))  # fmt: skip
-    lines = tuple(Curve(name=name, x=times.end_s, y=getattr(times, name)) for name in ("running", "waiting"))
-    yield Chart(title="sequences", x_kind="long", y_kind="count", curves=lines)
-    yield Line(f"ranges: {count(view.runs)} simulations, step times at both ends of their 80 % range", soft=True)
-    yield from remarks(view.notes)
 
 
 def _latencies(view: LlmSimulateView) -> Grid:
