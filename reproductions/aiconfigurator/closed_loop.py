@@ -136,7 +136,8 @@ def play(
                 last += 1
                 outs += 1
             spent = (
-                _along(table.tokens, table.linear_s, float(used + beside)) + _along(table.sequences, table.output_s, max(outs, 1))
+                _along(table.tokens, table.linear_s, float(used + beside))
+                + _along(table.sequences, table.output_s, max(outs, 1))
                 + table.per_pair * pairs + table.host_s + table.host_per_sequence_s * (outs + beside)
             )  # fmt: skip
             if beside:
@@ -155,7 +156,8 @@ def play(
         else:
             count = keys[0] - step
             each = (
-                _along(table.tokens, table.linear_s, float(decoding)) + _along(table.sequences, table.output_s, float(decoding))
+                _along(table.tokens, table.linear_s, float(decoding))
+                + _along(table.sequences, table.output_s, float(decoding))
                 + table.host_s + table.host_per_sequence_s * decoding
             )  # fmt: skip
             if sent > seen:  # no longer than until the next look for a request that is there
@@ -184,7 +186,9 @@ def play(
 
 
 @njit()
-def mean_times(arrived: Float64, first: Float64, ended: Float64, outputs: Int64, wave: int, share: float) -> tuple[float, float]:
+def mean_times(
+    arrived: Float64, first: Float64, ended: Float64, outputs: Int64, wave: int, share: float
+) -> tuple[float, float]:
     """Mean TTFT and TPOT; the first `wave` requests count with weight `share`, the others with the rest."""
     ttft, tpot = np.zeros(2), np.zeros(2)
     n = len(arrived)

@@ -14,7 +14,6 @@ from foretrace.serving.llm.operator_tables import OperatorTables
 from foretrace.serving.llm.pace import along
 from foretrace.serving.llm.served_model import served_model
 from foretrace.serving.llm.step_law import (
-    ENGINES,
     Layout,
     StepLaw,
     cache_bytes,
@@ -96,20 +95,25 @@ def tabled(one: Measured, layout: Layout, law: StepLaw) -> LoopTable:
     )  # fmt: skip
 
 
+ENGINES = ("vllm", "sglang", "trtllm")
+
+
 # What is fitted: the law of a step, some of it for each engine, and what a client waits for beside steps.
 def measured_operators(one: Measured, law: StepLaw, tables: OperatorTables) -> LoopTable:
     """Times of a step from measured operators, attention at this row's batch and mean context."""
     steps = step_times(one.architecture, SYSTEMS[one.system], tp=one.layout.tp, dp=one.layout.dp, ep=one.layout.ep,
                        dtype=one.dtype, engine=one.engine, tables=tables, law=law)  # fmt: skip
     batch, context = float(one.clients), one.prompt + one.output / 2
-    decode = along(steps.mean_context, np.array([along(steps.batch, each, batch) for each in steps.decode_s.T]), context)
+    decode = along(
+        steps.mean_context, np.array([along(steps.batch, each, batch) for each in steps.decode_s.T]), context
+    )
     pairs = along(steps.chunk, np.ascontiguousarray(steps.prefill_s[:, 0]), float(one.prompt)) / (one.prompt**2 / 2)
     return LoopTable(steps.tokens, steps.linear_s, steps.sequences, steps.output_s, decode / (batch * context), pairs,
                      law.host_s, law.host_per_sequence_s)  # fmt: skip
 
 
 # What is fitted: the law of a step, some of it for each engine, and what else a client waits for.
-NAMES = tuple(each.name for each in fields(StepLaw) if not each.name.endswith(("low", "high")))
+NAMES = tuple(each.name for each in fields(StepLaw) if not each.name.endswith(("engine", "low", "high")))
 PER_ENGINE = ("kernel_s", "host_s", "host_per_sequence_s", "request_s", "expert_rate", "collective_s")
 _CLIENT = {
     "other_request_s": 50e-3,  # `request_s` of the other harness
@@ -144,7 +148,7 @@ def of_logs(logs: Float64) -> Fit:
     """The fit whose numbers have these logarithms, in the order of COLUMNS."""
     values = dict(zip(COLUMNS, np.exp(logs).tolist(), strict=True))
     laws = {
-        engine: StepLaw(**{name: values[name, engine if name in PER_ENGINE else ""] for name in NAMES})
+        engine: StepLaw(engine=engine, **{name: values[name, engine if name in PER_ENGINE else ""] for name in NAMES})
         for engine in ENGINES
     }
     return Fit(laws=laws, client={name: values[name, ""] for name in _CLIENT})
@@ -153,12 +157,14 @@ def of_logs(logs: Float64) -> Fit:
 class Aggregated:
     """Rows of engines with one pool, prepared to be predicted again and again; equal loads are played once."""
 
+    scales = np.array([0.15, 0.3])  # errors of logarithms of TPOT and TTFT from which on they count linearly
+
     def __init__(self, rows: Sequence[Measured], waves: int = PLAYED, tables: OperatorTables | None = None) -> None:
         self.tables = tables
         self.rows = tuple(rows)
         self.measured = np.log([[one.tpot_s, one.ttft_s] for one in rows])
         keys = [(one.deployment, one.prompt, one.output, one.clients, one.harness == "other") for one in rows]
-        played = {key: one for key, one in zip(keys, rows, strict=True)}
+        played = dict(zip(keys, rows, strict=True))
         where = {key: at for at, key in enumerate(played)}
         self._at = np.array([where[key] for key in keys])
         self._played = tuple(played.values())
@@ -167,7 +173,7 @@ class Aggregated:
         self._capacity = [capacity(one, one.layout) for one in self._played]
 
     def predict(self, found: Fit, only: str = "", known: Float64 | None = None) -> Float64:
-        """(n, 2) logarithms of TPOT and TTFT. `known`: an earlier answer, of which rows of engine `only` are renewed."""
+        """(n, 2) logarithms of TPOT and TTFT. `known`: an answer, of which rows of engine `only` are renewed."""
         answers = np.exp(known) if known is not None else np.empty((len(self.rows), 2))
         times = np.empty((len(self._played), 2))
         tables: dict[tuple[object, ...], LoopTable] = {}
@@ -181,7 +187,7 @@ class Aggregated:
                 table = measured_operators(one, found.laws[one.engine], self.tables)
             prompts, outputs, clients = self._lengths[i]
             set_up = self._recipes[i]
-            arrived, first, ended = np.zeros((3, len(prompts)))
+            arrived, first, ended = (np.zeros(len(prompts)) for _ in range(3))
             front = found.client["front_s"] + found.client["front_per_token_s"] * prompts
             play(table, prompts, outputs, clients, set_up.most, self._capacity[i], set_up.budget, set_up.mixed,
                  set_up.poll, set_up.gather, set_up.wait, front, arrived, first, ended)  # fmt: skip
@@ -211,9 +217,6 @@ class Aggregated:
         return np.array([fit.waits_s(one) for one in self.rows])
 
 
-SCALES = np.array([0.15, 0.3])  # errors of logarithms from which on they count linearly
-
-
 def fitted(
     data: Aggregated | Disaggregated, prior: float = 0.05, rounds: int = 12, start: Float64 = DEFAULTS
 ) -> Float64:
@@ -223,15 +226,15 @@ def fitted(
     at = data.predict(of_logs(logs))
 
     def loss(answers: Float64, where: Float64) -> tuple[float, Float64]:
-        errors = (answers - data.measured) / SCALES
+        errors = (answers - data.measured) / data.scales
         weights = 1 / np.sqrt(1 + errors**2)
         pulled = pull @ (where - start) ** 2
         return float((2 * (np.sqrt(1 + errors**2) - 1)).sum() + pulled), weights
 
     best, weights = loss(at, logs)
     for _ in range(rounds):
-        slopes = (data.slopes(logs, at) / SCALES[:, None] * np.sqrt(weights)[..., None]).reshape(-1, len(logs))
-        errors = ((data.measured - at) / SCALES * np.sqrt(weights)).ravel()
+        slopes = (data.slopes(logs, at) / data.scales[:, None] * np.sqrt(weights)[..., None]).reshape(-1, len(logs))
+        errors = ((data.measured - at) / data.scales * np.sqrt(weights)).ravel()
         normal = slopes.T @ slopes + np.diag(pull)
         target = slopes.T @ errors - pull * (logs - start)
         gained = 0.0
@@ -252,9 +255,13 @@ def fitted(
 class Disaggregated:
     """Rows whose prompts have workers of their own: two stations in a closed loop, decoding undisturbed by prompts.
 
+    TTFT hardly counts in a fit: seconds of cold starts and of transfers are in it.
+
     With so many requests in flight, the stations' rates balance: X = min(rate of the prompts' workers, clients / (time
     of a prompt + time of decoding)). Decoding holds X times its own time, by Little's law, and the rest waits.
     """
+
+    scales = np.array([0.15, 3.0])
 
     def __init__(self, rows: Sequence[Measured]) -> None:
         self.rows = tuple(rows)
@@ -265,7 +272,7 @@ class Disaggregated:
         answers = np.exp(known) if known is not None else np.empty((len(self.rows), 2))
         tables: dict[tuple[object, ...], tuple[LoopTable, LoopTable]] = {}
         for i, one in enumerate(self.rows):
-            if only and one.engine != only or one.prefill is None:
+            if (only and one.engine != only) or one.prefill is None:
                 continue
             both = tables.get(one.deployment)
             if both is None:
@@ -292,7 +299,8 @@ def balanced(one: Measured, decode: LoopTable, prefill: LoopTable) -> tuple[floa
     batch, tpot, seconds = one.clients / one.decode_workers, 0.0, alone
     for _ in range(30):
         tpot = (
-            float(np.interp(batch, decode.tokens, decode.linear_s)) + float(np.interp(batch, decode.sequences, decode.output_s))
+            float(np.interp(batch, decode.tokens, decode.linear_s))
+            + float(np.interp(batch, decode.sequences, decode.output_s))
             + decode.per_context * batch * (prompt + output / 2) + decode.host_s + decode.host_per_sequence_s * batch
         )  # fmt: skip
         seconds = tpot * output

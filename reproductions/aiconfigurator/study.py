@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
 import numpy as np
 
@@ -14,7 +15,8 @@ from reproductions.aiconfigurator.model import DEFAULTS, Aggregated, Disaggregat
 from reproductions.aiconfigurator.sample import Measured
 
 LEVEL = 0.8  # of ranges
-SHARES = (0.0, 0.25, 0.5, 0.65, 0.8, 1.0)  # of a run's error that is taken over to other loads
+SHARES = (0.0, 0.25, 0.5, 0.65, 0.8, 0.9, 1.0)  # of a run's error that is taken over to other loads,
+FADES = (0.0, 0.05, 0.1, 0.2, 0.3)  # by the power of how many times its clients they have: steps are other ones then
 Key = Callable[[Measured], Hashable]
 SPLITS: Mapping[str, Key] = {
     "(architecture, system)": lambda one: one.group,
@@ -43,21 +45,27 @@ def dense(one: Measured) -> bool:
 
 
 def held_out(
-    rows: Sequence[Measured], key: Key, *, tables: OperatorTables | None = None, start: Float64 | None = None,
+    rows: Sequence[Measured], key: Key, *, tables: OperatorTables | None = None, begun: Sequence[Measured] = (),
     told: Callable[[str], None] = lambda _: None,
 ) -> HeldOut:  # fmt: skip
-    """Fit to all other groups, predict each group. `start`: of a fit of rows with two pools, see `Disaggregated`.
+    """Fit to all other groups, predict each group.
 
+    With `begun`, rows have two pools, and their fit begins from one of those rows with one pool, without the group.
     Rows of measured operators are predicted from `tables` with host times and latencies of the fit.
     """
-    make = Aggregated if start is None else Disaggregated
+    make = Disaggregated if begun else Aggregated
     groups = tuple(key(one) for one in rows)
     errors = np.empty((len(rows), 2))
     for group in sorted(set(groups), key=str):
         others = [one for one, of in zip(rows, groups, strict=True) if of != group]
-        fit = of_logs(fitted(make(others), start=DEFAULTS if start is None else start))
+        one_pool = [one for one in begun if key(one) != group]
+        fit = of_logs(fitted(make(others), start=fitted(Aggregated(one_pool)) if one_pool else DEFAULTS))
         for from_tables in (False, True):
-            at = [i for i, of in enumerate(groups) if of == group and (dense(rows[i]) and tables is not None) == from_tables]
+            at = [
+                i
+                for i, of in enumerate(groups)
+                if of == group and (dense(rows[i]) and tables is not None) == from_tables
+            ]
             if at:
                 mine = [rows[i] for i in at]
                 data = Aggregated(mine, tables=tables) if from_tables else make(mine)
@@ -111,25 +119,29 @@ def _quantiles(values: Float64, groups: Sequence[Mask]) -> tuple[Float64, Float6
 def by_one_run(found: HeldOut) -> HeldOut:
     """The other rows of each deployment and version after its run of the fewest clients was measured.
 
-    A share of that run's error is taken over; the share is the best of SHARES on all other groups.
+    A share of that run's error is taken over, and less the more clients there are; both are the best of SHARES and
+    FADES on all other groups.
     """
     servers: dict[Hashable, list[int]] = defaultdict(list)
     for i, one in enumerate(found.rows):
         servers[one.deployment, one.version, one.harness].append(i)
-    first = {
-        i: min(rows, key=lambda j: (found.rows[j].clients, found.rows[j].prompt, found.rows[j].output, found.rows[j].id))
-        for rows in servers.values() for i in rows
-    }  # fmt: skip
+
+    def load(i: int) -> tuple[int, int, int, str]:
+        one = found.rows[i]
+        return one.clients, one.prompt, one.output, one.id
+
+    first = {i: min(rows, key=load) for rows in servers.values() for i in rows}
     kept = np.array([i for i in range(len(found.rows)) if first[i] != i])
-    known = found.errors[[first[i] for i in kept]]
+    mine, known = found.errors[kept], found.errors[[first[i] for i in kept]]
+    times = np.array([found.rows[i].clients / found.rows[first[i]].clients for i in kept])
     groups = np.array([str(found.groups[i]) for i in kept])
     errors = np.empty((len(kept), 2))
-    for group in sorted(set(groups)):
-        others, mine = groups != group, groups == group
-        for column in range(2):
-            best = min(SHARES, key=lambda share: medians(
-                found.errors[kept][others] - share * known[others])[column])  # noqa: B023  # called at once
-            errors[mine, column] = found.errors[kept][mine, column] - best * known[mine, column]
-    return HeldOut(
-        rows=tuple(found.rows[i] for i in kept), groups=tuple(found.groups[i] for i in kept), errors=errors
-    )
+    for column in range(2):
+        left = [
+            mine[:, column] - share * times**-fade * known[:, column] for share, fade in product(SHARES, FADES)
+        ]  # fmt: skip
+        for group in sorted(set(groups)):
+            other = groups != group
+            scores = [float(np.median(np.abs(np.expm1(each[other])))) for each in left]
+            errors[~other, column] = left[int(np.argmin(scores))][~other]
+    return HeldOut(rows=tuple(found.rows[i] for i in kept), groups=tuple(found.groups[i] for i in kept), errors=errors)

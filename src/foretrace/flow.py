@@ -11,7 +11,7 @@ estimate("llama-2-7b", device="h100").step.step_time_s  # 2. modelled: OperatorG
 
 fleet("jobs.csv", cluster="2x4x8", policy="las").play().jct_s  # 3. fleet: Workload, Policy, FleetResult
 
-serve(Serving(model="llama-3-8b", device="h100", asked="poisson qps=2", seconds=60)).figures.ttft_s  # 4. served
+serve(model="llama-3-8b", device="h100", asked="poisson qps=2", seconds=60).figures  # 4. served: Requests, Served
 """
 
 from __future__ import annotations
@@ -520,20 +520,11 @@ def fleet(log: str | Path, **how: Any) -> Scene:
 
 
 # === 4. served ===============================================================================================
+def serve(**how: Any) -> Simulated:
+    """Engines of a large language model under requests; `how` is as `foretrace.serving.llm.ask.Serving` says."""
+    from foretrace.serving.llm.ask import Serving, simulated
 
-
-def serve(ask: Serving) -> Simulated:
-    """Simulate engines of a large language model under requests; see `Serving` for what can be asked."""
-    from foretrace.serving.llm.ask import simulated
-
-    return simulated(ask)
-
-
-def engine_steps(found: Simulated) -> Scenario:
-    """The steps that a simulated engine kept, as a graph to ask questions of. Raises ForetraceError without any."""
-    from foretrace.serving.llm.step_graph import steps_graph
-
-    return Scenario(graph=steps_graph(found.run, found.steps, found.ask.rules))
+    return simulated(Serving(**how))
 
 
 def capacity(ask: Serving, **how: Any) -> Capacities:

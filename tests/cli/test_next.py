@@ -50,14 +50,15 @@ ASKED: dict[str, tuple[str, ...]] = {
 }
 WITH_TORCH = {
     "zoo": ("",),
-    "estimate": ("resnet50 --device h100 --batch 2",),
-    "operators": ("resnet50",),
-    "utilisation": ("resnet50 --device h100 --batch 2",),
+    "estimate": ("resnet50 --size tiny --device h100 --batch 2",),
+    "operators": ("resnet50 --size tiny",),
+    "utilisation": ("resnet50 --size tiny --device h100 --batch 2",),
 }
 NOT_ASKED = {
     "record": "runs a script; what it suggests is asked by the tour in the README",
     "align": "suggests nothing",
     "llm simulate": "suggests nothing",
+    "llm calibrate": "needs runs of a server; suggests `llm simulate` with what it kept, asked in its own test",
     "plan place": "suggests nothing",
     "plan transformer": "suggests nothing",
     "plan pipeline": "suggests nothing",

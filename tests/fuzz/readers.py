@@ -874,8 +874,10 @@ def _readers() -> Iterator[Reader]:
     yield Reader(name="pollux-profile", covers=("fleet.pollux.profiles",), samples=lambda: pollux,
                  play=_pollux_rows)  # fmt: skip
     from tests.fuzz.plan_readers import plan_readers
+    from tests.fuzz.serving_readers import serving_readers
 
     yield from plan_readers()
+    yield from serving_readers()
 
 
 @cache

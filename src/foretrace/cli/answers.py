@@ -12,14 +12,16 @@ from functools import partial, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
 from foretrace.cli.options import flag, option
 from foretrace.errors import ForetraceError
 from foretrace.files import write_text
-from foretrace.report.views import Result
+
+if TYPE_CHECKING:
+    from foretrace.report.views import Result
 
 Html = Annotated[Path | None, option(..., "FILE", "Write the answer as a self-contained page, too.")]
 AsJson = Annotated[bool, flag("--json", "Print JSON (docs/json.md) instead of text.", default=...)]

@@ -6,7 +6,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,7 +14,9 @@ from foretrace.cli import options
 from foretrace.cli.answers import Reply, answers, asked, group
 from foretrace.cli.options import flag, option
 from foretrace.errors import ForetraceError
-from foretrace.report.views import Result
+
+if TYPE_CHECKING:
+    from foretrace.report.views import Result
 
 calibrate = group("calibrate", "Time operators on this machine, for better predictions.")
 

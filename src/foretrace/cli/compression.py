@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from foretrace.cli import options
 from foretrace.cli.answers import answers, group
 from foretrace.cli.options import flag, option
-from foretrace.report.views import Result
+
+if TYPE_CHECKING:
+    from foretrace.report.views import Result
 
 compression = group("compression", "Whether compressing gradients pays off.")
 

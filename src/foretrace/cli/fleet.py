@@ -14,11 +14,11 @@ from foretrace.cli.answers import Reply, answers, group, page_asked, writable
 from foretrace.cli.fleet_options import COSTS, JOBS, LOG, Load, Played, Policies, Seed, following, plays, spelt
 from foretrace.cli.options import argument, flag, option
 from foretrace.errors import ForetraceError
-from foretrace.report.views import Result
 
 if TYPE_CHECKING:
     from foretrace.fleet.result import FleetResult
     from foretrace.fleet.scene import Spec
+    from foretrace.report.views import Result
 
 
 @plays(*JOBS, *COSTS, "policy", "cluster", "load", "seed", "checkpoint_gb", "storage_gb_s")

@@ -62,6 +62,7 @@ def simulate(
     ),
     seconds: float = option(600.0, "S", "How long requests come; 0: all of a trace.", least=0),
     layout: LayoutOptions,
+    calibration: Path | None = option(None, "FILE", "What foretrace llm calibrate found of this server."),
     scheduling: RuleOptions,
     replicas: int = option(1, "N", "Equal engines.", least=1),
     router: str = option("round-robin", "NAME", "round-robin, least-outstanding or prefix-aware."),
@@ -81,19 +82,23 @@ def simulate(
     from foretrace.report import perfetto as timelines
     from foretrace.report.serving_llm import llm_simulated
     from foretrace.report.tracks import track
-    from foretrace.serving.llm.ask import Serving
     from foretrace.serving.llm.engine import EngineRules
+    from foretrace.serving.llm.step_graph import steps_graph
 
-    ask = Serving(
-        model=model, device=device, asked=requests, seconds=seconds, layout=layout.arguments(),
-        rules=EngineRules(**asdict(scheduling)), replicas=replicas, router=router, pools=pools, slo=slo, seed=seed,
-        on=on, log=first_steps if save or perfetto else 0,
-    )  # fmt: skip
     with options.progress(f"serving {model}"):
-        found = flow.serve(ask)
+        found = flow.serve(
+            model=model, device=device, asked=requests, seconds=seconds,
+            layout=layout.arguments() | {"calibration": calibration},
+            rules=EngineRules(**asdict(scheduling)), replicas=replicas, router=router, pools=pools, slo=slo,
+            seed=seed, on=on, log=first_steps if save or perfetto else 0,
+        )  # fmt: skip
+
+    def kept() -> flow.Scenario:
+        return flow.Scenario(graph=steps_graph(found.run, found.steps, found.ask.rules))
+
     files: dict[Path | None, Callable[[Path], object]] = {
-        save: lambda path: flow.engine_steps(found).save(path),
-        perfetto: lambda path: timelines.write([track(model, flow.engine_steps(found).simulate())], path),
+        save: lambda path: kept().save(path),
+        perfetto: lambda path: timelines.write([track(model, kept().simulate())], path),
     }
     return Reply(result=llm_simulated(found), files=files)
 
@@ -160,3 +165,25 @@ def verify(
     if kept is not None:
         kept.add(found.rows())
     return llm_verified(found, "" if kept is None else str(kept.path))
+
+
+@llm.command("calibrate")
+@answers
+def calibrate(
+    *,
+    runs: list[Path] = argument(..., "RUN...", "Results of vllm bench serve, SGLang's bench_serving, llm simulate."),
+    model: str = option(..., "NAME", "A decoder by name, or its config.json.", complete=completion.decoders),
+    device: str = option(..., "NAME", "As foretrace devices lists them.", complete=completion.devices),
+    layout: LayoutOptions,
+    save: Path | None = option(None, "FILE", "Keep what was found, for --calibration."),
+) -> Reply:
+    """Fit what a server takes beside its modelled steps to measured runs of it.
+
+    One run gives a factor on the devices' time and what a request waits; runs of several loads also the host's time.
+    Example: foretrace llm calibrate bench.json --model llama-3-8b --device h100 --save server.json
+    """
+    from foretrace.report.llm_calibrate import llm_calibrated
+    from foretrace.serving.llm.calibrate import calibrate_server
+
+    found = calibrate_server(runs, model, device, layout.arguments())
+    return Reply(result=llm_calibrated(found, save), files={save: found.save})

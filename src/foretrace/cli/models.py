@@ -11,10 +11,10 @@ from foretrace.cli.answers import Reply
 from foretrace.cli.options import argument, flag, option
 from foretrace.errors import ForetraceError
 from foretrace.names import resolve
-from foretrace.report.views import Result
 
 if TYPE_CHECKING:
     from foretrace.cost.model import CostModel
+    from foretrace.report.views import Result
 
 # What says which step is meant, in the order in which the command to try next says it.
 _RECIPE = (

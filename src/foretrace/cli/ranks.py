@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from foretrace.cli import options
 from foretrace.cli.options import argument, option
 from foretrace.errors import ForetraceError
-from foretrace.report.views import Result
+
+if TYPE_CHECKING:
+    from foretrace.report.views import Result
 
 
 def align(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from foretrace.cli import options
 from foretrace.cli.answers import Reply
 from foretrace.cli.options import argument, flag, option
 from foretrace.files import write_text
-from foretrace.report.views import Result
+
+if TYPE_CHECKING:
+    from foretrace.report.views import Result
 
 
 class By(StrEnum):

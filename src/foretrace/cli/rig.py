@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from foretrace.cli import options
 from foretrace.cli.answers import answers, group
 from foretrace.cli.options import option
 from foretrace.cli.verify import LedgerFile, NoLedger
 from foretrace.errors import ForetraceError
-from foretrace.report.views import Result
+
+if TYPE_CHECKING:
+    from foretrace.report.views import Result
 
 rig = group("rig", "Check predictions on real workers and shaped links.")
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from foretrace.cli import completion
 from foretrace.cli.options import argument, option
-from foretrace.report.views import Result
+
+if TYPE_CHECKING:
+    from foretrace.report.views import Result
 
 
 def techniques(

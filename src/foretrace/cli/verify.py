@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from foretrace.cli import options
 from foretrace.cli.answers import Reply
 from foretrace.cli.options import flag, option
-from foretrace.report.views import Result
+
+if TYPE_CHECKING:
+    from foretrace.report.views import Result
 
 LedgerFile = Annotated[
     Path | None, option(..., "FILE", "The ledger; by default $FORETRACE_LEDGER or your data folder.")

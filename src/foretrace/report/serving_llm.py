@@ -83,6 +83,7 @@ class LlmSimulateView(Report, frozen=True, kw_only=True):
     over_time: EngineCurves
 
     def shown(self, top: int) -> Iterator[Block]:
+        """Latencies, rates, limits, splits, and charts."""
         engines = f"{count(self.replicas)} × " if self.replicas > 1 else ""
         yield About((f"{self.model} on {engines}{self.devices} × {self.device}", self.policy, self.source))
         yield _latencies(self)
@@ -92,12 +93,12 @@ class LlmSimulateView(Report, frozen=True, kw_only=True):
             yield table(["limit", Column("at most", right=True), Column("found", right=True), "kept"], rows)
         if len(self.pools_tried) > 1:
             tried = sorted(self.pools_tried, key=lambda each: -each.goodput)
-            columns = ["engines for prompts : decoding", Column("goodput, 1/s", "digits"), Column("TTFT p50", "time"),
-                       Column("TPOT p50", "time")]  # fmt: skip
-            rows = [
+            words = Column("engines for prompts : decoding"), Column("goodput, 1/s", "digits")
+            columns = [*words, Column("TTFT p50", "time"), Column("TPOT p50", "time")]
+            split = [
                 (f"{each.prefill} : {each.decode}", each.goodput, each.ttft_p50_s, each.tpot_p50_s) for each in tried
             ]
-            yield table(columns, rows, top=top, noun="split", how="--top")
+            yield table(columns, split, top=top, noun="split", how="--top")
         for title, curve in (("time to first token", self.ttft_distribution), ("per token", self.tpot_distribution)):
             if curve.seconds[-1] > 0:
                 line = Curve(name="share of requests", x=curve.seconds, y=curve.share)
@@ -110,7 +111,7 @@ class LlmSimulateView(Report, frozen=True, kw_only=True):
         yield Line(f"ranges: {count(self.runs)} simulations, step times at both ends of their 80 % range", soft=True)
 
 
-def llm_simulated(found: Simulated, *, next_: str = "") -> LlmSimulateView:
+def llm_simulated(found: Simulated) -> LlmSimulateView:
     """The answer to a simulation."""
     ask, run, steps = found.ask, found.run, found.steps
     engines = run.replicas
@@ -138,7 +139,6 @@ def llm_simulated(found: Simulated, *, next_: str = "") -> LlmSimulateView:
         tpot_distribution=_curve(found, "tpot"),
         over_time=_over_time(found),
         notes=tuple(notes),
-        next=next_,
     )
 
 

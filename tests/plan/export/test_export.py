@@ -6,6 +6,7 @@ import json
 import shlex
 import subprocess
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,9 +70,33 @@ def test_degrees_and_batches_come_back() -> None:
     assert torch.tensor(degrees).prod() == at.devices
     assert found["pipeline_parallel_layers_per_stage"] * at.pipeline * at.virtual == 80
     assert toml["training"]["local_batch_size"] * at.data == toml["training"]["global_batch_size"] == 128
+    mixed = LaunchedPlan(model=transformer("mixtral-8x7b"), at=Parallelism(tensor=2, data=8, expert=4), batch=16)
+    assert "--expert-model-parallel-size\n4\n" in export(mixed, "megatron").replace(" ", "\n")
+    assert "  expert_model_parallel_size: 4\n" in export(mixed, "megatron-bridge")
     read = json.loads(export(CASES["deepspeed"], "deepspeed"))
     said = read["train_micro_batch_size_per_gpu"] * read["gradient_accumulation_steps"] * PLAIN.data
     assert said == read["train_batch_size"] == 64
+
+
+def test_deepspeed_reads_its_file() -> None:
+    config = pytest.importorskip("deepspeed.runtime.config", reason="deepspeed is not installed", exc_type=ImportError)
+    one = replace(PLAIN, data=1)  # outside a job there is one replica
+    read = config.DeepSpeedConfig(json.loads(export(replace(CASES["deepspeed"], at=one, batch=8), "deepspeed")))
+    assert (read.train_batch_size, read.gradient_accumulation_steps) == (8, 4)
+    assert read.zero_config.stage == PLAIN.zero
+    assert read.zero_config.overlap_comm
+
+
+def test_torchtitan_reads_its_file(tmp_path: Path) -> None:
+    config = pytest.importorskip("torchtitan.config", reason="torchtitan is not installed", exc_type=ImportError)
+    if not hasattr(config, "ConfigManager"):
+        pytest.skip("this torchtitan is configured in Python")
+    path = tmp_path / "plan.toml"
+    path.write_text(export(CASES["torchtitan"], "torchtitan"))
+    read = config.ConfigManager().parse_args(["--job.config_file", str(path)])
+    assert read.parallelism.tensor_parallel_degree == SHARDED.tensor
+    assert read.parallelism.pipeline_parallel_schedule == "Interleaved1F1B"
+    assert read.activation_checkpoint.mode == "full"
 
 
 def test_the_dtensor_plan_trains_as_the_whole_model() -> None:
@@ -102,6 +127,7 @@ def test_the_dtensor_plan_trains_as_the_whole_model() -> None:
         ("torchtitan", "llama-3-8b", Parallelism(recompute=1), "selective"),
         ("dtensor", "llama-3-8b", Parallelism(tensor=2, sequence=1), "sequence=1"),
         ("dtensor", "mixtral-8x7b", Parallelism(tensor=2), "8 experts"),
+        ("deepspeed", "mixtral-8x7b", Parallelism(data=4, expert=4), "expert=4"),
         ("dtensor", "llama-3-8b", Parallelism(tensor=16), "fix tensor=8"),
         ("megatron-bridge", "gpt2-xl", Parallelism(pipeline=2, virtual=2), "fix overlap=1"),
     ],

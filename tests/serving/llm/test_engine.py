@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from foretrace.errors import ForetraceError
 from foretrace.serving.llm import requests as served
 from foretrace.serving.llm import scheduler
-from foretrace.serving.llm.engine import DoesNotFitError, EngineRules, Served, simulate
+from foretrace.serving.llm.engine import DoesNotFitError, EngineRules, Served, engine_arrays, one_engine, simulate
 from foretrace.serving.llm.requests import Requests, requests
 from foretrace.serving.llm.step_times import StepTimes
 from tests.serving.llm.plain_engine import serve
@@ -122,7 +123,7 @@ def test_preemption_storm() -> None:
 
 def test_prefix_cache() -> None:
     """The second of two equal prompts computes only what is behind the last whole block."""
-    more = {"hash_first": np.array([0, 4, 8]), "hashes": np.array([1, 2, 3, 4] * 2), "hash_tokens": 16}
+    more: dict[str, Any] = {"hash_first": np.array([0, 4, 8]), "hashes": np.array([1, 2, 3, 4] * 2), "hash_tokens": 16}
     found = simulate(served.of([0.0, 100.0], [64, 64], [5, 5], **more), constant(1.0))
     assert found.hits == 48 and found.computed == 2 * (64 + 4) - 48
 
@@ -135,7 +136,10 @@ def test_routers() -> None:
     least = simulate(asked, constant(1.0), rules, replicas=2, router="least-outstanding")
     assert turns.finish_s[2] == 2000 and least.finish_s[2] < 1010
     names = np.array([1, 2, 3, 1, 2, 3])
-    more = {"hash_first": np.arange(0, 16, 2), "hashes": np.array([[i, i + 10] for i in [*names, 1]]).ravel()}
+    more: dict[str, Any] = {
+        "hash_first": np.arange(0, 16, 2),
+        "hashes": np.array([[i, i + 10] for i in [*names, 1]]).ravel(),
+    }
     asked = served.of(np.arange(7) * 100.0, [32] * 7, [2] * 7, **more, hash_tokens=16)
     hits = {
         router: simulate(asked, constant(1.0), replicas=2, router=router).hits
@@ -162,6 +166,23 @@ def test_many_replicas_in_processes() -> None:
     found = simulate(asked, constant(0.01), replicas=100)
     np.testing.assert_array_equal(found.finish_s[7::100], simulate(few, constant(0.01)).finish_s)
     assert found.emitted == asked.output.sum() and found.replicas == 100
+
+
+@given(asked=request_lists(), rules=engine_rules())
+def test_the_scheduler_drives_another_engine(asked: Requests, rules: EngineRules) -> None:
+    """A loop as a live engine has it makes the same steps as the simulator, where all come at once."""
+    assume(not asked.concurrency)
+    asked = replace(asked, arrival_s=np.zeros(len(asked)))
+    rules = replace(rules, swap_bytes=0.0)
+    found = simulate(asked, constant(1.0, cache=400), rules)
+    state = one_engine(engine_arrays(asked, rules, found.blocks))
+    for i in range(len(asked)):
+        scheduler.push(state, i)
+    now = 0.0
+    while scheduler.schedule(state):
+        now += 1.0
+        scheduler.complete(state, state.e[0].number, now)
+    np.testing.assert_array_equal(state.seqs.finish, found.finish_s)
 
 
 def test_closed_loop() -> None:
@@ -197,7 +218,7 @@ def test_refusals() -> None:
     with pytest.raises(ForetraceError, match="clients of a closed loop keep their replica"):
         simulate(requests("closed concurrency=2 requests=4"), constant(1.0), replicas=2, router="least-outstanding")
     with pytest.raises(ForetraceError, match="`block=7` must divide the 16 tokens of a hash"):
-        more = {"hash_first": np.array([0, 1]), "hashes": np.array([1]), "hash_tokens": 16}
+        more: dict[str, Any] = {"hash_first": np.array([0, 1]), "hashes": np.array([1]), "hash_tokens": 16}
         simulate(served.of([0.0], [16], [2], **more), constant(1.0), EngineRules(block=7))
     for wrong in ({"policy": "fifo"}, {"sequences": 0}, {"utilisation": 1.2}, {"swap_bytes": -1.0}):
         with pytest.raises(ForetraceError):

@@ -119,12 +119,14 @@ def simulated(ask: Serving) -> Simulated:
 
 def _run(ask: Serving, asked: Requests, steps: StepTimes, split: PoolSplit | None, end: int = MIDDLE) -> Served:
     if split is not None:
-        return disaggregate(
+        found = disaggregate(
             asked, steps, ask.rules, prefill=split.prefill, decode=split.decode, router=ask.router, end=end, on=ask.on
         )
-    return simulate(
-        asked, steps, ask.rules, replicas=ask.replicas, router=ask.router, end=end, log=ask.log, on=ask.on
-    )  # fmt: skip
+    else:
+        found = simulate(
+            asked, steps, ask.rules, replicas=ask.replicas, router=ask.router, end=end, log=ask.log, on=ask.on
+        )
+    return replace(found, request_s=steps.request_s)
 
 
 def _pools(ask: Serving) -> Sequence[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""`calibrate`: what one server takes beside the model of its step times, from measured runs, and the file that keeps it.
+"""`calibrate`: what one server takes beside the model of its step times, from measured runs.
 
 Runs are results of `vllm bench serve` (and `benchmark_serving.py`), of SGLang's `bench_serving`, which appends a line
 per run, and of `foretrace llm simulate --json`. From mean times per output token comes a factor on the time of the
@@ -17,22 +17,23 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from foretrace.errors import ForetraceError
-from foretrace.files import write_bytes
-from foretrace.reading import read_bytes, read_text
+from foretrace.reading import read_text
+from foretrace.serving.llm.calibration import CalibratedRun, EngineCalibration, scaled
+from foretrace.serving.llm.deployment import step_times
 from foretrace.serving.llm.engine import EngineRules, simulate
 from foretrace.serving.llm.metrics import measure
 from foretrace.serving.llm.requests import Requests, of, requests
+from foretrace.serving.llm.step_law import law_of
 from foretrace.serving.llm.step_times import StepTimes
 
-FORMAT = 1
 _LEVELS = (0.1, 10.0)  # factors on the devices' time that a server of this model and device can have
 _HOSTS = (1e-5, 0.5)  # seconds
 _SPREAD = 0.1  # of lengths around their mean, where a run says no more: what public recipes draw
 _ROUNDS = 8
+_MOST = 1_000_000  # requests of a run
 _SAME_LOAD = 1.2  # runs whose clients or rates differ by less say nothing on the host apart from devices
 
 
@@ -47,67 +48,11 @@ class MeasuredRun:
     tpot_s: float
 
 
-class CalibratedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run, and what was predicted of it before and after."""
-
-    source: str
-    load: float
-    requests: int
-    ttft_s: float
-    ttft_before_s: float
-    ttft_after_s: float
-    tpot_s: float
-    tpot_before_s: float
-    tpot_after_s: float
-
-
-class EngineCalibration(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found, and the server that it holds for."""
-
-    format: int = FORMAT
-    model: str
-    device: str
-    devices: int
-    stages: int
-    level: float  # factor on the time of the devices
-    host_s: float  # of a step
-    request_s: float  # of a request beside steps
-    low: float  # 80 % range of a step's time
-    high: float
-    runs: tuple[CalibratedRun, ...]
-
-    def applied(self, steps: StepTimes) -> StepTimes:
-        """The step times of this server. Raises ForetraceError where it is another one's."""
-        mine, asked = ((self.model, self.device, self.devices, self.stages),
-                       (steps.model, steps.device, steps.devices, steps.stages))  # fmt: skip
-        if mine != asked:
-            names = "of {} on {} ({} devices in {} stages)"
-            raise ForetraceError(
-                f"`calibration=` is {names.format(*mine)}, not {names.format(*asked)}; calibrate that server."
-            )
-        return _with(steps, self.level, self.host_s, self.request_s, self.low, self.high)
-
-    def save(self, path: Path) -> None:
-        """Write the file that `read_calibration` reads."""
-        write_bytes(path, msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
-
-
-def read_calibration(path: Path) -> EngineCalibration:
-    """What `save` wrote. Raises ForetraceError."""
-    try:
-        found = msgspec.json.decode(read_bytes(path), type=EngineCalibration)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ForetraceError(f"{path} is no calibration of a server ({error}); foretrace llm calibrate makes one.") from None
-    sound = (found.level, found.low, found.high, found.host_s + 1, found.request_s + 1)
-    if found.format != FORMAT or not all(isfinite(each) and each > 0 for each in sound) or not found.low <= 1 <= found.high:
-        raise ForetraceError(f"{path} holds a number that no calibration has; make it again with foretrace llm calibrate.")
-    return found
-
-
-def _with(steps: StepTimes, level: float, host_s: float, request_s: float, low: float, high: float) -> StepTimes:
-    grids = {name: level * getattr(steps, name) for name in ("linear_s", "output_s", "prefill_s", "decode_s")}
-    why = f"calibrated: {level:.3g} times the devices' time, {1e3 * host_s:.3g} ms of host per step"
-    return replace(steps, **grids, host_s=host_s, request_s=request_s, low=low, high=high, whys=(*steps.whys, why))
+def calibrate_server(paths: Sequence[Path], model: str, device: str, layout: Mapping[str, Any]) -> EngineCalibration:
+    """What a server takes beside the step times of this layout (further arguments of `step_times`), from its runs."""
+    law = law_of(str(layout.get("engine", "vllm")))
+    runs = [run for path in paths for run in read_runs(path)]
+    return calibrate(step_times(model, device, **layout), runs, EngineRules(), law.calibrated_low, law.calibrated_high)
 
 
 def calibrate(
@@ -125,14 +70,14 @@ def calibrate(
     rules = replace(rules, sequences=max(rules.sequences, most))
 
     def played(level: float, host_s: float) -> list[tuple[float, float]]:
-        made = _with(steps, level, host_s, 0.0, 1.0, 1.0)
+        made = scaled(steps, level, host_s, 0.0, 1.0, 1.0)
         return [_means(run, made, rules) for run in runs]
 
     def errors(found: Sequence[tuple[float, float]]) -> list[float]:
         return [log(run.tpot_s / tpot) for run, (_, tpot) in zip(runs, found, strict=True)]
 
     at = [0.0, log(max(steps.host_s, _HOSTS[0]))]  # logarithms of level and host
-    bounds = [tuple(map(log, each)) for each in (_LEVELS, _HOSTS)]
+    bounds = [(log(low_), log(high_)) for low_, high_ in (_LEVELS, _HOSTS)]
     before = played(1.0, steps.host_s)
     for _ in range(_ROUNDS):
         off = np.array(errors(played(exp(at[0]), exp(at[1]))))
@@ -142,13 +87,13 @@ def calibrate(
             slopes[:, i] = (off - np.array(errors(played(exp(moved[0]), exp(moved[1]))))) / 0.05
         step = np.linalg.lstsq(slopes.T @ slopes + 1e-4 * np.eye(free), slopes.T @ off, rcond=None)[0]
         for i in range(free):
-            at[i] = float(np.clip(at[i] + np.clip(step[i], -1, 1), *bounds[i]))
+            at[i] = min(max(at[i] + min(max(float(step[i]), -1.0), 1.0), bounds[i][0]), bounds[i][1])
         if np.abs(step).max() < 1e-4:
             break
     level, host_s = exp(at[0]), exp(at[1]) if free > 1 else steps.host_s
     if not _LEVELS[0] * 1.01 < level < _LEVELS[1] * 0.99:
         raise ForetraceError(
-            f"{runs[0].source}: no server of {steps.model} on {steps.device} is {level:.2g} times as slow as predicted; "
+            f"{runs[0].source}: no server of {steps.model} on {steps.device} takes {level:.2g} times that time; "
             "check `tp=`, `dtype=` and the device."
         )
     after = played(level, host_s)
@@ -199,9 +144,13 @@ def read_runs(path: Path) -> list[MeasuredRun]:
 def _run(row: Mapping[str, Any], where: str) -> MeasuredRun:
     if str(row.get("command", "")).startswith("llm "):
         return _ours(row, where)
-    done, prompt, output = (_positive(row, name, where) for name in ("completed", "total_input_tokens", "total_output_tokens"))
+    done, prompt, output = (
+        _positive(row, name, where) for name in ("completed", "total_input_tokens", "total_output_tokens")
+    )
     ttft, tpot = (_positive(row, name, where) / 1e3 for name in ("mean_ttft_ms", "mean_tpot_ms"))
     count = int(done)
+    if count > _MOST:
+        raise ForetraceError(f"{where}: a run of {done:.3g} requests is more than {_MOST:,}; give a shorter one.")
     lengths = [row.get(name) for name in ("input_lens", "output_lens")]
     if all(isinstance(each, list) and len(each) == count for each in lengths):
         prompts, outputs = (np.maximum(np.asarray(each, np.float64), 1) for each in lengths)
@@ -217,8 +166,8 @@ def _run(row: Mapping[str, Any], where: str) -> MeasuredRun:
         return MeasuredRun(source=where, load=float(clients), requests=asked, ttft_s=ttft, tpot_s=tpot)
     rate = row.get("request_rate")
     if not isinstance(rate, (int, float)) or not isfinite(rate):  # all at once
-        return MeasuredRun(source=where, load=float(count), requests=of(np.zeros(count), prompts, outputs, source=where),
-                           ttft_s=ttft, tpot_s=tpot)  # fmt: skip
+        burst = of(np.zeros(count), prompts, outputs, source=where)
+        return MeasuredRun(source=where, load=float(count), requests=burst, ttft_s=ttft, tpot_s=tpot)
     arrivals = np.cumsum(np.random.default_rng(1).exponential(1 / _positive(row, "request_rate", where), count))
     asked = of(arrivals - arrivals[0], prompts, outputs, drawn=True, source=where)
     return MeasuredRun(source=where, load=float(rate), requests=asked, ttft_s=ttft, tpot_s=tpot)
@@ -238,5 +187,7 @@ def _ours(row: Mapping[str, Any], where: str) -> MeasuredRun:
 def _positive(row: Mapping[str, Any], name: str, where: str) -> float:
     value = row.get(name)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not (isfinite(value) and value > 0):
-        raise ForetraceError(f"{where}: {name} must be a number above 0, got {value!r}; give the whole result of a run.")
+        raise ForetraceError(
+            f"{where}: {name} must be a number above 0, got {value!r}; give the whole result of a run."
+        )
     return float(value)

@@ -9,25 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
-from math import ceil, log2
+from math import ceil
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from foretrace.arrays import Float64
 from foretrace.cost.network.network import CollectiveKind, Network
 from foretrace.errors import ForetraceError
 from foretrace.hardware.devices import Device, named
-from foretrace.names import question, resolve
 from foretrace.serving.llm import step_law
-from foretrace.serving.llm.operator_tables import Grid, OperatorTables, nearest, read_tables
+from foretrace.serving.llm.calibration import read_calibration
+from foretrace.serving.llm.operator_tables import OperatorTables, TimeGrid, nearest, read_tables
 from foretrace.serving.llm.served_model import ServedModel, served_model
-from foretrace.serving.llm.step_law import Layout, NumberFormat, StepLaw, number_format
+from foretrace.serving.llm.step_law import Layout, NumberFormat, StepLaw, law_of, number_format
 from foretrace.serving.llm.step_times import StepTimes
 
-ENGINES = step_law.ENGINES
 _TOKENS = np.unique(np.round(np.geomspace(1, 32768, 31)))
 _SEQUENCES = np.unique(np.round(np.geomspace(1, 4096, 19)))
 _CONTEXTS = np.unique(np.round(np.geomspace(1, 131072, 18)))
@@ -37,21 +34,6 @@ _OTHER_LINKS = 1.3  # more range where devices are joined by PCIe: the fit is of
 _OTHER_ENGINE = 1.2  # where operators were measured with another engine
 _OTHER_SHAPE = 1.15  # where attention is scaled from other numbers of heads
 _SEND_S = 10e-6
-
-
-@cache
-def laws() -> dict[str, StepLaw]:
-    """The fitted law of each engine."""
-    text = Path(__file__).with_name("laws.json").read_bytes()
-    return msgspec.json.decode(text, type=dict[str, StepLaw])
-
-
-def law_of(engine: str) -> StepLaw:
-    """The law of this engine. Raises ForetraceError."""
-    found = resolve(engine, ENGINES, {"tensorrt-llm": "trtllm"})
-    if not found:
-        raise ForetraceError(f"`engine=` must be one of {', '.join(ENGINES)}; {question(engine, ENGINES)}")
-    return laws()[found]
 
 
 def checked(model: ServedModel, layout: Layout) -> None:
@@ -81,6 +63,7 @@ def step_times(
     tables: Path | OperatorTables | None = None,
     network: Network | None = None,
     law: StepLaw | None = None,
+    calibration: Path | None = None,
 ) -> StepTimes:
     """Step times and memory of one engine.
 
@@ -93,10 +76,11 @@ def step_times(
         pp: see `tp`.
         ep: see `tp`.
         dtype: of FORMATS.
-        engine: of ENGINES.
+        engine: whose law, of `step_law.LAWS`.
         tables: a folder of measured operators, or what was read from one.
         network: what collectives among `tp` devices cost, where it is known better than from the catalog.
         law: instead of the engine's.
+        calibration: a file of `foretrace llm calibrate`, for this very server.
 
     Raises:
         ForetraceError: something is unknown, or the model cannot be divided so.
@@ -130,11 +114,12 @@ def step_times(
         linear = linear + _on(network, model, layout, linear, linked, kept, law)
         whys.append(f"collectives: {network.name}")
     layers = ceil(model.layers / pp) / model.layers * pp  # of the fullest stage, over the mean
-    return StepTimes(
+    found = StepTimes(
         model=model.name, device=device.short, devices=layout.devices, stages=pp, tokens=_TOKENS,
         linear_s=layers * linear, sequences=_SEQUENCES, output_s=output, chunk=_TOKENS, context=contexts,
         prefill_s=layers * prefill, batch=_SEQUENCES, mean_context=_CONTEXTS, decode_s=layers * decode,
-        host_s=law.host_s, host_per_sequence_s=law.host_per_sequence_s, low=law.low / wide, high=law.high * wide,
+        host_s=law.host_s, host_per_sequence_s=law.host_per_sequence_s, request_s=law.request_s,
+        low=law.low / wide, high=law.high * wide,
         send_s=_SEND_S if pp > 1 else 0.0,
         send_per_token_s=2 * model.hidden / (linked.scaleup_gb_s / 2 * 1e9 * law.link_rate) if pp > 1 else 0.0,
         **memory(model, device, layout, kept),
@@ -143,10 +128,11 @@ def step_times(
         peak_flops=step_law.peak_flops(device, kept.expert_peak if model.experts else kept.dense_peak) * layout.devices,
         transfer_bytes_per_s=(device.network_gb_s or 12.5) * 1e9, whys=tuple(whys),
     )  # fmt: skip
+    return found if calibration is None else read_calibration(calibration).applied(found)
 
 
 def memory(model: ServedModel, device: Device, layout: Layout, kept: NumberFormat) -> dict[str, float]:
-    """Bytes on a device of the fullest stage, as `StepTimes` names them. Vendors count devices' memory in 2^30 bytes."""
+    """Bytes on a device of the fullest stage, as `StepTimes` names them; vendors count memory in 2^30 bytes."""
     everyone = layout.stage_devices
     experts = model.moe_layers * model.experts * model.expert_parameters * kept.experts / everyone
     fed = (model.dense * model.dense_parameters + model.moe_layers * model.shared_parameters) * kept.dense / everyone
@@ -185,7 +171,14 @@ class _Measured:
 
     def __init__(self, model: ServedModel, device: Device, layout: Layout, kept: NumberFormat, law: StepLaw,
                  tables: OperatorTables) -> None:  # fmt: skip
-        self.model, self.device, self.layout, self.kept, self.law, self.tables = model, device, layout, kept, law, tables
+        self.model, self.device, self.layout, self.kept, self.law, self.tables = (
+            model,
+            device,
+            layout,
+            kept,
+            law,
+            tables,
+        )
         self.left: list[str] = []
         self.used: dict[str, str] = {}
         self.scaled = False
@@ -225,7 +218,14 @@ class _Measured:
 
     def _experts(self) -> Float64:
         model, layout = self.model, self.layout
-        key = (model.hidden, model.expert_inner, model.active, model.experts, layout.stage_devices // layout.ep, layout.ep)
+        key = (
+            model.hidden,
+            model.expert_inner,
+            model.active,
+            model.experts,
+            layout.stage_devices // layout.ep,
+            layout.ep,
+        )
         names = ("fp8_block", "fp8") if self.kept.name == "fp8" else (
             {"bf16": "bfloat16", "int4": "int4_wo"}.get(self.kept.name, self.kept.name),
         )  # fmt: skip
@@ -246,16 +246,16 @@ class _Measured:
             self.used["all_reduce"] = self.tables.sources["all_reduce"]
             return self.tables.all_reduce[everyone].at(nbytes)
         self.left.append(f"collectives of {everyone} devices by the law: they were not measured")
-        part = 2 * (everyone - 1) / everyone / (self.device.scaleup_gb_s / 2 * 1e9 * self.law.link_rate)
-        return self.law.collective_s * log2(everyone) + part * nbytes
+        latency_s, per_byte = step_law.collective(self.device, self.layout, self.law)
+        return latency_s + per_byte * nbytes
 
     def output(self, by_law: Float64) -> Float64:
         rows = np.maximum(_SEQUENCES / self.layout.dp, 1.0)
         found = self.tables.product(rows, self.model.words / self.layout.tp, self.model.hidden, "bf16")
         return by_law if found is None else found
 
-    def _attention(self, what: str) -> tuple[Grid, float] | None:
-        grids: Mapping[tuple[int, ...], Grid] = getattr(self.tables, what)
+    def _attention(self, what: str) -> tuple[TimeGrid, float] | None:
+        grids: Mapping[tuple[int, ...], TimeGrid] = getattr(self.tables, what)
         model, tp = self.model, self.layout.tp
         wanted = (max(model.heads // tp, 1), max(model.kv_heads // tp, 1), model.head)
         found = None if model.latent or self.kept.cache < 2 else nearest(grids, wanted)
@@ -286,4 +286,4 @@ class _Measured:
         whole = grid.at(1.0, _TOKENS[:, None] + contexts)
         before = np.where(contexts > 0, grid.at(1.0, np.maximum(contexts, 1.0)), 0.0)
         seconds: Float64 = np.maximum(whole - before, grid.at(1.0, _TOKENS)[:, None])
-        return scale * self.model.attending / self.layout.pp * seconds
+        return scale * self.model.attending / self.layout.pp * np.maximum.accumulate(seconds, axis=0)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from foretrace import executor
-from foretrace.arrays import Array, Float64, Int64
+from foretrace.arrays import Float64, Int64
 from foretrace.errors import ForetraceError
 from foretrace.names import question
 from foretrace.serving.llm import loop, scheduler
@@ -118,6 +118,7 @@ class Served:
         busy_s: of the first pipeline stage, all replicas.
         used_s: blocks in use times seconds, all replicas.
         kv_most: largest share of the blocks of a replica in use.
+        request_s: that each request takes beside the engines; in the latencies, in no other figure.
         steps, preemptions, computed, emitted, hits: totals; tokens computed, that came out, found in prefix caches.
 
     """
@@ -131,7 +132,7 @@ class Served:
     gaps: Int64
     over_time: Float64
     interval_s: float
-    log: Array
+    log: Any  # records
     replicas: int
     blocks: int
     seconds: float
@@ -143,6 +144,7 @@ class Served:
     computed: int
     emitted: int
     hits: int
+    request_s: float = 0.0
 
 
 def check_word(name: str, word: str, known: dict[str, int]) -> None:
@@ -256,6 +258,13 @@ def engine_arrays(requests: Requests, rules: EngineRules, blocks: int, engines: 
     )  # fmt: skip
 
 
+def one_engine(states: EngineArrays, k: int = 0) -> EngineArrays:
+    """What engine k of several knows, as `push`, `schedule` and `complete` want it."""
+    return EngineArrays(
+        states.e[k : k + 1], states.seqs, states.running[k], states.entries[k], states.hashes, states.gaps
+    )
+
+
 def _play(part: _Part) -> Served:
     """Simulate the engines of a part."""
     requests, rules, steps, engines = part.requests, part.rules, part.steps, part.engines
@@ -297,7 +306,7 @@ def merged(parts: Sequence[Served], rows: Sequence[Int64], replicas: int) -> Ser
     """One answer about all replicas; `rows` are the requests of each part."""
     order = np.argsort(np.concatenate(rows), kind="stable")
     interval = max(each.interval_s for each in parts)
-    columns = {
+    columns: dict[str, Any] = {
         name: np.concatenate([getattr(each, name) for each in parts])[order]
         for name in ("arrival_s", "first_s", "finish_s", "prompt", "output", "preempted")
     }

@@ -1,7 +1,7 @@
 """The clock of simulated engines: compiled, one event per step.
 
 `advance` lets one engine run until a moment: steps that have ended are completed, and the next one is begun. While
-only decoding goes on and nobody comes or leaves, a step costs a few operations however many sequences it has
+all decode and nobody comes or leaves, a step costs a few operations however many sequences it has
 (`_coast`): they all grow by one token. `play` brings the requests.
 
 With a pipeline, as many steps are under way as there are stages; one of them holds at most its share of the sequences,

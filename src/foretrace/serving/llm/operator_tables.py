@@ -26,7 +26,7 @@ _Key = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
+class TimeGrid:
     """Seconds over one or more increasing axes of sizes, (A, B, ...); NaN where nothing was measured."""
 
     axes: tuple[Float64, ...]
@@ -64,11 +64,11 @@ class OperatorTables:
     """Measured operators of one device, for one engine where they were. Seconds."""
 
     device: str
-    gemm: Mapping[str, Grid] = field(default_factory=dict)  # dtype -> (m, n, k)
-    prefill: Mapping[_Key, Grid] = field(default_factory=dict)  # heads, heads of keys, width -> (batch, length)
-    decode: Mapping[_Key, Grid] = field(default_factory=dict)  # the same -> (batch, step)
-    experts: Mapping[tuple[str, _Key], Grid] = field(default_factory=dict)  # dtype, sizes -> (tokens,)
-    all_reduce: Mapping[int, Grid] = field(default_factory=dict)  # devices -> (bytes,)
+    gemm: Mapping[str, TimeGrid] = field(default_factory=dict)  # dtype -> (m, n, k)
+    prefill: Mapping[_Key, TimeGrid] = field(default_factory=dict)  # heads, heads of keys, width -> (batch, length)
+    decode: Mapping[_Key, TimeGrid] = field(default_factory=dict)  # the same -> (batch, step)
+    experts: Mapping[tuple[str, _Key], TimeGrid] = field(default_factory=dict)  # dtype, sizes -> (tokens,)
+    all_reduce: Mapping[int, TimeGrid] = field(default_factory=dict)  # devices -> (bytes,)
     sources: Mapping[str, str] = field(default_factory=dict)  # kind of table -> engine and version
 
     def product(self, m: Float64, n: float, k: float, dtype: str) -> Float64 | None:
@@ -78,10 +78,11 @@ class OperatorTables:
             return None
         # Where n or k lies beyond the table, several products of its largest size are as much work.
         parts = max(1.0, n / grid.axes[1][-1]) * max(1.0, k / grid.axes[2][-1])
-        return parts * grid.at(m, min(n, grid.axes[1][-1]), min(k, grid.axes[2][-1]))
+        found: Float64 = parts * grid.at(m, min(n, grid.axes[1][-1]), min(k, grid.axes[2][-1]))
+        return found
 
 
-def nearest(grids: Mapping[_Key, Grid], wanted: _Key) -> tuple[Grid, float] | None:
+def nearest(grids: Mapping[_Key, TimeGrid], wanted: _Key) -> tuple[TimeGrid, float] | None:
     """The grid of the nearest key and the factor on its times by the first size, the one that divides the work."""
     if not grids:
         return None
@@ -142,7 +143,7 @@ def _columns(path: Path, most: int = 0) -> list[dict[str, Any]]:
     return rows
 
 
-def _grid(rows: Iterator[tuple[_Key, float]]) -> Grid:
+def _grid(rows: Iterator[tuple[_Key, float]]) -> TimeGrid:
     """A grid of the sizes that occur; the median where one was measured more than once. Times in ms."""
     cells: dict[_Key, list[float]] = defaultdict(list)
     for sizes, latency in rows:
@@ -155,12 +156,12 @@ def _grid(rows: Iterator[tuple[_Key, float]]) -> Grid:
     seconds = np.full([len(axis) for axis in axes], np.nan)
     for sizes, times in cells.items():
         seconds[tuple(where[i][size] for i, size in enumerate(sizes))] = np.median(times)
-    return Grid(axes=tuple(np.array(axis, np.float64) for axis in axes), seconds=seconds)
+    return TimeGrid(axes=tuple(np.array(axis, np.float64) for axis in axes), seconds=seconds)
 
 
 def _grouped(
     rows: list[dict[str, Any]], group: Callable[[dict[str, Any]], Any], sizes: tuple[str, ...]
-) -> dict[Any, Grid]:
+) -> dict[Any, TimeGrid]:
     groups: dict[Any, list[tuple[_Key, float]]] = defaultdict(list)
     for row in rows:
         key = group(row)
@@ -183,11 +184,11 @@ def _expert_sizes(row: dict[str, Any]) -> tuple[str, _Key] | None:
     return str(row["moe_dtype"]), tuple(int(row[name]) for name in names)
 
 
-def _all_reduces(rows: list[dict[str, Any]]) -> dict[int, Grid]:
+def _all_reduces(rows: list[dict[str, Any]]) -> dict[int, TimeGrid]:
     """By devices. Sizes are elements of 16 bits; times in a graph count where both ways were measured."""
     graphs = [row for row in rows if "graph" in str(row.get("kernel_source", ""))] or rows
     found = _grouped(graphs, lambda row: int(row["num_gpus"]), ("message_size",))
-    return {n: Grid(axes=(2 * grid.axes[0],), seconds=grid.seconds) for n, grid in found.items()}
+    return {n: TimeGrid(axes=(2 * grid.axes[0],), seconds=grid.seconds) for n, grid in found.items()}
 
 
 _READERS: Mapping[str, Callable[[list[dict[str, Any]]], Any]] = {

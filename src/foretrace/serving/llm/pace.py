@@ -27,7 +27,7 @@ def along(grid: Float64, values: Float64, x: float) -> float:
     """A time of a grid with one axis."""
     i = segment(grid, x)
     share = (x - grid[i]) / (grid[i + 1] - grid[i])
-    found = values[i] + share * (values[i + 1] - values[i])
+    found: float = values[i] + share * (values[i + 1] - values[i])
     return max(found, values[i + 1]) if share > 1.0 else found
 
 
@@ -38,7 +38,7 @@ def within(rows: Float64, columns: Float64, values: Float64, i: int, j: int, x: 
     t = (y - columns[j]) / (columns[j + 1] - columns[j])
     upper = values[i, j] + t * (values[i, j + 1] - values[i, j])
     lower = values[i + 1, j] + t * (values[i + 1, j + 1] - values[i + 1, j])
-    found = upper + s * (lower - upper)
+    found: float = upper + s * (lower - upper)
     if s > 1.0 or t > 1.0:
         s, t = min(s, 1.0), min(t, 1.0)
         upper = values[i, j] + t * (values[i, j + 1] - values[i, j])

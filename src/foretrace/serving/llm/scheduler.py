@@ -77,7 +77,7 @@ class EngineArrays(NamedTuple):
 @njit()
 def blocks_of(e: Any, tokens: int) -> int:
     """Blocks that hold so many tokens."""
-    return (tokens + e.block - 1) // e.block
+    return int((tokens + e.block - 1) // e.block)
 
 
 @njit()

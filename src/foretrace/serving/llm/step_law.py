@@ -1,7 +1,7 @@
 """The time of a step from sizes and a device: bytes and FLOPs over reached rates, latencies, and work of the host.
 
 The rates that are reached and the latencies are the numbers of `StepLaw`. They are fitted to measured servers
-(`reproductions/aiconfigurator`); `laws.json` holds them with the range that they left on deployments not fitted.
+(`reproductions/aiconfigurator`); `laws.csv` holds them with the range that they left on deployments not fitted.
 
 A part of a layer that moves B bytes and computes F FLOPs takes sqrt((B / bandwidth)² + (F / peak)²). Of E experts with
 k active each, t tokens meet E (1 − (1 − k/E)^t), if they choose uniformly; those weights are read.
@@ -14,13 +14,12 @@ from math import log2
 
 import numpy as np
 
+from foretrace import shipped
 from foretrace.arrays import Float64
 from foretrace.errors import ForetraceError
 from foretrace.hardware.devices import Device
 from foretrace.names import question, resolve
 from foretrace.serving.llm.served_model import ServedModel
-
-ENGINES = ("vllm", "sglang", "trtllm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +73,7 @@ class Layout:
 class StepLaw:
     """Shares of peak rates that are reached, latencies in seconds, and the 80 % range of a step as factors."""
 
+    engine: str = ""
     weight_rate: float = 0.75  # of memory bandwidth, reading weights of attention and dense parts
     expert_rate: float = 0.6
     cache_rate: float = 0.6
@@ -91,6 +91,20 @@ class StepLaw:
     high: float = 1.6
     calibrated_low: float = 0.7  # after one measured run of the same server
     calibrated_high: float = 1.4
+
+
+LAWS = {each.engine: each for each in shipped.rows("foretrace.serving.llm", "laws.csv", StepLaw)}
+
+
+def law_of(engine: str) -> StepLaw:
+    """The fitted law of an engine. Raises ForetraceError."""
+    found = resolve(engine, LAWS, {"tensorrt-llm": "trtllm"})
+    if not found:
+        raise ForetraceError(f"`engine=` must be one of {', '.join(LAWS)}, got {engine!r}; {question(engine, LAWS)}")
+    return LAWS[found]
+
+
+_ACROSS = 2.5  # times the latency of a collective, where machines take part; of NCCL's constants for both
 
 
 def number_format(name: str) -> NumberFormat:
@@ -115,7 +129,7 @@ def peak_flops(device: Device, kind: str) -> float:
 
 
 def kernels(model: ServedModel) -> int:
-    """Kernels of all layers, as open engines launch them; fused norms, positions and quantisation are not counted twice.
+    """Kernels of all layers, as open engines launch them.
 
     Attention: norm, projection, norms of queries and keys, positions and cache, attention, projection, collective. A
     latent: three more projections. An index over keys: nine more (two projections, a norm, positions, two conversions,
@@ -165,15 +179,22 @@ def linear_seconds(
         shared = fed(model.shared_parameters) if model.shared_inner else 0.0
         total = total + model.moe_layers * (experts + shared)
     if everyone > 1:
-        part = 2 * (everyone - 1) / everyone * 2 * model.hidden / (device.scaleup_gb_s / 2 * 1e9 * law.link_rate)
-        total = total + 2 * model.layers * (law.collective_s * log2(everyone) + part * tokens / layout.dp)
+        latency_s, per_byte = collective(device, layout, law)
+        total = total + 2 * model.layers * (latency_s + per_byte * 2 * model.hidden * tokens / layout.dp)
     found: Float64 = total / layout.pp
     return found
 
 
-def output_seconds(
-    model: ServedModel, device: Device, layout: Layout, law: StepLaw, sequences: Float64
-) -> Float64:
+def collective(device: Device, layout: Layout, law: StepLaw) -> tuple[float, float]:
+    """Latency of an all-reduce among the devices of a stage, and seconds for each byte; across machines if need be."""
+    everyone = layout.stage_devices
+    within = everyone <= (device.node_devices or everyone)
+    rate = (device.scaleup_gb_s / 2 if within else device.network_gb_s) * 1e9 * law.link_rate
+    latency = law.collective_s * log2(everyone) * (1.0 if within else _ACROSS)
+    return latency, 2 * (everyone - 1) / everyone / rate
+
+
+def output_seconds(model: ServedModel, device: Device, layout: Layout, law: StepLaw, sequences: Float64) -> Float64:
     """Seconds of the product with the vocabulary, in 16 bits."""
     weights = model.words * model.hidden / layout.tp
     return _both(np.full_like(sequences, 2.0 * weights), device.memory_gb_s * 1e9 * law.weight_rate,

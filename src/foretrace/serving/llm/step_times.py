@@ -6,7 +6,7 @@ are in the cache, and `b` decoding sequences whose mean context is `y`, takes on
     linear(t) + output(n) + sum over chunks of prefill(c, x) + decode(b, y) + host_s + host_per_sequence_s * sequences
 
 Between the points of a grid, times are linear (bilinear in two dimensions). Beyond the last point, the last segment
-goes on, and a time is never less than at the last point. The range of a step is [low, high] times its seconds; beyond
+continues, and a time is never less than at the last point. The range of a step is [low, high] times its seconds; beyond
 a grid by the factor r = value / last point (the largest of all grids), it widens to [low / r, high * r].
 """
 
@@ -64,6 +64,7 @@ class StepTimes:
         decode_s: (B, Y) attention of all decoding sequences, all layers of the stage.
         host_s: of a step, that no device work hides: scheduling, preparing inputs, handling outputs.
         host_per_sequence_s: the same for each sequence of the step.
+        request_s: of a request beside steps: on its way, read, its first token sent back.
         low: lower end of the 80 % range of a step, as a factor.
         high: upper end.
         send_s: from a stage to the next one, per step: latency.
@@ -103,6 +104,7 @@ class StepTimes:
     decode_s: Float64
     host_s: float = 0.0
     host_per_sequence_s: float = 0.0
+    request_s: float = 0.0
     low: float = 1.0
     high: float = 1.0
     send_s: float = 0.0

@@ -1,0 +1,120 @@
+"""Overheads fitted to runs: those that made a run are found again; results of load generators as they save them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foretrace.errors import ForetraceError
+from foretrace.serving.llm.calibrate import MeasuredRun, calibrate, read_runs
+from foretrace.serving.llm.calibration import read_calibration, scaled
+from foretrace.serving.llm.deployment import step_times
+from foretrace.serving.llm.engine import EngineRules, simulate
+from foretrace.serving.llm.metrics import measure
+from foretrace.serving.llm.requests import requests
+from foretrace.serving.llm.step_times import StepTimes
+
+STEPS = step_times("llama-3-8b", "h100")
+
+
+def run_of(steps: StepTimes, text: str) -> MeasuredRun:
+    """What this server would measure of these requests."""
+    asked = requests(text)
+    figures = measure([replace(simulate(asked, steps), request_s=steps.request_s)], steps)
+    assert figures.ttft_s.mean.value and figures.tpot_s.mean.value
+    return MeasuredRun(source=text, load=float(asked.concurrency), requests=asked, ttft_s=figures.ttft_s.mean.value,
+                       tpot_s=figures.tpot_s.mean.value)  # fmt: skip
+
+
+LOADS = [f"closed concurrency={n} prompt=800-1000 output=100-120 requests={4 * n}" for n in (2, 32)]
+
+
+@pytest.mark.parametrize(("level", "host_s"), [(1.0, 1e-3), (1.7, 6e-3), (0.6, 2e-4)])
+def test_two_loads_tell_host_and_devices_apart(level: float, host_s: float) -> None:
+    server = scaled(STEPS, level, host_s, 0.07, 0.9, 1.1)
+    found = calibrate(STEPS, [run_of(server, text) for text in LOADS], EngineRules(), 0.8, 1.3)
+    assert found.level == pytest.approx(level, rel=0.03)
+    assert found.host_s == pytest.approx(host_s, rel=0.1, abs=1e-4)
+    assert found.request_s == pytest.approx(0.07, abs=5e-3)
+    assert (found.low, found.high) == (0.8, 1.3), "nothing is left of the runs: the range of one run at other loads"
+    for run in found.runs:
+        assert run.tpot_after_s == pytest.approx(run.tpot_s, rel=1e-2)
+
+
+def test_one_load_gives_the_level_alone_and_is_kept(tmp_path: Path) -> None:
+    found = calibrate(STEPS, [run_of(scaled(STEPS, 1.4, STEPS.host_s, 0.05, 1, 1), LOADS[0])], EngineRules(), 0.8, 1.3)
+    assert found.host_s == STEPS.host_s and found.level == pytest.approx(1.4, rel=0.01)
+    path = tmp_path / "server.json"
+    found.save(path)
+    assert read_calibration(path) == found
+    again = step_times("llama-3-8b", "h100", calibration=path)
+    assert again.request_s == found.request_s and (again.linear_s == found.level * STEPS.linear_s).all()
+    with pytest.raises(ForetraceError, match="not of llama-3-8b on H100-SXM5-80GB \\(2 devices"):
+        step_times("llama-3-8b", "h100", tp=2, calibration=path)
+
+
+def test_runs_that_contradict_widen_the_range() -> None:
+    one = run_of(STEPS, LOADS[0])
+    found = calibrate(STEPS, [one, replace(one, tpot_s=2.5 * one.tpot_s)], EngineRules(), 0.8, 1.3)
+    assert found.high > 1.5 and found.low < 0.7
+
+
+def test_a_server_beyond_belief_is_refused() -> None:
+    with pytest.raises(ForetraceError, match="check `tp=`"):
+        calibrate(STEPS, [replace(run_of(STEPS, LOADS[0]), tpot_s=9.0)], EngineRules(), 0.8, 1.3)
+    with pytest.raises(ForetraceError, match="give one measured run"):
+        calibrate(STEPS, [], EngineRules(), 0.8, 1.3)
+
+
+VLLM: dict[str, Any] = {
+    "date": "20260401-101010", "backend": "vllm", "model_id": "m", "num_prompts": 40, "request_rate": "inf",
+    "max_concurrency": 4, "duration": 31.2, "completed": 40, "total_input_tokens": 36000, "total_output_tokens": 3600,
+    "mean_ttft_ms": 61.5, "median_ttft_ms": 60.1, "mean_tpot_ms": 8.25, "mean_itl_ms": 8.2,
+}  # fmt: skip
+
+
+def test_what_vllm_saves(tmp_path: Path) -> None:
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps(VLLM))
+    (found,) = read_runs(path)
+    assert (found.ttft_s, found.tpot_s, found.load) == (0.0615, 0.00825, 4.0)
+    assert len(found.requests) == 40 and found.requests.concurrency == 4
+    assert found.requests.prompt.mean() == pytest.approx(900, rel=0.03)
+    path.write_text(json.dumps(VLLM | {"input_lens": [7] * 40, "output_lens": [90] * 40, "max_concurrency": None,
+                                       "request_rate": 2.0}))  # fmt: skip
+    (found,) = read_runs(path)
+    assert (found.requests.prompt == 7).all() and found.requests.concurrency == 0
+    assert found.requests.arrival_s[-1] == pytest.approx(20, rel=0.5)
+
+
+def test_what_sglang_appends(tmp_path: Path) -> None:
+    path = tmp_path / "bench.jsonl"
+    rows = [VLLM | {"backend": "sglang", "max_concurrency": n, "request_rate": float("inf")} for n in (4, 8)]
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n")  # with the word Infinity, as Python writes it
+    found = read_runs(path)
+    assert [run.load for run in found] == [4.0, 8.0] and found[1].source == "bench.jsonl, line 2"
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("", "no result"), ("[1]", "no result"), ("{", "no JSON"), ("{}", "completed must be a number above 0"),
+    (json.dumps(VLLM | {"mean_tpot_ms": -1}), "mean_tpot_ms must be a number above 0"),
+    (json.dumps(VLLM | {"mean_ttft_ms": float("nan")}), "mean_ttft_ms must be"),
+    ('{"command": "llm simulate", "requests": 3, "source": "closed concurrency=2"}', "no mean of ttft_s"),
+])  # fmt: skip
+def test_what_is_no_run(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "bench.json"
+    path.write_text(text)
+    with pytest.raises(ForetraceError, match=said):
+        read_runs(path)
+
+
+@pytest.mark.parametrize("text", ["{}", "x", '{"format": 2}'])
+def test_what_is_no_calibration(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "server.json"
+    path.write_text(text)
+    with pytest.raises(ForetraceError, match="calibration"):
+        read_calibration(path)

@@ -1,0 +1,166 @@
+"""Step times of deployments: known sizes, measured operators from a folder, and what cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foretrace.cost.network.parse import network
+from foretrace.errors import ForetraceError
+from foretrace.hardware.devices import named
+from foretrace.serving.llm.deployment import step_times
+from foretrace.serving.llm.operator_tables import TimeGrid, nearest, read_tables
+from foretrace.serving.llm.served_model import SERVED, served_model
+from foretrace.serving.llm.step_law import FORMATS, LAWS, Layout, law_of, linear_seconds, number_format
+
+
+def test_published_sizes() -> None:
+    """Parameters, all and active for a token, in 1e9, as the reports of the models say."""
+    published = {"deepseek-v3": (671, 37), "kimi-k2.5": (1026, 32), "qwen3-235b-a22b": (235, 22), "glm-5": (744, 40),
+                 "minimax-m2.5": (229, 10), "mixtral-8x7b": (46.7, 12.9)}  # fmt: skip
+    for name, (total, active) in published.items():
+        model = SERVED[name]
+        table = 2 * model.words * model.hidden
+        assert model.parameters / 1e9 == pytest.approx(total, rel=0.01)
+        assert (model.active_parameters + table / 2) / 1e9 == pytest.approx(active, rel=0.07)
+
+
+def test_cache_of_latent_and_grouped_attention() -> None:
+    """Known answers: 576 numbers a layer of DeepSeek on every device; 8 heads of Llama shared by 8 devices."""
+    latent = step_times("deepseek-r1", "b200", tp=8, dtype="fp8", engine="sglang")
+    assert latent.kv_bytes_per_token == 61 * 576
+    assert step_times("llama-3-8b", "h100", tp=8).kv_bytes_per_token == 2 * 2 * 32 * 128
+    assert step_times("llama-3-8b", "h100", tp=16).kv_bytes_per_token == 2 * 2 * 32 * 128, "heads are copied"
+    assert step_times("llama-3-8b", "h100").weight_bytes == pytest.approx(2 * 8.03e9, rel=0.01)
+    halved = step_times("deepseek-r1", "b200", tp=1, dp=8, ep=8, dtype="fp8", engine="trtllm")
+    assert halved.kv_bytes_per_token == 61 * 576 / 8, "each group keeps its own sequences"
+
+
+@given(
+    name=st.sampled_from(sorted(SERVED)), dtype=st.sampled_from(sorted(FORMATS)), engine=st.sampled_from(sorted(LAWS)),
+    tp=st.sampled_from([1, 2, 4]), pp=st.sampled_from([1, 2, 3]), device=st.sampled_from(["h100", "b200", "a100"]),
+)  # fmt: skip
+def test_steps_of_any_model(name: str, dtype: str, engine: str, tp: int, pp: int, device: str) -> None:
+    steps = step_times(name, device, tp=tp, pp=pp, dtype=dtype, engine=engine)
+    assert (np.diff(steps.linear_s) >= 0).all() and steps.linear_s[0] > 0
+    assert steps.low < 1 < steps.high and steps.whys
+    more = step_times(name, device, tp=2 * tp if served_model(name).heads % (2 * tp) == 0 else tp, pp=pp, dtype=dtype,
+                      engine=engine)  # fmt: skip
+    assert more.weight_bytes <= steps.weight_bytes
+    assert more.linear_s[-1] <= steps.linear_s[-1] * 1.01, "many tokens gain by more devices of a machine"
+
+
+def test_a_token_reads_every_weight_that_it_meets() -> None:
+    """Never quicker than the weights can be read at the peak of the memory, nor computed at the peak."""
+    for name, dtype in (("llama-3-8b", "bf16"), ("deepseek-v3", "fp8")):
+        model, device = served_model(name), named("h100")
+        met = linear_seconds(model, device, Layout(), number_format(dtype), law_of("vllm"), np.array([1.0, 4096.0]))
+        size = number_format(dtype).dense
+        assert met[0] > size * model.active_parameters / (device.memory_gb_s * 1e9)
+        assert met[1] > 4096 * 2 * model.active_parameters / (max(device.bf16_tflops, device.fp8_tflops) * 1e12)
+
+
+def test_laws_are_within_physics() -> None:
+    for engine, law in LAWS.items():
+        rates = (law.weight_rate, law.expert_rate, law.cache_rate, law.dense_flops, law.expert_flops, law.link_rate)
+        assert all(0 < rate < 1.35 for rate in rates), engine
+        assert law.low < law.calibrated_low < 1 < law.calibrated_high < law.high
+
+
+def test_links_of_a_network_replace_those_of_the_catalog() -> None:
+    slow = step_times("llama-3-8b", "h100", tp=8, network=network("10gbit/50us", workers=8))
+    quick = step_times("llama-3-8b", "h100", tp=8)
+    assert (slow.linear_s > 2 * quick.linear_s).all()
+    assert step_times("llama-3-8b", "l40s", tp=2).high > step_times("llama-3-8b", "h100", tp=2).high, "PCIe: wider"
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    ({"tp": 3}, "must divide the 32 heads"), ({"pp": 64}, "at most the 32 layers"), ({"ep": 2}, "experts"),
+    ({"dtype": "fp3"}, "must be one of bf16"), ({"engine": "tgi"}, "must be one of vllm"), ({"tp": 0}, "1 or more"),
+    ({"tables": Path("/nowhere")}, "is no folder"),
+])  # fmt: skip
+def test_what_cannot_be(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(ForetraceError, match=said):
+        step_times("llama-3-8b", "h100", **change)
+
+
+def test_a_model_that_nobody_knows() -> None:
+    with pytest.raises(ForetraceError, match="did you mean"):
+        step_times("deepseek-v33", "h100")
+
+
+# --- measured operators ----------------------------------------------------------------------------------------------
+
+
+def test_a_grid_is_linear_in_logarithms() -> None:
+    grid = TimeGrid(axes=(np.array([1.0, 4.0]), np.array([1.0, 100.0])), seconds=np.array([[1.0, 10.0], [4.0, np.nan]]))
+    assert grid.at(2.0, 1.0) == pytest.approx(2.0)
+    assert grid.at(1.0, 10.0) == pytest.approx(10**0.5)
+    assert grid.at(16.0, 1.0) == pytest.approx(16.0), "the last segment goes on"
+    assert np.isfinite(grid.at(np.array([1.0, 4.0]), 100.0)[0])
+
+
+def test_the_nearest_heads_are_scaled() -> None:
+    grid = TimeGrid(axes=(np.array([1.0, 2.0]),), seconds=np.array([1.0, 2.0]))
+    assert nearest({(32, 8, 128): grid}, (16, 8, 128)) == (grid, 0.5)
+    assert nearest({(32, 8, 128): grid}, (32, 8, 32 * 128)) is None, "too far"
+    assert nearest({}, (1, 1, 1)) is None
+
+
+def parquet(path: Path, **columns: list[Any]) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(arrow.table(columns), path)
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Path:
+    """Products of twice the time of an ideal H100, from two versions of an engine."""
+    sizes = [(m, n, k) for m in (1, 64, 4096) for n in (1024, 65536) for k in (1024, 16384)]
+    for version, factor in (("0.9.0", 50.0), ("0.10.0", 2.0)):
+        times = [factor * 1e3 * max(2 * n * k / 3.35e12, 2 * m * n * k / 989e12) for m, n, k in sizes]
+        rows = list(zip(*sizes, strict=True))
+        parquet(
+            tmp_path / "h100" / "gemm" / "vllm" / version / "gemm_perf.parquet",
+            device=["NVIDIA H100 80GB HBM3"] * len(sizes), gemm_dtype=["bfloat16"] * len(sizes), m=list(rows[0]),
+            n=list(rows[1]), k=list(rows[2]), latency=times,
+        )  # fmt: skip
+    return tmp_path
+
+
+def test_the_newest_version_of_measured_operators_is_used(tables: Path) -> None:
+    read = read_tables(tables, named("h100"), "vllm")
+    assert dict(read.sources) == {"gemm": "vllm 0.10.0"}
+    steps, by_law = step_times("llama-3-8b", "h100", tables=read), step_times("llama-3-8b", "h100")
+    ideal = 2 * served_model("llama-3-8b").active_parameters / 3.35e12
+    assert steps.linear_s[0] == pytest.approx(2 * ideal, rel=0.15)
+    assert (steps.decode_s == by_law.decode_s).all(), "attention was not measured"
+    assert "gemm: measured with vllm 0.10.0" in steps.whys
+    other = step_times("llama-3-8b", "h100", tables=tables, engine="trtllm")
+    assert other.high / law_of("trtllm").high == pytest.approx(1.2), "another engine's: wider"
+
+
+def test_tables_of_another_device_are_refused(tables: Path, tmp_path: Path) -> None:
+    with pytest.raises(ForetraceError, match="no measured operators of B200"):
+        read_tables(tables, named("b200"), "vllm")
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "gemm_perf.parquet").write_bytes(b"PAR1 but not really")
+    with pytest.raises(ForetraceError, match="cannot be read as parquet"):
+        read_tables(tmp_path / "bad", named("h100"), "vllm")
+
+
+def test_published_tables_give_finite_steps(shared_data: Path) -> None:
+    folder = shared_data / "serving" / "aiconfigurator"
+    pytest.importorskip("pyarrow")
+    dense = step_times("llama-3-8b", "h100", tp=2, tables=folder, engine="trtllm")
+    assert {"gemm: measured with trtllm 1.2.0rc5", "decode: measured with trtllm 1.2.0rc5"} <= set(dense.whys)
+    assert (np.diff(dense.prefill_s, axis=0) >= 0).all() and (np.diff(dense.decode_s, axis=1) >= 0).all()
+    older = step_times("llama-3-8b", "a100", tables=folder)
+    assert older.linear_s[0] > step_times("llama-3-8b", "h100", tables=folder).linear_s[0]
