@@ -44,9 +44,8 @@ def llm_calibrated(found: EngineCalibration, saved: Path | None = None) -> LlmCa
 def _(view: LlmCalibrateView, top: int) -> Iterator[Block]:
     yield Headline(view.headline)
     yield ""
-    columns = ["run", Column("load", "digits"), Column("TTFT", "seconds"), Column("before", "seconds"),
-               Column("now", "seconds"), Column("TPOT", "seconds"), Column("before", "seconds"),
-               Column("now", "seconds")]  # fmt: skip
+    times = ("TTFT", "before", "now", "TPOT", "before", "now")
+    columns = [Column("run"), Column("load", "digits"), *(Column(title, "seconds") for title in times)]
     rows = [
         (run.source, run.load, run.ttft_s, run.ttft_before_s, run.ttft_after_s, run.tpot_s, run.tpot_before_s,
          run.tpot_after_s) for run in view.runs
