@@ -178,10 +178,10 @@ def _(view: LlmSimulateView, top: int) -> Iterator[Block]:
     if len(view.pools_tried) > 1:
         yield ""
         tried = sorted(view.pools_tried, key=lambda each: -each.goodput)
-        columns = ["engines for prompts : decoding", Column("goodput, 1/s", "digits"), Column("TTFT p50", "time"),
-                   Column("TPOT p50", "time")]  # fmt: skip
-        rows = [(f"{each.prefill} : {each.decode}", each.goodput, each.ttft_p50_s, each.tpot_p50_s) for each in tried]
-        yield table(columns, rows, top=top, noun="split", how="--top")
+        words = Column("engines for prompts : decoding"), Column("goodput, 1/s", "digits")
+        columns = [*words, Column("TTFT p50", "time"), Column("TPOT p50", "time")]
+        split = [(f"{each.prefill} : {each.decode}", each.goodput, each.ttft_p50_s, each.tpot_p50_s) for each in tried]
+        yield table(columns, split, top=top, noun="split", how="--top")
     yield ""
     for title, curve in (("time to first token", view.ttft_distribution), ("per token", view.tpot_distribution)):
         if curve.seconds[-1] > 0:

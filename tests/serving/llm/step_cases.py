@@ -32,7 +32,7 @@ def constant(seconds: float, *, cache: float = 1e9, **other: Any) -> StepTimes:
 def steps(draw: st.DrawFn, tokens: int) -> StepTimes:
     """Grids of a few points that requests reach beyond; a cache of so many tokens."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    grids = {
+    grids: dict[str, Any] = {
         name: np.sort(rng.choice(np.arange(2, 200), 3, replace=False)).astype(float)
         for name in ("tokens", "sequences", "chunk", "context", "batch", "mean_context")
     }

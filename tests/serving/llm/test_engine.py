@@ -123,7 +123,7 @@ def test_preemption_storm() -> None:
 
 def test_prefix_cache() -> None:
     """The second of two equal prompts computes only what is behind the last whole block."""
-    more = {"hash_first": np.array([0, 4, 8]), "hashes": np.array([1, 2, 3, 4] * 2), "hash_tokens": 16}
+    more: dict[str, Any] = {"hash_first": np.array([0, 4, 8]), "hashes": np.array([1, 2, 3, 4] * 2), "hash_tokens": 16}
     found = simulate(served.of([0.0, 100.0], [64, 64], [5, 5], **more), constant(1.0))
     assert found.hits == 48 and found.computed == 2 * (64 + 4) - 48
 
@@ -136,7 +136,10 @@ def test_routers() -> None:
     least = simulate(asked, constant(1.0), rules, replicas=2, router="least-outstanding")
     assert turns.finish_s[2] == 2000 and least.finish_s[2] < 1010
     names = np.array([1, 2, 3, 1, 2, 3])
-    more = {"hash_first": np.arange(0, 16, 2), "hashes": np.array([[i, i + 10] for i in [*names, 1]]).ravel()}
+    more: dict[str, Any] = {
+        "hash_first": np.arange(0, 16, 2),
+        "hashes": np.array([[i, i + 10] for i in [*names, 1]]).ravel(),
+    }
     asked = served.of(np.arange(7) * 100.0, [32] * 7, [2] * 7, **more, hash_tokens=16)
     hits = {
         router: simulate(asked, constant(1.0), replicas=2, router=router).hits
@@ -215,7 +218,7 @@ def test_refusals() -> None:
     with pytest.raises(ForetraceError, match="clients of a closed loop keep their replica"):
         simulate(requests("closed concurrency=2 requests=4"), constant(1.0), replicas=2, router="least-outstanding")
     with pytest.raises(ForetraceError, match="`block=7` must divide the 16 tokens of a hash"):
-        more = {"hash_first": np.array([0, 1]), "hashes": np.array([1]), "hash_tokens": 16}
+        more: dict[str, Any] = {"hash_first": np.array([0, 1]), "hashes": np.array([1]), "hash_tokens": 16}
         simulate(served.of([0.0], [16], [2], **more), constant(1.0), EngineRules(block=7))
     for wrong in ({"policy": "fifo"}, {"sequences": 0}, {"utilisation": 1.2}, {"swap_bytes": -1.0}):
         with pytest.raises(ForetraceError):

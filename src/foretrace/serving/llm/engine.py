@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from foretrace import executor
-from foretrace.arrays import Array, Float64, Int64
+from foretrace.arrays import Float64, Int64
 from foretrace.errors import ForetraceError
 from foretrace.names import question
 from foretrace.serving.llm import loop, scheduler
@@ -132,7 +132,7 @@ class Served:
     gaps: Int64
     over_time: Float64
     interval_s: float
-    log: Array
+    log: Any  # records
     replicas: int
     blocks: int
     seconds: float

@@ -19,7 +19,7 @@ range, and, where requests are drawn, with other draws of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -89,21 +89,23 @@ def measure(runs: Sequence[Served], steps: StepTimes, limits: Sequence[Limit] = 
     """The figures of the first run; the others give the ranges."""
     found = [_figures(each, steps, limits) for each in runs]
 
-    def ranged(get: Callable[[dict[str, Any]], float | None]) -> RangedFigure:
-        values = [each for each in map(get, found) if each is not None]
-        first = get(found[0])
-        if first is None:
-            return RangedFigure(value=None, low=None, high=None)
-        return RangedFigure(value=first, low=min(values), high=max(values))
-
-    latencies = {
-        f"{name}_s": Latency(**{of: ranged(lambda each, n=name, o=of: each[n][o]) for of in STATISTICS})
+    latencies: dict[str, Any] = {
+        f"{name}_s": Latency(**{of: _ranged([each[name][of] for each in found]) for of in STATISTICS})
         for name in LATENCIES
     }
-    plain = {name: ranged(lambda each, n=name: each[n]) for name in found[0] if name not in LATENCIES}
+    plain: dict[str, Any] = {
+        name: _ranged([each[name] for each in found]) for name in found[0] if name not in LATENCIES
+    }
     asked, done = len(runs[0].prompt), int(answered(runs[0]).sum())
     met = tuple(_met(each, getattr(latencies[f"{each.latency}_s"], each.of)) for each in limits)
     return ServingFigures(requests=asked, answered=done, refused=asked - done, **latencies, **plain, limits=met)
+
+
+def _ranged(values: Sequence[float | None]) -> RangedFigure:
+    known = [each for each in values if each is not None]
+    if values[0] is None:
+        return RangedFigure(value=None, low=None, high=None)
+    return RangedFigure(value=values[0], low=min(known), high=max(known))
 
 
 def answered(run: Served) -> Mask:
