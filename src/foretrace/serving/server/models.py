@@ -62,7 +62,7 @@ class TensorSpec:
         found = _SPEC.fullmatch(text.strip())
         if found is None:
             raise ForetraceError(
-                f"`input={text[:80]}` must be NAME=TYPE[SIZES]; write x=float32[3,224,224], without the batch dimension."
+                f"`input={text[:80]}` must be NAME=TYPE[SIZES] of one sample; write x=float32[3,224,224]."
             )
         name, dtype, sizes = found.groups()
         return cls(name.strip(), dtype, tuple(int(each[:15]) for each in sizes.split(",") if each.strip()))
@@ -106,7 +106,7 @@ class LoadedModel:
         for each in self.facts.outputs:
             if outputs[each.name].shape != (samples, *each.sizes):
                 raise ForetraceError(
-                    f"output {each.name} must have sizes {(samples, *each.sizes)}, got {outputs[each.name].shape}; they "
+                    f"output {each.name} must have sizes {(samples, *each.sizes)}, got {outputs[each.name].shape}; sizes "
                     "may not depend on the data."
                 )
         return outputs
@@ -234,7 +234,7 @@ class ModelSource:
             sizes = list(each.shape)
             if each.name not in given and (not sizes or not all(isinstance(size, int) for size in sizes[1:])):
                 raise ForetraceError(
-                    f"{path}: input {each.name} must have a batch dimension first and fixed sizes behind it, got {sizes}; "
+                    f"{path}: input {each.name} must have fixed sizes behind its batch dimension, got {sizes}; "
                     f"say those of a sample, `input={each.name}=float32[...]`."
                 )
             dtype = _ONNX_DTYPES.get(each.type, each.type.removeprefix("tensor(").removesuffix(")"))
@@ -264,17 +264,13 @@ class ModelSource:
         tensors = {key: each for key, each in named.items() if torch.is_tensor(each)}
         rest = {key: each for key, each in named.items() if key not in tensors}
         for key, each in rest.items():
-            if isinstance(each, list | tuple | dict) and any(
-                map(torch.is_tensor, getattr(each, "values", lambda: each)())
-            ):  # noqa: B023
+            if isinstance(each, list | tuple | dict):
                 raise ForetraceError(
-                    f"argument {key} of {self.name} must be a tensor, got several in one; wrap the model."
+                    f"argument {key} of {self.name} must be a tensor, got {type(each).__name__}; wrap it."
                 )
         sizes = {len(each) if each.dim() else 0 for each in tensors.values()}
         if len(sizes) != 1 or not min(sizes):
-            raise ForetraceError(
-                f"{self.name} must take tensors whose first dimension counts the samples; wrap the model."
-            )
+            raise ForetraceError(f"{self.name} must take tensors of which the first dimension counts samples; wrap it.")
         inputs = [TensorSpec(key, _dtype(each), tuple(each.shape[1:])) for key, each in tensors.items()]
         positional = kind in ("torchscript", "exported")  # they have lost the names that Python gave
         call = _called_by_position(module, list(tensors)) if positional else partial(_called, module, rest)

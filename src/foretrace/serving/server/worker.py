@@ -80,7 +80,7 @@ class ModelWorker:
         return self._pipe.fileno()
 
     def ready(self, timeout_s: float = START_S) -> ModelFacts:
-        """Wait until it has loaded. Raises ForetraceError with the reason where it cannot; the process has ended then."""
+        """Wait until it has loaded. Raises ForetraceError with the reason where it cannot, and ends it."""
         try:
             if not self._pipe.poll(timeout_s):
                 raise ForetraceError(f"the model was not loaded within {timeout_s:.0f} s; is the machine very busy?")
@@ -141,7 +141,7 @@ class ModelWorker:
 
 @contextmanager
 def _passive_threads() -> Iterator[None]:
-    """Settings that libraries read once, when the fork server loads them: waiting threads sleep, others are not made."""
+    """Settings that libraries read once, when the fork server loads them: threads that wait shall sleep."""
     wanted = {"OMP_WAIT_POLICY": "passive"} | dict.fromkeys(THREAD_VARIABLES, "1")
     kept = {name: os.environ.get(name) for name in wanted}
     os.environ |= wanted
