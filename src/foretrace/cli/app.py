@@ -41,6 +41,7 @@ PANELS = {
     "Models without a run": ("estimate", "operators", "utilisation", "rewrite", "plan"),
     "Many workers": ("align", "scale", "network", "compression", "rig", "cloud"),
     "Fleets": ("fleet",),
+    "Requests": ("serve",),
     "Tools": ("calibrate", "techniques", "zoo", "devices"),
 }
 
@@ -75,6 +76,7 @@ def application() -> typer.Typer:
         record,
         recordings,
         rig,
+        serve,
         stash,
         techniques,
         verify,
@@ -116,7 +118,7 @@ def application() -> typer.Typer:
         told = command.__annotations__["return"] != "None"
         app.command(command.__name__)(answers(command) if told else gathering(command))
     groups = (network.network, compression.compression, rig.rig, cloud.cloud, fleet.fleet, calibrate.calibrate)
-    for group in (*groups, plan.plan):
+    for group in (*groups, plan.plan, serve.serve):
         app.add_typer(group)
     for entry in entry_points(group=COMMANDS):
         app.command(entry.name)(answers(_loaded(entry)))

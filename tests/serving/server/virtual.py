@@ -49,7 +49,7 @@ def play(main: Coroutine[Any, Any, Result]) -> Result:
 class VirtualRunner:
     """Squares numbers, `seconds` per batch. Dies when told, and of DEADLY."""
 
-    facts = FACTS
+    facts, pid = FACTS, 0
 
     def __init__(self, instance: ModelInstance, seconds: float) -> None:
         self.instance, self.seconds = instance, seconds

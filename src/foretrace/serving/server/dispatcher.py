@@ -47,6 +47,7 @@ class BatchRunner(Protocol):
 
     facts: ModelFacts
     instance: ModelInstance
+    pid: int
     inputs: Mapping[str, Array]
     outputs: Mapping[str, Array]
 
@@ -137,6 +138,11 @@ class Dispatcher:
     def ready(self) -> bool:
         """Whether a request would be run now."""
         return self.active is not None and bool(self.active.alive) and not self._closed.is_set()
+
+    @property
+    def changing(self) -> bool:
+        """Whether another split is being started, or an old one drained."""
+        return self._changing.locked()
 
     async def infer(self, inputs: Mapping[str, Array], deadline_s: float) -> dict[str, Array]:
         """Answers to samples, by name of the output. Raises RequestError.

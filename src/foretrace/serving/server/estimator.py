@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from foretrace.serving.server.dispatcher import Dispatcher
+from foretrace.serving.server.split import CoreSplit
 
 SAMPLE_S = 0.005
 _KEPT = 0.9  # of the average, at every sample
@@ -30,3 +36,27 @@ class BatchEstimator:
     def batch(self) -> int:
         """The mode of the last candidates, the oldest of several; 1 before the first reading."""
         return Counter(self.candidates).most_common(1)[0][0] if self.candidates else 1
+
+
+async def follow_load(dispatcher: Dispatcher, splits: Mapping[int, CoreSplit], every_s: float) -> None:
+    """Estimate the batch size, and every so many seconds change to the split that is best for it; without end.
+
+    `splits` by batch size; the next larger one stands for a size that is missing. A split that cannot start is reported
+    in the log and tried again.
+    """
+    estimator, loop = BatchEstimator(), asyncio.get_running_loop()
+    due = loop.time() + every_s
+    while True:
+        await asyncio.sleep(SAMPLE_S)
+        estimator.sample(dispatcher.waiting + dispatcher.running)
+        if loop.time() < due:
+            continue
+        due = loop.time() + every_s
+        best = splits[min((each for each in splits if each >= estimator.batch), default=max(splits))]
+        if dispatcher.active is not None and best != dispatcher.active.split and not dispatcher.changing:
+            changing = asyncio.ensure_future(dispatcher.reconfigure(best))
+            while not changing.done():
+                await asyncio.wait({changing}, timeout=SAMPLE_S)
+                estimator.sample(dispatcher.waiting + dispatcher.running)
+            if (error := changing.exception()) is not None:
+                logging.getLogger(__name__).warning("the split stays: %s", error)

@@ -1,0 +1,78 @@
+"""`foretrace serve`: a model behind HTTP on the cores of this machine, and load for such a server."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from foretrace.cli import completion, options
+from foretrace.cli.answers import group
+from foretrace.cli.options import argument, option
+from foretrace.errors import ForetraceError
+
+if TYPE_CHECKING:
+    pass
+
+
+def _models() -> Collection[str]:
+    from foretrace.zoo.registry import entries
+
+    return entries()
+
+
+serve = group("serve", "Serve a model on the cores of this machine.", default="run", models=_models)
+
+Inputs = Annotated[
+    list[str] | None,
+    option(..., "NAME=TYPE[SIZES]", "An input of one sample: x=float32[3,224,224]; several."),
+]
+
+
+@serve.command("run")
+def run(
+    model: str = argument(
+        ...,
+        "MODEL",
+        "A zoo model, SCRIPT.py:FUNCTION that returns (module, example inputs), TorchScript, torch.export or ONNX.",
+        complete=completion.models,
+    ),
+    split: str = option("", "NxT:B+...", "N instances with T threads and batch B each; by default one with all cores."),
+    plan: list[Path] | None = option(None, "FILE", "JSON of serve plan; of several the one for the load; several."),
+    batch: int = option(8, "N", "Samples that the one instance runs at once.", least=1),
+    threads: int | None = option(None, "N", "Threads of the one instance.", least=1),
+    input: Inputs = None,
+    size: options.Size = "full",
+    host: str = option("127.0.0.1", "ADDRESS", "Where to listen; beyond this machine a token is needed."),
+    port: int = option(8000, "N", "Where to listen; 0 takes any free one.", least=0, most=65535),
+    token_file: Path | None = option(None, "FILE", "Bearer token that clients must know, else FORETRACE_TOKEN's."),
+    certificate: Path | None = option(None, "FILE", "For TLS, as PEM; with --key."),
+    key: Path | None = option(None, "FILE", "The certificate's key."),
+    queue: int = option(1024, "N", "Samples that may wait.", least=1),
+    deadline_s: float = option(60.0, "S", "The longest that a request may take.", least=0.001),
+    every_s: float = option(1.0, "S", "Between two looks at the load, with several plans.", least=0.1),
+) -> None:
+    """Serve a model over HTTP by the Open Inference Protocol, until Ctrl-C.
+
+    Example: foretrace serve resnet50 --size tiny --split 2x1:4
+    """
+    from foretrace.serving.server import run as server
+    from foretrace.serving.server.models import ModelSource, TensorSpec
+    from foretrace.serving.server.split import CoreSplit
+
+    if sum((bool(split), bool(plan))) > 1:
+        raise ForetraceError("`split=` and `plan=` both say how to split the cores; give one of them.")
+    if (certificate is None) != (key is None):
+        raise ForetraceError("`certificate=` and `key=` go together; give both, or neither.")
+    cores = server.usable()
+    if plan:
+        splits = server.read_plans(plan)
+    else:
+        fat = f"1x{threads or len(cores)}:{batch}"
+        splits = {batch: CoreSplit.parse(split or fat)}
+    settings = server.ServerSettings(
+        source=ModelSource(name=model, size=size, inputs=tuple(map(TensorSpec.parse, input or ()))), splits=splits,
+        every_s=every_s, host=host, port=port, token=server.read_token(token_file), certificate=certificate, key=key,
+        queue=queue, deadline_s=deadline_s, cores=cores,
+    )  # fmt: skip
+    server.run_server(settings, lambda address: print(f"serving {model} on {address}, Ctrl-C ends it", flush=True))
