@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from foretrace.cli import completion, options
-from foretrace.cli.answers import group
+from foretrace.cli.answers import answers, group
 from foretrace.cli.options import argument, option
 from foretrace.errors import ForetraceError
 
 if TYPE_CHECKING:
-    pass
+    from foretrace.report.views import Result
 
 
 def _models() -> Collection[str]:
@@ -76,3 +76,33 @@ def run(
         queue=queue, deadline_s=deadline_s, cores=cores,
     )  # fmt: skip
     server.run_server(settings, lambda address: print(f"serving {model} on {address}, Ctrl-C ends it", flush=True))
+
+
+@serve.command("load")
+@answers
+def load(
+    url: str = argument(..., "URL", "http://127.0.0.1:8000, or with /v2/models/NAME."),
+    rate: float = option(10.0, "R", "Requests per second, of diurnal ones at the peak.", least=0.001),
+    arrivals: str = option("poisson", "constant|poisson|diurnal|FILE", "When they come; of a CSV, its arrivals."),
+    clients: int = option(0, "N", "Instead of a rate: so many clients that wait for each answer.", least=0),
+    samples: int = option(1, "N", "Samples of a request.", least=1),
+    seconds: float = option(10.0, "S", "How long requests are sent; answers come later.", least=0.01),
+    seed: int = option(0, "N", "Seed of samples and arrivals.", least=0),
+    model: str = option("", "NAME", "Which model, where the server does not say."),
+    token_file: Path | None = option(None, "FILE", "Bearer token of the server, else FORETRACE_TOKEN's."),
+) -> Result:
+    """Send requests to a server and say how long answers take, counted from when each was due.
+
+    Exit code 1 where a request had no answer. Example: foretrace serve load http://127.0.0.1:8000 --rate 50
+    """
+    from foretrace.report import serve_load as report
+    from foretrace.serving.server import load as loads
+    from foretrace.serving.server.run import read_token
+
+    due = None if clients else loads.arrivals(arrivals, rate=rate, seconds=seconds, seed=seed)
+    with options.progress(f"asking {url}") as tell:
+        found = loads.load(
+            url, due=due, clients=clients, seconds=seconds, diurnal=arrivals == "diurnal", samples=samples, model=model,
+            token=read_token(token_file), seed=seed, progress=tell,
+        )  # fmt: skip
+    return report.loaded(found, url=url, arrivals=arrivals, clients=clients, samples=samples)

@@ -165,7 +165,14 @@ class ServerApp:
         return _json({"ready": ready}, 200 if ready else 503, {} if ready else {"retry-after": "1"})
 
     async def _server(self, _: Request) -> Response:
-        return _json({"name": "foretrace", "version": __version__, "extensions": ["binary_tensor_data"]})
+        return _json(
+            {
+                "name": "foretrace",
+                "version": __version__,
+                "extensions": ["binary_tensor_data"],
+                "models": [self._facts.name],
+            }
+        )
 
     async def _openapi(self, _: Request) -> Response:
         return _json(description(self._facts, SplitState, SplitChange))

@@ -159,7 +159,7 @@ def run_server(settings: ServerSettings, told: Callable[[str], None]) -> None:
 def _listen(settings: ServerSettings) -> socket.socket:
     host, port = settings.host, settings.port
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        family, kind, number, _, address = socket.getaddrinfo(host, port, proto=socket.IPPROTO_TCP)[0]
     except OSError as error:
         raise ForetraceError(
             f"`host={host}` is no address of this machine ({error.strerror}); give 127.0.0.1."
@@ -168,7 +168,7 @@ def _listen(settings: ServerSettings) -> socket.socket:
         raise ForetraceError(
             f"`host={host}` lets other machines ask, which needs a token; give `token_file=FILE`, or set {TOKEN}."
         )
-    found = socket.socket(family, socket.SOCK_STREAM)
+    found = socket.socket(family, kind, number)  # asyncio sends small packets at once where it reads TCP here
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(address)
