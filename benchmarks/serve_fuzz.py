@@ -3,8 +3,8 @@
     python benchmarks/serve_fuzz.py [--requests 10000] [--seed 0] [--json]
 
 schemathesis draws requests for every operation of the document, half of them as it allows and half not; as many again
-are valid requests whose bytes were changed. An answer must have a documented status, 500 is none, and the body that
-goes with it; the server must live and be right in the end. Exit code 1 where it is not so. Requests go to this machine alone.
+are valid requests whose bytes were changed. An answer must have a documented status (500 is none) and the body that
+goes with it; the server must live and be right in the end. Exit code 1 where it is not so. Requests go to this machine.
 """
 
 from __future__ import annotations

@@ -128,7 +128,8 @@ class ServerApp:
             raise RequestError(403, "without a token the server answers to 127.0.0.1 and localhost alone.")
 
     async def _body(self, request: Request) -> bytes:
-        """All of a body that is not too large and does not come too slowly; it is `released` later."""
+        """All of a body that is not too large and does not come too slowly; `held` is what it adds to `_held`."""
+        request.state.held = 0
         if request.headers.get("content-encoding", "identity") != "identity":
             raise RequestError(415, "the body must not be compressed.")
         pieces, size, most = list[bytes](), 0, self.limits.body_bytes

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -322,7 +323,9 @@ def import_torch() -> Any:
 def _read(path: Path, load: Callable[[], Any]) -> Any:
     """What `load` makes of a file, whose damage is the user's matter."""
     try:
-        return load()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of TorchScript, which files still are
+            return load()
     except Exception as error:  # whatever the reader of the format raises
         said = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
         raise ForetraceError(f"{path} cannot be loaded: {said}; export it again.") from None
