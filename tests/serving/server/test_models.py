@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:  # type: ignore[type-arg]
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
     """One network in every format, and its answers to ones."""
     folder = tmp_path_factory.mktemp("formats")
     torch.manual_seed(0)
@@ -34,7 +34,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]: 
     return folder, net(example).detach().numpy()
 
 
-def _write_onnx(path: Path, weights: dict[str, np.ndarray], batch: int | str) -> None:  # type: ignore[type-arg]
+def _write_onnx(path: Path, weights: dict[str, np.ndarray], batch: int | str) -> None:
     onnx = pytest.importorskip("onnx")
     helper, kind = onnx.helper, onnx.TensorProto.FLOAT
     nodes = [
@@ -60,7 +60,7 @@ def _write_onnx(path: Path, weights: dict[str, np.ndarray], batch: int | str) ->
     ],
 )
 def test_every_format_gives_the_answers_of_the_network(
-    files: tuple[Path, np.ndarray], name: str, inputs: tuple[str, ...], fixed: int | None  # type: ignore[type-arg]
+    files: tuple[Path, np.ndarray], name: str, inputs: tuple[str, ...], fixed: int | None
 ) -> None:  # fmt: skip
     if name.endswith(".onnx"):
         pytest.importorskip("onnxruntime")
@@ -121,7 +121,7 @@ def test_models_of_the_zoo_answer_each_sample_by_itself(name: str) -> None:
     ],
 )
 def test_what_is_no_model(
-    files: tuple[Path, np.ndarray], script: Path, name: str, inputs: tuple[str, ...], words: str  # type: ignore[type-arg]
+    files: tuple[Path, np.ndarray], script: Path, name: str, inputs: tuple[str, ...], words: str
 ) -> None:  # fmt: skip
     folder = script.parent if name.startswith("nets") else files[0]
     (files[0] / "damaged.onnx").write_bytes(b"\x08\x07damaged")

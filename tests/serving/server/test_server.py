@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ pytest.importorskip("torch")
 pytest.importorskip("uvicorn")
 pytest.importorskip("starlette")
 pytest.importorskip("prometheus_client")
-Ask = Callable[..., tuple[int, dict[str, str], bytes]]
 X, WORD = np.arange(6, dtype=np.float32).reshape(2, 3), np.array([0, 4])
 
 
@@ -119,11 +117,12 @@ def test_the_same_in_the_protocol(url: str) -> None:
     tensor = {"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}
     word = {"name": "word", "datatype": "INT64", "shape": [1], "data": [0]}
     infer = f"{url}/v2/models/nets/infer"
-    for change, words in [
+    changes: list[tuple[dict[str, object], str]] = [
         ({"datatype": "FP64"}, "must be FP32"), ({"shape": [3]}, "must have the shape"), ({"shape": [-1, 3]}, "shape"),
         ({"data": [1, 2]}, "must have 3 numbers, got 2"), ({"data": None}, "FP32 numbers in lists|must have 3 numbers"),
         ({"parameters": {"binary_data_size": 12}}, "must have 12 bytes and no data"), ({"name": "z"}, "or no input"),
-    ]:  # fmt: skip
+    ]  # fmt: skip
+    for change, words in changes:
         status, said = refused(infer, {"inputs": [tensor | change, word]})
         assert status == 400 and any(each in said for each in words.split("|")), said
     assert refused(infer, {"inputs": [tensor, word], "outputs": [{"name": "n"}]})[1].startswith("output 'n' cannot")
