@@ -39,9 +39,9 @@ Packrat's published tables of optima: 230 of four models, with up to 18 threads 
 published optimum uses is not known, so it is not used here either. Written by `make reproduce NAME=packrat`.
 """
 BASELINES = """By batch. Thin is an instance per thread, for small batches one per sample. Fat is one instance with all
-threads: **the paper's headline, 1.43 – 1.83 times over fat in the mean of the batches, cannot be recomputed**, since the
-table holds points of optima alone and fat is none beyond batch 1. Its latencies below are estimates of the law, for more
-threads and samples than nearly all points have. – is a point that is not known.
+threads: **the paper's headline, 1.43 – 1.83 times over fat in the mean of the batches, cannot be recomputed**: the
+table holds points of optima alone, and fat is none beyond batch 1. Its latencies below are estimates of the law, for
+more threads and samples than nearly all points have. – is a point that is not known.
 """
 
 
