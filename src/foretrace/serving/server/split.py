@@ -8,6 +8,7 @@ since memory and interference go by that number.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ import numpy.typing as npt
 
 from foretrace.arrays import Float64
 from foretrace.errors import ForetraceError
+
+_GROUP = re.compile(r"([1-9]\d{0,3})x([1-9]\d{0,3}):([1-9]\d{0,5})")
 
 
 class ModelInstance(NamedTuple):
@@ -38,6 +41,26 @@ class CoreSplit:
         if not self.instances or min(map(min, self.instances)) < 1:
             raise ForetraceError("a split must have an instance, each with a thread and a sample at least.")
         object.__setattr__(self, "instances", tuple(sorted(self.instances, reverse=True)))
+
+    @classmethod
+    def parse(cls, text: str) -> CoreSplit:
+        """From "2x1:4+1x2:8": two instances with 1 thread and batch 4, one with 2 threads and batch 8."""
+        found: list[ModelInstance] = []
+        for part in text.split("+"):
+            match = _GROUP.fullmatch(part.strip())
+            if match is None:
+                raise ForetraceError(
+                    f"a split must be INSTANCESxTHREADS:BATCH, joined by +, got {text[:80]!r}; write 2x1:4 for two "
+                    "instances with 1 thread and batch 4."
+                )
+            count, threads, batch = map(int, match.groups())
+            found += [ModelInstance(threads, batch)] * count
+        return cls(tuple(found))
+
+    @property
+    def text(self) -> str:
+        """As `parse` reads it."""
+        return "+".join(f"{count}x{threads}:{batch}" for (threads, batch), count in Counter(self.instances).items())
 
     def __len__(self) -> int:
         return len(self.instances)
