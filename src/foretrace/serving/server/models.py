@@ -62,7 +62,7 @@ class TensorSpec:
         found = _SPEC.fullmatch(text.strip())
         if found is None:
             raise ForetraceError(
-                f"`input={text[:80]}` must be NAME=TYPE[SIZES]; write x=float32[3,224,224], without the batch dimension."
+                f"`input={text[:80]}` must be NAME=TYPE[SIZES] of one sample; write x=float32[3,224,224]."
             )
         name, dtype, sizes = found.groups()
         return cls(name.strip(), dtype, tuple(int(each[:15]) for each in sizes.split(",") if each.strip()))
@@ -106,7 +106,7 @@ class LoadedModel:
         for each in self.facts.outputs:
             if outputs[each.name].shape != (samples, *each.sizes):
                 raise ForetraceError(
-                    f"output {each.name} must have sizes {(samples, *each.sizes)}, got {outputs[each.name].shape}; they "
+                    f"output {each.name} must have sizes {(samples, *each.sizes)}, got {outputs[each.name].shape}; sizes "
                     "may not depend on the data."
                 )
         return outputs
@@ -124,6 +124,11 @@ class ModelSource:
     size: str = "full"  # of a zoo model
     inputs: tuple[TensorSpec, ...] = ()
 
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Modules that take seconds to load and are needed for it: optimizers of trainings need PyTorch's compiler."""
+        return ("onnxruntime",) if self.name.endswith(".onnx") else ("torch", "torch._dynamo")
+
     def load(self, *, threads: int = 1) -> LoadedModel:
         """Load it into this process; `threads` matters to ONNX Runtime alone, which has threads of its own.
 
@@ -137,7 +142,7 @@ class ModelSource:
             if file.suffix in (".pt", ".pt2", ".onnx", ".pth", ".zip"):
                 raise ForetraceError(f"{self.name} does not exist; name a file that does.")
             return self._zoo()
-        if file.suffix == ".onnx":
+        if self.name.endswith(".onnx"):
             return self._onnx(file, threads)
         try:
             with ZipFile(file) as archive:
@@ -161,7 +166,7 @@ class ModelSource:
         return self._module(entry(self.name).name, "zoo", module, given)
 
     def _script(self, path: Path, function: str) -> LoadedModel:
-        _torch()
+        import_torch()
         from torch import nn
 
         from foretrace.training.training import Training
@@ -192,11 +197,11 @@ class ModelSource:
             raise ForetraceError(
                 f"{path} is TorchScript, which does not say its inputs; give `input=x=float32[3,224,224]`."
             )
-        module = _read(path, lambda: _torch().jit.load(str(path), map_location="cpu"))
+        module = _read(path, lambda: import_torch().jit.load(str(path), map_location="cpu"))
         return self._module(path.stem, "torchscript", module, self._made_arguments(), _crc(path))
 
     def _exported(self, path: Path) -> LoadedModel:
-        program = _read(path, lambda: _torch().export.load(path))
+        program = _read(path, lambda: import_torch().export.load(path))
         args, kwargs = program.example_inputs or ((), {})
         names = program.graph_signature.user_inputs
         given = self._made_arguments() or dict(zip(names, args, strict=False))
@@ -229,7 +234,7 @@ class ModelSource:
             sizes = list(each.shape)
             if each.name not in given and (not sizes or not all(isinstance(size, int) for size in sizes[1:])):
                 raise ForetraceError(
-                    f"{path}: input {each.name} must have a batch dimension first and fixed sizes behind it, got {sizes}; "
+                    f"{path}: input {each.name} must have fixed sizes behind its batch dimension, got {sizes}; "
                     f"say those of a sample, `input={each.name}=float32[...]`."
                 )
             dtype = _ONNX_DTYPES.get(each.type, each.type.removeprefix("tensor(").removesuffix(")"))
@@ -245,31 +250,27 @@ class ModelSource:
         return self._finished(path.stem, "onnx", inputs, function, example, size, _crc(path), min(fixed, default=None))
 
     def _made_arguments(self) -> dict[str, Any]:
-        torch = _torch()
+        torch = import_torch()
         return {each.name: torch.from_numpy(_made(each, 2)) for each in self.inputs}
 
     def _module(
         self, name: str, kind: str, module: nn.Module, given: Any, crc: int | None = None, fixed: int | None = None
     ) -> LoadedModel:
         """A module with the arguments of one call, of which all tensors are inputs."""
-        torch = _torch()
+        torch = import_torch()
         if kind != "exported":  # whose mode is part of the program
             module.eval()
         named = _named(module, *given) if isinstance(given, tuple) else dict(given)
         tensors = {key: each for key, each in named.items() if torch.is_tensor(each)}
         rest = {key: each for key, each in named.items() if key not in tensors}
         for key, each in rest.items():
-            if isinstance(each, list | tuple | dict) and any(
-                map(torch.is_tensor, getattr(each, "values", lambda: each)())
-            ):  # noqa: B023
+            if isinstance(each, list | tuple | dict):
                 raise ForetraceError(
-                    f"argument {key} of {self.name} must be a tensor, got several in one; wrap the model."
+                    f"argument {key} of {self.name} must be a tensor, got {type(each).__name__}; wrap it."
                 )
         sizes = {len(each) if each.dim() else 0 for each in tensors.values()}
         if len(sizes) != 1 or not min(sizes):
-            raise ForetraceError(
-                f"{self.name} must take tensors whose first dimension counts the samples; wrap the model."
-            )
+            raise ForetraceError(f"{self.name} must take tensors of which the first dimension counts samples; wrap it.")
         inputs = [TensorSpec(key, _dtype(each), tuple(each.shape[1:])) for key, each in tensors.items()]
         positional = kind in ("torchscript", "exported")  # they have lost the names that Python gave
         call = _called_by_position(module, list(tensors)) if positional else partial(_called, module, rest)
@@ -309,7 +310,8 @@ class ModelSource:
         return LoadedModel(facts=facts(tuple(outputs)), function=function, example=example)
 
 
-def _torch() -> Any:
+def import_torch() -> Any:
+    """PyTorch. Raises MissingExtraError."""
     try:
         import torch
     except ImportError:

@@ -16,7 +16,6 @@ leaves, a worker that died is an `EOFError` here. The memory has no name, so not
 
 from __future__ import annotations
 
-import math
 import mmap
 import os
 import signal
@@ -28,14 +27,13 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
-from time import monotonic, perf_counter
-from typing import Any
+from time import perf_counter
 
 import numpy as np
 
 from foretrace.errors import ForetraceError
-from foretrace.experiment.cores import THREAD_VARIABLES
-from foretrace.serving.server.models import Array, LoadedModel, ModelFacts, ModelSource, TensorSpec
+from foretrace.experiment.cores import THREAD_VARIABLES, go_first
+from foretrace.serving.server.models import Array, LoadedModel, ModelFacts, ModelSource, TensorSpec, import_torch
 from foretrace.serving.server.split import ModelInstance
 
 START_S = 120.0  # importing PyTorch and loading a model on a busy machine
@@ -60,14 +58,19 @@ class ModelWorker:
     inputs: dict[str, Array]  # (batch, ...) by name; once `ready`
     outputs: dict[str, Array]
 
-    def __init__(self, source: ModelSource, instance: ModelInstance, cores: Sequence[int]) -> None:
-        """Start the process; it loads the model and runs it on a full batch. `cores` as the scheduler counts them."""
+    def __init__(
+        self, source: ModelSource, instance: ModelInstance, cores: Sequence[int], *, first: bool = False
+    ) -> None:
+        """Start the process; it loads the model and runs it on a full batch. `cores` as the scheduler counts them.
+
+        `first` is for measurements: ahead of what else the machine runs, where that is allowed.
+        """
         context = get_context("forkserver")
         self.instance, self.cores = instance, tuple(cores)
         self._pipe, far = context.Pipe()
-        arguments = (far, source, instance, self.cores)
+        arguments = (far, source, instance, self.cores, first)
         with _passive_threads():
-            context.set_forkserver_preload(["torch", __name__])
+            context.set_forkserver_preload([*source.libraries, __name__])
             self._process = context.Process(target=_run_instance, args=arguments, daemon=True)
             self._process.start()
         far.close()
@@ -82,7 +85,7 @@ class ModelWorker:
         return self._pipe.fileno()
 
     def ready(self, timeout_s: float = START_S) -> ModelFacts:
-        """Wait until it has loaded. Raises ForetraceError with the reason where it cannot; the process has ended then."""
+        """Wait until it has loaded. Raises ForetraceError with the reason where it cannot, and ends it."""
         try:
             if not self._pipe.poll(timeout_s):
                 raise ForetraceError(f"the model was not loaded within {timeout_s:.0f} s; is the machine very busy?")
@@ -143,7 +146,7 @@ class ModelWorker:
 
 @contextmanager
 def _passive_threads() -> Iterator[None]:
-    """Settings that libraries read once, when the fork server loads them: waiting threads sleep, others are not made."""
+    """Settings that libraries read once, when the fork server loads them: threads that wait shall sleep."""
     wanted = {"OMP_WAIT_POLICY": "passive"} | dict.fromkeys(THREAD_VARIABLES, "1")
     kept = {name: os.environ.get(name) for name in wanted}
     os.environ |= wanted
@@ -186,13 +189,17 @@ def _unnamed_file() -> int:
 # --- in the process of the worker ----------------------------------------------------------------------------
 
 
-def _run_instance(pipe: Connection, source: ModelSource, instance: ModelInstance, cores: Sequence[int]) -> None:
-    """Load the model, then run batches until 0 is asked for or the server is gone."""
+def _run_instance(
+    pipe: Connection, source: ModelSource, instance: ModelInstance, cores: Sequence[int], first: bool
+) -> None:
+    """Load the model, then run batches until 0 is asked for or the server is gone; `inputs` begin as its examples."""
+    if first:
+        go_first()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's matter, which drains its workers
     os.dup2(2, 1)  # what a model prints is no answer
     with suppress(EOFError, OSError):
         try:
-            model, seconds = _settled(source, instance, cores)
+            model = _settled(source, instance, cores)
         except ForetraceError as error:
             pipe.send(str(error))
             return
@@ -201,6 +208,8 @@ def _run_instance(pipe: Connection, source: ModelSource, instance: ModelInstance
             return
         handle = _unnamed_file()
         inputs, outputs = _shared(model.facts, instance.batch, os.dup(handle))
+        for name, array in model.examples(instance.batch).items():
+            inputs[name][:] = array
         pipe.send(model.facts)
         send_handle(pipe, handle, None)  # the peer of the pipe, whichever process that is
         os.close(handle)
@@ -208,28 +217,27 @@ def _run_instance(pipe: Connection, source: ModelSource, instance: ModelInstance
             pipe.send(_batch(model, samples, inputs, outputs))
 
 
-def _settled(source: ModelSource, instance: ModelInstance, cores: Sequence[int]) -> tuple[LoadedModel, float]:
-    """The model on these cores with so many threads, warm; the seconds of the last call."""
+def _settled(source: ModelSource, instance: ModelInstance, cores: Sequence[int]) -> LoadedModel:
+    """The model on these cores with so many threads, warm."""
     if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, cores)
-    if "torch" not in sys.modules:  # in a fork server that began for something else
-        os.environ["OMP_WAIT_POLICY"] = "passive"
-    with suppress(ImportError):  # ONNX Runtime needs no torch
-        import torch
-
+        try:
+            os.sched_setaffinity(0, cores)
+        except OSError:
+            raise ForetraceError(f"a worker must run on cores that this process may use, got {cores}.") from None
+    if "torch" in source.libraries:
+        if "torch" not in sys.modules:  # in a fork server that began for something else
+            os.environ["OMP_WAIT_POLICY"] = "passive"
+        torch = import_torch()
         torch.set_num_threads(instance.threads)
         torch.set_num_interop_threads(1)
     model = source.load(threads=instance.threads)
     examples = model.examples(instance.batch)
     for _ in range(_WARM_UP):
-        began = perf_counter()
         model(examples)
-    return model, perf_counter() - began
+    return model
 
 
-def _batch(
-    model: LoadedModel, samples: int, inputs: Mapping[str, Array], outputs: Mapping[str, Array]
-) -> BatchRun:  # fmt: skip
+def _batch(model: LoadedModel, samples: int, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> BatchRun:
     began = perf_counter()
     try:
         found = model({key: each[:samples] for key, each in inputs.items()})
@@ -239,7 +247,9 @@ def _batch(
     wrong: dict[int, str] = {}
     for key, each in found.items():
         outputs[key][:samples] = each
-        if each.dtype.kind == "f" and np.isnan(each.sum()):  # a sum is cheap; infinities of both signs are told apart
+        with np.errstate(invalid="ignore", over="ignore"):
+            doubtful = each.dtype.kind == "f" and np.isnan(each.sum())  # infinities of both signs give NaN, too
+        if doubtful:
             bad = np.isnan(each).reshape(samples, -1).any(axis=1)
             wrong |= dict.fromkeys(np.flatnonzero(bad).tolist(), f"output {key} is not a number (NaN)")
     return BatchRun(seconds=seconds, wrong=wrong)
