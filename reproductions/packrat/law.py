@@ -30,7 +30,8 @@ class LatencyLaw:
 
     def latency_s(self, points: Iterable[ModelInstance]) -> Float64:
         """The latency at points, measured or not."""
-        return _terms(points) @ self.constants
+        found: Float64 = _terms(points) @ self.constants
+        return found
 
     def errors(self, profile: LatencyProfile) -> Float64:
         """Relative errors at the points of a profile."""

@@ -40,7 +40,7 @@ PANELS = {
     "Check": ("check", "verify", "ledger"),
     "Models without a run": ("estimate", "operators", "utilisation", "rewrite", "plan"),
     "Many workers": ("align", "scale", "network", "compression", "rig", "cloud"),
-    "Fleets": ("fleet",),
+    "Many jobs and requests": ("fleet", "serve"),
     "Tools": ("calibrate", "techniques", "zoo", "devices"),
 }
 
@@ -75,6 +75,7 @@ def application() -> typer.Typer:
         record,
         recordings,
         rig,
+        serve,
         stash,
         techniques,
         verify,
@@ -116,7 +117,7 @@ def application() -> typer.Typer:
         told = command.__annotations__["return"] != "None"
         app.command(command.__name__)(answers(command) if told else gathering(command))
     groups = (network.network, compression.compression, rig.rig, cloud.cloud, fleet.fleet, calibrate.calibrate)
-    for group in (*groups, plan.plan):
+    for group in (*groups, plan.plan, serve.serve):
         app.add_typer(group)
     for entry in entry_points(group=COMMANDS):
         app.command(entry.name)(answers(_loaded(entry)))

@@ -86,3 +86,19 @@ def test_a_split_says_what_it_is() -> None:
 def test_an_empty_split_is_refused(instances: tuple[ModelInstance, ...]) -> None:
     with pytest.raises(ForetraceError, match="at least"):
         CoreSplit(instances)
+
+
+def test_a_table_that_fits_no_memory_is_refused() -> None:
+    with pytest.raises(ForetraceError, match="`batch=1000000` on 100 threads has too many splits"):
+        split_table({ModelInstance(1, 1): 1.0}, threads=100, batch=1_000_000)
+
+
+@given(st.lists(POINTS, min_size=1, max_size=6))
+def test_a_split_is_read_as_it_is_written(instances: list[ModelInstance]) -> None:
+    split = CoreSplit(tuple(instances))
+    assert CoreSplit.parse(split.text) == split
+
+
+def test_a_text_that_is_no_split_is_refused() -> None:
+    with pytest.raises(ForetraceError, match="write 2x1:4"):
+        CoreSplit.parse("2x1")

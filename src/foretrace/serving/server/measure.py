@@ -23,7 +23,7 @@ import numpy as np
 from foretrace.arrays import Float64
 from foretrace.deadline import Deadline
 from foretrace.errors import ForetraceError
-from foretrace.experiment.arms import TurnPlan, plan, take_turns
+from foretrace.experiment.arms import LEAST_ROUNDS, TurnPlan, plan, take_turns
 from foretrace.experiment.cores import ahead
 from foretrace.experiment.statistics import MOST_SPREAD, QUIET_SPREAD
 from foretrace.hardware import processor
@@ -163,7 +163,7 @@ def run_in_turns(
         }
         stack.enter_context(ahead())
         turns = plan({name: min(arm.batch() for _ in range(DISCARDED)) for name, arm in arms.items()}, seconds)
-        turns = replace(turns, steps=max(turns.steps, ceil(batches / turns.rounds)))
+        turns = replace(turns, steps=max(turns.steps, ceil(batches / LEAST_ROUNDS)))
         take_turns(arms, turns, one_thread=False, tell=tell)
     return arms
 
@@ -227,8 +227,8 @@ def _least(samples: int) -> int:
 
 def _spread(samples: Float64) -> float:
     """Interquartile range over median."""
-    low, median, high = np.quantile(samples, [0.25, 0.5, 0.75]).tolist()
-    return (high - low) / median
+    low, median, high = np.quantile(samples, [0.25, 0.5, 0.75])
+    return float((high - low) / median)
 
 
 def _origin(source: ModelSource, facts: ModelFacts) -> str:

@@ -6,12 +6,14 @@ measured by running the most promising splits, fat and thin in turns; where noth
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
+from foretrace.cost.operators import store
 from foretrace.errors import ForetraceError
 from foretrace.experiment.statistics import LEAST_FLOOR, Ratio, paired_ratio
 from foretrace.serving.server.latencies import LatencyProfile, read, samples_for
@@ -80,48 +82,63 @@ class SplitPlan:
         return next((each for each in self.splits if each.name == name), None)
 
 
-def plan_recorded(
-    path: Path, model: str, *, batch: int, threads: int, quantile: float = 0.5, most_instances: int | None = None
-) -> SplitPlan:
-    """Plan from the recorded profile of a model in a file, without running anything."""
-    profiles = {each.model: each for each in read(path)}
-    if model not in profiles:
-        raise ForetraceError(f"{path} has no profile of {model}, only of {', '.join(profiles) or 'none'}; name one.")
-    found = _planned(profiles[model], batch, threads, quantile, most_instances)
-    return replace(found, path=path)
-
-
-def plan_measured(
-    source: ModelSource, path: Path, *, batch: int, threads: int | None = None, quantile: float = 0.5,
-    memory: int | None = None, ours: bool = False, tell: Tell | None = None,
+def plan_splits(
+    source: ModelSource, *, batch: int, threads: int | None = None, tail: float = 0.5, memory_limit: int | None = None,
+    profile: Path | None = None, tell: Tell | None = None,
 ) -> SplitPlan:  # fmt: skip
-    """Profile a model on this machine, plan, and run the most promising splits.
+    """Find the split of a batch over cores of this machine whose latency is least; its median, or the quantile `tail`.
 
-    `memory` bytes hold the weights of all instances. `path` keeps the profile; see `measure_profile`.
+    What `profile` lacks of a model that runs here is measured and kept there, by default in the cache folder, and the
+    most promising splits are run. A file of latencies that were recorded elsewhere is planned with as it is.
+    `memory_limit` bytes hold the weights of all instances. Raises ForetraceError where nothing fits, with the reason.
     """
+    if not 0.5 <= tail < 1:
+        raise ForetraceError(f"`tail={tail:g}` must be from 0.5 (the median) to below 1; write 0.99.")
+    recorded = read(profile) if profile is not None and profile.exists() else ()
+    if profile is None or not recorded or any(each.origin for each in recorded):
+        return _plan_measured(source, batch, threads, tail, memory_limit, profile, tell)
+    found = next((each for each in recorded if each.model == source.name), None)
+    if found is None:
+        names = ", ".join(each.model for each in recorded)
+        raise ForetraceError(f"{profile} has no profile of {source.name}; choose {names}, or name another file.")
+    if memory_limit is not None:
+        raise ForetraceError(f"{profile} does not say what weights take; leave `memory_limit=` out.")
+    threads = threads or max(each.threads for each in found.samples_s)
+    return replace(_planned(found, batch, threads, tail, None), path=profile)
+
+
+def _plan_measured(
+    source: ModelSource, batch: int, threads: int | None, quantile: float, memory_limit: int | None,
+    path: Path | None, tell: Tell | None,
+) -> SplitPlan:  # fmt: skip
+    """Profile the model on this machine, plan, and run the most promising splits."""
     cores, warning = cores_for(threads)
+    kept = path or store.cache() / "latencies" / f"{re.sub('[^A-Za-z0-9.]+', '-', source.name)}-{source.size}.csv"
+    if path is None:
+        store.make_folder(kept.parent)
     samples = max(SAMPLES, samples_for(quantile))
-    measured = measure_profile(source, cores=cores, batch=batch, path=path, samples=samples, ours=ours, tell=tell)
+    measured = measure_profile(
+        source, cores=cores, batch=batch, path=kept, samples=samples, ours=path is None, tell=tell
+    )
     weights = max(measured.facts.weight_bytes, 1)
-    most = None if memory is None else memory // weights
+    most = None if memory_limit is None else memory_limit // weights
     if most == 0:
         raise ForetraceError(
-            f"no split fits: the weights of one instance take {weights / 1e6:.3g} MB; give more `memory=`."
+            f"no split fits: the weights of one instance take {weights / 1e6:.3g} MB; give more `memory_limit=`."
         )
     found = _planned(measured.profile, batch, len(cores), quantile, most)
     refused = tuple(
         RejectedSplit(
-            name=f"{each.threads} threads, batch {each.batch}", why="its latencies vary too much; others disturbed it"
+            name=f"{each.threads} threads, batch {each.batch}", why="its latencies vary too much: others disturbed it"
         )
         for each in measured.refused
     )
-    limit = (
-        () if memory is None else (f"Memory counts weights, {weights / 1e6:.3g} MB per instance, and nothing else.",)
-    )
+    notes = [warning] if warning else []
+    if memory_limit is not None:
+        notes.append(f"Of memory, weights are counted, {weights / 1e6:.3g} MB per instance, and nothing else.")
     found = replace(
-        found, source=source, cores=cores, path=path, rejected=(*found.rejected, *refused),
-        notes=(*((warning,) if warning else ()), *limit),
-    )  # fmt: skip
+        found, source=source, cores=cores, path=kept, rejected=(*found.rejected, *refused), notes=tuple(notes)
+    )
     return _with_interference(found, tell)
 
 

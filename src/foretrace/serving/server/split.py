@@ -21,6 +21,7 @@ import numpy.typing as npt
 from foretrace.arrays import Float64
 from foretrace.errors import ForetraceError
 
+_MOST_CELLS = 1 << 27  # of four bytes
 _GROUP = re.compile(r"([1-9]\d{0,3})x([1-9]\d{0,3}):([1-9]\d{0,5})")
 
 
@@ -129,9 +130,15 @@ def split_table(
     """The splits of up to `batch` samples among up to `instances` (by default `threads`) with the least latency.
 
     `latency` holds positive times of single instances in any unit; what it lacks is not used. Without `idle`, every
-    thread belongs to an instance. Takes O(instances · threads · batch · points) steps, in array operations.
+    thread belongs to an instance. Takes O(instances · threads · batch · points) steps, in array operations. Raises
+    ForetraceError where the table would not fit into memory.
     """
     most = min(instances or threads, threads, batch)
+    if most * (threads + 1) * (batch + 1) > _MOST_CELLS:
+        raise ForetraceError(
+            f"`batch={batch}` on {threads} threads has too many splits of up to {most} instances to compare; choose a "
+            "smaller batch, or fewer threads."
+        )
     points = tuple(sorted(each for each in latency if each.threads <= threads and each.batch <= batch))
     before = np.full((threads + 1, batch + 1), inf)
     before[slice(None) if idle else 0, 0] = 0.0
