@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import msgspec
@@ -11,8 +12,15 @@ from foretrace.report.blocks import About, Block, Column, Headline, Line, notes,
 from foretrace.report.units import between, digits, seconds, share, speed, things, unit_for
 from foretrace.report.views import Result, taken
 from foretrace.serving.server.plan import FAT, INTERFERENCE, NOISE, PlannedSplit, RejectedSplit, SplitPlan
-from foretrace.serving.server.split import ModelInstance
 from foretrace.serving.server.trial import AGAIN, SplitTrial
+
+
+class ServeInstancesView(msgspec.Struct, frozen=True, kw_only=True):
+    """Instances that are alike."""
+
+    count: int
+    threads: int
+    batch: int
 
 
 class ServeSplitView(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,7 +28,7 @@ class ServeSplitView(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str  # fat: one instance; thin: one per thread; or the split as text
     split: str  # 2x4:16+1x1:8 are two instances with 4 threads and batch 16, one with 1 thread and batch 8
-    instances: tuple[ModelInstance, ...]
+    instances: tuple[ServeInstancesView, ...]
     alone_s: float  # if its instances did not disturb each other
     latency_s: float
     low_s: float
@@ -93,7 +101,10 @@ def _split(each: PlannedSplit, plan: SplitPlan) -> ServeSplitView:
         ServeSplitView,
         each,
         split=each.split.text,
-        instances=each.split.instances,
+        instances=tuple(
+            ServeInstancesView(count=count, threads=threads, batch=batch)
+            for (threads, batch), count in Counter(each.split.instances).items()
+        ),
         interference=None if each.run is None else each.interference,
         over_fat=plan.ratios.get(each.name),
     )

@@ -13,6 +13,7 @@ from foretrace import flow
 from foretrace.errors import ForetraceError
 from foretrace.experiment.ledger import Ledger
 from foretrace.experiment.statistics import Arm, Ratio, Verdict
+from foretrace.serving.server import latencies
 from foretrace.serving.server import plan as plans
 from foretrace.serving.server.measure import RunningSplit
 from foretrace.serving.server.models import ModelSource
@@ -66,6 +67,15 @@ def test_idle_threads_and_missing_points(recorded: Path) -> None:
 def test_what_cannot_be_planned(how: dict[str, Any], said: str, recorded: Path) -> None:
     with pytest.raises(ForetraceError, match=said):
         planned(recorded, **how)
+
+
+def test_memory_holds_so_many_instances(recorded: Path) -> None:
+    (profile,) = latencies.read(recorded)
+    found = plans._planned(profile, 4, 4, 0.5, 2)
+    assert [each.name for each in found.splits] == ["2x2:2", "fat"]
+    assert [(each.name, each.why) for each in found.rejected] == [
+        ("thin", "the weights of 4 instances exceed the memory, which holds 2")
+    ]
 
 
 def test_an_unknown_model_of_a_recorded_profile(recorded: Path) -> None:
@@ -149,7 +159,7 @@ def test_a_real_model_is_planned_run_and_written_down(
 
 def test_the_command_plans_from_recorded_latencies(cli: Cli, recorded: Path) -> None:
     found = cli("serve", "plan", "m", "--batch", "4", "--profile", recorded, "--json").json
-    assert found["chosen"]["split"] == "4x1:1" and found["chosen"]["instances"] == [[1, 1]] * 4
+    assert found["chosen"]["split"] == "4x1:1" and found["chosen"]["instances"] == [{"count": 4, "threads": 1, "batch": 1}]
     text = cli("serve", "plan", "m", "--batch", "4", "--profile", recorded).out
     assert "4 × (1 thread, batch 1): 10.0 ms (9.00 – 16.5) per batch of 4; 1.80× faster than one instance" in text
 
