@@ -40,7 +40,8 @@ PANELS = {
     "Check": ("check", "verify", "ledger"),
     "Models without a run": ("estimate", "operators", "utilisation", "rewrite", "plan"),
     "Many workers": ("align", "scale", "network", "compression", "rig", "cloud"),
-    "Many jobs and requests": ("fleet", "serve"),
+    "Fleets": ("fleet",),
+    "Requests": ("serve",),
     "Tools": ("calibrate", "techniques", "zoo", "devices"),
 }
 

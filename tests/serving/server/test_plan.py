@@ -150,6 +150,7 @@ def test_a_real_model_is_planned_run_and_written_down(
     assert found.code == 0, found.err
     assert {each["name"] for each in found.json["splits"]} >= {"fat", "thin"}
     assert found.json["chosen"]["interference"] > 0 and found.json["trial"]["verdict"]
+    assert found.json["next"] == f"foretrace serve ncf --size tiny --split {found.json['chosen']['split']}"
     assert len(Ledger(ledger).rows()) == 1
     text = cli(*words).out
     assert "per batch of 4" in text and "over fat" in text
@@ -159,7 +160,8 @@ def test_a_real_model_is_planned_run_and_written_down(
 
 def test_the_command_plans_from_recorded_latencies(cli: Cli, recorded: Path) -> None:
     found = cli("serve", "plan", "m", "--batch", "4", "--profile", recorded, "--json").json
-    assert found["chosen"]["split"] == "4x1:1" and found["chosen"]["instances"] == [{"count": 4, "threads": 1, "batch": 1}]
+    assert found["chosen"]["split"] == "4x1:1" and found["next"] == ""
+    assert found["chosen"]["instances"] == [{"count": 4, "threads": 1, "batch": 1}]
     text = cli("serve", "plan", "m", "--batch", "4", "--profile", recorded).out
     assert "4 × (1 thread, batch 1): 10.0 ms (9.00 – 16.5) per batch of 4; 1.80× faster than one instance" in text
 

@@ -106,8 +106,8 @@ class LoadedModel:
         for each in self.facts.outputs:
             if outputs[each.name].shape != (samples, *each.sizes):
                 raise ForetraceError(
-                    f"output {each.name} must have sizes {(samples, *each.sizes)}, got {outputs[each.name].shape}; sizes "
-                    "may not depend on the data."
+                    f"output {each.name} must have sizes {(samples, *each.sizes)} whatever the data, got "
+                    f"{outputs[each.name].shape}; fix them."
                 )
         return outputs
 

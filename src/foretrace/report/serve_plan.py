@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterator
 
@@ -11,6 +12,7 @@ from foretrace.experiment.statistics import Arm, Ratio
 from foretrace.report.blocks import About, Block, Column, Headline, Line, notes, shown, table
 from foretrace.report.units import between, digits, seconds, share, speed, things, unit_for
 from foretrace.report.views import Result, taken
+from foretrace.serving.server.models import ModelSource
 from foretrace.serving.server.plan import FAT, INTERFERENCE, NOISE, PlannedSplit, RejectedSplit, SplitPlan
 from foretrace.serving.server.trial import AGAIN, SplitTrial
 
@@ -92,8 +94,16 @@ def planned(plan: SplitPlan, trial: SplitTrial | None = None, ledger: str = "", 
         ledger=ledger,
         row=row,
         notes=(*plan.notes, *_unmeasured(plan)),
-        next="",
+        next="" if plan.source is None else _serve(plan.source, plan.chosen.split.text),
     )
+
+
+def _serve(source: ModelSource, split: str) -> str:
+    """The command that serves the model so."""
+    words = [source.name, *(["--size", source.size] if source.size != "full" else [])]
+    for each in source.inputs:
+        words += ["--input", f"{each.name}={each.dtype}[{','.join(map(str, each.sizes))}]"]
+    return shlex.join(["foretrace", "serve", *words, "--split", split])
 
 
 def _split(each: PlannedSplit, plan: SplitPlan) -> ServeSplitView:
