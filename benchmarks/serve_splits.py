@@ -11,11 +11,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from foretrace import flow
 from foretrace.errors import ForetraceError
 from foretrace.experiment.ledger import Row, export_lines, import_lines
 from foretrace.files import write_text
 from foretrace.report.units import digits, seconds
+from foretrace.serving.server.models import ModelSource
+from foretrace.serving.server.plan import plan_splits
 from foretrace.serving.server.trial import row_of, try_plan
 from tables import ROOT, load, machine, table, today
 
@@ -39,7 +40,7 @@ def kept() -> tuple[Row, ...]:
 
 def measured(model: str, size: str, batch: int, run_s: float, profile: Path | None) -> Row:
     """The row of one model."""
-    plan = flow.split(model, size=size, batch=batch, profile=profile)
+    plan = plan_splits(ModelSource(name=model, size=size), batch=batch, profile=profile)
     return row_of(try_plan(plan, seconds=run_s))
 
 

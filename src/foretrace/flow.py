@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from foretrace.plan.pipelines.cut import CutModel
     from foretrace.plan.placement.place import Placement
     from foretrace.plan.result import Answer, OptimiseRequest
-    from foretrace.serving.server.plan import SplitPlan
     from foretrace.simulate.check import CheckReport
     from foretrace.simulate.compare import Comparison
     from foretrace.simulate.folding import Scaling
@@ -500,31 +499,7 @@ def pipeline(model: str, *, micro_batches: int, schedules: Sequence[str] = (), *
     return cut(of_model(model, **how), micro_batches=micro_batches, names=schedules)
 
 
-# === 3. serving ==============================================================================================
-
-
-def split(
-    model: str,
-    *,
-    size: str = "full",
-    inputs: Sequence[str] = (),
-    progress: Callable[[str, float], None] | None = None,
-    **how: Any,
-) -> SplitPlan:
-    """Split cores of this machine among instances of a model so that a batch ends soonest.
-
-    `model` is as `foretrace.serving.server.models.ModelSource` says, `inputs` where it does not tell them
-    ("x=float32[3,224,224]"); `how` is as `foretrace.serving.server.plan.plan_splits` says: batch=64, threads=None,
-    tail=0.5, memory_limit=None, profile=None. Raises ForetraceError where nothing fits, with the reason.
-    """
-    from foretrace.serving.server.models import ModelSource, TensorSpec
-    from foretrace.serving.server.plan import plan_splits
-
-    source = ModelSource(name=model, size=size, inputs=tuple(map(TensorSpec.parse, inputs)))
-    return plan_splits(source, tell=progress, **how)
-
-
-# === 4. fleet ================================================================================================
+# === 3. fleet ================================================================================================
 
 
 def fleet(log: str | Path, **how: Any) -> Scene:

@@ -105,18 +105,19 @@ def plan(
 
     Example: foretrace serve plan resnet50 --size tiny --batch 16
     """  # fmt: skip
-    from foretrace import flow
     from foretrace.experiment.ledger import Ledger
     from foretrace.plan.result import size as size_of
     from foretrace.report import serve_plan as report
     from foretrace.serving.server import trial as trials
+    from foretrace.serving.server.models import ModelSource, TensorSpec
+    from foretrace.serving.server.plan import plan_splits
 
     writable(profile)
     kept = Ledger(ledger).checked() if run and not no_ledger else None
     with options.stages("loading the model") as tell:
-        found = flow.split(
-            model, batch=batch, threads=threads, tail=tail, memory_limit=size_of(memory_limit), profile=profile,
-            size=size, inputs=input or (), progress=tell,
+        found = plan_splits(
+            ModelSource(name=model, size=size, inputs=tuple(map(TensorSpec.parse, input or ()))), batch=batch,
+            threads=threads, tail=tail, memory_limit=size_of(memory_limit), profile=profile, tell=tell,
         )  # fmt: skip
     if not run:
         return report.planned(found)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foretrace import flow
 from foretrace.errors import ForetraceError
 from foretrace.experiment.ledger import Ledger
 from foretrace.experiment.statistics import Arm, Ratio, Verdict
@@ -47,7 +46,6 @@ def test_a_recorded_profile_is_planned_with(recorded: Path) -> None:
     assert best.split == CoreSplit.thin(4, 4) and best.latency_s == 0.010
     assert best.high_s == pytest.approx(0.010 * (1 + NOISE) * INTERFERENCE[1]) and best.low_s < best.latency_s
     assert fat is not None and fat.high_s == pytest.approx(0.018 * (1 + NOISE)), "it disturbs nobody"
-    assert flow.split("m", batch=4, profile=recorded) == found
 
 
 def test_idle_threads_and_missing_points(recorded: Path) -> None:

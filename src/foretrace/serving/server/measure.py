@@ -4,7 +4,7 @@ Every instance is a process of its own on cores of its own. Times are those of w
 do on a machine only adds time, so a point whose latencies spread by more than QUIET_SPREAD (interquartile range over
 median) is measured again, up to ATTEMPTS times, and the calmest attempt is kept; one that still spreads by more than
 MOST_SPREAD is refused: no split is planned with it. Points are kept in a file as they come, so that an interrupted
-profile goes on where it ended.
+profile continues where it ended.
 """
 
 from __future__ import annotations
