@@ -36,7 +36,8 @@ class LatencyLaw:
     def errors(self, profile: LatencyProfile) -> Float64:
         """Relative errors at the points of a profile."""
         measured = profile.latency_s()
-        return self.latency_s(measured) / np.array(list(measured.values())) - 1
+        found: Float64 = self.latency_s(measured) / np.array(list(measured.values())) - 1
+        return found
 
 
 def fit(profile: LatencyProfile) -> LatencyLaw:
