@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from foretrace.experiment.statistics import Arm, Ratio
+from foretrace.experiment.statistics import MOST_SPREAD, Arm, Ratio
 from foretrace.report.blocks import About, Block, Column, Headline, Line, notes, shown, table
 from foretrace.report.units import between, digits, seconds, share, speed, things, unit_for
 from foretrace.report.views import Result, taken
@@ -148,7 +148,13 @@ def _unmeasured(plan: SplitPlan) -> Iterator[str]:
             f"The profile was recorded elsewhere: instances that run at once are assumed to take {digits(low)} – "
             f"{digits(high)}× as long as alone, and a latency without its spread to be known to {share(NOISE)}."
         )
-    elif left := sum(each.run is None for each in plan.splits):
+        return
+    if odd := [each for each in plan.splits if each.run is not None and each.interference < 1 / (1 + MOST_SPREAD)]:
+        yield (
+            f"{odd[0].name} took {digits(odd[0].interference)}× what its profile says: others disturbed the profile; "
+            f"remove {plan.path} to measure it again."
+        )
+    if left := sum(each.run is None for each in plan.splits):
         yield (
             f"{things(left, 'split')} did not run: alone, one of its instances takes longer than the best split, or "
             "enough others ran."

@@ -17,7 +17,7 @@ from foretrace.serving.server import plan as plans
 from foretrace.serving.server.measure import RunningSplit
 from foretrace.serving.server.models import ModelSource
 from foretrace.serving.server.plan import INTERFERENCE, NOISE, SplitPlan, plan_splits
-from foretrace.serving.server.split import CoreSplit
+from foretrace.serving.server.split import CoreSplit, ModelInstance
 from foretrace.serving.server.trial import SplitTrial, row_of, try_plan
 from tests.cli.conftest import Cli, cli
 
@@ -65,6 +65,15 @@ def test_idle_threads_and_missing_points(recorded: Path) -> None:
 def test_what_cannot_be_planned(how: dict[str, Any], said: str, recorded: Path) -> None:
     with pytest.raises(ForetraceError, match=said):
         planned(recorded, **how)
+
+
+def test_the_search_uses_no_refused_point_and_fat_and_thin_stay(recorded: Path) -> None:
+    (profile,) = latencies.read(recorded)
+    refused = (ModelInstance(1, 1), ModelInstance(2, 2), ModelInstance(4, 4))
+    found = plans._planned(profile, 4, 4, 0.5, None, refused)
+    others = [each.split for each in found.splits if each.name not in ("fat", "thin")]
+    assert found.named("fat") and found.named("thin") and others
+    assert not {each for split in others for each in split.instances} & set(refused)
 
 
 def test_memory_holds_so_many_instances(recorded: Path) -> None:

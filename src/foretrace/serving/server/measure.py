@@ -3,7 +3,7 @@
 Every instance is a process of its own on cores of its own. Times are those of whoever waits for the batch. What others
 do on a machine only adds time, so a point whose latencies spread by more than QUIET_SPREAD (interquartile range over
 median) is measured again, up to ATTEMPTS times, and the calmest attempt is kept; one that still spreads by more than
-MOST_SPREAD is refused: no split is planned with it. Points are kept in a file as they come, so that an interrupted
+MOST_SPREAD is refused: the search does not use it. Points are kept in a file as they come, so that an interrupted
 profile continues where it ended.
 """
 
@@ -35,6 +35,8 @@ from foretrace.trace.observe.machine import machine
 
 ATTEMPTS = 3
 SAMPLES, LEAST_SAMPLES, POINT_S = 20, 7, 3.0  # latencies of a point; fewer where they would take longer than this
+# Short ones are repeated for as long, so that not all of them fall into one slice of time that another process had.
+MOST_SAMPLES, LEAST_S = 1000, 0.3
 DISCARDED = 2  # first batches of every size: libraries choose and prepare their kernels
 
 Tell = Callable[[str, float], None]
@@ -42,7 +44,7 @@ Tell = Callable[[str, float], None]
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredProfile:
-    """A profile, what was measured, and the points that others disturbed too much."""
+    """A profile, what was measured, and those of its points that others disturbed too much."""
 
     profile: LatencyProfile
     facts: ModelFacts
@@ -124,10 +126,8 @@ def measure_profile(
                         tell(f"{threads} threads, batch {size}{again}", done / len(todo))
         todo = [each for each in todo if _spread(found[each]) > QUIET_SPREAD]
     refused = tuple(each for each in todo if _spread(found[each]) > MOST_SPREAD)
-    calm = {point: found[point] for point in wanted if point not in refused}
-    return MeasuredProfile(
-        profile=LatencyProfile(model=source.name, samples_s=calm, origin=origin), facts=facts, refused=refused
-    )
+    profile = LatencyProfile(model=source.name, samples_s={point: found[point] for point in wanted}, origin=origin)
+    return MeasuredProfile(profile=profile, facts=facts, refused=refused)
 
 
 @dataclass(kw_only=True)
@@ -215,7 +215,11 @@ def _latencies(worker: ModelWorker, size: int, samples: int) -> Float64:
         for _ in range(DISCARDED):
             run_batch([worker], [size])
         until, found = Deadline(POINT_S), list[float]()
-        while len(found) < samples and (len(found) < _least(samples) or until.spent < POINT_S):
+        while (
+            len(found) < _least(samples)
+            or (len(found) < samples and until.spent < POINT_S)
+            or (len(found) < MOST_SAMPLES and until.spent < LEAST_S)
+        ):
             found.append(run_batch([worker], [size]))
     return np.sort(np.array(found))
 

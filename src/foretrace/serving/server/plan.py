@@ -7,7 +7,7 @@ measured by running the most promising splits, fat and thin in turns; where noth
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from foretrace.experiment.statistics import LEAST_FLOOR, Ratio, paired_ratio
 from foretrace.serving.server.latencies import LatencyProfile, read, samples_for
 from foretrace.serving.server.measure import SAMPLES, RunningSplit, Tell, cores_for, measure_profile, run_in_turns
 from foretrace.serving.server.models import ModelSource
-from foretrace.serving.server.split import CoreSplit, split_table
+from foretrace.serving.server.split import CoreSplit, ModelInstance, split_table
 
 FAT, THIN = "fat", "thin"
 # Instances that run at once share caches, memory bandwidth and clock frequency: not measured on the recorded machine.
@@ -126,12 +126,10 @@ def _plan_measured(
         raise ForetraceError(
             f"no split fits: the weights of one instance take {weights / 1e6:.3g} MB; give more `memory_limit=`."
         )
-    found = _planned(measured.profile, batch, len(cores), quantile, most)
+    found = _planned(measured.profile, batch, len(cores), quantile, most, measured.refused)
+    why = "its latencies vary too much, others disturbed it, so that the search did not use it"
     refused = tuple(
-        RejectedSplit(
-            name=f"{each.threads} threads, batch {each.batch}", why="its latencies vary too much: others disturbed it"
-        )
-        for each in measured.refused
+        RejectedSplit(name=f"{each.threads} threads, batch {each.batch}", why=why) for each in measured.refused
     )
     notes = [warning] if warning else []
     if memory_limit is not None:
@@ -142,9 +140,16 @@ def _plan_measured(
     return _with_interference(found, tell)
 
 
-def _planned(profile: LatencyProfile, batch: int, threads: int, quantile: float, most: int | None) -> SplitPlan:
-    """The best split for each number of instances, fat and thin, as the profile alone has them."""
-    table = split_table(profile.latency_s(quantile), threads=threads, batch=batch, instances=most)
+def _planned(
+    profile: LatencyProfile, batch: int, threads: int, quantile: float, most: int | None,
+    refused: Sequence[ModelInstance] = (),
+) -> SplitPlan:  # fmt: skip
+    """The best split for each number of instances, fat and thin, as the profile alone has them.
+
+    Points that were `refused` say what they can of fat and thin, which are what others are compared with.
+    """
+    calm = {point: each for point, each in profile.latency_s(quantile).items() if point not in refused}
+    table = split_table(calm, threads=threads, batch=batch, instances=most)
     wanted = {FAT: CoreSplit.fat(threads, batch), THIN: CoreSplit.thin(threads, batch)}
     known = set(wanted.values())
     wanted |= {split.text: split for split in table.splits(batch) if split not in known}
