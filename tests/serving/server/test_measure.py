@@ -14,7 +14,7 @@ from foretrace.errors import ForetraceError
 from foretrace.hardware import processor
 from foretrace.serving.server import measure
 from foretrace.serving.server.latencies import LatencyProfile, read
-from foretrace.serving.server.measure import cores_for, measure_profile, points, run_in_turns, running
+from foretrace.serving.server.measure import cores_for, facts_of, measure_profile, points, run_in_turns, running
 from foretrace.serving.server.models import ModelSource
 from foretrace.serving.server.split import CoreSplit, ModelInstance
 
@@ -49,19 +49,23 @@ def test_a_profile_is_measured_resumed_and_kept_from_others(
     monkeypatch.setattr(measure, "MOST_SPREAD", np.inf)  # the machine of a test may be busy
     source, path, told = ModelSource(name=f"{script}:small"), tmp_path / "profile.csv", list[str]()
     cores = cores_for(1)[0]
-    found = measure_profile(source, cores=cores, batch=2, path=path, tell=lambda what, share: told.append(what))
+    found = measure_profile(
+        source, facts_of(source, cores), cores=cores, batch=2, path=path, tell=lambda what, share: told.append(what)
+    )
     assert told == ["1 threads, batch 1", "1 threads, batch 2"] and found.refused == ()
     assert list(found.profile.samples_s) == [ModelInstance(1, 1), ModelInstance(1, 2)]
     assert all(len(each) >= measure.SAMPLES and each.min() > 0 for each in found.profile.samples_s.values())
-    measure_profile(source, cores=cores, batch=4, path=path, tell=lambda what, share: told.append(what))
+    measure_profile(
+        source, facts_of(source, cores), cores=cores, batch=4, path=path, tell=lambda what, share: told.append(what)
+    )
     assert told[2:] == ["1 threads, batch 4"], "what is in the file is not measured again"
 
     (kept,) = read(path)
     assert "module" in kept.origin and "torch" in kept.origin
     LatencyProfile(model=source.name, samples_s=kept.samples_s, origin="another machine").save(path)
     with pytest.raises(ForetraceError, match=r"holds a profile of .* from elsewhere \(another machine\)"):
-        measure_profile(source, cores=cores, batch=2, path=path)
-    again = measure_profile(source, cores=cores, batch=1, path=path, ours=True)
+        measure_profile(source, facts_of(source, cores), cores=cores, batch=2, path=path)
+    again = measure_profile(source, facts_of(source, cores), cores=cores, batch=1, path=path, ours=True)
     assert again.profile.origin == kept.origin
 
 
@@ -77,7 +81,8 @@ def test_a_point_that_others_disturb_is_measured_again_and_refused(
 
     monkeypatch.setattr(measure, "_latencies", disturbed)
     source = ModelSource(name=f"{script}:small")
-    found = measure_profile(source, cores=cores_for(1)[0], batch=2, path=tmp_path / "profile.csv")
+    cores = cores_for(1)[0]
+    found = measure_profile(source, facts_of(source, cores), cores=cores, batch=2, path=tmp_path / "profile.csv")
     assert attempts == [1, 2, 1, 2, 1, 2] and found.refused == (ModelInstance(1, 2),)
     assert found.profile.samples_s[ModelInstance(1, 1)].max() == pytest.approx(1 + 0.4 / 3), "the calmest attempt"
 

@@ -44,10 +44,9 @@ Tell = Callable[[str, float], None]
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredProfile:
-    """A profile, what was measured, and those of its points that others disturbed too much."""
+    """A profile, and those of its points that others disturbed too much."""
 
     profile: LatencyProfile
-    facts: ModelFacts
     refused: tuple[ModelInstance, ...]
 
 
@@ -86,17 +85,21 @@ def points(threads: int, batch: int, fixed: int | None = None) -> tuple[ModelIns
     return tuple(sorted(each for each in found if fixed in (None, each.batch)))
 
 
+def facts_of(source: ModelSource, cores: Sequence[int]) -> ModelFacts:
+    """What there is to know of a model. Raises ForetraceError where it cannot be loaded."""
+    with running(source, [ModelInstance(1, 1)], cores) as (worker,):
+        return worker.facts
+
+
 def measure_profile(
-    source: ModelSource, *, cores: Sequence[int], batch: int, path: Path, samples: int = SAMPLES, ours: bool = False,
+    source: ModelSource, facts: ModelFacts, *, cores: Sequence[int], batch: int, path: Path, samples: int = SAMPLES, ours: bool = False,
     tell: Tell | None = None,
 ) -> MeasuredProfile:  # fmt: skip
     """Measure what the profile in `path` lacks, and keep it there.
 
     `samples` is how many latencies a point needs. A profile of another model or machine is refused, or replaced where
-    the file is `ours`. Raises ForetraceError also where the model cannot be loaded or run.
+    the file is `ours`. Raises ForetraceError also where the model cannot be run.
     """
-    with running(source, [ModelInstance(1, 1)], cores) as (worker,):
-        facts = worker.facts
     origin = _origin(source, facts)
     kept = {each.model: each for each in (read(path) if path.exists() else ())}.get(source.name)
     if kept and kept.origin != origin and not ours:
@@ -127,7 +130,7 @@ def measure_profile(
         todo = [each for each in todo if _spread(found[each]) > QUIET_SPREAD]
     refused = tuple(each for each in todo if _spread(found[each]) > MOST_SPREAD)
     profile = LatencyProfile(model=source.name, samples_s={point: found[point] for point in wanted}, origin=origin)
-    return MeasuredProfile(profile=profile, facts=facts, refused=refused)
+    return MeasuredProfile(profile=profile, refused=refused)
 
 
 @dataclass(kw_only=True)

@@ -17,7 +17,15 @@ from foretrace.cost.operators import store
 from foretrace.errors import ForetraceError
 from foretrace.experiment.statistics import LEAST_FLOOR, Ratio, paired_ratio
 from foretrace.serving.server.latencies import LatencyProfile, read, samples_for
-from foretrace.serving.server.measure import SAMPLES, RunningSplit, Tell, cores_for, measure_profile, run_in_turns
+from foretrace.serving.server.measure import (
+    SAMPLES,
+    RunningSplit,
+    Tell,
+    cores_for,
+    facts_of,
+    measure_profile,
+    run_in_turns,
+)
 from foretrace.serving.server.models import ModelSource
 from foretrace.serving.server.split import CoreSplit, ModelInstance, split_table
 
@@ -116,16 +124,17 @@ def _plan_measured(
     kept = path or store.cache() / "latencies" / f"{re.sub('[^A-Za-z0-9.]+', '-', source.name)}-{source.size}.csv"
     if path is None:
         store.make_folder(kept.parent)
-    samples = max(SAMPLES, samples_for(quantile))
-    measured = measure_profile(
-        source, cores=cores, batch=batch, path=kept, samples=samples, ours=path is None, tell=tell
-    )
-    weights = max(measured.facts.weight_bytes, 1)
+    facts = facts_of(source, cores)
+    weights = max(facts.weight_bytes, 1)
     most = None if memory_limit is None else memory_limit // weights
     if most == 0:
         raise ForetraceError(
             f"no split fits: the weights of one instance take {weights / 1e6:.3g} MB; give more `memory_limit=`."
         )
+    samples = max(SAMPLES, samples_for(quantile))
+    measured = measure_profile(
+        source, facts, cores=cores, batch=batch, path=kept, samples=samples, ours=path is None, tell=tell
+    )
     found = _planned(measured.profile, batch, len(cores), quantile, most, measured.refused)
     why = "its latencies vary too much, others disturbed it, so that the search did not use it"
     refused = tuple(
