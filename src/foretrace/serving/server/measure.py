@@ -92,8 +92,8 @@ def facts_of(source: ModelSource, cores: Sequence[int]) -> ModelFacts:
 
 
 def measure_profile(
-    source: ModelSource, facts: ModelFacts, *, cores: Sequence[int], batch: int, path: Path, samples: int = SAMPLES, ours: bool = False,
-    tell: Tell | None = None,
+    source: ModelSource, facts: ModelFacts, *, cores: Sequence[int], batch: int, path: Path, samples: int = SAMPLES,
+    ours: bool = False, tell: Tell | None = None,
 ) -> MeasuredProfile:  # fmt: skip
     """Measure what the profile in `path` lacks, and keep it there.
 
