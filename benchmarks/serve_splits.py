@@ -9,10 +9,13 @@ thin and the best split take turns with processes of their own. Rows are added t
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
 from foretrace.errors import ForetraceError
 from foretrace.experiment.ledger import Row, export_lines, import_lines
+from foretrace.experiment.statistics import Verdict
 from foretrace.files import write_text
 from foretrace.report.units import digits, seconds
 from foretrace.serving.server.models import ModelSource
@@ -61,6 +64,26 @@ def line(row: Row) -> tuple[str, ...]:
     )  # fmt: skip
 
 
+def summary(rows: Sequence[Row]) -> str:
+    """All rows in a sentence, inconclusive ones, too."""
+    errors = [abs(row.error) for row in rows]
+    best = sum(row.arms["serve"]["chosen"] == row.arms["serve"]["quickest"] for row in rows)
+    conclusive = sum(row.verdict != Verdict.INCONCLUSIVE for row in rows)
+    return (
+        f"{len(rows)} rows, {conclusive} of them conclusive: median error {100 * median(errors):.1f} %, worst "
+        f"{100 * max(errors):.1f} %; the range holds the measured ratio in {sum(row.covered for row in rows)}, and the "
+        f"split that was predicted best was the quickest in {best}."
+    )
+
+
+def page(rows: Sequence[Row]) -> str:
+    """docs/accuracy/splits.md."""
+    header = ("model", "split", "fat", "split's latency", "predicted over fat", "measured over fat", "error",
+              "predicted best", "quickest", "verdict")  # fmt: skip
+    when = f"*{today()}, {machine()}; load averages {load()}.*"
+    return f"{HEAD}\n{when}\n\n{table(header, map(line, rows))}\n\n{summary(rows)}\n"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=MODELS, help="MODEL/SIZE/BATCH")
@@ -76,11 +99,8 @@ def main() -> int:
             continue
         print(" | ".join(line(row)), flush=True)
         write_text(ROWS, export_lines((*kept(), row)))
-    header = ("model", "split", "fat", "split's latency", "predicted over fat", "measured over fat", "error",
-              "predicted best", "quickest", "verdict")  # fmt: skip
-    write_text(
-        PAGE, f"{HEAD}\n*{today()}, {machine()}; load averages {load()}.*\n\n{table(header, map(line, kept()))}\n"
-    )
+    if kept():
+        write_text(PAGE, page(kept()))
     return 0
 
 

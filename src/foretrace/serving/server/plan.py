@@ -15,7 +15,7 @@ import numpy as np
 
 from foretrace.cost.operators import store
 from foretrace.errors import ForetraceError
-from foretrace.experiment.statistics import LEAST_FLOOR, Ratio, paired_ratio
+from foretrace.experiment.statistics import LEAST_FLOOR, Ratio
 from foretrace.serving.server.latencies import LatencyProfile, read, samples_for
 from foretrace.serving.server.measure import (
     SAMPLES,
@@ -219,10 +219,7 @@ def _with_interference(found: SplitPlan, tell: Tell | None) -> SplitPlan:
         for name, run in runs.items():
             ran[name] = _ran(splits[name], run, found.quantile)
             if FAT in runs and name != FAT:
-                ratio = paired_ratio(runs[FAT].wall_s, run.wall_s)
-                # Processes that are started again differ by as much, even where these blocks agree better.
-                low, high = ratio.low - LEAST_FLOOR, ratio.high + LEAST_FLOOR
-                ratios[name] = Ratio(value=ratio.value, low=low, high=high)
+                ratios[name] = _expected(run.wall_s, runs[FAT].wall_s)
     ranked = sorted(ran.values(), key=lambda each: each.latency_s)
     rest = [each for each in found.splits if each.name not in ran]
     return replace(found, splits=(*ranked, *rest), ratios=ratios)
@@ -233,6 +230,16 @@ def _ran(planned: PlannedSplit, run: RunningSplit, quantile: float) -> PlannedSp
     latencies = np.concatenate(run.latencies_s)
     low, middle, high = np.quantile(latencies, [_around(quantile)[0], quantile, _around(quantile)[1]]).tolist()
     return replace(planned, latency_s=middle, low_s=low, high_s=high, run=run)
+
+
+def _expected(latencies_s: Sequence[float], fat_s: Sequence[float]) -> Ratio:
+    """What another run may find for the ratio of two splits, from the rounds of this one.
+
+    Its range is that of single rounds (p10 to p90), and not that of their median: what processes that are started again
+    change, and neighbours on the machine, does not average out over the rounds of one run. LEAST_FLOOR comes on top.
+    """
+    low, middle, high = np.quantile(np.divide(latencies_s, fat_s), [0.1, 0.5, 0.9]).tolist()
+    return Ratio(value=middle, low=low - LEAST_FLOOR, high=high + LEAST_FLOOR)
 
 
 def _around(quantile: float) -> tuple[float, float]:
