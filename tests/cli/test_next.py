@@ -60,6 +60,7 @@ NOT_ASKED = {
     "plan place": "suggests nothing",
     "plan transformer": "suggests nothing",
     "plan pipeline": "suggests nothing",
+    "serve plan": "measures; suggests `serve`, which runs until Ctrl-C",
     "scale": "needs several ranks; suggests `show` of what it read",
     "rewrite": "suggests nothing",
     "verify": "measures; suggests `ledger`, or itself with more time",

@@ -1,4 +1,4 @@
-"""`foretrace serve`: a model behind HTTP on the cores of this machine, and load for such a server."""
+"""`foretrace serve`: a model behind HTTP on this machine's cores, how to split them, and load for such a server."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from foretrace.cli import completion, options
-from foretrace.cli.answers import answers, group
-from foretrace.cli.options import argument, option
+from foretrace.cli.answers import answers, group, writable
+from foretrace.cli.options import argument, flag, option
+from foretrace.cli.verify import LedgerFile, NoLedger
 from foretrace.errors import ForetraceError
 
 if TYPE_CHECKING:
@@ -76,6 +77,53 @@ def run(
         queue=queue, deadline_s=deadline_s, cores=cores,
     )  # fmt: skip
     server.run_server(settings, lambda address: print(f"serving {model} on {address}, Ctrl-C ends it", flush=True))
+
+
+@serve.command("plan")
+@answers
+def plan(
+    model: str = argument(
+        ...,
+        "MODEL",
+        "A model of the zoo, SCRIPT.py:FUNCTION, a TorchScript, torch.export or ONNX file, or the name "
+        "that a recorded profile gives it.",
+        complete=completion.models,
+    ),
+    batch: int = option(..., "N", "Samples of a batch.", least=1),
+    threads: int | None = option(None, "N", "Cores to share out; by default all that can be had.", least=1),
+    tail: float = option(0.5, "Q", "The quantile of the latency to make small: 0.99; by default the median."),
+    memory_limit: str = option("", "SIZE", "For the weights of all instances, as 16GB."),
+    profile: Path | None = option(None, "FILE", "Latencies of instances (CSV), kept there; by default in the cache."),
+    input: Inputs = None,
+    size: options.Size = "full",
+    run: bool = flag("--run", "Then run the best split, one instance and an instance per thread in turns."),
+    seconds: float = option(30.0, "S", "For --run, 8 rounds at least.", least=0.1),
+    ledger: LedgerFile = None,
+    no_ledger: NoLedger = False,
+) -> Result:
+    """Split cores among instances of a model so that a batch ends soonest: how many, with which threads and samples.
+
+    Example: foretrace serve plan resnet50 --size tiny --batch 16
+    """  # fmt: skip
+    from foretrace.experiment.ledger import Ledger
+    from foretrace.plan.result import size as size_of
+    from foretrace.report import serve_plan as report
+    from foretrace.serving.server import trial as trials
+    from foretrace.serving.server.models import ModelSource, TensorSpec
+    from foretrace.serving.server.plan import plan_splits
+
+    writable(profile)
+    kept = Ledger(ledger).checked() if run and not no_ledger else None
+    with options.stages("loading the model") as tell:
+        found = plan_splits(
+            ModelSource(name=model, size=size, inputs=tuple(map(TensorSpec.parse, input or ()))), batch=batch,
+            threads=threads, tail=tail, memory_limit=size_of(memory_limit), profile=profile, tell=tell,
+        )  # fmt: skip
+    if not run:
+        return report.planned(found)
+    with options.progress("running splits in turns") as share:
+        tried = trials.try_plan(found, seconds=seconds, tell=share)
+    return report.planned(found, tried, *(() if kept is None else kept.keep(trials.row_of(tried))))
 
 
 @serve.command("load")

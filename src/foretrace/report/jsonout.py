@@ -69,6 +69,7 @@ CALLED = {
     "RankShare": "RankRow",
     "Ratio": "RatioView",
     "Region": "RegionView",
+    "RejectedSplit": "RejectedSplitView",
     "Remedy": "RemedyView",
     "RuleUse": "RuleUseView",
     "Slots": "SlotsView",

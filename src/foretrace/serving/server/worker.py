@@ -32,7 +32,7 @@ from time import perf_counter
 import numpy as np
 
 from foretrace.errors import ForetraceError
-from foretrace.experiment.cores import THREAD_VARIABLES
+from foretrace.experiment.cores import THREAD_VARIABLES, go_first
 from foretrace.serving.server.models import Array, LoadedModel, ModelFacts, ModelSource, TensorSpec, import_torch
 from foretrace.serving.server.split import ModelInstance
 
@@ -58,12 +58,17 @@ class ModelWorker:
     inputs: dict[str, Array]  # (batch, ...) by name; once `ready`
     outputs: dict[str, Array]
 
-    def __init__(self, source: ModelSource, instance: ModelInstance, cores: Sequence[int]) -> None:
-        """Start the process; it loads the model and runs it on a full batch. `cores` as the scheduler counts them."""
+    def __init__(
+        self, source: ModelSource, instance: ModelInstance, cores: Sequence[int], *, first: bool = False
+    ) -> None:
+        """Start the process; it loads the model and runs it on a full batch. `cores` as the scheduler counts them.
+
+        `first` is for measurements: ahead of what else the machine runs, where that is allowed.
+        """
         context = get_context("forkserver")
         self.instance, self.cores = instance, tuple(cores)
         self._pipe, far = context.Pipe()
-        arguments = (far, source, instance, self.cores)
+        arguments = (far, source, instance, self.cores, first)
         with _passive_threads():
             context.set_forkserver_preload([*source.libraries, __name__])
             self._process = context.Process(target=_run_instance, args=arguments, daemon=True)
@@ -184,8 +189,12 @@ def _unnamed_file() -> int:
 # --- in the process of the worker ----------------------------------------------------------------------------
 
 
-def _run_instance(pipe: Connection, source: ModelSource, instance: ModelInstance, cores: Sequence[int]) -> None:
-    """Load the model, then run batches until 0 is asked for or the server is gone."""
+def _run_instance(
+    pipe: Connection, source: ModelSource, instance: ModelInstance, cores: Sequence[int], first: bool
+) -> None:
+    """Load the model, then run batches until 0 is asked for or the server is gone; `inputs` begin as its examples."""
+    if first:
+        go_first()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's matter, which drains its workers
     os.dup2(2, 1)  # what a model prints is no answer
     with suppress(EOFError, OSError):
@@ -199,6 +208,8 @@ def _run_instance(pipe: Connection, source: ModelSource, instance: ModelInstance
             return
         handle = _unnamed_file()
         inputs, outputs = _shared(model.facts, instance.batch, os.dup(handle))
+        for name, array in model.examples(instance.batch).items():
+            inputs[name][:] = array
         pipe.send(model.facts)
         send_handle(pipe, handle, None)  # the peer of the pipe, whichever process that is
         os.close(handle)
