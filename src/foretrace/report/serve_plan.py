@@ -168,16 +168,18 @@ def _(view: ServePlanView, top: int) -> Iterator[Block]:
     yield ""
     yield Headline(view.headline)
     yield ""
+    unit = unit_for(max(each.high_s for each in view.splits[:top]))
     yield table(
         [
-            "split", Column("instances x threads : batch"), Column("alone", "time"), Column("latency", "time"),
-            Column("from", "time"), Column("to", "time"), Column("interference", right=True),
-            Column("over fat", right=True),
+            "instances x threads : batch", Column("latency", "time"), Column(f"range, {unit.name}", right=True),
+            Column("alone", "time", least=80), Column("interference", right=True, least=100),
+            Column("over fat", right=True, least=100, under=True),
         ],
         [
             (
-                each.name if each.name != each.split else "", each.split, each.alone_s, each.latency_s, each.low_s,
-                each.high_s, "not run" if each.interference is None else f"{digits(each.interference)}×",
+                each.split if each.name == each.split else f"{each.split} ({each.name})", each.latency_s,
+                between(each.low_s, each.high_s, unit), each.alone_s,
+                "not run" if each.interference is None else f"{digits(each.interference)}×",
                 "–" if each.over_fat is None else _numbers(each.over_fat),
             )
             for each in view.splits
