@@ -170,7 +170,7 @@ class Asker:
         tensors, behind = list[dict[str, Any]](), b""
         for spec in self.facts.inputs:
             array = arrays[spec.name]
-            tensor = {"name": spec.name, "shape": array.shape, "datatype": DATATYPES[spec.dtype]}
+            tensor: dict[str, Any] = {"name": spec.name, "shape": array.shape, "datatype": DATATYPES[spec.dtype]}
             if form == "binary":
                 tensor["parameters"] = {"binary_data_size": array.nbytes}
                 behind += array.tobytes()

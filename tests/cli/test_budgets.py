@@ -37,6 +37,7 @@ HELD = {
     "rewrite --budget": [
         "tests/plan/rewrite/test_search.py::test_a_search_is_deterministic_and_keeps_to_its_budget_and_time"
     ],
+    "serve load --seconds": ["tests/serving/server/test_load.py::test_a_closed_loop_keeps_to_its_time"],
     "plan place --memory-limit": ["tests/plan/placement/test_command.py::test_what_cannot_be"],
     "plan pipeline --memory-limit": ["tests/plan/pipelines/test_cut.py::test_what_does_not_fit_is_said"],
     "plan place --seconds": ["tests/plan/placement/test_small.py::test_integer_program_has_the_time_that_is_given"],

@@ -79,6 +79,8 @@ MEASURE = {
     "rig verify": "runs workers",
     "rig clean": "asks this machine",
     "record": "records a run",
+    "serve run": "serves until it is stopped",
+    "serve load": "times a server",
 }
 ELSEWHERE = {
     "ledger": "prints measured rows as they were stored: tests/verify",

@@ -76,6 +76,8 @@ NOT_ASKED = {
     "rig calibrate": "shapes real links",
     "rig verify": "shapes real links",
     "rig clean": "suggests nothing",
+    "serve run": "serves until it is stopped",
+    "serve load": "suggests nothing",
 }
 
 

@@ -55,7 +55,7 @@ def run(
 ) -> None:
     """Serve a model over HTTP by the Open Inference Protocol, until Ctrl-C.
 
-    Example: foretrace serve resnet50 --size tiny --split 2x1:4
+    Also without the word run. Example: foretrace serve run resnet50 --size tiny --split 2x1:4
     """
     from foretrace.serving.server import run as server
     from foretrace.serving.server.models import ModelSource, TensorSpec

@@ -187,8 +187,8 @@ def test_closing_answers_what_is_here_and_refuses_what_comes() -> None:
             here = [asyncio.create_task(squares(dispatcher, i)) for i in range(3)]
             await asyncio.sleep(0.1)
             await dispatcher.close(1.0)  # not enough for all
-            found = await asyncio.gather(*here, return_exceptions=True)
-            assert found[0] == [0] and all(isinstance(each, RequestError) for each in found[1:])
+            ends = await asyncio.gather(*here, return_exceptions=True)
+            assert ends[0] == [0] and all(isinstance(each, RequestError) for each in ends[1:])
 
     play(main())
 
@@ -251,7 +251,7 @@ def test_every_request_has_one_outcome_and_the_right_one(
                     guilty = {POISON, WRONG, DEADLY} & {*numbers}
                     late = hurried and outcome.status == 504
                     assert guilty or late or (outcome.status == 503 and troubled)
-            for outcome in await asyncio.gather(*changes, return_exceptions=True):
-                assert outcome is None or isinstance(outcome, ForetraceError)
+            for change in await asyncio.gather(*changes, return_exceptions=True):
+                assert change is None or isinstance(change, ForetraceError)
 
     play(main())

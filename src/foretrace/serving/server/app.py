@@ -8,6 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import version
 from time import perf_counter
 from typing import Any
 
@@ -21,7 +22,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from foretrace import __version__
 from foretrace.errors import ForetraceError
 from foretrace.serving.server import protocol
 from foretrace.serving.server.dispatcher import Dispatcher, RequestError
@@ -128,7 +128,8 @@ class ServerApp:
             raise RequestError(403, "without a token the server answers to 127.0.0.1 and localhost alone.")
 
     async def _body(self, request: Request) -> bytes:
-        """All of a body that is not too large and does not come too slowly; it is `released` later."""
+        """All of a body that is not too large and does not come too slowly; `held` is what it adds to `_held`."""
+        request.state.held = 0
         if request.headers.get("content-encoding", "identity") != "identity":
             raise RequestError(415, "the body must not be compressed.")
         pieces, size, most = list[bytes](), 0, self.limits.body_bytes
@@ -168,7 +169,7 @@ class ServerApp:
         return _json(
             {
                 "name": "foretrace",
-                "version": __version__,
+                "version": version("foretrace"),
                 "extensions": ["binary_tensor_data"],
                 "models": [self._facts.name],
             }
@@ -268,12 +269,13 @@ class _Metrics(Collector):
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher, self.registry = dispatcher, CollectorRegistry()
-        kept = {"namespace": "foretrace", "registry": self.registry}
-        self._requests = Counter("requests", "Requests by status.", ["status"], **kept)
-        self._seconds = Histogram("request_seconds", "Time to answer a request.", **kept)
-        sizes = [float(1 << i) for i in range(11)]
-        self._batch = Histogram("batch_samples", "Samples that an instance ran at once.", buckets=sizes, **kept)
-        self._run = Histogram("batch_seconds", "Time of the model for what it ran at once.", **kept)
+        kept, sizes = self.registry, [float(1 << i) for i in range(11)]
+        self._requests = Counter("foretrace_requests", "Requests by status.", ["status"], registry=kept)
+        self._seconds = Histogram("foretrace_request_seconds", "Time to answer a request.", registry=kept)
+        self._batch = Histogram(
+            "foretrace_batch_samples", "Samples that an instance ran at once.", buckets=sizes, registry=kept
+        )
+        self._run = Histogram("foretrace_batch_seconds", "Time of the model for these.", registry=kept)
         dispatcher.tally.batch = self._ran
         self.registry.register(self)
 

@@ -45,11 +45,25 @@ class RequestError(Exception):
 class BatchRunner(Protocol):
     """A process with a model, as the dispatcher sees it."""
 
-    facts: ModelFacts
-    instance: ModelInstance
-    pid: int
-    inputs: Mapping[str, Array]
-    outputs: Mapping[str, Array]
+    @property
+    def facts(self) -> ModelFacts:
+        """Of its model."""
+
+    @property
+    def instance(self) -> ModelInstance:
+        """Its threads, and the most samples that it runs at once."""
+
+    @property
+    def pid(self) -> int:
+        """Number of the process."""
+
+    @property
+    def inputs(self) -> Mapping[str, Array]:
+        """Where samples go, (batch, ...) by name."""
+
+    @property
+    def outputs(self) -> Mapping[str, Array]:
+        """Where answers come."""
 
     async def run(self, samples: int) -> BatchRun:
         """Run the first samples of `inputs`. Raises EOFError where the process dies."""

@@ -204,10 +204,11 @@ def _recorded(path: Path) -> Float64:
     column = next((columns[each] for each in _COLUMNS if each in columns), None)
     if column is None:
         raise ForetraceError(f"{path} must have a column of arrivals; call it {' or '.join(_COLUMNS)}.")
-    found = np.array(list(_times(path, column, rows)))
+    found: Float64 = np.array(list(_times(path, column, rows)))
     if not len(found) or not np.isfinite(found).all() or (np.diff(found) < 0).any() or len(found) > _MOST:
         raise ForetraceError(f"{path}: arrivals must be at most {_MOST:,} numbers in order, none NaN; sort them.")
-    return found - found[0]
+    found -= found[0]
+    return found
 
 
 def _times(path: Path, column: str, rows: csv.DictReader[str]) -> Iterator[float]:

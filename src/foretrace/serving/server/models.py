@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -210,9 +211,8 @@ class ModelSource:
                 f"{path} must take positional inputs and hold an example of each; export it again, or say `input=` of "
                 f"{', '.join(map(str, names))}."
             )
-        sizes = [getattr(each.meta.get("val"), "shape", ()) for each in program.graph.nodes if each.name in names]
-        first = sizes[0][0] if sizes and len(sizes[0]) else None
-        fixed = first if isinstance(first, int) else None  # an open size is a symbol
+        sizes = [tuple(each.meta["val"].shape) for each in program.graph.nodes if each.name in names]
+        fixed = next((each[0] for each in sizes if each and isinstance(each[0], int)), None)  # open ones are symbols
         return self._module(path.stem, "exported", program.module(), given, _crc(path), fixed)
 
     def _onnx(self, path: Path, threads: int) -> LoadedModel:
@@ -277,7 +277,7 @@ class ModelSource:
         weights = [*module.parameters(), *module.buffers()]
         if crc is None:
             for each in weights:
-                crc = zlib.crc32(each.detach().contiguous().reshape(-1).view(torch.uint8).numpy(), crc or 0)
+                crc = zlib.crc32(each.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data, crc or 0)
         example = {key: each.detach().numpy() for key, each in tensors.items()}
         size = sum(each.nbytes for each in weights)
         return self._finished(name, kind, inputs, call, example, size, crc or 0, fixed)
@@ -322,7 +322,9 @@ def import_torch() -> Any:
 def _read(path: Path, load: Callable[[], Any]) -> Any:
     """What `load` makes of a file, whose damage is the user's matter."""
     try:
-        return load()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of TorchScript, which files still are
+            return load()
     except Exception as error:  # whatever the reader of the format raises
         said = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
         raise ForetraceError(f"{path} cannot be loaded: {said}; export it again.") from None

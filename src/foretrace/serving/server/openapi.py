@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Any
 
 import msgspec
 
-from foretrace import __version__
 from foretrace.serving.server.models import ModelFacts
 from foretrace.serving.server.protocol import (
     DATATYPES,
@@ -54,7 +54,7 @@ def description(facts: ModelFacts, state: type[Any], change: type[Any]) -> dict[
     infer = _operation("Run the model on named tensors.", _ref(InferResponse), _ref(InferRequest))
     return {
         "openapi": "3.1.0",
-        "info": {"title": f"foretrace serve {facts.name}", "version": __version__},
+        "info": {"title": f"foretrace serve {facts.name}", "version": version("foretrace")},
         "paths": {
             "/v2/health/live": {"get": _operation("Whether the server runs.", live, refusals=())},
             "/v2/health/ready": {"get": _operation("Whether a request would be run now.", ready, own=(503,))},

@@ -17,7 +17,7 @@ class ProcessRunner:
     def __init__(self, worker: ModelWorker, limit_s: float) -> None:
         self.facts, self.instance = worker.facts, worker.instance
         self.inputs, self.outputs = worker.inputs, worker.outputs
-        self.ended, self.pid = worker.ended, worker.pid
+        self.pid = worker.pid
         self._worker, self._limit_s = worker, limit_s
 
     async def run(self, samples: int) -> BatchRun:
@@ -37,6 +37,10 @@ class ProcessRunner:
         loop.remove_reader(self._worker.fileno())
         if died is not None:
             loop.add_reader(self._worker.fileno(), died)
+
+    def ended(self) -> str:
+        """How it died, in words."""
+        return self._worker.ended()
 
     async def end(self) -> None:
         """End the process."""
