@@ -132,7 +132,7 @@ def _headline(plan: SplitPlan) -> str:
         others = [each for each in plan.splits if each is not fat]
         gain = f"the next best takes {digits(others[0].latency_s / fat.latency_s)}×" if others else "the only one"
     else:
-        ratio = plan.ratios.get(best.name)
+        ratio = plan.ratios.get(best.name) if plan.quantile == 0.5 else None  # it is of means, not of a tail
         after_s = fat.latency_s * ratio.value if ratio else best.latency_s
         gain = f"{speed(fat.latency_s, after_s)} than one instance with {things(plan.threads, 'thread')}"
         if ratio is not None and ratio.high >= 1:
