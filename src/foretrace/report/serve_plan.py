@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections import Counter
 from collections.abc import Iterator
 
 import msgspec
@@ -17,20 +16,11 @@ from foretrace.serving.server.plan import FAT, INTERFERENCE, NOISE, PlannedSplit
 from foretrace.serving.server.trial import AGAIN, SplitTrial
 
 
-class ServeInstancesView(msgspec.Struct, frozen=True, kw_only=True):
-    """Instances that are alike."""
-
-    count: int
-    threads: int
-    batch: int
-
-
 class ServeSplitView(msgspec.Struct, frozen=True, kw_only=True):
     """A split and the latency of a batch that is predicted of it."""
 
     name: str  # fat: one instance; thin: one per thread; or the split as text
     split: str  # 2x4:16+1x1:8 are two instances with 4 threads and batch 16, one with 1 thread and batch 8
-    instances: tuple[ServeInstancesView, ...]
     alone_s: float  # if its instances did not disturb each other
     latency_s: float
     low_s: float
@@ -111,10 +101,6 @@ def _split(each: PlannedSplit, plan: SplitPlan) -> ServeSplitView:
         ServeSplitView,
         each,
         split=each.split.text,
-        instances=tuple(
-            ServeInstancesView(count=count, threads=threads, batch=batch)
-            for (threads, batch), count in Counter(each.split.instances).items()
-        ),
         interference=None if each.run is None else each.interference,
         over_fat=plan.ratios.get(each.name),
     )
