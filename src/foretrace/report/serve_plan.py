@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections import Counter
 from collections.abc import Iterator
 
 import msgspec
@@ -17,20 +16,11 @@ from foretrace.serving.server.plan import FAT, INTERFERENCE, NOISE, PlannedSplit
 from foretrace.serving.server.trial import AGAIN, SplitTrial
 
 
-class ServeInstancesView(msgspec.Struct, frozen=True, kw_only=True):
-    """Instances that are alike."""
-
-    count: int
-    threads: int
-    batch: int
-
-
 class ServeSplitView(msgspec.Struct, frozen=True, kw_only=True):
     """A split and the latency of a batch that is predicted of it."""
 
     name: str  # fat: one instance; thin: one per thread; or the split as text
     split: str  # 2x4:16+1x1:8 are two instances with 4 threads and batch 16, one with 1 thread and batch 8
-    instances: tuple[ServeInstancesView, ...]
     alone_s: float  # if its instances did not disturb each other
     latency_s: float
     low_s: float
@@ -111,10 +101,6 @@ def _split(each: PlannedSplit, plan: SplitPlan) -> ServeSplitView:
         ServeSplitView,
         each,
         split=each.split.text,
-        instances=tuple(
-            ServeInstancesView(count=count, threads=threads, batch=batch)
-            for (threads, batch), count in Counter(each.split.instances).items()
-        ),
         interference=None if each.run is None else each.interference,
         over_fat=plan.ratios.get(each.name),
     )
@@ -132,7 +118,7 @@ def _headline(plan: SplitPlan) -> str:
         others = [each for each in plan.splits if each is not fat]
         gain = f"the next best takes {digits(others[0].latency_s / fat.latency_s)}×" if others else "the only one"
     else:
-        ratio = plan.ratios.get(best.name)
+        ratio = plan.ratios.get(best.name) if plan.quantile == 0.5 else None  # it is of means, not of a tail
         after_s = fat.latency_s * ratio.value if ratio else best.latency_s
         gain = f"{speed(fat.latency_s, after_s)} than one instance with {things(plan.threads, 'thread')}"
         if ratio is not None and ratio.high >= 1:
@@ -168,16 +154,18 @@ def _(view: ServePlanView, top: int) -> Iterator[Block]:
     yield ""
     yield Headline(view.headline)
     yield ""
+    unit = unit_for(max(each.high_s for each in view.splits[:top]))
     yield table(
         [
-            "split", Column("instances x threads : batch"), Column("alone", "time"), Column("latency", "time"),
-            Column("from", "time"), Column("to", "time"), Column("interference", right=True),
-            Column("over fat", right=True),
+            "instances x threads : batch", Column("latency", "time"), Column(f"range, {unit.name}", right=True),
+            Column("alone", "time", least=80), Column("interference", right=True, least=100),
+            Column("over fat", right=True, least=100, under=True),
         ],
         [
             (
-                each.name if each.name != each.split else "", each.split, each.alone_s, each.latency_s, each.low_s,
-                each.high_s, "not run" if each.interference is None else f"{digits(each.interference)}×",
+                each.split if each.name == each.split else f"{each.split} ({each.name})", each.latency_s,
+                between(each.low_s, each.high_s, unit), each.alone_s,
+                "not run" if each.interference is None else f"{digits(each.interference)}×",
                 "–" if each.over_fat is None else _numbers(each.over_fat),
             )
             for each in view.splits

@@ -20,6 +20,7 @@ from time import perf_counter
 
 import numpy as np
 
+from foretrace import executor
 from foretrace.arrays import Float64
 from foretrace.deadline import Deadline
 from foretrace.errors import ForetraceError
@@ -57,7 +58,7 @@ def cores_for(threads: int | None) -> tuple[tuple[int, ...], str]:
     """
     affinity = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     quota = processor.cpu_quota()
-    wanted = threads or max(1, int(min(len(affinity), quota or len(affinity))))
+    wanted = threads or executor.cores()
     if wanted > len(affinity):
         raise ForetraceError(f"`threads={wanted}`: this process may use {len(affinity)} cores; give at most as many.")
     warning = ""
