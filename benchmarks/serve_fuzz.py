@@ -147,6 +147,7 @@ def changed(url: str, requests: int, number: int, found: Fuzzed, statuses: Count
     last = connection.getresponse()
     if last.status != 200 or len(json.loads(last.read())["y"][0]) != 2:
         found.trouble.append(f"after all that the server answers {last.status} to a valid request")
+    connection.close()
 
 
 def run(requests: int, number: int = 0) -> Fuzzed:
