@@ -38,6 +38,8 @@ COSTS = {
     ],
     "edges": [{"sourceId": 0, "destId": 1, "communicationCost": 1e6}],
 }  # fmt: skip
+ARRIVALS = "TIMESTAMP,tokens\n2023-11-16 18:15:46.68,3\n2023-11-16 18:15:47.18,4\n2023-11-16T18:15:50Z,5\n"
+SERVE_PLAN = {"batch": 8, "chosen": {"split": "2x1:3+1x2:2"}, "model": "m"}
 STATE = {"strategy": "MCMC(beta=50)", "seed": 3, "costs": [[1.5, "too large", 2.0], [0.5]], "best": [17, 18]}
 
 
@@ -86,6 +88,21 @@ def _play_state(path: Path, way: int) -> Iterator[Figure]:
     yield "chains", len(SearchState.load(path).costs)
 
 
+def _play_arrivals(path: Path, way: int) -> Iterator[Figure]:
+    from foretrace.serving.server.load import arrivals
+
+    found = arrivals(str(path), rate=1.0, seconds=1e9 if way & 1 else 2.0)
+    yield "arrivals", found
+    yield "in order", [1.0 if (found[1:] >= found[:-1]).all() else float("nan")]
+
+
+def _play_serve_plan(path: Path, way: int) -> Iterator[Figure]:
+    from foretrace.serving.server.run import read_plans
+
+    for batch, split in read_plans([path]).items():
+        yield "batch", [batch, split.batch, split.threads]
+
+
 def plan_readers() -> Iterator[Reader]:
     """The readers of this file."""
     files = {
@@ -93,6 +110,8 @@ def plan_readers() -> Iterator[Reader]:
         "layer-profile": ("plan.pipelines.pipedream", "graph.txt", PROFILE, _play_profile),
         "cost-graph": ("plan.pipelines.piper", "graph.json", json.dumps(COSTS), _play_costs),
         "latencies": ("serving.server.latencies", "profile.csv", LATENCIES, _play_latencies),
+        "arrivals": ("serving.server.load", "log.csv", ARRIVALS, _play_arrivals),
+        "serve-plan": ("serving.server.run", "plan.json", json.dumps(SERVE_PLAN), _play_serve_plan),
         "search-state": ("search.minimise", "state.json", json.dumps(STATE), _play_state),
     }
     for name, (module, file, text, play) in files.items():

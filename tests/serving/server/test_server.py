@@ -142,7 +142,7 @@ def test_names_of_foreign_machines_are_refused_without_a_token(url: str) -> None
 def test_the_split_changes_while_requests_go_on(url: str, model: LoadedModel) -> None:
     expected = model({"x": X, "word": WORD})["y"]
 
-    def one(_: int) -> bool:
+    def one(number: int) -> bool:
         status, _, text = ask(f"{url}/predict", "POST", {"x": X.tolist(), "word": WORD.tolist()})
         return status == 200 and np.allclose(json.loads(text)["y"], expected, rtol=1e-4)
 

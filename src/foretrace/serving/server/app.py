@@ -56,7 +56,7 @@ class SplitChange(msgspec.Struct, kw_only=True):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class RequestLimits:
     """What a client may ask for."""
 
     deadline_s: float = 60.0  # of every request; a client may ask for less
@@ -66,8 +66,8 @@ class Limits:
 class ServerApp:
     """Routes over a dispatcher. `app` is what an ASGI server runs."""
 
-    def __init__(self, dispatcher: Dispatcher, *, limits: Limits | None = None, token: str = "") -> None:
-        self.dispatcher, self.limits, self.token = dispatcher, limits or Limits(), token
+    def __init__(self, dispatcher: Dispatcher, *, limits: RequestLimits | None = None, token: str = "") -> None:
+        self.dispatcher, self.limits, self.token = dispatcher, limits or RequestLimits(), token
         self.metrics = _Metrics(dispatcher)
         self._held = 0  # bytes of bodies
         model = "/v2/models/{name}"

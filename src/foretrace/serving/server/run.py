@@ -97,7 +97,7 @@ def run_server(settings: ServerSettings, told: Callable[[str], None]) -> None:
     try:
         import uvicorn
 
-        from foretrace.serving.server.app import Limits, ServerApp
+        from foretrace.serving.server.app import RequestLimits, ServerApp
         from foretrace.serving.server.estimator import follow_load
         from foretrace.serving.server.processes import ProcessStarter
     except ModuleNotFoundError as error:
@@ -117,7 +117,7 @@ def run_server(settings: ServerSettings, told: Callable[[str], None]) -> None:
     async def run() -> None:
         starter = ProcessStarter(settings.source, limit_s=settings.deadline_s)
         dispatcher = Dispatcher(starter, settings.cores, queue=settings.queue)
-        limits = Limits(deadline_s=settings.deadline_s, body_bytes=settings.body_bytes)
+        limits = RequestLimits(deadline_s=settings.deadline_s, body_bytes=settings.body_bytes)
         config = uvicorn.Config(
             ServerApp(dispatcher, limits=limits, token=settings.token).app, lifespan="off", log_config=None, ws="none",
             access_log=False, server_header=False, ssl_certfile=settings.certificate, ssl_keyfile=settings.key,
