@@ -23,6 +23,8 @@ class Net(torch.nn.Module):
     def forward(self, x, word):
         if (x == 666).any():
             os._exit(7)
+        if (x == 777).any():
+            time.sleep(1000)
         return {"y": self.last(x + self.table(word)), "root": x.sqrt()}
 
 def net():

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from foretrace.errors import ForetraceError
 from foretrace.serving.server.dispatcher import Dispatcher, RequestError
+from foretrace.serving.server.estimator import follow_load
 from foretrace.serving.server.split import CoreSplit
 from tests.serving.server.virtual import DEADLY, FACTS, POISON, WRONG, Machine, play
 
@@ -168,6 +169,45 @@ def test_deadlines_and_clients_that_left_free_the_queue() -> None:
             assert machine.all[0].batches == [[1], [4]]
 
     play(main())
+
+
+def test_the_split_follows_the_load_and_no_request_is_refused() -> None:
+    async def main() -> None:
+        machine = Machine(seconds=0.0213, start_s=0.3)
+        texts = {1: "1x2:1", 8: "2x1:4", 16: "1x2:16"}
+        splits = {batch: CoreSplit.parse(text) for batch, text in texts.items()}
+        async with serving(machine, "1x2:1") as dispatcher:
+            following = asyncio.create_task(follow_load(dispatcher, splits, every_s=1.0))
+
+            async def client(until_s: float) -> int:
+                answered = 0
+                while asyncio.get_running_loop().time() < until_s:
+                    assert await squares(dispatcher, answered) == [answered**2]
+                    answered += 1
+                return answered
+
+            for clients, text in ((24, "1x2:16"), (1, "1x2:1"), (11, "2x1:4")):
+                until_s = asyncio.get_running_loop().time() + 6
+                assert min(await asyncio.gather(*(client(until_s) for _ in range(clients)))) > 10
+                assert dispatcher.active is not None and dispatcher.active.split.text == text
+            assert dispatcher.tally.reconfigurations == 3
+            following.cancel()
+
+    play(main())
+
+
+def test_a_bug_costs_its_batch_alone(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        machine = Machine()
+        async with serving(machine, "1x2:8") as dispatcher:
+            machine.all[0].inputs = {}  # what cannot be
+            with pytest.raises(RequestError) as found:
+                await squares(dispatcher, 1)
+            assert found.value.status == 500
+            assert await squares(dispatcher, 3) == [9] and len(machine.all) == 2
+
+    play(main())
+    assert "a batch was lost" in caplog.text
 
 
 def test_closing_answers_what_is_here_and_refuses_what_comes() -> None:

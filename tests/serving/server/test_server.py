@@ -187,6 +187,18 @@ def test_a_token_is_needed_and_enough(serve: Serve, script: Path, tmp_path: Path
     assert ask(f"{url}/v2/health/ready")[0] == 200  # what an orchestrator asks, which has no token
 
 
+def test_a_model_that_hangs_is_late_and_its_process_ended(serve: Serve, script: Path) -> None:
+    url, _ = serve(f"{script}:net", "--split", "1x1:1", "--deadline-s", "3")
+    (pid,) = json.loads(ask(f"{url}/split")[2])["processes"]
+    assert refused(f"{url}/predict", {"x": [[777, 1, 1]], "word": [0]})[0] == 504
+    end = time.monotonic() + 60
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
+        time.sleep(0.1)
+    while ask(f"{url}/v2/health/ready")[0] != 200 and time.monotonic() < end:
+        time.sleep(0.1)
+    assert ask(f"{url}/predict", "POST", {"x": [[1, 1, 1]], "word": [0]})[0] == 200
+
+
 def test_clients_that_left_and_a_stop_while_requests_are_here(serve: Serve, script: Path) -> None:
     url, server = serve(f"{script}:net", "--split", "1x1:1")
     host, _, port = url.removeprefix("http://").partition(":")

@@ -16,6 +16,7 @@ states (waiting, running, done, which is its future), and an instance has three 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -271,8 +272,6 @@ class Dispatcher:
             for part in reversed(parts):
                 self._again(part, 503, f"the process that ran it {runner.ended()}, twice.")
             raise
-        finally:
-            self.running -= samples
         self.tally.batch(samples, run.seconds)
         self._sample_s += 0.1 * (run.seconds / samples - self._sample_s)
         for part, place in zip(parts, places, strict=True):
@@ -301,11 +300,19 @@ class Dispatcher:
         runner: BatchRunner | None = first
         while runner is not None:
             generation.alive.add(runner)
+            parts = list[Part]()
             try:
                 while parts := await self._take(generation, runner):
-                    await self._run(runner, parts)
+                    try:
+                        await self._run(runner, parts)
+                    finally:
+                        self.running -= sum(each.samples for each in parts)
             except EOFError:
                 pass
+            except Exception:  # a bug of ours costs these requests and the process, not the instance
+                logging.getLogger(__name__).exception("a batch was lost")
+                for part in parts:
+                    part.inference.fail(500, "a bug of the server, which its log tells more of.")
             finally:
                 generation.alive.discard(runner)
                 await runner.end()
