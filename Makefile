@@ -51,6 +51,8 @@ check: $(VENV)/dev.stamp
 test-changed: $(VENV)/dev.stamp
 	FORETRACE_EXAMPLES=quick $(PYTEST) -m "not slow" $(ARGS) $$($(BIN)/python .ci/changed.py)
 
+# Properties draw 25 examples here, 100 in the matrix of .github/workflows, 2000 with FORETRACE_EXAMPLES=thorough.
+test: export FORETRACE_EXAMPLES ?= quick
 test: $(VENV)/dev.stamp
 	$(PYTEST) $(ARGS)
 

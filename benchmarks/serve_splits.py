@@ -1,6 +1,6 @@
 """Plan splits of models of the zoo over this machine's cores, run them in turns, and write docs/accuracy/splits.md.
 
-    python benchmarks/serve_splits.py [bert/tiny/8 ...] [--seconds S]
+    python benchmarks/serve_splits.py [bert/tiny/8 ...] [--seconds S] [--page]
 
 A split is predicted before it is compared: profile, plan and the runs that measure interference come first, then fat,
 thin and the best split take turns with processes of their own. Rows are added to benchmarks/data/splits.jsonl.
@@ -32,7 +32,9 @@ HEAD = """# Batches shared out over instances, on a processor
 `foretrace serve plan MODEL --batch N --run`: the latency of the best split over that of *fat*, one instance with all
 threads, predicted from a profile and a short run and then measured in turns with fresh processes; *thin* is an instance
 per thread. Where fat is best, the runner-up is compared with it. Packrat's gains of 1.4 – 1.8 come from 16 cores; two
-cores have little to share out.
+have little to share out. A busy machine flatters small instances: threads of one instance wait for the slowest of them
+at every operator, instances only at the end of a batch. So a row is `inconclusive` where blocks of an arm spread by
+more than 10 %, and its error counts for nothing.
 """
 
 
@@ -65,14 +67,16 @@ def line(row: Row) -> tuple[str, ...]:
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """All rows in a sentence, inconclusive ones, too."""
-    errors = [abs(row.error) for row in rows]
+    """All rows in a sentence; errors are those of rows that were concluded."""
     best = sum(row.arms["serve"]["chosen"] == row.arms["serve"]["quickest"] for row in rows)
-    conclusive = sum(row.verdict != Verdict.INCONCLUSIVE for row in rows)
+    text = f"{len(rows)} rows; the split that was predicted best was the quickest in {best}."
+    errors = [100 * abs(row.error) for row in rows if row.verdict != Verdict.INCONCLUSIVE]
+    if not errors:
+        return f"{text} None is conclusive: others disturbed all of them."
+    covered = sum(row.covered for row in rows if row.verdict != Verdict.INCONCLUSIVE)
     return (
-        f"{len(rows)} rows, {conclusive} of them conclusive: median error {100 * median(errors):.1f} %, worst "
-        f"{100 * max(errors):.1f} %; the range holds the measured ratio in {sum(row.covered for row in rows)}, and the "
-        f"split that was predicted best was the quickest in {best}."
+        f"{text} {len(errors)} are conclusive: median error {median(errors):.1f} %, worst {max(errors):.1f} %; the "
+        f"range holds the measured ratio in {covered} of them."
     )
 
 
@@ -88,9 +92,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=MODELS, help="MODEL/SIZE/BATCH")
     parser.add_argument("--seconds", type=float, default=30.0, help="of the arms of a row")
+    parser.add_argument(
+        "--page", action="store_true", help="measure nothing; write the page from the rows that are kept"
+    )
     parser.add_argument("--profile", type=Path, help="where latencies are kept; by default in the cache")
     given = parser.parse_args()
-    for each in given.models:
+    for each in () if given.page else given.models:
         model, size, batch = each.split("/")
         try:
             row = measured(model, size, int(batch), given.seconds, given.profile)

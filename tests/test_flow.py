@@ -92,7 +92,7 @@ def test_a_path_is_opened_whatever_it_is(run: ft.Run, tmp_path: Path) -> None:
 
 
 def test_a_model_that_never_ran_is_one_line() -> None:
-    found = ft.estimate("gpt2", device="h100", batch=1)
+    found = ft.estimate("gpt2", device="h100", batch=1, size="tiny")
     low_s, high_s = found.step.interval_s
     assert 0 < low_s < found.step.step_time_s < high_s
     with pytest.raises(ft.ForetraceError, match=r"`zero=3` shares among several workers; say how many with `workers=`"):

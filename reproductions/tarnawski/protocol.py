@@ -117,8 +117,8 @@ def main(arguments: Sequence[str]) -> int:
         "## Throughput, contiguous\n", throughput(folder), "",
         f"## Throughput, any sets of operators\n\nCP-SAT from the contiguous placement, {given.seconds:g} s each.\n",
         any_sets(folder, given.seconds), "",
-        f"## Latency\n\nThe better of dynamic programming and CP-SAT, {given.seconds:g} s each; the bound of a linear "
-        "program or of CP-SAT.\n",
+        f"## Latency\n\nThe better of dynamic programming and CP-SAT, {given.seconds:g} s each; the bound of "
+        "dynamic programming or of CP-SAT.\n",
         latency(folder, given.seconds), "",
     ])  # fmt: skip
     if given.print:

@@ -112,8 +112,8 @@ def without_measured(command: str, text: str) -> str:
     return json.dumps(answer)
 
 
-def asked(folder: Path, data: Path, seed: int) -> subprocess.Popen[str]:
-    """A process that answers all commands, whose hashes of texts begin at `seed`."""
+def answers(folder: Path, data: Path, seed: int) -> list[list[Any]]:
+    """What a process whose hashes of texts begin at `seed` answers to all commands: code, output and messages."""
     folder.mkdir()
     (folder / "written").mkdir()
     questions = [f"{name} {words} --json" for name, words in ASKED.items()]
@@ -126,22 +126,20 @@ def asked(folder: Path, data: Path, seed: int) -> subprocess.Popen[str]:
     for short, place in places.items():
         questions = [re.sub(f"(?<= ){short}", place, each) for each in questions]
     (folder / "questions.json").write_text(json.dumps([each.split() for each in questions]))
-    return subprocess.Popen(
+    done = subprocess.run(
         [sys.executable, "-m", "tests.cli.all_answers", str(folder / "questions.json")], cwd=ROOT, env=environment,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        capture_output=True, text=True, check=False,
     )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [[code, text.replace(str(folder), "T"), said] for code, text, said in json.loads(done.stdout)]
 
 
 @pytest.mark.slow("every command twice, in two processes")
 def test_two_runs_print_the_same_bytes(shared_data: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     folders = [tmp_path / name for name in ("a", "b")]
-    running = [asked(folder, shared_data, seed) for seed, folder in enumerate(folders, 1)]
-    found = []
-    for folder, process in zip(folders, running, strict=True):
-        out, err = process.communicate()
-        assert process.returncode == 0, err[-2000:]
-        found.append([[code, text.replace(str(folder), "T"), said] for code, text, said in json.loads(out)])
+    # One after the other: the second finds the loops that the first compiled.
+    found = [answers(folder, shared_data, seed) for seed, folder in enumerate(folders, 1)]
     wrong = {
         name: said
         for name, (code, text, said), other in zip([*ASKED, *WRITE], *found, strict=True)

@@ -50,9 +50,9 @@ ASKED: dict[str, tuple[str, ...]] = {
 }
 WITH_TORCH = {
     "zoo": ("",),
-    "estimate": ("resnet50 --device h100 --batch 2",),
-    "operators": ("resnet50",),
-    "utilisation": ("resnet50 --device h100 --batch 2",),
+    "estimate": ("resnet50 --size tiny --device h100 --batch 2",),
+    "operators": ("resnet50 --size tiny",),
+    "utilisation": ("resnet50 --size tiny --device h100 --batch 2",),
 }
 NOT_ASKED = {
     "record": "runs a script; what it suggests is asked by the tour in the README",

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from foretrace.model.readers.json_form import loads
-from foretrace.report.operators import OperatorsView, amount
+from foretrace.report.operators import OperatorsView
+from foretrace.report.units import scaled
 from tests.cli.conftest import Cli
 
 MLP = {
@@ -103,6 +104,6 @@ def test_mistakes_are_one_sentence(
 
 
 def test_amounts_have_three_digits() -> None:
-    assert [amount(x) for x in (0, 12, 1234, 9.996e5, 1e6, 7.794e11, 2.5e13)] == [
-        "0 ", "12.0 ", "1.23 k", "1.00 M", "1.00 M", "779 G", "25.0 T",
+    assert [scaled(x) for x in (0, 12, 1234, 9.996e5, 1e6, 7.794e11, 2.5e13)] == [
+        "0", "12", "1.23 k", "1.00 M", "1.00 M", "779 G", "25.0 T",
     ]  # fmt: skip

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrace.cost.calls import Call, Calls, Family, Precision, describe, family_of
@@ -92,7 +92,6 @@ def test_rows() -> None:
         assert (within.b, within.m, within.n, within.k, within.flops) == (16, 128, 96, 64, attention.flops)
 
 
-@settings(max_examples=80)
 @given(
     st.sampled_from(
         ["aten::addmm", "aten::mm", "aten::convolution", "aten::_softmax", "aten::cat", "x::y", "aten::sum"]

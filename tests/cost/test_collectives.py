@@ -106,7 +106,6 @@ def network_of(text: str, workers: int, folder: Path) -> Network:
     return network(text, workers)
 
 
-@settings(max_examples=150)
 @given(
     text=networks,
     kind=st.sampled_from(list(CollectiveKind)),
@@ -505,7 +504,6 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         read(tmp_path / "x.csv")
 
 
-@settings(max_examples=80)
 @given(st.text(alphabet="#,.(){}[]\"' \n\t-0123456789abcdefsizetime", max_size=200))
 def test_any_text_is_a_table_or_a_sentence(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     file = tmp_path_factory.getbasetemp() / "any.csv"

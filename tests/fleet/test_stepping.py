@@ -318,3 +318,12 @@ def test_the_view_shows_the_moment() -> None:
     assert view.speed_of(0, [0, 4]).progress == 1.0 and view.rate(0) == 1.0
     assert view.last_ns(2) == 10 * SECOND and view.starts(0) == 1 and view.estimate_s(2) == 5.0
     assert steps.looks_again_s == 64.0 and not steps.finished
+
+
+def test_the_view_tells_when_a_lease_ends_and_which_band_serves() -> None:
+    work = Workload.of(submit_s=[0, 100], gpus=[2, 2], work_s=[1000, 50])
+    leases = Policy(name="turns", order_rule="service", preempt_rule="lease", lease_s=300)
+    assert Stepping(work, parse_cluster("1x2"), leases).run(until_s=12).view.lease_end_ns(0) == 300 * SECOND
+    queues = Policy(name="bands", order_rule="queues", thresholds_gpu_s=(100.0,), preempt_rule="always")
+    view = Stepping(work, parse_cluster("1x2"), queues).run(until_s=400).view
+    assert view.band(0) == 1  # 2 GPUs for more than 50 s

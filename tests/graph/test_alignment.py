@@ -65,7 +65,6 @@ def random_set(seed: int, ranks: int, count: int, offsets: Sequence[float], **mo
 
 
 @given(st.integers(0, 10**6), st.lists(st.integers(-5 * MS, 5 * MS), min_size=2, max_size=6), st.integers(1, 12))
-@settings(max_examples=80)
 def test_exact_ends_give_exact_offsets(seed: int, offsets: list[int], count: int) -> None:
     found, clock = match_and_align(random_set(seed, len(offsets), count, offsets))
     assert found.matched == count

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrace.errors import GraphError
-from foretrace.graph.edit import cut, remove, retime, scale, set_priority
+from foretrace.graph.edit import cut, remove, retime, scale
 from foretrace.graph.select import select
 from foretrace.graph.taskgraph import EdgeKind, TaskGraph, TaskKind
 from foretrace.testing.technique import check_valid
@@ -41,7 +41,6 @@ def test_every_edit_keeps_the_graph_valid_and_the_original_untouched(graph: Task
         retime(graph, mask, np.arange(mask.sum())),
         remove(graph, mask),
         cut(graph, edges & ~order),
-        set_priority(graph, mask, -1),
     ):
         check_valid(edited)
         assert len(edited) == len(graph) and len(edited.changes) == len(graph.changes) + 1
@@ -153,13 +152,6 @@ def test_a_full_queue_is_counted_again_after_a_removal() -> None:
     same = full_queue(places, 10)  # the recording that has no relu kernels
     assert total(edited) == total(same)
     assert total(remove(graph, select(graph, kind="kernel"))) == 0
-
-
-def test_priority_frees_the_lanes_of_the_tasks_only() -> None:
-    graph = two_steps()
-    edited = set_priority(graph, select(graph, name="relu"), -5)
-    assert [lane.ordered for lane in edited.lanes] == [True, False, True]
-    assert edited.priority[select(graph, name="relu")].tolist() == [-5]
 
 
 def test_negative_factors_are_refused() -> None:

@@ -9,15 +9,13 @@ from hypothesis import strategies as st
 
 from foretrace.errors import GraphError
 from foretrace.graph.edit import remove
-from foretrace.graph.insert import DeviceTask, HostTask, insert, move_to_lane, replace_tasks, typical
+from foretrace.graph.insert import DeviceTask, HostTask, insert, typical
 from foretrace.graph.select import select
-from foretrace.graph.taskgraph import EdgeKind, Lane, Phase, TaskGraph, TaskKind
+from foretrace.graph.taskgraph import EdgeKind, Phase, TaskGraph, TaskKind
 from foretrace.testing.technique import check_valid
-from foretrace.trace.trace import LaneKind
 from tests.graph.small_graphs import (
     CPU,
     STREAM_A,
-    STREAM_B,
     Recording,
     columns,
     recordings,
@@ -116,19 +114,6 @@ def test_several_tasks_after_one_row_keep_their_order() -> None:
     check_valid(edited)
 
 
-def test_replacing_keeps_the_place() -> None:
-    graph = one_step()
-    gemm, call = row(graph, "gemm"), row(graph, "cudaLaunchKernel")
-    new = DeviceTask(after=gemm, launched_after=call, name="tensor_core_gemm", dur_ns=30)
-    edited = replace_tasks(graph, select(graph, name="gemm"), [new])
-    check_valid(edited)
-    assert total(edited) == total(graph) - 70
-    assert [change.what for change in edited.changes] == [
-        "removed 1 kernel and 1 launch",
-        "inserted 1 device task with its launch",
-    ]
-
-
 def test_a_full_queue_counts_what_is_inserted() -> None:
     recording = Recording()
     recording.mark()
@@ -166,37 +151,3 @@ def test_typical_launches_need_launches() -> None:
     recording.mark()
     with pytest.raises(GraphError, match="no kernel launches"):
         typical(recording.graph())
-
-
-@given(graph=recordings(), seed=SEEDS, waits=st.booleans())
-def test_moving_keeps_the_graph_valid(graph: TaskGraph, seed: int, waits: bool) -> None:
-    mask = select(graph, lane=STREAM_A) & (np.random.default_rng(seed).random(len(graph)) < 0.5)
-    if not mask.any():
-        return
-    lane = Lane(rank=0, kind=LaneKind.GPU, device=0, stream=99, label="stream 99")
-    moved = move_to_lane(graph, mask, lane, waits_for_previous=True, next_waits=waits)
-    check_valid(moved)
-    assert (moved.lane == 3).sum() == mask.sum() and moved.lanes[3] == lane
-    assert len(moved) == len(graph) and moved.dur.sum() == graph.dur.sum()
-
-
-def test_moved_work_overlaps() -> None:
-    recording = Recording()
-    recording.mark()
-    for name, dur in (("gemm", 100), ("relu", 60), ("gemm", 50)):
-        recording.launch(STREAM_A, name, dur)
-    recording.synchronise()
-    recording.mark()
-    graph = recording.graph()
-    relu = select(graph, name="relu")
-    beside = move_to_lane(graph, relu, STREAM_B)
-    start, end = start_end(beside)
-    gemms = np.flatnonzero(select(beside, name="gemm"))
-    assert start[gemms[1]] == end[gemms[0]] + 1, "the neighbours close up, with one gap"
-    assert start[row(beside, "relu")] == end[gemms[0]], "it still waits for what preceded it"
-    free = move_to_lane(graph, relu, STREAM_B, waits_for_previous=False)
-    assert start_end(free)[0][row(free, "relu")] < end[gemms[0]]
-    both = move_to_lane(graph, relu, STREAM_B, next_waits=True)
-    start, end = start_end(both)
-    assert start[np.flatnonzero(select(both, name="gemm"))[1]] >= end[row(both, "relu")]
-    assert beside.changes[-1].what == "moved 1 kernel to stream 20"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from foretrace.errors import ForetraceError
@@ -179,7 +179,6 @@ NAMES = "name nodes per_node device inside between nics oversubscription switche
 keys = st.sampled_from(NAMES.split(" "))
 
 
-@settings(max_examples=200)
 @given(st.dictionaries(keys, values, max_size=6))
 @example({"nodes": ["a"], "links": []})
 def test_whatever_a_file_holds_it_is_a_cluster_or_a_sentence(found: dict[str, Any]) -> None:
@@ -190,7 +189,6 @@ def test_whatever_a_file_holds_it_is_a_cluster_or_a_sentence(found: dict[str, An
     assert cluster.workers >= 1 and cluster.inside.bytes_per_s > 0 and cluster.between.bytes_per_s > 0
 
 
-@settings(max_examples=100)
 @given(st.text(max_size=60))
 def test_whatever_text_is_given(text: str) -> None:
     try:

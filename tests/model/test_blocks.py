@@ -30,7 +30,6 @@ def graph_of(word: list[int], layers: list[str] | None = None) -> OperatorGraph:
     return draft.finish("word")
 
 
-@settings(max_examples=80)
 @given(
     st.lists(st.integers(0, 2), min_size=1, max_size=9),
     st.integers(2, 9),
@@ -45,7 +44,6 @@ def test_copies_of_a_block_are_found(block: list[int], copies: int, before: list
     assert saved >= len(block) * (copies - 1)
 
 
-@settings(max_examples=80)
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=60))
 def test_what_is_found_repeats_and_does_not_overlap(word: list[int]) -> None:
     blocks = find(graph_of(word), least=1)

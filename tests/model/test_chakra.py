@@ -158,7 +158,6 @@ def test_mistakes(data: bytes, says: str) -> None:
     assert str(error.value).startswith("t.json")
 
 
-@settings(max_examples=120)
 @given(st.data())
 def test_changed_traces_are_a_graph_or_a_sentence(data: st.DataObject) -> None:
     nodes = json.loads(json.dumps([old(each) for each in NODES] if data.draw(st.booleans()) else NODES))

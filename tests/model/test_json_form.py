@@ -149,7 +149,6 @@ PIECES = st.sampled_from(
 )
 
 
-@settings(max_examples=120)
 @given(st.integers(0, 3), st.data())
 def test_changed_files_are_a_graph_or_a_sentence(which: int, data: st.DataObject) -> None:
     text = (*EXAMPLES, dumps(whole(chain(2, views=True))).decode(), json.dumps(small()))[which]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from foretrace.report.html import Page, write
+from foretrace.report.html import Page, render
 from foretrace.report.tracks import Track
 from tests.report.report_demo import make_tracks
 from tests.report.report_views import make_blame, make_show, make_whatif
@@ -26,7 +26,7 @@ def page_file(tracks: list[Track], tmp_path_factory: pytest.TempPathFactory) -> 
     blames = [make_blame(), make_blame(by="layer"), make_blame(by="kind")]
     page = Page(show=make_show(), blames=blames, whatifs=[make_whatif()], tracks=tracks, focus_step=2)
     path = tmp_path_factory.mktemp("report") / "report.html"
-    write(page, path)
+    path.write_text(render(page), encoding="utf-8")
     return path
 
 

@@ -186,7 +186,7 @@ def test_slots_and_generators_answer(result: FleetResult, cluster: ClusterTree, 
 @pytest.fixture(scope="module")
 def page_file(page: FleetPage, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("fleet") / "fleet.html"
-    fleet_page.write(page, path)
+    path.write_text(fleet_page.render(page), encoding="utf-8")
     return path
 
 
@@ -357,7 +357,9 @@ def test_many_jobs_keep_the_page_small(browser: Any, tmp_path: Path) -> None:
     cluster = parse_cluster("6x12x8")
     big = crowd(82_000, cluster)
     file = tmp_path / "big.html"
-    fleet_page.write(FleetPage(view=fleet.run(big, cluster), result=big, cluster=cluster), file)
+    file.write_text(
+        fleet_page.render(FleetPage(view=fleet.run(big, cluster), result=big, cluster=cluster)), encoding="utf-8"
+    )
     assert file.stat().st_size < 600_000
     found = Opened(browser, file)
     drawn = found.page.evaluate(
@@ -392,7 +394,7 @@ def test_counts_alone_are_drawn_as_one_row(
     said = fleet.run(counts, cluster)
     assert said.slots == () and any("free slots are not known" in note for note in said.notes)
     file = tmp_path / "counts.html"
-    fleet_page.write(FleetPage(view=said, result=counts, cluster=cluster), file)
+    file.write_text(fleet_page.render(FleetPage(view=said, result=counts, cluster=cluster)), encoding="utf-8")
     found = Opened(browser, file)
     assert found.page.evaluate("document.getElementById('gantt').gantt.meta.rows") == [{"name": "all GPUs", "gpus": 32}]
     assert found.page.locator("#slots").count() == 0 and found.complaints == []

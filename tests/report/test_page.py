@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from foretrace.report.html import Page, render, write
+from foretrace.report.html import Page, render
 from foretrace.report.tracks import Track
 from foretrace.report.units import seconds
 from tests.report.report_demo import NASTY, make_tracks
@@ -352,7 +352,7 @@ def test_many_tasks_stay_fluid_and_small(browser: Any, tmp_path: Path) -> None:
     big = make_tracks(steps=60, layers=50, kernel_us=150.0)
     assert len(big[0].graph) > 70_000
     file = tmp_path / "big.html"
-    write(Page(show=make_show(), whatifs=[make_whatif()], tracks=big), file)
+    file.write_text(render(Page(show=make_show(), whatifs=[make_whatif()], tracks=big)), encoding="utf-8")
     assert file.stat().st_size < 3_000_000
     found = Opened(browser, file)
     walked = found.page.evaluate(f"(() => {{ {LINE}.view(...{LINE}.extent()); {LINE}.paint(); return {LINE}.t1; }})()")

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from foretrace.errors import TraceError
@@ -103,7 +103,6 @@ metadata = st.dictionaries(
 
 
 @given(st.lists(events, max_size=8), metadata, st.sampled_from([None, 0, 2]))
-@settings(max_examples=300)
 def test_any_document(found: list[Any], head: dict[str, Any], indent: int | None) -> None:
     outcome(json.dumps({**head, "traceEvents": found, **head}, indent=indent).encode())
     outcome(json.dumps(found, indent=indent).encode(), categories=set(Category))
@@ -119,7 +118,6 @@ sound = st.builds(
 
 
 @given(st.lists(sound, min_size=1, max_size=20))
-@settings(max_examples=100)
 def test_sound_events_are_all_there(found: list[dict[str, Any]]) -> None:
     trace = outcome(document(found))
     if trace is None:  # some lie more than ten minutes apart
@@ -164,13 +162,11 @@ WHOLE = document(training(20), distributedInfo={"rank": 1}, deviceProperties=[{"
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=300)
 def test_damaged_documents(seed: int) -> None:
     outcome(damage(WHOLE, seed))
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=100)
 def test_damaged_gzip(seed: int) -> None:
     outcome(damage(gzip.compress(WHOLE, mtime=0), seed))
 
@@ -178,7 +174,6 @@ def test_damaged_gzip(seed: int) -> None:
 @given(st.integers(0, len(WHOLE)))
 @example(0)
 @example(len(WHOLE))
-@settings(max_examples=100)
 def test_cut_anywhere(at: int) -> None:
     trace = outcome(WHOLE[:at])
     assert (trace is not None) == (at >= len(WHOLE.rstrip()))
@@ -190,7 +185,6 @@ def test_cut_anywhere(at: int) -> None:
 @example(b"[")
 @example(b'{"traceEvents": [')
 @example(b"[" + b'"\\"' * 50)
-@settings(max_examples=200)
 def test_any_bytes(content: bytes) -> None:
     outcome(content)
     outcome(b'{"traceEvents": [' + content)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, is_dataclass
-from functools import wraps
+from functools import partial, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 import typer
 from typer.core import TyperGroup
 
+from foretrace.cli.options import flag, option
 from foretrace.errors import ForetraceError
+from foretrace.files import write_text
 from foretrace.names import near
 
 if TYPE_CHECKING:
     from foretrace.report.views import Result
 
-Html = Annotated[
-    Path | None, typer.Option("--html", metavar="FILE", help="Write the answer as a self-contained page, too.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON (docs/json.md) instead of text.")]
+Html = Annotated[Path | None, option(..., "FILE", "Write the answer as a self-contained page, too.")]
+AsJson = Annotated[bool, flag("--json", "Print JSON (docs/json.md) instead of text.", default=...)]
 Made = TypeVar("Made", bound=Callable[..., Any])
 Given = TypeVar("Given")
 COMMON = {"html": (Html, None), "as_json": (AsJson, False)}
@@ -59,7 +59,7 @@ class Reply:
     result: Result
     files: Mapping[Path | None, Callable[[Path], object]] = field(default_factory=dict)  # None was not asked for
     how: Mapping[str, Any] = field(default_factory=dict)  # how its blocks are wanted
-    page: Callable[[Path], object] | None = None  # writes --html, where the page shows more than the blocks
+    page: Callable[[], str] | None = None  # the text of --html, where the page shows more than the blocks
     error: Exception | None = None  # raised in the end: a mistake of ours that cost only a part of the answer
 
 
@@ -90,7 +90,8 @@ def answers(command: Callable[..., Result | Reply | None]) -> Callable[..., None
         result = _read_alike(reply.result, options)
         top = options.get("top", 12)
         print(_text(result, top, reply.how, as_json=as_json), end="")
-        files = {html: reply.page or _page(result, top, reply.how), **reply.files}
+        page = reply.page or partial(_page, result, top, reply.how)
+        files = {html: lambda path: write_text(path, page()), **reply.files}
         for path, write in files.items():
             if path is not None:
                 write(path)
@@ -171,13 +172,10 @@ def _text(result: Result, top: int, how: Mapping[str, Any], *, as_json: bool) ->
     return render(result, Terminal.of(sys.stdout, os.environ), rows=top, **how)
 
 
-def _page(result: Result, top: int, how: Mapping[str, Any]) -> Callable[[Path], object]:
-    def write(path: Path) -> None:
-        from foretrace.report import page
+def _page(result: Result, top: int, how: Mapping[str, Any]) -> str:
+    from foretrace.report import page
 
-        page.write(result, path, top=top, **how)
-
-    return write
+    return page.render(result, top=top, **how)
 
 
 def _read_alike(result: Result, options: Mapping[str, Any]) -> Result:

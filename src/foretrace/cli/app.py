@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -44,6 +45,13 @@ PANELS = {
     "Requests": ("serve",),
     "Tools": ("calibrate", "techniques", "zoo", "devices"),
 }
+# Files with other names than their commands.
+_HOMES = {
+    "recordings": ("show", "blame", "simulate", "check", "compare", "advise", "whatif", "report", "export", "graph"),
+    "models": ("zoo", "estimate", "operators", "utilisation", "rewrite"),
+    "ranks": ("align", "scale"),
+    "verify": ("ledger",),
+}
 
 
 class Panels(TyperGroup):
@@ -61,27 +69,6 @@ class Panels(TyperGroup):
 
 def application() -> typer.Typer:
     """The `foretrace` command with its subcommands, in the order a user meets them."""
-    from foretrace.cli import (
-        calibrate,
-        cloud,
-        compression,
-        devices,
-        fleet,
-        models,
-        network,
-        optimise,
-        plan,
-        profile,
-        ranks,
-        record,
-        recordings,
-        rig,
-        serve,
-        stash,
-        techniques,
-        verify,
-    )
-
     app = typer.Typer(
         name="foretrace",
         cls=Panels,
@@ -104,22 +91,17 @@ def application() -> typer.Typer:
         elif context.invoked_subcommand is None:
             print(context.get_help())
 
-    # What is recorded follows --, options and all.
-    words = "Record a few steps of a training command, left unchanged."
-    app.command("record", short_help=words, context_settings={"allow_extra_args": True})(record.record)
-    commands: tuple[Callable[..., Any], ...] = (
-        recordings.show, recordings.blame, recordings.simulate, recordings.check, recordings.compare,
-        recordings.advise, recordings.whatif, recordings.report, recordings.export, recordings.graph, profile.profile,
-        stash.stash, optimise.optimise, verify.verify, verify.ledger, models.estimate, models.operators,
-        models.utilisation, models.rewrite, ranks.align, ranks.scale, techniques.techniques, models.zoo,
-        devices.devices,
-    )  # fmt: skip
-    for command in commands:
-        told = command.__annotations__["return"] != "None"
-        app.command(command.__name__)(answers(command) if told else gathering(command))
-    groups = (network.network, compression.compression, rig.rig, cloud.cloud, fleet.fleet, calibrate.calibrate)
-    for group in (*groups, plan.plan, serve.serve):
-        app.add_typer(group)
+    homes = {name: home for home, names in _HOMES.items() for name in names}
+    for name in (name for names in PANELS.values() for name in names):
+        command = getattr(import_module(f"foretrace.cli.{homes.get(name, name)}"), name)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command)
+        elif name == "record":  # what is recorded follows --, options and all
+            words = "Record a few steps of a training command, left unchanged."
+            app.command(name, short_help=words, context_settings={"allow_extra_args": True})(command)
+        else:
+            told = command.__annotations__["return"] != "None"
+            app.command(name)(answers(command) if told else gathering(command))
     for entry in entry_points(group=COMMANDS):
         app.command(entry.name)(answers(_loaded(entry)))
     return app

@@ -7,25 +7,12 @@ import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from foretrace.cli import options
-from foretrace.cli.answers import Reply, answers, page_asked, writable
-from foretrace.cli.fleet_options import (
-    COSTS,
-    JOBS,
-    LOG,
-    Load,
-    Played,
-    Policies,
-    Seed,
-    following,
-    plays,
-    repeated,
-    spelt,
-)
+from foretrace.cli.answers import Reply, answers, group, page_asked, writable
+from foretrace.cli.fleet_options import COSTS, JOBS, LOG, Load, Played, Policies, Seed, following, plays, spelt
+from foretrace.cli.options import argument, flag, option
 from foretrace.errors import ForetraceError
 
 if TYPE_CHECKING:
@@ -38,10 +25,8 @@ if TYPE_CHECKING:
 def run(
     spec: Spec,
     *,
-    measure: Annotated[
-        str, typer.Option("--measure", metavar="A-B", help="Means over these jobs only, by number.")
-    ] = "",
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE.csv", help="Write a row per job, too.")] = None,
+    measure: str = option("", "A-B", "Means over these jobs only, by number."),
+    out: Path | None = option(None, "FILE.csv", "Write a row per job, too."),
 ) -> Reply:
     """Play a log of jobs on a cluster under a policy.
 
@@ -66,7 +51,7 @@ def run(
     if out is not None:
         write_text(out, per_job(result, only))
     page = fleet_page.FleetPage(view=view, result=result, cluster=made.cluster)
-    return Reply(result=view, page=lambda path: fleet_page.write(page, path))
+    return Reply(result=view, page=lambda: fleet_page.render(page))
 
 
 def tell_origin(result: FleetResult) -> None:
@@ -81,11 +66,8 @@ def tell_origin(result: FleetResult) -> None:
 @plays(*JOBS, "policy", "cluster", "seed", "restart_s")
 def why(
     spec: Spec,
-    job: Annotated[str, typer.Argument(metavar="JOB", help="The job's name in the log.")],
-    at: Annotated[
-        float | None,
-        typer.Option("--at", metavar="SECONDS", help="The moment to show; by default where its longest wait begins."),
-    ] = None,
+    job: str = argument(..., "JOB", "The job's name in the log."),
+    at: float | None = option(None, "SECONDS", "The moment to show; by default where its longest wait begins."),
 ) -> Result:
     """Say why a job waits, and what would help.
 
@@ -107,17 +89,12 @@ def why(
 @plays(*JOBS, *COSTS, "cluster", "load", "seed")
 def whatif(
     spec: Spec,
-    add_rack: Annotated[
-        int, typer.Option("--add-rack", metavar="N", min=0, help="More of the cluster's outermost units.")
-    ] = 0,
-    policy: Annotated[str, typer.Option("--policy", metavar="NAME [KEY=VALUE ...]", help="Another policy.")] = "",
-    to_cluster: Annotated[str, typer.Option("--to-cluster", metavar="SHAPE|FILE", help="Another cluster.")] = "",
-    network: Annotated[
-        str,
-        typer.Option("--network", metavar="400Gbps", help="Bandwidth per GPU between machines, at every level above."),
-    ] = "",
-    to_load: Annotated[float, typer.Option("--to-load", metavar="FACTOR", help="Factor on the arrival rate.")] = 0,
-    now: Annotated[str, typer.Option("--now", metavar="NAME [KEY=VALUE ...]", help="The current policy.")] = "fifo",
+    add_rack: int = option(0, "N", "More of the cluster's outermost units.", least=0),
+    policy: str = option("", "NAME [KEY=VALUE ...]", "Another policy."),
+    to_cluster: str = option("", "SHAPE|FILE", "Another cluster."),
+    network: str = option("", "400Gbps", "Bandwidth per GPU between machines, at every level above."),
+    to_load: float = option(0, "FACTOR", "Factor on the arrival rate."),
+    now: str = option("fifo", "NAME [KEY=VALUE ...]", "The current policy."),
 ) -> Result:
     """Play the same jobs as it is, and with changes.
 
@@ -146,12 +123,8 @@ def whatif(
 @plays(*JOBS, "policy", "cluster", "seed")
 def slots(
     spec: Spec,
-    size: Annotated[
-        list[int] | None, typer.Option("--size", metavar="GPUS", min=1, help="Size of a job; repeat it.")
-    ] = None,
-    at: Annotated[
-        float | None, typer.Option("--at", metavar="SECONDS", help="The moment to show; by default the end.")
-    ] = None,
+    size: list[int] | None = option(None, "GPUS", "Size of a job; repeat it.", least=1),
+    at: float | None = option(None, "SECONDS", "The moment to show; by default the end."),
 ) -> Result:
     """Count jobs of a size for which there is room.
 
@@ -172,11 +145,9 @@ def compare(
     spec: Spec,
     policy: Policies,
     *,
-    seeds: Annotated[int, typer.Option("--seeds", metavar="N", min=1, help="Runs with shifted submissions.")] = 20,
-    jitter_s: Annotated[float, typer.Option("--jitter-s", metavar="S", help="How far submissions are shifted.")] = 60.0,
-    subtraces: Annotated[
-        int, typer.Option("--subtraces", metavar="N", min=0, help="Instead of seeds: N parts of the log, one by one.")
-    ] = 0,
+    seeds: int = option(20, "N", "Runs with shifted submissions.", least=1),
+    jitter_s: float = option(60.0, "S", "How far submissions are shifted."),
+    subtraces: int = option(0, "N", "Instead of seeds: N parts of the log, one by one.", least=0),
 ) -> Reply:
     """Compare policies on one log, with intervals.
 
@@ -202,14 +173,14 @@ def compare(
         )
     view = fleet_policies.compare(
         found, path=spec.trace, cluster=made.cluster.name, gpus=made.cluster.gpus, jobs=len(made.workload),
-        next_=following(["sweep"], spec, *repeated(policy), then=["--set", "load=0.5,1,2", "--out", "sweep"]),
+        next_=following(["sweep"], spec, *spelt({"policy": policy}), then=["--set", "load=0.5,1,2", "--out", "sweep"]),
     )  # fmt: skip
 
-    def page(path: Path) -> None:
+    def page() -> str:
         first, *others = ((text, one.play(record="devices")) for text, one in runs.items())
         shown = fleet.run(first[1], made.cluster, path=spec.trace, repeated=found if len(parts) > 1 else None)
         whole = FleetPage(view=shown, result=first[1], cluster=made.cluster, others=dict(others), comparison=view)
-        fleet_page.write(whole, path)
+        return fleet_page.render(whole)
 
     return Reply(result=view, page=page)
 
@@ -217,25 +188,16 @@ def compare(
 @plays(*JOBS)
 def sweep(
     spec: Spec,
-    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where cells are kept; a second call resumes.")],
     policy: Policies,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="NAME=V,V", help="Values to try, of load, restart-s, mtbf-h, add, speeds ...; repeat it."
-        ),
-    ] = None,
-    cluster: Annotated[
-        list[str] | None, typer.Option("--cluster", metavar="SHAPE|FILE", help="A cluster; repeat it. Default: 4x4x8.")
-    ] = None,
-    seeds: Annotated[int, typer.Option("--seeds", metavar="N", min=1, help="Runs per cell.")] = 1,
-    jitter_s: Annotated[
-        float, typer.Option("--jitter-s", metavar="S", help="How far a seed shifts submissions.")
-    ] = 60.0,
+    out: Path = option(..., "FOLDER", "Where cells are kept; a second call resumes."),
+    set_: list[str] | None = option(
+        None, "NAME=V,V", "Values to try, of load, restart-s, mtbf-h, add, speeds ...; repeat it.", "--set"
+    ),
+    cluster: list[str] | None = option(None, "SHAPE|FILE", "A cluster; repeat it. Default: 4x4x8."),
+    seeds: int = option(1, "N", "Runs per cell.", least=1),
+    jitter_s: float = option(60.0, "S", "How far a seed shifts submissions."),
     *,
-    on: Annotated[
-        str, typer.Option("--on", metavar="here|ray", help="This machine's cores, or a Ray cluster that sees --out.")
-    ] = "here",
+    on: str = option("here", "here|ray", "This machine's cores, or a Ray cluster that sees --out."),
 ) -> Result:
     """Play every combination; a killed sweep continues.
 
@@ -251,14 +213,14 @@ def sweep(
     with options.progress("playing cells") as tell:
         found = variants.sweep(spec, by, folder=out, jitter_s=jitter_s if seeds > 1 else 0.0, on=on, progress=tell)
     asked = ["compare", "--seeds", "20"] if len(policy) > 1 else ["run"]
-    next_ = following(asked, replace(spec, cluster=clusters[0]), *repeated(policy))
+    next_ = following(asked, replace(spec, cluster=clusters[0]), *spelt({"policy": policy}))
     return report.sweep(found, source=spec.trace, by=by, next_=next_)
 
 
 @plays(*LOG)
 def fit(
     spec: Spec,
-    out: Annotated[Path, typer.Option("--out", metavar="FILE.json", help="Where the generator is kept.")],
+    out: Path = option(..., "FILE.json", "Where the generator is kept."),
 ) -> Result:
     """Fit a generator of workloads to a log.
 
@@ -276,10 +238,10 @@ def fit(
 
 
 def generate(
-    generator: Annotated[Path, typer.Argument(metavar="GENERATOR", help="What foretrace fleet fit wrote.")],
-    out: Annotated[Path, typer.Option("--out", metavar="FILE.csv", help="Where the jobs go.")],
-    jobs: Annotated[int | None, typer.Option("--jobs", metavar="N", min=1, help="Number of jobs.")] = None,
-    days: Annotated[float | None, typer.Option("--days", metavar="D", help="Or the days of jobs to generate.")] = None,
+    generator: Path = argument(..., "GENERATOR", "What foretrace fleet fit wrote."),
+    out: Path = option(..., "FILE.csv", "Where the jobs go."),
+    jobs: int | None = option(None, "N", "Number of jobs.", least=1),
+    days: float | None = option(None, "D", "Or the days of jobs to generate."),
     load: Load = 1.0,
     seed: Seed = 0,
 ) -> Result:
@@ -303,17 +265,12 @@ def generate(
 @plays(*LOG, "policy", "cluster", "jobs")
 def export(
     spec: Spec,
-    to: Annotated[str, typer.Option("--to", metavar="slurm|kueue|volcano|ray", help="The scheduler to write for.")],
-    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the files go.")],
-    job: Annotated[list[str] | None, typer.Option("--job", metavar="JOB", help="Only this job; repeat it.")] = None,
-    level: Annotated[
-        str, typer.Option("--level", metavar="NAME", help="Keep jobs inside one unit of it; default: as small as fits.")
-    ] = "",
-    wait_s: Annotated[
-        float,
-        typer.Option("--wait-s", metavar="S", help="How long a job insists on it (the delay timer); inf: forever."),
-    ] = math.inf,
-    play: Annotated[bool, typer.Option("--play", help="Take placements from a simulation of --policy.")] = False,
+    to: str = option(..., "slurm|kueue|volcano|ray", "The scheduler to write for."),
+    out: Path = option(..., "FOLDER", "Where the files go."),
+    job: list[str] | None = option(None, "JOB", "Only this job; repeat it."),
+    level: str = option("", "NAME", "Keep jobs inside one unit of it; default: as small as fits."),
+    wait_s: float = option(math.inf, "S", "How long a job insists on it (the delay timer); inf: forever."),
+    play: bool = flag("--play", "Take placements from a simulation of --policy."),
 ) -> Result:
     """Write decisions as a scheduler's own files.
 
@@ -353,12 +310,6 @@ def policies() -> Result:
     return FleetPoliciesView(policies=described())
 
 
-fleet = typer.Typer(
-    name="fleet",
-    short_help="Simulate logs of many jobs on one cluster; ask why and what if.",
-    help="Many jobs on one cluster: simulate logs under scheduling policies, ask why and what if.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+fleet = group("fleet", "Simulate logs of many jobs; ask why and what if.")
 for command in (run, compare, why, whatif, slots, sweep, fit, generate, export, policies):
     fleet.command(command.__name__)(answers(command))

@@ -9,92 +9,56 @@ from inspect import Parameter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
-import typer
-
 from foretrace.cli import completion
 from foretrace.cli.answers import parameters, taking
+from foretrace.cli.options import argument, flag, option
 
 if TYPE_CHECKING:
     from foretrace.fleet.scene import Spec
 
 Command = Callable[..., Any]
+_NAME = "NAME [KEY=VALUE ...]"
 Policies = Annotated[
-    list[str],
-    typer.Option(
-        "--policy",
-        metavar="NAME [KEY=VALUE ...]",
-        help="A policy; repeat it. The first is the baseline.",
-        autocompletion=completion.policies,
-    ),
+    list[str], option(..., _NAME, "A policy; repeat it. The first is the baseline.", complete=completion.policies)
 ]
-Load = Annotated[float, typer.Option("--load", metavar="FACTOR", help="Multiply the arrival rate of jobs by this.")]
-Seed = Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of all random draws.")]
+Load = Annotated[float, option(..., "FACTOR", "Multiply the arrival rate of jobs by this.")]
+Seed = Annotated[int, option(..., "N", "Seed of all random draws.", least=0)]
 
 
 class Played:
     """Options by the field of `foretrace.fleet.scene.Spec` that each is, with the same defaults."""
 
-    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="A log of jobs (docs/fleet-formats.md).")]
-    format: Annotated[
-        str, typer.Option("--format", metavar="NAME", help="Its format; by default recognised by content.")
-    ] = "auto"
-    policy: Annotated[
-        str,
-        typer.Option(
-            "--policy",
-            metavar="NAME [KEY=VALUE ...]",
-            help="See foretrace fleet policies.",
-            autocompletion=completion.policies,
-        ),
-    ] = "fifo"
+    trace: Annotated[Path, argument(..., "TRACE", "A log of jobs (docs/fleet-formats.md).")]
+    format: Annotated[str, option(..., "NAME", "Its format; by default recognised by content.")] = "auto"
+    policy: Annotated[str, option(..., _NAME, "See foretrace fleet policies.", complete=completion.policies)] = "fifo"
     cluster: Annotated[
         str,
-        typer.Option(
-            "--cluster",
-            metavar="SHAPE|FILE",
-            help="2x4x8 (racks x nodes x GPUs), 4x8@v100+2x4@k80, or a file: YAML, topology.conf, nodes.",
+        option(
+            ..., "SHAPE|FILE", "2x4x8 (racks x nodes x GPUs), 4x8@v100+2x4@k80, or a file: YAML, topology.conf, nodes."
         ),
     ] = "4x4x8"
     speeds: Annotated[
         str,
-        typer.Option(
-            "--speeds",
-            metavar="MODEL",
-            help="How placement makes jobs fast or slow: constant, closed-form gb-s=300,50,25, table=FILE, "
+        option(
+            ..., "MODEL",
+            "How placement makes jobs fast or slow: constant, closed-form gb-s=300,50,25, table=FILE, "
             "throughputs=FILE, goodput=FOLDER, graphs NAME=RECORDING (docs/fleet-speeds.md).",
         ),
-    ] = "constant"
-    salvage: Annotated[
-        bool, typer.Option("--salvage", help="Leave out rows that cannot be read, and say how many.")
-    ] = False
-    jobs: Annotated[int, typer.Option("--jobs", metavar="N", help="Only the first N jobs. 0: all.")] = 0
+    ] = "constant"  # fmt: skip
+    salvage: Annotated[bool, flag("--salvage", "Leave out unreadable rows, and say how many.", default=...)] = False
+    jobs: Annotated[int, option(..., "N", "Only the first N jobs. 0: all.")] = 0
     load: Load = 1.0
     seed: Seed = 0
-    restart_s: Annotated[
-        float, typer.Option("--restart-s", metavar="S", help="Seconds that a move to other GPUs costs a job.")
-    ] = 0.0
-    restart_s_per_gpu: Annotated[
-        float, typer.Option("--restart-s-per-gpu", metavar="S", help="The same per GPU of the job, in seconds.")
-    ] = 0.0
-    checkpoint_s: Annotated[
-        float,
-        typer.Option("--checkpoint-s", metavar="S", help="Seconds between saves of a job. 0: a failure loses all."),
-    ] = 0.0
+    restart_s: Annotated[float, option(..., "S", "Seconds that a move to other GPUs costs a job.")] = 0.0
+    restart_s_per_gpu: Annotated[float, option(..., "S", "The same per GPU of the job, in seconds.")] = 0.0
+    checkpoint_s: Annotated[float, option(..., "S", "Seconds between saves of a job. 0: a failure loses all.")] = 0.0
     checkpoint_gb: Annotated[
         str,
-        typer.Option(
-            "--checkpoint-gb",
-            metavar="MODEL=GB,...",
-            help="Size of a model's state: a move costs writing and reading it, plus --restart-s.",
-        ),
+        option(..., "MODEL=GB,...", "Size of a model's state: a move costs writing and reading it, plus --restart-s."),
     ] = ""
-    storage_gb_s: Annotated[
-        float, typer.Option("--storage-gb-s", metavar="GB/S", help="How fast that state moves.")
-    ] = 2.0
-    mtbf_h: Annotated[
-        float, typer.Option("--mtbf-h", metavar="H", help="Mean hours between failures of a node. 0: none.")
-    ] = 0.0
-    mttr_h: Annotated[float, typer.Option("--mttr-h", metavar="H", help="Mean hours to a node's repair.")] = 1.0
+    storage_gb_s: Annotated[float, option(..., "GB/S", "How fast that state moves.")] = 2.0
+    mtbf_h: Annotated[float, option(..., "H", "Mean hours between failures of a node. 0: none.")] = 0.0
+    mttr_h: Annotated[float, option(..., "H", "Mean hours to a node's repair.")] = 1.0
 
 
 KINDS = get_type_hints(Played, include_extras=True)
@@ -145,10 +109,6 @@ def following(asked: Sequence[str], spec: Spec, *words: str, also: Sequence[str]
 
 
 def spelt(given: Mapping[str, object]) -> list[str]:
-    """Parameters as the words of a command."""
-    return [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-
-
-def repeated(policies: Sequence[str]) -> list[str]:
-    """The words that name several policies."""
-    return [word for each in policies for word in ("--policy", each)]
+    """Parameters as the words of a command, a list once per value."""
+    pairs = ((name, each) for name, value in given.items() for each in (value if isinstance(value, list) else [value]))
+    return [word for name, value in pairs for word in (f"--{name.replace('_', '-')}", str(value))]

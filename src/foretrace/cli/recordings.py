@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from foretrace.cli import options
 from foretrace.cli.answers import Reply
 from foretrace.cli.options import argument, flag, option
+from foretrace.files import write_text
 
 if TYPE_CHECKING:
     from foretrace.report.views import Result
@@ -155,7 +156,7 @@ def whatif(
         view = whatif(found, path=run.path)
     return Reply(
         result=view,
-        page=lambda path: html.write(html.page_of(found.before, [found], path=run.path), path),
+        page=lambda: html.render(html.page_of(found.before, [found], path=run.path)),
         files={perfetto: lambda path: timelines.write_runs(path, found.before, found), save: predicted.save},
     )
 
@@ -178,7 +179,7 @@ def report(
 
     with options.progress("weighing the what-ifs"):
         found = [scenario.apply(technique).whatif() for technique in techniques]
-        html.write(html.page_of(scenario.simulate(), found, path=run.path), out)
+        write_text(out, html.render(html.page_of(scenario.simulate(), found, path=run.path)))
     options.wrote(out)
 
 

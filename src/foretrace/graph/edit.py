@@ -7,8 +7,6 @@ add tasks are in `foretrace.graph.insert`. The primitives are those of Daydream 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from foretrace.arrays import Float64, Int64, Mask
@@ -101,16 +99,6 @@ def cut(graph: TaskGraph, edges: Mask, *, technique: str = "") -> TaskGraph:
     kinds = sorted({EdgeKind(kind).name.lower() for kind in np.unique(graph.edge_kind[edges])})
     what = f"cut {int(edges.sum())} {' and '.join(kinds)} edges"
     return graph.with_edges(~edges).noted(Change(technique=technique, what=what, tasks=int(edges.sum())))
-
-
-def set_priority(graph: TaskGraph, mask: Mask, priority: int, *, technique: str = "") -> TaskGraph:
-    """Give tasks a priority (smaller first) and let their lanes pick by it, not by the recorded order."""
-    column = graph.priority.copy()
-    column[mask] = priority
-    free = set(np.unique(graph.lane[mask]).tolist())
-    lanes = tuple(replace(lane, ordered=False) if i in free else lane for i, lane in enumerate(graph.lanes))
-    what = f"gave priority {priority} to {describe(graph, mask)}"
-    return replace(graph, priority=column, lanes=lanes).noted(_change(technique, what, mask))
 
 
 def queue_slots(graph: TaskGraph) -> Int64:

@@ -1,4 +1,4 @@
-"""Edits that add tasks or move them: insert, replace, move to another lane. All end in `assemble`.
+"""Edits that add tasks. All end in `assemble`.
 
 Rows are renumbered by these edits, so choose tasks again afterwards. Row numbers in the arguments are those
 of the graph that is given.
@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from foretrace.arrays import Array, Int64, Mask
+from foretrace.arrays import Array, Int64
 from foretrace.errors import GraphError
 from foretrace.graph.assemble import assemble, edges_with_dst, task_columns
-from foretrace.graph.edit import describe, queue_slots, remove, requeue
+from foretrace.graph.edit import queue_slots, requeue
 from foretrace.graph.sound import sound_rows
 from foretrace.graph.taskgraph import (
     EDGE_COLUMNS,
@@ -201,73 +201,6 @@ def insert_at(
     if usual is None and any(isinstance(task, DeviceTask) for task in new):
         usual = typical(graph)
     return _Insertion(graph).put(new, usual, technique)
-
-
-def replace_tasks(
-    graph: TaskGraph, mask: Mask, new: Sequence[HostTask | DeviceTask], *, technique: str = ""
-) -> TaskGraph:
-    """Remove tasks with their launches and insert others; anchors may be tasks that are removed."""
-    usual = typical(graph) if any(isinstance(task, DeviceTask) for task in new) else None
-    return insert(remove(graph, mask, technique=technique), new, usual=usual, technique=technique)
-
-
-def move_to_lane(
-    graph: TaskGraph,
-    mask: Mask,
-    lane: int | Lane,
-    *,
-    waits_for_previous: bool = True,
-    next_waits: bool = False,
-    technique: str = "",
-) -> TaskGraph:
-    """Run the chosen tasks on another lane, in their recorded order, after what that lane holds earlier.
-
-    On the lane that they leave, the neighbours close up. A moved task still waits for the task that preceded
-    it there (`waits_for_previous`); the task that followed waits for it only if `next_waits`. Edges of other
-    kinds (launch, events, data) stay. Raises GraphError where the new order contradicts them.
-    """
-    lanes = graph.lanes if isinstance(lane, int) else (*graph.lanes, lane)
-    target = lane if isinstance(lane, int) else len(graph.lanes)
-    device = bool(graph.on_device[mask].any())
-    order, cross = (EdgeKind.STREAM, EdgeKind.EVENT) if device else (EdgeKind.PROGRAM, EdgeKind.THREAD)
-    edges = edge_columns(graph)
-    src, dst = edges["src"], edges["dst"]
-    along = (edges["edge_kind"] == order) & (graph.lane[src] == graph.lane[dst])
-    gap = np.zeros(len(graph), dtype=np.int64)
-    gap[dst[along]] = np.maximum(edges["lag"][along], 0)
-    added = EdgeList()
-    for source in np.unique(graph.lane[mask]):
-        rows = np.flatnonzero(graph.lane == source)
-        stay = rows[~mask[rows]]
-        for row in rows[mask[rows]].tolist():
-            place = int(np.searchsorted(stay, row))
-            if place > 0 and waits_for_previous:
-                added.add(int(stay[place - 1]), row, cross)
-            if place < len(stay) and next_waits:
-                added.add(row, int(stay[place]), cross)
-        for before, after in zip(stay[:-1].tolist(), stay[1:].tolist(), strict=True):
-            if mask[rows[np.searchsorted(rows, after) - 1]]:  # the neighbours close up
-                added.add(before, after, order, gap[after])
-    there = np.flatnonzero(mask | (graph.lane == target))
-    there = there[np.argsort(graph.recorded[there], kind="stable")]
-    for before, after in zip(there[:-1].tolist(), there[1:].tolist(), strict=True):
-        if mask[before] or mask[after]:
-            added.add(before, after, order)
-    keep = ~(along & (mask[src] | mask[dst]))
-    column = graph.lane.copy()
-    column[mask] = target
-    moved, _ = extend(
-        replace(graph.with_columns(lane=column), lanes=lanes),
-        {"kind": np.empty(0, np.uint8)},
-        added.columns(),
-        old_edges={key: values[keep] for key, values in edges.items()},
-        change=Change(
-            technique=technique,
-            what=f"moved {describe(graph, mask)} to {lanes[target].label or f'lane {target}'}",
-            tasks=int(mask.sum()),
-        ),
-    )
-    return moved
 
 
 _AS_LIKE = -2  # of a new row: what the row is that it is like

@@ -2,9 +2,11 @@
 
 On an accelerator, a host thread calls one operator after another and launches its kernel on the stream of its device; a
 step ends when the host has waited for all of them. So a step of many small operators is as long as its launches, and
-one of large operators as long as its kernels, by simulation. On a processor, operators run one after another.
+one of large operators as long as its kernels, by simulation. Every device has a thread of its own, as processes that
+torchrun starts have. On a processor, operators run one after another.
 
-What an operator of one device reads from another is sent once, as a copy on the link between both.
+What an operator of one device reads from another is sent once, as a copy on the link between both; what leaves a
+machine goes through its network interface, one copy at a time. Receiving is not a limit.
 """
 
 from __future__ import annotations
@@ -132,44 +134,54 @@ def _on_devices(
 ) -> Lowered:  # fmt: skip
     n = len(operators)
     used, stream = np.unique(place, return_inverse=True) if n else (np.zeros(1, np.int64), place)
-    lanes = [Lane(rank=0, kind=LaneKind.CPU, label="main thread")]
-    lanes += [Lane(rank=0, kind=LaneKind.GPU, device=each, stream=7, label=f"device {each}") for each in used.tolist()]
+    rank = used.tolist() if len(used) > 1 else [0]  # a process per device
+    lanes = [Lane(rank=each, kind=LaneKind.CPU, label="main thread") for each in rank]
+    lanes += [
+        Lane(rank=each, kind=LaneKind.GPU, device=device, stream=7, label=f"device {device}")
+        for each, device in zip(rank, used.tolist(), strict=True)
+    ]
     draft = _Draft(operators, lanes)
     works = operators.calls.family != Family.NONE
     own = host.own_ns(operators)
     at = np.flatnonzero(works)
     begin = draft.tasks("step", 1, kind=TaskKind.MARK, lane=0, release=0)
-    hosts = draft.tasks("", n, kind=TaskKind.CPU, lane=0, dur=own, node=np.arange(n))
-    calls = draft.tasks("cudaLaunchKernel", len(at), kind=TaskKind.CALL, lane=0, dur=host.call_ns, node=at)
+    hosts = draft.tasks("", n, kind=TaskKind.CPU, lane=stream, dur=own, node=np.arange(n))
+    calls = draft.tasks("cudaLaunchKernel", len(at), kind=TaskKind.CALL, lane=stream[at], dur=host.call_ns, node=at)
     kernels = draft.tasks(
-        "", len(at), kind=TaskKind.KERNEL, lane=1 + stream[at], dur=_ns(found.seconds[at]), node=at, work=True
+        "", len(at), kind=TaskKind.KERNEL, lane=len(used) + stream[at], dur=_ns(found.seconds[at]), node=at, work=True
     )
     # A call of its own, so that its return is not taken for that of the last launch, which may go with its kernel.
-    sync = draft.tasks("cudaDeviceSynchronize", 1, kind=TaskKind.CALL, lane=0)
-    back = draft.tasks("cudaDeviceSynchronize", 1, kind=TaskKind.RETURN, lane=0)
+    threads = np.arange(len(used))
+    sync = draft.tasks("cudaDeviceSynchronize", len(used), kind=TaskKind.CALL, lane=threads)
+    back = draft.tasks("cudaDeviceSynchronize", len(used), kind=TaskKind.RETURN, lane=threads)
     end = draft.tasks("step", 1, kind=TaskKind.MARK, lane=0)
-    # The thread: each operator's own time, then its launch.
+    # A thread: each operator's own time, then its launch.
     last = hosts.copy()
     last[at] = calls
-    draft.edges(np.concatenate([begin, last, sync]), np.concatenate([hosts, sync, back]), EdgeKind.PROGRAM)
+    for each in range(len(used)):
+        mine, ends = stream == each, slice(each, each + 1)
+        draft.edges(
+            np.concatenate([begin, last[mine], sync[ends]]), np.concatenate([hosts[mine], sync[ends], back[ends]]),
+            EdgeKind.PROGRAM,
+        )  # fmt: skip
     draft.edges(hosts[at], calls, EdgeKind.PROGRAM)
     draft.edges(calls, kernels, EdgeKind.LAUNCH, host.latency_ns, from_start=True)
     for each in range(len(used)):
         mine = kernels[stream[at] == each]
         draft.edges(mine[:-1], mine[1:], EdgeKind.STREAM, host.gap_ns)
-        draft.edges(mine[-1:], back[: len(mine[-1:])], EdgeKind.SYNC, host.return_ns)
-    draft.edges(back, end, EdgeKind.PROGRAM)
+        draft.edges(mine[-1:], back[each : each + len(mine[-1:])], EdgeKind.SYNC, host.return_ns)
+    draft.edges(back, np.repeat(end, len(back)), EdgeKind.PROGRAM)
     rows = np.full(n, -1, dtype=np.int64)
     rows[at] = kernels
     if cluster is not None:
         _send(draft, operators, rows, place, cluster)
-    exchanged = _exchange(draft, messages, sent, rows, np.concatenate([hosts, begin]), back, device)
+    exchanged = _exchange(draft, messages, sent, rows, np.concatenate([hosts, begin]), back[:1], device)
     platform = "rocm" if device.vendor == "AMD" else "cuda"
     graph, order = draft.graph((begin[0], end[0]), platform=platform, devices=(device.name,))
     facts = _facts(operators, graph.recorded[order[hosts]])
     if sent:
         facts["distributed"] = {"backend": "nccl", "messages": len(sent)}
-    graph = replace(graph, info=replace(graph.info, recording=facts))
+    graph = replace(graph, info=replace(graph.info, recording=facts, world_size=rank[-1] + 1))
     return Lowered(
         graph=graph, costs=found, task=np.where(rows >= 0, order[rows], -1), messages=order[exchanged], sent=tuple(sent)
     )
@@ -247,7 +259,7 @@ def _facts(operators: OperatorGraph, called: Int64) -> dict[str, Any]:
 def _send(draft: _Draft, operators: OperatorGraph, rows: Int64, place: Int64, cluster: Cluster) -> None:
     """Copies of what one device makes and another reads: each value once per device that reads it."""
     maker = _work_behind(operators, rows)
-    links: dict[tuple[int, int], int] = {}
+    links: dict[tuple[int, ...], int] = {}
     sent: dict[tuple[int, int], Int64] = {}
     for source, target, value in zip(*(column.tolist() for column in operators.edges), strict=True):
         made = maker[source]
@@ -255,14 +267,24 @@ def _send(draft: _Draft, operators: OperatorGraph, rows: Int64, place: Int64, cl
             continue
         way = (int(place[made]), int(place[target]))
         if (value, way[1]) not in sent:
-            if way not in links:
-                links[way] = len(draft.lanes)
-                label = f"device {way[0]} to {way[1]}"
-                draft.lanes.append(Lane(rank=0, kind=LaneKind.GPU, device=way[0], label=label, ordered=False))
+            machine, other = (cluster.machine_of(each) for each in way)
+            over = way if machine == other else (machine,)
+            if over not in links:
+                links[over] = len(draft.lanes)
+                label = (
+                    f"device {way[0]} to {way[1]}" if machine == other else f"network interface of machine {machine}"
+                )
+                draft.lanes.append(Lane(rank=way[0], kind=LaneKind.GPU, device=way[0], label=label, ordered=False))
             nbytes, link = operators.tensors[value].nbytes, cluster.link_of(*way)
             seconds = np.array([link.latency_s + nbytes / link.bytes_per_s])
             copy = draft.tasks(
-                "send", 1, kind=TaskKind.COPY, lane=links[way], dur=_ns(seconds), node=np.array([target]), nbytes=nbytes
+                "send",
+                1,
+                kind=TaskKind.COPY,
+                lane=links[over],
+                dur=_ns(seconds),
+                node=np.array([target]),
+                nbytes=nbytes,
             )
             draft.edges(rows[made : made + 1], copy, EdgeKind.DATA)
             sent[value, way[1]] = copy

@@ -8,9 +8,9 @@ import msgspec
 
 from foretrace.plan.advise import Advice, LeftOut, Tried
 from foretrace.report import runs
-from foretrace.report.blocks import NARROW, Block, Column, Headline, Line, notes, shown, table
-from foretrace.report.units import TimeUnit, between, change, in_unit, unit_for
-from foretrace.report.views import Result, taken
+from foretrace.report.blocks import NARROW, Block, Column, Line, table
+from foretrace.report.units import TimeUnit, between, change, in_unit, seconds, unit_for
+from foretrace.report.views import Report, taken
 
 SHOWN_REFUSALS = 8
 
@@ -28,11 +28,10 @@ class AdviceRow(msgspec.Struct, frozen=True, kw_only=True):
     why_not_more: str
 
 
-class AdviseView(Result, frozen=True, kw_only=True):
+class AdviseView(Report, frozen=True, kw_only=True):
     """`foretrace advise`: what to do first, what together, and what was left out."""
 
     command: str = "advise"
-    headline: str
     source: str
     platform: str
     rank_numbers: tuple[int, ...]  # ranks that the answer is about
@@ -46,8 +45,39 @@ class AdviseView(Result, frozen=True, kw_only=True):
     refused: tuple[LeftOut, ...]
     asks: tuple[LeftOut, ...]  # not tried: `why` lists the parameters that have no default
     failed: tuple[LeftOut, ...]  # mistakes of foretrace
-    notes: tuple[str, ...]
-    next: str
+
+    def shown(self, top: int) -> Iterator[Block]:
+        unit = unit_for(self.before_s)
+        if self.rows:
+            yield table(
+                [
+                    Column("what to do"), Column(f"saves {unit.name}", right=True), Column("range", right=True),
+                    Column("costs", wide=True, least=NARROW, under=True),
+                ],
+                [(row.name, in_unit(row.saved_s, unit), _range(row, unit), row.effort or "–") for row in self.rows],
+                top=top, how="--top",
+            )  # fmt: skip
+        if self.together is not None:
+            saved = f"{in_unit(self.together.saved_s, unit)} {unit.name}"
+            yield Line(f"{self.together.name} saves {saved} ({_range(self.together, unit)})", label="together")
+            if self.together.why_not_more:
+                yield Line(self.together.why_not_more, label="why not more")
+        if self.hidden:
+            yield Line(", ".join(each.name for each in self.hidden), label="not distinguishable from no change")
+        if self.slower:
+            slower = ", ".join(f"{each.name} {change(-each.saved_s)}" for each in self.slower)
+            yield Line(slower, label="slower, by a first estimate")
+        refused = list(_by_reason(self.refused).items())
+        for why, names in refused[:SHOWN_REFUSALS]:
+            yield Line(why, label=f"refused {', '.join(names)}")
+        if len(refused) > SHOWN_REFUSALS:
+            yield Line(f"{len(refused) - SHOWN_REFUSALS} more refusals: --json.", soft=True)
+        if self.asks:
+            asked = ", ".join(f"{each.name} {each.why}" for each in self.asks)
+            yield Line(asked, label="not tried, as they need a choice")
+        for each in self.failed:
+            yield Line(f"{each.why}; this is a bug in foretrace, see the end", label=f"failed {each.name}")
+        yield Line(f"Ranges hold with {100 * self.interval_level:.3g} %. {_how(self)}".rstrip(), soft=True)
 
 
 def advise(advice: Advice, *, path: str = "") -> AdviseView:
@@ -91,15 +121,15 @@ def row(tried: Tried) -> AdviceRow:
 
 def _headline(advice: Advice) -> str:
     before_s = advice.before.step_time_s
-    unit = unit_for(before_s)
     if not advice.gains:
         tried = len(advice.hidden) + len(advice.slower)
         what = "no technique fits this recording" if not tried else (
             f"none of {tried} techniques can be distinguished from no change" if advice.hidden else
             f"all {tried} techniques that fit would make it slower"
         )  # fmt: skip
-        return f"{what[0].upper()}{what[1:]}: {in_unit(before_s, unit)} {unit.name} per step as it is."
+        return f"{what[0].upper()}{what[1:]}: {seconds(before_s)} per step as it is."
     first = advice.gains[0]
+    unit = unit_for(before_s)
     text = f"Do {first.name} first: {in_unit(before_s, unit)} → {_step(first, unit)} per step"
     if advice.together is not None:
         others = [str(each) for each in advice.together.techniques if each not in first.techniques]
@@ -110,44 +140,6 @@ def _headline(advice: Advice) -> str:
 def _step(tried: Tried, unit: TimeUnit) -> str:
     assert tried.interval_s is not None
     return f"{in_unit(tried.after_s, unit)} {unit.name} ({between(*tried.interval_s, unit)})"
-
-
-@shown.register
-def _(view: AdviseView, top: int) -> Iterator[Block]:
-    unit = unit_for(view.before_s)
-    yield Headline(view.headline)
-    yield ""
-    if view.rows:
-        yield table(
-            [
-                Column("what to do"), Column(f"saves {unit.name}", right=True), Column("range", right=True),
-                Column("costs", wide=True, least=NARROW, under=True),
-            ],
-            [(row.name, in_unit(row.saved_s, unit), _range(row, unit), row.effort or "–") for row in view.rows],
-            top=top, how="--top",
-        )  # fmt: skip
-        yield ""
-    if view.together is not None:
-        saved = f"{in_unit(view.together.saved_s, unit)} {unit.name}"
-        yield Line(f"{view.together.name} saves {saved} ({_range(view.together, unit)})", label="together")
-        if view.together.why_not_more:
-            yield Line(view.together.why_not_more, label="why not more")
-    if view.hidden:
-        yield Line(", ".join(each.name for each in view.hidden), label="not distinguishable from no change")
-    if view.slower:
-        slower = ", ".join(f"{each.name} {change(-each.saved_s)}" for each in view.slower)
-        yield Line(slower, label="slower, by a first estimate")
-    refused = list(_by_reason(view.refused).items())
-    for why, names in refused[:SHOWN_REFUSALS]:
-        yield Line(why, label=f"refused {', '.join(names)}")
-    if len(refused) > SHOWN_REFUSALS:
-        yield Line(f"{len(refused) - SHOWN_REFUSALS} more refusals: --json.", soft=True)
-    if view.asks:
-        asked = ", ".join(f"{each.name} {each.why}" for each in view.asks)
-        yield Line(asked, label="not tried, as they need a choice")
-    for each in view.failed:
-        yield Line(f"{each.why}; this is a bug in foretrace, see the end", label=f"failed {each.name}")
-    yield from notes([*view.notes, f"Ranges hold with {100 * view.interval_level:.3g} %. {_how(view)}".rstrip()])
 
 
 def _range(row: AdviceRow, unit: TimeUnit) -> str:

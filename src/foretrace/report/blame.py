@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from foretrace.report import headline, runs
-from foretrace.report.blocks import NARROW, Block, Column, Grid, Headline, shown
+from foretrace.report.blocks import NARROW, Block, Column, Grid
 from foretrace.report.units import between, seconds, unit_for
 from foretrace.report.views import Result
 from foretrace.simulate.timeline import BlameRow, By, Timeline
@@ -39,6 +39,13 @@ class BlameView(Result, frozen=True, kw_only=True):
     rows: tuple[BlameRow, ...]
     next: str
 
+    def shown(self, top: int) -> Iterator[Block]:
+        unit = unit_for(self.step_time_s)
+        lies = "" if self.interval_s is None else f" ({between(*self.interval_s, unit)})"
+        title = f"by {self.by}, per step of {seconds(self.step_time_s)}{lies}"
+        title += " (sum of the ranks)" if len(self.rank_numbers) > 1 else ""
+        yield ranking(self.rows, title, self.platform, top=top)
+
 
 def blame(timeline: Timeline, by: By = "name", *, path: str = "") -> BlameView:
     """Suspects ranked by what the step would save if they were 10 % faster."""
@@ -55,17 +62,6 @@ def blame(timeline: Timeline, by: By = "name", *, path: str = "") -> BlameView:
         rows=rows,
         next=runs.advise(timeline.graph, path),
     )
-
-
-@shown.register
-def _(view: BlameView, top: int) -> Iterator[Block]:
-    unit = unit_for(view.step_time_s)
-    lies = "" if view.interval_s is None else f" ({between(*view.interval_s, unit)})"
-    title = f"by {view.by}, per step of {seconds(view.step_time_s)}{lies}"
-    title += " (sum of the ranks)" if len(view.rank_numbers) > 1 else ""
-    yield Headline(view.headline)
-    yield ""
-    yield ranking(view.rows, title, view.platform, top=top)
 
 
 def ranking(rows: Sequence[BlameRow], title: str, platform: str, *, top: int = 0) -> Grid:

@@ -1,14 +1,14 @@
 """What a person sees of a result, said once: a list of blocks, which the terminal, the page and notebooks render.
 
-A result is a frozen struct (its JSON is the struct); `shown.register` beside it says which blocks show it. Blocks hold
-values and what they mean, never layout: how wide a name may be, whether a bar can be drawn and which unit a column of
-times has is for the renderer to decide.
+A result is a frozen struct (its JSON is the struct); its `shown` says which blocks show it. Blocks hold values and what
+they mean, never layout: how wide a name may be, whether a bar can be drawn and which unit a column of times has is for
+the renderer to decide.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import singledispatch
+from operator import attrgetter
 from typing import Any, Literal
 
 import msgspec
@@ -17,7 +17,10 @@ from foretrace.report import units
 
 NARROW = 72  # columns; below it tables keep what matters most
 
-Kind = Literal["text", "name", "time", "change", "seconds", "long", "share", "count", "digits", "course"]
+Kind = Literal[
+    "text", "name", "time", "change", "seconds", "long", "share", "count", "digits", "course", "bytes", "binary",
+    "FLOP", "FLOP/s", "B/s", "ratio",
+]  # fmt: skip
 
 
 class About(msgspec.Struct, frozen=True, tag=True):
@@ -69,7 +72,8 @@ class Column(msgspec.Struct, frozen=True):
 
     Kinds of values: texts; names of kernels and operators, which may be shortened; times in one unit for the whole
     column; changes of time, with their sign; seconds, each in its own unit; long times, up to years; shares; counts;
-    numbers; courses over time (values from 0 to 1), which are drawn where bars are. None is unknown.
+    numbers; amounts of bytes (decimal or binary) and FLOPs, and rates of them; ratios; courses over time (values from 0
+    to 1), which are drawn where bars are. None is unknown.
     """
 
     title: str = ""
@@ -132,6 +136,12 @@ _FORMATS: dict[str, Callable[[Any], str]] = {
     "share": units.share,
     "count": units.count,
     "digits": units.digits,
+    "bytes": units.nbytes,
+    "binary": units.binary,
+    "FLOP": units.scaled,
+    "FLOP/s": lambda value: units.scaled(value, "FLOP/s"),
+    "B/s": lambda value: units.scaled(value, "B/s"),
+    "ratio": lambda value: f"{units.digits(value)}×",
     "course": lambda values: "".join(_HEIGHTS[min(max(round(8 * each), int(each > 0)), 8)] for each in values),
 }
 
@@ -148,17 +158,19 @@ Block = str | About | Headline | Line | Bars | Grid | Next  # a str is a plain l
 def blocks(result: Any, top: int = 12, **how: Any) -> list[Block]:
     """What a person sees of a result, in order; `top` rows of a ranking are not folded away.
 
-    `how` is what one result can be asked beside that. Raises TypeError where nobody said how to show it.
+    The headline, the notes and the command to try next of a result are shown around its own blocks. `how` is what one
+    result can be asked beside that.
     """
-    found = list(shown(result, top, **how))
-    following = getattr(result, "next", "")
-    return [*found, Next(following)] if following else found
-
-
-@singledispatch
-def shown(result: Any, top: int, **how: Any) -> Iterable[Block]:
-    """The blocks of a result but for the command to try next; registered beside each result."""
-    raise TypeError(f"a result must register its blocks, got {type(result).__name__}; see docs/write-a-command.md.")
+    found = list(result.shown(top, **how))
+    if sentence := getattr(result, "headline", ""):
+        found.insert(sum(isinstance(each, About) for each in found), Headline(sentence))
+    spaced: list[Block] = []
+    for each in [*found, *notes(getattr(result, "notes", ()))]:
+        both = (each, *spaced[-1:])
+        if len(both) > 1 and "" not in both and any(isinstance(one, Grid | Headline) for one in both):
+            spaced.append("")
+        spaced.append(each)
+    return [*spaced, Next(result.next)] if getattr(result, "next", "") else spaced
 
 
 def notes(texts: Iterable[str], label: str = "") -> Iterator[Line]:
@@ -169,6 +181,18 @@ def notes(texts: Iterable[str], label: str = "") -> Iterator[Line]:
 def bar(label: str, parts: Mapping[str, float], words: Mapping[str, str]) -> Bar:
     """A bar of parts by key; `words` says what each is called."""
     return Bar(label, tuple(BarPart(key, words[key], value) for key, value in parts.items()))
+
+
+def listing(items: Iterable[Any], *columns: tuple[Any, ...] | str, **more: Any) -> Grid:
+    """A table with a row for every item.
+
+    A column is what is in it (an attribute of an item, or a function of it), its title (or a Column) and its kind; a
+    word alone is an attribute that holds texts, and its title.
+    """
+    whole = [(each, each) if isinstance(each, str) else each for each in columns]
+    made = [title if isinstance(title, Column) else Column(title, *kind) for _, title, *kind in whole]
+    values = [attrgetter(what) if isinstance(what, str) else what for what, *_ in whole]
+    return table(made, [[value(item) for value in values] for item in items], **more)
 
 
 def table(columns: Sequence[Column | str], rows: Iterable[Sequence[Any]], **more: Any) -> Grid:

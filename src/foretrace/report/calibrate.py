@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from foretrace.cost.operators.grid import timed_classes
-from foretrace.report.blocks import Block, Column, Headline, Line, Next, shown, table
+from foretrace.report.blocks import Block, Column, Headline, Line, Next, table
 from foretrace.report.units import seconds as seconds_text
 from foretrace.report.views import Result
 
@@ -43,6 +43,28 @@ class CalibrateView(Result, frozen=True, kw_only=True):
     seconds: dict[str, float]  # "NAME JSON" of a call -> seconds; "near NAME JSON" with warm caches
     failed: dict[str, str]  # call -> why it has no time
 
+    def shown(self, top: int, said: Sequence[str] = (), source: str = "", following: str = "") -> Iterator[Block]:
+        """Show the times; `said` is what is known of the processor's rates instead of the table, headline first."""
+        machine = self.machine
+        threads = f"{machine.threads} thread{'' if machine.threads == 1 else 's'}"
+        where = f"{machine.cpu} with {threads}, PyTorch {machine.torch}"
+        if self.of == "run":
+            nothing = (
+                "Nothing to time: these techniques ask for no operator of this recording, or all they ask for is known."
+            )
+            yield Headline(f"Timed {len(self.seconds)} operators of {source} on {where}." if self.seconds else nothing)
+        else:
+            yield Headline(said[0] if said else _headline(self.seconds))
+            yield f"{sum(not key.startswith('near ') for key in self.seconds)} operators timed on {where}"
+            yield ""
+            yield from said[1:] if said else _classes(self.seconds)
+        yield from _failed(self.failed)
+        if self.seconds:
+            yield ""
+            yield Line(f"stored in {self.stored}", whole=True)
+        if following:
+            yield Next(following)
+
 
 class CalibrateGpuView(Result, frozen=True, kw_only=True):
     """`foretrace calibrate device --gpu`: the 16-bit products worth timing on a GPU, and their times."""
@@ -52,6 +74,17 @@ class CalibrateGpuView(Result, frozen=True, kw_only=True):
     stored: str  # file
     products: list[tuple[int, int, int]]  # m, n, k; those worth most first
     seconds: list[float] | None  # of each; None where they are still to be timed
+
+    def shown(self, top: int, device: str = "") -> Iterator[Block]:
+        if self.seconds is None:
+            yield Headline(f"{len(self.products)} products, those worth most first, are to be timed on {device}.")
+            yield Line(f"written to {self.stored}: fill in the column us (microseconds)", whole=True)
+            yield Next(f"foretrace calibrate device --gpu {self.gpu} --times {self.stored}")
+        else:
+            kept = f"{len(self.products)} products of {device} kept"
+            yield Headline(f"{kept}: 16-bit products are now predicted from them, too.")
+            yield Line(f"stored in {self.stored}", whole=True)
+            yield Next(f"foretrace estimate gpt2 --device {self.gpu} --precision bf16")
 
 
 def calibrated(of: str, found: KeptTimes) -> CalibrateView:
@@ -68,46 +101,6 @@ def products(found: GpuCalibration) -> CalibrateGpuView:
     return CalibrateGpuView(
         gpu=found.device.short, stored=str(found.stored), products=found.rows.tolist(), seconds=times
     )
-
-
-@shown.register
-def _(
-    view: CalibrateView, top: int, said: Sequence[str] = (), source: str = "", following: str = ""
-) -> Iterator[Block]:
-    """Show the times; `said` is what is known of the processor's rates instead of the table, headline first."""
-    machine = view.machine
-    threads = f"{machine.threads} thread{'' if machine.threads == 1 else 's'}"
-    where = f"{machine.cpu} with {threads}, PyTorch {machine.torch}"
-    if view.of == "run":
-        nothing = (
-            "Nothing to time: these techniques ask for no operator of this recording, or all they ask for is known."
-        )
-        yield Headline(f"Timed {len(view.seconds)} operators of {source} on {where}." if view.seconds else nothing)
-    else:
-        yield Headline(said[0] if said else _headline(view.seconds))
-        yield ""
-        yield f"{sum(not key.startswith('near ') for key in view.seconds)} operators timed on {where}"
-        yield ""
-        yield from said[1:] if said else _classes(view.seconds)
-    yield from _failed(view.failed)
-    if view.seconds:
-        yield ""
-        yield Line(f"stored in {view.stored}", whole=True)
-    if following:
-        yield Next(following)
-
-
-@shown.register
-def _(view: CalibrateGpuView, top: int, device: str = "") -> Iterator[Block]:
-    if view.seconds is None:
-        yield Headline(f"{len(view.products)} products, those worth most first, are to be timed on {device}.")
-        yield Line(f"written to {view.stored}: fill in the column us (microseconds)", whole=True)
-        yield Next(f"foretrace calibrate device --gpu {view.gpu} --times {view.stored}")
-    else:
-        kept = f"{len(view.products)} products of {device} kept"
-        yield Headline(f"{kept}: 16-bit products are now predicted from them, too.")
-        yield Line(f"stored in {view.stored}", whole=True)
-        yield Next(f"foretrace estimate gpt2 --device {view.gpu} --precision bf16")
 
 
 def _headline(seconds: Mapping[str, float]) -> str:
@@ -128,7 +121,6 @@ def _classes(seconds: Mapping[str, float]) -> Iterator[Block]:
         rows.append((each.family, span, _ratios(each.bfloat16), _ratios(each.channels_last), fixed))
     titles = ("float32", "bfloat16", "channels_last", "fixed")
     yield table(["class", *(Column(title, right=True) for title in titles)], rows)
-    yield ""
     yield "float32: fastest to slowest of the sizes; ratios: time relative to that, from size to size;"
     yield "fixed: share of the time that stays when the batch grows (median over the sizes)"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from foretrace.report.blocks import Block, Column, Headline, shown, table
+from foretrace.report.blocks import Block, Column, listing
 from foretrace.report.views import Result, taken
 from foretrace.simulate.check import CheckReport, Finding
 
@@ -18,6 +18,9 @@ class CheckView(Result, frozen=True, kw_only=True):
     gpu_whatifs: bool
     findings: tuple[Finding, ...]
 
+    def shown(self, top: int) -> Iterator[Block]:
+        yield listing(self.findings, ("verdict", ""), ("name", ""), ("says", Column(wide=True)))
+
 
 def check(report: CheckReport) -> CheckView:
     """What the checks of a graph came to."""
@@ -30,10 +33,3 @@ def check(report: CheckReport) -> CheckView:
     if not report.gpu_whatifs:
         headline += " What-ifs on the device are refused."
     return taken(CheckView, report, headline=headline)
-
-
-@shown.register
-def _(view: CheckView, top: int) -> Iterator[Block]:
-    yield Headline(view.headline)
-    yield ""
-    yield table(["", "", Column(wide=True)], [(each.verdict, each.name, each.says) for each in view.findings])

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import msgspec
 
 from foretrace.report import headline, runs
-from foretrace.report.blocks import Bars, Block, Column, Grid, Headline, Line, notes, shown, table
+from foretrace.report.blocks import Bars, Block, Column, Line, listing, table
 from foretrace.report.units import between, count, in_unit, share, unit_for
-from foretrace.report.views import PARTS, BreakdownView, Result, StepTimeView, part_word, taken
+from foretrace.report.views import PARTS, BreakdownView, Report, StepTimeView, part_word, taken
 from foretrace.simulate.compare import compare as compare_timelines
 from foretrace.simulate.compare import on_one_clock
 from foretrace.simulate.timeline import Timeline
@@ -36,14 +36,13 @@ class CompareRowView(msgspec.Struct, frozen=True, kw_only=True):
     only_after: int
 
 
-class CompareView(Result, frozen=True, kw_only=True):
+class CompareView(Report, frozen=True, kw_only=True):
     """`foretrace compare`: two recordings or predictions, and where their difference lies.
 
     `breakdown_change_s` sums to `change_s`; `rows` are busy times, which may overlap and need not.
     """
 
     command: str = "compare"
-    headline: str
     platform: str
     before_source: str
     after_source: str
@@ -62,8 +61,35 @@ class CompareView(Result, frozen=True, kw_only=True):
     breakdown_change_s: BreakdownView
     matched_share: float  # share of both sides' busy time in tasks that both have
     rows: tuple[CompareRowView, ...]
-    notes: tuple[str, ...]
-    next: str
+
+    def shown(self, top: int) -> Iterator[Block]:
+        unit = unit_for(max(self.before_s, self.after_s))
+        for source, steps, time, lies in (
+            (self.before_source, self.before_steps, self.before_time_s, self.before_interval_s),
+            (self.after_source, self.after_steps, self.after_time_s, self.after_interval_s),
+        ):
+            spread = f"{count(steps)} steps, p10 – p90 {between(time.p10, time.p90, unit)}" if steps > 1 else "1 step"
+            if lies is not None:
+                spread = f"{count(steps)} step{'s' if steps > 1 else ''}, 80 % interval {between(*lies, unit)}"
+            yield Line(f"{in_unit(time.median, unit)} {unit.name} ({spread})", label=source)
+        before, after = self.breakdown_before_s, self.breakdown_after_s
+        yield Bars((runs.step_bar("before", before, self.platform), runs.step_bar("after", after, self.platform)))
+        yield table(
+            ["part of the step", Column("before", "time"), Column("after", "time"), Column("change", "change")],
+            [
+                (part_word(name, self.platform), getattr(before, name), getattr(after, name), moved)
+                for name, moved in self.breakdown_change_s.parts().items()
+                if getattr(before, name) or getattr(after, name)
+            ],
+        )
+        if self.rows:
+            yield listing(
+                self.rows, ("name", "layer", "name"), "phase", ("before_s", "before", "time"),
+                ("after_s", "after", "time"), ("change_s", "change", "change"),
+                (lambda row: row.critical_after_s - row.critical_before_s, "on the critical path", "change"), top=top,
+                noun="row", how="--top",
+            )  # fmt: skip
+        yield Line(f"{share(self.matched_share)} of both sides' busy time is in tasks that both have.", soft=True)
 
 
 def compare(before: Timeline, after: Timeline, *, before_path: str = "", after_path: str = "") -> CompareView:
@@ -124,45 +150,3 @@ def _notes(before: Timeline, after: Timeline) -> tuple[str, ...]:
     if first.info.step_source != second.info.step_source:
         notes.append(f"Their steps are bounded by {first.info.step_source} and {second.info.step_source}.")
     return tuple(notes)
-
-
-@shown.register
-def _(view: CompareView, top: int) -> Iterator[Block]:
-    unit = unit_for(max(view.before_s, view.after_s))
-    yield Headline(view.headline)
-    yield ""
-    for source, steps, time, lies in (
-        (view.before_source, view.before_steps, view.before_time_s, view.before_interval_s),
-        (view.after_source, view.after_steps, view.after_time_s, view.after_interval_s),
-    ):
-        spread = f"{count(steps)} steps, p10 – p90 {between(time.p10, time.p90, unit)}" if steps > 1 else "1 step"
-        if lies is not None:
-            spread = f"{count(steps)} step{'s' if steps > 1 else ''}, 80 % interval {between(*lies, unit)}"
-        yield Line(f"{in_unit(time.median, unit)} {unit.name} ({spread})", label=source)
-    before, after = view.breakdown_before_s, view.breakdown_after_s
-    yield Bars((runs.step_bar("before", before, view.platform), runs.step_bar("after", after, view.platform)))
-    yield ""
-    yield table(
-        ["part of the step", Column("before", "time"), Column("after", "time"), Column("change", "change")],
-        [
-            (part_word(name, view.platform), getattr(before, name), getattr(after, name), moved)
-            for name, moved in view.breakdown_change_s.parts().items()
-            if getattr(before, name) or getattr(after, name)
-        ],
-    )
-    yield ""
-    if view.rows:
-        yield Grid(
-            (
-                Column("layer", "name"), Column("phase"), Column("before", "time"), Column("after", "time"),
-                Column("change", "change"), Column("on the critical path", "change"),
-            ),
-            tuple(
-                (row.name, row.phase, row.before_s, row.after_s, row.change_s,
-                 row.critical_after_s - row.critical_before_s)
-                for row in view.rows
-            ),
-            top=top, noun="row", how="--top",
-        )  # fmt: skip
-    yield Line(f"{share(view.matched_share)} of both sides' busy time is in tasks that both have.", soft=True)
-    yield from notes(view.notes)

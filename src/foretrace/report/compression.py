@@ -8,17 +8,15 @@ from collections.abc import Iterator
 import msgspec
 
 from foretrace.plan.compression_advice import CANNOT_TELL, CompressionAdvice, Method
-from foretrace.report.blocks import Block, Column, Headline, shown, table
-from foretrace.report.blocks import notes as remarks
-from foretrace.report.units import MINUS, column, digits, seconds, share, speed
-from foretrace.report.views import Result, taken
+from foretrace.report.blocks import Block, Column, listing
+from foretrace.report.units import digits, seconds, share, span, speed
+from foretrace.report.views import Report, taken
 
 
-class CompressionAdviseView(Result, frozen=True, kw_only=True):
+class CompressionAdviseView(Report, frozen=True, kw_only=True):
     """`foretrace compression advise`: whether compressing gradients pays."""
 
     command: str = "compression advise"
-    headline: str
     source: str
     verdict: str  # of the best method: pays, does not, cannot tell
     best: str | None  # the method that pays most
@@ -36,8 +34,20 @@ class CompressionAdviseView(Result, frozen=True, kw_only=True):
     required: float | None = msgspec.field(name="required_ratio")
     required_interval: tuple[float | None, float | None]  # with transfers at the fast and slow end of their range
     methods: tuple[Method, ...]
-    notes: tuple[str, ...]
-    next: str
+
+    def shown(self, top: int) -> Iterator[Block]:
+        yield (
+            f"one worker {seconds(self.alone_s)} per step; {self.workers} workers {seconds(self.step_s)} "
+            f"({span(*self.interval_s)}, {share(self.level)} interval); with free messages "
+            f"{seconds(self.free_s)}; gradients {digits(self.gradient_bytes / 1e6)} MB"
+        )
+        yield listing(
+            self.methods, ("short", "method"), ("ratio", "ratio", "ratio"),
+            (lambda each: each.encode_s + each.decode_s, "coding", "time"), ("step_s", "step", "time"),
+            ("gain_s", "gain", "seconds"),
+            (lambda each: span(*each.gain_interval_s), Column("interval of the gain", right=True)), "verdict",
+            ("pays_below_gbit_s", "gains below, Gbit/s", "digits"),
+        )  # fmt: skip
 
 
 def advise(advice: CompressionAdvice, *, source: str, note: str = "") -> CompressionAdviseView:
@@ -63,15 +73,15 @@ def headline(advice: CompressionAdvice) -> str:
     if advice.paying:
         best = advice.paying[0]
         return (
-            f"Compression pays for {where}: {best.short} takes {seconds(best.gain_s)} ({_span(*best.gain_interval_s)}) "
+            f"Compression pays for {where}: {best.short} takes {seconds(best.gain_s)} ({span(*best.gain_interval_s)}) "
             f"off a step of {step}, {speed(advice.step_s, best.step_s)}; {needed}."
         )
     nearest = max(advice.methods, key=lambda each: each.gain_s)
     low, high = nearest.gain_interval_s
     if nearest.gain_s > 0:
-        most = f"{nearest.short} comes nearest, {seconds(nearest.gain_s)} ({_span(low, high)}) off a step"
+        most = f"{nearest.short} comes nearest, {seconds(nearest.gain_s)} ({span(low, high)}) off a step"
     else:
-        lost = f"{seconds(-nearest.gain_s)} ({_span(-high, -low)}) on top of a step"
+        lost = f"{seconds(-nearest.gain_s)} ({span(-high, -low)}) on top of a step"
         most = f"every method is predicted to lose, {nearest.short} least, {lost}"
     if advice.verdict == CANNOT_TELL:
         return f"Whether compression pays for {where} cannot be told: {most} of {step}; {needed}."
@@ -92,14 +102,6 @@ def _ratio(value: float | None) -> str:
     return "none" if value is None else f"{digits(value)}×"
 
 
-def _signed(value_s: float) -> str:
-    return f"{MINUS}{seconds(-value_s)}" if value_s < 0 else seconds(value_s)
-
-
-def _span(low_s: float, high_s: float) -> str:
-    return f"{_signed(low_s)} – {_signed(high_s)}"
-
-
 def _notes(advice: CompressionAdvice) -> list[str]:
     found = [f"left out {each}" for each in advice.left_out]
     guessed = [each.short for each in advice.methods if not each.measured]
@@ -116,33 +118,3 @@ def _notes(advice: CompressionAdvice) -> list[str]:
             "gain to be one"
         )
     return found
-
-
-@shown.register
-def _(view: CompressionAdviseView, top: int) -> Iterator[Block]:
-    low, high = view.interval_s
-    yield Headline(view.headline)
-    yield ""
-    yield (
-        f"one worker {seconds(view.alone_s)} per step; {view.workers} workers {seconds(view.step_s)} "
-        f"({seconds(low)} – {seconds(high)}, {share(view.level)} interval); with free messages "
-        f"{seconds(view.free_s)}; gradients {digits(view.gradient_bytes / 1e6)} MB"
-    )
-    yield ""
-    codings = column([each.encode_s + each.decode_s for each in view.methods])
-    yield table(
-        [
-            "method", Column("ratio", right=True), Column("coding", right=True), Column("step", "time"),
-            Column("gain", right=True), Column("interval of the gain", right=True), "verdict", "gains below",
-        ],
-        [
-            (
-                each.short, f"{digits(each.ratio)}×", coding + (" " if each.measured else "*"),
-                each.step_s, _signed(each.gain_s), _span(*each.gain_interval_s), each.verdict,
-                None if each.pays_below_gbit_s is None else f"{digits(each.pays_below_gbit_s)} Gbit/s",
-            )
-            for each, coding in zip(view.methods, codings, strict=True)
-        ],
-    )  # fmt: skip
-    yield ""
-    yield from remarks(f"{'* ' if note.startswith('encoding') else ''}{note}" for note in view.notes)

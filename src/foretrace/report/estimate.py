@@ -11,8 +11,8 @@ import msgspec
 
 from foretrace.model.recipe import Choice, CostSource, FamilyWork, families, precisions, recipe, sources
 from foretrace.model.target import HERE
-from foretrace.report.blocks import About, Block, Column, Headline, notes, shown, table
-from foretrace.report.units import between, count, digits, in_unit, seconds, share, unit_for
+from foretrace.report.blocks import About, Block, Column, listing, notes, table
+from foretrace.report.units import count, nbytes, scaled, seconds, share, within
 from foretrace.report.views import Result, taken
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 _KINDS = {"weights": "parameters", "gradients": "gradients", "optimizer": "optimizer state",
           "activations": "activations", "workspace": "workspace"}  # fmt: skip
 LEVEL = 0.8  # how often the ranges are meant to hold
-_UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
-_COUNTS = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6))
 
 
 class EstimateView(Result, frozen=True, kw_only=True):
@@ -69,6 +67,53 @@ class EstimateView(Result, frozen=True, kw_only=True):
     techniques: tuple[str, ...]  # that were applied to the step
     warnings: tuple[str, ...]
     next: str
+
+    def shown(self, top: int) -> Iterator[Block]:
+        several = self.devices > 1
+        batch = f"batch {count(self.batch)}{' per worker' if several else ''}" if self.batch else ""
+        device = f"{count(self.devices)} × {self.device}" if several else self.device
+        facts = (self.model, "training" if self.training else "inference", batch, self.precision, device)
+        yield About(tuple(filter(None, facts)))
+        yield About(tuple(f"{each.name} {each.value}{' (default)' if each.default else ''}" for each in self.recipe))
+        if self.samples_per_s:
+            words = f", {scaled(self.tokens_per_s)} tokens/s" if self.tokens_per_s else ""
+            apiece = f" ({scaled(self.tokens_per_s_per_device)} a device)" if words and several else ""
+            mfu = (
+                f"; MFU {share(self.mfu)}, of {'3 times ' if self.training else ''}the products of the forward pass "
+                f"({scaled(self.model_flops, 'FLOP')}, causal attention whole) at the dense peak of their precision"
+            )
+            yield f"{scaled(self.samples_per_s)} samples/s{words}{apiece}{mfu if self.mfu else ''}"
+        if self.exchange_s:
+            yield f"messages {seconds(self.exchange_s)}, of which {seconds(self.exposed_s)} is waited for"
+        blocks = f", {count(self.repeated_blocks)} of them repeated blocks" if self.repeated_blocks else ""
+        yield (
+            f"{count(self.operators)} operators{blocks}, {scaled(self.parameters)} parameters, "
+            f"{scaled(self.flops, 'FLOP')}: "
+            f"{share(self.utilisation)} of the device's peak"
+        )
+        yield f"kernels {seconds(self.device_busy_s)}, host {seconds(self.host_busy_s)}"
+        total = sum(each.time_s for each in self.families) or 1.0
+        yield listing(
+            self.families, ("family", "operators"), ("calls", "calls", "count"), ("flops", "FLOP", "FLOP"),
+            ("bytes", "moved", "bytes"), ("time_s", "time", "time"), (lambda row: row.time_s / total, "share", "share"),
+            top=top, how="--top",
+        )  # fmt: skip
+        kinds = {name: self.memory_bytes.get(name, 0) for name in _KINDS} if self.training else {}
+        sizes = sorted((kinds | self.memory_bytes).items(), key=lambda each: -each[1])
+        yield table(
+            ["memory at the peak" + (" of each device" if several else ""), Column("size", "bytes")],
+            [*((_KINDS.get(name, name), size) for name, size in sizes), ("together", self.peak_memory_bytes)],
+        )
+        low, high = self.needed_memory_bytes
+        room = nbytes(self.device_memory_bytes)
+        yield f"with what the process needs beside them {nbytes(low)} to {nbytes(high)} of {room}: {self.verdict}"
+        yield from notes(self.assumptions, "assumed")
+        yield ""
+        for source in self.sources:
+            yield f"{share(source.share)} of the kernel time by {source.model}: {source.why}"
+        for technique in self.techniques:
+            yield f"with {technique}"
+        yield from notes(self.warnings, "note")
 
 
 def estimate(
@@ -125,90 +170,11 @@ def _further(model: str, asked: Mapping[str, object], out: Path | None, *, launc
 def headline(found: Estimate) -> str:
     """As in "A step of resnet50 takes 58.1 ms (51.0 – 66.2) on H100-SXM5-80GB; 9.10 GB at the peak fits in 80 GB"."""
     step = found.step
-    unit = unit_for(step.step_time_s)
-    low, high = step.interval_s
     bound = "; the host launches more slowly than the device computes" if step.launch_bound else ""
     what = "A step" if found.training else "A forward pass"
     does = {"tight": "may not fit"}.get(found.fit.verdict, found.fit.verdict)
     room = f"{nbytes(found.memory.peak_bytes)} of tensors at the peak {does} in {nbytes(found.room_bytes)}"
     return (
-        f"{what} of {found.operators.name} takes {in_unit(step.step_time_s, unit)} {unit.name} "
-        f"({between(low, high, unit)}) on {found.device.short}; {room}{bound}."
+        f"{what} of {found.operators.name} takes {within(step.step_time_s, step.interval_s)} on {found.device.short}; "
+        f"{room}{bound}."
     )
-
-
-def nbytes(value: float) -> str:
-    """As in "9.10 GB"; decimal units, as devices are sold."""
-    for unit, size in _UNITS:
-        if abs(value) >= size:
-            return f"{digits(value / size)} {unit}"
-    return f"{value:.0f} B"
-
-
-def _many(value: float) -> str:
-    for unit, size in _COUNTS:
-        if abs(value) >= size:
-            return f"{digits(value / size)} {unit}"
-    return count(round(value)) if value >= 1000 or value == round(value) else digits(value)
-
-
-@shown.register
-def _(view: EstimateView, top: int) -> Iterator[Block]:
-    several = view.devices > 1
-    batch = f"batch {count(view.batch)}{' per worker' if several else ''}" if view.batch else ""
-    device = f"{count(view.devices)} × {view.device}" if several else view.device
-    facts = (view.model, "training" if view.training else "inference", batch, view.precision, device)
-    yield About(tuple(filter(None, facts)))
-    yield " · ".join(f"{each.name} {each.value}{' (default)' if each.default else ''}" for each in view.recipe)
-    yield ""
-    yield Headline(view.headline)
-    yield ""
-    if view.samples_per_s:
-        words = f", {_many(view.tokens_per_s)} tokens/s" if view.tokens_per_s else ""
-        apiece = f" ({_many(view.tokens_per_s_per_device)} a device)" if words and several else ""
-        mfu = (
-            f"; MFU {share(view.mfu)}, of {'three times ' if view.training else ''}the products of the forward pass "
-            f"({_many(view.model_flops)}FLOP, causal attention whole) at the dense peak of their precision"
-        )
-        yield f"{_many(view.samples_per_s)} samples/s{words}{apiece}{mfu if view.mfu else ''}"
-    if view.exchange_s:
-        yield f"messages {seconds(view.exchange_s)}, of which {seconds(view.exposed_s)} is waited for"
-    blocks = f", {count(view.repeated_blocks)} of them repeated blocks" if view.repeated_blocks else ""
-    yield (
-        f"{count(view.operators)} operators{blocks}, {_many(view.parameters)} parameters, {_many(view.flops)}FLOP: "
-        f"{share(view.utilisation)} of the device's peak"
-    )
-    yield f"kernels {seconds(view.device_busy_s)}, host {seconds(view.host_busy_s)}"
-    yield ""
-    total = sum(each.time_s for each in view.families) or 1.0
-    yield table(
-        [
-            "operators", Column("calls", "count"), Column("FLOP", right=True), Column("moved", right=True),
-            Column("time", "time"), Column("share", "share"),
-        ],
-        [
-            (row.family, row.calls, _many(row.flops), nbytes(row.bytes), row.time_s, row.time_s / total)
-            for row in view.families
-        ],
-        top=top, how="--top",
-    )  # fmt: skip
-    yield ""
-    kinds = {name: view.memory_bytes.get(name, 0) for name in _KINDS} if view.training else {}
-    sizes = sorted((kinds | view.memory_bytes).items(), key=lambda each: -each[1])
-    yield table(
-        ["memory at the peak" + (" of each device" if several else ""), Column("size", right=True)],
-        [
-            *((_KINDS.get(name, name), nbytes(size)) for name, size in sizes),
-            ("together", nbytes(view.peak_memory_bytes)),
-        ],
-    )
-    low, high = view.needed_memory_bytes
-    room = nbytes(view.device_memory_bytes)
-    yield f"with what the process needs beside them {nbytes(low)} to {nbytes(high)} of {room}: {view.verdict}"
-    yield from notes(view.assumptions, "assumed")
-    yield ""
-    for source in view.sources:
-        yield f"{share(source.share)} of the kernel time by {source.model}: {source.why}"
-    for technique in view.techniques:
-        yield f"with {technique}"
-    yield from notes(view.warnings, "note")

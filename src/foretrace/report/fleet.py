@@ -16,10 +16,9 @@ from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.comparison import MeanInterval, PolicyComparison
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.workload import SECOND
-from foretrace.report.blocks import NARROW, About, Block, Column, Grid, Headline, Line, shown, table
-from foretrace.report.blocks import notes as remarks
+from foretrace.report.blocks import NARROW, About, Block, Column, Grid, Line, listing, table
 from foretrace.report.units import count, digits, long_range, long_time, share
-from foretrace.report.views import Result, taken
+from foretrace.report.views import Report, taken
 
 TENANTS = 8  # rows
 RHO_IS = "JCT / (exclusive run time x max(1, mean GPUs asked for by active jobs during its life / GPUs))"
@@ -32,14 +31,13 @@ class CdfView(msgspec.Struct, frozen=True, kw_only=True):
     share: tuple[float, ...]
 
 
-class FleetRunView(Result, frozen=True, kw_only=True):
+class FleetRunView(Report, frozen=True, kw_only=True):
     """`foretrace fleet run`: how a workload continues a cluster under a policy.
 
     JCT, queue and rho figures cover the finished jobs; those that are not are counted and named.
     """
 
     command: str = "fleet run"
-    headline: str
     source: str
     policy: str
     cluster: str
@@ -84,8 +82,23 @@ class FleetRunView(Result, frozen=True, kw_only=True):
     repetitions: int
     repeated_how: str
     facts: dict[str, str]  # what only this simulator knows
-    notes: tuple[str, ...]
-    next: str
+
+    def shown(self, top: int) -> Iterator[Block]:
+        yield about(self)
+        yield _figures(self)
+        if self.repetitions > 1:
+            runs = f"{count(self.repetitions)} runs: {self.repeated_how}"
+            yield f"{level_text(self.interval_level)} intervals from {runs}"
+        if self.causes:
+            yield causes_table(self.causes)
+        yield from _also(self)
+        if self.slots:
+            yield slots_table(self.slots)
+        if len(self.tenants) > 1:
+            yield _tenants(self.tenants)
+        if self.repetitions == 1:
+            unknown = "one run has no interval: moving submissions by a minute moves a makespan by some per cent"
+            yield Line(self.facts.get("range", unknown), soft=True)
 
 
 def run(
@@ -251,32 +264,6 @@ def about(view: Any) -> About:
     return About(tuple(filter(None, parts)))
 
 
-@shown.register
-def _(view: FleetRunView, top: int) -> Iterator[Block]:
-    yield about(view)
-    yield ""
-    yield Headline(view.headline)
-    yield ""
-    yield _figures(view)
-    if view.repetitions > 1:
-        yield f"{level_text(view.interval_level)} intervals from {count(view.repetitions)} runs: {view.repeated_how}"
-    if view.causes:
-        yield ""
-        yield causes_table(view.causes)
-    yield from _also(view)
-    if view.slots:
-        yield ""
-        yield slots_table(view.slots)
-    if len(view.tenants) > 1:
-        yield ""
-        yield _tenants(view.tenants)
-    yield ""
-    yield from remarks(view.notes)
-    if view.repetitions == 1:
-        unknown = "one run has no interval: moving submissions by a minute moves a makespan by some per cent"
-        yield Line(view.facts.get("range", unknown), soft=True)
-
-
 def _figures(view: FleetRunView) -> Grid:
     """Completion, waiting, makespan and use; with the intervals of their means where there are some."""
 
@@ -308,7 +295,6 @@ def _also(view: FleetRunView) -> Iterator[Block]:
             wide = f", {long_time(comm.above_machine_s)} of it between machines"
             if comm.above_machine_low_s != comm.above_machine_high_s:
                 wide += f" ({interval_text(comm.above_machine_low_s, comm.above_machine_high_s)})"
-        yield ""
         total = f"{long_time(comm.total_s)} over all jobs{wide}"
         yield Line(f"{total}; {share(comm.share_of_running)} of the running time", label="communication")
     if view.mean_rho is not None:
@@ -327,25 +313,17 @@ def _also(view: FleetRunView) -> Iterator[Block]:
 
 def causes_table(causes: Sequence[metrics.Waiting]) -> Grid:
     """What jobs wait for, most of it first."""
-    columns = [Column("waits because", wide=True), Column("of all jobs", "long"), Column("share", "share")]
-    return table(columns, [(each.why, each.wait_s, each.share) for each in causes])
+    why = Column("waits because", wide=True)
+    return listing(causes, ("why", why), ("wait_s", "of all jobs", "long"), ("share", "share", "share"))
 
 
 def slots_table(slots: Sequence[overtime.Slots], *, scattered: bool = False) -> Grid:
     """Room for jobs by size and level; with `scattered`, also the share of it that scattering costs."""
-    lost = [Column("lost to scattering", "share")] if scattered else []
-    return table(
-        [
-            "free slots", Column("now", "count"), Column("on average", "digits"), Column("if together", "digits"),
-            *lost, Column("empty cluster", "count", least=NARROW),
-        ],
-        [
-            (
-                slot_name(each), each.free_now, each.mean_free, each.mean_together,
-                *([each.scattered] if scattered else []), each.capacity,
-            )
-            for each in slots
-        ],
+    return listing(
+        slots, (slot_name, "free slots"), ("free_now", "now", "count"), ("mean_free", "on average", "digits"),
+        ("mean_together", "if together", "digits"),
+        *([("scattered", "lost to scattering", "share")] if scattered else []),
+        ("capacity", Column("empty cluster", "count", least=NARROW)),
     )  # fmt: skip
 
 
@@ -355,17 +333,8 @@ def slot_name(each: overtime.Slots) -> str:
 
 
 def _tenants(tenants: Sequence[metrics.Tenant]) -> Grid:
-    return table(
-        [
-            "tenant", Column("jobs", "count"), Column("GPU time", "share", least=NARROW), Column("mean JCT", "long"),
-            Column("p99", "long"), Column("mean wait", "long"), Column("rho", "digits"),
-        ],
-        [
-            (
-                each.tenant, each.jobs, each.gpu_share, each.mean_jct_s, each.p99_jct_s, each.mean_queue_s,
-                each.mean_rho,
-            )
-            for each in tenants
-        ],
-        top=TENANTS,
+    return listing(
+        tenants, "tenant", ("jobs", "jobs", "count"), ("gpu_share", Column("GPU time", "share", least=NARROW)),
+        ("mean_jct_s", "mean JCT", "long"), ("p99_jct_s", "p99", "long"), ("mean_queue_s", "mean wait", "long"),
+        ("mean_rho", "rho", "digits"), top=TENANTS,
     )  # fmt: skip

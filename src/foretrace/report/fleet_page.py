@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from foretrace.files import write_text
 from foretrace.fleet import metrics, overtime
 from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.occupancy import occupancy
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.workload import SECOND
-from foretrace.plaintext import visible
 from foretrace.report.fleet import (
     FleetRunView,
     about,
@@ -30,7 +27,7 @@ from foretrace.report.fleet import (
     slots_table,
 )
 from foretrace.report.fleet_policies import FIGURES, FleetCompareView, against
-from foretrace.report.html import asset, environment, own_version, script_json
+from foretrace.report.html import filled, script_json
 from foretrace.report.page import context
 from foretrace.report.units import count, digits, long_time, share
 
@@ -56,13 +53,8 @@ class FleetPage:
 
 
 def render(page: FleetPage) -> str:
-    """The page as one HTML text. Deterministic: the same page gives the same bytes."""
-    return visible(environment().get_template("fleet.html.j2").render(_context(page)))
-
-
-def write(page: FleetPage, path: Path) -> None:
-    """Render into `path`, through a temporary file beside it."""
-    write_text(path, render(page))
+    """The page as one HTML text."""
+    return filled("fleet.html.j2", ["report.css", "fleet.css"], SCRIPTS, **_context(page))
 
 
 def _context(page: FleetPage) -> dict[str, Any]:
@@ -77,9 +69,6 @@ def _context(page: FleetPage) -> dict[str, Any]:
         "slots": [{"name": slot_name(each), "free": each.free, "together": each.together} for each in view.slots],
     }
     return {
-        "version": own_version(),
-        "css": markupsafe.Markup(asset("report.css") + asset("fleet.css")),
-        "js": markupsafe.Markup("(() => {\n'use strict';\n" + "\n".join(map(asset, SCRIPTS)) + "\n})();"),
         "view": view,
         "facts": about(view).parts,
         "big": _split(long_time(view.mean_jct_s)),

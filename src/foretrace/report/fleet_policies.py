@@ -12,12 +12,12 @@ from foretrace.fleet.policies.registry import Described
 from foretrace.fleet.sweep import Swept
 from foretrace.fleet.synthetic import Generator
 from foretrace.fleet.workload import Workload
-from foretrace.report.blocks import Block, Column, Headline, Kind, Line, shown, table
-from foretrace.report.blocks import notes as remarks
+from foretrace.report.blocks import Block, Column, Headline, Kind, Line, table
 from foretrace.report.fleet import about, interval_text, level_text
 from foretrace.report.fleet_questions import figure_text
+from foretrace.report.names import listed
 from foretrace.report.units import count, digits, long_time, share
-from foretrace.report.views import Result, taken
+from foretrace.report.views import Report, Result, taken
 
 FIGURES: tuple[tuple[str, str, Kind], ...] = (
     ("mean JCT", "mean_jct_s", "long"),
@@ -32,11 +32,10 @@ MOST_CELLS = 40  # rows
 NOT_SHOWN = ("jobs", "finished", "p50_jct_s", "p90_jct_s", "mean_rho", "p99_rho")
 
 
-class FleetCompareView(Result, frozen=True, kw_only=True):
+class FleetCompareView(Report, frozen=True, kw_only=True):
     """`foretrace fleet compare`: policies on the same workload."""
 
     command: str = "fleet compare"
-    headline: str
     source: str
     cluster: str
     gpus: int
@@ -47,8 +46,27 @@ class FleetCompareView(Result, frozen=True, kw_only=True):
     interval_level: float
     policies: tuple[PolicyRow, ...]
     best: tuple[Best, ...]
-    notes: tuple[str, ...]
-    next: str
+
+    def shown(self, top: int) -> Iterator[Block]:
+        yield about(self)
+        narrow = {"mean_jct_s": 0, "mean_queue_s": 0}  # those that a narrow terminal keeps
+        yield table(
+            [
+                "policy", *(Column(title, kind, least=narrow.get(name, 96)) for title, name, kind in FIGURES),
+                Column(f"mean JCT against {self.baseline}", wide=True),
+            ],
+            [
+                (row.policy, *(row.figures[name].mean for _, name, _ in FIGURES), against(row.figures["mean_jct_s"]))
+                for row in self.policies
+            ],
+        )  # fmt: skip
+        if self.repetitions > 1:
+            means = [(row.policy, row.figures["mean_jct_s"]) for row in self.policies]
+            yield table(
+                ["mean JCT", Column(f"{level_text(self.interval_level)} interval", right=True)],
+                [(policy, text) for policy, each in means if (text := interval_text(each.low, each.high))],
+            )
+            yield f"from {count(self.repetitions)} runs of each: {self.repeated_how}"
 
 
 def compare(
@@ -90,7 +108,7 @@ def _compare_headline(found: PolicyComparison) -> str:
     if best == found.baseline:
         rivals = [policy for policy in found.policies if policy not in (best, *figure.tied)]
         tail = f" and {len(rivals)} of {len(found.policies) - 1} others are worse" if found.repetitions > 1 else ""
-        noise = f"; {_join(figure.tied)} differs within noise" if figure.tied and found.repetitions > 1 else ""
+        noise = f"; {listed(figure.tied)} differs within noise" if figure.tied and found.repetitions > 1 else ""
         return f"{best}, the baseline, has the shortest mean completion time, {long_time(mean.mean)}{tail}{noise}."
     each = figure.against_baseline[best]
     gain = f"{digits(1 / each.ratio)}× faster" if each.ratio < 0.98 else f"{share(1 - each.ratio)} faster"
@@ -105,39 +123,7 @@ def _compare_headline(found: PolicyComparison) -> str:
         return f"{text}, which is within noise."
     if each.verdict == "unknown":
         return f"{text}; one run cannot tell that from noise."
-    return f"{text}{f'; {_join(figure.tied)} within noise of it' if figure.tied else ''}."
-
-
-def _join(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else ""
-
-
-@shown.register
-def _(view: FleetCompareView, top: int) -> Iterator[Block]:
-    yield about(view)
-    yield ""
-    yield Headline(view.headline)
-    yield ""
-    narrow = {"mean_jct_s": 0, "mean_queue_s": 0}  # those that a narrow terminal keeps
-    yield table(
-        [
-            "policy", *(Column(title, kind, least=narrow.get(name, 96)) for title, name, kind in FIGURES),
-            Column(f"mean JCT against {view.baseline}", wide=True),
-        ],
-        [
-            (row.policy, *(row.figures[name].mean for _, name, _ in FIGURES), against(row.figures["mean_jct_s"]))
-            for row in view.policies
-        ],
-    )  # fmt: skip
-    if view.repetitions > 1:
-        yield ""
-        means = [(row.policy, row.figures["mean_jct_s"]) for row in view.policies]
-        yield table(
-            ["mean JCT", Column(f"{level_text(view.interval_level)} interval", right=True)],
-            [(policy, text) for policy, each in means if (text := interval_text(each.low, each.high))],
-        )
-        yield f"from {count(view.repetitions)} runs of each: {view.repeated_how}"
-    yield from remarks(view.notes)
+    return f"{text}{f'; {listed(figure.tied)} within noise of it' if figure.tied else ''}."
 
 
 def against(each: PolicyFigure) -> str:
@@ -165,6 +151,20 @@ class FleetSweepView(Result, frozen=True, kw_only=True):
     rows: tuple[tuple[str | float | int | None, ...], ...]
     next: str
 
+    def shown(self, top: int) -> Iterator[Block]:
+        """Cells by mean JCT, shortest first."""
+        kept = [at for at, name in enumerate(self.columns) if name not in NOT_SHOWN]
+        jct = self.columns.index("mean_jct_s") if "mean_jct_s" in self.columns else 0
+        rows = sorted(self.rows, key=lambda row: mean if isinstance(mean := row[jct], float) else inf)
+        first = self.columns.index("jobs") if "jobs" in self.columns else 0
+        yield table(
+            [Column(self.columns[at], right=True, least=0 if at <= max(first, jct) else 96) for at in kept],
+            [[_cell(self.columns[at], row[at]) for at in kept] for row in rows],
+            top=MOST_CELLS,
+            noun="cell",
+        )
+        yield Line(f"cells are kept in {self.folder}", whole=True)
+
 
 def sweep(found: Swept, *, source: str, by: Mapping[str, Sequence[Any]], next_: str) -> FleetSweepView:
     """All cells of a sweep."""
@@ -187,25 +187,6 @@ def sweep(found: Swept, *, source: str, by: Mapping[str, Sequence[Any]], next_: 
     )
 
 
-@shown.register
-def _(view: FleetSweepView, top: int) -> Iterator[Block]:
-    """Cells by mean JCT, shortest first."""
-    kept = [at for at, name in enumerate(view.columns) if name not in NOT_SHOWN]
-    jct = view.columns.index("mean_jct_s") if "mean_jct_s" in view.columns else 0
-    rows = sorted(view.rows, key=lambda row: mean if isinstance(mean := row[jct], float) else inf)
-    first = view.columns.index("jobs") if "jobs" in view.columns else 0
-    yield Headline(view.headline)
-    yield ""
-    yield table(
-        [Column(view.columns[at], right=True, least=0 if at <= max(first, jct) else 96) for at in kept],
-        [[_cell(view.columns[at], row[at]) for at in kept] for row in rows],
-        top=MOST_CELLS,
-        noun="cell",
-    )
-    yield ""
-    yield Line(f"cells are kept in {view.folder}", whole=True)
-
-
 def _cell(name: str, value: str | float | int | None) -> str:
     return figure_text(name.replace("jitter_s", "jitter"), value) if isinstance(value, float | None) else str(value)
 
@@ -216,22 +197,18 @@ class FleetPoliciesView(Result, frozen=True, kw_only=True):
     command: str = "fleet policies"
     policies: tuple[Described, ...]
 
-
-@shown.register
-def _(view: FleetPoliciesView, top: int) -> Iterator[Block]:
-    yield Headline(f"{len(view.policies)} scheduling policies, with their parameters.")
-    yield ""
-    for each in view.policies:
-        yield Line(each.about, label=each.name)
-        if each.parameters:
-            yield Line("  ".join(f"{one.name}={one.default}" for one in each.parameters), soft=True)
+    def shown(self, top: int) -> Iterator[Block]:
+        yield Headline(f"{len(self.policies)} scheduling policies, with their parameters.")
+        for each in self.policies:
+            yield Line(each.about, label=each.name)
+            if each.parameters:
+                yield Line("  ".join(f"{one.name}={one.default}" for one in each.parameters), soft=True)
 
 
-class FleetFitView(Result, frozen=True, kw_only=True):
+class FleetFitView(Report, frozen=True, kw_only=True):
     """`foretrace fleet fit`: a generator of workloads learnt from a log."""
 
     command: str = "fleet fit"
-    headline: str
     source: str
     jobs: int
     left_out: int  # jobs without a known duration
@@ -243,8 +220,13 @@ class FleetFitView(Result, frozen=True, kw_only=True):
     profile_of: str  # week, day, flat
     in_sweeps: float  # share of the jobs that came in bursts of two or more
     stored: str
-    notes: tuple[str, ...]
-    next: str
+
+    def shown(self, top: int) -> Iterator[Block]:
+        yield f"kinds of jobs {count(self.kinds)}, by tenant {count(self.strata)}; rhythm: {self.profile_of}"
+        yield Line("tenant x kind x duration, sweeps, rhythm and wandering of arrivals", label="kept")
+        yield Line("users, and how they react to queues", label="not kept")
+        if self.stored:
+            yield Line(self.stored, label="stored", whole=True)
 
 
 def fit(made: Generator, *, path: str, stored: str) -> FleetFitView:
@@ -281,18 +263,6 @@ def fit(made: Generator, *, path: str, stored: str) -> FleetFitView:
         if stored
         else "",
     )
-
-
-@shown.register
-def _(view: FleetFitView, top: int) -> Iterator[Block]:
-    yield Headline(view.headline)
-    yield ""
-    yield f"kinds of jobs {count(view.kinds)}, by tenant {count(view.strata)}; rhythm: {view.profile_of}"
-    yield Line("tenant x kind x duration, sweeps, rhythm and wandering of arrivals", label="kept")
-    yield Line("users, and how they react to queues", label="not kept")
-    yield from remarks(view.notes)
-    if view.stored:
-        yield Line(view.stored, label="stored", whole=True)
 
 
 class FleetGenerateView(Result, frozen=True, kw_only=True):
@@ -332,9 +302,3 @@ def export(files: Sequence[str], *, to: str, folder: str) -> FleetExportView:
     """Which files were written."""
     headline = f"{len(files):,} file{'s' if len(files) != 1 else ''} for {to} in {folder}"
     return FleetExportView(headline=headline, to=to, folder=folder, files=tuple(files))
-
-
-@shown.register(FleetGenerateView)
-@shown.register(FleetExportView)
-def _(view: FleetGenerateView | FleetExportView, top: int) -> Iterator[Block]:
-    yield Headline(view.headline)

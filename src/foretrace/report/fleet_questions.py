@@ -15,10 +15,10 @@ from foretrace.fleet.cluster import ClusterTree
 from foretrace.fleet.comparison import ChangedFigure, changed_figures
 from foretrace.fleet.result import FleetResult
 from foretrace.fleet.workload import FARTHEST_S, SECOND
-from foretrace.report.blocks import Block, Column, Headline, notes, shown, table
+from foretrace.report.blocks import Block, Column, listing, table
 from foretrace.report.fleet import about, slots_table
 from foretrace.report.units import count, long_time
-from foretrace.report.views import Result, taken
+from foretrace.report.views import Report, Result, taken
 
 MOST_DECISIONS = 24  # more of a job are left out in the middle
 
@@ -55,6 +55,36 @@ class FleetWhyView(Result, frozen=True, kw_only=True):
     remedies: tuple[Remedy, ...]
     next: str
 
+    def shown(self, top: int) -> Iterator[Block]:
+        if self.causes_s:
+            causes = sorted(self.causes_s.items(), key=lambda each: -each[1])
+            yield table(["waited because", Column(kind="long")], causes)
+        if self.room:
+            yield listing(
+                self.room, ("level", f"free at {long_time(self.at_s)}"), ("free", "GPUs", "count"),
+                ("most", "most in one", "count"),
+                (lambda each: f"{each.fits:,} of {each.units:,}", Column("could hold it", right=True)),
+            )  # fmt: skip
+        if self.holders:
+            columns = ("job", "holds GPUs then"), ("gpus", "GPUs", "count"), ("until_s", "for another", "long")
+            yield listing(self.holders, *columns)
+        if self.decisions:
+            rows = [(each.time_s, each.what, each.why) for each in self.decisions]
+            if left := max(len(rows) - MOST_DECISIONS, 0):
+                half = MOST_DECISIONS // 2
+                rows = [*rows[:half], (math.nan, "...", f"{left:,} more (--json has all)"), *rows[-half:]]
+            yield table([Column("decisions", "long"), "", Column(wide=True)], rows)
+        if self.remedies:
+            yield table(
+                [
+                    "would it help?",
+                    Column("it waits", "long", unknown="forever"),
+                    Column("mean JCT of all", "long"),
+                    "",
+                ],
+                [(each.change, each.queue_s, each.mean_jct_s, "yes" if each.helps else "no") for each in self.remedies],
+            )
+
 
 def why(found: Why, *, source: str, policy: str, cluster: str, next_: str = "") -> FleetWhyView:
     """The answer to why a job waits."""
@@ -80,45 +110,10 @@ def why(found: Why, *, source: str, policy: str, cluster: str, next_: str = "") 
     )
 
 
-@shown.register
-def _(view: FleetWhyView, top: int) -> Iterator[Block]:
-    yield Headline(view.headline)
-    if view.causes_s:
-        yield ""
-        causes = sorted(view.causes_s.items(), key=lambda each: -each[1])
-        yield table(["waited because", Column(kind="long")], causes)
-    if view.room:
-        yield ""
-        yield table(
-            [f"free at {long_time(view.at_s)}", Column("GPUs", "count"), Column("most in one", "count"),
-             Column("could hold it", right=True)],
-            [(each.level, each.free, each.most, f"{each.fits:,} of {each.units:,}") for each in view.room],
-        )  # fmt: skip
-    if view.holders:
-        yield ""
-        columns: list[Column | str] = ["holds GPUs then", Column("GPUs", "count"), Column("for another", "long")]
-        yield table(columns, [(each.job, each.gpus, each.until_s) for each in view.holders])
-    if view.decisions:
-        yield ""
-        rows = [(each.time_s, each.what, each.why) for each in view.decisions]
-        if left := max(len(rows) - MOST_DECISIONS, 0):
-            half = MOST_DECISIONS // 2
-            rows = [*rows[:half], (math.nan, "...", f"{left:,} more (--json has all)"), *rows[-half:]]
-        yield table([Column("decisions", "long"), "", Column(wide=True)], rows)
-    if view.remedies:
-        yield ""
-        yield table(
-            ["would it help?", Column("it waits", "long", unknown="forever"), Column("mean JCT of all", "long"), ""],
-            [(each.change, each.queue_s, each.mean_jct_s, "yes" if each.helps else "no") for each in view.remedies],
-        )
-    yield ""
-
-
-class FleetWhatifView(Result, frozen=True, kw_only=True):
+class FleetWhatifView(Report, frozen=True, kw_only=True):
     """`foretrace fleet whatif`: the same jobs on a changed cluster, network or policy."""
 
     command: str = "fleet whatif"
-    headline: str
     source: str
     before: str
     after: str
@@ -127,8 +122,16 @@ class FleetWhatifView(Result, frozen=True, kw_only=True):
     figures: tuple[ChangedFigure, ...]
     sooner: int  # jobs that end sooner
     later: int
-    notes: tuple[str, ...]
-    next: str
+
+    def shown(self, top: int) -> Iterator[Block]:
+        yield table(
+            ["figure", Column("before", right=True), Column("after", right=True), Column("ratio", "ratio")],
+            [
+                (row.name, *(figure_text(row.name, each) for each in (row.before, row.after)), row.ratio)
+                for row in self.figures
+            ],
+        )
+        yield f"{count(self.sooner)} jobs end sooner, {count(self.later)} later."
 
 
 def whatif(
@@ -165,24 +168,6 @@ def whatif(
     )
 
 
-@shown.register
-def _(view: FleetWhatifView, top: int) -> Iterator[Block]:
-    yield Headline(view.headline)
-    yield ""
-    yield table(
-        ["figure", *(Column(title, right=True) for title in ("before", "after", "ratio"))],
-        [
-            (each.name, figure_text(each.name, each.before), figure_text(each.name, each.after),
-             None if each.ratio is None else f"{each.ratio:.3f}")
-            for each in view.figures
-        ],
-    )  # fmt: skip
-    yield ""
-    yield f"{count(view.sooner)} jobs end sooner, {count(view.later)} later."
-    yield from notes(view.notes, label="note")
-    yield ""
-
-
 def figure_text(name: str, value: float | None) -> str:
     """A figure by what its name ends in."""
     if value is None:
@@ -190,11 +175,10 @@ def figure_text(name: str, value: float | None) -> str:
     return long_time(value) if name.endswith("_s") else f"{value:.4g}"
 
 
-class FleetSlotsView(Result, frozen=True, kw_only=True):
+class FleetSlotsView(Report, frozen=True, kw_only=True):
     """`foretrace fleet slots`: room for jobs of a size, at one instant and over time."""
 
     command: str = "fleet slots"
-    headline: str
     source: str
     policy: str
     cluster: str
@@ -203,8 +187,10 @@ class FleetSlotsView(Result, frozen=True, kw_only=True):
     free_gpus: int
     edges_s: tuple[float, ...]
     slots: tuple[overtime.Slots, ...]
-    notes: tuple[str, ...]
-    next: str
+
+    def shown(self, top: int) -> Iterator[Block]:
+        yield about(self)
+        yield slots_table(self.slots)
 
 
 def slots(
@@ -241,13 +227,3 @@ def slots(
         notes=(),
         next=next_,
     )
-
-
-@shown.register
-def _(view: FleetSlotsView, top: int) -> Iterator[Block]:
-    yield about(view)
-    yield ""
-    yield Headline(view.headline)
-    yield ""
-    yield slots_table(view.slots)
-    yield from notes(view.notes)

@@ -12,12 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from foretrace.files import write_text
 from foretrace.plaintext import encoded, visible
 from foretrace.report import assumptions
 from foretrace.report.blame import BlameView, blame
@@ -26,16 +24,7 @@ from foretrace.report.names import short_names
 from foretrace.report.runs import step_bar
 from foretrace.report.show import ShowView, facts, reading_notes, show, step_spread
 from foretrace.report.tracks import MAX_TASKS, Track, pack, track
-from foretrace.report.units import (
-    between,
-    column,
-    count,
-    in_unit,
-    seconds,
-    share,
-    speed,
-    unit_for,
-)
+from foretrace.report.units import between, column, count, in_unit, seconds, share, speed, unit_for
 from foretrace.report.views import BreakdownView
 from foretrace.report.whatif import (
     WhatIfView,
@@ -47,9 +36,6 @@ from foretrace.report.whatif import (
 )
 from foretrace.simulate.timeline import Timeline
 from foretrace.techniques.whatif import WhatIf
-
-if TYPE_CHECKING:
-    import jinja2
 
 PADS = ("\N{FIGURE SPACE}", "\N{PUNCTUATION SPACE}")  # as wide as a digit and as a point
 MOST_ROWS = 400  # of a ranking; all of them are in the JSON of `blame`
@@ -89,81 +75,68 @@ def median_step(timeline: Timeline) -> int:
 
 
 def render(page: Page, *, max_tasks: int = MAX_TASKS) -> str:
-    """The page as one HTML text. Deterministic: the same page gives the same bytes."""
-    return visible(environment().get_template("report.html.j2").render(_context(page, max_tasks)))
+    """The page as one HTML text."""
+    return filled("report.html.j2", ["report.css"], SCRIPTS, **_context(page, max_tasks))
 
 
-def environment() -> jinja2.Environment:
-    """What fills the templates of this room: all that is not marked as markup is escaped."""
+def filled(template: str, styles: Sequence[str], scripts: Sequence[str] = (), **context: Any) -> str:
+    """A template of this room with styles and scripts in it; all that is not marked as markup is escaped.
+
+    Deterministic: the same context gives the same bytes.
+    """
     import jinja2
+    from markupsafe import Markup
 
     made = jinja2.Environment(
-        loader=jinja2.PackageLoader("foretrace.report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
+        loader=jinja2.PackageLoader("foretrace.report"), autoescape=True, undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
-    )
+    )  # fmt: skip
     made.filters["whole"] = unparted
-    return made
-
-
-def write(page: Page, path: Path, *, max_tasks: int = MAX_TASKS) -> None:
-    """Render into `path`, through a temporary file beside it."""
-    write_text(path, render(page, max_tasks=max_tasks))
+    css, js = ("\n".join(map(_asset, names)) for names in (styles, scripts))
+    whole = Markup(f"(() => {{\n'use strict';\n{js}\n}})();")
+    text = made.get_template(template).render(version=_version(), css=Markup(css), js=whole, **context)
+    return visible(text)
 
 
 def _context(page: Page, max_tasks: int) -> dict[str, Any]:
-    import markupsafe
+    from markupsafe import Markup
 
     shown = page.show
     step = shown.step_time_s
     unit = unit_for(step.median)
-    longest = max([step.median, *(max(w.after_s, w.interval_s[1]) for w in page.whatifs)])
-    longest = longest or 1.0  # a step without any time is drawn all the same
+    # A step without any time is drawn all the same.
+    longest = max([step.median, *(max(w.after_s, w.interval_s[1]) for w in page.whatifs)]) or 1.0
     notes = reading_notes(shown)
     meta, data = {}, ""
     if page.tracks:
         packed, data = pack(page.tracks, focus_step=page.focus_step, max_tasks=max_tasks)
         first = packed["tracks"][0]
         meta = packed | {"focus": page.focus_step - first["first_step"]}
-        if len(first["steps"]) < first["all_steps"]:
-            notes = [*notes, _partly_drawn(first)]
-    views = {"show": shown, "whatif": list(page.whatifs)}
+        if len(steps := first["steps"]) < first["all_steps"]:
+            notes.append(
+                f"The timeline draws steps {steps[0]} to {steps[-1]} ({len(steps)} of {first['all_steps']}) to keep "
+                "the page small; every number is from all steps."
+            )
     return {
-        "version": own_version(),
-        "css": markupsafe.Markup(asset("report.css")),
-        "js": markupsafe.Markup("(() => {\n'use strict';\n" + "\n".join(map(asset, SCRIPTS)) + "\n})();"),
         "show": shown,
         "facts": facts(shown),
-        "whatif_lines": [{"name": w.name, "headline": w.headline} for w in page.whatifs],
-        "step": {
-            "number": in_unit(step.median, unit),
-            "unit": unit.name,
-            "spread": step_spread(shown),
-        },
+        "step": {"number": in_unit(step.median, unit), "unit": unit.name, "spread": step_spread(shown)},
         "breakdown": _breakdown(shown.breakdown_s, shown.platform),
         "blames": [_blame(blame) for blame in page.blames],
         "whatifs": [_whatif(w, longest) for w in page.whatifs],
+        "words": assumptions,
         "scale": longest,
         "tasks": count(shown.tasks),
         "notes": notes,
-        "views": script_json(views),
+        "views": script_json({"show": shown, "whatif": list(page.whatifs)}),
         "meta": script_json(meta),
-        "data": markupsafe.Markup(data),
+        "data": Markup(data),
     }
 
 
 def unparted(text: str) -> str:
     """A figure is not parted from its unit at the end of a line."""
     return re.sub(r"(?<=\d) (?=(?:ns|µs|ms|s|%)\b|%)", "\N{NO-BREAK SPACE}", text)
-
-
-def _partly_drawn(track: dict[str, Any]) -> str:
-    steps = track["steps"]
-    return (
-        f"The timeline draws steps {steps[0]} to {steps[-1]} ({len(steps)} of {track['all_steps']}) to keep "
-        "the page small; every number is from all steps."
-    )
 
 
 def _breakdown(breakdown: BreakdownView, platform: str) -> dict[str, Any]:
@@ -189,77 +162,43 @@ def drawn(bar: Bar) -> list[dict[str, Any]]:
 
 
 def _blame(blame: BlameView) -> dict[str, Any]:
-    most = max((row.saved_if_removed_s for row in blame.rows), default=0.0)
     rows = blame.rows[:MOST_ROWS]
-    shorts = short_names([row.name for row in rows], 64)
-    times = column([row.time_s for row in rows], pads=PADS)
-    faster = column([-row.saved_if_10pct_faster_s for row in rows], signed=True, pads=PADS)
-    gone = column([-row.saved_if_removed_s for row in rows], signed=True, pads=PADS)
+    columns = (
+        rows,
+        short_names([row.name for row in rows], 64),
+        column([row.time_s for row in rows], pads=PADS),
+        column([-row.saved_if_10pct_faster_s for row in rows], signed=True, pads=PADS),
+        column([-row.saved_if_removed_s for row in rows], signed=True, pads=PADS),
+    )
     return {
         "left_out": count(len(blame.rows) - len(rows)) if len(blame.rows) > len(rows) else "",
-        "by": blame.by,
-        "headline": blame.headline,
-        "rows": [
-            {
-                "name": row.name,
-                "short": short,
-                "layer": row.layer,
-                "kind": row.kind,
-                "count": row.count,
-                "count_text": count(row.count),
-                "time_s": row.time_s,
-                "time": times[i],
-                "faster_s": row.saved_if_10pct_faster_s,
-                "faster": faster[i],
-                "gone_s": row.saved_if_removed_s,
-                "gone": gone[i],
-                "gone_share": max(row.saved_if_removed_s, 0.0) / most if most > 0 else 0.0,
-            }
-            for i, (row, short) in enumerate(zip(rows, shorts, strict=True))
-        ],
+        "view": blame,
+        "most": max((row.saved_if_removed_s for row in blame.rows), default=0.0),
+        "rows": [(*each, count(each[0].count)) for each in zip(*columns, strict=True)],
     }
 
 
 def _whatif(view: WhatIfView, longest: float) -> dict[str, Any]:
     unit = unit_for(view.before_s)
     low, high = view.interval_s
+    after = column([s.after_s for s in view.stages], pads=PADS)
+    saved = column([-s.saved_s for s in view.stages], signed=True, pads=PADS)
     return {
-        "name": view.name,
-        "headline": view.headline,
+        "view": view,
         "breakdown": _breakdown(view.breakdown_after_s, view.platform),
         "low": 100 * low / longest,
         "high": 100 * high / longest,
         "interval_text": interval_text(view),
         "after": seconds(view.after_s),
         "speed": f"{speed(view.before_s, view.after_s)} ({between(low, high, unit)})",
-        "stages": [
-            {"name": s.name, "after": after, "saved": saved, "why": s.why_not_more}
-            for s, after, saved in zip(
-                view.stages,
-                column([s.after_s for s in view.stages], pads=PADS),
-                column([-s.saved_s for s in view.stages], signed=True, pads=PADS),
-                strict=True,
-            )
-        ],
+        "stages": list(zip(view.stages, after, saved, strict=True)),
         "changes": [change_text(made, len(view.techniques) > 1) for made in view.changes],
         "matter": len(assumptions_that_matter(view)),
-        "assumptions": [
-            {
-                "name": a.name,
-                "value": assumptions.value_text(a),
-                "range": assumptions.range_text(a),
-                "why": a.why.rstrip(".") + ".",
-                "flag": assumptions.flag_text(a) if a.flag else "",
-            }
-            for a in view.assumptions
-        ],
         "path": path_change(view) if view.critical_path_after else "",
-        "why_not_more": "" if view.stages else view.why_not_more,
-        "notes": view.notes,
     }
 
 
-def asset(name: str) -> str:
+def _asset(name: str) -> str:
     return files("foretrace.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
@@ -273,7 +212,7 @@ def script_json(value: Any) -> Any:
     return markupsafe.Markup(text)
 
 
-def own_version() -> str:
+def _version() -> str:
     try:
         return version("foretrace")
     except PackageNotFoundError:

@@ -7,7 +7,6 @@ importing us; a test holds the files equal to the structs.
 from __future__ import annotations
 
 import json
-import re
 from functools import cache
 from importlib import import_module
 from importlib.resources import files
@@ -32,54 +31,6 @@ MEASURED: dict[str, tuple[str, ...]] = {
 }
 
 
-# What the schemas call structs of other rooms.
-CALLED = {
-    "Assumed": "AssumptionView",
-    "Best": "BestView",
-    "Bill": "BillView",
-    "BlameRow": "BlameRowView",
-    "Bucket": "BucketView",
-    "ChangedFigure": "ChangedFigureView",
-    "Check": "RewriteCheckView",
-    "CheckedSize": "SizeView",
-    "Choice": "ChoiceView",
-    "Communication": "FleetCommunicationView",
-    "Configuration": "ConfigurationView",
-    "CostSource": "SourceView",
-    "CpuUse": "CpuUseView",
-    "Described": "PolicyView",
-    "FamilyWork": "FamilyView",
-    "Finding": "FindingView",
-    "Gain": "GainView",
-    "GroupRates": "RatesView",
-    "Holder": "HolderView",
-    "LeftOut": "LeftOutView",
-    "MemorySplit": "MemoryView",
-    "Method": "CompressionMethodView",
-    "NotOfStep": "NotOfStepView",
-    "Offer": "OfferView",
-    "OperatorBlock": "OperatorBlockView",
-    "OperatorGroup": "OperatorGroupView",
-    "OverTime": "FleetSeriesView",
-    "PathPart": "PathPartView",
-    "PolicyFigure": "PolicyFigureView",
-    "PolicyParameter": "PolicyParameterView",
-    "PolicyRow": "PolicyRowView",
-    "RankClass": "ClassView",
-    "RankShare": "RankRow",
-    "Ratio": "RatioView",
-    "Region": "RegionView",
-    "RejectedSplit": "RejectedSplitView",
-    "Remedy": "RemedyView",
-    "RuleUse": "RuleUseView",
-    "Slots": "SlotsView",
-    "Stall": "StallView",
-    "Summary": "LedgerSummaryView",
-    "Tenant": "TenantView",
-    "Waiting": "CauseView",
-}
-
-
 @cache
 def answers() -> dict[str, type[Result]]:
     """The results of all commands, by command; every module of this room is imported for it."""
@@ -91,6 +42,7 @@ def answers() -> dict[str, type[Result]]:
         each = waiting.pop()
         waiting += each.__subclasses__()
         found[next(field.default for field in msgspec.structs.fields(each) if field.name == "command")] = each
+    found.pop("", None)  # what several of them extend
     return dict(sorted(found.items()))
 
 
@@ -115,8 +67,7 @@ def generate_schema(command: str) -> dict[str, Any]:
     """The schema made again from the struct; every answer carries every field, so all are required."""
     (reference,), made = msgspec.json.schema_components([answers()[command]], ref_template="#/$defs/{name}")
     name = reference["$ref"].rsplit("/", 1)[-1]
-    called = re.sub(r'(?<=[/"])\w+(?=")', lambda found: CALLED.get(found[0], found[0]), json.dumps(made))
-    components: dict[str, Any] = json.loads(called)
+    components: dict[str, Any] = json.loads(json.dumps(made))
     for part in components.values():
         part["required"] = list(part["properties"])
         if "description" in part:  # from Python 3.13 on, docstrings come without their indentation

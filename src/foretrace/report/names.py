@@ -42,6 +42,11 @@ def short_names(names: Sequence[str], width: int = 48) -> list[str]:
     return [told_apart[name] for name in names]
 
 
+def listed(names: Sequence[str]) -> str:
+    """As in "a, b and c"."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
+
+
 def _with_difference(name: str, short: str, near: Sequence[str], width: int) -> str:
     """As in "wgrad_engine …7, 3>": from where the name departs from those that sort next to it."""
     at = max(_common(name, other) for other in near)

@@ -15,9 +15,9 @@ from foretrace.cost.network.collective_table import CollectiveSeries, Collective
 from foretrace.cost.network.network import Network, bus_share
 from foretrace.cost.network.tables import of_table
 from foretrace.hardware.devices import Device
-from foretrace.report.blocks import Block, Column, Headline, Line, Next, notes, shown, table
-from foretrace.report.units import digits, seconds, share
-from foretrace.report.views import Result, taken
+from foretrace.report.blocks import Block, Column, Headline, Line, Next, listing, notes, table
+from foretrace.report.units import binary, digits, seconds, share, span
+from foretrace.report.views import Report, Result, taken
 
 SHOWN_SIZES = 24
 _WORDS = {"as expected": "as expected", "slower": "slower than expected", "faster": "faster than expected"}
@@ -34,11 +34,10 @@ class RegimeView(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
-class NetworkCheckView(Result, frozen=True, kw_only=True):
+class NetworkCheckView(Report, frozen=True, kw_only=True):
     """`foretrace network check`: whether measured collectives are what the machine should give."""
 
     command: str = "network check"
-    headline: str
     ok: bool  # nothing is slower than expected
     kind: str
     workers: int
@@ -47,8 +46,26 @@ class NetworkCheckView(Result, frozen=True, kw_only=True):
     regimes: tuple[RegimeView, ...]
     suspicions: tuple[str, ...]
     sizes: tuple[CheckedSize, ...]
-    notes: tuple[str, ...]
-    next: str
+
+    def shown(self, top: int) -> Iterator[Block]:
+        where = f", {self.per_node} per machine" if self.per_node < self.workers else ""
+        yield f"{self.kind} of {self.workers} workers{where}, expected on {self.on}"
+        yield listing(
+            self.regimes, "regime", (lambda each: f"{binary(each.from_bytes)} – {binary(each.to_bytes)}", "sizes"),
+            ("ratio", "measured / expected", "ratio"), (lambda each: _WORDS[each.verdict], "verdict"),
+            ("why", Column("why", wide=True)),
+        )  # fmt: skip
+        yield from notes(self.suspicions, "suspicion")
+        sizes = _spread_out(self.sizes, SHOWN_SIZES)
+        yield listing(
+            sizes, ("bytes", "size", "binary"), ("measured_s", "measured", "seconds"),
+            ("expected_s", "expected", "seconds"),
+            (lambda each: span(each.expected_low_s, each.expected_high_s), Column("80 % range", right=True)),
+            (lambda each: _rate(each.measured_gb_s), Column("GB/s", right=True)),
+            (lambda each: _rate(each.expected_gb_s), Column("expected", right=True)), (_marks, ""),
+        )  # fmt: skip
+        if len(sizes) < len(self.sizes):
+            yield f"{len(sizes)} of {len(self.sizes):,} sizes; --json has all"
 
 
 class MeasuredSizeView(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +93,17 @@ class CalibrateNetworkView(Result, frozen=True, kw_only=True):
     sizes: tuple[MeasuredSizeView, ...]
     missing: dict[str, str]  # kind -> why it was not measured
     next: str
+
+    def shown(self, top: int) -> Iterator[Block]:
+        yield listing(
+            self.sizes, ("kind", "collective"), ("bytes", "size", "binary"), ("time_s", "time", "seconds"),
+            ("spread", "spread", "share"), (lambda row: _rate(row.bus_gb_s), Column("bus GB/s", right=True)),
+        )  # fmt: skip
+        yield f"medians of {self.repetitions} repetitions without the slowest fifth; spread: quartile distance"
+        if self.left_out_error is not None:
+            yield f"a size left out is predicted from the others to {share(self.left_out_error)} on average"
+        yield from notes((f"{kind} ({reason})" for kind, reason in self.missing.items()), "not measured")
+        yield f"stored in {self.stored}"
 
 
 class DeviceView(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,6 +142,20 @@ class DevicesView(Result, frozen=True, kw_only=True):
 
     command: str = "devices"
     devices: tuple[DeviceView, ...]
+
+    def shown(self, top: int) -> Iterator[Block]:
+        if len(self.devices) == 1:
+            yield from _one_device(self.devices[0])
+            return
+        yield Headline(f"{len(self.devices)} devices; dense peak rates of vendors, links count both directions.")
+        yield listing(
+            self.devices, ("short", "device"), ("launch_year", Column("year", right=True)),
+            ("bf16_tflops", "bf16 TFLOP/s", "digits"), ("memory_gb", "memory GB", "digits"),
+            ("memory_gb_s", "GB/s", "digits"), ("scaleup_gb_s", "links GB/s", "digits"),
+            ("pcie_gb_s", "PCIe GB/s", "digits"), ("tdp_w", "W", "digits"),
+            (lambda each: each.scaleup_link or None, "links"),
+        )  # fmt: skip
+        yield Next(f"foretrace devices {self.devices[0].short}")
 
 
 # --- network check --------------------------------------------------------------------------------------------------
@@ -162,7 +204,7 @@ def _why(regime: Regime, found: NetworkCheck) -> str:
     best = regime.best
     text = f"up to {digits(best.measured_gb_s)} GB/s, {digits(best.expected_gb_s)} expected there"
     if dips := [each for each in regime.sizes if each.protocol_switch]:
-        text += f"; from {size_text(dips[0].bytes)} on less than at smaller sizes: another protocol or algorithm"
+        text += f"; from {binary(dips[0].bytes)} on less than at smaller sizes: another protocol or algorithm"
     return text
 
 
@@ -179,56 +221,18 @@ def _headline(found: NetworkCheck, suspicions: Sequence[str]) -> str:
     last, best, slower = found.regimes[-1], found.best, found.slower
     low = best.expected_gb_s * best.expected_s / best.expected_high_s
     high = best.expected_gb_s * best.expected_s / best.expected_low_s
-    rate = f"{digits(best.measured_gb_s)} GB/s at {size_text(best.bytes)}, {digits(low)} – {digits(high)} GB/s expected"
+    rate = f"{digits(best.measured_gb_s)} GB/s at {binary(best.bytes)}, {digits(low)} – {digits(high)} GB/s expected"
     if not slower:
         if last.verdict == "faster":
             return f"The bus bandwidth is higher than expected: {rate}."
         some = any(each.verdict == "faster" for each in found.regimes)
         return f"The bus bandwidth is right: {rate}.{' Some sizes are faster than expected.' if some else ''}"
     if last.verdict != "slower":
-        span = f"{size_text(slower[0].from_bytes)} – {size_text(slower[-1].to_bytes)}"
+        span = f"{binary(slower[0].from_bytes)} – {binary(slower[-1].to_bytes)}"
         times = digits(median(each.ratio for each in slower))
         return f"Large transfers are right ({rate}), but {span} take {times} times as long as they should."
     reason = f": {suspicions[0]}" if suspicions else ""
     return f"The bus bandwidth is too low, {rate}{reason}."
-
-
-@shown.register
-def _(view: NetworkCheckView, top: int) -> Iterator[Block]:
-    where = f", {view.per_node} per machine" if view.per_node < view.workers else ""
-    yield Headline(view.headline)
-    yield ""
-    yield f"{view.kind} of {view.workers} workers{where}, expected on {view.on}"
-    yield ""
-    yield table(
-        ["regime", "sizes", Column("measured / expected", right=True), "verdict", Column("why", wide=True)],
-        [
-            (each.regime, f"{size_text(each.from_bytes)} – {size_text(each.to_bytes)}", f"{each.ratio:.2f}×",
-             _WORDS[each.verdict], each.why)
-            for each in view.regimes
-        ],
-    )  # fmt: skip
-    yield from notes(view.suspicions, "suspicion")
-    yield ""
-    sizes = _spread_out(view.sizes, SHOWN_SIZES)
-    yield table(
-        [
-            Column("size", right=True), Column("measured", "seconds"), Column("expected", "seconds"),
-            Column("80 % range", right=True), Column("GB/s", right=True), Column("expected", right=True), "",
-        ],
-        [
-            (
-                size_text(each.bytes), each.measured_s, each.expected_s,
-                f"{seconds(each.expected_low_s)} – {seconds(each.expected_high_s)}", _rate(each.measured_gb_s),
-                _rate(each.expected_gb_s),
-                _marks(each),
-            )
-            for each in sizes
-        ],
-    )  # fmt: skip
-    if len(sizes) < len(view.sizes):
-        yield f"{len(sizes)} of {len(view.sizes):,} sizes; --json has all"
-    yield from notes(view.notes, "expected")
 
 
 def _marks(size: CheckedSize) -> str:
@@ -248,15 +252,6 @@ def _spread_out(sizes: Sequence[CheckedSize], rows: int) -> list[CheckedSize]:
 def _rate(gb_s: float) -> str:
     """GB/s, two digits however small."""
     return digits(gb_s) if gb_s >= 0.1 else f"{gb_s:.2g}"
-
-
-def size_text(nbytes: float) -> str:
-    """As in "64 MiB": a number of bytes in the binary unit that reads 1 to 1,023."""
-    for unit in ("B", "KiB", "MiB"):
-        if nbytes < 1024:
-            return f"{digits(nbytes) if nbytes != round(nbytes) else f'{nbytes:.0f}'} {unit}"
-        nbytes /= 1024
-    return f"{digits(nbytes)} GiB"
 
 
 # --- calibrate network ----------------------------------------------------------------------------------------------
@@ -279,7 +274,7 @@ def calibrated(table: CollectiveTable, path: Path) -> CalibrateNetworkView:
         CalibrateNetworkView,
         table,
         headline=f"{table.backend} between {first.workers} workers of this machine: {digits(best.bus_gb_s)} GB/s bus "
-        f"bandwidth at best ({best.kind}, {size_text(best.bytes)}).",
+        f"bandwidth at best ({best.kind}, {binary(best.bytes)}).",
         workers=first.workers,
         stored=str(path),
         noisiest=worst[2] if worst else 0.0,
@@ -288,25 +283,6 @@ def calibrated(table: CollectiveTable, path: Path) -> CalibrateNetworkView:
         missing=dict(table.missing),
         next="foretrace techniques data-parallel",
     )
-
-
-@shown.register
-def _(view: CalibrateNetworkView, top: int) -> Iterator[Block]:
-    yield Headline(view.headline)
-    yield ""
-    yield table(
-        [
-            "collective", Column("size", right=True), Column("time", "seconds"), Column("spread", "share"),
-            Column("bus GB/s", right=True),
-        ],
-        [(row.kind, size_text(row.bytes), row.time_s, row.spread, _rate(row.bus_gb_s)) for row in view.sizes],
-    )  # fmt: skip
-    yield ""
-    yield f"medians of {view.repetitions} repetitions without the slowest fifth; spread: quartile distance"
-    if view.left_out_error is not None:
-        yield f"a size left out is predicted from the others to {share(view.left_out_error)} on average"
-    yield from notes((f"{kind} ({reason})" for kind, reason in view.missing.items()), "not measured")
-    yield f"stored in {view.stored}"
 
 
 # --- devices --------------------------------------------------------------------------------------------------------
@@ -344,34 +320,8 @@ _FIGURES = (
 )
 
 
-@shown.register
-def _(view: DevicesView, top: int) -> Iterator[Block]:
-    if len(view.devices) == 1:
-        yield from _one_device(view.devices[0])
-        return
-    yield Headline(f"{len(view.devices)} devices; dense peak rates of vendors, links count both directions.")
-    yield ""
-    figures = {
-        "bf16 TFLOP/s": "bf16_tflops", "memory GB": "memory_gb", "GB/s": "memory_gb_s", "links GB/s": "scaleup_gb_s",
-        "PCIe GB/s": "pcie_gb_s", "W": "tdp_w",
-    }  # fmt: skip
-    yield table(
-        ["device", Column("year", right=True), *(Column(title, "digits") for title in figures), "links"],
-        [
-            (
-                each.short, each.launch_year, *(getattr(each, field) for field in figures.values()),
-                each.scaleup_link or None,
-            )
-            for each in view.devices
-        ],
-    )  # fmt: skip
-    yield ""
-    yield Next(f"foretrace devices {view.devices[0].short}")
-
-
 def _one_device(each: DeviceView) -> Iterator[Block]:
     yield Headline(f"{each.name} ({each.arch}, {each.launch_year}), in cluster files: {each.short}")
-    yield ""
     rows = []
     for word, field, unit in _FIGURES:
         value = getattr(each, field)

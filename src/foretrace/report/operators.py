@@ -9,18 +9,15 @@ import msgspec
 
 from foretrace.model.groups import OperatorBlock, OperatorGroup, OperatorGroups
 from foretrace.model.operator_graph import OperatorGraph, Role
-from foretrace.report.blocks import Block, Column, Headline, Line, notes, shown, table
-from foretrace.report.units import digits, share
-from foretrace.report.views import Result, taken
-
-_SCALES = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0))
+from foretrace.report.blocks import Block, Line, listing
+from foretrace.report.units import digits, nbytes, scaled, share
+from foretrace.report.views import Report, taken
 
 
-class OperatorsView(Result, frozen=True, kw_only=True):
+class OperatorsView(Report, frozen=True, kw_only=True):
     """`foretrace operators`: a model's step as operators."""
 
     command: str = "operators"
-    headline: str
     name: str
     source: str
     batch: int | None
@@ -39,8 +36,25 @@ class OperatorsView(Result, frozen=True, kw_only=True):
     blocks: tuple[OperatorBlock, ...]
     unknown: dict[str, int]
     unknown_bytes_share: float
-    notes: tuple[str, ...]
-    next: str
+
+    def shown(self, top: int, by: str = "family") -> Iterator[Block]:
+        rows = {"family": self.families, "operator": self.calls, "phase": self.phases, "layer": self.layers}[by]
+        yield listing(
+            rows, (lambda row: _short(row.name), by), ("calls", "calls", "count"), ("flops", "FLOP", "FLOP"),
+            ("read_bytes", "read", "bytes"), ("written_bytes", "written", "bytes"), ("intensity", "FLOP/B", "digits"),
+            top=top, how="--top",
+        )  # fmt: skip
+        intensity = digits(self.intensity) if self.intensity is not None else "–"
+        yield (
+            f"{self.operators} {'kernels' if self.fused else 'operators'}, {scaled(self.parameters)} parameters, "
+            f"activations {nbytes(self.activation_bytes)}, {intensity} FLOP per byte; from {self.source}"
+        )
+        for block in sorted(self.blocks, key=lambda each: -each.length * (each.times - 1))[:3]:
+            where = f" from {block.layer}" if block.layer else ""
+            yield Line(f"{block.length} operators, {block.times} times, node {block.first} on{where}", label="block")
+        if self.unknown:
+            named = ", ".join(f"{op} ({count})" for op, count in list(self.unknown.items())[:4])
+            yield f"known by their bytes only, {share(self.unknown_bytes_share)} of the bytes: {named}"
 
 
 def operators(graph: OperatorGraph, *, path: str = "", fused: bool = False) -> OperatorsView:
@@ -69,51 +83,9 @@ def _headline(graph: OperatorGraph, families: tuple[OperatorGroup, ...]) -> str:
     of_bytes = f", {most.name} {share(most.moved_bytes / moved)} of the bytes" if moved else ""
     samples = f" with {graph.batch} samples" if graph.batch else ""
     return (
-        f"A step of {graph.name}{samples} computes {amount(graph.flops)}FLOP and moves {amount(moved)}B: "
+        f"A step of {graph.name}{samples} computes {scaled(graph.flops, 'FLOP')} and moves {nbytes(moved)}: "
         f"{of_flops}{of_bytes}."
     )
-
-
-def amount(value: float) -> str:
-    """Three digits and the letter of the scale, a space between: "7.79 T", to be followed by the unit."""
-    for letter, size in _SCALES:
-        if value >= size * 0.9995:
-            return f"{digits(value / size)} {letter}"
-    return f"{digits(value)} "
-
-
-@shown.register
-def _(view: OperatorsView, top: int, by: str = "family") -> Iterator[Block]:
-    rows = {"family": view.families, "operator": view.calls, "phase": view.phases, "layer": view.layers}[by]
-    yield Headline(view.headline)
-    yield ""
-    yield table(
-        [
-            by, Column("calls", "count"), Column("FLOP", right=True), Column("read B", right=True),
-            Column("written B", right=True), Column("FLOP/B", "digits"),
-        ],
-        [
-            (
-                _short(row.name), row.calls,
-                *(amount(number).strip() for number in (row.flops, row.read_bytes, row.written_bytes)), row.intensity,
-            )
-            for row in rows
-        ],
-        top=top, how="--top",
-    )  # fmt: skip
-    yield ""
-    intensity = digits(view.intensity) if view.intensity is not None else "–"
-    yield (
-        f"{view.operators} {'kernels' if view.fused else 'operators'}, {amount(view.parameters).strip()} parameters, "
-        f"activations {amount(view.activation_bytes)}B, {intensity} FLOP per byte; from {view.source}"
-    )
-    for block in sorted(view.blocks, key=lambda each: -each.length * (each.times - 1))[:3]:
-        where = f" from {block.layer}" if block.layer else ""
-        yield Line(f"{block.length} operators, {block.times} times, node {block.first} on{where}", label="block")
-    if view.unknown:
-        named = ", ".join(f"{op} ({count})" for op, count in list(view.unknown.items())[:4])
-        yield f"known by their bytes only, {share(view.unknown_bytes_share)} of the bytes: {named}"
-    yield from notes(view.notes, "note")
 
 
 def _short(name: str) -> str:

@@ -13,9 +13,10 @@ from foretrace.plan.answer import Configuration
 from foretrace.plan.result import Answer, Gain
 from foretrace.report import assumptions
 from foretrace.report.assumptions import assumption
-from foretrace.report.blocks import Block, Column, Headline, Line, notes, shown, table
-from foretrace.report.units import between, count, digits, seconds, share, speed, unit_for
-from foretrace.report.views import Result, taken
+from foretrace.report.blocks import Block, Column, Line, table
+from foretrace.report.names import listed
+from foretrace.report.units import between, count, digits, nbytes, seconds, share, speed, unit_for
+from foretrace.report.views import Report, taken
 
 SHOWN_BUCKETS = 8
 SHOWN_ASSUMPTIONS = 4
@@ -47,11 +48,10 @@ class SearchView(msgspec.Struct, frozen=True, kw_only=True):
     difference: float  # of the coarsened view from the whole graph, relative
 
 
-class OptimiseView(Result, frozen=True, kw_only=True):
+class OptimiseView(Report, frozen=True, kw_only=True):
     """`foretrace optimise`: the fastest configuration found."""
 
     command: str = "optimise"
-    headline: str
     source: str
     workers: int
     network: str
@@ -73,8 +73,44 @@ class OptimiseView(Result, frozen=True, kw_only=True):
     memory_limit_bytes: int | None
     assumptions: tuple[Assumed, ...]
     search: SearchView
-    notes: tuple[str, ...]
-    next: str
+
+    def shown(self, top: int) -> Iterator[Block]:
+        label = "data-parallel by default" if self.workers > 1 else "as recorded"
+        gains = ((gain.name, gain.after_s, -gain.saved_s, gain.what) for gain in self.gains)
+        yield table(
+            ["change", Column("step", "time"), Column("saved", "change", unknown=""), Column("what", wide=True)],
+            [(label, self.default_s, None, ""), *gains],
+        )
+        yield from _buckets(self.configuration)
+        yield Line(_sure(self), label="sure")
+        if self.memory_bytes is not None and self.memory_recorded_bytes is not None:
+            limit = "" if self.memory_limit_bytes is None else f", limit {nbytes(self.memory_limit_bytes)}"
+            yield Line(
+                f"{nbytes(self.memory_recorded_bytes)} recorded, {nbytes(self.memory_bytes)} now{limit}", "memory"
+            )
+        if self.overtaking is not None and self.overtaking.step_s < self.step_s * (1 - 1e-3):
+            over = self.overtaking
+            checked = "" if over.checked_s is None else f", {seconds(over.checked_s)} by the whole graph"
+            yield Line(
+                f"messages that overtake each other (P3): {seconds(over.step_s)}{checked}; nothing is faster than "
+                f"{seconds(over.bound_s)} with this compute",
+                label="beyond DDP",
+            )
+        for left in self.left_out:
+            yield Line(f"{left.name}: {left.why}", label="left out")
+        for each in self.assumptions[:SHOWN_ASSUMPTIONS]:
+            yield Line(assumptions.said(each), label="assumed")
+        if len(self.assumptions) > SHOWN_ASSUMPTIONS:
+            yield Line(f"{count(len(self.assumptions) - SHOWN_ASSUMPTIONS)} more assumptions: --json.", soft=True)
+        search = self.search
+        done = (
+            f"{count(search.sets)} sets of techniques and {count(search.plans)} plans in {seconds(search.seconds)}; "
+            f"the coarsened self ({count(search.tensors)} gradients of {count(search.tasks)} tasks) is off the whole "
+            f"graph by {share(abs(search.difference))}."
+            if self.workers > 1
+            else f"{count(search.sets)} sets of techniques in {seconds(search.seconds)}."
+        )
+        yield Line(done, soft=True)
 
 
 def optimise(answer: Answer, found: Configuration, python: str, *, source: str) -> OptimiseView:
@@ -129,57 +165,16 @@ def headline(answer: Answer, found: Configuration) -> str:
         names.insert(0, f"{len(found.buckets)} bucket{'s' * (len(found.buckets) != 1)}")
     if answer.step_s >= answer.default_s * (1 - 1e-3) and not names:
         return f"Nothing that was tried is faster{where}: {seconds(answer.default_s)} per step as it is."
-    return f"{speed(answer.default_s, answer.step_s)}{where}: {numbers} with {_and(names) or 'gradients as views'}."
-
-
-@shown.register
-def _(view: OptimiseView, top: int) -> Iterator[Block]:
-    yield Headline(view.headline)
-    yield ""
-    label = "data-parallel by default" if view.workers > 1 else "as recorded"
-    gains = ((gain.name, gain.after_s, -gain.saved_s, gain.what) for gain in view.gains)
-    yield table(
-        ["change", Column("step", "time"), Column("saved", "change", unknown=""), Column("what", wide=True)],
-        [(label, view.default_s, None, ""), *gains],
-    )
-    yield ""
-    yield from _buckets(view.configuration)
-    yield Line(_sure(view), label="sure")
-    if view.memory_bytes is not None and view.memory_recorded_bytes is not None:
-        limit = "" if view.memory_limit_bytes is None else f", limit {_size(view.memory_limit_bytes)}"
-        yield Line(f"{_size(view.memory_recorded_bytes)} recorded, {_size(view.memory_bytes)} now{limit}", "memory")
-    if view.overtaking is not None and view.overtaking.step_s < view.step_s * (1 - 1e-3):
-        over = view.overtaking
-        checked = "" if over.checked_s is None else f", {seconds(over.checked_s)} by the whole graph"
-        yield Line(
-            f"messages that overtake each other (P3): {seconds(over.step_s)}{checked}; nothing is faster than "
-            f"{seconds(over.bound_s)} with this compute",
-            label="beyond DDP",
-        )
-    for left in view.left_out:
-        yield Line(f"{left.name}: {left.why}", label="left out")
-    for each in view.assumptions[:SHOWN_ASSUMPTIONS]:
-        yield Line(assumptions.said(each), label="assumed")
-    if len(view.assumptions) > SHOWN_ASSUMPTIONS:
-        yield Line(f"{count(len(view.assumptions) - SHOWN_ASSUMPTIONS)} more assumptions: --json.", soft=True)
-    search = view.search
-    done = (
-        f"{count(search.sets)} sets of techniques and {count(search.plans)} plans in {seconds(search.seconds)}; "
-        f"the coarsened view ({count(search.tensors)} gradients of {count(search.tasks)} tasks) is off the whole "
-        f"graph by {share(abs(search.difference))}."
-        if view.workers > 1
-        else f"{count(search.sets)} sets of techniques in {seconds(search.seconds)}."
-    )
-    yield from notes([*view.notes, done])
+    return f"{speed(answer.default_s, answer.step_s)}{where}: {numbers} with {listed(names) or 'gradients as views'}."
 
 
 def _buckets(found: Configuration) -> Iterator[Block]:
     if not found.buckets:
         return
-    rows = [(i, _size(each.bytes), each.gradients, each.first, each.last) for i, each in enumerate(found.buckets)]
     yield table(
-        [Column("bucket", "count"), Column("size", right=True), Column("gradients", "count"), "from", "to"],
-        rows, top=SHOWN_BUCKETS, noun="bucket", how="--write FILE",
+        [Column("bucket", "count"), Column("size", "bytes"), Column("gradients", "count"), "from", "to"],
+        [(i, each.bytes, each.gradients, each.first, each.last) for i, each in enumerate(found.buckets)],
+        top=SHOWN_BUCKETS, noun="bucket", how="--write FILE",
     )  # fmt: skip
     if found.bucket_cap_mb is not None and found.bucket_cap_step_s is not None:
         yield Line(
@@ -187,7 +182,6 @@ def _buckets(found: Configuration) -> Iterator[Block]:
             "PyTorch lacks bucket_cap_mb_list",
             label="single size",
         )
-    yield ""
 
 
 def _sure(view: OptimiseView) -> str:
@@ -222,14 +216,3 @@ def _without_search(text: str) -> str:
     """A technique of the search as the registered one is written."""
     words = [word for word in shlex.split(text) if not word.startswith(("parts=", "ahead=", "region_us="))]
     return shlex.join(words)
-
-
-def _size(nbytes: float) -> str:
-    for name, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= size:
-            return f"{digits(nbytes / size)} {name}"
-    return f"{nbytes:.0f} B"
-
-
-def _and(names: list[str]) -> str:
-    return ", ".join(names[:-1]) + (" and " if len(names) > 1 else "") + names[-1] if names else ""

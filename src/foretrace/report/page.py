@@ -5,46 +5,28 @@ Everything is inline, as on the page of a run (`html`), so nothing is loaded fro
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from foretrace.files import write_text
-from foretrace.plaintext import visible
 from foretrace.report.blocks import Bars, Block, Grid, Headline, blocks
-from foretrace.report.html import PADS, asset, drawn, environment, own_version, unparted
+from foretrace.report.html import PADS, drawn, filled, unparted
 from foretrace.report.names import short_names
 
 NAME = 64  # characters of a name
 
 
-def write(result: Any, path: Path, *, top: int = 12, **how: Any) -> None:
-    """Write the answer as one page into `path`, through a temporary file beside it."""
-    write_text(path, render(result, top=top, **how))
-
-
 def render(result: Any, *, top: int = 12, **how: Any) -> str:
     """The page as one HTML text. Deterministic: the same result gives the same bytes."""
-    return _rendered("blocks.html.j2", result, blocks(result, top, **how))
+    return _rendered("blocks.html.j2", "report.css", result, blocks(result, top, **how))
 
 
 def fragment(result: Any, *, top: int = 12) -> str:
     """What a notebook shows of a result: the blocks with their styles, and no script."""
-    return _rendered("fragment.html.j2", result, blocks(result, top))
+    return _rendered("fragment.html.j2", "fragment.css", result, blocks(result, top))
 
 
-def _rendered(template: str, result: Any, found: list[Block]) -> str:
-    import markupsafe
-
-    return visible(
-        environment()
-        .get_template(template)
-        .render(
-            version=own_version(),
-            css=markupsafe.Markup(asset("report.css") if template == "blocks.html.j2" else asset("fragment.css")),
-            title=next((block.text for block in found if isinstance(block, Headline)), result.command),
-            blocks=[context(block) for block in found if block != ""],
-        )
-    )
+def _rendered(template: str, style: str, result: Any, found: list[Block]) -> str:
+    title = next((block.text for block in found if isinstance(block, Headline)), result.command)
+    return filled(template, [style], title=title, blocks=[context(block) for block in found if block != ""])
 
 
 def context(block: Block) -> dict[str, Any]:

@@ -13,9 +13,8 @@ from foretrace.plan.placement.place import Placement
 from foretrace.plan.placement.problem import DeviceLoad, PlacementProblem
 from foretrace.plan.transformers.model import StepCost
 from foretrace.plan.transformers.plan import TransformerPlan
-from foretrace.report.blocks import About, Block, Column, Headline, Kind, Line, notes, shown, table
-from foretrace.report.profile import nbytes
-from foretrace.report.units import between, count, digits, in_unit, seconds, share, unit_for
+from foretrace.report.blocks import About, Block, Column, Kind, Line, table
+from foretrace.report.units import between, count, digits, in_unit, nbytes, seconds, share, unit_for
 from foretrace.report.views import Result, taken
 
 MOST_PASSES = 100_000  # that are simulated unasked, in some seconds
@@ -49,6 +48,33 @@ class PlacementView(Result, frozen=True, kw_only=True):
     seconds: float  # that the search took
     method: str
     notes: tuple[str, ...]
+
+    def shown(self, top: int) -> Iterator[Block]:
+        yield About((self.source, self.objective, self.method))
+        if self.interval is not None:
+            unit = unit_for(self.objective_value)
+            yield Line(
+                f"{in_unit(self.objective_value, unit)} {unit.name}; {between(*self.interval, unit)} with every "
+                "operator as fast and as slow as it may be"
+            )
+        kind: Kind = "digits" if self.interval is None else "time"
+        columns = [
+            Column("device"), Column("nodes", "count"), Column("load", kind), Column("memory", "text", right=True),
+            Column("layers", "name"),
+        ]  # fmt: skip
+        yield table(
+            columns,
+            [
+                (
+                    f"{each.kind} {at}",
+                    len(each.nodes),
+                    each.load,
+                    "–" if each.memory is None else nbytes(each.memory),
+                    each.layers,
+                )
+                for at, each in enumerate(self.devices)
+            ],
+        )
 
 
 def placed(found: Placement, source: str) -> PlacementView:
@@ -99,39 +125,6 @@ def _time(found: Placement, time: float) -> str:
     return digits(time) if found.problem.accelerator_range is None else seconds(time)
 
 
-@shown.register
-def _(view: PlacementView, top: int) -> Iterator[Block]:
-    yield About((view.source, view.objective, view.method))
-    yield ""
-    yield Headline(view.headline)
-    if view.interval is not None:
-        unit = unit_for(view.objective_value)
-        yield Line(
-            f"{in_unit(view.objective_value, unit)} {unit.name}; {between(*view.interval, unit)} with every operator "
-            "as fast and as slow as it may be"
-        )
-    yield ""
-    kind: Kind = "digits" if view.interval is None else "time"
-    columns = [
-        Column("device"), Column("nodes", "count"), Column("load", kind), Column("memory", "text", right=True),
-        Column("layers", "name"),
-    ]  # fmt: skip
-    yield table(
-        columns,
-        [
-            (
-                f"{each.kind} {at}",
-                len(each.nodes),
-                each.load,
-                "–" if each.memory is None else nbytes(each.memory),
-                each.layers,
-            )
-            for at, each in enumerate(view.devices)
-        ],
-    )
-    yield from notes(view.notes)
-
-
 class PipelineStageView(msgspec.Struct, frozen=True, kw_only=True):
     """One stage, for one micro-batch."""
 
@@ -169,6 +162,24 @@ class PipelineView(Result, frozen=True, kw_only=True):
     stages: tuple[PipelineStageView, ...]
     schedules: tuple[ScheduleView, ...]  # fastest first; those that do not fit or cannot be stand last
 
+    def shown(self, top: int) -> Iterator[Block]:
+        cut = "the cut is proven best" if self.proven else "the cut is not proven best"
+        yield About((self.source, f"{len(self.stages)} stages", f"{self.micro_batches} micro-batches", cut))
+        columns: list[Column | str] = [
+            "schedule", Column("batch", "time"), Column("range", right=True, least=70), Column("bubble", right=True),
+            Column("in flight", right=True, least=80), Column("most memory", right=True), Column("", wide=True),
+        ]  # fmt: skip
+        yield table(columns, map(_schedule_row, self.schedules))
+        times = [Column(each, "time") for each in ("forward", "backward", "update", "hop")]
+        yield table(
+            ["stage", *times, Column("weights", right=True), Column("layers", "name")],
+            [
+                (f"{at}", each.forward_s, each.backward_s, each.update_s, each.hop_s,
+                 nbytes(each.weight_bytes), each.layers)
+                for at, each in enumerate(self.stages)
+            ],
+        )  # fmt: skip
+
 
 def pipelined(found: CutModel, source: str) -> PipelineView:
     """The answer about a pipeline."""
@@ -202,30 +213,6 @@ def pipelined(found: CutModel, source: str) -> PipelineView:
             for each in found.schedules
         ),
     )
-
-
-@shown.register
-def _(view: PipelineView, top: int) -> Iterator[Block]:
-    cut = "the cut is proven best" if view.proven else "the cut is not proven best"
-    yield About((view.source, f"{len(view.stages)} stages", f"{view.micro_batches} micro-batches", cut))
-    yield ""
-    yield Headline(view.headline)
-    yield ""
-    columns: list[Column | str] = [
-        "schedule", Column("batch", "time"), Column("range", right=True, least=70), Column("bubble", right=True),
-        Column("in flight", right=True, least=80), Column("most memory", right=True), Column("", wide=True),
-    ]  # fmt: skip
-    yield table(columns, map(_schedule_row, view.schedules))
-    yield ""
-    times = [Column(each, "time") for each in ("forward", "backward", "update", "hop")]
-    yield table(
-        ["stage", *times, Column("weights", right=True), Column("layers", "name")],
-        [
-            (f"{at}", each.forward_s, each.backward_s, each.update_s, each.hop_s,
-             nbytes(each.weight_bytes), each.layers)
-            for at, each in enumerate(view.stages)
-        ],
-    )  # fmt: skip
 
 
 def _schedule_row(each: ScheduleView) -> tuple[Any, ...]:
@@ -273,6 +260,41 @@ class TransformerPlanView(Result, frozen=True, kw_only=True):
     seconds: float  # of the search
     notes: tuple[str, ...]
 
+    def shown(self, top: int, explain: bool = False) -> Iterator[Block]:
+        where = f"{count(self.devices)} × {self.device}"
+        yield About((self.source, where, f"batch {count(self.batch)}", f"{count(self.valid)} configurations timed"))
+        hours = "" if self.gpu_hours is None else f", {count(round(self.gpu_hours))} GPU-hours in all"
+        yield Line(
+            f"{count(round(self.tokens_per_s))} words/s, {share(self.utilisation)} of the peak{hours}; "
+            f"{nbytes(self.best.peak_bytes)} of {nbytes(self.memory_limit_bytes)} on the fullest device"
+        )
+        if self.simulated_s is not None:
+            apart = round(100 * (self.simulated_s / self.best.step_s - 1), 1) + 0.0  # no minus before 0.0
+            why = ": passes wait for messages that were taken to hide behind others" if apart else ""
+            yield Line(f"{seconds(self.simulated_s)} simulated pass by pass ({apart:+.1f} %{why})")
+        whole = self.best.step_s
+        yield table(
+            ["part of the step", Column("time", "time"), Column("share", "share")],
+            [(name, time, time / whole) for name, time in self.parts_s.items() if time >= 0.001 * whole],
+        )
+        stages = [(0, self.memory_bytes[0])] if len(self.memory_bytes) == 1 else [
+            (0, self.memory_bytes[0]), (len(self.memory_bytes) - 1, self.memory_bytes[-1])
+        ]  # fmt: skip
+        kinds = list(self.memory_bytes[0])
+        yield table(
+            ["memory of stage", *(Column(each, right=True) for each in kinds)],
+            [(str(at), *(nbytes(held[each]) for each in kinds)) for at, held in stages],
+        )
+        rows = [*self.runners_up, *self.too_large]
+        columns = [
+            Column("others", wide=True), Column("step", "time"), Column("most memory", right=True),
+            Column("why not", wide=True),
+        ]  # fmt: skip
+        yield table(columns, [(each.words, each.step_s, nbytes(each.peak_bytes), each.why) for each in rows])
+        if explain:
+            lost = sorted(self.lost.items(), key=lambda item: -item[1])
+            yield table(["lost by", Column("configurations", "count")], [each for each in lost if each[1]])
+
 
 def planned(found: TransformerPlan, source: str, *, tokens: float | None = None) -> TransformerPlanView:
     """The answer about a large transformer."""
@@ -312,47 +334,3 @@ def _candidate(cost: StepCost, why: str) -> TransformerCandidateView:
         peak_bytes=cost.peak_bytes,
         why=why,
     )
-
-
-@shown.register
-def _(view: TransformerPlanView, top: int, explain: bool = False) -> Iterator[Block]:
-    where = f"{count(view.devices)} × {view.device}"
-    yield About((view.source, where, f"batch {count(view.batch)}", f"{count(view.valid)} configurations timed"))
-    yield ""
-    yield Headline(view.headline)
-    hours = "" if view.gpu_hours is None else f", {count(round(view.gpu_hours))} GPU-hours in all"
-    yield Line(
-        f"{count(round(view.tokens_per_s))} words/s, {share(view.utilisation)} of the peak{hours}; "
-        f"{nbytes(view.best.peak_bytes)} of {nbytes(view.memory_limit_bytes)} on the fullest device"
-    )
-    if view.simulated_s is not None:
-        apart = round(100 * (view.simulated_s / view.best.step_s - 1), 1) + 0.0  # no minus before 0.0
-        why = ": passes wait for messages that were taken to hide behind others" if apart else ""
-        yield Line(f"{seconds(view.simulated_s)} simulated pass by pass ({apart:+.1f} %{why})")
-    yield ""
-    whole = view.best.step_s
-    yield table(
-        ["part of the step", Column("time", "time"), Column("share", "share")],
-        [(name, time, time / whole) for name, time in view.parts_s.items() if time >= 0.001 * whole],
-    )
-    yield ""
-    stages = [(0, view.memory_bytes[0])] if len(view.memory_bytes) == 1 else [
-        (0, view.memory_bytes[0]), (len(view.memory_bytes) - 1, view.memory_bytes[-1])
-    ]  # fmt: skip
-    kinds = list(view.memory_bytes[0])
-    yield table(
-        ["memory of stage", *(Column(each, right=True) for each in kinds)],
-        [(str(at), *(nbytes(held[each]) for each in kinds)) for at, held in stages],
-    )
-    yield ""
-    rows = [*view.runners_up, *view.too_large]
-    columns = [
-        Column("others", wide=True), Column("step", "time"), Column("most memory", right=True),
-        Column("why not", wide=True),
-    ]  # fmt: skip
-    yield table(columns, [(each.words, each.step_s, nbytes(each.peak_bytes), each.why) for each in rows])
-    if explain:
-        yield ""
-        lost = sorted(view.lost.items(), key=lambda item: -item[1])
-        yield table(["lost by", Column("configurations", "count")], [each for each in lost if each[1]])
-    yield from notes(view.notes)

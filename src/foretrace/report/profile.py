@@ -8,10 +8,10 @@ import msgspec
 
 from foretrace.hardware.probe import Peaks
 from foretrace.report import runs
-from foretrace.report.blocks import About, Block, Column, Grid, Headline, shown, table
+from foretrace.report.blocks import About, Block, Column, Grid, listing, table
 from foretrace.report.blocks import notes as remarks
-from foretrace.report.units import MINUS, between, count, digits, in_unit, share, unit_for
-from foretrace.report.views import Result, StepTimeView, taken
+from foretrace.report.units import between, count, digits, in_unit, nbytes, scaled, share, unit_for
+from foretrace.report.views import Report, StepTimeView, taken
 from foretrace.simulate.memory import CATEGORIES, MemorySplit
 from foretrace.simulate.timeline import Timeline
 from foretrace.simulate.utilisation import CpuUse, GroupRates, cpu_use, samples_per_step
@@ -35,11 +35,10 @@ class PeaksView(msgspec.Struct, frozen=True, kw_only=True):
     ridge: float | None  # FLOP/B above which float32 work is bound by arithmetic
 
 
-class ProfileView(Result, frozen=True, kw_only=True):
+class ProfileView(Report, frozen=True, kw_only=True):
     """`foretrace profile`: how much of the device a step uses, and what holds its memory."""
 
     command: str = "profile"
-    headline: str
     source: str
     device: str
     platform: str
@@ -62,8 +61,14 @@ class ProfileView(Result, frozen=True, kw_only=True):
     classes: tuple[GroupRates, ...]
     operators: tuple[GroupRates, ...]  # longest first, at most 100
     memory: MemorySplit | None
-    notes: tuple[str, ...]
-    next: str
+
+    def shown(self, top: int) -> Iterator[Block]:
+        yield About((self.source, self.device, f"{count(self.steps)} {'step' if self.steps == 1 else 'steps'}"))
+        yield table(["metric", Column("value", right=True), Column(wide=True)], _metrics(self))
+        yield _rates_table("class", [row for row in self.classes if row.share >= _LITTLE])
+        yield _rates_table("operator" if self.platform == "cpu" else "kernel", self.operators[:top])
+        if self.memory is not None:
+            yield from _memory_blocks(self.memory)
 
 
 def profile(
@@ -159,7 +164,7 @@ def _headline(
         return f"The {who} is busy {share(busy)} of the step; what it computes the recording does not tell: {held}."
     if total.of_peak_flops is None:
         reason = "whose peak is not known" if peaks is None else "of a precision whose peak is not known"
-        rate = flop_rate(total.flops_per_s)
+        rate = scaled(total.flops_per_s, "FLOP/s")
         return f"The {who} computes {rate}, {reason}, and is busy {share(busy)} of the step: {held}."
     moves = "" if total.of_peak_bandwidth is None else f", moves {share(total.of_peak_bandwidth)} of its bandwidth"
     reached = f"computes at {share(total.of_peak_flops)} of its peak{moves}"
@@ -167,23 +172,6 @@ def _headline(
 
 
 # --- blocks ----------------------------------------------------------------------------------------------------
-
-
-@shown.register
-def _(view: ProfileView, top: int) -> Iterator[Block]:
-    yield About((view.source, view.device, f"{count(view.steps)} {'step' if view.steps == 1 else 'steps'}"))
-    yield ""
-    yield Headline(view.headline)
-    yield ""
-    yield table(["metric", Column("value", right=True), Column(wide=True)], _metrics(view))
-    yield ""
-    yield _rates_table("class", [row for row in view.classes if row.share >= _LITTLE])
-    yield ""
-    yield _rates_table("operator" if view.platform == "cpu" else "kernel", view.operators[:top])
-    if view.memory is not None:
-        yield ""
-        yield from _memory_blocks(view.memory)
-    yield from remarks(view.notes)
 
 
 def _metrics(view: ProfileView) -> Iterator[tuple[str, str, str]]:
@@ -200,11 +188,11 @@ def _metrics(view: ProfileView) -> Iterator[tuple[str, str, str]]:
         yield "throughput", f"{digits(view.samples_per_s)} samples/s", f"{spread}; {per_step}"
     total, peaks = view.total, view.peaks
     if total.flops:
-        yield "arithmetic", flop_rate(total.flops_per_s), _of(total.of_peak_flops, _flop_peaks(peaks))
+        yield "arithmetic", scaled(total.flops_per_s, "FLOP/s"), _of(total.of_peak_flops, _flop_peaks(peaks))
     else:
         yield "arithmetic", "–", "not known: no shapes were recorded (record_shapes)"
-    memory = byte_rate(peaks.bytes_per_s) if peaks and peaks.bytes_per_s else ""
-    yield "memory traffic", byte_rate(total.bytes_per_s), _of(total.of_peak_bandwidth, memory)
+    memory = scaled(peaks.bytes_per_s, "B/s") if peaks and peaks.bytes_per_s else ""
+    yield "memory traffic", scaled(total.bytes_per_s, "B/s"), _of(total.of_peak_bandwidth, memory)
     where = "of the step with device work" if view.platform != "cpu" else "of the step inside operators"
     yield "busy", share(view.busy_share), where
     bound = ""
@@ -223,18 +211,11 @@ def _metrics(view: ProfileView) -> Iterator[tuple[str, str, str]]:
 
 
 def _rates_table(title: str, rows: Sequence[GroupRates]) -> Grid:
-    columns = [
-        Column(title, "name", beside=84), Column("time", "time"), Column("share", "share"),
-        Column("FLOP/s", right=True), Column("of peak", "share"), Column("B/s", right=True, least=100),
-        Column("of peak", "share", least=100), Column("roofline", "share"),
-    ]  # fmt: skip
-    return table(
-        columns,
-        [
-            (row.name, row.time_s, row.share, flop_rate(row.flops_per_s), row.of_peak_flops, byte_rate(row.bytes_per_s),
-             row.of_peak_bandwidth, row.of_roofline)
-            for row in rows
-        ],
+    return listing(
+        rows, ("name", Column(title, "name", beside=84)), ("time_s", "time", "time"), ("share", "share", "share"),
+        ("flops_per_s", "FLOP/s", "FLOP/s"), ("of_peak_flops", "of peak", "share"),
+        ("bytes_per_s", Column("B/s", "B/s", least=100)), ("of_peak_bandwidth", Column("of peak", "share", least=100)),
+        ("of_roofline", "roofline", "share"),
     )  # fmt: skip
 
 
@@ -243,13 +224,13 @@ def _memory_blocks(memory: MemorySplit) -> Iterator[Block]:
     for name in CATEGORIES:
         size, course = memory.at_peak_bytes[name], memory.over_time_bytes[name]
         if size or any(course):
-            part = size / memory.peak_bytes if memory.peak_bytes else 0.0
-            rows.append((name, nbytes(size), share(part), tuple(each / max(memory.peak_bytes, 1) for each in course)))
+            whole = max(memory.peak_bytes, 1)
+            rows.append((name, size, size / whole, tuple(each / whole for each in course)))
     columns: list[Column | str] = [
-        f"memory at the peak ({memory.device})", Column("size", right=True), Column("share", right=True),
+        f"memory at the peak ({memory.device})", Column("size", "bytes"), Column("share", "share", unknown=""),
         Column(f"over step {memory.step}", "course", least=90),
     ]  # fmt: skip
-    yield table(columns, [*rows, ("all", nbytes(memory.peak_bytes), "", ())])
+    yield table(columns, [*rows, ("all", memory.peak_bytes, None, ())])
     where = f"peak in {memory.peak_phase or 'no phase'}" + (f", {memory.peak_operator}" if memory.peak_operator else "")
     line = (
         f"{where}; {count(round(memory.allocations_per_step))} allocations of "
@@ -269,27 +250,4 @@ def _flop_peaks(peaks: PeaksView | None) -> str:
         return ""
     known = {"fp32": peaks.fp32_flops_per_s, "TF32": peaks.tf32_flops_per_s, "fp16": peaks.fp16_flops_per_s}
     known["bf16"] = peaks.bf16_flops_per_s if peaks.bf16_flops_per_s != peaks.fp16_flops_per_s else None
-    return ", ".join(f"{flop_rate(v)} {k}" for k, v in known.items() if v) + f" ({peaks.source})"
-
-
-def flop_rate(value: float) -> str:
-    """As in "4.87 TFLOP/s"."""
-    return f"{_scaled(value, 1000.0)}FLOP/s"
-
-
-def byte_rate(value: float) -> str:
-    """As in "312 GB/s"."""
-    return f"{_scaled(value, 1000.0)}B/s"
-
-
-def nbytes(value: float) -> str:
-    """As in "312 MB", decimal as memory vendors count."""
-    return f"{_scaled(value, 1000.0)}B"
-
-
-def _scaled(value: float, base: float) -> str:
-    size, prefixes = abs(value), ["", "k", "M", "G", "T", "P"]
-    at = 0
-    while size >= 999.5 and at < len(prefixes) - 1:
-        size, at = size / base, at + 1
-    return f"{MINUS if value < 0 else ''}{digits(size)} {prefixes[at]}"
+    return ", ".join(f"{scaled(v, 'FLOP/s')} {k}" for k, v in known.items() if v) + f" ({peaks.source})"

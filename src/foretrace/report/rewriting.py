@@ -9,7 +9,7 @@ import msgspec
 from foretrace.experiment.statistics import Ratio
 from foretrace.plan.rewrite.measure import Check
 from foretrace.plan.rewrite.session import RewriteRequest, Rewritten, RuleUse
-from foretrace.report.blocks import About, Block, Column, Headline, Line, notes, shown, table
+from foretrace.report.blocks import About, Block, Column, Line, listing, table
 from foretrace.report.units import digits, seconds, speed
 from foretrace.report.views import Result, taken
 
@@ -73,6 +73,19 @@ class RewriteView(Result, frozen=True, kw_only=True):
     search_s: float
     notes: tuple[str, ...]
     wrote: str  # "" where nothing was
+
+    def shown(self, top: int) -> Iterator[Block]:
+        yield About(tuple(filter(None, (self.source, self.size, f"batch {self.batch}", f"alpha {self.alpha:g}"))))
+        yield table(["", Column(wide=True)], _figures(self))
+        if self.used:
+            rule, what = ("name", "rule"), ("what", Column(wide=True))
+            yield listing(self.used, rule, ("uses", "places", "count"), ("sweeps", "sweeps", "count"), what)
+        yield (
+            f"searched {self.seen:,} graphs in {self.parts} parts ({self.alike} alike) with {self.rules.verified} "
+            f"verified rules; {self.priced:,} distinct operators priced; {seconds(self.search_s)}"
+        )
+        if self.rules.unusable:
+            yield Line(f"{len(self.rules.unusable)} rules that do not hold; --json says why", label="left out")
 
 
 def rewriting(
@@ -143,29 +156,6 @@ def _notes(found: Rewritten) -> tuple[str, ...]:
     if found.costs != "measured":
         notes.append("costs are those of another device than the one that the models ran on")
     return tuple(notes)
-
-
-@shown.register
-def _(view: RewriteView, top: int) -> Iterator[Block]:
-    yield About(tuple(filter(None, (view.source, view.size, f"batch {view.batch}", f"alpha {view.alpha:g}"))))
-    yield ""
-    yield Headline(view.headline)
-    yield ""
-    yield table(["", Column(wide=True)], _figures(view))
-    yield ""
-    if view.used:
-        yield table(
-            ["rule", Column("places", "count"), Column("sweeps", "count"), Column(wide=True)],
-            [(rule.name, rule.uses, rule.sweeps, rule.what) for rule in view.used],
-        )
-        yield ""
-    yield (
-        f"searched {view.seen:,} graphs in {view.parts} parts ({view.alike} alike) with {view.rules.verified} "
-        f"verified rules; {view.priced:,} distinct operators priced; {seconds(view.search_s)}"
-    )
-    if view.rules.unusable:
-        yield Line(f"{len(view.rules.unusable)} rules that do not hold; --json says why", label="left out")
-    yield from notes(view.notes, "note")
 
 
 def _figures(view: RewriteView) -> Iterator[tuple[str, str]]:

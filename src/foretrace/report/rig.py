@@ -10,9 +10,9 @@ import msgspec
 
 from foretrace.experiment.job import Assumed
 from foretrace.experiment.statistics import Ratio
-from foretrace.report.blocks import Block, Column, Headline, Next, notes, shown, table
-from foretrace.report.units import MINUS, count, digits, seconds, share, speed, things
-from foretrace.report.views import Result, taken
+from foretrace.report.blocks import Block, Column, Next, listing, table
+from foretrace.report.units import binary, count, digits, seconds, share, signed, span, speed, things
+from foretrace.report.views import Report, Result, taken
 
 if TYPE_CHECKING:
     from foretrace.experiment.links.calibrate import LinkCalibration
@@ -33,6 +33,13 @@ class RigCheckView(Result, frozen=True, kw_only=True):
     cores: int
     leftovers: tuple[str, ...]  # namespaces of rigs that were killed
 
+    def shown(self, top: int) -> Iterator[Block]:
+        yield f"{self.cores} cores: real computation with up to {self.cores} workers, emulated with any number"
+        if self.leftovers:
+            yield f"left by killed rigs: {', '.join(self.leftovers)}; foretrace rig clean removes them"
+        if self.ok:
+            yield Next("foretrace rig calibrate --link 300mbit --workers 2")
+
 
 class RigCleanView(Result, frozen=True, kw_only=True):
     """`foretrace rig clean`: what killed rigs had left."""
@@ -40,6 +47,9 @@ class RigCleanView(Result, frozen=True, kw_only=True):
     command: str = "rig clean"
     headline: str
     removed: tuple[str, ...]
+
+    def shown(self, top: int) -> Iterator[Block]:
+        yield from self.removed
 
 
 class RigPointView(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +76,15 @@ class RigCalibrateView(Result, frozen=True, kw_only=True):
     stored: str  # file; "" where none was asked for
     next: str
 
+    def shown(self, top: int) -> Iterator[Block]:
+        yield listing(
+            self.points, ("kind", "collective"), ("nbytes", "size", "binary"), ("seconds", "time", "seconds"),
+            ("spread", "spread", "share"),
+        )  # fmt: skip
+        yield f"{self.repetitions} repetitions of each, sizes in turns; spread is quartile distance over median"
+        if self.stored:
+            yield f"stored in {self.stored}"
+
 
 class RigArmView(msgspec.Struct, frozen=True, kw_only=True):
     """Steps of one arm, wall clock."""
@@ -77,11 +96,10 @@ class RigArmView(msgspec.Struct, frozen=True, kw_only=True):
     spread: float
 
 
-class RigVerifyView(Result, frozen=True, kw_only=True):
+class RigVerifyView(Report, frozen=True, kw_only=True):
     """`foretrace rig verify`: the predicted step of a distributed training beside the measured one."""
 
     command: str = "rig verify"
-    headline: str
     techniques: tuple[str, ...]
     against: tuple[str, ...]  # techniques of the baseline; empty: every worker by itself
     work: str
@@ -112,8 +130,16 @@ class RigVerifyView(Result, frozen=True, kw_only=True):
     assumptions: tuple[Assumed, ...]
     ledger: str
     row: str
-    notes: tuple[str, ...]
-    next: str
+
+    def shown(self, top: int) -> Iterator[Block]:
+        against = " + ".join(self.against) or "each worker by itself"
+        names = {"before": against, "after": " + ".join(self.techniques), "again": f"{against}, second copy"}
+        yield listing(
+            self.arms, (lambda arm: names[arm.name], "arm"), ("median_s", "step", "seconds"),
+            (lambda arm: span(arm.p10_s, arm.p90_s), Column("p10 – p90", right=True)), ("spread", "spread", "share"),
+        )  # fmt: skip
+        yield table(["", Column(wide=True)], _figures(self))
+        yield f"row {self.row[:8]} added to {self.ledger}" if self.ledger else "no row was written"
 
 
 def check(able: Capability, *, cores: int, leftovers: Sequence[str]) -> RigCheckView:
@@ -125,27 +151,10 @@ def check(able: Capability, *, cores: int, leftovers: Sequence[str]) -> RigCheck
     return taken(RigCheckView, able, headline=headline, ok=not able.missing, cores=cores, leftovers=tuple(leftovers))
 
 
-@shown.register
-def _(view: RigCheckView, top: int) -> Iterator[Block]:
-    yield Headline(view.headline)
-    yield ""
-    yield f"{view.cores} cores: real computation with up to {view.cores} workers, emulated with any number"
-    if view.leftovers:
-        yield f"left by killed rigs: {', '.join(view.leftovers)}; foretrace rig clean removes them"
-    if view.ok:
-        yield Next("foretrace rig calibrate --link 300mbit --workers 2")
-
-
 def clean(removed: Sequence[str]) -> RigCleanView:
     """What was removed."""
     headline = f"Removed {things(len(removed), 'namespace')}." if removed else "Nothing was left."
     return RigCleanView(headline=headline, removed=tuple(removed))
-
-
-@shown.register
-def _(view: RigCleanView, top: int) -> Iterator[Block]:
-    yield Headline(view.headline)
-    yield from view.removed
 
 
 def calibrate(found: LinkCalibration, *, link: str, workers: int, stored: str) -> RigCalibrateView:
@@ -169,19 +178,6 @@ def calibrate(found: LinkCalibration, *, link: str, workers: int, stored: str) -
         next='foretrace rig verify "data-parallel bucket_mb=4" '
         f"--workers {workers} --link {link} --emulate 12x1mb/20ms",
     )
-
-
-@shown.register
-def _(view: RigCalibrateView, top: int) -> Iterator[Block]:
-    yield Headline(view.headline)
-    yield ""
-    yield table(
-        ["collective", Column("size", right=True), Column("time", "seconds"), Column("spread", "share")],
-        [(each.kind, _size(each.nbytes), each.seconds, each.spread) for each in view.points],
-    )
-    yield f"{view.repetitions} repetitions of each, sizes in turns; spread is quartile distance over median"
-    if view.stored:
-        yield f"stored in {view.stored}"
 
 
 def verify(outcome: LinkOutcome, arm: ArmOutcome, ledger: str = "", row: str = "") -> RigVerifyView:
@@ -211,32 +207,12 @@ def verify(outcome: LinkOutcome, arm: ArmOutcome, ledger: str = "", row: str = "
 
 def headline(arm: ArmOutcome) -> str:
     """As in "Predicted a step of 443 ms (431 ms – 455 ms), measured 440 ms (438 ms – 447 ms): covered, off by …"."""
-    interval = f"{seconds(arm.predicted_low_s)} – {seconds(arm.predicted_high_s)}"
-    predicted = f"Predicted a step of {seconds(arm.predicted_s)} ({interval})"
+    predicted = f"Predicted a step of {seconds(arm.predicted_s)} ({span(arm.predicted_low_s, arm.predicted_high_s)})"
     if arm.uncertain:
         return f"{predicted}; nothing can be concluded: {arm.uncertain}."
     found = arm.measured
-    measured = f"measured {seconds(found.median_s)} ({seconds(found.p10_s)} – {seconds(found.p90_s)})"
-    return f"{predicted}, {measured}: {arm.verdict}, off by {_signed(arm.step_error)}."
-
-
-@shown.register
-def _(view: RigVerifyView, top: int) -> Iterator[Block]:
-    against = " + ".join(view.against) or "each worker by itself"
-    names = {"before": against, "after": " + ".join(view.techniques), "again": f"{against}, second copy"}
-    yield Headline(view.headline)
-    yield ""
-    yield table(
-        ["arm", Column("step", "seconds"), Column("p10 – p90", right=True), Column("spread", "share")],
-        [
-            (names[arm.name], arm.median_s, f"{seconds(arm.p10_s)} – {seconds(arm.p90_s)}", arm.spread)
-            for arm in view.arms
-        ],
-    )
-    yield ""
-    yield table(["", Column(wide=True)], _figures(view))
-    yield from notes(view.notes)
-    yield f"row {view.row[:8]} added to {view.ledger}" if view.ledger else "no row was written"
+    measured = f"measured {seconds(found.median_s)} ({span(found.p10_s, found.p90_s)})"
+    return f"{predicted}, {measured}: {arm.verdict}, off by {signed(arm.step_error)}."
 
 
 def _figures(view: RigVerifyView) -> Iterator[tuple[str, str]]:
@@ -244,32 +220,24 @@ def _figures(view: RigVerifyView) -> Iterator[tuple[str, str]]:
     yield "link", f"{link}, within {share(view.link_spread)}"
     yield "recorded", f"one worker alone: {seconds(view.recorded_s)} per step"
     ratios = f"predicted {_numbers(view.predicted)}, measured {_numbers(view.measured)}"
-    yield "over it", f"{ratios} ({speed(1.0, view.measured.value)}), off by {_signed(view.error)}"
+    yield "over it", f"{ratios} ({speed(1.0, view.measured.value)}), off by {signed(view.error)}"
     yield "same", f"the baseline against itself came to {_numbers(view.same)}"
     yield "measured", f"wall, {count(view.rounds)} rounds of {count(view.steps_per_block)} steps per arm in turns"
     if view.buckets or view.predicted_buckets:
         yield "buckets", _buckets(view)
     for each in view.assumptions[:SHOWN_ASSUMPTIONS]:
-        steps = f"{seconds(each.step_at_low_s)} – {seconds(each.step_at_high_s)}"
-        span = f"{digits(each.low)} – {digits(each.high)} {each.unit}"
-        yield "assumed", f"{each.name} {digits(each.value)} ({span}: {steps}); {each.why}"
+        range_ = (
+            f"{digits(each.low)} – {digits(each.high)} {each.unit}: {span(each.step_at_low_s, each.step_at_high_s)}"
+        )
+        yield "assumed", f"{each.name} {digits(each.value)} ({range_}); {each.why}"
 
 
 def _buckets(view: RigVerifyView) -> str:
-    real = ", ".join(_size(each) for each in view.buckets[:6]) + (", ..." if len(view.buckets) > 6 else "")
+    real = ", ".join(binary(each) for each in view.buckets[:6]) + (", ..." if len(view.buckets) > 6 else "")
     if view.buckets == view.predicted_buckets:
         return f"{len(view.buckets)} as predicted: {real}"
     return f"{len(view.buckets)} ({real}), and {len(view.predicted_buckets)} were predicted"
 
 
-def _size(nbytes: float) -> str:
-    return f"{nbytes / 2**20:.3g} MiB" if nbytes >= 2**19 else f"{nbytes / 2**10:.3g} KiB"
-
-
 def _numbers(ratio: Ratio) -> str:
     return f"{digits(ratio.value)} ({digits(ratio.low)} – {digits(ratio.high)})"
-
-
-def _signed(error: float) -> str:
-    text = share(error)
-    return text if text.startswith(MINUS) else f"+{text}"

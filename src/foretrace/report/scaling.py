@@ -11,10 +11,9 @@ import numpy as np
 from foretrace.experiment.job import Assumed
 from foretrace.report import assumptions
 from foretrace.report.assumptions import assumption
-from foretrace.report.blocks import About, Block, Column, Headline, Line, shown, table
-from foretrace.report.blocks import notes as remarks
+from foretrace.report.blocks import About, Block, Column, Line, listing, table
 from foretrace.report.units import MINUS, between, change, count, digits, in_unit, seconds, share, things, unit_for
-from foretrace.report.views import Result, taken
+from foretrace.report.views import Report, taken
 from foretrace.simulate.folding import RankClass, Scaling
 
 SHOWN_ASSUMPTIONS = 4
@@ -37,11 +36,10 @@ class PerRankView(msgspec.Struct, frozen=True, kw_only=True):
     last_share: tuple[float, ...]
 
 
-class ScaleView(Result, frozen=True, kw_only=True):
+class ScaleView(Report, frozen=True, kw_only=True):
     """`foretrace scale`: a run of many ranks predicted from a few recorded ones."""
 
     command: str = "scale"
-    headline: str
     source: str
     ranks: int
     recorded_ranks: tuple[int, ...]
@@ -64,8 +62,33 @@ class ScaleView(Result, frozen=True, kw_only=True):
     classes: tuple[RankClass, ...]
     per_rank: PerRankView
     assumptions: tuple[Assumed, ...]
-    notes: tuple[str, ...]
-    next: str
+
+    def shown(self, top: int) -> Iterator[Block]:
+        unit = unit_for(self.predicted_s)
+        yield About(
+            (self.source, f"{len(self.recorded_ranks)} of {count(self.world_size)} ranks", things(self.steps, "step"))
+        )
+        rows = [
+            ("recorded, from entry to last end", in_unit(self.recorded_s, unit)),
+            (f"transfers among {count(self.ranks)} ranks", in_unit(self.folded_s, unit)),
+            *([("the last of more ranks that vary", in_unit(self.predicted_s, unit))] if self.samples else []),
+            (f"{share(self.level)} interval", between(*self.interval_s, unit)),
+        ]
+        yield table(["step", Column(unit.name, right=True)], rows)
+        yield listing(
+            sorted(self.classes, key=lambda each: (-each.last_share, each.recorded_rank)),
+            (lambda each: f"rank {each.recorded_rank}", "copies of"), ("copies", "ranks", "count"),
+            ("step_s", "step", "seconds"), ("wait_s", "waits", "seconds"), ("transfer_s", "transfers", "seconds"),
+            ("last_share", "last to arrive", "share"), top=top, how="--top",
+        )  # fmt: skip
+        if self.samples:
+            runs = f"{count(self.samples)} runs of {count(self.ranks)} ranks sampled"
+            yield Line(f"{self.noise}; {runs}", label="noise")
+        for a in self.assumptions[:SHOWN_ASSUMPTIONS]:
+            flag = f"; replace it with {a.flag}" if a.flag else ""
+            effect = f" {assumptions.range_text(a)}" if a.step_at_low_s != a.step_at_high_s else ""
+            value = count(a.value) if a.unit in ("ranks", "collectives") else digits(a.value)
+            yield Line(f"{a.name} {value} {a.unit}{effect}: {a.why}{flag}", label="assumed")
 
 
 def scale(found: Scaling, *, path: str, network: str = "") -> ScaleView:
@@ -126,43 +149,3 @@ def headline(found: Scaling) -> str:
 def _change(value: float) -> str:
     text = change(value)
     return "as recorded" if text in ("0", MINUS + "0") else text
-
-
-@shown.register
-def _(view: ScaleView, top: int) -> Iterator[Block]:
-    unit = unit_for(view.predicted_s)
-    yield About(
-        (view.source, f"{len(view.recorded_ranks)} of {count(view.world_size)} ranks", things(view.steps, "step"))
-    )
-    yield ""
-    yield Headline(view.headline)
-    yield ""
-    rows = [
-        ("recorded, from entry to last end", in_unit(view.recorded_s, unit)),
-        (f"transfers among {count(view.ranks)} ranks", in_unit(view.folded_s, unit)),
-        *([("the last of more ranks that vary", in_unit(view.predicted_s, unit))] if view.samples else []),
-        (f"{share(view.level)} interval", between(*view.interval_s, unit)),
-    ]
-    yield table(["step", Column(unit.name, right=True)], rows)
-    yield ""
-    yield table(
-        [
-            "copies of", Column("ranks", "count"), Column("step", "seconds"), Column("waits", "seconds"),
-            Column("transfers", "seconds"), Column("last to arrive", "share"),
-        ],
-        [
-            (f"rank {each.recorded_rank}", each.copies, each.step_s, each.wait_s, each.transfer_s, each.last_share)
-            for each in sorted(view.classes, key=lambda each: (-each.last_share, each.recorded_rank))
-        ],
-        top=top, how="--top",
-    )  # fmt: skip
-    yield ""
-    if view.samples:
-        runs = f"{count(view.samples)} runs of {count(view.ranks)} ranks sampled"
-        yield Line(f"{view.noise}; {runs}", label="noise")
-    for a in view.assumptions[:SHOWN_ASSUMPTIONS]:
-        flag = f"; replace it with {a.flag}" if a.flag else ""
-        effect = f" {assumptions.range_text(a)}" if a.step_at_low_s != a.step_at_high_s else ""
-        value = count(a.value) if a.unit in ("ranks", "collectives") else digits(a.value)
-        yield Line(f"{a.name} {value} {a.unit}{effect}: {a.why}{flag}", label="assumed")
-    yield from remarks(view.notes)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
-from foretrace.report.blocks import Block, Column, Headline, Line, shown, table
+from foretrace.report.blocks import Block, Column, Line, table
 from foretrace.report.units import count, digits, seconds
 from foretrace.report.views import Result
 from foretrace.serving.server.load import LoadResult
@@ -45,6 +45,19 @@ class ServeLoadView(Result, frozen=True, kw_only=True):
     late_s: float  # 99th percentile of how late requests were sent
     ok: bool  # whether all were answered
 
+    def shown(self, top: int) -> Iterator[Block]:
+        found = self.latency_s
+        values = (found.mean, found.p50, found.p90, found.p99, found.p999, found.max)
+        yield table(["latency", Column("", "time")], list(zip(("mean", *QUANTILES, "largest"), values, strict=True)))
+        for status, number in self.statuses.items():
+            if status != "200":
+                yield Line(f"{count(number)} requests: {status}", label="refused")
+        if found.p50 is not None and self.late_s > _LATE * found.p50:
+            yield Line(
+                f"1 % of the requests were sent {seconds(self.late_s)} late or more, which the latencies hold: this "
+                "machine did not keep up", label="note",
+            )  # fmt: skip
+
 
 def loaded(found: LoadResult, *, url: str, arrivals: str, clients: int, samples: int) -> ServeLoadView:
     """The view of one run."""
@@ -73,21 +86,3 @@ def loaded(found: LoadResult, *, url: str, arrivals: str, clients: int, samples:
         late_s=found.late_s,
         ok=not refused,
     )  # fmt: skip
-
-
-@shown.register
-def _(view: ServeLoadView, top: int) -> Iterator[Block]:
-    yield Headline(view.headline)
-    yield ""
-    found = view.latency_s
-    values = (found.mean, found.p50, found.p90, found.p99, found.p999, found.max)
-    yield table(["latency", Column("", "time")], list(zip(("mean", *QUANTILES, "largest"), values, strict=True)))
-    yield ""
-    for status, number in view.statuses.items():
-        if status != "200":
-            yield Line(f"{count(number)} requests: {status}", label="refused")
-    if found.p50 is not None and view.late_s > _LATE * found.p50:
-        yield Line(
-            f"1 % of the requests were sent {seconds(view.late_s)} late or more, which the latencies hold: this "
-            "machine did not keep up", label="note",
-        )  # fmt: skip

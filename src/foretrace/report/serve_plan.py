@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import msgspec
 
 from foretrace.experiment.statistics import MOST_SPREAD, Arm, Ratio
-from foretrace.report.blocks import About, Block, Column, Headline, Line, notes, shown, table
-from foretrace.report.units import between, digits, seconds, share, speed, things, unit_for
-from foretrace.report.views import Result, taken
+from foretrace.report.blocks import About, Block, Column, Line, listing, notes
+from foretrace.report.units import between, digits, share, span, speed, things, unit_for
+from foretrace.report.views import Report, taken
 from foretrace.serving.server.models import ModelSource
 from foretrace.serving.server.plan import FAT, INTERFERENCE, NOISE, PlannedSplit, RejectedSplit, SplitPlan
 from foretrace.serving.server.trial import AGAIN, SplitTrial
@@ -28,6 +28,14 @@ class ServeSplitView(msgspec.Struct, frozen=True, kw_only=True):
     interference: float | None  # latency over `alone_s`; null where the split was not run
     over_fat: Ratio | None  # latency over fat's in the same minutes; null where they did not run together
 
+    def words(self) -> str:
+        """As text, with its name."""
+        return self.split if self.name == self.split else f"{self.split} ({self.name})"
+
+    def interfered(self) -> str:
+        """Interference in words."""
+        return "not run" if self.interference is None else f"{digits(self.interference)}×"
+
 
 class ServeTrialView(msgspec.Struct, frozen=True, kw_only=True):
     """Splits that were run in turns after the plan was made. Ratios are latencies over fat's."""
@@ -42,12 +50,27 @@ class ServeTrialView(msgspec.Struct, frozen=True, kw_only=True):
     uncertain: str
     arms: dict[str, Arm]
 
+    def shown(self) -> Iterator[Block]:
+        """Arms, ratios and verdict."""
+        yield listing(
+            self.arms.items(),
+            (lambda arm: arm[0] if arm[0] != AGAIN else f"{FAT}, second copy", "run in turns"),
+            (lambda arm: arm[1].median_s, "latency", "seconds"),
+            (lambda arm: span(arm[1].p10_s, arm[1].p90_s), Column("p10 – p90", right=True)),
+            (lambda arm: arm[1].spread, "spread", "share"),
+        )
+        yield Line(
+            f"{self.after} takes {_numbers(self.measured)} of fat's latency, predicted {_numbers(self.predicted)}; fat "
+            f"against itself came to {_numbers(self.same)}; the quickest was {self.quickest}",
+            label="measured",
+        )
+        yield Line(f"{self.verdict}: {self.uncertain}" if self.uncertain else self.verdict, label="verdict")
 
-class ServePlanView(Result, frozen=True, kw_only=True):
+
+class ServePlanView(Report, frozen=True, kw_only=True):
     """`foretrace serve plan`: how to split cores among instances of a model."""
 
     command: str = "serve plan"
-    headline: str
     model: str
     batch: int
     threads: int
@@ -61,8 +84,27 @@ class ServePlanView(Result, frozen=True, kw_only=True):
     trial: ServeTrialView | None  # null where nothing was run for comparison
     ledger: str
     row: str
-    notes: tuple[str, ...]
-    next: str
+
+    def shown(self, top: int) -> Iterator[Block]:
+        what = f"{self.model} · batch {self.batch} · {things(self.threads, 'thread')} · {things(self.points, 'point')}"
+        yield About((what, self.origin or f"recorded in {self.profile}"))
+        unit = unit_for(max(each.high_s for each in self.splits[:top]))
+        yield listing(
+            self.splits,
+            (ServeSplitView.words, "instances x threads : batch"),
+            ("latency_s", "latency", "time"),
+            (lambda each: between(each.low_s, each.high_s, unit), Column(f"range, {unit.name}", right=True)),
+            ("alone_s", Column("alone", "time", least=80)),
+            (ServeSplitView.interfered, Column("interference", right=True, least=100)),
+            (lambda each: _numbers(each.over_fat), Column("over fat", right=True, least=100, under=True)),
+            top=top,
+            noun="split",
+        )
+        if self.trial is not None:
+            yield from self.trial.shown()
+        yield from notes((f"{each.name}: {each.why}" for each in self.rejected), "left out")
+        if self.trial is not None:
+            yield f"row {self.row[:8]} added to {self.ledger}" if self.ledger else "no row was written"
 
 
 def planned(plan: SplitPlan, trial: SplitTrial | None = None, ledger: str = "", row: str = "") -> ServePlanView:
@@ -147,58 +189,5 @@ def _unmeasured(plan: SplitPlan) -> Iterator[str]:
         )
 
 
-@shown.register
-def _(view: ServePlanView, top: int) -> Iterator[Block]:
-    what = f"{view.model} · batch {view.batch} · {things(view.threads, 'thread')} · {things(view.points, 'point')}"
-    yield About((what, view.origin or f"recorded in {view.profile}"))
-    yield ""
-    yield Headline(view.headline)
-    yield ""
-    unit = unit_for(max(each.high_s for each in view.splits[:top]))
-    yield table(
-        [
-            "instances x threads : batch", Column("latency", "time"), Column(f"range, {unit.name}", right=True),
-            Column("alone", "time", least=80), Column("interference", right=True, least=100),
-            Column("over fat", right=True, least=100, under=True),
-        ],
-        [
-            (
-                each.split if each.name == each.split else f"{each.split} ({each.name})", each.latency_s,
-                between(each.low_s, each.high_s, unit), each.alone_s,
-                "not run" if each.interference is None else f"{digits(each.interference)}×",
-                "–" if each.over_fat is None else _numbers(each.over_fat),
-            )
-            for each in view.splits
-        ],
-        top=top, noun="split",
-    )  # fmt: skip
-    if view.trial is not None:
-        yield from _trial(view.trial)
-    yield from notes((f"{each.name}: {each.why}" for each in view.rejected), "left out")
-    yield from notes(view.notes)
-    if view.trial is not None:
-        yield f"row {view.row[:8]} added to {view.ledger}" if view.ledger else "no row was written"
-
-
-def _trial(trial: ServeTrialView) -> Iterator[Block]:
-    yield ""
-    yield table(
-        ["run in turns", Column("latency", "seconds"), Column("p10 – p90", right=True), Column("spread", "share")],
-        [
-            (
-                name if name != AGAIN else f"{FAT}, second copy", arm.median_s,
-                f"{seconds(arm.p10_s)} – {seconds(arm.p90_s)}", arm.spread,
-            )
-            for name, arm in trial.arms.items()
-        ],
-    )  # fmt: skip
-    yield Line(
-        f"{trial.after} takes {_numbers(trial.measured)} of fat's latency, predicted {_numbers(trial.predicted)}; fat "
-        f"against itself came to {_numbers(trial.same)}; the quickest was {trial.quickest}",
-        label="measured",
-    )
-    yield Line(f"{trial.verdict}: {trial.uncertain}" if trial.uncertain else trial.verdict, label="verdict")
-
-
-def _numbers(ratio: Ratio) -> str:
-    return f"{digits(ratio.value)} ({digits(ratio.low)} – {digits(ratio.high)})"
+def _numbers(ratio: Ratio | None) -> str:
+    return "–" if ratio is None else f"{digits(ratio.value)} ({digits(ratio.low)} – {digits(ratio.high)})"

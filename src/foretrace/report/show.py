@@ -9,11 +9,11 @@ from foretrace.graph.taskgraph import NotOfStep, TaskGraph
 from foretrace.report import headline, ranks, runs
 from foretrace.report.advise import AdviceRow, row
 from foretrace.report.blame import ranking
-from foretrace.report.blocks import NARROW, About, Bars, Block, Column, Grid, Headline, Line, notes, shown, table
+from foretrace.report.blocks import NARROW, About, Bars, Block, Column, Grid, Line, listing, notes
 from foretrace.report.names import short_name
 from foretrace.report.ranks import ClockView, CollectivesView
 from foretrace.report.units import between, change, count, in_unit, seconds, share, unit_for
-from foretrace.report.views import BreakdownView, Result, StepTimeView
+from foretrace.report.views import BreakdownView, Report, StepTimeView
 from foretrace.simulate import breakdown
 from foretrace.simulate.timeline import BlameRow, Timeline
 
@@ -22,11 +22,10 @@ ADVISED_UP_TO = 5_000  # tasks: trying what answers the bottleneck takes about a
 MOST_MISMATCHES = 6  # sentences about calls that do not match
 
 
-class ShowView(Result, frozen=True, kw_only=True):
+class ShowView(Report, frozen=True, kw_only=True):
     """`foretrace show`: what is in a recording and what holds its step back."""
 
     command: str = "show"
-    headline: str
     bottleneck: str  # a part of the breakdown
     source: str
     device: str
@@ -51,8 +50,26 @@ class ShowView(Result, frozen=True, kw_only=True):
     clock: ClockView | None = None
     not_of_step: tuple[NotOfStep, ...]
     advice: tuple[AdviceRow, ...]  # what answers the bottleneck and gains beyond doubt
-    notes: tuple[str, ...]
-    next: str  # the command to try next
+
+    def shown(self, top: int) -> Iterator[Block]:
+        step = self.step_time_s
+        unit = unit_for(step.median)
+        line = f"step {in_unit(step.median, unit)} {unit.name}"
+        if self.interval_s is not None:
+            line += f" ({between(*self.interval_s, unit)})"
+        elif self.steps > 1:
+            line += f" (p10 {in_unit(step.p10, unit)} – p90 {in_unit(step.p90, unit)})"
+        yield About(tuple(facts(self)))
+        yield Bars((runs.step_bar(line, self.breakdown_s, self.platform),), legend=True)
+        if self.collectives is not None and self.collectives.each:
+            yield _ranks(self.collectives, self.clock, top)
+            yield from notes(collectives(self.collectives, one_step=self.steps <= 1))
+        if self.holds_back:
+            title = "what holds the step back" + (" (sum of the ranks)" if self.ranks > 1 else "")
+            yield ranking(_named_too(self.holds_back, top, self.headline), title, self.platform)
+        for each in self.advice:
+            yield Line(advice(each), label="try")
+        yield from notes(trust(self))
 
 
 def show(timeline: Timeline, *, path: str = "") -> ShowView:
@@ -125,50 +142,17 @@ def _advice(graph: TaskGraph, bottleneck: str) -> tuple[AdviceRow, ...]:
     return tuple(map(row, against(graph, kinds)))
 
 
-@shown.register
-def _(view: ShowView, top: int) -> Iterator[Block]:
-    step = view.step_time_s
-    unit = unit_for(step.median)
-    line = f"step {in_unit(step.median, unit)} {unit.name}"
-    if view.interval_s is not None:
-        line += f" ({between(*view.interval_s, unit)})"
-    elif view.steps > 1:
-        line += f" (p10 {in_unit(step.p10, unit)} – p90 {in_unit(step.p90, unit)})"
-    yield About(tuple(facts(view)))
-    yield ""
-    yield Headline(view.headline)
-    yield ""
-    yield Bars((runs.step_bar(line, view.breakdown_s, view.platform),), legend=True)
-    if view.collectives is not None and view.collectives.each:
-        yield ""
-        yield _ranks(view.collectives, view.clock, top)
-        yield from notes(collectives(view.collectives, one_step=view.steps <= 1))
-    if view.holds_back:
-        title = "what holds the step back" + (" (sum of the ranks)" if view.ranks > 1 else "")
-        yield ""
-        yield ranking(_named_too(view.holds_back, top, view.headline), title, view.platform)
-    for each in view.advice:
-        yield Line(advice(each), label="try")
-    yield from notes([*trust(view), *view.notes])
-
-
 def _ranks(view: CollectivesView, clock: ClockView | None, most: int) -> Grid:
     """The ranks for which others wait longest."""
     total = count(len(view.last_arriver))
     offsets = {} if clock is None else clock.offsets_s
-    return table(
-        [
-            Column("rank", right=True), Column("waits", "time"), Column("transfers", "time"),
-            Column("last to arrive", right=True), Column("others wait for it", "time", least=NARROW),
-            Column("clock", right=True, least=NARROW),
-        ],
-        [
-            (
-                row.rank, row.wait_s, row.transfer_s, f"{count(row.last)} of {total}", row.caused_s,
-                "not known" if (ahead := offsets.get(str(row.rank))) is None else change(ahead),
-            )
-            for row in sorted(view.by_rank, key=lambda each: (-each.caused_s, each.rank))[:most]
-        ],
+    ahead = {rank: change(offset) for rank, offset in offsets.items() if offset is not None}
+    return listing(
+        sorted(view.by_rank, key=lambda each: (-each.caused_s, each.rank))[:most], ("rank", Column("rank", right=True)),
+        ("wait_s", "waits", "time"), ("transfer_s", "transfers", "time"),
+        (lambda row: f"{count(row.last)} of {total}", Column("last to arrive", right=True)),
+        ("caused_s", Column("others wait for it", "time", least=NARROW)),
+        (lambda row: ahead.get(str(row.rank), "not known"), Column("clock", right=True, least=NARROW)),
     )  # fmt: skip
 
 

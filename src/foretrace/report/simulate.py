@@ -7,18 +7,17 @@ from collections.abc import Iterator
 import numpy as np
 
 from foretrace.report import headline, runs
-from foretrace.report.blocks import Block, Column, Headline, Line, notes, shown, table
-from foretrace.report.units import between, count, share, unit_for
-from foretrace.report.views import Result
+from foretrace.report.blocks import Block, Column, Line, table
+from foretrace.report.units import between, count, signed, unit_for
+from foretrace.report.views import Report
 from foretrace.simulate.replay import replay
 from foretrace.simulate.timeline import Timeline
 
 
-class SimulateView(Result, frozen=True, kw_only=True):
+class SimulateView(Report, frozen=True, kw_only=True):
     """`foretrace simulate`: the plain replay beside the recording, and the structural one (edges alone)."""
 
     command: str = "simulate"
-    headline: str
     source: str
     rank_numbers: tuple[int, ...]  # ranks that the answer is about
     steps: int
@@ -32,8 +31,23 @@ class SimulateView(Result, frozen=True, kw_only=True):
     interval_s: tuple[float, float]
     interval_level: float
     interval_source: str
-    notes: tuple[str, ...]
-    next: str
+
+    def shown(self, top: int) -> Iterator[Block]:
+        yield table(
+            ["replay", Column("step", "seconds"), Column("error", right=True)],
+            [
+                ("measured", self.measured_s, ""),
+                ("recorded waits", self.step_time_s, signed(self.error)),
+                ("typical waits", self.structural_step_time_s, signed(self.structural_error)),
+            ],
+        )
+        unit = unit_for(self.step_time_s)
+        yield Line(
+            f"{count(self.steps)} {'step' if self.steps == 1 else 'steps'}, {count(self.tasks)} tasks, "
+            f"{count(self.edges)} edges; {100 * self.interval_level:.3g} % interval of a step "
+            f"{between(*self.interval_s, unit)} {unit.name}.",
+            soft=True,
+        )
 
 
 def simulate(timeline: Timeline, *, path: str = "", level: float = 0.8) -> SimulateView:
@@ -67,31 +81,3 @@ def simulate(timeline: Timeline, *, path: str = "", level: float = 0.8) -> Simul
 
 def _relative(value: float, reference: float) -> float:
     return (value - reference) / reference if reference else 0.0
-
-
-@shown.register
-def _(view: SimulateView, top: int) -> Iterator[Block]:
-    yield Headline(view.headline)
-    yield ""
-    yield table(
-        ["replay", Column("step", "seconds"), Column("error", right=True)],
-        [
-            ("measured", view.measured_s, ""),
-            ("recorded waits", view.step_time_s, _signed(view.error)),
-            ("typical waits", view.structural_step_time_s, _signed(view.structural_error)),
-        ],
-    )
-    unit = unit_for(view.step_time_s)
-    yield Line(
-        f"{count(view.steps)} {'step' if view.steps == 1 else 'steps'}, {count(view.tasks)} tasks, "
-        f"{count(view.edges)} edges; {100 * view.interval_level:.3g} % interval of a step "
-        f"{between(*view.interval_s, unit)} {unit.name}.",
-        soft=True,
-    )
-    yield from notes(view.notes)
-
-
-def _signed(error: float) -> str:
-    """As in "−0.12 %", "0 %" where it is below the third digit."""
-    text = share(error)
-    return "+" + text if error > 0 and text != "0 %" else text

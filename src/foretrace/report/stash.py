@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from foretrace.experiment.stalls import Stall, Stalls
 from foretrace.plan.cloud import Offer
-from foretrace.report.blocks import Block, Column, Headline, notes, shown, table
-from foretrace.report.units import digits, seconds, share
-from foretrace.report.views import Result
+from foretrace.report.blocks import Block, Column, listing, notes, table
+from foretrace.report.units import digits, seconds, share, span
+from foretrace.report.views import Report, Result
 
 if TYPE_CHECKING:
     from foretrace.experiment.differential import Compared
@@ -21,11 +21,10 @@ if TYPE_CHECKING:
 _SHOWN = 12  # offers printed beside those on the front
 
 
-class StashView(Result, frozen=True, kw_only=True):
+class StashView(Report, frozen=True, kw_only=True):
     """`foretrace stash`: stalls from one recording, and by differential runs where a script was given."""
 
     command: str = "stash"
-    headline: str
     source: str
     workers: int
     alone_s: float  # step of one worker whose batches lie ready
@@ -35,8 +34,19 @@ class StashView(Result, frozen=True, kw_only=True):
     measured: tuple[Stall, ...]  # empty for a recording
     runs_s: dict[str, tuple[float, ...]]  # seconds per step by run and round
     unknown: tuple[str, ...]
-    notes: tuple[str, ...]
-    next: str
+
+    def shown(self, top: int) -> Iterator[Block]:
+        yield f"one worker, batches ready {seconds(self.alone_s)} · as recorded {seconds(self.recorded_s)} per step"
+        measured = {bar.name: bar for bar in self.measured}
+        predicted = {bar.name: bar for bar in self.predicted}
+        rows = []
+        for name in dict.fromkeys([*predicted, *measured]):
+            sides = [predicted.get(name), *([measured.get(name)] if measured else [])]
+            why = next(bar.why for bar in sides if bar is not None)
+            rows.append((name, *("–" if bar is None else _range(bar) for bar in sides), why))
+        columns = [Column("predicted", right=True), *([Column("measured", right=True)] if measured else [])]
+        yield table([Column("stall"), *columns, Column("how", wide=True)], rows)
+        yield from notes(self.unknown, "not known")
 
 
 class CloudAdviseView(Result, frozen=True, kw_only=True):
@@ -53,6 +63,22 @@ class CloudAdviseView(Result, frozen=True, kw_only=True):
     left_out: tuple[str, ...]
     assumptions: tuple[str, ...]
     next: str
+
+    def shown(self, top: int) -> Iterator[Block]:
+        kept = [offer for offer in self.offers if offer.on_front or offer.name == self.chosen]
+        rest = [offer for offer in self.offers if offer not in kept][: max(_SHOWN - len(kept), 0)]
+        yield listing(
+            [offer for offer in self.offers if offer in kept or offer in rest],
+            (lambda offer: "»" if offer.name == self.chosen else "*" if offer.on_front else "", ""),
+            ("name", "machines"), "device", ("step_s", "step", "seconds"), ("compute_s", "computing", "seconds"),
+            ("communication_s", "others", "seconds"), ("data_s", "data", "seconds"),
+            (_time, Column("time (80 %)", right=True)),
+            (lambda offer: f"{digits(offer.dollars)} $", Column("price", right=True)),
+        )  # fmt: skip
+        dates = sorted({offer.price_date for offer in self.offers if offer.price_date}) or ["your file"]
+        yield f"* nothing else is both faster and cheaper; list prices of {', '.join(dates)}"
+        yield from notes(self.left_out, "left out")
+        yield from notes(self.assumptions, "assumed")
 
 
 def stash(found: Stalls | Compared, *, source: str, workers: int) -> StashView:
@@ -87,28 +113,8 @@ def stash(found: Stalls | Compared, *, source: str, workers: int) -> StashView:
     )
 
 
-@shown.register
-def _(view: StashView, top: int) -> Iterator[Block]:
-    yield Headline(view.headline)
-    yield ""
-    yield f"one worker, batches ready {seconds(view.alone_s)} · as recorded {seconds(view.recorded_s)} per step"
-    yield ""
-    measured = {bar.name: bar for bar in view.measured}
-    predicted = {bar.name: bar for bar in view.predicted}
-    rows = []
-    for name in dict.fromkeys([*predicted, *measured]):
-        sides = [predicted.get(name), *([measured.get(name)] if measured else [])]
-        why = next(bar.why for bar in sides if bar is not None)
-        rows.append((name, *("–" if bar is None else _range(bar) for bar in sides), why))
-    columns = [Column("predicted", right=True), *([Column("measured", right=True)] if measured else [])]
-    yield table([Column("stall"), *columns, Column("how", wide=True)], rows)
-    yield ""
-    yield from notes(view.unknown, "not known")
-    yield from notes(view.notes)
-
-
 def _range(bar: Stall) -> str:
-    return f"{seconds(bar.seconds)} ({seconds(bar.low_s)} – {seconds(bar.high_s)}) {share(bar.share)}"
+    return f"{seconds(bar.seconds)} ({span(bar.low_s, bar.high_s)}) {share(bar.share)}"
 
 
 def cloud(found: RentalAdvice, wanted: RentalRequest, *, source: str) -> CloudAdviseView:
@@ -119,9 +125,8 @@ def cloud(found: RentalAdvice, wanted: RentalRequest, *, source: str) -> CloudAd
     else:
         epochs = "an epoch" if wanted.epochs == 1 else f"{wanted.epochs} epochs"
         headline = (
-            f"{chosen.name}: {epochs} in {_hours(chosen.hours)} ({_hours(chosen.hours_low)} – "
-            f"{_hours(chosen.hours_high)}) for {digits(chosen.dollars)} $ ({digits(chosen.dollars_low)} – "
-            f"{digits(chosen.dollars_high)}), {found.why}."
+            f"{chosen.name}: {epochs} in {_time(chosen)} for {digits(chosen.dollars)} $ "
+            f"({digits(chosen.dollars_low)} – {digits(chosen.dollars_high)}), {found.why}."
         )
     return CloudAdviseView(
         headline=headline,
@@ -137,34 +142,8 @@ def cloud(found: RentalAdvice, wanted: RentalRequest, *, source: str) -> CloudAd
     )
 
 
-@shown.register
-def _(view: CloudAdviseView, top: int) -> Iterator[Block]:
-    yield Headline(view.headline)
-    yield ""
-    kept = [offer for offer in view.offers if offer.on_front or offer.name == view.chosen]
-    rest = [offer for offer in view.offers if offer not in kept][: max(_SHOWN - len(kept), 0)]
-    yield table(
-        [
-            "", "machines", "device", Column("step", "seconds"), Column("computing", "seconds"),
-            Column("others", "seconds"), Column("data", "seconds"), Column("time (80 %)", right=True),
-            Column("price", right=True),
-        ],
-        [
-            (
-                "»" if offer.name == view.chosen else "*" if offer.on_front else "", offer.name, offer.device,
-                offer.step_s, offer.compute_s, offer.communication_s, offer.data_s,
-                f"{_hours(offer.hours)} ({_hours(offer.hours_low)} – {_hours(offer.hours_high)})",
-                f"{digits(offer.dollars)} $",
-            )
-            for offer in view.offers
-            if offer in kept or offer in rest
-        ],
-    )  # fmt: skip
-    yield ""
-    dates = sorted({offer.price_date for offer in view.offers if offer.price_date}) or ["your file"]
-    yield f"* nothing else is both faster and cheaper; list prices of {', '.join(dates)}"
-    yield from notes(view.left_out, "left out")
-    yield from notes(view.assumptions, "assumed")
+def _time(offer: Offer) -> str:
+    return f"{_hours(offer.hours)} ({_hours(offer.hours_low)} – {_hours(offer.hours_high)})"
 
 
 def _hours(value: float) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from foretrace.report.blocks import Block, Headline, Line, Next, shown
+from foretrace.report.blocks import Block, Headline, Line, Next
 from foretrace.report.views import Result, taken
 
 if TYPE_CHECKING:
@@ -60,6 +60,20 @@ class TechniquesView(Result, frozen=True, kw_only=True):
     command: str = "techniques"
     techniques: tuple[TechniqueView, ...]
 
+    def shown(self, top: int) -> Iterator[Block]:
+        if len(self.techniques) == 1:
+            yield from _one(self.techniques[0])
+            return
+        applied = sum(each.apply for each in self.techniques)
+        yield Headline(f"{len(self.techniques)} techniques can be predicted, {applied} of them applied and measured.")
+        for each in self.techniques:
+            where = _listed(each.verified_on) or (
+                f"{_listed(each.shipped_on)} (docs/accuracy.md, not here yet)" if each.shipped_on else "no model yet"
+            )
+            yield Line(f"verified on {where}" if each.apply else "only predicted", label=each.name)
+            yield Line(each.summary, soft=True)
+        yield Next("foretrace techniques prefetch-data")
+
 
 def techniques(known: Iterable[type[Technique]], *, verified: Models, shipped: Models) -> TechniquesView:
     """Techniques, and the models on which they were verified here and in docs/accuracy.md."""
@@ -76,24 +90,6 @@ def techniques(known: Iterable[type[Technique]], *, verified: Models, shipped: M
             for each in known
         )
     )
-
-
-@shown.register
-def _(view: TechniquesView, top: int) -> Iterator[Block]:
-    if len(view.techniques) == 1:
-        yield from _one(view.techniques[0])
-        return
-    applied = sum(each.apply for each in view.techniques)
-    yield Headline(f"{len(view.techniques)} techniques can be predicted, {applied} of them applied and measured.")
-    yield ""
-    for each in view.techniques:
-        where = _listed(each.verified_on) or (
-            f"{_listed(each.shipped_on)} (docs/accuracy.md, not here yet)" if each.shipped_on else "no model yet"
-        )
-        yield Line(f"verified on {where}" if each.apply else "only predicted", label=each.name)
-        yield Line(each.summary, soft=True)
-    yield ""
-    yield Next("foretrace techniques prefetch-data")
 
 
 def _one(technique: TechniqueView) -> Iterator[Block]:

@@ -98,6 +98,11 @@ def between(low_s: float, high_s: float, unit: TimeUnit) -> str:
     return f"{in_unit(low_s, unit)} – {in_unit(high_s, unit)}"
 
 
+def span(low_s: float, high_s: float) -> str:
+    """As in "950 µs – 1.20 ms": each in its own unit."""
+    return f"{seconds(low_s)} – {seconds(high_s)}"
+
+
 def share(value: float) -> str:
     """As in "33.4 %"; NaN is "–"."""
     text = digits(100 * value)
@@ -112,6 +117,41 @@ def count(value: float) -> str:
 def things(number: float, noun: str) -> str:
     """As in "1 step", "1,840 steps"."""
     return f"{count(number)} {noun}{'' if number == 1 else 's'}"
+
+
+_DECIMAL = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
+
+
+def scaled(value: float, unit: str = "") -> str:
+    """As in "4.87 TFLOP/s", "312 MB", "96 B": with decimal prefixes, as vendors count."""
+    prefix, size = next((each for each in _DECIMAL if abs(value) >= 0.9995 * each[1]), ("", 1.0))
+    return f"{digits(value / size) if prefix else count(value)} {prefix}{unit}".rstrip()
+
+
+def nbytes(value: float) -> str:
+    """As in "312 MB"."""
+    return scaled(value, "B")
+
+
+def binary(value: float) -> str:
+    """As in "64 MiB": a number of bytes in the binary unit that reads 1 to 1,023."""
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{count(value)} {unit}"
+        value /= 1024
+    return f"{digits(value)} GiB"
+
+
+def signed(part: float) -> str:
+    """A share with its sign: "−0.12 %", "+2.10 %", "0 %"."""
+    text = share(part)
+    return f"+{text}" if part > 0 and text != "0 %" else text
+
+
+def within(value_s: float, interval_s: tuple[float, float]) -> str:
+    """As in "58.1 ms (51.0 – 66.2)": a time and where it lies."""
+    unit = unit_for(value_s)
+    return f"{in_unit(value_s, unit)} {unit.name} ({between(*interval_s, unit)})"
 
 
 def speed(before_s: float, after_s: float) -> str:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from foretrace.report.blocks import Block, Headline, notes, shown, table
-from foretrace.report.units import between, digits, in_unit, share, unit_for
-from foretrace.report.views import Result, taken
+from foretrace.report.blocks import Block, table
+from foretrace.report.units import digits, seconds, share, within
+from foretrace.report.views import Report, taken
 
 if TYPE_CHECKING:
     from foretrace.model.estimate import ModelUsage
@@ -40,25 +40,38 @@ class ModelUsageView(msgspec.Struct, frozen=True, kw_only=True):
     cost_sources: dict[str, float]
 
 
-class UtilisationView(Result, frozen=True, kw_only=True):
+class UtilisationView(Report, frozen=True, kw_only=True):
     """`foretrace utilisation`."""
 
     command: str = "utilisation"
-    headline: str
     usage: ModelUsageView
-    notes: tuple[str, ...]
-    next: str
+
+    def shown(self, top: int) -> Iterator[Block]:
+        found = self.usage
+        yield table(
+            ["", ""],
+            [
+                ("step", within(found.step_time_s, found.interval_s)),
+                (f"peak FLOP/s ({found.precision})", share(found.of_peak_flops)),
+                ("peak bandwidth", share(found.of_peak_bandwidth)),
+                ("device busy", share(found.busy)),
+                (
+                    "FLOPs per byte",
+                    f"{digits(found.intensity)}, ridge {digits(found.ridge)}: {found.bound}-bound as a whole",
+                ),
+                ("costs from", ", ".join(f"{name} {share(part)}" for name, part in found.cost_sources.items())),
+            ],
+        )
 
 
 def of_model(found: ModelUsage, *, model: str, training: bool, next: str) -> UtilisationView:
     """The view of one model."""
     used, step = found.usage, found.step
-    unit = unit_for(step.step_time_s)
     low, high = found.of_peak_flops_range
     side = "below" if used.bound == "bandwidth" else "above"
     sentence = (
         f"{model} is predicted to reach {share(used.of_peak_flops)} ({share(low)} – {share(high)}) of the peak of "
-        f"{found.device.short}: a step takes {in_unit(step.step_time_s, unit)} {unit.name}, the device works in "
+        f"{found.device.short}: a step takes {seconds(step.step_time_s)}, the device works in "
         f"{share(used.busy)} of it, and {digits(used.intensity)} FLOPs per byte are {side} its ridge of "
         f"{digits(used.peaks.ridge)}."
     )
@@ -81,27 +94,3 @@ def of_model(found: ModelUsage, *, model: str, training: bool, next: str) -> Uti
         notes=found.notes,
         next=next,
     )
-
-
-@shown.register
-def _(view: UtilisationView, top: int) -> Iterator[Block]:
-    found = view.usage
-    unit = unit_for(found.step_time_s)
-    yield Headline(view.headline)
-    yield ""
-    yield table(
-        ["", ""],
-        [
-            ("step", f"{in_unit(found.step_time_s, unit)} {unit.name} ({between(*found.interval_s, unit)})"),
-            (f"peak FLOP/s ({found.precision})", share(found.of_peak_flops)),
-            ("peak bandwidth", share(found.of_peak_bandwidth)),
-            ("device busy", share(found.busy)),
-            (
-                "FLOPs per byte",
-                f"{digits(found.intensity)}, ridge {digits(found.ridge)}: {found.bound}-bound as a whole",
-            ),
-            ("costs from", ", ".join(f"{name} {share(part)}" for name, part in found.cost_sources.items())),
-        ],
-    )
-    yield ""
-    yield from notes(view.notes, "note")

@@ -13,10 +13,10 @@ from foretrace.experiment.ledger import Row
 from foretrace.experiment.statistics import Ratio, Verdict
 from foretrace.experiment.tables import Summary, floor_of, summaries
 from foretrace.report import assumptions
-from foretrace.report.blocks import Block, Column, Headline, Line, notes, shown, table
+from foretrace.report.blocks import Block, Column, Line, listing
 from foretrace.report.rig import RigArmView
-from foretrace.report.units import MINUS, between, count, digits, seconds, share, speed, things, unit_for
-from foretrace.report.views import Result, taken
+from foretrace.report.units import between, count, digits, seconds, share, signed, speed, things, unit_for
+from foretrace.report.views import Report, taken
 
 SHOWN_RESIDUALS = 6
 _ARMS = {"before": "baseline", "after": "with it", "again": "baseline again"}
@@ -40,11 +40,10 @@ class ResidualView(msgspec.Struct, frozen=True, kw_only=True):
     difference_s: float  # recorded − predicted
 
 
-class VerifyView(Result, frozen=True, kw_only=True):
+class VerifyView(Report, frozen=True, kw_only=True):
     """`foretrace verify`: the predicted change beside the measured one."""
 
     command: str = "verify"
-    headline: str
     name: str  # the techniques, joined
     techniques: tuple[str, ...]
     model: str
@@ -77,8 +76,37 @@ class VerifyView(Result, frozen=True, kw_only=True):
     treated_recorded_s: float
     ledger: str  # file that the row went to; "" where none was written
     row: str  # its id
-    notes: tuple[str, ...]
-    next: str
+
+    def shown(self, top: int) -> Iterator[Block]:
+        unit = unit_for(max((arm.median_s for arm in self.arms), default=0.0))
+        yield listing(
+            self.arms, (lambda arm: _ARMS[arm.name], "arm"), ("median_s", "step", "time"),
+            (lambda arm: f"{between(arm.p10_s, arm.p90_s, unit)} {unit.name}", Column("p10 – p90", right=True)),
+            ("wall_s", "wall", "time"), ("cpu_s", "CPU", "time"),
+        )  # fmt: skip
+        same = f"the baseline against itself came to {_numbers(self.same)}, 80 % interval"
+        yield Line(f"{share(self.floor)}; {same}", label="floor")
+        yield Line(_how(self), label="measured")
+        if self.samples_before != self.samples_after:
+            yield Line(f"{count(self.samples_before)} → {count(self.samples_after)}", label="samples per step")
+        if self.losses_before:
+            yield Line(f"{_losses(self.losses_before)}; with it {_losses(self.losses_after)}", label="first losses")
+        for each in self.assumptions[:3]:
+            yield Line(assumptions.said(each, replaced=False), label="assumed")
+        if self.residual:
+            yield listing(
+                self.residual[:SHOWN_RESIDUALS], ("layer", "where the treated step differs most", "name"), "phase",
+                ("predicted_s", "predicted", "time"), ("recorded_s", "recorded", "time"),
+                ("difference_s", "difference", "change"),
+            )  # fmt: skip
+            yield Line(
+                f"The prediction starts from a step of {seconds(self.recorded_s)}; the treated step was recorded once "
+                f"({seconds(self.treated_recorded_s)}) and scaled to {seconds(self.measured.value * self.recorded_s)}, "
+                "the share that the arms measured.",
+                soft=True,
+            )
+        row = f"row {self.row[:8]} added to {self.ledger}" if self.ledger else "no row was written"
+        yield Line(row, soft=True)
 
 
 class LedgerRowView(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,16 +129,28 @@ class LedgerRowView(msgspec.Struct, frozen=True, kw_only=True):
     verdict: str
 
 
-class LedgerView(Result, frozen=True, kw_only=True):
+class LedgerView(Report, frozen=True, kw_only=True):
     """`foretrace ledger`: what was verified so far."""
 
     command: str = "ledger"
-    headline: str
     source: str
     rows: tuple[LedgerRowView, ...]
     summary: tuple[Summary, ...]
-    notes: tuple[str, ...]
-    next: str
+
+    def shown(self, top: int) -> Iterator[Block]:
+        if self.rows:
+            yield listing(
+                self.rows[::-1], "techniques", "model",  # the newest first
+                (lambda row: _numbers(row.predicted), Column("predicted", right=True)),
+                ("measured.value", "measured", "digits"), (lambda row: signed(row.error), Column("error", right=True)),
+                ("floor", "floor", "share"), "verdict", top=top, noun="older row", how="--top",
+            )  # fmt: skip
+        if self.summary:
+            yield listing(
+                self.summary, ("name", "technique"), (_rows, Column("rows", right=True)),
+                ("median_error", "median error", "share"), ("worst_error", "worst", "share"),
+                ("coverage", "covered", "share"),
+            )  # fmt: skip
 
 
 def verify(outcome: Outcome, ledger: str = "", row: str = "") -> VerifyView:
@@ -139,7 +179,7 @@ def headline(outcome: Outcome) -> str:
     """As in "Predicted 1.42× faster (0.700, 0.660 – 0.750 of the step), measured 1.38× …: covered, off by −2.80 %."."""
     predicted = f"Predicted {_speed(outcome.predicted)} ({_numbers(outcome.predicted)} of the step)"
     floor = statistics.floor(outcome.same)
-    off = f"off by {_signed(outcome.error)}"
+    off = f"off by {signed(outcome.error)}"
     if outcome.verdict == Verdict.INCONCLUSIVE:
         return f"{predicted}; nothing can be concluded: {outcome.uncertain}."
     if outcome.measured.effect <= floor:
@@ -162,84 +202,8 @@ def ledger(rows: Sequence[Row], *, source: str, summary_only: bool = False) -> L
     )
 
 
-@shown.register
-def _(view: VerifyView, top: int) -> Iterator[Block]:
-    unit = unit_for(max((arm.median_s for arm in view.arms), default=0.0))
-    yield Headline(view.headline)
-    yield ""
-    yield table(
-        ["arm", Column("step", "time"), Column("p10 – p90", right=True), Column("wall", "time"), Column("CPU", "time")],
-        [
-            (_ARMS[arm.name], arm.median_s, f"{between(arm.p10_s, arm.p90_s, unit)} {unit.name}", arm.wall_s, arm.cpu_s)
-            for arm in view.arms
-        ],
-    )
-    yield ""
-    same = f"the baseline against itself came to {_numbers(view.same)}, 80 % interval"
-    yield Line(f"{share(view.floor)}; {same}", label="floor")
-    yield Line(_how(view), label="measured")
-    if view.samples_before != view.samples_after:
-        yield Line(f"{count(view.samples_before)} → {count(view.samples_after)}", label="samples per step")
-    if view.losses_before:
-        yield Line(f"{_losses(view.losses_before)}; with it {_losses(view.losses_after)}", label="first losses")
-    for each in view.assumptions[:3]:
-        yield Line(assumptions.said(each, replaced=False), label="assumed")
-    if view.residual:
-        yield ""
-        yield table(
-            [
-                Column("where the treated step differs most", "name"), "phase", Column("predicted", "time"),
-                Column("recorded", "time"), Column("difference", "change"),
-            ],
-            [
-                (row.layer, row.phase, row.predicted_s, row.recorded_s, row.difference_s)
-                for row in view.residual[:SHOWN_RESIDUALS]
-            ],
-        )  # fmt: skip
-        yield Line(
-            f"The prediction starts from a step of {seconds(view.recorded_s)}; the treated step was recorded once "
-            f"({seconds(view.treated_recorded_s)}) and scaled to {seconds(view.measured.value * view.recorded_s)}, "
-            "the share that the arms measured.",
-            soft=True,
-        )
-    row = f"row {view.row[:8]} added to {view.ledger}" if view.ledger else "no row was written"
-    yield from notes([*view.notes, row])
-
-
-@shown.register
-def _(view: LedgerView, top: int) -> Iterator[Block]:
-    yield Headline(view.headline)
-    yield ""
-    if view.rows:
-        yield table(
-            [
-                "techniques", "model", Column("predicted", right=True), Column("measured", "digits"),
-                Column("error", right=True), Column("floor", "share"), "verdict",
-            ],
-            [
-                (row.techniques, row.model, _numbers(row.predicted), row.measured.value, _signed(row.error), row.floor,
-                 row.verdict)
-                for row in view.rows[::-1]  # the newest first
-            ],
-            top=top, noun="older row", how="--top",
-        )  # fmt: skip
-        yield ""
-    if view.summary:
-        yield table(
-            [
-                "technique", Column("rows", right=True), Column("median error", "share"), Column("worst", "share"),
-                Column("covered", "share"),
-            ],
-            [
-                (
-                    each.name,
-                    count(each.rows) if each.rows == each.concluded else f"{count(each.concluded)} of {each.rows}",
-                    each.median_error, each.worst_error, each.coverage,
-                )
-                for each in view.summary
-            ],
-        )  # fmt: skip
-    yield from notes(view.notes)
+def _rows(each: Summary) -> str:
+    return count(each.rows) if each.rows == each.concluded else f"{count(each.concluded)} of {each.rows}"
 
 
 def _how(view: VerifyView) -> str:
@@ -268,11 +232,6 @@ def _numbers(ratio: Ratio) -> str:
 
 def _speed(ratio: Ratio) -> str:
     return speed(1.0, ratio.value)
-
-
-def _signed(value: float) -> str:
-    text = share(value)
-    return text if text.startswith(MINUS) or text in ("0 %", "–") else f"+{text}"
 
 
 def _next(outcome: Outcome, ledger: str) -> str:

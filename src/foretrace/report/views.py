@@ -6,11 +6,14 @@ Fields are only ever added; a field that changes its meaning or goes away raises
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from math import isfinite
 from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
+
+from foretrace.report.blocks import Block
 
 Made = TypeVar("Made", bound=msgspec.Struct)
 
@@ -48,6 +51,20 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     schema_version: int = SCHEMA_VERSION
     command: str = ""  # each result says which it is of
+
+    def shown(self, top: int) -> Iterable[Block]:
+        """What a person sees beside headline, notes and next command; `top` rows of a ranking are not folded away."""
+        if not getattr(self, "headline", ""):
+            raise TypeError(f"a result must say what is shown, got {type(self).__name__}; see docs/write-a-command.md.")
+        return ()
+
+
+class Report(Result, frozen=True, kw_only=True):
+    """What most commands answer: one sentence, remarks, and the command to try next, around their figures."""
+
+    headline: str
+    notes: tuple[str, ...] = ()
+    next: str = ""
 
 
 def taken(kind: type[Made], /, *sources: object, **others: Any) -> Made:

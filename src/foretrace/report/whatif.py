@@ -9,9 +9,9 @@ import msgspec
 from foretrace.experiment.job import Assumed
 from foretrace.report import assumptions, headline, runs
 from foretrace.report.assumptions import assumption
-from foretrace.report.blocks import Bars, Block, Column, Headline, Line, notes, shown, table
+from foretrace.report.blocks import Bars, Block, Column, Line, table
 from foretrace.report.units import between, in_unit, unit_for
-from foretrace.report.views import BreakdownView, Result, taken
+from foretrace.report.views import BreakdownView, Report, taken
 from foretrace.techniques.explain import PathPart
 from foretrace.techniques.whatif import WhatIf
 
@@ -37,11 +37,10 @@ class StageView(msgspec.Struct, frozen=True, kw_only=True):
     why_not_more: str
 
 
-class WhatIfView(Result, frozen=True, kw_only=True):
+class WhatIfView(Report, frozen=True, kw_only=True):
     """`foretrace whatif`: the predicted step, what was changed and what was assumed."""
 
     command: str = "whatif"
-    headline: str
     source: str
     platform: str
     name: str  # the techniques, joined: "prefetch-data + mixed-precision"
@@ -66,8 +65,33 @@ class WhatIfView(Result, frozen=True, kw_only=True):
     changes: tuple[ChangeView, ...]
     assumptions: tuple[Assumed, ...]
     why_not_more: str
-    notes: tuple[str, ...]
-    next: str
+
+    def shown(self, top: int) -> Iterator[Block]:
+        unit = unit_for(self.before_s)
+        sides = (("before", self.breakdown_before_s), ("after", self.breakdown_after_s))
+        yield Bars(
+            tuple(
+                runs.step_bar(f"{word:<7}{in_unit(sum(each.parts().values()), unit)} {unit.name}", each, self.platform)
+                for word, each in sides
+            ),
+            apart=True,
+        )
+        yield table(
+            ["change", Column("step", "time"), Column("saved", "change"), Column("why not more", wide=True)],
+            [(stage.name, stage.after_s, -stage.saved_s, stage.why_not_more) for stage in self.stages],
+        )
+        if self.critical_path_after:
+            yield Line(path_change(self), label="critical path")
+        for made in self.changes:
+            yield Line(change_text(made, len(self.techniques) > 1), label="changed")
+        matter = assumptions_that_matter(self)
+        for each in matter:
+            yield Line(assumptions.said(each), label="assumed")
+        if rest := self.assumptions[len(matter) :]:
+            yield Line(other_assumptions(self, rest), label="assumed")
+        if self.why_not_more and not any(stage.why_not_more for stage in self.stages):
+            yield Line(self.why_not_more, label="why not more")
+        yield Line(f"{interval_text(self)}: {self.interval_source}.", soft=True)
 
 
 def whatif(result: WhatIf, *, path: str = "") -> WhatIfView:
@@ -102,37 +126,6 @@ def whatif(result: WhatIf, *, path: str = "") -> WhatIfView:
         notes=runs.corrections(result.before.graph),
         next=f"foretrace export {runs.again(result.before.graph, path)} {runs.do(written)}" if path else "",
     )
-
-
-@shown.register
-def _(view: WhatIfView, top: int) -> Iterator[Block]:
-    unit = unit_for(view.before_s)
-    yield Headline(view.headline)
-    yield ""
-    sides = (("before", view.breakdown_before_s), ("after", view.breakdown_after_s))
-    yield Bars(
-        tuple(
-            runs.step_bar(f"{word:<7}{in_unit(sum(each.parts().values()), unit)} {unit.name}", each, view.platform)
-            for word, each in sides
-        ),
-        apart=True,
-    )
-    yield table(
-        ["change", Column("step", "time"), Column("saved", "change"), Column("why not more", wide=True)],
-        [(stage.name, stage.after_s, -stage.saved_s, stage.why_not_more) for stage in view.stages],
-    )
-    if view.critical_path_after:
-        yield Line(path_change(view), label="critical path")
-    for made in view.changes:
-        yield Line(change_text(made, len(view.techniques) > 1), label="changed")
-    matter = assumptions_that_matter(view)
-    for each in matter:
-        yield Line(assumptions.said(each), label="assumed")
-    if rest := view.assumptions[len(matter) :]:
-        yield Line(other_assumptions(view, rest), label="assumed")
-    if view.why_not_more and not any(stage.why_not_more for stage in view.stages):
-        yield Line(view.why_not_more, label="why not more")
-    yield from notes([*view.notes, f"{interval_text(view)}: {view.interval_source}."])
 
 
 def interval_text(view: WhatIfView) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from foretrace.report import units
-from foretrace.report.blocks import About, Block, Headline, Line, Next, shown, table
+from foretrace.report.blocks import About, Block, Headline, Line, Next, table
 from foretrace.report.views import Result, taken
 
 if TYPE_CHECKING:
@@ -63,6 +63,21 @@ class ZooView(Result, frozen=True, kw_only=True):
     models: tuple[ModelView, ...]
     run: TrialView | None
 
+    def shown(self, top: int) -> Iterator[Block]:
+        if self.run is not None:
+            yield from _trial(self.models[0], self.run)
+            return
+        sizes = "tiny takes 20 to 170 ms per step on one core, full is as published"
+        yield Headline(f"{len(self.models)} models in two sizes: {sizes}.")
+        for each in self.models:
+            needs = f" (needs {each.needs})" if each.needs else ""
+            parameters = (
+                f"{units.scaled(each.parameters.tiny)} or {units.scaled(each.parameters.full)} parameters{needs}"
+            )
+            yield Line(f"{each.task}, {parameters}", label=each.name)
+            yield Line(each.summary, soft=True)
+        yield Next(f"foretrace zoo {min(self.models, key=lambda each: each.parameters.tiny).name}")
+
 
 def zoo(entries: Iterable[ZooModel], run: Trial | None = None, *, size: str = "", seed: int = 0) -> ZooView:
     """The models of the zoo, or one of them as it ran."""
@@ -85,31 +100,12 @@ def zoo(entries: Iterable[ZooModel], run: Trial | None = None, *, size: str = ""
     return ZooView(models=tuple(models), run=trial)
 
 
-@shown.register
-def _(view: ZooView, top: int) -> Iterator[Block]:
-    if view.run is not None:
-        yield from _trial(view.models[0], view.run)
-        return
-    sizes = "tiny takes 20 to 170 ms per step on one core, full is as published"
-    yield Headline(f"{len(view.models)} models in two sizes: {sizes}.")
-    yield ""
-    for each in view.models:
-        needs = f" (needs {each.needs})" if each.needs else ""
-        parameters = f"{_count(each.parameters.tiny)} or {_count(each.parameters.full)} parameters{needs}"
-        yield Line(f"{each.task}, {parameters}", label=each.name)
-        yield Line(each.summary, soft=True)
-    yield ""
-    yield Next(f"foretrace zoo {min(view.models, key=lambda each: each.parameters.tiny).name}")
-
-
 def _trial(model: ModelView, run: TrialView) -> Iterator[Block]:
     time = run.step_time_s
     unit = units.unit_for(time.median)
     yield About((model.name, model.task, run.size, units.things(run.threads, "thread")))
-    yield ""
     rate = units.digits(run.samples_per_s)
     yield Headline(f"A step of {run.batch_size} samples takes {units.seconds(time.median)}: {rate} samples per second.")
-    yield ""
     change = "falls" if run.losses[-1] < run.losses[0] else "does not fall yet"
     spread = f"p10 {units.in_unit(time.p10, unit)} – p90 {units.in_unit(time.p90, unit)}, {run.steps} steps"
     parameters = model.parameters.tiny if run.size == "tiny" else model.parameters.full
@@ -124,11 +120,4 @@ def _trial(model: ModelView, run: TrialView) -> Iterator[Block]:
     )
     yield model.summary
     yield model.source
-    yield ""
     yield Next(f"foretrace verify fused-optimizer --model {model.name}")
-
-
-def _count(parameters: int) -> str:
-    """A number of parameters in millions."""
-    millions = parameters / 1e6
-    return f"{millions:.0f} M" if millions >= 99.5 else f"{millions:.1f} M" if millions >= 1 else f"{millions:.2f} M"

@@ -132,10 +132,6 @@ class Trace:
         return len(self.start)
 
     @property
-    def end(self) -> Int64:
-        return self.start + self.dur
-
-    @property
     def nbytes_held(self) -> int:
         """Bytes of the columns (without the interned tables)."""
         return sum(getattr(self, c).nbytes for c in COLUMNS)

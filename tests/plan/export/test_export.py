@@ -6,6 +6,7 @@ import json
 import shlex
 import subprocess
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,27 @@ def test_degrees_and_batches_come_back() -> None:
     read = json.loads(export(CASES["deepspeed"], "deepspeed"))
     said = read["train_micro_batch_size_per_gpu"] * read["gradient_accumulation_steps"] * PLAIN.data
     assert said == read["train_batch_size"] == 64
+
+
+def test_deepspeed_reads_its_file() -> None:
+    config = pytest.importorskip("deepspeed.runtime.config", reason="deepspeed is not installed", exc_type=ImportError)
+    one = replace(PLAIN, data=1)  # outside a job there is one replica
+    read = config.DeepSpeedConfig(json.loads(export(replace(CASES["deepspeed"], at=one, batch=8), "deepspeed")))
+    assert (read.train_batch_size, read.gradient_accumulation_steps) == (8, 4)
+    assert read.zero_config.stage == PLAIN.zero
+    assert read.zero_config.overlap_comm
+
+
+def test_torchtitan_reads_its_file(tmp_path: Path) -> None:
+    config = pytest.importorskip("torchtitan.config", reason="torchtitan is not installed", exc_type=ImportError)
+    if not hasattr(config, "ConfigManager"):
+        pytest.skip("this torchtitan is configured in Python")
+    path = tmp_path / "plan.toml"
+    path.write_text(export(CASES["torchtitan"], "torchtitan"))
+    read = config.ConfigManager().parse_args(["--job.config_file", str(path)])
+    assert read.parallelism.tensor_parallel_degree == SHARDED.tensor
+    assert read.parallelism.pipeline_parallel_schedule == "Interleaved1F1B"
+    assert read.activation_checkpoint.mode == "full"
 
 
 def test_the_dtensor_plan_trains_as_the_whole_model() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from itertools import combinations, product
 from math import ceil
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from foretrace.errors import ForetraceError
 from foretrace.plan.pipelines.ideals import ideals
-from foretrace.plan.pipelines.piper import CostGraph, NodeCosts, plan_piper, read_cost_graph
+from foretrace.plan.pipelines.piper import CostGraph, NodeCosts, StageLoads, plan_piper, read_cost_graph
 
 GIB = 2.0**30
 
@@ -32,6 +33,29 @@ def test_known_answers(shared_data: Path) -> None:
                 micro_batches=7680,
             )  # fmt: skip
             assert max(each.load for each in stages) == pytest.approx(float(row["piper_max_load"]), abs=6e-4)
+
+
+def test_known_fixed_degrees(shared_data: Path) -> None:
+    """Sixteen plans of alike stages on 64 devices: all recomputed, and over the mean of NVLink and the network."""
+    folder = shared_data / "placement" / "piper"
+    if not folder.is_dir():
+        pytest.skip("shared data without placement/piper")
+    graph = read_cost_graph(folder / "bert32a100.json.gz")
+    again = {
+        t: replace(each, **{name: getattr(each, name)[[1, 1]] for name in ("time", "kept_bytes", "fixed_bytes")})
+        for t, each in graph.costs.items()
+    }
+    rows = list(csv.DictReader((folder / "known_fixed_configs.csv").read_text().splitlines()))
+    assert len(rows) == 16
+    for row in rows:
+        d, t, stages = int(row["d"]), int(row["t"]), int(row["stages"])
+        loads = StageLoads(replace(graph, costs=again), np.inf, (300 + 25) / 2 * GIB, int(row["microbatches"]))
+        best = np.full(len(loads.sets), np.inf)  # from an ideal to the end
+        best[-1] = 0.0
+        for left in range(1, stages + 1):
+            found = [loads.loads(at, t, d, left * d) for at in range(len(best))]
+            best = np.array([np.maximum(best[ends], load).min(initial=np.inf) for ends, load in found])
+        assert best[0] == pytest.approx(float(row["predicted_time_per_sample"]), rel=5e-6)  # six digits
 
 
 @st.composite

@@ -9,6 +9,7 @@ from math import inf
 import numpy as np
 from hypothesis import strategies as st
 
+from foretrace.plan.placement.blocks import PlacementBlocks
 from foretrace.plan.placement.problem import DeviceLoad, PlacementProblem
 
 
@@ -47,13 +48,19 @@ def chain(n: int, *, accelerators: int) -> PlacementProblem:
     )  # fmt: skip
 
 
-def placements(problem: PlacementProblem, *, contiguous: bool) -> Iterator[tuple[DeviceLoad, ...]]:
-    """Every placement of colours on devices; contiguous ones are differences of a chain of closed sets."""
-    colours = sorted(set(problem.colour.tolist()))
+def placements(
+    problem: PlacementProblem, *, contiguous: bool, blocks: PlacementBlocks | None = None
+) -> Iterator[tuple[DeviceLoad, ...]]:
+    """Every placement of colours, or of blocks; contiguous ones are differences of a chain of closed sets."""
+    kept = problem.colour.tolist()
+    if blocks is not None:
+        number = {row: at for at, rows in enumerate(blocks.rows) for row in rows}
+        kept = [number[row] for row in range(len(problem))]
+    colours = sorted(set(kept))
     machines = problem.accelerators + problem.cpus
     for chosen in product(range(machines), repeat=len(colours)):
         of = dict(zip(colours, chosen, strict=True))
-        where = [of[each] for each in problem.colour.tolist()]
+        where = [of[each] for each in kept]
         if contiguous and not _chained(problem, where, machines):
             continue
         yield tuple(

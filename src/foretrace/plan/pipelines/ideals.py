@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from foretrace.errors import ForetraceError
 from foretrace.plan.placement.blocks import PlacementBlocks
-from foretrace.plan.placement.ideals import lattice
+from foretrace.plan.placement.ideals import lattice, words
 
 MOST = 20_000
 
@@ -24,18 +24,16 @@ def ideals(nodes: int, edges: Iterable[tuple[int, int]], *, most: int = MOST) ->
         raise ForetraceError(
             f"the graph has more than {most:,} ways to be cut in two; merge nodes that belong together."
         )
-    if found[0][-1] != 2**nodes - 1:
+    if found[-1] != 2**nodes - 1:
         raise ForetraceError("the edges of the graph form a cycle; give one without.")
-    return found[0]
+    return found
 
 
 def inside(found: Sequence[int], nodes: int) -> npt.NDArray[np.bool_]:
     """Whether ideal a (rows) is a proper subset of ideal b (columns)."""
-    words = -(-max(nodes, 1) // 64)
-    bits = np.array([[each >> 64 * w & (2**64 - 1) for w in range(words)] for each in found], dtype=np.uint64)
     subset = np.ones((len(found), len(found)), dtype=np.bool_)
-    for w in range(words):
-        subset &= (bits[:, None, w] & ~bits[None, :, w]) == 0
+    for word in words(found, nodes).T:
+        subset &= (word[:, None] & ~word[None, :]) == 0
     np.fill_diagonal(subset, False)
     return subset
 

@@ -101,7 +101,7 @@ def plan_piper(
             f"a plan must have devices, micro-batches and a bandwidth above zero, got {devices}, {micro_batches} and "
             f"{bandwidth:g}."
         )
-    tables = _Tables(graph, memory_bytes, bandwidth, micro_batches)
+    tables = StageLoads(graph, memory_bytes, bandwidth, micro_batches)
     n, degrees = len(tables.sets), [d for d in range(1, devices + 1) if micro_batches % d == 0]
     options = [(t, d) for t in sorted(graph.costs) for d in degrees if t * d <= devices]
     best = np.full((n, devices + 1, devices + 1), np.inf)
@@ -123,7 +123,7 @@ def plan_piper(
 
 
 @dataclass
-class _Tables:
+class StageLoads:
     """Loads of all stages; a stage is ideal b without ideal a, at [a, b]."""
 
     graph: CostGraph

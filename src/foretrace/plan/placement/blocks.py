@@ -11,7 +11,7 @@ import numpy as np
 
 from foretrace.plan.placement.problem import PlacementProblem
 
-_NOTHING = 1e-6  # a time below this is none
+NOTHING = 1e-6  # a time below this is none
 Edges = set[tuple[int, int]]
 
 
@@ -115,7 +115,7 @@ def _without_idle(problem: PlacementProblem, label: np.ndarray, edges: Edges) ->
     count = int(label.max()) + 1
     busy = np.zeros(count, dtype=np.bool_)
     for time, rows in ((problem.cpu_time, forward), (known, forward), (problem.cpu_time + known, ~forward)):
-        busy |= np.bincount(label[rows], weights=time[rows], minlength=count) >= _NOTHING
+        busy |= np.bincount(label[rows], weights=time[rows], minlength=count) >= NOTHING
     busy[label[mixed[forward[mixed]]]] = True
     neighbours: list[set[int]] = [set() for _ in range(count)]
     for source, target in edges:
@@ -144,8 +144,8 @@ def crossing(problem: PlacementProblem, blocks: PlacementBlocks) -> tuple[list[i
     """Rows whose output can cross a boundary: their own block and the distinct other blocks that read it."""
     of = {row: at for at, rows in enumerate(blocks.rows) for row in rows}
     found = []
-    for row, readers in enumerate(problem.successors):
-        others = sorted({of[each] for each in readers} - {of[row]})
+    for row, block in of.items():
+        others = sorted({of[each] for each in problem.successors[row] if each in of} - {block})
         if others and problem.transfer[row] > 0:
             found.append((row, others))
     return [of[row] for row, _ in found], [others for _, others in found], [row for row, _ in found]

@@ -1,14 +1,19 @@
 """The best contiguous placement for throughput: dynamic programming over predecessor-closed sets of blocks (ideals).
 
 `dp[c, f, I]` is the smallest largest load with which c CPUs and f accelerators run the ideal I (Tarnawski et al.,
-section 4). What one device runs is the difference of two ideals. From every ideal a walk goes down the lattice, block
-by block, and keeps the load of the difference as it goes, so that nothing is stored per pair of ideals. The walk is cut
-where the difference already costs more than the best placement that is known, whatever follows: its time, and the
-outputs that cross the upper boundary, only grow.
+section 4). What one device runs is the difference of two ideals, J in I. With the best placement that is known, few
+ideals can be where one device ends and another begins: enough devices for their own time, and enough left for the rest.
+Only pairs of these are looked at, and nothing is stored per pair. An output is cut by a set that has some, not all, of
+the block that makes it and those that read it; I - J cuts what I or J cut, except what both do with the same blocks:
+
+    load(I - J) = time(I) - time(J) + cut(I) + cut(J) - sum of transfer x (1 or 2) over outputs cut by both
+
+(2 where I and J have the same of its blocks: I - J has none).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -21,6 +26,7 @@ from foretrace.plan.placement.blocks import PlacementBlocks, crossing, flat
 from foretrace.plan.placement.problem import DeviceLoad, PlacementProblem
 
 MOST_IDEALS = 250_000
+WORD = 63  # bits of a word of a mask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,100 +35,66 @@ class Contiguous:
 
     devices: tuple[DeviceLoad, ...] | None
     ideals: int
-    pairs: int  # of ideals that were looked at
 
 
-def lattice(
-    blocks: PlacementBlocks, most: int = MOST_IDEALS
-) -> tuple[list[int], list[list[int]], list[list[int]]] | None:
-    """All ideals as bit masks, smaller ones first; of each, the ideals with one block less, and that block.
-
-    None where there are more than `most`.
-    """
+def lattice(blocks: PlacementBlocks, most: int = MOST_IDEALS) -> list[int] | None:
+    """All ideals as bit masks, smaller ones first; None where there are more than `most`."""
     needs = [sum(1 << each for each in before) for before in blocks.before]
-    masks, number = [0], {0: 0}
-    lower: list[list[int]] = [[]]
-    without: list[list[int]] = [[]]
-    frees: list[tuple[int, ...]] = [tuple(at for at, need in enumerate(needs) if not need)]
-    at = 0
-    while at < len(masks):
-        mask = masks[at]
-        for block in frees[at]:
+    masks, frees = [0], [tuple(at for at, need in enumerate(needs) if not need)]
+    known = {0}
+    for mask, free in zip(masks, frees, strict=False):  # both grow
+        for block in free:
             larger = mask | 1 << block
-            found = number.get(larger)
-            if found is None:
-                found = number[larger] = len(masks)
-                if found >= most:
+            if larger not in known:
+                if len(known) >= most:
                     return None
+                known.add(larger)
                 masks.append(larger)
-                lower.append([])
-                without.append([])
                 new = [each for each in blocks.after[block] if not needs[each] & ~larger]
-                frees.append((*(each for each in frees[at] if each != block), *new))
-            lower[found].append(at)
-            without[found].append(block)
-        at += 1
-    return masks, lower, without
+                frees.append((*(each for each in free if each != block), *new))
+    return masks
+
+
+def words(masks: Sequence[int], bits: int) -> Int64:
+    """Bit masks in words of 63 bits, the least first (n, words)."""
+    count = -(-max(bits, 1) // WORD)
+    return np.array([[mask >> WORD * at & (1 << WORD) - 1 for at in range(count)] for mask in masks], dtype=np.int64)
 
 
 def solve(
     problem: PlacementProblem,
     blocks: PlacementBlocks,
     below: float = inf,
-    *,
-    serial: bool = False,
-    most: int = MOST_IDEALS,
 ) -> Contiguous | None:
-    """The best placement with an objective under `below`, exactly; None where there are too many ideals.
-
-    The objective is the largest load; where `serial`, the sum of all loads, every block on a CPU by itself: what one
-    sample takes where no two devices work at a time.
-    """
-    found = lattice(blocks, most)
-    if found is None:
+    """The placement whose largest load is least and under `below`, exactly; None where there are too many ideals."""
+    masks = lattice(blocks)
+    if masks is None:
         return None
     if below <= 0:  # no placement costs less than nothing
-        return Contiguous(devices=None, ideals=len(found[0]), pairs=0)
-    _masks, lower, without = found
-    count = len(blocks)
+        return Contiguous(devices=None, ideals=len(masks))
     home, readers, rows = crossing(problem, blocks)
-    reader_blocks: list[list[int]] = [[] for _ in range(count)]
-    living: list[list[int]] = [[] for _ in range(count)]
+    touched: list[list[int]] = [[] for _ in range(len(blocks))]
     for at, (block, others) in enumerate(zip(home, readers, strict=True)):
-        living[block].append(at)
-        for each in others:
-            reader_blocks[each].append(at)
+        for each in (block, *others):
+            touched[each].append(at)
     weights = _weights(problem, blocks)
-    reading, reader_first = flat(readers)
     relief = np.array([_relief(weights[0], weights[1], c and c * below) for c in range(problem.cpus + 1)])
-    links, first = flat(lower)
-    taken, _ = flat(without)
-    reads, read_first = flat(reader_blocks)
-    lives, live_first = flat(living)
-    best, choice, origin, pairs = _best(
-        links,
-        first,
-        taken,
-        reads,
-        read_first,
-        lives,
-        live_first,
-        reading,
-        reader_first,
-        np.array(home, dtype=np.int64),
-        problem.transfer[rows],
+    best, choice, origin = _best(
+        words(masks, len(blocks)),
         weights,
+        *flat(touched),
+        np.array([1 + len(others) for others in readers], dtype=np.int64),
+        problem.transfer[rows],
         problem.cpus,
         problem.accelerators,
         problem.memory_limit,
         below,
         relief,
-        serial,
     )
     devices = None
     if np.isfinite(best[-1, -1, -1]):
-        devices = _devices(problem, blocks, found[0], choice, origin, serial=serial)
-    return Contiguous(devices=devices, ideals=len(lower), pairs=int(pairs))
+        devices = _devices(problem, blocks, masks, choice, origin)
+    return Contiguous(devices=devices, ideals=len(masks))
 
 
 def least_load(problem: PlacementProblem, blocks: PlacementBlocks, value: float) -> float:
@@ -159,8 +131,6 @@ def _devices(
     masks: list[int],
     choice: npt.NDArray[np.int8],
     origin: npt.NDArray[np.int32],
-    *,
-    serial: bool,
 ) -> tuple[DeviceLoad, ...]:
     """Follow the choices back from the whole graph."""
     cpus, accelerators, at = problem.cpus, problem.accelerators, len(masks) - 1
@@ -168,10 +138,7 @@ def _devices(
     while at:
         kind, lower = int(choice[cpus, accelerators, at]), int(origin[cpus, accelerators, at])
         found.append((kind, masks[at] & ~masks[lower]))
-        cpus, accelerators, at = cpus - (kind == 0 and (not serial or lower == at)), accelerators - kind, lower
-    if serial:  # one CPU stands for all
-        found.append((0, sum(mask for kind, mask in found if kind == 0)))
-        found = [each for each in found[:-1] if each[0]] + found[-1:]
+        cpus, accelerators, at = cpus - (kind == 0), accelerators - kind, lower
     return tuple(
         problem.device(("cpu", "accelerator")[kind], blocks.members(mask)) for kind, mask in reversed(found) if mask
     )
@@ -179,148 +146,121 @@ def _devices(
 
 @njit()
 def _best(
-    links: Int64,  # the ideals with one block less, of all ideals
-    first: Int64,  # where each ideal's links begin (n + 1)
-    taken: Int64,  # the block that a link takes
-    reads: Int64,  # outputs that a block reads
-    read_first: Int64,
-    lives: Int64,  # outputs that are made in a block
-    live_first: Int64,
-    readers: Int64,  # blocks that read an output
-    reader_first: Int64,
-    home: Int64,  # the block that makes an output
-    transfer: Float64,  # time to move an output
+    masks: Int64,  # of all ideals, as `words` has them
     weights: Float64,  # as `_weights` says
+    touched: Int64,  # outputs that a block makes or reads
+    first: Int64,  # where each block's begin (b + 1)
+    size: Int64,  # blocks that make or read an output
+    transfer: Float64,  # time to move an output
     cpus: int,
     accelerators: int,
     memory: float,
     limit: float,
     relief: Float64,  # time that 0, 1, ... CPUs can take off accelerators
-    serial: bool,
-) -> tuple[Float64, npt.NDArray[np.int8], npt.NDArray[np.int32], int]:
-    """Least objective by CPUs, accelerators and ideal; what the last device is there, and the ideal below it."""
-    n = len(first) - 1
+) -> tuple[Float64, npt.NDArray[np.int8], npt.NDArray[np.int32]]:
+    """Least largest load by CPUs, accelerators and ideal; what the last device is there, and the ideal below it."""
+    n, width = masks.shape
     blocks = weights.shape[1]
-    n_readers = reader_first[1:] - reader_first[:-1]
     best = np.full((cpus + 1, accelerators + 1, n), np.inf)
     choice = np.zeros((cpus + 1, accelerators + 1, n), dtype=np.int8)
     origin = np.zeros((cpus + 1, accelerators + 1, n), dtype=np.int32)
     best[:, :, 0] = 0.0
-    # Sums over every ideal; along a link they differ by the block that is taken.
+    total = weights[0].sum()
+    # Ideals that some devices can run, in the order of their number, with sums over their blocks and what they cut.
+    reached = np.zeros(n, dtype=np.int32)
     sums = np.zeros((n, 4))
-    for ideal in range(1, n):
-        link = first[ideal]
-        for kind in range(4):
-            sums[ideal, kind] = sums[links[link], kind] + weights[kind, taken[link]]
-    total = sums[n - 1]
-    stamp = np.full(n, -1, dtype=np.int32)
-    inside = np.zeros(blocks, dtype=np.bool_)
-    held = np.zeros(blocks, dtype=np.bool_)  # blocks of the upper ideal
-    count = np.zeros(len(home), dtype=np.int64)  # reading blocks inside
-    outside = np.zeros(len(home), dtype=np.bool_)  # read beyond the upper ideal
-    stack = np.zeros(blocks + 1, dtype=np.int64)  # ideals
-    cursor = np.zeros(blocks + 1, dtype=np.int64)
-    moved = np.zeros(blocks + 1)
-    fixed = np.zeros(blocks + 1)
+    cost = np.zeros(n)
+    least = np.zeros(n, dtype=np.int64)  # accelerators
+    cut_first = np.zeros(n + 1, dtype=np.int64)
+    cut, held = np.zeros(1024, dtype=np.int32), np.zeros(1024, dtype=np.int32)  # outputs, and their blocks inside
+    inside = np.zeros(len(size), dtype=np.int32)
+    # By CPUs; the most are with none, which leaves all of them for the rest.
     fewest = np.zeros(cpus + 1, dtype=np.int64)
     most = np.zeros(cpus + 1, dtype=np.int64)
-    pairs = 0
+    own = np.zeros(4)
+    count = 1  # the empty one
     for ideal in range(1, n):
-        lower = ideal  # blocks of the ideal, from one link to the next
-        held[:] = False
-        while lower:
-            held[taken[first[lower]]] = True
-            lower = links[first[lower]]
-        for at in range(len(home)):
-            outside[at] = False
-            if held[home[at]]:
-                for place in range(reader_first[at], reader_first[at + 1]):
-                    outside[at] |= not held[readers[place]]
+        own[:] = 0.0
+        for block in range(blocks):
+            if masks[ideal, block // WORD] >> (block % WORD) & 1:
+                own += weights[:, block]
         # How many accelerators this ideal may have: enough for its load, and enough left for the rest.
         some = False
         for c in range(cpus + 1):
-            fewest[c] = max(int(np.ceil((sums[ideal, 0] - relief[c]) / limit)), 0)
-            rest = total[0] - sums[ideal, 0] - relief[cpus - c]
-            most[c] = accelerators - max(int(np.ceil(rest / limit)), 0)
-            if serial:
-                fewest[c], most[c] = 0, accelerators
+            fewest[c] = max(int(np.ceil((own[0] - relief[c]) / limit)), 0)
+            most[c] = accelerators - max(int(np.ceil((total - own[0] - relief[cpus - c]) / limit)), 0)
             some |= fewest[c] <= most[c]
         if not some:
             continue
-        depth = 0
-        stack[0], cursor[0], moved[0], fixed[0] = ideal, first[ideal], 0.0, 0.0
-        while depth >= 0:
-            upper = stack[depth]
-            if cursor[depth] == first[upper + 1]:
-                depth -= 1
-                if depth >= 0:  # give back the block that led here
-                    block = taken[cursor[depth] - 1]
-                    inside[block] = False
-                    for place in range(read_first[block], read_first[block + 1]):
-                        count[reads[place]] -= 1
+        inside[:] = 0
+        for block in range(blocks):
+            if masks[ideal, block // WORD] >> (block % WORD) & 1:
+                for place in range(first[block], first[block + 1]):
+                    inside[touched[place]] += 1
+        mine = 0.0
+        for at in range(len(size)):
+            if 0 < inside[at] < size[at]:
+                mine += transfer[at]
+        for place in range(count):
+            time = own[0] - sums[place, 0]
+            cpu = own[1] - sums[place, 1]
+            runs = least[place] < most[0] and time + abs(mine - cost[place]) < limit
+            runs &= own[2] - sums[place, 2] <= memory and own[3] - sums[place, 3] < 0.5
+            helps = cpus > 0 and cpu < limit  # a CPU may run it
+            if not runs and not helps:
                 continue
-            link = cursor[depth]
-            cursor[depth] += 1
-            lower = links[link]
-            if stamp[lower] == ideal:
+            lower = reached[place]
+            within = True
+            for word in range(width):
+                if masks[lower, word] & ~masks[ideal, word]:
+                    within = False
+                    break
+            if not within:
                 continue
-            stamp[lower] = ideal
-            pairs += 1
-            time = sums[ideal, 0] - sums[lower, 0]
-            cpu = sums[ideal, 1] - sums[lower, 1]
-            fits = sums[ideal, 2] - sums[lower, 2] <= memory and sums[ideal, 3] - sums[lower, 3] < 0.5
-            helps = cpus > 0 and cpu < limit and (depth == 0 or not serial)  # a CPU may run it
-            if not (fits and time < limit) and not helps:
-                continue
-            block = taken[link]
-            comm, lasting = moved[depth], fixed[depth]
-            for place in range(read_first[block], read_first[block + 1]):
-                at = reads[place]
-                count[at] += 1
-                if inside[home[at]]:
-                    if count[at] == n_readers[at]:
-                        comm -= transfer[at]
-                elif count[at] == 1:
-                    comm += transfer[at]
-                    if not held[home[at]]:
-                        lasting += transfer[at]
-            inside[block] = True
-            for place in range(live_first[block], live_first[block + 1]):
-                at = lives[place]
-                comm += transfer[at] * ((count[at] < n_readers[at]) - (count[at] > 0))
-                if outside[at]:
-                    lasting += transfer[at]
-            runs = fits and time + lasting < limit
-            load = time + comm
-            if runs and load < limit:
-                for c in range(cpus + 1):
-                    for f in range(max(fewest[c], 1), most[c] + 1):
-                        before = best[c, f - 1, lower]
-                        cost = before + load if serial else max(before, load)
-                        if cost < best[c, f, ideal]:
-                            best[c, f, ideal] = cost
-                            choice[c, f, ideal] = 1
-                            origin[c, f, ideal] = lower
+            if runs:
+                load = time + mine + cost[place]
+                for at in range(cut_first[place], cut_first[place + 1]):
+                    if 0 < inside[cut[at]] < size[cut[at]]:
+                        load -= transfer[cut[at]] * (1 + (inside[cut[at]] == held[at]))
+                if load < limit:
+                    for c in range(cpus + 1):
+                        for f in range(max(fewest[c], 1), most[c] + 1):
+                            before = best[c, f - 1, lower]
+                            value = max(before, load)
+                            if value < best[c, f, ideal]:
+                                best[c, f, ideal] = value
+                                choice[c, f, ideal] = 1
+                                origin[c, f, ideal] = lower
             if helps:
                 for c in range(1, cpus + 1):
                     for f in range(fewest[c], most[c] + 1):
-                        cost = best[c, f, lower] + cpu if serial else max(best[c - 1, f, lower], cpu)
-                        if cost < best[c, f, ideal]:
-                            best[c, f, ideal] = cost
+                        value = max(best[c - 1, f, lower], cpu)
+                        if value < best[c, f, ideal]:
+                            best[c, f, ideal] = value
                             choice[c, f, ideal] = 0
                             origin[c, f, ideal] = lower
-            depth += 1
-            stack[depth], moved[depth], fixed[depth] = lower, comm, lasting
-            more = runs or (helps and not serial)  # blocks may be added
-            cursor[depth] = first[lower] if more else first[lower + 1]
         for c in range(cpus + 1):  # a device may stay idle
             for f in range(accelerators + 1):
-                if c > 0 and best[c - 1, f, ideal] < best[c, f, ideal]:
-                    best[c, f, ideal] = best[c - 1, f, ideal]
-                    choice[c, f, ideal] = 0
-                    origin[c, f, ideal] = ideal
-                if f > 0 and best[c, f - 1, ideal] < best[c, f, ideal]:
-                    best[c, f, ideal] = best[c, f - 1, ideal]
-                    choice[c, f, ideal] = 1
-                    origin[c, f, ideal] = ideal
-    return best, choice, origin, pairs
+                for kind, before in (
+                    (0, best[c - 1, f, ideal] if c else np.inf),
+                    (1, best[c, f - 1, ideal] if f else np.inf),
+                ):
+                    if before < best[c, f, ideal]:
+                        best[c, f, ideal] = before
+                        choice[c, f, ideal] = kind
+                        origin[c, f, ideal] = ideal
+        if best[cpus, accelerators, ideal] < np.inf:
+            reached[count], sums[count], cost[count] = ideal, own, mine
+            while best[cpus, least[count], ideal] == np.inf:
+                least[count] += 1
+            end = cut_first[count]
+            if end + len(size) > len(cut):
+                cut = np.concatenate((cut, np.zeros(len(cut) + len(size), dtype=np.int32)))
+                held = np.concatenate((held, np.zeros(len(cut) - len(held), dtype=np.int32)))
+            for at in range(len(size)):
+                if 0 < inside[at] < size[at]:
+                    cut[end], held[end] = at, inside[at]
+                    end += 1
+            count += 1
+            cut_first[count] = end
+    return best, choice, origin

@@ -15,6 +15,7 @@ from foretrace.plan.placement import programs
 from foretrace.plan.placement.blocks import PlacementBlocks, contract
 from foretrace.plan.placement.ideals import least_load, solve
 from foretrace.plan.placement.problem import ROUNDING, DeviceLoad, PlacementProblem
+from foretrace.plan.placement.series import bound
 
 OBJECTIVES = ("throughput", "latency")
 _PROVEN = 1e-6  # relative: integer programs round times
@@ -84,21 +85,21 @@ def place(
     assert problem.order  # no operator waits for itself
     blocks = contract(problem)
     find = _throughput if objective == "throughput" else _latency
-    devices, reached, bound, method = find(problem, blocks)
+    devices, reached, least, method = find(problem, blocks)
     if not contiguous:  # more placements are allowed, so less is known
         blocks = contract(problem, contiguous=False)
-        bound, method = least_load(problem, blocks, reached), f"{method} as a start"
+        least, method = least_load(problem, blocks, reached), f"{method} as a start"
     wants_program = not contiguous or (objective == "latency" and find_spec("ortools") is not None)
-    if wants_program and reached * (1 - _PROVEN) > bound and seconds > 0:
+    if wants_program and reached * (1 - _PROVEN) > least and seconds > 0:
         tried = programs.improve(problem, blocks, devices, reached, latency=objective == "latency", seconds=seconds)
-        bound = max(bound, tried.bound)
+        least = max(least, tried.bound)
         found = value(problem, tried.devices, objective)
         if found < reached:
             devices, reached = tried.devices, found
         method = f"{method}; CP-SAT"
     return Placement(
         problem=problem, objective=objective, contiguous=contiguous, devices=devices, objective_value=reached,
-        bound=min(bound, reached), seconds=time.perf_counter() - begun, method=method,
+        bound=min(least, reached), seconds=time.perf_counter() - begun, method=method,
     )  # fmt: skip
 
 
@@ -128,7 +129,7 @@ def _latency(problem: PlacementProblem, blocks: PlacementBlocks) -> Found:
     value = one_sample.latency(problem, best) if best else inf
     if value == inf or (not problem.cpus and any(each.kind == "cpu" for each in best)):
         raise _misfit(problem, blocks)
-    return best, value, one_sample.bound(problem, blocks), "dynamic programming over ideals; a linear program"
+    return best, value, bound(problem, blocks), "dynamic programming over ideals"
 
 
 def _misfit(problem: PlacementProblem, blocks: PlacementBlocks) -> ForetraceError:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from foretrace.cost.network.network import CollectiveKind, Network
+from foretrace.cost.network.network import CollectiveKind
 from foretrace.cost.operators.calibration import Calibration
 from foretrace.cost.operators.operator import Operator
 from foretrace.techniques.base import Prior
@@ -70,11 +70,6 @@ def ratio(settings: CompressionSettings, shapes: Shapes, workers: int = 2) -> fl
     """Bytes of float32 gradients relative to what one worker sends."""
     elements = sum(prod(shape) for shape in shapes)
     return _BITS_32 * elements / sum(part.sent for part in parts(settings, shapes, workers))
-
-
-def transfer_s(parts: Sequence[CompressedCollective], network: Network) -> float:
-    """Seconds of the collectives, one after the other."""
-    return sum(network.cost(part.kind, part.nbytes).seconds for part in parts)
 
 
 def wanted(settings: CompressionSettings, buckets: Sequence[Shapes], workers: int, device: str) -> tuple[Operator, ...]:
