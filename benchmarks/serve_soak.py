@@ -282,6 +282,14 @@ def resident_mb(pid: int) -> float:
     return sum(int(each) for each in re.findall(r"^Private_\w+: +(\d+) kB$", text, re.M)) / 1024
 
 
+def started(pid: int) -> str:
+    """When a living process was started, since numbers are used again; "" where there is none."""
+    with suppress(OSError):
+        words = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        return "" if words[0] == "Z" else words[19]
+    return ""
+
+
 def descendants(pid: int) -> list[int]:
     """All processes below one."""
     found, parents = [pid], dict[int, int]()
@@ -317,16 +325,17 @@ def run(args: argparse.Namespace) -> Soak:
             address = re.search(r"http://\S+?(?=,)", server.stdout.readline())
             assert address is not None, "the server did not start"
             seen = asyncio.run(soak(address[0], server.pid, ModelSource(name=model, size="tiny"), args))
-            below = descendants(server.pid)
+            below = [(each, started(each)) for each in descendants(server.pid)]
             server.send_signal(signal.SIGTERM)
             seen.exit_code = server.wait(timeout=60)
             if seen.exit_code:
                 seen.trouble.append(f"the server ended with code {seen.exit_code}")
-            end = time.monotonic() + 10
-            while (left := [each for each in below if Path(f"/proc/{each}").exists()]) and time.monotonic() < end:
+            end = time.monotonic() + 30
+            while (left := [each for each in below if started(each[0]) == each[1]]) and time.monotonic() < end:
                 time.sleep(0.1)
-            if left:
-                seen.trouble.append(f"{len(left)} processes were left behind")
+            for number, _ in left:
+                what = Path(f"/proc/{number}/cmdline").read_text(encoding="utf-8").replace("\0", " ")
+                seen.trouble.append(f"a process was left behind: {what[-200:]}")
         finally:
             server.kill()
             server.wait()

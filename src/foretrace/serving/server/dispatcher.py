@@ -124,7 +124,7 @@ class Generation:
 
 @dataclass
 class Tally:
-    """What has happened, for metrics: plain counts, and a function for every batch."""
+    """What has happened, for metrics: counts, and a function that is called for every batch."""
 
     deaths: int = 0
     retries: int = 0

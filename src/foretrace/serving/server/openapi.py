@@ -66,7 +66,7 @@ def description(facts: ModelFacts, state: type[Any], change: type[Any]) -> dict[
             "/predict": {"post": _operation("Run the model on nested lists by name of the input.", lists, plain)},
             "/split": {
                 "get": _operation("The split of cores among instances that serves now.", _ref(state)),
-                "put": _operation("Change the split while requests go on.", _ref(state), _ref(change)),
+                "put": _operation("Change the split without dropping a request.", _ref(state), _ref(change)),
             },
             "/metrics": {"get": _operation("Counts and times for Prometheus.", {"type": "string"}, kind="text/plain")},
             "/openapi.json": {"get": _operation("This document.", {"type": "object"})},

@@ -1,4 +1,4 @@
-"""`run_server`: bind the port, load the model, answer until told to stop, and leave nothing behind."""
+"""`run_server`: bind the port, load the model, answer until a signal, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from foretrace.serving.server.models import ModelSource
 from foretrace.serving.server.split import CoreSplit
 
 TOKEN = "FORETRACE_TOKEN"  # in the environment, where no file is named
-_DRAIN_S = 30  # for requests that are here when the server is told to stop
+_DRAIN_S = 30  # for requests that are being answered when it stops
 
 
 def usable() -> tuple[int, ...]:
