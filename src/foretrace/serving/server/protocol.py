@@ -41,7 +41,7 @@ class RequestTensor(msgspec.Struct, kw_only=True):
 
 
 class RequestedOutput(msgspec.Struct, kw_only=True):
-    """An output that a request asks for; `binary_data` in `parameters` asks for bytes."""
+    """An output that a request needs; `binary_data` in `parameters` requests bytes."""
 
     name: str
     parameters: dict[str, Any] = {}
