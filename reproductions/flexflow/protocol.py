@@ -1,6 +1,6 @@
 """FlexFlow's six models on its two clusters: gains of the search, and how fast strategies are priced; to README.md.
 
-    python -m reproductions flexflow [--calls N] [--model NAME] [--out README.md] [gains] [longer] [speed]
+    python -m reproductions flexflow [--calls N] [--model NAME] [--on ray] [--out README.md] [gains] [longer] [speed]
 
 Times of operators are a roofline's, not measured: what is compared is strategies under one cost model, for both ways
 to exchange gradients and for few and many samples per device, because the size of the gain depends on both.
@@ -16,11 +16,11 @@ from pathlib import Path
 from random import Random
 
 from foretrace.arrays import Int64
-from foretrace.plan.soap.cluster import SoapCluster, k80_cluster, p100_cluster
-from foretrace.plan.soap.models import MODELS
+from foretrace.plan.soap.cluster import SoapCluster
 from foretrace.plan.soap.problem import SYNCHRONISATIONS, Codes, SoapProblem, best_strategy
 from foretrace.search.strategies import MCMC
 from reproductions import parser_of
+from reproductions.flexflow.models import MODELS, k80_cluster, p100_cluster
 from reproductions.flexflow.plain import PlainStep
 from tables import load as load_averages
 from tables import machine, table, today, update
@@ -56,16 +56,16 @@ def problems(names: Sequence[str], per_device: Sequence[int] = PER_DEVICE) -> It
         yield samples, SoapProblem(MODELS[name](samples * cluster.devices), cluster, sync)
 
 
-def gains(names: Sequence[str], calls: int) -> str:
+def gains(names: Sequence[str], calls: int, on: str | None = None) -> str:
     """The table of step times."""
     rows = []
     for samples, problem in problems(names):
         data, expert = problem.cost(problem.data_parallel()), problem.cost(problem.expert())
         cold = MCMC(beta=COLD, reset=1000)
         began = time.process_time()
-        published = best_strategy(problem, calls=calls, chains=CHAINS)
+        published = best_strategy(problem, calls=calls, chains=CHAINS, on=on)
         seconds = time.process_time() - began
-        other = best_strategy(problem, calls=calls, chains=CHAINS, strategy=cold)
+        other = best_strategy(problem, calls=calls, chains=CHAINS, strategy=cold, on=on)
         best = min(published.cost, other.cost)
         point = published.best if published.cost == best else other.best
         assert point is not None and best <= min(data, expert) < inf  # else the table would be of something else
@@ -169,6 +169,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("sections", nargs="*", help="gains, longer, speed; default: all")
     parser.add_argument("--calls", type=int, default=2000, help="strategies that each search may price")
     parser.add_argument("--model", action="append", choices=sorted(MODELS), help="this model alone; may be repeated")
+    parser.add_argument("--on", help="where the chains of gains run: here (processes) or ray, with the same gains")
     parser.add_argument("--out", type=Path, default=PAGE)
     given = parser.parse_args(arguments)
     if unknown := set(given.sections) - {"gains", "longer", "speed"}:
@@ -180,7 +181,7 @@ def main(arguments: Sequence[str]) -> int:
     sections = {}
     if "gains" in given.sections or not given.sections:
         about = GAINS.format(calls=f"{given.calls:,}", chains=CHAINS, reset=max(1, given.calls // CHAINS // 100))
-        sections["Gains"] = "\n".join([figures, about, gains(names, given.calls)])
+        sections["Gains"] = "\n".join([figures, about, gains(names, given.calls, given.on)])
     if "longer" in given.sections or not given.sections:
         sections["Longer searches"] = "\n".join([figures, LONGER, longer(names, given.calls)])
     if "speed" in given.sections or not given.sections:

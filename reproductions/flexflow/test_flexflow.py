@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from foretrace.plan.soap.cluster import p100_cluster
-from foretrace.plan.soap.models import rnntc
 from foretrace.plan.soap.problem import SoapProblem
 from reproductions.flexflow import protocol
+from reproductions.flexflow.models import p100_cluster, rnntc
 
 
 @pytest.fixture(autouse=True)

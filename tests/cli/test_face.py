@@ -114,9 +114,10 @@ MEANINGS = {
     "--threads": "threads of an operator", "--times": "times filled in", "--to": "largest size",
     "--to-cluster": "another cluster", "--to-load": "another load", "--token-file": "a secret of clients",
     "--tokens": "words to train on", "--tolerance": "what counts as near", "--top": "rows of a ranking",
-    "--trust": "packages that may be called", "--types": "instance types", "--wait": "unprofiled steps",
-    "--wait-s": "how long a job insists", "--warmup": "steps with the profiler prepared", "--within": "hours",
-    "--workers": "how many workers", "--write": "write the configuration", "--zero": "stage of ZeRO",
+    "--trust": "packages that may be called", "--types": "instance types", "--unequal": "stages that differ",
+    "--wait": "unprofiled steps", "--wait-s": "how long a job insists", "--warmup": "steps with the profiler prepared",
+    "--within": "hours", "--workers": "how many workers", "--write": "write the configuration",
+    "--zero": "stage of ZeRO",
 }  # fmt: skip
 # Where an option means something else, and what; a new one needs a reason as good as these.
 ELSEWHERE = {

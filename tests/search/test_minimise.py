@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf, nan
 from pathlib import Path
@@ -179,15 +179,6 @@ def test_chains_are_the_same_on_other_processes(tmp_path: Path) -> None:
     dying = Numbers(PROBLEM.space, 7, 0.2, die_once=tmp_path / "died")
     assert minimise(dying, **given, on="here") == here
     assert (tmp_path / "died").exists()
-
-
-@pytest.fixture(scope="module")
-def ray_cluster() -> Iterator[None]:
-    """A real cluster on this machine."""
-    ray = pytest.importorskip("ray", reason="Ray is not installed")
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
-    yield
-    ray.shutdown()
 
 
 @pytest.mark.slow

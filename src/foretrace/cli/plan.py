@@ -101,6 +101,7 @@ def transformer(
     fix: list[str] | None = option(None, "KEY=N", "A degree that is given, e.g. tensor=8; several."),
     tokens: float | None = option(None, "N", "Words to train on, for GPU-hours: 300e9."),
     explain: bool = flag("--explain", "Say of every way to lose how many configurations lost by it."),
+    unequal: bool = flag("--unequal", "Also cut the layers into stages that may differ (Alpa)."),
     perfetto: Path | None = option(None, "FILE", "Write the timeline for Perfetto (.json or .json.gz), too."),
     export: str = option("", "TARGET", "Write the plan for torchrun, slurm, megatron, deepspeed, ... into --out."),
     out: Path | None = option(None, "FILE", "Where --export writes, or a folder to write into."),
@@ -114,6 +115,7 @@ def transformer(
     from foretrace.hardware.cluster import parse_link
     from foretrace.plan import export as launches
     from foretrace.plan.export.launch import LaunchedPlan
+    from foretrace.plan.transformers.alpa import unequal_stages
     from foretrace.plan.transformers.plan import plan_decoder
     from foretrace.report import perfetto as timelines
     from foretrace.report import plan as report
@@ -132,7 +134,10 @@ def transformer(
         perfetto: lambda path: timelines.write([track(model, found.simulated)], path)
     }
     if path is not None:
-        launch = LaunchedPlan(model=found.model, at=found.configuration, batch=found.batch, node=found.machine.node)
+        space = found.space
+        launch = LaunchedPlan(model=space.model, at=found.configuration, batch=space.batch, node=space.on.node)
         text = launches.export(launch, to)
         files[path] = lambda into: write_text(into, text)
-    return Reply(result=report.planned(found, model, tokens=tokens), how={"explain": explain}, files=files)
+    stages = unequal_stages(found.space) if unequal else None
+    view = report.planned(found, model, tokens=tokens, unequal=stages)
+    return Reply(result=view, how={"explain": explain}, files=files)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from math import inf
 from typing import Any
 
 import msgspec
@@ -11,13 +12,13 @@ import msgspec
 from foretrace.plan.pipelines.cut import CutModel
 from foretrace.plan.placement.place import Placement
 from foretrace.plan.placement.problem import DeviceLoad, PlacementProblem
+from foretrace.plan.transformers.alpa import UnequalPlan
 from foretrace.plan.transformers.model import StepCost
 from foretrace.plan.transformers.plan import TransformerPlan
 from foretrace.report.blocks import About, Block, Column, Kind, Line, table
 from foretrace.report.units import between, count, digits, in_unit, nbytes, seconds, share, unit_for
 from foretrace.report.views import Result, taken
 
-MOST_PASSES = 100_000  # that are simulated unasked, in some seconds
 UNSIZED = "The source says nothing of sizes in memory, so whether this fits was not checked."
 
 
@@ -231,8 +232,34 @@ class TransformerCandidateView(msgspec.Struct, frozen=True, kw_only=True):
     words: str  # the same, to read
     step_s: float
     interval_s: tuple[float, float]  # 80 % range
+    simulated_s: float | None  # of the step as tasks; null where its passes are more than 100,000, or it does not fit
     peak_bytes: float  # of the fullest device
     why: str  # it is not the best
+
+
+class UnequalStageView(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the stages that differ."""
+
+    layers: int
+    devices: int
+    tensor: int
+    sequence: int
+    data: int
+    expert: int
+    recompute: int
+    zero: int
+    pass_s: float  # of a micro-batch, forward and backward, with what it waits for messages at most
+    memory_bytes: float  # of a device
+
+
+class UnequalPlanView(msgspec.Struct, frozen=True, kw_only=True):
+    """The quickest pipeline whose stages may differ in layers, devices and degrees, simulated pass by pass."""
+
+    micro_batches: int
+    step_s: float
+    interval_s: tuple[float, float]  # 80 % range
+    equal_s: float | None  # of the best pipeline of equal stages; null where none fits
+    stages: tuple[UnequalStageView, ...]
 
 
 class TransformerPlanView(Result, frozen=True, kw_only=True):
@@ -245,7 +272,7 @@ class TransformerPlanView(Result, frozen=True, kw_only=True):
     devices: int
     batch: int
     best: TransformerCandidateView
-    simulated_s: float | None  # of the best step as tasks; null where its passes are more than 100,000
+    unequal: UnequalPlanView | None  # asked for by --unequal
     parts_s: dict[str, float]  # of the best step
     memory_bytes: tuple[dict[str, float], ...]  # by stage, what holds it
     memory_limit_bytes: float
@@ -268,10 +295,10 @@ class TransformerPlanView(Result, frozen=True, kw_only=True):
             f"{count(round(self.tokens_per_s))} words/s, {share(self.utilisation)} of the peak{hours}; "
             f"{nbytes(self.best.peak_bytes)} of {nbytes(self.memory_limit_bytes)} on the fullest device"
         )
-        if self.simulated_s is not None:
-            apart = round(100 * (self.simulated_s / self.best.step_s - 1), 1) + 0.0  # no minus before 0.0
+        if self.best.simulated_s is not None:
+            apart = round(100 * (self.best.simulated_s / self.best.step_s - 1), 1) + 0.0  # no minus before 0.0
             why = ": passes wait for messages that were taken to hide behind others" if apart else ""
-            yield Line(f"{seconds(self.simulated_s)} simulated pass by pass ({apart:+.1f} %{why})")
+            yield Line(f"{seconds(self.best.simulated_s)} simulated pass by pass ({apart:+.1f} %{why})")
         whole = self.best.step_s
         yield table(
             ["part of the step", Column("time", "time"), Column("share", "share")],
@@ -287,16 +314,22 @@ class TransformerPlanView(Result, frozen=True, kw_only=True):
         )
         rows = [*self.runners_up, *self.too_large]
         columns = [
-            Column("others", wide=True), Column("step", "time"), Column("most memory", right=True),
-            Column("why not", wide=True),
+            Column("others", wide=True), Column("step", "time"), Column("simulated", "time", least=80),
+            Column("most memory", right=True), Column("why not", wide=True),
         ]  # fmt: skip
-        yield table(columns, [(each.words, each.step_s, nbytes(each.peak_bytes), each.why) for each in rows])
+        yield table(
+            columns, [(each.words, each.step_s, each.simulated_s, nbytes(each.peak_bytes), each.why) for each in rows]
+        )
+        if self.unequal is not None:
+            yield from _differing(self.unequal)
         if explain:
             lost = sorted(self.lost.items(), key=lambda item: -item[1])
             yield table(["lost by", Column("configurations", "count")], [each for each in lost if each[1]])
 
 
-def planned(found: TransformerPlan, source: str, *, tokens: float | None = None) -> TransformerPlanView:
+def planned(
+    found: TransformerPlan, source: str, *, tokens: float | None = None, unequal: UnequalPlan | None = None
+) -> TransformerPlanView:
     """The answer about a large transformer."""
     best = found.best
     unit = unit_for(best.seconds)
@@ -304,18 +337,18 @@ def planned(found: TransformerPlan, source: str, *, tokens: float | None = None)
     return TransformerPlanView(
         headline=f"A step takes {time} with {best.configuration}.",
         source=source,
-        device=found.machine.device,
-        devices=found.devices,
-        batch=found.batch,
-        best=_candidate(best, ""),
-        simulated_s=found.simulated.window_ns / 1e9 if found.passes <= MOST_PASSES else None,
+        device=found.space.on.device,
+        devices=found.space.devices,
+        batch=found.space.batch,
+        best=_candidate(best, "", found),
+        unequal=None if unequal is None else _unequal(unequal),
         parts_s=best.parts,
         memory_bytes=tuple(each.nbytes for each in best.memory),
-        memory_limit_bytes=found.machine.capacity,
+        memory_limit_bytes=found.space.on.capacity,
         tokens_per_s=found.tokens_per_second,
         utilisation=found.utilisation,
         gpu_hours=None if tokens is None else found.gpu_hours(tokens),
-        runners_up=tuple(_candidate(each.cost, each.why) for each in found.runners_up),
+        runners_up=tuple(_candidate(each.cost, each.why, found) for each in found.runners_up),
         too_large=tuple(_candidate(each.cost, each.why) for each in found.too_large),
         valid=found.valid,
         fitting=found.fitting,
@@ -325,12 +358,44 @@ def planned(found: TransformerPlan, source: str, *, tokens: float | None = None)
     )
 
 
-def _candidate(cost: StepCost, why: str) -> TransformerCandidateView:
+def _unequal(found: UnequalPlan) -> UnequalPlanView:
+    return UnequalPlanView(
+        micro_batches=found.micro_batches,
+        step_s=found.seconds,
+        interval_s=(found.low_s, found.high_s),
+        equal_s=found.equal_s if found.equal_s < inf else None,
+        stages=tuple(
+            taken(UnequalStageView, each.configuration, layers=each.layers, pass_s=each.pace_s, devices=each.devices,
+                  memory_bytes=each.nbytes)
+            for each in found.stages
+        ),
+    )  # fmt: skip
+
+
+def _differing(view: UnequalPlanView) -> Iterator[Block]:
+    unit = unit_for(view.step_s)
+    equal = "" if view.equal_s is None else f", {seconds(view.equal_s)} with the best equal ones"
+    yield Line(
+        f"{in_unit(view.step_s, unit)} {unit.name} ({between(*view.interval_s, unit)}) with stages that may differ and "
+        f"{count(view.micro_batches)} micro-batches{equal}, simulated"
+    )
+    names = ("layers", "devices", "tensor", "data", "recompute", "zero")
+    yield table(
+        ["stage", *(Column(each, "count") for each in names), Column("passes", "time"), Column("memory", right=True)],
+        [
+            (str(at), *(getattr(each, name) for name in names), each.pass_s, nbytes(each.memory_bytes))
+            for at, each in enumerate(view.stages)
+        ],
+    )
+
+
+def _candidate(cost: StepCost, why: str, plan: TransformerPlan | None = None) -> TransformerCandidateView:
     return TransformerCandidateView(
         configuration=asdict(cost.configuration),
         words=str(cost.configuration),
         step_s=cost.seconds,
         interval_s=(cost.low_s, cost.high_s),
+        simulated_s=None if plan is None else plan.simulated_s(cost.configuration),
         peak_bytes=cost.peak_bytes,
         why=why,
     )

@@ -70,6 +70,9 @@ def test_degrees_and_batches_come_back() -> None:
     assert torch.tensor(degrees).prod() == at.devices
     assert found["pipeline_parallel_layers_per_stage"] * at.pipeline * at.virtual == 80
     assert toml["training"]["local_batch_size"] * at.data == toml["training"]["global_batch_size"] == 128
+    mixed = LaunchedPlan(model=transformer("mixtral-8x7b"), at=Parallelism(tensor=2, data=8, expert=4), batch=16)
+    assert "--expert-model-parallel-size\n4\n" in export(mixed, "megatron").replace(" ", "\n")
+    assert "  expert_model_parallel_size: 4\n" in export(mixed, "megatron-bridge")
     read = json.loads(export(CASES["deepspeed"], "deepspeed"))
     said = read["train_micro_batch_size_per_gpu"] * read["gradient_accumulation_steps"] * PLAIN.data
     assert said == read["train_batch_size"] == 64
@@ -124,6 +127,7 @@ def test_the_dtensor_plan_trains_as_the_whole_model() -> None:
         ("torchtitan", "llama-3-8b", Parallelism(recompute=1), "selective"),
         ("dtensor", "llama-3-8b", Parallelism(tensor=2, sequence=1), "sequence=1"),
         ("dtensor", "mixtral-8x7b", Parallelism(tensor=2), "8 experts"),
+        ("deepspeed", "mixtral-8x7b", Parallelism(data=4, expert=4), "expert=4"),
         ("dtensor", "llama-3-8b", Parallelism(tensor=16), "fix tensor=8"),
         ("megatron-bridge", "gpt2-xl", Parallelism(pipeline=2, virtual=2), "fix overlap=1"),
     ],

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from foretrace.errors import ForetraceError
 from foretrace.graph.taskgraph import TaskKind
 from foretrace.hardware.devices import named
-from foretrace.plan.soap.cluster import SoapCluster, k80_cluster, p100_cluster
+from foretrace.plan.soap.cluster import SoapCluster
 from foretrace.plan.soap.expand import expand
-from foretrace.plan.soap.models import MODELS, rnnlm
 from foretrace.plan.soap.operators import Needed, SoapModel, SoapOperator
 from foretrace.plan.soap.problem import SYNCHRONISATIONS, Codes, SoapProblem, Split, Synchronisation, best_strategy
 from foretrace.search.space import Infeasible
 from foretrace.simulate.timeline import simulate
+from reproductions.flexflow.models import MODELS, k80_cluster, p100_cluster, rnnlm
 from reproductions.flexflow.plain import PlainStep
 
 
@@ -192,6 +192,15 @@ def test_a_search_is_never_worse_than_its_baselines_and_repeats_itself(name: str
     assert found.cost == PlainStep(problem, found.best).makespan_ns / 1e6
     again = best_strategy(pickle.loads(pickle.dumps(problem)), calls=300, chains=2, seed=3)
     assert (again.best, again.cost, again.curve) == (found.best, found.cost, found.curve)
+
+
+@pytest.mark.slow("starts a Ray cluster")
+@pytest.mark.filterwarnings("ignore")  # of Ray's own making
+@pytest.mark.usefixtures("ray_cluster")
+def test_chains_on_a_ray_cluster_find_the_same_strategy() -> None:
+    problem = problem_of("recurrent", 2, 2, "gather")
+    here, there = (best_strategy(problem, calls=300, chains=3, seed=5, on=on) for on in (None, "ray"))
+    assert here == there and here.best is not None
 
 
 def test_memory_limits_are_kept() -> None:

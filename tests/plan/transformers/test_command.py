@@ -58,8 +58,24 @@ def test_the_best_is_simulated_and_its_timeline_written(capsys: pytest.CaptureFi
     out = tmp_path / "step.json"
     assert run(["plan", *SMALL, "--fix", "pipeline=4", "--json", "--perfetto", str(out)]) == 0
     found = jsonout.loads(capsys.readouterr().out, "plan transformer")
-    assert found.simulated_s >= found.best.step_s * (1 - 1e-6)
+    assert found.best.simulated_s >= found.best.step_s * (1 - 1e-6)
+    assert all(each.simulated_s >= each.step_s * (1 - 1e-6) for each in found.runners_up)
     (told,) = json.loads(out.read_text())["otherData"]["runs"]
-    assert told["step_s"] == pytest.approx(found.simulated_s)
+    assert told["step_s"] == pytest.approx(found.best.simulated_s)
     assert run(["plan", *SMALL, "--fix", "pipeline=4"]) == 0
     assert "simulated pass by pass" in capsys.readouterr().out
+
+
+def test_stages_may_differ(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "llama-2-7b", "--device", "a100-40gb", "--devices", "24", "--batch", "96", "--link", "10gbit"]
+    assert run([*words, "--unequal", "--json"]) == 0
+    found = jsonout.loads(capsys.readouterr().out, "plan transformer").unequal
+    assert sum(each.layers for each in found.stages) == 32
+    assert sum(each.devices for each in found.stages) == 24 and all(
+        each.devices == each.tensor * each.data for each in found.stages
+    )
+    assert found.interval_s[0] < found.step_s < found.interval_s[1] and found.step_s < found.equal_s
+    assert run([*words, "--unequal"]) == 0
+    assert "with stages that may differ" in capsys.readouterr().out
+    assert run([*words, "--unequal", "--fix", "pipeline=4"]) == 2
+    assert "leave it out" in capsys.readouterr().err

@@ -21,7 +21,7 @@ def spaces(draw: st.DrawFn) -> tuple[ParallelismSpace, Parallelism]:
     model = TransformerSizes(
         name="drawn", layers=draw(st.sampled_from([1, 2, 6, 8, 12, 24])), hidden=heads * 64, heads=heads,
         kv_heads=heads, inner=heads * 256, words=draw(st.sampled_from([1, 1000, 200_000])),
-        length=2 ** draw(st.integers(4, 12)),
+        length=2 ** draw(st.integers(4, 12)), experts=draw(st.sampled_from([1, 12])), active=1,
     )  # fmt: skip
     on = machine(draw(st.sampled_from(["a100-80gb", "v100", "h100"])), network_gb_s=draw(st.sampled_from([0.1, 12.5])))
     pipeline, virtual, data = draw(st.sampled_from([1, 2, 3, 4, 8])), draw(st.integers(1, 4)), draw(st.integers(1, 4))
@@ -30,8 +30,9 @@ def spaces(draw: st.DrawFn) -> tuple[ParallelismSpace, Parallelism]:
     assume(model.layers % (pipeline * virtual) == 0 and (virtual == 1 or pipeline > 1))
     at = Parallelism(
         tensor=tensor, sequence=draw(st.integers(0, 1)) if tensor > 1 else 0, context=draw(st.sampled_from([1, 2])),
-        pipeline=pipeline, virtual=virtual, data=data, micro=micro, recompute=draw(st.integers(0, 2)),
-        zero=draw(st.integers(0, 3)) if data > 1 else 0, overlap=draw(st.integers(0, 1)),
+        pipeline=pipeline, virtual=virtual, data=data, expert=data if model.experts > 1 else 1, micro=micro,
+        recompute=draw(st.integers(0, 2)), zero=draw(st.integers(0, 3)) if data > 1 else 0,
+        overlap=draw(st.integers(0, 1)),
     )  # fmt: skip
     count = groups * (pipeline if virtual > 1 else 1)
     by = software(draw(st.sampled_from(sorted(softwares()))))
@@ -45,10 +46,10 @@ def test_the_simulated_step_is_the_closed_form(drawn: tuple[ParallelismSpace, Pa
     """The same to the rounding of tasks; with overlap longer, by no more than the hidden part of every hop."""
     space, at = drawn
     closed = space.cost(at)
-    graph = expand(space.model, space.on, space.software, closed, space.batch)
+    graph = expand(space, at)
     simulated = simulate(graph).window_ns / 1e9
     rounding = 0.5e-9 * len(graph)
-    hidden = stage_costs(space.model, space.on, space.software, closed, space.batch)[0].hop_s
+    hidden = stage_costs(space, at)[0].hop_s
     assert (hidden > 0) == bool(at.overlap and at.pipeline > 1)
     count = space.batch // (at.data * at.micro)
     assert -rounding <= simulated - closed.seconds <= 2 * count * at.virtual * hidden + rounding

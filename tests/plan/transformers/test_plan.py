@@ -18,11 +18,11 @@ from foretrace.plan.transformers.shape import TransformerSizes, transformer
 def test_a_plan_says_what_wins_and_why_others_lose() -> None:
     found = plan_decoder("gpt3-175b", devices=512, device="a100-80gb", batch=1536)
     best = found.best
-    assert found.machine.device == "A100-SXM4-80GB" and best.configuration.devices == 512
-    assert best.low_s < best.seconds < best.high_s and best.peak_bytes <= found.machine.capacity
+    assert found.space.on.device == "A100-SXM4-80GB" and best.configuration.devices == 512
+    assert best.low_s < best.seconds < best.high_s and best.peak_bytes <= found.space.on.capacity
     assert len(best.memory) == best.configuration.pipeline
     assert all(each.cost.seconds >= best.seconds and "slower" in each.why for each in found.runners_up)
-    assert all(each.cost.peak_bytes > found.machine.capacity for each in found.too_large)
+    assert all(each.cost.peak_bytes > found.space.on.capacity for each in found.too_large)
     assert all("out of memory: stage" in each.why for each in found.too_large) and found.too_large
     assert sum(found.lost.values()) < found.valid and found.lost["out of memory"] == found.valid - found.fitting
     assert found.gpu_hours(1e12) == pytest.approx(1e12 / found.tokens_per_second * 512 / 3600)

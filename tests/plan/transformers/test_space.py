@@ -11,12 +11,13 @@ import pytest
 from foretrace.errors import ForetraceError
 from foretrace.plan.transformers import kernels
 from foretrace.plan.transformers.model import Parallelism, machine, software
-from foretrace.plan.transformers.shape import TransformerSizes
+from foretrace.plan.transformers.shape import TransformerSizes, transformer
 from foretrace.plan.transformers.space import ParallelismSpace
 
 SMALL = TransformerSizes(
     name="small", layers=12, hidden=768, heads=12, kv_heads=4, inner=3072, words=32000, length=1024, gated=True
 )
+MIXED = replace(SMALL, name="mixed", experts=6, active=2, layers=4)
 DENSE = TransformerSizes(name="dense", layers=6, hidden=256, heads=4, kv_heads=4, inner=1024, words=8000, length=96)
 
 
@@ -42,17 +43,19 @@ def plainly(model: TransformerSizes, devices: int, batch: int) -> set[tuple[int,
                 continue
             if virtual > 1 and (pipeline == 1 or batch // (data * micro) % pipeline):
                 continue
-            for sequence, recompute, zero, overlap in product(range(2), range(3), range(4), range(2)):
+            each = (range(1, model.experts + 1), range(2), range(3), range(4), range(2))
+            for expert, sequence, recompute, zero, overlap in product(*each):
                 if sequence and (tensor == 1 or model.length % (tensor * context)):
                     continue
-                if zero and data * context == 1:
+                if (zero and data * context == 1) or data % expert or model.experts % expert:
                     continue
-                found.add((tensor, sequence, context, pipeline, virtual, data, micro, recompute, zero, overlap))
+                found.add((tensor, sequence, context, pipeline, virtual, data, expert, micro, recompute, zero, overlap))
     return found
 
 
 @pytest.mark.parametrize(
-    ("model", "devices", "batch"), [(SMALL, 8, 24), (SMALL, 12, 6), (DENSE, 6, 8), (DENSE, 1, 4), (SMALL, 7, 14)]
+    ("model", "devices", "batch"),
+    [(SMALL, 8, 24), (SMALL, 12, 6), (DENSE, 6, 8), (DENSE, 1, 4), (SMALL, 7, 14), (MIXED, 12, 12)],
 )
 def test_no_valid_configuration_is_skipped(model: TransformerSizes, devices: int, batch: int) -> None:
     wanted = plainly(model, devices, batch)
@@ -137,12 +140,32 @@ def test_what_each_dimension_is_for() -> None:
     assert cost(overlap=1).seconds < base.seconds
 
 
+def test_experts_are_shared_out_over_the_data_group() -> None:
+    """A device keeps a share of the experts, whose gradients fewer devices exchange; words travel to them and back."""
+    model = transformer("mixtral-8x7b")
+    many = space(model, devices=32, batch=64)
+    costs = [many.cost(Parallelism(data=32, expert=expert)) for expert in (1, 2, 4, 8)]
+    weights = [each.memory[0].nbytes["weights"] for each in costs]
+    experts = 2.0 * model.layers * model.expert_parameters
+    assert np.diff(weights) == pytest.approx([-4 * experts, -2 * experts, -experts])
+    swapped, data = ([each.parts[part] for each in costs] for part in ("expert messages", "data messages"))
+    assert swapped[0] == 0 and np.all(np.diff(swapped) > 0) and np.all(np.diff(data) < 0)
+    whole = 4 * 2 * model.active * model.length * model.hidden * 7 / 8  # bytes of a layer and micro-batch
+    link = many.on.link * many.software.constants["link_share"]
+    slowest = 2 * model.layers * (whole / link + 4 * many.on.link_s * many.software.constants["link_times"])
+    assert swapped[3] == pytest.approx(slowest)
+    state = [many.cost(Parallelism(data=32, expert=8, zero=zero)).memory[0].nbytes["optimizer"] for zero in (0, 1)]
+    dense = model.layers * model.attention_parameters + 2 * model.words * model.hidden
+    assert state == pytest.approx([6 * weights[3], 12 * (dense / 32 + 4 * experts / 32)])
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         ({"devices": 7, "tensor": 8}, "7 devices cannot be cut by tensor degree 8; the nearest that can be is 1 or 8"),
         ({"tensor": 8}, "12 heads cannot be cut by tensor degree 8; the nearest that can be is 4"),
         ({"pipeline": 8}, "12 layers cannot be cut by pipeline degree 8; the nearest that can be is 4"),
+        ({"expert": 2}, "1 experts of a layer cannot be cut by expert degree 2; the nearest that can be is 1"),
         ({"micro": 5}, "24 samples of a batch cannot be cut by a micro-batch of 5; the nearest that can be is 4"),
         ({"tensor": 4, "data": 4}, "the degrees multiply to 16, got 8 devices; give 16"),
         ({"zero": 4}, "`zero=` must be 0 to 3, got 4; give 3"),

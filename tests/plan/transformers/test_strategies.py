@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from foretrace.cli.app import run
 from foretrace.errors import ForetraceError
 from foretrace.plan.export import TARGETS
+from foretrace.plan.soap.problem import SoapProblem
 from foretrace.plan.transformers.model import Parallelism
 from foretrace.plan.transformers.strategies import STRATEGIES, named
+from reproductions.flexflow.models import MODELS, p100_cluster
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "strategies.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| [^|]+ \| `named\(([^`]+)\)` \| ([^|]+) \|$", PAGE, re.MULTILINE)
@@ -23,6 +26,24 @@ def test_the_page_builds_what_it_says(call: str, point: str) -> None:
     found = named(name.strip('"'), int(devices), **given)
     assert point.strip() in str(found)
     assert found.devices == int(devices)
+
+
+ELSEWHERE = re.findall(r"^\| [^|]+ \| `((?:foretrace|Soap)[^`]+)` \| [^|]+ \|$", PAGE, re.MULTILINE)
+
+
+@pytest.mark.parametrize("call", ELSEWHERE)
+def test_what_is_no_point_is_built_elsewhere(call: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if call.startswith("foretrace"):
+        small = "bert --size tiny" if "place" in call or "pipeline" in call else "gpt2-xl"
+        words = call.replace("MODEL", small).split()[1:]
+        assert run([*words, "--device", "a100-80gb", "--devices", "2"]) == 0
+        assert capsys.readouterr().out
+        return
+    sync = re.findall('"([^"]+)"', call)[0]
+    problem = SoapProblem(MODELS["alexnet"](64), p100_cluster(), sync)
+    moved = problem.counted(problem.data_parallel()).exchanged_bytes
+    assert moved == 2 * 15 * 4 * problem.model.parameters  # the same volume, by a ring or by one server
+    assert (problem.cost(problem.data_parallel()) > 300) == (sync == "gather")
 
 
 def test_the_page_has_every_name_and_target() -> None:
@@ -44,8 +65,7 @@ def test_other_fields_are_kept_and_the_rest_of_the_devices_is_taken() -> None:
 @pytest.mark.parametrize(
     ("name", "devices", "given", "said"),
     [
-        ("parameter server", 8, {}, "whatif"),
-        ("parameter-server", 8, {}, "whatif"),
+        ("expert", 8, {"expert": 3}, "give 1"),
         ("dta", 8, {}, "data"),
         ("hybrid", 8, {}, "tensor"),
         ("hybrid", 8, {"tensor": 3}, "give 9"),

@@ -27,7 +27,7 @@ def write(launch: LaunchedPlan) -> str:
         "recompute_num_layers": 1 if full else None,
     }
     if launch.model.experts > 1:
-        model |= {"expert_model_parallel_size": 1, "expert_tensor_parallel_size": at.tensor}
+        model |= {"expert_model_parallel_size": at.expert, "expert_tensor_parallel_size": at.tensor}
     sections: dict[str, dict[str, object]] = {
         "model": model,
         "train": {"micro_batch_size": at.micro, "global_batch_size": launch.batch},

@@ -12,6 +12,7 @@ def write(launch: LaunchedPlan) -> str:
     at = launch.at
     launch.without("pipeline", "virtual", at="stages are cut in code, by PipelineModule")
     launch.without("context", "sequence", at="its JSON splits no sequence")
+    launch.without("expert", at="experts are split in code, by its MoE layer")
     launch.without("recompute", at="its JSON turns none on, the model's code does")
     if at.zero == 0 and at.overlap and at.data > 1:
         raise InexpressiblePlanError("overlap=1 with zero=0 (it overlaps what ZeRO sends)", "fix overlap=0")

@@ -28,6 +28,7 @@ def write(launch: LaunchedPlan) -> str:
         "untie-embeddings-and-output-weights": not model.tied,
         "num-experts": model.experts if model.experts > 1 else None,
         "moe-router-topk": model.active if model.experts > 1 else None,
+        "expert-model-parallel-size": at.expert if model.experts > 1 else None,
         "expert-tensor-parallel-size": at.tensor if model.experts > 1 else None,
     }
     degrees = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from foretrace.errors import ForetraceError
-from foretrace.hardware.devices import Device, named
+from foretrace.hardware.devices import Device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,13 +45,3 @@ class SoapCluster:
     def byte_s(self) -> float:
         """Bytes per second of a device's memory, likewise."""
         return self.memory * 1e9 * self.device.memory_gb_s
-
-
-def p100_cluster() -> SoapCluster:
-    """4 nodes with 4 P100 each, NVLink within and 100 Gb/s InfiniBand between them (Jia et al., 2019)."""
-    return SoapCluster(name="P100", device=named("p100"), nodes=4, per_node=4, link=18e9, network=10e9)
-
-
-def k80_cluster() -> SoapCluster:
-    """16 nodes with 4 K80 each, PCIe within and 56 Gb/s InfiniBand between them (Jia et al., 2019)."""
-    return SoapCluster(name="K80", device=named("K80-half"), nodes=16, per_node=4, link=9e9, network=5e9)

@@ -11,6 +11,7 @@ apart the devices of parts are (1: neighbours; devices of a node: one per node f
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from math import prod
@@ -50,6 +51,15 @@ class Split(NamedTuple):
     degrees: Degrees  # parts per dimension
     first: int  # device of the first part
     stride: int  # between devices of parts
+
+
+@dataclass
+class _Room:
+    """What a simulation writes: tasks, bytes of each device, counts."""
+
+    tasks: Tasks
+    held: Int64
+    counts: Int64
 
 
 class StepCounts(NamedTuple):
@@ -143,7 +153,6 @@ class SoapProblem(Problem[Codes]):
             cluster.devices, cluster.per_node, float(cluster.link), float(cluster.network), cluster.link_s,
             cluster.network_s, cluster.launch_s, cluster.flop_s, cluster.byte_s,
         )  # fmt: skip
-        self._held, self._counts = np.zeros(cluster.devices, np.int64), np.zeros(4, np.int64)
 
     @cached_property
     def columns(self) -> Columns:
@@ -171,39 +180,39 @@ class SoapProblem(Problem[Codes]):
         )
 
     @cached_property
-    def _tasks(self) -> list[Tasks]:
-        return [room(1 << 12, 1 << 14)]
+    def _room(self) -> _Room:
+        return _Room(room(1 << 12, 1 << 14), np.zeros(self.cluster.devices, np.int64), np.zeros(4, np.int64))
 
-    def __getstate__(self) -> dict[str, object]:  # room is made where it is needed
-        return {name: value for name, value in vars(self).items() if name != "_tasks"}
+    def __getstate__(self) -> dict[str, object]:  # arrays are made where they are needed: Ray's cannot be written to
+        return {name: value for name, value in vars(self).items() if name not in ("_room", "columns")}
 
     def simulated(self, point: Codes) -> tuple[int, Tasks]:
         """Nanoseconds of a step, and its tasks, which the next simulation overwrites."""
         codes, sync = np.array(point, dtype=np.int64), SYNCHRONISATIONS[self.synchronisation]
-        model, cluster = tuple(self.columns), tuple(self.machine)
+        model, cluster, own = tuple(self.columns), tuple(self.machine), self._room
         while True:
-            tasks = self._tasks[0]
-            found = simulate_strategy(codes, model, cluster, sync, tuple(tasks), self._held, self._counts)
+            tasks = own.tasks
+            found = simulate_strategy(codes, model, cluster, sync, tuple(tasks), own.held, own.counts)
             if found >> (63 - ID_BITS):
                 raise ForetraceError(f"a step must end within half an hour, got {found / 1e9:.0f} s; give less work.")
             if found:
                 return found, tasks
             count, followers = (max(int(need), size) for need, size in
-                                zip(self._counts[:2], (len(tasks.takes), len(tasks.target)), strict=True))  # fmt: skip
+                                zip(own.counts[:2], (len(tasks.takes), len(tasks.target)), strict=True))  # fmt: skip
             if count >= 1 << ID_BITS:
                 raise ForetraceError(f"a step must have fewer than {1 << ID_BITS:,} tasks, got {count:,}.")
-            self._tasks[0] = room(2 * count, 2 * followers)
+            own.tasks = room(2 * count, 2 * followers)
 
     def counted(self, point: Codes) -> StepCounts:
         """What a step comes to, whether it fits or not."""
         found, _ = self.simulated(point)
-        tasks, _, moved, exchanged = map(int, self._counts)
-        return StepCounts(found / 1e6, tasks, moved, exchanged, tuple(map(int, self._held)))
+        tasks, _, moved, exchanged = map(int, self._room.counts)
+        return StepCounts(found / 1e6, tasks, moved, exchanged, tuple(map(int, self._room.held)))
 
     def cost(self, point: Codes) -> float:
         """Milliseconds of one point."""
         found, _ = self.simulated(point)
-        if self._held.max() > self.limit:
+        if self._room.held.max() > self.limit:
             return Infeasible("a device holds more than its memory")
         return found / 1e6
 

@@ -16,35 +16,35 @@ import numpy as np
 from foretrace.graph.taskgraph import TaskGraph
 from foretrace.plan.pipelines.lower import StageCost, lower
 from foretrace.plan.transformers import kernels
-from foretrace.plan.transformers.model import DeviceRates, Software, StepCost, constant_vector, fields_of, vector
-from foretrace.plan.transformers.shape import TransformerSizes
+from foretrace.plan.transformers.model import Parallelism, fields_of
+from foretrace.plan.transformers.space import ParallelismSpace
 from foretrace.training.pipeline.schedules import interleaved, one_f_one_b_flush
 
 
-def stage_costs(
-    model: TransformerSizes, on: DeviceRates, software: Software, found: StepCost, batch: int
-) -> list[StageCost]:
-    """What each virtual stage takes for one micro-batch, and its share of the update."""
-    at, out = found.configuration, np.zeros(6)
-    kernels.passes(vector(model, software), on.array(), constant_vector(software), fields_of(at), batch, out)
-    forward, backward, logits, seen, hidden, exchange = out.tolist()
-    chunks, update = at.virtual, found.parts["update"] + exchange
-    stages = at.pipeline * chunks
-    return [
-        StageCost(
-            forward_s=forward / chunks + seen + (logits / 3 if stage == stages - 1 else 0.0),
-            backward_s=backward / chunks + seen + (logits * 2 / 3 if stage == stages - 1 else 0.0),
-            update_s=update / chunks,
-            hop_s=hidden,
-        )
-        for stage in range(stages)
-    ]
+def stage_cost(space: ParallelismSpace, at: Parallelism, layers: float, count: int, *, last: bool) -> StageCost:
+    """What a stage takes for one of `count` micro-batches, and its share of the update.
+
+    `layers`: of its device, which has `at.virtual` such stages; `last`: it computes the logits.
+    """
+    out, share = np.zeros(6), at.virtual
+    kernels.passes(*space.arrays, fields_of(at), layers, count, out)
+    forward, backward, logits, seen, hidden, update = out.tolist()
+    return StageCost(
+        forward_s=forward / share + seen + (logits / 3 if last else 0.0),
+        backward_s=backward / share + seen + (logits * 2 / 3 if last else 0.0), update_s=update / share, hop_s=hidden,
+    )  # fmt: skip
 
 
-def expand(model: TransformerSizes, on: DeviceRates, software: Software, found: StepCost, batch: int) -> TaskGraph:
-    """The step of a configuration that `cost` has timed, `batch` samples of it."""
-    at = found.configuration
-    count, costs = batch // (at.data * at.micro), stage_costs(model, on, software, found, batch)
+def stage_costs(space: ParallelismSpace, at: Parallelism) -> list[StageCost]:
+    """What each virtual stage of a configuration takes."""
+    stages, layers = at.pipeline * at.virtual, space.model.layers / at.pipeline
+    count = space.batch // (at.data * at.micro)
+    return [stage_cost(space, at, layers, count, last=each == stages - 1) for each in range(stages)]
+
+
+def expand(space: ParallelismSpace, at: Parallelism) -> TaskGraph:
+    """The step of a configuration."""
+    costs, count = stage_costs(space, at), space.batch // (at.data * at.micro)
     if at.virtual > 1:
         return lower(interleaved(len(costs), count, 1, chunks=at.virtual), costs)
     return lower(one_f_one_b_flush(len(costs), count, 1), costs)

@@ -1,11 +1,10 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 """The compiled loops: one layer, one step, every configuration.
 
-A configuration is (tensor, sequence parallel, context, pipeline, virtual stages, data, micro-batch, recomputation, ZeRO
-stage, overlap). Its time is that of Megatron's step (Narayanan et al., SC 2021; Korthikanti et al., 2022): the
-micro-batches through the busiest stage, the pipeline's bubble divided by the virtual stages, messages between stages,
-the exchange of gradients, the update. Activations are those of Korthikanti et al., section 4, in general form. Each
-function works on the fields of arrays that `model.py` fills, by the positions named here.
+A configuration is a row of FIELDS. Its time is that of Megatron's step (Narayanan et al., SC 2021; Korthikanti et al.,
+2022): the micro-batches through the busiest stage, the pipeline's bubble divided by the virtual stages, messages
+between stages, the exchange of gradients, the update. Activations are those of Korthikanti et al., section 4, in
+general form. Each function works on the fields of arrays that `model.py` fills, by the positions named here.
 """
 
 from __future__ import annotations
@@ -16,7 +15,9 @@ from foretrace.arrays import Float64, Int64
 from foretrace.compiled import inner, njit
 
 NONE, SELECTIVE, FULL = 0, 1, 2
-FIELDS = ("tensor", "sequence", "context", "pipeline", "virtual", "data", "micro", "recompute", "zero", "overlap")
+FIELDS = ("tensor", "sequence", "context", "pipeline", "virtual", "data", "expert", "micro", "recompute", "zero",
+          "overlap")  # fmt: skip
+TENSOR, SEQUENCE, CONTEXT, PIPELINE, VIRTUAL, DATA, EXPERT, MICRO, RECOMPUTE, ZERO, OVERLAP = range(11)
 # Positions in the array of a transformer.
 LAYERS, HIDDEN, HEADS, KV, INNER, WORDS, LENGTH, HEAD, GATED, EXPERTS, ACTIVE, TIED, FLASH, CAUSAL = range(14)
 # Positions in the array of a machine: rates in FLOP/s and B/s, latencies in s.
@@ -26,8 +27,8 @@ PEAK, MEMORY, NODE, LINK, LINK_S, NETWORK, CAPACITY = range(7)
  NETWORK_US, CROSSING, HOST_US, HOST_BACK, HOST_SPLIT, UPDATE_BYTES, STEP_MS, HIDDEN_SHARE,
  GRADIENT_BYTES, HIDDEN_DATA) = range(21)  # fmt: skip
 # Parts of a step's time, s, and what else `evaluate` answers.
-PARTS = ("compute", "recomputation", "tensor messages", "context messages", "bubble", "pipeline messages",
-         "data messages", "update", "logits")  # fmt: skip
+PARTS = ("compute", "recomputation", "tensor messages", "context messages", "expert messages", "bubble",
+         "pipeline messages", "data messages", "update", "logits")  # fmt: skip
 TIME, BYTES = len(PARTS), len(PARTS) + 1
 GRADIENT, STATE = 4.0, 12.0  # bytes per weight: gradients added up in float32; its float32 copy and Adam's two moments
 
@@ -55,8 +56,23 @@ def moved_s(nbytes, ranks, machine, c, span):
 
 
 @inner
-def layer(s, machine, c, tensor, sequence, context, micro, recompute):
-    """Of one layer and micro-batch: s of forward and backward arithmetic, what is recomputed, messages; bytes kept."""
+def swapped_s(nbytes, ranks, machine, c, span):
+    """Seconds of an all-to-all of `nbytes` of each rank; the network's part leaves by the rank's own card."""
+    if ranks < 2:
+        return 0.0
+    if ranks * span <= machine[NODE]:
+        return machine[LINK_S] * c[LINK_TIMES] + (ranks - 1) / ranks * nbytes / (machine[LINK] * c[LINK_SHARE])
+    outside = ranks - max(machine[NODE] / span, 1.0)
+    return c[NETWORK_US] * 1e-6 + outside / ranks * nbytes / (machine[NETWORK] * c[NETWORK_SHARE])
+
+
+@inner
+def layer(s, machine, c, at):
+    """Of one layer and micro-batch: s of forward and backward arithmetic, what is recomputed, messages; bytes kept.
+
+    Messages are: of tensors with what recomputation repeats, those behind gradients, of context, of experts.
+    """
+    tensor, sequence, context, micro, recompute = at[TENSOR], at[SEQUENCE], at[CONTEXT], at[MICRO], at[RECOMPUTE]
     h, heads, width = s[HIDDEN], s[HEADS], s[HEAD]
     tokens = micro * s[LENGTH] / context
     kv = max(s[KV] / tensor, 1.0) * width
@@ -88,9 +104,13 @@ def layer(s, machine, c, tensor, sequence, context, micro, recompute):
     messages = 4 * one
     behind = 4 * one + (2 * one if sequence else 0.0)
     rotated = 3 * moved_s(2 * 2 * tokens * kv * context, context, machine, c, tensor) if context > 1 else 0.0
+    # Words go to the experts that they are routed to, and back, each way.
+    swapped = 4 * swapped_s(2 * routed * tokens * h / (tensor if sequence else 1), at[EXPERT], machine, c,
+                            tensor * context)  # fmt: skip
     again, again_messages = 0.0, 0.0
     if recompute == FULL:
         again, again_messages = forward, messages
+        swapped *= 1.5
     elif recompute == SELECTIVE:
         again = core + (0.0 if s[FLASH] else 2 * c[SCORES] * cells / bandwidth)
     # Bytes, in 2 each but masks: inputs of norms, of products, of the feed-forward part.
@@ -106,7 +126,7 @@ def layer(s, machine, c, tensor, sequence, context, micro, recompute):
     elif recompute == SELECTIVE:
         working = scores
         kept = whole + split
-    return forward, backward, again, messages + again_messages, behind, rotated, kept, working
+    return forward, backward, again, messages + again_messages, behind, rotated, swapped, kept, working
 
 
 @inner
@@ -117,59 +137,71 @@ def _either(device, host):
 
 
 @inner
-def weights(s, tensor):
-    """Weights of a layer and of an embedding, of one of `tensor` devices, without biases and norms."""
+def weights(s, at):
+    """Weights of a device, without biases and norms: of a layer but its experts, of these, of an embedding."""
+    tensor = at[TENSOR]
     attention = 2 * s[HIDDEN] * s[HEAD] * (s[HEADS] / tensor + max(s[KV] / tensor, 1.0))
-    expert = (3 if s[GATED] else 2) * s[HIDDEN] * s[INNER] / tensor
-    return attention + s[EXPERTS] * expert, s[WORDS] * s[HIDDEN] / tensor
+    feed = (3 if s[GATED] else 2) * s[HIDDEN] * s[INNER] / tensor
+    table = s[WORDS] * s[HIDDEN] / tensor
+    if s[EXPERTS] > 1:
+        return attention, s[EXPERTS] / at[EXPERT] * feed, table
+    return attention + feed, 0.0, table
 
 
 @inner
-def held(s, tensor, context, pipeline, virtual, data, micro, count, zero, kept, working, stage):
-    """Bytes of a device of a stage: weights, gradients, optimizer, activations in flight, what is in work."""
-    per_layer, table = weights(s, tensor)
-    layers = s[LAYERS] / pipeline
-    here = layers * per_layer
-    if stage == 0:
-        here += table
-    if stage == pipeline - 1 and not (pipeline == 1 and s[TIED]):
-        here += table
-    shards = data * context
-    weight = 2.0 * here / (shards if zero == 3 else 1)
-    gradient = GRADIENT * here / (shards if zero >= 2 else 1)
-    state = STATE * here / (shards if zero >= 1 else 1)
+def in_flight(at, stage, count, layers):
+    """Layers of a stage times micro-batches whose activations are there at most."""
+    pipeline, virtual = at[PIPELINE], at[VIRTUAL]
     if virtual > 1:
-        chunks = min(2 * (pipeline - stage - 1) + (virtual - 1) * pipeline + 1, count * virtual)
-        flight = chunks * layers / virtual
-    else:
-        flight = min(pipeline - stage, count) * layers
-    tokens = micro * s[LENGTH] / context
+        return min(2 * (pipeline - stage - 1) + (virtual - 1) * pipeline + 1, count * virtual) * layers / virtual
+    return min(pipeline - stage, count) * layers
+
+
+@inner
+def held(s, at, layers, flight, first, last, kept, working):
+    """Bytes of a device of a stage: weights, gradients, optimizer, activations in flight, what is in work."""
+    dense, expert, table = weights(s, at)
+    shards, zero = at[DATA] * at[CONTEXT], at[ZERO]
+    tables = first + last - (1 if first and last and s[TIED] else 0)
+    here = layers * (dense + expert) + tables * table
+    shard = (layers * (dense + at[EXPERT] * expert) + tables * table) / shards
+    weight = 2.0 * (shard if zero == 3 else here)
+    gradient = GRADIENT * (shard if zero >= 2 else here)
+    state = STATE * (shard if zero >= 1 else here)
+    tokens = at[MICRO] * s[LENGTH] / at[CONTEXT]
     work = working
     if zero == 3:  # a layer gathered and the one gathered ahead, and the gradient of one before it is shared out
-        work += (2 * 2 + GRADIENT) * per_layer
-    if stage == pipeline - 1:  # logits and their gradient in float32, and the two inputs of the head
-        work += 8 * tokens * s[WORDS] / tensor + 4 * tokens * s[HIDDEN] / tensor
+        work += (2 * 2 + GRADIENT) * (dense + expert)
+    if last:  # logits and their gradient in float32, and the two inputs of the head
+        work += 8 * tokens * s[WORDS] / at[TENSOR] + 4 * tokens * s[HIDDEN] / at[TENSOR]
     return weight, gradient, state, flight * kept, work
 
 
 @inner
-def hop_s(s, machine, c, tensor, context, pipeline, data, micro):
+def hop_s(s, machine, c, at):
     """Seconds until the next stage has a micro-batch's activations, or the one before their gradients."""
-    nbytes = 2 * (micro * s[LENGTH] / context) * s[HIDDEN] / tensor  # each tensor rank sends its part
-    if tensor * context * data * pipeline <= machine[NODE]:
+    nbytes = 2 * (at[MICRO] * s[LENGTH] / at[CONTEXT]) * s[HIDDEN] / at[TENSOR]  # each tensor rank sends its part
+    if at[TENSOR] * at[CONTEXT] * at[DATA] * at[PIPELINE] <= machine[NODE]:
         return machine[LINK_S] * c[LINK_TIMES] + nbytes / (machine[LINK] * c[LINK_SHARE])
     return c[NETWORK_US] * 1e-6 + nbytes / (machine[NETWORK] * c[NETWORK_SHARE])
 
 
 @inner
-def exchanged_s(machine, c, here, forward, backward, span, shards, count, zero, overlap):
-    """Seconds that a step waits for gradients shared out and for weights gathered, which `shards` devices have.
+def exchanged_s(s, machine, c, at, layers, forward, backward, count):
+    """Seconds that a step waits for gradients shared out, for weights gathered, and of the update, for one stage.
 
-    `here`: weights of a device; `forward`, `backward`: s of all its layers for a micro-batch, behind which they hide.
+    `forward`, `backward`: s of all layers of the stage for a micro-batch, behind which messages hide.
     """
+    dense, expert, table = weights(s, at)
+    dense, expert, zero = layers * dense + table, layers * expert, at[ZERO]
+    shards, replicas = at[DATA] * at[CONTEXT], at[DATA] * at[CONTEXT] // at[EXPERT]  # of an expert
+    own = dense / shards + expert / replicas if zero else dense + expert
+    update = c[UPDATE_BYTES] * own / (machine[MEMORY] * c[BANDWIDTH]) + c[STEP_MS] * 1e-3
     if shards < 2:
-        return 0.0, 0.0
-    gradient = moved_s(c[GRADIENT_BYTES] * here, shards, machine, c, span)
+        return 0.0, 0.0, update
+    gradient = moved_s(c[GRADIENT_BYTES] * dense, shards, machine, c, at[TENSOR])
+    if expert:
+        gradient += moved_s(c[GRADIENT_BYTES] * expert, replicas, machine, c, at[TENSOR] * at[EXPERT])
     gathered = gradient * 2.0 / c[GRADIENT_BYTES]
     if zero == 0:
         shared, gathered = 2 * gradient, 0.0
@@ -177,109 +209,122 @@ def exchanged_s(machine, c, here, forward, backward, span, shards, count, zero, 
         shared = gradient
     else:  # gradients are shared out with every micro-batch; weights gathered once, or twice for each of them
         shared, gathered = gradient * count, gathered * (1 if zero == 2 else 2 * count)
-    if overlap:  # behind the backward pass of the last micro-batch and the forward pass of the first, or all of them
+    if at[OVERLAP]:  # behind the backward pass of the last micro-batch and the forward pass of the first, or all
         most, times = c[HIDDEN_DATA], count if zero >= 2 else 1
         shared = max(shared - most * backward * times, (1 - most) * shared)
         behind_s = forward if zero < 3 else (forward + backward) * count
         gathered = max(gathered - most * behind_s, (1 - most) * gathered)
-    return shared, gathered
+    return shared, gathered, update
 
 
 @inner
-def step(s, machine, c, one, head_s, tensor, sequence, context, pipeline, virtual, data, micro, count, zero, overlap):
+def step(s, machine, c, at, one, head, count):
     """Seconds of the parts of a step, in the order of PARTS, and all of them; `one`: what `layer` gives."""
-    forward, backward, again, messages, behind, rotated, _, _ = one
+    forward, backward, again, messages, behind, rotated, swapped, _, _ = one
+    pipeline, virtual, zero = at[PIPELINE], at[VIRTUAL], at[ZERO]
     layers = s[LAYERS] / pipeline
-    visible = 1 - (c[HIDDEN_SHARE] if overlap else 0.0)
+    visible = 1 - (c[HIDDEN_SHARE] if at[OVERLAP] else 0.0)
     compute, recomputed = count * layers * (forward + backward), count * layers * again
     tensor_s, context_s = count * layers * (messages + behind * visible), count * layers * rotated * visible
-    pace = (compute + recomputed + tensor_s + context_s) / count
-    head = count * head_s
+    expert_s = count * layers * swapped
+    pace = (compute + recomputed + tensor_s + context_s + expert_s) / count
+    heads = count * head
     sends = 0.0
     if pipeline > 1:
-        hop = hop_s(s, machine, c, tensor, context, pipeline, data, micro)
-        sends = 2 * hop * (count * virtual * visible + pipeline - 1)
-    per_layer, table = weights(s, tensor)
-    here = layers * per_layer + table
-    shards = data * context
-    shared, gathered = exchanged_s(machine, c, here, layers * forward, layers * backward, tensor, shards, count, zero,
-                                   overlap)  # fmt: skip
+        sends = 2 * hop_s(s, machine, c, at) * (count * virtual * visible + pipeline - 1)
+    shared, gathered, update = exchanged_s(s, machine, c, at, layers, layers * forward, layers * backward, count)
     if zero >= 2:  # with every micro-batch
         pace += (shared + (gathered if zero == 3 else 0.0)) / count
     bubble = (pipeline - 1) / virtual * pace
     exchange = shared + gathered
-    own = here / (shards if zero else 1)
-    update = c[UPDATE_BYTES] * own / (machine[MEMORY] * c[BANDWIDTH]) + c[STEP_MS] * 1e-3
-    total = compute + recomputed + tensor_s + context_s + bubble + sends + exchange + update + head
-    return compute, recomputed, tensor_s, context_s, bubble, sends, exchange, update, head, total
+    total = compute + recomputed + tensor_s + context_s + expert_s + bubble + sends + exchange + update + heads
+    return compute, recomputed, tensor_s, context_s, expert_s, bubble, sends, exchange, update, heads, total
 
 
 @inner
-def head_s(s, machine, c, tensor, context, micro):
+def head_s(s, machine, c, at):
     """Seconds of the logits of a micro-batch, forward and backward."""
-    tokens = micro * s[LENGTH] / context
-    cells = tokens * s[WORDS] / tensor
-    return 3 * product_s(tokens, s[WORDS] / tensor, s[HIDDEN], machine[PEAK], c) + 16 * cells / (
-        machine[MEMORY] * c[BANDWIDTH]
-    )
+    tokens, share = at[MICRO] * s[LENGTH] / at[CONTEXT], s[WORDS] / at[TENSOR]
+    moved = 16 * tokens * share / (machine[MEMORY] * c[BANDWIDTH])
+    return 3 * product_s(tokens, share, s[HIDDEN], machine[PEAK], c) + moved
 
 
 @njit()
 def evaluate(s: Float64, machine: Float64, c: Float64, at: Int64, batch: int, out: Float64, stages: Float64) -> None:
     """Fill `out` (PARTS, TIME, BYTES of the fullest stage) and `stages` (pipeline, 5) for one configuration."""
-    tensor, sequence, context, pipeline, virtual = at[0], at[1], at[2], at[3], at[4]
-    data, micro, recompute, zero, overlap = at[5], at[6], at[7], at[8], at[9]
-    count = batch // (data * micro)
-    one = layer(s, machine, c, tensor, sequence, context, micro, recompute)
-    head = head_s(s, machine, c, tensor, context, micro)
-    found = step(
-        s, machine, c, one, head, tensor, sequence, context, pipeline, virtual, data, micro, count, zero, overlap
-    )
-    for i in range(10):
+    count, layers = batch // (at[DATA] * at[MICRO]), s[LAYERS] / at[PIPELINE]
+    one = layer(s, machine, c, at)
+    found = step(s, machine, c, at, one, head_s(s, machine, c, at), count)
+    for i in range(TIME + 1):
         out[i] = found[i]
     out[BYTES] = 0.0
-    for stage in range(pipeline):
-        parts = held(s, tensor, context, pipeline, virtual, data, micro, count, zero, one[6], one[7], stage)
+    for stage in range(at[PIPELINE]):
+        flight = in_flight(at, stage, count, layers)
+        parts = held(s, at, layers, flight, stage == 0, stage == at[PIPELINE] - 1, one[7], one[8])
         for i in range(5):
             stages[stage, i] = parts[i]
         out[BYTES] = max(out[BYTES], parts[0] + parts[1] + parts[2] + parts[3] + parts[4])
 
 
-@njit()
-def passes(s: Float64, machine: Float64, c: Float64, at: Int64, batch: int, out: Float64) -> None:
-    """Fill `out` with the s of a device's layers for a micro-batch, forward and backward, of logits, and of hops.
-
-    All as `step` counts them: passes hold what ZeRO 2 and 3 exchange with each of them, but no hops. A hop to the next
-    stage is two figures: what the stage waits for, and what hides. The last is what is exchanged with the update.
-    """
-    tensor, sequence, context, pipeline, data, micro, recompute = at[0], at[1], at[2], at[3], at[5], at[6], at[7]
-    zero, count = at[8], batch // (data * micro)
-    forward, backward, again, messages, behind, rotated, _, _ = layer(
-        s, machine, c, tensor, sequence, context, micro, recompute
-    )
-    layers = s[LAYERS] / pipeline
-    hidden = c[HIDDEN_SHARE] if at[9] else 0.0
-    before = messages / 2 if recompute == FULL else messages  # the other half is sent when it is computed again
-    per_layer, table = weights(s, tensor)
-    shared, gathered = exchanged_s(machine, c, layers * per_layer + table, layers * forward, layers * backward, tensor,
-                                   data * context, count, zero, at[9])  # fmt: skip
-    each = gathered / count / 2 if zero == 3 else 0.0
-    out[0] = layers * (forward + before + rotated * (1 - hidden) / 3) + each
-    out[1] = layers * (backward + again + messages - before + (behind + rotated * 2 / 3) * (1 - hidden)) + each
-    if zero >= 2:
-        out[1] += shared / count
-    out[2] = head_s(s, machine, c, tensor, context, micro)
-    hop = hop_s(s, machine, c, tensor, context, pipeline, data, micro) if pipeline > 1 else 0.0
-    out[3], out[4] = (1 - hidden) * hop, hidden * hop
-    out[5] = (0.0 if zero >= 2 else shared) + (0.0 if zero == 3 else gathered)
-
-
 @inner
-def fits(s, tensor, context):
+def stage_s(s, machine, c, at, layers, count):
+    """Seconds of a stage of so many layers, as `step` counts them.
+
+    They are: a micro-batch's forward and backward pass, with what ZeRO 2 and 3 exchange with each of them; logits; what
+    the stage waits for a hop to the next one, and what of it hides; update and exchange at the end of the step.
+    """
+    forward, backward, again, messages, behind, rotated, swapped, _, _ = layer(s, machine, c, at)
+    zero, hidden = at[ZERO], c[HIDDEN_SHARE] if at[OVERLAP] else 0.0
+    # Where all is computed again, half of the messages of tensors and a third of those of experts are sent again.
+    before = messages / 2 if at[RECOMPUTE] == FULL else messages
+    routed = swapped / 3 if at[RECOMPUTE] == FULL else swapped / 2
+    shared, gathered, update = exchanged_s(s, machine, c, at, layers, layers * forward, layers * backward, count)
+    each = gathered / count / 2 if zero == 3 else 0.0
+    there = layers * (forward + before + routed + rotated * (1 - hidden) / 3) + each
+    back = layers * (
+        backward + again + messages - before + swapped - routed + (behind + rotated * 2 / 3) * (1 - hidden)
+    )
+    back += each + (shared / count if zero >= 2 else 0.0)
+    hop = hop_s(s, machine, c, at) if at[PIPELINE] > 1 else 0.0
+    end = update + (0.0 if zero >= 2 else shared) + (0.0 if zero == 3 else gathered)
+    return there, back, head_s(s, machine, c, at), (1 - hidden) * hop, hidden * hop, end
+
+
+@njit()
+def passes(s: Float64, machine: Float64, c: Float64, at: Int64, layers: float, count: int, out: Float64) -> None:
+    """Fill `out` (6) with what `stage_s` gives."""
+    found = stage_s(s, machine, c, at, layers, count)
+    for i in range(6):
+        out[i] = found[i]
+
+
+@njit()
+def stage_columns(s: Float64, machine: Float64, c: Float64, ways: Int64, count: int, out: Float64) -> None:
+    """Fill `out` (ways, layers + 1, 4, 4) for stages of so many layers: in the middle, first, last, first and last.
+
+    Columns are s of a micro-batch's passes with all of its hops, s at the end of the step, bytes, and bytes for each
+    micro-batch in flight. `ways`: rows of FIELDS.
+    """
+    for way in range(len(ways)):
+        at = ways[way]
+        one = layer(s, machine, c, at)
+        for layers in range(1, out.shape[1]):
+            there, back, head, seen, hidden, end = stage_s(s, machine, c, at, layers, count)
+            for kind in range(4):
+                last = kind >= 2
+                m = held(s, at, layers, layers, kind % 2 == 1, last, one[7], one[8])
+                out[way, layers, kind, 0] = there + back + 2 * (seen + hidden) + (head if last else 0.0)
+                out[way, layers, kind, 1] = end
+                out[way, layers, kind, 2] = m[0] + m[1] + m[2] + m[4]
+                out[way, layers, kind, 3] = m[3]
+
+
+@njit()
+def fits(s: Float64, tensor: int, context: int) -> bool:
     """Whether heads, feed-forward part and words can be cut so."""
     if s[HEADS] % tensor or s[INNER] % tensor or s[LENGTH] % (2 * context if context > 1 else 1):
         return False
-    return s[KV] % tensor == 0 or tensor % s[KV] == 0
+    return bool(s[KV] % tensor == 0 or tensor % s[KV] == 0)
 
 
 @njit()
@@ -293,88 +338,82 @@ def sweep(
     `best` holds the parts of a step, `lost` counts by which part each loses most to it.
     """
     valid, fitting = 0, 0
-    compare = best[TIME] > 0
-    worst, spill_worst = np.inf, np.inf
-    for tensor in range(low[0], min(high[0], devices) + 1):
+    at = np.empty(len(FIELDS), np.int64)
+    for tensor in range(low[TENSOR], min(high[TENSOR], devices) + 1):
         if devices % tensor:
             continue
-        for context in range(low[2], min(high[2], devices // tensor) + 1):
+        at[TENSOR] = tensor
+        for context in range(low[CONTEXT], min(high[CONTEXT], devices // tensor) + 1):
             if devices // tensor % context or not fits(s, tensor, context):
                 continue
-            left = devices // (tensor * context)
-            for data in range(low[5], min(high[5], left, batch) + 1):
-                if left % data or batch % data:
-                    continue
+            at[CONTEXT], left = context, devices // (tensor * context)
+            for data in range(low[DATA], min(high[DATA], left, batch) + 1):
                 pipeline = left // data
-                if pipeline < low[3] or pipeline > high[3] or s[LAYERS] % pipeline:
+                if left % data or batch % data or pipeline < low[PIPELINE] or pipeline > high[PIPELINE]:
                     continue
-                chunk = int(s[LAYERS]) // pipeline
-                share = batch // data
-                for micro in range(low[6], min(high[6], share) + 1):
+                if s[LAYERS] % pipeline:
+                    continue
+                at[DATA], at[PIPELINE], chunk, share = data, pipeline, int(s[LAYERS]) // pipeline, batch // data
+                for micro in range(low[MICRO], min(high[MICRO], share) + 1):
                     if share % micro:
                         continue
-                    count = share // micro
-                    head = head_s(s, machine, c, tensor, context, micro)
-                    for sequence in range(low[1], min(high[1], 1) + 1):
-                        if sequence and (tensor == 1 or s[LENGTH] % (tensor * context)):
+                    at[MICRO], count = micro, share // micro
+                    head = head_s(s, machine, c, at)
+                    for expert in range(low[EXPERT], min(high[EXPERT], data, int(s[EXPERTS])) + 1):
+                        if data % expert or s[EXPERTS] % expert:
                             continue
-                        for recompute in range(low[7], high[7] + 1):
-                            one = layer(s, machine, c, tensor, sequence, context, micro, recompute)
-                            for virtual in range(low[4], min(high[4], chunk) + 1):
-                                if virtual > 1 and (pipeline == 1 or chunk % virtual or count % pipeline):
-                                    continue
-                                for zero in range(low[8], high[8] + 1):
-                                    if zero and data * context == 1:
+                        at[EXPERT] = expert
+                        for sequence in range(low[SEQUENCE], min(high[SEQUENCE], 1) + 1):
+                            if sequence and (tensor == 1 or s[LENGTH] % (tensor * context)):
+                                continue
+                            at[SEQUENCE] = sequence
+                            for recompute in range(low[RECOMPUTE], high[RECOMPUTE] + 1):
+                                at[RECOMPUTE] = recompute
+                                one = layer(s, machine, c, at)
+                                for virtual in range(low[VIRTUAL], min(high[VIRTUAL], chunk) + 1):
+                                    if virtual > 1 and (pipeline == 1 or chunk % virtual or count % pipeline):
                                         continue
-                                    need = 0.0
-                                    for stage in (0, pipeline - 1):  # those between have less than the first
-                                        m = held(
-                                            s, tensor, context, pipeline, virtual, data, micro, count, zero, one[6],
-                                            one[7], stage,
-                                        )  # fmt: skip
-                                        need = max(need, m[0] + m[1] + m[2] + m[3] + m[4])
-                                    for overlap in range(low[9], high[9] + 1):
-                                        valid += 1
-                                        found = step(
-                                            s, machine, c, one, head, tensor, sequence, context, pipeline, virtual,
-                                            data, micro, count, zero, overlap,
-                                        )  # fmt: skip
-                                        total = found[9]
-                                        if need > machine[CAPACITY]:
-                                            if total >= spill_worst:
-                                                continue
-                                            spill_worst = _keep(
-                                                spill_rows, spill_times, total, tensor, sequence, context, pipeline,
-                                                virtual, data, micro, recompute, zero, overlap,
-                                            )  # fmt: skip
+                                    at[VIRTUAL] = virtual
+                                    for zero in range(low[ZERO], high[ZERO] + 1):
+                                        if zero and data * context == 1:
                                             continue
-                                        fitting += 1
-                                        if compare:
-                                            at, most = -1, 0.0
-                                            for i in range(9):
-                                                if found[i] - best[i] > most:
-                                                    at, most = i, found[i] - best[i]
-                                            if at >= 0:
-                                                lost[at] += 1
-                                        if total < worst:
-                                            worst = _keep(
-                                                rows, times, total, tensor, sequence, context, pipeline, virtual, data,
-                                                micro, recompute, zero, overlap,
-                                            )  # fmt: skip
+                                        at[ZERO] = zero
+                                        need = 0.0
+                                        for stage in (0, pipeline - 1):  # those between have less than the first
+                                            flight = in_flight(at, stage, count, s[LAYERS] / pipeline)
+                                            m = held(s, at, s[LAYERS] / pipeline, flight, stage == 0,
+                                                     stage == pipeline - 1, one[7], one[8])  # fmt: skip
+                                            need = max(need, m[0] + m[1] + m[2] + m[3] + m[4])
+                                        for overlap in range(low[OVERLAP], high[OVERLAP] + 1):
+                                            at[OVERLAP] = overlap
+                                            valid += 1
+                                            found = step(s, machine, c, at, one, head, count)
+                                            if need > machine[CAPACITY]:
+                                                _keep(spill_rows, spill_times, found[TIME], at)
+                                                continue
+                                            fitting += 1
+                                            _keep(rows, times, found[TIME], at)
+                                            if best[TIME] > 0:
+                                                part, most = -1, 0.0
+                                                for i in range(TIME):
+                                                    if found[i] - best[i] > most:
+                                                        part, most = i, found[i] - best[i]
+                                                if part >= 0:
+                                                    lost[part] += 1
     return valid, fitting
 
 
 @inner
-def _keep(rows, times, total, tensor, sequence, context, pipeline, virtual, data, micro, recompute, zero, overlap):
-    """Insert a configuration into the quickest, and answer what the next one has to be below."""
-    at = len(times) - 1
-    while at > 0 and times[at - 1] > total:
-        times[at] = times[at - 1]
-        for i in range(10):
-            rows[at, i] = rows[at - 1, i]
-        at -= 1
-    times[at] = total
-    values = (tensor, sequence, context, pipeline, virtual, data, micro, recompute, zero, overlap)
-    for i in range(10):
-        rows[at, i] = values[i]
-    return times[len(times) - 1]
+def _keep(rows, times, total, at):
+    """Insert a configuration into the quickest if it is one of them."""
+    place = len(times) - 1
+    if total >= times[place]:
+        return
+    while place > 0 and times[place - 1] > total:
+        times[place] = times[place - 1]
+        for i in range(len(at)):
+            rows[place, i] = rows[place - 1, i]
+        place -= 1
+    times[place] = total
+    for i in range(len(at)):
+        rows[place, i] = at[i]

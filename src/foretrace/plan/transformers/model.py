@@ -26,6 +26,7 @@ from foretrace.plan.transformers.shape import TransformerSizes
 
 RECOMPUTATIONS = ("none", "selective", "full")
 KINDS = ("weights", "gradients", "optimizer", "activations", "in work")
+ENDS = {"sequence": (0, 1), "recompute": (0, 2), "zero": (0, 3), "overlap": (0, 1)}  # other fields: 1 and more
 NODE = 8  # devices of a node, where the catalog does not say
 
 
@@ -39,6 +40,7 @@ class Parallelism:
     pipeline: int = 1
     virtual: int = 1  # stages of the interleaved schedule that each device has
     data: int = 1
+    expert: int = 1  # devices of the data group that share the experts of a layer out; divides `data`
     micro: int = 1  # samples of a micro-batch
     recompute: int = 0  # position in RECOMPUTATIONS
     zero: int = 0  # ZeRO stage over data and context
@@ -53,7 +55,8 @@ class Parallelism:
         said = [f"tensor {self.tensor}"] + (["sequence parallel"] if self.sequence else [])
         said += [f"context {self.context}"] if self.context > 1 else []
         said += [f"pipeline {self.pipeline}"] + ([f"virtual stages {self.virtual}"] if self.virtual > 1 else [])
-        said += [f"data {self.data}", f"micro-batch {self.micro}", f"{RECOMPUTATIONS[self.recompute]} recomputation"]
+        said += [f"data {self.data}"] + ([f"expert {self.expert}"] if self.expert > 1 else [])
+        said += [f"micro-batch {self.micro}", f"{RECOMPUTATIONS[self.recompute]} recomputation"]
         said += [f"ZeRO {self.zero}"] if self.zero else []
         return ", ".join(said + (["overlap"] if self.overlap else []))
 

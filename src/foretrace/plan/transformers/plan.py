@@ -13,13 +13,14 @@ import numpy as np
 from foretrace.errors import ForetraceError
 from foretrace.plan.transformers import kernels
 from foretrace.plan.transformers.expand import expand
-from foretrace.plan.transformers.model import DeviceRates, Parallelism, Software, StepCost, machine, software
+from foretrace.plan.transformers.model import DeviceRates, Parallelism, StepCost, machine, software
 from foretrace.plan.transformers.shape import TransformerSizes, transformer
 from foretrace.plan.transformers.space import ParallelismSpace, SweptSpace
 from foretrace.simulate.timeline import Timeline, simulate
 
 _USUAL_SOFTWARE = "megatron"
 _TRIES = 64  # other numbers of devices
+_MOST_PASSES = 100_000  # that are simulated unasked, in some seconds
 _KEPT = 256  # quickest configurations of which the shown ones are taken
 
 
@@ -35,11 +36,7 @@ class Loser:
 class TransformerPlan:
     """The best plan with its 80 % range, memory by stage, and what lost to it."""
 
-    model: TransformerSizes
-    machine: DeviceRates
-    software: Software
-    devices: int
-    batch: int
+    space: ParallelismSpace
     best: StepCost
     runners_up: tuple[Loser, ...]  # that fit
     too_large: tuple[Loser, ...]  # quicker than the best, but they do not fit
@@ -57,37 +54,38 @@ class TransformerPlan:
     @cached_property
     def simulated(self) -> Timeline:
         """The best one's step on the simulator, one device per stage."""
-        return simulate(expand(self.model, self.machine, self.software, self.best, self.batch))
+        return simulate(expand(self.space, self.configuration))
 
-    @property
-    def passes(self) -> int:
-        """Of micro-batches through stages, which `simulated` has as tasks."""
-        at = self.configuration
-        return 2 * at.pipeline * at.virtual * self.batch // (at.data * at.micro)
+    def simulated_s(self, at: Parallelism) -> float | None:
+        """Seconds of a configuration's step on the simulator; None where its passes are more than 100,000."""
+        if 2 * at.pipeline * at.virtual * self.space.batch // (at.data * at.micro) > _MOST_PASSES:
+            return None
+        timeline = self.simulated if at == self.configuration else simulate(expand(self.space, at))
+        return timeline.window_ns / 1e9
 
     @property
     def gpu_hours_per_step(self) -> float:
         """Hours of devices that a step takes."""
-        return self.best.seconds * self.devices / 3600
+        return self.best.seconds * self.space.devices / 3600
 
     @property
     def tokens_per_second(self) -> float:
         """Of all devices together."""
-        return self.batch * self.model.length / self.best.seconds
+        return self.space.batch * self.space.model.length / self.best.seconds
 
     def gpu_hours(self, tokens: float) -> float:
         """Hours of devices to train on so many words. Raises ForetraceError for a number that is none."""
         if not 0 < tokens < inf:
             raise ForetraceError(f"`tokens={tokens:g}` must be finite and above 0; give e.g. 300e9.")
-        return tokens / self.tokens_per_second * self.devices / 3600
+        return tokens / self.tokens_per_second * self.space.devices / 3600
 
     @property
     def utilisation(self) -> float:
         """Share of the devices' peak that products of forward and backward pass take, recomputation not counted."""
-        m = self.model
+        m, space = self.space.model, self.space
         layer = m.attention_parameters + m.active * m.expert_parameters + 2 * m.length * m.heads * m.head
-        work = 6 * self.batch * m.length * (m.layers * layer + m.words * m.hidden)
-        return work / (self.best.seconds * self.devices * self.machine.peak)
+        work = 6 * space.batch * m.length * (m.layers * layer + m.words * m.hidden)
+        return work / (self.best.seconds * space.devices * space.on.peak)
 
 
 def plan_decoder(
@@ -111,7 +109,7 @@ def plan_decoder(
     spilled = [space.cost(each) for each in found.spilled()]
     lost = {f"more {part}": count for part, count in found.lost.items() if count}
     return TransformerPlan(
-        model=model, machine=on, software=by, devices=devices, batch=batch, best=best,
+        space=space, best=best,
         runners_up=tuple(Loser(cost=each, why=why_slower(each, best)) for each in _apart(best, rest)[:runners_up]),
         too_large=tuple(
             Loser(cost=each, why=_too_large(each, on)) for each in _apart(None, spilled) if each.seconds < best.seconds
@@ -210,7 +208,7 @@ def _assumed(space: ParallelismSpace, at: Parallelism) -> tuple[str, ...]:
         "layers are shared out equally; biases, norms and workspaces are not counted in memory",
     ]
     if space.model.experts > 1:
-        found.append("experts are cut by the tensor degree alone; no mixture was scored: the range is twice as wide")
+        found.append("words are shared out to experts evenly; no mixture was scored: the range is twice as wide")
     if at.zero > 1:
         found.append("no row with ZeRO 2 or 3 was scored: the range is twice as wide; compare a plan with zero=1")
     if at.context > 1:

@@ -3,14 +3,16 @@
 Valid is: the degrees of tensor, context, pipeline and data multiply to the devices; the tensor degree divides heads and
 feed-forward width, and divides the heads of keys and values or is divided by them; twice the context degree divides the
 sequence; pipeline and virtual stages divide the layers, and micro-batches come in groups of the pipeline's size where
-there are virtual stages; data degree and micro-batch divide the batch; sequence parallelism needs a tensor degree above
-1 that divides the sequence; ZeRO needs another device with the same weights. Unequal stages are not covered.
+there are virtual stages; data degree and micro-batch divide the batch; the expert degree divides the data degree and
+the experts; sequence parallelism needs a tensor degree above 1 that divides the sequence; ZeRO needs another device
+with the same weights. Stages are alike; `alpa.py` has those that are not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import gcd, prod
 
 import numpy as np
@@ -20,6 +22,7 @@ from foretrace.errors import ForetraceError
 from foretrace.names import question
 from foretrace.plan.transformers import kernels
 from foretrace.plan.transformers.model import (
+    ENDS,
     DeviceRates,
     Parallelism,
     Software,
@@ -35,7 +38,6 @@ DEGREES = {"tensor", "context", "pipeline", "data"}  # multiply to the devices
 _WORDS = {"micro": "a micro-batch of", "virtual": "a number of virtual stages of"}
 _MOST = 1 << 40
 _LARGEST = 1_000_000  # devices and samples of a batch: all divisors are tried
-_ENDS = {"sequence": (0, 1), "recompute": (0, 2), "zero": (0, 3), "overlap": (0, 1)}  # others: 1 and more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,34 +59,32 @@ class ParallelismSpace:
         for name, value in self.fixed.items():
             if name not in kernels.FIELDS:
                 raise ForetraceError(f"`fixed=` has no field {name!r}; {question(name, kernels.FIELDS)}")
-            low, high = _ENDS.get(name, (1, _MOST))
+            low, high = ENDS.get(name, (1, _MOST))
             if not low <= value <= high:
                 ends = f"{low} to {high}" if high < _MOST else "a whole number above 0"
                 raise ForetraceError(f"`{name}=` must be {ends}, got {value}; give {low if value < low else high}.")
         self._check_fixed()
 
+    @cached_property
+    def arrays(self) -> tuple[Float64, Float64, Float64]:
+        """Model, machine and constants as `kernels` takes them."""
+        return vector(self.model, self.software), self.on.array(), constant_vector(self.software)
+
     def bounds(self) -> tuple[Int64, Int64]:
         """The least and the largest value of each field."""
         pairs = [
-            (self.fixed[name],) * 2 if name in self.fixed else _ENDS.get(name, (1, _MOST)) for name in kernels.FIELDS
+            (self.fixed[name],) * 2 if name in self.fixed else ENDS.get(name, (1, _MOST)) for name in kernels.FIELDS
         ]
-        return np.array([low for low, _ in pairs], dtype=np.int64), np.array(
-            [high for _, high in pairs], dtype=np.int64
-        )
+        low, high = np.array(pairs, dtype=np.int64).T.copy()
+        return low, high
 
     def search(self, top: int = 10) -> SweptSpace:
         """The quickest configurations that fit and that do not, and by what all others lose to the best."""
         first = self.sweep(top)
         if not len(first.rows):
             return first
-        best = np.zeros(len(kernels.PARTS) + 2)
-        at = first.rows[0]
-        stages = np.zeros((int(at[3]), 5))
-        kernels.evaluate(
-            vector(self.model, self.software), self.on.array(), constant_vector(self.software), at, self.batch, best,
-            stages,
-        )  # fmt: skip
-        return self.sweep(top, best)
+        best = self.cost(configuration_of(first.rows[0]))
+        return self.sweep(top, np.array([*best.parts.values(), best.seconds]))
 
     def sweep(self, top: int, best: Float64 | None = None) -> SweptSpace:
         """All configurations once; `best`: the parts of the step that reasons are counted against."""
@@ -93,9 +93,8 @@ class ParallelismSpace:
         times, spill_times = (np.full(top, np.inf) for _ in range(2))
         lost = np.zeros(len(kernels.PARTS), dtype=np.int64)
         valid, fitting = kernels.sweep(
-            vector(self.model, self.software), self.on.array(), constant_vector(self.software), self.devices,
-            self.batch, low, high, np.zeros(len(kernels.PARTS) + 2) if best is None else best, rows, times, spill,
-            spill_times, lost,
+            *self.arrays, self.devices, self.batch, low, high, np.zeros(kernels.TIME + 1) if best is None else best,
+            rows, times, spill, spill_times, lost,
         )  # fmt: skip
         return SweptSpace(
             valid=valid, fitting=fitting, rows=rows[np.isfinite(times)], spill=spill[np.isfinite(spill_times)],
@@ -113,6 +112,7 @@ class ParallelismSpace:
         rules = {
             "tensor": ((m.heads, "heads"), (m.inner, "columns of the feed-forward part")), "context": (),
             "pipeline": (layers,), "virtual": (layers,), "data": (batch,), "micro": (batch,),
+            "expert": ((m.experts, "experts of a layer"),),
         }  # fmt: skip
         for name, sizes in rules.items():
             degree, what = self.fixed.get(name, 1), _WORDS.get(name, f"{name} degree")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import gcd
 
 from foretrace.errors import ForetraceError
 from foretrace.names import question, resolve
-from foretrace.plan.transformers.model import Parallelism
+from foretrace.plan.transformers.model import ENDS, Parallelism
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +18,7 @@ class NamedStrategy:
     takes: str
     fixed: Mapping[str, int] = field(default_factory=dict)
     several: tuple[str, ...] = ()  # degrees that must be above 1
+    inside: str = ""  # a degree that is as large as the one that takes the devices
 
 
 STRATEGIES = {
@@ -29,25 +31,21 @@ STRATEGIES = {
     "zero-2": NamedStrategy(takes="data", fixed={"zero": 2}),
     "zero-3": NamedStrategy(takes="data", fixed={"zero": 3}),
     "fsdp": NamedStrategy(takes="data", fixed={"zero": 3}),
+    # Synchronous, and every device serves a share of the weights: gradients are pushed to it, weights pulled from it.
+    "parameter-server": NamedStrategy(takes="data", fixed={"zero": 1}),
     "3d": NamedStrategy(takes="data", several=("data", "tensor", "pipeline")),
     "sequence": NamedStrategy(takes="tensor", fixed={"sequence": 1}, several=("tensor",)),
     "context": NamedStrategy(takes="context"),
-    "expert": NamedStrategy(takes="tensor"),
+    "expert": NamedStrategy(takes="data", inside="expert"),
 }
 
 
 def named(name: str, devices: int, **given: int) -> Parallelism:
     """The strategy of this name on so many devices; `given`: other fields of a `Parallelism`.
 
-    Raises ForetraceError for an unknown name, for degrees that do not divide the devices, and for a parameter server,
-    which splits what is stored and not the model.
+    Raises ForetraceError for an unknown name, and for degrees that do not divide the devices.
     """
-    if name.replace(" ", "-") == "parameter-server":
-        raise ForetraceError(
-            "a parameter server splits no model, so that it is no plan; ask foretrace whatif --do parameter-server of "
-            "a recording."
-        )
-    found = resolve(name, STRATEGIES)
+    found = resolve(name.replace(" ", "-"), STRATEGIES)
     if not found:
         raise ForetraceError(f"there is no strategy {name!r}; {question(name, STRATEGIES)}")
     strategy = STRATEGIES[found]
@@ -56,11 +54,9 @@ def named(name: str, devices: int, **given: int) -> Parallelism:
         raise ForetraceError(
             f"a Parallelism has no field {unknown!r}; {question(unknown, Parallelism.__annotations__)}"
         )
-    below = next((key for key in ("data", "tensor", "context", "pipeline") if given.get(key, 1) < 1), None)
-    if devices < 1 or below:
-        raise ForetraceError(
-            f"{below or 'devices'} must be above 0, got {given.get(below or '', devices)}; give 1 or more."
-        )
+    below = next((key for key, n in {"devices": devices, **given}.items() if key not in ENDS and n < 1), "")
+    if below:
+        raise ForetraceError(f"{below} must be above 0, got {given.get(below, devices)}; give 1 or more.")
     at = Parallelism(**{**strategy.fixed, **given})
     if strategy.takes not in given:
         others = at.devices // getattr(at, strategy.takes)
@@ -72,7 +68,13 @@ def named(name: str, devices: int, **given: int) -> Parallelism:
         at = replace(at, **{strategy.takes: devices // others})
     if at.devices != devices:
         raise ForetraceError(f"degrees of {found} must multiply to {devices} devices, got {at.devices}; change one.")
+    if strategy.inside and strategy.inside not in given:
+        at = replace(at, **{strategy.inside: getattr(at, strategy.takes)})
     for degree in strategy.several:
         if getattr(at, degree) == 1:
             raise ForetraceError(f"{degree} of {found} must be above 1, got 1; give {degree}=2 or more devices.")
+    if at.data % at.expert:
+        raise ForetraceError(
+            f"expert must divide the data degree {at.data}, got {at.expert}; give {gcd(at.data, at.expert)}."
+        )
     return at

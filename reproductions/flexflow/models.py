@@ -1,4 +1,4 @@
-"""The six models of FlexFlow's evaluation (Jia et al., MLSys 2019, table 3) as shapes.
+"""The six models of FlexFlow's evaluation (Jia et al., MLSys 2019, table 3) as shapes, and its two clusters.
 
 Normalisation is part of its convolution. Recurrent models run 40 steps in chunks; vocabularies: 20,000 words (text
 classification), 10,000 (Penn Treebank), 32,000 (translation).
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from foretrace.hardware.devices import named
+from foretrace.plan.soap.cluster import SoapCluster
 from foretrace.plan.soap.operators import Sizes, SoapModel
 
 STEPS = 40
@@ -170,3 +172,13 @@ MODELS: dict[str, Callable[[int], SoapModel]] = {
     "alexnet": alexnet, "inception-v3": inception_v3, "resnet-101": resnet101,
     "rnntc": rnntc, "rnnlm": rnnlm, "nmt": nmt,
 }  # fmt: skip
+
+
+def p100_cluster() -> SoapCluster:
+    """4 nodes with 4 P100 each, NVLink within and 100 Gb/s InfiniBand between them (Jia et al., 2019)."""
+    return SoapCluster(name="P100", device=named("p100"), nodes=4, per_node=4, link=18e9, network=10e9)
+
+
+def k80_cluster() -> SoapCluster:
+    """16 nodes with 4 K80 each, PCIe within and 56 Gb/s InfiniBand between them (Jia et al., 2019)."""
+    return SoapCluster(name="K80", device=named("K80-half"), nodes=16, per_node=4, link=9e9, network=5e9)
