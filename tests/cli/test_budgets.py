@@ -37,9 +37,12 @@ HELD = {
     "rewrite --budget": [
         "tests/plan/rewrite/test_search.py::test_a_search_is_deterministic_and_keeps_to_its_budget_and_time"
     ],
+    "serve load --seconds": ["tests/serving/server/test_load.py::test_a_closed_loop_keeps_to_its_time"],
     "plan place --memory-limit": ["tests/plan/placement/test_command.py::test_what_cannot_be"],
     "plan pipeline --memory-limit": ["tests/plan/pipelines/test_cut.py::test_what_does_not_fit_is_said"],
     "plan place --seconds": ["tests/plan/placement/test_small.py::test_integer_program_has_the_time_that_is_given"],
+    "serve plan --seconds": ["tests/experiment/test_arms.py::test_turns_keep_their_time"],
+    "serve plan --memory-limit": ["tests/serving/server/test_plan.py::test_memory_holds_so_many_instances"],
     "verify --seconds": [
         "tests/experiment/test_arms.py::test_plans_keep_to_the_time_or_to_the_least",
         "tests/experiment/test_arms.py::test_turns_keep_their_time",

@@ -50,6 +50,7 @@ ASKED = {
     "plan place": "bert --size tiny --device a100 --devices 4 --objective latency --seconds 0",
     "plan transformer": "gpt2-xl --device a100-80gb --devices 16 --batch 64",
     "plan pipeline": "bert --size tiny --device a100 --devices 2",
+    "serve plan": "bert --profile D/serving/packrat/packrat_profile.csv --threads 16 --batch 64",
     "network check": "D/network/vtrain_allreduce_v100/AR_GPU7_1M_1024M.csv.gz --on nccl:V100-SXM2",
     "llm simulate": "llama-3-8b --device h100 --seconds 30",
     "llm calibrate": f"{ROOT / 'tests' / 'data' / 'serving' / 'vllm_bench.json'} --model llama-3-8b --device h100",
@@ -80,6 +81,8 @@ MEASURE = {
     "rig verify": "runs workers",
     "rig clean": "asks this machine",
     "record": "records a run",
+    "serve run": "serves until it is stopped",
+    "serve load": "times a server",
 }
 ELSEWHERE = {
     "ledger": "prints measured rows as they were stored: tests/verify",

@@ -62,6 +62,7 @@ NOT_ASKED = {
     "plan place": "suggests nothing",
     "plan transformer": "suggests nothing",
     "plan pipeline": "suggests nothing",
+    "serve plan": "measures; suggests `serve`, which runs until Ctrl-C",
     "scale": "needs several ranks; suggests `show` of what it read",
     "rewrite": "suggests nothing",
     "verify": "measures; suggests `ledger`, or itself with more time",
@@ -77,6 +78,8 @@ NOT_ASKED = {
     "rig calibrate": "shapes real links",
     "rig verify": "shapes real links",
     "rig clean": "suggests nothing",
+    "serve run": "serves until it is stopped",
+    "serve load": "suggests nothing",
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial, wraps
@@ -15,10 +15,12 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
+from typer.core import TyperGroup
 
 from foretrace.cli.options import flag, option
 from foretrace.errors import ForetraceError
 from foretrace.files import write_text
+from foretrace.names import near
 
 if TYPE_CHECKING:
     from foretrace.report.views import Result
@@ -104,9 +106,19 @@ def answers(command: Callable[..., Result | Reply | None]) -> Callable[..., None
     return taking(answering, [*parameters(asked_for), *more])
 
 
-def group(name: str, help: str) -> typer.Typer:
-    """A command that has commands of its own."""
-    return typer.Typer(name=name, help=help, no_args_is_help=True, rich_markup_mode=None)
+def group(name: str, help: str, default: str = "", models: Callable[[], Collection[str]] = tuple) -> typer.Typer:
+    """A command that has commands of its own; a first word unlike any of them, or one of `models`, is for `default`."""
+
+    class ByModel(TyperGroup):
+        def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+            word = args[0] if args else ""
+            known = not word or word.startswith("-") or word in self.commands
+            if not known and (word in models() or "." in word or not near(word, self.commands)):
+                args = [default, *args]
+            return super().resolve_command(ctx, args)
+
+    kind = ByModel if default else TyperGroup
+    return typer.Typer(name=name, help=help, cls=kind, no_args_is_help=True, rich_markup_mode=None)
 
 
 def gathering(command: Callable[..., Given]) -> Callable[..., Given]:

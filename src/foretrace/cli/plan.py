@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-from typer.core import TyperGroup
+from typing import TYPE_CHECKING, Annotated
 
 from foretrace.cli import completion, options
 from foretrace.cli.answers import Reply, answers, group, writable
 from foretrace.cli.options import argument, flag, option
 from foretrace.errors import ForetraceError
-from foretrace.names import near
 
 if TYPE_CHECKING:
     from foretrace.report.views import Result
@@ -21,19 +18,7 @@ Devices = Annotated[int, option(..., "N", "How many there are.", least=1)]
 MemoryLimit = Annotated[str, option(..., "SIZE", "Of a device, as 16GB, instead of the catalog's memory.")]
 Link = Annotated[str, option(..., "RATE", "Of a device in each direction, as 200gbit; by default the catalog's.")]
 
-plan = group("plan", "Share a model out over devices, and say how good that is.")
-
-
-class ByModel(TyperGroup):
-    """A word unlike any command is a model: `plan gpt3-175b ...` is `plan transformer gpt3-175b ...`."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Put the command for models before what is none."""
-        known = not args or args[0].startswith("-") or near(args[0], self.commands)
-        return super().resolve_command(ctx, args if known else ["transformer", *args])
-
-
-plan.info.cls = ByModel
+plan = group("plan", "Share a model out over devices, and say how good that is.", default="transformer")
 
 
 @plan.command("place")

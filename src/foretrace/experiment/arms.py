@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -57,6 +57,21 @@ def plan(step_s: Mapping[str, float], seconds: float, *, workers: int = 0, epoch
     wanted = ROUNDS_OF_SHORT_STEPS if longest < SHORT_STEP_S else LEAST_ROUNDS
     rounds = int(seconds / ((discarded + steps) * total))
     return TurnPlan(discarded=discarded, steps=steps, rounds=min(max(rounds, wanted), MOST_ROUNDS), seconds=seconds)
+
+
+class InTurns(Protocol):
+    """An arm: what it runs block by block, and the mean step of each block so far."""
+
+    @property
+    def wall_s(self) -> list[float]:
+        """On the wall clock."""
+
+    @property
+    def cpu_s(self) -> list[float]:
+        """On the CPU clock; needed by arms of one thread."""
+
+    def block(self, plan: TurnPlan) -> None:
+        """Run one block and keep its mean step."""
 
 
 @dataclass(kw_only=True)
@@ -135,7 +150,7 @@ class CountedRounds:
 
 
 def take_turns(
-    arms: Mapping[str, Running],
+    arms: Mapping[str, InTurns],
     plan: TurnPlan,
     *,
     one_thread: bool,
@@ -170,7 +185,7 @@ def take_turns(
     )
 
 
-def _calm(arms: Mapping[str, Running]) -> list[bool]:
+def _calm(arms: Mapping[str, InTurns]) -> list[bool]:
     """Per round, whether nothing disturbed it: no arm waited for its core or computed much slower than it can.
 
     What others do on a machine only ever adds time, also to CPU time (shared caches, clock frequency), so an arm's

@@ -15,7 +15,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import timedelta
 from io import BufferedWriter, FileIO
 from pathlib import Path
@@ -24,6 +23,7 @@ import msgspec
 
 from foretrace.cost.operators.bench import lacks
 from foretrace.errors import ForetraceError
+from foretrace.experiment.cores import go_first
 from foretrace.experiment.job import Job
 from foretrace.experiment.messages import (
     Answer,
@@ -46,7 +46,6 @@ from foretrace.experiment.messages import (
 )
 
 FIRST = "first"  # the word that needs precedence
-PRIORITY = -10  # nice value; it needs CAP_SYS_NICE
 # Stages in which nothing of ours has been applied: what a user's script raises there is the script's own.
 USERS_STAGES = ("making the training", "recording the baseline")
 
@@ -55,7 +54,7 @@ def main() -> int:
     """Answer requests until there are no more, or a verification is over."""
     inbox, out = _streams()
     if FIRST in sys.argv:
-        _go_first()
+        go_first()
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(inbox, lines), daemon=True).start()
     decoder, encoder = msgspec.json.Decoder(Request), msgspec.json.Encoder()
@@ -81,15 +80,6 @@ def _streams() -> tuple[FileIO, BufferedWriter]:
     os.dup2(2, 1)
     sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115, PTH123  (for the life of the process)
     return FileIO(inbox, "rb"), os.fdopen(out, "wb")
-
-
-def _go_first() -> None:
-    """Take precedence over what else runs on the machine, where that is allowed: a rig should not measure it."""
-    with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
-    with suppress(OSError):  # where the kernel groups processes by session, the session's value counts
-        os.setsid()
-        Path("/proc/self/autogroup").write_text(str(PRIORITY), encoding="ascii")
 
 
 def _read(inbox: FileIO, lines: queue.SimpleQueue[bytes]) -> None:

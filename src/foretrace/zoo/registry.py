@@ -116,7 +116,7 @@ def script_mistakes(source: str | Path) -> Iterator[None]:
         raise mistake from error
 
 
-def _mistake(path: Path, error: BaseException) -> ForetraceError | None:
+def _mistake(path: Path, error: BaseException, function: str = "training") -> ForetraceError | None:
     """The last line of the script that led to the error; None where the script is not to blame."""
     lines = [each.lineno for each in traceback.extract_tb(error.__traceback__) if _same(each.filename, path)]
     if isinstance(error, SyntaxError) and _same(error.filename or "", path):
@@ -127,16 +127,19 @@ def _mistake(path: Path, error: BaseException) -> ForetraceError | None:
         return ForetraceError(f"{path} ends itself in line {lines[-1]}; keep that under if __name__ == '__main__'.")
     said = (getattr(error, "msg", None) or str(error)).strip().splitlines()
     what = f"{type(error).__name__}{': ' if said else ''}{said[0].rstrip('.') if said else ''}"
-    return ForetraceError(
-        f"{path} line {lines[-1]} raises {what}; see that training() and a step of it run by themselves."
-    )
+    runs = "training() and a step of it run by themselves" if function == "training" else f"{function}() runs by itself"
+    return ForetraceError(f"{path} line {lines[-1]} raises {what}; see that {runs}.")
 
 
 def _same(name: str, path: Path) -> bool:
     return name.endswith(path.suffix) and Path(name).resolve() == path.resolve()
 
 
-def _from_script(path: Path, seed: int) -> Training:
+def call_script(path: Path, function: str, returns: str, *, seed: int = 0) -> object:
+    """What a function of a script returns, called without arguments; `returns` says in errors what that should be.
+
+    Random numbers of PyTorch begin at `seed`. Raises ForetraceError for a mistake in the script.
+    """
     import torch
 
     spec = importlib.util.spec_from_file_location(f"_foretrace_job_{path.stem}", path)
@@ -147,19 +150,24 @@ def _from_script(path: Path, seed: int) -> Training:
         torch.manual_seed(seed)
         with redirect_stdout(sys.stderr):  # standard output is for answers
             spec.loader.exec_module(module)
-        make = getattr(module, "training", None)
+        make = getattr(module, function, None)
         if not callable(make):
-            raise ForetraceError(f"{path} has no function training(); let it return a foretrace.Training.")
+            raise ForetraceError(f"{path} has no function {function}(); let it return {returns}.")
         if any(each.default is each.empty and each.kind in _ASKED for each in signature(make).parameters.values()):
-            raise ForetraceError(f"training() of {path} needs arguments; give each a default value.")
+            raise ForetraceError(f"{function}() of {path} needs arguments; give each a default value.")
         with redirect_stdout(sys.stderr):
-            made = make()
+            made: object = make()
     except RuntimeError:  # of tensors without data, too; whoever made them knows another way
         raise
     except (Exception, SystemExit) as error:
-        raise (_mistake(path, error) or error) from error
+        raise (_mistake(path, error, function) or error) from error
     finally:
         sys.path.remove(str(path.parent))
+    return made
+
+
+def _from_script(path: Path, seed: int) -> Training:
+    made = call_script(path, "training", "a foretrace.Training", seed=seed)
     if not isinstance(made, Training):
         raise ForetraceError(
             f"training() of {path} returned {type(made).__name__}; let it return a foretrace.Training."

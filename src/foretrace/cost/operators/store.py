@@ -29,19 +29,25 @@ class _File(msgspec.Struct, kw_only=True):
     seconds: dict[str, float]
 
 
+def cache() -> Path:
+    """The folder of all that was measured here."""
+    given = os.environ.get("FORETRACE_CACHE")
+    return Path(given) if given else home() / ".cache" / "foretrace"
+
+
 def folder() -> Path:
     """The folder of the calibrations."""
-    cache = os.environ.get("FORETRACE_CACHE")
-    return (Path(cache) if cache else home() / ".cache" / "foretrace") / "calibration"
+    return cache() / "calibration"
 
 
-def make_folder() -> None:
-    """Make the folder where it is not there yet. Raises ForetraceError."""
+def make_folder(path: Path | None = None) -> None:
+    """Make a folder, by default that of the calibrations, where it is not there yet. Raises ForetraceError."""
+    path = path or folder()
     try:
-        folder().mkdir(parents=True, exist_ok=True)
+        path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ForetraceError(
-            f"cannot make the folder {folder()} ({error.strerror or error}); set FORETRACE_CACHE to a folder of yours."
+            f"cannot make the folder {path} ({error.strerror or error}); set FORETRACE_CACHE to a folder of yours."
         ) from None
 
 

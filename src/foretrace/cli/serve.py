@@ -1,0 +1,156 @@
+"""`foretrace serve`: a model behind HTTP on this machine's cores, how to split them, and load for such a server."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from foretrace.cli import completion, options
+from foretrace.cli.answers import answers, group, writable
+from foretrace.cli.options import argument, flag, option
+from foretrace.cli.verify import LedgerFile, NoLedger
+from foretrace.errors import ForetraceError
+
+if TYPE_CHECKING:
+    from foretrace.report.views import Result
+
+
+def _models() -> Collection[str]:
+    from foretrace.zoo.registry import entries
+
+    return entries()
+
+
+serve = group("serve", "Serve a model on the cores of this machine.", default="run", models=_models)
+
+Inputs = Annotated[
+    list[str] | None,
+    option(..., "NAME=TYPE[SIZES]", "An input of one sample: x=float32[3,224,224]; several."),
+]
+
+
+@serve.command("run")
+def run(
+    model: str = argument(
+        ...,
+        "MODEL",
+        "A zoo model, SCRIPT.py:FUNCTION that returns (module, example inputs), TorchScript, torch.export or ONNX.",
+        complete=completion.models,
+    ),
+    split: str = option("", "NxT:B+...", "N instances with T threads and batch B each; by default one with all cores."),
+    plan: list[Path] | None = option(None, "FILE", "JSON of serve plan; of several the one for the load; several."),
+    batch: int = option(8, "N", "Samples that the one instance runs at once.", least=1),
+    threads: int | None = option(None, "N", "Threads of the one instance.", least=1),
+    input: Inputs = None,
+    size: options.Size = "full",
+    host: str = option("127.0.0.1", "ADDRESS", "Where to listen; beyond this machine a token is needed."),
+    port: int = option(8000, "N", "Where to listen; 0 takes any free one.", least=0, most=65535),
+    token_file: Path | None = option(None, "FILE", "Bearer token that clients must know, else FORETRACE_TOKEN's."),
+    certificate: Path | None = option(None, "FILE", "For TLS, as PEM; with --key."),
+    key: Path | None = option(None, "FILE", "The certificate's key."),
+    queue: int = option(1024, "N", "Samples that may wait.", least=1),
+    deadline_s: float = option(60.0, "S", "The longest that a request may take.", least=0.001),
+    every_s: float = option(1.0, "S", "Between two looks at the load, with several plans.", least=0.1),
+) -> None:
+    """Serve a model over HTTP by the Open Inference Protocol, until Ctrl-C.
+
+    Also without the word run. Example: foretrace serve run resnet50 --size tiny --split 2x1:4
+    """
+    from foretrace.serving.server import run as server
+    from foretrace.serving.server.models import ModelSource, TensorSpec
+    from foretrace.serving.server.split import CoreSplit
+
+    if sum((bool(split), bool(plan))) > 1:
+        raise ForetraceError("`split=` and `plan=` both say how to split the cores; give one of them.")
+    if (certificate is None) != (key is None):
+        raise ForetraceError("`certificate=` and `key=` go together; give both, or neither.")
+    cores = server.usable()
+    if plan:
+        splits = server.read_plans(plan)
+    else:
+        fat = f"1x{threads or len(cores)}:{batch}"
+        splits = {batch: CoreSplit.parse(split or fat)}
+    settings = server.ServerSettings(
+        source=ModelSource(name=model, size=size, inputs=tuple(map(TensorSpec.parse, input or ()))), splits=splits,
+        every_s=every_s, host=host, port=port, token=server.read_token(token_file), certificate=certificate, key=key,
+        queue=queue, deadline_s=deadline_s, cores=cores,
+    )  # fmt: skip
+    server.run_server(settings, lambda address: print(f"serving {model} on {address}, Ctrl-C ends it", flush=True))
+
+
+@serve.command("plan")
+@answers
+def plan(
+    model: str = argument(
+        ...,
+        "MODEL",
+        "A model of the zoo, SCRIPT.py:FUNCTION, a TorchScript, torch.export or ONNX file, or the name "
+        "that a recorded profile gives it.",
+        complete=completion.models,
+    ),
+    batch: int = option(..., "N", "Samples of a batch.", least=1),
+    threads: int | None = option(None, "N", "Cores to share out; by default all that can be had.", least=1),
+    tail: float = option(0.5, "Q", "The quantile of the latency to make small: 0.99; by default the median."),
+    memory_limit: str = option("", "SIZE", "For the weights of all instances, as 16GB."),
+    profile: Path | None = option(None, "FILE", "Latencies of instances (CSV), kept there; by default in the cache."),
+    input: Inputs = None,
+    size: options.Size = "full",
+    run: bool = flag("--run", "Then run the best split, one instance and an instance per thread in turns."),
+    seconds: float = option(30.0, "S", "For --run, 8 rounds at least.", least=0.1),
+    ledger: LedgerFile = None,
+    no_ledger: NoLedger = False,
+) -> Result:
+    """Split cores among instances of a model so that a batch ends soonest: how many, with which threads and samples.
+
+    Example: foretrace serve plan resnet50 --size tiny --batch 16
+    """  # fmt: skip
+    from foretrace.experiment.ledger import Ledger
+    from foretrace.plan.result import size as size_of
+    from foretrace.report import serve_plan as report
+    from foretrace.serving.server import trial as trials
+    from foretrace.serving.server.models import ModelSource, TensorSpec
+    from foretrace.serving.server.plan import plan_splits
+
+    writable(profile)
+    kept = Ledger(ledger).checked() if run and not no_ledger else None
+    with options.stages("loading the model") as tell:
+        found = plan_splits(
+            ModelSource(name=model, size=size, inputs=tuple(map(TensorSpec.parse, input or ()))), batch=batch,
+            threads=threads, tail=tail, memory_limit=size_of(memory_limit), profile=profile, tell=tell,
+        )  # fmt: skip
+    if not run:
+        return report.planned(found)
+    with options.progress("running splits in turns") as share:
+        tried = trials.try_plan(found, seconds=seconds, tell=share)
+    return report.planned(found, tried, *(() if kept is None else kept.keep(trials.row_of(tried))))
+
+
+@serve.command("load")
+@answers
+def load(
+    url: str = argument(..., "URL", "http://127.0.0.1:8000, or with /v2/models/NAME."),
+    rate: float = option(10.0, "R", "Requests per second, of diurnal ones at the peak.", least=0.001),
+    arrivals: str = option("poisson", "constant|poisson|diurnal|FILE", "When they come; of a CSV, its arrivals."),
+    clients: int = option(0, "N", "Instead of a rate: so many clients that wait for each answer.", least=0),
+    samples: int = option(1, "N", "Samples of a request.", least=1),
+    seconds: float = option(10.0, "S", "How long requests are sent; answers come later.", least=0.01),
+    seed: int = option(0, "N", "Seed of samples and arrivals.", least=0),
+    model: str = option("", "NAME", "Which model, where the server does not say."),
+    token_file: Path | None = option(None, "FILE", "Bearer token of the server, else FORETRACE_TOKEN's."),
+) -> Result:
+    """Send requests to a server and say how long answers take, counted from when each was due.
+
+    Exit code 1 where a request had no answer. Example: foretrace serve load http://127.0.0.1:8000 --rate 50
+    """
+    from foretrace.report import serve_load as report
+    from foretrace.serving.server import load as loads
+    from foretrace.serving.server.run import read_token
+
+    due = None if clients else loads.arrivals(arrivals, rate=rate, seconds=seconds, seed=seed)
+    with options.progress(f"asking {url}") as tell:
+        found = loads.load(
+            url, due=due, clients=clients, seconds=seconds, diurnal=arrivals == "diurnal", samples=samples, model=model,
+            token=read_token(token_file), seed=seed, progress=tell,
+        )  # fmt: skip
+    return report.loaded(found, url=url, arrivals=arrivals, clients=clients, samples=samples)

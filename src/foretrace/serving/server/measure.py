@@ -1,0 +1,252 @@
+"""Measure instances of a model: alone, for a latency profile, and all of a split at once.
+
+Every instance is a process of its own on cores of its own. Times are those of whoever waits for the batch. What others
+do on a machine only adds time, so a point whose latencies spread by more than QUIET_SPREAD (interquartile range over
+median) is measured again, up to ATTEMPTS times, and the calmest attempt is kept; one that still spreads by more than
+MOST_SPREAD is refused: the search does not use it. Points are kept in a file as they come, so that an interrupted
+profile continues where it ended.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from math import ceil
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+
+from foretrace import executor
+from foretrace.arrays import Float64
+from foretrace.deadline import Deadline
+from foretrace.errors import ForetraceError
+from foretrace.experiment.arms import LEAST_ROUNDS, TurnPlan, plan, take_turns
+from foretrace.experiment.cores import ahead
+from foretrace.experiment.statistics import MOST_SPREAD, QUIET_SPREAD
+from foretrace.hardware import processor
+from foretrace.serving.server.latencies import LatencyProfile, read
+from foretrace.serving.server.models import ModelFacts, ModelSource
+from foretrace.serving.server.split import CoreSplit, ModelInstance
+from foretrace.serving.server.worker import ModelWorker
+from foretrace.trace.observe.machine import machine
+
+ATTEMPTS = 3
+SAMPLES, LEAST_SAMPLES, POINT_S = 20, 7, 3.0  # latencies of a point; fewer where they would take longer than this
+# Short ones are repeated for as long, so that not all of them fall into one slice of time that another process had.
+MOST_SAMPLES, LEAST_S = 1000, 0.3
+DISCARDED = 2  # first batches of every size: libraries choose and prepare their kernels
+
+Tell = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredProfile:
+    """A profile, and those of its points that others disturbed too much."""
+
+    profile: LatencyProfile
+    refused: tuple[ModelInstance, ...]
+
+
+def cores_for(threads: int | None) -> tuple[tuple[int, ...], str]:
+    """Cores for so many threads, by default all that the process may use; and a warning, where there is one.
+
+    Raises ForetraceError where the process may not run on so many.
+    """
+    affinity = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    quota = processor.cpu_quota()
+    wanted = threads or executor.cores()
+    if wanted > len(affinity):
+        raise ForetraceError(f"`threads={wanted}`: this process may use {len(affinity)} cores; give at most as many.")
+    warning = ""
+    if quota is not None and wanted > quota:
+        warning = (
+            f"Oversubscribed: control groups grant {quota:g} cores and {wanted} threads are planned, so all of them "
+            "stop whenever the time of a period is used up."
+        )
+    return tuple(affinity[:wanted]), warning
+
+
+def points(threads: int, batch: int, fixed: int | None = None) -> tuple[ModelInstance, ...]:
+    """What to profile: batches that are powers of two, and the equal shares of the batch where they are none.
+
+    `fixed` is the only batch that the model takes.
+    """
+    powers = {2**k for k in range(batch.bit_length())}
+    shares = {
+        (count, size)
+        for count in {*(2**k for k in range(threads.bit_length())), threads}
+        for size in (batch // count, -(-batch // count))
+    }
+    found = {ModelInstance(t, size) for t in range(1, threads + 1) for size in powers}
+    found |= {ModelInstance(t, size) for count, size in shares if size for t in range(1, threads // count + 1)}
+    return tuple(sorted(each for each in found if fixed in (None, each.batch)))
+
+
+def facts_of(source: ModelSource, cores: Sequence[int]) -> ModelFacts:
+    """What there is to know of a model. Raises ForetraceError where it cannot be loaded."""
+    with running(source, [ModelInstance(1, 1)], cores) as (worker,):
+        return worker.facts
+
+
+def measure_profile(
+    source: ModelSource, facts: ModelFacts, *, cores: Sequence[int], batch: int, path: Path, samples: int = SAMPLES,
+    ours: bool = False, tell: Tell | None = None,
+) -> MeasuredProfile:  # fmt: skip
+    """Measure what the profile in `path` lacks, and keep it there.
+
+    `samples` is how many latencies a point needs. A profile of another model or machine is refused, or replaced where
+    the file is `ours`. Raises ForetraceError also where the model cannot be run.
+    """
+    origin = _origin(source, facts)
+    kept = {each.model: each for each in (read(path) if path.exists() else ())}.get(source.name)
+    if kept and kept.origin != origin and not ours:
+        raise ForetraceError(
+            f"{path} holds a profile of {source.name} from elsewhere ({kept.origin or 'no origin is stated'}); name "
+            "another file to measure here."
+        )
+    found = dict(kept.samples_s) if kept and kept.origin == origin else {}
+    wanted = points(len(cores), batch, facts.fixed_batch)
+    least = _least(samples)
+    todo = [
+        each for each in wanted if each not in found or len(found[each]) < least or _spread(found[each]) > MOST_SPREAD
+    ]
+    for attempt in range(ATTEMPTS):
+        done = 0
+        for threads, group in groupby(todo, key=lambda point: point.threads):
+            sizes = [point.batch for point in group]
+            with running(source, [ModelInstance(threads, max(sizes))], cores) as (worker,):
+                for size in sizes:
+                    point, latencies = ModelInstance(threads, size), _latencies(worker, size, samples)
+                    if point not in found or len(found[point]) < least or _spread(latencies) < _spread(found[point]):
+                        found[point] = latencies
+                    LatencyProfile(model=source.name, samples_s=found, origin=origin).save(path)
+                    done += 1
+                    if tell is not None:
+                        again = f", attempt {attempt + 1}" if attempt else ""
+                        tell(f"{threads} threads, batch {size}{again}", done / len(todo))
+        todo = [each for each in todo if _spread(found[each]) > QUIET_SPREAD]
+    refused = tuple(each for each in todo if _spread(found[each]) > MOST_SPREAD)
+    profile = LatencyProfile(model=source.name, samples_s={point: found[point] for point in wanted}, origin=origin)
+    return MeasuredProfile(profile=profile, refused=refused)
+
+
+@dataclass(kw_only=True)
+class RunningSplit:
+    """The instances of a split, ready for batches: an arm that takes turns with others."""
+
+    split: CoreSplit
+    workers: Sequence[ModelWorker]
+    latencies_s: list[list[float]] = field(default_factory=list)  # of every batch, by block
+    wall_s: list[float] = field(default_factory=list)  # their mean, by block
+    cpu_s: list[float] = field(default_factory=list)  # not known
+
+    def batch(self) -> float:
+        """Run a batch on all instances at once; seconds until the slowest has ended."""
+        return run_batch(self.workers, [each.batch for each in self.split.instances])
+
+    def block(self, plan: TurnPlan) -> None:
+        """Run some batches."""
+        found = [self.batch() for _ in range(plan.discarded + plan.steps)][plan.discarded :]
+        self.latencies_s.append(found)
+        self.wall_s.append(sum(found) / len(found))
+
+
+def run_in_turns(
+    source: ModelSource, splits: Mapping[str, CoreSplit], *, cores: Sequence[int], seconds: float, batches: int = 1,
+    tell: Callable[[float], None] | None = None,
+) -> dict[str, RunningSplit]:  # fmt: skip
+    """Run splits in turns, each with all of its instances at once, for about so many seconds; so many batches each."""
+    with ExitStack() as stack:
+        arms = {
+            name: RunningSplit(split=split, workers=stack.enter_context(running(source, split.instances, cores)))
+            for name, split in splits.items()
+        }
+        stack.enter_context(ahead())
+        turns = plan({name: min(arm.batch() for _ in range(DISCARDED)) for name, arm in arms.items()}, seconds)
+        turns = replace(turns, steps=max(turns.steps, ceil(batches / LEAST_ROUNDS)))
+        take_turns(arms, turns, one_thread=False, tell=tell)
+    return arms
+
+
+@contextmanager
+def running(
+    source: ModelSource, instances: Sequence[ModelInstance], cores: Sequence[int]
+) -> Iterator[tuple[ModelWorker, ...]]:
+    """A process for each instance, on consecutive cores, ready; ended with the block."""
+    workers, free = list[ModelWorker](), list(cores)
+    try:
+        for each in instances:
+            own, free = free[: each.threads], free[each.threads :]
+            workers.append(ModelWorker(source, each, own, first=True))
+        for worker in workers:
+            worker.ready()
+        yield tuple(workers)
+    finally:
+        for worker in workers:
+            worker.end()
+
+
+def run_batch(workers: Sequence[ModelWorker], sizes: Sequence[int]) -> float:
+    """Run so many samples on each worker at once; seconds until all have ended.
+
+    Raises ForetraceError where the model raises or a process dies.
+    """
+    began = perf_counter()
+    runs = []
+    try:
+        for worker, size in zip(workers, sizes, strict=True):
+            worker.submit(size)
+        for worker in workers:
+            runs.append(worker.receive())
+    except EOFError:
+        raise ForetraceError(
+            f"an instance {worker.ended()} in a batch of {max(sizes)} samples; if nobody did that, it had too little "
+            "memory: use a smaller `batch=`."
+        ) from None
+    took = perf_counter() - began
+    if said := next((run.error for run in runs if run.error), ""):
+        raise ForetraceError(f"the model raised {said} in a batch of {max(sizes)} samples; see that it takes so many.")
+    return took
+
+
+def _latencies(worker: ModelWorker, size: int, samples: int) -> Float64:
+    """Latencies of batches of one size, sorted."""
+    with ahead():
+        for _ in range(DISCARDED):
+            run_batch([worker], [size])
+        until, found = Deadline(POINT_S), list[float]()
+        while (
+            len(found) < _least(samples)
+            or (len(found) < samples and until.spent < POINT_S)
+            or (len(found) < MOST_SAMPLES and until.spent < LEAST_S)
+        ):
+            found.append(run_batch([worker], [size]))
+    return np.sort(np.array(found))
+
+
+def _least(samples: int) -> int:
+    """Latencies that a point must have, however long they take; a tail needs all of them."""
+    return LEAST_SAMPLES if samples <= SAMPLES else samples
+
+
+def _spread(samples: Float64) -> float:
+    """Interquartile range over median."""
+    low, median, high = np.quantile(samples, [0.25, 0.5, 0.75])
+    return float((high - low) / median)
+
+
+def _origin(source: ModelSource, facts: ModelFacts) -> str:
+    """What a profile holds for: the content of the model, the processor and what may be used of it, and libraries."""
+    from importlib.metadata import version
+
+    library = "onnxruntime" if facts.kind == "onnx" else "torch"
+    here = machine()
+    sets = processor.named(processor.instruction_sets())
+    return (
+        f"{source.size + ' ' if facts.kind == 'zoo' else ''}{facts.kind} {facts.fingerprint:08x}; {here['cpu']} "
+        f"({sets}), {here['cores']} cores, {library} {version(library)}"
+    )

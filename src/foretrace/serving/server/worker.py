@@ -1,0 +1,260 @@
+"""One instance of a model: a process on cores of its own that runs batches lying in shared memory.
+
+    worker = ModelWorker(source, ModelInstance(threads=1, batch=8), cores=(0,))   # begins to load
+    facts = worker.ready(timeout_s=60)
+    worker.inputs["x"][:3] = samples
+    worker.submit(3)
+    run = worker.receive()              # BatchRun: seconds that the model took, and what is wrong with which sample
+    answer = worker.outputs["y"][:3].copy()
+    worker.end()
+
+Processes come from a fork server that has PyTorch loaded, so a start costs the model alone. A process belongs to its
+cores before it makes a thread, and knows its number of threads before its first operator. Only numbers and sentences
+go over the pipe. The end of either process is the end of the pipe for the other one: a worker whose server is gone
+leaves, a worker that died is an `EOFError` here. The memory has no name, so nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle, send_handle
+from time import perf_counter
+
+import numpy as np
+
+from foretrace.errors import ForetraceError
+from foretrace.experiment.cores import THREAD_VARIABLES, go_first
+from foretrace.serving.server.models import Array, LoadedModel, ModelFacts, ModelSource, TensorSpec, import_torch
+from foretrace.serving.server.split import ModelInstance
+
+START_S = 120.0  # importing PyTorch and loading a model on a busy machine
+_END_S = 2.0
+_ALIGNED = 64  # bytes
+_WARM_UP = 2  # calls with a full batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchRun:
+    """A batch that was run: the model's time alone, and why samples, by number, have no answer."""
+
+    seconds: float
+    wrong: Mapping[int, str] = field(default_factory=dict)
+    error: str = ""  # what the model raised: no sample has an answer then
+
+
+class ModelWorker:
+    """A process with one model. `submit` and `receive` alternate; `fileno` lets an event loop wait for the second."""
+
+    facts: ModelFacts
+    inputs: dict[str, Array]  # (batch, ...) by name; once `ready`
+    outputs: dict[str, Array]
+
+    def __init__(
+        self, source: ModelSource, instance: ModelInstance, cores: Sequence[int], *, first: bool = False
+    ) -> None:
+        """Start the process; it loads the model and runs it on a full batch. `cores` as the scheduler counts them.
+
+        `first` is for measurements: ahead of what else the machine runs, where that is allowed.
+        """
+        context = get_context("forkserver")
+        self.instance, self.cores = instance, tuple(cores)
+        self._pipe, far = context.Pipe()
+        arguments = (far, source, instance, self.cores, first)
+        with _passive_threads():
+            context.set_forkserver_preload([*source.libraries, __name__])
+            self._process = context.Process(target=_run_instance, args=arguments, daemon=True)
+            self._process.start()
+        far.close()
+
+    @property
+    def pid(self) -> int:
+        """Number of the process."""
+        return self._process.pid or 0
+
+    def fileno(self) -> int:
+        """What becomes readable when the process has answered or died."""
+        return self._pipe.fileno()
+
+    def ready(self, timeout_s: float = START_S) -> ModelFacts:
+        """Wait until it has loaded. Raises ForetraceError with the reason where it cannot, and ends it."""
+        try:
+            if not self._pipe.poll(timeout_s):
+                raise ForetraceError(f"the model was not loaded within {timeout_s:.0f} s; is the machine very busy?")
+            return self.receive_facts()
+        except BaseException:
+            self.end(0.0)
+            raise
+
+    def receive_facts(self) -> ModelFacts:
+        """The first answer of the process, once there is one; `inputs` and `outputs` are there then."""
+        try:
+            said = self._pipe.recv()
+            if not isinstance(said, str):
+                handle = recv_handle(self._pipe)
+        except (EOFError, OSError):
+            raise ForetraceError(
+                f"the process that loads the model {self.ended()}; has it too little memory?"
+            ) from None
+        if isinstance(said, str):
+            raise ForetraceError(said)
+        self.facts = said
+        self.inputs, self.outputs = _shared(said, self.instance.batch, handle)
+        return self.facts
+
+    def submit(self, samples: int) -> None:
+        """Run the first samples of `inputs`. Raises EOFError where the process is dead."""
+        try:
+            self._pipe.send(samples)
+        except OSError:
+            raise EOFError from None
+
+    def receive(self) -> BatchRun:
+        """Wait for the batch; its answers lie in `outputs`. Raises EOFError where the process died."""
+        try:
+            run: BatchRun = self._pipe.recv()
+        except OSError:
+            raise EOFError from None
+        return run
+
+    def ended(self) -> str:
+        """How the process ended, in words for a sentence; it is waited for."""
+        self._process.join(_END_S)
+        code = self._process.exitcode
+        if code is None:
+            return "answers no more"
+        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+
+    def end(self, patience_s: float = _END_S) -> None:
+        """Let it leave once it is idle; by force after `patience_s`."""
+        with suppress(OSError):
+            self._pipe.send(0)
+        self._process.join(patience_s)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join(_END_S)
+        self._pipe.close()
+
+
+@contextmanager
+def _passive_threads() -> Iterator[None]:
+    """Settings that libraries read once, when the fork server loads them: threads that wait shall sleep."""
+    wanted = {"OMP_WAIT_POLICY": "passive"} | dict.fromkeys(THREAD_VARIABLES, "1")
+    kept = {name: os.environ.get(name) for name in wanted}
+    os.environ |= wanted
+    try:
+        yield
+    finally:
+        for name, value in kept.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+
+
+def _shared(facts: ModelFacts, batch: int, handle: int) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Arrays for inputs and outputs of a batch in the memory behind a file descriptor, which is closed."""
+    places: list[tuple[TensorSpec, int]] = []
+    total = 0
+    for spec in (*facts.inputs, *facts.outputs):
+        places.append((spec, total))
+        total += -(-batch * spec.nbytes // _ALIGNED) * _ALIGNED
+    try:
+        if os.fstat(handle).st_size < total:
+            os.ftruncate(handle, total)
+        memory = mmap.mmap(handle, total)
+    finally:
+        os.close(handle)
+    arrays = [
+        (spec.name, np.ndarray((batch, *spec.sizes), spec.dtype, memory, offset))  # keeps the memory
+        for spec, offset in places
+    ]
+    return dict(arrays[: len(facts.inputs)]), dict(arrays[len(facts.inputs) :])
+
+
+def _unnamed_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("foretrace")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+# --- in the process of the worker ----------------------------------------------------------------------------
+
+
+def _run_instance(
+    pipe: Connection, source: ModelSource, instance: ModelInstance, cores: Sequence[int], first: bool
+) -> None:
+    """Load the model, then run batches until 0 is asked for or the server is gone; `inputs` begin as its examples."""
+    if first:
+        go_first()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's matter, which drains its workers
+    os.dup2(2, 1)  # what a model prints is no answer
+    with suppress(EOFError, OSError):
+        try:
+            model = _settled(source, instance, cores)
+        except ForetraceError as error:
+            pipe.send(str(error))
+            return
+        except (Exception, SystemExit) as error:
+            pipe.send(f"{source.name} cannot be served: {_said(error)}; see that it runs by itself.")
+            return
+        handle = _unnamed_file()
+        inputs, outputs = _shared(model.facts, instance.batch, os.dup(handle))
+        for name, array in model.examples(instance.batch).items():
+            inputs[name][:] = array
+        pipe.send(model.facts)
+        send_handle(pipe, handle, None)  # the peer of the pipe, whichever process that is
+        os.close(handle)
+        while samples := pipe.recv():
+            pipe.send(_batch(model, samples, inputs, outputs))
+
+
+def _settled(source: ModelSource, instance: ModelInstance, cores: Sequence[int]) -> LoadedModel:
+    """The model on these cores with so many threads, warm."""
+    if hasattr(os, "sched_setaffinity"):
+        try:
+            os.sched_setaffinity(0, cores)
+        except OSError:
+            raise ForetraceError(f"a worker must run on cores that this process may use, got {cores}.") from None
+    if "torch" in source.libraries:
+        if "torch" not in sys.modules:  # in a fork server that began for something else
+            os.environ["OMP_WAIT_POLICY"] = "passive"
+        torch = import_torch()
+        torch.set_num_threads(instance.threads)
+        torch.set_num_interop_threads(1)
+    model = source.load(threads=instance.threads)
+    examples = model.examples(instance.batch)
+    for _ in range(_WARM_UP):
+        model(examples)
+    return model
+
+
+def _batch(model: LoadedModel, samples: int, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> BatchRun:
+    began = perf_counter()
+    try:
+        found = model({key: each[:samples] for key, each in inputs.items()})
+    except (Exception, SystemExit) as error:
+        return BatchRun(seconds=perf_counter() - began, error=_said(error))
+    seconds = perf_counter() - began
+    wrong: dict[int, str] = {}
+    for key, each in found.items():
+        outputs[key][:samples] = each
+        with np.errstate(invalid="ignore", over="ignore"):
+            doubtful = each.dtype.kind == "f" and np.isnan(each.sum())  # infinities of both signs give NaN, too
+        if doubtful:
+            bad = np.isnan(each).reshape(samples, -1).any(axis=1)
+            wrong |= dict.fromkeys(np.flatnonzero(bad).tolist(), f"output {key} is not a number (NaN)")
+    return BatchRun(seconds=seconds, wrong=wrong)
+
+
+def _said(error: BaseException) -> str:
+    said = " ".join(str(error).split())[:200].rstrip(".")
+    return f"{type(error).__name__}{': ' if said else ''}{said}"
