@@ -154,15 +154,42 @@ def of_logs(logs: Float64) -> Fit:
     return Fit(laws=laws, client={name: values[name, ""] for name in _CLIENT})
 
 
-class Aggregated:
-    """Rows of engines with one pool, prepared to be predicted again and again; equal loads are played once."""
+class Predicted:
+    """Rows and what was measured of them, to be predicted again and again."""
 
     scales = np.array([0.15, 0.3])  # errors of logarithms of TPOT and TTFT from which on they count linearly
 
-    def __init__(self, rows: Sequence[Measured], waves: int = PLAYED, tables: OperatorTables | None = None) -> None:
-        self.tables = tables
+    def __init__(self, rows: Sequence[Measured]) -> None:
         self.rows = tuple(rows)
         self.measured = np.log([[one.tpot_s, one.ttft_s] for one in rows])
+
+    def predict(self, found: Fit, only: str = "", known: Float64 | None = None) -> Float64:
+        """(n, 2) logarithms of TPOT and TTFT. `known`: an answer, of which rows of engine `only` are renewed."""
+        raise NotImplementedError
+
+    def slopes(self, logs: Float64, at: Float64, step: float = 1e-3) -> Float64:
+        """(n, 2, columns) derivatives of `predict` by what is fitted; `at`: the answer there."""
+        found = np.zeros((*at.shape, len(logs)))
+        for column, (name, engine) in enumerate(COLUMNS):
+            moved = logs.copy()
+            moved[column] += step
+            fit = of_logs(moved)
+            if name in _ADDED:
+                found[:, 1, column] = (self._waits(fit) - self._waits(of_logs(logs))) / np.exp(at[:, 1]) / step
+            else:
+                found[:, :, column] = (self.predict(fit, engine, at) - at) / step
+        return found
+
+    def _waits(self, fit: Fit) -> Float64:
+        return np.array([fit.waits_s(one) for one in self.rows])
+
+
+class Aggregated(Predicted):
+    """Rows of engines with one pool, prepared to be predicted again and again; equal loads are played once."""
+
+    def __init__(self, rows: Sequence[Measured], waves: int = PLAYED, tables: OperatorTables | None = None) -> None:
+        super().__init__(rows)
+        self.tables = tables
         keys = [(one.deployment, one.prompt, one.output, one.clients, one.harness == "other") for one in rows]
         played = dict(zip(keys, rows, strict=True))
         where = {key: at for at, key in enumerate(played)}
@@ -188,7 +215,7 @@ class Aggregated:
             prompts, outputs, clients = self._lengths[i]
             set_up = self._recipes[i]
             arrived, first, ended = (np.zeros(len(prompts)) for _ in range(3))
-            front = found.client["front_s"] + found.client["front_per_token_s"] * prompts
+            front = found.client["front_s"] + found.client["front_per_token_s"] * prompts.astype(np.float64)
             play(table, prompts, outputs, clients, set_up.most, self._capacity[i], set_up.budget, set_up.mixed,
                  set_up.poll, set_up.gather, set_up.wait, front, arrived, first, ended)  # fmt: skip
             share = 0.0 if one.harness == "other" else 1 / WAVES
@@ -200,26 +227,8 @@ class Aggregated:
         found_logs: Float64 = np.log(answers)
         return found_logs
 
-    def slopes(self, logs: Float64, at: Float64, step: float = 1e-3) -> Float64:
-        """(n, 2, columns) derivatives of `predict` by what is fitted; `at`: the answer there."""
-        found = np.zeros((*at.shape, len(logs)))
-        for column, (name, engine) in enumerate(COLUMNS):
-            moved = logs.copy()
-            moved[column] += step
-            fit = of_logs(moved)
-            if name in _ADDED:
-                found[:, 1, column] = (self._waits(fit) - self._waits(of_logs(logs))) / np.exp(at[:, 1]) / step
-            else:
-                found[:, :, column] = (self.predict(fit, engine, at) - at) / step
-        return found
 
-    def _waits(self, fit: Fit) -> Float64:
-        return np.array([fit.waits_s(one) for one in self.rows])
-
-
-def fitted(
-    data: Aggregated | Disaggregated, prior: float = 0.05, rounds: int = 12, start: Float64 = DEFAULTS
-) -> Float64:
+def fitted(data: Predicted, prior: float = 0.05, rounds: int = 12, start: Float64 = DEFAULTS) -> Float64:
     """What fits these rows best: pseudo-Huber loss, by Levenberg and Marquardt, near `start` by `prior`."""
     logs, damping = start.copy(), 1e-2
     pull = (prior / _SPREAD) ** 2 * len(data.rows)
@@ -252,7 +261,7 @@ def fitted(
     return logs
 
 
-class Disaggregated:
+class Disaggregated(Predicted):
     """Rows whose prompts have workers of their own: two stations in a closed loop, decoding undisturbed by prompts.
 
     TTFT hardly counts in a fit: seconds of cold starts and of transfers are in it.
@@ -262,10 +271,6 @@ class Disaggregated:
     """
 
     scales = np.array([0.15, 3.0])
-
-    def __init__(self, rows: Sequence[Measured]) -> None:
-        self.rows = tuple(rows)
-        self.measured = np.log([[one.tpot_s, one.ttft_s] for one in rows])
 
     def predict(self, found: Fit, only: str = "", known: Float64 | None = None) -> Float64:
         """(n, 2) logarithms of TPOT and TTFT; see `Aggregated.predict`."""
@@ -282,8 +287,6 @@ class Disaggregated:
             answers[i] = tpot, ttft + found.waits_s(one)
         found_logs: Float64 = np.log(answers)
         return found_logs
-
-    slopes, _waits = Aggregated.slopes, Aggregated._waits
 
 
 def balanced(one: Measured, decode: LoopTable, prefill: LoopTable) -> tuple[float, float]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import csv
 import re
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import isqrt
 from pathlib import Path
 
@@ -156,8 +156,3 @@ def _measured(row: dict[str, str], notes: dict[str, int]) -> Measured | None:
         prefill_workers=int(_number(row["prefill_num_workers"], 0)),
         decode_workers=int(_number(row["decode_num_workers"], 0)), mended=fixed or fixed_too,
     )  # fmt: skip
-
-
-def with_layout(one: Measured, layout: Layout) -> Measured:
-    """The same row of another layout, for tests of rules."""
-    return replace(one, layout=layout)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
@@ -32,11 +32,6 @@ class HeldOut:
     rows: tuple[Measured, ...]
     groups: tuple[Hashable, ...]
     errors: Float64
-    notes: tuple[str, ...] = field(default=())
-
-    def where(self, chosen: Callable[[Measured], bool]) -> Mask:
-        """(n,) which rows are chosen."""
-        return np.array([chosen(one) for one in self.rows], np.bool_)
 
 
 def dense(one: Measured) -> bool:

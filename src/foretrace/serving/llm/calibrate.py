@@ -179,7 +179,7 @@ def _ours(row: Mapping[str, Any], where: str) -> MeasuredRun:
     try:
         ttft, tpot = (float(row[name]["mean"]["value"]) for name in ("ttft_s", "tpot_s"))
     except (KeyError, TypeError, ValueError):
-        raise ForetraceError(f"{where} has no mean of ttft_s and tpot_s; write it with --json.") from None
+        raise ForetraceError(f"{where} has no mean of ttft_s and tpot_s; give JSON of llm simulate.") from None
     load = float(asked.concurrency) or len(asked) / max(float(asked.arrival_s[-1]), 1e-9)
     return MeasuredRun(source=where, load=load, requests=asked, ttft_s=ttft, tpot_s=tpot)
 

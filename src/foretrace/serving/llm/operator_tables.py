@@ -33,7 +33,7 @@ class TimeGrid:
     seconds: Float64
 
     def at(self, *sizes: float | Float64) -> Float64:
-        """Seconds at sizes that are broadcast against each other; beyond an axis its last segment goes on.
+        """Seconds at sizes that are broadcast against each other; beyond an axis its last segment is continued.
 
         A cell with a corner that was not measured has the time of its nearest measured corner.
         """
