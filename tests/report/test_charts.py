@@ -34,7 +34,8 @@ def test_a_curve_between_its_points_and_beyond_them() -> None:
 
 def test_a_terminal_draws_heights_on_one_scale() -> None:
     chart = Chart(title="load", curves=(RAMP, FLAT), x_kind="seconds")
-    lines = render(_Charted(chart=chart), Terminal(width=60, bars=True)).splitlines()
+    text = render(_Charted(chart=chart), Terminal(width=60, bars=True))
+    lines = [each for each in text.splitlines() if each]
     assert lines[1] == "  load, up to 8.00, 0 to 10.0 s"
     assert lines[2].split() == ["ramp", lines[2].split()[-1]]
     assert lines[2].rstrip().endswith("█") and set(lines[3].removeprefix("  flat <b>").strip()) == {"▄"}
